@@ -1,0 +1,30 @@
+#pragma once
+#include "kernels/exec.h"
+namespace fewbit {
+// A linear in the Marlin layout, exactly as the checkpoint stores it (src/core/marlin_layout.h).
+struct MarlinView {
+  ConstTensorView b{};  // i32 [in/16, out*16*bits/32]
+  ConstTensorView s{};  // f16 [G, out], permuted
+  ConstTensorView z{};  // i32 [G, out*bits/32] or null: every zero is 2^(bits-1)
+  int bits = 4;         // 4 | 8
+  int64_t out = 0, in = 0;
+  int64_t groups() const { return s.rows(); }
+  int64_t group() const { return in / groups(); }
+};
+// y = x W^T + bias with W dequantized on the fly: (code - zero) is exact in bf16, a group's products are summed in f32
+// and multiplied by the group's scale in f32.
+//   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
+//   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given
+//   (shape, rows). Many rows: the weight is dequantized once to bf16 and multiplied densely.
+namespace cpu  { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
+namespace cuda { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
+inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {
+  pick(ex, &cpu::marlin_gemm, FEWBIT_CUDA_OP(marlin_gemm))(ex, x, w, bias, y);
+}
+// w [out, in] f32 | bf16 = the dequantized weight, row-major; overwritten.
+namespace cpu  { void marlin_dequantize(Exec&, const MarlinView& m, TensorView w); }
+namespace cuda { void marlin_dequantize(Exec&, const MarlinView& m, TensorView w); }
+inline void marlin_dequantize(Exec& ex, const MarlinView& m, TensorView w) {
+  pick(ex, &cpu::marlin_dequantize, FEWBIT_CUDA_OP(marlin_dequantize))(ex, m, w);
+}
+}  // namespace fewbit

@@ -1,0 +1,25 @@
+#pragma once
+// A file mapped read-only for as long as the object lives.
+#include <cstdint>
+#include <filesystem>
+#include <span>
+
+namespace fewbit {
+
+class MappedFile {
+ public:
+  // Error{io} with the path and the system's reason. An empty file maps to an empty span.
+  explicit MappedFile(const std::filesystem::path& path);
+  MappedFile(MappedFile&& o) noexcept;
+  MappedFile& operator=(MappedFile&& o) noexcept;
+  ~MappedFile();
+  std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  const uint8_t* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace fewbit

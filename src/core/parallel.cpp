@@ -1,0 +1,134 @@
+#include "src/core/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace fewbit {
+namespace {
+
+thread_local bool t_inside = false;  // a nested parallel_for must not wait for the pool it runs on
+
+int default_threads() {
+  if (const char* e = std::getenv("FEWBIT_THREADS")) {
+    const int n = std::atoi(e);
+    if (n > 0) return n;
+  }
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+struct Job {
+  int64_t n = 0, grain = 1, chunks = 0;
+  const std::function<void(int64_t, int64_t)>* body = nullptr;
+  std::atomic<int64_t> next{0};
+  std::exception_ptr error;
+  std::mutex error_mutex;
+
+  void work() {
+    for (int64_t c = next++; c < chunks; c = next++) {
+      try {
+        (*body)(c * grain, std::min(n, (c + 1) * grain));
+      } catch (...) {
+        std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+        next = chunks;
+      }
+    }
+  }
+};
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { loop(); });
+  }
+  ~Pool() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  void run(Job& job) {
+    std::lock_guard one(run_mutex_);
+    {
+      std::lock_guard lock(mutex_);
+      job_ = &job;
+      busy_ = static_cast<int>(workers_.size());
+      ++generation_;
+    }
+    wake_.notify_all();
+    t_inside = true;
+    job.work();
+    t_inside = false;
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    job_ = nullptr;
+  }
+
+ private:
+  void loop() {
+    t_inside = true;
+    uint64_t seen = 0;
+    for (;;) {
+      Job* job = nullptr;
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stop_ || generation_ != seen; });
+        if (stop_) return;
+        seen = generation_;
+        job = job_;
+      }
+      job->work();
+      std::lock_guard lock(mutex_);
+      if (--busy_ == 0) done_.notify_all();
+    }
+  }
+
+  std::vector<std::thread> workers_;
+  std::mutex run_mutex_, mutex_;
+  std::condition_variable wake_, done_;
+  Job* job_ = nullptr;
+  int busy_ = 0;
+  uint64_t generation_ = 0;
+  bool stop_ = false;
+};
+
+std::atomic<int> g_requested{0};
+
+Pool& pool() {
+  static Pool p(g_requested > 0 ? g_requested.load() : default_threads());
+  return p;
+}
+
+}  // namespace
+
+void set_thread_count(int threads) { g_requested = threads; }
+int thread_count() { return pool().threads(); }
+
+void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  if (n <= 0) return;
+  grain = std::max<int64_t>(1, grain);
+  const int64_t chunks = (n + grain - 1) / grain;
+  if (t_inside || chunks == 1 || pool().threads() == 1) {
+    for (int64_t c = 0; c < chunks; ++c) body(c * grain, std::min(n, (c + 1) * grain));
+    return;
+  }
+  Job job;
+  job.n = n;
+  job.grain = grain;
+  job.chunks = chunks;
+  job.body = &body;
+  pool().run(job);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,126 @@
+#include "src/core/quantized_linear.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/core/half.h"
+#include "src/core/hash.h"
+#include "src/core/parallel.h"
+
+namespace fewbit {
+
+std::string QuantSpec::str() const {
+  std::string s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
+  s += group == -1 ? " gch" : " g" + std::to_string(group);
+  if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
+  return s;
+}
+
+double QuantSpec::bits_per_weight(int64_t in) const {
+  const double per_group = 8.0 * static_cast<double>(bytes_of(scale_dtype)) / static_cast<double>(out_group) +
+                           (symmetric || grid != Grid::integer ? 0.0 : bits);
+  return bits + per_group * static_cast<double>(groups(in)) / static_cast<double>(in);
+}
+
+float representable_scale(float s, DType dtype) {
+  if (!std::isfinite(s)) return s;
+  switch (dtype) {
+    case DType::f16: {
+      // Below the least normal f16 a scale loses bits fast, and at 0 the group is lost: floor it there.
+      const float floor = 6.103515625e-05f;
+      const float a = std::clamp(std::fabs(s), floor, 65504.f);
+      return std::copysign(round_to_f16(a), s);
+    }
+    case DType::bf16:
+      return std::copysign(round_to_bf16(std::max(std::fabs(s), 1.17549435e-38f)), s);
+    default:
+      return std::copysign(std::max(std::fabs(s), 1.17549435e-38f), s);
+  }
+}
+
+std::string check(const QuantizedLinear& q) {
+  const QuantSpec& spec = q.spec;
+  if (q.codes.shape().rank() != 2) return "codes are not a matrix";
+  const int64_t out = q.out(), in = q.in(), groups = spec.groups(in);
+  const int64_t scale_rows = (out + spec.out_group - 1) / spec.out_group;
+  if (!(q.scales.shape() == Shape{scale_rows, groups}))
+    return "scales have shape " + q.scales.shape().str() + ", expected " + Shape{scale_rows, groups}.str();
+  if (q.codes.dtype() != DType::u8 || q.scales.dtype() != DType::f32) return "codes must be u8 and scales f32";
+  if (spec.symmetric == q.zeros.has_value() && spec.grid == Grid::integer)
+    return spec.symmetric ? "a symmetric grid carries zero points" : "an asymmetric grid lacks zero points";
+  if (q.zeros && !(q.zeros->shape() == Shape{out, groups})) return "zeros have shape " + q.zeros->shape().str();
+  const uint8_t* c = q.codes.as<uint8_t>();
+  if (spec.grid == Grid::integer) {
+    const int top = spec.max_code();
+    for (int64_t i = 0; i < out * in; ++i)
+      if (c[i] > top) return "code " + std::to_string(c[i]) + " at element " + std::to_string(i) + " exceeds the grid";
+    if (q.zeros)
+      for (int64_t i = 0; i < q.zeros->numel(); ++i)
+        if (q.zeros->as<uint8_t>()[i] > top) return "a zero point exceeds the grid";
+  }
+  const float* s = q.scales.as<float>();
+  for (int64_t i = 0; i < q.scales.numel(); ++i) {
+    if (!std::isfinite(s[i])) return "scale " + std::to_string(i) + " is not finite";
+    if (spec.scale_dtype == DType::f16 && round_to_f16(s[i]) != s[i])
+      return "scale " + std::to_string(i) + " is not representable in f16";
+    if (spec.scale_dtype == DType::bf16 && round_to_bf16(s[i]) != s[i])
+      return "scale " + std::to_string(i) + " is not representable in bf16";
+  }
+  if (q.group_of) {
+    if (!(q.group_of->shape() == Shape{in})) return "group_of has shape " + q.group_of->shape().str();
+    for (int64_t i = 0; i < in; ++i) {
+      const int32_t g = q.group_of->as<int32_t>()[i];
+      if (g < 0 || g >= groups) return "group index " + std::to_string(g) + " is out of range";
+    }
+  }
+  return "";
+}
+
+void validate(const QuantizedLinear& q) {
+  if (const std::string what = check(q); !what.empty()) bug("quantized linear: " + what);
+}
+
+Tensor dequantize_reference(const QuantizedLinear& q) {
+  const int64_t out = q.out(), in = q.in(), groups = q.groups(), g = q.spec.group_size(in);
+  Tensor w = Tensor::host(DType::f32, {out, in});
+  const int32_t* group_of = q.group_of ? q.group_of->as<int32_t>() : nullptr;
+  parallel_for(out, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t o = begin; o < end; ++o) {
+      const uint8_t* codes = q.codes.as<uint8_t>() + o * in;
+      const float* scales = q.scales.as<float>() + (o / q.spec.out_group) * groups;
+      float* row = w.as<float>() + o * in;
+      for (int64_t i = 0; i < in; ++i) {
+        const int64_t k = group_of ? group_of[i] : i / g;
+        const float level = q.spec.grid == Grid::f8_e4m3 ? f8_e4m3_to_f32(codes[i])
+                            : static_cast<float>(codes[i]) -
+                                  static_cast<float>(q.zeros ? q.zeros->as<uint8_t>()[o * groups + k]
+                                                             : q.spec.mid_code());
+        row[i] = level * scales[k];
+      }
+    }
+  });
+  return w;
+}
+
+std::string content_hash(const QuantizedLinear& q) {
+  Hasher h;
+  h.add(q.codes.view().data, static_cast<size_t>(q.codes.bytes()));
+  h.add(q.scales.view().data, static_cast<size_t>(q.scales.bytes()));
+  if (q.zeros) h.add(q.zeros->view().data, static_cast<size_t>(q.zeros->bytes()));
+  if (q.group_of) h.add(q.group_of->view().data, static_cast<size_t>(q.group_of->bytes()));
+  return h.hex();
+}
+
+QuantizedLinear clone(const QuantizedLinear& q) {
+  QuantizedLinear c;
+  c.spec = q.spec;
+  c.codes = clone_host(q.codes);
+  c.scales = clone_host(q.scales);
+  if (q.zeros) c.zeros = clone_host(*q.zeros);
+  if (q.group_of) c.group_of = clone_host(*q.group_of);
+  c.input_scale = q.input_scale;
+  c.global_scale = q.global_scale;
+  return c;
+}
+
+}  // namespace fewbit

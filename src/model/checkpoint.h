@@ -1,0 +1,30 @@
+#pragma once
+// Checkpoint: a model directory, opened and checked: its config, its architecture, its tensors and how each linear
+// is stored. Everything above reads models through this.
+#include <filesystem>
+#include <string>
+
+#include "formats/checkpoint_format.h"
+#include "src/model/config_view.h"
+#include "src/model/model_spec.h"
+#include "src/model/weight_store.h"
+
+namespace fewbit {
+
+struct Checkpoint {
+  std::filesystem::path dir;
+  ConfigView config;
+  ModelSpec spec;
+  WeightStore store;
+  QuantizationSummary quantization;  // empty for a dense checkpoint
+  std::string format;                // "dense", "marlin", "gptq", …
+
+  // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
+  static Checkpoint open(const std::filesystem::path& dir);
+  bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
+  // A packed linear in the neutral form.
+  QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
+  TensorSource source() const;
+};
+
+}  // namespace fewbit

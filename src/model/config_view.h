@@ -1,0 +1,53 @@
+#pragma once
+// ConfigView: typed, checked access to config.json. The only JSON reader of model code; both spellings of the
+// ecosystem are read here (rope_theta / rope_scaling / torch_dtype and rope_parameters / dtype).
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/model/model_spec.h"
+
+namespace fewbit {
+
+class ConfigView {
+ public:
+  // Reads <dir>/config.json; Error{io|checkpoint} with the path and the place of a syntax error.
+  static ConfigView open(const std::filesystem::path& dir);
+  static ConfigView parse(const std::string& json_text, const std::string& where);
+  ConfigView(ConfigView&&) noexcept;
+  ConfigView& operator=(ConfigView&&) noexcept;
+  ~ConfigView();
+
+  const std::string& text() const;   // the JSON as read
+  const std::string& where() const;  // the path, for messages
+  std::string architecture() const;  // architectures[0]
+
+  bool has(const std::string& key) const;  // present and not null
+  // Required values: Error{checkpoint} "path: key: expected an integer, found …".
+  int64_t i64(const std::string& key) const;
+  double f64(const std::string& key) const;
+  std::string str(const std::string& key) const;
+  // Optional values: the default where absent or null, an Error where of the wrong type.
+  int64_t i64(const std::string& key, int64_t fallback) const;
+  double f64(const std::string& key, double fallback) const;
+  bool flag(const std::string& key, bool fallback) const;
+  std::string str(const std::string& key, const std::string& fallback) const;
+  std::vector<int64_t> i64_list(const std::string& key) const;       // a number counts as a list of one; absent: {}
+  std::vector<std::string> str_list(const std::string& key) const;   // absent: {}
+  // Refuses what we do not implement: Error{unsupported} with key, found and the accepted value.
+  void must_equal(const std::string& key, const std::string& value) const;  // absent passes
+  void must_be_false(const std::string& key) const;                         // absent passes
+
+  // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn), either spelling. An unknown
+  // rope type is refused by name. `section` picks a layer type's entry where rope_parameters is nested (Gemma 3).
+  RopeParams rope(int64_t head_dim, const std::string& section = "") const;
+
+ private:
+  struct Impl;
+  explicit ConfigView(std::unique_ptr<Impl>);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fewbit

@@ -1,0 +1,127 @@
+#pragma once
+// ModelSpec: an architecture as a list of small ops over named activation slots. The runner interprets it, the
+// calibrator hooks it, transforms derive from it who can absorb a scale; nobody writes a second list.
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "src/core/tensor.h"
+
+namespace fewbit {
+
+class WeightStore;
+class ConfigView;
+
+// Activation slots of a block, [tokens, features]. x is the residual stream.
+enum class Slot : uint8_t { x, h, q, k, v, attn, gate, up, act, count };
+inline constexpr int kSlots = static_cast<int>(Slot::count);
+const char* name_of(Slot s);
+
+enum class NormKind : uint8_t { rms, rms_plus_one };  // x * w, or x * (1 + w) (Gemma)
+enum class Activation : uint8_t { silu, gelu_tanh };
+
+// Names of weights are relative to the block prefix ("model.layers.7."); ".weight" / ".bias" are appended.
+struct Norm {
+  Slot in, out;
+  NormKind kind;
+  std::string name;
+  int64_t features;
+  float eps;
+};
+struct LinearDef {
+  std::string name;
+  Slot out;
+  int64_t out_features, in_features;
+  bool bias = false;
+};
+// Linears that share one input: one Gram matrix serves them all.
+struct Linears {
+  Slot in;
+  std::vector<LinearDef> items;
+};
+struct HeadNorm {  // in place, per head
+  Slot slot;
+  NormKind kind;
+  std::string name;
+  int64_t head_dim;
+  float eps;
+};
+struct RopeParams {
+  std::vector<float> inv_freq;  // [rot / 2], scaling of the config already applied
+  float attention_scale = 1;
+};
+struct Rope {  // in place
+  std::vector<Slot> slots;
+  int64_t head_dim;
+  RopeParams params;
+};
+struct Attention {
+  Slot q, k, v, out;
+  int heads, kv_heads;
+  int64_t head_dim;
+  float scale;
+  int64_t window = 0;  // 0 = full
+  float softcap = 0;   // 0 = none
+};
+struct GatedAct {
+  Slot gate, up, out;
+  Activation act;
+};
+struct AddTo {  // out += in
+  Slot in, out;
+};
+
+using BlockOp = std::variant<Norm, Linears, HeadNorm, Rope, Attention, GatedAct, AddTo>;
+
+struct ModelSpec {
+  std::string arch;  // "LlamaForCausalLM"
+  int64_t layers = 0, hidden = 0, vocab = 0, max_positions = 0;
+  std::string block_prefix = "model.layers.";
+  std::string embed = "model.embed_tokens.weight";
+  float embed_scale = 1;
+  std::string final_norm = "model.norm.weight";
+  NormKind final_norm_kind = NormKind::rms;
+  float final_norm_eps = 1e-5f;
+  std::string lm_head = "lm_head.weight";  // equals `embed` when tied
+  float logit_softcap = 0;
+  int64_t bos = -1;
+  std::vector<int64_t> eos;
+  std::vector<std::vector<BlockOp>> kinds;  // distinct kinds of block
+  std::vector<int> kind_of_layer;           // [layers]; empty = all kind 0
+
+  const std::vector<BlockOp>& block(int64_t layer) const {
+    return kinds[kind_of_layer.empty() ? 0 : static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
+  }
+  std::string prefix(int64_t layer) const { return block_prefix + std::to_string(layer) + "."; }
+  bool tied() const { return lm_head == embed; }
+  int64_t kv_features(int64_t layer) const;  // kv_heads * head_dim of the layer's attention
+};
+
+// A linear of the whole model, with its full name.
+struct NamedLinear {
+  std::string name;  // "model.layers.7.self_attn.q_proj", no suffix
+  int64_t layer;
+  int64_t out, in;
+  bool bias;
+};
+std::vector<NamedLinear> linears_of(const ModelSpec&);
+
+// A dense tensor (norms, biases, embeddings, head) that must exist, with its shape.
+struct NamedDense {
+  std::string name;
+  Shape shape;
+};
+std::vector<NamedDense> dense_tensors_of(const ModelSpec&);
+
+// Width of a slot in a block: the output features of what writes it.
+int64_t slot_features(const ModelSpec&, const std::vector<BlockOp>& block, Slot);
+
+// All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears named in `packed` are
+// present in packed form and are not looked for as "<name>.weight".
+std::vector<std::string> check_against(const ModelSpec&, const WeightStore&, const std::vector<std::string>& packed);
+
+std::string describe(const ModelSpec&);  // several lines, for `convert inspect`
+int64_t parameter_count(const ModelSpec&);
+
+}  // namespace fewbit

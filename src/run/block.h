@@ -1,0 +1,63 @@
+#pragma once
+// One decoder block on a device, and the interpreter of its op list. Calibration, perplexity and the engine all run
+// this one interpreter; they differ in what stands behind the Attention op.
+#include <array>
+#include <map>
+#include <string>
+
+#include "src/model/model_spec.h"
+#include "src/run/linear.h"
+
+namespace fewbit {
+
+struct BlockWeights {
+  std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
+  std::map<std::string, Tensor> vectors;  // norm weights, by relative name without ".weight"; compute dtype
+};
+// `notes` collects one line for each linear that does not run through a packed kernel although it is packed.
+BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&, std::vector<std::string>* notes);
+
+// One layer's cache, each [batch, kv_heads, capacity, head_dim].
+struct LayerCache {
+  TensorView k{}, v{};
+};
+
+// What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
+struct Activations {
+  std::array<TensorView, kSlots> slot{};
+  TensorView& operator[](Slot s) { return slot[static_cast<size_t>(s)]; }
+  const TensorView& operator[](Slot s) const { return slot[static_cast<size_t>(s)]; }
+};
+
+// How the tokens lie: `seqs` sequences of equal length, row-major; positions on the device.
+struct TokenLayout {
+  int64_t seqs = 1;
+  ConstTensorView positions{};      // i32 [tokens]
+  const LayerCache* cache = nullptr;  // null: plain causal attention inside each sequence
+};
+
+// Owns the slot tensors of one kind of block for up to `tokens` tokens (x excluded: the caller owns the states).
+class SlotBuffers {
+ public:
+  SlotBuffers(Exec&, const ModelSpec&, int64_t tokens, DType dtype);
+  Activations bind(TensorView x) const;  // views of x.rows() tokens
+
+ private:
+  std::array<Tensor, kSlots> buffers_{};
+};
+
+// The rope tables of a model, uploaded once: op -> device tensor of inv_freq.
+class RopeTables {
+ public:
+  RopeTables(Exec&, const ModelSpec&);
+  ConstTensorView inv_freq(const Rope& op) const;
+
+ private:
+  std::map<std::vector<float>, Tensor> tables_;
+};
+
+void run_op(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
+void run_block(Exec&, const std::vector<BlockOp>&, const BlockWeights&, const RopeTables&, const TokenLayout&,
+               Activations&);
+
+}  // namespace fewbit

@@ -1,0 +1,41 @@
+#pragma once
+// Tokenizer: tokenizer.json of the BPE kind, encode and decode (Hugging Face tokenizers' file format).
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fewbit {
+
+enum class Special : uint8_t { add, none };  // add what the post-processor adds (BOS …), or not
+
+class Tokenizer {
+ public:
+  // Reads a tokenizer.json (or <dir>/tokenizer.json). Error{io|checkpoint|unsupported} names the key that is not
+  // understood.
+  static Tokenizer open(const std::filesystem::path& path);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // UTF-8 text to ids. Special tokens written in the text are recognised as such. Invalid UTF-8 bytes are treated as
+  // U+FFFD.
+  std::vector<int32_t> encode(std::string_view text, Special special = Special::add) const;
+  std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
+
+  int64_t vocab_size() const;  // largest id + 1, added tokens included
+  std::optional<int32_t> id_of(std::string_view token) const;
+  std::string token(int32_t id) const;
+  std::optional<int32_t> bos() const;  // what the post-processor puts in front, if anything
+
+ private:
+  struct Impl;
+  explicit Tokenizer(std::unique_ptr<Impl>);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fewbit
