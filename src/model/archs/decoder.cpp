@@ -1,0 +1,139 @@
+// The block of the Llama family, as data. Config keys and their defaults follow Hugging Face transformers.
+#include "src/model/archs/decoder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kLargestSize = int64_t{1} << 31;  // keeps every product of two sizes inside int64
+
+int64_t size_key(const ConfigView& c, const std::string& key) {
+  const int64_t v = c.i64(key);
+  if (v < 1 || v >= kLargestSize)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: {}: expected an integer of at least 1, found {}", c.where(), key, v));
+  return v;
+}
+
+int64_t size_key(const ConfigView& c, const std::string& key, int64_t fallback) {
+  return c.has(key) ? size_key(c, key) : fallback;
+}
+
+}  // namespace
+
+DecoderSizes decoder_sizes(const ConfigView& c) {
+  DecoderSizes s;
+  s.hidden = size_key(c, "hidden_size");
+  s.intermediate = size_key(c, "intermediate_size");
+  s.layers = size_key(c, "num_hidden_layers");
+  s.vocab = size_key(c, "vocab_size");
+  s.positions = size_key(c, "max_position_embeddings", 2048);
+  s.heads = static_cast<int>(size_key(c, "num_attention_heads"));
+  s.kv_heads = static_cast<int>(size_key(c, "num_key_value_heads", s.heads));
+  s.eps = static_cast<float>(c.f64("rms_norm_eps", 1e-6));
+  if (s.layers > 100000)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: num_hidden_layers: expected at most 100000, found {}", c.where(), s.layers));
+  if (s.heads % s.kv_heads != 0)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}",
+                     c.where(), s.heads, s.kv_heads));
+  if (!c.has("head_dim") && s.hidden % s.heads != 0)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: head_dim: absent, and hidden_size {} is not a multiple of num_attention_heads {}",
+                     c.where(), s.hidden, s.heads));
+  s.head_dim = size_key(c, "head_dim", s.hidden / s.heads);
+  return s;
+}
+
+std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, const DecoderBiases& bias) {
+  using S = Slot;
+  c.must_equal("hidden_act", "silu");
+  const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+  return {
+      Norm{S::x, S::h, NormKind::rms, "input_layernorm", s.hidden, s.eps},
+      Linears{S::h,
+              {{"self_attn.q_proj", S::q, q, s.hidden, bias.qkv},
+               {"self_attn.k_proj", S::k, kv, s.hidden, bias.qkv},
+               {"self_attn.v_proj", S::v, kv, s.hidden, bias.qkv}}},
+      Rope{{S::q, S::k}, s.head_dim, c.rope(s.head_dim)},
+      Attention{.q = S::q,
+                .k = S::k,
+                .v = S::v,
+                .out = S::attn,
+                .heads = s.heads,
+                .kv_heads = s.kv_heads,
+                .head_dim = s.head_dim,
+                .scale = 1 / std::sqrt(static_cast<float>(s.head_dim))},
+      Linears{S::attn, {{"self_attn.o_proj", S::h, s.hidden, q, bias.o}}},
+      AddTo{S::h, S::x},
+      Norm{S::x, S::h, NormKind::rms, "post_attention_layernorm", s.hidden, s.eps},
+      Linears{S::h,
+              {{"mlp.gate_proj", S::gate, s.intermediate, s.hidden, bias.mlp},
+               {"mlp.up_proj", S::up, s.intermediate, s.hidden, bias.mlp}}},
+      GatedAct{S::gate, S::up, S::act, Activation::silu},
+      Linears{S::act, {{"mlp.down_proj", S::h, s.hidden, s.intermediate, bias.mlp}}},
+      AddTo{S::h, S::x},
+  };
+}
+
+ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<BlockOp>& block,
+                       const std::vector<int64_t>& window_of_layer) {
+  ModelSpec spec;
+  spec.arch = c.architecture();
+  spec.layers = s.layers;
+  spec.hidden = s.hidden;
+  spec.vocab = s.vocab;
+  spec.max_positions = s.positions;
+  spec.final_norm_eps = s.eps;
+  if (c.flag("tie_word_embeddings", false)) spec.lm_head = spec.embed;
+  spec.bos = c.has("bos_token_id") ? c.i64_list("bos_token_id").front() : -1;
+  spec.eos = c.i64_list("eos_token_id");
+  std::vector<int64_t> windows;  // by kind
+  for (int64_t window : window_of_layer) {
+    const auto it = std::find(windows.begin(), windows.end(), window);
+    spec.kind_of_layer.push_back(static_cast<int>(it - windows.begin()));
+    if (it == windows.end()) windows.push_back(window);
+  }
+  for (int64_t window : windows) {
+    spec.kinds.push_back(block);
+    for (BlockOp& op : spec.kinds.back())
+      if (Attention* a = std::get_if<Attention>(&op)) a->window = window;
+  }
+  if (spec.kinds.size() == 1) spec.kind_of_layer.clear();
+  return spec;
+}
+
+std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window,
+                                   int64_t first_windowed) {
+  std::vector<int64_t> out(static_cast<size_t>(s.layers), 0);
+  const std::vector<std::string> types = c.str_list("layer_types");
+  if (types.empty()) {
+    for (int64_t i = first_windowed; i < s.layers; ++i)
+      out[static_cast<size_t>(std::max<int64_t>(i, 0))] = window;
+    return out;
+  }
+  if (static_cast<int64_t>(types.size()) != s.layers)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: layer_types: expected {} entries, found {}", c.where(), s.layers, types.size()));
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == "sliding_attention")
+      out[i] = window;
+    else if (types[i] != "full_attention")
+      fail(ErrorKind::unsupported,
+           fmt::format("{}: layer_types[{}]: found \"{}\"; supported: full_attention, sliding_attention",
+                       c.where(), i, types[i]));
+  }
+  return out;
+}
+
+std::vector<int64_t> qwen_windows(const ConfigView& c, const DecoderSizes& s) {
+  const int64_t window = c.flag("use_sliding_window", false) ? size_key(c, "sliding_window", 4096) : 0;
+  return layer_windows(c, s, window, c.i64("max_window_layers", 28));
+}
+
+}  // namespace fewbit

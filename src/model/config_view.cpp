@@ -1,0 +1,316 @@
+// Typed access to config.json. Every message names the file and the key; the rotary formulas are those of
+// Hugging Face transformers (modeling_rope_utils.py), the RoPE scalings those of Llama 3.1 and of YaRN (arXiv
+// 2309.00071).
+#include "src/model/config_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <sstream>
+
+namespace fewbit {
+
+using nlohmann::json;
+
+struct ConfigView::Impl {
+  std::string text, where;
+  json root;
+};
+
+namespace {
+
+// The member of `o`, or null where it is absent or null.
+const json* member(const json& o, const std::string& key) {
+  const auto it = o.find(key);
+  return it == o.end() || it->is_null() ? nullptr : &*it;
+}
+
+std::string shown(const json& v) {
+  const std::string s = v.dump(-1, ' ', false, json::error_handler_t::replace);
+  return s.size() <= 60 ? s : s.substr(0, 57) + "...";
+}
+
+[[noreturn]] void wrong_type(const std::string& where, const std::string& key, const char* expected,
+                             const json* v) {
+  fail(ErrorKind::checkpoint,
+       fmt::format("{}: {}: expected {}, found {}", where, key, expected, v ? shown(*v) : "nothing"));
+}
+
+int64_t as_i64(const std::string& where, const std::string& key, const json* v) {
+  if (!v || !v->is_number_integer() || (v->is_number_unsigned() && v->get<uint64_t>() > INT64_MAX))
+    wrong_type(where, key, "an integer", v);
+  return v->get<int64_t>();
+}
+
+double as_f64(const std::string& where, const std::string& key, const json* v) {
+  if (!v || !v->is_number()) wrong_type(where, key, "a number", v);
+  return v->get<double>();
+}
+
+std::string as_str(const std::string& where, const std::string& key, const json* v) {
+  if (!v || !v->is_string()) wrong_type(where, key, "a string", v);
+  return v->get<std::string>();
+}
+
+}  // namespace
+
+ConfigView::ConfigView(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ConfigView::ConfigView(ConfigView&&) noexcept = default;
+ConfigView& ConfigView::operator=(ConfigView&&) noexcept = default;
+ConfigView::~ConfigView() = default;
+
+ConfigView ConfigView::open(const std::filesystem::path& dir) {
+  const std::filesystem::path path = dir / "config.json";
+  std::ifstream in(path, std::ios::binary);
+  if (!in) fail(ErrorKind::io, path.string() + ": cannot be read; a model directory holds a config.json");
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (in.bad()) fail(ErrorKind::io, path.string() + ": reading failed");
+  return parse(text.str(), path.string());
+}
+
+ConfigView ConfigView::parse(const std::string& json_text, const std::string& where) {
+  auto impl = std::make_unique<Impl>();
+  impl->text = json_text;
+  impl->where = where;
+  try {
+    impl->root = json::parse(json_text);
+  } catch (const json::parse_error& e) {
+    fail(ErrorKind::checkpoint, fmt::format("{}: not JSON: syntax error at byte {}", where, e.byte));
+  }
+  if (!impl->root.is_object())
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: expected a JSON object, found {}", where, shown(impl->root)));
+  return ConfigView(std::move(impl));
+}
+
+const std::string& ConfigView::text() const { return impl_->text; }
+const std::string& ConfigView::where() const { return impl_->where; }
+
+std::string ConfigView::architecture() const {
+  const std::vector<std::string> names = str_list("architectures");
+  if (names.empty())
+    fail(ErrorKind::checkpoint,
+         where() + ": architectures: expected a list with a class name, found nothing");
+  return names[0];
+}
+
+bool ConfigView::has(const std::string& key) const { return member(impl_->root, key) != nullptr; }
+
+int64_t ConfigView::i64(const std::string& key) const {
+  return as_i64(where(), key, member(impl_->root, key));
+}
+double ConfigView::f64(const std::string& key) const {
+  return as_f64(where(), key, member(impl_->root, key));
+}
+std::string ConfigView::str(const std::string& key) const {
+  return as_str(where(), key, member(impl_->root, key));
+}
+
+int64_t ConfigView::i64(const std::string& key, int64_t fallback) const {
+  return has(key) ? i64(key) : fallback;
+}
+double ConfigView::f64(const std::string& key, double fallback) const {
+  return has(key) ? f64(key) : fallback;
+}
+std::string ConfigView::str(const std::string& key, const std::string& fallback) const {
+  return has(key) ? str(key) : fallback;
+}
+
+bool ConfigView::flag(const std::string& key, bool fallback) const {
+  const json* v = member(impl_->root, key);
+  if (!v) return fallback;
+  if (!v->is_boolean()) wrong_type(where(), key, "true or false", v);
+  return v->get<bool>();
+}
+
+std::vector<int64_t> ConfigView::i64_list(const std::string& key) const {
+  const json* v = member(impl_->root, key);
+  if (!v) return {};
+  if (!v->is_array()) return {as_i64(where(), key, v)};
+  std::vector<int64_t> out;
+  for (const json& e : *v) out.push_back(as_i64(where(), key, &e));
+  return out;
+}
+
+std::vector<std::string> ConfigView::str_list(const std::string& key) const {
+  const json* v = member(impl_->root, key);
+  if (!v) return {};
+  if (!v->is_array()) wrong_type(where(), key, "a list of strings", v);
+  std::vector<std::string> out;
+  for (const json& e : *v) out.push_back(as_str(where(), key, &e));
+  return out;
+}
+
+void ConfigView::must_equal(const std::string& key, const std::string& value) const {
+  if (!has(key)) return;
+  if (const std::string found = str(key); found != value)
+    fail(ErrorKind::unsupported,
+         fmt::format("{}: {}: found \"{}\"; only \"{}\" is supported", where(), key, found, value));
+}
+
+void ConfigView::must_be_false(const std::string& key) const {
+  if (flag(key, false))
+    fail(ErrorKind::unsupported, fmt::format("{}: {}: found true; only false is supported", where(), key));
+}
+
+namespace {
+
+// The rotary settings of one config, whichever spelling they came in.
+struct RopeSettings {
+  std::string where, at;         // file, and the key that holds the object, for messages
+  json object = json::object();  // factor, low_freq_factor, …
+  std::string type = "default";
+  double theta = 10000, partial = 1;
+  int64_t max_positions = 0;
+
+  const json* get(const std::string& key) const { return member(object, key); }
+  double number(const std::string& key) const { return as_f64(where, at + "." + key, get(key)); }
+  double number(const std::string& key, double fallback) const { return get(key) ? number(key) : fallback; }
+  double positive(const std::string& key) const {
+    const double v = number(key);
+    if (!(v > 0)) wrong_type(where, at + "." + key, "a number above 0", get(key));
+    return v;
+  }
+};
+
+const json* object_of(const std::string& where, const std::string& key, const json* v) {
+  if (v && !v->is_object()) wrong_type(where, key, "an object", v);
+  return v;
+}
+
+// Newer spelling: everything in rope_parameters, maybe one object per layer type. Older: rope_theta (Gemma 3
+// keeps a second one for its sliding layers in rope_local_base_freq), rope_scaling, partial_rotary_factor.
+RopeSettings read_rope(const json& root, const std::string& where, const std::string& section) {
+  RopeSettings s;
+  s.where = where;
+  if (const json* m = member(root, "max_position_embeddings"))
+    s.max_positions = as_i64(where, "max_position_embeddings", m);
+  if (const json* p = member(root, "partial_rotary_factor"))
+    s.partial = as_f64(where, "partial_rotary_factor", p);
+  if (const json* t = member(root, "rope_theta")) s.theta = as_f64(where, "rope_theta", t);
+  s.at = "rope_scaling";
+  const json* object = object_of(where, s.at, member(root, "rope_scaling"));
+  if (const json* p = object_of(where, "rope_parameters", member(root, "rope_parameters"))) {
+    s.at = "rope_parameters";
+    object = p;
+    const bool nested = std::any_of(p->begin(), p->end(), [](const json& v) { return v.is_object(); });
+    if (nested) {
+      if (section.empty() || !p->contains(section))
+        fail(ErrorKind::unsupported,
+             fmt::format("{}: rope_parameters: one entry per layer type is not supported here; "
+                         "expected {}",
+                         where, section.empty() ? "one set of values" : "an entry \"" + section + "\""));
+      s.at += "." + section;
+      object = object_of(where, s.at, &(*p)[section]);
+    }
+  } else if (const json* local = member(root, "rope_local_base_freq");
+             local && section == "sliding_attention") {
+    s.theta = as_f64(where, "rope_local_base_freq", local);
+    object = nullptr;
+  }
+  if (object) s.object = *object;
+  if (s.get("rope_theta")) s.theta = s.number("rope_theta");
+  if (s.get("partial_rotary_factor")) s.partial = s.number("partial_rotary_factor");
+  for (const char* key : {"type", "rope_type"})
+    if (const json* t = s.get(key)) s.type = as_str(where, s.at + "." + key, t);
+  return s;
+}
+
+// Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, between them a linear blend.
+void scale_llama3(const RopeSettings& s, std::vector<double>& inv_freq) {
+  const double factor = s.positive("factor"), low = s.positive("low_freq_factor"),
+               high = s.positive("high_freq_factor");
+  const double original = s.positive("original_max_position_embeddings");
+  for (double& f : inv_freq) {
+    const double wavelength = 2 * std::numbers::pi / f;
+    if (wavelength < original / high) continue;
+    if (wavelength > original / low) {
+      f /= factor;
+    } else {
+      const double smooth = (original / wavelength - low) / (high - low);
+      f = (1 - smooth) * f / factor + smooth * f;
+    }
+  }
+}
+
+double yarn_mscale(double scale, double mscale) {
+  return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
+}
+
+// YaRN: features that turn often within the original context keep their frequency, slow ones are
+// interpolated. Returns the factor on cos and sin.
+double scale_yarn(const RopeSettings& s, std::vector<double>& inv_freq) {
+  const auto half = static_cast<int64_t>(inv_freq.size());
+  const double dim = 2.0 * static_cast<double>(half);
+  const double original = s.get("original_max_position_embeddings")
+                              ? s.positive("original_max_position_embeddings")
+                              : static_cast<double>(s.max_positions);
+  if (!(original > 0))
+    wrong_type(s.where, s.at + ".original_max_position_embeddings", "a number above 0", nullptr);
+  const double factor =
+      s.get("factor") ? s.positive("factor") : static_cast<double>(s.max_positions) / original;
+  const auto correction = [&](double rotations) {
+    return dim * std::log(original / (rotations * 2 * std::numbers::pi)) / (2 * std::log(s.theta));
+  };
+  double low = correction(s.number("beta_fast", 32)), high = correction(s.number("beta_slow", 1));
+  const json* truncate = s.get("truncate");
+  if (truncate && !truncate->is_boolean()) wrong_type(s.where, s.at + ".truncate", "true or false", truncate);
+  if (!truncate || truncate->get<bool>()) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  for (int64_t i = 0; i < half; ++i) {
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    double& f = inv_freq[static_cast<size_t>(i)];
+    f = f / factor * ramp + f * (1 - ramp);
+  }
+  if (s.get("attention_factor")) return s.number("attention_factor");
+  const double mscale = s.number("mscale", 0), all = s.number("mscale_all_dim", 0);
+  return mscale != 0 && all != 0 ? yarn_mscale(factor, mscale) / yarn_mscale(factor, all)
+                                 : yarn_mscale(factor, 1);
+}
+
+}  // namespace
+
+RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const {
+  const RopeSettings s = read_rope(impl_->root, where(), section);
+  if (!(s.theta > 1))
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: rope_theta: expected a number above 1, found {}", where(), s.theta));
+  if (!(s.partial > 0 && s.partial <= 1))
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: partial_rotary_factor: expected a number in (0, 1], found {}", where(), s.partial));
+  const auto rot = static_cast<int64_t>(static_cast<double>(head_dim) * s.partial);
+  if (rot < 2 || rot % 2 != 0)
+    fail(ErrorKind::unsupported,
+         fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where(), rot,
+                     head_dim));
+  std::vector<double> inv_freq;
+  for (int64_t i = 0; i < rot; i += 2)
+    inv_freq.push_back(std::pow(s.theta, -static_cast<double>(i) / static_cast<double>(rot)));
+  RopeParams params;
+  if (s.type == "linear") {
+    const double factor = s.positive("factor");
+    for (double& f : inv_freq) f /= factor;
+  } else if (s.type == "llama3") {
+    scale_llama3(s, inv_freq);
+  } else if (s.type == "yarn") {
+    params.attention_scale = static_cast<float>(scale_yarn(s, inv_freq));
+  } else if (s.type != "default") {
+    fail(ErrorKind::unsupported,
+         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn", where(),
+                     s.at, s.type));
+  }
+  params.inv_freq.assign(inv_freq.begin(), inv_freq.end());
+  return params;
+}
+
+}  // namespace fewbit

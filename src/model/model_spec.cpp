@@ -1,0 +1,137 @@
+// What follows from a ModelSpec without looking at an architecture's name: the linears, the dense tensors,
+// the widths of slots, and what a checkpoint lacks.
+#include "src/model/model_spec.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "src/core/strings.h"
+#include "src/model/weight_store.h"
+
+namespace fewbit {
+namespace {
+
+template <class Op>
+const Op* find_op(const std::vector<BlockOp>& block) {
+  for (const BlockOp& op : block)
+    if (const Op* found = std::get_if<Op>(&op)) return found;
+  return nullptr;
+}
+
+int64_t elements(const std::vector<NamedDense>& tensors) {
+  int64_t n = 0;
+  for (const NamedDense& t : tensors) n += t.shape.numel();
+  return n;
+}
+
+}  // namespace
+
+const char* name_of(Slot s) {
+  static constexpr const char* kNames[kSlots] = {"x", "h", "q", "k", "v", "attn", "gate", "up", "act"};
+  FEWBIT_ASSERT(s < Slot::count);
+  return kNames[static_cast<size_t>(s)];
+}
+
+int64_t ModelSpec::kv_features(int64_t layer) const {
+  const Attention* a = find_op<Attention>(block(layer));
+  return a ? a->kv_heads * a->head_dim : 0;
+}
+
+std::vector<NamedLinear> linears_of(const ModelSpec& spec) {
+  std::vector<NamedLinear> out;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (const Linears* group = std::get_if<Linears>(&op))
+        for (const LinearDef& l : group->items)
+          out.push_back({spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias});
+  return out;
+}
+
+std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
+  std::vector<NamedDense> out = {{spec.embed, {spec.vocab, spec.hidden}}};
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::string prefix = spec.prefix(layer);
+    for (const BlockOp& op : spec.block(layer)) {
+      if (const Norm* n = std::get_if<Norm>(&op))
+        out.push_back({prefix + n->name + ".weight", {n->features}});
+      if (const HeadNorm* n = std::get_if<HeadNorm>(&op))
+        out.push_back({prefix + n->name + ".weight", {n->head_dim}});
+      if (const Linears* group = std::get_if<Linears>(&op))
+        for (const LinearDef& l : group->items)
+          if (l.bias) out.push_back({prefix + l.name + ".bias", {l.out_features}});
+    }
+  }
+  out.push_back({spec.final_norm, {spec.hidden}});
+  if (!spec.tied()) out.push_back({spec.lm_head, {spec.vocab, spec.hidden}});
+  return out;
+}
+
+int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, Slot slot) {
+  if (slot == Slot::x) return spec.hidden;
+  for (const BlockOp& op : block) {
+    if (const Norm* n = std::get_if<Norm>(&op); n && n->out == slot) return n->features;
+    if (const Linears* group = std::get_if<Linears>(&op))
+      for (const LinearDef& l : group->items)
+        if (l.out == slot) return l.out_features;
+    if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
+    if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot)
+      return slot_features(spec, block, g->gate);
+  }
+  return 0;  // the block does not use this slot
+}
+
+std::vector<std::string> check_against(const ModelSpec& spec, const WeightStore& store,
+                                       const std::vector<std::string>& packed) {
+  const std::set<std::string> in_packed_form(packed.begin(), packed.end());
+  std::vector<NamedDense> wanted = dense_tensors_of(spec);
+  for (const NamedLinear& l : linears_of(spec))
+    if (!in_packed_form.count(l.name)) wanted.push_back({l.name + ".weight", {l.out, l.in}});
+  std::vector<std::string> complaints;
+  for (const NamedDense& t : wanted) {
+    const TensorInfo* found = store.find(t.name);
+    if (!found) {
+      complaints.push_back(
+          fmt::format("{}: {}: missing; expected {}", store.path().string(), t.name, t.shape.str()));
+      continue;
+    }
+    const std::string file = store.index().files[static_cast<size_t>(found->file)].path().string();
+    if (found->dtype != DType::f32 && found->dtype != DType::f16 && found->dtype != DType::bf16)
+      complaints.push_back(
+          fmt::format("{}: {}: expected f32, f16 or bf16, found {}", file, t.name, name_of(found->dtype)));
+    if (!(found->shape == t.shape))
+      complaints.push_back(fmt::format("{}: {}: expected shape {}, found {}", file, t.name, t.shape.str(),
+                                       found->shape.str()));
+  }
+  return complaints;
+}
+
+int64_t parameter_count(const ModelSpec& spec) {
+  int64_t n = elements(dense_tensors_of(spec));
+  for (const NamedLinear& l : linears_of(spec)) n += l.out * l.in;
+  return n;
+}
+
+std::string describe(const ModelSpec& spec) {
+  std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}\n",
+                              spec.arch, spec.layers, spec.hidden, spec.vocab, spec.max_positions,
+                              human_count(parameter_count(spec)), spec.tied() ? ", tied head" : "");
+  for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
+    int64_t count = spec.kind_of_layer.empty() ? spec.layers : 0;
+    for (int k : spec.kind_of_layer) count += k == static_cast<int>(kind);
+    s += fmt::format("block kind {} ({} layers):\n", kind, count);
+    for (const BlockOp& op : spec.kinds[kind]) {
+      if (const Attention* a = std::get_if<Attention>(&op))
+        s +=
+            fmt::format("  attention: {} heads, {} key/value heads of {} features{}\n", a->heads, a->kv_heads,
+                        a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "");
+      if (const Linears* group = std::get_if<Linears>(&op))
+        for (const LinearDef& l : group->items)
+          s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features,
+                           l.bias ? " with bias" : "");
+    }
+  }
+  return s;
+}
+
+}  // namespace fewbit
