@@ -1,5 +1,7 @@
 // Translation of regular expressions from Oniguruma's Ruby syntax to PCRE2's: one pass over the pattern,
 // copying what means the same, rewriting what does not, refusing the rest by name.
+#include <fmt/format.h>
+
 #include <array>
 #include <cctype>
 #include <vector>
@@ -204,7 +206,7 @@ class Translator {
     if (c == 'x' || c == 'u') return code_point();
     if (c == 'v') return emit("\\x0B");
     const bool plain = std::string_view("dDnrtfea").find(c) != std::string_view::npos;
-    if (c == '\0' || (!plain && !std::ispunct(static_cast<unsigned char>(c)))) refuse(std::string("\\") + c);
+    if (c == '\0' || (!plain && !std::ispunct(static_cast<unsigned char>(c)))) refuse(fmt::format("\\{}", c));
     copy(2);
   }
 
@@ -233,9 +235,9 @@ class Translator {
     const std::string hex(in_.substr(i_ + begin, n - begin));
     if (hex.empty() || (braces && (peek(n) != '}' || peek(1) == 'u')) ||
         (!braces && peek(1) == 'u' && hex.size() != 4))
-      refuse("\\" + std::string(1, peek(1)));
+      refuse(fmt::format("\\{}", peek(1)));
     // \xHH above 7F would be a raw byte.
-    if (!braces && peek(1) == 'x' && std::stoul(hex, nullptr, 16) > 0x7F) refuse("\\x" + hex);
+    if (!braces && peek(1) == 'x' && std::stoul(hex, nullptr, 16) > 0x7F) refuse(fmt::format("\\x{}", hex));
     out_ += "\\x{" + hex + "}";
     i_ += braces ? n + 1 : n;
   }
