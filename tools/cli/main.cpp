@@ -34,6 +34,7 @@ const std::map<std::string, Program>& programs() {
         "Examples:\n"
         "  evaluate perplexity                             the embedded demo model on the built-in text\n"
         "  evaluate perplexity out/ --data text.txt --context 1024\n"
+        "  evaluate compare model/ out/                    KL, paired ratio, top-1 against a baseline\n"
         "  evaluate verify out/\n"}},
       {"runner",
        {add_runner_commands, "Runs a checkpoint: latency per token, text generation.",
