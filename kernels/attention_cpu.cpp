@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu_blas.h"
+#include "kernels/blas_cpu.h"
 #include "kernels/cpu_rows.h"
 #include "src/core/parallel.h"
 
@@ -74,9 +74,14 @@ void few_queries(const Head& head, const AttentionArgs& a) {
   }
 }
 
+struct Floats {
+  const float* data = nullptr;
+  int64_t ld = 0;
+};
+
 // f32 rows [begin, end) of one operand: in place where they are f32 already, else widened into the slot.
 template <class T>
-BlasMat as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
+Floats as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
   const T* first = static_cast<const T*>(rows.data) + span.begin * rows.ld;
   if constexpr (std::is_same_v<T, float>) {
     return {first, rows.ld};
@@ -97,10 +102,9 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
   }
   const int64_t n = keys.end - keys.begin;
   float* scores = scratch(Scratch::scores, (q1 - q0) * n);
-  const BlasMat q = as_f32<T>(head.q, {q0, q1}, d, Scratch::x);
-  BlasMat k = as_f32<T>(head.k, keys, d, Scratch::w);
-  k.transposed = true;
-  sgemm(q, k, scores, n, q1 - q0, n, d, a.scale);
+  const Floats q = as_f32<T>(head.q, {q0, q1}, d, Scratch::x);
+  const Floats k = as_f32<T>(head.k, keys, d, Scratch::w);
+  blas::gemm(CblasNoTrans, CblasTrans, q1 - q0, n, d, a.scale, q.data, q.ld, k.data, k.ld, 0.f, scores, n);
   double sums[kQueryBlock];
   for (int64_t i = q0; i < q1; ++i) {
     const Span s = visible(head, a, i);
@@ -109,14 +113,15 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
     std::fill(row, row + (s.begin - keys.begin), 0.f);
     std::fill(row + (s.end - keys.begin), row + n, 0.f);
   }
-  const BlasMat v = as_f32<T>(head.v, keys, d, Scratch::w);
+  const Floats v = as_f32<T>(head.v, keys, d, Scratch::w);
   float* values = scratch(Scratch::y, (q1 - q0) * d);
-  sgemm({scores, n}, v, values, d, q1 - q0, d, n);
+  blas::gemm(CblasNoTrans, CblasNoTrans, q1 - q0, d, n, 1.f, scores, n, v.data, v.ld, 0.f, values, d);
   for (int64_t i = q0; i < q1; ++i)
     store(values + (i - q0) * d, sums[i - q0], d, static_cast<T*>(head.out) + i * head.out_ld);
 }
 
 void attend(const Head& head, const AttentionArgs& a) {
+  blas::use_one_thread();
   for_float_type(head.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (head.queries <= kFewQueries) return few_queries<T>(head, a);

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 
-#include "kernels/cpu_blas.h"
+#include "kernels/blas_cpu.h"
 #include "kernels/cpu_rows.h"
+#include "kernels/cpu_tiles.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
@@ -50,14 +51,15 @@ void matmul(Exec&, const MatmulArgs& m) {
   const int64_t inner = ta ? m.a.rows : m.a.cols;
   FEWBIT_ASSERT((ta ? m.a.cols : m.a.rows) == m.c.rows && (tb ? m.b.rows : m.b.cols) == m.c.cols);
   FEWBIT_ASSERT((tb ? m.b.cols : m.b.rows) == inner);
+  blas::use_one_thread();
   constexpr int64_t kRows = 256, kCols = 512;
   const int64_t across = (m.c.cols + kCols - 1) / kCols, down = (m.c.rows + kRows - 1) / kRows;
   parallel_for(down * across, 1, [&](int64_t tile, int64_t) {
     const int64_t r0 = tile / across * kRows, r1 = std::min(m.c.rows, r0 + kRows);
     const int64_t c0 = tile % across * kCols, c1 = std::min(m.c.cols, c0 + kCols);
-    const BlasMat a{m.a.data + (ta ? r0 : r0 * m.a.ld), m.a.ld, ta};
-    const BlasMat b{m.b.data + (tb ? c0 * m.b.ld : c0), m.b.ld, tb};
-    sgemm(a, b, m.c.data + r0 * m.c.ld + c0, m.c.ld, r1 - r0, c1 - c0, inner, m.alpha, m.beta);
+    blas::gemm(ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, r1 - r0, c1 - c0, inner,
+               m.alpha, m.a.data + (ta ? r0 : r0 * m.a.ld), m.a.ld, m.b.data + (tb ? c0 * m.b.ld : c0),
+               m.b.ld, m.beta, m.c.data + r0 * m.c.ld + c0, m.c.ld);
   });
 }
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/cpu_blas.h"
 #include "kernels/cpu_rows.h"
+#include "kernels/cpu_tiles.h"
 #include "src/core/marlin_layout.h"
 #include "src/core/parallel.h"
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "kernels/cpu_blas.h"
 #include "kernels/cpu_rows.h"
+#include "kernels/cpu_tiles.h"
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
 

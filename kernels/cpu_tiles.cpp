@@ -1,10 +1,10 @@
-// OpenBLAS behind cpu_blas.h, and the tiling that the dense and the packed products share.
-#include "kernels/cpu_blas.h"
-
-#include <cblas.h>
+// Fixed tiles of (rows of x) x (rows of W), widened to f32 and multiplied by single-threaded BLAS, in
+// parallel.
+#include "kernels/cpu_tiles.h"
 
 #include <algorithm>
 
+#include "kernels/blas_cpu.h"
 #include "kernels/cpu_rows.h"
 #include "src/core/parallel.h"
 
@@ -13,22 +13,7 @@ namespace {
 
 constexpr int64_t kTileFloats = int64_t{1} << 20;  // of x and of W in a tile: 4 MiB each
 
-int blas_int(int64_t n) {
-  FEWBIT_ASSERT(n >= 0 && n <= INT32_MAX);
-  return static_cast<int>(n);
-}
-
 }  // namespace
-
-void sgemm(BlasMat a, BlasMat b, float* c, int64_t ldc, int64_t rows, int64_t cols, int64_t inner,
-           float alpha, float beta) {
-  static const bool single = (openblas_set_num_threads(1), true);
-  (void)single;
-  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
-              b.transposed ? CblasTrans : CblasNoTrans, blas_int(rows), blas_int(cols), blas_int(inner),
-              alpha, a.data, blas_int(std::max<int64_t>(1, a.ld)), b.data,
-              blas_int(std::max<int64_t>(1, b.ld)), beta, c, blas_int(std::max<int64_t>(1, ldc)));
-}
 
 void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y,
                int64_t row) {
@@ -49,6 +34,7 @@ void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t e
 
 void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, ConstTensorView bias,
                    TensorView y) {
+  blas::use_one_thread();
   const int64_t rows = x.rows(), in = x.cols();
   const int64_t tile_rows = std::clamp<int64_t>(kTileFloats / std::max<int64_t>(1, in), 64, 512);
   const int64_t tile_outs = std::clamp<int64_t>(kTileFloats / std::max<int64_t>(1, in), 64, 256);
@@ -68,7 +54,8 @@ void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, Con
     float* w_tile = scratch(Scratch::w, (o1 - o0) * in);
     weight(o0, o1, w_tile);
     float* sums = scratch(Scratch::y, (r1 - r0) * (o1 - o0));
-    sgemm({x_tile, in}, {w_tile, in, true}, sums, o1 - o0, r1 - r0, o1 - o0, in);
+    blas::gemm(CblasNoTrans, CblasTrans, r1 - r0, o1 - o0, in, 1.f, x_tile, in, w_tile, in, 0.f, sums,
+               o1 - o0);
     for (int64_t r = r0; r < r1; ++r) store_row(sums + (r - r0) * (o1 - o0), bias, o0, o1, y, r);
   });
 }

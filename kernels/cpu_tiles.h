@@ -1,21 +1,11 @@
 #pragma once
-// The one door to OpenBLAS: single-threaded products of row-major f32 blocks, called from inside our own
-// parallel loops, so that results do not depend on the number of threads.
+// What the dense and the packed products of the CPU share: the tiling for many rows of x, and the way into y.
 #include <cstdint>
 #include <functional>
 
 #include "src/core/tensor.h"
 
 namespace fewbit::cpu {
-
-struct BlasMat {
-  const float* data = nullptr;
-  int64_t ld = 0;
-  bool transposed = false;
-};
-// c [rows, cols] = alpha * op(a) [rows, inner] * op(b) [inner, cols] + beta * c, on the calling thread alone.
-void sgemm(BlasMat a, BlasMat b, float* c, int64_t ldc, int64_t rows, int64_t cols, int64_t inner,
-           float alpha = 1, float beta = 0);
 
 // Makes rows [begin, end) of a weight as f32 [end - begin, in], called on the thread that will use them.
 using WeightRows = std::function<void(int64_t begin, int64_t end, float* out)>;

@@ -1,0 +1,223 @@
+// The streaming writer. Tensors arrive in any order, but a file holds them sorted by type and name behind a
+// header that must know them all: so each shard's bytes go to a spool file first, and a closed shard is
+// assembled from it with copy_file_range (one shard of extra disk, no model in memory). Everything has a
+// temporary name until finish().
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "formats/containers/safetensors_file.h"
+#include "src/core/error.h"
+
+namespace fewbit::safetensors {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file being written; closed with the object, errors carry path and the system's reason.
+class OutFile {
+ public:
+  explicit OutFile(const fs::path& path) : path_(path) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd_ < 0) refuse("cannot create");
+  }
+  ~OutFile() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  OutFile(const OutFile&) = delete;
+  OutFile& operator=(const OutFile&) = delete;
+
+  void write(const void* data, int64_t bytes) {
+    const char* p = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t n = ::write(fd_, p, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) refuse("cannot write");
+      p += n;
+      bytes -= n;
+    }
+  }
+
+  // Appends `bytes` of `from`, beginning at `at`.
+  void append(const OutFile& from, int64_t at, int64_t bytes) {
+    off_t offset = at;
+    while (bytes > 0) {
+      const ssize_t n = ::copy_file_range(from.fd_, &offset, fd_, nullptr, static_cast<size_t>(bytes), 0);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && (errno == EXDEV || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP)) break;
+      if (n <= 0) refuse("cannot copy into");
+      bytes -= n;
+    }
+    std::vector<char> buffer(bytes > 0 ? size_t{8} << 20 : 0);  // for file systems without the call
+    while (bytes > 0) {
+      const size_t want = static_cast<size_t>(std::min<int64_t>(bytes, static_cast<int64_t>(buffer.size())));
+      const ssize_t n = ::pread(from.fd_, buffer.data(), want, offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) from.refuse("cannot read back");
+      write(buffer.data(), n);
+      offset += n;
+      bytes -= n;
+    }
+  }
+
+  void close() {
+    const int fd = std::exchange(fd_, -1);
+    if (::close(fd) != 0) refuse("cannot close");
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* what) const {
+    fail(ErrorKind::io, path_.string() + ": " + what + ": " + std::strerror(errno));
+  }
+  fs::path path_;
+  int fd_ = -1;
+};
+
+std::string shard_name(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name;
+}
+
+class Writer final : public CheckpointWriter {
+ public:
+  Writer(const fs::path& dir, const WriterOptions& options)
+      : dir_(dir), options_(options), tag_('.' + std::to_string(::getpid()) + ".tmp") {
+    std::error_code ec;
+    fs::create_directories(dir, ec);
+    if (ec) fail(ErrorKind::io, dir.string() + ": cannot create the folder: " + ec.message());
+  }
+
+  ~Writer() override {
+    std::error_code ignored;
+    for (const fs::path& p : temporaries_) fs::remove(p, ignored);
+  }
+
+  void add(const std::string& name, ConstTensorView host) override {
+    FEWBIT_ASSERT(host.device.kind == Device::cpu);
+    FEWBIT_ASSERT(!finished_);
+    check_name(name);
+    const int64_t bytes = host.bytes();
+    if (spool_ && !shard_.empty() && spooled_ + bytes > options_.shard_bytes) close_shard();
+    if (!spool_) {
+      spool_path_ = temporary("spool", closed_.size());
+      spool_ = std::make_unique<OutFile>(spool_path_);
+    }
+    spool_->write(host.data, bytes);
+    shard_.push_back({name, host.dtype, host.shape, 0, spooled_, bytes});
+    spooled_ += bytes;
+    total_ += bytes;
+  }
+
+  void finish() override {
+    FEWBIT_ASSERT(!finished_);
+    if (spool_ || closed_.empty()) close_shard();
+    const bool sharded = closed_.size() > 1;
+    const fs::path index = dir_ / "model.safetensors.index.json";
+    const fs::path index_tmp = temporary("index", 0);
+    if (sharded) write_index(index_tmp);
+    for (size_t i = 0; i < closed_.size(); ++i) rename(closed_[i].path, dir_ / shard_name(i, closed_.size()));
+    // A reader would take an older checkpoint's single file or index for this one's.
+    std::error_code ignored;
+    fs::remove(sharded ? dir_ / "model.safetensors" : index, ignored);
+    if (sharded) rename(index_tmp, index);  // last: a complete index means complete shards
+    temporaries_.clear();
+    finished_ = true;
+  }
+
+ private:
+  struct Shard {
+    fs::path path;
+    std::vector<std::string> names;
+  };
+
+  fs::path temporary(const char* what, size_t number) {
+    temporaries_.push_back(dir_ / ('.' + std::string(what) + '-' + std::to_string(number) + tag_));
+    return temporaries_.back();
+  }
+
+  void check_name(const std::string& name) {
+    if (name == "__metadata__")
+      fail(ErrorKind::checkpoint, dir_.string() + ": a tensor cannot be called __metadata__");
+    try {
+      (void)nlohmann::json(name).dump();
+    } catch (const nlohmann::json::exception&) {
+      fail(ErrorKind::checkpoint, dir_.string() + ": tensor name '" + printable(name) + "' is not UTF-8");
+    }
+    if (!names_.insert(name).second)
+      fail(ErrorKind::checkpoint,
+           dir_.string() + ": tensor '" + printable(name) + "' would be written twice");
+  }
+
+  void close_shard() {
+    std::vector<const TensorInfo*> order;
+    for (const TensorInfo& t : shard_) order.push_back(&t);
+    std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return written_before(*a, *b); });
+    Shard done{temporary("shard", closed_.size()), {}};
+    OutFile out(done.path);
+    const std::string header = serialize(order);
+    out.write(header.data(), static_cast<int64_t>(header.size()));
+    for (size_t i = 0; i < order.size();) {  // runs that lie together in the spool are copied at once
+      const int64_t begin = order[i]->begin;
+      int64_t end = begin;
+      for (; i < order.size() && order[i]->begin == end; ++i) end += order[i]->bytes;
+      if (end > begin) out.append(*spool_, begin, end - begin);
+    }
+    out.close();
+    for (const TensorInfo& t : shard_) done.names.push_back(t.name);
+    closed_.push_back(std::move(done));
+    shard_.clear();
+    spooled_ = 0;
+    spool_.reset();
+    std::error_code ignored;
+    if (!spool_path_.empty()) fs::remove(spool_path_, ignored);
+  }
+
+  void write_index(const fs::path& path) {
+    nlohmann::json map = nlohmann::json::object();
+    for (size_t i = 0; i < closed_.size(); ++i)
+      for (const std::string& name : closed_[i].names) map[name] = shard_name(i, closed_.size());
+    nlohmann::ordered_json index;
+    index["metadata"]["total_size"] = total_;
+    index["weight_map"] = map;
+    const std::string text = index.dump(2) + '\n';
+    OutFile out(path);
+    out.write(text.data(), static_cast<int64_t>(text.size()));
+    out.close();
+  }
+
+  static void rename(const fs::path& from, const fs::path& to) {
+    std::error_code ec;
+    fs::rename(from, to, ec);
+    if (ec)
+      fail(ErrorKind::io, to.string() + ": cannot rename " + from.filename().string() + ": " + ec.message());
+  }
+
+  fs::path dir_;
+  WriterOptions options_;
+  std::string tag_;  // makes temporary names this process's own
+  std::deque<fs::path> temporaries_;
+  std::set<std::string> names_;
+  std::unique_ptr<OutFile> spool_;
+  fs::path spool_path_;
+  std::vector<TensorInfo> shard_;  // of the open shard; begin is the offset in the spool
+  int64_t spooled_ = 0, total_ = 0;
+  std::vector<Shard> closed_;
+  bool finished_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<CheckpointWriter> create_writer(const fs::path& dir, const WriterOptions& options) {
+  return std::make_unique<Writer>(dir, options);
+}
+
+}  // namespace fewbit::safetensors
