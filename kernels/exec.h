@@ -73,6 +73,11 @@ class Exec {
 #define FEWBIT_CUDA_OP(name) (static_cast<decltype(&cpu::name)>(nullptr))
 #endif
 
+namespace cuda {
+// For tests: kernels take the path of compute capability 8.0 on a newer GPU too. Defined in builds with CUDA.
+void force_sm80_path(Exec&, bool on);
+}  // namespace cuda
+
 template <class F>
 F pick(const Exec& ex, F on_cpu, F on_cuda) {
   if (!ex.on_cuda()) return on_cpu;

@@ -1,6 +1,6 @@
 #pragma once
-// InputStats: what calibration saw at the input of one Linears op. Raw sums and counts, never averages, so that they
-// merge by addition.
+// InputStats: what calibration saw at the input of one Linears op. Raw sums and counts, never averages, so
+// that they merge by addition.
 #include <cstdint>
 
 #include "kernels/exec.h"
@@ -12,7 +12,9 @@ enum class Needs : uint8_t {
   gram = 1,   // sum over tokens of x x^T of the quantized stream
   cross = 2,  // sum over tokens of x_full x_quantized^T; with gram it gives the shift of targets
 };
-constexpr Needs operator|(Needs a, Needs b) { return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b)); }
+constexpr Needs operator|(Needs a, Needs b) {
+  return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b));
+}
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
 struct InputStats {

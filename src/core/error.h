@@ -23,9 +23,7 @@ class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& what) : std::runtime_error(what), kind_(kind) {}
   ErrorKind kind() const { return kind_; }
-  int exit_code() const {
-    return kind_ == ErrorKind::usage ? 2 : kind_ == ErrorKind::stopped ? 75 : 1;
-  }
+  int exit_code() const { return kind_ == ErrorKind::usage ? 2 : kind_ == ErrorKind::stopped ? 75 : 1; }
 
  private:
   ErrorKind kind_;
@@ -38,8 +36,8 @@ class Error : public std::runtime_error {
 [[noreturn]] void bug(std::string_view message, std::source_location where = std::source_location::current());
 
 // Checked in every build; cost is per call, not per element.
-#define FEWBIT_ASSERT(cond)                              \
-  do {                                                   \
+#define FEWBIT_ASSERT(cond)                                 \
+  do {                                                      \
     if (!(cond)) ::fewbit::bug("broken invariant: " #cond); \
   } while (0)
 

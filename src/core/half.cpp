@@ -3,8 +3,8 @@
 namespace fewbit {
 namespace {
 
-// One routine for both 8-bit floats: rounds |f| on the grid of a type with `man_bits` of mantissa and the given
-// bias; the caller decides what happens above the largest finite value.
+// One routine for both 8-bit floats: rounds |f| on the grid of a type with `man_bits` of mantissa and the
+// given bias; the caller decides what happens above the largest finite value.
 uint32_t narrow_magnitude(float f, int man_bits, int bias) {
   const double a = std::fabs(static_cast<double>(f));
   if (a == 0) return 0;

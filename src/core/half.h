@@ -73,7 +73,7 @@ float f8_e4m3_to_f32(uint8_t v);
 uint8_t f32_to_f8_e4m3_saturated(float f);  // clamps to +-448 first; NaN stays NaN
 uint8_t f32_to_f8_e4m3_torch(float f);      // PyTorch's cast: above the range becomes NaN
 float f8_e5m2_to_f32(uint8_t v);
-uint8_t f32_to_f8_e5m2(float f);            // PyTorch's cast: above the range becomes infinity
+uint8_t f32_to_f8_e5m2(float f);  // PyTorch's cast: above the range becomes infinity
 
 // f rounded to the storage type and back: what a reader of the file will see.
 constexpr float round_to_f16(float f) { return f16_to_f32(f32_to_f16(f)); }

@@ -1,12 +1,12 @@
 #pragma once
-// The Marlin index map, the one home of it (docs/formats/marlin.md has the picture). constexpr and host/device:
-// formats/ packs with it, kernels/ read with it.
+// The Marlin index map, the one home of it (docs/formats/marlin.md has the picture). constexpr and
+// host/device: formats/ packs with it, kernels/ read with it.
 //
-// A linear is y = x W^T with W [N = out, K = in]; the layout tiles W^T in 16 (k) x 64 (n). A tile is 128 words at
-// 4 bits and 256 words at 8 bits; tiles are stored k-tile major, so the tensor `B` is I32 [K/16, N*16*bits/32].
-// Inside a tile, the words follow the mma.m16n8k16 fragment: thread i of a warp owns column i/4 and the row pairs
-// 2(i%4), 2(i%4)+1 and the same plus 8 of each 16x16 sub-tile j.
-// Source of the 4-bit map: IST-DASLab/marlin; of the 8-bit map and the zero points: vLLM's gptq_marlin_repack.
+// A linear is y = x W^T with W [N = out, K = in]; the layout tiles W^T in 16 (k) x 64 (n). A tile is 128
+// words at 4 bits and 256 words at 8 bits; tiles are stored k-tile major, so the tensor `B` is I32 [K/16,
+// N*16*bits/32]. Inside a tile, the words follow the mma.m16n8k16 fragment: thread i of a warp owns column
+// i/4 and the row pairs 2(i%4), 2(i%4)+1 and the same plus 8 of each 16x16 sub-tile j. Source of the 4-bit
+// map: IST-DASLab/marlin; of the 8-bit map and the zero points: vLLM's gptq_marlin_repack.
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -36,8 +36,7 @@ FEWBIT_HD constexpr WordPos word_of(int64_t k, int64_t n, int bits) {
   const int64_t i = 4 * (n % 8) + (r % 8) / 2;
   const int64_t j = (n % 64) / 16;
   const int64_t h = (n % 16) / 8;
-  if (bits == 4)
-    return {k / 16, 128 * (n / 64) + 4 * i + j, static_cast<int>((r / 8) + 2 * h + 4 * (r % 2))};
+  if (bits == 4) return {k / 16, 128 * (n / 64) + 4 * i + j, static_cast<int>((r / 8) + 2 * h + 4 * (r % 2))};
   return {k / 16, 256 * (n / 64) + 8 * i + 2 * j + h, static_cast<int>((r / 8) + 2 * (r % 2))};
 }
 

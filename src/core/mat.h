@@ -16,8 +16,7 @@ struct Mat {
   Mat(T* d, int64_t r, int64_t c, int64_t l) : data(d), rows(r), cols(c), ld(l) {}
   Mat(T* d, int64_t r, int64_t c) : Mat(d, r, c, c) {}
   template <class U>
-    requires(std::is_same_v<const U, T>)
-  Mat(const Mat<U>& o) : Mat(o.data, o.rows, o.cols, o.ld) {}
+  requires(std::is_same_v<const U, T>) Mat(const Mat<U>& o) : Mat(o.data, o.rows, o.cols, o.ld) {}
 
   T& operator()(int64_t r, int64_t c) const { return data[r * ld + c]; }
   T* row(int64_t r) const { return data + r * ld; }

@@ -1,6 +1,6 @@
 #pragma once
-// parallel_for over one fixed pool of threads. Chunk boundaries depend on n and grain alone, never on the number
-// of threads; a body must write only to what its own index range owns.
+// parallel_for over one fixed pool of threads. Chunk boundaries depend on n and grain alone, never on the
+// number of threads; a body must write only to what its own index range owns.
 #include <cstdint>
 #include <functional>
 
@@ -10,8 +10,8 @@ namespace fewbit {
 void set_thread_count(int threads);
 int thread_count();
 
-// Calls body(begin, end) for consecutive ranges of at most `grain` that cover [0, n). Exceptions of the body are
-// rethrown in the caller (the first one by chunk order that was seen). Nested calls run inline.
+// Calls body(begin, end) for consecutive ranges of at most `grain` that cover [0, n). Exceptions of the body
+// are rethrown in the caller (the first one by chunk order that was seen). Nested calls run inline.
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
 }  // namespace fewbit

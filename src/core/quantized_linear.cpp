@@ -45,15 +45,18 @@ std::string check(const QuantizedLinear& q) {
   const int64_t scale_rows = (out + spec.out_group - 1) / spec.out_group;
   if (!(q.scales.shape() == Shape{scale_rows, groups}))
     return "scales have shape " + q.scales.shape().str() + ", expected " + Shape{scale_rows, groups}.str();
-  if (q.codes.dtype() != DType::u8 || q.scales.dtype() != DType::f32) return "codes must be u8 and scales f32";
+  if (q.codes.dtype() != DType::u8 || q.scales.dtype() != DType::f32)
+    return "codes must be u8 and scales f32";
   if (spec.symmetric == q.zeros.has_value() && spec.grid == Grid::integer)
     return spec.symmetric ? "a symmetric grid carries zero points" : "an asymmetric grid lacks zero points";
-  if (q.zeros && !(q.zeros->shape() == Shape{out, groups})) return "zeros have shape " + q.zeros->shape().str();
+  if (q.zeros && !(q.zeros->shape() == Shape{out, groups}))
+    return "zeros have shape " + q.zeros->shape().str();
   const uint8_t* c = q.codes.as<uint8_t>();
   if (spec.grid == Grid::integer) {
     const int top = spec.max_code();
     for (int64_t i = 0; i < out * in; ++i)
-      if (c[i] > top) return "code " + std::to_string(c[i]) + " at element " + std::to_string(i) + " exceeds the grid";
+      if (c[i] > top)
+        return "code " + std::to_string(c[i]) + " at element " + std::to_string(i) + " exceeds the grid";
     if (q.zeros)
       for (int64_t i = 0; i < q.zeros->numel(); ++i)
         if (q.zeros->as<uint8_t>()[i] > top) return "a zero point exceeds the grid";
@@ -91,10 +94,11 @@ Tensor dequantize_reference(const QuantizedLinear& q) {
       float* row = w.as<float>() + o * in;
       for (int64_t i = 0; i < in; ++i) {
         const int64_t k = group_of ? group_of[i] : i / g;
-        const float level = q.spec.grid == Grid::f8_e4m3 ? f8_e4m3_to_f32(codes[i])
-                            : static_cast<float>(codes[i]) -
-                                  static_cast<float>(q.zeros ? q.zeros->as<uint8_t>()[o * groups + k]
-                                                             : q.spec.mid_code());
+        const float level = q.spec.grid == Grid::f8_e4m3
+                                ? f8_e4m3_to_f32(codes[i])
+                                : static_cast<float>(codes[i]) -
+                                      static_cast<float>(q.zeros ? q.zeros->as<uint8_t>()[o * groups + k]
+                                                                 : q.spec.mid_code());
         row[i] = level * scales[k];
       }
     }

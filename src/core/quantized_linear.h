@@ -1,6 +1,6 @@
 #pragma once
-// The neutral form: what a method produces, what a packing packs, what the runner can dequantize. Nothing is packed
-// in it: one byte a code. Zero-point conventions, offsets by one and nibble orders belong to packings.
+// The neutral form: what a method produces, what a packing packs, what the runner can dequantize. Nothing is
+// packed in it: one byte a code. Zero-point conventions, offsets by one and nibble orders belong to packings.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,12 +10,12 @@
 namespace fewbit {
 
 enum class Grid : uint8_t {
-  integer,   // value = (code - zero) * scale
-  f8_e4m3,   // value = decode(code) * scale
+  integer,  // value = (code - zero) * scale
+  f8_e4m3,  // value = decode(code) * scale
 };
 
-// Prints and parses as "int4 g128 sym", "int8 gch sym", "fp8 gch". `group` = input features that share a scale;
-// -1 = the whole row.
+// Prints and parses as "int4 g128 sym", "int8 gch sym", "fp8 gch". `group` = input features that share a
+// scale; -1 = the whole row.
 struct QuantSpec {
   Grid grid = Grid::integer;
   int bits = 4;
@@ -39,20 +39,20 @@ struct QuantSpec {
 // Columns stay in checkpoint order. Scales may be negative.
 struct QuantizedLinear {
   QuantSpec spec{};
-  Tensor codes{};                        // [out, in]        u8
-  Tensor scales{};                       // [out/out_group, G] f32, representable in spec.scale_dtype
-  std::optional<Tensor> zeros{};         // [out, G]         u8; absent when symmetric
-  std::optional<Tensor> group_of{};      // [in]             i32; absent when groups are consecutive
-  std::optional<float> input_scale{};    // static activation scale
-  std::optional<float> global_scale{};   // second-level scale (NVFP4)
+  Tensor codes{};                       // [out, in]        u8
+  Tensor scales{};                      // [out/out_group, G] f32, representable in spec.scale_dtype
+  std::optional<Tensor> zeros{};        // [out, G]         u8; absent when symmetric
+  std::optional<Tensor> group_of{};     // [in]             i32; absent when groups are consecutive
+  std::optional<float> input_scale{};   // static activation scale
+  std::optional<float> global_scale{};  // second-level scale (NVFP4)
 
   int64_t out() const { return codes.shape()[0]; }
   int64_t in() const { return codes.shape()[1]; }
   int64_t groups() const { return scales.shape()[1]; }
 };
 
-// Stops the process when an invariant of the neutral form is broken: shapes, codes in range, scales finite and
-// representable, group_of in range. For readers of files use check(), which says what is wrong instead.
+// Stops the process when an invariant of the neutral form is broken: shapes, codes in range, scales finite
+// and representable, group_of in range. For readers of files use check(), which says what is wrong instead.
 void validate(const QuantizedLinear& q);
 std::string check(const QuantizedLinear& q);  // "" = sound
 

@@ -73,18 +73,25 @@ std::string human_bytes(int64_t bytes) {
 
 std::string human_count(int64_t n) {
   char buf[32];
-  if (n >= 1000000000) std::snprintf(buf, sizeof buf, "%.2f B", n / 1e9);
-  else if (n >= 1000000) std::snprintf(buf, sizeof buf, "%.1f M", n / 1e6);
-  else if (n >= 10000) std::snprintf(buf, sizeof buf, "%.1f k", n / 1e3);
-  else std::snprintf(buf, sizeof buf, "%lld", static_cast<long long>(n));
+  if (n >= 1000000000)
+    std::snprintf(buf, sizeof buf, "%.2f B", n / 1e9);
+  else if (n >= 1000000)
+    std::snprintf(buf, sizeof buf, "%.1f M", n / 1e6);
+  else if (n >= 10000)
+    std::snprintf(buf, sizeof buf, "%.1f k", n / 1e3);
+  else
+    std::snprintf(buf, sizeof buf, "%lld", static_cast<long long>(n));
   return buf;
 }
 
 std::string human_seconds(double s) {
   char buf[32];
-  if (s < 1) std::snprintf(buf, sizeof buf, "%.0f ms", s * 1e3);
-  else if (s < 60) std::snprintf(buf, sizeof buf, "%.1f s", s);
-  else std::snprintf(buf, sizeof buf, "%d min %02d s", static_cast<int>(s / 60), static_cast<int>(s) % 60);
+  if (s < 1)
+    std::snprintf(buf, sizeof buf, "%.0f ms", s * 1e3);
+  else if (s < 60)
+    std::snprintf(buf, sizeof buf, "%.1f s", s);
+  else
+    std::snprintf(buf, sizeof buf, "%d min %02d s", static_cast<int>(s / 60), static_cast<int>(s) % 60);
   return buf;
 }
 

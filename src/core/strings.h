@@ -16,8 +16,8 @@ bool ends_with(std::string_view s, std::string_view suffix);
 // Shell-like match over the whole text: '*' any run, '?' one character, the rest literally.
 bool glob_match(std::string_view pattern, std::string_view text);
 
-std::string human_bytes(int64_t bytes);        // "8.25 MiB"
-std::string human_count(int64_t n);            // "4.2 M"
-std::string human_seconds(double seconds);     // "1.23 s", "2 min 05 s"
+std::string human_bytes(int64_t bytes);     // "8.25 MiB"
+std::string human_count(int64_t n);         // "4.2 M"
+std::string human_seconds(double seconds);  // "1.23 s", "2 min 05 s"
 
 }  // namespace fewbit

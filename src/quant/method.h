@@ -1,5 +1,6 @@
 #pragma once
-// Method: weights + statistics -> QuantizedLinear. A plain struct of a name, a sentence, needs and a function.
+// Method: weights + statistics -> QuantizedLinear. A plain struct of a name, a sentence, needs and a
+// function.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,22 +15,27 @@ enum class Effort : uint8_t { quick, standard, best, reference };  // "default" 
 enum class ActOrder : uint8_t { off, static_groups, gar, full };
 
 struct LinearJob {
-  std::string name;             // full name, for messages
-  ConstTensorView weight{};     // [out, in] f32 on ex's device
+  std::string name;                   // full name, for messages
+  ConstTensorView weight{};           // [out, in] f32 on ex's device
   const InputStats* stats = nullptr;  // null for data-free methods
   QuantSpec spec{};
   Effort effort = Effort::standard;
   ActOrder act_order = ActOrder::off;
-  float damp = 0.01f;           // relative to the mean of diag H
-  bool allow_rtn = false;       // permits the last rung
+  float damp = 0.01f;      // relative to the mean of diag H
+  bool allow_rtn = false;  // permits the last rung
   uint64_t seed = 0;
 };
 
 struct MethodResult {
-  QuantizedLinear linear{};     // host memory
-  double loss = 0;              // tr((W - Q) H (W - Q)^T) / tokens, H undamped; 0 without statistics
-  double loss_rtn = 0;          // the same for rtn --effort reference on the same statistics
-  std::string rung;             // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
+  QuantizedLinear linear{};  // host memory
+  double loss = 0;           // tr((W - Q) H (W - Q)^T) / tokens, H undamped; 0 without statistics
+  double loss_rtn = 0;       // the same for rtn --effort reference on the same statistics
+  // What the method itself minimised. With shifted targets T the two losses above measure a distance to a
+  // weight that was not aimed at, and may be larger than rtn's in a better result; these two are comparable
+  // with each other:
+  double loss_target = 0;      // tr((T - Q) H (T - Q)^T) / tokens; equals loss where targets were not shifted
+  double loss_target_rtn = 0;  // the same for the Q of rtn --effort reference
+  std::string rung;            // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
 };
 
 struct Method {

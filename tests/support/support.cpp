@@ -17,8 +17,7 @@ std::filesystem::path reference(const std::string& relative) {
   return std::filesystem::path(FEWBIT_REFERENCE_DIR) / relative;
 }
 
-Golden::Golden(const std::string& relative)
-    : index_(container_safetensors.open(reference(relative))) {}
+Golden::Golden(const std::string& relative) : index_(container_safetensors.open(reference(relative))) {}
 
 Tensor Golden::get(const std::string& name) const {
   const auto it = index_.tensors.find(name);
@@ -38,10 +37,17 @@ Tensor random_normal(DType dtype, Shape shape, uint64_t seed, float scale) {
   for (int64_t i = 0; i < t.numel(); ++i) {
     const float v = static_cast<float>(rng.normal_at(static_cast<uint64_t>(i))) * scale;
     switch (dtype) {
-      case DType::f32: t.as<float>()[i] = v; break;
-      case DType::bf16: t.as<bf16>()[i] = v; break;
-      case DType::f16: t.as<f16>()[i] = v; break;
-      default: bug("random_normal: float dtypes only");
+      case DType::f32:
+        t.as<float>()[i] = v;
+        break;
+      case DType::bf16:
+        t.as<bf16>()[i] = v;
+        break;
+      case DType::f16:
+        t.as<f16>()[i] = v;
+        break;
+      default:
+        bug("random_normal: float dtypes only");
     }
   }
   return t;
@@ -50,11 +56,20 @@ Tensor random_normal(DType dtype, Shape shape, uint64_t seed, float scale) {
 Tensor to_f32(ConstTensorView v) {
   Tensor t = Tensor::host(DType::f32, v.shape);
   for (int64_t i = 0; i < v.numel(); ++i) switch (v.dtype) {
-      case DType::f32: t.as<float>()[i] = v.as<float>()[i]; break;
-      case DType::f64: t.as<float>()[i] = static_cast<float>(v.as<double>()[i]); break;
-      case DType::bf16: t.as<float>()[i] = v.as<bf16>()[i]; break;
-      case DType::f16: t.as<float>()[i] = v.as<f16>()[i]; break;
-      default: bug("to_f32: float dtypes only");
+      case DType::f32:
+        t.as<float>()[i] = v.as<float>()[i];
+        break;
+      case DType::f64:
+        t.as<float>()[i] = static_cast<float>(v.as<double>()[i]);
+        break;
+      case DType::bf16:
+        t.as<float>()[i] = v.as<bf16>()[i];
+        break;
+      case DType::f16:
+        t.as<float>()[i] = v.as<f16>()[i];
+        break;
+      default:
+        bug("to_f32: float dtypes only");
     }
   return t;
 }
@@ -80,7 +95,8 @@ double relative_error(ConstTensorView a, ConstTensorView b) {
 
 std::string first_difference(ConstTensorView a, ConstTensorView b) {
   if (a.dtype != b.dtype || !(a.shape == b.shape))
-    return std::string(name_of(a.dtype)) + a.shape.str() + " against " + std::string(name_of(b.dtype)) + b.shape.str();
+    return std::string(name_of(a.dtype)) + a.shape.str() + " against " + std::string(name_of(b.dtype)) +
+           b.shape.str();
   const auto* pa = static_cast<const uint8_t*>(a.data);
   const auto* pb = static_cast<const uint8_t*>(b.data);
   for (int64_t i = 0; i < a.bytes(); ++i) {

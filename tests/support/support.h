@@ -14,8 +14,8 @@ namespace fewbit::test {
 
 // A file of the reference folder; a test that needs it begins with FEWBIT_NEEDS_REFERENCE(path).
 std::filesystem::path reference(const std::string& relative);
-#define FEWBIT_NEEDS_REFERENCE(relative)                                       \
-  if (!std::filesystem::exists(::fewbit::test::reference(relative)))           \
+#define FEWBIT_NEEDS_REFERENCE(relative)                             \
+  if (!std::filesystem::exists(::fewbit::test::reference(relative))) \
   GTEST_SKIP() << "reference file absent: " << ::fewbit::test::reference(relative)
 
 // A golden file opened as a container. get() copies a tensor to aligned host memory.
@@ -32,8 +32,9 @@ class Golden {
 
 // Standard normal values * scale, keyed by (seed, name); f32, or rounded to `dtype`.
 Tensor random_normal(DType dtype, Shape shape, uint64_t seed, float scale = 1);
-Tensor to_f32(ConstTensorView host);       // any float dtype, host
-Tensor poisoned(Exec& ex, DType dtype, Shape shape);  // NaN (or 0x7f bytes) everywhere, so an unwritten element fails
+Tensor to_f32(ConstTensorView host);  // any float dtype, host
+Tensor poisoned(Exec& ex, DType dtype,
+                Shape shape);  // NaN (or 0x7f bytes) everywhere, so an unwritten element fails
 
 // ||a - b|| / ||b|| over f32 | f64 | bf16 | f16 host tensors; infinity when anything is NaN.
 double relative_error(ConstTensorView a, ConstTensorView b);
@@ -42,9 +43,9 @@ std::string first_difference(ConstTensorView a, ConstTensorView b);
 
 // The CPU, and the GPU where one answers. With no GPU, tests of the CUDA half call skip_without_gpu().
 std::vector<std::string> backends();
-#define FEWBIT_NEEDS_GPU()                                        \
-  do {                                                            \
-    std::string why;                                              \
+#define FEWBIT_NEEDS_GPU()                                          \
+  do {                                                              \
+    std::string why;                                                \
     if (!::fewbit::Exec::cuda_available(&why)) GTEST_SKIP() << why; \
   } while (0)
 

@@ -1,0 +1,35 @@
+#include "src/model/op_slots.h"
+
+namespace fewbit {
+namespace {
+
+struct Reads {
+  std::vector<Slot> operator()(const Norm& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const Linears& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const HeadNorm& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const Rope& op) const { return op.slots; }
+  std::vector<Slot> operator()(const Attention& op) const { return {op.q, op.k, op.v}; }
+  std::vector<Slot> operator()(const GatedAct& op) const { return {op.gate, op.up}; }
+  std::vector<Slot> operator()(const AddTo& op) const { return {op.in, op.out}; }
+};
+
+struct Writes {
+  std::vector<Slot> operator()(const Norm& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const Linears& op) const {
+    std::vector<Slot> out;
+    for (const LinearDef& l : op.items) out.push_back(l.out);
+    return out;
+  }
+  std::vector<Slot> operator()(const HeadNorm& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const Rope& op) const { return op.slots; }
+  std::vector<Slot> operator()(const Attention& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const GatedAct& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const AddTo& op) const { return {op.out}; }
+};
+
+}  // namespace
+
+std::vector<Slot> slots_read(const BlockOp& op) { return std::visit(Reads{}, op); }
+std::vector<Slot> slots_written(const BlockOp& op) { return std::visit(Writes{}, op); }
+
+}  // namespace fewbit

@@ -1,0 +1,83 @@
+#include "src/quant/output.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path.string()));
+}
+
+// Files of the model directory that are rewritten or belong to its weights; everything else travels along.
+bool travels(const fs::path& file) {
+  const std::string name = file.filename().string();
+  for (const char* suffix :
+       {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"})
+    if (ends_with(name, suffix)) return false;
+  return name != "config.json" && name != "quantize_config.json" && name != "quant_report.json" &&
+         name[0] != '.';
+}
+
+void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& dir,
+                   int64_t shard_bytes) {
+  std::map<std::string, bool> replaced;
+  for (const PlannedLinear& p : plan.linears) replaced[p.linear.name + ".weight"] = !p.keep;
+  const auto writer = container_safetensors.create(dir, WriterOptions{.shard_bytes = shard_bytes});
+  for (const auto& [name, info] : c.store.index().tensors)
+    if (const auto it = replaced.find(name); it == replaced.end() || !it->second)
+      writer->add(name, c.store.index().view(info));
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    const CheckpointIndex block = container_safetensors.open(journal.block_file(layer));
+    for (const auto& [name, info] : block.tensors) writer->add(name, block.view(info));
+  }
+  writer->finish();
+}
+
+void write_config(const Checkpoint& c, const QuantPlan& plan, const fs::path& dir) {
+  QuantizationSummary summary;
+  for (const PlannedLinear& p : plan.linears)
+    if (!p.keep)
+      summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
+  auto config = nlohmann::ordered_json::parse(c.config.text());
+  const std::string quantization = plan.format->write_config(summary);
+  if (!quantization.empty()) {
+    config["quantization_config"] = nlohmann::ordered_json::parse(quantization);
+    write_text(dir / "quantize_config.json", config["quantization_config"].dump(2) + "\n");
+  }
+  write_text(dir / "config.json", config.dump(2) + "\n");
+}
+
+}  // namespace
+
+void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const QuantJob& job,
+                  const QuantReport& report) {
+  const fs::path dir = journal.dir() / "checkpoint";
+  std::error_code ec;
+  fs::remove_all(dir, ec);
+  if (!fs::create_directories(dir, ec))
+    fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
+  write_tensors(c, plan, journal, dir, job.shard_bytes);
+  write_config(c, plan, dir);
+  for (const auto& entry : fs::directory_iterator(c.dir))
+    if (entry.is_regular_file() && travels(entry.path()))
+      fs::copy_file(entry.path(), dir / entry.path().filename());
+  write_text(dir / "quant_report.json", to_json(report));
+  if (job.force) fs::remove_all(job.out, ec);
+  fs::rename(dir, job.out, ec);
+  if (ec)
+    fail(ErrorKind::io,
+         fmt::format("{}: cannot rename to {}: {}", dir.string(), job.out.string(), ec.message()));
+  fs::remove_all(journal.dir(), ec);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,352 @@
+#include "src/quant/pipeline.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "kernels/cast.h"
+#include "kernels/dequantize.h"
+#include "kernels/embed.h"
+#include "kernels/gram.h"
+#include "kernels/gram_loss.h"
+#include "kernels/squared_error.h"
+#include "src/calib/stream.h"
+#include "src/core/hash.h"
+#include "src/quant/output.h"
+#include "src/run/runner.h"
+
+namespace fewbit {
+namespace {
+
+class Timer {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+int64_t peak_host_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<int64_t>(usage.ru_maxrss) * 1024;
+}
+
+double sum_f64(Exec& ex, ConstTensorView device) {
+  const Tensor host = ex.to_host(device);
+  return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
+}
+
+// Everything that decides the bits of the output, on one line.
+std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& w,
+                        const QuantJob& job) {
+  Hasher recipes, model;
+  for (const PlannedLinear& p : plan.linears) {
+    const std::string line =
+        p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.packing->name));
+    recipes.add(line.data(), line.size());
+  }
+  model.add(c.config.text().data(), c.config.text().size());
+  for (const auto& [name, info] : c.store.index().tensors) {
+    // A sample of every tensor: enough to tell two checkpoints apart without reading all of them.
+    const ConstTensorView v = c.store.index().view(info);
+    model.add(name.data(), name.size());
+    model.add(v.data, static_cast<size_t>(std::min<int64_t>(v.bytes(), 4096)));
+  }
+  return nlohmann::json{{"recipes", recipes.hex()},
+                        {"model", model.hex()},
+                        {"calibration", content_hash(w.ids.data(), w.ids.size() * sizeof(int32_t))},
+                        {"seq_len", w.length},
+                        {"dtype", name_of(job.dtype)},
+                        {"device", ex.on_cuda() ? "cuda" : "cpu"},
+                        {"seed", job.seed}}
+      .dump();
+}
+
+// One run: the two streams, the journal and what the block loop needs at hand.
+class Run {
+ public:
+  Run(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows, const QuantJob& job)
+      : ex_(ex),
+        ckpt_(c),
+        plan_(plan),
+        job_(job),
+        ropes_(ex, c.spec),
+        journal_(job.out, identity_of(ex, c, plan, windows, job),
+                 job.resume ? Journal::Start::resume : Journal::Start::fresh) {
+    if (windows.count > 0) start_streams(windows);
+  }
+
+  Journal& journal() { return journal_; }
+  std::map<std::string, double>& phases() { return phases_; }
+
+  void block(int64_t layer) {
+    const bool sealed = journal_.sealed(layer);
+    if (sealed && !quantized_) return;  // data-free: nothing downstream depends on this block
+    packed_.clear();
+    records_.clear();
+    restored_.reset();
+    if (sealed) restored_ = container_safetensors.open(journal_.block_file(layer));
+    const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+    BlockWeights weights;
+    if (quantized_)
+      timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
+    if (quantized_) quantized_->begin_block(ops);
+    if (full_) full_->begin_block(ops);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      std::map<std::string, Linear> replaced;
+      if (const auto* group = std::get_if<Linears>(&ops[i]))
+        replaced = quantize_group(layer, *group, weights);
+      timed("forward", [&] {
+        if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
+        for (auto& [name, linear] : replaced) weights.linears[name] = std::move(linear);
+        if (quantized_) quantized_->run(i, weights, ropes_);
+      });
+    }
+    if (!sealed) timed("write", [&] { journal_.seal(layer, packed_, records_); });
+  }
+
+ private:
+  template <class F>
+  void timed(const std::string& phase, F&& work) {
+    const Timer t;
+    work();
+    ex_.sync();
+    phases_[phase] += t.seconds();
+  }
+
+  void start_streams(const Windows& w) {
+    check_ids(ckpt_.spec, w.ids);
+    const Tensor ids = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
+    const auto states = [&] {
+      const Ends ends = load_ends(ex_, ckpt_, job_.dtype);
+      Tensor x = ex_.alloc(job_.dtype, {w.count * w.length, ckpt_.spec.hidden});
+      embed(ex_, ids, ends.embed, ckpt_.spec.embed_scale, x);
+      return x;
+    };
+    quantized_.emplace(ex_, ckpt_.spec, states(), w.count);
+    if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
+  }
+
+  // Statistics of the input that the linears of a group share.
+  std::optional<InputStats> observe(const Linears& group) {
+    if (!quantized_) return std::nullopt;
+    const ConstTensorView x = quantized_->input(group.in);
+    InputStats stats;
+    timed("observe", [&] {
+      stats.tokens = x.rows();
+      stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
+      gram(ex_, x, stats.gram);
+      if (!full_) return;
+      stats.cross = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
+      cross_gram(ex_, full_->input(group.in), x, stats.cross);
+    });
+    return stats;
+  }
+
+  // Quantizes (or, for a sealed block, restores) the linears of a group; returns what takes their place in
+  // the quantized stream.
+  std::map<std::string, Linear> quantize_group(int64_t layer, const Linears& group, BlockWeights& weights) {
+    std::map<std::string, Linear> replaced;
+    const bool restore = restored_.has_value();
+    const std::optional<InputStats> stats = restore ? std::nullopt : observe(group);
+    for (const LinearDef& def : group.items) {
+      const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
+      if (p.keep) continue;
+      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr);
+      if (quantized_) replaced.emplace(def.name, dense(q, weights.linears.at(def.name)));
+    }
+    return replaced;
+  }
+
+  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
+    const Timer timer;
+    const std::string name = p.linear.name + ".weight";
+    const ConstTensorView stored =
+        ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
+    Tensor w = ex_.alloc(DType::f32, stored.shape);
+    cast(ex_, ex_.to_device(stored), w);
+    MethodResult r;
+    timed("quantize", [&] {
+      r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
+                                          .weight = w,
+                                          .stats = stats,
+                                          .spec = p.recipe.spec,
+                                          .effort = p.recipe.effort,
+                                          .act_order = p.recipe.act_order,
+                                          .damp = p.recipe.damp,
+                                          .allow_rtn = job_.allow_rtn,
+                                          .seed = job_.seed});
+    });
+    validate(r.linear);
+    LinearRecord record{.name = p.linear.name,
+                        .recipe = p.recipe.str(),
+                        .packing = std::string(p.packing->name),
+                        .rung = r.rung,
+                        .loss = r.loss,
+                        .loss_rtn = r.loss_rtn,
+                        .tokens = stats ? stats->tokens : 0,
+                        .hash = content_hash(r.linear)};
+    timed("measure", [&] { measure(w, r.linear, stats, record); });
+    timed("pack", [&] {
+      for (NamedTensor& t : p.packing->pack(p.linear.name, r.linear).tensors) packed_.push_back(std::move(t));
+    });
+    record.seconds = timer.seconds();
+    records_.push_back(std::move(record));
+    return std::move(r.linear);
+  }
+
+  // The codes' values on the device.
+  Tensor values(const QuantizedLinear& q, DType dtype) {
+    const Tensor codes = ex_.to_device(q.codes), scales = ex_.to_device(q.scales);
+    const Tensor zeros = q.zeros ? ex_.to_device(*q.zeros) : Tensor();
+    const Tensor group_of = q.group_of ? ex_.to_device(*q.group_of) : Tensor();
+    Tensor w = ex_.alloc(dtype, {q.out(), q.in()});
+    dequantize(ex_,
+               {.codes = codes,
+                .scales = scales,
+                .zeros = zeros,
+                .group_of = group_of,
+                .bits = q.spec.bits,
+                .group = q.spec.group_size(q.in())},
+               w);
+    return w;
+  }
+
+  Linear dense(const QuantizedLinear& q, Linear& original) {
+    return DenseLinear{.weight = values(q, job_.dtype),
+                       .bias = std::move(std::get<DenseLinear>(original).bias)};
+  }
+
+  // Relative error of the output on the calibration data (of the weights where there is none) and SQNR.
+  void measure(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
+    const Tensor value = values(q, DType::f32);
+    const Tensor rows = ex_.alloc(DType::f64, {q.out()});
+    const auto total = [&](ConstTensorView b) {
+      squared_error(ex_, w, b, rows);
+      return sum_f64(ex_, rows);
+    };
+    const double energy = total({}), error = total(value);
+    record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
+    record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
+    if (!stats) return;
+    const Tensor zero = ex_.alloc_zeros(DType::f32, w.shape());
+    const auto output = [&](ConstTensorView b) {
+      gram_loss(ex_, w, b, stats->gram, rows);
+      return sum_f64(ex_, rows);
+    };
+    const double signal = output(zero);
+    record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(value)) / signal) : 0;
+  }
+
+  QuantizedLinear unpack(const PlannedLinear& p) {
+    const TensorSource source = [this](const std::string& name) -> ConstTensorView {
+      const auto it = restored_->tensors.find(name);
+      return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
+    };
+    return p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, source);
+  }
+
+  Exec& ex_;
+  const Checkpoint& ckpt_;
+  const QuantPlan& plan_;
+  const QuantJob& job_;
+  RopeTables ropes_;
+  Journal journal_;
+  std::optional<Stream> quantized_, full_;
+  std::map<std::string, double> phases_;
+  std::vector<NamedTensor> packed_;
+  std::vector<LinearRecord> records_;
+  std::optional<CheckpointIndex> restored_;
+};
+
+QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& w,
+                      const QuantJob& job) {
+  QuantReport r;
+  r.recipe = job.recipe;
+  r.note = job.note;
+  r.model = c.dir.string();
+  r.out = job.out.string();
+  r.device = ex.device_name();
+  r.dtype = std::string(name_of(job.dtype));
+  r.calibration = w.source;
+  r.seed = job.seed;
+  r.samples = w.count;
+  r.seq_len = w.length;
+  r.source_bytes = plan.source_bytes;
+  r.out_bytes = plan.out_bytes;
+  r.bits_per_weight = plan.bits_per_weight;
+  for (const PlannedLinear& p : plan.linears)
+    if (p.keep) r.kept.push_back(p.linear.name);
+  return r;
+}
+
+void run_blocks(Run& run, const Checkpoint& c, const QuantJob& job) {
+  const auto tell = [&](int64_t done) {
+    if (job.progress)
+      job.progress("quantizing blocks", static_cast<double>(done) / static_cast<double>(c.spec.layers));
+  };
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    tell(layer);
+    if (job.stop_requested && job.stop_requested())
+      fail(ErrorKind::stopped,
+           fmt::format("stopped before block {} of {}; {} blocks are kept in {}: run the same command "
+                       "with --resume",
+                       layer, c.spec.layers, run.journal().sealed_blocks(), run.journal().dir().string()));
+    run.block(layer);
+  }
+  tell(c.spec.layers);
+}
+
+}  // namespace
+
+void check_out(const QuantJob& job) {
+  namespace fs = std::filesystem;
+  if (fs::exists(job.out) && !job.force)
+    fail(ErrorKind::usage,
+         fmt::format("{} exists; choose another OUT or give --force to replace it", job.out.string()));
+  if (fs::exists(job.out) && !fs::exists(job.out / "config.json"))
+    fail(ErrorKind::usage,
+         fmt::format("{} exists and is not a checkpoint folder; --force does not replace it",
+                     job.out.string()));
+  const fs::path parent = fs::absolute(job.out).parent_path();
+  if (!fs::is_directory(parent))
+    fail(ErrorKind::io, fmt::format("{} is not a folder to write OUT into", parent.string()));
+}
+
+QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
+                         const QuantJob& job) {
+  check_out(job);
+  FEWBIT_ASSERT(plan.refusals.empty());
+  const Timer timer;
+  QuantReport report = report_of(ex, c, plan, windows, job);
+  Run run(ex, c, plan, windows, job);
+  try {
+    run_blocks(run, c, job);
+  } catch (const Error&) {
+    run.journal().discard_if_empty();
+    throw;
+  }
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+    for (const LinearRecord& r : run.journal().records(layer)) report.linears.push_back(r);
+  const Timer writing;
+  report.peak_gpu_bytes = ex.on_cuda() ? ex.peak_bytes() : 0;
+  report.peak_host_bytes = peak_host_bytes();
+  report.phases = run.phases();
+  report.seconds = timer.seconds();
+  if (job.progress) job.progress("writing the checkpoint", 0);
+  write_output(c, plan, run.journal(), job, report);
+  report.phases["write"] += writing.seconds();
+  report.seconds = timer.seconds();
+  return report;
+}
+
+}  // namespace fewbit

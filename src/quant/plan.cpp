@@ -1,0 +1,128 @@
+#include "src/quant/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "src/core/marlin_layout.h"
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+std::string name_in_block(const ModelSpec& spec, const NamedLinear& l) {
+  return l.name.substr(spec.prefix(l.layer).size());
+}
+
+Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions& o) {
+  Recipe r = o.base;
+  for (const Rule& rule : o.rules)
+    if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l)))
+      r = overlay(o.base, rule.recipe);
+  return r;
+}
+
+std::string published_note(const PlannedLinear& p) {
+  const QuantSpec& s = p.recipe.spec;
+  if (p.packing->name != "marlin" ||
+      (s.symmetric && marlin::published_kernel_admits(p.linear.out, p.linear.in, s.group, s.bits)))
+    return "";
+  if (!s.symmetric) return "zero points: our extension, not read by the published Marlin kernel";
+  return "the published Marlin kernel wants 4 bits, out % 256 == 0, in % 128 == 0 and group 128 or one a row";
+}
+
+// What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
+// with their factors, and the f32 working copies of the largest linear.
+int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
+  const int64_t elem = bytes_of(o.dtype);
+  int64_t block = 0, widest_in = 0, largest = 0, slots = 0;
+  std::map<int64_t, int64_t> per_layer;
+  for (const NamedLinear& l : linears_of(c.spec)) {
+    per_layer[l.layer] += l.out * l.in;
+    widest_in = std::max(widest_in, l.in);
+    largest = std::max(largest, l.out * l.in);
+  }
+  for (const auto& [layer, weights] : per_layer) block = std::max(block, weights);
+  for (const auto& ops : c.spec.kinds) {
+    int64_t width = 0;
+    for (const Slot s : {Slot::gate, Slot::up}) width += slot_features(c.spec, ops, s);
+    const int64_t attention = slot_features(c.spec, ops, Slot::q) + 2 * slot_features(c.spec, ops, Slot::k) +
+                              slot_features(c.spec, ops, Slot::attn);
+    slots = std::max({slots, width, attention + c.spec.hidden});
+  }
+  if (plan.needs == Needs::nothing) return largest * 13;  // weight, working copy, values and codes
+  const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
+  const int64_t grams =
+      widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
+  return 2 * block * elem + states + grams + largest * 24;
+}
+
+// Bytes of everything that is not a quantized linear's weight, as it will be copied.
+int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced) {
+  int64_t bytes = 0;
+  for (const auto& [name, info] : c.store.index().tensors)
+    if (!replaced.count(name)) bytes += info.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+const PlannedLinear& QuantPlan::of(const std::string& linear) const {
+  const auto it = std::find_if(linears.begin(), linears.end(),
+                               [&](const PlannedLinear& p) { return p.linear.name == linear; });
+  FEWBIT_ASSERT(it != linears.end());
+  return *it;
+}
+
+QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
+  QuantPlan plan;
+  const FullRecipe base = resolve(o.base);
+  plan.format = &checkpoint_format(base.format);
+  plan.source_bytes = c.store.total_bytes();
+  std::set<std::string> replaced;
+  double bits = 0, weights = 0;
+  for (const NamedLinear& l : linears_of(c.spec)) {
+    PlannedLinear p;
+    p.linear = l;
+    const Recipe r = recipe_for(c.spec, l, o);
+    p.keep = r.keep;
+    if (const TensorInfo* info = c.store.find(l.name + ".weight")) p.source_bytes = info->bytes;
+    p.out_bytes = p.source_bytes;
+    if (c.packed(l.name)) {
+      plan.refusals.push_back(
+          {l.name, "is already quantized (" + c.format + "); start from the bf16 checkpoint"});
+    } else if (!p.keep) {
+      p.recipe = resolve(r);
+      if (!r.format.empty() && r.format != base.format)
+        plan.refusals.push_back({l.name, fmt::format("one checkpoint has one format: {} here, {} elsewhere",
+                                                     r.format, base.format)});
+      const bool act_order = p.recipe.act_order == ActOrder::full;
+      std::string why;
+      p.packing = choose_packing(*plan.format, p.recipe.spec, l.out, l.in, act_order, &why);
+      if (p.packing) {
+        p.out_bytes = packed_bytes(*p.packing, p.recipe.spec, l.out, l.in, act_order);
+        p.note = published_note(p);
+        plan.needs = plan.needs | p.recipe.needs();
+        replaced.insert(l.name + ".weight");
+        bits += 8.0 * static_cast<double>(p.out_bytes);
+        weights += static_cast<double>(l.out * l.in);
+      } else {
+        plan.refusals.push_back({l.name, why});
+      }
+    }
+    plan.linears.push_back(std::move(p));
+  }
+  plan.out_bytes = copied_bytes(c, replaced);
+  for (const PlannedLinear& p : plan.linears)
+    if (p.packing) plan.out_bytes += p.out_bytes;
+  plan.bits_per_weight = weights > 0 ? bits / weights : 0;
+  const int64_t peak = peak_estimate(c, plan, o);
+  (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
+  if (o.on_gpu)
+    plan.peak_host_bytes = plan.out_bytes / std::max<int64_t>(1, c.spec.layers) + (int64_t{64} << 20);
+  return plan;
+}
+
+}  // namespace fewbit

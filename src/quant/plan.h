@@ -1,0 +1,55 @@
+#pragma once
+// Plan: what will be done to every linear, decided before anything is computed; or all the refusals at once.
+// A pure function of the checkpoint, the rules and the registries.
+#include <string>
+#include <vector>
+
+#include "src/model/checkpoint.h"
+#include "src/quant/recipe.h"
+
+namespace fewbit {
+
+// --set GLOB=RECIPE: ordered, the last match wins; GLOB is matched against the full name of a linear and
+// against its name inside the block ("self_attn.q_proj").
+struct Rule {
+  std::string glob;
+  Recipe recipe;
+};
+
+struct PlanOptions {
+  Recipe base{};
+  std::vector<Rule> rules{};
+  int64_t tokens = 0;        // calibration tokens, for the memory estimate
+  DType dtype = DType::f32;  // compute dtype of the calibration
+  bool on_gpu = false;
+};
+
+struct PlannedLinear {
+  NamedLinear linear{};
+  bool keep = false;
+  FullRecipe recipe{};               // unless keep
+  const Packing* packing = nullptr;  // unless keep
+  std::string note{};                // "the published Marlin kernel would refuse: …"
+  int64_t source_bytes = 0, out_bytes = 0;
+};
+
+struct Refusal {
+  std::string name, reason;
+};
+
+struct QuantPlan {
+  const CheckpointFormat* format = nullptr;
+  std::vector<PlannedLinear> linears;  // in model order
+  std::vector<Refusal> refusals;
+  int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
+  int64_t peak_gpu_bytes = 0, peak_host_bytes = 0;
+  double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
+  Needs needs = Needs::nothing;
+
+  const PlannedLinear& of(const std::string& linear) const;
+};
+
+// Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
+QuantPlan make_plan(const Checkpoint&, const PlanOptions&);
+
+}  // namespace fewbit

@@ -1,0 +1,194 @@
+#include "src/quant/recipe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+constexpr std::array<std::pair<Effort, std::string_view>, 4> kEfforts{{{Effort::quick, "quick"},
+                                                                       {Effort::standard, "default"},
+                                                                       {Effort::best, "best"},
+                                                                       {Effort::reference, "reference"}}};
+constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
+    {{ActOrder::off, "off"},
+     {ActOrder::static_groups, "static"},
+     {ActOrder::gar, "gar"},
+     {ActOrder::full, "full"}}};
+
+template <class E, size_t N>
+E from_name(const std::array<std::pair<E, std::string_view>, N>& table, std::string_view what,
+            std::string_view name) {
+  std::string known;
+  for (const auto& [value, text] : table) {
+    if (text == name) return value;
+    known += fmt::format(" {}", text);
+  }
+  fail(ErrorKind::usage, fmt::format("unknown {} \"{}\"; known:{}", what, name, known));
+}
+
+template <class E, size_t N>
+std::string_view to_name(const std::array<std::pair<E, std::string_view>, N>& table, E value) {
+  for (const auto& [v, text] : table)
+    if (v == value) return text;
+  bug("an enum value without a name");
+}
+
+// The number behind a prefix, or nothing when the rest is not a number.
+std::optional<int64_t> number_after(std::string_view word, std::string_view prefix) {
+  if (!starts_with(word, prefix)) return std::nullopt;
+  const std::string_view rest = word.substr(prefix.size());
+  int64_t n = 0;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), n);
+  if (error != std::errc{} || end != rest.data() + rest.size() || rest.empty()) return std::nullopt;
+  return n;
+}
+
+// Names that the grammar reserves; the registry says which of them this version has.
+bool is_chain_word(std::string_view word) {
+  static constexpr std::string_view known[] = {"rtn", "gptq", "awq", "smoothquant", "fp8", "auto"};
+  const std::vector<std::string> parts = split(word, '+');
+  return std::all_of(parts.begin(), parts.end(), [](const std::string& p) {
+    if (std::find(std::begin(known), std::end(known), p) != std::end(known)) return true;
+    return std::any_of(methods().begin(), methods().end(), [&](const Method* m) { return m->name == p; });
+  });
+}
+
+DType scale_from(std::string_view v) {
+  if (v == "f16") return DType::f16;
+  if (v == "bf16") return DType::bf16;
+  if (v == "f32") return DType::f32;
+  fail(ErrorKind::usage, fmt::format("unknown scale type \"{}\"; known: f16 bf16 f32", v));
+}
+
+float damp_from(std::string_view v) {
+  float d = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), d);
+  if (error != std::errc{} || end != v.data() + v.size() || !(d > 0 && d < 1))
+    fail(ErrorKind::usage, fmt::format("damping \"{}\" is not a number between 0 and 1", v));
+  return d;
+}
+
+void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
+  if (key == "act")
+    r.act_order = act_order_from(value);
+  else if (key == "scale")
+    r.scale = scale_from(value);
+  else if (key == "damp")
+    r.damp = damp_from(value);
+  else if (key == "effort")
+    r.effort = effort_from(value);
+  else if (key == "format")
+    r.format = std::string(value);
+  else
+    fail(ErrorKind::usage,
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= format=", key));
+}
+
+void apply_word(Recipe& r, const std::string& word) {
+  if (const size_t eq = word.find('='); eq != std::string::npos)
+    return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
+  if (word == "keep")
+    r.keep = true;
+  else if (word == "sym")
+    r.symmetric = true;
+  else if (word == "asym")
+    r.symmetric = false;
+  else if (word == "gch")
+    r.group = -1;
+  else if (const auto bits = number_after(word, "int")) {
+    if (*bits < 2 || *bits > 8)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
+    r.bits = static_cast<int>(*bits);
+  } else if (const auto group = number_after(word, "g")) {
+    if (*group == 0 || *group < -1)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
+    r.group = *group;
+  } else if (is_chain_word(word)) {
+    if (!r.chain.empty())
+      fail(ErrorKind::usage,
+           fmt::format("a recipe has one chain of methods; found \"{}\" after \"{}\"", word, r.chain_str()));
+    r.chain = split(word, '+');
+  } else {
+    fail(
+        ErrorKind::usage,
+        fmt::format("unknown word \"{}\" in a recipe; example: \"gptq int4 g128 sym act=off effort=default\" "
+                    "(`quantize list` shows the methods)",
+                    word));
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Effort e) { return to_name(kEfforts, e); }
+std::string_view name_of(ActOrder a) { return to_name(kActOrders, a); }
+Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort", s); }
+ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act-order", s); }
+
+std::string Recipe::chain_str() const { return join(chain, "+"); }
+
+Recipe parse_recipe(std::string_view text) {
+  Recipe r;
+  const std::vector<std::string> all = words(text);
+  if (all.empty()) fail(ErrorKind::usage, "an empty recipe; example: \"gptq int4 g128\"");
+  for (const std::string& w : all) apply_word(r, w);
+  return r;
+}
+
+Recipe overlay(Recipe base, const Recipe& over) {
+  base.keep = over.keep;
+  if (!over.chain.empty()) base.chain = over.chain;
+  if (over.bits) base.bits = over.bits;
+  if (over.group) base.group = over.group;
+  if (over.symmetric) base.symmetric = over.symmetric;
+  if (over.act_order) base.act_order = over.act_order;
+  if (over.effort) base.effort = over.effort;
+  if (over.scale) base.scale = over.scale;
+  if (over.damp) base.damp = over.damp;
+  if (!over.format.empty()) base.format = over.format;
+  return base;
+}
+
+FullRecipe resolve(const Recipe& r) {
+  if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
+  FullRecipe f;
+  for (const std::string& name : r.chain) f.method = &method(name);
+  if (r.chain.size() > 1)
+    fail(ErrorKind::usage,
+         fmt::format("\"{}\": this version has no transforms, so a chain is one method", r.chain_str()));
+  f.spec.bits = r.bits.value_or(4);
+  f.spec.group = r.group.value_or(128);
+  f.spec.symmetric = r.symmetric.value_or(true);
+  f.spec.scale_dtype = r.scale.value_or(DType::f16);
+  f.act_order = r.act_order.value_or(ActOrder::off);
+  f.effort = r.effort.value_or(Effort::standard);
+  f.damp = r.damp.value_or(0.01f);
+  f.format = r.format.empty() ? "marlin" : r.format;
+  if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
+    fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
+                                       name_of(f.act_order), f.method->name));
+  return f;
+}
+
+Needs FullRecipe::needs() const {
+  if (effort == Effort::reference && has(method->needs, Needs::gram)) return Needs::gram;
+  return method->needs;
+}
+
+std::string FullRecipe::str() const {
+  std::string s = fmt::format("{} {}", method->name, spec.str());
+  if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
+  if (spec.scale_dtype != DType::f16) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (damp != 0.01f) s += fmt::format(" damp={}", damp);
+  if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
+  return s;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,55 @@
+#pragma once
+// Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
+//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
+// Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
+// leaves a linear as it is.
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/quant/method.h"
+
+namespace fewbit {
+
+struct Recipe {
+  bool keep = false;
+  std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
+  std::optional<int> bits{};
+  std::optional<int64_t> group{};  // -1 = one per row
+  std::optional<bool> symmetric{};
+  std::optional<ActOrder> act_order{};
+  std::optional<Effort> effort{};
+  std::optional<DType> scale{};
+  std::optional<float> damp{};
+  std::string format{};
+
+  std::string chain_str() const;  // "awq+gptq"
+};
+
+// Error{usage} naming the word and what is accepted.
+Recipe parse_recipe(std::string_view text);
+// `over` on top of `base`: what `over` states wins.
+Recipe overlay(Recipe base, const Recipe& over);
+
+std::string_view name_of(Effort);
+std::string_view name_of(ActOrder);
+Effort effort_from(std::string_view);  // Error{usage} listing the names
+ActOrder act_order_from(std::string_view);
+
+// A recipe with every default filled in.
+struct FullRecipe {
+  const Method* method = nullptr;
+  QuantSpec spec{};
+  ActOrder act_order = ActOrder::off;
+  Effort effort = Effort::standard;
+  float damp = 0.01f;
+  std::string format;       // "marlin"
+  std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
+  Needs needs() const;      // the published algorithms know no unquantized stream
+};
+// Fills in the contract's defaults. Error{usage} for a chain that names no method, a method that does not
+// exist or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
+FullRecipe resolve(const Recipe&);
+
+}  // namespace fewbit

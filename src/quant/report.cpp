@@ -1,0 +1,87 @@
+#include "src/quant/report.h"
+
+#include <nlohmann/json.hpp>
+
+namespace fewbit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const LinearRecord& r) {
+  return {{"name", r.name},           {"recipe", r.recipe},   {"packing", r.packing},
+          {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db}, {"loss", r.loss},
+          {"loss_rtn", r.loss_rtn},   {"rung", r.rung},       {"tokens", r.tokens},
+          {"seconds", r.seconds},     {"hash", r.hash}};
+}
+
+}  // namespace
+
+std::string to_json(const LinearRecord& r) { return json_of(r).dump(); }
+
+LinearRecord linear_record_from_json(const std::string& text) {
+  const Json j = Json::parse(text);
+  LinearRecord r;
+  j.at("name").get_to(r.name);
+  j.at("recipe").get_to(r.recipe);
+  j.at("packing").get_to(r.packing);
+  j.at("rel_error").get_to(r.rel_error);
+  j.at("sqnr_db").get_to(r.sqnr_db);
+  j.at("loss").get_to(r.loss);
+  j.at("loss_rtn").get_to(r.loss_rtn);
+  j.at("rung").get_to(r.rung);
+  j.at("tokens").get_to(r.tokens);
+  j.at("seconds").get_to(r.seconds);
+  j.at("hash").get_to(r.hash);
+  return r;
+}
+
+std::string to_json(const QuantReport& r) {
+  Json j = {{"recipe", r.recipe},
+            {"model", r.model},
+            {"out", r.out},
+            {"device", r.device},
+            {"dtype", r.dtype},
+            {"calibration", r.calibration},
+            {"samples", r.samples},
+            {"seq_len", r.seq_len},
+            {"seed", r.seed},
+            {"note", r.note},
+            {"seconds", r.seconds},
+            {"phases", r.phases},
+            {"peak_gpu_bytes", r.peak_gpu_bytes},
+            {"peak_host_bytes", r.peak_host_bytes},
+            {"source_bytes", r.source_bytes},
+            {"out_bytes", r.out_bytes},
+            {"bits_per_weight", r.bits_per_weight},
+            {"kept", r.kept}};
+  j["linears"] = Json::array();
+  for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
+  return j.dump(1) + "\n";
+}
+
+std::string to_json(const QuantPlan& p, const std::string& recipe, const std::string& model,
+                    const std::string& out) {
+  Json j = {{"recipe", recipe},
+            {"model", model},
+            {"out", out},
+            {"format", p.format->name},
+            {"peak_gpu_bytes", p.peak_gpu_bytes},
+            {"peak_host_bytes", p.peak_host_bytes},
+            {"source_bytes", p.source_bytes},
+            {"out_bytes", p.out_bytes},
+            {"bits_per_weight", p.bits_per_weight}};
+  j["linears"] = Json::array();
+  for (const PlannedLinear& l : p.linears)
+    j["linears"].push_back({{"name", l.linear.name},
+                            {"recipe", l.keep ? "keep" : l.recipe.str()},
+                            {"packing", l.packing ? Json(l.packing->name) : Json()},
+                            {"shape", {l.linear.out, l.linear.in}},
+                            {"source_bytes", l.source_bytes},
+                            {"out_bytes", l.out_bytes},
+                            {"note", l.note}});
+  j["refusals"] = Json::array();
+  for (const Refusal& r : p.refusals) j["refusals"].push_back({{"name", r.name}, {"reason", r.reason}});
+  return j.dump(1) + "\n";
+}
+
+}  // namespace fewbit

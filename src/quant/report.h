@@ -1,0 +1,43 @@
+#pragma once
+// Report: one record per linear and the run's figures; quant_report.json in the checkpoint and `--json` print
+// it.
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/quant/plan.h"
+
+namespace fewbit {
+
+struct LinearRecord {
+  std::string name, recipe, packing, rung;
+  double rel_error =
+      0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
+  double sqnr_db = 0;  // 10 log10(||W||^2 / ||W - Q||^2)
+  double loss = 0, loss_rtn = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  std::string hash;  // of the neutral form; `evaluate verify` compares it
+};
+
+struct QuantReport {
+  std::string recipe, model, out, device, dtype, calibration, note;
+  uint64_t seed = 0;
+  int64_t samples = 0, seq_len = 0;
+  double seconds = 0;
+  std::map<std::string, double> phases;  // seconds
+  int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
+  double bits_per_weight = 0;
+  std::vector<LinearRecord> linears;
+  std::vector<std::string> kept;  // linears left as they are
+};
+
+std::string to_json(const QuantReport&);
+std::string to_json(const LinearRecord&);
+LinearRecord linear_record_from_json(const std::string&);
+// What `quantize plan --json` prints.
+std::string to_json(const QuantPlan&, const std::string& recipe, const std::string& model,
+                    const std::string& out);
+
+}  // namespace fewbit

@@ -1,0 +1,103 @@
+// `convert inspect CKPT` and `convert synth --preset NAME OUT`.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+#include "src/model/synth.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+namespace {
+
+struct InspectArgs {
+  Common common;
+  std::string ckpt;
+  bool tensors = false;
+};
+
+void run_inspect(const InspectArgs& a) {
+  const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.ckpt));
+  const int64_t parameters = parameter_count(c.spec);
+  nlohmann::ordered_json j = {{"format", c.format},
+                              {"architecture", c.spec.arch},
+                              {"parameters", parameters},
+                              {"bytes", c.store.total_bytes()},
+                              {"files", c.store.index().files.size()}};
+  j["tensors"] = nlohmann::ordered_json::array();
+  std::string table;
+  for (const auto& [name, t] : c.store.index().tensors) {
+    const auto dims = t.shape.dims();
+    j["tensors"].push_back({{"name", name},
+                            {"dtype", name_of(t.dtype)},
+                            {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
+                            {"bytes", t.bytes}});
+    if (a.tensors)
+      table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, name_of(t.dtype), t.shape.str(),
+                           human_bytes(t.bytes));
+  }
+  std::map<std::string, int> kinds;
+  for (const auto& [name, f] : c.quantization.linears)
+    ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
+  for (const auto& [kind, n] : kinds) j["quantized"][kind] = n;
+  std::string s =
+      fmt::format("{}: {}, format {}, {} parameters, {} in {} tensors and {} files\n", c.dir.string(),
+                  c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
+                  c.store.index().tensors.size(), c.store.index().files.size());
+  for (const auto& [kind, n] : kinds) s += fmt::format("  {} linears: {}\n", n, kind);
+  say(a.common, s + describe(c.spec) + table);
+  write_json(a.common, j.dump(1) + "\n");
+}
+
+struct SynthArgs {
+  Common common;
+  SynthOptions options;
+  std::string out;
+};
+
+void run_synth(const SynthArgs& a) {
+  if (std::filesystem::exists(a.out))
+    fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
+  Progress progress(a.common);
+  const int64_t bytes = synthesize(a.out, a.options, [&](double f) { progress.update("writing", f); });
+  progress.update("done", 1);
+  say(a.common, fmt::format("{}: {} of {}, {} (random weights, no tokenizer)\n", a.out, human_bytes(bytes),
+                            a.options.preset, a.options.format));
+  write_json(a.common, nlohmann::ordered_json{{"preset", a.options.preset},
+                                              {"format", a.options.format},
+                                              {"layers", a.options.layers},
+                                              {"seed", a.options.seed},
+                                              {"bytes", bytes},
+                                              {"out", a.out}}
+                               .dump(1) +
+                           "\n");
+}
+
+}  // namespace
+
+void add_convert_commands(CLI::App& app) {
+  app.require_subcommand(1);
+  const auto i = std::make_shared<InspectArgs>();
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
+  inspect->add_option("CKPT", i->ckpt, "Checkpoint folder (left out: the embedded demo model)");
+  inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
+  add_common(*inspect, i->common);
+  inspect->callback([i] { run_inspect(*i); });
+  const auto s = std::make_shared<SynthArgs>();
+  std::string presets;
+  for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
+  CLI::App* synth = app.add_subcommand(
+      "synth", "Write a random checkpoint of a real model's shape, for speed measurements");
+  synth->add_option("OUT", s->out, "Folder to write")->required();
+  synth->add_option("--preset", s->options.preset, presets)->required();
+  synth->add_option("--format", s->options.format, "bf16 or marlin (int4, groups of 128)")
+      ->capture_default_str();
+  synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")
+      ->check(CLI::NonNegativeNumber);
+  synth->add_option("--seed", s->options.seed, "Seed of the weights")->capture_default_str();
+  add_common(*synth, s->common);
+  synth->callback([s] { run_synth(*s); });
+}
+
+}  // namespace fewbit::cli

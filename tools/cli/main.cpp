@@ -1,0 +1,100 @@
+#include "tools/cli/main.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <new>
+
+#include "src/core/log.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+namespace {
+
+struct Program {
+  void (*add_commands)(CLI::App&);
+  const char* description;
+  const char* footer;
+};
+
+const std::map<std::string, Program>& programs() {
+  static const std::map<std::string, Program> table = {
+      {"quantize",
+       {add_quantize_commands, "Quantizes an LLM checkpoint: plan, calibrate, quantize, write.",
+        "Examples:\n"
+        "  quantize gptq model/ out/                       int4, groups of 128, Marlin checkpoint\n"
+        "  quantize \"gptq int3 g64\" model/ out/            one string, or the same as flags\n"
+        "  quantize gptq --set '*.down_proj=int8' model/   other bits for some linears\n"
+        "  quantize plan gptq model/                       what would be done, and what refused\n"
+        "  quantize list                                   methods, packings, formats, architectures\n"}},
+      {"evaluate",
+       {add_evaluate_commands, "Judges a checkpoint: perplexity with its standard error, verification.",
+        "Examples:\n"
+        "  evaluate perplexity                             the embedded demo model on the built-in text\n"
+        "  evaluate perplexity out/ --data text.txt --context 1024\n"
+        "  evaluate compare model/ out/                    KL, paired ratio, top-1 against a baseline\n"
+        "  evaluate verify out/\n"}},
+      {"runner",
+       {add_runner_commands, "Runs a checkpoint: latency per token, text generation.",
+        "Examples:\n"
+        "  runner bench --tokens 200                       the embedded demo model\n"
+        "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
+        "  runner generate out/ --prompt \"Once upon a time\"\n"}},
+      {"convert",
+       {add_convert_commands, "Looks into checkpoints and makes synthetic ones.",
+        "Examples:\n"
+        "  convert inspect out/\n"
+        "  convert synth --preset llama3-8b --format marlin big/\n"}},
+  };
+  return table;
+}
+
+void log_to_stderr(LogLevel level, const std::string& line) {
+  const char* wanted = std::getenv("FEWBIT_LOG");
+  const LogLevel least = !wanted                          ? LogLevel::warning
+                         : std::string(wanted) == "debug" ? LogLevel::debug
+                         : std::string(wanted) == "info"  ? LogLevel::info
+                                                          : LogLevel::warning;
+  if (level >= least) fmt::print(stderr, "{}\n", line);
+}
+
+}  // namespace
+
+int run(const char* program, int argc, char** argv) {
+  const Program& p = programs().at(program);
+  set_log_sink(log_to_stderr);
+  CLI::App app{p.description, program};
+  app.set_version_flag("--version", fmt::format("{} (fewbit) {}", program, FEWBIT_VERSION));
+  app.footer(p.footer);
+  app.get_formatter()->column_width(34);
+  std::string shell;
+  app.add_option("--completion", shell,
+                 fmt::format("Print a completion script: source <({} --completion bash)", program))
+      ->type_name("bash|zsh");
+  p.add_commands(app);
+  if (argc == 1) {
+    std::cout << app.help();
+    return 2;
+  }
+  if (argc == 3 && std::string(argv[1]) == "--completion") {
+    std::cout << completion_script(app, program, argv[2]);
+    return 0;
+  }
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e, std::cout, std::cerr);  // help and version exit with 0
+    return code == 0 ? 0 : 2;
+  } catch (const Error& e) {
+    fmt::print(stderr, "{}: {}\n", program, e.what());
+    return e.exit_code();
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: out of host memory\n", program);
+    return 1;
+  }
+}
+
+}  // namespace fewbit::cli

@@ -1,0 +1,109 @@
+#include "tools/cli/options.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+
+#include "src/core/parallel.h"
+#include "src/core/strings.h"
+#include "src/text/corpus.h"
+
+namespace fewbit::cli {
+namespace {
+
+std::atomic<int> g_stops{0};
+
+void on_signal(int) {
+  if (++g_stops > 1) std::_Exit(130);
+}
+
+}  // namespace
+
+void add_common(CLI::App& app, Common& c) {
+  app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")
+      ->envname("FEWBIT_DEVICE")
+      ->capture_default_str();
+  app.add_option("--threads", c.threads, "CPU threads (0 = all)")
+      ->envname("FEWBIT_THREADS")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
+      ->type_name("FILE|-");
+  app.add_flag("--quiet", c.quiet, "No progress bar");
+}
+
+Exec make_exec(const Common& c) {
+  if (c.threads > 0) set_thread_count(c.threads);
+  return Exec::from_name(c.device);
+}
+
+void write_json(const Common& c, const std::string& text) {
+  if (c.json.empty()) return;
+  if (c.json_to_stdout()) {
+    std::fputs(text.c_str(), stdout);
+    return;
+  }
+  std::ofstream out(c.json);
+  out << text;
+  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", c.json));
+}
+
+void say(const Common& c, const std::string& text) {
+  std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout);
+}
+
+std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
+  if (!model.empty()) return model;
+  const std::filesystem::path dir = builtin_model_dir();
+  say(c, fmt::format("no MODEL given: using the embedded demo model ({})\n", dir.string()));
+  return dir;
+}
+
+DType compute_dtype(const std::string& name) {
+  if (name == "float32") return DType::f32;
+  if (name == "bf16") return DType::bf16;
+  fail(ErrorKind::usage, fmt::format("unknown --dtype \"{}\"; known: float32 bf16", name));
+}
+
+std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf16"; }
+
+Progress::Progress(const Common& c)
+    : enabled_(!c.quiet && ::isatty(STDERR_FILENO)),
+      start_(std::chrono::steady_clock::now()),
+      drawn_(start_) {}
+
+Progress::~Progress() {
+  if (dirty_) std::fputs("\r\033[K", stderr);
+}
+
+void Progress::update(const std::string& phase, double fraction) {
+  if (!enabled_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (phase != phase_) {
+    phase_ = phase;
+    start_ = now;
+  } else if (now - drawn_ < std::chrono::milliseconds(100) && fraction < 1) {
+    return;
+  }
+  drawn_ = now;
+  dirty_ = true;
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const int cells = static_cast<int>(fraction * 30);
+  std::string eta = fraction > 0.01 && fraction < 1
+                        ? ", " + human_seconds(elapsed * (1 - fraction) / fraction) + " left"
+                        : "";
+  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f} %{}", phase, std::string(static_cast<size_t>(cells), '#'),
+             std::string(static_cast<size_t>(30 - cells), '.'), 100 * fraction, eta);
+  std::fflush(stderr);
+}
+
+void install_stop_handler() {
+  std::signal(SIGINT, on_signal);
+  std::signal(SIGTERM, on_signal);
+}
+bool stop_requested() { return g_stops > 0; }
+
+}  // namespace fewbit::cli

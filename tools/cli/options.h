@@ -1,0 +1,62 @@
+#pragma once
+// What commands share: device, threads, JSON output, the model argument, and the progress bar.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <string>
+
+#include "kernels/exec.h"
+#include "src/core/dtype.h"
+#include "src/model/checkpoint.h"
+
+namespace fewbit::cli {
+
+struct Common {
+  std::string device = "auto";
+  std::string json;  // "" = none, "-" = standard output
+  int threads = 0;
+  bool quiet = false;
+  bool json_to_stdout() const { return json == "-"; }
+};
+void add_common(CLI::App& app, Common& common);
+// Sets the threads and makes the Exec. Error{device} where a GPU was asked for and none answers.
+Exec make_exec(const Common& common);
+
+// Writes `text` to the --json target, if any.
+void write_json(const Common& common, const std::string& text);
+// Prints for a person: to standard output, or to standard error when JSON goes to standard output.
+void say(const Common& common, const std::string& text);
+
+// The folder of MODEL, or the embedded demo model when it was left out (and says so).
+std::filesystem::path model_or_demo(const Common& common, const std::string& model);
+DType compute_dtype(const std::string& name);  // "float32" | "bf16"
+std::string display(DType dtype);              // the same words back
+
+// A bar with ETA on a terminal; silent in a pipe.
+class Progress {
+ public:
+  explicit Progress(const Common& common);
+  ~Progress();
+  void update(const std::string& phase, double fraction);
+
+ private:
+  bool enabled_;
+  std::string phase_;
+  std::chrono::steady_clock::time_point start_, drawn_;
+  bool dirty_ = false;
+};
+
+// Set by SIGINT and SIGTERM once install_stop_handler() was called; a second signal ends the process at once.
+void install_stop_handler();
+bool stop_requested();
+
+// Each registers its commands on the program's app.
+void add_quantize_commands(CLI::App& app);
+void add_evaluate_commands(CLI::App& app);
+void add_runner_commands(CLI::App& app);
+void add_convert_commands(CLI::App& app);
+
+// The completion script of a program for "bash" or "zsh".
+std::string completion_script(const CLI::App& app, const std::string& program, const std::string& shell);
+
+}  // namespace fewbit::cli

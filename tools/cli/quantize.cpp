@@ -1,0 +1,280 @@
+// `quantize RECIPE [MODEL [OUT]]`, `quantize plan …`, `quantize list`.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/core/strings.h"
+#include "src/model/archs.h"
+#include "src/quant/pipeline.h"
+#include "src/quant/self_calibration.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+namespace {
+
+struct QuantizeArgs {
+  Common common;
+  std::string recipe, model, out;
+  int bits = 0;
+  int64_t group = 0;
+  bool sym = false, asym = false;
+  std::string act_order, effort, format, dtype = "auto";
+  float damp = 0;
+  std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
+  std::vector<Rule> ordered;
+  std::vector<std::string> calib = {"builtin"};
+  int64_t samples = 128, seq_len = 2048;
+  uint64_t seed = 0;
+  bool force = false, resume = false, allow_rtn = false, dry_run = false;
+};
+
+void add_arguments(CLI::App& app, QuantizeArgs& a) {
+  app.add_option("RECIPE", a.recipe,
+                 "A method, or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
+  app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
+  app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
+  auto* recipe = app.add_option_group("Recipe", "The recipe's words as flags");
+  recipe->add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
+  recipe->add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
+  auto* sym = recipe->add_flag("--sym", a.sym, "Symmetric grid (default of rtn and gptq)");
+  recipe->add_flag("--asym", a.asym, "Zero points")->excludes(sym);
+  recipe->add_option("--act-order", a.act_order,
+                     "Order of the columns: off, static, gar, full (full stores g_idx)");
+  recipe->add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
+  recipe->add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
+  recipe->add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin)");
+  recipe->add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
+      ->take_all();
+  recipe->add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
+  auto* calib = app.add_option_group("Calibration");
+  calib
+      ->add_option("--calib", a.calib,
+                   "builtin, self (sampled from the model) or a text FILE; may be repeated")
+      ->take_all();
+  calib->add_option("--samples", a.samples, "Windows of text")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  calib->add_option("--seq-len", a.seq_len, "Tokens per window")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
+      ->capture_default_str();
+  calib->add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
+  calib
+      ->add_option("--dtype", a.dtype,
+                   "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
+      ->capture_default_str();
+  auto* run = app.add_option_group("Run");
+  run->add_flag("--force", a.force, "Replace OUT if it exists");
+  run->add_flag("--resume", a.resume, "Go on with a run that was stopped");
+  run->add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
+  run->add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
+  add_common(app, a.common);
+}
+
+// --set and --keep in the order in which they stand on the command line.
+std::vector<Rule> rules_of(const CLI::App& app, const QuantizeArgs& a) {
+  std::vector<Rule> rules;
+  size_t set = 0, keep = 0;
+  for (const CLI::Option* o : app.parse_order()) {
+    if (o->get_name() == "--keep" && keep < a.keep.size()) {
+      rules.push_back({a.keep[keep++], Recipe{.keep = true}});
+    } else if (o->get_name() == "--set" && set < a.set.size()) {
+      const std::string& text = a.set[set++];
+      const size_t eq = text.find('=');
+      if (eq == std::string::npos || eq == 0)
+        fail(ErrorKind::usage,
+             fmt::format("--set \"{}\": expected GLOB=RECIPE, for example '*.down_proj=int8 g128'", text));
+      rules.push_back({text.substr(0, eq), parse_recipe(text.substr(eq + 1))});
+    }
+  }
+  return rules;
+}
+
+Recipe recipe_of(const QuantizeArgs& a) {
+  Recipe r = parse_recipe(a.recipe);
+  Recipe flags;
+  if (a.bits) flags.bits = a.bits;
+  if (a.group < -1)
+    fail(ErrorKind::usage,
+         fmt::format("--group-size {}: must be positive, or -1 for one group a row", a.group));
+  if (a.group) flags.group = a.group;
+  if (a.sym || a.asym) flags.symmetric = a.sym;
+  if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
+  if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
+  if (!a.effort.empty()) flags.effort = effort_from(a.effort);
+  flags.format = a.format;
+  flags.keep = r.keep;
+  return overlay(std::move(r), flags);
+}
+
+std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& r) {
+  if (!a.out.empty()) return a.out;
+  std::filesystem::path clean = model.lexically_normal();
+  if (!clean.has_filename()) clean = clean.parent_path();
+  return clean.filename().string() + "-" + r.chain_str();
+}
+
+int64_t calibration_length(const QuantizeArgs& a, const ModelSpec& spec) {
+  return std::min(a.seq_len, spec.max_positions);
+}
+
+Windows draw_windows(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
+                     std::string* note) {
+  const int64_t length = calibration_length(a, c.spec);
+  if (std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end()) {
+    if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
+    return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
+                              [&](double f) { progress.update("sampling the calibration text", f); });
+  }
+  std::vector<CalibText> texts;
+  for (const std::string& source : a.calib) {
+    if (source != "builtin") {
+      texts.push_back({source, read_text(source)});
+      continue;
+    }
+    CalibText all{"builtin", ""};
+    for (const CalibText& t : builtin_calibration()) all.text += t.text + "\n";
+    texts.push_back(std::move(all));
+  }
+  return draw_calibration(Tokenizer::open(c.dir), texts, a.samples, length, a.seed, note);
+}
+
+std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) {
+  size_t width = 6;
+  for (const PlannedLinear& p : plan.linears) width = std::max(width, p.linear.name.size());
+  std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in",
+                              "recipe", "packing", "now", "then");
+  std::vector<std::string> notes;
+  for (const PlannedLinear& p : plan.linears) {
+    s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width,
+                     p.linear.out, p.linear.in,
+                     p.keep            ? "keep"
+                     : p.recipe.method ? p.recipe.str()
+                                       : "-",
+                     p.packing ? p.packing->name : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
+                     human_bytes(p.out_bytes));
+    if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end())
+      notes.push_back(p.note);
+  }
+  for (const std::string& n : notes)
+    s += fmt::format("note: {} ({} linears)\n", n,
+                     std::count_if(plan.linears.begin(), plan.linears.end(),
+                                   [&](const PlannedLinear& p) { return p.note == n; }));
+  for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
+  s += fmt::format(
+      "{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}; peak memory about {} ({})\n",
+      c.spec.arch, plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
+      human_bytes(plan.out_bytes), human_bytes(on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes),
+      on_gpu ? "GPU" : "host");
+  return s;
+}
+
+void refuse_if_any(const QuantPlan& plan) {
+  if (plan.refusals.empty()) return;
+  std::string lines = fmt::format("{} linears are refused; nothing was written", plan.refusals.size());
+  for (const Refusal& r : plan.refusals) lines += fmt::format("\n  {}: {}", r.name, r.reason);
+  fail(ErrorKind::unsupported,
+       lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
+}
+
+void refuse_if_too_large(const Exec& ex, const QuantPlan& plan) {
+  const int64_t free = ex.free_bytes();
+  if (ex.on_cuda() && plan.peak_gpu_bytes > free)
+    fail(ErrorKind::memory, fmt::format("this run needs about {} of GPU memory and {} are free; take fewer "
+                                        "--samples or a shorter --seq-len",
+                                        human_bytes(plan.peak_gpu_bytes), human_bytes(free)));
+}
+
+std::string summary(const QuantReport& r) {
+  std::string s;
+  std::map<std::string, int> rungs;
+  double worst = 0;
+  std::string worst_name;
+  for (const LinearRecord& l : r.linears) {
+    if (!l.rung.empty() && l.rung != "fp32") ++rungs[l.rung];
+    if (l.rel_error >= worst) worst = l.rel_error, worst_name = l.name;
+  }
+  for (const auto& [rung, n] : rungs)
+    s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
+  if (!r.note.empty()) s += r.note + "\n";
+  s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
+                   r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
+                   worst, worst_name);
+  s += fmt::format("{} written in {} on {}\n", r.out, human_seconds(r.seconds), r.device);
+  return s;
+}
+
+void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
+  if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
+  const Recipe recipe = recipe_of(a);
+  a.ordered = rules_of(app, a);
+  resolve(recipe);  // an unknown method or format is refused before anything is opened
+  const std::filesystem::path model = model_or_demo(a.common, a.model);
+  QuantJob job{.recipe = a.recipe,
+               .note = "",
+               .out = out_of(a, model, recipe),
+               .seed = a.seed,
+               .allow_rtn = a.allow_rtn,
+               .force = a.force,
+               .resume = a.resume};
+  if (!plan_only) check_out(job);
+  const Checkpoint c = Checkpoint::open(model);
+  Exec ex = make_exec(a.common);
+  job.dtype = a.dtype == "auto" ? (ex.on_cuda() ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
+  const QuantPlan plan = make_plan(c, {.base = recipe,
+                                       .rules = a.ordered,
+                                       .tokens = a.samples * calibration_length(a, c.spec),
+                                       .dtype = job.dtype,
+                                       .on_gpu = ex.on_cuda()});
+  if (plan_only) {
+    say(a.common, plan_table(plan, c, ex.on_cuda()));
+    write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
+    if (!plan.refusals.empty())
+      fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
+    return;
+  }
+  refuse_if_any(plan);
+  refuse_if_too_large(ex, plan);
+  Progress progress(a.common);
+  Windows windows;
+  if (plan.needs != Needs::nothing) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  install_stop_handler();
+  job.stop_requested = stop_requested;
+  job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
+  const QuantReport report = run_pipeline(ex, c, plan, windows, job);
+  progress.update("done", 1);
+  say(a.common, summary(report));
+  write_json(a.common, to_json(report));
+}
+
+void run_list() {
+  fmt::print("methods\n");
+  for (const Method* m : methods()) fmt::print("  {:<12} {}\n", m->name, m->summary);
+  fmt::print("formats (--format)\n");
+  for (const CheckpointFormat* f : checkpoint_formats()) fmt::print("  {:<12} {}\n", f->name, f->summary);
+  fmt::print("packings\n");
+  for (const Packing* p : packings()) fmt::print("  {:<12} {}\n", p->name, p->summary);
+  fmt::print("containers\n");
+  for (const Container* k : containers()) fmt::print("  {:<12} {}\n", k->name, k->summary);
+  fmt::print("architectures\n");
+  for (const Architecture& arch : architectures()) fmt::print("  {}\n", arch.class_name);
+}
+
+}  // namespace
+
+void add_quantize_commands(CLI::App& app) {
+  const auto args = std::make_shared<QuantizeArgs>();
+  const auto plan_args = std::make_shared<QuantizeArgs>();
+  add_arguments(app, *args);
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Print what would be done to every linear, and what is refused; write nothing");
+  add_arguments(*plan, *plan_args);
+  CLI::App* list =
+      app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version");
+  plan->callback([plan, plan_args] { run_quantize(*plan, *plan_args, true); });
+  list->callback(run_list);
+  app.callback([&app, args] {
+    if (app.get_subcommands().empty()) run_quantize(app, *args, args->dry_run);
+  });
+}
+
+}  // namespace fewbit::cli

@@ -1,0 +1,179 @@
+// `runner bench [MODEL]` and `runner generate [MODEL]`.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+#include "src/run/bench.h"
+#include "src/text/corpus.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+namespace {
+
+struct BenchArgs {
+  Common common;
+  std::string model, dtype = "bf16";
+  BenchOptions options;
+};
+
+void run_bench(BenchArgs& a) {
+  a.options.dtype = compute_dtype(a.dtype);
+  const std::filesystem::path model = model_or_demo(a.common, a.model);
+  Exec ex = make_exec(a.common);
+  Progress progress(a.common);
+  const BenchResult r =
+      bench(ex, model, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
+  progress.update("done", 1);
+  const Spread& ms = r.ms_per_token;
+  say(a.common,
+      fmt::format(
+          "{} on {}: batch {}, {} prompt tokens, {} tokens\n"
+          "  load               {:.3f} s\n"
+          "  prefill            {:.1f} tokens/s\n"
+          "  first token        {:.2f} ms\n"
+          "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
+          "  decode             {:.1f} tokens/s\n"
+          "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured copy rate ({:.0f} GB/s)\n"
+          "  peak memory        {}\n"
+          "  linears            {}\n",
+          model.string(), r.device, r.batch, r.prompt_tokens, r.tokens, r.load_s, r.prefill_tokens_per_s,
+          r.ttft_ms, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, r.tokens_per_s,
+          human_bytes(r.bytes_per_token), r.gb_per_s, 100 * r.floor_share, r.copy_gb_per_s,
+          human_bytes(r.peak_bytes), join(r.kernels, ", ")));
+  for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
+  const nlohmann::ordered_json j = {{"model", model.string()},
+                                    {"load_s", r.load_s},
+                                    {"prefill_tokens_per_s", r.prefill_tokens_per_s},
+                                    {"ttft_ms", r.ttft_ms},
+                                    {"ms_per_token",
+                                     {{"mean", ms.mean},
+                                      {"std", ms.std},
+                                      {"p50", ms.p50},
+                                      {"p90", ms.p90},
+                                      {"p95", ms.p95},
+                                      {"p99", ms.p99}}},
+                                    {"tokens_per_s", r.tokens_per_s},
+                                    {"bytes_per_token", r.bytes_per_token},
+                                    {"gb_per_s", r.gb_per_s},
+                                    {"copy_gb_per_s", r.copy_gb_per_s},
+                                    {"floor_share", r.floor_share},
+                                    {"peak_bytes", r.peak_bytes},
+                                    {"device", r.device},
+                                    {"dtype", a.dtype},
+                                    {"batch", r.batch},
+                                    {"prompt_tokens", r.prompt_tokens},
+                                    {"tokens", r.tokens},
+                                    {"kernels", r.kernels},
+                                    {"notes", r.notes}};
+  write_json(a.common, j.dump(1) + "\n");
+}
+
+struct GenerateArgs {
+  Common common;
+  std::string model, dtype = "bf16", prompt, prompt_file;
+  int64_t max_tokens = 128;
+  SamplerOptions sampler;
+};
+
+// Prints what is new in the decoded text, so that a character made of several tokens appears whole.
+class Streamer {
+ public:
+  Streamer(const Tokenizer& tokenizer, bool enabled) : tokenizer_(tokenizer), enabled_(enabled) {}
+  void operator()(int32_t id) {
+    ids_.push_back(id);
+    const std::string text = tokenizer_.decode(ids_, true);
+    if (text.size() < shown_ || ends_with(text, "\xef\xbf\xbd"))
+      return;  // an unfinished character decodes to U+FFFD
+    if (enabled_) {
+      fmt::print("{}", text.substr(shown_));
+      std::fflush(stdout);
+    }
+    shown_ = text.size();
+  }
+  std::string text() const { return tokenizer_.decode(ids_, true); }
+  size_t shown() const { return shown_; }
+
+ private:
+  const Tokenizer& tokenizer_;
+  bool enabled_;
+  std::vector<int32_t> ids_;
+  size_t shown_ = 0;
+};
+
+void run_generate(const GenerateArgs& a) {
+  const DType dtype = compute_dtype(a.dtype);
+  const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  const Tokenizer tokenizer = Tokenizer::open(c.dir);
+  const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
+  const std::vector<int32_t> ids = tokenizer.encode(prompt);
+  if (ids.empty())
+    fail(ErrorKind::usage, "the prompt is empty and the tokenizer adds no BOS; give --prompt TEXT");
+  const int64_t length = static_cast<int64_t>(ids.size()) + a.max_tokens;
+  if (length > c.spec.max_positions)
+    fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions",
+                                       ids.size(), a.max_tokens, c.spec.max_positions));
+  Exec ex = make_exec(a.common);
+  Engine engine(ex, c, {.load = {.dtype = dtype}, .capacity = length});
+  for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
+  Streamer stream(tokenizer, !a.common.json_to_stdout());
+  say(a.common, prompt);
+  const std::vector<int32_t> out =
+      generate(ex, engine, ids, a.max_tokens, a.sampler, [&](int32_t id) { stream(id); });
+  const std::string text = stream.text();
+  say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
+  const nlohmann::ordered_json j = {
+      {"model", c.dir.string()},    {"prompt", prompt}, {"text", text}, {"prompt_ids", ids}, {"ids", out},
+      {"device", ex.device_name()}, {"dtype", a.dtype}};
+  write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+}
+
+}  // namespace
+
+void add_runner_commands(CLI::App& app) {
+  app.require_subcommand(1);
+  const auto b = std::make_shared<BenchArgs>();
+  CLI::App* bench =
+      app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
+  bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
+  bench->add_option("--tokens", b->options.tokens, "Decode steps to time")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_option("--prompt-tokens", b->options.prompt_tokens, "Tokens of the random prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_option("--batch", b->options.batch, "Sequences at once")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
+  bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
+  add_common(*bench, b->common);
+  bench->callback([b] { run_bench(*b); });
+  const auto g = std::make_shared<GenerateArgs>();
+  CLI::App* generate = app.add_subcommand("generate", "Continue a prompt, greedily or by sampling");
+  generate->add_option("MODEL", g->model, "Checkpoint folder (left out: the embedded demo model)");
+  auto* prompt = generate->add_option("--prompt", g->prompt, "Text to continue");
+  generate->add_option("--prompt-file", g->prompt_file, "Read the prompt from FILE")->excludes(prompt);
+  generate->add_option("--max-tokens", g->max_tokens, "New tokens at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  generate->add_option("--temperature", g->sampler.temperature, "0 = greedy")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  generate->add_option("--top-k", g->sampler.top_k, "Only the K most likely (0 = all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  generate->add_option("--min-p", g->sampler.min_p, "Drop what is below this share of the likeliest")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->capture_default_str();
+  generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
+  add_common(*generate, g->common);
+  generate->callback([g] { run_generate(*g); });
+}
+
+}  // namespace fewbit::cli
