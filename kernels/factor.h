@@ -19,12 +19,14 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 }
 
 // The weight that reproduces the unquantized output from the quantized input (closed form of the GPTAQ idea):
-//   target = w + w D (H + lambda I)^-1,   D = sum (x_full - x_quantized) x_quantized^T
-// solved in f64.   w, target [out, n] f32; d, h [n, n] f32. Returns the factorisation's status; target is untouched
-// when it fails.
-namespace cpu  { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView d, ConstTensorView h, float lambda, TensorView target); }
-namespace cuda { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView d, ConstTensorView h, float lambda, TensorView target); }
-inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView d, ConstTensorView h, float lambda, TensorView target) {
-  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, d, h, lambda, target);
+//   target = w + w (cross - gram) (gram + lambda I)^-1
+//   cross = sum x_full x_quantized^T, gram = sum x_quantized x_quantized^T
+// solved in f64. A zero on the diagonal of gram (an input never seen) counts as 1 in the inverse; with it the shift of
+// that column is zero.   w, target [out, n] f32; cross, gram [n, n] f32. Returns the factorisation's status; target is
+// untouched when it fails.
+namespace cpu  { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target); }
+namespace cuda { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target); }
+inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target) {
+  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target);
 }
 }  // namespace fewbit

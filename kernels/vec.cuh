@@ -11,9 +11,10 @@
 
 namespace fewbit::cuda {
 
-// N values side by side, loaded and stored by one instruction when sizeof is 4, 8 or 16.
+// N values side by side, loaded and stored by one instruction when sizeof is 4, 8 or 16, by several of 16
+// bytes above.
 template <class T, int N>
-struct alignas(sizeof(T) * N) Vec {
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T v[N];
   __device__ T& operator[](int i) { return v[i]; }
   __device__ const T& operator[](int i) const { return v[i]; }

@@ -30,7 +30,12 @@ struct MethodResult {
   QuantizedLinear linear{};  // host memory
   double loss = 0;           // tr((W - Q) H (W - Q)^T) / tokens, H undamped; 0 without statistics
   double loss_rtn = 0;       // the same for rtn --effort reference on the same statistics
-  std::string rung;          // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
+  // What the method itself minimised. With shifted targets T the two losses above measure a distance to a
+  // weight that was not aimed at, and may be larger than rtn's in a better result; these two are comparable
+  // with each other:
+  double loss_target = 0;      // tr((T - Q) H (T - Q)^T) / tokens; equals loss where targets were not shifted
+  double loss_target_rtn = 0;  // the same for the Q of rtn --effort reference
+  std::string rung;            // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
 };
 
 struct Method {

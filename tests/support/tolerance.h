@@ -9,4 +9,7 @@ inline constexpr double kBf16Op = 6e-3;      // one bf16 rounding of inputs and 
 inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against the reference implementation
 inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
 
+inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
+inline constexpr double kLossIdentity = 1e-3;    // sum of e^2 of an f32 column loop against the trace in f64
+
 }  // namespace fewbit::tol

@@ -1,0 +1,60 @@
+#pragma once
+// OpenBLAS for the CPU halves. It always works on one thread: the threads are ours (parallel_for over blocks
+// of fixed shape), so the bits of a result do not depend on how many there are. Included by kernels/*_cpu.cpp
+// only.
+#include <cblas.h>
+
+#include <cstdint>
+
+// LAPACK's Cholesky (column-major): A = U^T U or L L^T; info > 0 is the order of the first minor that fails.
+extern "C" {
+void spotrf_(const char* uplo, const int* n, float* a, const int* lda, int* info);
+void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* info);
+}
+
+namespace fewbit::blas {
+
+inline void use_one_thread() {
+  static const bool once = (openblas_set_num_threads(1), true);
+  (void)once;
+}
+
+// c = alpha op(a) op(b) + beta c, row-major.
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, float alpha,
+                 const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
+                 int64_t ldc) {
+  cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a,
+              static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+}
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, double alpha,
+                 const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
+                 int64_t ldc) {
+  cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a,
+              static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
+}
+
+// b = b op(a)^-1 for a triangular a [n, n] and b [m, n], row-major.
+inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const float* a,
+                        int64_t lda, float* b, int64_t ldb) {
+  cblas_strsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n),
+              1.f, a, static_cast<int>(lda), b, static_cast<int>(ldb));
+}
+inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const double* a,
+                        int64_t lda, double* b, int64_t ldb) {
+  cblas_dtrsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n), 1.,
+              a, static_cast<int>(lda), b, static_cast<int>(ldb));
+}
+
+// In-place Cholesky of the lower triangle of a row-major matrix (LAPACK's upper one, seen column-major).
+inline int potrf_lower(int n, float* a, int lda) {
+  int info = 0;
+  spotrf_("U", &n, a, &lda, &info);
+  return info;
+}
+inline int potrf_lower(int n, double* a, int lda) {
+  int info = 0;
+  dpotrf_("U", &n, a, &lda, &info);
+  return info;
+}
+
+}  // namespace fewbit::blas

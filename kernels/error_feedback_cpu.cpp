@@ -1,0 +1,161 @@
+// The column loop of GPTQ: the CPU half. Blocks of rows are independent and each belongs to one thread.
+#include "kernels/error_feedback.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/blas_cpu.h"
+#include "kernels/column_tiles.h"
+#include "kernels/integer_grid.h"
+#include "src/core/mat.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+namespace {
+
+constexpr int64_t kRows = 32;
+
+// U_BB = R_BB^-1 of every tile, [kTileCols, kTileCols] each, by back substitution in f64.
+std::vector<float> invert_tiles(Mat<const float> r, const std::vector<ColumnTile>& tiles) {
+  std::vector<float> inverse(tiles.size() * kTileCols * kTileCols, 0.f);
+  parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+    std::vector<double> column(kTileCols);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t b = tiles[static_cast<size_t>(t)].begin, n = tiles[static_cast<size_t>(t)].size();
+      float* u = inverse.data() + t * kTileCols * kTileCols;
+      for (int64_t k = 0; k < n; ++k)
+        for (int64_t i = k; i >= 0; --i) {
+          double sum = i == k ? 1.0 : 0.0;
+          for (int64_t j = i + 1; j <= k; ++j)
+            sum -= static_cast<double>(r(b + i, b + j)) * column[static_cast<size_t>(j)];
+          column[static_cast<size_t>(i)] = sum / r(b + i, b + i);
+          u[i * kTileCols + k] = static_cast<float>(column[static_cast<size_t>(i)]);
+        }
+    }
+  });
+  return inverse;
+}
+
+// One block of rows on its way through the tiles.
+class RowBlock {
+ public:
+  RowBlock(const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
+      : args_(a),
+        w_(mat<float>(a.w)),
+        r_(mat<float>(a.r)),
+        h_(a.h_diag.as<float>()),
+        codes_(mat<uint8_t>(codes)),
+        scales_(mat<float>(scales)),
+        zeros_(zeros.data ? zeros.as<uint8_t>() : nullptr),
+        loss_(loss.as<double>()) {}
+
+  void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles,
+           const std::vector<float>& inverse) {
+    first_ = begin;
+    rows_ = end - begin;
+    delta_.assign(static_cast<size_t>(rows_ * w_.cols), 0.f);
+    std::fill(loss_ + begin, loss_ + end, 0.0);
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      if (spanning_group_starts(tiles[t])) choose_spanning(tiles[t].begin);
+      const float* u = inverse.data() + t * kTileCols * kTileCols;
+      bring_up_to_date(tiles[t], u);
+      for (int64_t o = 0; o < rows_; ++o) walk(o, tiles[t], u);
+    }
+  }
+
+ private:
+  bool fixed() const { return args_.group_of.data != nullptr; }
+  bool spanning_group_starts(const ColumnTile& t) const {
+    return !fixed() && args_.group > kTileCols && t.begin % args_.group == 0;
+  }
+  int64_t group_of(int64_t column) const {
+    return fixed() ? args_.group_of.as<int32_t>()[column] : column / args_.group;
+  }
+
+  // x [rows, end - begin] = (W - Q)[:, <begin] R[<begin, begin:end]
+  void residual(int64_t begin, int64_t end, std::vector<float>& x) const {
+    x.assign(static_cast<size_t>(rows_ * (end - begin)), 0.f);
+    if (begin > 0)
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, end - begin, begin, 1.f, delta_.data(), w_.cols,
+                 &r_(0, begin), r_.ld, 0.f, x.data(), end - begin);
+  }
+
+  // Scales of a group larger than a tile: live weights of all its columns, live_G = w_G + X_G R_GG^-1.
+  void choose_spanning(int64_t begin) {
+    const int64_t end = std::min(w_.cols, begin + args_.group), n = end - begin;
+    residual(begin, end, x_);
+    if (begin > 0)
+      blas::solve_right(CblasUpper, CblasNoTrans, rows_, n, &r_(begin, begin), r_.ld, x_.data(), n);
+    for (int64_t o = 0; o < rows_; ++o) {
+      float* live = x_.data() + o * n;
+      for (int64_t i = 0; i < n; ++i) live[i] += w_(first_ + o, begin + i);
+      store_grid(first_ + o, begin / args_.group, search_group(live, h_ + begin, n, args_.search));
+    }
+  }
+
+  void bring_up_to_date(const ColumnTile& t, const float* u) {
+    residual(t.begin, t.end, x_);
+    live_.resize(static_cast<size_t>(rows_ * t.size()));
+    for (int64_t o = 0; o < rows_; ++o)
+      std::copy_n(&w_(first_ + o, t.begin), t.size(), live_.data() + o * t.size());
+    if (t.begin > 0)
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, t.size(), t.size(), 1.f, x_.data(), t.size(), u,
+                 kTileCols, 1.f, live_.data(), t.size());
+  }
+
+  void store_grid(int64_t row, int64_t g, const GridChoice& c) {
+    scales_(row, g) = c.scale;
+    if (zeros_) zeros_[row * scales_.cols + g] = static_cast<uint8_t>(c.zero);
+  }
+
+  // The ordinary recursion inside a tile.
+  void walk(int64_t o, const ColumnTile& t, const float* u) {
+    const int64_t row = first_ + o, n = t.size();
+    const int max_code = (1 << args_.search.bits) - 1, mid = 1 << (args_.search.bits - 1);
+    const bool choose = !fixed() && args_.group <= kTileCols;
+    float* live = live_.data() + o * n;
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t column = t.begin + j, g = group_of(column);
+      if (choose && column % args_.group == 0)
+        store_grid(row, g, search_group(live + j, h_ + column, std::min(args_.group, n - j), args_.search));
+      const int zero = zeros_ ? zeros_[row * scales_.cols + g] : mid;
+      const float level = grid_level(live[j], scales_(row, g), zero, max_code);
+      const float q = level * scales_(row, g);
+      codes_(row, column) = static_cast<uint8_t>(static_cast<int>(level) + zero);
+      delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
+      const float e = (live[j] - q) / u[j * kTileCols + j];
+      for (int64_t k = j + 1; k < n; ++k) live[k] -= e * u[j * kTileCols + k];
+      loss_[row] += static_cast<double>(e) * e;
+    }
+  }
+
+  const ErrorFeedbackArgs& args_;
+  Mat<const float> w_, r_;
+  const float* h_;
+  Mat<uint8_t> codes_;
+  Mat<float> scales_;
+  uint8_t* zeros_;
+  double* loss_;
+  int64_t first_ = 0, rows_ = 0;
+  std::vector<float> delta_, x_,
+      live_;  // [rows, in] W - Q; [rows, columns] residual and live weights of a tile
+};
+
+}  // namespace
+
+void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss) {
+  const int64_t out = a.w.rows(), in = a.w.cols();
+  FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
+  FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
+  FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
+  FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
+  blas::use_one_thread();
+  const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);
+  const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles);
+  parallel_for(out, kRows, [&](int64_t begin, int64_t end) {
+    RowBlock(a, codes, scales, zeros, loss).run(begin, end, tiles, inverse);
+  });
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,53 @@
+// One thread takes eight neighbours of gate and up; bound by memory. It reads both before it writes, so out
+// may be either of them.
+#include "kernels/exec_cuda.h"
+#include "kernels/gated_act.h"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kN = 8;  // values per thread
+
+template <ActKind kAct>
+__device__ __forceinline__ float activate(float g) {
+  if constexpr (kAct == ActKind::silu) return g / (1.f + expf(-g));
+  const float inner = 0.7978845608028654f * fmaf(0.044715f * g, g * g, g);  // sqrt(2/pi) (g + 0.044715 g^3)
+  return 0.5f * g * (1.f + tanhf(inner));
+}
+
+template <class T, ActKind kAct>
+__global__ void gated_act_kernel(const T* gate, const T* up, T* out, int64_t n, bool vectors) {
+  const int64_t begin = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kN;
+  if (vectors && begin + kN <= n) {
+    const auto g = load_vec<T, kN>(gate + begin), u = load_vec<T, kN>(up + begin);
+    Vec<T, kN> y;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) y[i] = from_f32<T>(activate<kAct>(to_f32(g[i])) * to_f32(u[i]));
+    store_vec(out + begin, y);
+    return;
+  }
+  for (int64_t i = begin; i < n && i < begin + kN; ++i)
+    out[i] = from_f32<T>(activate<kAct>(to_f32(gate[i])) * to_f32(up[i]));
+}
+
+}  // namespace
+
+void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out) {
+  const int64_t n = out.numel();
+  FEWBIT_ASSERT(gate.numel() == n && up.numel() == n && gate.dtype == out.dtype && up.dtype == out.dtype);
+  if (n == 0) return;
+  const auto blocks = static_cast<unsigned>((n + kThreads * kN - 1) / (kThreads * kN));
+  dispatch_f32_bf16(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const bool vectors = aligned16(gate.as<T>()) && aligned16(up.as<T>()) && aligned16(out.as<T>());
+    auto* kernel =
+        act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
+    kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(gate.as<T>(), up.as<T>(), out.as<T>(), n,
+                                                            vectors);
+  });
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+}  // namespace fewbit::cuda

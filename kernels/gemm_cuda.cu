@@ -1,0 +1,73 @@
+// Dense products by cuBLAS, sums in f32, never TF32. A row-major matrix is its transpose in column-major
+// order, so y = x W^T is asked for as y^T = W x^T and nothing is copied. The bias is laid into y first and
+// taken up by the product (beta = 1): bf16 holds it exactly, and y is still rounded once.
+#include <algorithm>
+
+#include "kernels/exec_cuda.h"
+#include "kernels/gemm.h"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class In, class Out>
+__global__ void lay_bias_kernel(const In* __restrict__ bias,  // [out]
+                                Out* __restrict__ y,          // [rows, out]
+                                int64_t out) {
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (col < out) y[blockIdx.y * out + col] = from_f32<Out>(to_f32(bias[col]));
+}
+
+void lay_bias(cudaStream_t stream, ConstTensorView bias, TensorView y) {
+  const int64_t out = y.cols();
+  for (int64_t row = 0; row < y.rows(); row += 65535) {  // the grid's limit in y
+    const TensorView part = y.row_range(row, std::min(y.rows(), row + 65535));
+    const dim3 grid(grid_for(out, kThreads), static_cast<unsigned>(part.rows()));
+    dispatch_f32_bf16(bias.dtype, [&](auto in) {
+      dispatch_f32_bf16(y.dtype, [&](auto type) {
+        using In = typename decltype(in)::type;
+        using Out = typename decltype(type)::type;
+        lay_bias_kernel<<<grid, kThreads, 0, stream>>>(bias.as<In>(), part.as<Out>(), out);
+      });
+    });
+    FEWBIT_CUDA_LAUNCHED();
+  }
+}
+
+cudaDataType_t data_type(DType d) { return d == DType::f32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+cublasOperation_t operation(Trans t) { return t == Trans::yes ? CUBLAS_OP_T : CUBLAS_OP_N; }
+
+}  // namespace
+
+void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
+  const int64_t rows = x.rows(), in = x.cols(), out = w.rows();
+  FEWBIT_ASSERT(x.dtype == w.dtype && (x.dtype == DType::f32 || x.dtype == DType::bf16));
+  FEWBIT_ASSERT(y.dtype == x.dtype || y.dtype == DType::f32);
+  if (rows == 0 || out == 0) return;
+  FEWBIT_ASSERT(w.cols() == in && y.rows() == rows && y.cols() == out);
+  CudaState& s = ex.cuda_state();
+  const float one = 1, beta = bias.data ? 1.f : 0.f;
+  if (bias.data) {
+    FEWBIT_ASSERT(bias.numel() == out && bias.dtype == x.dtype);
+    lay_bias(s.stream, bias, y);
+  }
+  FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_T, CUBLAS_OP_N, out, rows, in, &one, w.data,
+                                     data_type(w.dtype), in, x.data, data_type(x.dtype), in, &beta, y.data,
+                                     data_type(y.dtype), out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+}
+
+void matmul(Exec& ex, const MatmulArgs& m) {
+  const int64_t inner = m.ta == Trans::no ? m.a.cols : m.a.rows;
+  FEWBIT_ASSERT((m.ta == Trans::no ? m.a.rows : m.a.cols) == m.c.rows);
+  FEWBIT_ASSERT((m.tb == Trans::no ? m.b.rows : m.b.cols) == inner);
+  FEWBIT_ASSERT((m.tb == Trans::no ? m.b.cols : m.b.rows) == m.c.cols);
+  if (m.c.rows == 0 || m.c.cols == 0) return;
+  FEWBIT_CUBLAS_CALL(cublasSgemm_64(ex.cuda_state().blas, operation(m.tb), operation(m.ta), m.c.cols,
+                                    m.c.rows, inner, &m.alpha, m.b.data, m.b.ld, m.a.data, m.a.ld, &m.beta,
+                                    m.c.data, m.c.ld));
+}
+
+}  // namespace fewbit::cuda

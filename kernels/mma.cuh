@@ -1,0 +1,60 @@
+#pragma once
+// The instructions of compute capability 8.0 that the matrix kernels are built from: mma.m16n8k16 on bf16
+// with f32 sums, ldmatrix, and asynchronous copies into shared memory. With lane = 4 * g + t a warp holds
+//   A (16 x 16)  a[0] row g, k 2t 2t+1    a[1] row g+8, same k    a[2] row g, k 2t+8 2t+9    a[3] row g+8, k
+//   2t+8 2t+9 B (16 x 8)   b[0] k 2t 2t+1, column g   b[1] k 2t+8 2t+9, column g C (16 x 8)   c[0] c[1] row
+//   g, columns 2t 2t+1    c[2] c[3] row g+8, the same columns
+// The lower half of a register is the lower k (PTX ISA, "Matrix Fragments for mma.m16n8k16").
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace fewbit::cuda {
+
+// c += a b
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8 (16-byte
+// aligned). r[j] is matrix j: values 2t and 2t+1 of row g; of column g when transposed.
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+// 16 bytes from global to shared memory; zeros where !valid (the address must still be a mapped one).
+__device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// Two f32 as two bf16, `low` in the lower half.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+}  // namespace fewbit::cuda

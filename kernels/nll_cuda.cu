@@ -1,0 +1,126 @@
+// One block a row, 16-byte loads where the row is aligned. The log-sum-exp takes one pass: each thread keeps
+// its running maximum and the sum about it, and the threads' pairs are merged about the row's maximum in a
+// fixed order.
+#include <cfloat>
+
+#include "kernels/exec_cuda.h"
+#include "kernels/nll.h"
+#include "kernels/reduce.cuh"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kNone = 0x7fffffff;
+
+__device__ __forceinline__ float capped(float z, float softcap) {
+  return softcap > 0 ? softcap * tanhf(z / softcap) : z;
+}
+
+// Calls f(value, index) for the row's values of this thread, in ascending order of the index.
+template <int kN, class F>
+__device__ __forceinline__ void for_row(const float* row, int64_t vocab, F f) {
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * kN; c < vocab;
+       c += static_cast<int64_t>(kThreads) * kN) {
+    const auto v = load_vec<float, kN>(row + c);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) f(v[i], static_cast<int>(c) + i);
+  }
+}
+
+template <int kN>
+__global__ void nll_kernel(const float* __restrict__ logits,     // [rows, vocab]
+                           const int32_t* __restrict__ targets,  // [rows]
+                           float softcap,
+                           float* __restrict__ out,  // [rows]
+                           int64_t vocab) {
+  __shared__ float partial[32];
+  const float* row = logits + blockIdx.x * vocab;
+  const int32_t target = targets[blockIdx.x];
+  if (target < 0) {
+    if (threadIdx.x == 0) out[blockIdx.x] = 0;
+    return;
+  }
+  float max = -FLT_MAX, sum = 0;  // finite, so that logits of minus infinity count as nothing
+  for_row<kN>(row, vocab, [&](float z, int) {
+    z = capped(z, softcap);
+    if (z > max) {
+      sum = sum * expf(max - z) + 1.f;
+      max = z;
+    } else {
+      sum += expf(z - max);  // a NaN ends here and stays
+    }
+  });
+  const float row_max = block_max(max, partial);
+  const float total = block_sum(sum * expf(max - row_max), partial);
+  if (threadIdx.x == 0) out[blockIdx.x] = row_max + logf(total) - capped(row[target], softcap);
+}
+
+struct Best {
+  float value;
+  int index;
+};
+__device__ __forceinline__ Best better(Best a, Best b) {
+  return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
+}
+__device__ __forceinline__ Best warp_best(Best x) {
+  for (int lane = 16; lane > 0; lane /= 2)
+    x = better(x, {__shfl_xor_sync(0xffffffffu, x.value, lane), __shfl_xor_sync(0xffffffffu, x.index, lane)});
+  return x;
+}
+
+template <int kN>
+__global__ void argmax_kernel(const float* __restrict__ logits,  // [rows, vocab]
+                              int32_t* __restrict__ ids,         // [rows]
+                              int64_t vocab) {
+  __shared__ Best partial[kThreads / 32];
+  Best best{-INFINITY, kNone};
+  for_row<kN>(logits + blockIdx.x * vocab, vocab, [&](float z, int i) {
+    if (z > best.value) best = {z, i};
+  });
+  best = warp_best(best);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = best;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  best = warp_best(threadIdx.x < kThreads / 32 ? partial[threadIdx.x] : Best{-INFINITY, kNone});
+  if (threadIdx.x == 0) ids[blockIdx.x] = best.index == kNone ? 0 : best.index;  // no value above -infinity
+}
+
+__global__ void advance_kernel(int32_t* values, int32_t delta, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) values[i] += delta;
+}
+
+}  // namespace
+
+void nll(Exec& ex, ConstTensorView logits, ConstTensorView targets, float softcap, TensorView out) {
+  const int64_t rows = logits.rows(), vocab = logits.cols();
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && out.dtype == DType::f32 && targets.dtype == DType::i32);
+  FEWBIT_ASSERT(targets.numel() == rows && out.numel() == rows);
+  if (rows == 0) return;
+  auto* kernel = aligned16(logits.as<float>(), vocab) ? nll_kernel<4> : nll_kernel<1>;
+  kernel<<<static_cast<unsigned>(rows), kThreads, 0, ex.cuda_state().stream>>>(
+      logits.as<float>(), targets.as<int32_t>(), softcap, out.as<float>(), vocab);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {
+  const int64_t rows = logits.rows(), vocab = logits.cols();
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && ids.numel() == rows);
+  if (rows == 0) return;
+  auto* kernel = aligned16(logits.as<float>(), vocab) ? argmax_kernel<4> : argmax_kernel<1>;
+  kernel<<<static_cast<unsigned>(rows), kThreads, 0, ex.cuda_state().stream>>>(logits.as<float>(),
+                                                                               ids.as<int32_t>(), vocab);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void advance(Exec& ex, TensorView values, int32_t delta) {
+  FEWBIT_ASSERT(values.dtype == DType::i32);
+  const int64_t n = values.numel();
+  if (n == 0) return;
+  advance_kernel<<<grid_for(n, 128), 128, 0, ex.cuda_state().stream>>>(values.as<int32_t>(), delta, n);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+}  // namespace fewbit::cuda

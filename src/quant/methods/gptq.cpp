@@ -1,0 +1,238 @@
+// GPTQ (Frantar et al., 2022) in the factor form of kernels/factor.h. `reference` is the published algorithm;
+// the other efforts search each group's scale on live weights, aim at the weight that reproduces the
+// unquantized output where the statistics hold both streams, and improve the result by rounds of refit and
+// descent (0 quick, 3 default, 6 best).
+//
+// When the Gram matrix cannot be factored, a ladder is climbed, and its rung is part of the result: f32, f64,
+// f64 with more damping, the diagonal alone, and plain rounding where that is permitted.
+#include <cmath>
+
+#include "kernels/error_feedback.h"
+#include "kernels/factor.h"
+#include "kernels/matrix_edit.h"
+#include "kernels/refine.h"
+#include "src/quant/column_order.h"
+#include "src/quant/rounding.h"
+
+namespace fewbit {
+namespace {
+
+struct Rung {
+  const char* name;
+  Precision precision;
+  float damp;  // multiplies the damping asked for
+};
+constexpr Rung kRungs[] = {{"fp32", Precision::f32, 1},       {"fp64", Precision::f64, 1},
+                           {"damp x2", Precision::f64, 2},    {"damp x5", Precision::f64, 5},
+                           {"damp x10", Precision::f64, 10},  {"damp x30", Precision::f64, 30},
+                           {"damp x100", Precision::f64, 100}};
+
+int refine_rounds(Effort e) { return e == Effort::standard ? 3 : e == Effort::best ? 6 : 0; }
+
+template <class T>
+Tensor upload(Exec& ex, DType dtype, const std::vector<T>& values) {
+  if (values.empty()) return {};
+  return ex.to_device(Tensor::host_from<T>(dtype, {static_cast<int64_t>(values.size())}, values));
+}
+
+// One linear's problem: H with dead inputs mended, and what the codes should reproduce.
+struct Problem {
+  Tensor h{};                       // [in, in] f32, not damped
+  Tensor diag{};                    // [in] f32, of h
+  std::vector<float> importance{};  // the same on the host
+  Tensor dead{};                    // [in] u8; empty when no input is dead
+  float lambda = 0;                 // damping asked for: relative damping * mean diagonal
+  Tensor target{};                  // [out, in] f32
+  bool shifted = false;
+};
+
+// True where the diagonal can weigh columns at all: finite, nowhere negative, not all zero.
+bool usable(const std::vector<float>& diag) {
+  double sum = 0;
+  for (const float d : diag) {
+    if (!std::isfinite(d) || d < 0) return false;
+    sum += d;
+  }
+  return sum > 0;
+}
+
+Problem make_problem(Exec& ex, const LinearJob& job) {
+  const int64_t in = job.weight.cols();
+  Problem p;
+  p.h = ex.alloc(DType::f32, {in, in});
+  ex.copy(job.stats->gram, p.h);
+  p.diag = ex.alloc(DType::f32, {in});
+  diagonal(ex, p.h, p.diag);
+  const Tensor host = ex.to_host(p.diag);
+  p.importance.assign(host.as<float>(), host.as<float>() + in);
+  double sum = 0;
+  std::vector<float> mend(static_cast<size_t>(in), 0.f);
+  std::vector<uint8_t> dead(static_cast<size_t>(in), 0);
+  bool any = false;
+  for (size_t i = 0; i < mend.size(); ++i) {
+    sum += p.importance[i];
+    if (p.importance[i] != 0) continue;
+    mend[i] = 1;
+    dead[i] = 1;
+    any = true;
+  }
+  p.lambda = job.damp * static_cast<float>(sum / static_cast<double>(in));
+  if (any) {
+    add_diagonal(ex, upload(ex, DType::f32, mend), p.h);
+    diagonal(ex, p.h, p.diag);
+    p.dead = upload(ex, DType::u8, dead);
+  }
+  return p;
+}
+
+// target = the weight, shifted where the statistics allow, with the columns of dead inputs at zero.
+bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
+  if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
+  p.shifted = job.effort != Effort::reference && !job.stats->cross.empty();
+  if (p.shifted) {
+    if (!shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, p.target).ok())
+      return false;
+    if (count_nonfinite(ex, p.target) > 0) return false;
+  } else {
+    ex.copy(job.weight, p.target);
+  }
+  if (p.dead) zero_columns(ex, p.dead, p.target);
+  return true;
+}
+
+Tensor permuted(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView cols) {
+  Tensor y = ex.alloc(x.dtype, x.shape);
+  permute(ex, x, rows, cols, y);
+  return y;
+}
+
+// The column loop in processing order; the result is in checkpoint order. False when its loss is not a
+// number.
+bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, ConstTensorView r,
+               DeviceCodes& q) {
+  const int64_t out = job.weight.rows(), in = job.weight.cols();
+  const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
+  ErrorFeedbackArgs args{.w = p.target,
+                         .r = r,
+                         .h_diag = p.diag,
+                         .group = job.spec.group_size(in),
+                         .group_of = {},
+                         .search = search_for(job.spec, rule)};
+  q = make_codes(ex, job.spec, out, in);
+  const Tensor column = upload(ex, DType::i32, order.column), grid_of = upload(ex, DType::i32, order.grid_of);
+  Tensor w, diag;
+  if (!order.natural()) {
+    w = permuted(ex, p.target, {}, column);
+    diag = permuted(ex, p.diag.view().reshaped({1, in}), {}, column);
+    args.w = w;
+    args.h_diag = diag.view().reshaped({in});
+  }
+  if (grid_of) {
+    choose_scales(ex, p.target, p.diag, args.group, args.search, q.scales, q.zeros);
+    args.group_of = grid_of;
+  }
+  Tensor loss = ex.alloc(DType::f64, {out});
+  error_feedback(ex, args, q.codes, q.scales, q.zeros, loss);
+  const Tensor host = ex.to_host(loss);
+  for (int64_t o = 0; o < out; ++o)
+    if (!std::isfinite(host.as<double>()[o])) return false;
+  if (!order.natural()) q.codes = permuted(ex, q.codes, {}, upload(ex, DType::i32, order.position));
+  if (const Tensor at = upload(ex, DType::i32, order.group_at)) {
+    q.scales = permuted(ex, q.scales, {}, at);
+    if (q.zeros) q.zeros = permuted(ex, q.zeros, {}, at);
+  }
+  q.group_of = upload(ex, DType::i32, order.group_of);
+  return true;
+}
+
+void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCodes& q) {
+  const int rounds = refine_rounds(job.effort);
+  if (rounds == 0) return;
+  const int64_t in = job.weight.cols();
+  add_diagonal(ex, upload(ex, DType::f32, std::vector<float>(static_cast<size_t>(in), lambda)), p.h);
+  const RefineArgs args{.target = p.target,
+                        .h = p.h,
+                        .zeros = q.zeros,
+                        .group_of = q.group_of,
+                        .bits = job.spec.bits,
+                        .group = job.spec.group_size(in),
+                        .scale_dtype = job.spec.scale_dtype};
+  for (int i = 0; i < rounds; ++i) {
+    refit_scales(ex, args, q.codes, q.scales);
+    descend_codes(ex, args, q.scales, q.codes);
+  }
+}
+
+// Climbs the ladder; returns the rung that held, or "" when none did.
+std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
+  const int64_t in = job.weight.cols();
+  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(in));
+  const Tensor column = upload(ex, DType::i32, order.column);
+  Tensor permuted_h;
+  if (!order.natural()) permuted_h = permuted(ex, p.h, column, column);
+  Tensor r = ex.alloc(DType::f32, {in, in});
+  for (const Rung& rung : kRungs) {
+    const float lambda = rung.damp * p.lambda;
+    if (!factorize(ex, order.natural() ? p.h : permuted_h, lambda, rung.precision, r).ok()) continue;
+    if (!set_target(ex, job, lambda, p) || !feed_back(ex, job, p, order, r, q)) continue;
+    r.reset();
+    permuted_h.reset();
+    refine(ex, job, p, lambda, q);
+    return rung.name;
+  }
+  return "";
+}
+
+// The last two rungs: rounding weighted by the diagonal, then plain rounding.
+std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCodes& q) {
+  if (p && usable(p->importance)) {
+    const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
+    q = round_plain(ex, job.weight, p->diag, job.spec, rule);
+    return "diagonal";
+  }
+  if (!job.allow_rtn)
+    fail(ErrorKind::numeric, "linear " + job.name + ": " +
+                                 (p ? "its calibration statistics are zero, negative or not finite"
+                                    : "calibration saw no tokens at its input") +
+                                 "; use more or other calibration text, leave the linear alone with --set '" +
+                                 job.name + "=keep', or permit plain rounding with --allow-rtn");
+  q = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
+  return "rtn";
+}
+
+void report_losses(Exec& ex, const LinearJob& job, const Problem& p, const DeviceCodes& q,
+                   MethodResult& result) {
+  const Tensor ours = values_of(ex, q, job.spec);
+  const Tensor plain = values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);
+  result.loss = loss_per_token(ex, job.weight, ours, *job.stats);
+  result.loss_rtn = loss_per_token(ex, job.weight, plain, *job.stats);
+  const bool shifted = p.shifted && result.rung != "diagonal" && result.rung != "rtn";
+  result.loss_target = shifted ? loss_per_token(ex, p.target, ours, *job.stats) : result.loss;
+  result.loss_target_rtn = shifted ? loss_per_token(ex, p.target, plain, *job.stats) : result.loss_rtn;
+}
+
+MethodResult quantize(Exec& ex, const LinearJob& job) {
+  require_integer_job(ex, job);
+  MethodResult result;
+  DeviceCodes q;
+  if (has_gram(job)) {
+    Problem p = make_problem(ex, job);
+    if (usable(p.importance)) result.rung = climb(ex, job, p, q);
+    if (result.rung.empty()) result.rung = fall_back(ex, job, &p, q);
+    p.h.reset();
+    report_losses(ex, job, p, q, result);
+  } else {
+    result.rung = fall_back(ex, job, nullptr, q);
+  }
+  result.linear = to_host(ex, std::move(q), job.spec);
+  return result;
+}
+
+}  // namespace
+
+constinit const Method method_gptq = {.name = "gptq",
+                                      .summary = "error feedback through the Gram matrix of the inputs",
+                                      .needs = Needs::gram | Needs::cross,
+                                      .quantize = quantize};
+
+}  // namespace fewbit

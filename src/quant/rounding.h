@@ -1,0 +1,42 @@
+#pragma once
+// What the integer methods share: plain rounding, codes on the device, losses, and the way back to the host.
+#include "kernels/choose_scales.h"
+#include "src/quant/method.h"
+
+namespace fewbit {
+
+// The neutral form of one linear while it is still on the device. `zeros` and `group_of` may be empty.
+struct DeviceCodes {
+  Tensor codes{};     // [out, in] u8
+  Tensor scales{};    // [out, G]  f32
+  Tensor zeros{};     // [out, G]  u8; empty when symmetric
+  Tensor group_of{};  // [in]      i32; empty when groups are consecutive
+};
+
+// The search that a spec and an effort ask for.
+ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule);
+
+// Room for the codes of a linear of the job's shape.
+DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in);
+
+// Scales by `rule` with the importance h ([in] f32, data == nullptr: all ones), then codes. Consecutive
+// groups.
+DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec,
+                        ScaleRule rule);
+
+// The values that the codes stand for, [out, in] f32 on the device.
+Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
+
+// tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
+double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
+
+// Error{unsupported} where the job's grid is no integer grid, Error{checkpoint} where a weight is not finite.
+void require_integer_job(Exec& ex, const LinearJob& job);
+
+// Moves the codes to host memory. The result is sound (validate()).
+QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec);
+
+// True where the job's statistics hold a Gram matrix of at least one token.
+bool has_gram(const LinearJob& job);
+
+}  // namespace fewbit
