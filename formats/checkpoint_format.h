@@ -1,6 +1,7 @@
 #pragma once
 // Checkpoint formats: what `--format NAME` means. A format is an ordered list of packings (the first that accepts a
 // linear takes it) and the `quantization_config` object that its readers expect.
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@ struct LinearFormat {
 
 struct QuantizationSummary {
   std::map<std::string, LinearFormat> linears;  // by full linear name, "model.layers.0.self_attn.q_proj"
+  std::vector<std::string> dense;               // linears that stay as they are, for readers that must be told
 };
 
 struct CheckpointFormat {

@@ -1,6 +1,6 @@
 #pragma once
-// ModelSpec: an architecture as a list of small ops over named activation slots. The runner interprets it, the
-// calibrator hooks it, transforms derive from it who can absorb a scale; nobody writes a second list.
+// ModelSpec: an architecture as a list of small ops over named activation slots. The runner interprets it,
+// the calibrator hooks it, transforms derive from it who can absorb a scale; nobody writes a second list.
 #include <cstdint>
 #include <string>
 #include <variant>
@@ -90,9 +90,10 @@ struct ModelSpec {
   std::vector<std::vector<BlockOp>> kinds;  // distinct kinds of block
   std::vector<int> kind_of_layer;           // [layers]; empty = all kind 0
 
-  const std::vector<BlockOp>& block(int64_t layer) const {
-    return kinds[kind_of_layer.empty() ? 0 : static_cast<size_t>(kind_of_layer[static_cast<size_t>(layer)])];
+  int kind(int64_t layer) const {
+    return kind_of_layer.empty() ? 0 : kind_of_layer[static_cast<size_t>(layer)];
   }
+  const std::vector<BlockOp>& block(int64_t layer) const { return kinds[static_cast<size_t>(kind(layer))]; }
   std::string prefix(int64_t layer) const { return block_prefix + std::to_string(layer) + "."; }
   bool tied() const { return lm_head == embed; }
   int64_t kv_features(int64_t layer) const;  // kv_heads * head_dim of the layer's attention
@@ -117,9 +118,10 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec&);
 // Width of a slot in a block: the output features of what writes it.
 int64_t slot_features(const ModelSpec&, const std::vector<BlockOp>& block, Slot);
 
-// All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears named in `packed` are
-// present in packed form and are not looked for as "<name>.weight".
-std::vector<std::string> check_against(const ModelSpec&, const WeightStore&, const std::vector<std::string>& packed);
+// All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears named in `packed`
+// are present in packed form and are not looked for as "<name>.weight".
+std::vector<std::string> check_against(const ModelSpec&, const WeightStore&,
+                                       const std::vector<std::string>& packed);
 
 std::string describe(const ModelSpec&);  // several lines, for `convert inspect`
 int64_t parameter_count(const ModelSpec&);

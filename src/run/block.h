@@ -1,9 +1,10 @@
 #pragma once
-// One decoder block on a device, and the interpreter of its op list. Calibration, perplexity and the engine all run
-// this one interpreter; they differ in what stands behind the Attention op.
+// One decoder block on a device, and the interpreter of its op list. Calibration, perplexity and the engine
+// all run this one interpreter; they differ in what stands behind the Attention op.
 #include <array>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "src/model/model_spec.h"
 #include "src/run/linear.h"
@@ -15,7 +16,8 @@ struct BlockWeights {
   std::map<std::string, Tensor> vectors;  // norm weights, by relative name without ".weight"; compute dtype
 };
 // `notes` collects one line for each linear that does not run through a packed kernel although it is packed.
-BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&, std::vector<std::string>* notes);
+BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&,
+                        std::vector<std::string>* notes);
 
 // One layer's cache, each [batch, kv_heads, capacity, head_dim].
 struct LayerCache {
@@ -32,18 +34,23 @@ struct Activations {
 // How the tokens lie: `seqs` sequences of equal length, row-major; positions on the device.
 struct TokenLayout {
   int64_t seqs = 1;
-  ConstTensorView positions{};      // i32 [tokens]
+  ConstTensorView positions{};        // i32 [tokens]
   const LayerCache* cache = nullptr;  // null: plain causal attention inside each sequence
 };
 
-// Owns the slot tensors of one kind of block for up to `tokens` tokens (x excluded: the caller owns the states).
+// Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for
+// every kind of block of the model.
 class SlotBuffers {
  public:
   SlotBuffers(Exec&, const ModelSpec&, int64_t tokens, DType dtype);
-  Activations bind(TensorView x) const;  // views of x.rows() tokens
+  int64_t tokens() const { return tokens_; }
+  // Views of x.rows() <= tokens() tokens, in the widths of a kind of block (ModelSpec::kind of a layer).
+  Activations bind(TensorView x, int kind = 0) const;
 
  private:
-  std::array<Tensor, kSlots> buffers_{};
+  int64_t tokens_;
+  std::array<Tensor, kSlots> buffers_{};               // [tokens * the largest width]
+  std::vector<std::array<int64_t, kSlots>> widths_{};  // by kind; 0 = not used
 };
 
 // The rope tables of a model, uploaded once: op -> device tensor of inv_freq.

@@ -1,6 +1,6 @@
 #pragma once
-// Engine: a whole model resident with a key/value cache: prefill, decode steps, graph capture per batch size. It runs
-// the same op list as Runner; only the attention differs.
+// Engine: a whole model resident with a key/value cache: prefill, decode steps, graph capture per batch size.
+// It runs the same op list as Runner; only the attention differs.
 #include <functional>
 #include <span>
 
@@ -12,9 +12,9 @@ namespace fewbit {
 struct EngineOptions {
   LoadOptions load{};
   int64_t batch = 1;
-  int64_t capacity = 2048;      // positions per sequence
-  int64_t prefill_chunk = 2048; // tokens per prefill pass
-  bool graph = true;            // record the decode step (CUDA)
+  int64_t capacity = 2048;       // positions per sequence
+  int64_t prefill_chunk = 2048;  // tokens per prefill pass
+  bool graph = true;             // record the decode step (CUDA)
 };
 
 class Engine {
@@ -23,25 +23,30 @@ class Engine {
   const ModelSpec& spec() const { return spec_; }
 
   void reset();  // forgets all sequences
-  // Fills the cache with `ids` [batch, len] and returns the logits of the last position, f32 [batch, vocab] on the
-  // device; valid until the next call. Error{usage} when the capacity would be exceeded.
+  // Fills the cache with `ids` [batch, len] and returns the logits of the last position, f32 [batch, vocab]
+  // on the device; valid until the next call. Error{usage} when the capacity would be exceeded.
   ConstTensorView prefill(std::span<const int32_t> ids);
   // One step: feeds `next` [batch] i32 (on the device), returns logits as prefill() does.
   ConstTensorView decode(ConstTensorView next);
-  // One greedy step that stays on the device: feeds the tokens chosen by the step before (or by greedy_start), writes
-  // the next ones. For measuring latency without a host round trip.
+  // One greedy step that stays on the device: feeds the tokens chosen by the step before (or by
+  // greedy_start), writes the next ones. For measuring latency without a host round trip.
   void greedy_start(ConstTensorView logits);
   void greedy_step();
   std::vector<int32_t> greedy_tokens();  // the tokens that the next step would feed, [batch]; waits
   int64_t length() const { return length_; }
-  int64_t weight_bytes_per_token() const;  // weights one decode step reads (embedding row excluded, head included)
+  int64_t weight_bytes_per_token()
+      const;  // weights one decode step reads (embedding row excluded, head included)
   int64_t kv_bytes_per_token(int64_t context) const;
   std::vector<std::string> kernel_table() const;  // "24 x marlin4, 1 x dense head"
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  void forward(int64_t len, TensorView x, ConstTensorView positions);
-  void decode_body();
+  // Blocks, final norm and head: x [batch * len, hidden] at `positions`; the last row of each sequence to
+  // logits_.
+  void forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows);
+  void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
+  void step();         // the recording, or the body where there is none
+  void need_room(int64_t tokens) const;
 
   Exec& ex_;
   ModelSpec spec_;
@@ -52,14 +57,17 @@ class Engine {
   std::vector<std::string> notes_;
   std::vector<Tensor> k_cache_, v_cache_;  // per layer, [batch, kv_heads, capacity, head_dim]
   SlotBuffers prefill_slots_, decode_slots_;
-  Tensor prefill_x_, x_, last_, normed_, logits_, next_, positions_, prefill_positions_;
+  // States [tokens, hidden] of both phases; the last row of each sequence, before and after the norm [batch,
+  // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].
+  Tensor prefill_x_, x_, last_, normed_, logits_, next_, positions_;
+  Tensor last_rows_;  // i32 [batch]: 0 .. batch-1, the rows of x_ that a decode step reads
   RecordedGraph step_graph_;
-  bool recorded_ = false;
+  bool warm_ = false, recorded_ = false;
   int64_t length_ = 0;
 };
 
-// Generates up to `max_new` tokens after `prompt`; stops at an eos of the spec. `on_token` sees each id as it is
-// chosen (may be empty). Greedy when options.temperature == 0.
+// Generates up to `max_new` tokens after `prompt`; stops at an eos of the spec. `on_token` sees each id as it
+// is chosen (may be empty). Greedy when options.temperature == 0.
 std::vector<int32_t> generate(Exec&, Engine&, std::span<const int32_t> prompt, int64_t max_new,
                               const SamplerOptions& options,
                               const std::function<void(int32_t)>& on_token = {});

@@ -36,16 +36,16 @@ struct LoadOptions {
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
-// From the neutral form: the layout of this device's kernel (CUDA: Marlin where shape and group allow, 2- and 3-bit
-// codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why ("" otherwise).
+// From the neutral form: the layout of this device's kernel (CUDA: Marlin where shape and group allow, 2- and
+// 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why ("" otherwise).
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
-// A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through unpack().
-// float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
+// A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
+// unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
 Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptions&, std::string* note);
 
 // y = x W^T + bias.   x [tokens, in] and y [tokens, out] in the compute dtype (y may be f32).
 void apply(Exec&, const Linear&, ConstTensorView x, TensorView y);
-int64_t weight_bytes(const Linear&);  // bytes a decode step reads
+int64_t weight_bytes(const Linear&);      // bytes a decode step reads
 std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3" …
 
 }  // namespace fewbit

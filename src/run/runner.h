@@ -24,18 +24,20 @@ class Runner {
   Runner(Exec& ex, const Checkpoint& ckpt, const LoadOptions& options);
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return options_.dtype; }
-  const std::vector<std::string>& notes() const { return notes_; }  // linears without a packed kernel, one line each
+  const std::vector<std::string>& notes() const {
+    return notes_;
+  }  // linears without a packed kernel, one line each
 
-  // States after the embedding and after each block: `ids` [seqs, len]. `observe(i, x)` is called with i = 0 … layers
-  // (the last one before the final norm); may be empty. Returns x [seqs * len, hidden].
+  // States after the embedding and after each block: `ids` [seqs, len]. `observe(i, x)` is called with i = 0
+  // … layers (the last one before the final norm); may be empty. Returns x [seqs * len, hidden].
   Tensor hidden(std::span<const int32_t> ids, int64_t seqs,
                 const std::function<void(int64_t, ConstTensorView)>& observe = {});
   // Final norm and head of given rows of x: f32 [rows, vocab], soft cap applied.
   Tensor logits(ConstTensorView x);
   // x after the final norm, compute dtype.
   Tensor final_normed(ConstTensorView x);
-  // NLL of ids[s, i+1] given ids[s, 0..i] for every s and i < len-1: f32 [seqs, len-1] on the host. Logits are made
-  // in row chunks, so their memory is bounded.
+  // NLL of ids[s, i+1] given ids[s, 0..i] for every s and i < len-1: f32 [seqs, len-1] on the host. Logits
+  // are made in row chunks, so their memory is bounded.
   std::vector<float> nll(std::span<const int32_t> ids, int64_t seqs);
   int64_t weight_bytes() const;
 
@@ -47,6 +49,7 @@ class Runner {
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
   std::vector<std::string> notes_;
+  std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
 };
 
 }  // namespace fewbit

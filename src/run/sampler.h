@@ -1,6 +1,6 @@
 #pragma once
-// Sampling on the host from one row of logits. Randomness is counter-based per (seed, sequence, position), so a token
-// does not depend on what else is in the batch.
+// Sampling on the host from one row of logits. Randomness is counter-based per (seed, sequence, position), so
+// a token does not depend on what else is in the batch.
 #include <cstdint>
 #include <span>
 

@@ -10,6 +10,11 @@ inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against th
 inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
 
 inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
-inline constexpr double kLossIdentity = 1e-3;    // sum of e^2 of an f32 column loop against the trace in f64
+inline constexpr double kFactor = 2e-3;  // an f32 factor times its inverse, at a condition of a few thousand
+inline constexpr double kFlippedRows = 0.1;     // rows in which a tie may fall differently in f32 and f64
+inline constexpr double kIdealEncoding = 1e-3;  // values that lie on a grid, quantized again: f16 scales
+inline constexpr double kRtnSqnrLow = 18.8;     // dB, int4 g128 on N(0, 1), scale 2 max / 15
+inline constexpr double kRtnSqnrHigh = 19.4;
+inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
 }  // namespace fewbit::tol

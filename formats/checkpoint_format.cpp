@@ -1,0 +1,41 @@
+// The registry of checkpoint formats (one entry per line of formats.def) and the choice of a packing.
+#include "formats/checkpoint_format.h"
+
+#include "src/core/error.h"
+
+namespace fewbit {
+
+const std::vector<const CheckpointFormat*>& checkpoint_formats() {
+  static const std::vector<const CheckpointFormat*> all = {
+#define FEWBIT_FORMAT(id) &format_##id,
+#include "formats/formats.def"
+#undef FEWBIT_FORMAT
+  };
+  return all;
+}
+
+const CheckpointFormat& checkpoint_format(std::string_view name) {
+  std::string known;
+  for (const CheckpointFormat* f : checkpoint_formats()) {
+    if (f->name == name) return *f;
+    known += ' ';
+    known += f->name;
+  }
+  fail(ErrorKind::usage, "no checkpoint format \"" + std::string(name) + "\"; known:" + known);
+}
+
+const Packing* choose_packing(const CheckpointFormat& format, const QuantSpec& spec, int64_t out, int64_t in,
+                              bool act_order, std::string* why_not) {
+  std::string reasons;
+  for (const Packing* p : format.candidates(spec)) {
+    const std::string reason = p->refuses(spec, out, in, act_order);
+    if (reason.empty()) return p;
+    if (!reasons.empty()) reasons += "; ";
+    reasons += std::string(p->name) + ": " + reason;
+  }
+  if (reasons.empty()) reasons = "format " + std::string(format.name) + " holds dense weights only";
+  if (why_not) *why_not = reasons;
+  return nullptr;
+}
+
+}  // namespace fewbit

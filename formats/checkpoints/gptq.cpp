@@ -1,0 +1,25 @@
+// --format gptq: for the readers of the ecosystem (vLLM, SGLang, transformers with GPTQModel). Symmetric
+// grids are written as v1, asymmetric ones as v2, whose zero points can be 0. Linears that differ from the
+// rest are told by GPTQModel's "dynamic" rules and, exactly, by the "fewbit" object (docs/formats/gptq.md).
+#include "formats/checkpoints/gptq_config.h"
+
+namespace fewbit {
+namespace {
+
+std::vector<const Packing*> candidates(const QuantSpec& spec) {
+  if (spec.symmetric) return {&packing_gptq};
+  return {&packing_gptq_v2};
+}
+
+std::string write_config(const QuantizationSummary& summary) {
+  return gptq_config::write(summary, {.checkpoint_format = "", .dynamic = gptq_config::Dynamic::when_mixed});
+}
+
+}  // namespace
+
+constinit const CheckpointFormat format_gptq = {.name = "gptq",
+                                                .summary = "GPTQ words for vLLM, SGLang and transformers",
+                                                .candidates = candidates,
+                                                .write_config = write_config};
+
+}  // namespace fewbit

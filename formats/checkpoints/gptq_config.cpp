@@ -1,0 +1,100 @@
+#include "formats/checkpoints/gptq_config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+
+namespace fewbit::gptq_config {
+namespace {
+
+using nlohmann::ordered_json;
+
+bool same(const LinearFormat& a, const LinearFormat& b) {
+  return a.packing == b.packing && a.spec == b.spec && a.act_order == b.act_order;
+}
+
+// What most linears have; the first by name where several lead.
+LinearFormat most_common(const QuantizationSummary& summary) {
+  std::vector<std::pair<LinearFormat, int64_t>> counts;
+  for (const auto& [name, format] : summary.linears) {
+    const auto it =
+        std::find_if(counts.begin(), counts.end(), [&](const auto& c) { return same(c.first, format); });
+    if (it == counts.end()) {
+      counts.emplace_back(format, 1);
+    } else {
+      ++it->second;
+    }
+  }
+  return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })
+      ->first;
+}
+
+ordered_json map_entry(const LinearFormat& f) {
+  ordered_json e;
+  e["packing"] = f.packing->name;
+  e["bits"] = f.spec.bits;
+  e["group_size"] = f.spec.group;
+  e["sym"] = f.spec.symmetric;
+  e["act_order"] = f.act_order;
+  return e;
+}
+
+ordered_json fewbit_map(const QuantizationSummary& summary, const LinearFormat& common) {
+  ordered_json map;
+  map["version"] = 1;
+  map["default"] = map_entry(common);
+  map["linears"] = ordered_json::object();
+  for (const auto& [name, format] : summary.linears)
+    if (!same(format, common)) map["linears"][name] = map_entry(format);
+  return map;
+}
+
+std::string exactly(const std::string& name) {
+  std::string regex = "^";
+  for (char c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') regex += '\\';
+    regex += c;
+  }
+  return regex + '$';
+}
+
+// Exact names; GPTQModel takes the first rule that matches.
+ordered_json dynamic_rules(const QuantizationSummary& summary, const LinearFormat& common) {
+  ordered_json rules = ordered_json::object();
+  for (const std::string& name : summary.dense) rules["-:" + exactly(name)] = ordered_json::object();
+  for (const auto& [name, f] : summary.linears) {
+    if (f.spec == common.spec) continue;
+    rules["+:" + exactly(name)] = {
+        {"bits", f.spec.bits}, {"group_size", f.spec.group}, {"sym", f.spec.symmetric}};
+  }
+  return rules;
+}
+
+}  // namespace
+
+std::string write(const QuantizationSummary& summary, const Options& options) {
+  if (summary.linears.empty()) return "";
+  const LinearFormat common = most_common(summary);
+  const auto act_order = [](const auto& entry) { return entry.second.act_order; };
+  const bool mixed = std::any_of(summary.linears.begin(), summary.linears.end(),
+                                 [&](const auto& entry) { return !same(entry.second, common); });
+  const std::string format =
+      options.checkpoint_format.empty() ? std::string(common.packing->name) : options.checkpoint_format;
+  ordered_json c;
+  c["quant_method"] = "gptq";
+  c["method"] = "gptq";
+  c["checkpoint_format"] = format;
+  c["format"] = format;
+  c["bits"] = common.spec.bits;
+  c["group_size"] = common.spec.group;
+  c["desc_act"] = std::any_of(summary.linears.begin(), summary.linears.end(), act_order);
+  c["sym"] = common.spec.symmetric;
+  c["lm_head"] = false;
+  c["pack_dtype"] = "int32";
+  if (options.dynamic == Dynamic::when_mixed)
+    if (ordered_json rules = dynamic_rules(summary, common); !rules.empty()) c["dynamic"] = std::move(rules);
+  if (options.map == Map::always || mixed) c["fewbit"] = fewbit_map(summary, common);
+  return c.dump(2);
+}
+
+}  // namespace fewbit::gptq_config

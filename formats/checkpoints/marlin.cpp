@@ -1,0 +1,23 @@
+// --format marlin: Marlin where the shape and the grid allow it, the general integer words elsewhere. The
+// config is AutoGPTQ's for "checkpoint_format": "marlin" plus the "fewbit" object, which says how every
+// linear is packed (docs/formats/marlin.md).
+#include "formats/checkpoints/gptq_config.h"
+
+namespace fewbit {
+namespace {
+
+std::vector<const Packing*> candidates(const QuantSpec&) { return {&packing_marlin, &packing_gptq_v2}; }
+
+std::string write_config(const QuantizationSummary& summary) {
+  return gptq_config::write(summary, {.checkpoint_format = "marlin", .map = gptq_config::Map::always});
+}
+
+}  // namespace
+
+constinit const CheckpointFormat format_marlin = {
+    .name = "marlin",
+    .summary = "int4 and int8 for the GPU runner; others as GPTQ v2 words",
+    .candidates = candidates,
+    .write_config = write_config};
+
+}  // namespace fewbit

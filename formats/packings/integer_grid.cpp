@@ -1,0 +1,49 @@
+#include "formats/packings/integer_grid.h"
+
+#include <cmath>
+
+#include "formats/bits.h"
+#include "src/core/half.h"
+
+namespace fewbit::integer_grid {
+
+std::string refuses(const QuantSpec& spec, int64_t out, int64_t in) {
+  if (out < 1 || in < 1) return "the shape " + Shape{out, in}.str() + " is empty";
+  if (spec.grid != Grid::integer) return "it holds integer grids only, not " + spec.str();
+  if (spec.bits != 2 && spec.bits != 3 && spec.bits != 4 && spec.bits != 8)
+    return "it holds 2, 3, 4 or 8 bits, not " + std::to_string(spec.bits);
+  if (spec.group != -1 && spec.group < 1)
+    return "the group size must be -1 or positive, not " + std::to_string(spec.group);
+  if (spec.scale_dtype != DType::f16)
+    return "its scales are f16, not " + std::string(name_of(spec.scale_dtype));
+  if (spec.out_group != 1)
+    return "it has a scale for every output, not one for " + std::to_string(spec.out_group) + " outputs";
+  return "";
+}
+
+Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n)) {
+  const int64_t out = scales.shape()[0], groups = scales.shape()[1];
+  Tensor file = Tensor::host(DType::f16, {groups, out});
+  for (int64_t n = 0; n < out; ++n)
+    for (int64_t g = 0; g < groups; ++g)
+      file.as<f16>()[g * out + column(n)] = scales.as<float>()[n * groups + g];
+  return file;
+}
+
+Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t (*column)(int64_t n)) {
+  const int64_t groups = file.shape[0], out = file.shape[1];
+  Tensor scales = Tensor::host(DType::f32, {out, groups});
+  for (int64_t n = 0; n < out; ++n)
+    for (int64_t g = 0; g < groups; ++g) {
+      const float s = f16_to_f32(bits::load<uint16_t>(file.data, g * out + column(n)));
+      if (!std::isfinite(s)) {
+        fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected finite scales, found " +
+                                        std::to_string(s) + " in row " + std::to_string(g) + ", column " +
+                                        std::to_string(column(n)));
+      }
+      scales.as<float>()[n * groups + g] = s;
+    }
+  return scales;
+}
+
+}  // namespace fewbit::integer_grid

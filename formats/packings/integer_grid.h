@@ -1,0 +1,18 @@
+#pragma once
+// What the packings of plain integer grids with f16 scales share: refusals of other grids, and scales that
+// lie [groups, outputs] in the file. Internal to formats/packings.
+#include <string>
+
+#include "formats/packing.h"
+
+namespace fewbit::integer_grid {
+
+// Why a packing of integers with f16 scales cannot take this at all; "" = it can, as far as this goes.
+std::string refuses(const QuantSpec& spec, int64_t out, int64_t in);
+
+// Scales of the neutral form [out, G] f32 to a file's F16 [G, out]; the scale of output n stands in column
+// column(n). And back: Error{checkpoint} naming `tensor` for a scale that is not finite.
+Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n));
+Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t (*column)(int64_t n));
+
+}  // namespace fewbit::integer_grid

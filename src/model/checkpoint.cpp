@@ -1,0 +1,82 @@
+// Opens a model directory and checks everything that can be known without reading a weight: config,
+// architecture, tensor names, types and shapes, and how every linear is packed.
+#include "src/model/checkpoint.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "src/core/error.h"
+#include "src/core/strings.h"
+#include "src/model/archs.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The text of <dir>/quantize_config.json, "" where there is none.
+std::string side_config(const fs::path& dir) {
+  std::ifstream in(dir / "quantize_config.json", std::ios::binary);
+  std::ostringstream text;
+  if (in) text << in.rdbuf();
+  return text.str();
+}
+
+// Complaints about the packed tensors of one linear.
+void check_packed(const NamedLinear& linear, const LinearFormat& format, const WeightStore& store,
+                  std::vector<std::string>& complaints) {
+  const auto source = [&](const std::string& name) {
+    return store.has(name) ? store.get(name) : ConstTensorView{};
+  };
+  for (const TensorPlan& plan :
+       format.packing->tensors(format.spec, linear.out, linear.in, format.act_order)) {
+    const std::string name = linear.name + '.' + plan.suffix;
+    const ConstTensorView v = source(name);
+    if (v.data && v.dtype == plan.dtype && v.shape == plan.shape) continue;
+    const std::string found = v.data ? std::string(name_of(v.dtype)) + ' ' + v.shape.str() : "nothing";
+    complaints.push_back(store.path().string() + ": tensor '" + name + "': expected " +
+                         std::string(name_of(plan.dtype)) + ' ' + plan.shape.str() + " (" +
+                         std::string(format.packing->name) + ' ' + format.spec.str() + "), found " + found);
+  }
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const fs::path& dir) {
+  std::error_code ignored;
+  if (!fs::is_directory(dir, ignored))
+    fail(ErrorKind::io, dir.string() + ": expected a model folder with config.json and weights, found " +
+                            (fs::exists(dir, ignored) ? "a file" : "nothing"));
+  ConfigView config = ConfigView::open(dir);
+  ModelSpec spec = build_spec(config);
+  WeightStore store = WeightStore::open(dir);
+  const std::vector<NamedLinear> linears = linears_of(spec);
+  std::vector<std::string> names, packed, complaints;
+  for (const NamedLinear& l : linears) names.push_back(l.name);
+  std::string format;
+  QuantizationSummary quantization = read_quantization(
+      config.text(), side_config(dir), names, [&](const std::string& name) { return store.has(name); },
+      &format);
+  for (const NamedLinear& l : linears) {
+    const auto it = quantization.linears.find(l.name);
+    if (it == quantization.linears.end()) continue;
+    packed.push_back(l.name);
+    check_packed(l, it->second, store, complaints);
+  }
+  for (std::string& line : check_against(spec, store, packed)) complaints.push_back(std::move(line));
+  if (!complaints.empty()) fail(ErrorKind::checkpoint, join(complaints, "\n"));
+  return {
+      dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
+}
+
+QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64_t in) const {
+  const auto it = quantization.linears.find(linear);
+  FEWBIT_ASSERT(it != quantization.linears.end());
+  return it->second.packing->unpack(linear, it->second.spec, out, in, source());
+}
+
+TensorSource Checkpoint::source() const {
+  return [this](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; };
+}
+
+}  // namespace fewbit

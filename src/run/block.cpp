@@ -1,0 +1,135 @@
+// Loading a block and interpreting its op list.
+#include "src/run/block.h"
+
+#include <algorithm>
+
+#include "kernels/add.h"
+#include "kernels/attention.h"
+#include "kernels/cast.h"
+#include "kernels/gated_act.h"
+#include "kernels/norm.h"
+#include "kernels/rope.h"
+
+namespace fewbit {
+namespace {
+
+float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
+
+Tensor load_vector(Exec& ex, const Checkpoint& c, const std::string& name, int64_t features, DType dtype) {
+  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {features});
+  Tensor raw = ex.to_device(host);
+  if (host.dtype == dtype) return raw;
+  Tensor t = ex.alloc(dtype, host.shape);
+  cast(ex, raw, t);
+  return t;
+}
+
+struct Interpreter {
+  Exec& ex;
+  const BlockWeights& weights;
+  const RopeTables& ropes;
+  const TokenLayout& layout;
+  Activations& act;
+
+  void operator()(const Norm& op) const {
+    rms_norm(ex, act[op.in], weights.vectors.at(op.name), op.eps, weight_offset(op.kind), act[op.out]);
+  }
+  void operator()(const Linears& op) const {
+    for (const LinearDef& l : op.items) apply(ex, weights.linears.at(l.name), act[op.in], act[l.out]);
+  }
+  void operator()(const HeadNorm& op) const {
+    const TensorView heads = act[op.slot].reshaped({act[op.slot].numel() / op.head_dim, op.head_dim});
+    rms_norm(ex, heads, weights.vectors.at(op.name), op.eps, weight_offset(op.kind), heads);
+  }
+  void operator()(const Rope& op) const {
+    for (Slot s : op.slots)
+      rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale);
+  }
+  void operator()(const Attention& op) const {
+    const AttentionArgs args{.heads = op.heads,
+                             .kv_heads = op.kv_heads,
+                             .head_dim = op.head_dim,
+                             .scale = op.scale,
+                             .window = op.window,
+                             .softcap = op.softcap};
+    if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
+    kv_append(ex, act[op.k], act[op.v], layout.positions, layout.cache->k, layout.cache->v);
+    attention_cached(ex, act[op.q], layout.positions, layout.cache->k, layout.cache->v, args, act[op.out]);
+  }
+  void operator()(const GatedAct& op) const {
+    gated_act(ex, act[op.gate], act[op.up], op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh,
+              act[op.out]);
+  }
+  void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
+};
+
+}  // namespace
+
+BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o,
+                        std::vector<std::string>* notes) {
+  BlockWeights w;
+  const std::string prefix = c.spec.prefix(layer);
+  for (const BlockOp& op : c.spec.block(layer)) {
+    if (const Norm* n = std::get_if<Norm>(&op))
+      w.vectors.emplace(n->name, load_vector(ex, c, prefix + n->name + ".weight", n->features, o.dtype));
+    if (const HeadNorm* n = std::get_if<HeadNorm>(&op))
+      w.vectors.emplace(n->name, load_vector(ex, c, prefix + n->name + ".weight", n->head_dim, o.dtype));
+    const Linears* group = std::get_if<Linears>(&op);
+    if (!group) continue;
+    for (const LinearDef& l : group->items) {
+      std::string note;
+      const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
+      w.linears.emplace(l.name, load_linear(ex, c, named, o, &note));
+      if (notes && !note.empty()) notes->push_back(named.name + ": " + note);
+    }
+  }
+  return w;
+}
+
+SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {
+  std::array<int64_t, kSlots> largest{};
+  for (const std::vector<BlockOp>& block : spec.kinds) {
+    std::array<int64_t, kSlots>& widths = widths_.emplace_back();
+    for (size_t s = 1; s < widths.size(); ++s) {  // 0 is x
+      widths[s] = slot_features(spec, block, static_cast<Slot>(s));
+      largest[s] = std::max(largest[s], widths[s]);
+    }
+  }
+  for (size_t s = 1; s < largest.size(); ++s)
+    if (largest[s] > 0) buffers_[s] = ex.alloc(dtype, {tokens * largest[s]});
+}
+
+Activations SlotBuffers::bind(TensorView x, int kind) const {
+  FEWBIT_ASSERT(x.rows() <= tokens_);
+  Activations act;
+  act[Slot::x] = x;
+  const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
+  for (size_t s = 1; s < widths.size(); ++s)
+    if (widths[s] > 0)
+      act.slot[s] = {buffers_[s].view().data, buffers_[s].dtype(), {x.rows(), widths[s]}, x.device};
+  return act;
+}
+
+RopeTables::RopeTables(Exec& ex, const ModelSpec& spec) {
+  for (const std::vector<BlockOp>& block : spec.kinds)
+    for (const BlockOp& op : block)
+      if (const Rope* r = std::get_if<Rope>(&op); r && !tables_.count(r->params.inv_freq)) {
+        const std::vector<float>& f = r->params.inv_freq;
+        tables_.emplace(
+            f, ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(f.size())}, f)));
+      }
+}
+
+ConstTensorView RopeTables::inv_freq(const Rope& op) const { return tables_.at(op.params.inv_freq); }
+
+void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes,
+            const TokenLayout& layout, Activations& act) {
+  std::visit(Interpreter{ex, w, ropes, layout, act}, op);
+}
+
+void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
+               const TokenLayout& layout, Activations& act) {
+  for (const BlockOp& op : block) run_op(ex, op, w, ropes, layout, act);
+}
+
+}  // namespace fewbit

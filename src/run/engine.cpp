@@ -1,0 +1,211 @@
+// The engine: every shape of a decode step is fixed when it is built, so that the step can be recorded once
+// and replayed while the positions advance on the device. Rows of x are gathered with the embedding op, which
+// runs on both devices.
+#include "src/run/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/embed.h"
+#include "kernels/gemm.h"
+#include "kernels/nll.h"
+#include "kernels/norm.h"
+
+namespace fewbit {
+namespace {
+
+EngineOptions checked(EngineOptions o) {
+  if (o.batch < 1 || o.capacity < 1)
+    fail(ErrorKind::usage, fmt::format("batch {} and capacity {} must be at least 1", o.batch, o.capacity));
+  o.prefill_chunk = std::clamp<int64_t>(o.prefill_chunk, o.batch, o.batch * o.capacity) / o.batch * o.batch;
+  return o;
+}
+
+Tensor device_i32(Exec& ex, int64_t n, const std::function<int32_t(int64_t)>& value) {
+  Tensor host = Tensor::host(DType::i32, {n});
+  for (int64_t i = 0; i < n; ++i) host.as<int32_t>()[i] = value(i);
+  return ex.to_device(host);
+}
+
+}  // namespace
+
+Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
+    : ex_(ex),
+      spec_(c.spec),
+      options_(checked(o)),
+      ends_(load_ends(ex, c, o.load.dtype)),
+      ropes_(ex, c.spec),
+      prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
+      decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
+  const DType dtype = o.load.dtype;
+  const int64_t batch = o.batch;
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+    blocks_.push_back(load_block(ex, c, layer, o.load, &notes_));
+    for (const BlockOp& op : spec_.block(layer))
+      if (const Attention* a = std::get_if<Attention>(&op)) {
+        const Shape shape = {batch, a->kv_heads, options_.capacity, a->head_dim};
+        k_cache_.push_back(ex.alloc_zeros(dtype, shape));
+        v_cache_.push_back(ex.alloc_zeros(dtype, shape));
+      }
+  }
+  FEWBIT_ASSERT(static_cast<int64_t>(k_cache_.size()) == spec_.layers && spec_.logit_softcap == 0);
+  prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
+  x_ = ex.alloc(dtype, {batch, spec_.hidden});
+  last_ = ex.alloc(dtype, {batch, spec_.hidden});
+  normed_ = ex.alloc(dtype, {batch, spec_.hidden});
+  logits_ = ex.alloc(DType::f32, {batch, spec_.vocab});
+  next_ = ex.alloc_zeros(DType::i32, {batch});
+  positions_ = ex.alloc_zeros(DType::i32, {batch});
+  last_rows_ = device_i32(ex, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+}
+
+void Engine::reset() {
+  length_ = 0;
+  ex_.zero(positions_);
+}
+
+void Engine::need_room(int64_t tokens) const {
+  if (length_ + tokens > options_.capacity)
+    fail(ErrorKind::usage, fmt::format("{} more tokens after {} exceed the cache's {} positions", tokens,
+                                       length_, options_.capacity));
+}
+
+void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows) {
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+    const auto i = static_cast<size_t>(layer);
+    const LayerCache cache{k_cache_[i], v_cache_[i]};
+    Activations act = slots.bind(x, spec_.kind(layer));
+    run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
+              {.seqs = options_.batch, .positions = positions, .cache = &cache}, act);
+  }
+  embed(ex_, last_rows, x, 1.f, last_);
+  rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
+           spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
+  gemm(ex_, normed_, ends_.head(), {}, logits_);
+}
+
+ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
+  const int64_t batch = options_.batch, len = static_cast<int64_t>(ids.size()) / batch;
+  if (len < 1 || static_cast<int64_t>(ids.size()) != batch * len)
+    fail(ErrorKind::usage,
+         fmt::format(
+             "a prompt of {} tokens for {} sequences: expected the same number, at least one, for each",
+             ids.size(), batch));
+  check_ids(spec_, ids);
+  need_room(len);
+  const int64_t per_sequence = options_.prefill_chunk / batch;
+  for (int64_t begin = 0; begin < len; begin += per_sequence) {
+    const int64_t n = std::min(len - begin, per_sequence);
+    const Tensor chunk = device_i32(
+        ex_, batch * n, [&](int64_t t) { return ids[static_cast<size_t>(t / n * len + begin + t % n)]; });
+    const Tensor positions =
+        device_i32(ex_, batch * n, [&](int64_t t) { return static_cast<int32_t>(length_ + t % n); });
+    const Tensor last =
+        device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
+    const TensorView x = prefill_x_.view().row_range(0, batch * n);
+    embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
+    forward(prefill_slots_, x, positions, last);
+    length_ += n;
+  }
+  ex_.copy(device_i32(ex_, batch, [&](int64_t) { return static_cast<int32_t>(length_); }), positions_);
+  return logits_;
+}
+
+void Engine::decode_body() {
+  embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
+  forward(decode_slots_, x_, positions_, last_rows_);
+  argmax(ex_, logits_, next_);
+  advance(ex_, positions_, 1);
+}
+
+void Engine::step() {
+  need_room(1);
+  if (options_.graph && warm_ && !recorded_) {
+    step_graph_ = ex_.record([this] { decode_body(); });
+    recorded_ = true;
+  }
+  if (step_graph_.handle)
+    ex_.replay(step_graph_);
+  else
+    decode_body();
+  warm_ = true;  // scratch memory of the ops has its size now: the next step may be recorded
+  ++length_;
+}
+
+ConstTensorView Engine::decode(ConstTensorView next) {
+  FEWBIT_ASSERT(next.numel() == options_.batch && next.dtype == DType::i32);
+  ex_.copy(next, next_);
+  step();
+  return logits_;
+}
+
+void Engine::greedy_start(ConstTensorView logits) { argmax(ex_, logits, next_); }
+void Engine::greedy_step() { step(); }
+
+std::vector<int32_t> Engine::greedy_tokens() {
+  const Tensor host = ex_.to_host(next_);
+  return {host.as<int32_t>(), host.as<int32_t>() + host.numel()};
+}
+
+int64_t Engine::weight_bytes_per_token() const {
+  int64_t n = ends_.head().bytes() + ends_.final_norm.bytes();
+  for (const BlockWeights& b : blocks_) {
+    for (const auto& [name, l] : b.linears) n += weight_bytes(l);
+    for (const auto& [name, v] : b.vectors) n += v.bytes();
+  }
+  return n;
+}
+
+int64_t Engine::kv_bytes_per_token(int64_t context) const {
+  int64_t n = 0;
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+    int64_t seen = context;
+    for (const BlockOp& op : spec_.block(layer))
+      if (const Attention* a = std::get_if<Attention>(&op); a && a->window > 0)
+        seen = std::min(seen, a->window);
+    n += 2 * spec_.kv_features(layer) * seen;
+  }
+  return n * options_.batch * bytes_of(options_.load.dtype);
+}
+
+std::vector<std::string> Engine::kernel_table() const {
+  std::map<std::string_view, int64_t> counts;
+  for (const BlockWeights& b : blocks_)
+    for (const auto& [name, l] : b.linears) ++counts[kind_of(l)];
+  std::vector<std::string> out;
+  for (const auto& [kind, count] : counts) out.push_back(fmt::format("{} x {}", count, kind));
+  out.push_back("1 x dense head");
+  return out;
+}
+
+std::vector<int32_t> generate(Exec& ex, Engine& engine, std::span<const int32_t> prompt, int64_t max_new,
+                              const SamplerOptions& options, const std::function<void(int32_t)>& on_token) {
+  const std::vector<int64_t>& eos = engine.spec().eos;
+  std::vector<int32_t> out;
+  if (max_new < 1) return out;
+  ConstTensorView logits = engine.prefill(prompt);
+  const bool greedy = options.temperature == 0;
+  if (greedy) engine.greedy_start(logits);
+  for (;;) {
+    int32_t id = 0;
+    if (greedy) {
+      id = engine.greedy_tokens().front();
+    } else {
+      const Tensor row = ex.to_host(logits.row_range(0, 1));
+      id = sample({row.as<float>(), static_cast<size_t>(row.numel())}, options, 0, engine.length());
+    }
+    out.push_back(id);
+    if (on_token) on_token(id);
+    if (static_cast<int64_t>(out.size()) == max_new || std::find(eos.begin(), eos.end(), id) != eos.end())
+      return out;
+    if (greedy)
+      engine.greedy_step();
+    else
+      logits = engine.decode(
+          ex.to_device(Tensor::host_from<int32_t>(DType::i32, {1}, std::span<const int32_t>(&id, 1))));
+  }
+}
+
+}  // namespace fewbit

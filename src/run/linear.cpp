@@ -1,0 +1,206 @@
+// Linears on a device: which layout a linear gets, and the product. The only place that chooses by device.
+#include "src/run/linear.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "formats/packing.h"
+#include "kernels/cast.h"
+#include "kernels/gemm.h"
+#include "kernels/marlin_gemm.h"
+#include "kernels/row_gemm.h"
+#include "src/core/half.h"
+
+namespace fewbit {
+namespace {
+
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+
+Tensor upload(Exec& ex, ConstTensorView host, DType dtype) {
+  if (!host.data) return {};
+  Tensor raw = ex.to_device(host);
+  if (host.dtype == dtype) return raw;
+  Tensor t = ex.alloc(dtype, host.shape);
+  cast(ex, raw, t);
+  return t;
+}
+
+// The same values in the width that a Marlin kernel reads: codes of a symmetric grid move with its zero.
+QuantizedLinear widened(const QuantizedLinear& q) {
+  QuantizedLinear w = clone(q);
+  w.spec.bits = q.spec.bits <= 4 ? 4 : 8;
+  if (q.spec.symmetric) {
+    const int shift = w.spec.mid_code() - q.spec.mid_code();
+    uint8_t* codes = w.codes.as<uint8_t>();
+    for (int64_t i = 0; i < w.codes.numel(); ++i) codes[i] = static_cast<uint8_t>(codes[i] + shift);
+  }
+  bool exact = true;  // scales that f16 holds exactly may be stored as such, whatever they came in
+  for (int64_t i = 0; i < w.scales.numel(); ++i)
+    exact = exact && round_to_f16(w.scales.as<float>()[i]) == w.scales.as<float>()[i];
+  if (exact) w.spec.scale_dtype = DType::f16;
+  return w;
+}
+
+Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+  const PackedLinear packed = packing_marlin.pack("w", q);
+  MarlinLinear m;
+  m.bits = q.spec.bits;
+  m.out = q.out();
+  m.in = q.in();
+  for (const NamedTensor& t : packed.tensors) {
+    Tensor device = ex.to_device(t.tensor);
+    if (t.name == "w.B") m.b = std::move(device);
+    if (t.name == "w.s") m.s = std::move(device);
+    if (t.name == "w.z") m.z = std::move(device);
+  }
+  FEWBIT_ASSERT(!m.b.empty() && !m.s.empty());
+  m.bias = upload(ex, bias, dtype);
+  return m;
+}
+
+Tensor pack_nibbles(const QuantizedLinear& q) {
+  const int64_t out = q.out(), in = q.in(), bytes = (in + 1) / 2;
+  Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t i = 0; i < in; ++i)
+      t.as<uint8_t>()[o * bytes + i / 2] |=
+          static_cast<uint8_t>(q.codes.as<uint8_t>()[o * in + i] << (i % 2 * 4));
+  return t;
+}
+
+Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+  RowLinear r;
+  r.bits = q.spec.bits;
+  r.out = q.out();
+  r.in = q.in();
+  r.group = q.spec.group_size(q.in());
+  r.codes = q.spec.bits <= 4 ? ex.to_device(pack_nibbles(q)) : ex.to_device(q.codes);
+  r.scales = ex.to_device(q.scales);
+  if (q.zeros) r.zeros = ex.to_device(*q.zeros);
+  if (q.group_of) r.group_of = ex.to_device(*q.group_of);
+  r.bias = upload(ex, bias, dtype);
+  return r;
+}
+
+// Why this device has no packed kernel for the linear; "" = it has.
+std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
+  if (q.spec.grid != Grid::integer) return "FP8 weights are multiplied densely";
+  if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
+  if (!ex.on_cuda()) return "";
+  return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
+}
+
+}  // namespace
+
+Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType dtype) {
+  return DenseLinear{upload(ex, weight, dtype), upload(ex, bias, dtype)};
+}
+
+Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
+  if (note) note->clear();
+  std::string reason;
+  if (dtype == DType::bf16) {
+    if (!ex.on_cuda()) {
+      reason = no_kernel(ex, q);
+      if (reason.empty()) return row_linear(ex, q, bias, dtype);
+    } else {
+      const bool integer = q.spec.grid == Grid::integer;
+      const QuantizedLinear w = integer ? widened(q) : clone(q);
+      reason = no_kernel(ex, w);
+      if (reason.empty()) return marlin_linear(ex, w, bias, dtype);
+    }
+  } else {
+    reason = "float32 compute multiplies densely";
+  }
+  if (note) *note = reason;
+  return make_dense(ex, dequantize_reference(q), bias, dtype);
+}
+
+Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o,
+                   std::string* note) {
+  if (note) note->clear();
+  const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
+  const ConstTensorView bias = l.bias ? c.store.expect(l.name + ".bias", floats, {l.out}) : ConstTensorView{};
+  if (!c.packed(l.name))
+    return make_dense(ex, c.store.expect(l.name + ".weight", floats, {l.out, l.in}), bias, o.dtype);
+  const LinearFormat& format = c.quantization.linears.at(l.name);
+  const bool nibbles_or_bytes =
+      format.spec.grid == Grid::integer && (format.spec.bits == 4 || format.spec.bits == 8);
+  if (ex.on_cuda() && o.weights == Weights::packed && o.dtype == DType::bf16 &&
+      format.packing == &packing_marlin && nibbles_or_bytes) {
+    MarlinLinear m;
+    m.b = ex.to_device(c.store.get(l.name + ".B"));
+    m.s = ex.to_device(c.store.get(l.name + ".s"));
+    if (c.store.has(l.name + ".z")) m.z = ex.to_device(c.store.get(l.name + ".z"));
+    m.bias = upload(ex, bias, o.dtype);
+    m.bits = format.spec.bits;
+    m.out = l.out;
+    m.in = l.in;
+    return m;
+  }
+  const QuantizedLinear q = c.unpack(l.name, l.out, l.in);
+  if (o.weights == Weights::reference) return make_dense(ex, dequantize_reference(q), bias, o.dtype);
+  return make_linear(ex, q, bias, o.dtype, note);
+}
+
+void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
+  std::visit(Overloaded{
+                 [&](const DenseLinear& l) { gemm(ex, x, l.weight, l.bias, y); },
+                 [&](const MarlinLinear& l) {
+                   marlin_gemm(ex, x,
+                               {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in},
+                               l.bias, y);
+                 },
+                 [&](const RowLinear& l) {
+                   cpu::row_gemm(ex, x,
+                                 {.codes = l.codes,
+                                  .scales = l.scales,
+                                  .zeros = l.zeros,
+                                  .group_of = l.group_of,
+                                  .bits = l.bits,
+                                  .in = l.in,
+                                  .group = l.group},
+                                 l.bias, y);
+                 },
+             },
+             linear);
+}
+
+int64_t weight_bytes(const Linear& linear) {
+  // An empty tensor has one element by its rank-0 shape.
+  const auto sum = [](std::initializer_list<const Tensor*> tensors) {
+    int64_t n = 0;
+    for (const Tensor* t : tensors) n += t->empty() ? 0 : t->bytes();
+    return n;
+  };
+  return std::visit(Overloaded{
+                        [&](const DenseLinear& l) {
+                          return sum({&l.weight, &l.bias});
+                        },
+                        [&](const MarlinLinear& l) {
+                          return sum({&l.b, &l.s, &l.z, &l.bias});
+                        },
+                        [&](const RowLinear& l) {
+                          return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.bias});
+                        },
+                    },
+                    linear);
+}
+
+std::string_view kind_of(const Linear& linear) {
+  static constexpr std::string_view kRows[] = {"row0", "row1", "row2", "row3", "row4",
+                                               "row5", "row6", "row7", "row8"};
+  return std::visit(
+      Overloaded{
+          [](const DenseLinear&) -> std::string_view { return "dense"; },
+          [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
+          [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
+      },
+      linear);
+}
+
+}  // namespace fewbit
