@@ -59,7 +59,9 @@ void run_synth(const SynthArgs& a) {
   if (std::filesystem::exists(a.out))
     fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
   Progress progress(a.common);
-  const int64_t bytes = synthesize(a.out, a.options, [&](double f) { progress.update("writing", f); });
+  const int64_t bytes = synthesize(a.out, a.options, [&](int64_t done, int64_t total) {
+    progress.update("writing", static_cast<double>(done) / static_cast<double>(total));
+  });
   progress.update("done", 1);
   say(a.common, fmt::format("{}: {} of {}, {} (random weights, no tokenizer)\n", a.out, human_bytes(bytes),
                             a.options.preset, a.options.format));
