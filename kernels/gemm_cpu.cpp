@@ -41,7 +41,13 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
     if (x.rows() <= kFewRows) return few_rows<T>(x, w, bias, y);
     const int64_t in = x.cols();
     tiled_product(
-        x, w.rows(), [&](int64_t b, int64_t e, float* out) { widen(w.as<T>() + b * in, out, (e - b) * in); },
+        x, w.rows(),
+        [&](int64_t begin, int64_t end, float* room) -> const float* {
+          const T* rows = w.as<T>() + begin * in;
+          if constexpr (std::is_same_v<T, float>) return rows;
+          widen(rows, room, (end - begin) * in);
+          return room;
+        },
         bias, y);
   });
 }

@@ -117,6 +117,7 @@ void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView 
   if (x.rows() <= kFewRows) return few_rows(x, w, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* out) {  // tiles of outputs are multiples of 64
     for (int64_t n = begin; n < end; n += marlin::kTileN) values_of(w, n, x.dtype, out + (n - begin) * w.in);
+    return out;
   };
   tiled_product(x, w.out, weight, bias, y);
 }

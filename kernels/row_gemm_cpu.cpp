@@ -113,6 +113,7 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   if (x.rows() <= kFewRows) return few_rows(x, reader, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* out) {
     for (int64_t o = begin; o < end; ++o) reader.values(o, out + (o - begin) * w.in);
+    return out;
   };
   tiled_product(x, w.out(), weight, bias, y);
 }
