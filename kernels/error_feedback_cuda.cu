@@ -224,7 +224,7 @@ class Loop {
         in_(a.w.cols()),
         tiles_(column_tiles(in_, a.group_of.data ? 0 : a.group)) {
     delta_ = ex.alloc(DType::f32, {out_, in_});
-    strip_ = ex.alloc_zeros(DType::f32, {out_, kStripCols});  // nothing stands before the first strip
+    strip_ = ex.alloc_zeros(DType::f32, {out_, kStripCols});  // the first strip has nothing before it
     invert();
     walk_.w = a.w.as<float>();
     walk_.r = a.r.as<float>();

@@ -35,7 +35,6 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
   FEWBIT_ASSERT(x.cols() == w.cols() && y.rows() == x.rows() && y.cols() == w.rows());
   FEWBIT_ASSERT(x.dtype == w.dtype && (y.dtype == DType::f32 || y.dtype == x.dtype));
   FEWBIT_ASSERT(!bias.data || (bias.dtype == x.dtype && bias.numel() == w.rows()));
-  if (x.rows() == 0) return;
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (x.rows() <= kFewRows) return few_rows<T>(x, w, bias, y);

@@ -341,6 +341,8 @@ void launch_streamed(CudaState& s, MarlinJob job) {
   auto* kernel = marlin_gemm_kernel<kBits, kTokens, kZeros>;
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));  // so that two blocks share an SM
   kernel<<<dim3(slices, n_blocks, job.splits), kThreads, shared, s.stream>>>(job);
   FEWBIT_CUDA_LAUNCHED();
 }
