@@ -70,20 +70,21 @@ __global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* _
 __global__ void gather_rows_kernel(const uint8_t* __restrict__ codes, const uint8_t* __restrict__ zeros,
                                    const float* __restrict__ target, const int32_t* __restrict__ order,
                                    const int32_t* __restrict__ group_at,  // [n] group of each position
-                                   double* __restrict__ level, double* __restrict__ wide, int64_t n,
-                                   int64_t groups, int mid) {
+                                   double* __restrict__ factor,           // the levels, for the product
+                                   float* __restrict__ level,             // the same, for the dots
+                                   float* __restrict__ ordered, int64_t n, int64_t groups, int mid) {
   const int64_t row = blockIdx.x;
   for (int64_t k = threadIdx.x; k < n; k += kThreads) {
     const int64_t at = row * n + order[k];
     const int zero = zeros ? zeros[row * groups + group_at[k]] : mid;
-    level[row * n + k] = codes[at] - zero;
-    wide[row * n + k] = target[at];
+    factor[row * n + k] = level[row * n + k] = static_cast<float>(codes[at] - zero);
+    ordered[row * n + k] = target[at];
   }
 }
 
 // Row g of a row's A and its b from Z_g: a block per row, a warp per group of columns in turn.
-__global__ void normal_row_kernel(const double* __restrict__ z, const double* __restrict__ level,
-                                  const double* __restrict__ target, const int32_t* __restrict__ start,
+__global__ void normal_row_kernel(const double* __restrict__ z, const float* __restrict__ level,
+                                  const float* __restrict__ target, const int32_t* __restrict__ start,
                                   double* __restrict__ a, double* __restrict__ b, int64_t n, int groups,
                                   int g) {
   __shared__ double room[32];
@@ -186,8 +187,9 @@ class Refit {
     gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(
         a.h.as<float>(), order_.as<int32_t>(), wide_.as<double>(), n_);
     FEWBIT_CUDA_LAUNCHED();
-    level_ = ex.alloc(DType::f64, {most, n_});
-    target_ = ex.alloc(DType::f64, {most, n_});
+    factor_ = ex.alloc(DType::f64, {most, n_});
+    level_ = ex.alloc(DType::f32, {most, n_});
+    target_ = ex.alloc(DType::f32, {most, n_});
     z_ = ex.alloc(DType::f64, {most, n_});
     a_rows_ = ex.alloc(DType::f64, {most, groups_, groups_});
     b_rows_ = ex.alloc(DType::f64, {most, groups_});
@@ -201,7 +203,7 @@ class Refit {
     gather_rows_kernel<<<blocks, kThreads, 0, s_.stream>>>(
         codes.as<uint8_t>() + begin * n_, a_.zeros.data ? a_.zeros.as<uint8_t>() + begin * groups_ : nullptr,
         a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(),
-        level_.as<double>(), target_.as<double>(), n_, groups_, 1 << (a_.bits - 1));
+        factor_.as<double>(), level_.as<float>(), target_.as<float>(), n_, groups_, 1 << (a_.bits - 1));
     FEWBIT_CUDA_LAUNCHED();
     for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
     auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
@@ -229,11 +231,11 @@ class Refit {
     } else {
       // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
       FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, n_, rows, width, &one,
-                                        wide_.as<double>() + first * n_, n_, level_.as<double>() + first, n_,
+                                        wide_.as<double>() + first * n_, n_, factor_.as<double>() + first, n_,
                                         &zero, z_.as<double>(), n_));
     }
     normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        z_.as<double>(), level_.as<double>(), target_.as<double>(), start_on_device_.as<int32_t>(),
+        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_on_device_.as<int32_t>(),
         a_rows_.as<double>(), b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
     FEWBIT_CUDA_LAUNCHED();
   }
@@ -244,7 +246,8 @@ class Refit {
   const std::vector<int32_t>& start_;
   int64_t n_, groups_;
   Tensor order_{}, group_at_{}, start_on_device_{};  // i32
-  Tensor wide_{}, level_{}, target_{}, z_{};         // f64: H, levels, target, Z_g
+  Tensor wide_{}, factor_{}, z_{};                   // f64: H, levels, Z_g
+  Tensor level_{}, target_{};                        // f32, in group order
   Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
 };
 
