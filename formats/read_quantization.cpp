@@ -1,6 +1,10 @@
 // Reads quantization_config: our own map of linears, AutoGPTQ's and GPTQModel's configs with `dynamic` rules.
 // Which linears are packed is decided by the tensors that exist; the config says how.
 #include <nlohmann/json.hpp>
+// g++ 12 with sanitizers takes std::regex's own unions for uninitialized.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <regex>
 
 #include "formats/checkpoint_format.h"

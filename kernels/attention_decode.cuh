@@ -196,6 +196,8 @@ void launch_decode(CudaState& s, const AttentionSource<__nv_bfloat16>& a) {
   using S = DecodeShape<D>;
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(decode_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(decode_kernel<D>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));  // three blocks an SM at D = 128
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
   DecodePartials p{.ml = nullptr, .o = nullptr, .splits = decode_splits<D>(s, a, row_tiles)};
   const int64_t partials = static_cast<int64_t>(a.seqs) * a.kv_heads * rows * p.splits;

@@ -14,10 +14,9 @@ void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* inf
 
 namespace fewbit::blas {
 
-inline void use_one_thread() {
-  static const bool once = (openblas_set_num_threads(1), true);
-  (void)once;
-}
+// Before the first product of every op: one thread, and the newest kernels this machine can run (an OpenBLAS
+// that does not know the processor takes its oldest ones). Does its work once.
+void use_one_thread();
 
 // c = alpha op(a) op(b) + beta c, row-major.
 inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, float alpha,

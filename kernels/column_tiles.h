@@ -17,7 +17,9 @@ struct ColumnTile {
 // group = 0: groups do not matter (fixed grids).
 inline std::vector<ColumnTile> column_tiles(int64_t in, int64_t group) {
   std::vector<ColumnTile> tiles;
-  const int64_t span = group == 0 ? kTileCols : group >= kTileCols ? group : kTileCols / group * group;
+  const int64_t span = group == 0                             ? kTileCols
+                       : group >= kTileCols || group % 4 != 0 ? group
+                                                              : kTileCols / group * group;
   for (int64_t s = 0; s < in; s += span)
     for (int64_t b = s; b < std::min(in, s + span); b += kTileCols)
       tiles.push_back({b, std::min({in, s + span, b + kTileCols})});

@@ -51,11 +51,12 @@ void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, Con
       widen_rows(x.dtype, x.as<bf16>() + r0 * in, r1 - r0, in, in, widened);
       x_tile = widened;
     }
-    float* w_tile = scratch(Scratch::w, (o1 - o0) * in);
-    weight(o0, o1, w_tile);
-    float* sums = scratch(Scratch::y, (r1 - r0) * (o1 - o0));
+    const float* w_tile = weight(o0, o1, scratch(Scratch::w, (o1 - o0) * in));
+    const bool direct = y.dtype == DType::f32 && !bias.data;
+    float* sums = direct ? y.as<float>() + r0 * out + o0 : scratch(Scratch::y, (r1 - r0) * (o1 - o0));
     blas::gemm(CblasNoTrans, CblasTrans, r1 - r0, o1 - o0, in, 1.f, x_tile, in, w_tile, in, 0.f, sums,
-               o1 - o0);
+               direct ? out : o1 - o0);
+    if (direct) return;
     for (int64_t r = r0; r < r1; ++r) store_row(sums + (r - r0) * (o1 - o0), bias, o0, o1, y, r);
   });
 }

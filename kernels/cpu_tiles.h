@@ -7,8 +7,9 @@
 
 namespace fewbit::cpu {
 
-// Makes rows [begin, end) of a weight as f32 [end - begin, in], called on the thread that will use them.
-using WeightRows = std::function<void(int64_t begin, int64_t end, float* out)>;
+// Rows [begin, end) of a weight as f32 [end - begin, in]: where they lie, or made in `room`. Called on the
+// thread that will use them.
+using WeightRows = std::function<const float*(int64_t begin, int64_t end, float* room)>;
 // y = x W^T + bias for many rows of x: fixed tiles of (rows of x) x (rows of W), widened to f32 and
 // multiplied, in parallel. x [rows, in] f32 | bf16; bias [out] dtype of x or null; y [rows, out] f32 | bf16.
 void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, ConstTensorView bias,

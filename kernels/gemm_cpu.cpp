@@ -35,13 +35,18 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
   FEWBIT_ASSERT(x.cols() == w.cols() && y.rows() == x.rows() && y.cols() == w.rows());
   FEWBIT_ASSERT(x.dtype == w.dtype && (y.dtype == DType::f32 || y.dtype == x.dtype));
   FEWBIT_ASSERT(!bias.data || (bias.dtype == x.dtype && bias.numel() == w.rows()));
-  if (x.rows() == 0) return;
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (x.rows() <= kFewRows) return few_rows<T>(x, w, bias, y);
     const int64_t in = x.cols();
     tiled_product(
-        x, w.rows(), [&](int64_t b, int64_t e, float* out) { widen(w.as<T>() + b * in, out, (e - b) * in); },
+        x, w.rows(),
+        [&](int64_t begin, int64_t end, float* room) -> const float* {
+          const T* rows = w.as<T>() + begin * in;
+          if constexpr (std::is_same_v<T, float>) return rows;
+          widen(rows, room, (end - begin) * in);
+          return room;
+        },
         bias, y);
   });
 }

@@ -72,7 +72,7 @@ struct GridChoice {
 };
 
 inline constexpr float kScaleStep = 0.02f;
-inline constexpr int kMaxCandidates = 128;
+inline constexpr int kMaxCandidates = 96;
 
 // Number of factors in [lo, hi]; a symmetric grid tries each with both signs.
 inline int scale_candidates(const ScaleSearch& s) {

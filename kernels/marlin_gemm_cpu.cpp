@@ -113,10 +113,10 @@ void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView 
   check(w);
   FEWBIT_ASSERT(x.cols() == w.in && y.rows() == x.rows() && y.cols() == w.out);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out && bias.dtype == x.dtype));
-  if (x.rows() == 0) return;
   if (x.rows() <= kFewRows) return few_rows(x, w, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* out) {  // tiles of outputs are multiples of 64
     for (int64_t n = begin; n < end; n += marlin::kTileN) values_of(w, n, x.dtype, out + (n - begin) * w.in);
+    return out;
   };
   tiled_product(x, w.out, weight, bias, y);
 }

@@ -54,7 +54,7 @@ __global__ void nll_kernel(const float* __restrict__ logits,     // [rows, vocab
   });
   const float row_max = block_max(max, partial);
   const float total = block_sum(sum * expf(max - row_max), partial);
-  if (threadIdx.x == 0) out[blockIdx.x] = row_max + logf(total) - capped(row[target], softcap);
+  if (threadIdx.x == 0) out[blockIdx.x] = logf(total) + (row_max - capped(row[target], softcap));
 }
 
 struct Best {

@@ -109,10 +109,10 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
-  if (x.rows() == 0) return;
   if (x.rows() <= kFewRows) return few_rows(x, reader, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* out) {
     for (int64_t o = begin; o < end; ++o) reader.values(o, out + (o - begin) * w.in);
+    return out;
   };
   tiled_product(x, w.out(), weight, bias, y);
 }

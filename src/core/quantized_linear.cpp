@@ -1,6 +1,7 @@
 #include "src/core/quantized_linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "src/core/half.h"
@@ -38,6 +39,23 @@ float representable_scale(float s, DType dtype) {
   }
 }
 
+namespace {
+// The first of n codes above `top`; n when there is none. Whole chunks are judged by their maximum, which the
+// compiler turns into vector instructions.
+int64_t first_above(const uint8_t* codes, int64_t n, int top) {
+  std::atomic<int64_t> first{n};
+  parallel_for(n, 1 << 20, [&](int64_t begin, int64_t end) {
+    uint8_t largest = 0;
+    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, codes[i]);
+    if (largest <= top) return;
+    const int64_t at = std::find_if(codes + begin, codes + end, [&](uint8_t c) { return c > top; }) - codes;
+    for (int64_t seen = first; at < seen && !first.compare_exchange_weak(seen, at);) {
+    }
+  });
+  return first;
+}
+}  // namespace
+
 std::string check(const QuantizedLinear& q) {
   const QuantSpec& spec = q.spec;
   if (q.codes.shape().rank() != 2) return "codes are not a matrix";
@@ -54,9 +72,9 @@ std::string check(const QuantizedLinear& q) {
   const uint8_t* c = q.codes.as<uint8_t>();
   if (spec.grid == Grid::integer) {
     const int top = spec.max_code();
-    for (int64_t i = 0; i < out * in; ++i)
-      if (c[i] > top)
-        return "code " + std::to_string(c[i]) + " at element " + std::to_string(i) + " exceeds the grid";
+    const int64_t bad = first_above(c, out * in, top);
+    if (bad < out * in)
+      return "code " + std::to_string(c[bad]) + " at element " + std::to_string(bad) + " exceeds the grid";
     if (q.zeros)
       for (int64_t i = 0; i < q.zeros->numel(); ++i)
         if (q.zeros->as<uint8_t>()[i] > top) return "a zero point exceeds the grid";

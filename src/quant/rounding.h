@@ -33,7 +33,7 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
 // Error{unsupported} where the job's grid is no integer grid, Error{checkpoint} where a weight is not finite.
 void require_integer_job(Exec& ex, const LinearJob& job);
 
-// Moves the codes to host memory. The result is sound (validate()).
+// Moves the codes to host memory.
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec);
 
 // True where the job's statistics hold a Gram matrix of at least one token.

@@ -58,7 +58,6 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   const auto tell = [&](const char* phase, double f) {
     if (progress) progress(phase, f);
   };
-  const double rate = copy_rate(ex);
   tell("loading", 0);
   const Clock::time_point loading = Clock::now();
   const Checkpoint c = Checkpoint::open(model);
@@ -107,9 +106,9 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   const int64_t context = o.prompt_tokens + o.warmup + o.tokens / 2;
   r.bytes_per_token = engine.weight_bytes_per_token() + engine.kv_bytes_per_token(context);
   r.gb_per_s = static_cast<double>(r.bytes_per_token) / r.ms_per_token.mean / 1e6;
-  r.copy_gb_per_s = rate;
-  r.floor_share = r.gb_per_s / rate;
-  r.peak_bytes = ex.peak_bytes();
+  r.peak_bytes = ex.peak_bytes();  // before the copy's own buffers
+  r.copy_gb_per_s = copy_rate(ex);
+  r.floor_share = r.gb_per_s / r.copy_gb_per_s;
   r.batch = o.batch;
   r.prompt_tokens = o.prompt_tokens;
   r.tokens = o.tokens;

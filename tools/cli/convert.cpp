@@ -59,7 +59,9 @@ void run_synth(const SynthArgs& a) {
   if (std::filesystem::exists(a.out))
     fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
   Progress progress(a.common);
-  const int64_t bytes = synthesize(a.out, a.options, [&](double f) { progress.update("writing", f); });
+  const int64_t bytes = synthesize(a.out, a.options, [&](int64_t done, int64_t total) {
+    progress.update("writing", static_cast<double>(done) / static_cast<double>(total));
+  });
   progress.update("done", 1);
   say(a.common, fmt::format("{}: {} of {}, {} (random weights, no tokenizer)\n", a.out, human_bytes(bytes),
                             a.options.preset, a.options.format));
@@ -86,7 +88,8 @@ void add_convert_commands(CLI::App& app) {
   inspect->callback([i] { run_inspect(*i); });
   const auto s = std::make_shared<SynthArgs>();
   std::string presets;
-  for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
+  for (const SynthPreset& p : synth_presets())
+    if (p.refusal.empty()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
   CLI::App* synth = app.add_subcommand(
       "synth", "Write a random checkpoint of a real model's shape, for speed measurements");
   synth->add_option("OUT", s->out, "Folder to write")->required();

@@ -1,0 +1,339 @@
+// Random checkpoints in the shape of public models. The generator is a sum of four uniform bytes: its
+// distribution is close to a normal one (excess kurtosis -0.3, nothing beyond 3.45 standard deviations), and
+// two values cost one hash.
+#include "src/model/synth.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "formats/checkpoint_format.h"
+#include "formats/container.h"
+#include "src/core/half.h"
+#include "src/core/parallel.h"
+#include "src/core/rng.h"
+#include "src/core/strings.h"
+#include "src/model/archs.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr float kStd = 0.02f;              // of all weights: the usual initializer_range
+constexpr float kByteSumStd = 147.801f;    // of the sum of four uniform bytes: sqrt(4 * (256^2 - 1) / 12)
+constexpr float kScale = kStd * 2.7f / 8;  // of int4 groups: absmax of 128 normal values is about 2.7 std
+
+struct ModelShape {
+  SynthPreset preset;
+  enum Family : uint8_t { llama, qwen3 } family = llama;
+  int64_t hidden = 0, ff = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0, positions = 0;
+  double theta = 500000;
+  double llama3_factor = 0;  // rope scaling of type llama3; 0 = none
+  bool tied = false;
+  int64_t bos = 128000, eos = 128001;
+};
+
+// Values of the public models' config.json.
+const std::vector<ModelShape>& shapes() {
+  static const std::vector<ModelShape> all = {
+      {.preset = {"llama3-8b", "Meta-Llama-3-8B", ""},
+       .hidden = 4096,
+       .ff = 14336,
+       .layers = 32,
+       .heads = 32,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocab = 128256,
+       .positions = 8192},
+      {.preset = {"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)", ""},
+       .hidden = 4096,
+       .ff = 14336,
+       .layers = 32,
+       .heads = 32,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocab = 128256,
+       .positions = 131072,
+       .llama3_factor = 8},
+      {.preset = {"llama3-70b", "Meta-Llama-3-70B", ""},
+       .hidden = 8192,
+       .ff = 28672,
+       .layers = 80,
+       .heads = 64,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocab = 128256,
+       .positions = 8192},
+      {.preset = {"llama-1b", "Llama-3.2-1B (tied head)", ""},
+       .hidden = 2048,
+       .ff = 8192,
+       .layers = 16,
+       .heads = 32,
+       .kv_heads = 8,
+       .head_dim = 64,
+       .vocab = 128256,
+       .positions = 131072,
+       .llama3_factor = 32,
+       .tied = true},
+      {.preset = {"qwen3-8b", "Qwen3-8B", ""},
+       .family = ModelShape::qwen3,
+       .hidden = 4096,
+       .ff = 12288,
+       .layers = 36,
+       .heads = 32,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocab = 151936,
+       .positions = 40960,
+       .theta = 1000000,
+       .bos = 151643,
+       .eos = 151645},
+      {.preset = {"qwen3-32b", "Qwen3-32B", ""},
+       .family = ModelShape::qwen3,
+       .hidden = 5120,
+       .ff = 25600,
+       .layers = 64,
+       .heads = 64,
+       .kv_heads = 8,
+       .head_dim = 128,
+       .vocab = 151936,
+       .positions = 40960,
+       .theta = 1000000,
+       .bos = 151643,
+       .eos = 151645},
+      {.preset = {"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)",
+                  "mixtures of experts are not implemented yet"}},
+      {.preset = {"tiny", "two small blocks, for tests", ""},
+       .hidden = 128,
+       .ff = 256,
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 32,
+       .vocab = 512,
+       .positions = 2048,
+       .theta = 10000,
+       .bos = 1,
+       .eos = 2},
+  };
+  return all;
+}
+
+const ModelShape& shape_named(const std::string& name) {
+  std::string known;
+  for (const ModelShape& s : shapes()) {
+    if (s.preset.name == name) {
+      if (!s.preset.refusal.empty())
+        fail(ErrorKind::unsupported, "preset " + name + " cannot be made: " + std::string(s.preset.refusal));
+      return s;
+    }
+    known += ' ';
+    known += s.preset.name;
+  }
+  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
+}
+
+ordered_json config_of(const ModelShape& s, int64_t layers) {
+  const bool qwen = s.family == ModelShape::qwen3;
+  ordered_json c;
+  c["architectures"] = {qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
+  c["attention_bias"] = false;
+  c["attention_dropout"] = 0.0;
+  c["bos_token_id"] = s.bos;
+  c["eos_token_id"] = s.eos;
+  c["head_dim"] = s.head_dim;
+  c["hidden_act"] = "silu";
+  c["hidden_size"] = s.hidden;
+  c["initializer_range"] = 0.02;
+  c["intermediate_size"] = s.ff;
+  c["max_position_embeddings"] = s.positions;
+  if (qwen) c["max_window_layers"] = layers;
+  if (!qwen) c["mlp_bias"] = false;
+  c["model_type"] = qwen ? "qwen3" : "llama";
+  c["num_attention_heads"] = s.heads;
+  c["num_hidden_layers"] = layers;
+  c["num_key_value_heads"] = s.kv_heads;
+  if (!qwen) c["pretraining_tp"] = 1;
+  c["rms_norm_eps"] = qwen ? 1e-6 : 1e-5;
+  c["rope_scaling"] = nullptr;
+  if (s.llama3_factor > 0) {
+    c["rope_scaling"] = {{"factor", s.llama3_factor},
+                         {"high_freq_factor", 4.0},
+                         {"low_freq_factor", 1.0},
+                         {"original_max_position_embeddings", 8192},
+                         {"rope_type", "llama3"}};
+  }
+  c["rope_theta"] = s.theta;
+  if (qwen) c["sliding_window"] = nullptr;
+  c["tie_word_embeddings"] = s.tied;
+  c["torch_dtype"] = "bfloat16";
+  c["use_cache"] = true;
+  if (qwen) c["use_sliding_window"] = false;
+  c["vocab_size"] = s.vocab;
+  return c;
+}
+
+ordered_json generation_config_of(const ModelShape& s) {
+  const bool qwen = s.family == ModelShape::qwen3;
+  ordered_json c;
+  c["bos_token_id"] = s.bos;
+  c["do_sample"] = true;
+  c["eos_token_id"] = s.eos;
+  c["temperature"] = 0.6;
+  if (qwen) c["top_k"] = 20;
+  c["top_p"] = qwen ? 0.95 : 0.9;
+  return c;
+}
+
+// Values centre + std * (about normal), keyed by name and element.
+Tensor random_bf16(uint64_t seed, const std::string& name, const Shape& shape, float centre, float std) {
+  const Rng rng(seed, name);
+  Tensor t = Tensor::host(DType::bf16, shape);
+  const int64_t n = t.numel();
+  const float unit = std / kByteSumStd;
+  parallel_for((n + 1) / 2, 1 << 16, [&](int64_t begin, int64_t end) {
+    bf16* to = t.as<bf16>();
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t r = rng.at(static_cast<uint64_t>(i));
+      const uint64_t pairs = (r & 0x00ff00ff00ff00ffull) + ((r >> 8) & 0x00ff00ff00ff00ffull);
+      const uint64_t sums = (pairs & 0x0000ffff0000ffffull) + ((pairs >> 16) & 0x0000ffff0000ffffull);
+      to[2 * i] = centre + unit * static_cast<float>(static_cast<int>(sums & 0xffff) - 510);
+      if (2 * i + 1 < n)
+        to[2 * i + 1] = centre + unit * static_cast<float>(static_cast<int>(sums >> 32) - 510);
+    }
+  });
+  return t;
+}
+
+// Codes 1 + two uniform 3-bit numbers: mean 8 (the zero of the grid), standard deviation 3.24. With scales
+// around kScale the weights have a standard deviation of 0.022 and no common offset.
+QuantizedLinear random_int4(uint64_t seed, const NamedLinear& linear, const QuantSpec& spec) {
+  const Rng rng(seed, linear.name + ".codes"), scale_rng(seed, linear.name + ".scales");
+  QuantizedLinear q;
+  q.spec = spec;
+  q.codes = Tensor::host(DType::u8, {linear.out, linear.in});
+  const int64_t n = q.codes.numel();
+  parallel_for((n + 7) / 8, 1 << 14, [&](int64_t begin, int64_t end) {
+    uint8_t* to = q.codes.as<uint8_t>();
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t r = rng.at(static_cast<uint64_t>(i));
+      uint64_t eight =
+          (r & 0x0707070707070707ull) + ((r >> 3) & 0x0707070707070707ull) + 0x0101010101010101ull;
+      for (int64_t j = 8 * i; j < std::min(n, 8 * i + 8); ++j, eight >>= 8)
+        to[j] = static_cast<uint8_t>(eight);
+    }
+  });
+  q.scales = Tensor::host(DType::f32, {linear.out, spec.groups(linear.in)});
+  for (int64_t i = 0; i < q.scales.numel(); ++i) {
+    const auto u = static_cast<float>(scale_rng.uniform_at(static_cast<uint64_t>(i)));
+    q.scales.as<float>()[i] = representable_scale(kScale * (0.75f + 0.5f * u), spec.scale_dtype);
+  }
+  return q;
+}
+
+// Adds tensors to the writer and counts.
+class Synthesizer {
+ public:
+  Synthesizer(CheckpointWriter& writer, const ModelSpec& spec, const SynthOptions& options)
+      : writer_(writer), spec_(spec), options_(options), format_(checkpoint_format(options.format)) {
+    const QuantSpec int4{};
+    dense_only_ = format_.candidates(int4).empty();
+    for (const NamedLinear& l : linears_of(spec)) {
+      if (dense_only_) {
+        total_ += 2 * l.out * l.in;
+        continue;
+      }
+      std::string why;
+      const Packing* p = choose_packing(format_, int4, l.out, l.in, false, &why);
+      if (!p) fail(ErrorKind::unsupported, l.name + ": format " + options.format + " cannot take it: " + why);
+      summary_.linears[l.name] = {.packing = p, .spec = int4};
+      total_ += packed_bytes(*p, int4, l.out, l.in, false);
+    }
+    for (const NamedDense& d : dense_tensors_of(spec)) total_ += 2 * d.shape.numel();
+  }
+
+  // In the order of the layers, so that shards follow it.
+  void run(const std::function<void(int64_t, int64_t)>& progress) {
+    const auto dense = dense_tensors_of(spec_);
+    const auto linears = linears_of(spec_);
+    const auto report = [&] {
+      if (progress) progress(done_, total_);
+    };
+    for (const NamedDense& d : dense)
+      if (!starts_with(d.name, spec_.block_prefix)) add_dense(d), report();
+    for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+      for (const NamedDense& d : dense)
+        if (starts_with(d.name, spec_.prefix(layer))) add_dense(d);
+      for (const NamedLinear& l : linears)
+        if (l.layer == layer) add_linear(l), report();
+    }
+  }
+
+  int64_t bytes() const { return done_; }
+  std::string quantization_config() const { return format_.write_config(summary_); }
+
+ private:
+  void add(const std::string& name, ConstTensorView t) {
+    writer_.add(name, t);
+    done_ += t.bytes();
+  }
+  void add_dense(const NamedDense& d) {
+    const bool norm = d.shape.rank() == 1 && ends_with(d.name, ".weight");
+    add(d.name, random_bf16(options_.seed, d.name, d.shape, norm ? 1.f : 0.f, kStd));
+  }
+  void add_linear(const NamedLinear& l) {
+    if (dense_only_) {
+      add(l.name + ".weight", random_bf16(options_.seed, l.name + ".weight", {l.out, l.in}, 0, kStd));
+      return;
+    }
+    const LinearFormat& f = summary_.linears.at(l.name);
+    const PackedLinear packed = f.packing->pack(l.name, random_int4(options_.seed, l, f.spec));
+    for (const NamedTensor& t : packed.tensors) add(t.name, t.tensor);
+  }
+
+  CheckpointWriter& writer_;
+  const ModelSpec& spec_;
+  const SynthOptions& options_;
+  const CheckpointFormat& format_;
+  QuantizationSummary summary_;
+  bool dense_only_ = false;
+  int64_t done_ = 0, total_ = 0;
+};
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << text << '\n';
+  out.close();
+  if (!out) fail(ErrorKind::io, path.string() + ": cannot write");
+}
+
+}  // namespace
+
+std::vector<SynthPreset> synth_presets() {
+  std::vector<SynthPreset> out;
+  for (const ModelShape& s : shapes()) out.push_back(s.preset);
+  return out;
+}
+
+int64_t synthesize(const fs::path& dir, const SynthOptions& options,
+                   const std::function<void(int64_t done, int64_t total)>& progress) {
+  const ModelShape& shape = shape_named(options.preset);
+  if (options.layers < 0)
+    fail(ErrorKind::usage,
+         "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
+  ordered_json config = config_of(shape, options.layers > 0 ? options.layers : shape.layers);
+  const ModelSpec spec = build_spec(ConfigView::parse(config.dump(), "preset " + options.preset));
+  const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
+  Synthesizer synth(*writer, spec, options);
+  synth.run(progress);
+  writer->finish();
+  if (const std::string text = synth.quantization_config(); !text.empty())
+    config["quantization_config"] = ordered_json::parse(text);
+  write_text(dir / "generation_config.json", generation_config_of(shape).dump(2));
+  write_text(dir / "config.json", config.dump(2));  // last: with it the folder is a checkpoint
+  return synth.bytes();
+}
+
+}  // namespace fewbit

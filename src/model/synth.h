@@ -1,0 +1,37 @@
+#pragma once
+// Synthetic checkpoints: random weights in the shape of a real model, for measuring and for tests. The config
+// is the public model's; no tokenizer is written, so such a checkpoint runs on token ids only. One tensor is
+// in memory at a time.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fewbit {
+
+struct SynthPreset {
+  std::string_view name;     // "llama3-8b"
+  std::string_view summary;  // the public model whose shape it is
+  std::string_view refusal;  // why it cannot be made yet; empty = it can
+};
+std::vector<SynthPreset> synth_presets();
+
+struct SynthOptions {
+  std::string preset{};
+  std::string format = "bf16";  // a checkpoint format; formats that pack get int4 g128 sym in every linear
+  int64_t layers = 0;           // 0 = as many as the model has
+  uint64_t seed = 0;
+  int64_t shard_bytes = int64_t{5} << 30;
+};
+
+// Writes config.json, generation_config.json and safetensors shards into `dir` and returns the bytes of all
+// tensors. Every value is a function of (seed, tensor name, element). Dense weights are bf16 of standard
+// deviation 0.02 (norms 1 + that); packed ones have codes and scales that give the same. `progress` (may be
+// empty) receives bytes done and in all. Error{usage} for an unknown preset or format, Error{unsupported} for
+// what cannot be made.
+int64_t synthesize(const std::filesystem::path& dir, const SynthOptions& options,
+                   const std::function<void(int64_t done, int64_t total)>& progress);
+
+}  // namespace fewbit

@@ -1,0 +1,221 @@
+// Checkpoint formats: what write_config says, read_quantization understands; and other people's configs.
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "formats/checkpoint_format.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<std::string> kLinears = {"model.layers.0.a", "model.layers.0.b", "model.layers.1.a",
+                                           "model.layers.1.b", "model.layers.10.a"};
+using Present = std::set<std::string>;
+
+// The tensors that these linears would have on disk.
+Present tensors_of(const QuantizationSummary& s) {
+  Present out;
+  for (const auto& [name, f] : s.linears)
+    for (const TensorPlan& t : f.packing->tensors(f.spec, 256, 256, f.act_order))
+      out.insert(name + "." + t.suffix);
+  for (const std::string& name : kLinears)
+    if (!s.linears.count(name)) out.insert(name + ".weight");
+  return out;
+}
+
+struct Read {
+  QuantizationSummary summary;
+  std::string name;
+};
+Read read(const std::string& quantization_config, const Present& present, const std::string& side = "") {
+  const std::string config =
+      quantization_config.empty() ? "{}" : "{\"quantization_config\": " + quantization_config + "}";
+  Read r;
+  r.summary = read_quantization(
+      config, side, kLinears, [&](const std::string& name) { return present.count(name) > 0; }, &r.name);
+  return r;
+}
+
+Present with_suffix(const std::string& suffix) {
+  Present out;
+  for (const std::string& name : kLinears) out.insert(name + suffix);
+  return out;
+}
+
+std::string difference(const QuantizationSummary& a, const QuantizationSummary& b) {
+  for (const std::string& name : kLinears) {
+    if (a.linears.count(name) != b.linears.count(name)) return name + " is packed in one only";
+    if (!a.linears.count(name)) continue;
+    const LinearFormat &x = a.linears.at(name), &y = b.linears.at(name);
+    if (x.packing != y.packing)
+      return name + ": " + std::string(x.packing->name) + " against " + std::string(y.packing->name);
+    if (!(x.spec == y.spec)) return name + ": " + x.spec.str() + " against " + y.spec.str();
+    if (x.act_order != y.act_order) return name + ": act_order differs";
+  }
+  return "";
+}
+
+LinearFormat format(const Packing& p, QuantSpec spec = {}, bool act_order = false) {
+  return {&p, spec, act_order};
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(CheckpointFormat, WhatIsWrittenIsReadBack) {
+  const QuantSpec int8{.bits = 8, .group = -1}, asym{.bits = 3, .group = 64, .symmetric = false};
+  std::vector<std::pair<const CheckpointFormat*, QuantizationSummary>> cases;
+  QuantizationSummary uniform, mixed, partly, v2, ordered;
+  for (const std::string& name : kLinears) {
+    uniform.linears[name] = format(packing_marlin);
+    v2.linears[name] = format(packing_gptq_v2, asym);
+    ordered.linears[name] = format(packing_gptq, {}, true);
+  }
+  mixed = uniform;
+  mixed.linears[kLinears[1]] = format(packing_gptq_v2, asym, true);
+  mixed.linears[kLinears[2]] = format(packing_marlin, int8);
+  mixed.linears.erase(kLinears[4]);
+  partly.linears[kLinears[0]] = format(packing_gptq);
+  partly.linears[kLinears[1]] = format(packing_gptq, int8);
+  partly.linears[kLinears[2]] = format(packing_gptq);
+  partly.dense = {kLinears[3], kLinears[4]};
+  for (auto* s : {&uniform, &mixed}) cases.emplace_back(&format_marlin, *s);
+  for (auto* s : {&partly, &v2, &ordered}) cases.emplace_back(&format_gptq, *s);
+  for (const auto& [f, summary] : cases) {
+    const std::string config = f->write_config(summary);
+    const Read r = read(config, tensors_of(summary));
+    EXPECT_EQ(difference(r.summary, summary), "") << config;
+    EXPECT_EQ(r.summary.linears.size() + r.summary.dense.size(), kLinears.size());
+    // GPTQModel's and older readers' keys agree.
+    const json c = json::parse(config);
+    EXPECT_EQ(c["method"], c["quant_method"]);
+    EXPECT_EQ(c["format"], c["checkpoint_format"]);
+  }
+  EXPECT_EQ(read(format_marlin.write_config(uniform), tensors_of(uniform)).name, "marlin");
+  EXPECT_EQ(read(format_gptq.write_config(v2), tensors_of(v2)).name, "gptq_v2");
+  EXPECT_EQ(format_bf16.write_config({}), "");
+  EXPECT_EQ(format_gptq.write_config({}), "");
+}
+
+TEST(CheckpointFormat, DynamicRulesAloneSayTheSame) {
+  QuantizationSummary s;
+  s.linears[kLinears[0]] = format(packing_gptq);
+  s.linears[kLinears[1]] = format(packing_gptq, {.bits = 8, .group = -1});
+  s.linears[kLinears[2]] = format(packing_gptq);  // "model.layers.1.a" must not match "model.layers.10.a"
+  s.linears[kLinears[4]] = format(packing_gptq, {.bits = 2, .group = 32});
+  s.dense = {kLinears[3]};
+  json config = json::parse(format_gptq.write_config(s));
+  EXPECT_EQ(config["dynamic"].size(), 3u);
+  EXPECT_EQ(config.erase("fewbit"), 1u);
+  EXPECT_EQ(difference(read(config.dump(), tensors_of(s)).summary, s), "");
+}
+
+TEST(CheckpointFormat, DynamicTakesTheFirstMatchFromTheStartOfTheName) {
+  const std::string config =
+      R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"sym":true,"dynamic":{
+    "layers": {"bits": 2}, "-:.*\\.1\\.": {}, "+:.*a$": {"bits": 8, "group_size": 32}, ".*\\.0\\.a": {"bits": 3}}})";
+  const QuantizationSummary s = read(config, with_suffix(".qweight")).summary;
+  EXPECT_EQ(s.linears.at("model.layers.0.a").spec.bits, 8);
+  EXPECT_EQ(s.linears.at("model.layers.0.a").spec.group, 32);
+  EXPECT_EQ(s.linears.at("model.layers.0.b").spec.bits, 4);
+  EXPECT_EQ(s.dense, (std::vector<std::string>{"model.layers.1.a", "model.layers.1.b"}));
+}
+
+TEST(CheckpointFormat, ForeignConfigs) {
+  const auto first = [](const Read& r) { return r.summary.linears.at(kLinears[0]); };
+  Read r = read(R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"sym":true,
+                    "checkpoint_format":"marlin"})",
+                with_suffix(".B"));
+  EXPECT_EQ(r.name, "marlin");
+  EXPECT_EQ(first(r).packing, &packing_marlin);
+  r = read(R"({"quant_method":"gptq","bits":4,"group_size":-1,"is_marlin_format":true})", with_suffix(".B"));
+  EXPECT_EQ(first(r).packing, &packing_marlin);
+  EXPECT_EQ(first(r).spec.group, -1);
+  r = read(R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":true,"sym":false})",
+           with_suffix(".qweight"));
+  EXPECT_EQ(r.name, "gptq");
+  EXPECT_EQ(first(r).packing, &packing_gptq);
+  EXPECT_TRUE(first(r).act_order);
+  EXPECT_FALSE(first(r).spec.symmetric);
+  r = read(R"({"method":"gptq","format":"gptq_v2","bits":2,"group_size":32})", with_suffix(".qweight"));
+  EXPECT_EQ(first(r).packing, &packing_gptq_v2);
+  r = read("", with_suffix(".qweight"), R"({"bits":8,"group_size":64,"desc_act":false})");
+  EXPECT_EQ(first(r).spec.bits, 8);
+  r = read("", with_suffix(".weight"));
+  EXPECT_EQ(r.name, "dense");
+  EXPECT_TRUE(r.summary.linears.empty());
+  r = read("null", with_suffix(".weight"));
+  EXPECT_EQ(r.name, "dense");
+}
+
+TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
+  const std::string base = R"("quant_method":"gptq","bits":4,"group_size":128)";
+  const auto fewbit = [&](const std::string& body) { return "{" + base + ",\"fewbit\":{" + body + "}}"; };
+  const std::string common = R"("default":{"packing":"marlin","bits":4,"group_size":128,"sym":true})";
+  const std::pair<std::string, const char*> cases[] = {
+      {R"({"quant_method":"awq","bits":4})", "\"awq\""},
+      {R"({"bits":4,"group_size":128})", "quant_method"},
+      {R"(3)", "an object"},
+      {R"({"quant_method":3})", "a string"},
+      {R"({"quant_method":"gptq","group_size":128})", ".bits"},
+      {R"({"quant_method":"gptq","bits":5,"group_size":128})", "found 5"},
+      {R"({"quant_method":"gptq","bits":"4","group_size":128})", "an integer"},
+      {R"({"quant_method":"gptq","bits":4})", ".group_size"},
+      {R"({"quant_method":"gptq","bits":4,"group_size":0})", "found 0"},
+      {"{" + base + R"(,"sym":1})", ".sym"},
+      {"{" + base + R"(,"checkpoint_format":"gptq_p"})", "gptq_p"},
+      {"{" + base + R"(,"pack_dtype":"int64"})", "int64"},
+      {"{" + base + R"(,"lm_head":true})", "lm_head"},
+      {"{" + base + R"(,"checkpoint_format":"marlin","sym":false})", "marlin wants"},
+      {"{" + base + R"(,"dynamic":{"(":{}}})", "regular expression"},
+      {"{" + base + R"(,"dynamic":{"a":3}})", "an object"},
+      {fewbit(common), "version"},
+      {fewbit("\"version\":2," + common), "found 2"},
+      {fewbit("\"version\":1"), "default"},
+      {fewbit(R"("version":1,"default":{"packing":"nf4","bits":4,"group_size":128})"), "nf4"},
+      {fewbit("\"version\":1," + common +
+              R"(,"linears":{"x":{"packing":"gptq_v2","bits":4,"group_size":128}})"),
+       "no such linear"},
+      {fewbit("\"version\":1," + common +
+              R"(,"linears":{"model.layers.0.a":{"packing":"gptq_v2","bits":3,"group_size":128}})"),
+       "model.layers.0.a.qweight' is missing"},
+  };
+  for (const auto& [config, word] : cases) {
+    const std::string what = message_of([&] { read(config, with_suffix(".B")); });
+    EXPECT_NE(what.find(word), std::string::npos) << config << "\n" << what;
+    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+  }
+}
+
+TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
+  std::string why;
+  EXPECT_EQ(choose_packing(format_marlin, {}, 256, 256, false, &why), &packing_marlin);
+  EXPECT_EQ(choose_packing(format_marlin, {}, 33, 40, false, &why), &packing_gptq_v2);
+  EXPECT_EQ(choose_packing(format_marlin, {.bits = 3}, 256, 256, false, &why), &packing_gptq_v2);
+  EXPECT_EQ(choose_packing(format_marlin, {}, 256, 256, true, &why), &packing_gptq_v2);
+  EXPECT_EQ(choose_packing(format_gptq, {}, 256, 256, false, &why), &packing_gptq);
+  EXPECT_EQ(choose_packing(format_gptq, {.symmetric = false}, 33, 40, false, &why), &packing_gptq_v2);
+  EXPECT_EQ(choose_packing(format_gptq, {}, 33, 40, false, &why), nullptr);
+  EXPECT_NE(why.find("N = 33"), std::string::npos);
+  EXPECT_EQ(choose_packing(format_marlin, {.grid = Grid::f8_e4m3, .bits = 8}, 256, 256, false, &why),
+            nullptr);
+  EXPECT_NE(why.find("marlin: "), std::string::npos);
+  EXPECT_NE(why.find("gptq_v2: "), std::string::npos);
+  EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);
+  EXPECT_NE(why.find("dense"), std::string::npos);
+  EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
+  EXPECT_NE(message_of([] { checkpoint_format("ggml"); }).find("marlin gptq bf16"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,139 @@
+// The worked examples of docs/formats: the hex is computed here and must stand in the page, and where a
+// published vector exists it is spelled out as well.
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "formats/bits.h"
+#include "formats/packing.h"
+#include "formats/packings/gptq_words.h"
+#include "src/core/half.h"
+#include "src/core/marlin_layout.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+std::string page(const std::string& name) {
+  std::ifstream in(std::string(FEWBIT_SOURCE_DIR) + "/docs/formats/" + name, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+#define EXPECT_STANDS_IN(text, hex) \
+  EXPECT_NE((text).find(hex), std::string::npos) << "the page lacks: " << (hex)
+
+// Words [first, last) of row `row`, "5DD50880 6EE61991".
+std::string hex_words(const Tensor& t, int64_t row, int64_t first, int64_t last) {
+  std::string out;
+  for (int64_t i = first; i < last; ++i) {
+    char word[16];
+    std::snprintf(word, sizeof word, "%08X", static_cast<unsigned>(t.as<uint32_t>()[row * t.cols() + i]));
+    if (!out.empty()) out += ' ';
+    out += word;
+  }
+  return out;
+}
+
+// A linear whose code at (output n, input k) is code(n, k), with every scale 0.5.
+template <class Code>
+QuantizedLinear linear_of(const QuantSpec& spec, int64_t out, int64_t in, const Code& code) {
+  QuantizedLinear q;
+  q.spec = spec;
+  q.codes = Tensor::host(DType::u8, {out, in});
+  for (int64_t n = 0; n < out; ++n)
+    for (int64_t k = 0; k < in; ++k)
+      q.codes.as<uint8_t>()[n * in + k] = static_cast<uint8_t>(code(n, k) & spec.max_code());
+  q.scales = Tensor::host(DType::f32, {out, spec.groups(in)});
+  std::fill_n(q.scales.as<float>(), q.scales.numel(), 0.5f);
+  return q;
+}
+
+template <class Zero>
+void set_zeros(QuantizedLinear& q, const Zero& zero) {
+  q.zeros = Tensor::host(DType::u8, q.scales.shape());
+  for (int64_t i = 0; i < q.zeros->numel(); ++i)
+    q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(zero(i / q.groups()));
+}
+
+TEST(WorkedExample, MarlinCodes) {
+  const std::string doc = page("marlin.md");
+  const auto q4 =
+      linear_of({.group = -1}, 64, 16, [](int64_t n, int64_t k) { return 5 * k + 3 * n + n / 16; });
+  const Tensor b4 = std::move(packing_marlin.pack("x", q4).tensors[0].tensor);
+  EXPECT_EQ(hex_words(b4, 0, 0, 6), "5DD50880 6EE61991 7FF72AA2 80083BB3 F77FA22A 0880B33B");
+  EXPECT_EQ(hex_words(b4, 0, 64, 65), "1991C44C");
+  EXPECT_EQ(hex_words(b4, 0, 127, 128), "B33B6EE6");
+  EXPECT_STANDS_IN(doc, hex_words(b4, 0, 0, 6));
+  const auto q8 =
+      linear_of({.bits = 8, .group = -1}, 64, 16, [](int64_t n, int64_t k) { return 17 * k + 29 * n; });
+  const Tensor b8 = std::move(packing_marlin.pack("x", q8).tensors[0].tensor);
+  EXPECT_EQ(hex_words(b8, 0, 0, 4), "99118800 81F970E8 69E158D0 51C940B8");
+  EXPECT_EQ(hex_words(b8, 0, 8, 9) + " " + hex_words(b8, 0, 255, 256), "BB33AA22 229A1189");
+  EXPECT_STANDS_IN(doc, hex_words(b8, 0, 0, 4));
+}
+
+TEST(WorkedExample, MarlinZeroPoints) {
+  const std::string doc = page("marlin.md");
+  auto q = linear_of({.group = -1, .symmetric = false}, 64, 16, [](int64_t, int64_t) { return 0; });
+  set_zeros(q, [](int64_t n) { return n % 16; });
+  const Tensor z = std::move(packing_marlin.pack("x", q).tensors[2].tensor);
+  EXPECT_EQ(hex_words(z, 0, 0, 2) + " " + hex_words(z, 0, 7, 8), "88880000 99991111 FFFF7777");
+  EXPECT_STANDS_IN(doc, hex_words(z, 0, 0, 8));
+  set_zeros(q, [](int64_t n) { return n / 8; });
+  const Tensor blocks = std::move(packing_marlin.pack("x", q).tensors[2].tensor);
+  for (int64_t w = 0; w < 8; ++w) EXPECT_EQ(hex_words(blocks, 0, w, w + 1), "75316420");
+}
+
+TEST(WorkedExample, MarlinScaleOrder) {
+  const std::string doc = page("marlin.md");
+  for (const bool grouped : {true, false}) {
+    std::vector<int64_t> source(64);
+    for (int64_t n = 0; n < 64; ++n) source[static_cast<size_t>(marlin::scale_column(n, grouped))] = n;
+    std::string first;
+    for (size_t i = 0; i < 16; ++i) {
+      if (i) first += ' ';
+      first += std::to_string(source[i]);
+    }
+    EXPECT_EQ(first, grouped ? "0 8 16 24 32 40 48 56 1 9 17 25 33 41 49 57"
+                             : "0 1 8 9 16 17 24 25 2 3 10 11 18 19 26 27");
+    EXPECT_STANDS_IN(doc, first);
+  }
+}
+
+TEST(WorkedExample, GptqWords) {
+  const std::string doc = page("gptq.md");
+  auto q =
+      linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + 1 + 2 * n; });
+  set_zeros(q, [](int64_t n) { return n + 1; });
+  const PackedLinear v2 = packing_gptq_v2.pack("x", q);
+  const PackedLinear v1 = gptq_words::pack("x", q, gptq_words::ZeroOffset::one);
+  EXPECT_EQ(hex_words(v2.tensors[0].tensor, 0, 0, 2), "87654321 A9876543");
+  EXPECT_EQ(hex_words(v2.tensors[1].tensor, 0, 0, 1), "87654321");
+  EXPECT_EQ(hex_words(v1.tensors[1].tensor, 0, 0, 1), "76543210");
+  EXPECT_STANDS_IN(doc, hex_words(v2.tensors[0].tensor, 0, 0, 8));
+  EXPECT_STANDS_IN(doc, "v2: `87654321`, v1: `76543210`");
+  EXPECT_EQ(first_difference(v1.tensors[0].tensor, v2.tensors[0].tensor), "");
+}
+
+TEST(WorkedExample, GptqThreeBits) {
+  const std::string doc = page("gptq.md");
+  const auto q = linear_of({.bits = 3, .group = -1}, 1, 32, [](int64_t, int64_t k) { return k % 8; });
+  const Tensor words = std::move(packing_gptq_v2.pack("x", q).tensors[0].tensor);
+  EXPECT_EQ(words.shape(), (Shape{3, 1}));
+  const std::string hex =
+      hex_words(words, 0, 0, 1) + " " + hex_words(words, 1, 0, 1) + " " + hex_words(words, 2, 0, 1);
+  EXPECT_EQ(hex, "88FAC688 C688FAC6 FAC688FA");
+  EXPECT_STANDS_IN(doc, hex);
+}
+
+TEST(WorkedExample, GptqSymmetricZeros) {
+  const std::pair<int, std::pair<const char*, const char*>> expected[] = {
+      {2, {"55555555", "AAAAAAAA"}}, {4, {"77777777", "88888888"}}, {8, {"7F7F7F7F", "80808080"}}};
+  for (const auto& [bits, words] : expected) {
+    const auto q = linear_of({.bits = bits, .group = -1}, 32, 32, [](int64_t, int64_t) { return 0; });
+    EXPECT_EQ(hex_words(packing_gptq.pack("x", q).tensors[1].tensor, 0, 0, 1), words.first);
+    EXPECT_EQ(hex_words(packing_gptq_v2.pack("x", q).tensors[1].tensor, 0, 0, 1), words.second);
+  }
+}
+
+}  // namespace
+}  // namespace fewbit::test

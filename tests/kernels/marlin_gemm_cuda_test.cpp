@@ -1,0 +1,111 @@
+// What only the GPU half of the Marlin product can get wrong: the same bits on every run, also when blocks
+// finish in another order; both paths of the hardware; products large enough that many blocks share an
+// output.
+#include "kernels/gemm.h"
+#include "kernels/marlin_gemm.h"
+#include "src/core/marlin_layout.h"
+#include "src/core/rng.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit {
+namespace {
+
+using test::first_difference;
+using test::poisoned;
+using test::random_normal;
+using test::relative_error;
+
+struct Case {
+  int64_t out, in, group;
+  int bits;
+  bool zeros;
+};
+
+struct Weight {
+  Tensor b, s, z;
+  MarlinView view{};
+
+  Weight(Exec& ex, const Case& c, uint64_t seed) {
+    const int64_t groups = c.in / c.group;
+    b = ex.to_device(words({c.in / 16, marlin::words_per_row(c.out, c.bits)}, seed));
+    s = ex.to_device(random_normal(DType::f16, {groups, c.out}, seed + 1, 0.01f));
+    if (c.zeros) z = ex.to_device(words({groups, c.out * c.bits / 32}, seed + 2));
+    view = {.b = b, .s = s, .bits = c.bits, .out = c.out, .in = c.in};
+    if (c.zeros) view.z = z;
+  }
+  static Tensor words(Shape shape, uint64_t seed) {
+    const Rng rng(seed, "marlin words");
+    Tensor t = Tensor::host(DType::i32, shape);
+    for (int64_t i = 0; i < t.numel(); ++i)
+      t.as<uint32_t>()[i] = static_cast<uint32_t>(rng.at(static_cast<uint64_t>(i)));
+    return t;
+  }
+};
+
+// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points.
+const Case kCases[] = {{128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
+                       {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true}};
+const int64_t kRows[] = {1, 5, 8, 9, 16, 33, 64, 65, 200};
+
+Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {
+  Tensor y = poisoned(ex, dtype, {x.rows(), w.view.out});
+  marlin_gemm(ex, x, w.view, {}, y);
+  return ex.to_host(y);
+}
+
+TEST(MarlinGemmCuda, GivesTheSameBitsOnEveryRun) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  for (const Case& c : kCases) {
+    const Weight w(ex, c, 11);
+    for (const int64_t rows : kRows) {
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5));
+      const Tensor first = product(ex, w, x, DType::f32);
+      for (int run = 0; run < 5; ++run)
+        ASSERT_EQ(first_difference(product(ex, w, x, DType::f32), first), "")
+            << c.out << " x " << c.in << ", " << rows;
+    }
+  }
+}
+
+TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  for (const Case& c : kCases) {
+    const Weight w(ex, c, 12);
+    const Tensor dense = ex.alloc(DType::f32, {c.out, c.in});
+    marlin_dequantize(ex, w.view, dense);
+    for (const int64_t rows : kRows) {
+      const Tensor x = random_normal(DType::bf16, {rows, c.in}, 6);
+      const Tensor x32 = ex.to_device(test::to_f32(x)), want = ex.alloc(DType::f32, {rows, c.out});
+      gemm(ex, x32, dense, {}, want);
+      const Tensor got = product(ex, w, ex.to_device(x), DType::f32);
+      // Streamed rows keep the weight exact; beyond, it is rounded to bf16 once.
+      const double tolerance = rows <= 64 ? tol::kF32Product : tol::kBf16Op;
+      EXPECT_LT(relative_error(got, ex.to_host(want)), tolerance)
+          << c.out << " x " << c.in << " group " << c.group << " bits " << c.bits << " rows " << rows;
+    }
+  }
+}
+
+TEST(MarlinGemmCuda, ThePathOfOlderHardwareAgrees) {
+  FEWBIT_NEEDS_GPU();
+#ifdef FEWBIT_HAS_CUDA
+  Exec ex = Exec::cuda(0), older = Exec::cuda(0);
+  cuda::force_sm80_path(older, true);
+  for (const Case& c : kCases) {
+    const Weight w(ex, c, 13), w_older(older, c, 13);
+    for (const int64_t rows : kRows) {
+      const Tensor x = random_normal(DType::bf16, {rows, c.in}, 7);
+      EXPECT_LT(relative_error(product(ex, w, ex.to_device(x), DType::f32),
+                               product(older, w_older, older.to_device(x), DType::f32)),
+                tol::kBf16Op)
+          << c.out << " x " << c.in << " rows " << rows;
+    }
+  }
+#endif
+}
+
+}  // namespace
+}  // namespace fewbit

@@ -1,0 +1,258 @@
+// Configs to specs: both spellings, refusals by key, rotary scalings, windows, and the complaints about a
+// checkpoint.
+#include "src/model/archs.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "src/model/checkpoint.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+using nlohmann::json;
+
+json llama() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 96},
+          {"num_hidden_layers", 3},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"vocab_size", 50},
+          {"rms_norm_eps", 1e-5},
+          {"hidden_act", "silu"},
+          {"max_position_embeddings", 512},
+          {"eos_token_id", {1, 2}},
+          {"bos_token_id", 0}};
+}
+
+ModelSpec spec_of(const json& config) { return build_spec(ConfigView::parse(config.dump(), "config.json")); }
+
+std::string refusal(const json& config, ErrorKind kind) {
+  try {
+    spec_of(config);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), kind) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+bool says(const std::string& message, std::initializer_list<const char*> parts) {
+  for (const char* p : parts)
+    if (message.find(p) == std::string::npos) return false;
+  return true;
+}
+
+template <class Op>
+std::vector<Op> ops(const ModelSpec& spec, int64_t layer) {
+  std::vector<Op> out;
+  for (const BlockOp& op : spec.block(layer))
+    if (const Op* found = std::get_if<Op>(&op)) out.push_back(*found);
+  return out;
+}
+
+TEST(Archs, LlamaSizesAndDefaults) {
+  const ModelSpec s = spec_of(llama());
+  EXPECT_EQ(s.layers, 3);
+  EXPECT_EQ(ops<Attention>(s, 0)[0].head_dim, 16);
+  EXPECT_EQ(s.kv_features(1), 32);
+  EXPECT_EQ(s.eos, (std::vector<int64_t>{1, 2}));
+  EXPECT_FALSE(s.tied());
+  EXPECT_EQ(linears_of(s).size(), 21u);
+  EXPECT_EQ(slot_features(s, s.block(0), Slot::act), 96);
+  EXPECT_EQ(slot_features(s, s.block(0), Slot::attn), 64);
+  // 2 * vocabulary * hidden, per layer q + o (64 * 64), k + v (32 * 64), three of 96 * 64 and two norms, the
+  // last norm.
+  EXPECT_EQ(parameter_count(s), 2 * 50 * 64 + 3 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64) + 64);
+  json tied = llama();
+  tied["tie_word_embeddings"] = true;
+  tied["head_dim"] = 32;
+  EXPECT_TRUE(spec_of(tied).tied());
+  EXPECT_EQ(ops<Attention>(spec_of(tied), 0)[0].head_dim, 32);
+}
+
+TEST(Archs, BiasesOfEachFamily) {
+  const auto biases = [](const json& c) {
+    std::string out;
+    for (const NamedLinear& l : linears_of(spec_of(c)))
+      if (l.layer == 0) out += l.bias ? '1' : '0';
+    return out;  // q k v o gate up down
+  };
+  json c = llama();
+  EXPECT_EQ(biases(c), "0000000");
+  c["attention_bias"] = true;
+  EXPECT_EQ(biases(c), "1111000");
+  c["mlp_bias"] = true;
+  EXPECT_EQ(biases(c), "1111111");
+  json qwen2 = llama();
+  qwen2["architectures"] = {"Qwen2ForCausalLM"};
+  EXPECT_EQ(biases(qwen2), "1110000");
+}
+
+TEST(Archs, Qwen3NormsEveryHeadBeforeTheRotation) {
+  json c = llama();
+  c["architectures"] = {"Qwen3ForCausalLM"};
+  const ModelSpec s = spec_of(c);
+  std::string order;
+  for (const BlockOp& op : s.block(0)) {
+    if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) order += n->name + " ";
+    if (std::holds_alternative<Rope>(op)) order += "rope";
+  }
+  EXPECT_EQ(order, "self_attn.q_norm self_attn.k_norm rope");
+}
+
+TEST(Archs, WindowsBySlidingWindowByQwensRuleAndByLayerTypes) {
+  const auto windows = [](const json& c) {
+    const ModelSpec s = spec_of(c);
+    std::vector<int64_t> out;
+    for (int64_t layer = 0; layer < s.layers; ++layer) out.push_back(ops<Attention>(s, layer)[0].window);
+    return out;
+  };
+  json mistral = llama();
+  mistral["architectures"] = {"MistralForCausalLM"};
+  mistral["sliding_window"] = 16;
+  EXPECT_EQ(windows(mistral), (std::vector<int64_t>{16, 16, 16}));
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(windows(mistral), (std::vector<int64_t>{0, 0, 0}));
+  json qwen = llama();
+  qwen["architectures"] = {"Qwen2ForCausalLM"};
+  qwen["sliding_window"] = 16;
+  qwen["max_window_layers"] = 2;
+  EXPECT_EQ(windows(qwen), (std::vector<int64_t>{0, 0, 0}));
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(windows(qwen), (std::vector<int64_t>{0, 0, 16}));
+  qwen["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(windows(qwen), (std::vector<int64_t>{16, 0, 16}));
+  EXPECT_EQ(spec_of(qwen).kinds.size(), 2u);
+  qwen["layer_types"] = {"full_attention", "full_attention", "linear_attention"};
+  EXPECT_TRUE(says(refusal(qwen, ErrorKind::unsupported), {"layer_types[2]", "linear_attention"}));
+}
+
+TEST(Archs, BothSpellingsGiveTheSameRotation) {
+  const json llama3 = {{"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 32}};
+  const json yarn = {{"factor", 4.0}, {"original_max_position_embeddings", 128}};
+  for (const auto& [type, scaling] : std::initializer_list<std::pair<std::string, json>>{
+           {"default", json::object()}, {"linear", {{"factor", 2.0}}}, {"llama3", llama3}, {"yarn", yarn}}) {
+    json older = llama(), oldest = llama(), newer = llama();
+    older["rope_theta"] = oldest["rope_theta"] = 5e5;
+    older["rope_scaling"] = oldest["rope_scaling"] = newer["rope_parameters"] = scaling;
+    older["rope_scaling"]["rope_type"] = type;
+    oldest["rope_scaling"]["type"] = type;
+    newer["rope_parameters"]["rope_type"] = type;
+    newer["rope_parameters"]["rope_theta"] = 5e5;
+    const Rope a = ops<Rope>(spec_of(older), 0)[0], b = ops<Rope>(spec_of(newer), 0)[0],
+               c = ops<Rope>(spec_of(oldest), 0)[0];
+    EXPECT_EQ(a.params.inv_freq, b.params.inv_freq) << type;
+    EXPECT_EQ(a.params.inv_freq, c.params.inv_freq) << type;
+    EXPECT_EQ(a.params.attention_scale, b.params.attention_scale) << type;
+    EXPECT_EQ(a.params.inv_freq.size(), 8u);
+    EXPECT_EQ(a.params.inv_freq[0], type == "linear" ? 0.5f : 1.f) << type;
+    EXPECT_EQ(a.params.attention_scale == 1.f, type != "yarn");
+  }
+}
+
+TEST(Archs, ScaledRotationsByHand) {
+  json c = llama();
+  c["head_dim"] = 8;
+  c["rope_theta"] = 10000.0;  // inv_freq 1, 0.1, 0.01, 0.001: wavelengths 6.28, 62.8, 628, 6283
+  const auto freqs = [&] { return ops<Rope>(spec_of(c), 0)[0].params; };
+  // High frequency below 32 / 4 = 8, low above 32 / 1 = 32.
+  c["rope_scaling"] = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 32}};
+  EXPECT_FLOAT_EQ(freqs().inv_freq[0], 1.f);
+  EXPECT_FLOAT_EQ(freqs().inv_freq[1], 0.1f / 8);
+  EXPECT_FLOAT_EQ(freqs().inv_freq[3], 0.001f / 8);
+  // Between 128 / 4 = 32 and 128: smooth = (128 / 62.83 - 1) / 3.
+  c["rope_scaling"]["original_max_position_embeddings"] = 128;
+  const double smooth = (128 / (20 * 3.14159265358979) - 1) / 3;
+  EXPECT_NEAR(freqs().inv_freq[1], (1 - smooth) * 0.1 / 8 + smooth * 0.1, 1e-8);
+  // YaRN: correction dims of 32 and 1 turns in 512 positions: floor(8 ln(512 / 64 pi) / (2 ln 1e4)) = 0 and
+  // ceil(8 ln(512 / 2 pi) / (2 ln 1e4)) = 2; the ramp over features 0, 1, 2, 3 is 0, 1/2, 1, 1.
+  c["rope_scaling"] = {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 512}};
+  EXPECT_FLOAT_EQ(freqs().inv_freq[0], 1.f);
+  EXPECT_FLOAT_EQ(freqs().inv_freq[1], 0.1f * (0.5f + 0.5f / 4));
+  EXPECT_FLOAT_EQ(freqs().inv_freq[2], 0.01f / 4);
+  EXPECT_FLOAT_EQ(freqs().attention_scale, 0.1f * std::log(4.f) + 1);
+  c["rope_scaling"]["attention_factor"] = 1.5;
+  EXPECT_FLOAT_EQ(freqs().attention_scale, 1.5f);
+}
+
+TEST(Archs, UnknownValuesAreRefusedByKey) {
+  json c = llama();
+  c["hidden_act"] = "gelu";
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"config.json", "hidden_act", "gelu", "silu"}));
+  c = llama();
+  c["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2.0}};
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"rope_scaling.rope_type", "dynamic", "llama3"}));
+  c = llama();
+  c["architectures"] = {"MambaForCausalLM"};
+  EXPECT_TRUE(
+      says(refusal(c, ErrorKind::unsupported), {"MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"}));
+  c = llama();
+  c["num_key_value_heads"] = 3;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"num_key_value_heads", "4", "3"}));
+  c = llama();
+  c.erase("hidden_size");
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"hidden_size", "expected an integer", "nothing"}));
+  c = llama();
+  c["hidden_size"] = "64";
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"hidden_size", "\"64\""}));
+  c = llama();
+  c["num_hidden_layers"] = -1;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"num_hidden_layers", "-1"}));
+  c = llama();
+  c["rope_parameters"] = 3;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"rope_parameters", "an object", "3"}));
+  EXPECT_THROW(ConfigView::parse("{\"a\": }", "x"), Error);
+  EXPECT_THROW(ConfigView::parse("[]", "x"), Error);
+}
+
+TEST(Archs, EveryComplaintAboutACheckpointAtOnce) {
+  const TempDir dir;
+  json config = llama();
+  config["num_hidden_layers"] = 1;
+  const ModelSpec spec = spec_of(config);
+  auto writer = container_safetensors.create(dir.path(), {});
+  for (const NamedDense& t : dense_tensors_of(spec))
+    if (t.name != spec.final_norm)
+      writer->add(t.name, Tensor::host_zeros(t.name == spec.embed ? DType::i8 : DType::f16, t.shape));
+  for (const NamedLinear& l : linears_of(spec)) {
+    if (l.name == "model.layers.0.mlp.up_proj" || l.name == "model.layers.0.mlp.down_proj") continue;
+    const int64_t extra = l.name == "model.layers.0.self_attn.o_proj" ? 1 : 0;
+    writer->add(l.name + ".weight", Tensor::host_zeros(DType::bf16, {l.out + extra, l.in}));
+  }
+  writer->finish();
+  const WeightStore store = WeightStore::open(dir.path());
+  const std::vector<std::string> found = check_against(spec, store, {"model.layers.0.mlp.up_proj"});
+  std::string all;
+  for (const std::string& line : found) all += line + "\n";
+  EXPECT_EQ(found.size(), 4u) << all;
+  EXPECT_TRUE(
+      says(all, {"model.norm.weight: missing", "embed_tokens.weight: expected f32, f16 or bf16, found i8",
+                 "o_proj.weight: expected shape [64, 64], found [65, 64]", "down_proj.weight: missing"}))
+      << all;
+}
+
+TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
+  for (const Architecture& a : architectures()) {
+    json c = llama();
+    c["architectures"] = {std::string(a.class_name)};
+    const ModelSpec s = spec_of(c);
+    EXPECT_EQ(s.arch, a.class_name);
+    EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);
+    for (const NamedLinear& l : linears_of(s)) EXPECT_GT(l.out * l.in, 0) << l.name;
+  }
+}
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,129 @@
+// Synthetic checkpoints open, say the right things in their config, and depend on the seed alone.
+#include "src/model/synth.h"
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <iterator>
+
+#include "src/core/half.h"
+#include "src/model/checkpoint.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read_file(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string message_of(const std::function<void()>& body, ErrorKind kind) {
+  try {
+    body();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), kind) << e.what();
+    return e.what();
+  }
+  return "";
+}
+
+struct Moments {
+  double mean = 0, std = 0;
+};
+Moments moments(ConstTensorView v) {
+  const Tensor f = to_f32(v);
+  Moments m;
+  for (int64_t i = 0; i < f.numel(); ++i) m.mean += f.as<float>()[i] / static_cast<double>(f.numel());
+  for (int64_t i = 0; i < f.numel(); ++i)
+    m.std += std::pow(f.as<float>()[i] - m.mean, 2) / static_cast<double>(f.numel());
+  m.std = std::sqrt(m.std);
+  return m;
+}
+
+TEST(Synth, DenseTinyOpensAndHasTheRightSpread) {
+  TempDir dir;
+  int64_t last = 0, total = 0;
+  const int64_t bytes = synthesize(dir.path(), {.preset = "tiny"}, [&](int64_t done, int64_t all) {
+    EXPECT_GT(done, last);
+    last = done;
+    total = all;
+  });
+  EXPECT_EQ(last, bytes);
+  EXPECT_EQ(total, bytes);
+  const Checkpoint c = Checkpoint::open(dir.path());
+  EXPECT_EQ(c.format, "dense");
+  EXPECT_EQ(c.store.total_bytes(), bytes);
+  EXPECT_EQ(c.spec.layers, 2);
+  EXPECT_EQ(c.spec.hidden, 128);
+  EXPECT_EQ(c.spec.vocab, 512);
+  EXPECT_EQ(c.spec.eos, std::vector<int64_t>{2});
+  EXPECT_TRUE(fs::exists(dir / "generation_config.json"));
+  const Moments w = moments(c.store.get("model.embed_tokens.weight"));
+  EXPECT_LT(std::fabs(w.mean), 0.001);
+  EXPECT_GT(w.std, 0.019);
+  EXPECT_LT(w.std, 0.021);
+  const Moments norm = moments(c.store.get("model.norm.weight"));
+  EXPECT_LT(std::fabs(norm.mean - 1), 0.02);
+  EXPECT_GT(norm.std, 0.01);
+}
+
+TEST(Synth, PackedTinyOpensAndUnpacks) {
+  for (const char* format : {"marlin", "gptq"}) {
+    TempDir dir;
+    synthesize(dir.path(), {.preset = "tiny", .format = format, .layers = 3}, {});
+    const Checkpoint c = Checkpoint::open(dir.path());
+    EXPECT_EQ(c.format, format);
+    EXPECT_EQ(c.spec.layers, 3);
+    for (const NamedLinear& l : linears_of(c.spec)) {
+      ASSERT_TRUE(c.packed(l.name));
+      const QuantizedLinear q = c.unpack(l.name, l.out, l.in);
+      EXPECT_EQ(check(q), "");
+      const Moments w = moments(dequantize_reference(q));
+      EXPECT_LT(std::fabs(w.mean), 0.001) << l.name;
+      EXPECT_GT(w.std, 0.019) << l.name;
+      EXPECT_LT(w.std, 0.025) << l.name;
+    }
+  }
+}
+
+TEST(Synth, TheSeedAloneDecides) {
+  TempDir a, b, c, d;
+  synthesize(a.path(), {.preset = "tiny", .format = "marlin", .seed = 1}, {});
+  synthesize(b.path(), {.preset = "tiny", .format = "marlin", .seed = 1}, {});
+  synthesize(c.path(), {.preset = "tiny", .format = "marlin", .seed = 2}, {});
+  for (const char* file : {"model.safetensors", "config.json", "generation_config.json"})
+    EXPECT_EQ(read_file(a / file), read_file(b / file)) << file;
+  EXPECT_NE(read_file(a / "model.safetensors"), read_file(c / "model.safetensors"));
+  // A value is keyed by its tensor's name, so fewer layers and smaller shards change nothing.
+  synthesize(d.path(), {.preset = "tiny", .format = "marlin", .layers = 1, .seed = 1, .shard_bytes = 60000},
+             {});
+  EXPECT_TRUE(fs::exists(d / "model.safetensors.index.json"));
+  const Checkpoint x = Checkpoint::open(a.path()), y = Checkpoint::open(d.path());
+  for (const auto& [name, t] : y.store.index().tensors)
+    EXPECT_EQ(first_difference(x.store.get(name), y.store.get(name)), "") << name;
+}
+
+TEST(Synth, WhatCannotBeMadeIsRefused) {
+  TempDir dir;
+  const auto make = [&](const SynthOptions& o) { return [&dir, o] { synthesize(dir.path(), o, {}); }; };
+  EXPECT_NE(message_of(make({.preset = "llama9"}), ErrorKind::usage).find("llama3-8b"), std::string::npos);
+  EXPECT_NE(message_of(make({.preset = "qwen3-30b-a3b"}), ErrorKind::unsupported).find("experts"),
+            std::string::npos);
+  EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp8"}), ErrorKind::usage).find("marlin"),
+            std::string::npos);
+  EXPECT_NE(message_of(make({.preset = "tiny", .layers = -1}), ErrorKind::usage), "");
+  EXPECT_TRUE(fs::is_empty(dir.path()));
+}
+
+TEST(Synth, PresetsHaveUniqueNames) {
+  const auto presets = synth_presets();
+  EXPECT_GE(presets.size(), 8u);
+  for (size_t i = 0; i < presets.size(); ++i)
+    for (size_t j = 0; j < i; ++j) EXPECT_NE(presets[i].name, presets[j].name);
+}
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,69 @@
+// The plan decides before anything is computed: packings by shape and bits, bytes, refusals.
+#include "src/quant/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "src/model/synth.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+class Plan : public ::testing::Test {
+ protected:
+  Plan() {
+    synthesize(dir / "tiny", {.preset = "tiny"}, {});
+    checkpoint.emplace(Checkpoint::open(dir / "tiny"));
+  }
+  QuantPlan plan(const std::string& recipe, std::vector<Rule> rules = {}) {
+    return make_plan(*checkpoint, {.base = parse_recipe(recipe), .rules = std::move(rules), .tokens = 1024});
+  }
+  TempDir dir;
+  std::optional<Checkpoint> checkpoint;
+};
+
+TEST_F(Plan, FourBitsGoToMarlinAndThreeToTheGeneralLayout) {
+  for (const PlannedLinear& p : plan("gptq int4 g64").linears)
+    EXPECT_EQ(p.packing->name, "marlin") << p.linear.name;
+  for (const PlannedLinear& p : plan("gptq int3 g64").linears)
+    EXPECT_EQ(p.packing->name, "gptq_v2") << p.linear.name;
+}
+
+TEST_F(Plan, RulesMatchFullAndShortNamesAndTheLastWins) {
+  const QuantPlan p = plan("gptq int4 g64", {{"*.mlp.*", parse_recipe("int8")},
+                                             {"mlp.up_proj", Recipe{.keep = true}},
+                                             {"model.layers.1.mlp.up_proj", parse_recipe("int2")}});
+  EXPECT_EQ(p.of("model.layers.0.mlp.down_proj").recipe.spec.bits, 8);
+  EXPECT_TRUE(p.of("model.layers.0.mlp.up_proj").keep);
+  EXPECT_EQ(p.of("model.layers.1.mlp.up_proj").recipe.spec.bits, 2);
+  EXPECT_EQ(p.of("model.layers.0.self_attn.q_proj").recipe.spec.bits, 4);
+}
+
+TEST_F(Plan, NeedsFollowTheMethodAndTheEffort) {
+  EXPECT_EQ(plan("rtn").needs, Needs::nothing);
+  EXPECT_TRUE(has(plan("gptq").needs, Needs::cross));
+  EXPECT_FALSE(has(plan("gptq effort=reference").needs, Needs::cross))
+      << "the published algorithm knows one stream";
+}
+
+TEST_F(Plan, FewerBitsAreFewerBytes) {
+  int64_t last = INT64_MAX;
+  for (const char* recipe :
+       {"rtn int8 g128", "rtn int4 g32", "rtn int4 g128", "rtn int3 g128", "rtn int2 g128"}) {
+    const QuantPlan p = plan(recipe);
+    EXPECT_LT(p.out_bytes, last) << recipe;
+    EXPECT_TRUE(p.refusals.empty()) << recipe;
+    last = p.out_bytes;
+  }
+}
+
+TEST_F(Plan, EveryRefusalHasItsReason) {
+  const QuantPlan p = plan("gptq int4 g64 asym format=bf16");
+  EXPECT_EQ(p.refusals.size(), p.linears.size());
+  for (const Refusal& r : p.refusals) EXPECT_FALSE(r.reason.empty()) << r.name;
+}
+
+}  // namespace
+}  // namespace fewbit::test

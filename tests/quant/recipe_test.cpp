@@ -1,0 +1,68 @@
+#include "src/quant/recipe.h"
+
+#include <gtest/gtest.h>
+
+namespace fewbit::test {
+namespace {
+
+std::string error_of(const std::string& text) {
+  try {
+    resolve(parse_recipe(text));
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage) << text;
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Recipe, DefaultsAreTheContracts) {
+  const FullRecipe r = resolve(parse_recipe("gptq"));
+  EXPECT_EQ(r.spec, (QuantSpec{.bits = 4, .group = 128, .symmetric = true, .scale_dtype = DType::f16}));
+  EXPECT_EQ(r.act_order, ActOrder::off);
+  EXPECT_EQ(r.effort, Effort::standard);
+  EXPECT_FLOAT_EQ(r.damp, 0.01f);
+  EXPECT_EQ(r.format, "marlin");
+  EXPECT_EQ(r.str(), "gptq int4 g128 sym");
+}
+
+TEST(Recipe, EveryWordIsUnderstood) {
+  const FullRecipe r =
+      resolve(parse_recipe("gptq int3 gch asym act=gar scale=bf16 damp=0.05 effort=best format=gptq"));
+  EXPECT_EQ(r.spec, (QuantSpec{.bits = 3, .group = -1, .symmetric = false, .scale_dtype = DType::bf16}));
+  EXPECT_EQ(r.act_order, ActOrder::gar);
+  EXPECT_EQ(r.effort, Effort::best);
+  EXPECT_FLOAT_EQ(r.damp, 0.05f);
+  EXPECT_EQ(r.format, "gptq");
+}
+
+TEST(Recipe, WhatItPrintsParsesToTheSame) {
+  for (const char* text :
+       {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
+        "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1"}) {
+    const FullRecipe r = resolve(parse_recipe(text));
+    EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
+  }
+}
+
+TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
+  const Recipe r = overlay(parse_recipe("gptq int4 g128 act=gar"), parse_recipe("int8"));
+  const FullRecipe f = resolve(r);
+  EXPECT_EQ(f.str(), "gptq int8 g128 sym act=gar");
+  EXPECT_TRUE(overlay(r, parse_recipe("keep")).keep);
+}
+
+TEST(Recipe, MistakesAreNamed) {
+  EXPECT_NE(error_of("gtpq").find("gtpq"), std::string::npos);
+  EXPECT_NE(error_of("awq").find("awq"), std::string::npos);
+  EXPECT_NE(error_of("gptq g0").find("g0"), std::string::npos);
+  EXPECT_NE(error_of("gptq int9").find("int9"), std::string::npos);
+  EXPECT_NE(error_of("gptq act=sideways").find("gar"), std::string::npos);
+  EXPECT_NE(error_of("gptq colour=red").find("colour"), std::string::npos);
+  EXPECT_NE(error_of("gptq damp=2").find("2"), std::string::npos);
+  EXPECT_NE(error_of("int4 g128").find("method"), std::string::npos);
+  EXPECT_NE(error_of("rtn act=full").find("act=full"), std::string::npos);
+  EXPECT_NE(error_of("gptq rtn").find("chain"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fewbit::test

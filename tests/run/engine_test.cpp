@@ -1,0 +1,218 @@
+// The engine on the demo model of the source tree: the cache against the cacheless runner, batches, limits,
+// sampling.
+#include "src/run/engine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/core/rng.h"
+#include "src/eval/perplexity.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+std::filesystem::path demo() {
+  return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model";
+}
+
+std::vector<int32_t> random_ids(int64_t n, uint64_t seed) {
+  Rng rng(seed, "ids");
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng.below(4096)));
+  return ids;
+}
+
+Tensor i32(const std::vector<int32_t>& v) {
+  return Tensor::host_from<int32_t>(DType::i32, {static_cast<int64_t>(v.size())}, v);
+}
+
+double limit(DType dtype) { return dtype == DType::f32 ? tol::kLogitsF32 : tol::kLogitsBf16; }
+
+// Logits of every position from `first` on, fed one by one after a prefill, against the runner's.
+void decode_equals_runner(Exec& ex, const Checkpoint& c, DType dtype) {
+  const std::vector<int32_t> ids = random_ids(40, 1);
+  Runner runner(ex, c, {.dtype = dtype});
+  const Tensor x = runner.hidden(ids, 1);
+  const Tensor expected = ex.to_host(runner.logits(x));
+  Engine engine(ex, c, {.load = {.dtype = dtype}, .capacity = 64, .prefill_chunk = 13});
+  Tensor found = ex.to_host(engine.prefill({ids.data(), 30}));
+  for (int64_t i = 30;; ++i) {
+    const ConstTensorView row = expected.view().row_range(i - 1, i);
+    EXPECT_LE(relative_error(found, row), limit(dtype)) << name_of(dtype) << " position " << i - 1;
+    if (i == 40) break;
+    found = ex.to_host(engine.decode(ex.to_device(i32({ids[static_cast<size_t>(i)]}))));
+  }
+  EXPECT_EQ(engine.length(), 40);
+}
+
+// Three different prompts together give each sequence the logits it gets alone, in prefill and in decode.
+void batch_equals_single(Exec& ex, const Checkpoint& c) {
+  const DType dtype = DType::f32;
+  const int64_t len = 9;
+  Engine together(ex, c, {.load = {.dtype = dtype}, .batch = 3, .capacity = 32, .prefill_chunk = 12});
+  const std::vector<int32_t> ids = random_ids(3 * len, 2), next = random_ids(3, 3);
+  const Tensor prefilled = ex.to_host(together.prefill(ids));
+  const Tensor decoded = ex.to_host(together.decode(ex.to_device(i32(next))));
+  const Tensor again = ex.to_host(together.decode(ex.to_device(i32(next))));
+  Engine alone(ex, c, {.load = {.dtype = dtype}, .capacity = 32});
+  for (int64_t b = 0; b < 3; ++b) {
+    alone.reset();
+    const Tensor step = ex.to_device(i32({next[static_cast<size_t>(b)]}));
+    const Tensor p = ex.to_host(alone.prefill({ids.data() + b * len, static_cast<size_t>(len)}));
+    EXPECT_LE(relative_error(p, prefilled.view().row_range(b, b + 1)), tol::kLogitsF32) << b;
+    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), decoded.view().row_range(b, b + 1)),
+              tol::kLogitsF32)
+        << b;
+    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), again.view().row_range(b, b + 1)),
+              tol::kLogitsF32)
+        << b;
+  }
+}
+
+// The recorded step (CUDA; the same code without a recording elsewhere) chooses what the eager one chooses.
+void graph_equals_eager(Exec& ex, const Checkpoint& c) {
+  std::vector<std::vector<int32_t>> chosen;
+  for (const bool graph : {false, true}) {
+    Engine engine(ex, c, {.load = {.dtype = DType::f32}, .batch = 2, .capacity = 64, .graph = graph});
+    engine.greedy_start(engine.prefill(random_ids(20, 4)));
+    std::vector<int32_t>& out = chosen.emplace_back();
+    for (int i = 0; i < 20; ++i) {
+      for (const int32_t id : engine.greedy_tokens()) out.push_back(id);
+      engine.greedy_step();
+    }
+  }
+  EXPECT_EQ(chosen[0], chosen[1]);
+}
+
+class EngineOn : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (std::string(GetParam()) == "cuda") FEWBIT_NEEDS_GPU();
+  }
+};
+
+TEST_P(EngineOn, DecodeLogitsEqualTheRunners) {
+  Exec ex = Exec::from_name(GetParam());
+  const Checkpoint c = Checkpoint::open(demo());
+  for (const DType dtype : {DType::f32, DType::bf16}) decode_equals_runner(ex, c, dtype);
+}
+
+TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {
+  Exec ex = Exec::from_name(GetParam());
+  batch_equals_single(ex, Checkpoint::open(demo()));
+}
+
+TEST_P(EngineOn, GraphAndEagerStepsAgree) {
+  Exec ex = Exec::from_name(GetParam());
+  graph_equals_eager(ex, Checkpoint::open(demo()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Engine, RefusesWhatDoesNotFit) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  Engine engine(ex, c, {.capacity = 8});
+  EXPECT_THROW(engine.prefill(random_ids(9, 1)), Error);
+  EXPECT_THROW(engine.prefill({}), Error);
+  EXPECT_THROW(engine.prefill(std::vector<int32_t>{1, 4096}), Error);
+  engine.greedy_start(engine.prefill(random_ids(8, 1)));
+  EXPECT_THROW(engine.greedy_step(), Error);
+  engine.reset();
+  EXPECT_EQ(engine.length(), 0);
+  engine.prefill(random_ids(8, 1));
+}
+
+TEST(Engine, CountsTheBytesOfAStep) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  Engine engine(ex, c, {.load = {.dtype = DType::bf16}, .capacity = 8});
+  EXPECT_EQ(engine.weight_bytes_per_token(), 2 * parameter_count(c.spec));  // tied: the head is the embedding
+  EXPECT_EQ(engine.kv_bytes_per_token(10), 2 * 4 * 128 * 10 * 2);  // k and v, 4 layers, 2 heads of 64, bf16
+  EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
+}
+
+TEST(Generate, StopsAtEosAndAtTheLimitAndReportsEveryToken) {
+  Exec ex = Exec::cpu();
+  Checkpoint c = Checkpoint::open(demo());
+  const std::vector<int32_t> prompt = random_ids(5, 8);
+  std::vector<int32_t> seen;
+  Engine engine(ex, c, {.capacity = 64});
+  const std::vector<int32_t> all =
+      generate(ex, engine, prompt, 12, {}, [&](int32_t id) { seen.push_back(id); });
+  EXPECT_EQ(all, seen);
+  ASSERT_EQ(all.size(), 12u);
+  // Declare one of the chosen tokens an end: generation stops where it first appears.
+  c.spec.eos = {all[4]};
+  Engine stopping(ex, c, {.capacity = 64});
+  const auto first = std::find(all.begin(), all.end(), all[4]) - all.begin();
+  EXPECT_EQ(static_cast<int64_t>(generate(ex, stopping, prompt, 12, {}).size()), first + 1);
+}
+
+TEST(Generate, SamplingDependsOnTheSeedAlone) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  Engine engine(ex, c, {.capacity = 64});
+  const auto run = [&](uint64_t seed) {
+    engine.reset();
+    return generate(ex, engine, random_ids(5, 8), 12, {.temperature = 1.f, .seed = seed});
+  };
+  const std::vector<int32_t> a = run(1), b = run(1), other = run(2);
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, other);
+}
+
+TEST(Runner, NamesTheTokenOutsideTheVocabulary) {
+  const Checkpoint c = Checkpoint::open(demo());
+  const std::vector<int32_t> ids = {1, 2, 5000};
+  try {
+    check_ids(c.spec, ids);
+    FAIL() << "accepted";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("token 2"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("5000"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Runner, LossesDoNotDependOnHowManySequencesGoTogether) {
+  Exec ex = Exec::cpu();
+  Runner runner(ex, Checkpoint::open(demo()), {.dtype = DType::f32});
+  const std::vector<int32_t> ids = random_ids(3 * 33, 5);
+  const std::vector<float> together = runner.nll(ids, 3);
+  std::vector<float> alone;
+  for (int s = 0; s < 3; ++s)
+    for (const float l : runner.nll({ids.data() + s * 33, 33}, 1)) alone.push_back(l);
+  const auto n = static_cast<int64_t>(alone.size());
+  EXPECT_LE(relative_error(Tensor::host_from<float>(DType::f32, {n}, together),
+                           Tensor::host_from<float>(DType::f32, {n}, alone)),
+            tol::kLogitsF32);
+}
+
+TEST(Sampler, GreedyTopKTopPAndMinP) {
+  const std::vector<float> logits = {0.f, std::log(4.f), std::log(2.f), std::log(1.f)};  // 1 : 4 : 2 : 1
+  EXPECT_EQ(sample(logits, {}, 0, 0), 1);
+  const auto chosen = [&](const SamplerOptions& o) {
+    std::array<int, 4> counts{};
+    for (int64_t p = 0; p < 4000; ++p) ++counts[static_cast<size_t>(sample(logits, o, 0, p))];
+    return counts;
+  };
+  const std::array<int, 4> all = chosen({.temperature = 1});
+  EXPECT_NEAR(all[1] / 4000., 0.5, 0.03);
+  EXPECT_NEAR(all[2] / 4000., 0.25, 0.03);
+  EXPECT_NEAR(all[3] / 4000., 0.125, 0.03);
+  EXPECT_EQ(chosen({.temperature = 1, .top_k = 1})[1], 4000);
+  const std::array<int, 4> two = chosen({.temperature = 1, .top_k = 2});
+  EXPECT_EQ(two[0] + two[3], 0);
+  EXPECT_NEAR(two[1] / 4000., 2. / 3, 0.03);
+  EXPECT_EQ(chosen({.temperature = 1, .top_p = 0.4f})[1], 4000);
+  EXPECT_EQ(chosen({.temperature = 1, .top_p = 0.7f})[0], 0);
+  EXPECT_EQ(chosen({.temperature = 1, .min_p = 0.3f})[3], 0);
+  EXPECT_GT(chosen({.temperature = 1, .min_p = 0.3f})[2], 0);
+  EXPECT_GT(chosen({.temperature = 0.25f})[1], 3600);  // 256 : 16 : 1 : 1
+}
+
+}  // namespace
+}  // namespace fewbit::test

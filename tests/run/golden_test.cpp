@@ -1,0 +1,92 @@
+// Whole models against the outputs of the reference implementation (goldens/models), and the engine against
+// the runner.
+#include <cmath>
+
+#include "src/eval/perplexity.h"
+#include "src/run/engine.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+constexpr const char* kModels[] = {"llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa",
+                                   "qwen2-bias"};
+
+class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+ protected:
+  std::string folder() const { return std::string("goldens/models/") + std::get<0>(GetParam()); }
+  std::string device() const { return std::get<1>(GetParam()); }
+  Golden golden() const { return Golden(folder() + "/golden.safetensors"); }
+  Checkpoint checkpoint() const { return Checkpoint::open(reference(folder())); }
+};
+
+#define FEWBIT_GOLDEN_SETUP()                               \
+  FEWBIT_NEEDS_REFERENCE(folder() + "/golden.safetensors"); \
+  if (device() == "cuda") FEWBIT_NEEDS_GPU();               \
+  Exec ex = Exec::from_name(device());                      \
+  const Golden g = golden();                                \
+  const Checkpoint c = checkpoint();                        \
+  const Tensor ids = g.get("input_ids");                    \
+  const int64_t seqs = ids.shape()[0], len = ids.shape()[1];
+
+std::span<const int32_t> values(const Tensor& t) { return {t.as<int32_t>(), static_cast<size_t>(t.numel())}; }
+
+TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
+  FEWBIT_GOLDEN_SETUP();
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const double limit = dtype == DType::f32 ? tol::kLogitsF32 : tol::kLogitsBf16;
+    Runner runner(ex, c, {.dtype = dtype});
+    const auto compare = [&](const std::string& name, ConstTensorView x) {
+      const Tensor expected = g.get(name);
+      const Tensor found = ex.to_host(x);
+      EXPECT_LE(relative_error(found.view().reshaped(expected.shape()), expected), limit)
+          << name << " " << name_of(dtype);
+    };
+    const int64_t layers = c.spec.layers;
+    const Tensor x = runner.hidden(values(ids), seqs, [&](int64_t i, ConstTensorView state) {
+      if (i < layers)
+        compare("hidden_" + std::to_string(i), state);  // the golden's last one is behind the final norm
+    });
+    compare("hidden_" + std::to_string(layers), runner.final_normed(x));
+    compare("logits", runner.logits(x));
+    double sum = 0;
+    const std::vector<float> losses = runner.nll(values(ids), seqs);
+    for (const float l : losses) sum += l;
+    ASSERT_EQ(static_cast<int64_t>(losses.size()), seqs * (len - 1));
+    const double expected = g.get("mean_nll").as<float>()[0];
+    EXPECT_LE(std::fabs(sum / static_cast<double>(losses.size()) / expected - 1), limit) << name_of(dtype);
+  }
+}
+
+TEST_P(GoldenModel, GreedyContinuation) {
+  FEWBIT_GOLDEN_SETUP();
+  const Tensor expected = g.get("greedy_from_first16");
+  const std::span<const int32_t> prompt = values(ids).subspan(0, 16);
+  for (const int64_t chunk : {int64_t{2048}, int64_t{5}}) {
+    Engine engine(ex, c, {.load = {.dtype = DType::f32}, .capacity = 32, .prefill_chunk = chunk});
+    engine.greedy_start(engine.prefill(prompt));
+    std::vector<int32_t> found(prompt.begin(), prompt.end());
+    for (int i = 0; i < 16; ++i) {
+      found.push_back(engine.greedy_tokens().front());
+      if (i < 15) engine.greedy_step();
+    }
+    EXPECT_EQ(found, std::vector<int32_t>(values(expected).begin(), values(expected).end()))
+        << "prefill by " << chunk;
+  }
+  EXPECT_EQ(len, 48);
+  EXPECT_EQ(seqs, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
+                         ::testing::Combine(::testing::ValuesIn(kModels), ::testing::Values("cpu", "cuda")),
+                         [](const auto& info) {
+                           std::string name =
+                               std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
+                           for (char& ch : name)
+                             if (ch == '-') ch = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,83 @@
+// Which layout a packed linear gets on a device, and that every layout gives the product of its values.
+#include "src/run/linear.h"
+
+#include "src/core/half.h"
+#include "src/core/rng.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
+  QuantizedLinear q;
+  q.spec = spec;
+  Rng rng(static_cast<uint64_t>(spec.bits), "linear");
+  const bool fp8 = spec.grid == Grid::f8_e4m3;
+  q.codes = Tensor::host(DType::u8, {out, in});
+  for (int64_t i = 0; i < out * in; ++i)
+    q.codes.as<uint8_t>()[i] = fp8 ? static_cast<uint8_t>(rng.below(2) * 128 + rng.below(120))
+                                   : static_cast<uint8_t>(rng.below(uint64_t{1} << spec.bits));
+  q.scales = Tensor::host(DType::f32, {out, spec.groups(in)});
+  for (int64_t i = 0; i < q.scales.numel(); ++i)
+    q.scales.as<float>()[i] = round_to_bf16(static_cast<float>(0.01 + 0.01 * rng.uniform()));
+  if (!spec.symmetric && !fp8) {
+    q.zeros = Tensor::host(DType::u8, {out, spec.groups(in)});
+    for (int64_t i = 0; i < q.zeros->numel(); ++i)
+      q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(uint64_t{1} << spec.bits));
+  }
+  if (act_order) {
+    q.group_of = Tensor::host(DType::i32, {in});
+    for (int64_t i = 0; i < in; ++i)
+      q.group_of->as<int32_t>()[i] = static_cast<int32_t>((i * 5) % spec.groups(in));
+  }
+  return q;
+}
+
+void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::string& expected_kind) {
+  std::string note = "unset";
+  const Tensor bias = random_normal(DType::f16, {q.out()}, 3);
+  const Linear linear = make_linear(ex, q, bias, dtype, &note);
+  EXPECT_EQ(kind_of(linear), expected_kind) << q.spec.str();
+  EXPECT_EQ(note.empty(), expected_kind != "dense") << note;
+  const Linear dense = make_dense(ex, dequantize_reference(q), bias, DType::f32);
+  for (const int64_t rows : {1, 5, 40}) {
+    const Tensor x = random_normal(dtype, {rows, q.in()}, 1);
+    const Tensor y = poisoned(ex, dtype, {rows, q.out()}), truth = poisoned(ex, DType::f32, {rows, q.out()});
+    apply(ex, linear, ex.to_device(x), y);
+    apply(ex, dense, ex.to_device(to_f32(x)), truth);
+    EXPECT_LE(relative_error(ex.to_host(y), ex.to_host(truth)),
+              dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op)
+        << q.spec.str() << " rows " << rows;
+  }
+  EXPECT_GT(weight_bytes(linear), 0);
+}
+
+void every_layout(Exec& ex) {
+  const bool cuda = ex.on_cuda();
+  for (const bool symmetric : {true, false})
+    for (const int bits : {2, 3, 4, 8}) {
+      const QuantSpec spec{.bits = bits, .group = 64, .symmetric = symmetric};
+      const std::string row = "row" + std::to_string(bits), marlin = bits <= 4 ? "marlin4" : "marlin8";
+      same_product(ex, random_linear(spec, 128, 256, false), DType::bf16, cuda ? marlin : row);
+      same_product(ex, random_linear(spec, 128, 256, false), DType::f32, "dense");
+      same_product(ex, random_linear(spec, 128, 256, true), DType::bf16, cuda ? "dense" : row);
+      same_product(ex, random_linear(spec, 45, 192, false), DType::bf16,
+                   cuda ? "dense" : row);  // no Marlin shape
+    }
+  const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1};
+  same_product(ex, random_linear(fp8, 128, 256, false), DType::bf16, "dense");
+}
+
+TEST(Linear, EveryLayoutGivesTheProductOfItsValues) {
+  Exec ex = Exec::cpu();
+  every_layout(ex);
+}
+TEST(Linear, CudaEveryLayoutGivesTheProductOfItsValues) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  every_layout(ex);
+}
+
+}  // namespace
+}  // namespace fewbit::test
