@@ -10,6 +10,7 @@ namespace fewbit::integer_grid {
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in) {
   if (out < 1 || in < 1) return "the shape " + Shape{out, in}.str() + " is empty";
   if (spec.grid != Grid::integer) return "it holds integer grids only, not " + spec.str();
+  if (spec.activations != ActQuant::none) return "it is for weight-only linears, not " + spec.str();
   if (spec.bits != 2 && spec.bits != 3 && spec.bits != 4 && spec.bits != 8)
     return "it holds 2, 3, 4 or 8 bits, not " + std::to_string(spec.bits);
   if (spec.group != -1 && spec.group < 1)

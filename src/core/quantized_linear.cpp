@@ -14,6 +14,7 @@ std::string QuantSpec::str() const {
   std::string s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
   s += group == -1 ? " gch" : " g" + std::to_string(group);
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
+  if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";
   return s;
 }
 

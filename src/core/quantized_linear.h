@@ -14,6 +14,14 @@ enum class Grid : uint8_t {
   f8_e4m3,  // value = decode(code) * scale
 };
 
+// How the input of a linear is quantized when it runs, to the type of its weight's grid (int8 or E4M3); `none` keeps it
+// in bf16 (weight-only).
+enum class ActQuant : uint8_t {
+  none,
+  token,   // dynamic: one scale per row of x
+  tensor,  // static: QuantizedLinear::input_scale, from calibration
+};
+
 // Prints and parses as "int4 g128 sym", "int8 gch sym", "fp8 gch". `group` = input features that share a
 // scale; -1 = the whole row.
 struct QuantSpec {
@@ -23,6 +31,7 @@ struct QuantSpec {
   bool symmetric = true;
   DType scale_dtype = DType::f16;  // scales are rounded to this BEFORE codes are computed
   int64_t out_group = 1;           // outputs that share a scale: 1, or 128 for block FP8
+  ActQuant activations = ActQuant::none;
 
   bool operator==(const QuantSpec&) const = default;
   int64_t group_size(int64_t in) const { return group == -1 ? in : group; }

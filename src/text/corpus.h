@@ -17,8 +17,8 @@ struct Windows {
 
 std::string read_text(const std::filesystem::path& path);  // Error{io}; Error{checkpoint} on an empty file
 
-// The whole text tokenized once with BOS in front (where the tokenizer has one), cut into non-overlapping windows
-// from the start; the tail is dropped. Error{usage} when not one window fits, with the token count.
+// The whole text tokenized once with BOS in front (where the tokenizer has one), cut into non-overlapping
+// windows from the start; the tail is dropped. Error{usage} when not one window fits, with the token count.
 // `max_windows` 0 = all.
 Windows cut_windows(const Tokenizer&, const std::string& text, int64_t length, int64_t max_windows,
                     const std::string& source);
@@ -26,15 +26,16 @@ Windows cut_windows(const Tokenizer&, const std::string& text, int64_t length, i
 // The `input_ids` [n, t] (i32 or i64) of a safetensors file, as n windows as they are.
 Windows windows_from_ids(std::vector<int32_t> ids, int64_t count, int64_t length, std::string source);
 
-// Calibration draw (docs/contract: "Calibration draw"): per file, windows as above, chosen without replacement by a
-// generator keyed by (seed, content); the samples are split evenly over the files, earlier files taking the rest.
-// Fewer than `samples` windows in a file: all of it, and `shortfall` says so in words ("" otherwise).
+// Calibration draw (docs/contract: "Calibration draw"): per file, windows as above, chosen without
+// replacement by a generator keyed by (seed, content); the samples are split evenly over the files, earlier
+// files taking the rest. Fewer than `samples` windows in a file: all of it, and `shortfall` says so in words
+// ("" otherwise).
 struct CalibText {
   std::string name;  // path or "builtin/prose.txt"
   std::string text;
 };
-Windows draw_calibration(const Tokenizer&, const std::vector<CalibText>& texts, int64_t samples, int64_t length,
-                         uint64_t seed, std::string* shortfall);
+Windows draw_calibration(const Tokenizer&, const std::vector<CalibText>& texts, int64_t samples,
+                         int64_t length, uint64_t seed, std::string* shortfall);
 
 // Where the built-in data lies: found from the executable (<prefix>/share/fewbit), then from the source tree.
 // Error{io} naming the places looked at.

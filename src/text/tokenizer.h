@@ -15,15 +15,15 @@ enum class Special : uint8_t { add, none };  // add what the post-processor adds
 
 class Tokenizer {
  public:
-  // Reads a tokenizer.json (or <dir>/tokenizer.json). Error{io|checkpoint|unsupported} names the key that is not
-  // understood.
+  // Reads a tokenizer.json (or <dir>/tokenizer.json). Error{io|checkpoint|unsupported} names the key that is
+  // not understood.
   static Tokenizer open(const std::filesystem::path& path);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // UTF-8 text to ids. Special tokens written in the text are recognised as such. Invalid UTF-8 bytes are treated as
-  // U+FFFD.
+  // UTF-8 text to ids. Special tokens written in the text are recognised as such. Invalid UTF-8 bytes are
+  // treated as U+FFFD.
   std::vector<int32_t> encode(std::string_view text, Special special = Special::add) const;
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 

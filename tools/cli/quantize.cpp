@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "src/core/strings.h"
 #include "src/model/archs.h"
@@ -16,7 +17,7 @@ struct QuantizeArgs {
   Common common;
   std::string recipe, model, out;
   int bits = 0;
-  int64_t group = 0;
+  std::optional<int64_t> group;
   bool sym = false, asym = false;
   std::string act_order, effort, format, dtype = "auto";
   float damp = 0;
@@ -33,40 +34,38 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                  "A method, or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
-  auto* recipe = app.add_option_group("Recipe", "The recipe's words as flags");
-  recipe->add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
-  recipe->add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
-  auto* sym = recipe->add_flag("--sym", a.sym, "Symmetric grid (default of rtn and gptq)");
-  recipe->add_flag("--asym", a.asym, "Zero points")->excludes(sym);
-  recipe->add_option("--act-order", a.act_order,
-                     "Order of the columns: off, static, gar, full (full stores g_idx)");
-  recipe->add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
-  recipe->add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
-  recipe->add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin)");
-  recipe->add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
+  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
+  app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
+  auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default of rtn and gptq)");
+  app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
+  app.add_option("--act-order", a.act_order,
+                 "Order of the columns: off, static, gar, full (full stores g_idx)");
+  app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
+  app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
+  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin)");
+  app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
-  recipe->add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
-  auto* calib = app.add_option_group("Calibration");
-  calib
-      ->add_option("--calib", a.calib,
-                   "builtin, self (sampled from the model) or a text FILE; may be repeated")
+  app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
+  app.add_option("--calib", a.calib, "builtin, self (sampled from the model) or a text FILE; may be repeated")
       ->take_all();
-  calib->add_option("--samples", a.samples, "Windows of text")
+  app.add_option("--samples", a.samples, "Windows of text")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  calib->add_option("--seq-len", a.seq_len, "Tokens per window")
+  app.add_option("--seq-len", a.seq_len, "Tokens per window")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
       ->capture_default_str();
-  calib->add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
-  calib
-      ->add_option("--dtype", a.dtype,
-                   "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
+  app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
+  app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
-  auto* run = app.add_option_group("Run");
-  run->add_flag("--force", a.force, "Replace OUT if it exists");
-  run->add_flag("--resume", a.resume, "Go on with a run that was stopped");
-  run->add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
-  run->add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
+  app.add_flag("--force", a.force, "Replace OUT if it exists");
+  app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
+  app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
+  app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
+  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--damp", "--effort",
+                        "--format", "--set", "--keep"})
+    app.get_option(o)->group("Recipe (the words of RECIPE as flags)");
+  for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
+    app.get_option(o)->group("Calibration");
   add_common(app, a.common);
 }
 
@@ -93,9 +92,9 @@ Recipe recipe_of(const QuantizeArgs& a) {
   Recipe r = parse_recipe(a.recipe);
   Recipe flags;
   if (a.bits) flags.bits = a.bits;
-  if (a.group < -1)
+  if (a.group && (*a.group < -1 || *a.group == 0))
     fail(ErrorKind::usage,
-         fmt::format("--group-size {}: must be positive, or -1 for one group a row", a.group));
+         fmt::format("--group-size {}: must be positive, or -1 for one group a row", *a.group));
   if (a.group) flags.group = a.group;
   if (a.sym || a.asym) flags.symmetric = a.sym;
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
@@ -107,10 +106,13 @@ Recipe recipe_of(const QuantizeArgs& a) {
 }
 
 std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& r) {
-  if (!a.out.empty()) return a.out;
-  std::filesystem::path clean = model.lexically_normal();
-  if (!clean.has_filename()) clean = clean.parent_path();
-  return clean.filename().string() + "-" + r.chain_str();
+  // "out/" and "out" are one folder.
+  const auto trimmed = [](const std::filesystem::path& p) {
+    const std::filesystem::path clean = p.lexically_normal();
+    return clean.has_filename() ? clean : clean.parent_path();
+  };
+  if (!a.out.empty()) return trimmed(a.out);
+  return trimmed(model).filename().string() + "-" + r.chain_str();
 }
 
 int64_t calibration_length(const QuantizeArgs& a, const ModelSpec& spec) {
@@ -207,7 +209,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_of(a);
   a.ordered = rules_of(app, a);
-  resolve(recipe);  // an unknown method or format is refused before anything is opened
+  checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job{.recipe = a.recipe,
                .note = "",

@@ -1,0 +1,70 @@
+#include "src/model/absorb.h"
+
+#include <algorithm>
+
+#include "src/model/op_slots.h"
+
+namespace fewbit {
+namespace {
+
+bool holds(const std::vector<Slot>& slots, Slot s) { return std::find(slots.begin(), slots.end(), s) != slots.end(); }
+
+// The last op before `end` that writes slot s.
+std::optional<size_t> writer_of(const std::vector<BlockOp>& ops, size_t end, Slot s) {
+  for (size_t i = end; i-- > 0;)
+    if (holds(slots_written(ops[i]), s)) return i;
+  return std::nullopt;
+}
+
+// Everyone who reads slot s between its writer and its next overwriting; nothing when a reader is not a Linears op.
+std::optional<std::vector<size_t>> linear_readers(const std::vector<BlockOp>& ops, size_t writer, Slot s) {
+  std::vector<size_t> readers;
+  for (size_t i = writer + 1; i < ops.size(); ++i) {
+    if (holds(slots_read(ops[i]), s)) {
+      if (!std::holds_alternative<Linears>(ops[i])) return std::nullopt;
+      readers.push_back(i);
+    }
+    if (holds(slots_written(ops[i]), s)) break;
+  }
+  return readers;
+}
+
+// The linear that wrote slot s before op `end`, when nothing else touches the slot in between.
+std::optional<Absorber> rows_of(const std::vector<BlockOp>& ops, size_t end, Slot s) {
+  const std::optional<size_t> at = writer_of(ops, end, s);
+  if (!at) return std::nullopt;
+  const auto* group = std::get_if<Linears>(&ops[*at]);
+  if (!group) return std::nullopt;
+  for (size_t i = *at + 1; i < end; ++i)
+    if (holds(slots_read(ops[i]), s)) return std::nullopt;
+  for (const LinearDef& l : group->items)
+    if (l.out == s)
+      return Absorber{.kind = Absorber::Kind::linear_rows, .op = *at, .name = l.name, .consumers = {}, .features = l.out_features};
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t linears) {
+  const Slot s = std::get<Linears>(ops[linears]).in;
+  const std::optional<size_t> at = writer_of(ops, linears, s);
+  if (!at) return std::nullopt;
+  const std::optional<std::vector<size_t>> readers = linear_readers(ops, *at, s);
+  if (!readers) return std::nullopt;
+  std::optional<Absorber> a;
+  if (const auto* norm = std::get_if<Norm>(&ops[*at])) {
+    a = Absorber{.kind = Absorber::Kind::norm, .op = *at, .name = norm->name, .consumers = {}, .features = norm->features};
+  } else if (const auto* act = std::get_if<GatedAct>(&ops[*at])) {
+    a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
+  } else if (const auto* attention = std::get_if<Attention>(&ops[*at])) {
+    a = rows_of(ops, *at, attention->v);  // a weighted mean of v is linear in v
+    if (a) {
+      a->head_dim = attention->head_dim;
+      a->repeat = attention->heads / attention->kv_heads;
+    }
+  }
+  if (a) a->consumers = *readers;
+  return a;
+}
+
+}  // namespace fewbit
