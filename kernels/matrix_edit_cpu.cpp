@@ -29,6 +29,24 @@ void zero_columns(Exec&, ConstTensorView marked, TensorView w) {
       if (marked.as<uint8_t>()[i]) w.as<float>()[r * n + i] = 0;
 }
 
+void scale_columns(Exec&, ConstTensorView s, TensorView w) {
+  const int64_t n = w.cols();
+  FEWBIT_ASSERT(s.numel() == n);
+  parallel_for(w.rows(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t i = 0; i < n; ++i) w.as<float>()[r * n + i] *= s.as<float>()[i];
+  });
+}
+
+void scale_rows(Exec&, ConstTensorView s, TensorView w) {
+  const int64_t n = w.cols();
+  FEWBIT_ASSERT(s.numel() == w.rows());
+  parallel_for(w.rows(), 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      for (int64_t i = 0; i < n; ++i) w.as<float>()[r * n + i] *= s.as<float>()[r];
+  });
+}
+
 namespace {
 template <class T>
 void permute_as(Mat<const T> x, const int32_t* row_of, const int32_t* col_of, Mat<T> y) {

@@ -24,6 +24,13 @@ __global__ void zero_columns_kernel(const uint8_t* __restrict__ marked, float* _
     if (marked[i]) w[row * n + i] = 0;
 }
 
+// One factor per row where kByRow, else per column.
+template <bool kByRow>
+__global__ void scale_kernel(const float* __restrict__ s, float* __restrict__ w, int64_t n) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) w[row * n + i] *= s[kByRow ? row : i];
+}
+
 template <class T>  // f32 or u8
 __global__ void permute_kernel(const T* __restrict__ x, const int32_t* __restrict__ row_of,
                                const int32_t* __restrict__ col_of, T* __restrict__ y, int64_t cols) {
@@ -65,6 +72,22 @@ void zero_columns(Exec& ex, ConstTensorView marked, TensorView w) {
   if (w.rows() == 0) return;
   zero_columns_kernel<<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
       marked.as<uint8_t>(), w.as<float>(), w.cols());
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void scale_columns(Exec& ex, ConstTensorView s, TensorView w) {
+  FEWBIT_ASSERT(s.numel() == w.cols());
+  if (w.rows() == 0) return;
+  scale_kernel<false><<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
+      s.as<float>(), w.as<float>(), w.cols());
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void scale_rows(Exec& ex, ConstTensorView s, TensorView w) {
+  FEWBIT_ASSERT(s.numel() == w.rows());
+  if (w.rows() == 0) return;
+  scale_kernel<true><<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
+      s.as<float>(), w.as<float>(), w.cols());
   FEWBIT_CUDA_LAUNCHED();
 }
 

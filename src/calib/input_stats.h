@@ -11,6 +11,7 @@ enum class Needs : uint8_t {
   nothing = 0,
   gram = 1,   // sum over tokens of x x^T of the quantized stream
   cross = 2,  // sum over tokens of x_full x_quantized^T; with gram it gives the shift of targets
+  columns = 4,  // ActivationStats of the block before any of its linears is quantized
 };
 constexpr Needs operator|(Needs a, Needs b) {
   return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b));
@@ -21,6 +22,13 @@ struct InputStats {
   int64_t tokens = 0;
   Tensor gram{};   // [in, in] f32 on the device
   Tensor cross{};  // [in, in] f32; empty where not needed
+};
+
+// What a transform knows of an input: the states that enter the block run through its original weights.
+struct ActivationStats {
+  InputStats input{};  // cross is empty
+  Tensor absmax{};     // [in] f32: largest |x_j|
+  Tensor abssum{};     // [in] f64: sum over tokens of |x_j|
 };
 
 }  // namespace fewbit

@@ -7,7 +7,9 @@
 namespace fewbit {
 namespace {
 
-bool holds(const std::vector<Slot>& slots, Slot s) { return std::find(slots.begin(), slots.end(), s) != slots.end(); }
+bool holds(const std::vector<Slot>& slots, Slot s) {
+  return std::find(slots.begin(), slots.end(), s) != slots.end();
+}
 
 // The last op before `end` that writes slot s.
 std::optional<size_t> writer_of(const std::vector<BlockOp>& ops, size_t end, Slot s) {
@@ -16,30 +18,29 @@ std::optional<size_t> writer_of(const std::vector<BlockOp>& ops, size_t end, Slo
   return std::nullopt;
 }
 
-// Everyone who reads slot s between its writer and its next overwriting; nothing when a reader is not a Linears op.
-std::optional<std::vector<size_t>> linear_readers(const std::vector<BlockOp>& ops, size_t writer, Slot s) {
+// Everyone who reads slot s between its writer and its next overwriting.
+std::vector<size_t> readers_of(const std::vector<BlockOp>& ops, size_t writer, Slot s) {
   std::vector<size_t> readers;
   for (size_t i = writer + 1; i < ops.size(); ++i) {
-    if (holds(slots_read(ops[i]), s)) {
-      if (!std::holds_alternative<Linears>(ops[i])) return std::nullopt;
-      readers.push_back(i);
-    }
+    if (holds(slots_read(ops[i]), s)) readers.push_back(i);
     if (holds(slots_written(ops[i]), s)) break;
   }
   return readers;
 }
 
-// The linear that wrote slot s before op `end`, when nothing else touches the slot in between.
+// The linear that wrote slot s for op `end`, when nobody else reads what it wrote.
 std::optional<Absorber> rows_of(const std::vector<BlockOp>& ops, size_t end, Slot s) {
   const std::optional<size_t> at = writer_of(ops, end, s);
-  if (!at) return std::nullopt;
+  if (!at || s == Slot::x || readers_of(ops, *at, s) != std::vector<size_t>{end}) return std::nullopt;
   const auto* group = std::get_if<Linears>(&ops[*at]);
   if (!group) return std::nullopt;
-  for (size_t i = *at + 1; i < end; ++i)
-    if (holds(slots_read(ops[i]), s)) return std::nullopt;
   for (const LinearDef& l : group->items)
     if (l.out == s)
-      return Absorber{.kind = Absorber::Kind::linear_rows, .op = *at, .name = l.name, .consumers = {}, .features = l.out_features};
+      return Absorber{.kind = Absorber::Kind::linear_rows,
+                      .op = *at,
+                      .name = l.name,
+                      .consumers = {},
+                      .features = l.out_features};
   return std::nullopt;
 }
 
@@ -48,23 +49,40 @@ std::optional<Absorber> rows_of(const std::vector<BlockOp>& ops, size_t end, Slo
 std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t linears) {
   const Slot s = std::get<Linears>(ops[linears]).in;
   const std::optional<size_t> at = writer_of(ops, linears, s);
-  if (!at) return std::nullopt;
-  const std::optional<std::vector<size_t>> readers = linear_readers(ops, *at, s);
-  if (!readers) return std::nullopt;
+  if (!at || s == Slot::x) return std::nullopt;  // x leaves the block: its readers are not all in sight
   std::optional<Absorber> a;
   if (const auto* norm = std::get_if<Norm>(&ops[*at])) {
-    a = Absorber{.kind = Absorber::Kind::norm, .op = *at, .name = norm->name, .consumers = {}, .features = norm->features};
+    a = Absorber{.kind = Absorber::Kind::norm,
+                 .op = *at,
+                 .name = norm->name,
+                 .consumers = {},
+                 .features = norm->features};
   } else if (const auto* act = std::get_if<GatedAct>(&ops[*at])) {
-    a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
+    if (act->up != act->gate) a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
   } else if (const auto* attention = std::get_if<Attention>(&ops[*at])) {
-    a = rows_of(ops, *at, attention->v);  // a weighted mean of v is linear in v
+    if (attention->v != attention->q && attention->v != attention->k)
+      a = rows_of(ops, *at, attention->v);  // a weighted mean of v is linear in v
     if (a) {
       a->head_dim = attention->head_dim;
       a->repeat = attention->heads / attention->kv_heads;
     }
   }
-  if (a) a->consumers = *readers;
+  if (!a) return std::nullopt;
+  a->consumers = readers_of(ops, *at, s);
+  for (const size_t i : a->consumers)
+    if (!std::holds_alternative<Linears>(ops[i])) return std::nullopt;
   return a;
+}
+
+std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
+  std::vector<Absorber> all;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (!std::holds_alternative<Linears>(ops[i])) continue;
+    std::optional<Absorber> a = absorber_of(ops, i);
+    if (a && a->consumers.front() == i)
+      all.push_back(std::move(*a));  // one entry for an input with two readers
+  }
+  return all;
 }
 
 }  // namespace fewbit

@@ -30,4 +30,7 @@ struct Absorber {
 // someone besides linears reads the activation).
 std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t linears);
 
+// Every absorber of a block, once each, in the order of their first consumers.
+std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops);
+
 }  // namespace fewbit

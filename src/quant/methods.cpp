@@ -1,5 +1,6 @@
 // The registry of methods, from methods.def.
 #include "src/quant/method.h"
+#include "src/quant/transform.h"
 
 namespace fewbit {
 
@@ -19,6 +20,7 @@ const Method& method(std::string_view name) {
     known += " ";
     known += m->name;
   }
+  for (const Transform* t : transforms()) (known += " ") += t->name;
   fail(ErrorKind::usage, "no method \"" + std::string(name) + "\"; known:" + known);
 }
 

@@ -4,6 +4,7 @@
 
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/core/strings.h"
 
@@ -28,18 +29,23 @@ bool travels(const fs::path& file) {
          name[0] != '.';
 }
 
+// A tensor comes from its sealed block where that has it (packed linears, norms that a transform rewrote),
+// else from the model.
 void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& dir,
                    int64_t shard_bytes) {
-  std::map<std::string, bool> replaced;
-  for (const PlannedLinear& p : plan.linears) replaced[p.linear.name + ".weight"] = !p.keep;
+  std::set<std::string> replaced;
+  for (const PlannedLinear& p : plan.linears)
+    if (!p.keep) replaced.insert(p.linear.name + ".weight");
+  std::vector<CheckpointIndex> blocks;
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    blocks.push_back(container_safetensors.open(journal.block_file(layer)));
+    for (const auto& [name, info] : blocks.back().tensors) replaced.insert(name);
+  }
   const auto writer = container_safetensors.create(dir, WriterOptions{.shard_bytes = shard_bytes});
   for (const auto& [name, info] : c.store.index().tensors)
-    if (const auto it = replaced.find(name); it == replaced.end() || !it->second)
-      writer->add(name, c.store.index().view(info));
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const CheckpointIndex block = container_safetensors.open(journal.block_file(layer));
+    if (!replaced.count(name)) writer->add(name, c.store.index().view(info));
+  for (const CheckpointIndex& block : blocks)
     for (const auto& [name, info] : block.tensors) writer->add(name, block.view(info));
-  }
   writer->finish();
 }
 

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "kernels/cast.h"
+#include "kernels/column_stats.h"
 #include "kernels/dequantize.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
@@ -82,6 +83,7 @@ class Run {
         ropes_(ex, c.spec),
         journal_(job.out, identity_of(ex, c, plan, windows, job),
                  job.resume ? Journal::Start::resume : Journal::Start::fresh) {
+    windows_ = windows.count;
     if (windows.count > 0) start_streams(windows);
   }
 
@@ -94,11 +96,13 @@ class Run {
     packed_.clear();
     records_.clear();
     restored_.reset();
+    rewritten_ = {};
     if (sealed) restored_ = container_safetensors.open(journal_.block_file(layer));
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
     BlockWeights weights;
     if (quantized_)
       timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
+    if (!plan_.transforms.empty()) transform(layer, weights);
     if (quantized_) quantized_->begin_block(ops);
     if (full_) full_->begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
@@ -136,6 +140,59 @@ class Run {
     if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
   }
 
+  // Rewrites the block, in both streams and in what is quantized. A resumed run does the same again: the
+  // rewritten weights, which no file holds, are those that the unquantized stream needs.
+  void transform(int64_t layer, BlockWeights& weights) {
+    const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+    TransformJob job{.ops = &ops};
+    for (const BlockOp& op : ops)
+      if (const auto* group = std::get_if<Linears>(&op))
+        for (const LinearDef& l : group->items)
+          if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + l.name); !p.keep)
+            job.targets[l.name] = {p.recipe.spec, p.recipe.effort};
+    job.absorbers = usable_absorbers(ops, job.targets);
+    if (job.absorbers.empty()) return;
+    timed("load", [&] { rewritten_ = load_block_f32(ex_, ckpt_, layer, job.absorbers); });
+    for (const Transform* t : plan_.transforms) {
+      timed("observe", [&] { job.stats = observe_block(ops, job.absorbers, weights); });
+      timed("transform", [&] {
+        t->apply(ex_, job, rewritten_);
+        replace_in(ex_, rewritten_, job_.dtype, weights);
+      });
+    }
+    for (NamedTensor& t : changed_tensors(rewritten_, ckpt_.spec.prefix(layer)))
+      packed_.push_back(std::move(t));
+  }
+
+  // What the inputs of the absorbers' consumers look like when the states that enter the block (those of the
+  // quantized stream) run through it as it is. The states themselves stay.
+  std::map<size_t, ActivationStats> observe_block(const std::vector<BlockOp>& ops,
+                                                  const std::vector<Absorber>& absorbers,
+                                                  const BlockWeights& weights) {
+    std::map<size_t, ActivationStats> stats;
+    for (const Absorber& a : absorbers) stats[a.consumers.front()];
+    Tensor x = ex_.alloc(job_.dtype, quantized_->x().shape());
+    ex_.copy(quantized_->x(), x);
+    Stream stream(ex_, ckpt_.spec, std::move(x), windows_);
+    stream.begin_block(ops);
+    for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
+      if (stats.count(i)) stats[i] = activation_stats(stream.input(std::get<Linears>(ops[i]).in));
+      stream.run(i, weights, ropes_);
+    }
+    return stats;
+  }
+
+  ActivationStats activation_stats(ConstTensorView x) {
+    ActivationStats s;
+    s.input.tokens = x.rows();
+    s.input.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
+    s.absmax = ex_.alloc_zeros(DType::f32, {x.cols()});
+    s.abssum = ex_.alloc_zeros(DType::f64, {x.cols()});
+    gram(ex_, x, s.input.gram);
+    column_stats(ex_, x, {}, s.absmax, s.abssum);
+    return s;
+  }
+
   // Statistics of the input that the linears of a group share.
   std::optional<InputStats> observe(const Linears& group) {
     if (!quantized_) return std::nullopt;
@@ -169,11 +226,7 @@ class Run {
 
   QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
     const Timer timer;
-    const std::string name = p.linear.name + ".weight";
-    const ConstTensorView stored =
-        ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
-    Tensor w = ex_.alloc(DType::f32, stored.shape);
-    cast(ex_, ex_.to_device(stored), w);
+    const Tensor w = weight_of(p);
     MethodResult r;
     timed("quantize", [&] {
       r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
@@ -202,6 +255,19 @@ class Run {
     record.seconds = timer.seconds();
     records_.push_back(std::move(record));
     return std::move(r.linear);
+  }
+
+  // The weight to quantize in f32: as a transform left it, else as it is stored.
+  Tensor weight_of(const PlannedLinear& p) {
+    const std::string name = p.linear.name + ".weight";
+    if (const auto it = rewritten_.weights.find(name.substr(ckpt_.spec.prefix(p.linear.layer).size()));
+        it != rewritten_.weights.end())
+      return std::move(it->second);
+    const ConstTensorView stored =
+        ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
+    Tensor w = ex_.alloc(DType::f32, stored.shape);
+    cast(ex_, ex_.to_device(stored), w);
+    return w;
   }
 
   // The codes' values on the device.
@@ -261,7 +327,9 @@ class Run {
   const QuantJob& job_;
   RopeTables ropes_;
   Journal journal_;
+  int64_t windows_ = 0;
   std::optional<Stream> quantized_, full_;
+  BlockF32 rewritten_;  // of the block at hand; empty without transforms
   std::map<std::string, double> phases_;
   std::vector<NamedTensor> packed_;
   std::vector<LinearRecord> records_;

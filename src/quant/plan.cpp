@@ -33,6 +33,31 @@ std::string published_note(const PlannedLinear& p) {
   return "the published Marlin kernel wants 4 bits, out % 256 == 0, in % 128 == 0 and group 128 or one a row";
 }
 
+// What transforms need besides: the block in f32, a copy of the states and a Gram matrix for every absorber.
+int64_t transform_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o, int64_t block) {
+  if (plan.transforms.empty()) return 0;
+  int64_t grams = 0;
+  for (const auto& ops : c.spec.kinds) {
+    int64_t sum = 0;
+    for (const Absorber& a : absorbers_of(ops)) {
+      const int64_t in = a.features * a.repeat;
+      sum += in * in * 4;
+    }
+    grams = std::max(grams, sum);
+  }
+  return block * 4 + o.tokens * bytes_of(o.dtype) * c.spec.hidden + grams;
+}
+
+// A transform without an absorber would do nothing under its name.
+void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
+  const bool some = std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(),
+                                [](const auto& ops) { return !absorbers_of(ops).empty(); });
+  if (some) return;
+  for (const Transform* t : plan.transforms)
+    plan.refusals.push_back(
+        {c.spec.arch, fmt::format("{} finds nothing in its blocks that could take a scale", t->name)});
+}
+
 // What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
 // with their factors, and the f32 working copies of the largest linear.
 int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
@@ -56,7 +81,7 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
   const int64_t grams =
       widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
-  return 2 * block * elem + states + grams + largest * 24;
+  return 2 * block * elem + states + grams + largest * 24 + transform_bytes(c, plan, o, block);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -80,6 +105,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);
+  plan.transforms = base.transforms;
   plan.source_bytes = c.store.total_bytes();
   std::set<std::string> replaced;
   double bits = 0, weights = 0;
@@ -118,6 +144,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const PlannedLinear& p : plan.linears)
     if (p.packing) plan.out_bytes += p.out_bytes;
   plan.bits_per_weight = weights > 0 ? bits / weights : 0;
+  refuse_idle_transforms(c, plan);
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
   if (o.on_gpu)

@@ -45,6 +45,7 @@ struct QuantPlan {
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0;
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
+  std::vector<const Transform*> transforms{};  // applied to every block, in order
 
   const PlannedLinear& of(const std::string& linear) const;
 };

@@ -55,8 +55,51 @@ bool is_chain_word(std::string_view word) {
   const std::vector<std::string> parts = split(word, '+');
   return std::all_of(parts.begin(), parts.end(), [](const std::string& p) {
     if (std::find(std::begin(known), std::end(known), p) != std::end(known)) return true;
+    if (find_transform(p)) return true;
     return std::any_of(methods().begin(), methods().end(), [&](const Method* m) { return m->name == p; });
   });
+}
+
+std::vector<std::string> transforms_in(const std::vector<std::string>& chain) {
+  std::vector<std::string> names;
+  for (const std::string& name : chain)
+    if (find_transform(name)) names.push_back(name);
+  return names;
+}
+
+// The chain of an override: its method behind the transforms of the run.
+std::vector<std::string> overlaid_chain(const std::vector<std::string>& base,
+                                        const std::vector<std::string>& over) {
+  std::vector<std::string> chain = transforms_in(base);
+  const std::vector<std::string> stated = transforms_in(over);
+  if (!stated.empty() && stated != chain)
+    fail(ErrorKind::usage,
+         fmt::format(
+             "\"{}\" for some linears: transforms rewrite whole blocks, so every linear of a run has the "
+             "same ({}); only the method may differ",
+             join(over, "+"), chain.empty() ? "none" : join(chain, "+")));
+  if (stated == over) return base;  // it names no method
+  for (const std::string& name : over)
+    if (!find_transform(name)) chain.push_back(name);
+  return chain;
+}
+
+// Splits a chain into its transforms and the method at its end.
+void resolve_chain(const Recipe& r, FullRecipe& f) {
+  for (const std::string& name : r.chain) {
+    const Transform* t = find_transform(name);
+    if (f.method)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": a chain is transforms and then one method, and \"{}\" stands behind {}",
+                       r.chain_str(), name, f.method->name));
+    if (t && std::find(f.transforms.begin(), f.transforms.end(), t) != f.transforms.end())
+      fail(ErrorKind::usage, fmt::format("\"{}\": {} stands twice", r.chain_str(), name));
+    if (t)
+      f.transforms.push_back(t);
+    else
+      f.method = &method(name);
+  }
+  if (!f.method) f.method = &method_rtn;
 }
 
 constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActQuants{
@@ -150,7 +193,8 @@ Recipe parse_recipe(std::string_view text) {
 
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
-  if (!over.chain.empty()) base.chain = over.chain;
+  if (!over.chain.empty())
+    base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;
   if (over.group) base.group = over.group;
   if (over.symmetric) base.symmetric = over.symmetric;
@@ -166,13 +210,12 @@ Recipe overlay(Recipe base, const Recipe& over) {
 FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
-  for (const std::string& name : r.chain) f.method = &method(name);
-  if (r.chain.size() > 1)
-    fail(ErrorKind::usage,
-         fmt::format("\"{}\": this version has no transforms, so a chain is one method", r.chain_str()));
+  resolve_chain(r, f);
   f.spec.bits = r.bits.value_or(4);
   f.spec.group = r.group.value_or(128);
-  f.spec.symmetric = r.symmetric.value_or(true);
+  bool symmetric = true;
+  for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
+  f.spec.symmetric = r.symmetric.value_or(symmetric);
   f.spec.activations = r.activations.value_or(ActQuant::none);
   f.spec.scale_dtype = r.scale.value_or(DType::f16);
   f.act_order = r.act_order.value_or(ActOrder::off);
@@ -186,12 +229,15 @@ FullRecipe resolve(const Recipe& r) {
 }
 
 Needs FullRecipe::needs() const {
-  if (effort == Effort::reference && has(method->needs, Needs::gram)) return Needs::gram;
-  return method->needs;
+  Needs all = effort == Effort::reference && has(method->needs, Needs::gram) ? Needs::gram : method->needs;
+  for (const Transform* t : transforms) all = all | t->needs;
+  return all;
 }
 
 std::string FullRecipe::str() const {
-  std::string s = fmt::format("{} {}", method->name, spec.str());
+  std::string s;
+  for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
+  s += fmt::format("{} {}", method->name, spec.str());
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
   if (spec.scale_dtype != DType::f16) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/quant/method.h"
+#include "src/quant/transform.h"
 
 namespace fewbit {
 
@@ -30,7 +31,8 @@ struct Recipe {
 
 // Error{usage} naming the word and what is accepted.
 Recipe parse_recipe(std::string_view text);
-// `over` on top of `base`: what `over` states wins.
+// `over` on top of `base`: what `over` states wins. Transforms rewrite whole blocks, so an override may state
+// another method but no other transforms: Error{usage}.
 Recipe overlay(Recipe base, const Recipe& over);
 
 std::string_view name_of(Effort);
@@ -40,6 +42,7 @@ ActOrder act_order_from(std::string_view);
 
 // A recipe with every default filled in.
 struct FullRecipe {
+  std::vector<const Transform*> transforms{};  // in order; the same for all linears of a run
   const Method* method = nullptr;
   QuantSpec spec{};
   ActOrder act_order = ActOrder::off;
@@ -49,8 +52,8 @@ struct FullRecipe {
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
 };
-// Fills in the contract's defaults. Error{usage} for a chain that names no method, a method that does not
-// exist or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
+// Fills in the contract's defaults; a chain of transforms alone ends in rtn. Error{usage} for an empty chain, a
+// method or transform that does not exist, a transform behind a method or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
 FullRecipe resolve(const Recipe&);
 
 }  // namespace fewbit

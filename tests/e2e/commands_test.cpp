@@ -44,6 +44,16 @@ TEST_F(Commands, QuantizeAsWritten) {
   EXPECT_TRUE(json_of(v)["ok"].get<bool>());
 }
 
+TEST_F(Commands, AwqAsWritten) {
+  fs::create_directory_symlink(kDemo, dir / "model");
+  const ProcessResult r = run("quantize awq model/ out/");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_FALSE(fs::exists(dir / "out.partial"));
+  const Json report = Json::parse(std::ifstream(dir / "out/quant_report.json"));
+  EXPECT_EQ(report["linears"][0]["recipe"], "awq+rtn int4 g128 asym");
+  EXPECT_EQ(run("evaluate verify out").exit_code, 0);
+}
+
 TEST_F(Commands, PerplexityAsWritten) {
   const ProcessResult r = run("evaluate perplexity");
   EXPECT_EQ(r.exit_code, 0) << r.err;
@@ -95,7 +105,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
   for (const Case& c : {Case{"rtn int8 g128", 1.01}, Case{"rtn int4 g64", 1.3}, Case{"rtn int4 gch asym", 1.6}, Case{"gptq int4 g32", 1.2},
                         Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20}, Case{"gptq int4 g128 format=gptq", 1.2},
                         Case{"gptq int4 g128 asym format=gptq", 1.2}, Case{"gptq int4 g128 act=full format=gptq", 1.2},
-                        Case{"gptq int4 g128 act=gar", 1.2}}) {
+                        Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));
     const ProcessResult r = run("quantize '" + std::string(c.recipe) + "' " + kDemo + " " + out + kFast);
     ASSERT_EQ(r.exit_code, 0) << c.recipe << ": " << r.err;
@@ -122,7 +132,7 @@ TEST_F(Commands, SetAndKeepMixRecipes) {
 TEST_F(Commands, ListNamesTheRegistries) {
   const ProcessResult r = run("quantize list");
   EXPECT_EQ(r.exit_code, 0);
-  for (const char* word : {"rtn", "gptq", "marlin", "gptq_v2", "safetensors", "LlamaForCausalLM", "Qwen3ForCausalLM"})
+  for (const char* word : {"rtn", "gptq", "awq", "marlin", "gptq_v2", "safetensors", "LlamaForCausalLM", "Qwen3ForCausalLM"})
     EXPECT_NE(r.out.find(word), std::string::npos) << word;
 }
 
@@ -163,7 +173,9 @@ TEST_F(Commands, BadInputIsOneClearLine) {
   };
   const std::vector<Case> cases = {
       {"quantize gtpq " + kDemo + " out", {"gtpq"}, 2},
-      {"quantize awq " + kDemo + " out", {"awq", "gptq"}, 2},
+      {"quantize awq+gtpq " + kDemo + " out", {"gtpq"}, 2},
+      {"quantize gptq+awq " + kDemo + " out", {"awq", "behind"}, 2},
+      {"quantize gptq " + kDemo + " out --set '*.down_proj=awq'", {"awq", "transforms"}, 2},
       {"quantize gptq nowhere out", {"nowhere"}, 1},
       {"quantize gptq " + kDemo + " taken", {"taken", "exists"}, 2},
       {"quantize gptq " + kDemo + " no/such/folder/out", {"no/such/folder"}, 1},

@@ -45,6 +45,25 @@ TEST(MatrixEdit, ReadsAndRaisesTheDiagonal) {
   }
 }
 
+TEST(MatrixEdit, ScalesRowsAndColumns) {
+  for (const std::string& backend : backends()) {
+    Exec ex = Exec::from_name(backend);
+    const int64_t rows = 37, cols = 300;
+    const Tensor w = random_normal(DType::f32, {rows, cols}, 5), r = random_normal(DType::f32, {rows}, 6),
+                 c = random_normal(DType::f32, {cols}, 7);
+    const Tensor by_row = ex.to_device(w), by_column = ex.to_device(w);
+    scale_rows(ex, ex.to_device(r), by_row);
+    scale_columns(ex, ex.to_device(c), by_column);
+    const Tensor hr = ex.to_host(by_row), hc = ex.to_host(by_column);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < cols; ++j) {
+        const float x = w.as<float>()[i * cols + j];
+        ASSERT_EQ(hr.as<float>()[i * cols + j], x * r.as<float>()[i]) << i << ", " << j;
+        ASSERT_EQ(hc.as<float>()[i * cols + j], x * c.as<float>()[j]) << i << ", " << j;
+      }
+  }
+}
+
 TEST(MatrixEdit, ZeroesMarkedColumnsAndCountsBadValues) {
   for (const std::string& backend : backends()) {
     Exec ex = Exec::from_name(backend);

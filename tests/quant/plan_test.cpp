@@ -48,6 +48,23 @@ TEST_F(Plan, NeedsFollowTheMethodAndTheEffort) {
       << "the published algorithm knows one stream";
 }
 
+TEST_F(Plan, TransformsNeedStatisticsAndAnAbsorber) {
+  const QuantPlan p = plan("awq int4 g64");
+  EXPECT_TRUE(has(p.needs, Needs::gram));
+  EXPECT_FALSE(has(p.needs, Needs::cross));
+  EXPECT_GT(p.peak_host_bytes, plan("rtn int4 g64").peak_host_bytes);
+  ASSERT_EQ(p.transforms.size(), 1u);
+  EXPECT_TRUE(p.refusals.empty());
+  for (BlockOp& op : checkpoint->spec.kinds[0])  // the states are read by the linears themselves
+    if (auto* norm = std::get_if<Norm>(&op))
+      norm->out = Slot::x;
+    else if (auto* group = std::get_if<Linears>(&op))
+      group->in = Slot::x;
+  const QuantPlan idle = plan("awq int4 g64");
+  ASSERT_EQ(idle.refusals.size(), 1u);
+  EXPECT_NE(idle.refusals[0].reason.find("awq"), std::string::npos);
+}
+
 TEST_F(Plan, FewerBitsAreFewerBytes) {
   int64_t last = INT64_MAX;
   for (const char* recipe :

@@ -38,7 +38,8 @@ TEST(Recipe, EveryWordIsUnderstood) {
 TEST(Recipe, WhatItPrintsParsesToTheSame) {
   for (const char* text :
        {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
-        "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1"}) {
+        "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",
+        "awq int4 g128 sym effort=reference"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
@@ -51,9 +52,35 @@ TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
   EXPECT_TRUE(overlay(r, parse_recipe("keep")).keep);
 }
 
+TEST(Recipe, AChainIsTransformsAndOneMethod) {
+  const FullRecipe alone = resolve(parse_recipe("awq"));
+  EXPECT_EQ(alone.str(), "awq+rtn int4 g128 asym") << "plain rounding, with zero points";
+  EXPECT_TRUE(has(alone.needs(), Needs::gram)) << "the transform needs statistics where rtn needs none";
+  EXPECT_EQ(resolve(parse_recipe("awq+rtn")).str(), alone.str());
+  EXPECT_EQ(resolve(parse_recipe("awq+gptq")).str(), "awq+gptq int4 g128 sym");
+  EXPECT_EQ(resolve(parse_recipe("awq sym")).str(), "awq+rtn int4 g128 sym");
+}
+
+TEST(Recipe, AnOverrideMayChangeTheMethodButNotTheTransforms) {
+  const Recipe base = parse_recipe("awq+gptq int4 g128");
+  EXPECT_EQ(resolve(overlay(base, parse_recipe("rtn int8"))).str(), "awq+rtn int8 g128 asym");
+  EXPECT_EQ(resolve(overlay(base, parse_recipe("awq+gptq int8"))).str(), "awq+gptq int8 g128 sym");
+  EXPECT_EQ(resolve(overlay(base, parse_recipe("g64"))).str(), "awq+gptq int4 g64 sym");
+  try {
+    overlay(parse_recipe("gptq"), parse_recipe("awq+gptq"));
+    FAIL() << "some linears of a block cannot be transformed alone";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.kind(), ErrorKind::usage);
+    EXPECT_NE(std::string(e.what()).find("awq+gptq"), std::string::npos) << e.what();
+  }
+}
+
 TEST(Recipe, MistakesAreNamed) {
   EXPECT_NE(error_of("gtpq").find("gtpq"), std::string::npos);
-  EXPECT_NE(error_of("awq").find("awq"), std::string::npos);
+  EXPECT_NE(error_of("gptq+awq").find("behind"), std::string::npos);
+  EXPECT_NE(error_of("gptq+rtn").find("behind"), std::string::npos);
+  EXPECT_NE(error_of("awq+awq").find("twice"), std::string::npos);
+  EXPECT_NE(error_of("auto").find("awq"), std::string::npos) << "lists what there is";
   EXPECT_NE(error_of("gptq g0").find("g0"), std::string::npos);
   EXPECT_NE(error_of("gptq int9").find("int9"), std::string::npos);
   EXPECT_NE(error_of("gptq act=sideways").find("gar"), std::string::npos);

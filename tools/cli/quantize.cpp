@@ -31,12 +31,13 @@ struct QuantizeArgs {
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
-                 "A method, or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
+                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), or a whole recipe: \"gptq int4 "
+                 "g128 sym act=off effort=default\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
   app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
-  auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default of rtn and gptq)");
+  auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default, but not of awq alone)");
   app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
   app.add_option("--act-order", a.act_order,
                  "Order of the columns: off, static, gar, full (full stores g_idx)");
@@ -251,6 +252,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
 void run_list() {
   fmt::print("methods\n");
   for (const Method* m : methods()) fmt::print("  {:<12} {}\n", m->name, m->summary);
+  fmt::print("transforms (in front of a method: awq+gptq; alone they end in rtn)\n");
+  for (const Transform* t : transforms()) fmt::print("  {:<12} {}\n", t->name, t->summary);
   fmt::print("formats (--format)\n");
   for (const CheckpointFormat* f : checkpoint_formats()) fmt::print("  {:<12} {}\n", f->name, f->summary);
   fmt::print("packings\n");

@@ -1,0 +1,48 @@
+#pragma once
+// Transform: a rewrite of a block that leaves its function as it is and makes its linears easier to round. A
+// recipe's chain is any number of transforms and one method: "awq+gptq".
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/calib/input_stats.h"
+#include "src/quant/block_f32.h"
+#include "src/quant/method.h"
+
+namespace fewbit {
+
+// How a linear of the block will be quantized.
+struct LinearTarget {
+  QuantSpec spec{};
+  Effort effort = Effort::standard;
+};
+
+struct TransformJob {
+  const std::vector<BlockOp>* ops = nullptr;
+  // Only absorbers whose linears are all quantized: what the user keeps, stays as it is.
+  std::vector<Absorber> absorbers{};
+  std::map<size_t, ActivationStats> stats{};      // by index of an absorber's first consumer
+  std::map<std::string, LinearTarget> targets{};  // by name relative to the block
+};
+
+struct Transform {
+  std::string_view name, summary;
+  Needs needs;
+  // Fills in what a recipe leaves open, given the method that ends the chain.
+  bool (*symmetric_by_default)(const Method&);
+  void (*apply)(Exec&, const TransformJob&, BlockF32&);
+};
+
+const std::vector<const Transform*>& transforms();
+const Transform* find_transform(std::string_view name);  // null where there is none
+
+// The absorbers of a block that a transform may use: every linear that would be rewritten is in `targets`.
+std::vector<Absorber> usable_absorbers(const std::vector<BlockOp>& ops,
+                                       const std::map<std::string, LinearTarget>& targets);
+
+#define FEWBIT_TRANSFORM(id) extern const Transform transform_##id;
+#include "src/quant/transforms.def"
+#undef FEWBIT_TRANSFORM
+
+}  // namespace fewbit

@@ -1,0 +1,99 @@
+// Who can take a scale out of an input: derived from op lists, so tested on op lists.
+#include "src/model/absorb.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/model/archs.h"
+
+namespace fewbit::test {
+namespace {
+
+using S = Slot;
+
+ModelSpec decoder(const std::string& arch, int kv_heads) {
+  const nlohmann::json config = {{"architectures", {arch}},  {"hidden_size", 64},
+                                 {"intermediate_size", 96},  {"num_hidden_layers", 1},
+                                 {"num_attention_heads", 4}, {"num_key_value_heads", kv_heads},
+                                 {"vocab_size", 50},         {"rms_norm_eps", 1e-5},
+                                 {"hidden_act", "silu"},     {"max_position_embeddings", 512},
+                                 {"bos_token_id", 0},        {"eos_token_id", 1}};
+  return build_spec(ConfigView::parse(config.dump(), "config.json"));
+}
+
+TEST(Absorb, ADecoderBlockHasFour) {
+  for (const char* arch : {"LlamaForCausalLM", "Qwen3ForCausalLM"}) {
+    SCOPED_TRACE(arch);
+    const ModelSpec spec = decoder(arch, 4);
+    const std::vector<BlockOp>& ops = spec.block(0);
+    const std::vector<Absorber> all = absorbers_of(ops);
+    ASSERT_EQ(all.size(), 4u);
+    const std::vector<std::string> names = {"input_layernorm", "self_attn.v_proj", "post_attention_layernorm",
+                                            "mlp.up_proj"};
+    const std::vector<std::string> firsts = {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj",
+                                             "mlp.down_proj"};
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].name, names[i]);
+      EXPECT_EQ(all[i].kind, i % 2 == 0 ? Absorber::Kind::norm : Absorber::Kind::linear_rows);
+      ASSERT_EQ(all[i].consumers.size(), 1u);
+      const LinearDef& first = std::get<Linears>(ops[all[i].consumers[0]]).items.front();
+      EXPECT_EQ(first.name, firsts[i]);
+      EXPECT_EQ(all[i].features * all[i].repeat, first.in_features);
+    }
+  }
+}
+
+TEST(Absorb, GroupedQueryHeadsShareTheFeaturesOfTheirKvHead) {
+  const ModelSpec spec = decoder("LlamaForCausalLM", 2);  // 4 query heads of 16 on 2 kv heads
+  const Absorber v = absorbers_of(spec.block(0))[1];
+  EXPECT_EQ(v.name, "self_attn.v_proj");
+  EXPECT_EQ(v.repeat, 2);
+  EXPECT_EQ(v.features, 32);
+  for (int64_t j = 0; j < 64; ++j) EXPECT_EQ(v.source(j), j / 32 * 16 + j % 16) << j;
+}
+
+const Norm kNorm{S::x, S::h, NormKind::rms, "norm", 8, 1e-5f};
+Linears linears(S in, const std::string& name, S out) { return {in, {{name, out, 8, 8, false}}}; }
+
+TEST(Absorb, AnInputReadByTwoOpsHasOneEntryWithBoth) {
+  const std::vector<BlockOp> ops = {kNorm, linears(S::h, "a", S::gate), linears(S::h, "b", S::up),
+                                    GatedAct{S::gate, S::up, S::act, Activation::silu}};
+  const std::vector<Absorber> all = absorbers_of(ops);
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].consumers, (std::vector<size_t>{1, 2}));
+}
+
+TEST(Absorb, NothingWhereSomeoneElseReadsTheInput) {
+  // The norm's output is also added to the states.
+  EXPECT_TRUE(absorbers_of({kNorm, linears(S::h, "a", S::q), AddTo{S::h, S::x}}).empty());
+  // The states themselves, which leave the block.
+  EXPECT_TRUE(absorbers_of({linears(S::x, "a", S::q)}).empty());
+  EXPECT_TRUE(
+      absorbers_of({Norm{S::x, S::x, NormKind::rms, "norm", 8, 1e-5f}, linears(S::x, "a", S::q)}).empty());
+}
+
+TEST(Absorb, NothingWhereTheProducerIsNotScalable) {
+  const Attention attention{
+      .q = S::q, .k = S::k, .v = S::v, .out = S::attn, .heads = 1, .kv_heads = 1, .head_dim = 8, .scale = 1};
+  const std::vector<BlockOp> head = {linears(S::x, "q", S::q), linears(S::x, "k", S::k),
+                                     linears(S::x, "v", S::v)};
+  std::vector<BlockOp> plain = head;
+  plain.push_back(attention);
+  plain.push_back(linears(S::attn, "o", S::h));
+  EXPECT_EQ(absorbers_of(plain).size(), 1u);
+  std::vector<BlockOp> normed = head;  // a norm of v undoes any scale
+  normed.push_back(HeadNorm{S::v, NormKind::rms, "v_norm", 8, 1e-5f});
+  normed.push_back(attention);
+  normed.push_back(linears(S::attn, "o", S::h));
+  EXPECT_TRUE(absorbers_of(normed).empty());
+  std::vector<BlockOp> read_again = plain;  // v goes on living behind the attention
+  read_again.push_back(AddTo{S::v, S::x});
+  EXPECT_TRUE(absorbers_of(read_again).empty());
+  std::vector<BlockOp> shared = plain;  // keys and values are one tensor
+  std::get<Attention>(shared[3]).k = S::v;
+  EXPECT_TRUE(absorbers_of(shared).empty());
+}
+
+}  // namespace
+}  // namespace fewbit::test

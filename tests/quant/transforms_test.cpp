@@ -1,0 +1,235 @@
+// Properties that every transform of the registry has: the function of a block stays, folds are exact in the
+// stored type, what is kept stays as it is. And AWQ's own: it undoes planted outliers.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "src/core/half.h"
+#include "src/eval/perplexity.h"
+#include "src/model/synth.h"
+#include "src/quant/pipeline.h"
+#include "tests/kernels/quantizer_fixture.h"
+
+namespace fewbit {
+namespace {
+
+using namespace test;
+namespace fs = std::filesystem;
+
+std::map<std::string, LinearTarget> all_targets(const std::vector<BlockOp>& ops, const QuantSpec& spec) {
+  std::map<std::string, LinearTarget> targets;
+  for (const BlockOp& op : ops)
+    if (const auto* group = std::get_if<Linears>(&op))
+      for (const LinearDef& l : group->items)
+        targets[l.name] = {spec, Effort::reference};  // the quick search
+  return targets;
+}
+
+// Statistics of made-up inputs in which a few features are much larger than the rest.
+ActivationStats uneven_stats(Exec& ex, int64_t in, uint64_t seed) {
+  constexpr int64_t kTokens = 500;
+  const Tensor gram = correlated_gram(in, kTokens, seed);
+  ActivationStats s;
+  s.input.tokens = kTokens;
+  Tensor absmax = Tensor::host(DType::f32, {in}), abssum = Tensor::host(DType::f64, {in});
+  const auto factor = [](int64_t j) { return j % 37 == 5 ? 30.f : 1.f; };
+  for (int64_t i = 0; i < in; ++i) {
+    for (int64_t j = 0; j < in; ++j) gram.as<float>()[i * in + j] *= factor(i) * factor(j);
+    const float rms = std::sqrt(gram.as<float>()[i * in + i] / static_cast<float>(kTokens));
+    absmax.as<float>()[i] = 3 * rms;
+    abssum.as<double>()[i] = 0.8 * rms * kTokens;
+  }
+  s.input.gram = ex.to_device(gram);
+  s.absmax = ex.to_device(absmax);
+  s.abssum = ex.to_device(abssum);
+  return s;
+}
+
+BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transform& t, QuantSpec spec = {}) {
+  const std::vector<BlockOp>& ops = c.spec.block(layer);
+  TransformJob job{.ops = &ops, .targets = all_targets(ops, spec)};
+  job.absorbers = usable_absorbers(ops, job.targets);
+  for (const Absorber& a : job.absorbers)
+    job.stats[a.consumers.front()] = uneven_stats(ex, a.features * a.repeat, 40 + a.consumers.front());
+  BlockF32 block = load_block_f32(ex, c, layer, job.absorbers);
+  t.apply(ex, job, block);
+  return block;
+}
+
+// The checkpoint with some tensors replaced.
+void write_changed(const Checkpoint& c, const std::map<std::string, Tensor>& changed, const fs::path& dir) {
+  fs::create_directories(dir);
+  for (const auto& entry : fs::directory_iterator(c.dir))
+    if (entry.path().extension() == ".json" && entry.path().filename() != "model.safetensors.index.json")
+      fs::copy_file(entry.path(), dir / entry.path().filename());
+  const auto writer = container_safetensors.create(dir, {});
+  for (const auto& [name, info] : c.store.index().tensors)
+    if (const auto it = changed.find(name); it != changed.end())
+      writer->add(name, it->second);
+    else
+      writer->add(name, c.store.index().view(info));
+  writer->finish();
+}
+
+void collect(Exec& ex, const BlockF32& block, const std::string& prefix, std::map<std::string, Tensor>& out) {
+  for (const auto& [name, w] : block.weights) out[prefix + name] = ex.to_host(w);
+  for (NamedTensor& t : changed_tensors(block, prefix)) out[t.name] = std::move(t.tensor);
+}
+
+Tensor logits_of(Exec& ex, const Checkpoint& c) {
+  std::vector<int32_t> ids(48);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>((i * 37 + 11) % static_cast<size_t>(c.spec.vocab));
+  Runner runner(ex, c, {.dtype = DType::f32});
+  return ex.to_host(runner.logits(runner.hidden(ids, 2)));
+}
+
+// The demo model, a made one, and those of the reference folder that are there: biases, norms of heads,
+// windows.
+std::vector<fs::path> models(const TempDir& dir) {
+  std::vector<fs::path> all = {builtin_model_dir(), dir / "tiny"};
+  synthesize(dir / "tiny", {.preset = "tiny"}, {});
+  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa"})
+    if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
+  return all;
+}
+
+TEST(Transforms, TheModelsFunctionStays) {
+  for (const std::string& backend : backends()) {
+    Exec ex = Exec::from_name(backend);
+    for (const Transform* t : transforms()) {
+      const TempDir dir;
+      for (const fs::path& model : models(dir)) {
+        SCOPED_TRACE(std::string(t->name) + " on " + model.string());
+        const Checkpoint c = Checkpoint::open(model);
+        std::map<std::string, Tensor> changed;
+        size_t vectors = 0;
+        for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+          const BlockF32 block = transformed(ex, c, layer, *t);
+          for (const auto& [name, v] : block.vectors) vectors += v.changed;
+          collect(ex, block, c.spec.prefix(layer), changed);
+        }
+        EXPECT_GT(vectors, 0u) << "nothing was rewritten, so nothing is tested";
+        const fs::path out = dir / ("out-" + model.filename().string());
+        write_changed(c, changed, out);
+        EXPECT_LE(relative_error(logits_of(ex, Checkpoint::open(out)), logits_of(ex, c)), tol::kLogitsF32);
+      }
+    }
+  }
+}
+
+// n' W' = n W for every feature, with n' in the type the checkpoint stores it in.
+TEST(Transforms, FoldsAreExactInTheStoredType) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(builtin_model_dir());
+  for (const NormKind kind : {NormKind::rms, NormKind::rms_plus_one}) {
+    std::vector<BlockOp> ops = c.spec.block(0);
+    std::get<Norm>(ops[0]).kind = kind;
+    const Absorber a = absorbers_of(ops)[0];
+    ASSERT_EQ(a.kind, Absorber::Kind::norm);
+    const BlockF32 before = load_block_f32(ex, c, 0, {a});
+    BlockF32 after = load_block_f32(ex, c, 0, {a});
+    std::vector<float> wish(static_cast<size_t>(a.features));
+    for (size_t j = 0; j < wish.size(); ++j) wish[j] = std::exp(0.02f * (static_cast<float>(j) - 100));
+    wish[3] = NAN;
+    wish[4] = 0;
+    const std::vector<float> s = foldable_scale(after, ops, a, wish);
+    EXPECT_EQ(s[3], 1);
+    EXPECT_EQ(s[4], 1);
+    fold(ex, after, ops, a, s);
+    const VectorF32 &n0 = before.vectors.at(a.name + ".weight"), &n1 = after.vectors.at(a.name + ".weight");
+    const Tensor &w0 = before.weights.at("self_attn.q_proj.weight"),
+                 &w1 = after.weights.at("self_attn.q_proj.weight");
+    const double offset = kind == NormKind::rms_plus_one ? 1 : 0;
+    for (size_t j = 0; j < s.size(); ++j) {
+      EXPECT_EQ(n1.value[j], round_to_bf16(n1.value[j])) << "the norm is stored in bf16";
+      const double x0 = (offset + n0.value[j]) * w0.as<float>()[j],
+                   x1 = (offset + n1.value[j]) * w1.as<float>()[j];
+      EXPECT_NEAR(x1, x0, tol::kF32Op * std::fabs(x0)) << j;
+      if (j == 3 || j == 4) continue;
+      EXPECT_NEAR(s[j], wish[j], kFoldSlack * wish[j]) << j;
+    }
+  }
+}
+
+TEST(Transforms, WhatIsKeptStaysAsItIs) {
+  const Checkpoint c = Checkpoint::open(builtin_model_dir());
+  const std::vector<BlockOp>& ops = c.spec.block(0);
+  std::map<std::string, LinearTarget> targets = all_targets(ops, {});
+  const auto names = [&] {
+    std::set<std::string> out;
+    for (const Absorber& a : usable_absorbers(ops, targets)) out.insert(a.name);
+    return out;
+  };
+  EXPECT_EQ(names().size(), 4u);
+  targets.erase("self_attn.v_proj");  // a consumer of the first norm, and the absorber of o_proj
+  EXPECT_EQ(names(), (std::set<std::string>{"post_attention_layernorm", "mlp.up_proj"}));
+  targets.erase("mlp.down_proj");
+  EXPECT_EQ(names(), (std::set<std::string>{"post_attention_layernorm"}));
+}
+
+TEST(Transforms, SameInputSameBytes) {
+  for (const std::string& backend : backends()) {
+    Exec ex = Exec::from_name(backend);
+    const Checkpoint c = Checkpoint::open(builtin_model_dir());
+    for (const Transform* t : transforms()) {
+      std::map<std::string, Tensor> a, b;
+      collect(ex, transformed(ex, c, 0, *t), "", a);
+      collect(ex, transformed(ex, c, 0, *t), "", b);
+      for (const auto& [name, tensor] : a) EXPECT_EQ(first_difference(tensor, b.at(name)), "") << name;
+    }
+  }
+}
+
+// Four features of every norm's output times 50, their columns divided by it: the same function, and a group
+// of weights in which some matter 50 times as much as their size says.
+void plant_outliers(const Checkpoint& c, const fs::path& dir) {
+  Exec ex = Exec::cpu();
+  std::map<std::string, Tensor> changed;
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    const std::vector<BlockOp>& ops = c.spec.block(layer);
+    std::vector<Absorber> norms;
+    for (Absorber& a : absorbers_of(ops))
+      if (a.kind == Absorber::Kind::norm) norms.push_back(std::move(a));
+    BlockF32 block = load_block_f32(ex, c, layer, norms);
+    for (const Absorber& a : norms) {
+      std::vector<float> s(static_cast<size_t>(a.features), 1.f);
+      for (size_t k = 0; k < 4; ++k) s[k * s.size() / 4 + 7] = 1.f / 50;
+      fold(ex, block, ops, a, foldable_scale(block, ops, a, s));
+    }
+    collect(ex, block, c.spec.prefix(layer), changed);
+  }
+  write_changed(c, changed, dir);
+}
+
+TEST(Awq, UndoesPlantedOutliers) {
+  const TempDir dir;
+  Exec ex = Exec::cpu();
+  const Checkpoint plain = Checkpoint::open(builtin_model_dir());
+  plant_outliers(plain, dir / "planted");
+  const Checkpoint planted = Checkpoint::open(dir / "planted");
+  std::string note;
+  const Tokenizer tokenizer = Tokenizer::open(plain.dir);
+  const Windows calibration = draw_calibration(tokenizer, builtin_calibration(), 4, 256, 0, &note);
+  const Windows text = cut_windows(tokenizer, builtin_evaluation(), 256, 12, "builtin");
+  const auto nll = [&](const fs::path& model) {
+    const Checkpoint c = Checkpoint::open(model);
+    Runner runner(ex, c, {.dtype = DType::f32});
+    return perplexity(runner, text, 4096).mean_nll;
+  };
+  const double base = nll(plain.dir);
+  EXPECT_NEAR(nll(planted.dir), base, tol::kLogitsF32 * base) << "planting keeps the function";
+  const auto gap = [&](const Checkpoint& c, const std::string& recipe) {
+    const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe), .tokens = 4 * 256});
+    const fs::path out = dir / "out";
+    run_pipeline(ex, c, plan, calibration, {.recipe = recipe, .out = out, .force = true});
+    return nll(out) - base;
+  };
+  const double rtn = gap(plain, "rtn int4 g128"), rtn_planted = gap(planted, "rtn int4 g128");
+  const double awq = gap(plain, "awq"), awq_planted = gap(planted, "awq");
+  EXPECT_GT(rtn_planted, 1.8 * rtn);
+  EXPECT_LT(awq_planted, 1.25 * awq);
+}
+
+}  // namespace
+}  // namespace fewbit
