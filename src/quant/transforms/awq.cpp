@@ -17,8 +17,7 @@
 namespace fewbit {
 namespace {
 
-constexpr int kSteps = 20;  // exponents i / kSteps
-6;                          // candidates that are judged by the rule of the recipe, after a quick screening
+constexpr int kSteps = 20;       // exponents i / kSteps
 constexpr float kLeast = 1e-4f;  // of a candidate, and the guard of the duo form's denominator
 
 using Features = std::vector<float>;  // one value per feature of the absorber
