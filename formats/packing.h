@@ -1,6 +1,6 @@
 #pragma once
-// Packings: the bytes of one quantized linear, both directions. Nibble order, zero offsets and permutations live in
-// the packing's own file and nowhere else.
+// Packings: the bytes of one quantized linear, both directions. Nibble order, zero offsets and permutations
+// live in the packing's own file and nowhere else.
 #include <functional>
 #include <string>
 #include <string_view>
@@ -22,10 +22,16 @@ using TensorSource = std::function<ConstTensorView(const std::string& name)>;
 
 // One tensor a packing would write: for the plan's prediction and the reader's shape check.
 struct TensorPlan {
+  struct Form {
+    DType dtype;
+    Shape shape;
+  };
   std::string suffix;
   DType dtype;
   Shape shape;
+  std::vector<Form> also_read{};  // forms that other writers give this tensor and unpack() takes as well
   int64_t bytes() const { return shape.numel() * bytes_of(dtype); }
+  bool takes(const ConstTensorView& found) const;  // dtype and shape as written, or one of also_read
 };
 
 struct Packing {
@@ -35,14 +41,16 @@ struct Packing {
   std::vector<TensorPlan> (*tensors)(const QuantSpec&, int64_t out, int64_t in, bool act_order);
   PackedLinear (*pack)(std::string_view linear, const QuantizedLinear&);
   // Error{checkpoint} naming the tensor where one is missing or has the wrong dtype or shape.
-  QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in, const TensorSource&);
+  QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in,
+                            const TensorSource&);
 };
 
 const std::vector<const Packing*>& packings();
 const Packing& packing(std::string_view name);  // Error{usage} listing the known ones
 int64_t packed_bytes(const Packing&, const QuantSpec&, int64_t out, int64_t in, bool act_order);
 
-// Shared by unpack(): fetches "<linear>.<plan.suffix>" and checks dtype and shape.
+// Shared by unpack(): fetches "<linear>.<plan.suffix>" and checks dtype and shape. Error{checkpoint}
+// otherwise.
 ConstTensorView expect_tensor(const TensorSource&, std::string_view linear, const TensorPlan&);
 
 #define FEWBIT_PACKING(id) extern const Packing packing_##id;

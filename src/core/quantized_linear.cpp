@@ -41,20 +41,24 @@ float representable_scale(float s, DType dtype) {
 }
 
 namespace {
-// The first of n codes above `top`; n when there is none. Whole chunks are judged by their maximum, which the
-// compiler turns into vector instructions.
-int64_t first_above(const uint8_t* codes, int64_t n, int top) {
+// The first of n codes whose bits under `mask` are above `top`; n when there is none. Whole chunks are judged
+// by their maximum, which the compiler turns into vector instructions.
+int64_t first_above(const uint8_t* codes, int64_t n, int top, uint8_t mask = 0xff) {
   std::atomic<int64_t> first{n};
   parallel_for(n, 1 << 20, [&](int64_t begin, int64_t end) {
     uint8_t largest = 0;
-    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, codes[i]);
+    for (int64_t i = begin; i < end; ++i) largest = std::max<uint8_t>(largest, codes[i] & mask);
     if (largest <= top) return;
-    const int64_t at = std::find_if(codes + begin, codes + end, [&](uint8_t c) { return c > top; }) - codes;
+    const int64_t at =
+        std::find_if(codes + begin, codes + end, [&](uint8_t c) { return (c & mask) > top; }) - codes;
     for (int64_t seen = first; at < seen && !first.compare_exchange_weak(seen, at);) {
     }
   });
   return first;
 }
+
+// E4M3 without its sign: 0x7e is 448, 0x7f is NaN.
+int64_t first_nan(const uint8_t* codes, int64_t n) { return first_above(codes, n, 0x7e, 0x7f); }
 }  // namespace
 
 std::string check(const QuantizedLinear& q) {
@@ -79,6 +83,15 @@ std::string check(const QuantizedLinear& q) {
     if (q.zeros)
       for (int64_t i = 0; i < q.zeros->numel(); ++i)
         if (q.zeros->as<uint8_t>()[i] > top) return "a zero point exceeds the grid";
+  } else if (const int64_t nan = first_nan(c, out * in); nan < out * in) {
+    return "the code at element " + std::to_string(nan) + " is not a number";
+  }
+  if (spec.activations != ActQuant::tensor && q.input_scale)
+    return "activations that are not static carry a scale";
+  if (spec.activations == ActQuant::tensor) {
+    if (!q.input_scale) return "static activations lack their scale";
+    if (!(*q.input_scale > 0) || !std::isfinite(*q.input_scale))
+      return "the scale of the activations is " + std::to_string(*q.input_scale);
   }
   const float* s = q.scales.as<float>();
   for (int64_t i = 0; i < q.scales.numel(); ++i) {
@@ -131,6 +144,7 @@ std::string content_hash(const QuantizedLinear& q) {
   h.add(q.scales.view().data, static_cast<size_t>(q.scales.bytes()));
   if (q.zeros) h.add(q.zeros->view().data, static_cast<size_t>(q.zeros->bytes()));
   if (q.group_of) h.add(q.group_of->view().data, static_cast<size_t>(q.group_of->bytes()));
+  if (q.input_scale) h.add(&*q.input_scale, sizeof(float));
   return h.hex();
 }
 

@@ -14,8 +14,8 @@ enum class Grid : uint8_t {
   f8_e4m3,  // value = decode(code) * scale
 };
 
-// How the input of a linear is quantized when it runs, to the type of its weight's grid (int8 or E4M3); `none` keeps it
-// in bf16 (weight-only).
+// How the input of a linear is quantized when it runs, to the type of its weight's grid (int8 or E4M3);
+// `none` keeps it in bf16 (weight-only).
 enum class ActQuant : uint8_t {
   none,
   token,   // dynamic: one scale per row of x
@@ -60,8 +60,9 @@ struct QuantizedLinear {
   int64_t groups() const { return scales.shape()[1]; }
 };
 
-// Stops the process when an invariant of the neutral form is broken: shapes, codes in range, scales finite
-// and representable, group_of in range. For readers of files use check(), which says what is wrong instead.
+// Stops the process when an invariant of the neutral form is broken: shapes, codes in range and numbers,
+// scales finite and representable, group_of in range, a static scale exactly where activations are static.
+// For readers of files use check(), which says what is wrong instead.
 void validate(const QuantizedLinear& q);
 std::string check(const QuantizedLinear& q);  // "" = sound
 
@@ -72,7 +73,7 @@ Tensor dequantize_reference(const QuantizedLinear& q);
 // (|s| is floored at the storage type's least normal value).
 float representable_scale(float s, DType dtype);
 
-// Hash of codes, scales, zeros and group_of: what `evaluate verify` compares.
+// Hash of codes, scales, zeros, group_of and input_scale: what `evaluate verify` compares.
 std::string content_hash(const QuantizedLinear& q);
 
 QuantizedLinear clone(const QuantizedLinear& q);

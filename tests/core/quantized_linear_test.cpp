@@ -121,6 +121,21 @@ INSTANTIATE_TEST_SUITE_P(
                  q.scales.template as<float>()[3] = 0.1f;
                },
                "scale 3 is not representable in bf16"},
+        Broken{"Fp8NotANumber",
+               [](auto& q) {
+                 q.spec.grid = Grid::f8_e4m3;
+                 q.codes.template as<uint8_t>()[6] = 0xff;
+               },
+               "element 6 is not a number"},
+        Broken{"StaticScaleMissing", [](auto& q) { q.spec.activations = ActQuant::tensor; },
+               "lack their scale"},
+        Broken{"StaticScaleOfDynamic", [](auto& q) { q.input_scale = 1.f; }, "not static carry a scale"},
+        Broken{"StaticScaleZero",
+               [](auto& q) {
+                 q.spec.activations = ActQuant::tensor;
+                 q.input_scale = 0.f;
+               },
+               "scale of the activations"},
         Broken{"GroupShape", [](auto& q) { q.group_of = Tensor::host_zeros(DType::i32, {3}); }, "[3]"},
         Broken{"GroupOutOfRange",
                [](auto& q) {
@@ -143,6 +158,9 @@ TEST(QuantizedLinear, CloneIsEqualAndItsOwn) {
   EXPECT_NE(c.codes.view().data, q.codes.view().data);
   c.codes.as<uint8_t>()[0] ^= 1;
   EXPECT_NE(content_hash(c), content_hash(q));
+  QuantizedLinear scaled = clone(q);
+  scaled.input_scale = 0.5f;
+  EXPECT_NE(content_hash(scaled), content_hash(q));
 }
 
 TEST(RepresentableScale, KeepsTheSignAndIsNeverZero) {

@@ -1,6 +1,9 @@
 // Packings: the identity over the whole registry, and bytes of other people's packers in both directions.
+#include <algorithm>
 #include <map>
+#include <set>
 
+#include "formats/bits.h"
 #include "formats/packing.h"
 #include "formats/packings/gptq_words.h"
 #include "src/core/half.h"
@@ -14,17 +17,22 @@ constexpr const char* kGoldens = "goldens/packing_reference.safetensors";
 
 enum class Order { consecutive, shuffled };
 
-// Random codes, scales (some negative) and zeros over the whole grid.
+// Random codes, scales (some negative) and zeros over the whole grid; FP8 codes without the two NaNs.
 QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t in, Order order) {
   Rng rng(7, spec.str() + std::to_string(out) + "x" + std::to_string(in));
   QuantizedLinear q;
   q.spec = spec;
   const int64_t groups = spec.groups(in);
   const auto levels = static_cast<uint64_t>(spec.max_code()) + 1;
+  const bool fp8 = spec.grid == Grid::f8_e4m3;
   q.codes = Tensor::host(DType::u8, {out, in});
-  for (int64_t i = 0; i < out * in; ++i) q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(levels));
-  q.scales = Tensor::host(DType::f32, {out, groups});
-  for (int64_t i = 0; i < out * groups; ++i)
+  for (int64_t i = 0; i < out * in; ++i) {
+    const auto code = static_cast<uint8_t>(rng.below(levels));
+    q.codes.as<uint8_t>()[i] = fp8 && (code & 0x7f) == 0x7f ? 0x7e : code;
+  }
+  if (spec.activations == ActQuant::tensor) q.input_scale = 0.1f;
+  q.scales = Tensor::host(DType::f32, {(out + spec.out_group - 1) / spec.out_group, groups});
+  for (int64_t i = 0; i < q.scales.numel(); ++i)
     q.scales.as<float>()[i] = representable_scale(static_cast<float>(rng.normal()), spec.scale_dtype);
   if (!spec.symmetric) {
     q.zeros = Tensor::host(DType::u8, {out, groups});
@@ -41,6 +49,7 @@ QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t in, Or
 
 std::string difference(const QuantizedLinear& a, const QuantizedLinear& b) {
   if (!(a.spec == b.spec)) return "specs differ";
+  if (a.input_scale != b.input_scale) return "input scales differ";
   if (a.zeros.has_value() != b.zeros.has_value()) return "one has zeros, the other has none";
   if (a.group_of.has_value() != b.group_of.has_value()) return "one has group_of, the other has none";
   if (const std::string d = first_difference(a.codes, b.codes); !d.empty()) return "codes: " + d;
@@ -102,22 +111,45 @@ bool round_trip(const Packing& p, const QuantSpec& spec, int64_t out, int64_t in
   return true;
 }
 
+// Integer grids of weight-only linears, int8 and FP8 with every kind of activations and shared scales.
+std::vector<QuantSpec> all_specs(int64_t out) {
+  std::vector<QuantSpec> specs;
+  for (int bits : {2, 3, 4, 8})
+    for (int64_t group : {32, 64, 128, -1})
+      for (bool symmetric : {true, false})
+        specs.push_back({.bits = bits, .group = group, .symmetric = symmetric});
+  specs.push_back({.bits = 3, .group = 32, .symmetric = false, .scale_dtype = DType::bf16});
+  std::set<std::pair<int64_t, int64_t>> shared = {{1, -1}, {out, -1}, {1, 32}, {128, 128}, {2, -1}};
+  for (Grid grid : {Grid::integer, Grid::f8_e4m3})
+    for (ActQuant activations : {ActQuant::none, ActQuant::token, ActQuant::tensor})
+      for (DType scale_dtype : {DType::f16, DType::bf16, DType::f32})
+        for (const auto& [out_group, group] : shared) {
+          const QuantSpec s{.grid = grid,
+                            .bits = 8,
+                            .group = group,
+                            .scale_dtype = scale_dtype,
+                            .out_group = out_group,
+                            .activations = activations};
+          if (std::find(specs.begin(), specs.end(), s) == specs.end()) specs.push_back(s);
+        }
+  return specs;
+}
+
 TEST(Packing, EverySpecIsRefusedWithAReasonOrComesBackBitwise) {
   const std::pair<int64_t, int64_t> shapes[] = {{33, 40},   {64, 48}, {256, 192}, {96, 64},  {64, 16},
                                                 {128, 128}, {1, 1},   {64, 1000}, {192, 272}};
   std::map<std::string_view, int> accepted;
   int tried = 0;
   for (const Packing* p : packings())
-    for (int bits : {2, 3, 4, 8})
-      for (int64_t group : {32, 64, 128, -1})
-        for (bool symmetric : {true, false})
-          for (auto [out, in] : shapes)
-            for (Order order : {Order::consecutive, Order::shuffled}) {
-              const QuantSpec spec{.bits = bits, .group = group, .symmetric = symmetric};
-              if (order == Order::shuffled && spec.groups(in) == 1) continue;
-              tried += p == &packing_gptq_v2;
-              accepted[p->name] += round_trip(*p, spec, out, in, order);
-            }
+    for (auto [out, in] : shapes)
+      for (const QuantSpec& spec : all_specs(out))
+        for (Order order : {Order::consecutive, Order::shuffled}) {
+          if (order == Order::shuffled && spec.groups(in) == 1) continue;
+          const bool plain = spec.grid == Grid::integer && spec.activations == ActQuant::none &&
+                             spec.scale_dtype == DType::f16 && spec.out_group == 1;
+          tried += p == &packing_gptq_v2 && plain;
+          accepted[p->name] += round_trip(*p, spec, out, in, order);
+        }
   for (const Packing* p : packings()) EXPECT_GT(accepted[p->name], 10) << p->name;
   EXPECT_EQ(accepted["gptq_v2"], tried);  // the general layout refuses no integer grid
 }
@@ -132,19 +164,42 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   EXPECT_NE(why(packing_marlin, {}, 64, 256, true).find("act-order"), std::string::npos);
   EXPECT_NE(why(packing_gptq, {.symmetric = false}, 64, 128, false).find("gptq_v2"), std::string::npos);
   EXPECT_NE(why(packing_gptq, {}, 33, 128, false).find("N = 33"), std::string::npos);
+  const QuantSpec w8a8{.bits = 8, .group = -1, .activations = ActQuant::token};
+  const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1};
+  EXPECT_NE(why(packing_ct_pack, {}, 64, 192, false).find("K = 192, group 128"), std::string::npos);
+  EXPECT_NE(why(packing_ct_pack, w8a8, 64, 192, false).find("weight-only"), std::string::npos);
+  EXPECT_NE(why(packing_ct_pack, {}, 64, 128, true).find("act-order"), std::string::npos);
+  EXPECT_NE(why(packing_ct_int, {.bits = 8, .group = -1}, 64, 128, false).find("pack-quantized"),
+            std::string::npos);
+  EXPECT_NE(why(packing_ct_int, {.bits = 8, .group = 64, .activations = ActQuant::token}, 64, 128, false)
+                .find("per 64"),
+            std::string::npos);
+  EXPECT_NE(why(packing_ct_float, w8a8, 64, 128, false).find("int8 gch sym"), std::string::npos);
+  EXPECT_EQ(why(packing_ct_int, w8a8, 64, 128, false), "");
+  EXPECT_EQ(why(packing_ct_float, fp8, 64, 128, false), "");
   for (const Packing* p : packings()) {
-    EXPECT_NE(why(*p, {.grid = Grid::f8_e4m3, .bits = 8, .group = -1}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.bits = 5}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.group = 0}, 64, 128, false), "") << p->name;
-    EXPECT_NE(why(*p, {.scale_dtype = DType::bf16}, 64, 128, false), "") << p->name;
+    EXPECT_NE(why(*p, {.scale_dtype = DType::i8}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.out_group = 128}, 64, 128, false), "") << p->name;
-    EXPECT_NE(why(*p, {}, 0, 128, false), "") << p->name;
+    for (const QuantSpec& spec : {QuantSpec{}, w8a8, fp8})
+      EXPECT_NE(why(*p, spec, 0, 128, false), "") << p->name;
+  }
+  for (const Packing* p : {&packing_marlin, &packing_gptq, &packing_gptq_v2}) {
+    EXPECT_NE(why(*p, {.scale_dtype = DType::bf16}, 64, 128, false), "") << p->name;
+    EXPECT_NE(why(*p, fp8, 64, 128, false), "") << p->name;
   }
 }
 
 TEST(Packing, BrokenTensorsAreNamed) {
-  const QuantSpec spec{.symmetric = true};
+  const QuantSpec candidates[] = {
+      {},
+      {.bits = 8, .group = -1, .activations = ActQuant::tensor},
+      {.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .activations = ActQuant::tensor}};
   for (const Packing* p : packings()) {
+    const QuantSpec& spec =
+        *std::find_if(std::begin(candidates), std::end(candidates),
+                      [&](const QuantSpec& s) { return p->refuses(s, 64, 256, false).empty(); });
     const QuantizedLinear q = random_linear(spec, 64, 256, Order::consecutive);
     const PackedLinear packed = p->pack("a", q);
     const auto message =
@@ -163,11 +218,12 @@ TEST(Packing, BrokenTensorsAreNamed) {
       EXPECT_NE(message([&](auto& v) { v.erase(t.name); }).find("'" + t.name + "' is missing"),
                 std::string::npos);
       EXPECT_NE(message([&](auto& v) { v[t.name].dtype = DType::u8; }).find("found u8"), std::string::npos)
-          << t.name;
+          << p->name << " " << t.name;
       EXPECT_NE(message([&](auto& v) { v[t.name].shape = {7}; }).find("[7]"), std::string::npos) << t.name;
     }
     const std::vector<uint16_t> infinite(2 * 64, 0x7c00);
-    const std::string scales = packed.tensors[p->name == "marlin" ? 1 : 2].name;
+    const auto is_scales = [](const NamedTensor& t) { return t.tensor.dtype() == DType::f16; };
+    const std::string scales = std::find_if(packed.tensors.begin(), packed.tensors.end(), is_scales)->name;
     EXPECT_NE(message([&](auto& v) { v[scales].data = infinite.data(); }).find("finite"), std::string::npos)
         << p->name;
   }
@@ -196,6 +252,59 @@ TEST(Packing, GptqV1ReadsZerosSubtractedByWord) {
   for (int64_t i = 0; i < packed.tensors[1].tensor.numel(); ++i)
     packed.tensors[1].tensor.as<uint32_t>()[i] -= 0x11111111u;
   EXPECT_EQ(difference(packing_gptq.unpack("a", spec, 32, 32, Stored(packed).source()), q), "");
+}
+
+TEST(Packing, CompressedTensorsReadsWordsFilledToTheLastBit) {
+  const QuantSpec spec{.bits = 3, .group = 32, .symmetric = false};
+  const QuantizedLinear q = random_linear(spec, 64, 96, Order::consecutive);
+  const PackedLinear released = packing_ct_pack.pack("a", q);
+  EXPECT_EQ(released.tensors[0].tensor.shape(), (Shape{64, 10}));
+  Stored stored(released);
+  Tensor codes = Tensor::host(DType::i32, {64, 9}), zeros = Tensor::host(DType::i32, {6, 3});
+  for (int64_t n = 0; n < 64; ++n)
+    bits::pack_run<3>(q.codes.as<uint8_t>() + n * 96, 96, codes.as<uint32_t>() + n * 9);
+  for (int64_t g = 0; g < 3; ++g) {
+    uint8_t column[64];
+    uint32_t words[6];
+    for (int64_t n = 0; n < 64; ++n) column[n] = q.zeros->as<uint8_t>()[n * 3 + g];
+    bits::pack_run<3>(column, 64, words);
+    for (int64_t r = 0; r < 6; ++r) zeros.as<uint32_t>()[r * 3 + g] = words[r];
+  }
+  stored.views()["a.weight_packed"] = codes;
+  stored.views()["a.weight_zero_point"] = zeros;
+  EXPECT_EQ(difference(packing_ct_pack.unpack("a", spec, 64, 96, stored.source()), q), "");
+}
+
+TEST(Packing, CompressedTensorsReadsOtherFormsOfSingleValuesAndUnfilledOrders) {
+  const QuantSpec spec{.grid = Grid::f8_e4m3,
+                       .bits = 8,
+                       .group = -1,
+                       .scale_dtype = DType::bf16,
+                       .out_group = 64,
+                       .activations = ActQuant::tensor};
+  QuantizedLinear q = random_linear(spec, 64, 96, Order::consecutive);
+  q.input_scale = 0.25f;
+  const PackedLinear packed = packing_ct_float.pack("a", q);
+  EXPECT_EQ(packed.tensors[1].tensor.shape(), (Shape{1}));
+  const bf16 quarter(0.25f);
+  for (const Shape& shape : {Shape{}, Shape{1}, Shape{1, 1}}) {
+    Stored stored(packed);
+    stored.views()["a.weight_scale"].shape = shape;
+    stored.views()["a.input_scale"] = {&quarter, DType::bf16, shape, {}};
+    EXPECT_EQ(difference(packing_ct_float.unpack("a", spec, 64, 96, stored.source()), q), "") << shape.str();
+  }
+  const QuantizedLinear int4 = random_linear({.group = 32}, 64, 96, Order::shuffled);
+  const PackedLinear ordered = packing_ct_pack.pack("a", int4);
+  const auto read_with = [&](const std::vector<int32_t>& g_idx) {
+    Stored stored(ordered);
+    stored.views()["a.weight_g_idx"].data = g_idx.data();
+    return packing_ct_pack.unpack("a", int4.spec, 64, 96, stored.source());
+  };
+  std::vector<int32_t> unfilled(96, 0);
+  unfilled[95] = -1;
+  EXPECT_FALSE(read_with(unfilled).group_of.has_value());
+  EXPECT_TRUE(read_with(std::vector<int32_t>(96, 2)).group_of.has_value());
+  EXPECT_THROW(read_with(std::vector<int32_t>(96, 3)), Error);
 }
 
 TEST(Packing, LookupListsWhatExists) {
@@ -293,6 +402,56 @@ TEST(PackingGolden, Marlin) {
         packing_marlin.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
     EXPECT_EQ(difference(read, q), "") << prefix;
   }
+}
+
+TEST(PackingGolden, CompressedTensorsPackQuantized) {
+  FEWBIT_NEEDS_REFERENCE(kGoldens);
+  const Golden golden(kGoldens);
+  const auto prefixes = golden_prefixes(golden, "compressed-tensors.pack.");
+  EXPECT_EQ(prefixes.size(), 9u);
+  for (const std::string& prefix : prefixes) {
+    const std::string linear = prefix.substr(0, prefix.size() - 1);
+    QuantizedLinear q;
+    q.spec = golden_spec(prefix);
+    q.codes = golden.get(prefix + "codes");
+    q.scales = to_f32(golden.get(prefix + "weight_scale"));
+    if (!q.spec.symmetric) q.zeros = golden.get(prefix + "zeros");
+    std::map<std::string, Tensor> kept;
+    const auto source = golden_source(golden, kept);
+    EXPECT_EQ(difference(packing_ct_pack.unpack(linear, q.spec, q.out(), q.in(), source), q), "") << prefix;
+    const PackedLinear packed = packing_ct_pack.pack(linear, q);
+    EXPECT_EQ(packed.tensors.size(), q.spec.symmetric ? 3u : 4u);
+    expect_golden_bytes(golden, packed);
+  }
+}
+
+// Codes are those of PyTorch's cast of weight / scale; the file holds them unchanged.
+TEST(PackingGolden, CompressedTensorsFp8PerChannel) {
+  FEWBIT_NEEDS_REFERENCE(kGoldens);
+  const Golden golden(kGoldens);
+  const Tensor weight = golden.get("fp8.per_channel.weight"), fp8 = golden.get("fp8.per_channel.weight_fp8");
+  QuantizedLinear q;
+  q.spec = {.grid = Grid::f8_e4m3,
+            .bits = 8,
+            .group = -1,
+            .scale_dtype = DType::f32,
+            .activations = ActQuant::token};
+  q.scales = golden.get("fp8.per_channel.weight_scale");
+  q.codes = Tensor::host(DType::u8, weight.shape());
+  for (int64_t i = 0; i < weight.numel(); ++i)
+    q.codes.as<uint8_t>()[i] =
+        f32_to_f8_e4m3_saturated(weight.as<float>()[i] / q.scales.as<float>()[i / weight.cols()]);
+  const PackedLinear packed = packing_ct_float.pack("a", q);
+  ASSERT_EQ(packed.tensors.size(), 2u);
+  EXPECT_EQ(packed.tensors[0].tensor.dtype(), DType::f8_e4m3);
+  const ConstTensorView stored = packed.tensors[0].tensor;
+  EXPECT_EQ(first_difference({stored.data, DType::u8, stored.shape, {}}, fp8), "");
+  EXPECT_EQ(first_difference(packed.tensors[1].tensor, q.scales), "");
+  const TensorSource source = [&](const std::string& name) -> ConstTensorView {
+    if (name == "a.weight") return {fp8.view().data, DType::f8_e4m3, fp8.shape(), {}};
+    return name == "a.weight_scale" ? ConstTensorView(q.scales) : ConstTensorView{};
+  };
+  EXPECT_EQ(difference(packing_ct_float.unpack("a", q.spec, q.out(), q.in(), source), q), "");
 }
 
 }  // namespace

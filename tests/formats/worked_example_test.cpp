@@ -135,5 +135,55 @@ TEST(WorkedExample, GptqSymmetricZeros) {
   }
 }
 
+TEST(WorkedExample, CompressedTensorsPacked) {
+  const std::string doc = page("compressed-tensors.md");
+  auto q = linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + n; });
+  set_zeros(q, [](int64_t n) { return n + 1; });
+  PackedLinear packed = packing_ct_pack.pack("x", q);
+  std::string rows;
+  for (int64_t n = 0; n < 8; ++n) {
+    if (n) rows += ' ';
+    rows += hex_words(packed.tensors[0].tensor, n, 0, 1);
+  }
+  EXPECT_EQ(rows.substr(0, 17), "76543210 87654321");
+  EXPECT_STANDS_IN(doc, rows);
+  EXPECT_EQ(packed.tensors[2].tensor.as<int64_t>()[0], 8);
+  EXPECT_EQ(packed.tensors[3].name, "x.weight_zero_point");
+  EXPECT_EQ(hex_words(packed.tensors[3].tensor, 0, 0, 1), "87654321");
+  EXPECT_STANDS_IN(doc, "I32 [1, 1]: `87654321`");
+  EXPECT_EQ(dequantize_reference(q).as<float>()[8 + 2], 0.5f);
+  const auto three = linear_of({.bits = 3, .group = -1}, 1, 32, [](int64_t, int64_t k) { return k % 8; });
+  const Tensor words = std::move(packing_ct_pack.pack("x", three).tensors[0].tensor);
+  EXPECT_EQ(hex_words(words, 0, 0, words.cols()), "08FAC688 1A23EB1A 2C688FAC 0000003E");
+  EXPECT_STANDS_IN(doc, hex_words(words, 0, 0, 4));
+}
+
+TEST(WorkedExample, CompressedTensorsBytes) {
+  const std::string doc = page("compressed-tensors.md");
+  const auto hex_bytes = [](const Tensor& t) {
+    std::string out;
+    for (int64_t i = 0; i < t.numel(); ++i) {
+      char byte[8];
+      std::snprintf(byte, sizeof byte, "%02X", static_cast<const uint8_t*>(t.view().data)[i]);
+      if (i) out += ' ';
+      out += byte;
+    }
+    return out;
+  };
+  const QuantSpec int8{.bits = 8, .group = -1, .activations = ActQuant::token};
+  const auto q = linear_of(int8, 1, 4, [](int64_t, int64_t k) { return 126 + k; });
+  const std::string ints = hex_bytes(packing_ct_int.pack("x", q).tensors[0].tensor);
+  EXPECT_EQ(ints, "FE FF 00 01");
+  EXPECT_STANDS_IN(doc, "`" + ints + "`");
+  const float values[] = {1.f, -1.f, 448.f, 0.5f};
+  auto f = linear_of({.grid = Grid::f8_e4m3, .bits = 8, .group = -1}, 1, 4,
+                     [&](int64_t, int64_t k) { return f32_to_f8_e4m3_saturated(values[k]); });
+  f.scales.as<float>()[0] = 1.f;
+  const std::string floats = hex_bytes(packing_ct_float.pack("x", f).tensors[0].tensor);
+  EXPECT_EQ(floats, "38 B8 7E 30");
+  EXPECT_STANDS_IN(doc, "`" + floats + "`");
+  EXPECT_EQ(dequantize_reference(f).as<float>()[2], 448.f);
+}
+
 }  // namespace
 }  // namespace fewbit::test

@@ -1,0 +1,42 @@
+#pragma once
+// What the compressed-tensors packings share (docs/formats/compressed-tensors.md): scales in the type of the
+// neutral form's scale_dtype, the static scale of activations, and weights of one byte a value. Internal to
+// formats/packings.
+//
+//   weight_scale  F16 | BF16 | F32   [N, G], one per output and group; G = 1 for one per output ("channel")
+//                                    [ceil(N/bn), ceil(K/bk)] for blocks of bn outputs x bk inputs
+//                                    [1] for one of all ("tensor": out_group = N, group -1)
+//   input_scale   F32                [1], where activations are static
+#include <string>
+
+#include "formats/packing.h"
+
+namespace fewbit::ct {
+
+// Whether one scale serves the whole matrix: the strategy "tensor". A single output is a channel.
+inline bool per_tensor(const QuantSpec& spec, int64_t out) {
+  return spec.out_group == out && out > 1 && spec.group == -1;
+}
+
+// Why shapes, groups or the type of scales cannot be written; "" = they can. Groups must divide the inputs,
+// or be one group: nobody reads a short last one.
+std::string refuses_scales(const QuantSpec& spec, int64_t out, int64_t in);
+
+TensorPlan scale_plan(const QuantSpec& spec, int64_t out, int64_t in);
+Tensor scales_to_file(const QuantizedLinear& q);
+// [ceil(out / out_group), G] f32. Error{checkpoint} naming the tensor: missing, wrong shape, or a scale that
+// is not finite.
+Tensor scales_from_file(const TensorSource& source, std::string_view linear, const QuantSpec& spec,
+                        Shape out_in);
+
+// `weight`, one byte a value of type `dtype`, stored as code ^ flip; then weight_scale and input_scale.
+struct ByteWeights {
+  DType dtype;
+  uint8_t flip;
+};
+std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in);
+PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const QuantizedLinear& q);
+QuantizedLinear unpack_bytes(ByteWeights kind, std::string_view linear, const QuantSpec& spec, Shape out_in,
+                             const TensorSource& source);
+
+}  // namespace fewbit::ct
