@@ -18,7 +18,8 @@ constexpr Needs operator|(Needs a, Needs b) {
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
 struct InputStats {
-  int64_t tokens = 0;
+  int64_t tokens = 0;    // of the sums
+  int64_t borrowed = 0;  // of them lent by the layer to an expert that saw too few (experts.h)
   Tensor gram{};   // [in, in] f32 on the device
   Tensor cross{};  // [in, in] f32; empty where not needed
 };
