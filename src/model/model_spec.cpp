@@ -38,13 +38,21 @@ int64_t ModelSpec::kv_features(int64_t layer) const {
   return a ? a->kv_heads * a->head_dim : 0;
 }
 
+std::vector<LinearDef> linears_of(const BlockOp& op) {
+  if (const Linears* group = std::get_if<Linears>(&op)) return group->items;
+  std::vector<LinearDef> out;
+  if (const Moe* moe = std::get_if<Moe>(&op))
+    for (int e = 0; e < moe->experts; ++e)
+      for (const LinearDef* l : {&moe->gate, &moe->up, &moe->down}) out.push_back(moe->of_expert(*l, e));
+  return out;
+}
+
 std::vector<NamedLinear> linears_of(const ModelSpec& spec) {
   std::vector<NamedLinear> out;
   for (int64_t layer = 0; layer < spec.layers; ++layer)
     for (const BlockOp& op : spec.block(layer))
-      if (const Linears* group = std::get_if<Linears>(&op))
-        for (const LinearDef& l : group->items)
-          out.push_back({spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias});
+      for (const LinearDef& l : linears_of(op))
+        out.push_back({spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias});
   return out;
 }
 
@@ -57,9 +65,10 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
         out.push_back({prefix + n->name + ".weight", {n->features}});
       if (const HeadNorm* n = std::get_if<HeadNorm>(&op))
         out.push_back({prefix + n->name + ".weight", {n->head_dim}});
-      if (const Linears* group = std::get_if<Linears>(&op))
-        for (const LinearDef& l : group->items)
-          if (l.bias) out.push_back({prefix + l.name + ".bias", {l.out_features}});
+      if (const Moe* m = std::get_if<Moe>(&op))
+        out.push_back({prefix + m->router + ".weight", {m->experts, m->hidden}});
+      for (const LinearDef& l : linears_of(op))
+        if (l.bias) out.push_back({prefix + l.name + ".bias", {l.out_features}});
     }
   }
   out.push_back({spec.final_norm, {spec.hidden}});
@@ -77,6 +86,7 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
     if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
     if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot)
       return slot_features(spec, block, g->gate);
+    if (const Moe* m = std::get_if<Moe>(&op); m && m->out == slot) return m->hidden;
   }
   return 0;  // the block does not use this slot
 }
@@ -129,6 +139,10 @@ std::string describe(const ModelSpec& spec) {
         for (const LinearDef& l : group->items)
           s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features,
                            l.bias ? " with bias" : "");
+      if (const Moe* m = std::get_if<Moe>(&op))
+        s += fmt::format("  {} experts, {} of them for a token: {}N.{{{}, {}}} [{}, {}], {} [{}, {}]\n",
+                         m->experts, m->top_k, m->expert_name, m->gate.name, m->up.name, m->gate.out_features,
+                         m->gate.in_features, m->down.name, m->down.out_features, m->down.in_features);
     }
   }
   return s;

@@ -71,8 +71,31 @@ struct GatedAct {
 struct AddTo {  // out += in
   Slot in, out;
 };
+// Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
+// of down(act(gate) * up) of those, weighted by the router's softmax. out may be in.
+struct Moe {
+  Slot in, out;
+  std::string router;  // "mlp.gate", always dense [experts, hidden]
+  int64_t hidden;
+  int experts, top_k;
+  bool renormalise;          // the weights of the chosen experts sum to 1
+  std::string expert_name;   // "mlp.experts."; the number of the expert follows
+  LinearDef gate, up, down;  // of one expert: names behind "mlp.experts.7.", slots as in a dense block
+  Activation act;
 
-using BlockOp = std::variant<Norm, Linears, HeadNorm, Rope, Attention, GatedAct, AddTo>;
+  // A linear of an expert with its name in the block: "mlp.experts.7.gate_proj".
+  LinearDef of_expert(const LinearDef& def, int expert) const {
+    LinearDef named = def;
+    named.name = expert_name + std::to_string(expert) + "." + def.name;
+    return named;
+  }
+};
+
+using BlockOp = std::variant<Norm, Linears, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe>;
+
+// The linears of an op with their names in the block, in the order of the checkpoint's model; empty for
+// others.
+std::vector<LinearDef> linears_of(const BlockOp&);
 
 struct ModelSpec {
   std::string arch;  // "LlamaForCausalLM"
@@ -108,7 +131,7 @@ struct NamedLinear {
 };
 std::vector<NamedLinear> linears_of(const ModelSpec&);
 
-// A dense tensor (norms, biases, embeddings, head) that must exist, with its shape.
+// A dense tensor (norms, biases, routers, embeddings, head) that must exist, with its shape.
 struct NamedDense {
   std::string name;
   Shape shape;

@@ -11,6 +11,7 @@ struct Reads {
   std::vector<Slot> operator()(const Attention& op) const { return {op.q, op.k, op.v}; }
   std::vector<Slot> operator()(const GatedAct& op) const { return {op.gate, op.up}; }
   std::vector<Slot> operator()(const AddTo& op) const { return {op.in, op.out}; }
+  std::vector<Slot> operator()(const Moe& op) const { return {op.in}; }
 };
 
 struct Writes {
@@ -25,6 +26,7 @@ struct Writes {
   std::vector<Slot> operator()(const Attention& op) const { return {op.out}; }
   std::vector<Slot> operator()(const GatedAct& op) const { return {op.out}; }
   std::vector<Slot> operator()(const AddTo& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const Moe& op) const { return {op.out}; }
 };
 
 }  // namespace

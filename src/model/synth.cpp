@@ -27,18 +27,19 @@ constexpr float kScale = kStd * 2.7f / 8;  // of int4 groups: absmax of 128 norm
 
 struct ModelShape {
   SynthPreset preset;
-  enum Family : uint8_t { llama, qwen3 } family = llama;
+  enum Family : uint8_t { llama, qwen3, qwen3_moe } family = llama;
   int64_t hidden = 0, ff = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0, positions = 0;
   double theta = 500000;
   double llama3_factor = 0;  // rope scaling of type llama3; 0 = none
   bool tied = false;
   int64_t bos = 128000, eos = 128001;
+  int64_t experts = 0, top_k = 0, expert_ff = 0;  // of a mixture of experts
 };
 
 // Values of the public models' config.json.
 const std::vector<ModelShape>& shapes() {
   static const std::vector<ModelShape> all = {
-      {.preset = {"llama3-8b", "Meta-Llama-3-8B", ""},
+      {.preset = {"llama3-8b", "Meta-Llama-3-8B"},
        .hidden = 4096,
        .ff = 14336,
        .layers = 32,
@@ -47,7 +48,7 @@ const std::vector<ModelShape>& shapes() {
        .head_dim = 128,
        .vocab = 128256,
        .positions = 8192},
-      {.preset = {"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)", ""},
+      {.preset = {"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)"},
        .hidden = 4096,
        .ff = 14336,
        .layers = 32,
@@ -57,7 +58,7 @@ const std::vector<ModelShape>& shapes() {
        .vocab = 128256,
        .positions = 131072,
        .llama3_factor = 8},
-      {.preset = {"llama3-70b", "Meta-Llama-3-70B", ""},
+      {.preset = {"llama3-70b", "Meta-Llama-3-70B"},
        .hidden = 8192,
        .ff = 28672,
        .layers = 80,
@@ -66,7 +67,7 @@ const std::vector<ModelShape>& shapes() {
        .head_dim = 128,
        .vocab = 128256,
        .positions = 8192},
-      {.preset = {"llama-1b", "Llama-3.2-1B (tied head)", ""},
+      {.preset = {"llama-1b", "Llama-3.2-1B (tied head)"},
        .hidden = 2048,
        .ff = 8192,
        .layers = 16,
@@ -77,7 +78,7 @@ const std::vector<ModelShape>& shapes() {
        .positions = 131072,
        .llama3_factor = 32,
        .tied = true},
-      {.preset = {"qwen3-8b", "Qwen3-8B", ""},
+      {.preset = {"qwen3-8b", "Qwen3-8B"},
        .family = ModelShape::qwen3,
        .hidden = 4096,
        .ff = 12288,
@@ -90,7 +91,7 @@ const std::vector<ModelShape>& shapes() {
        .theta = 1000000,
        .bos = 151643,
        .eos = 151645},
-      {.preset = {"qwen3-32b", "Qwen3-32B", ""},
+      {.preset = {"qwen3-32b", "Qwen3-32B"},
        .family = ModelShape::qwen3,
        .hidden = 5120,
        .ff = 25600,
@@ -103,9 +104,23 @@ const std::vector<ModelShape>& shapes() {
        .theta = 1000000,
        .bos = 151643,
        .eos = 151645},
-      {.preset = {"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)",
-                  "mixtures of experts are not implemented yet"}},
-      {.preset = {"tiny", "two small blocks, for tests", ""},
+      {.preset = {"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)"},
+       .family = ModelShape::qwen3_moe,
+       .hidden = 2048,
+       .ff = 6144,
+       .layers = 48,
+       .heads = 32,
+       .kv_heads = 4,
+       .head_dim = 128,
+       .vocab = 151936,
+       .positions = 40960,
+       .theta = 1000000,
+       .bos = 151643,
+       .eos = 151645,
+       .experts = 128,
+       .top_k = 8,
+       .expert_ff = 768},
+      {.preset = {"tiny", "two small blocks, for tests"},
        .hidden = 128,
        .ff = 256,
        .layers = 2,
@@ -117,6 +132,22 @@ const std::vector<ModelShape>& shapes() {
        .theta = 10000,
        .bos = 1,
        .eos = 2},
+      {.preset = {"tiny-moe", "two small blocks of four experts, for tests"},
+       .family = ModelShape::qwen3_moe,
+       .hidden = 128,
+       .ff = 256,
+       .layers = 2,
+       .heads = 4,
+       .kv_heads = 2,
+       .head_dim = 32,
+       .vocab = 512,
+       .positions = 2048,
+       .theta = 10000,
+       .bos = 1,
+       .eos = 2,
+       .experts = 4,
+       .top_k = 2,
+       .expert_ff = 128},
   };
   return all;
 }
@@ -124,11 +155,7 @@ const std::vector<ModelShape>& shapes() {
 const ModelShape& shape_named(const std::string& name) {
   std::string known;
   for (const ModelShape& s : shapes()) {
-    if (s.preset.name == name) {
-      if (!s.preset.refusal.empty())
-        fail(ErrorKind::unsupported, "preset " + name + " cannot be made: " + std::string(s.preset.refusal));
-      return s;
-    }
+    if (s.preset.name == name) return s;
     known += ' ';
     known += s.preset.name;
   }
@@ -136,9 +163,9 @@ const ModelShape& shape_named(const std::string& name) {
 }
 
 ordered_json config_of(const ModelShape& s, int64_t layers) {
-  const bool qwen = s.family == ModelShape::qwen3;
+  const bool moe = s.family == ModelShape::qwen3_moe, qwen = moe || s.family == ModelShape::qwen3;
   ordered_json c;
-  c["architectures"] = {qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
+  c["architectures"] = {moe ? "Qwen3MoeForCausalLM" : qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
   c["attention_bias"] = false;
   c["attention_dropout"] = 0.0;
   c["bos_token_id"] = s.bos;
@@ -151,7 +178,17 @@ ordered_json config_of(const ModelShape& s, int64_t layers) {
   c["max_position_embeddings"] = s.positions;
   if (qwen) c["max_window_layers"] = layers;
   if (!qwen) c["mlp_bias"] = false;
-  c["model_type"] = qwen ? "qwen3" : "llama";
+  c["model_type"] = moe ? "qwen3_moe" : qwen ? "qwen3" : "llama";
+  if (moe) {
+    c["decoder_sparse_step"] = 1;
+    c["mlp_only_layers"] = ordered_json::array();
+    c["moe_intermediate_size"] = s.expert_ff;
+    c["norm_topk_prob"] = true;
+    c["num_experts"] = s.experts;
+    c["num_experts_per_tok"] = s.top_k;
+    c["output_router_logits"] = false;
+    c["router_aux_loss_coef"] = 0.001;
+  }
   c["num_attention_heads"] = s.heads;
   c["num_hidden_layers"] = layers;
   c["num_key_value_heads"] = s.kv_heads;
@@ -176,7 +213,7 @@ ordered_json config_of(const ModelShape& s, int64_t layers) {
 }
 
 ordered_json generation_config_of(const ModelShape& s) {
-  const bool qwen = s.family == ModelShape::qwen3;
+  const bool qwen = s.family != ModelShape::llama;
   ordered_json c;
   c["bos_token_id"] = s.bos;
   c["do_sample"] = true;

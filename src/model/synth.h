@@ -14,7 +14,6 @@ namespace fewbit {
 struct SynthPreset {
   std::string_view name;     // "llama3-8b"
   std::string_view summary;  // the public model whose shape it is
-  std::string_view refusal;  // why it cannot be made yet; empty = it can
 };
 std::vector<SynthPreset> synth_presets();
 
@@ -30,7 +29,7 @@ struct SynthOptions {
 // tensors. Every value is a function of (seed, tensor name, element). Dense weights are bf16 of standard
 // deviation 0.02 (norms 1 + that); packed ones have codes and scales that give the same. `progress` (may be
 // empty) receives bytes done and in all. Error{usage} for an unknown preset or format, Error{unsupported} for
-// what cannot be made.
+// a format that cannot take a linear.
 int64_t synthesize(const std::filesystem::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress);
 

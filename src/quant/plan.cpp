@@ -8,6 +8,7 @@
 
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -77,6 +78,10 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
 }
 
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
+  if (has_moe(c.spec))
+    fail(ErrorKind::unsupported,
+         c.dir.string() + ": " + c.spec.arch +
+             ": mixtures of experts run and are measured, but cannot be quantized yet");
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);

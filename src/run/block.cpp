@@ -9,14 +9,15 @@
 #include "kernels/gated_act.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
 
 float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
 
-Tensor load_vector(Exec& ex, const Checkpoint& c, const std::string& name, int64_t features, DType dtype) {
-  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {features});
+Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
+  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape);
   Tensor raw = ex.to_device(host);
   if (host.dtype == dtype) return raw;
   Tensor t = ex.alloc(dtype, host.shape);
@@ -61,6 +62,7 @@ struct Interpreter {
               act[op.out]);
   }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
+  void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
 };
 
 }  // namespace
@@ -70,13 +72,13 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
   BlockWeights w;
   const std::string prefix = c.spec.prefix(layer);
   for (const BlockOp& op : c.spec.block(layer)) {
-    if (const Norm* n = std::get_if<Norm>(&op))
-      w.vectors.emplace(n->name, load_vector(ex, c, prefix + n->name + ".weight", n->features, o.dtype));
-    if (const HeadNorm* n = std::get_if<HeadNorm>(&op))
-      w.vectors.emplace(n->name, load_vector(ex, c, prefix + n->name + ".weight", n->head_dim, o.dtype));
-    const Linears* group = std::get_if<Linears>(&op);
-    if (!group) continue;
-    for (const LinearDef& l : group->items) {
+    const auto small = [&](const std::string& name, const Shape& shape) {
+      w.vectors.emplace(name, load_small(ex, c, prefix + name + ".weight", shape, o.dtype));
+    };
+    if (const Norm* n = std::get_if<Norm>(&op)) small(n->name, {n->features});
+    if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) small(n->name, {n->head_dim});
+    if (const Moe* m = std::get_if<Moe>(&op)) small(m->router, {m->experts, m->hidden});
+    for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
       w.linears.emplace(l.name, load_linear(ex, c, named, o, &note));
@@ -84,6 +86,19 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
     }
   }
   return w;
+}
+
+int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockWeights& w, int64_t tokens) {
+  int64_t total = 0;
+  for (const auto& [name, v] : w.vectors) total += v.bytes();
+  for (const BlockOp& op : block) {
+    int64_t n = 0;
+    for (const LinearDef& l : linears_of(op)) n += weight_bytes(w.linears.at(l.name));
+    if (const Moe* m = std::get_if<Moe>(&op))
+      n = n / m->experts * std::min<int64_t>(m->experts, tokens * m->top_k);
+    total += n;
+  }
+  return total;
 }
 
 SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {

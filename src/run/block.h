@@ -13,8 +13,12 @@ namespace fewbit {
 
 struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
-  std::map<std::string, Tensor> vectors;  // norm weights, by relative name without ".weight"; compute dtype
+  // Norm weights and routers, by relative name without ".weight"; compute dtype.
+  std::map<std::string, Tensor> vectors;
 };
+// Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
+// experts as the tokens can be sent to.
+int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t tokens);
 // `notes` collects one line for each linear that does not run through a packed kernel although it is packed.
 BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&,
                         std::vector<std::string>* notes);

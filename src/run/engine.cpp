@@ -12,6 +12,7 @@
 #include "kernels/gemm.h"
 #include "kernels/nll.h"
 #include "kernels/norm.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -41,6 +42,11 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
   const DType dtype = o.load.dtype;
   const int64_t batch = o.batch;
+  if (has_moe(spec_) && options_.graph) {
+    options_.graph = false;
+    if (ex.on_cuda())
+      notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
+  }
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     blocks_.push_back(load_block(ex, c, layer, o.load, &notes_));
     for (const BlockOp& op : spec_.block(layer))
@@ -151,10 +157,8 @@ std::vector<int32_t> Engine::greedy_tokens() {
 
 int64_t Engine::weight_bytes_per_token() const {
   int64_t n = ends_.head().bytes() + ends_.final_norm.bytes();
-  for (const BlockWeights& b : blocks_) {
-    for (const auto& [name, l] : b.linears) n += weight_bytes(l);
-    for (const auto& [name, v] : b.vectors) n += v.bytes();
-  }
+  for (int64_t layer = 0; layer < spec_.layers; ++layer)
+    n += weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], options_.batch);
   return n;
 }
 

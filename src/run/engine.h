@@ -14,7 +14,7 @@ struct EngineOptions {
   int64_t batch = 1;
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
-  bool graph = true;             // record the decode step (CUDA)
+  bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
 };
 
 class Engine {

@@ -105,6 +105,68 @@ TEST(Archs, Qwen3NormsEveryHeadBeforeTheRotation) {
   EXPECT_EQ(order, "self_attn.q_norm self_attn.k_norm rope");
 }
 
+TEST(Archs, Qwen3MoeHasExpertsWhereTheConfigWantsThem) {
+  json c = llama();
+  c["architectures"] = {"Qwen3MoeForCausalLM"};
+  c["num_experts"] = 4;
+  c["num_experts_per_tok"] = 2;
+  c["moe_intermediate_size"] = 32;
+  c["norm_topk_prob"] = true;
+  const auto sparse = [](const json& config) {
+    const ModelSpec s = spec_of(config);
+    std::string out;
+    for (int64_t layer = 0; layer < s.layers; ++layer) out += ops<Moe>(s, layer).empty() ? '0' : '1';
+    return out;
+  };
+  EXPECT_EQ(sparse(c), "111");
+  const ModelSpec s = spec_of(c);
+  EXPECT_EQ(s.kinds.size(), 1u);
+  const Moe moe = ops<Moe>(s, 0)[0];
+  EXPECT_EQ(moe.experts, 4);
+  EXPECT_EQ(moe.top_k, 2);
+  EXPECT_TRUE(moe.renormalise);
+  const std::vector<NamedLinear> linears = linears_of(s);
+  ASSERT_EQ(linears.size(), 3u * (4 + 3 * 4));
+  EXPECT_EQ(linears[4].name, "model.layers.0.mlp.experts.0.gate_proj");
+  EXPECT_EQ(linears[15].name, "model.layers.0.mlp.experts.3.down_proj");
+  EXPECT_EQ(linears[15].in, 32);
+  EXPECT_EQ(linears[15].out, 64);
+  // As in LlamaSizesAndDefaults, with twelve of 32 * 64, the router and the norms of q and k.
+  EXPECT_EQ(parameter_count(s),
+            2 * 50 * 64 + 3 * (2 * 64 * 64 + 2 * 32 * 64 + 12 * 32 * 64 + 4 * 64 + 2 * 64 + 2 * 16) + 64);
+  EXPECT_NE(describe(s).find("4 experts, 2 of them"), std::string::npos);
+  c["decoder_sparse_step"] = 2;
+  EXPECT_EQ(sparse(c), "010");
+  c["decoder_sparse_step"] = 1;
+  c["mlp_only_layers"] = {0, 2};
+  EXPECT_EQ(sparse(c), "010");
+  EXPECT_EQ(spec_of(c).kinds.size(), 2u);
+  c["num_experts_per_tok"] = 5;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"num_experts_per_tok", "5 of 4"}));
+  c["num_experts_per_tok"] = 2;
+  c["use_sliding_window"] = true;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"use_sliding_window"}));
+}
+
+TEST(Archs, MixtralNamesItsExpertsByLettersAndTakesEitherCountKey) {
+  json c = llama();
+  c["architectures"] = {"MixtralForCausalLM"};
+  c["num_experts_per_tok"] = 2;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"num_local_experts"}));
+  for (const char* key : {"num_local_experts", "num_experts"}) {
+    json config = c;
+    config[key] = 8;
+    const ModelSpec s = spec_of(config);
+    const Moe moe = ops<Moe>(s, 0)[0];
+    EXPECT_EQ(moe.experts, 8);
+    EXPECT_TRUE(moe.renormalise);
+    EXPECT_EQ(moe.of_expert(moe.gate, 3).name, "block_sparse_moe.experts.3.w1");
+    EXPECT_EQ(moe.of_expert(moe.up, 3).name, "block_sparse_moe.experts.3.w3");
+    EXPECT_EQ(moe.of_expert(moe.down, 7).name, "block_sparse_moe.experts.7.w2");
+    EXPECT_EQ(moe.down.in_features, 96);
+  }
+}
+
 TEST(Archs, WindowsBySlidingWindowByQwensRuleAndByLayerTypes) {
   const auto windows = [](const json& c) {
     const ModelSpec s = spec_of(c);
@@ -247,6 +309,9 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
   for (const Architecture& a : architectures()) {
     json c = llama();
     c["architectures"] = {std::string(a.class_name)};
+    c["num_local_experts"] = 4;
+    c["num_experts_per_tok"] = 2;
+    c["moe_intermediate_size"] = 32;
     const ModelSpec s = spec_of(c);
     EXPECT_EQ(s.arch, a.class_name);
     EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);

@@ -135,6 +135,20 @@ TEST(Engine, CountsTheBytesOfAStep) {
   EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
 }
 
+TEST(Engine, AStepReadsOnlyTheExpertsThatItsTokensCanGoTo) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(reference("goldens/models/qwen3-moe"));
+  const auto bytes = [&](int64_t batch) {
+    return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 8})
+        .weight_bytes_per_token();
+  };
+  const int64_t expert = 2 * 3 * 2 * 128 * 128;  // in both layers, bf16
+  EXPECT_EQ(bytes(2) - bytes(1), 2 * expert);    // of 8 experts, 2 a token
+  EXPECT_EQ(bytes(4) - bytes(1), 6 * expert);
+  EXPECT_EQ(bytes(5), bytes(4));
+}
+
 TEST(Generate, StopsAtEosAndAtTheLimitAndReportsEveryToken) {
   Exec ex = Exec::cpu();
   Checkpoint c = Checkpoint::open(demo());

@@ -4,14 +4,15 @@
 
 #include "src/eval/perplexity.h"
 #include "src/run/engine.h"
+#include "src/run/moe.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kModels[] = {"llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa",
-                                   "qwen2-bias"};
+constexpr const char* kModels[] = {
+    "llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa", "qwen2-bias", "qwen3-moe", "mixtral"};
 
 class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
@@ -32,6 +33,15 @@ class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, cons
 
 std::span<const int32_t> values(const Tensor& t) { return {t.as<int32_t>(), static_cast<size_t>(t.numel())}; }
 
+// Share of the tokens whose row is off by more than `limit`.
+double wrong_tokens(ConstTensorView found, ConstTensorView expected, double limit) {
+  const Tensor a = to_f32(found), b = to_f32(expected);
+  int64_t wrong = 0;
+  for (int64_t t = 0; t < a.rows(); ++t)
+    wrong += !(relative_error(a.view().row_range(t, t + 1), b.view().row_range(t, t + 1)) <= limit);
+  return static_cast<double>(wrong) / static_cast<double>(a.rows());
+}
+
 TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
   FEWBIT_GOLDEN_SETUP();
   for (const DType dtype : {DType::f32, DType::bf16}) {
@@ -40,6 +50,11 @@ TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
     const auto compare = [&](const std::string& name, ConstTensorView x) {
       const Tensor expected = g.get(name);
       const Tensor found = ex.to_host(x);
+      if (dtype == DType::bf16 && has_moe(c.spec)) {  // a near tie of two experts falls either way
+        EXPECT_LE(wrong_tokens(found, expected.view().reshaped(found.shape()), limit), tol::kReroutedTokens)
+            << name;
+        return;
+      }
       EXPECT_LE(relative_error(found.view().reshaped(expected.shape()), expected), limit)
           << name << " " << name_of(dtype);
     };

@@ -88,8 +88,7 @@ void add_convert_commands(CLI::App& app) {
   inspect->callback([i] { run_inspect(*i); });
   const auto s = std::make_shared<SynthArgs>();
   std::string presets;
-  for (const SynthPreset& p : synth_presets())
-    if (p.refusal.empty()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
+  for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
   CLI::App* synth = app.add_subcommand(
       "synth", "Write a random checkpoint of a real model's shape, for speed measurements");
   synth->add_option("OUT", s->out, "Folder to write")->required();

@@ -11,6 +11,8 @@ namespace {
 
 constexpr int64_t kLargestSize = int64_t{1} << 31;  // keeps every product of two sizes inside int64
 
+}  // namespace
+
 int64_t size_key(const ConfigView& c, const std::string& key) {
   const int64_t v = c.i64(key);
   if (v < 1 || v >= kLargestSize)
@@ -22,8 +24,6 @@ int64_t size_key(const ConfigView& c, const std::string& key) {
 int64_t size_key(const ConfigView& c, const std::string& key, int64_t fallback) {
   return c.has(key) ? size_key(c, key) : fallback;
 }
-
-}  // namespace
 
 DecoderSizes decoder_sizes(const ConfigView& c) {
   DecoderSizes s;
@@ -81,7 +81,49 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
   };
 }
 
-ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<BlockOp>& block,
+void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes& s) {
+  const auto rope = std::find_if(block.begin(), block.end(),
+                                 [](const BlockOp& op) { return std::holds_alternative<Rope>(op); });
+  block.insert(rope, {BlockOp{HeadNorm{Slot::q, NormKind::rms, "self_attn.q_norm", s.head_dim, s.eps}},
+                      BlockOp{HeadNorm{Slot::k, NormKind::rms, "self_attn.k_norm", s.head_dim, s.eps}}});
+}
+
+std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& dense, const MoeNames& n,
+                               int64_t intermediate, bool renormalise) {
+  const int64_t experts = size_key(c, c.has("num_experts") ? "num_experts" : "num_local_experts");
+  const int64_t top_k = size_key(c, "num_experts_per_tok");
+  if (experts > 100000 || top_k > experts)
+    fail(
+        ErrorKind::checkpoint,
+        fmt::format("{}: num_experts_per_tok: expected at most the number of experts (at most 100000), found "
+                    "{} of {}",
+                    c.where(), top_k, experts));
+  // The MLP is the last gate, its activation and its down projection.
+  const auto act = std::find_if(dense.begin(), dense.end(),
+                                [](const BlockOp& op) { return std::holds_alternative<GatedAct>(op); });
+  FEWBIT_ASSERT(act != dense.end());
+  const Linears& wide = std::get<Linears>(act[-1]);
+  const int64_t hidden = wide.items[0].in_features;
+  std::vector<BlockOp> block(dense.begin(), act - 1);
+  block.push_back(Moe{.in = wide.in,
+                      .out = std::get<Linears>(act[1]).items[0].out,
+                      .router = n.router,
+                      .hidden = hidden,
+                      .experts = static_cast<int>(experts),
+                      .top_k = static_cast<int>(top_k),
+                      .renormalise = renormalise,
+                      .expert_name = n.experts,
+                      .gate = {n.gate, Slot::gate, intermediate, hidden},
+                      .up = {n.up, Slot::up, intermediate, hidden},
+                      .down = {n.down, Slot::h, hidden, intermediate},
+                      .act = std::get<GatedAct>(*act).act});
+  block.insert(block.end(), act + 2, dense.end());
+  return block;
+}
+
+ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s,
+                       const std::vector<std::vector<BlockOp>>& variants,
+                       const std::vector<int>& variant_of_layer,
                        const std::vector<int64_t>& window_of_layer) {
   ModelSpec spec;
   spec.arch = c.architecture();
@@ -93,19 +135,26 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
   if (c.flag("tie_word_embeddings", false)) spec.lm_head = spec.embed;
   spec.bos = c.has("bos_token_id") ? c.i64_list("bos_token_id").front() : -1;
   spec.eos = c.i64_list("eos_token_id");
-  std::vector<int64_t> windows;  // by kind
-  for (int64_t window : window_of_layer) {
-    const auto it = std::find(windows.begin(), windows.end(), window);
-    spec.kind_of_layer.push_back(static_cast<int>(it - windows.begin()));
-    if (it == windows.end()) windows.push_back(window);
+  std::vector<std::pair<int, int64_t>> kinds;  // variant and window
+  for (size_t i = 0; i < window_of_layer.size(); ++i) {
+    const std::pair<int, int64_t> kind = {variant_of_layer.empty() ? 0 : variant_of_layer[i],
+                                          window_of_layer[i]};
+    const auto it = std::find(kinds.begin(), kinds.end(), kind);
+    spec.kind_of_layer.push_back(static_cast<int>(it - kinds.begin()));
+    if (it == kinds.end()) kinds.push_back(kind);
   }
-  for (int64_t window : windows) {
-    spec.kinds.push_back(block);
+  for (const auto& [variant, window] : kinds) {
+    spec.kinds.push_back(variants[static_cast<size_t>(variant)]);
     for (BlockOp& op : spec.kinds.back())
       if (Attention* a = std::get_if<Attention>(&op)) a->window = window;
   }
   if (spec.kinds.size() == 1) spec.kind_of_layer.clear();
   return spec;
+}
+
+ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<BlockOp>& block,
+                       const std::vector<int64_t>& window_of_layer) {
+  return decoder_spec(c, s, std::vector<std::vector<BlockOp>>{block}, {}, window_of_layer);
 }
 
 std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window,
@@ -129,6 +178,14 @@ std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, i
                        c.where(), i, types[i]));
   }
   return out;
+}
+
+std::vector<int64_t> mistral_windows(const ConfigView& c, const DecoderSizes& s) {
+  const int64_t window = c.i64("sliding_window", 0);
+  if (window < 0)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: sliding_window: expected at least 0, found {}", c.where(), window));
+  return layer_windows(c, s, window, 0);
 }
 
 std::vector<int64_t> qwen_windows(const ConfigView& c, const DecoderSizes& s) {

@@ -19,14 +19,36 @@ struct DecoderBiases {
 // x += o(attention(q, k, v of norm(x))); x += down(silu(gate) * up of norm(x)). The window is left at 0.
 std::vector<BlockOp> decoder_block(const ConfigView&, const DecoderSizes&, const DecoderBiases&);
 
-// The spec around one block: ends, tokens, and one kind of block per window in use. `window_of_layer`
-// [layers], 0 = full attention.
+// Puts an RMS norm on every head of q and k, before the rotation.
+void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes&);
+
+// The names of a family's mixture of experts.
+struct MoeNames {
+  std::string router, experts, gate, up, down;
+};
+// The block with a mixture of experts of width `intermediate` in place of its MLP. Expert counts from the
+// config: num_experts or num_local_experts, num_experts_per_tok.
+std::vector<BlockOp> moe_block(const ConfigView&, const std::vector<BlockOp>& dense, const MoeNames&,
+                               int64_t intermediate, bool renormalise);
+
+// The spec around the blocks: ends, tokens, and one kind of block per variant and window in use. `variants`:
+// the blocks of the architecture; `variant_of_layer` [layers] points into them (empty: all 0);
+// `window_of_layer` [layers], 0 = full attention.
+ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&,
+                       const std::vector<std::vector<BlockOp>>& variants,
+                       const std::vector<int>& variant_of_layer, const std::vector<int64_t>& window_of_layer);
+// The same of one block.
 ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<BlockOp>& block,
                        const std::vector<int64_t>& window_of_layer);
 
 // Windows by `layer_types` where the config has them, else `sliding_window` from layer `first_windowed` on.
 std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64_t window,
                                    int64_t first_windowed);
+// A size of the config: at least 1 and below 2^31. Error{checkpoint} naming the key otherwise.
+int64_t size_key(const ConfigView&, const std::string& key);
+int64_t size_key(const ConfigView&, const std::string& key, int64_t fallback);
+// The Mistral rule: sliding_window, where the config has it, on every layer.
+std::vector<int64_t> mistral_windows(const ConfigView&, const DecoderSizes&);
 // The Qwen rule: no window unless use_sliding_window, then from layer max_window_layers on.
 std::vector<int64_t> qwen_windows(const ConfigView&, const DecoderSizes&);
 

@@ -1,7 +1,5 @@
 // Llama, and the two that have its block: Mistral (a sliding window on every layer) and Qwen2 (biases on q,
 // k, v, which its config does not mention).
-#include <fmt/format.h>
-
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
@@ -16,11 +14,7 @@ ModelSpec arch_llama(const ConfigView& c) {
   const bool attention = c.flag("attention_bias", false);
   const DecoderBiases bias{.qkv = attention, .o = attention, .mlp = c.flag("mlp_bias", false)};
   // Llama's own config has no window; a config that brings one means Mistral's.
-  const int64_t window = c.i64("sliding_window", 0);
-  if (window < 0)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: sliding_window: expected at least 0, found {}", c.where(), window));
-  return decoder_spec(c, s, decoder_block(c, s, bias), layer_windows(c, s, window, 0));
+  return decoder_spec(c, s, decoder_block(c, s, bias), mistral_windows(c, s));
 }
 
 }  // namespace fewbit

@@ -1,0 +1,13 @@
+// Mixtral: Mistral's block with a mixture of experts for its MLP. w1 is the gate, w3 up, w2 down.
+#include "src/model/archs/decoder.h"
+
+namespace fewbit {
+
+ModelSpec arch_mixtral(const ConfigView& c) {
+  const DecoderSizes s = decoder_sizes(c);
+  const MoeNames names = {"block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2"};
+  const std::vector<BlockOp> block = moe_block(c, decoder_block(c, s, {}), names, s.intermediate, true);
+  return decoder_spec(c, s, block, mistral_windows(c, s));
+}
+
+}  // namespace fewbit

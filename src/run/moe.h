@@ -1,0 +1,31 @@
+#pragma once
+// The mixture of experts on a device: who goes where, and one expert at a time on its own tokens. The routing
+// is read by the host, so an op list with a Moe cannot be recorded.
+#include "src/run/block.h"
+
+namespace fewbit {
+
+// The tokens of every expert, side by side: expert e has the entries begin[e] … begin[e + 1], tokens
+// ascending.
+struct Routing {
+  Tensor rows{};                 // i32 [tokens * top_k] on the device: rows of the op's input
+  Tensor weights{};              // f32 [tokens * top_k]
+  std::vector<int64_t> begin{};  // [experts + 1]
+  int64_t tokens(int expert) const {
+    return begin[static_cast<size_t>(expert) + 1] - begin[static_cast<size_t>(expert)];
+  }
+  ConstTensorView rows_of(int expert) const;
+};
+// Asks the router about x [tokens, hidden].
+Routing route_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x);
+
+// act(gate) * up of an expert: x [n, hidden] of its tokens -> [n, intermediate].
+Tensor expert_activation(Exec&, const Moe&, const Linear& gate, const Linear& up, ConstTensorView x);
+// Rows of x [tokens, features] that stand in `rows`, in a new tensor.
+Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
+
+// out = the weighted sum of the experts; out may be x. Summed in f32 in the order of the experts' numbers.
+void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, TensorView out);
+bool has_moe(const ModelSpec&);
+
+}  // namespace fewbit
