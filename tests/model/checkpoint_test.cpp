@@ -170,6 +170,17 @@ TEST(Checkpoint, CompressedTensorsTakesShapesAndTypesFromTheTensors) {
       << complaints(dir.path());
 }
 
+// In the model's own code a router is a Linear like the others: other readers must be told to leave it alone.
+TEST(Checkpoint, CompressedTensorsIgnoresRouters) {
+  TempDir dir;
+  synthesize(dir.path(), {.preset = "tiny-moe", .format = "compressed-tensors"}, {});
+  const Checkpoint c = Checkpoint::open(dir.path());
+  EXPECT_EQ(c.quantization.linears.size(), linears_of(c.spec).size());
+  const json config = json::parse(c.config.text());
+  EXPECT_EQ(config["quantization_config"]["ignore"],
+            json({"model.layers.0.mlp.gate", "model.layers.1.mlp.gate", "lm_head"}));
+}
+
 TEST(Checkpoint, ThePlaceOfAProblemIsNamed) {
   TempDir dir;
   EXPECT_NE(complaints(dir / "none", ErrorKind::io).find("none"), std::string::npos);
