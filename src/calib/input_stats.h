@@ -2,6 +2,7 @@
 // InputStats: what calibration saw at the input of one Linears op. Raw sums and counts, never averages, so
 // that they merge by addition.
 #include <cstdint>
+#include <string>
 
 #include "kernels/exec.h"
 
@@ -17,10 +18,19 @@ constexpr Needs operator|(Needs a, Needs b) {
 }
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
+// The factor R of the damped Gram matrix (kernels/factor.h). It belongs to the input, so linears that share
+// an input share it; `key` says which column order and damping it was made for.
+struct FactorCache {
+  std::string key{};
+  Tensor r{};  // [in, in] f32, in processing order
+  bool ok = false;
+};
+
 struct InputStats {
   int64_t tokens = 0;
-  Tensor gram{};   // [in, in] f32 on the device
-  Tensor cross{};  // [in, in] f32; empty where not needed
+  Tensor gram{};                 // [in, in] f32 on the device
+  Tensor cross{};                // [in, in] f32; empty where not needed
+  mutable FactorCache factor{};  // filled by the first method that needs it
 };
 
 }  // namespace fewbit

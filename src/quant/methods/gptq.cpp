@@ -6,6 +6,7 @@
 // When the Gram matrix cannot be factored, a ladder is climbed, and its rung is part of the result: f32, f64,
 // f64 with more damping, the diagonal alone, and plain rounding where that is permitted.
 #include <cmath>
+#include <string>
 
 #include "kernels/error_feedback.h"
 #include "kernels/factor.h"
@@ -163,20 +164,31 @@ void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCode
   }
 }
 
+// The factor of the rung, in processing order, from the statistics' cache where a linear before this one made
+// it; null when the matrix cannot be factored so.
+const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order,
+                         const Rung& rung) {
+  const int64_t in = job.weight.cols();
+  FactorCache& cache = job.stats->factor;
+  const std::string key = std::to_string(static_cast<int>(job.act_order)) + " " +
+                          std::to_string(job.spec.group_size(in)) + " " + rung.name + " " +
+                          std::to_string(job.damp);
+  if (cache.key != key) {
+    cache = {.key = key, .r = ex.alloc(DType::f32, {in, in}), .ok = false};
+    const Tensor column = upload(ex, DType::i32, order.column);
+    const Tensor h = order.natural() ? Tensor() : permuted(ex, p.h, column, column);
+    cache.ok = factorize(ex, order.natural() ? p.h : h, rung.damp * p.lambda, rung.precision, cache.r).ok();
+  }
+  return cache.ok ? &cache.r : nullptr;
+}
+
 // Climbs the ladder; returns the rung that held, or "" when none did.
 std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
-  const int64_t in = job.weight.cols();
-  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(in));
-  const Tensor column = upload(ex, DType::i32, order.column);
-  Tensor permuted_h;
-  if (!order.natural()) permuted_h = permuted(ex, p.h, column, column);
-  Tensor r = ex.alloc(DType::f32, {in, in});
+  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
   for (const Rung& rung : kRungs) {
     const float lambda = rung.damp * p.lambda;
-    if (!factorize(ex, order.natural() ? p.h : permuted_h, lambda, rung.precision, r).ok()) continue;
-    if (!set_target(ex, job, lambda, p) || !feed_back(ex, job, p, order, r, q)) continue;
-    r.reset();
-    permuted_h.reset();
+    const Tensor* r = factor_for(ex, job, p, order, rung);
+    if (!r || !set_target(ex, job, lambda, p) || !feed_back(ex, job, p, order, *r, q)) continue;
     refine(ex, job, p, lambda, q);
     return rung.name;
   }
