@@ -27,7 +27,8 @@ struct FactorCache {
 };
 
 struct InputStats {
-  int64_t tokens = 0;
+  int64_t tokens = 0;            // of the sums
+  int64_t borrowed = 0;          // of them lent by the layer to an expert that saw too few (experts.h)
   Tensor gram{};                 // [in, in] f32 on the device
   Tensor cross{};                // [in, in] f32; empty where not needed
   mutable FactorCache factor{};  // filled by the first method that needs it

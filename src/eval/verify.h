@@ -16,8 +16,10 @@ struct VerifyProblem {
 };
 struct VerifyResult {
   std::vector<VerifyProblem> problems;
-  int64_t linears = 0;      // unpacked and compared
-  double logits_error = 0;  // ||packed - reference|| / ||reference|| of the logits of a fixed token sequence
+  int64_t linears = 0;  // unpacked and compared
+  // ||packed - reference|| / ||reference|| of the logits of a fixed token sequence; with a mixture of experts
+  // that of the median token.
+  double logits_error = 0;
   bool ok() const { return problems.empty(); }
 };
 

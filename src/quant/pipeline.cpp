@@ -16,6 +16,7 @@
 #include "kernels/gram.h"
 #include "kernels/gram_loss.h"
 #include "kernels/squared_error.h"
+#include "src/calib/experts.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
 #include "src/quant/output.h"
@@ -87,6 +88,7 @@ class Run {
 
   Journal& journal() { return journal_; }
   std::map<std::string, double>& phases() { return phases_; }
+  const std::vector<ExpertRecord>& experts() const { return experts_; }
 
   void block(int64_t layer) {
     const bool sealed = journal_.sealed(layer);
@@ -103,11 +105,13 @@ class Run {
     if (full_) full_->begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
       std::map<std::string, Linear> replaced;
-      if (const auto* group = std::get_if<Linears>(&ops[i]))
-        replaced = quantize_group(layer, *group, weights);
+      if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(layer, *group);
+      if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
       timed("forward", [&] {
         if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
-        for (auto& [name, linear] : replaced) weights.linears[name] = std::move(linear);
+        for (auto& [name, linear] : replaced)       // the bias stays
+          std::get<DenseLinear>(weights.linears.at(name)).weight =
+              std::move(std::get<DenseLinear>(linear).weight);
         if (quantized_) quantized_->run(i, weights, ropes_);
       });
     }
@@ -153,18 +157,61 @@ class Run {
   }
 
   // Quantizes (or, for a sealed block, restores) the linears of a group; returns what takes their place in
-  // the quantized stream.
-  std::map<std::string, Linear> quantize_group(int64_t layer, const Linears& group, BlockWeights& weights) {
+  // the quantized stream, without biases.
+  std::map<std::string, Linear> quantize_group(int64_t layer, const Linears& group) {
     std::map<std::string, Linear> replaced;
-    const bool restore = restored_.has_value();
-    const std::optional<InputStats> stats = restore ? std::nullopt : observe(group);
-    for (const LinearDef& def : group.items) {
-      const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
-      if (p.keep) continue;
-      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr);
-      if (quantized_) replaced.emplace(def.name, dense(q, weights.linears.at(def.name)));
-    }
+    quantize_items(
+        layer, group.items, [&] { return observe(group); }, replaced);
     return replaced;
+  }
+
+  // The same of a mixture: gate and up of every expert, then every down, whose inputs the quantized gates
+  // decide.
+  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe& op, const BlockWeights& weights) {
+    std::map<std::string, Linear> replaced;
+    const auto linear = [&](const std::string& name) -> const Linear& {
+      const auto it = replaced.find(name);
+      return it == replaced.end() ? weights.linears.at(name) : it->second;
+    };
+    std::optional<ExpertInputs> seen;
+    if (quantized_) {
+      timed("observe", [&] {
+        seen.emplace(ex_, op, weights, quantized_->input(op.in),
+                     full_ ? full_->input(op.in) : ConstTensorView{});
+      });
+      experts_.push_back({layer, seen->tokens(), seen->starved()});
+    }
+    const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
+      std::optional<InputStats> stats;
+      if (seen) timed("observe", [&] { stats = ask(*seen); });
+      return stats;
+    };
+    for (int e = 0; e < op.experts; ++e)
+      quantize_items(
+          layer, {op.of_expert(op.gate, e), op.of_expert(op.up, e)},
+          [&] { return stats_of([e](ExpertInputs& s) { return s.of_input(e); }); }, replaced);
+    for (int e = 0; e < op.experts; ++e)
+      quantize_items(
+          layer, {op.of_expert(op.down, e)},
+          [&] { return stats_of([&](ExpertInputs& s) { return s.of_activation(e, linear); }); }, replaced);
+    return replaced;
+  }
+
+  // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed.
+  void quantize_items(int64_t layer, const std::vector<LinearDef>& items,
+                      const std::function<std::optional<InputStats>()>& observed,
+                      std::map<std::string, Linear>& replaced) {
+    std::vector<std::pair<const LinearDef*, const PlannedLinear*>> wanted;
+    for (const LinearDef& def : items)
+      if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name); !p.keep)
+        wanted.emplace_back(&def, &p);
+    if (wanted.empty()) return;
+    const bool restore = restored_.has_value();
+    const std::optional<InputStats> stats = restore ? std::nullopt : observed();
+    for (const auto& [def, p] : wanted) {
+      const QuantizedLinear q = restore ? unpack(*p) : quantize(*p, stats ? &*stats : nullptr);
+      if (quantized_) replaced.emplace(def->name, DenseLinear{.weight = values(q, job_.dtype), .bias = {}});
+    }
   }
 
   QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
@@ -193,7 +240,7 @@ class Run {
                         .rung = r.rung,
                         .loss = r.loss,
                         .loss_rtn = r.loss_rtn,
-                        .tokens = stats ? stats->tokens : 0,
+                        .tokens = stats ? stats->tokens - stats->borrowed : 0,
                         .hash = content_hash(r.linear)};
     timed("measure", [&] { measure(w, r.linear, stats, record); });
     timed("pack", [&] {
@@ -219,11 +266,6 @@ class Run {
                 .group = q.spec.group_size(q.in())},
                w);
     return w;
-  }
-
-  Linear dense(const QuantizedLinear& q, Linear& original) {
-    return DenseLinear{.weight = values(q, job_.dtype),
-                       .bias = std::move(std::get<DenseLinear>(original).bias)};
   }
 
   // Relative error of the output on the calibration data (of the weights where there is none) and SQNR.
@@ -265,6 +307,7 @@ class Run {
   std::map<std::string, double> phases_;
   std::vector<NamedTensor> packed_;
   std::vector<LinearRecord> records_;
+  std::vector<ExpertRecord> experts_;
   std::optional<CheckpointIndex> restored_;
 };
 
@@ -337,6 +380,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   }
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     for (const LinearRecord& r : run.journal().records(layer)) report.linears.push_back(r);
+  report.experts = run.experts();
   const Timer writing;
   report.peak_gpu_bytes = ex.on_cuda() ? ex.peak_bytes() : 0;
   report.peak_host_bytes = peak_host_bytes();

@@ -8,7 +8,6 @@
 
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
-#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -53,11 +52,20 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
                               slot_features(c.spec, ops, Slot::attn);
     slots = std::max({slots, width, attention + c.spec.hidden});
   }
+  int64_t experts =
+      0;  // bytes of a mixture: the f32 sum, logits, and rows of an expert that sees 4 times its share
+  for (const auto& ops : c.spec.kinds)
+    for (const BlockOp& op : ops)
+      if (const Moe* m = std::get_if<Moe>(&op)) {
+        const int64_t rows = std::min(o.tokens, 4 * o.tokens * m->top_k / m->experts);
+        experts = std::max(experts, o.tokens * (4 * m->hidden + 4 * m->experts + 16 * m->top_k) +
+                                        2 * rows * elem * (m->hidden + 2 * m->gate.out_features));
+      }
   if (plan.needs == Needs::nothing) return largest * 13;  // weight, working copy, values and codes
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
   const int64_t grams =
       widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
-  return 2 * block * elem + states + grams + largest * 24;
+  return 2 * block * elem + states + experts + grams + largest * 24;
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -78,10 +86,6 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
 }
 
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
-  if (has_moe(c.spec))
-    fail(ErrorKind::unsupported,
-         c.dir.string() + ": " + c.spec.arch +
-             ": mixtures of experts run and are measured, but cannot be quantized yet");
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);

@@ -56,6 +56,9 @@ std::string to_json(const QuantReport& r) {
             {"kept", r.kept}};
   j["linears"] = Json::array();
   for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
+  j["experts"] = Json::array();
+  for (const ExpertRecord& e : r.experts)
+    j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
   return j.dump(1) + "\n";
 }
 

@@ -21,6 +21,13 @@ struct LinearRecord {
   std::string hash;  // of the neutral form; `evaluate verify` compares it
 };
 
+// The tokens that the router of a layer's mixture sent to each expert during calibration.
+struct ExpertRecord {
+  int64_t layer = 0;
+  std::vector<int64_t> tokens;  // [experts]
+  std::vector<int> starved;     // experts that borrowed statistics from their layer (src/calib/experts.h)
+};
+
 struct QuantReport {
   std::string recipe, model, out, device, dtype, calibration, note;
   uint64_t seed = 0;
@@ -30,7 +37,8 @@ struct QuantReport {
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
   double bits_per_weight = 0;
   std::vector<LinearRecord> linears;
-  std::vector<std::string> kept;  // linears left as they are
+  std::vector<ExpertRecord> experts;  // layers with a mixture of experts, where there was a calibration
+  std::vector<std::string> kept;      // linears left as they are
 };
 
 std::string to_json(const QuantReport&);

@@ -43,7 +43,7 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
 
 Tensor gather_rows(Exec& ex, ConstTensorView x, ConstTensorView rows) {
   Tensor y = ex.alloc(x.dtype, {rows.numel(), x.cols()});
-  embed(ex, rows, x, 1.f, y);
+  if (rows.numel() > 0) embed(ex, rows, x, 1.f, y);
   return y;
 }
 

@@ -8,8 +8,11 @@ inline constexpr double kF32Product = 2e-5;  // a long f32 product
 inline constexpr double kBf16Op = 6e-3;      // one bf16 rounding of inputs and output
 inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against the reference implementation
 inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
-// Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random routers.
+// Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
+// routers.
 inline constexpr double kReroutedTokens = 0.03;
+inline constexpr double kReroutedPacked = 0.06;    // the same between packed kernels and dequantized weights
+inline constexpr double kPackedPerplexity = 1e-3;  // packed kernels against dequantized weights, bf16
 
 inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
 inline constexpr double kFactor = 2e-3;  // an f32 factor times its inverse, at a condition of a few thousand

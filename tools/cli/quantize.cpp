@@ -186,6 +186,24 @@ void refuse_if_too_large(const Exec& ex, const QuantPlan& plan) {
                                         human_bytes(plan.peak_gpu_bytes), human_bytes(free)));
 }
 
+// Names the experts that saw too few tokens, as many as fit on a line; "" where there are none.
+std::string starved_line(const QuantReport& r) {
+  constexpr int kNamed = 8;
+  int64_t starved = 0, experts = 0;
+  std::string names;
+  for (const ExpertRecord& layer : r.experts) {
+    experts += static_cast<int64_t>(layer.tokens.size());
+    for (const int e : layer.starved)
+      if (++starved <= kNamed)
+        names += fmt::format("{}{}.{} ({} tokens)", names.empty() ? "" : ", ", layer.layer, e,
+                             layer.tokens[static_cast<size_t>(e)]);
+  }
+  if (starved == 0) return "";
+  return fmt::format(
+      "{} of {} experts saw too few tokens and borrowed statistics from their layers: layer.expert {}{}\n",
+      starved, experts, names, starved > kNamed ? ", …" : "");
+}
+
 std::string summary(const QuantReport& r) {
   std::string s;
   std::map<std::string, int> rungs;
@@ -197,6 +215,7 @@ std::string summary(const QuantReport& r) {
   }
   for (const auto& [rung, n] : rungs)
     s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
+  s += starved_line(r);
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
