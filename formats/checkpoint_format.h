@@ -1,7 +1,6 @@
 #pragma once
-// Checkpoint formats: what `--format NAME` means. A format is an ordered list of packings (the first that accepts a
-// linear takes it) and the `quantization_config` object that its readers expect.
-#include <functional>
+// Checkpoint formats: what `--format NAME` means. A format is an ordered list of packings (the first that
+// accepts a linear takes it) and the `quantization_config` object that its readers expect.
 #include <map>
 #include <optional>
 #include <string>
@@ -21,7 +20,7 @@ struct LinearFormat {
 
 struct QuantizationSummary {
   std::map<std::string, LinearFormat> linears;  // by full linear name, "model.layers.0.self_attn.q_proj"
-  std::vector<std::string> dense;               // linears that stay as they are, for readers that must be told
+  std::vector<std::string> dense;  // linears that stay as they are, for readers that must be told
 };
 
 struct CheckpointFormat {
@@ -35,16 +34,17 @@ const std::vector<const CheckpointFormat*>& checkpoint_formats();
 const CheckpointFormat& checkpoint_format(std::string_view name);  // Error{usage} listing the known ones
 
 // The packing a linear gets, or null with the reasons of all candidates in `why_not`.
-const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in, bool act_order,
-                              std::string* why_not);
+const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in,
+                              bool act_order, std::string* why_not);
 
-// Reads the `quantization_config` of a config.json (or a quantize_config.json beside it). `config_json` is the JSON
-// text of config.json; `has_tensor(name)` tells which tensors exist and `linears` are the candidates. Absent
-// quantization_config: empty result. Error{unsupported|checkpoint} names the key that is not understood.
-// `name` receives "marlin", "gptq", "gptq_v2" … or "dense".
+// Reads the `quantization_config` of a config.json (or a quantize_config.json beside it). `config_json` is
+// the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and shape tell what the
+// config leaves open) and `linears` are the candidates. Absent quantization_config: empty result.
+// Error{unsupported|checkpoint} names the key that is not understood. `name` receives "marlin", "gptq",
+// "gptq_v2", "compressed-tensors" … or "dense".
 QuantizationSummary read_quantization(const std::string& config_json, const std::string& quantize_config_json,
-                                      const std::vector<std::string>& linears,
-                                      const std::function<bool(const std::string&)>& has_tensor, std::string* name);
+                                      const std::vector<std::string>& linears, const TensorSource& tensor,
+                                      std::string* name);
 
 #define FEWBIT_FORMAT(id) extern const CheckpointFormat format_##id;
 #include "formats/formats.def"

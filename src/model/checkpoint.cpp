@@ -55,7 +55,8 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   for (const NamedLinear& l : linears) names.push_back(l.name);
   std::string format;
   QuantizationSummary quantization = read_quantization(
-      config.text(), side_config(dir), names, [&](const std::string& name) { return store.has(name); },
+      config.text(), side_config(dir), names,
+      [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; },
       &format);
   for (const NamedLinear& l : linears) {
     const auto it = quantization.linears.find(l.name);

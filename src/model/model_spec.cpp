@@ -76,6 +76,14 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   return out;
 }
 
+std::vector<std::string> routers_of(const ModelSpec& spec) {
+  std::vector<std::string> out;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (const Moe* m = std::get_if<Moe>(&op)) out.push_back(spec.prefix(layer) + m->router);
+  return out;
+}
+
 int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, Slot slot) {
   if (slot == Slot::x) return spec.hidden;
   for (const BlockOp& op : block) {

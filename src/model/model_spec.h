@@ -137,6 +137,8 @@ struct NamedDense {
   Shape shape;
 };
 std::vector<NamedDense> dense_tensors_of(const ModelSpec&);
+// Full names of the routers: linear layers in the model's own code that are never quantized.
+std::vector<std::string> routers_of(const ModelSpec&);
 
 // Width of a slot in a block: the output features of what writes it.
 int64_t slot_features(const ModelSpec&, const std::vector<BlockOp>& block, Slot);

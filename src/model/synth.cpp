@@ -277,6 +277,7 @@ class Synthesizer {
       : writer_(writer), spec_(spec), options_(options), format_(checkpoint_format(options.format)) {
     const QuantSpec int4{};
     dense_only_ = format_.candidates(int4).empty();
+    summary_.dense = routers_of(spec);
     for (const NamedLinear& l : linears_of(spec)) {
       if (dense_only_) {
         total_ += 2 * l.out * l.in;

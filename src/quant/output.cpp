@@ -51,9 +51,14 @@ void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& jo
 
 void write_config(const Checkpoint& c, const QuantPlan& plan, const fs::path& dir) {
   QuantizationSummary summary;
-  for (const PlannedLinear& p : plan.linears)
-    if (!p.keep)
+  summary.dense = routers_of(c.spec);
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.keep) {
+      summary.dense.push_back(p.linear.name);
+    } else {
       summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
+    }
+  }
   auto config = nlohmann::ordered_json::parse(c.config.text());
   const std::string quantization = plan.format->write_config(summary);
   if (!quantization.empty()) {

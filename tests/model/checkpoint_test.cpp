@@ -121,6 +121,66 @@ TEST(Checkpoint, AMixedMapIsReadBack) {
   EXPECT_EQ(content_hash(read), content_hash(q));
 }
 
+// Two layouts whose codes have the name of a dense weight, one described per tensor, the other per channel.
+TEST(Checkpoint, CompressedTensorsTakesShapesAndTypesFromTheTensors) {
+  TempDir dir;
+  synthesize(dir.path(), {.preset = "tiny"}, {});
+  const auto linear = [](const QuantSpec& spec) {
+    QuantizedLinear q;
+    q.spec = spec;
+    q.codes = Tensor::host_zeros(DType::u8, {128, 128});
+    q.codes.as<uint8_t>()[5] = 0x38;
+    q.scales = Tensor::host(DType::f32, {128 / spec.out_group, 1});
+    std::fill_n(q.scales.as<float>(), q.scales.numel(), 0.5f);
+    if (spec.activations == ActQuant::tensor) q.input_scale = 0.25f;
+    return q;
+  };
+  const std::string k = "model.layers.0.self_attn.o_proj";
+  std::map<std::string, QuantizedLinear> linears;
+  linears[kQ] = linear({.grid = Grid::f8_e4m3,
+                        .bits = 8,
+                        .group = -1,
+                        .scale_dtype = DType::bf16,
+                        .out_group = 128,
+                        .activations = ActQuant::tensor});
+  linears[k] = linear({.bits = 8, .group = -1, .scale_dtype = DType::f32, .activations = ActQuant::token});
+  QuantizationSummary summary;
+  summary.linears[kQ] = {&packing_ct_float, linears[kQ].spec, false};
+  summary.linears[k] = {&packing_ct_int, linears[k].spec, false};
+  rewrite(dir.path(), [&](Tensors& t) {
+    for (const auto& [name, f] : summary.linears)
+      for (NamedTensor& n : f.packing->pack(name, linears[name]).tensors) t[n.name] = std::move(n.tensor);
+  });
+  rewrite_config(dir.path(), [&](json& c) {
+    c["quantization_config"] = json::parse(format_compressed_tensors.write_config(summary));
+  });
+  {
+    const Checkpoint c = Checkpoint::open(dir.path());
+    EXPECT_EQ(c.format, "compressed-tensors");
+    EXPECT_EQ(c.quantization.linears.size(), 2u);
+    for (const auto& [name, q] : linears) {
+      const QuantizedLinear read = c.unpack(name, 128, 128);
+      EXPECT_EQ(read.spec, q.spec) << name;
+      EXPECT_EQ(content_hash(read), content_hash(q)) << name;
+    }
+  }
+  rewrite(dir.path(), [&](Tensors& t) { t.erase(std::string(kQ) + ".input_scale"); });
+  EXPECT_NE(complaints(dir.path()).find("input_scale': expected f32 [1] (ct_float fp8 gch acts=tensor)"),
+            std::string::npos)
+      << complaints(dir.path());
+}
+
+// In the model's own code a router is a Linear like the others: other readers must be told to leave it alone.
+TEST(Checkpoint, CompressedTensorsIgnoresRouters) {
+  TempDir dir;
+  synthesize(dir.path(), {.preset = "tiny-moe", .format = "compressed-tensors"}, {});
+  const Checkpoint c = Checkpoint::open(dir.path());
+  EXPECT_EQ(c.quantization.linears.size(), linears_of(c.spec).size());
+  const json config = json::parse(c.config.text());
+  EXPECT_EQ(config["quantization_config"]["ignore"],
+            json({"model.layers.0.mlp.gate", "model.layers.1.mlp.gate", "lm_head"}));
+}
+
 TEST(Checkpoint, ThePlaceOfAProblemIsNamed) {
   TempDir dir;
   EXPECT_NE(complaints(dir / "none", ErrorKind::io).find("none"), std::string::npos);

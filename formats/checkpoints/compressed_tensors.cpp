@@ -1,0 +1,320 @@
+// --format compressed-tensors: for vLLM, SGLang and transformers, and the default of W8A8 and FP8. One group
+// of linears with one scheme is addressed by its class; where schemes differ every group names its modules,
+// which no reader can take for another group's (docs/formats/compressed-tensors.md).
+#include "formats/checkpoints/compressed_tensors.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "src/core/error.h"
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace compressed_tensors {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::array<std::pair<const char*, const Packing*>, 3> kFormats = {
+    {{"pack-quantized", &packing_ct_pack},
+     {"int-quantized", &packing_ct_int},
+     {"float-quantized", &packing_ct_float}}};
+
+std::string known_formats() {
+  std::string s;
+  for (const auto& [name, packing] : kFormats) s += std::string(s.empty() ? "" : ", ") + name;
+  return s;
+}
+
+const char* format_name(const Packing* packing) {
+  for (const auto& [name, p] : kFormats)
+    if (p == packing) return name;
+  bug("a packing that compressed-tensors does not have");
+}
+
+// --- writing
+
+const char* type_name(const QuantSpec& spec) { return spec.grid == Grid::integer ? "int" : "float"; }
+
+// Every key of the library's QuantizationArgs that is needed; it refuses unknown ones.
+ordered_json arguments(int bits, const char* type, bool symmetric, const char* strategy) {
+  return {{"num_bits", bits},     {"type", type},          {"symmetric", symmetric},
+          {"strategy", strategy}, {"group_size", nullptr}, {"block_structure", nullptr},
+          {"dynamic", false},     {"actorder", nullptr}};
+}
+
+ordered_json weights(const LinearFormat& f) {
+  const QuantSpec& s = f.spec;
+  if (s.out_group > 1 && s.group == -1) return arguments(s.bits, type_name(s), s.symmetric, "tensor");
+  if (s.group == -1) return arguments(s.bits, type_name(s), s.symmetric, "channel");
+  ordered_json j = arguments(s.bits, type_name(s), s.symmetric, s.out_group > 1 ? "block" : "group");
+  if (s.out_group > 1) {
+    j["block_structure"] = {s.out_group, s.group};
+  } else {
+    j["group_size"] = s.group;
+  }
+  if (f.act_order) j["actorder"] = "group";
+  return j;
+}
+
+// Dynamic activations of block weights are described as the library's FP8_BLOCK does, one scale per 128
+// inputs.
+ordered_json activations(const QuantSpec& s) {
+  if (s.activations == ActQuant::none) return nullptr;
+  if (s.activations == ActQuant::tensor) return arguments(8, type_name(s), true, "tensor");
+  const bool block = s.out_group > 1 && s.group != -1;
+  ordered_json j = arguments(8, type_name(s), true, block ? "group" : "token");
+  if (block) j["group_size"] = s.group;
+  j["dynamic"] = true;
+  return j;
+}
+
+ordered_json scheme_of(const LinearFormat& f) {
+  return {{"targets", ordered_json::array()},
+          {"format", format_name(f.packing)},
+          {"weights", weights(f)},
+          {"input_activations", activations(f.spec)},
+          {"output_activations", nullptr}};
+}
+
+struct Group {
+  ordered_json scheme;
+  std::vector<std::string> names;
+};
+
+std::vector<Group> groups_of(const QuantizationSummary& summary) {
+  std::vector<Group> groups;
+  for (const auto& [name, format] : summary.linears) {
+    ordered_json scheme = scheme_of(format);
+    auto it = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.scheme == scheme; });
+    if (it == groups.end()) it = groups.insert(it, Group{std::move(scheme), {}});
+    it->names.push_back(name);
+  }
+  return groups;
+}
+
+std::vector<const Packing*> candidates(const QuantSpec& spec) {
+  if (spec.grid == Grid::f8_e4m3) return {&packing_ct_float};
+  if (spec.activations != ActQuant::none) return {&packing_ct_int};
+  return {&packing_ct_pack};
+}
+
+std::string write_config(const QuantizationSummary& summary) {
+  if (summary.linears.empty()) return "";
+  std::vector<Group> groups = groups_of(summary);
+  const ordered_json first = groups[0].scheme["format"];
+  const bool one_format =
+      std::all_of(groups.begin(), groups.end(), [&](const Group& g) { return g.scheme["format"] == first; });
+  ordered_json c;
+  c["quant_method"] = "compressed-tensors";
+  c["format"] = one_format ? first : ordered_json("mixed-precision");
+  c["quantization_status"] = "compressed";
+  c["global_compression_ratio"] = nullptr;
+  c["ignore"] = summary.dense;
+  if (!summary.linears.count("lm_head") &&
+      std::find(summary.dense.begin(), summary.dense.end(), "lm_head") == summary.dense.end())
+    c["ignore"].push_back("lm_head");
+  c["config_groups"] = ordered_json::object();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].scheme["targets"] =
+        groups.size() == 1 ? ordered_json({"Linear"}) : ordered_json(groups[i].names);
+    c["config_groups"]["group_" + std::to_string(i)] = std::move(groups[i].scheme);
+  }
+  return c.dump(2);
+}
+
+// --- reading
+
+// Entries of `targets` and `ignore`: a module's full name, "re:" and a regular expression from its start, or
+// a class, of which a linear has "Linear".
+struct Matcher {
+  std::set<std::string> names;
+  std::vector<NamePattern> patterns;
+
+  Matcher(const ConfigObject& o, const char* key) {
+    for (const std::string& entry : o.strings(key)) {
+      if (starts_with(entry, "re:")) {
+        patterns.emplace_back(entry.substr(3), o.where + '.' + key);
+      } else {
+        names.insert(entry);
+      }
+    }
+  }
+  bool has(const std::string& name) const { return names.count(name) > 0; }
+  bool pattern(const std::string& name) const {
+    return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return p.matches(name); });
+  }
+};
+
+struct Scheme {
+  LinearFormat format;
+  bool per_tensor = false;  // out_group is the linear's own number of outputs
+  Matcher targets;
+};
+
+// "128x128", as the library wrote it once, or [128, 128].
+void read_block(const ConfigObject& w, QuantSpec& spec) {
+  std::vector<int64_t> block;
+  if (w.shown("block_structure").front() == '"') {
+    long long n = 0, k = 0;
+    if (std::sscanf(w.str("block_structure", "").c_str(), "%lldx%lld", &n, &k) == 2) block = {n, k};
+  } else {
+    block = w.integers("block_structure");
+  }
+  if (block.size() != 2 || block[0] < 2 || block[1] < 1)
+    w.wrong("block_structure", "[outputs, inputs] of a block");
+  spec.out_group = block[0];
+  spec.group = block[1];
+}
+
+void read_weights(const ConfigObject& w, Scheme& scheme) {
+  QuantSpec& spec = scheme.format.spec;
+  const std::string type = w.str("type", "int"), strategy = w.str("strategy", "");
+  if (type != "int" && type != "float") w.unsupported("type", "int, float");
+  spec.grid = type == "int" ? Grid::integer : Grid::f8_e4m3;
+  const int64_t bits = w.integer("num_bits").value_or(8);
+  if (bits != 8 && (type == "float" || (bits != 2 && bits != 3 && bits != 4)))
+    w.unsupported("num_bits", type == "int" ? "2, 3, 4, 8" : "8");
+  spec.bits = static_cast<int>(bits);
+  spec.symmetric = w.flag("symmetric", true);
+  if (w.has("dynamic") && w.shown("dynamic") != "false") w.unsupported("dynamic", "false");
+  const auto group = w.integer("group_size");
+  if (strategy == "block") {
+    read_block(w, spec);
+  } else if (strategy == "group" || (strategy.empty() && group.value_or(-1) > 0)) {
+    if (!group || *group < 1) w.wrong("group_size", "a positive integer");
+    spec.group = *group;
+  } else if (strategy == "channel" || strategy == "tensor" || strategy.empty()) {
+    spec.group = -1;
+    scheme.per_tensor = strategy == "tensor" || (strategy.empty() && !group);
+  } else {
+    w.unsupported("strategy", "tensor, channel, group, block");
+  }
+  const std::string order = w.shown("actorder");
+  scheme.format.act_order = order == "\"group\"" || order == "\"dynamic\"" || order == "true";
+  if (!scheme.format.act_order && order != "nothing" && order != "false" && order != "\"weight\"" &&
+      order != "\"static\"")
+    w.unsupported("actorder", "null, weight, group");
+}
+
+ActQuant read_activations(const std::optional<ConfigObject>& a, const QuantSpec& spec) {
+  if (!a) return ActQuant::none;
+  if (a->integer("num_bits").value_or(8) != 8) a->unsupported("num_bits", "8");
+  if (const std::string type = spec.grid == Grid::integer ? "int" : "float"; a->str("type", "int") != type)
+    a->unsupported("type", type + ", as the weights");
+  if (!a->flag("symmetric", true)) a->unsupported("symmetric", "true");
+  const std::string dynamic = a->shown("dynamic"), strategy = a->str("strategy", "tensor");
+  const bool block = spec.out_group > 1;
+  if (dynamic == "true" && (strategy == "token" || (strategy == "group" && block))) return ActQuant::token;
+  if (dynamic != "true" && dynamic != "\"local\"" && strategy == "tensor") return ActQuant::tensor;
+  a->unsupported("strategy", "token with dynamic true, tensor with dynamic false; group with block weights");
+}
+
+const Packing* read_format(const ConfigObject& group, const std::string& global) {
+  const std::string format = group.str("format", global);
+  for (const auto& [name, packing] : kFormats)
+    if (format == name) return packing;
+  fail(ErrorKind::unsupported, group.where + ".format: found \"" + format + "\"; known: " + known_formats());
+}
+
+Scheme read_scheme(const ConfigObject& group, const std::string& global_format) {
+  Scheme scheme{.format = {}, .per_tensor = false, .targets = Matcher(group, "targets")};
+  scheme.format.packing = read_format(group, global_format);
+  const auto w = group.object("weights");
+  if (!w) group.wrong("weights", "an object");
+  read_weights(*w, scheme);
+  QuantSpec& spec = scheme.format.spec;
+  spec.activations = read_activations(group.object("input_activations"), spec);
+  if (group.has("output_activations")) group.unsupported("output_activations", "null");
+  // A shape that fits every group: what is refused here is refused for every linear.
+  constexpr int64_t kOut = 1 << 20;
+  QuantSpec any = spec;
+  if (scheme.per_tensor) any.out_group = kOut;
+  const int64_t in = spec.group == -1 ? kOut : 2 * spec.group;
+  if (const std::string why = scheme.format.packing->refuses(any, kOut, in, scheme.format.act_order);
+      !why.empty())
+    fail(ErrorKind::unsupported, group.where + ": " + why);
+  return scheme;
+}
+
+// A name goes before a pattern, a pattern before the class.
+const Scheme* scheme_of(const std::vector<Scheme>& schemes, const std::string& linear) {
+  for (const Scheme& s : schemes)
+    if (s.targets.has(linear)) return &s;
+  for (const Scheme& s : schemes)
+    if (s.targets.pattern(linear)) return &s;
+  for (const Scheme& s : schemes)
+    if (s.targets.has("Linear")) return &s;
+  return nullptr;
+}
+
+// What only the tensors tell: the type of the scales, the outputs that one scale serves, whether the order
+// was kept.
+LinearFormat completed(const Scheme& scheme, const std::string& linear, const TensorSource& tensor) {
+  LinearFormat f = scheme.format;
+  const ConstTensorView scale = tensor(linear + ".weight_scale"), weight = tensor(linear + ".weight");
+  for (DType d : {DType::f16, DType::bf16, DType::f32})
+    if (scale.data && scale.dtype == d) f.spec.scale_dtype = d;
+  if (scheme.per_tensor && weight.data) f.spec.out_group = weight.rows();
+  f.act_order = f.act_order && tensor(linear + ".weight_g_idx").data;
+  return f;
+}
+
+// Whether the tensor of codes is there; that of FP8 and int8 has the name of a dense weight and is told by
+// its type.
+bool packed(const LinearFormat& f, const std::string& linear, const TensorSource& tensor) {
+  const TensorPlan codes = f.packing->tensors(f.spec, 256, 256, f.act_order)[0];
+  const ConstTensorView v = tensor(linear + '.' + codes.suffix);
+  return v.data && v.dtype == codes.dtype;
+}
+
+void refuse_what_changes_values(const ConfigObject& config, const std::vector<std::string>& linears,
+                                const TensorSource& tensor) {
+  const auto sparsity = config.object("sparsity_config");
+  if (sparsity && sparsity->str("format", "dense") != "dense") sparsity->unsupported("format", "dense");
+  if (const auto transforms = config.object("transform_config"))
+    if (const auto groups = transforms->object("config_groups"); groups && !groups->members().empty())
+      transforms->unsupported("config_groups", "no transforms");
+  if (std::find(linears.begin(), linears.end(), "lm_head") == linears.end() &&
+      tensor("lm_head.weight_scale").data)
+    fail(ErrorKind::unsupported, "tensor 'lm_head.weight_scale': a quantized head is not supported");
+}
+
+}  // namespace
+
+QuantizationSummary read(const ConfigObject& config, const std::vector<std::string>& linears,
+                         const TensorSource& tensor) {
+  refuse_what_changes_values(config, linears, tensor);
+  const std::string format = config.str("format", "");
+  const auto groups = config.object("config_groups");
+  if (!groups) config.wrong("config_groups", "an object");
+  std::vector<Scheme> schemes;
+  for (const auto& [name, group] : groups->members()) schemes.push_back(read_scheme(group, format));
+  const Matcher ignore(config, "ignore");
+  QuantizationSummary out;
+  for (const std::string& linear : linears) {
+    const Scheme* scheme = scheme_of(schemes, linear);
+    const bool ignored = ignore.has(linear) || ignore.pattern(linear) || ignore.has("Linear");
+    if (scheme && !ignored) {
+      if (const LinearFormat f = completed(*scheme, linear, tensor); packed(f, linear, tensor)) {
+        out.linears[linear] = f;
+        continue;
+      }
+    }
+    out.dense.push_back(linear);
+  }
+  return out;
+}
+
+}  // namespace compressed_tensors
+
+constinit const CheckpointFormat format_compressed_tensors = {
+    .name = "compressed-tensors",
+    .summary = "packed integers, W8A8 and FP8 for vLLM, SGLang and transformers",
+    .candidates = compressed_tensors::candidates,
+    .write_config = compressed_tensors::write_config};
+
+}  // namespace fewbit

@@ -1,0 +1,134 @@
+#include "formats/config_object.h"
+
+#include <nlohmann/json.hpp>
+
+#include "src/core/error.h"
+// g++ 12 with sanitizers takes std::regex's own unions for uninitialized.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
+namespace fewbit {
+namespace {
+
+using nlohmann::ordered_json;
+
+const ordered_json& tree(const void* json) { return *static_cast<const ordered_json*>(json); }
+
+const ordered_json* find(const void* json, std::string_view key) {
+  const auto it = tree(json).find(key);
+  return it == tree(json).end() || it->is_null() ? nullptr : &*it;
+}
+
+std::string dump(const ordered_json& v) {
+  const std::string s = v.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  return s.size() <= 60 ? s : s.substr(0, 57) + "...";
+}
+
+template <class T>
+std::vector<T> list(const ConfigObject& o, const ordered_json* v, const char* key, const char* expected,
+                    bool (*fits)(const ordered_json&)) {
+  std::vector<T> out;
+  if (!v) return out;
+  if (!v->is_array()) o.wrong(key, expected);
+  for (const ordered_json& e : *v) {
+    if (!fits(e)) o.wrong(key, expected);
+    out.push_back(e.get<T>());
+  }
+  return out;
+}
+
+}  // namespace
+
+bool ConfigObject::has(const char* key) const { return find(json_, key) != nullptr; }
+
+std::string ConfigObject::shown(const char* key) const {
+  const ordered_json* v = find(json_, key);
+  return v ? dump(*v) : "nothing";
+}
+
+void ConfigObject::wrong(std::string_view key, const std::string& expected) const {
+  const std::string k(key);
+  fail(ErrorKind::checkpoint, where + '.' + k + ": expected " + expected + ", found " + shown(k.c_str()));
+}
+
+void ConfigObject::unsupported(std::string_view key, const std::string& supported) const {
+  const std::string k(key);
+  fail(ErrorKind::unsupported, where + '.' + k + ": found " + shown(k.c_str()) + "; supported: " + supported);
+}
+
+std::string ConfigObject::str(const char* key, const std::string& fallback) const {
+  const ordered_json* v = find(json_, key);
+  if (v && !v->is_string()) wrong(key, "a string");
+  return v ? v->get<std::string>() : fallback;
+}
+
+bool ConfigObject::flag(const char* key, bool fallback) const {
+  const ordered_json* v = find(json_, key);
+  if (v && !v->is_boolean()) wrong(key, "true or false");
+  return v ? v->get<bool>() : fallback;
+}
+
+std::optional<int64_t> ConfigObject::integer(const char* key) const {
+  const ordered_json* v = find(json_, key);
+  if (v && !v->is_number_integer()) wrong(key, "an integer");
+  return v ? std::optional(v->get<int64_t>()) : std::nullopt;
+}
+
+std::vector<std::string> ConfigObject::strings(const char* key) const {
+  return list<std::string>(*this, find(json_, key), key, "a list of strings",
+                           [](const ordered_json& e) { return e.is_string(); });
+}
+
+std::vector<int64_t> ConfigObject::integers(const char* key) const {
+  return list<int64_t>(*this, find(json_, key), key, "a list of integers",
+                       [](const ordered_json& e) { return e.is_number_integer(); });
+}
+
+std::optional<ConfigObject> ConfigObject::object(const char* key) const {
+  const ordered_json* v = find(json_, key);
+  if (v && !v->is_object()) wrong(key, "an object");
+  if (!v) return std::nullopt;
+  return ConfigObject{v, where + '.' + key};
+}
+
+std::vector<std::pair<std::string, ConfigObject>> ConfigObject::members() const {
+  std::vector<std::pair<std::string, ConfigObject>> out;
+  for (const auto& [key, value] : tree(json_).items()) {
+    if (!value.is_object()) wrong(key, "an object");
+    out.emplace_back(key, ConfigObject{&value, where + '.' + key});
+  }
+  return out;
+}
+
+struct ConfigTree::Impl {
+  ordered_json json;
+  std::string where;
+};
+
+ConfigTree::ConfigTree(const std::string& text, const std::string& where) {
+  ordered_json json;
+  try {
+    json = ordered_json::parse(text);
+  } catch (const ordered_json::parse_error& e) {
+    fail(ErrorKind::checkpoint, where + ": not JSON: syntax error at byte " + std::to_string(e.byte));
+  }
+  if (!json.is_object()) fail(ErrorKind::checkpoint, where + ": expected a JSON object, found " + dump(json));
+  impl_ = std::make_unique<const Impl>(Impl{std::move(json), where});
+}
+
+ConfigTree::~ConfigTree() = default;
+
+ConfigObject ConfigTree::root() const { return {&impl_->json, impl_->where}; }
+
+NamePattern::NamePattern(const std::string& expression, const std::string& where) try : regex_(expression) {
+} catch (const std::regex_error& e) {
+  fail(ErrorKind::unsupported,
+       where + ": cannot read the regular expression \"" + expression + "\": " + e.what());
+}
+
+bool NamePattern::matches(const std::string& name) const {
+  return std::regex_search(name, regex_, std::regex_constants::match_continuous);
+}
+
+}  // namespace fewbit
