@@ -102,9 +102,6 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
   if (!f.method) f.method = &method_rtn;
 }
 
-constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActQuants{
-    {{ActQuant::none, "none"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
-
 DType scale_from(std::string_view v) {
   if (v == "f16") return DType::f16;
   if (v == "bf16") return DType::bf16;
@@ -123,8 +120,6 @@ float damp_from(std::string_view v) {
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
-  else if (key == "acts")
-    r.activations = from_name(kActQuants, "activation quantization", value);
   else if (key == "scale")
     r.scale = scale_from(value);
   else if (key == "damp")
@@ -135,8 +130,7 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.format = std::string(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format=",
-                     key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= format=", key));
 }
 
 void apply_word(Recipe& r, const std::string& word) {
@@ -198,7 +192,6 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.bits) base.bits = over.bits;
   if (over.group) base.group = over.group;
   if (over.symmetric) base.symmetric = over.symmetric;
-  if (over.activations) base.activations = over.activations;
   if (over.act_order) base.act_order = over.act_order;
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
@@ -216,7 +209,6 @@ FullRecipe resolve(const Recipe& r) {
   bool symmetric = true;
   for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
   f.spec.symmetric = r.symmetric.value_or(symmetric);
-  f.spec.activations = r.activations.value_or(ActQuant::none);
   f.spec.scale_dtype = r.scale.value_or(DType::f16);
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);

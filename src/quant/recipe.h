@@ -1,6 +1,6 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
-//   awq+gptq int4 g128 sym acts=none act=off scale=f16 damp=0.01 effort=default format=marlin
+//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>
@@ -19,7 +19,6 @@ struct Recipe {
   std::optional<int> bits{};
   std::optional<int64_t> group{};  // -1 = one per row
   std::optional<bool> symmetric{};
-  std::optional<ActQuant> activations{};
   std::optional<ActOrder> act_order{};
   std::optional<Effort> effort{};
   std::optional<DType> scale{};

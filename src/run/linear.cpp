@@ -103,7 +103,10 @@ Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
   if (note) note->clear();
   std::string reason;
-  if (dtype == DType::bf16) {
+  if (q.spec.activations != ActQuant::none) {
+    reason = "its input is not quantized here (" + q.spec.str() +
+             "): the weight is dequantized and multiplied densely";
+  } else if (dtype == DType::bf16) {
     if (!ex.on_cuda()) {
       reason = no_kernel(ex, q);
       if (reason.empty()) return row_linear(ex, q, bias, dtype);
