@@ -115,7 +115,8 @@ std::string no_byte_kernel(const QuantizedLinear& q) {
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid != Grid::integer) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f8_e4m3) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
   return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
@@ -137,10 +138,11 @@ Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType 
   return DenseLinear{.weight = upload(ex, weight, dtype), .bias = upload(ex, bias, dtype), .input = {}};
 }
 
-std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<float> input_scale) {
-  if (spec.activations == ActQuant::none) return std::nullopt;
+std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double> input_scale) {
+  if (spec.activations == ActQuant::none || spec.grid == Grid::f4_e2m1) return std::nullopt;
   const DType codes = spec.grid == Grid::integer ? DType::i8 : DType::f8_e4m3;
-  if (spec.activations == ActQuant::tensor) return RowQuant{.codes = codes, .fixed = input_scale.value()};
+  if (spec.activations == ActQuant::tensor)
+    return RowQuant{.codes = codes, .fixed = static_cast<float>(input_scale.value())};
   // Block weights come with one scale per token and block of inputs.
   const bool block = spec.out_group > 1 && spec.group != -1;
   return RowQuant{.codes = codes, .group = block ? spec.group : 0};

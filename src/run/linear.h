@@ -31,8 +31,9 @@ struct Int8Linear {  // W8A8: products in int8 (kernels/int8_gemm.h)
 };
 using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, Int8Linear>;
 
-// How a linear with this spec rounds its input; nothing where it does not. `input_scale` of static ones.
-std::optional<RowQuant> input_quant(const QuantSpec&, std::optional<float> input_scale);
+// How a linear with this spec rounds its input; nothing where it does not (E2M1 inputs stay as they are).
+// `input_scale` of static ones.
+std::optional<RowQuant> input_quant(const QuantSpec&, std::optional<double> input_scale);
 
 enum class Weights : uint8_t {
   packed,     // run packed linears through their kernels
