@@ -76,6 +76,8 @@ std::vector<QuantSpec> precision_candidates(const CheckpointFormat& format, cons
 PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& windows, const PrecisionJob& job) {
   if (job.base.bits || job.base.group)
     fail(ErrorKind::usage, "auto chooses bits and group sizes: leave them out of the recipe and give target-bits=4.25");
+  if (job.base.activations.value_or(ActQuant::none) != ActQuant::none)
+    fail(ErrorKind::usage, "auto chooses weights only; leave acts= out of the recipe");
   const FullRecipe base = resolve(job.base);
   const double target = job.base.target_bits.value_or(kDefaultTargetBits);
   const CheckpointFormat& format = checkpoint_format(base.format);

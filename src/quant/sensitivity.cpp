@@ -8,8 +8,8 @@
 #include "kernels/cast.h"
 #include "kernels/divergence.h"
 #include "kernels/embed.h"
-#include "kernels/gram.h"
 #include "src/calib/experts.h"
+#include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/strings.h"
 #include "src/quant/rounding.h"
@@ -90,12 +90,7 @@ class Measurement {
     if (const auto* group = std::get_if<Linears>(&op)) {
       const auto shared = std::make_shared<InputStats>();
       return [this, group, shared](const std::string&) {
-        if (shared->gram.empty()) {
-          const ConstTensorView x = calibration_.input(group->in);
-          shared->tokens = x.rows();
-          shared->gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
-          gram(ex_, x, shared->gram);
-        }
+        if (shared->gram.empty()) *shared = observe_input(ex_, calibration_.input(group->in), {}, {});
         return shared;
       };
     }
@@ -107,7 +102,8 @@ class Measurement {
       const int expert = std::stoi(name.substr(moe->expert_name.size()));
       const bool down = name == moe->of_expert(moe->down, expert).name;
       const auto original = [&](const std::string& n) -> const Linear& { return weights.linears.at(n); };
-      return std::make_shared<InputStats>(down ? seen->of_activation(expert, original) : seen->of_input(expert));
+      return std::make_shared<InputStats>(down ? seen->of_activation(expert, {}, original)
+                                               : seen->of_input(expert, {}));
     };
   }
 
