@@ -69,7 +69,7 @@ int read_bits(const ConfigObject& o, const QuantSpec* inherited, const char* key
   const auto b = o.integer(key);
   if (!b && inherited) return inherited->bits;
   if (!b) o.wrong(key, "an integer");
-  if (*b != 2 && *b != 3 && *b != 4 && *b != 8) o.unsupported(key, "2, 3, 4, 8");
+  if (*b < 2 || *b > 8) o.unsupported(key, "2 to 8");
   return static_cast<int>(*b);
 }
 
