@@ -18,10 +18,18 @@ ordered_json map_entry(const LinearFormat& f) {
           {"act_order", f.act_order}};
 }
 
+// Our own words also hold 5, 6 and 7 bits.
+int map_bits(const ConfigObject& o) {
+  const auto bits = o.integer("bits");
+  if (!bits) o.wrong("bits", "an integer");
+  if (*bits < 2 || *bits > 8) o.unsupported("bits", "2 to 8");
+  return static_cast<int>(*bits);
+}
+
 LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packing*> family) {
   LinearFormat f;
   f.packing = &packing_named(o.str("packing", ""), family, o.where + ".packing");
-  f.spec.bits = read_bits(o, nullptr);
+  f.spec.bits = map_bits(o);
   f.spec.group = read_group_size(o, nullptr);
   f.spec.symmetric = o.flag("sym", true);
   f.act_order = o.flag("act_order", false);
@@ -69,7 +77,7 @@ int read_bits(const ConfigObject& o, const QuantSpec* inherited, const char* key
   const auto b = o.integer(key);
   if (!b && inherited) return inherited->bits;
   if (!b) o.wrong(key, "an integer");
-  if (*b < 2 || *b > 8) o.unsupported(key, "2 to 8");
+  if (*b != 2 && *b != 3 && *b != 4 && *b != 8) o.unsupported(key, "2, 3, 4, 8");
   return static_cast<int>(*b);
 }
 

@@ -182,7 +182,8 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   EXPECT_EQ(why(packing_ct_int, w8a8, 64, 128, false), "");
   EXPECT_EQ(why(packing_ct_float, fp8, 64, 128, false), "");
   for (const Packing* p : packings()) {
-    EXPECT_NE(why(*p, {.bits = 5}, 64, 128, false), "") << p->name;
+    EXPECT_NE(why(*p, {.bits = 9}, 64, 128, false), "") << p->name;
+    EXPECT_EQ(why(*p, {.bits = 5}, 64, 128, false).empty(), p == &packing_gptq_v2) << p->name;
     EXPECT_NE(why(*p, {.group = 0}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.scale_dtype = DType::i8}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.out_group = 128}, 64, 128, false), "") << p->name;
