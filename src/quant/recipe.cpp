@@ -89,6 +89,10 @@ std::vector<std::string> overlaid_chain(const std::vector<std::string>& base,
 
 // Splits a chain into its transforms and the method at its end.
 void resolve_chain(const Recipe& r, FullRecipe& f) {
+  if (r.chooses_precision()) {
+    f.method = &method_gptq;
+    return;
+  }
   for (const std::string& name : r.chain) {
     const Transform* t = find_transform(name);
     if (f.method)
@@ -128,6 +132,14 @@ float percentile_from(std::string_view v) {
   return p;
 }
 
+double target_bits_from(std::string_view v) {
+  double bits = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
+  if (error != std::errc{} || end != v.data() + v.size() || !(bits >= 2 && bits <= 9))
+    fail(ErrorKind::usage, fmt::format("target-bits \"{}\" is not a number of bits per weight between 2 and 9", v));
+  return bits;
+}
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
@@ -143,9 +155,13 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.effort = effort_from(value);
   else if (key == "format")
     r.format = std::string(value);
+  else if (key == "target-bits")
+    r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= format=", key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= "
+                     "format= target-bits=",
+                     key));
 }
 
 void set_blocks(Recipe& r, int64_t out_group, int64_t group) {
@@ -268,6 +284,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }
@@ -276,6 +293,8 @@ FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
   resolve_chain(r, f);
+  if (r.target_bits && !r.chooses_precision())
+    fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   resolve_grid(r, f);
   bool symmetric = true;
   for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
