@@ -6,7 +6,7 @@
 
 #include "kernels/blas_cpu.h"
 #include "kernels/column_tiles.h"
-#include "kernels/integer_grid.h"
+#include "kernels/f8_grid.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
 
@@ -119,9 +119,11 @@ class RowBlock {
       if (choose && column % args_.group == 0)
         store_grid(row, g, search_group(live + j, h_ + column, std::min(args_.group, n - j), args_.search));
       const int zero = zeros_ ? zeros_[row * scales_.cols + g] : mid;
-      const float level = grid_level(live[j], scales_(row, g), zero, max_code);
+      const bool f8 = args_.grid == Grid::f8_e4m3;
+      const float level =
+          f8 ? f8_round(live[j] / scales_(row, g)) : grid_level(live[j], scales_(row, g), zero, max_code);
       const float q = level * scales_(row, g);
-      codes_(row, column) = static_cast<uint8_t>(static_cast<int>(level) + zero);
+      codes_(row, column) = f8 ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
       delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
       const float e = (live[j] - q) / u[j * kTileCols + j];
       for (int64_t k = j + 1; k < n; ++k) live[k] -= e * u[j * kTileCols + k];
@@ -149,6 +151,7 @@ void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorV
   FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
   FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
   FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
+  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
   FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
   blas::use_one_thread();
   const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);

@@ -17,6 +17,7 @@
 #include "kernels/column_tiles.h"
 #include "kernels/error_feedback.h"
 #include "kernels/exec_cuda.h"
+#include "kernels/f8_grid.h"
 #include "kernels/gemm.h"
 #include "kernels/grid_search.cuh"
 #include "kernels/reduce.cuh"
@@ -96,7 +97,7 @@ __device__ __forceinline__ GridChoice search_live(const float* live, const float
   return s.best();
 }
 
-template <int K>  // candidates per lane
+template <int K, bool kF8>  // candidates per lane; the grid
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const Walk t) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& sh = *reinterpret_cast<Shared*>(raw);
@@ -176,12 +177,13 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
         const int j = 4 * owner + i;
         if (j >= t.size) break;
         // Every lane rounds its own i-th column; only the owner's counts.
-        const float level = grid_level(live[i], scale[i], zero[i], max_code);
+        const float level =
+            kF8 ? f8_round(live[i] / scale[i]) : grid_level(live[i], scale[i], zero[i], max_code);
         const float q = level * scale[i];
         const float mine = (live[i] - q) * diag[i];
         const float e = __shfl_sync(kAllLanes, mine, owner);
         if (lane == owner) {
-          code[i] = static_cast<int>(level) + zero[i];
+          code[i] = kF8 ? f8_code(level) : static_cast<int>(level) + zero[i];
           w[i] -= q;
           loss += static_cast<double>(e) * e;
         }
@@ -322,7 +324,7 @@ class Loop {
     const int64_t blocks =
         std::min((out_ + kWarps - 1) / kWarps, static_cast<int64_t>(s_.sms()) * kBlocksPerSm);
     dispatch_candidates(walk_.candidates, [&](auto k) {
-      const auto kernel = walk_kernel<decltype(k)::value>;
+      const auto kernel = a_.grid == Grid::f8_e4m3 ? walk_kernel<1, true> : walk_kernel<decltype(k)::value, false>;
       FEWBIT_CUDA_CALL(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
       kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
@@ -348,6 +350,7 @@ void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, Tens
   FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
   FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
   FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
+  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
   FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
   ex.zero(loss);
   if (out > 0) Loop(ex, a, codes, scales, zeros, loss).run();

@@ -270,7 +270,8 @@ class Run {
     for (const LinearDef& def : items) {
       const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
       if (p.keep) continue;
-      if (const InputRounding rounding = rounding_of(p.recipe.spec); !restore && seen != rounding) {
+      if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
+          !restore && seen != rounding) {
         stats = observed(rounding);
         seen = rounding;
       }
@@ -341,7 +342,9 @@ class Run {
                 .zeros = zeros,
                 .group_of = group_of,
                 .bits = q.spec.bits,
-                .group = q.spec.group_size(q.in())},
+                .group = q.spec.group_size(q.in()),
+                .grid = q.spec.grid,
+                .out_group = q.spec.out_group},
                w);
     return w;
   }

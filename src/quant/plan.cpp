@@ -148,6 +148,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
           {l.name, "is already quantized (" + c.format + "); start from the bf16 checkpoint"});
     } else if (!p.keep) {
       p.recipe = resolve(r);
+      if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
       if (!r.format.empty() && r.format != base.format)
         plan.refusals.push_back({l.name, fmt::format("one checkpoint has one format: {} here, {} elsewhere",
                                                      r.format, base.format)});

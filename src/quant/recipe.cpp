@@ -106,7 +106,7 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
     else
       f.method = &method(name);
   }
-  if (!f.method) f.method = &method_rtn;
+  if (!f.method) f.method = r.grid == Grid::f8_e4m3 ? &method_fp8 : &method_rtn;
 }
 
 DType scale_from(std::string_view v) {
@@ -124,6 +124,14 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+float percentile_from(std::string_view v) {
+  float p = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), p);
+  if (error != std::errc{} || end != v.data() + v.size() || !(p > 0 && p <= 100))
+    fail(ErrorKind::usage, fmt::format("percentile \"{}\" is not a number above 0 and up to 100", v));
+  return p;
+}
+
 double target_bits_from(std::string_view v) {
   double bits = 0;
   const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
@@ -137,6 +145,8 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.act_order = act_order_from(value);
   else if (key == "acts")
     r.activations = activations_from(value);
+  else if (key == "percentile")
+    r.percentile = percentile_from(value);
   else if (key == "scale")
     r.scale = scale_from(value);
   else if (key == "damp")
@@ -149,15 +159,21 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format= "
-                     "target-bits=",
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= "
+                     "format= target-bits=",
                      key));
+}
+
+void set_blocks(Recipe& r, int64_t out_group, int64_t group) {
+  r.out_group = out_group;
+  r.group = group;
 }
 
 // int8 weights per output, inputs quantized per token.
 void set_w8a8(Recipe& r) {
+  r.grid = Grid::integer;
   r.bits = 8;
-  r.group = -1;
+  set_blocks(r, 1, -1);
   r.symmetric = true;
   if (!r.activations) r.activations = ActQuant::token;
 }
@@ -171,14 +187,21 @@ void apply_word(Recipe& r, const std::string& word) {
     r.symmetric = true;
   else if (word == "asym")
     r.symmetric = false;
-  else if (word == "gch")
-    r.group = -1;
+  else if (word == "gch" || word == "channel")
+    set_blocks(r, 1, -1);
+  else if (word == "tensor")
+    set_blocks(r, kAllOutputs, -1);
+  else if (word == "block128")
+    set_blocks(r, 128, 128);
+  else if (word == "fp8" && !r.chain.empty())
+    r.grid = Grid::f8_e4m3;
   else if (word == "w8a8")
     set_w8a8(r);
   else if (const auto bits = number_after(word, "int")) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,
            fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
+    r.grid = Grid::integer;
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1)
@@ -199,13 +222,32 @@ void apply_word(Recipe& r, const std::string& word) {
   }
 }
 
-// With 8-bit inputs there is a scale or so per output: f32 costs nothing.
-DType default_scale(const QuantSpec& spec) {
-  return spec.activations == ActQuant::none ? DType::f16 : DType::f32;
+bool in_bytes(const QuantSpec& s) { return s.activations != ActQuant::none || s.grid == Grid::f8_e4m3; }
+
+// There it is a scale or so per output, and f32 costs nothing; Marlin has f16 alone.
+DType default_scale(const QuantSpec& s, std::string_view format) {
+  return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
+}
+
+// The grid, and what its scales are shared by.
+void resolve_grid(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.grid = r.grid.value_or(f.method->grids.first());
+  const bool f8 = s.grid == Grid::f8_e4m3;
+  if (!f.method->grids.has(s.grid))
+    fail(ErrorKind::usage, fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
+                                       f.method->name, f8 ? "FP8" : "integers"));
+  s.bits = r.bits.value_or(f8 ? 8 : 4);
+  s.group = r.group.value_or(f8 ? -1 : 128);
+  s.out_group = r.out_group.value_or(1);
+  if (!f8 && s.out_group != 1)
+    fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
+  if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
+    fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
 }
 
 std::string default_format(const QuantSpec& spec) {
-  return spec.activations == ActQuant::none ? "marlin" : "compressed-tensors";
+  return in_bytes(spec) ? "compressed-tensors" : "marlin";
 }
 
 }  // namespace
@@ -231,10 +273,13 @@ Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
   if (!over.chain.empty())
     base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
+  if (over.grid) base.grid = over.grid;
   if (over.bits) base.bits = over.bits;
   if (over.group) base.group = over.group;
+  if (over.out_group) base.out_group = over.out_group;
   if (over.symmetric) base.symmetric = over.symmetric;
   if (over.activations) base.activations = over.activations;
+  if (over.percentile) base.percentile = over.percentile;
   if (over.act_order) base.act_order = over.act_order;
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
@@ -250,17 +295,21 @@ FullRecipe resolve(const Recipe& r) {
   resolve_chain(r, f);
   if (r.target_bits && !r.chooses_precision())
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
-  f.spec.bits = r.bits.value_or(4);
-  f.spec.group = r.group.value_or(128);
+  resolve_grid(r, f);
   bool symmetric = true;
   for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
-  f.spec.symmetric = r.symmetric.value_or(symmetric);
-  f.spec.activations = r.activations.value_or(ActQuant::none);
-  f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec));
+  const bool f8 = f.spec.grid == Grid::f8_e4m3;
+  f.spec.symmetric = f8 || r.symmetric.value_or(symmetric);
+  const bool weight_only = !f8 || r.format == "marlin";
+  f.spec.activations = r.activations.value_or(weight_only ? ActQuant::none : ActQuant::token);
+  f.format = !r.format.empty() ? r.format : default_format(f.spec);
+  f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.format = !r.format.empty() ? r.format : default_format(f.spec);
+  f.percentile = r.percentile.value_or(100.f);
+  if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
+    fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -276,9 +325,12 @@ Needs FullRecipe::needs() const {
 std::string FullRecipe::str() const {
   std::string s;
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
-  s += fmt::format("{} {}", method->name, spec.str());
+  const std::string grid = spec.str();  // "fp8 gch": the method of that name is its own grid
+  s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
-  if (spec.scale_dtype != default_scale(spec)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
+  if (spec.scale_dtype != default_scale(spec, format)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;

@@ -1,7 +1,9 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
-//   gptq w8a8        = gptq int8 gch sym acts=token: 8-bit weights and inputs
+//   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
+//   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
+//   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>
@@ -14,13 +16,18 @@
 
 namespace fewbit {
 
+inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear's own outputs in its place
+
 struct Recipe {
   bool keep = false;
   std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
+  std::optional<Grid> grid{};
   std::optional<int> bits{};
-  std::optional<int64_t> group{};  // -1 = one per row
+  std::optional<int64_t> group{};      // -1 = one per row
+  std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
   std::optional<bool> symmetric{};
   std::optional<ActQuant> activations{};
+  std::optional<float> percentile{};  // of the inputs' magnitudes, for acts=tensor
   std::optional<ActOrder> act_order{};
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
@@ -56,6 +63,7 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
+  float percentile = 100;   // of |x| that a static scale of the inputs reaches
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream

@@ -32,8 +32,9 @@ struct QuantizeArgs {
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
-                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), auto (gptq with bits and groups chosen "
-                 "by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
+                 "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq), auto (gptq with bits and groups "
+                 "chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", \"gptq "
+                 "w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
@@ -49,8 +50,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--target-bits", a.target_bits,
                  "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
-  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
-                 "compressed-tensors)");
+  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin; compressed-tensors "
+                 "for FP8 and 8-bit inputs)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
