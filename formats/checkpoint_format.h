@@ -21,6 +21,9 @@ struct LinearFormat {
 struct QuantizationSummary {
   std::map<std::string, LinearFormat> linears;  // by full linear name, "model.layers.0.self_attn.q_proj"
   std::vector<std::string> dense;  // linears that stay as they are, for readers that must be told
+  bool fp8_kv_cache = false;       // the checkpoint has static scales for one (formats/kv_scales.h)
+  // Why the k_scale and v_scale of a checkpoint are not those of an FP8 cache; "" where they would be.
+  std::string foreign_kv_cache{};
 };
 
 struct CheckpointFormat {
@@ -28,6 +31,7 @@ struct CheckpointFormat {
   std::vector<const Packing*> (*candidates)(const QuantSpec&);  // in order of preference; empty: dense only
   // JSON text of quantization_config ("" = none) for everything that was packed.
   std::string (*write_config)(const QuantizationSummary&);
+  bool fp8_kv_cache = false;  // has a place for the scales of an FP8 key/value cache
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();

@@ -52,6 +52,7 @@ void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& jo
 void write_config(const Checkpoint& c, const QuantPlan& plan, const fs::path& dir) {
   QuantizationSummary summary;
   summary.dense = routers_of(c.spec);
+  summary.fp8_kv_cache = plan.fp8_kv_cache;
   for (const PlannedLinear& p : plan.linears) {
     if (p.keep) {
       summary.dense.push_back(p.linear.name);

@@ -117,6 +117,15 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+bool fp8_kv_cache_from(std::string_view v) {
+  if (v == "fp8") return true;
+  if (v == "bf16") return false;
+  if (v == "int8")
+    fail(ErrorKind::usage, "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
+                           "checkpoint; give --kv-cache int8 to runner and evaluate");
+  fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+}
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
@@ -126,11 +135,13 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.damp = damp_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
+  else if (key == "kv")
+    r.fp8_kv_cache = fp8_kv_cache_from(value);
   else if (key == "format")
     r.format = std::string(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= format=", key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= kv= format=", key));
 }
 
 void apply_word(Recipe& r, const std::string& word) {
@@ -196,6 +207,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }
@@ -213,7 +225,8 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.format = r.format.empty() ? "marlin" : r.format;
+  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
+  f.format = !r.format.empty() ? r.format : f.fp8_kv_cache ? "compressed-tensors" : "marlin";
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));

@@ -187,7 +187,7 @@ void bench_attention(Exec& ex, RandomSource& random, const Ceilings& c) {
       const Tensor positions = ex.to_device(host);
       const double us = time_us(ex, std::max<int64_t>(copies, 4), [&](int64_t i) {
         const auto at = static_cast<size_t>(i % copies);
-        attention_cached(ex, q, positions, k[at], v[at], args, out);
+        attention_cached(ex, q, positions, {k[at], v[at]}, args, out);
       });
       const double rate = static_cast<double>(bytes) / us / 1e3;
       fmt::print("{:>43} {:>7} | {:>9.1f} {:>6.0f} {:>4.0f}%\n", batch, context, us, rate,

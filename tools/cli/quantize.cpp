@@ -19,7 +19,7 @@ struct QuantizeArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, effort, format, dtype = "auto";
+  std::string act_order, effort, kv_cache, format, dtype = "auto";
   float damp = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
@@ -43,7 +43,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                  "Order of the columns: off, static, gar, full (full stores g_idx)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
-  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin)");
+  app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
+  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin; compressed-tensors with --kv-cache fp8)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
@@ -63,7 +64,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--damp", "--effort",
-                        "--format", "--set", "--keep"})
+                        "--kv-cache", "--format", "--set", "--keep"})
     app.get_option(o)->group("Recipe (the words of RECIPE as flags)");
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group("Calibration");
@@ -101,6 +102,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
   if (!a.effort.empty()) flags.effort = effort_from(a.effort);
+  if (!a.kv_cache.empty()) flags.fp8_kv_cache = parse_recipe("kv=" + a.kv_cache).fp8_kv_cache;
   flags.format = a.format;
   flags.keep = r.keep;
   return overlay(std::move(r), flags);
@@ -217,6 +219,8 @@ std::string summary(const QuantReport& r) {
   for (const auto& [rung, n] : rungs)
     s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
   s += starved_line(r);
+  if (!r.kv_scales.empty())
+    s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
@@ -258,7 +262,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   refuse_if_too_large(ex, plan);
   Progress progress(a.common);
   Windows windows;
-  if (plan.needs != Needs::nothing) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  if (plan.calibrates()) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
