@@ -231,14 +231,17 @@ FEWBIT_OP_TEST(KvAppend, CodesAreThoseOfTheDefinition) {
         const int64_t at = h * 3 + (t == 0 ? 2 : 0);
         float amax = 0;
         for (int64_t i = 0; i < 16; ++i) amax = std::max(amax, std::fabs(static_cast<float>(row[i])));
-        if (codes == DType::i8) EXPECT_EQ(scales.as<float>()[at], amax / 127.f);
+        if (codes == DType::i8) {
+          EXPECT_EQ(scales.as<float>()[at], amax / 127.f);
+        }
         const float inverse = amax > 0 ? 127.f / amax : 0.f;
         for (int64_t i = 0; i < 16; ++i) {
           const uint8_t byte = found.as<uint8_t>()[at * 16 + i];
-          if (codes == DType::i8)
+          if (codes == DType::i8) {
             EXPECT_EQ(static_cast<int8_t>(byte), static_cast<int8_t>(std::nearbyint(row[i] * inverse)));
-          else
+          } else {
             EXPECT_EQ(byte, f32_to_f8_e4m3_saturated(row[i] / scales.as<float>()[h]));
+          }
         }
       }
   }

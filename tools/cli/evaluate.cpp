@@ -99,7 +99,7 @@ void run_perplexity(const PerplexityArgs& a) {
   Exec ex = make_exec(a.common);
   const PerplexityResult r = run_once(ex, a, c, w, Weights::packed);
   say(a.common, fmt::format("perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, {}, "
-                            "protocol plain, {}, {} cache, {}, {})\n",
+                            "protocol plain, {} cache, {}, {})\n",
                             r.perplexity, r.stderr_, r.windows, r.context, r.tokens, a.dtype,
                             a.kv_cache, ex.device_name(), human_seconds(r.seconds)));
   nlohmann::ordered_json j = {{"perplexity", r.perplexity}, {"stderr", r.stderr_},  {"mean_nll", r.mean_nll},
