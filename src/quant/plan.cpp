@@ -121,6 +121,20 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
   return *it;
 }
 
+QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
+  QuantizationSummary summary;
+  summary.dense = routers_of(c.spec);
+  summary.fp8_kv_cache = plan.fp8_kv_cache;
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.packing) {
+      summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
+    } else {
+      summary.dense.push_back(p.linear.name);
+    }
+  }
+  return summary;
+}
+
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
@@ -167,6 +181,9 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     if (p.packing) plan.out_bytes += p.out_bytes;
   plan.bits_per_weight = weights > 0 ? bits / weights : 0;
   refuse_idle_transforms(c, plan);
+  if (plan.format->cannot_describe)
+    if (std::string why = plan.format->cannot_describe(summary_of(c, plan)); !why.empty())
+      plan.refusals.push_back({std::string("format ") += plan.format->name, std::move(why)});
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
   if (o.on_gpu)
