@@ -132,6 +132,15 @@ float percentile_from(std::string_view v) {
   return p;
 }
 
+bool fp8_kv_cache_from(std::string_view v) {
+  if (v == "fp8") return true;
+  if (v == "bf16") return false;
+  if (v == "int8")
+    fail(ErrorKind::usage, "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
+                           "checkpoint; give --kv-cache int8 to runner and evaluate");
+  fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+}
+
 double target_bits_from(std::string_view v) {
   double bits = 0;
   const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
@@ -153,13 +162,15 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.damp = damp_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
+  else if (key == "kv")
+    r.fp8_kv_cache = fp8_kv_cache_from(value);
   else if (key == "format")
     r.format = std::string(value);
   else if (key == "target-bits")
     r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= "
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= kv= "
                      "format= target-bits=",
                      key));
 }
@@ -246,8 +257,8 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
     fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
 }
 
-std::string default_format(const QuantSpec& spec) {
-  return in_bytes(spec) ? "compressed-tensors" : "marlin";
+std::string default_format(const FullRecipe& f) {
+  return in_bytes(f.spec) || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
 }
 
 }  // namespace
@@ -284,6 +295,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
@@ -302,7 +314,8 @@ FullRecipe resolve(const Recipe& r) {
   f.spec.symmetric = f8 || r.symmetric.value_or(symmetric);
   const bool weight_only = !f8 || r.format == "marlin";
   f.spec.activations = r.activations.value_or(weight_only ? ActQuant::none : ActQuant::token);
-  f.format = !r.format.empty() ? r.format : default_format(f.spec);
+  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
+  f.format = !r.format.empty() ? r.format : default_format(f);
   f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);

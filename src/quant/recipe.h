@@ -1,6 +1,6 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
-//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
+//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default kv=fp8 format=marlin
 //   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
@@ -32,6 +32,7 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<bool> fp8_kv_cache{};  // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
@@ -64,6 +65,7 @@ struct FullRecipe {
   Effort effort = Effort::standard;
   float damp = 0.01f;
   float percentile = 100;   // of |x| that a static scale of the inputs reaches
+  bool fp8_kv_cache = false;
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
