@@ -20,6 +20,7 @@ struct PlanOptions {
   Recipe base{};
   std::vector<Rule> rules{};
   int64_t tokens = 0;        // calibration tokens, for the memory estimate
+  int64_t seq_len = 0;       // of them in a window
   DType dtype = DType::f32;  // compute dtype of the calibration
   bool on_gpu = false;
 };
@@ -49,6 +50,9 @@ struct QuantPlan {
 
   const PlannedLinear& of(const std::string& linear) const;
 };
+
+// True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
+bool learns_rounding(const QuantPlan&, const ModelSpec&, int64_t layer);
 
 // Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
 QuantPlan make_plan(const Checkpoint&, const PlanOptions&);

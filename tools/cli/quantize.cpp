@@ -45,7 +45,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                  "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
                  "calibrated scale)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
-  app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
+  app.add_option("--effort", a.effort,
+                 "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), "
+                 "or reference (the published algorithm)");
   app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
                  "compressed-tensors)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
@@ -222,6 +224,9 @@ std::string summary(const QuantReport& r) {
   for (const auto& [rung, n] : rungs)
     s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
   s += starved_line(r);
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(),
+                                   [](const LinearRecord& l) { return l.learned; }))
+    s += fmt::format("rounding learned in {} linears\n", n);
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
@@ -250,6 +255,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const QuantPlan plan = make_plan(c, {.base = recipe,
                                        .rules = a.ordered,
                                        .tokens = a.samples * calibration_length(a, c.spec),
+                                       .seq_len = calibration_length(a, c.spec),
                                        .dtype = job.dtype,
                                        .on_gpu = ex.on_cuda()});
   if (plan_only) {
