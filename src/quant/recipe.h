@@ -25,9 +25,11 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
   std::string chain_str() const;  // "awq+gptq"
+  bool chooses_precision() const { return chain.size() == 1 && chain.front() == "auto"; }
 };
 
 // Error{usage} naming the word and what is accepted.
@@ -42,6 +44,9 @@ std::string_view name_of(ActQuant);
 Effort effort_from(std::string_view);  // Error{usage} listing the names
 ActOrder act_order_from(std::string_view);
 ActQuant activations_from(std::string_view);
+
+// What `auto` aims at where the recipe does not say.
+inline constexpr double kDefaultTargetBits = 4.25;
 
 // A recipe with every default filled in.
 struct FullRecipe {
@@ -58,7 +63,8 @@ struct FullRecipe {
   // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
   bool learns_rounding() const;
 };
-// Fills in the contract's defaults; a chain of transforms alone ends in rtn. Error{usage} for an empty chain, a
+// Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
+// chosen (src/quant/mixed_precision.h). Error{usage} for an empty chain, a
 // method or transform that does not exist, a transform behind a method or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
 FullRecipe resolve(const Recipe&);
 
