@@ -118,12 +118,13 @@ TEST(BlockTape, GradientsOfSomeWeightsAreThoseOfAll) {
 }
 
 // The block's linears coded by plain rounding to 3 bits, and what they should reproduce.
+constexpr int64_t kWindows = 24;  // three batches: with one alone all gradients agree, and all codes turn at once
 struct LearningBench {
   BlockBench b;
   std::map<std::string, QuantizedLinear> coded;
   Tensor target;
 
-  LearningBench(const std::string& backend, const fs::path& model) : b(backend, model, 3, 16) {
+  LearningBench(const std::string& backend, const fs::path& model) : b(backend, model, kWindows, 16) {
     target = b.output();
     for (auto& [name, linear] : b.weights.linears) {
       Tensor& w = std::get<DenseLinear>(linear).weight;
@@ -142,7 +143,7 @@ struct LearningBench {
                       .weights = &b.weights,
                       .entering = entering,
                       .target = wanted,
-                      .windows = 3,
+                      .windows = kWindows,
                       .seed = 5,
                       .linears = {},
                       .progress = {}};
@@ -207,10 +208,10 @@ TEST(LearnedRounding, InThePipeline) {
   Exec ex = Exec::cpu();
   const TempDir dir;
   const Checkpoint c = Checkpoint::open(models(dir)[0]);
-  Windows windows = {.count = 4, .length = 32, .ids = std::vector<int32_t>(128), .source = "made up"};
+  Windows windows = {.count = 32, .length = 32, .ids = std::vector<int32_t>(1024), .source = "made up"};
   for (size_t i = 0; i < windows.ids.size(); ++i)
     windows.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(c.spec.vocab));
-  PlanOptions options{.base = parse_recipe("gptq int3 g32 effort=best"), .tokens = 128, .seq_len = 32};
+  PlanOptions options{.base = parse_recipe("gptq int3 g32 effort=best"), .tokens = 1024, .seq_len = 32};
   options.rules.push_back({"*.up_proj", parse_recipe("int4")});
   const QuantPlan plan = make_plan(c, options);
   const QuantReport whole = run_pipeline(ex, c, plan, windows, {.recipe = "test", .out = dir / "whole"});
