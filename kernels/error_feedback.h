@@ -19,7 +19,8 @@ struct ErrorFeedbackArgs {
 };
 // codes  [out, in] u8; overwritten · scales [out, G] f32 and zeros [out, G] u8 (null when symmetric): overwritten
 // with live scales, read with fixed ones · loss [out] f64: sum of e^2 per row = row's share of tr(D H D^T) exactly;
-// overwritten. Scales of a group are chosen from the live weights of all its columns at its first one.
+// overwritten. Scales of a group are chosen from the live weights of all its columns at its first one; by
+// ScaleRule::loop_grid, which only this op knows, with the group's own share of that sum as the measure.
 namespace cpu  { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
 namespace cuda { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
 inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss) {

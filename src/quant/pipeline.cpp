@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -23,6 +24,7 @@
 #include "src/calib/experts.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
+#include "src/quant/learned_rounding.h"
 #include "src/quant/output.h"
 #include "src/run/runner.h"
 
@@ -50,6 +52,11 @@ int64_t peak_host_bytes() {
 double sum_f64(Exec& ex, ConstTensorView device) {
   const Tensor host = ex.to_host(device);
   return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
+}
+
+// Says that `done` blocks (and a part of the next) are finished.
+void tell(const QuantJob& job, const ModelSpec& spec, double done) {
+  if (job.progress) job.progress("quantizing blocks", done / static_cast<double>(spec.layers));
 }
 
 // Everything that decides the bits of the output, on one line.
@@ -103,7 +110,7 @@ class Run {
     const bool sealed = journal_.sealed(layer);
     if (sealed && !quantized_) return;  // data-free: nothing downstream depends on this block
     packed_.clear();
-    records_.clear();
+    coded_.clear();
     restored_.reset();
     rewritten_ = {};
     if (sealed) restored_ = container_safetensors.open(journal_.block_file(layer));
@@ -114,6 +121,8 @@ class Run {
     if (!plan_.transforms.empty()) transform(layer, weights);
     if (quantized_) quantized_->begin_block(ops);
     if (full_) full_->begin_block(ops);
+    learning_ = !sealed && learns_rounding(plan_, ckpt_.spec, layer);
+    const Tensor entering = learning_ ? copy_of(quantized_->x()) : Tensor();
     for (size_t i = 0; i < ops.size(); ++i) {
       std::map<std::string, Linear> replaced;
       if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(layer, *group);
@@ -131,7 +140,9 @@ class Run {
         if (quantized_) quantized_->run(i, weights, ropes_);
       });
     }
-    if (!sealed) timed("write", [&] { journal_.seal(layer, packed_, records_); });
+    if (sealed) return;
+    if (learning_) learn(layer, entering, weights);
+    seal(layer);
   }
 
  private:
@@ -154,6 +165,12 @@ class Run {
     };
     quantized_.emplace(ex_, ckpt_.spec, states(), w.count);
     if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
+  }
+
+  Tensor copy_of(ConstTensorView device) {
+    Tensor t = ex_.alloc(device.dtype, device.shape);
+    ex_.copy(device, t);
+    return t;
   }
 
   // Rewrites the block, in both streams and in what is quantized. A resumed run does the same again: the
@@ -187,9 +204,7 @@ class Run {
                                                   const BlockWeights& weights) {
     std::map<size_t, ActivationStats> stats;
     for (const Absorber& a : absorbers) stats[a.consumers.front()];
-    Tensor x = ex_.alloc(job_.dtype, quantized_->x().shape());
-    ex_.copy(quantized_->x(), x);
-    Stream stream(ex_, ckpt_.spec, std::move(x), windows_);
+    Stream stream(ex_, ckpt_.spec, copy_of(quantized_->x()), windows_);
     stream.begin_block(ops);
     for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
       if (stats.count(i)) stats[i] = activation_stats(stream.input(std::get<Linears>(ops[i]).in));
@@ -309,17 +324,34 @@ class Run {
         stats = observed(rounding);
         seen = rounding;
       }
-      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr);
-      if (quantized_)
-        replaced.emplace(def.name, DenseLinear{.weight = values(q, job_.dtype),
-                                               .bias = {},
-                                               .input = input_quant(q.spec, q.input_scale)});
+      const auto replace = [&](const QuantizedLinear& q) {
+        if (quantized_)
+          replaced.emplace(def.name, DenseLinear{.weight = values(q, job_.dtype),
+                                                 .bias = {},
+                                                 .input = input_quant(q.spec, q.input_scale)});
+      };
+      if (restore) {
+        replace(unpack(p));
+        continue;
+      }
+      Coded& coded = quantize(def, p, stats ? &*stats : nullptr);
+      replace(coded.linear);
+      if (!learning_) pack(coded);
     }
   }
 
-  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
+  // A linear of the block at hand, coded but not packed yet.
+  struct Coded {
+    const PlannedLinear* plan = nullptr;
+    std::string name{};  // relative to the block
+    Tensor weight{};     // [out, in] f32 on the device; kept where the codes will be learned, to measure them
+    QuantizedLinear linear{};
+    LinearRecord record{};
+  };
+
+  Coded& quantize(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
     const Timer timer;
-    const Tensor w = weight_of(p);
+    Tensor w = weight_of(p);
     MethodResult r;
     timed("quantize", [&] {
       r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
@@ -334,21 +366,93 @@ class Run {
     });
     if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
     validate(r.linear);
-    LinearRecord record{.name = p.linear.name,
-                        .recipe = p.recipe.str(),
-                        .packing = std::string(p.packing->name),
-                        .rung = r.rung,
-                        .loss = r.loss,
-                        .loss_rtn = r.loss_rtn,
-                        .tokens = stats ? stats->tokens - stats->borrowed : 0,
-                        .hash = content_hash(r.linear)};
-    timed("measure", [&] { measure(w, r.linear, stats, record); });
-    timed("pack", [&] {
-      for (NamedTensor& t : p.packing->pack(p.linear.name, r.linear).tensors) packed_.push_back(std::move(t));
+    Coded& coded = coded_.emplace_back();
+    coded.plan = &p;
+    coded.name = def.name;
+    coded.record = {.name = p.linear.name,
+                    .recipe = p.recipe.str(),
+                    .packing = std::string(p.packing->name),
+                    .rung = r.rung,
+                    .loss = r.loss,
+                    .loss_rtn = r.loss_rtn,
+                    .tokens = stats ? stats->tokens - stats->borrowed : 0,
+                    .hash = {}};
+    coded.linear = std::move(r.linear);
+    if (learning_ && p.recipe.learns_rounding())
+      coded.weight = std::move(w);
+    else
+      timed("measure", [&] { measure(w, coded.linear, stats, coded.record); });
+    coded.record.seconds = timer.seconds();
+    return coded;
+  }
+
+  // Moves the codes of the block down the gradient of its output error, then runs the quantized stream
+  // through the block again, from the states that entered it.
+  void learn(int64_t layer, ConstTensorView entering, BlockWeights& weights) {
+    BlockLearning job{.spec = &ckpt_.spec,
+                      .layer = layer,
+                      .ropes = &ropes_,
+                      .weights = &weights,
+                      .entering = entering,
+                      .target = full_->x(),
+                      .windows = windows_,
+                      .seed = job_.seed,
+                      .linears = {},
+                      .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer) + f); }};
+    for (Coded& c : coded_)
+      if (c.plan->recipe.learns_rounding()) job.linears.push_back({.name = c.name, .coded = &c.linear});
+    timed("learn", [&] {
+      if (!learn_rounding(ex_, job).changed) return;
+      for (Coded& c : coded_) {
+        validate(c.linear);
+        if (c.plan->recipe.learns_rounding()) c.record.learned = true;
+      }
     });
-    record.seconds = timer.seconds();
-    records_.push_back(std::move(record));
-    return std::move(r.linear);
+    for (const Coded& c : coded_)
+      std::get<DenseLinear>(weights.linears.at(c.name)).weight = values(c.linear, job_.dtype);
+    timed("forward", [&] { ex_.copy(entering, quantized_->x()); });
+    const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+    quantized_->begin_block(ops);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (const auto* group = std::get_if<Linears>(&ops[i])) timed("measure", [&] { measure_group(*group); });
+      timed("forward", [&] { quantized_->run(i, weights, ropes_); });
+    }
+  }
+
+  // The records of the learned linears of a group on the inputs that they have now.
+  void measure_group(const Linears& group) {
+    InputStats stats;
+    for (const LinearDef& l : group.items)
+      for (Coded& c : coded_) {
+        if (c.name != l.name || c.weight.empty()) continue;
+        if (stats.gram.empty()) {
+          const ConstTensorView x = quantized_->input(group.in);
+          stats.tokens = x.rows();
+          stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
+          gram(ex_, x, stats.gram);
+        }
+        measure(c.weight, c.linear, &stats, c.record);
+      }
+  }
+
+  // Turns the final codes into bytes and lets go of them; the record stays.
+  void pack(Coded& c) {
+    timed("pack", [&] {
+      for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
+        packed_.push_back(std::move(t));
+    });
+    c.record.hash = content_hash(c.linear);
+    c.linear = {};
+    c.weight.reset();
+  }
+
+  void seal(int64_t layer) {
+    std::vector<LinearRecord> records;
+    for (Coded& c : coded_) {
+      if (learning_) pack(c);
+      records.push_back(std::move(c.record));
+    }
+    timed("write", [&] { journal_.seal(layer, packed_, records); });
   }
 
   // The weight to quantize in f32: as a transform left it, else as it is stored.
@@ -444,8 +548,9 @@ class Run {
   std::optional<Stream> quantized_, full_;
   BlockF32 rewritten_;  // of the block at hand; empty without transforms
   std::map<std::string, double> phases_;
+  bool learning_ = false;  // the block's codes will be learned when it is complete
   std::vector<NamedTensor> packed_;
-  std::vector<LinearRecord> records_;
+  std::deque<Coded> coded_;  // of the block at hand; a deque: references stay while it grows
   std::vector<ExpertRecord> experts_;
   std::vector<KvRecord> kv_scales_;
   std::optional<CheckpointIndex> restored_;
@@ -474,12 +579,8 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
 }
 
 void run_blocks(Run& run, const Checkpoint& c, const QuantJob& job) {
-  const auto tell = [&](int64_t done) {
-    if (job.progress)
-      job.progress("quantizing blocks", static_cast<double>(done) / static_cast<double>(c.spec.layers));
-  };
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    tell(layer);
+    tell(job, c.spec, static_cast<double>(layer));
     if (job.stop_requested && job.stop_requested())
       fail(ErrorKind::stopped,
            fmt::format("stopped before block {} of {}; {} blocks are kept in {}: run the same command "
@@ -487,7 +588,7 @@ void run_blocks(Run& run, const Checkpoint& c, const QuantJob& job) {
                        layer, c.spec.layers, run.journal().sealed_blocks(), run.journal().dir().string()));
     run.block(layer);
   }
-  tell(c.spec.layers);
+  tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 
 }  // namespace

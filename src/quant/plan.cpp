@@ -8,6 +8,8 @@
 
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
+#include "src/quant/block_tape.h"
+#include "src/quant/learned_rounding.h"
 
 namespace fewbit {
 namespace {
@@ -70,6 +72,17 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
                                                       plan.format->name)});
 }
 
+// What learned rounding needs besides, for the layer that needs most.
+int64_t learning_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
+  int64_t most = 0;
+  std::map<int64_t, int64_t> weights;
+  for (const PlannedLinear& p : plan.linears) weights[p.linear.layer] += p.linear.out * p.linear.in;
+  for (const auto& [layer, n] : weights)
+    if (learns_rounding(plan, c.spec, layer) && o.seq_len > 0)
+      most = std::max(most, learning_bytes(c.spec, c.spec.block(layer), n, o.tokens / o.seq_len, o.seq_len));
+  return most > 0 ? most + o.tokens * bytes_of(o.dtype) * c.spec.hidden : 0;  // and the states that entered
+}
+
 // What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
 // with their factors, and the f32 working copies of the largest linear.
 int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
@@ -106,7 +119,8 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
     return !p.keep && p.recipe.spec.activations != ActQuant::none;
   });
   const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
-  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block);
+  return 2 * block * elem + states + experts + grams + rounded + largest * 24 +
+         transform_bytes(c, plan, o, block) + learning_bytes(c, plan, o);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -140,6 +154,13 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   return summary;
 }
 
+bool learns_rounding(const QuantPlan& plan, const ModelSpec& spec, int64_t layer) {
+  return has_gradient(spec.block(layer)) &&
+         std::any_of(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) {
+           return p.linear.layer == layer && !p.keep && p.recipe.learns_rounding();
+         });
+}
+
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
@@ -171,6 +192,9 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
       if (p.packing) {
         p.out_bytes = packed_bytes(*p.packing, p.recipe.spec, l.out, l.in, act_order);
         p.note = published_note(p);
+        if (p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
+          p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
+                   std::string(p.recipe.method->name);
         plan.needs = plan.needs | p.recipe.needs();
         replaced.insert(l.name + ".weight");
         bits += 8.0 * static_cast<double>(p.out_bytes);

@@ -335,6 +335,11 @@ Needs FullRecipe::needs() const {
   return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 
+bool FullRecipe::learns_rounding() const {
+  return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 &&
+         spec.activations == ActQuant::none && has(needs(), Needs::cross) && act_order != ActOrder::full;
+}
+
 std::string FullRecipe::str() const {
   std::string s;
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);

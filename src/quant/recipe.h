@@ -69,6 +69,9 @@ struct FullRecipe {
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
+  // True where codes are moved once more when their block is complete (src/quant/learned_rounding.h): effort
+  // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
+  bool learns_rounding() const;
 };
 // Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
 // chosen (src/quant/mixed_precision.h). Error{usage} for an empty chain, a

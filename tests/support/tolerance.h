@@ -24,6 +24,7 @@ inline constexpr double kFlippedRows = 0.1;     // rows in which a tie may fall 
 inline constexpr double kIdealEncoding = 1e-3;  // values that lie on a grid, quantized again: f16 scales
 inline constexpr double kRtnSqnrLow = 18.8;     // dB, int4 g128 on N(0, 1), scale 2 max / 15
 inline constexpr double kRtnSqnrHigh = 19.4;
+inline constexpr double kSlope = 1e-2;  // of a whole block's f32 output along a direction, by differences
 inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
 }  // namespace fewbit::tol

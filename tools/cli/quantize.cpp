@@ -49,7 +49,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
   app.add_option("--target-bits", a.target_bits,
                  "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
-  app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
+  app.add_option("--effort", a.effort,
+                 "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), "
+                 "or reference (the published algorithm)");
   app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
   app.add_option("--format", a.format,
                  "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
@@ -232,6 +234,9 @@ std::string summary(const QuantReport& r) {
   s += starved_line(r);
   if (!r.kv_scales.empty())
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(),
+                                   [](const LinearRecord& l) { return l.learned; }))
+    s += fmt::format("rounding learned in {} linears\n", n);
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
@@ -278,6 +283,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
                                        .rules = a.ordered,
                                        .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
                                        .tokens = a.samples * calibration_length(a, c.spec),
+                                       .seq_len = calibration_length(a, c.spec),
                                        .dtype = job.dtype,
                                        .on_gpu = ex.on_cuda()});
   if (plan_only) {

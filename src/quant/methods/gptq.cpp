@@ -1,7 +1,7 @@
 // GPTQ (Frantar et al., 2022) in the factor form of kernels/factor.h. `reference` is the published algorithm;
-// the other efforts search each group's scale on live weights, aim at the weight that reproduces the
-// unquantized output where the statistics hold both streams, and improve the result by rounds of refit and
-// descent (0 quick, 3 default, 6 best).
+// the other efforts search each group's scale on live weights (best: by a trial of the column loop for every
+// candidate), aim at the weight that reproduces the unquantized output where the statistics hold both streams,
+// and improve the result by rounds of refit and descent (0 quick, 3 default, 6 best).
 //
 // On the E4M3 grid the scales are searched once, on the target, and neither refit nor descent follows.
 //
@@ -31,6 +31,10 @@ constexpr Rung kRungs[] = {{"fp32", Precision::f32, 1},       {"fp64", Precision
                            {"damp x10", Precision::f64, 10},  {"damp x30", Precision::f64, 30},
                            {"damp x100", Precision::f64, 100}};
 
+ScaleRule scale_rule(Effort e) {
+  if (e == Effort::reference) return ScaleRule::absmax;
+  return e == Effort::best ? ScaleRule::loop_grid : ScaleRule::diag_grid;
+}
 int refine_rounds(Effort e) { return e == Effort::standard ? 3 : e == Effort::best ? 6 : 0; }
 
 template <class T>
@@ -132,13 +136,12 @@ Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
 bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, ConstTensorView r,
                DeviceCodes& q) {
   const int64_t out = job.weight.rows(), in = job.weight.cols();
-  const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
   ErrorFeedbackArgs args{.w = p.target,
                          .r = r,
                          .h_diag = p.diag,
                          .group = job.spec.group_size(in),
                          .group_of = {},
-                         .search = search_for(job.spec, rule),
+                         .search = search_for(job.spec, scale_rule(job.effort)),
                          .grid = job.spec.grid};
   q = make_codes(ex, job.spec, out, in);
   const Tensor column = upload(ex, DType::i32, order.column);
@@ -151,7 +154,7 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
     args.h_diag = diag.view().reshaped({in});
   }
   if (grid_of) {
-    choose_grid(ex, p.target, p.diag, job.spec, rule, q);
+    choose_grid(ex, p.target, p.diag, job.spec, scale_rule(job.effort), q);
     args.group_of = grid_of;
   }
   Tensor loss = ex.alloc(DType::f64, {out});
@@ -221,8 +224,7 @@ std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
 // The last two rungs: rounding weighted by the diagonal, then plain rounding.
 std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCodes& q) {
   if (p && usable(p->importance)) {
-    const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
-    q = round_plain(ex, job.weight, p->diag, job.spec, rule);
+    q = round_plain(ex, job.weight, p->diag, job.spec, scale_rule(job.effort));
     return "diagonal";
   }
   if (!job.allow_rtn)
