@@ -9,6 +9,7 @@
 #include "src/model/synth.h"
 #include "src/quant/pipeline.h"
 #include "tests/kernels/quantizer_fixture.h"
+#include "tests/quant/planting.h"
 
 namespace fewbit {
 namespace {
@@ -54,26 +55,6 @@ BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transfo
   BlockF32 block = load_block_f32(ex, c, layer, job.absorbers);
   t.apply(ex, job, block);
   return block;
-}
-
-// The checkpoint with some tensors replaced.
-void write_changed(const Checkpoint& c, const std::map<std::string, Tensor>& changed, const fs::path& dir) {
-  fs::create_directories(dir);
-  for (const auto& entry : fs::directory_iterator(c.dir))
-    if (entry.path().extension() == ".json" && entry.path().filename() != "model.safetensors.index.json")
-      fs::copy_file(entry.path(), dir / entry.path().filename());
-  const auto writer = container_safetensors.create(dir, {});
-  for (const auto& [name, info] : c.store.index().tensors)
-    if (const auto it = changed.find(name); it != changed.end())
-      writer->add(name, it->second);
-    else
-      writer->add(name, c.store.index().view(info));
-  writer->finish();
-}
-
-void collect(Exec& ex, const BlockF32& block, const std::string& prefix, std::map<std::string, Tensor>& out) {
-  for (const auto& [name, w] : block.weights) out[prefix + name] = ex.to_host(w);
-  for (NamedTensor& t : changed_tensors(block, prefix)) out[t.name] = std::move(t.tensor);
 }
 
 Tensor logits_of(Exec& ex, const Checkpoint& c) {
@@ -181,32 +162,11 @@ TEST(Transforms, SameInputSameBytes) {
   }
 }
 
-// Four features of every norm's output times 50, their columns divided by it: the same function, and a group
-// of weights in which some matter 50 times as much as their size says.
-void plant_outliers(const Checkpoint& c, const fs::path& dir) {
-  Exec ex = Exec::cpu();
-  std::map<std::string, Tensor> changed;
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const std::vector<BlockOp>& ops = c.spec.block(layer);
-    std::vector<Absorber> norms;
-    for (Absorber& a : absorbers_of(ops))
-      if (a.kind == Absorber::Kind::norm) norms.push_back(std::move(a));
-    BlockF32 block = load_block_f32(ex, c, layer, norms);
-    for (const Absorber& a : norms) {
-      std::vector<float> s(static_cast<size_t>(a.features), 1.f);
-      for (size_t k = 0; k < 4; ++k) s[k * s.size() / 4 + 7] = 1.f / 50;
-      fold(ex, block, ops, a, foldable_scale(block, ops, a, s));
-    }
-    collect(ex, block, c.spec.prefix(layer), changed);
-  }
-  write_changed(c, changed, dir);
-}
-
 TEST(Awq, UndoesPlantedOutliers) {
   const TempDir dir;
   Exec ex = Exec::cpu();
   const Checkpoint plain = Checkpoint::open(builtin_model_dir());
-  plant_outliers(plain, dir / "planted");
+  plant_outliers(plain, {}, dir / "planted");
   const Checkpoint planted = Checkpoint::open(dir / "planted");
   std::string note;
   const Tokenizer tokenizer = Tokenizer::open(plain.dir);
