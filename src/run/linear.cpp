@@ -88,7 +88,8 @@ Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTyp
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid != Grid::integer) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f8_e4m3) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
   return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
