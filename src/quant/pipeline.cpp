@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -25,6 +26,9 @@
 
 namespace fewbit {
 namespace {
+
+// Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
+constexpr int64_t kTransformTokens = 65536;
 
 class Timer {
  public:
@@ -153,7 +157,7 @@ class Run {
       if (const auto* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
           if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + l.name); !p.keep)
-            job.targets[l.name] = {p.recipe.spec, p.recipe.effort};
+            job.targets[l.name] = {p.recipe.spec, p.recipe.effort, p.recipe.method};
     job.absorbers = usable_absorbers(ops, job.targets);
     if (job.absorbers.empty()) return;
     timed("load", [&] { rewritten_ = load_block_f32(ex_, ckpt_, layer, job.absorbers); });
@@ -169,15 +173,22 @@ class Run {
   }
 
   // What the inputs of the absorbers' consumers look like when the states that enter the block (those of the
-  // quantized stream) run through it as it is. The states themselves stay.
+  // quantized stream) run through it as it is, on kTransformTokens of the tokens. The states themselves stay.
   std::map<size_t, ActivationStats> observe_block(const std::vector<BlockOp>& ops,
                                                   const std::vector<Absorber>& absorbers,
                                                   const BlockWeights& weights) {
     std::map<size_t, ActivationStats> stats;
     for (const Absorber& a : absorbers) stats[a.consumers.front()];
-    Tensor x = ex_.alloc(job_.dtype, quantized_->x().shape());
-    ex_.copy(quantized_->x(), x);
-    Stream stream(ex_, ckpt_.spec, std::move(x), windows_);
+    // Windows at even distances, for the draw puts those of one text side by side.
+    const int64_t length = quantized_->tokens() / windows_;
+    const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows_);
+    Tensor x = ex_.alloc(job_.dtype, {count * length, ckpt_.spec.hidden});
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t from = k * windows_ / count * length;
+      ex_.copy(quantized_->x().view().row_range(from, from + length),
+               x.view().row_range(k * length, (k + 1) * length));
+    }
+    Stream stream(ex_, ckpt_.spec, std::move(x), count);
     stream.begin_block(ops);
     for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
       if (stats.count(i)) stats[i] = activation_stats(stream.input(std::get<Linears>(ops[i]).in));

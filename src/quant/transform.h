@@ -16,6 +16,7 @@ namespace fewbit {
 struct LinearTarget {
   QuantSpec spec{};
   Effort effort = Effort::standard;
+  const Method* method = nullptr;
 };
 
 struct TransformJob {

@@ -22,7 +22,7 @@ std::map<std::string, LinearTarget> all_targets(const std::vector<BlockOp>& ops,
   for (const BlockOp& op : ops)
     if (const auto* group = std::get_if<Linears>(&op))
       for (const LinearDef& l : group->items)
-        targets[l.name] = {spec, Effort::reference};  // the quick search
+        targets[l.name] = {spec, Effort::reference, &method("rtn")};  // the quick search
   return targets;
 }
 
