@@ -20,6 +20,7 @@
 #include "kernels/gram_loss.h"
 #include "kernels/squared_error.h"
 #include "src/calib/experts.h"
+#include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
 #include "src/quant/output.h"
@@ -29,7 +30,7 @@ namespace fewbit {
 namespace {
 
 // Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
-constexpr int64_t kTransformTokens = 65536;
+constexpr int64_t kTransformTokens = 65536, kTransformSample = 1024;
 
 class Timer {
  public:
@@ -156,7 +157,7 @@ class Run {
   // rewritten weights, which no file holds, are those that the unquantized stream needs.
   void transform(int64_t layer, BlockWeights& weights) {
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-    TransformJob job{.ops = &ops};
+    TransformJob job{.ops = &ops, .migration = plan_.migration};
     for (const BlockOp& op : ops)
       if (const auto* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
@@ -209,6 +210,7 @@ class Run {
     s.abssum = ex_.alloc_zeros(DType::f64, {x.cols()});
     gram(ex_, x, s.input.gram);
     column_stats(ex_, x, {}, s.absmax, s.abssum);
+    s.sample = spread_rows(ex_, x, kTransformSample);
     return s;
   }
 

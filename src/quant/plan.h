@@ -46,6 +46,7 @@ struct QuantPlan {
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order
+  Migration migration{};
 
   const PlannedLinear& of(const std::string& linear) const;
 };

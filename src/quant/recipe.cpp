@@ -120,6 +120,15 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+Migration migration_from(std::string_view v) {
+  if (v == "search") return {};
+  float alpha = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), alpha);
+  if (error != std::errc{} || end != v.data() + v.size() || !(alpha >= 0 && alpha <= 1))
+    fail(ErrorKind::usage, fmt::format("alpha \"{}\" is neither \"search\" nor a number from 0 to 1", v));
+  return {alpha};
+}
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
@@ -129,13 +138,16 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.scale = scale_from(value);
   else if (key == "damp")
     r.damp = damp_from(value);
+  else if (key == "alpha")
+    r.migration = migration_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
   else if (key == "format")
     r.format = std::string(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format=", key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= alpha= scale= damp= effort= format=",
+                     key));
 }
 
 // int8 weights per output, inputs quantized per token.
@@ -223,6 +235,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.migration) base.migration = over.migration;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }
@@ -231,16 +244,22 @@ FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
   resolve_chain(r, f);
-  f.spec.bits = r.bits.value_or(4);
-  f.spec.group = r.group.value_or(128);
-  bool symmetric = true;
-  for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
-  f.spec.symmetric = r.symmetric.value_or(symmetric);
-  f.spec.activations = r.activations.value_or(ActQuant::none);
+  bool takes_alpha = false;
+  for (const Transform* t : f.transforms) {
+    t->fill_in(*f.method, f.spec);
+    takes_alpha |= t->takes_alpha;
+  }
+  f.spec.bits = r.bits.value_or(f.spec.bits);
+  f.spec.group = r.group.value_or(f.spec.group);
+  f.spec.symmetric = r.symmetric.value_or(f.spec.symmetric);
+  f.spec.activations = r.activations.value_or(f.spec.activations);
   f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
+  if (r.migration && !takes_alpha)
+    fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
+  f.migration = r.migration.value_or(Migration{});
   f.format = !r.format.empty() ? r.format : default_format(f.spec);
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
@@ -260,6 +279,7 @@ std::string FullRecipe::str() const {
   s += fmt::format("{} {}", method->name, spec.str());
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
   if (spec.scale_dtype != default_scale(spec)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;

@@ -1,6 +1,7 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
+//   smoothquant+gptq alpha=0.5   (W8A8 by default)
 //   gptq w8a8        = gptq int8 gch sym acts=token: 8-bit weights and inputs
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
@@ -25,6 +26,7 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<Migration> migration{};  // alpha=0.5, alpha=search
   std::string format{};
 
   std::string chain_str() const;  // "awq+gptq"
@@ -51,6 +53,7 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
+  Migration migration{};
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream

@@ -19,7 +19,7 @@ struct QuantizeArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, acts, effort, format, dtype = "auto";
+  std::string act_order, acts, alpha, effort, format, dtype = "auto";
   float damp = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
@@ -31,7 +31,7 @@ struct QuantizeArgs {
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
-                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), or a whole recipe: \"gptq int4 "
+                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq, smoothquant), or a whole recipe: \"gptq int4 "
                  "g128 sym act=off effort=default\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
@@ -44,6 +44,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--acts", a.acts,
                  "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
                  "calibrated scale)");
+  app.add_option("--alpha", a.alpha,
+                 "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search "
+                 "(default)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
   app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
@@ -66,7 +69,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--damp",
+  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--alpha", "--damp",
                         "--effort", "--format", "--set", "--keep"})
     app.get_option(o)->group("Recipe (the words of RECIPE as flags)");
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
@@ -103,6 +106,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (a.group) flags.group = a.group;
   if (a.sym || a.asym) flags.symmetric = a.sym;
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
+  if (!a.alpha.empty()) flags.migration = parse_recipe("alpha=" + a.alpha).migration;
   if (!a.acts.empty()) flags.activations = activations_from(a.acts);
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
   if (!a.effort.empty()) flags.effort = effort_from(a.effort);

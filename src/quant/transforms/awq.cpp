@@ -14,6 +14,7 @@
 #include "kernels/factor.h"
 #include "kernels/gram_loss.h"
 #include "kernels/matrix_edit.h"
+#include "src/calib/observe.h"
 #include "src/quant/rounding.h"
 #include "src/quant/transform.h"
 
@@ -54,16 +55,6 @@ struct Consumer {
   Tensor some{};      // kJudgedRows of its rows, evenly spaced
   double energy = 0;  // of the outputs of those rows
 };
-
-Tensor some_rows(Exec& ex, ConstTensorView w, int64_t count) {
-  count = std::min(count, w.rows());
-  Tensor some = ex.alloc(DType::f32, {count, w.cols()});
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t from = k * w.rows() / count;
-    ex.copy(w.row_range(from, from + 1), some.view().row_range(k, k + 1));
-  }
-  return some;
-}
 
 // What a scale costs: the sum over the consumers of the relative error of their outputs.
 class Judge {
@@ -169,7 +160,7 @@ class Search {
       for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items) {
         const ConstTensorView w = block.weights.at(l.name + ".weight");
         consumers_.push_back(
-            {.weight = w, .target = job.targets.at(l.name), .some = some_rows(ex, w, kJudgedRows)});
+            {.weight = w, .target = job.targets.at(l.name), .some = spread_rows(ex, w, kJudgedRows)});
       }
     activation_ = mean_activation();
     weight_ = mean_weight();
@@ -178,8 +169,7 @@ class Search {
   // The best of the search, or nothing where no candidate beats leaving the block as it is.
   Features best() {
     const Judge judge(ex_, absorber_, stats_.input, consumers_);
-    const Features as_it_is(weight_.size(), 1.f), recovered = recover_lost_columns();
-    double least = judge.loss(as_it_is);
+    double least = judge.loss(Features(weight_.size(), 1.f));
     Features chosen;
     const auto tried = [&](Features s) {
       const double l = judge.loss(s);
@@ -188,7 +178,9 @@ class Search {
       chosen = std::move(s);
       return true;
     };
-    if (!recovered.empty() && tried(recovered)) rebase(chosen);
+    for (const float lift : {1.f, 2.f, 4.f})
+      if (Features s = recover_lost_columns(lift); !s.empty()) tried(std::move(s));
+    if (!chosen.empty()) rebase(chosen);
     Exponents at;
     for (float p = 0; p <= 1; p += kCoarse)
       for (float q = 0; q <= 1; q += kCoarse)
@@ -215,8 +207,9 @@ class Search {
     return foldable_scale(block_, *job_.ops, absorber_, s);
   }
 
-  // Brings the columns whose weights vanish beside those of their groups up to the usual; empty where there are none.
-  Features recover_lost_columns() const {
+  // Brings the columns whose weights vanish beside those of their groups up to `lift` times the usual; empty where there
+  // are none.
+  Features recover_lost_columns(float lift) const {
     Features sorted;
     for (size_t j = 0; j < weight_.size(); ++j)
       if (activation_[j] > 0 && weight_[j] > 0) sorted.push_back(weight_[j]);
@@ -227,7 +220,7 @@ class Search {
     bool some = false;
     for (size_t j = 0; j < s.size(); ++j)
       if (activation_[j] > 0 && weight_[j] > 0 && kLost * weight_[j] < usual) {
-        s[j] = usual / weight_[j];
+        s[j] = lift * usual / weight_[j];
         some = true;
       }
     return some ? foldable_scale(block_, *job_.ops, absorber_, s) : Features{};
@@ -302,14 +295,15 @@ void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
 }
 
 // Data-free rounding gains from zero points; a method that feeds errors forward searches its own scales.
-bool symmetric_by_default(const Method& m) { return has(m.needs, Needs::gram); }
+void fill_in(const Method& m, QuantSpec& spec) { spec.symmetric = has(m.needs, Needs::gram); }
 
 }  // namespace
 
 constinit const Transform transform_awq = {.name = "awq",
                                            .summary = "finer steps for input features that are large",
                                            .needs = Needs::gram | Needs::columns,
-                                           .symmetric_by_default = symmetric_by_default,
+                                           .takes_alpha = false,
+                                           .fill_in = fill_in,
                                            .apply = apply};
 
 }  // namespace fewbit
