@@ -65,6 +65,15 @@ TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
   EXPECT_TRUE(overlay(r, parse_recipe("keep")).keep);
 }
 
+TEST(Recipe, SmoothQuantMeansEightBitInputs) {
+  EXPECT_EQ(resolve(parse_recipe("smoothquant")).str(), "smoothquant+rtn int8 gch sym acts=token");
+  EXPECT_EQ(resolve(parse_recipe("smoothquant+gptq alpha=0.5 acts=tensor")).str(),
+            "smoothquant+gptq int8 gch sym acts=tensor alpha=0.5");
+  EXPECT_FALSE(resolve(parse_recipe("smoothquant alpha=search")).migration.alpha);
+  for (const char* text : {"smoothquant alpha=2", "smoothquant alpha=x", "awq alpha=0.5", "gptq w8a8 alpha=0.5"})
+    EXPECT_THROW(resolve(parse_recipe(text)), Error) << text;
+}
+
 TEST(Recipe, AChainIsTransformsAndOneMethod) {
   const FullRecipe alone = resolve(parse_recipe("awq"));
   EXPECT_EQ(alone.str(), "awq+rtn int4 g128 asym") << "plain rounding, with zero points";
@@ -93,7 +102,9 @@ TEST(Recipe, MistakesAreNamed) {
   EXPECT_NE(error_of("gptq+awq").find("behind"), std::string::npos);
   EXPECT_NE(error_of("gptq+rtn").find("behind"), std::string::npos);
   EXPECT_NE(error_of("awq+awq").find("twice"), std::string::npos);
-  EXPECT_NE(error_of("auto").find("awq"), std::string::npos) << "lists what there is";
+  EXPECT_NE(error_of("smoothquantt").find("smoothquantt"), std::string::npos);
+  EXPECT_NE(error_of("gptq target-bits=4.25").find("auto"), std::string::npos);
+  EXPECT_NE(error_of("auto target-bits=20").find("20"), std::string::npos);
   EXPECT_NE(error_of("gptq g0").find("g0"), std::string::npos);
   EXPECT_NE(error_of("gptq int9").find("int9"), std::string::npos);
   EXPECT_NE(error_of("gptq act=sideways").find("gar"), std::string::npos);
