@@ -55,6 +55,7 @@ struct ActivationStats {
   InputStats input{};  // cross is empty
   Tensor absmax{};     // [in] f32: largest |x_j|
   Tensor abssum{};     // [in] f64: sum over tokens of |x_j|
+  Tensor sample{};     // some of its tokens, [n, in] of the compute dtype
 };
 
 }  // namespace fewbit

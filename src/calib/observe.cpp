@@ -49,6 +49,16 @@ InputRounding rounding_of(const QuantSpec& spec, float percentile) {
   return {.activations = spec.activations, .codes = q->codes, .group = q->group, .percentile = percentile};
 }
 
+Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
+  count = std::min(count, x.rows());
+  Tensor some = ex.alloc(x.dtype, {count, x.cols()});
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t from = k * x.rows() / count;
+    ex.copy(x.row_range(from, from + 1), some.view().row_range(k, k + 1));
+  }
+  return some;
+}
+
 InputStats observe_input(Exec& ex, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding) {
   const int64_t in = x.shape[1];
   InputStats s;

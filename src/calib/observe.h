@@ -11,4 +11,7 @@ inline constexpr int64_t kSampleTokens = 4096;
 // percentile of it over at most kSampleTokens tokens, evenly spaced. No tokens: zeros.
 InputStats observe_input(Exec&, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding);
 
+// At most `count` rows of x at even distances.
+Tensor spread_rows(Exec&, ConstTensorView x, int64_t count);
+
 }  // namespace fewbit

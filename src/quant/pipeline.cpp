@@ -22,6 +22,7 @@
 #include "kernels/gram_loss.h"
 #include "kernels/squared_error.h"
 #include "src/calib/experts.h"
+#include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
 #include "src/quant/learned_rounding.h"
@@ -32,6 +33,8 @@ namespace fewbit {
 namespace {
 
 constexpr float kLargestF8 = 448;  // of E4M3
+// Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
+constexpr int64_t kTransformTokens = 65536, kTransformSample = 1024;
 
 class Timer {
  public:
@@ -177,12 +180,12 @@ class Run {
   // rewritten weights, which no file holds, are those that the unquantized stream needs.
   void transform(int64_t layer, BlockWeights& weights) {
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-    TransformJob job{.ops = &ops};
+    TransformJob job{.ops = &ops, .migration = plan_.migration};
     for (const BlockOp& op : ops)
       if (const auto* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
           if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + l.name); !p.keep)
-            job.targets[l.name] = {p.recipe.spec, p.recipe.effort};
+            job.targets[l.name] = {p.recipe.spec, p.recipe.effort, p.recipe.method};
     job.absorbers = usable_absorbers(ops, job.targets);
     if (job.absorbers.empty()) return;
     timed("load", [&] { rewritten_ = load_block_f32(ex_, ckpt_, layer, job.absorbers); });
@@ -198,13 +201,22 @@ class Run {
   }
 
   // What the inputs of the absorbers' consumers look like when the states that enter the block (those of the
-  // quantized stream) run through it as it is. The states themselves stay.
+  // quantized stream) run through it as it is, on kTransformTokens of the tokens. The states themselves stay.
   std::map<size_t, ActivationStats> observe_block(const std::vector<BlockOp>& ops,
                                                   const std::vector<Absorber>& absorbers,
                                                   const BlockWeights& weights) {
     std::map<size_t, ActivationStats> stats;
     for (const Absorber& a : absorbers) stats[a.consumers.front()];
-    Stream stream(ex_, ckpt_.spec, copy_of(quantized_->x()), windows_);
+    // Windows at even distances, for the draw puts those of one text side by side.
+    const int64_t length = quantized_->tokens() / windows_;
+    const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows_);
+    Tensor x = ex_.alloc(job_.dtype, {count * length, ckpt_.spec.hidden});
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t from = k * windows_ / count * length;
+      ex_.copy(quantized_->x().view().row_range(from, from + length),
+               x.view().row_range(k * length, (k + 1) * length));
+    }
+    Stream stream(ex_, ckpt_.spec, std::move(x), count);
     stream.begin_block(ops);
     for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
       if (stats.count(i)) stats[i] = activation_stats(stream.input(std::get<Linears>(ops[i]).in));
@@ -221,6 +233,7 @@ class Run {
     s.abssum = ex_.alloc_zeros(DType::f64, {x.cols()});
     gram(ex_, x, s.input.gram);
     column_stats(ex_, x, {}, s.absmax, s.abssum);
+    s.sample = spread_rows(ex_, x, kTransformSample);
     return s;
   }
 

@@ -24,6 +24,8 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
   for (const Rule& rule : o.rules)
     if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l)))
       r = overlay(o.base, rule.recipe);
+  if (r.migration != o.base.migration)
+    fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
 }
 
@@ -167,6 +169,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
   plan_kv_cache(c, o, base, plan);
+  plan.migration = base.migration;
   plan.source_bytes = c.store.total_bytes();
   std::set<std::string> replaced;
   double bits = 0, weights = 0;

@@ -141,6 +141,15 @@ bool fp8_kv_cache_from(std::string_view v) {
   fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
 }
 
+Migration migration_from(std::string_view v) {
+  if (v == "search") return {};
+  float alpha = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), alpha);
+  if (error != std::errc{} || end != v.data() + v.size() || !(alpha >= 0 && alpha <= 1))
+    fail(ErrorKind::usage, fmt::format("alpha \"{}\" is neither \"search\" nor a number from 0 to 1", v));
+  return {alpha};
+}
+
 double target_bits_from(std::string_view v) {
   double bits = 0;
   const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
@@ -160,6 +169,8 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.scale = scale_from(value);
   else if (key == "damp")
     r.damp = damp_from(value);
+  else if (key == "alpha")
+    r.migration = migration_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
   else if (key == "kv")
@@ -170,8 +181,8 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= scale= damp= effort= kv= "
-                     "format= target-bits=",
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= alpha= scale= damp= effort= "
+                     "kv= format= target-bits=",
                      key));
 }
 
@@ -240,7 +251,8 @@ DType default_scale(const QuantSpec& s, std::string_view format) {
   return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
 }
 
-// The grid, and what its scales are shared by.
+// The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else
+// as is usual for the grid.
 void resolve_grid(const Recipe& r, FullRecipe& f) {
   QuantSpec& s = f.spec;
   s.grid = r.grid.value_or(f.method->grids.first());
@@ -248,9 +260,16 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
   if (!f.method->grids.has(s.grid))
     fail(ErrorKind::usage, fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
                                        f.method->name, f8 ? "FP8" : "integers"));
-  s.bits = r.bits.value_or(f8 ? 8 : 4);
-  s.group = r.group.value_or(f8 ? -1 : 128);
+  s.bits = f8 ? 8 : 4;
+  s.group = f8 ? -1 : 128;
+  s.symmetric = true;
+  s.activations = f8 && r.format != "marlin" ? ActQuant::token : ActQuant::none;
+  for (const Transform* t : f.transforms) t->fill_in(*f.method, s);
+  s.bits = r.bits.value_or(s.bits);
+  s.group = r.group.value_or(s.group);
   s.out_group = r.out_group.value_or(1);
+  s.symmetric = f8 || r.symmetric.value_or(s.symmetric);
+  s.activations = r.activations.value_or(s.activations);
   if (!f8 && s.out_group != 1)
     fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
   if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
@@ -296,6 +315,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
+  if (over.migration) base.migration = over.migration;
   if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
@@ -308,12 +328,6 @@ FullRecipe resolve(const Recipe& r) {
   if (r.target_bits && !r.chooses_precision())
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   resolve_grid(r, f);
-  bool symmetric = true;
-  for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
-  const bool f8 = f.spec.grid == Grid::f8_e4m3;
-  f.spec.symmetric = f8 || r.symmetric.value_or(symmetric);
-  const bool weight_only = !f8 || r.format == "marlin";
-  f.spec.activations = r.activations.value_or(weight_only ? ActQuant::none : ActQuant::token);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
   f.format = !r.format.empty() ? r.format : default_format(f);
   f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
@@ -323,6 +337,10 @@ FullRecipe resolve(const Recipe& r) {
   f.percentile = r.percentile.value_or(100.f);
   if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
     fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
+  f.migration = r.migration.value_or(Migration{});
+  if (r.migration &&
+      std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
+    fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -349,6 +367,7 @@ std::string FullRecipe::str() const {
   if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
   if (spec.scale_dtype != default_scale(spec, format)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
+  if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;

@@ -1,6 +1,7 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default kv=fp8 format=marlin
+//   smoothquant+gptq alpha=0.5   (W8A8 by default)
 //   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
@@ -33,6 +34,7 @@ struct Recipe {
   std::optional<DType> scale{};
   std::optional<float> damp{};
   std::optional<bool> fp8_kv_cache{};  // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
+  std::optional<Migration> migration{};  // alpha=0.5, alpha=search
   std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
@@ -66,6 +68,7 @@ struct FullRecipe {
   float damp = 0.01f;
   float percentile = 100;   // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
+  Migration migration{};
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream

@@ -96,6 +96,15 @@ TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
   EXPECT_TRUE(overlay(r, parse_recipe("keep")).keep);
 }
 
+TEST(Recipe, SmoothQuantMeansEightBitInputs) {
+  EXPECT_EQ(resolve(parse_recipe("smoothquant")).str(), "smoothquant+rtn int8 gch sym acts=token");
+  EXPECT_EQ(resolve(parse_recipe("smoothquant+gptq alpha=0.5 acts=tensor")).str(),
+            "smoothquant+gptq int8 gch sym acts=tensor alpha=0.5");
+  EXPECT_FALSE(resolve(parse_recipe("smoothquant alpha=search")).migration.alpha);
+  for (const char* text : {"smoothquant alpha=2", "smoothquant alpha=x", "awq alpha=0.5", "gptq w8a8 alpha=0.5"})
+    EXPECT_THROW(resolve(parse_recipe(text)), Error) << text;
+}
+
 TEST(Recipe, AChainIsTransformsAndOneMethod) {
   const FullRecipe alone = resolve(parse_recipe("awq"));
   EXPECT_EQ(alone.str(), "awq+rtn int4 g128 asym") << "plain rounding, with zero points";
