@@ -28,9 +28,12 @@ LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packi
   return f;
 }
 
-// The name of the tensor that holds a linear's codes: the first of the packing's plan, whatever the shape.
+// The tensor that holds a linear's codes: the first of the packing's plan, whatever the shape.
+TensorPlan codes_plan(const LinearFormat& f) {
+  return f.packing->tensors(f.spec, 256, 256, f.act_order)[0];
+}
 std::string codes_tensor(const std::string& linear, const LinearFormat& f) {
-  return linear + '.' + f.packing->tensors(f.spec, 256, 256, f.act_order)[0].suffix;
+  return linear + '.' + codes_plan(f).suffix;
 }
 
 }  // namespace
@@ -92,7 +95,9 @@ const Packing& packing_named(const std::string& name, std::initializer_list<cons
 }
 
 bool packed(const TensorSource& tensor, const std::string& linear, const LinearFormat& f) {
-  return tensor(codes_tensor(linear, f)).data != nullptr;
+  const TensorPlan codes = codes_plan(f);
+  const ConstTensorView found = tensor(linear + '.' + codes.suffix);
+  return found.data && (codes.suffix != "weight" || found.dtype == codes.dtype);
 }
 
 void read(const ConfigObject& fewbit, std::initializer_list<const Packing*> family,

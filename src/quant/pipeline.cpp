@@ -12,7 +12,6 @@
 
 #include "kernels/cast.h"
 #include "kernels/column_stats.h"
-#include "kernels/dequantize.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
 #include "kernels/gram_loss.h"
@@ -21,6 +20,7 @@
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
 #include "src/quant/output.h"
+#include "src/quant/rounding.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
@@ -265,13 +265,27 @@ class Run {
     if (wanted.empty()) return;
     const bool restore = restored_.has_value();
     const std::optional<InputStats> stats = restore ? std::nullopt : observed();
+    const float shared = restore ? 0 : shared_absmax(wanted);
     for (const auto& [def, p] : wanted) {
-      const QuantizedLinear q = restore ? unpack(*p) : quantize(*p, stats ? &*stats : nullptr);
-      if (quantized_) replaced.emplace(def->name, DenseLinear{.weight = values(q, job_.dtype), .bias = {}});
+      const QuantizedLinear q = restore ? unpack(*p) : quantize(*p, stats ? &*stats : nullptr, shared);
+      if (quantized_) replaced.emplace(def->name, DenseLinear{.weight = values_of(ex_, q, job_.dtype), .bias = {}});
     }
   }
 
-  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
+  float absmax(const PlannedLinear& p) {
+    if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
+    return absmax_of(ex_, stored_weight(p));
+  }
+
+  // Largest |w| of the linears whose scales have a second level: engines that fuse them want it to be shared.
+  float shared_absmax(const std::vector<std::pair<const LinearDef*, const PlannedLinear*>>& linears) {
+    float largest = 0;
+    for (const auto& [def, p] : linears)
+      if (p->recipe.spec.two_level()) largest = std::max(largest, absmax(*p));
+    return largest;
+  }
+
+  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats, float shared) {
     const Timer timer;
     const Tensor w = weight_of(p);
     MethodResult r;
@@ -284,7 +298,8 @@ class Run {
                                           .act_order = p.recipe.act_order,
                                           .damp = p.recipe.damp,
                                           .allow_rtn = job_.allow_rtn,
-                                          .seed = job_.seed});
+                                          .seed = job_.seed,
+                                          .shared_absmax = shared});
     });
     validate(r.linear);
     LinearRecord record{.name = p.linear.name,
@@ -304,12 +319,20 @@ class Run {
     return std::move(r.linear);
   }
 
-  // The weight to quantize in f32: as a transform left it, else as it is stored.
+  Tensor* rewritten(const PlannedLinear& p) {
+    const auto it =
+        rewritten_.weights.find(p.linear.name.substr(ckpt_.spec.prefix(p.linear.layer).size()) + ".weight");
+    return it == rewritten_.weights.end() ? nullptr : &it->second;
+  }
+
+  // The weight to quantize in f32: as a transform left it (which then is gone), else as it is stored.
   Tensor weight_of(const PlannedLinear& p) {
+    if (Tensor* w = rewritten(p)) return std::move(*w);
+    return stored_weight(p);
+  }
+
+  Tensor stored_weight(const PlannedLinear& p) {
     const std::string name = p.linear.name + ".weight";
-    if (const auto it = rewritten_.weights.find(name.substr(ckpt_.spec.prefix(p.linear.layer).size()));
-        it != rewritten_.weights.end())
-      return std::move(it->second);
     const ConstTensorView stored =
         ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
     Tensor w = ex_.alloc(DType::f32, stored.shape);
@@ -317,26 +340,9 @@ class Run {
     return w;
   }
 
-  // The codes' values on the device.
-  Tensor values(const QuantizedLinear& q, DType dtype) {
-    const Tensor codes = ex_.to_device(q.codes), scales = ex_.to_device(q.scales);
-    const Tensor zeros = q.zeros ? ex_.to_device(*q.zeros) : Tensor();
-    const Tensor group_of = q.group_of ? ex_.to_device(*q.group_of) : Tensor();
-    Tensor w = ex_.alloc(dtype, {q.out(), q.in()});
-    dequantize(ex_,
-               {.codes = codes,
-                .scales = scales,
-                .zeros = zeros,
-                .group_of = group_of,
-                .bits = q.spec.bits,
-                .group = q.spec.group_size(q.in())},
-               w);
-    return w;
-  }
-
   // Relative error of the output on the calibration data (of the weights where there is none) and SQNR.
   void measure(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
-    const Tensor value = values(q, DType::f32);
+    const Tensor value = values_of(ex_, q, DType::f32);
     const Tensor rows = ex_.alloc(DType::f64, {q.out()});
     const auto total = [&](ConstTensorView b) {
       squared_error(ex_, w, b, rows);

@@ -133,6 +133,14 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
          fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= format=", key));
 }
 
+void set_fp4(Recipe& r, const QuantSpec& spec) {
+  r.grid = spec.grid;
+  r.bits = spec.bits;
+  r.group = spec.group;
+  r.scale = spec.scale_dtype;
+  r.symmetric = true;
+}
+
 void apply_word(Recipe& r, const std::string& word) {
   if (const size_t eq = word.find('='); eq != std::string::npos)
     return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
@@ -144,11 +152,16 @@ void apply_word(Recipe& r, const std::string& word) {
     r.symmetric = false;
   else if (word == "gch")
     r.group = -1;
+  else if (word == "nvfp4")
+    set_fp4(r, kNvfp4);
+  else if (word == "mxfp4")
+    set_fp4(r, kMxfp4);
   else if (const auto bits = number_after(word, "int")) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,
            fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
     r.bits = static_cast<int>(*bits);
+    r.grid = Grid::integer;
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1)
       fail(ErrorKind::usage,
@@ -185,11 +198,27 @@ Recipe parse_recipe(std::string_view text) {
   return r;
 }
 
+namespace {
+
+// Another grid; what a 4-bit float brought with it goes.
+Recipe with_grid_of(Recipe base, const Recipe& over) {
+  if (base.grid == Grid::f4_e2m1 && over.grid != base.grid) {
+    base.group.reset();
+    base.scale.reset();
+    base.symmetric.reset();
+  }
+  base.grid = over.grid;
+  return base;
+}
+
+}  // namespace
+
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
   if (!over.chain.empty())
     base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;
+  if (over.grid) base = with_grid_of(std::move(base), over);
   if (over.group) base.group = over.group;
   if (over.symmetric) base.symmetric = over.symmetric;
   if (over.act_order) base.act_order = over.act_order;
@@ -204,6 +233,7 @@ FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
   resolve_chain(r, f);
+  f.spec.grid = r.grid.value_or(Grid::integer);
   f.spec.bits = r.bits.value_or(4);
   f.spec.group = r.group.value_or(128);
   bool symmetric = true;
@@ -213,7 +243,14 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.format = r.format.empty() ? "marlin" : r.format;
+  const bool fp4 = f.spec.grid == Grid::f4_e2m1;
+  f.format = !r.format.empty() ? r.format : fp4 ? "compressed-tensors" : "marlin";
+  if (fp4 && !(f.spec == kNvfp4) && !(f.spec == kMxfp4))
+    fail(ErrorKind::usage,
+         "nvfp4 and mxfp4 say their bits, groups and scales; none of these stands beside them");
+  if (fp4 && (!f.method->rounds_fp4 || !f.transforms.empty()))
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), f.spec.str()));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -231,7 +268,8 @@ std::string FullRecipe::str() const {
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
   s += fmt::format("{} {}", method->name, spec.str());
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
-  if (spec.scale_dtype != DType::f16) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (spec.scale_dtype != DType::f16 && spec.grid != Grid::f4_e2m1)
+    s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;
