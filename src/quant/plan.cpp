@@ -90,7 +90,11 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
   const int64_t grams =
       widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
-  return 2 * block * elem + states + experts + grams + largest * 24 + transform_bytes(c, plan, o, block);
+  const bool rounds = std::any_of(plan.linears.begin(), plan.linears.end(), [](const PlannedLinear& p) {
+    return !p.keep && p.recipe.spec.activations != ActQuant::none;
+  });
+  const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
+  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
