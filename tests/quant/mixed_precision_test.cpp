@@ -26,7 +26,7 @@ class MixedPrecision : public ::testing::TestWithParam<std::string> {
   MixedPrecision() : ex(Exec::from_name(GetParam())) {
     synthesize(dir / "tiny", {.preset = "tiny"}, {});
     checkpoint.emplace(Checkpoint::open(dir / "tiny"));
-    windows = random_windows(8, 64, checkpoint->spec.vocab);
+    windows = random_windows(4, 32, checkpoint->spec.vocab);
   }
   PrecisionPlan choose(const std::string& recipe, std::vector<Rule> rules = {}) {
     return choose_precision(ex, *checkpoint, windows, {.base = parse_recipe(recipe), .rules = std::move(rules)});

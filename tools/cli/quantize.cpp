@@ -40,7 +40,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                  "by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
-  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
+  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
   app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
   auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default, but not of awq alone)");
   app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
