@@ -11,11 +11,13 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json map_entry(const LinearFormat& f) {
-  return {{"packing", f.packing->name},
-          {"bits", f.spec.bits},
-          {"group_size", f.spec.group},
-          {"sym", f.spec.symmetric},
-          {"act_order", f.act_order}};
+  ordered_json e = {{"packing", f.packing->name},
+                    {"bits", f.spec.bits},
+                    {"group_size", f.spec.group},
+                    {"sym", f.spec.symmetric},
+                    {"act_order", f.act_order}};
+  if (f.spec.grid == Grid::f8_e4m3) e["grid"] = "fp8";
+  return e;
 }
 
 // Our own words also hold 5, 6 and 7 bits.
@@ -33,6 +35,9 @@ LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packi
   f.spec.group = read_group_size(o, nullptr);
   f.spec.symmetric = o.flag("sym", true);
   f.act_order = o.flag("act_order", false);
+  const std::string grid = o.str("grid", "int");
+  if (grid != "int" && grid != "fp8") o.unsupported("grid", "int, fp8");
+  if (grid == "fp8") f.spec.grid = Grid::f8_e4m3;
   return f;
 }
 

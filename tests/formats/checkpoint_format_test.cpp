@@ -89,6 +89,7 @@ TEST(CheckpointFormat, WhatIsWrittenIsReadBack) {
   mixed = uniform;
   mixed.linears[kLinears[1]] = format(packing_gptq_v2, asym, true);
   mixed.linears[kLinears[2]] = format(packing_marlin, int8);
+  mixed.linears[kLinears[3]] = format(packing_marlin, {.grid = Grid::f8_e4m3, .bits = 8, .group = -1});
   mixed.linears.erase(kLinears[4]);
   partly.linears[kLinears[0]] = format(packing_gptq);
   partly.linears[kLinears[1]] = format(packing_gptq, int8);
@@ -262,6 +263,7 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
       {fewbit(common), "version"},
       {fewbit("\"version\":2," + common), "found 2"},
       {fewbit("\"version\":1"), "default"},
+      {fewbit(R"("version":1,"default":{"packing":"marlin","bits":8,"group_size":128,"grid":"fp4"})"), "\"fp4\""},
       {fewbit(R"("version":1,"default":{"packing":"nf4","bits":4,"group_size":128})"), "nf4"},
       {fewbit("\"version\":1," + common +
               R"(,"linears":{"x":{"packing":"gptq_v2","bits":4,"group_size":128}})"),
@@ -287,8 +289,9 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(choose_packing(format_gptq, {.symmetric = false}, 33, 40, false, &why), &packing_gptq_v2);
   EXPECT_EQ(choose_packing(format_gptq, {}, 33, 40, false, &why), nullptr);
   EXPECT_NE(why.find("N = 33"), std::string::npos);
-  EXPECT_EQ(choose_packing(format_marlin, {.grid = Grid::f8_e4m3, .bits = 8}, 256, 256, false, &why),
-            nullptr);
+  const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8};
+  EXPECT_EQ(choose_packing(format_marlin, fp8, 256, 256, false, &why), &packing_marlin);
+  EXPECT_EQ(choose_packing(format_marlin, fp8, 33, 256, false, &why), nullptr);
   EXPECT_NE(why.find("marlin: "), std::string::npos);
   EXPECT_NE(why.find("gptq_v2: "), std::string::npos);
   EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);

@@ -223,7 +223,8 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   }
   for (const Packing* p : {&packing_marlin, &packing_gptq, &packing_gptq_v2, &packing_awq}) {
     EXPECT_NE(why(*p, {.scale_dtype = DType::bf16}, 64, 128, false), "") << p->name;
-    EXPECT_NE(why(*p, fp8, 64, 128, false), "") << p->name;
+    EXPECT_NE(why(*p, fp8_token, 64, 128, false), "") << p->name;
+    EXPECT_EQ(why(*p, fp8, 64, 128, false).empty(), p == &packing_marlin) << p->name;
   }
 }
 
