@@ -24,6 +24,8 @@ struct LinearJob {
   float damp = 0.01f;      // relative to the mean of diag H
   bool allow_rtn = false;  // permits the last rung
   uint64_t seed = 0;
+  // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
+  float shared_absmax = 0;
 };
 
 struct MethodResult {
@@ -40,8 +42,8 @@ struct MethodResult {
 
 // The grids that a method rounds to.
 struct Grids {
-  bool integer = true, f8 = false;
-  bool has(Grid g) const { return g == Grid::integer ? integer : g == Grid::f8_e4m3 && f8; }
+  bool integer = true, f8 = false, f4 = false;  // f4: nvfp4 and mxfp4
+  bool has(Grid g) const { return g == Grid::integer ? integer : g == Grid::f8_e4m3 ? f8 : f4; }
   Grid first() const { return integer ? Grid::integer : Grid::f8_e4m3; }
 };
 

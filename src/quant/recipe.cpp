@@ -200,6 +200,14 @@ void set_w8a8(Recipe& r) {
   if (!r.activations) r.activations = ActQuant::token;
 }
 
+void set_fp4(Recipe& r, const QuantSpec& spec) {
+  r.grid = spec.grid;
+  r.bits = spec.bits;
+  r.group = spec.group;
+  r.scale = spec.scale_dtype;
+  r.symmetric = true;
+}
+
 void apply_word(Recipe& r, const std::string& word) {
   if (const size_t eq = word.find('='); eq != std::string::npos)
     return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
@@ -217,6 +225,10 @@ void apply_word(Recipe& r, const std::string& word) {
     set_blocks(r, 128, 128);
   else if (word == "fp8" && !r.chain.empty())
     r.grid = Grid::f8_e4m3;
+  else if (word == "nvfp4")
+    set_fp4(r, kNvfp4);
+  else if (word == "mxfp4")
+    set_fp4(r, kMxfp4);
   else if (word == "w8a8")
     set_w8a8(r);
   else if (const auto bits = number_after(word, "int")) {
@@ -251,12 +263,31 @@ DType default_scale(const QuantSpec& s, std::string_view format) {
   return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
 }
 
+// 4-bit floats say their whole grid.
+void resolve_fp4(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.bits = r.bits.value_or(4);
+  s.group = r.group.value_or(128);
+  s.out_group = r.out_group.value_or(1);
+  s.symmetric = r.symmetric.value_or(true);
+  s.activations = r.activations.value_or(ActQuant::none);
+  s.scale_dtype = r.scale.value_or(DType::f16);
+  if (!(s == kNvfp4) && !(s == kMxfp4))
+    fail(ErrorKind::usage,
+         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
+         "beside them");
+  if (!f.method->grids.has(s.grid) || !f.transforms.empty())
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
+}
+
 // The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else
 // as is usual for the grid.
 void resolve_grid(const Recipe& r, FullRecipe& f) {
   QuantSpec& s = f.spec;
   s.grid = r.grid.value_or(f.method->grids.first());
   const bool f8 = s.grid == Grid::f8_e4m3;
+  if (s.grid == Grid::f4_e2m1) return resolve_fp4(r, f);
   if (!f.method->grids.has(s.grid))
     fail(ErrorKind::usage, fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
                                        f.method->name, f8 ? "FP8" : "integers"));
@@ -277,7 +308,7 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
 }
 
 std::string default_format(const FullRecipe& f) {
-  return in_bytes(f.spec) || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
+  return in_bytes(f.spec) || f.spec.grid == Grid::f4_e2m1 || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
 }
 
 }  // namespace
@@ -299,12 +330,27 @@ Recipe parse_recipe(std::string_view text) {
   return r;
 }
 
+namespace {
+
+// Another grid; what a 4-bit float brought with it goes.
+Recipe with_grid_of(Recipe base, const Recipe& over) {
+  if (base.grid == Grid::f4_e2m1 && over.grid != base.grid) {
+    base.group.reset();
+    base.scale.reset();
+    base.symmetric.reset();
+  }
+  base.grid = over.grid;
+  return base;
+}
+
+}  // namespace
+
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
   if (!over.chain.empty())
     base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
-  if (over.grid) base.grid = over.grid;
   if (over.bits) base.bits = over.bits;
+  if (over.grid) base = with_grid_of(std::move(base), over);
   if (over.group) base.group = over.group;
   if (over.out_group) base.out_group = over.out_group;
   if (over.symmetric) base.symmetric = over.symmetric;
@@ -330,7 +376,7 @@ FullRecipe resolve(const Recipe& r) {
   resolve_grid(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
   f.format = !r.format.empty() ? r.format : default_format(f);
-  f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
+  if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
@@ -365,7 +411,8 @@ std::string FullRecipe::str() const {
   s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
   if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
-  if (spec.scale_dtype != default_scale(spec, format)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, format))
+    s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);

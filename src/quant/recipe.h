@@ -22,7 +22,7 @@ inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear
 struct Recipe {
   bool keep = false;
   std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
-  std::optional<Grid> grid{};
+  std::optional<Grid> grid{};          // "nvfp4" and "mxfp4" state the whole spec
   std::optional<int> bits{};
   std::optional<int64_t> group{};      // -1 = one per row
   std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all

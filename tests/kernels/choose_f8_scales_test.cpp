@@ -29,7 +29,8 @@ double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h,
   const Tensor ds = ex.to_device(scales), codes = poisoned(ex, DType::u8, {c.out, c.in});
   const Tensor back = poisoned(ex, DType::f32, {c.out, c.in});
   round_to_grid(ex, {.w = ex.to_device(w), .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, codes);
-  dequantize(ex, {.codes = codes, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, back);
+  const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
+  dequantize(ex, {.codes = codes, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, back);
   const Tensor q = ex.to_host(back);
   double sum = 0;
   for (int64_t i = 0; i < w.numel(); ++i) {
@@ -109,7 +110,8 @@ TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
       q.scales = clone_host(scales);
       const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales);
       const Tensor w = poisoned(ex, DType::f32, {c.out, c.in}), back = poisoned(ex, DType::u8, {c.out, c.in});
-      dequantize(ex, {.codes = dc, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, w);
+      const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
+      dequantize(ex, {.codes = dc, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, w);
       EXPECT_EQ(first_difference(ex.to_host(w), dequantize_reference(q)), "") << backend;
       round_to_grid(ex, {.w = w, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, back);
       EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend;
