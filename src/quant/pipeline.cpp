@@ -130,8 +130,7 @@ class Run {
       std::map<std::string, Linear> replaced;
       if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(layer, *group);
       if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
-      if (const auto* attention = std::get_if<Attention>(&ops[i]); attention && plan_.fp8_kv_cache)
-        scale_kv(layer, *attention);
+      if (!learning_) scale_kv(layer, ops[i]);
       timed("forward", [&] {
         if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
         for (auto& [name, linear] : replaced) {     // the bias stays
@@ -296,15 +295,17 @@ class Run {
   }
 
   // The scales of the layer's FP8 cache: the largest key (after RoPE) and the largest value that calibration
-  // saw become the largest code.
-  void scale_kv(int64_t layer, const Attention& a) {
+  // saw become the largest code. Of a block whose codes are learned, after that.
+  void scale_kv(int64_t layer, const BlockOp& op) {
+    const auto* a = std::get_if<Attention>(&op);
+    if (!a || !plan_.fp8_kv_cache) return;
     const std::string name = ckpt_.spec.prefix(layer) + attention_module(ckpt_.spec.block(layer));
     KvScales scales;
     if (restored_) {
-      scales = read_kv_scales(name, a.kv_heads, restored()).value();
+      scales = read_kv_scales(name, a->kv_heads, restored()).value();
     } else {
       timed("observe", [&] {
-        for (auto [slot, to] : {std::pair{a.k, &scales.k}, std::pair{a.v, &scales.v}})
+        for (auto [slot, to] : {std::pair{a->k, &scales.k}, std::pair{a->v, &scales.v}})
           *to = {largest_of(quantized_->input(slot)) / kLargestF8};
       });
       for (NamedTensor& t : kv_scale_tensors(name, scales)) packed_.push_back(std::move(t));
@@ -445,6 +446,7 @@ class Run {
     quantized_->begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
       if (const auto* group = std::get_if<Linears>(&ops[i])) timed("measure", [&] { measure_group(*group); });
+      scale_kv(layer, ops[i]);
       timed("forward", [&] { quantized_->run(i, weights, ropes_); });
     }
   }
