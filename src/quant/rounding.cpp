@@ -169,8 +169,12 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
     result.loss = loss_per_token(ex, job.weight, values_of(ex, q, job.spec), *job.stats);
     result.loss_rtn = result.loss;
     if (searched) {
-      const DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
+      DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
       result.loss_rtn = loss_per_token(ex, job.weight, values_of(ex, plain, job.spec), *job.stats);
+      if (result.loss_rtn < result.loss) {  // the search knows the diagonal of the Gram matrix alone
+        q = std::move(plain);
+        result.loss = result.loss_rtn;
+      }
     }
     result.loss_target = result.loss;
     result.loss_target_rtn = result.loss_rtn;

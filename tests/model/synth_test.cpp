@@ -71,7 +71,7 @@ TEST(Synth, DenseTinyOpensAndHasTheRightSpread) {
 }
 
 TEST(Synth, PackedTinyOpensAndUnpacks) {
-  for (const char* format : {"marlin", "gptq"}) {
+  for (const char* format : {"marlin", "gptq", "fp8", "int8"}) {
     TempDir dir;
     synthesize(dir.path(), {.preset = "tiny", .format = format, .layers = 3}, {});
     const Checkpoint c = Checkpoint::open(dir.path());
@@ -123,7 +123,7 @@ TEST(Synth, WhatCannotBeMadeIsRefused) {
   TempDir dir;
   const auto make = [&](const SynthOptions& o) { return [&dir, o] { synthesize(dir.path(), o, {}); }; };
   EXPECT_NE(message_of(make({.preset = "llama9"}), ErrorKind::usage).find("llama3-8b"), std::string::npos);
-  EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp8"}), ErrorKind::usage).find("marlin"),
+  EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp9"}), ErrorKind::usage).find("marlin"),
             std::string::npos);
   EXPECT_NE(message_of(make({.preset = "tiny", .layers = -1}), ErrorKind::usage), "");
   EXPECT_TRUE(fs::is_empty(dir.path()));
