@@ -51,7 +51,7 @@ TEST(Fp8, PerChannelIsTheGolden) {
   }
 }
 
-TEST(Fp8, EveryGranularityIsSoundAndTheSearchHelps) {
+TEST(Fp8, EveryGranularityIsSoundAndErrorFeedbackHelps) {
   for (const std::string& backend : backends()) {
     Bench b(backend, 200, 256);
     for (const auto& [out_group, group] : {std::pair<int64_t, int64_t>{1, -1}, {1, 128}, {128, 128}, {200, -1}})
