@@ -23,11 +23,21 @@ struct QuantizationSummary {
   std::vector<std::string> dense;  // linears that stay as they are, for readers that must be told
 };
 
+// A JSON file of a model directory.
+struct ConfigFile {
+  std::string name{};  // "quantize_config.json"
+  std::string text{};  // "" = it does not exist
+};
+
 struct CheckpointFormat {
   std::string_view name, summary;
   std::vector<const Packing*> (*candidates)(const QuantSpec&);  // in order of preference; empty: dense only
   // JSON text of quantization_config ("" = none) for everything that was packed.
   std::string (*write_config)(const QuantizationSummary&);
+  // Why the config cannot say all this of one checkpoint; "" = it can. Absent: it can say everything.
+  std::string (*cannot_describe)(const QuantizationSummary&) = nullptr;
+  // The file that older readers look for beside config.json. Absent: none.
+  ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();
@@ -37,14 +47,17 @@ const CheckpointFormat& checkpoint_format(std::string_view name);  // Error{usag
 const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in,
                               bool act_order, std::string* why_not);
 
-// Reads the `quantization_config` of a config.json (or a quantize_config.json beside it). `config_json` is
-// the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and shape tell what the
-// config leaves open) and `linears` are the candidates. Absent quantization_config: empty result.
-// Error{unsupported|checkpoint} names the key that is not understood. `name` receives "marlin", "gptq",
-// "gptq_v2", "compressed-tensors" … or "dense".
-QuantizationSummary read_quantization(const std::string& config_json, const std::string& quantize_config_json,
+// Reads the `quantization_config` of a config.json, or else `side`, the first of kSideFiles that the directory
+// has. `config_json` is the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and
+// shape tell what the config leaves open) and `linears` are the candidates. Absent quantization_config: empty
+// result. Error{unsupported|checkpoint} names the key that is not understood. `name` receives "marlin",
+// "gptq", "gptq_v2", "awq", "compressed-tensors" … or "dense".
+QuantizationSummary read_quantization(const std::string& config_json, const ConfigFile& side,
                                       const std::vector<std::string>& linears, const TensorSource& tensor,
                                       std::string* name);
+
+// Files beside config.json that hold a quantization config, in the order in which readers look for them.
+inline constexpr std::string_view kSideFiles[] = {"quantize_config.json", "quant_config.json"};
 
 #define FEWBIT_FORMAT(id) extern const CheckpointFormat format_##id;
 #include "formats/formats.def"

@@ -1,7 +1,7 @@
 // --format compressed-tensors: for vLLM, SGLang and transformers, and the default of W8A8 and FP8. One group
 // of linears with one scheme is addressed by its class; where schemes differ every group names its modules,
 // which no reader can take for another group's (docs/formats/compressed-tensors.md).
-#include "formats/checkpoints/compressed_tensors.h"
+#include "formats/checkpoints/readers.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,6 @@
 #include "src/core/strings.h"
 
 namespace fewbit {
-namespace compressed_tensors {
 namespace {
 
 using nlohmann::ordered_json;
@@ -285,14 +284,15 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
 
 }  // namespace
 
-QuantizationSummary read(const ConfigObject& config, const std::vector<std::string>& linears,
-                         const TensorSource& tensor) {
+QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& name) {
+  const auto& [config, linears, tensor] = r;
+  name = "compressed-tensors";
   refuse_what_changes_values(config, linears, tensor);
   const std::string format = config.str("format", "");
   const auto groups = config.object("config_groups");
   if (!groups) config.wrong("config_groups", "an object");
   std::vector<Scheme> schemes;
-  for (const auto& [name, group] : groups->members()) schemes.push_back(read_scheme(group, format));
+  for (const auto& [key, group] : groups->members()) schemes.push_back(read_scheme(group, format));
   const Matcher ignore(config, "ignore");
   QuantizationSummary out;
   for (const std::string& linear : linears) {
@@ -309,12 +309,10 @@ QuantizationSummary read(const ConfigObject& config, const std::vector<std::stri
   return out;
 }
 
-}  // namespace compressed_tensors
-
 constinit const CheckpointFormat format_compressed_tensors = {
     .name = "compressed-tensors",
     .summary = "packed integers, W8A8 and FP8 for vLLM, SGLang and transformers",
-    .candidates = compressed_tensors::candidates,
-    .write_config = compressed_tensors::write_config};
+    .candidates = candidates,
+    .write_config = write_config};
 
 }  // namespace fewbit

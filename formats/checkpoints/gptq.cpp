@@ -15,11 +15,16 @@ std::string write_config(const QuantizationSummary& summary) {
   return gptq_config::write(summary, {.checkpoint_format = "", .dynamic = gptq_config::Dynamic::when_mixed});
 }
 
+ConfigFile side_file(const QuantizationSummary& summary) {
+  return {"quantize_config.json", write_config(summary)};
+}
+
 }  // namespace
 
 constinit const CheckpointFormat format_gptq = {.name = "gptq",
                                                 .summary = "GPTQ words for vLLM, SGLang and transformers",
                                                 .candidates = candidates,
-                                                .write_config = write_config};
+                                                .write_config = write_config,
+                                                .side_file = side_file};
 
 }  // namespace fewbit

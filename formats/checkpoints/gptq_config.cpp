@@ -4,50 +4,12 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "formats/checkpoints/fewbit_map.h"
+
 namespace fewbit::gptq_config {
 namespace {
 
 using nlohmann::ordered_json;
-
-bool same(const LinearFormat& a, const LinearFormat& b) {
-  return a.packing == b.packing && a.spec == b.spec && a.act_order == b.act_order;
-}
-
-// What most linears have; the first by name where several lead.
-LinearFormat most_common(const QuantizationSummary& summary) {
-  std::vector<std::pair<LinearFormat, int64_t>> counts;
-  for (const auto& [name, format] : summary.linears) {
-    const auto it =
-        std::find_if(counts.begin(), counts.end(), [&](const auto& c) { return same(c.first, format); });
-    if (it == counts.end()) {
-      counts.emplace_back(format, 1);
-    } else {
-      ++it->second;
-    }
-  }
-  return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })
-      ->first;
-}
-
-ordered_json map_entry(const LinearFormat& f) {
-  ordered_json e;
-  e["packing"] = f.packing->name;
-  e["bits"] = f.spec.bits;
-  e["group_size"] = f.spec.group;
-  e["sym"] = f.spec.symmetric;
-  e["act_order"] = f.act_order;
-  return e;
-}
-
-ordered_json fewbit_map(const QuantizationSummary& summary, const LinearFormat& common) {
-  ordered_json map;
-  map["version"] = 1;
-  map["default"] = map_entry(common);
-  map["linears"] = ordered_json::object();
-  for (const auto& [name, format] : summary.linears)
-    if (!same(format, common)) map["linears"][name] = map_entry(format);
-  return map;
-}
 
 std::string exactly(const std::string& name) {
   std::string regex = "^";
@@ -74,10 +36,10 @@ ordered_json dynamic_rules(const QuantizationSummary& summary, const LinearForma
 
 std::string write(const QuantizationSummary& summary, const Options& options) {
   if (summary.linears.empty()) return "";
-  const LinearFormat common = most_common(summary);
+  const LinearFormat common = fewbit_map::most_common(summary);
   const auto act_order = [](const auto& entry) { return entry.second.act_order; };
   const bool mixed = std::any_of(summary.linears.begin(), summary.linears.end(),
-                                 [&](const auto& entry) { return !same(entry.second, common); });
+                                 [&](const auto& entry) { return !fewbit_map::same(entry.second, common); });
   const std::string format =
       options.checkpoint_format.empty() ? std::string(common.packing->name) : options.checkpoint_format;
   ordered_json c;
@@ -93,7 +55,7 @@ std::string write(const QuantizationSummary& summary, const Options& options) {
   c["pack_dtype"] = "int32";
   if (options.dynamic == Dynamic::when_mixed)
     if (ordered_json rules = dynamic_rules(summary, common); !rules.empty()) c["dynamic"] = std::move(rules);
-  if (options.map == Map::always || mixed) c["fewbit"] = fewbit_map(summary, common);
+  if (options.map == Map::always || mixed) c["fewbit"] = ordered_json::parse(fewbit_map::text(summary));
   return c.dump(2);
 }
 

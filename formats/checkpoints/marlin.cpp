@@ -12,12 +12,17 @@ std::string write_config(const QuantizationSummary& summary) {
   return gptq_config::write(summary, {.checkpoint_format = "marlin", .map = gptq_config::Map::always});
 }
 
+ConfigFile side_file(const QuantizationSummary& summary) {
+  return {"quantize_config.json", write_config(summary)};
+}
+
 }  // namespace
 
 constinit const CheckpointFormat format_marlin = {
     .name = "marlin",
     .summary = "int4 and int8 for the GPU runner; others as GPTQ v2 words",
     .candidates = candidates,
-    .write_config = write_config};
+    .write_config = write_config,
+    .side_file = side_file};
 
 }  // namespace fewbit

@@ -88,17 +88,6 @@ Tensor unpack_zeros(ConstTensorView words, const QuantSpec& spec, int64_t out, Z
   return zeros;
 }
 
-void expect_symmetric(const Tensor& zeros, const QuantSpec& spec, const std::string& tensor) {
-  for (int64_t i = 0; i < zeros.numel(); ++i) {
-    const int zero = zeros.as<uint8_t>()[i];
-    if (zero == spec.mid_code()) continue;
-    fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected zero point " +
-                                    std::to_string(spec.mid_code()) + " everywhere (sym is true), found " +
-                                    std::to_string(zero) + " at output " +
-                                    std::to_string(i / zeros.shape()[1]));
-  }
-}
-
 // group_of, or nothing when the groups are consecutive.
 std::optional<Tensor> read_groups(ConstTensorView g_idx, const QuantSpec& spec, const std::string& tensor) {
   const int64_t in = g_idx.shape[0], groups = spec.groups(in), size = spec.group_size(in);
@@ -161,7 +150,7 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out
   q.codes = unpack_codes(expect_tensor(source, linear, plan[0]), spec, out, in);
   Tensor zeros = unpack_zeros(expect_tensor(source, linear, plan[1]), spec, out, offset);
   if (spec.symmetric) {
-    expect_symmetric(zeros, spec, prefix + "qzeros");
+    integer_grid::expect_symmetric(zeros, spec, prefix + "qzeros");
   } else {
     q.zeros = std::move(zeros);
   }

@@ -47,4 +47,15 @@ Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t
   return scales;
 }
 
+void expect_symmetric(const Tensor& zeros, const QuantSpec& spec, const std::string& tensor) {
+  for (int64_t i = 0; i < zeros.numel(); ++i) {
+    const int zero = zeros.as<uint8_t>()[i];
+    if (zero == spec.mid_code()) continue;
+    fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected zero point " +
+                                    std::to_string(spec.mid_code()) + " everywhere (sym is true), found " +
+                                    std::to_string(zero) + " at output " +
+                                    std::to_string(i / zeros.shape()[1]));
+  }
+}
+
 }  // namespace fewbit::integer_grid

@@ -15,4 +15,7 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in);
 Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n));
 Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t (*column)(int64_t n));
 
+// Error{checkpoint} naming `tensor` unless every zero point [out, G] u8 is that of the symmetric grid.
+void expect_symmetric(const Tensor& zeros, const QuantSpec& spec, const std::string& tensor);
+
 }  // namespace fewbit::integer_grid

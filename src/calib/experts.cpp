@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/gram.h"
 #include "kernels/matrix_edit.h"
 #include "kernels/route.h"
 
@@ -53,17 +52,6 @@ std::vector<int> ExpertInputs::starved() const {
   return out;
 }
 
-InputStats ExpertInputs::sums(ConstTensorView x, ConstTensorView x_full) {
-  InputStats s;
-  s.tokens = x.rows();
-  s.gram = ex_.alloc_zeros(DType::f32, {x.shape[1], x.shape[1]});
-  if (s.tokens > 0) gram(ex_, x, s.gram);
-  if (!x_full_.data) return s;
-  s.cross = ex_.alloc_zeros(DType::f32, s.gram.shape());
-  if (s.tokens > 0) cross_gram(ex_, x_full, x, s.cross);
-  return s;
-}
-
 void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   own.borrowed = enough_tokens(own.gram.rows()) - own.tokens;
   const double tokens = static_cast<double>(own.tokens), all_tokens = static_cast<double>(all.tokens);
@@ -73,45 +61,51 @@ void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   add_scaled(ex_, factor, all.gram, own.gram);
   if (own.cross) add_scaled(ex_, factor, all.cross, own.cross);
   own.tokens += own.borrowed;
+  own.input_scale = std::max(own.input_scale, all.input_scale);
 }
 
-InputStats ExpertInputs::of_input(int expert) {
+InputStats ExpertInputs::of_input(int expert, const InputRounding& rounding) {
   const ConstTensorView rows = routing_.rows_of(expert);
   const Tensor x = gather_rows(ex_, x_, rows);
-  InputStats s = sums(x, x_full_.data ? gather_rows(ex_, x_full_, rows) : Tensor());
+  InputStats s = observe_input(ex_, x, x_full_.data ? gather_rows(ex_, x_full_, rows) : Tensor(), rounding);
   if (s.tokens >= enough_tokens(op_.hidden)) return s;
-  if (!all_inputs_) all_inputs_ = sums(x_, x_full_);
-  borrow(s, *all_inputs_);
+  if (!all_inputs_ || !(all_inputs_->rounding == rounding))
+    all_inputs_ = {rounding, observe_input(ex_, x_, x_full_, rounding)};
+  borrow(s, all_inputs_->stats);
   return s;
 }
 
-InputStats ExpertInputs::own_activation(int expert, const LinearOf& quantized) {
+InputStats ExpertInputs::own_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
   const ConstTensorView rows = routing_.rows_of(expert);
   if (rows.numel() == 0) {
     const Tensor none = ex_.alloc(x_.dtype, {0, op_.down.in_features});
-    return sums(none, none);
+    return observe_input(ex_, none, x_full_.data ? none.view() : ConstTensorView{}, rounding);
   }
   const std::string gate = op_.of_expert(op_.gate, expert).name, up = op_.of_expert(op_.up, expert).name;
   const Tensor act = expert_activation(ex_, op_, quantized(gate), quantized(up), gather_rows(ex_, x_, rows));
-  if (!x_full_.data) return sums(act, {});
-  return sums(act, expert_activation(ex_, op_, weights_.linears.at(gate), weights_.linears.at(up),
-                                     gather_rows(ex_, x_full_, rows)));
+  if (!x_full_.data) return observe_input(ex_, act, {}, rounding);
+  return observe_input(ex_, act,
+                       expert_activation(ex_, op_, weights_.linears.at(gate), weights_.linears.at(up),
+                                         gather_rows(ex_, x_full_, rows)),
+                       rounding);
 }
 
-InputStats ExpertInputs::of_activation(int expert, const LinearOf& quantized) {
-  InputStats s = own_activation(expert, quantized);
+InputStats ExpertInputs::of_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
+  InputStats s = own_activation(expert, rounding, quantized);
   if (s.tokens >= enough_tokens(op_.down.in_features)) return s;
-  if (!all_activations_) {
+  if (!all_activations_ || !(all_activations_->rounding == rounding)) {
     // Once more through every expert, rather than the sums of all of them side by side in memory.
-    all_activations_ = own_activation(0, quantized);
+    all_activations_ = {rounding, own_activation(0, rounding, quantized)};
+    InputStats& all = all_activations_->stats;
     for (int e = 1; e < op_.experts; ++e) {
-      const InputStats other = own_activation(e, quantized);
-      add_scaled(ex_, 1, other.gram, all_activations_->gram);
-      if (other.cross) add_scaled(ex_, 1, other.cross, all_activations_->cross);
-      all_activations_->tokens += other.tokens;
+      const InputStats other = own_activation(e, rounding, quantized);
+      add_scaled(ex_, 1, other.gram, all.gram);
+      if (other.cross) add_scaled(ex_, 1, other.cross, all.cross);
+      all.tokens += other.tokens;
+      all.input_scale = std::max(all.input_scale, other.input_scale);
     }
   }
-  borrow(s, *all_activations_);
+  borrow(s, all_activations_->stats);
   return s;
 }
 

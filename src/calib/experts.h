@@ -11,7 +11,7 @@
 #include <functional>
 #include <optional>
 
-#include "src/calib/input_stats.h"
+#include "src/calib/observe.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -28,13 +28,17 @@ class ExpertInputs {
   std::vector<int64_t> tokens() const;  // seen by each expert
   std::vector<int> starved() const;     // experts that borrow for one of their linears
 
-  InputStats of_input(int expert);  // what gate and up multiply
+  // What gate and up multiply, rounded as they round it.
+  InputStats of_input(int expert, const InputRounding&);
   // What down multiplies, when gate and up of all experts are those of `quantized`.
-  InputStats of_activation(int expert, const LinearOf& quantized);
+  InputStats of_activation(int expert, const InputRounding&, const LinearOf& quantized);
 
  private:
-  InputStats sums(ConstTensorView x, ConstTensorView x_full);
-  InputStats own_activation(int expert, const LinearOf& quantized);
+  struct Layer {  // sums of the whole layer, made when first asked for
+    InputRounding rounding{};
+    InputStats stats{};
+  };
+  InputStats own_activation(int expert, const InputRounding&, const LinearOf& quantized);
   void borrow(InputStats& own, const InputStats& all);
 
   Exec& ex_;
@@ -42,7 +46,7 @@ class ExpertInputs {
   const BlockWeights& weights_;
   ConstTensorView x_, x_full_;
   Routing routing_;
-  std::optional<InputStats> all_inputs_, all_activations_;  // of the layer; made when first asked for
+  std::optional<Layer> all_inputs_, all_activations_;
 };
 
 }  // namespace fewbit

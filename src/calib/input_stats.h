@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/exec.h"
+#include "kernels/quantize_rows.h"
+#include "src/core/quantized_linear.h"
 
 namespace fewbit {
 
@@ -13,6 +14,7 @@ enum class Needs : uint8_t {
   gram = 1,   // sum over tokens of x x^T of the quantized stream
   cross = 2,  // sum over tokens of x_full x_quantized^T; with gram it gives the shift of targets
   columns = 4,  // ActivationStats of the block before any of its linears is quantized
+  range = 8,    // the largest magnitude of the input, for a static scale
 };
 constexpr Needs operator|(Needs a, Needs b) {
   return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b));
@@ -27,11 +29,23 @@ struct FactorCache {
   bool ok = false;
 };
 
+// How the linears that share an input round it when they run.
+struct InputRounding {
+  ActQuant activations = ActQuant::none;
+  DType codes = DType::i8;  // i8 | f8_e4m3
+  int64_t group = 0;        // columns that share a dynamic scale (RowQuant)
+  bool operator==(const InputRounding&) const = default;
+};
+InputRounding rounding_of(const QuantSpec&);
+
+// The sums are those of the input that the linears multiply: rounded to 8 bits where they round it.
 struct InputStats {
   int64_t tokens = 0;            // of the sums
   int64_t borrowed = 0;          // of them lent by the layer to an expert that saw too few (experts.h)
   Tensor gram{};                 // [in, in] f32 on the device
   Tensor cross{};                // [in, in] f32; empty where not needed
+  float input_scale = 0;         // of static activations
+  Tensor sample{};               // [tokens <= kSampleTokens, in] of the input before it is rounded; else empty
   mutable FactorCache factor{};  // filled by the first method that needs it
 };
 

@@ -61,4 +61,28 @@ uint8_t f32_to_f8_e5m2(float f) {
   return static_cast<uint8_t>(sign | (m > 0x7c ? 0x7c : m));
 }
 
+float f4_e2m1_to_f32(uint8_t code) {
+  const float magnitude = widen(code & 7, 1, 1);
+  return (code & 8) ? -magnitude : magnitude;
+}
+
+uint8_t f32_to_f4_e2m1(float f) {
+  const uint8_t sign = std::signbit(f) ? 8 : 0;
+  if (!(std::fabs(f) < 6.f)) return static_cast<uint8_t>(sign | (std::isnan(f) ? 0 : 7));
+  return static_cast<uint8_t>(sign | narrow_magnitude(f, 1, 1));
+}
+
+float f8_e8m0_to_f32(uint8_t v) { return v == 255 ? NAN : std::ldexp(1.f, v - 127); }
+
+uint8_t f32_to_f8_e8m0(float f) {
+  if (std::isnan(f)) return 255;
+  const float a = std::fabs(f);
+  if (!(a > 0x1p-127f)) return 0;
+  if (std::isinf(a)) return 254;
+  int e = 0;
+  const float m = std::frexp(a, &e);  // a = m * 2^e with m in [0.5, 1)
+  const int exponent = m * m < 0.5f ? e - 1 : e;
+  return static_cast<uint8_t>(std::fmin(254, std::fmax(0, exponent + 127)));
+}
+
 }  // namespace fewbit

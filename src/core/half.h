@@ -75,6 +75,16 @@ uint8_t f32_to_f8_e4m3_torch(float f);      // PyTorch's cast: above the range b
 float f8_e5m2_to_f32(uint8_t v);
 uint8_t f32_to_f8_e5m2(float f);  // PyTorch's cast: above the range becomes infinity
 
+// E2M1: sign << 3 | index into 0, 0.5, 1, 1.5, 2, 3, 4, 6; 8 is -0. Rounds to nearest, ties to the even index,
+// above 6 to 6; NaN becomes 0.
+float f4_e2m1_to_f32(uint8_t code);  // code < 16
+uint8_t f32_to_f4_e2m1(float f);
+
+// E8M0: 2^(code - 127), no sign and no 0; 255 is NaN.
+float f8_e8m0_to_f32(uint8_t v);
+// The nearest power of two to |f| in the exponent, [sqrt(1/2), sqrt(2)) times f; f = 0 gives the least.
+uint8_t f32_to_f8_e8m0(float f);
+
 // f rounded to the storage type and back: what a reader of the file will see.
 constexpr float round_to_f16(float f) { return f16_to_f32(f32_to_f16(f)); }
 constexpr float round_to_bf16(float f) { return static_cast<float>(bf16(f)); }

@@ -1,6 +1,7 @@
 #include "src/core/quantized_linear.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 
@@ -11,8 +12,14 @@
 namespace fewbit {
 
 std::string QuantSpec::str() const {
-  std::string s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
-  s += group == -1 ? " gch" : " g" + std::to_string(group);
+  std::string s;
+  if (grid == Grid::f4_e2m1) {
+    s = two_level() ? "nvfp4" : scale_dtype == DType::f8_e8m0 ? "mxfp4" : "fp4";
+    if (group != (two_level() ? kNvfp4 : kMxfp4).group || s == "fp4") s += " g" + std::to_string(group);
+  } else {
+    s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
+    s += group == -1 ? " gch" : " g" + std::to_string(group);
+  }
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";
   return s;
@@ -35,6 +42,10 @@ float representable_scale(float s, DType dtype) {
     }
     case DType::bf16:
       return std::copysign(round_to_bf16(std::max(std::fabs(s), 1.17549435e-38f)), s);
+    case DType::f8_e4m3:
+      return f8_e4m3_to_f32(f32_to_f8_e4m3_saturated(std::max(std::fabs(s), 0x1p-9f)));
+    case DType::f8_e8m0:
+      return f8_e8m0_to_f32(f32_to_f8_e8m0(s));
     default:
       return std::copysign(std::max(std::fabs(s), 1.17549435e-38f), s);
   }
@@ -57,6 +68,41 @@ int64_t first_above(const uint8_t* codes, int64_t n, int top, uint8_t mask = 0xf
   return first;
 }
 
+// Whether a file's type of scale holds s.
+bool holds(DType dtype, float s) {
+  switch (dtype) {
+    case DType::f16:
+      return round_to_f16(s) == s;
+    case DType::bf16:
+      return round_to_bf16(s) == s;
+    case DType::f8_e4m3:
+      return s >= 0 && f8_e4m3_to_f32(f32_to_f8_e4m3_saturated(s)) == s;
+    case DType::f8_e8m0:
+      return f8_e8m0_to_f32(f32_to_f8_e8m0(s)) == s;
+    default:
+      return true;
+  }
+}
+
+// "" for a positive finite multiplier.
+std::string check_multiplier(double s, const char* what) {
+  if (s > 0 && std::isfinite(s)) return "";
+  return std::string("the ") + what + " is " + std::to_string(s);
+}
+
+// The scales that stand beside scales: of static activations and of the second level.
+std::string check_multipliers(const QuantizedLinear& q) {
+  if (q.spec.activations != ActQuant::tensor && q.input_scale)
+    return "activations that are not static carry a scale";
+  if (q.spec.activations == ActQuant::tensor && !q.input_scale) return "static activations lack their scale";
+  if (q.spec.two_level() != q.global_scale.has_value())
+    return q.global_scale ? "scales of one level carry a global scale" : "the global scale is missing";
+  if (q.input_scale)
+    if (std::string what = check_multiplier(*q.input_scale, "scale of the activations"); !what.empty())
+      return what;
+  return q.global_scale ? check_multiplier(*q.global_scale, "global scale") : "";
+}
+
 // E4M3 without its sign: 0x7e is 448, 0x7f is NaN.
 int64_t first_nan(const uint8_t* codes, int64_t n) { return first_above(codes, n, 0x7e, 0x7f); }
 }  // namespace
@@ -75,7 +121,7 @@ std::string check(const QuantizedLinear& q) {
   if (q.zeros && !(q.zeros->shape() == Shape{out, groups}))
     return "zeros have shape " + q.zeros->shape().str();
   const uint8_t* c = q.codes.as<uint8_t>();
-  if (spec.grid == Grid::integer) {
+  if (spec.grid != Grid::f8_e4m3) {
     const int top = spec.max_code();
     const int64_t bad = first_above(c, out * in, top);
     if (bad < out * in)
@@ -86,20 +132,13 @@ std::string check(const QuantizedLinear& q) {
   } else if (const int64_t nan = first_nan(c, out * in); nan < out * in) {
     return "the code at element " + std::to_string(nan) + " is not a number";
   }
-  if (spec.activations != ActQuant::tensor && q.input_scale)
-    return "activations that are not static carry a scale";
-  if (spec.activations == ActQuant::tensor) {
-    if (!q.input_scale) return "static activations lack their scale";
-    if (!(*q.input_scale > 0) || !std::isfinite(*q.input_scale))
-      return "the scale of the activations is " + std::to_string(*q.input_scale);
-  }
+  if (std::string what = check_multipliers(q); !what.empty()) return what;
   const float* s = q.scales.as<float>();
   for (int64_t i = 0; i < q.scales.numel(); ++i) {
     if (!std::isfinite(s[i])) return "scale " + std::to_string(i) + " is not finite";
-    if (spec.scale_dtype == DType::f16 && round_to_f16(s[i]) != s[i])
-      return "scale " + std::to_string(i) + " is not representable in f16";
-    if (spec.scale_dtype == DType::bf16 && round_to_bf16(s[i]) != s[i])
-      return "scale " + std::to_string(i) + " is not representable in bf16";
+    if (!holds(spec.scale_dtype, s[i]))
+      return "scale " + std::to_string(i) + " is not representable in " +
+             std::string(name_of(spec.scale_dtype));
   }
   if (q.group_of) {
     if (!(q.group_of->shape() == Shape{in})) return "group_of has shape " + q.group_of->shape().str();
@@ -115,10 +154,29 @@ void validate(const QuantizedLinear& q) {
   if (const std::string what = check(q); !what.empty()) bug("quantized linear: " + what);
 }
 
+namespace {
+
+// What a code stands for before its scale, for every code of the grid; zeros are taken off besides.
+std::array<float, 256> levels_of(const QuantSpec& spec) {
+  std::array<float, 256> level{};
+  for (int c = 0; c < 256; ++c) {
+    const auto code = static_cast<uint8_t>(c);
+    level[static_cast<size_t>(c)] = spec.grid == Grid::f8_e4m3   ? f8_e4m3_to_f32(code)
+                                    : spec.grid == Grid::f4_e2m1 ? f4_e2m1_to_f32(code & 15)
+                                                                 : static_cast<float>(c);
+  }
+  return level;
+}
+
+}  // namespace
+
 Tensor dequantize_reference(const QuantizedLinear& q) {
   const int64_t out = q.out(), in = q.in(), groups = q.groups(), g = q.spec.group_size(in);
   Tensor w = Tensor::host(DType::f32, {out, in});
   const int32_t* group_of = q.group_of ? q.group_of->as<int32_t>() : nullptr;
+  const std::array<float, 256> levels = levels_of(q.spec);
+  const float mid = q.spec.grid == Grid::integer ? static_cast<float>(q.spec.mid_code()) : 0.f;
+  const double global = q.global_scale.value_or(1.0);
   parallel_for(out, 16, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       const uint8_t* codes = q.codes.as<uint8_t>() + o * in;
@@ -126,12 +184,8 @@ Tensor dequantize_reference(const QuantizedLinear& q) {
       float* row = w.as<float>() + o * in;
       for (int64_t i = 0; i < in; ++i) {
         const int64_t k = group_of ? group_of[i] : i / g;
-        const float level = q.spec.grid == Grid::f8_e4m3
-                                ? f8_e4m3_to_f32(codes[i])
-                                : static_cast<float>(codes[i]) -
-                                      static_cast<float>(q.zeros ? q.zeros->as<uint8_t>()[o * groups + k]
-                                                                 : q.spec.mid_code());
-        row[i] = level * scales[k];
+        const float zero = q.zeros ? static_cast<float>(q.zeros->as<uint8_t>()[o * groups + k]) : mid;
+        row[i] = (levels[codes[i]] - zero) * static_cast<float>(scales[k] * global);
       }
     }
   });
@@ -144,7 +198,8 @@ std::string content_hash(const QuantizedLinear& q) {
   h.add(q.scales.view().data, static_cast<size_t>(q.scales.bytes()));
   if (q.zeros) h.add(q.zeros->view().data, static_cast<size_t>(q.zeros->bytes()));
   if (q.group_of) h.add(q.group_of->view().data, static_cast<size_t>(q.group_of->bytes()));
-  if (q.input_scale) h.add(&*q.input_scale, sizeof(float));
+  for (const auto& multiplier : {q.input_scale, q.global_scale})
+    if (multiplier) h.add(&*multiplier, sizeof(double));
   return h.hex();
 }
 

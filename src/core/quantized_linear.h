@@ -12,18 +12,19 @@ namespace fewbit {
 enum class Grid : uint8_t {
   integer,  // value = (code - zero) * scale
   f8_e4m3,  // value = decode(code) * scale
+  f4_e2m1,  // the same with codes of 4 bits, sign and three bits of magnitude (src/core/half.h)
 };
 
-// How the input of a linear is quantized when it runs, to the type of its weight's grid (int8 or E4M3);
-// `none` keeps it in bf16 (weight-only).
+// How the input of a linear is quantized when it runs, to the type of its weight's grid (int8, E4M3 or E2M1);
+// `none` keeps it in bf16 (weight-only). E2M1 has scales for groups of inputs as its weight has them.
 enum class ActQuant : uint8_t {
   none,
-  token,   // dynamic: one scale per row of x
-  tensor,  // static: QuantizedLinear::input_scale, from calibration
+  token,   // dynamic: one scale per row of x; E2M1: per row and group
+  tensor,  // static: QuantizedLinear::input_scale, from calibration; E2M1: above dynamic scales of groups
 };
 
-// Prints and parses as "int4 g128 sym", "int8 gch sym", "fp8 gch". `group` = input features that share a
-// scale; -1 = the whole row.
+// Prints and parses as "int4 g128 sym", "int8 gch sym", "fp8 gch", "nvfp4", "mxfp4". `group` = input features
+// that share a scale; -1 = the whole row.
 struct QuantSpec {
   Grid grid = Grid::integer;
   int bits = 4;
@@ -38,22 +39,34 @@ struct QuantSpec {
   int64_t groups(int64_t in) const { return (in + group_size(in) - 1) / group_size(in); }
   int mid_code() const { return 1 << (bits - 1); }  // the zero of a symmetric integer grid
   int max_code() const { return (1 << bits) - 1; }
+  // Scales too narrow to stand alone: QuantizedLinear::global_scale multiplies them all.
+  bool two_level() const { return scale_dtype == DType::f8_e4m3; }
   std::string str() const;
   // Bits per weight with scales and zeros counted.
   double bits_per_weight(int64_t in) const;
 };
 
+// The two grids of 4-bit floats: E4M3 scales per 16 inputs under a global scale, and powers of two (E8M0) per
+// 32 inputs.
+inline constexpr QuantSpec kNvfp4{
+    .grid = Grid::f4_e2m1, .bits = 4, .group = 16, .scale_dtype = DType::f8_e4m3};
+inline constexpr QuantSpec kMxfp4{
+    .grid = Grid::f4_e2m1, .bits = 4, .group = 32, .scale_dtype = DType::f8_e8m0};
+
 // value(o, i) = (codes[o, i] - zeros[o, g]) * scales[o, g],   g = group_of ? group_of[i] : i / group
-//   symmetric: the zero is 2^(bits-1). Float grids: decode(code) takes the place of code - zero.
-// Columns stay in checkpoint order. Scales may be negative.
+//   symmetric: the zero is 2^(bits-1). Float grids: decode(code) takes the place of code - zero. With two
+//   levels of scales, scales[o, g] * global_scale takes the place of scales[o, g].
+// Columns stay in checkpoint order. Scales may be negative, unless they are E4M3 or E8M0.
 struct QuantizedLinear {
   QuantSpec spec{};
   Tensor codes{};                       // [out, in]        u8
   Tensor scales{};                      // [out/out_group, G] f32, representable in spec.scale_dtype
   std::optional<Tensor> zeros{};        // [out, G]         u8; absent when symmetric
   std::optional<Tensor> group_of{};     // [in]             i32; absent when groups are consecutive
-  std::optional<float> input_scale{};   // static activation scale
-  std::optional<float> global_scale{};  // second-level scale (NVFP4)
+  // Multipliers. Double, so that a file's f32 comes back to the bit whether it holds the scale or, as some
+  // formats do, one over it.
+  std::optional<double> input_scale{};   // static activations
+  std::optional<double> global_scale{};  // exactly where spec.two_level()
 
   int64_t out() const { return codes.shape()[0]; }
   int64_t in() const { return codes.shape()[1]; }
@@ -61,7 +74,8 @@ struct QuantizedLinear {
 };
 
 // Stops the process when an invariant of the neutral form is broken: shapes, codes in range and numbers,
-// scales finite and representable, group_of in range, a static scale exactly where activations are static.
+// scales finite and representable, group_of in range, a static scale exactly where activations are static, a
+// global one exactly where there are two levels.
 // For readers of files use check(), which says what is wrong instead.
 void validate(const QuantizedLinear& q);
 std::string check(const QuantizedLinear& q);  // "" = sound
@@ -70,10 +84,11 @@ std::string check(const QuantizedLinear& q);  // "" = sound
 Tensor dequantize_reference(const QuantizedLinear& q);
 
 // Rounds a scale to its storage type, keeping sign; never returns 0 or a non-finite value for a finite input
-// (|s| is floored at the storage type's least normal value).
+// (|s| is floored at the storage type's least normal value). E4M3 scales have no sign and go down to their
+// least subnormal, 2^-9; E8M0 is the nearest power of two at or above |s| / sqrt(2).
 float representable_scale(float s, DType dtype);
 
-// Hash of codes, scales, zeros, group_of and input_scale: what `evaluate verify` compares.
+// Hash of codes, scales, zeros, group_of, input_scale and global_scale: what `evaluate verify` compares.
 std::string content_hash(const QuantizedLinear& q);
 
 QuantizedLinear clone(const QuantizedLinear& q);

@@ -14,12 +14,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The text of <dir>/quantize_config.json, "" where there is none.
-std::string side_config(const fs::path& dir) {
-  std::ifstream in(dir / "quantize_config.json", std::ios::binary);
-  std::ostringstream text;
-  if (in) text << in.rdbuf();
-  return text.str();
+// The first quantization config beside config.json.
+ConfigFile side_config(const fs::path& dir) {
+  for (const std::string_view name : kSideFiles) {
+    std::ifstream in(dir / name, std::ios::binary);
+    std::ostringstream text;
+    if (in) return {std::string(name), (text << in.rdbuf(), text.str())};
+  }
+  return {};
 }
 
 // Complaints about the packed tensors of one linear.

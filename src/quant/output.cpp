@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -25,8 +26,8 @@ bool travels(const fs::path& file) {
   for (const char* suffix :
        {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"})
     if (ends_with(name, suffix)) return false;
-  return name != "config.json" && name != "quantize_config.json" && name != "quant_report.json" &&
-         name[0] != '.';
+  if (std::find(std::begin(kSideFiles), std::end(kSideFiles), name) != std::end(kSideFiles)) return false;
+  return name != "config.json" && name != "quant_report.json" && name[0] != '.';
 }
 
 // A tensor comes from its sealed block where that has it (packed linears, norms that a transform rewrote),
@@ -50,20 +51,15 @@ void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& jo
 }
 
 void write_config(const Checkpoint& c, const QuantPlan& plan, const fs::path& dir) {
-  QuantizationSummary summary;
-  summary.dense = routers_of(c.spec);
-  for (const PlannedLinear& p : plan.linears) {
-    if (p.keep) {
-      summary.dense.push_back(p.linear.name);
-    } else {
-      summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
-    }
-  }
+  const QuantizationSummary summary = summary_of(c, plan);
   auto config = nlohmann::ordered_json::parse(c.config.text());
   const std::string quantization = plan.format->write_config(summary);
   if (!quantization.empty()) {
     config["quantization_config"] = nlohmann::ordered_json::parse(quantization);
-    write_text(dir / "quantize_config.json", config["quantization_config"].dump(2) + "\n");
+    if (plan.format->side_file) {
+      const ConfigFile side = plan.format->side_file(summary);
+      write_text(dir / side.name, side.text + "\n");
+    }
   }
   write_text(dir / "config.json", config.dump(2) + "\n");
 }

@@ -14,6 +14,7 @@
 #include "kernels/column_stats.h"
 #include "kernels/dequantize.h"
 #include "kernels/embed.h"
+#include "kernels/gemm.h"
 #include "kernels/gram.h"
 #include "kernels/gram_loss.h"
 #include "kernels/squared_error.h"
@@ -113,9 +114,12 @@ class Run {
       if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
       timed("forward", [&] {
         if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
-        for (auto& [name, linear] : replaced)       // the bias stays
-          std::get<DenseLinear>(weights.linears.at(name)).weight =
-              std::move(std::get<DenseLinear>(linear).weight);
+        for (auto& [name, linear] : replaced) {     // the bias stays
+          auto& by = std::get<DenseLinear>(linear);
+          auto& dense = std::get<DenseLinear>(weights.linears.at(name));
+          dense.weight = std::move(by.weight);
+          dense.input = by.input;
+        }
         if (quantized_) quantized_->run(i, weights, ropes_);
       });
     }
@@ -198,17 +202,12 @@ class Run {
   }
 
   // Statistics of the input that the linears of a group share.
-  std::optional<InputStats> observe(const Linears& group) {
-    if (!quantized_) return std::nullopt;
-    const ConstTensorView x = quantized_->input(group.in);
-    InputStats stats;
+  std::optional<InputStats> observe(const Linears& group, const InputRounding& rounding) {
+    std::optional<InputStats> stats;
+    if (!quantized_) return stats;
     timed("observe", [&] {
-      stats.tokens = x.rows();
-      stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
-      gram(ex_, x, stats.gram);
-      if (!full_) return;
-      stats.cross = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
-      cross_gram(ex_, full_->input(group.in), x, stats.cross);
+      stats = observe_input(ex_, quantized_->input(group.in),
+                            full_ ? full_->input(group.in) : ConstTensorView{}, rounding);
     });
     return stats;
   }
@@ -218,7 +217,7 @@ class Run {
   std::map<std::string, Linear> quantize_group(int64_t layer, const Linears& group) {
     std::map<std::string, Linear> replaced;
     quantize_items(
-        layer, group.items, [&] { return observe(group); }, replaced);
+        layer, group.items, [&](const InputRounding& r) { return observe(group, r); }, replaced);
     return replaced;
   }
 
@@ -246,28 +245,40 @@ class Run {
     for (int e = 0; e < op.experts; ++e)
       quantize_items(
           layer, {op.of_expert(op.gate, e), op.of_expert(op.up, e)},
-          [&] { return stats_of([e](ExpertInputs& s) { return s.of_input(e); }); }, replaced);
+          [&](const InputRounding& r) {
+            return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); });
+          },
+          replaced);
     for (int e = 0; e < op.experts; ++e)
       quantize_items(
           layer, {op.of_expert(op.down, e)},
-          [&] { return stats_of([&](ExpertInputs& s) { return s.of_activation(e, linear); }); }, replaced);
+          [&](const InputRounding& r) {
+            return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
+          },
+          replaced);
     return replaced;
   }
 
-  // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed.
+  // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed,
+  // once for every way in which they round that input.
   void quantize_items(int64_t layer, const std::vector<LinearDef>& items,
-                      const std::function<std::optional<InputStats>()>& observed,
+                      const std::function<std::optional<InputStats>(const InputRounding&)>& observed,
                       std::map<std::string, Linear>& replaced) {
-    std::vector<std::pair<const LinearDef*, const PlannedLinear*>> wanted;
-    for (const LinearDef& def : items)
-      if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name); !p.keep)
-        wanted.emplace_back(&def, &p);
-    if (wanted.empty()) return;
     const bool restore = restored_.has_value();
-    const std::optional<InputStats> stats = restore ? std::nullopt : observed();
-    for (const auto& [def, p] : wanted) {
-      const QuantizedLinear q = restore ? unpack(*p) : quantize(*p, stats ? &*stats : nullptr);
-      if (quantized_) replaced.emplace(def->name, DenseLinear{.weight = values(q, job_.dtype), .bias = {}});
+    std::optional<InputStats> stats;
+    std::optional<InputRounding> seen;
+    for (const LinearDef& def : items) {
+      const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
+      if (p.keep) continue;
+      if (const InputRounding rounding = rounding_of(p.recipe.spec); !restore && seen != rounding) {
+        stats = observed(rounding);
+        seen = rounding;
+      }
+      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr);
+      if (quantized_)
+        replaced.emplace(def.name, DenseLinear{.weight = values(q, job_.dtype),
+                                               .bias = {},
+                                               .input = input_quant(q.spec, q.input_scale)});
     }
   }
 
@@ -286,6 +297,7 @@ class Run {
                                           .allow_rtn = job_.allow_rtn,
                                           .seed = job_.seed});
     });
+    if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
     validate(r.linear);
     LinearRecord record{.name = p.linear.name,
                         .recipe = p.recipe.str(),
@@ -334,7 +346,8 @@ class Run {
     return w;
   }
 
-  // Relative error of the output on the calibration data (of the weights where there is none) and SQNR.
+  // Relative error of the output on the calibration data (of the weights where there is none) and SQNR. Where the
+  // linear rounds its input, on the first kSampleTokens tokens, run both ways.
   void measure(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
     const Tensor value = values(q, DType::f32);
     const Tensor rows = ex_.alloc(DType::f64, {q.out()});
@@ -346,6 +359,10 @@ class Run {
     record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
     record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
     if (!stats) return;
+    if (stats->sample) {
+      record.rel_error = output_error(w, value, *input_quant(q.spec, q.input_scale), stats->sample);
+      return;
+    }
     const Tensor zero = ex_.alloc_zeros(DType::f32, w.shape());
     const auto output = [&](ConstTensorView b) {
       gram_loss(ex_, w, b, stats->gram, rows);
@@ -353,6 +370,20 @@ class Run {
     };
     const double signal = output(zero);
     record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(value)) / signal) : 0;
+  }
+
+  // ||W x - Q round(x)|| / ||W x|| over the rows of x.
+  double output_error(const Tensor& w, const Tensor& q, const RowQuant& rounding, const Tensor& sample) {
+    Tensor x = ex_.alloc(DType::f32, sample.shape());
+    cast(ex_, sample, x);
+    const Tensor full = ex_.alloc(DType::f32, {x.rows(), w.rows()}), rounded = ex_.alloc(DType::f32, full.shape());
+    gemm(ex_, x, w, {}, full);
+    rounded_gemm(ex_, x, rounding, q, {}, rounded);
+    const Tensor rows = ex_.alloc(DType::f64, {x.rows()});
+    squared_error(ex_, full, {}, rows);
+    const double signal = sum_f64(ex_, rows);
+    squared_error(ex_, full, rounded, rows);
+    return signal > 0 ? std::sqrt(sum_f64(ex_, rows) / signal) : 0;
   }
 
   QuantizedLinear unpack(const PlannedLinear& p) {

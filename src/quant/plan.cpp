@@ -90,7 +90,11 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
   const int64_t grams =
       widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
-  return 2 * block * elem + states + experts + grams + largest * 24 + transform_bytes(c, plan, o, block);
+  const bool rounds = std::any_of(plan.linears.begin(), plan.linears.end(), [](const PlannedLinear& p) {
+    return !p.keep && p.recipe.spec.activations != ActQuant::none;
+  });
+  const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
+  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -108,6 +112,19 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
                                [&](const PlannedLinear& p) { return p.linear.name == linear; });
   FEWBIT_ASSERT(it != linears.end());
   return *it;
+}
+
+QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
+  QuantizationSummary summary;
+  summary.dense = routers_of(c.spec);
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.packing) {
+      summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
+    } else {
+      summary.dense.push_back(p.linear.name);
+    }
+  }
+  return summary;
 }
 
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
@@ -154,6 +171,9 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     if (p.packing) plan.out_bytes += p.out_bytes;
   plan.bits_per_weight = weights > 0 ? bits / weights : 0;
   refuse_idle_transforms(c, plan);
+  if (plan.format->cannot_describe)
+    if (std::string why = plan.format->cannot_describe(summary_of(c, plan)); !why.empty())
+      plan.refusals.push_back({std::string("format ") += plan.format->name, std::move(why)});
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
   if (o.on_gpu)

@@ -53,4 +53,7 @@ struct QuantPlan {
 // Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
 QuantPlan make_plan(const Checkpoint&, const PlanOptions&);
 
+// What the config of the checkpoint will say: every linear that gets a packing, and those that stay dense.
+QuantizationSummary summary_of(const Checkpoint&, const QuantPlan&);
+
 }  // namespace fewbit

@@ -21,6 +21,9 @@ constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
      {ActOrder::gar, "gar"},
      {ActOrder::full, "full"}}};
 
+constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
+    {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
+
 template <class E, size_t N>
 E from_name(const std::array<std::pair<E, std::string_view>, N>& table, std::string_view what,
             std::string_view name) {
@@ -120,6 +123,8 @@ float damp_from(std::string_view v) {
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
+  else if (key == "acts")
+    r.activations = activations_from(value);
   else if (key == "scale")
     r.scale = scale_from(value);
   else if (key == "damp")
@@ -130,7 +135,15 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.format = std::string(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= scale= damp= effort= format=", key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format=", key));
+}
+
+// int8 weights per output, inputs quantized per token.
+void set_w8a8(Recipe& r) {
+  r.bits = 8;
+  r.group = -1;
+  r.symmetric = true;
+  if (!r.activations) r.activations = ActQuant::token;
 }
 
 void apply_word(Recipe& r, const std::string& word) {
@@ -144,6 +157,8 @@ void apply_word(Recipe& r, const std::string& word) {
     r.symmetric = false;
   else if (word == "gch")
     r.group = -1;
+  else if (word == "w8a8")
+    set_w8a8(r);
   else if (const auto bits = number_after(word, "int")) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,
@@ -168,12 +183,23 @@ void apply_word(Recipe& r, const std::string& word) {
   }
 }
 
+// With 8-bit inputs there is a scale or so per output: f32 costs nothing.
+DType default_scale(const QuantSpec& spec) {
+  return spec.activations == ActQuant::none ? DType::f16 : DType::f32;
+}
+
+std::string default_format(const QuantSpec& spec) {
+  return spec.activations == ActQuant::none ? "marlin" : "compressed-tensors";
+}
+
 }  // namespace
 
 std::string_view name_of(Effort e) { return to_name(kEfforts, e); }
 std::string_view name_of(ActOrder a) { return to_name(kActOrders, a); }
 Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort", s); }
 ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act-order", s); }
+std::string_view name_of(ActQuant a) { return to_name(kActivations, a); }
+ActQuant activations_from(std::string_view s) { return from_name(kActivations, "quantization of activations", s); }
 
 std::string Recipe::chain_str() const { return join(chain, "+"); }
 
@@ -192,6 +218,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.bits) base.bits = over.bits;
   if (over.group) base.group = over.group;
   if (over.symmetric) base.symmetric = over.symmetric;
+  if (over.activations) base.activations = over.activations;
   if (over.act_order) base.act_order = over.act_order;
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
@@ -209,11 +236,12 @@ FullRecipe resolve(const Recipe& r) {
   bool symmetric = true;
   for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
   f.spec.symmetric = r.symmetric.value_or(symmetric);
-  f.spec.scale_dtype = r.scale.value_or(DType::f16);
+  f.spec.activations = r.activations.value_or(ActQuant::none);
+  f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.format = r.format.empty() ? "marlin" : r.format;
+  f.format = !r.format.empty() ? r.format : default_format(f.spec);
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -223,7 +251,7 @@ FullRecipe resolve(const Recipe& r) {
 Needs FullRecipe::needs() const {
   Needs all = effort == Effort::reference && has(method->needs, Needs::gram) ? Needs::gram : method->needs;
   for (const Transform* t : transforms) all = all | t->needs;
-  return all;
+  return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 
 std::string FullRecipe::str() const {
@@ -231,7 +259,7 @@ std::string FullRecipe::str() const {
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
   s += fmt::format("{} {}", method->name, spec.str());
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
-  if (spec.scale_dtype != DType::f16) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (spec.scale_dtype != default_scale(spec)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;

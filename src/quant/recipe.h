@@ -1,6 +1,7 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
+//   gptq w8a8        = gptq int8 gch sym acts=token: 8-bit weights and inputs
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>
@@ -19,6 +20,7 @@ struct Recipe {
   std::optional<int> bits{};
   std::optional<int64_t> group{};  // -1 = one per row
   std::optional<bool> symmetric{};
+  std::optional<ActQuant> activations{};
   std::optional<ActOrder> act_order{};
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
@@ -36,8 +38,10 @@ Recipe overlay(Recipe base, const Recipe& over);
 
 std::string_view name_of(Effort);
 std::string_view name_of(ActOrder);
+std::string_view name_of(ActQuant);
 Effort effort_from(std::string_view);  // Error{usage} listing the names
 ActOrder act_order_from(std::string_view);
+ActQuant activations_from(std::string_view);
 
 // A recipe with every default filled in.
 struct FullRecipe {

@@ -8,6 +8,7 @@
 #include "formats/packing.h"
 #include "kernels/cast.h"
 #include "kernels/gemm.h"
+#include "kernels/int8_gemm.h"
 #include "kernels/marlin_gemm.h"
 #include "kernels/row_gemm.h"
 #include "src/core/half.h"
@@ -90,28 +91,76 @@ Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTyp
   return r;
 }
 
+// Scales by output: [out] f32 on the device.
+Tensor output_scales(Exec& ex, const QuantizedLinear& q) {
+  Tensor s = Tensor::host(DType::f32, {q.out()});
+  for (int64_t o = 0; o < q.out(); ++o) s.as<float>()[o] = q.scales.as<float>()[o / q.spec.out_group];
+  return ex.to_device(s);
+}
+
+Linear int8_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+  Tensor codes = Tensor::host(DType::i8, q.codes.shape());
+  for (int64_t i = 0; i < codes.numel(); ++i)
+    codes.as<uint8_t>()[i] = q.codes.as<uint8_t>()[i] ^ 0x80;  // code - 128 in two's complement
+  return Int8Linear{.codes = ex.to_device(codes),
+                    .scales = output_scales(ex, q),
+                    .bias = upload(ex, bias, dtype),
+                    .input = *input_quant(q.spec, q.input_scale)};
+}
+
+// Why a linear that quantizes its input has no kernel of its codes; "" = it has.
+std::string no_byte_kernel(const QuantizedLinear& q) {
+  if (q.spec.grid != Grid::integer) return "FP8 products run dequantized, with the input rounded to FP8";
+  if (q.spec.bits != 8 || !q.spec.symmetric || q.groups() != 1 || q.in() >= 1 << 17)
+    return "int8 products want int8 sym with one group a row, not " + q.spec.str() +
+           ": they run dequantized, with the input rounded to int8";
+  return "";
+}
+
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid != Grid::integer) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f8_e4m3) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
   return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
 }
 
+// The values of the codes. Where the input is rounded too they stay f32: one step of x then weighs more than a
+// rounding of the weight to bf16, and a reference must not take other steps than the packed linear.
+Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+  const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
+  if (input) dtype = DType::f32;
+  return DenseLinear{.weight = upload(ex, dequantize_reference(q), dtype),
+                     .bias = upload(ex, bias, dtype),
+                     .input = input};
+}
+
 }  // namespace
 
 Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType dtype) {
-  return DenseLinear{upload(ex, weight, dtype), upload(ex, bias, dtype)};
+  return DenseLinear{.weight = upload(ex, weight, dtype), .bias = upload(ex, bias, dtype), .input = {}};
+}
+
+std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double> input_scale) {
+  if (spec.activations == ActQuant::none || spec.grid == Grid::f4_e2m1) return std::nullopt;
+  const DType codes = spec.grid == Grid::integer ? DType::i8 : DType::f8_e4m3;
+  if (spec.activations == ActQuant::tensor)
+    return RowQuant{.codes = codes, .fixed = static_cast<float>(input_scale.value())};
+  // Block weights come with one scale per token and block of inputs.
+  const bool block = spec.out_group > 1 && spec.group != -1;
+  return RowQuant{.codes = codes, .group = block ? spec.group : 0};
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
   if (note) note->clear();
   std::string reason;
-  if (q.spec.activations != ActQuant::none) {
-    reason = "its input is not quantized here (" + q.spec.str() +
-             "): the weight is dequantized and multiplied densely";
-  } else if (dtype == DType::bf16) {
-    if (!ex.on_cuda()) {
+  const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
+  if (dtype == DType::bf16) {
+    if (input) {
+      reason = no_byte_kernel(q);
+      if (reason.empty()) return int8_linear(ex, q, bias, dtype);
+    } else if (!ex.on_cuda()) {
       reason = no_kernel(ex, q);
       if (reason.empty()) return row_linear(ex, q, bias, dtype);
     } else {
@@ -124,7 +173,7 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
     reason = "float32 compute multiplies densely";
   }
   if (note) *note = reason;
-  return make_dense(ex, dequantize_reference(q), bias, dtype);
+  return dequantized(ex, q, bias, dtype);
 }
 
 Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o,
@@ -150,13 +199,16 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     return m;
   }
   const QuantizedLinear q = c.unpack(l.name, l.out, l.in);
-  if (o.weights == Weights::reference) return make_dense(ex, dequantize_reference(q), bias, o.dtype);
+  if (o.weights == Weights::reference) return dequantized(ex, q, bias, o.dtype);
   return make_linear(ex, q, bias, o.dtype, note);
 }
 
 void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
   std::visit(Overloaded{
-                 [&](const DenseLinear& l) { gemm(ex, x, l.weight, l.bias, y); },
+                 [&](const DenseLinear& l) {
+                   if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
+                   gemm(ex, x, l.weight, l.bias, y);
+                 },
                  [&](const MarlinLinear& l) { marlin_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const RowLinear& l) {
                    cpu::row_gemm(ex, x,
@@ -168,6 +220,9 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                                   .in = l.in,
                                   .group = l.group},
                                  l.bias, y);
+                 },
+                 [&](const Int8Linear& l) {
+                   int8_gemm(ex, x, l.input, {.codes = l.codes, .scales = l.scales}, l.bias, y);
                  },
              },
              linear);
@@ -211,6 +266,9 @@ int64_t weight_bytes(const Linear& linear) {
                         [&](const RowLinear& l) {
                           return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.bias});
                         },
+                        [&](const Int8Linear& l) {
+                          return sum({&l.codes, &l.scales, &l.bias});
+                        },
                     },
                     linear);
 }
@@ -223,6 +281,7 @@ std::string_view kind_of(const Linear& linear) {
           [](const DenseLinear&) -> std::string_view { return "dense"; },
           [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
           [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
+          [](const Int8Linear&) -> std::string_view { return "int8"; },
       },
       linear);
 }

@@ -1,18 +1,20 @@
 #pragma once
 // A linear on a device: data plus one visit, not a class with a forward().
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
 
-#include "kernels/exec.h"
+#include "kernels/quantize_rows.h"
 #include "src/core/quantized_linear.h"
 #include "src/model/checkpoint.h"
 
 namespace fewbit {
 
 struct DenseLinear {
-  Tensor weight{};  // [out, in]  the compute dtype
-  Tensor bias{};    // [out] or empty
+  Tensor weight{};                  // [out, in]  the compute dtype; f32 where `input` asks for the exact reference
+  Tensor bias{};                    // [out] of the same type, or empty
+  std::optional<RowQuant> input{};  // x is rounded to 8 bits before the product, as a packed linear would
 };
 struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/marlin_gemm.h)
   Tensor b{}, s{}, z{}, bias{};
@@ -24,7 +26,15 @@ struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
   int bits = 4;
   int64_t out = 0, in = 0, group = 128;
 };
-using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear>;
+struct Int8Linear {  // W8A8: products in int8 (kernels/int8_gemm.h)
+  Tensor codes{}, scales{}, bias{};
+  RowQuant input{};
+};
+using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, Int8Linear>;
+
+// How a linear with this spec rounds its input; nothing where it does not (E2M1 inputs stay as they are).
+// `input_scale` of static ones.
+std::optional<RowQuant> input_quant(const QuantSpec&, std::optional<double> input_scale);
 
 enum class Weights : uint8_t {
   packed,     // run packed linears through their kernels
@@ -37,8 +47,9 @@ struct LoadOptions {
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
-// From the neutral form: the layout of this device's kernel (CUDA: Marlin where shape and group allow, 2- and
-// 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why ("" otherwise).
+// From the neutral form: the layout of this device's kernel (W8A8: int8; CUDA: Marlin where shape and group
+// allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
+// otherwise). A dense linear rounds its input where the spec says so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
 // unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
@@ -51,6 +62,6 @@ void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::sp
 // y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
 bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
-std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3" …
+std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8" …
 
 }  // namespace fewbit

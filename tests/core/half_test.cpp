@@ -162,5 +162,37 @@ TEST(F8Golden, Casts) {
   EXPECT_EQ(first_difference(narrowed(f32_to_f8_e5m2), g.get("fp8.e5m2_torch")), "");
 }
 
+// Both published rules (compressed-tensors, ModelOpt) are these thresholds; ties go to the even index.
+TEST(E2m1, RoundsToTheNearestTiesToEven) {
+  const float values[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  for (uint8_t code = 0; code < 16; ++code) {
+    EXPECT_EQ(f4_e2m1_to_f32(code), code & 8 ? -values[code & 7] : values[code & 7]);
+    EXPECT_EQ(f32_to_f4_e2m1(f4_e2m1_to_f32(code)), code);
+  }
+  for (uint8_t low = 0; low < 7; ++low) {
+    const float middle = (values[low] + values[low + 1]) / 2;
+    const auto even = static_cast<uint8_t>(low + (low & 1));
+    EXPECT_EQ(f32_to_f4_e2m1(middle), even) << middle;
+    EXPECT_EQ(f32_to_f4_e2m1(-middle), even | 8) << middle;
+    EXPECT_EQ(f32_to_f4_e2m1(std::nextafter(middle, 0.f)), low) << middle;
+    EXPECT_EQ(f32_to_f4_e2m1(std::nextafter(middle, kInf)), low + 1) << middle;
+  }
+  EXPECT_EQ(f32_to_f4_e2m1(1e30f), 7);
+  EXPECT_EQ(f32_to_f4_e2m1(-kInf), 15);
+  EXPECT_EQ(f32_to_f4_e2m1(kNan), 0);
+}
+
+TEST(E8m0, EveryPowerOfTwoSurvives) {
+  for (int v = 0; v < 255; ++v)
+    ASSERT_EQ(f32_to_f8_e8m0(f8_e8m0_to_f32(static_cast<uint8_t>(v))), v) << v;
+  EXPECT_TRUE(std::isnan(f8_e8m0_to_f32(255)));
+  EXPECT_EQ(f32_to_f8_e8m0(kNan), 255);
+  EXPECT_EQ(f8_e8m0_to_f32(127), 1.f);
+  EXPECT_EQ(f8_e8m0_to_f32(f32_to_f8_e8m0(1.41f)), 1.f);  // below sqrt(2)
+  EXPECT_EQ(f8_e8m0_to_f32(f32_to_f8_e8m0(-1.42f)), 2.f);
+  EXPECT_EQ(f32_to_f8_e8m0(0.f), 0);
+  EXPECT_EQ(f32_to_f8_e8m0(kInf), 254);
+}
+
 }  // namespace
 }  // namespace fewbit::test

@@ -65,6 +65,58 @@ TEST(Dequantize, Fp8TakesTheValueOfTheCode) {
   expect_values(q, {3.f, -3.f, 1344.f, 0.f});
 }
 
+// 1 x 16 and 1 x 32: codes 0 to 15, then again.
+QuantizedLinear fp4(const QuantSpec& spec, float scale) {
+  QuantizedLinear q;
+  q.spec = spec;
+  q.codes = Tensor::host(DType::u8, {1, spec.group});
+  for (int64_t i = 0; i < spec.group; ++i) q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i % 16);
+  q.scales = host<float>(DType::f32, {1, 1}, {scale});
+  if (spec.two_level()) q.global_scale = 0.25;
+  return q;
+}
+
+TEST(Dequantize, Fp4TakesTheValueOfTheCodeAndBothScales) {
+  const QuantizedLinear nv = fp4(kNvfp4, 448.f);
+  EXPECT_EQ(nv.spec.str(), "nvfp4");
+  EXPECT_EQ(nv.spec.bits_per_weight(64), 4.5);
+  const std::vector<float> values = {0, 56, 112, 168, 224, 336, 448, 672};
+  std::vector<float> expected = values;
+  for (float v : values) expected.push_back(-v);
+  expect_values(nv, expected);
+  const QuantizedLinear mx = fp4(kMxfp4, 0.5f);
+  EXPECT_EQ(mx.spec.str(), "mxfp4");
+  EXPECT_EQ(mx.spec.bits_per_weight(64), 4.25);
+  ASSERT_EQ(check(mx), "");
+  EXPECT_EQ(dequantize_reference(mx).as<float>()[31], -3.f);
+}
+
+TEST(QuantizedLinear, ScalesOfFourBitFloatsAreChecked) {
+  const auto says = [](QuantizedLinear q, const std::function<void(QuantizedLinear&)>& breaks) {
+    breaks(q);
+    return check(q);
+  };
+  const QuantizedLinear nv = fp4(kNvfp4, 448.f), mx = fp4(kMxfp4, 0.5f);
+  const auto no_global = [](QuantizedLinear& q) { q.global_scale.reset(); };
+  const auto three = [](QuantizedLinear& q) { *q.scales.as<float>() = 3.f; };
+  const auto not_e4m3 = [](QuantizedLinear& q) { *q.scales.as<float>() = 447.f; };
+  const auto negative = [](QuantizedLinear& q) { *q.scales.as<float>() = -1.f; };
+  EXPECT_EQ(says(clone(nv), no_global), "the global scale is missing");
+  EXPECT_NE(says(clone(nv), [](QuantizedLinear& q) { q.global_scale = 0; }).find("the global scale is 0"),
+            std::string::npos);
+  EXPECT_NE(says(clone(mx), [](QuantizedLinear& q) { q.global_scale = 1; }).find("one level"),
+            std::string::npos);
+  EXPECT_EQ(says(clone(nv), three), "");
+  EXPECT_EQ(says(clone(nv), not_e4m3), "scale 0 is not representable in f8_e4m3");
+  EXPECT_EQ(says(clone(nv), negative), "scale 0 is not representable in f8_e4m3");
+  EXPECT_EQ(says(clone(mx), three), "scale 0 is not representable in f8_e8m0");
+  EXPECT_NE(says(clone(nv), [](QuantizedLinear& q) { q.codes.as<uint8_t>()[3] = 16; }).find("element 3"),
+            std::string::npos);
+  EXPECT_EQ(representable_scale(0.f, DType::f8_e4m3), 0x1p-9f);
+  EXPECT_EQ(representable_scale(1e9f, DType::f8_e4m3), 448.f);
+  EXPECT_EQ(representable_scale(3.f, DType::f8_e8m0), 4.f);
+}
+
 struct Broken {
   const char* name;
   std::function<void(QuantizedLinear&)> breaks;

@@ -105,7 +105,8 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
   for (const Case& c : {Case{"rtn int8 g128", 1.01}, Case{"rtn int4 g64", 1.3}, Case{"rtn int4 gch asym", 1.6}, Case{"gptq int4 g32", 1.2},
                         Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20}, Case{"gptq int4 g128 format=gptq", 1.2},
                         Case{"gptq int4 g128 asym format=gptq", 1.2}, Case{"gptq int4 g128 act=full format=gptq", 1.2},
-                        Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2}}) {
+                        Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2}, Case{"rtn w8a8", 1.01},
+                        Case{"gptq w8a8", 1.01}, Case{"gptq w8a8 acts=tensor", 1.2}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));
     const ProcessResult r = run("quantize '" + std::string(c.recipe) + "' " + kDemo + " " + out + kFast);
     ASSERT_EQ(r.exit_code, 0) << c.recipe << ": " << r.err;

@@ -31,7 +31,7 @@ struct Read {
   QuantizationSummary summary;
   std::string name;
 };
-Read read(const std::string& quantization_config, const Present& present, const std::string& side = "") {
+Read read(const std::string& quantization_config, const Present& present, const ConfigFile& side = {}) {
   const std::string config =
       quantization_config.empty() ? "{}" : "{\"quantization_config\": " + quantization_config + "}";
   Read r;
@@ -154,7 +154,8 @@ TEST(CheckpointFormat, ForeignConfigs) {
   EXPECT_FALSE(first(r).spec.symmetric);
   r = read(R"({"method":"gptq","format":"gptq_v2","bits":2,"group_size":32})", with_suffix(".qweight"));
   EXPECT_EQ(first(r).packing, &packing_gptq_v2);
-  r = read("", with_suffix(".qweight"), R"({"bits":8,"group_size":64,"desc_act":false})");
+  r = read("", with_suffix(".qweight"),
+           {"quantize_config.json", R"({"bits":8,"group_size":64,"desc_act":false})"});
   EXPECT_EQ(first(r).spec.bits, 8);
   r = read("", with_suffix(".weight"));
   EXPECT_EQ(r.name, "dense");
@@ -163,12 +164,86 @@ TEST(CheckpointFormat, ForeignConfigs) {
   EXPECT_EQ(r.name, "dense");
 }
 
+TEST(CheckpointFormat, GptqReadersFindTheSameObjectBesideTheConfig) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_gptq);
+  for (const CheckpointFormat* f : {&format_gptq, &format_marlin}) {
+    const ConfigFile side = f->side_file(s);
+    EXPECT_EQ(side.name, "quantize_config.json");
+    EXPECT_EQ(side.text, f->write_config(s));
+    EXPECT_EQ(difference(read("", tensors_of(s), side).summary, s), "");
+  }
+}
+
+// --- awq
+
+TEST(Awq, WhatIsWrittenIsReadBack) {
+  for (const bool symmetric : {false, true}) {
+    QuantizationSummary s;
+    for (const std::string& name : kLinears)
+      s.linears[name] = format(packing_awq, {.group = 64, .symmetric = symmetric});
+    s.linears.erase(kLinears[1]);
+    s.dense = {kLinears[1]};
+    EXPECT_EQ(format_awq.cannot_describe(s), "");
+    const json c = json::parse(format_awq.write_config(s));
+    EXPECT_EQ(c["zero_point"], true) << "readers want zero points, of symmetric grids too";
+    EXPECT_EQ(c["modules_to_not_convert"], json({kLinears[1], "lm_head"}));
+    EXPECT_EQ(c.contains("fewbit"), symmetric);
+    const Read r = read(c.dump(), tensors_of(s));
+    EXPECT_EQ(r.name, "awq");
+    EXPECT_EQ(difference(r.summary, s), "");
+    EXPECT_EQ(r.summary.dense, s.dense);
+  }
+  EXPECT_EQ(format_awq.write_config({}), "");
+}
+
+TEST(Awq, OneConfigHasOneGroupSizeAndPartsOfNames) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_awq);
+  s.linears[kLinears[2]].spec.group = 32;
+  EXPECT_NE(format_awq.cannot_describe(s).find("has group 32 and others 128"), std::string::npos);
+  s.linears[kLinears[2]].spec.group = 128;
+  s.dense = {"layers.1"};
+  EXPECT_NE(format_awq.cannot_describe(s).find("layers.1 stays dense and is a part of the name"),
+            std::string::npos);
+}
+
+TEST(Awq, ForeignConfigs) {
+  const QuantSpec spec{.group = 64, .symmetric = false};
+  const std::pair<const char*, ConfigFile> cases[] = {
+      {R"({"quant_method":"awq","bits":4,"group_size":64,"zero_point":true,"version":"gemm",
+           "modules_to_not_convert":null})",
+       {}},
+      {R"({"quant_method":"awq","method":"awq","bits":4,"group_size":64,"zero_point":true,"format":"gemm"})", {}},
+      {"", {"quant_config.json", R"({"w_bit":4,"q_group_size":64,"zero_point":true,"version":"GEMM"})"}},
+  };
+  for (const auto& [config, side] : cases) {
+    const Read r = read(config, with_suffix(".qweight"), side);
+    EXPECT_EQ(r.name, "awq");
+    EXPECT_EQ(r.summary.linears.size(), kLinears.size());
+    EXPECT_EQ(r.summary.linears.at(kLinears[0]).packing, &packing_awq);
+    EXPECT_EQ(r.summary.linears.at(kLinears[0]).spec, spec);
+  }
+  const std::string base = R"({"quant_method":"awq","group_size":64)";
+  const std::pair<std::string, const char*> wrong[] = {
+      {base + "}", ".bits"},
+      {base + R"(,"bits":8})", "bits: found 8; supported: 4"},
+      {base + R"(,"bits":4,"version":"gemv"})", "\"gemv\"; supported: gemm"},
+      {base + R"(,"bits":4,"zero_point":false})", "zero_point"},
+      {R"({"quant_method":"awq","bits":4})", ".group_size"},
+  };
+  for (const auto& [config, word] : wrong) {
+    const std::string what = message_of([&] { read(config, with_suffix(".qweight")); });
+    EXPECT_NE(what.find(word), std::string::npos) << what;
+  }
+}
+
 TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
   const std::string base = R"("quant_method":"gptq","bits":4,"group_size":128)";
   const auto fewbit = [&](const std::string& body) { return "{" + base + ",\"fewbit\":{" + body + "}}"; };
   const std::string common = R"("default":{"packing":"marlin","bits":4,"group_size":128,"sym":true})";
   const std::pair<std::string, const char*> cases[] = {
-      {R"({"quant_method":"awq","bits":4})", "\"awq\""},
+      {R"({"quant_method":"aqlm","bits":4})", "\"aqlm\"; known: gptq, awq, compressed-tensors"},
       {R"({"bits":4,"group_size":128})", "quant_method"},
       {R"(3)", "an object"},
       {R"({"quant_method":3})", "a string"},
@@ -219,7 +294,7 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);
   EXPECT_NE(why.find("dense"), std::string::npos);
   EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
-  EXPECT_NE(message_of([] { checkpoint_format("ggml"); }).find("marlin gptq compressed-tensors bf16"),
+  EXPECT_NE(message_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors bf16"),
             std::string::npos);
 }
 

@@ -164,6 +164,10 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   EXPECT_NE(why(packing_marlin, {}, 64, 256, true).find("act-order"), std::string::npos);
   EXPECT_NE(why(packing_gptq, {.symmetric = false}, 64, 128, false).find("gptq_v2"), std::string::npos);
   EXPECT_NE(why(packing_gptq, {}, 33, 128, false).find("N = 33"), std::string::npos);
+  EXPECT_NE(why(packing_awq, {}, 33, 128, false).find("N = 33"), std::string::npos);
+  EXPECT_NE(why(packing_awq, {}, 64, 192, false).find("K = 192, group 128"), std::string::npos);
+  EXPECT_NE(why(packing_awq, {.bits = 8}, 64, 128, false).find("not 8"), std::string::npos);
+  EXPECT_NE(why(packing_awq, {}, 64, 256, true).find("act-order"), std::string::npos);
   const QuantSpec w8a8{.bits = 8, .group = -1, .activations = ActQuant::token};
   const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1};
   EXPECT_NE(why(packing_ct_pack, {}, 64, 192, false).find("K = 192, group 128"), std::string::npos);
@@ -185,7 +189,7 @@ TEST(Packing, ReasonsCarryTheNumbers) {
     for (const QuantSpec& spec : {QuantSpec{}, w8a8, fp8})
       EXPECT_NE(why(*p, spec, 0, 128, false), "") << p->name;
   }
-  for (const Packing* p : {&packing_marlin, &packing_gptq, &packing_gptq_v2}) {
+  for (const Packing* p : {&packing_marlin, &packing_gptq, &packing_gptq_v2, &packing_awq}) {
     EXPECT_NE(why(*p, {.scale_dtype = DType::bf16}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, fp8, 64, 128, false), "") << p->name;
   }
@@ -386,6 +390,22 @@ TEST(PackingGolden, Gptq) {
   }
   EXPECT_EQ(encoded, 16);
   EXPECT_EQ(asymmetric, 8);
+}
+
+TEST(PackingGolden, Awq) {
+  FEWBIT_NEEDS_REFERENCE(kGoldens);
+  const Golden golden(kGoldens);
+  const auto prefixes = golden_prefixes(golden, "awq.");
+  EXPECT_EQ(prefixes.size(), 2u);
+  for (const std::string& prefix : prefixes) {
+    const std::string linear = prefix.substr(0, prefix.size() - 1);
+    const QuantizedLinear q = golden_input(golden, prefix);
+    std::map<std::string, Tensor> kept;
+    expect_golden_bytes(golden, packing_awq.pack(linear, q));
+    const QuantizedLinear read =
+        packing_awq.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
+    EXPECT_EQ(difference(read, q), "") << prefix;
+  }
 }
 
 TEST(PackingGolden, Marlin) {

@@ -135,6 +135,21 @@ TEST(WorkedExample, GptqSymmetricZeros) {
   }
 }
 
+TEST(WorkedExample, AwqWords) {
+  const std::string doc = page("awq.md");
+  auto q = linear_of({.group = -1, .symmetric = false}, 8, 2, [](int64_t n, int64_t k) { return n + 8 * k; });
+  set_zeros(q, [](int64_t n) { return n + 1; });
+  const PackedLinear packed = packing_awq.pack("x", q);
+  const std::string codes =
+      hex_words(packed.tensors[0].tensor, 0, 0, 1) + " " + hex_words(packed.tensors[0].tensor, 1, 0, 1);
+  EXPECT_EQ(codes, "75316420 FDB9ECA8");
+  EXPECT_EQ(hex_words(packed.tensors[1].tensor, 0, 0, 1), "86427531");
+  EXPECT_STANDS_IN(doc, codes);
+  EXPECT_STANDS_IN(doc, "`86427531`");
+  const auto sym = linear_of({.group = -1}, 8, 2, [](int64_t, int64_t) { return 0; });
+  EXPECT_EQ(hex_words(packing_awq.pack("x", sym).tensors[1].tensor, 0, 0, 1), "88888888");
+}
+
 TEST(WorkedExample, CompressedTensorsPacked) {
   const std::string doc = page("compressed-tensors.md");
   auto q = linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + n; });

@@ -115,7 +115,7 @@ TEST_F(Experts, FedOnesSeeTheirTokensOnly) {
     EXPECT_EQ(tokens[static_cast<size_t>(e)], static_cast<int64_t>(rows.size())) << e;
     if (tokens[static_cast<size_t>(e)] < 2 * op->hidden) continue;
     ++fed;
-    const InputStats s = seen.of_input(e);
+    const InputStats s = seen.of_input(e, {});
     EXPECT_EQ(s.tokens, static_cast<int64_t>(rows.size()));
     EXPECT_EQ(s.borrowed, 0);
     expect_near(ex, s.gram, outer(taken(x, rows), taken(x, rows)), "gram");
@@ -135,7 +135,7 @@ TEST_F(Experts, StarvedOnesBorrowWhatIsMissingFromTheirLayer) {
     const std::vector<double> own = outer(taken(x, rows), taken(x, rows));
     const double n = static_cast<double>(rows.size()), missing = 2.0 * static_cast<double>(op->hidden) - n;
     const double match = n > 0 ? (trace_of(own, op->hidden) / n) / (trace_of(all, op->hidden) / 200) : 1;
-    const InputStats s = seen.of_input(e);
+    const InputStats s = seen.of_input(e, {});
     EXPECT_EQ(s.tokens, 2 * op->hidden);
     EXPECT_EQ(s.tokens - s.borrowed, static_cast<int64_t>(rows.size()));
     expect_near(ex, s.gram, lent(own, all, missing / 200 * match), "gram");
@@ -160,7 +160,7 @@ TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
   }
   for (int e = 0; e < op->experts; ++e) {
     if (tokens[static_cast<size_t>(e)] > 0) continue;
-    const InputStats s = seen.of_input(e), a = seen.of_activation(e, linear);
+    const InputStats s = seen.of_input(e, {}), a = seen.of_activation(e, {}, linear);
     EXPECT_EQ(s.borrowed, s.tokens);
     EXPECT_TRUE(s.cross.empty());
     expect_near(ex, s.gram, lent(std::vector<double>(all.size()), all, 2.0 * static_cast<double>(op->hidden)),

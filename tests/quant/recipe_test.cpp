@@ -39,10 +39,23 @@ TEST(Recipe, WhatItPrintsParsesToTheSame) {
   for (const char* text :
        {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
         "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",
-        "awq int4 g128 sym effort=reference"}) {
+        "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor", "gptq int8 acts=off"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
+}
+
+TEST(Recipe, EightBitInputsHaveTheirOwnDefaults) {
+  const FullRecipe r = resolve(parse_recipe("gptq w8a8"));
+  EXPECT_EQ(r.str(), "gptq int8 gch sym acts=token");
+  EXPECT_EQ(r.spec.scale_dtype, DType::f32);
+  EXPECT_EQ(r.format, "compressed-tensors");
+  EXPECT_FALSE(has(r.needs(), Needs::range));
+  const FullRecipe fixed = resolve(parse_recipe("rtn w8a8 acts=tensor"));
+  EXPECT_EQ(fixed.spec.activations, ActQuant::tensor);
+  EXPECT_TRUE(has(fixed.needs(), Needs::range)) << "a static scale must be calibrated, even for rtn";
+  EXPECT_EQ(resolve(parse_recipe("rtn w8a8 acts=off")).format, "marlin");
+  EXPECT_NE(error_of("rtn acts=sometimes").find("token"), std::string::npos) << "lists what there is";
 }
 
 TEST(Recipe, AnOverrideWinsWhereItSpeaks) {

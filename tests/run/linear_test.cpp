@@ -1,6 +1,7 @@
 // Which layout a packed linear gets on a device, and that every layout gives the product of its values.
 #include "src/run/linear.h"
 
+#include "kernels/quantize_rows.h"
 #include "src/core/half.h"
 #include "src/core/rng.h"
 #include "tests/support/support.h"
@@ -34,6 +35,14 @@ QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t in, bo
   return q;
 }
 
+// The values of x as the linear rounds it, [rows, in] f32 in host memory.
+Tensor rounded(const Tensor& x, const std::optional<RowQuant>& input) {
+  Tensor y = to_f32(x);
+  Exec host = Exec::cpu();
+  if (input) round_rows(host, y, *input, y);
+  return y;
+}
+
 void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::string& expected_kind) {
   std::string note = "unset";
   const Tensor bias = random_normal(DType::f16, {q.out()}, 3);
@@ -45,7 +54,7 @@ void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::st
     const Tensor x = random_normal(dtype, {rows, q.in()}, 1);
     const Tensor y = poisoned(ex, dtype, {rows, q.out()}), truth = poisoned(ex, DType::f32, {rows, q.out()});
     apply(ex, linear, ex.to_device(x), y);
-    apply(ex, dense, ex.to_device(to_f32(x)), truth);
+    apply(ex, dense, ex.to_device(rounded(x, input_quant(q.spec, q.input_scale))), truth);
     EXPECT_LE(relative_error(ex.to_host(y), ex.to_host(truth)),
               dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op)
         << q.spec.str() << " rows " << rows;
@@ -65,6 +74,16 @@ void every_layout(Exec& ex) {
       same_product(ex, random_linear(spec, 45, 192, false), DType::bf16,
                    cuda ? "dense" : row);  // no Marlin shape
     }
+  for (const ActQuant activations : {ActQuant::token, ActQuant::tensor})
+    for (const int64_t in : {100, 256}) {  // the first is no shape of the GPU library's
+      const QuantSpec w8a8{.bits = 8, .group = -1, .scale_dtype = DType::f32, .activations = activations};
+      QuantizedLinear q = random_linear(w8a8, 48, in, false);
+      if (activations == ActQuant::tensor) q.input_scale = 0.02f;
+      same_product(ex, q, DType::bf16, "int8");
+      same_product(ex, q, DType::f32, "dense");
+    }
+  QuantizedLinear grouped = random_linear({.bits = 8, .group = 64, .activations = ActQuant::token}, 64, 128, false);
+  same_product(ex, grouped, DType::bf16, "dense");
   const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1};
   same_product(ex, random_linear(fp8, 128, 256, false), DType::bf16, "dense");
 }

@@ -19,7 +19,7 @@ struct QuantizeArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, effort, format, dtype = "auto";
+  std::string act_order, acts, effort, format, dtype = "auto";
   float damp = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
@@ -41,9 +41,13 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
   app.add_option("--act-order", a.act_order,
                  "Order of the columns: off, static, gar, full (full stores g_idx)");
+  app.add_option("--acts", a.acts,
+                 "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
+                 "calibrated scale)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
-  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin)");
+  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
+                 "compressed-tensors)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
@@ -62,8 +66,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--damp", "--effort",
-                        "--format", "--set", "--keep"})
+  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--damp",
+                        "--effort", "--format", "--set", "--keep"})
     app.get_option(o)->group("Recipe (the words of RECIPE as flags)");
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group("Calibration");
@@ -99,6 +103,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (a.group) flags.group = a.group;
   if (a.sym || a.asym) flags.symmetric = a.sym;
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
+  if (!a.acts.empty()) flags.activations = activations_from(a.acts);
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
   if (!a.effort.empty()) flags.effort = effort_from(a.effort);
   flags.format = a.format;

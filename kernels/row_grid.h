@@ -1,0 +1,30 @@
+#pragma once
+// Arithmetic of quantize_rows that the CPU and CUDA halves share word for word.
+#include "kernels/f8_grid.h"
+#include "kernels/quantize_rows.h"
+
+namespace fewbit {
+
+inline constexpr float kLeastRowScale = 1e-30f;  // below, 1 / scale would be no number
+
+// The larger magnitude; a NaN goes before everything.
+FEWBIT_HD float larger_abs(float most, float x) {
+  const float a = std::fabs(x);
+  return a > most || a != a ? a : most;
+}
+
+// The scale of a row whose largest magnitude is `most` (NaN where the row holds one).
+FEWBIT_HD float row_scale(float most, float fixed, float top) {
+  if (!(most <= 3.402823466e38f)) return most;
+  if (fixed > 0) return fixed;
+  if (most == 0) return 1;
+  const float scale = most / top;
+  return scale < kLeastRowScale ? kLeastRowScale : scale;
+}
+
+FEWBIT_HD float int8_level(float scaled) {
+  const float level = round_even(clamp_to(scaled, -128.f, 127.f));
+  return level == level ? level : 0.f;
+}
+
+}  // namespace fewbit
