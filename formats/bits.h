@@ -1,16 +1,17 @@
 #pragma once
-// Words and the small fields in them. A run of values of `bits` bits (2, 3, 4 or 8) is one stream: value i
-// occupies bits [bits*i, bits*i + bits) of the words laid end to end, the first word lowest. At 2, 4 and 8
-// bits no value straddles a word; at 3 bits 32 values fill 3 words and values 10 and 21 straddle. Bytes are
-// little-endian.
+// Words and the small fields in them. A run of values of `bits` bits (2 to 8) is one stream: value i occupies
+// bits [bits*i, bits*i + bits) of the words laid end to end, the first word lowest. At 2, 4 and 8 bits no value
+// straddles a word; at the others 32 values fill `bits` words and some straddle (at 3 bits values 10 and 21).
+// Bytes are little-endian.
 #include <cstdint>
 #include <cstring>
 
 namespace fewbit::bits {
 
-// Words that hold `count` values; the last ones may be partly empty. 3-bit values come in whole runs of 32.
+// Words that hold `count` values; the last ones may be partly empty. Values that may straddle words come in whole
+// runs of 32.
 constexpr int64_t words_for(int64_t count, int bits) {
-  return bits == 3 ? 3 * ((count + 31) / 32) : (count * bits + 31) / 32;
+  return 32 % bits != 0 ? bits * ((count + 31) / 32) : (count * bits + 31) / 32;
 }
 
 // Writes words_for(count, kBits) words; unused fields are 0. values[i] < 2^kBits.
@@ -54,6 +55,12 @@ constexpr void pack_run(const uint8_t* values, int64_t count, int bits, uint32_t
       return pack_run<3>(values, count, words);
     case 4:
       return pack_run<4>(values, count, words);
+    case 5:
+      return pack_run<5>(values, count, words);
+    case 6:
+      return pack_run<6>(values, count, words);
+    case 7:
+      return pack_run<7>(values, count, words);
     default:
       return pack_run<8>(values, count, words);
   }
@@ -66,6 +73,12 @@ constexpr void unpack_run(const uint32_t* words, int64_t count, int bits, uint8_
       return unpack_run<3>(words, count, values);
     case 4:
       return unpack_run<4>(words, count, values);
+    case 5:
+      return unpack_run<5>(words, count, values);
+    case 6:
+      return unpack_run<6>(words, count, values);
+    case 7:
+      return unpack_run<7>(words, count, values);
     default:
       return unpack_run<8>(words, count, values);
   }

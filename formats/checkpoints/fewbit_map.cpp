@@ -18,10 +18,18 @@ ordered_json map_entry(const LinearFormat& f) {
           {"act_order", f.act_order}};
 }
 
+// Our own words also hold 5, 6 and 7 bits.
+int map_bits(const ConfigObject& o) {
+  const auto bits = o.integer("bits");
+  if (!bits) o.wrong("bits", "an integer");
+  if (*bits < 2 || *bits > 8) o.unsupported("bits", "2 to 8");
+  return static_cast<int>(*bits);
+}
+
 LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packing*> family) {
   LinearFormat f;
   f.packing = &packing_named(o.str("packing", ""), family, o.where + ".packing");
-  f.spec.bits = read_bits(o, nullptr);
+  f.spec.bits = map_bits(o);
   f.spec.group = read_group_size(o, nullptr);
   f.spec.symmetric = o.flag("sym", true);
   f.act_order = o.flag("act_order", false);

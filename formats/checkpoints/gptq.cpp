@@ -7,7 +7,8 @@ namespace fewbit {
 namespace {
 
 std::vector<const Packing*> candidates(const QuantSpec& spec) {
-  if (spec.symmetric) return {&packing_gptq};
+  const bool read_elsewhere = spec.bits <= 4 || spec.bits == 8;
+  if (spec.symmetric || !read_elsewhere) return {&packing_gptq};
   return {&packing_gptq_v2};
 }
 

@@ -131,6 +131,7 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   QuantSpec with_f16 = spec;  // any type of scale is fine here
   with_f16.scale_dtype = DType::f16;
   if (std::string why = integer_grid::refuses(with_f16, out, in); !why.empty()) return why;
+  if (std::string why = integer_grid::refuses_odd_bits(spec); !why.empty()) return why;
   if (act_order && spec.groups(in) == 1) return "one group per row leaves no groups to reorder (act-order)";
   return "";
 }

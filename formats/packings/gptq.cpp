@@ -11,6 +11,7 @@ using gptq_words::ZeroOffset;
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool) {
   if (std::string why = integer_grid::refuses(spec, out, in); !why.empty()) return why;
+  if (std::string why = integer_grid::refuses_odd_bits(spec); !why.empty()) return why;
   if (!spec.symmetric)
     return "GPTQ v1 stores zero points minus one and cannot hold a zero of 0; asymmetric grids go to gptq_v2";
   if (out % 32 != 0 || in % 32 != 0) {

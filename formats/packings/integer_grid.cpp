@@ -11,8 +11,7 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in) {
   if (out < 1 || in < 1) return "the shape " + Shape{out, in}.str() + " is empty";
   if (spec.grid != Grid::integer) return "it holds integer grids only, not " + spec.str();
   if (spec.activations != ActQuant::none) return "it is for weight-only linears, not " + spec.str();
-  if (spec.bits != 2 && spec.bits != 3 && spec.bits != 4 && spec.bits != 8)
-    return "it holds 2, 3, 4 or 8 bits, not " + std::to_string(spec.bits);
+  if (spec.bits < 2 || spec.bits > 8) return "it holds 2 to 8 bits, not " + std::to_string(spec.bits);
   if (spec.group != -1 && spec.group < 1)
     return "the group size must be -1 or positive, not " + std::to_string(spec.group);
   if (spec.scale_dtype != DType::f16)
@@ -20,6 +19,11 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in) {
   if (spec.out_group != 1)
     return "it has a scale for every output, not one for " + std::to_string(spec.out_group) + " outputs";
   return "";
+}
+
+std::string refuses_odd_bits(const QuantSpec& spec) {
+  if (spec.bits < 5 || spec.bits > 7) return "";
+  return "its readers know 2, 3, 4 and 8 bits, not " + std::to_string(spec.bits) + "; gptq_v2 words hold them";
 }
 
 Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n)) {

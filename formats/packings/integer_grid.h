@@ -9,6 +9,8 @@ namespace fewbit::integer_grid {
 
 // Why a packing of integers with f16 scales cannot take this at all; "" = it can, as far as this goes.
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in);
+// "" unless the bits are 5, 6 or 7, which no reader but ours knows: for packings that others read.
+std::string refuses_odd_bits(const QuantSpec& spec);
 
 // Scales of the neutral form [out, G] f32 to a file's F16 [G, out]; the scale of output n stands in column
 // column(n). And back: Error{checkpoint} naming `tensor` for a scale that is not finite.

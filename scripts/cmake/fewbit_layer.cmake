@@ -2,7 +2,7 @@
 function(fewbit_layer name)
   cmake_parse_arguments(L "" "" "SOURCES;DEPENDS" ${ARGN})
   add_library(fewbit_${name} STATIC ${L_SOURCES})
-  target_link_libraries(fewbit_${name} PUBLIC fewbit_flags PRIVATE fmt::fmt-header-only)
+  target_link_libraries(fewbit_${name} PUBLIC fewbit_flags PRIVATE fewbit_fmt)
   foreach(d ${L_DEPENDS})
     target_link_libraries(fewbit_${name} PUBLIC fewbit_${d})
   endforeach()
@@ -17,7 +17,7 @@ function(fewbit_test name)
     return()
   endif()
   add_executable(test_${name} EXCLUDE_FROM_ALL ${sources})
-  target_link_libraries(test_${name} PRIVATE fewbit_test_support GTest::gtest_main fmt::fmt-header-only
+  target_link_libraries(test_${name} PRIVATE fewbit_test_support GTest::gtest_main fewbit_fmt
                         nlohmann_json::nlohmann_json)
   foreach(l ${T_LAYERS})
     target_link_libraries(test_${name} PRIVATE fewbit_${l})

@@ -17,7 +17,8 @@ std::string name_in_block(const ModelSpec& spec, const NamedLinear& l) {
 }
 
 Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions& o) {
-  Recipe r = o.base;
+  const auto chosen = o.chosen.find(l.name);
+  Recipe r = chosen == o.chosen.end() ? o.base : overlay(o.base, chosen->second);
   for (const Rule& rule : o.rules)
     if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l)))
       r = overlay(o.base, rule.recipe);

@@ -1,6 +1,7 @@
 #pragma once
 // Plan: what will be done to every linear, decided before anything is computed; or all the refusals at once.
 // A pure function of the checkpoint, the rules and the registries.
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct Rule {
 struct PlanOptions {
   Recipe base{};
   std::vector<Rule> rules{};
+  std::map<std::string, Recipe> chosen{};  // by full name, on top of base; a matching rule wins over it
   int64_t tokens = 0;        // calibration tokens, for the memory estimate
   DType dtype = DType::f32;  // compute dtype of the calibration
   bool on_gpu = false;

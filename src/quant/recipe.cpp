@@ -89,6 +89,10 @@ std::vector<std::string> overlaid_chain(const std::vector<std::string>& base,
 
 // Splits a chain into its transforms and the method at its end.
 void resolve_chain(const Recipe& r, FullRecipe& f) {
+  if (r.chooses_precision()) {
+    f.method = &method_gptq;
+    return;
+  }
   for (const std::string& name : r.chain) {
     const Transform* t = find_transform(name);
     if (f.method)
@@ -120,6 +124,14 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+double target_bits_from(std::string_view v) {
+  double bits = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
+  if (error != std::errc{} || end != v.data() + v.size() || !(bits >= 2 && bits <= 9))
+    fail(ErrorKind::usage, fmt::format("target-bits \"{}\" is not a number of bits per weight between 2 and 9", v));
+  return bits;
+}
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
   if (key == "act")
     r.act_order = act_order_from(value);
@@ -133,9 +145,13 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.effort = effort_from(value);
   else if (key == "format")
     r.format = std::string(value);
+  else if (key == "target-bits")
+    r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format=", key));
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format= "
+                     "target-bits=",
+                     key));
 }
 
 // int8 weights per output, inputs quantized per token.
@@ -223,6 +239,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }
@@ -231,6 +248,8 @@ FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
   resolve_chain(r, f);
+  if (r.target_bits && !r.chooses_precision())
+    fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   f.spec.bits = r.bits.value_or(4);
   f.spec.group = r.group.value_or(128);
   bool symmetric = true;

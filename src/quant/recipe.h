@@ -25,9 +25,11 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
   std::string chain_str() const;  // "awq+gptq"
+  bool chooses_precision() const { return chain.size() == 1 && chain.front() == "auto"; }
 };
 
 // Error{usage} naming the word and what is accepted.
@@ -43,6 +45,9 @@ Effort effort_from(std::string_view);  // Error{usage} listing the names
 ActOrder act_order_from(std::string_view);
 ActQuant activations_from(std::string_view);
 
+// What `auto` aims at where the recipe does not say.
+inline constexpr double kDefaultTargetBits = 4.25;
+
 // A recipe with every default filled in.
 struct FullRecipe {
   std::vector<const Transform*> transforms{};  // in order; the same for all linears of a run
@@ -55,7 +60,8 @@ struct FullRecipe {
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
 };
-// Fills in the contract's defaults; a chain of transforms alone ends in rtn. Error{usage} for an empty chain, a
+// Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
+// chosen (src/quant/mixed_precision.h). Error{usage} for an empty chain, a
 // method or transform that does not exist, a transform behind a method or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
 FullRecipe resolve(const Recipe&);
 

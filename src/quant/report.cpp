@@ -14,6 +14,18 @@ Json json_of(const LinearRecord& r) {
           {"seconds", r.seconds},     {"hash", r.hash}};
 }
 
+Json json_of(const PrecisionPlan& p) {
+  Json j = {{"target_bits", p.target_bits},
+            {"bits_per_weight", p.bits},
+            {"expected_kl", p.cost},
+            {"calibration_windows", p.calibration_windows},
+            {"held_out_windows", p.held_out_windows}};
+  j["choices"] = Json::array();
+  for (const PrecisionChoice& c : p.choices)
+    j["choices"].push_back({{"linears", c.linears}, {"spec", c.spec.str()}, {"bytes", c.bytes}, {"expected_kl", c.cost}});
+  return j;
+}
+
 }  // namespace
 
 std::string to_json(const LinearRecord& r) { return json_of(r).dump(); }
@@ -59,6 +71,7 @@ std::string to_json(const QuantReport& r) {
   j["experts"] = Json::array();
   for (const ExpertRecord& e : r.experts)
     j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
+  if (r.precision) j["auto"] = json_of(*r.precision);
   return j.dump(1) + "\n";
 }
 

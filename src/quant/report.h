@@ -3,9 +3,11 @@
 // it.
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "src/quant/mixed_precision.h"
 #include "src/quant/plan.h"
 
 namespace fewbit {
@@ -39,6 +41,7 @@ struct QuantReport {
   std::vector<LinearRecord> linears;
   std::vector<ExpertRecord> experts;  // layers with a mixture of experts, where there was a calibration
   std::vector<std::string> kept;      // linears left as they are
+  std::optional<PrecisionPlan> precision;  // what `auto` chose
 };
 
 std::string to_json(const QuantReport&);

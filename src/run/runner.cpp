@@ -57,25 +57,37 @@ Tensor Runner::hidden(std::span<const int32_t> ids, int64_t seqs,
   FEWBIT_ASSERT(seqs > 0 && tokens > 0 && tokens % seqs == 0);
   check_ids(spec_, ids);
   const int64_t len = tokens / seqs;
-  Tensor host = Tensor::host(DType::i32, {tokens});
-  std::copy(ids.begin(), ids.end(), host.as<int32_t>());
-  const Tensor device_ids = ex_.to_device(host);
-  for (int64_t t = 0; t < tokens; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % len);
-  const Tensor positions = ex_.to_device(host);
-  if (!slots_ || slots_->tokens() < tokens) {
-    slots_.reset();
-    slots_ = std::make_unique<SlotBuffers>(ex_, spec_, tokens, options_.dtype);
-  }
+  const Tensor device_ids = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids));
+  const Tensor where = positions(seqs, len);
   Tensor x = ex_.alloc(options_.dtype, {tokens, spec_.hidden});
   embed(ex_, device_ids, ends_.embed, spec_.embed_scale, x);
   if (observe) observe(0, x);
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    Activations act = slots_->bind(x, spec_.kind(layer));
-    run_block(ex_, spec_.block(layer), blocks_[static_cast<size_t>(layer)], ropes_,
-              {.seqs = seqs, .positions = positions, .cache = nullptr}, act);
+    run_block_of(layer, x, where, seqs);
     if (observe) observe(layer + 1, x);
   }
   return x;
+}
+
+void Runner::run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last) {
+  const Tensor where = positions(seqs, x.rows() / seqs);
+  for (int64_t layer = first; layer < last; ++layer) run_block_of(layer, x, where, seqs);
+}
+
+Tensor Runner::positions(int64_t seqs, int64_t len) {
+  Tensor host = Tensor::host(DType::i32, {seqs * len});
+  for (int64_t t = 0; t < seqs * len; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % len);
+  return ex_.to_device(host);
+}
+
+void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs) {
+  if (!slots_ || slots_->tokens() < x.rows()) {
+    slots_.reset();
+    slots_ = std::make_unique<SlotBuffers>(ex_, spec_, x.rows(), options_.dtype);
+  }
+  Activations act = slots_->bind(x, spec_.kind(layer));
+  run_block(ex_, spec_.block(layer), block(layer), ropes_,
+            {.seqs = seqs, .positions = positions, .cache = nullptr}, act);
 }
 
 Tensor Runner::final_normed(ConstTensorView x) {

@@ -32,6 +32,10 @@ class Runner {
   // … layers (the last one before the final norm); may be empty. Returns x [seqs * len, hidden].
   Tensor hidden(std::span<const int32_t> ids, int64_t seqs,
                 const std::function<void(int64_t, ConstTensorView)>& observe = {});
+  // Blocks [first, last) on states x [seqs * len, hidden], in place.
+  void run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last);
+  // The weights of a block: a measurement may swap some for others of the same shape.
+  BlockWeights& block(int64_t layer) { return blocks_[static_cast<size_t>(layer)]; }
   // Final norm and head of given rows of x: f32 [rows, vocab], soft cap applied.
   Tensor logits(ConstTensorView x);
   // x after the final norm, compute dtype.
@@ -42,6 +46,9 @@ class Runner {
   int64_t weight_bytes() const;
 
  private:
+  Tensor positions(int64_t seqs, int64_t len);  // 0 … len-1 for every sequence, on the device
+  void run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs);
+
   Exec& ex_;
   ModelSpec spec_;
   LoadOptions options_;

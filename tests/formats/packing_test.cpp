@@ -114,7 +114,7 @@ bool round_trip(const Packing& p, const QuantSpec& spec, int64_t out, int64_t in
 // Integer grids of weight-only linears, int8 and FP8 with every kind of activations and shared scales.
 std::vector<QuantSpec> all_specs(int64_t out) {
   std::vector<QuantSpec> specs;
-  for (int bits : {2, 3, 4, 8})
+  for (int bits : {2, 3, 4, 5, 6, 7, 8})
     for (int64_t group : {32, 64, 128, -1})
       for (bool symmetric : {true, false})
         specs.push_back({.bits = bits, .group = group, .symmetric = symmetric});
@@ -182,7 +182,8 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   EXPECT_EQ(why(packing_ct_int, w8a8, 64, 128, false), "");
   EXPECT_EQ(why(packing_ct_float, fp8, 64, 128, false), "");
   for (const Packing* p : packings()) {
-    EXPECT_NE(why(*p, {.bits = 5}, 64, 128, false), "") << p->name;
+    EXPECT_NE(why(*p, {.bits = 9}, 64, 128, false), "") << p->name;
+    EXPECT_EQ(why(*p, {.bits = 5}, 64, 128, false).empty(), p == &packing_gptq_v2) << p->name;
     EXPECT_NE(why(*p, {.group = 0}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.scale_dtype = DType::i8}, 64, 128, false), "") << p->name;
     EXPECT_NE(why(*p, {.out_group = 128}, 64, 128, false), "") << p->name;

@@ -93,7 +93,9 @@ TEST(Recipe, MistakesAreNamed) {
   EXPECT_NE(error_of("gptq+awq").find("behind"), std::string::npos);
   EXPECT_NE(error_of("gptq+rtn").find("behind"), std::string::npos);
   EXPECT_NE(error_of("awq+awq").find("twice"), std::string::npos);
-  EXPECT_NE(error_of("auto").find("awq"), std::string::npos) << "lists what there is";
+  EXPECT_NE(error_of("smoothquantt").find("smoothquantt"), std::string::npos);
+  EXPECT_NE(error_of("gptq target-bits=4.25").find("auto"), std::string::npos);
+  EXPECT_NE(error_of("auto target-bits=20").find("20"), std::string::npos);
   EXPECT_NE(error_of("gptq g0").find("g0"), std::string::npos);
   EXPECT_NE(error_of("gptq int9").find("int9"), std::string::npos);
   EXPECT_NE(error_of("gptq act=sideways").find("gar"), std::string::npos);

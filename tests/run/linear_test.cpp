@@ -65,7 +65,7 @@ void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::st
 void every_layout(Exec& ex) {
   const bool cuda = ex.on_cuda();
   for (const bool symmetric : {true, false})
-    for (const int bits : {2, 3, 4, 8}) {
+    for (const int bits : {2, 3, 4, 5, 8}) {
       const QuantSpec spec{.bits = bits, .group = 64, .symmetric = symmetric};
       const std::string row = "row" + std::to_string(bits), marlin = bits <= 4 ? "marlin4" : "marlin8";
       same_product(ex, random_linear(spec, 128, 256, false), DType::bf16, cuda ? marlin : row);

@@ -21,6 +21,7 @@ struct QuantizeArgs {
   bool sym = false, asym = false;
   std::string act_order, acts, effort, format, dtype = "auto";
   float damp = 0;
+  double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
   std::vector<std::string> calib = {"builtin"};
@@ -31,11 +32,11 @@ struct QuantizeArgs {
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
-                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), or a whole recipe: \"gptq int4 "
-                 "g128 sym act=off effort=default\"");
+                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), auto (gptq with bits and groups chosen "
+                 "by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
-  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8")->check(CLI::Range(2, 8));
+  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
   app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
   auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default, but not of awq alone)");
   app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
@@ -45,6 +46,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                  "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
                  "calibrated scale)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
+  app.add_option("--target-bits", a.target_bits,
+                 "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
   app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
                  "compressed-tensors)");
@@ -105,6 +108,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
   if (!a.acts.empty()) flags.activations = activations_from(a.acts);
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
+  if (a.target_bits != 0) flags.target_bits = parse_recipe(fmt::format("target-bits={}", a.target_bits)).target_bits;
   if (!a.effort.empty()) flags.effort = effort_from(a.effort);
   flags.format = a.format;
   flags.keep = r.keep;
@@ -230,6 +234,16 @@ std::string summary(const QuantReport& r) {
   return s;
 }
 
+PrecisionPlan measured_precision(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, const Recipe& recipe,
+                                 const Windows& windows, DType dtype, Progress& progress) {
+  return choose_precision(ex, c, windows,
+                          {.base = recipe,
+                           .rules = a.ordered,
+                           .dtype = dtype,
+                           .seed = a.seed,
+                           .progress = [&](double f) { progress.update("measuring the sensitivity", f); }});
+}
+
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_of(a);
@@ -247,8 +261,16 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const Checkpoint c = Checkpoint::open(model);
   Exec ex = make_exec(a.common);
   job.dtype = a.dtype == "auto" ? (ex.on_cuda() ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
+  Progress progress(a.common);
+  Windows windows;
+  if (recipe.chooses_precision()) {
+    windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+    job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
+    say(a.common, job.precision->summary() + "\n");
+  }
   const QuantPlan plan = make_plan(c, {.base = recipe,
                                        .rules = a.ordered,
+                                       .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
                                        .tokens = a.samples * calibration_length(a, c.spec),
                                        .dtype = job.dtype,
                                        .on_gpu = ex.on_cuda()});
@@ -261,9 +283,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   }
   refuse_if_any(plan);
   refuse_if_too_large(ex, plan);
-  Progress progress(a.common);
-  Windows windows;
-  if (plan.needs != Needs::nothing) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  if (plan.needs != Needs::nothing && windows.count == 0)
+    windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
@@ -276,6 +297,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
 void run_list() {
   fmt::print("methods\n");
   for (const Method* m : methods()) fmt::print("  {:<12} {}\n", m->name, m->summary);
+  fmt::print("  {:<12} gptq with bits and group sizes chosen by measured sensitivity (--target-bits)\n", "auto");
   fmt::print("transforms (in front of a method: awq+gptq; alone they end in rtn)\n");
   for (const Transform* t : transforms()) fmt::print("  {:<12} {}\n", t->name, t->summary);
   fmt::print("formats (--format)\n");
