@@ -8,11 +8,8 @@
 // in sight, once.
 #include "kernels/attention_tile.cuh"
 #include "kernels/exec_cuda.h"
-#include "kernels/reduce.cuh"
 
 namespace fewbit::cuda {
-
-constexpr int kMaxSplits = 64;
 
 struct DecodePartials {
   float* ml;  // [rows of all tiles, splits, 2]: maximum (base 2), sum
@@ -173,25 +170,14 @@ __global__ void combine_splits_kernel(const __grid_constant__ AttentionSource<__
   const int64_t token = tile / a.kv_heads * a.len + r / group, head = tile % a.kv_heads * group + r % group;
   const float* ml = p.ml + row * p.splits * 2;
   const float* o = p.o + row * p.splits * a.d;
-  __shared__ float weights[kMaxSplits], total;
-  if (threadIdx.x < 32) {
-    float m = -INFINITY, l = 0;
-    for (int s = threadIdx.x; s < p.splits; s += 32) m = fmaxf(m, ml[2 * s]);
-    m = warp_max(m);
-    for (int s = threadIdx.x; s < p.splits; s += 32) {
-      weights[s] = exp2_fast(ml[2 * s] - m);
-      l += weights[s] * ml[2 * s + 1];
-    }
-    l = warp_sum(l);
-    if (threadIdx.x == 0) total = l;
-  }
-  __syncthreads();
+  float m = -INFINITY, l = 0;
+  for (int s = 0; s < p.splits; ++s) m = fmaxf(m, ml[2 * s]);
+  for (int s = 0; s < p.splits; ++s) l += exp2_fast(ml[2 * s] - m) * ml[2 * s + 1];
   for (int col = threadIdx.x; col < a.d; col += blockDim.x) {
     float sum = 0;
-#pragma unroll 8
-    for (int s = 0; s < p.splits; ++s)  // a split without keys has left nothing to read
-      if (weights[s] != 0) sum += weights[s] * o[static_cast<int64_t>(s) * a.d + col];
-    a.out[(token * a.heads + head) * a.d + col] = __float2bfloat16_rn(sum / total);
+    for (int s = 0; s < p.splits; ++s)
+      if (ml[2 * s] != -INFINITY) sum += exp2_fast(ml[2 * s] - m) * o[static_cast<int64_t>(s) * a.d + col];
+    a.out[(token * a.heads + head) * a.d + col] = __float2bfloat16_rn(sum / l);
   }
 }
 
@@ -202,7 +188,7 @@ int decode_splits(const CudaState& s, const AttentionSource<__nv_bfloat16>& a, i
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
   const int64_t wanted = (2 * s.sms() + tiles - 1) / tiles;
   const int64_t most = (a.keys + S::kKeys * S::kWarps - 1) / (S::kKeys * S::kWarps);
-  return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{kMaxSplits}})));
+  return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{64}})));
 }
 
 template <int D>
