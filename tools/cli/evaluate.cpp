@@ -16,8 +16,9 @@ namespace {
 // What is scored, and how.
 struct DataArgs {
   Common common;
-  std::string data = "builtin", dtype = "bf16";
+  std::string data = "builtin", dtype = "bf16", kv_cache = "bf16";
   int64_t context = 0, max_windows = 0, batch_tokens = 0;
+  LoadOptions load() const { return {.dtype = compute_dtype(dtype), .kv_cache = kv_type_from(kv_cache)}; }
   int64_t tokens_per_pass(const Exec& ex) const {
     return batch_tokens > 0 ? batch_tokens : (ex.on_cuda() ? 32768 : 8192);
   }
@@ -32,6 +33,7 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
   app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(CLI::PositiveNumber);
   app.add_option("--dtype", a.dtype, "Arithmetic: bf16 or float32 (packed weights are then dequantized)")
       ->capture_default_str();
+  add_kv_cache(app, a.kv_cache);
   app.add_option("--batch-tokens", a.batch_tokens, "Tokens per forward pass")->check(CLI::PositiveNumber);
   add_common(app, a.common);
 }
@@ -81,7 +83,9 @@ struct PerplexityArgs : DataArgs {
 PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c, const Windows& w,
                           Weights weights) {
   Progress progress(a.common);
-  Runner runner(ex, c, {.dtype = compute_dtype(a.dtype), .weights = weights});
+  LoadOptions load = a.load();
+  load.weights = weights;
+  Runner runner(ex, c, load);
   for (const std::string& note : runner.notes()) say(a.common, "note: " + note + "\n");
   return perplexity(runner, w, a.tokens_per_pass(ex), [&](int64_t done, int64_t total) {
     progress.update("evaluating", static_cast<double>(done) / static_cast<double>(total));
@@ -89,18 +93,19 @@ PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c
 }
 
 void run_perplexity(const PerplexityArgs& a) {
-  compute_dtype(a.dtype);
+  a.load();  // refuses unknown names before anything is opened
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const Windows w = load_windows(a, c);
   Exec ex = make_exec(a.common);
   const PerplexityResult r = run_once(ex, a, c, w, Weights::packed);
   say(a.common, fmt::format("perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, {}, "
-                            "protocol plain, {}, {})\n",
+                            "protocol plain, {} cache, {}, {})\n",
                             r.perplexity, r.stderr_, r.windows, r.context, r.tokens, a.dtype,
-                            ex.device_name(), human_seconds(r.seconds)));
+                            a.kv_cache, ex.device_name(), human_seconds(r.seconds)));
   nlohmann::ordered_json j = {{"perplexity", r.perplexity}, {"stderr", r.stderr_},  {"mean_nll", r.mean_nll},
                               {"tokens", r.tokens},         {"windows", r.windows}, {"context", r.context},
-                              {"protocol", "plain"},        {"dtype", a.dtype},     {"seconds", r.seconds},
+                              {"protocol", "plain"},        {"dtype", a.dtype},     {"kv_cache", a.kv_cache},
+                              {"seconds", r.seconds},
                               {"model", c.dir.string()},    {"format", c.format},   {"data", w.source},
                               {"device", ex.device_name()}};
   if (a.reference) {
@@ -158,16 +163,17 @@ std::vector<Checkpoint> open_models(const CompareArgs& a, const Checkpoint& base
 }
 
 void run_compare(const CompareArgs& a) {
-  const LoadOptions load{.dtype = compute_dtype(a.dtype)};
+  const LoadOptions load = a.load();
   const Checkpoint base = Checkpoint::open(a.base);
   const std::vector<Checkpoint> models = open_models(a, base);
   const Windows w = load_windows(a, base);
   Exec ex = make_exec(a.common);
-  Runner base_runner(ex, base, load);
+  Runner base_runner(ex, base, {.dtype = load.dtype});
   nlohmann::ordered_json j = {{"base", a.base},
                               {"data", w.source},
                               {"context", w.length},
                               {"dtype", a.dtype},
+                              {"kv_cache", a.kv_cache},
                               {"device", ex.device_name()}};
   j["models"] = nlohmann::ordered_json::array();
   std::string table =
@@ -176,6 +182,7 @@ void run_compare(const CompareArgs& a) {
   for (size_t i = 0; i < models.size(); ++i) {
     Progress progress(a.common);
     Runner runner(ex, models[i], load);
+    for (const std::string& note : runner.notes()) say(a.common, "note: " + a.models[i] + ": " + note + "\n");
     const DivergenceResult r =
         divergence(ex, base_runner, runner, w, a.tokens_per_pass(ex), [&](int64_t done, int64_t total) {
           progress.update("comparing " + a.models[i], static_cast<double>(done) / static_cast<double>(total));
