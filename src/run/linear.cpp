@@ -64,6 +64,10 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
   return m;
 }
 
+MarlinView view_of(const MarlinLinear& l) {
+  return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
+}
+
 Tensor pack_nibbles(const QuantizedLinear& q) {
   const int64_t out = q.out(), in = q.in(), bytes = (in + 1) / 2;
   Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
@@ -207,11 +211,7 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
                    gemm(ex, x, l.weight, l.bias, y);
                  },
-                 [&](const MarlinLinear& l) {
-                   marlin_gemm(ex, x,
-                               {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in},
-                               l.bias, y);
-                 },
+                 [&](const MarlinLinear& l) { marlin_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const RowLinear& l) {
                    cpu::row_gemm(ex, x,
                                  {.codes = l.codes,
@@ -230,6 +230,27 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                  },
              },
              linear);
+}
+
+void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x,
+               std::span<const TensorView> ys) {
+  FEWBIT_ASSERT(linears.size() == ys.size());
+  std::vector<MarlinProduct> products;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    if (const MarlinLinear* m = std::get_if<MarlinLinear>(linears[i]))
+      products.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
+    else
+      apply(ex, *linears[i], x, ys[i]);
+  }
+  marlin_gemms(ex, x, products);
+}
+
+bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
+  const MarlinLinear* m = std::get_if<MarlinLinear>(&linear);
+  if (!m || !m->bias.empty()) return false;
+  const MarlinProduct product{.w = view_of(*m), .y = y, .add = true};
+  marlin_gemms(ex, x, std::span(&product, 1));
+  return true;
 }
 
 int64_t weight_bytes(const Linear& linear) {

@@ -1,6 +1,7 @@
 #pragma once
 // A linear on a device: data plus one visit, not a class with a forward().
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 
@@ -59,6 +60,10 @@ Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptio
 
 // y = x W^T + bias.   x [tokens, in] and y [tokens, out] in the compute dtype (y may be f32).
 void apply(Exec&, const Linear&, ConstTensorView x, TensorView y);
+// The same for linears of one x; those with a common kernel take one launch.
+void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::span<const TensorView> ys);
+// y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
+bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
 std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8" …
 
