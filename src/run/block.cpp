@@ -9,6 +9,7 @@
 #include "kernels/gated_act.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "src/run/head.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -23,6 +24,12 @@ Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& name, const 
   Tensor t = ex.alloc(dtype, host.shape);
   cast(ex, raw, t);
   return t;
+}
+
+const char* phase_of(const BlockOp& op) {
+  if (std::holds_alternative<Linears>(op)) return "linears";
+  if (std::holds_alternative<Attention>(op)) return "attention";
+  return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
 struct Interpreter {
@@ -143,8 +150,11 @@ void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables
 }
 
 void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
-               const TokenLayout& layout, Activations& act) {
-  for (const BlockOp& op : block) run_op(ex, op, w, ropes, layout, act);
+               const TokenLayout& layout, Activations& act, PhaseClock* clock) {
+  for (const BlockOp& op : block) {
+    run_op(ex, op, w, ropes, layout, act);
+    if (clock) clock->mark(phase_of(op));
+  }
 }
 
 }  // namespace fewbit
