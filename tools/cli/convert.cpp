@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/recognise.h"
 #include "src/core/strings.h"
 #include "src/model/synth.h"
 #include "tools/cli/options.h"
@@ -16,7 +17,49 @@ struct InspectArgs {
   bool tensors = false;
 };
 
+nlohmann::ordered_json json_of(const CheckpointIndex& index) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& [name, t] : index.tensors) {
+    const auto dims = t.shape.dims();
+    list.push_back({{"name", name},
+                    {"dtype", name_of(t.dtype)},
+                    {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
+                    {"bytes", t.bytes}});
+  }
+  return list;
+}
+
+std::string table_of(const CheckpointIndex& index) {
+  std::string table;
+  for (const auto& [name, t] : index.tensors)
+    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, name_of(t.dtype), t.shape.str(),
+                         human_bytes(t.bytes));
+  return table;
+}
+
+// One weight file without its config: what its tensors tell.
+void inspect_file(const InspectArgs& a) {
+  const WeightStore store = WeightStore::open(a.ckpt);
+  const Recognised r = recognise(store.index());
+  std::string kinds;
+  for (const auto& [packing, n] : r.packed) kinds += fmt::format("  {} linears: {}\n", n, packing);
+  if (r.dense > 0) kinds += fmt::format("  {} dense matrices\n", r.dense);
+  if (r.unknown > 0) kinds += fmt::format("  {} modules of integers in no packing known here\n", r.unknown);
+  nlohmann::ordered_json j = {{"format", r.packed.empty() ? "dense" : r.packed.begin()->first},
+                              {"architecture", nullptr},
+                              {"parameters", nullptr},
+                              {"bytes", store.total_bytes()},
+                              {"files", 1},
+                              {"tensors", json_of(store.index())},
+                              {"quantized", r.packed}};
+  say(a.common, fmt::format("{}: one file without config.json, {} in {} tensors; what they tell:\n", a.ckpt,
+                            human_bytes(store.total_bytes()), store.index().tensors.size()) +
+                    kinds + (a.tensors ? table_of(store.index()) : ""));
+  write_json(a.common, j.dump(1) + "\n");
+}
+
 void run_inspect(const InspectArgs& a) {
+  if (std::filesystem::is_regular_file(a.ckpt)) return inspect_file(a);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.ckpt));
   const int64_t parameters = parameter_count(c.spec);
   nlohmann::ordered_json j = {{"format", c.format},
@@ -24,18 +67,7 @@ void run_inspect(const InspectArgs& a) {
                               {"parameters", parameters},
                               {"bytes", c.store.total_bytes()},
                               {"files", c.store.index().files.size()}};
-  j["tensors"] = nlohmann::ordered_json::array();
-  std::string table;
-  for (const auto& [name, t] : c.store.index().tensors) {
-    const auto dims = t.shape.dims();
-    j["tensors"].push_back({{"name", name},
-                            {"dtype", name_of(t.dtype)},
-                            {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
-                            {"bytes", t.bytes}});
-    if (a.tensors)
-      table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, name_of(t.dtype), t.shape.str(),
-                           human_bytes(t.bytes));
-  }
+  j["tensors"] = json_of(c.store.index());
   std::map<std::string, int> kinds;
   for (const auto& [name, f] : c.quantization.linears)
     ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
@@ -45,7 +77,7 @@ void run_inspect(const InspectArgs& a) {
                   c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
                   c.store.index().tensors.size(), c.store.index().files.size());
   for (const auto& [kind, n] : kinds) s += fmt::format("  {} linears: {}\n", n, kind);
-  say(a.common, s + describe(c.spec) + table);
+  say(a.common, s + describe(c.spec) + (a.tensors ? table_of(c.store.index()) : ""));
   write_json(a.common, j.dump(1) + "\n");
 }
 
@@ -82,7 +114,8 @@ void add_convert_commands(CLI::App& app) {
   const auto i = std::make_shared<InspectArgs>();
   CLI::App* inspect =
       app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
-  inspect->add_option("CKPT", i->ckpt, "Checkpoint folder (left out: the embedded demo model)");
+  inspect->add_option("CKPT", i->ckpt,
+                      "Checkpoint folder, or one weight file (left out: the embedded demo model)");
   inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
   add_common(*inspect, i->common);
   inspect->callback([i] { run_inspect(*i); });
