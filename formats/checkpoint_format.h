@@ -21,6 +21,9 @@ struct LinearFormat {
 struct QuantizationSummary {
   std::map<std::string, LinearFormat> linears;  // by full linear name, "model.layers.0.self_attn.q_proj"
   std::vector<std::string> dense;  // linears that stay as they are, for readers that must be told
+  bool fp8_kv_cache = false;       // the checkpoint has static scales for one (formats/kv_scales.h)
+  // Why the k_scale and v_scale of a checkpoint are not those of an FP8 cache; "" where they would be.
+  std::string foreign_kv_cache{};
 };
 
 // A JSON file of a model directory.
@@ -38,6 +41,7 @@ struct CheckpointFormat {
   std::string (*cannot_describe)(const QuantizationSummary&) = nullptr;
   // The file that older readers look for beside config.json. Absent: none.
   ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
+  bool fp8_kv_cache = false;  // has a place for the scales of an FP8 key/value cache
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();

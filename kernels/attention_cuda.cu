@@ -1,6 +1,6 @@
 // Chooses among three kernels: many query rows in bf16 go to the flash kernel, few over the cache to the
 // split kernel, everything else (float32, odd head_dims) to the plain one. Also writes new keys and values
-// into the cache.
+// into the cache, as they are or as codes.
 #include <algorithm>
 
 #include "kernels/attention.h"
@@ -18,12 +18,12 @@ namespace {
 constexpr int kFewRows = 64;
 constexpr int kMaxTensorDim = 256;
 
-template <class T>
-AttentionSource<T> source(ConstTensorView q, const AttentionArgs& args, int64_t seqs, TensorView out) {
+template <class T, class C>
+AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64_t seqs, TensorView out) {
   FEWBIT_ASSERT(args.heads > 0 && args.kv_heads > 0 && args.heads % args.kv_heads == 0 && seqs > 0);
   FEWBIT_ASSERT(q.rows() % seqs == 0 && q.cols() == args.heads * args.head_dim);
   FEWBIT_ASSERT(out.dtype == q.dtype && out.numel() == q.numel());
-  AttentionSource<T> a{};
+  AttentionSource<T, C> a{};
   a.q = q.as<T>();
   a.out = out.as<T>();
   a.seqs = static_cast<int>(seqs);
@@ -37,16 +37,19 @@ AttentionSource<T> source(ConstTensorView q, const AttentionArgs& args, int64_t 
   return a;
 }
 
-bool fits_tensor_kernels(const AttentionSource<__nv_bfloat16>& a) {
-  return a.d % 8 == 0 && a.d <= kMaxTensorDim && aligned16(a.q) && aligned16(a.k) && aligned16(a.v) &&
+template <class C>
+bool fits_tensor_kernels(const AttentionSource<__nv_bfloat16, C>& a) {
+  return a.d % kVec16<C> == 0 && a.d <= kMaxTensorDim && aligned16(a.q) && aligned16(a.k) && aligned16(a.v) &&
          aligned16(a.out);
 }
 
 // Variants: the head_dims of the models in the field; others use the next larger one, padded with zeros.
-template <class F>
+template <class C, class F>
 void dispatch_head_dim(int d, F&& f) {
-  if (d <= 16) return f(std::integral_constant<int, 16>{});
-  if (d <= 32) return f(std::integral_constant<int, 32>{});
+  if constexpr (!kIsCode<C>) {
+    if (d <= 16) return f(std::integral_constant<int, 16>{});
+    if (d <= 32) return f(std::integral_constant<int, 32>{});
+  }
   if (d <= 64) return f(std::integral_constant<int, 64>{});
   if (d <= 80) return f(std::integral_constant<int, 80>{});
   if (d <= 96) return f(std::integral_constant<int, 96>{});
@@ -54,12 +57,12 @@ void dispatch_head_dim(int d, F&& f) {
   return f(std::integral_constant<int, 256>{});
 }
 
-template <class T>
-void run(CudaState& s, const AttentionSource<T>& a, bool over_cache) {
+template <class T, class C>
+void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (fits_tensor_kernels(a)) {
       const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
-      return dispatch_head_dim(a.d, [&](auto dim) {
+      return dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (few)
           launch_decode<decltype(dim)::value>(s, a);
         else
@@ -68,6 +71,16 @@ void run(CudaState& s, const AttentionSource<T>& a, bool over_cache) {
     }
   }
   launch_plain(s, a);
+}
+
+// Calls f(Type<T>{}, Type<C>{}) with the types of the activations and of what the cache holds.
+template <class F>
+void dispatch_cache(DType dtype, DType cache, F&& f) {
+  dispatch_f32_bf16(dtype, [&](auto type) {
+    if (cache == DType::f8_e4m3) return f(type, Type<F8Code>{});
+    if (cache == DType::i8) return f(type, Type<I8Code>{});
+    f(type, type);
+  });
 }
 
 // kN: values per thread and step.
@@ -86,6 +99,40 @@ __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_h
   }
 }
 
+// Codes of one row of d values by a warp; returns the scale that belongs to them.
+template <class T>
+__device__ float quantize_row(const T* x, F8Code* codes, float scale, int d) {
+  for (int c = threadIdx.x % 32; c < d; c += 32)
+    codes[c].bits = __nv_cvt_float_to_fp8(__fdiv_rn(to_f32(x[c]), scale), __NV_SATFINITE, __NV_E4M3);
+  return scale;
+}
+template <class T>
+__device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
+  float amax = 0;
+  for (int c = threadIdx.x % 32; c < d; c += 32) amax = fmaxf(amax, fabsf(to_f32(x[c])));
+  for (int other = 16; other > 0; other /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, other));
+  const float inverse = amax > 0 ? __fdiv_rn(127.f, amax) : 0.f;
+  for (int c = threadIdx.x % 32; c < d; c += 32)
+    codes[c].value = static_cast<int8_t>(__float2int_rn(to_f32(x[c]) * inverse));
+  return __fdiv_rn(amax, 127.f);
+}
+
+// Grid: tokens x kv heads; one warp has the key, the other the value.
+template <class T, class C>
+__global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
+                                   const T* __restrict__ v, const int32_t* __restrict__ positions,
+                                   C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
+                                   C* __restrict__ v_cache, float* __restrict__ k_scales,
+                                   float* __restrict__ v_scales, int len, int64_t capacity, int d) {
+  const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
+  const int64_t at = (row / len * kv_heads + head) * capacity + positions[row];
+  const bool value = threadIdx.x >= 32;
+  float* scale = (value ? v_scales : k_scales) + (kTokenScales<C> ? at : head);
+  const float used = quantize_row((value ? v : k) + (row * kv_heads + head) * d,
+                                  (value ? v_cache : k_cache) + at * d, kTokenScales<C> ? 0.f : *scale, d);
+  if (kTokenScales<C> && threadIdx.x % 32 == 0) *scale = used;
+}
+
 }  // namespace
 
 void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs,
@@ -95,7 +142,7 @@ void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v
   FEWBIT_ASSERT(k.cols() == args.kv_heads * args.head_dim);
   dispatch_f32_bf16(q.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    AttentionSource<T> a = source<T>(q, args, seqs, out);
+    AttentionSource<T> a = source<T, T>(q, args, seqs, out);
     a.k = k.as<T>();
     a.v = v.as<T>();
     a.keys = a.len;
@@ -106,45 +153,55 @@ void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v
   });
 }
 
-void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView positions, TensorView k_cache,
-               TensorView v_cache) {
-  const Shape& cache = k_cache.shape;
-  FEWBIT_ASSERT(cache.rank() == 4 && v_cache.shape == cache && k.shape == v.shape);
-  FEWBIT_ASSERT(k.dtype == k_cache.dtype && v.dtype == k_cache.dtype && v_cache.dtype == k_cache.dtype);
-  const int64_t rows = k.rows(), batch = cache[0], kv_heads = cache[1], capacity = cache[2], d = cache[3];
+void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const KvCache& cache) {
+  const Shape& shape = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && v.dtype == k.dtype && k.shape == v.shape);
+  const int64_t rows = k.rows(), batch = shape[0], kv_heads = shape[1], capacity = shape[2], d = shape[3];
   if (rows == 0) return;
   FEWBIT_ASSERT(k.cols() == kv_heads * d && rows % batch == 0 && positions.numel() == rows);
   FEWBIT_ASSERT(positions.dtype == DType::i32);
-  dispatch_f32_bf16(k.dtype, [&](auto type) {
+  const auto stream = ex.cuda_state().stream;
+  const auto blocks = static_cast<unsigned>(rows), heads = static_cast<unsigned>(kv_heads);
+  const int len = static_cast<int>(rows / batch), width = static_cast<int>(d);
+  dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
-    constexpr int kN = kVec16<T>;
-    const bool vectors = aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(k_cache.as<T>()) &&
-                         aligned16(v_cache.as<T>());
-    auto* kernel = vectors ? kv_append_kernel<T, kN> : kv_append_kernel<T, 1>;
-    kernel<<<static_cast<unsigned>(rows), 128, 0, ex.cuda_state().stream>>>(
-        k.as<T>(), v.as<T>(), positions.as<int32_t>(), k_cache.as<T>(), v_cache.as<T>(),
-        static_cast<int>(rows / batch), static_cast<int>(kv_heads), capacity, static_cast<int>(d));
+    using C = typename decltype(code)::type;
+    if constexpr (kIsCode<C>) {
+      kv_quantize_kernel<T, C><<<dim3(blocks, heads), 64, 0, stream>>>(
+          k.as<T>(), v.as<T>(), positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(),
+          cache.k_scales.as<float>(), cache.v_scales.as<float>(), len, capacity, width);
+    } else {
+      constexpr int kN = kVec16<T>;
+      const bool vectors = aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(cache.k.as<T>()) &&
+                           aligned16(cache.v.as<T>());
+      auto* kernel = vectors ? kv_append_kernel<T, kN> : kv_append_kernel<T, 1>;
+      kernel<<<blocks, 128, 0, stream>>>(k.as<T>(), v.as<T>(), positions.as<int32_t>(), cache.k.as<T>(),
+                                         cache.v.as<T>(), len, static_cast<int>(kv_heads), capacity, width);
+    }
   });
   FEWBIT_CUDA_LAUNCHED();
 }
 
-void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, ConstTensorView k_cache,
-                      ConstTensorView v_cache, const AttentionArgs& args, TensorView out) {
-  const Shape& cache = k_cache.shape;
-  FEWBIT_ASSERT(cache.rank() == 4 && v_cache.shape == cache && cache[1] == args.kv_heads &&
-                cache[3] == args.head_dim);
-  FEWBIT_ASSERT(k_cache.dtype == q.dtype && v_cache.dtype == q.dtype);
+void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, const KvCache& cache,
+                      const AttentionArgs& args, TensorView out) {
+  const Shape& shape = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && shape[1] == args.kv_heads && shape[3] == args.head_dim);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == q.rows());
   if (q.numel() == 0) return;
-  dispatch_f32_bf16(q.dtype, [&](auto type) {
+  dispatch_cache(q.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
-    AttentionSource<T> a = source<T>(q, args, cache[0], out);
-    a.k = k_cache.as<T>();
-    a.v = v_cache.as<T>();
+    using C = typename decltype(code)::type;
+    AttentionSource<T, C> a = source<T, C>(q, args, shape[0], out);
+    a.k = cache.k.as<C>();
+    a.v = cache.v.as<C>();
+    if (kIsCode<C>) {
+      a.k_scales = cache.k_scales.as<float>();
+      a.v_scales = cache.v_scales.as<float>();
+    }
     a.positions = positions.as<int32_t>();
-    a.keys = static_cast<int>(cache[2]);
+    a.keys = static_cast<int>(shape[2]);
     a.kv_token = args.head_dim;
-    a.kv_head = cache[2] * args.head_dim;
+    a.kv_head = shape[2] * args.head_dim;
     a.kv_seq = args.kv_heads * a.kv_head;
     run(ex.cuda_state(), a, true);
   });

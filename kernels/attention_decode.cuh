@@ -1,8 +1,8 @@
 #pragma once
-// Attention of few query rows over the cache (decode), bf16. The query heads that share a kv head, for all
+// Attention of few query rows over the cache (decode), bf16 queries. The query heads that share a kv head, for all
 // new tokens, are the 16 rows of one tile, so K and V are read once for all of them. The keys in sight are
-// cut into `splits` equal runs, one a block, and inside a block the warps take 16 keys in turn, each with its
-// own two stages of shared memory and no barrier. The number of splits is fixed by the shapes; how many keys
+// cut into `splits` equal runs, one a block, and inside a block the warps take 16 keys (32 of codes) in turn,
+// each with its own two stages of shared memory and no barrier. The number of splits is fixed by the shapes; how many keys
 // each gets follows from the positions on the device, so a recorded launch serves every position. Every block
 // leaves (m, l, O) in f32; a second kernel adds them in the order of the splits. Bytes: the keys and values
 // in sight, once.
@@ -17,25 +17,26 @@ struct DecodePartials {
   int splits;
 };
 
-template <int D>
+template <int D, class C>
 struct DecodeShape {
-  static constexpr int kRows = 16, kKeys = 16;
+  static constexpr int kRows = 16, kKeys = kIsCode<C> ? 32 : 16;
   static constexpr int kWarps = D <= 128 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kStages = 2;
-  static constexpr int kStride = D + 8;
-  static constexpr int kTile = kKeys * kStride;           // values of a warp's K or V tile
-  static constexpr int kWarpSpace = 2 * kStages * kTile;  // values
-  static constexpr size_t kShared = sizeof(__nv_bfloat16) * (kRows * kStride + kWarps * kWarpSpace);
-  static_assert(sizeof(__nv_bfloat16) * kWarps * kWarpSpace >= sizeof(float) * kWarps * kRows * D,
-                "merging fits");
+  static constexpr int kQ = kRows * kRowStride<__nv_bfloat16, D>;  // values
+  static constexpr int kTile = kKeys * kRowStride<C, D>;           // values of a warp's K or V tile
+  static constexpr int kWarpSpace = 2 * kStages * kTile;           // values
+  static constexpr int kScales = kTokenScales<C> ? kWarps * kStages * 2 * kKeys : 0;
+  static constexpr size_t kShared =
+      sizeof(__nv_bfloat16) * kQ + sizeof(C) * kWarps * kWarpSpace + sizeof(float) * kScales;
+  static_assert(sizeof(C) * kWarpSpace >= sizeof(float) * kRows * D, "merging fits");
 };
 
 // Adds the warps' states; `o_sh` [kWarps, 16, D] and `ml_sh` [kWarps, 16, 2] hold them. Rows of the tile
 // below `rows`.
-template <int D>
+template <int D, class C>
 __device__ __forceinline__ void merge_warps(const float* o_sh, const float* ml_sh, int rows, int d,
                                             const DecodePartials& p, int64_t first_row, int split) {
-  using S = DecodeShape<D>;
+  using S = DecodeShape<D, C>;
   for (int e = threadIdx.x; e < rows * d; e += S::kThreads) {
     const int row = e / d, col = e % d;
     float m = -INFINITY, l = 0, o = 0;
@@ -58,22 +59,24 @@ __device__ __forceinline__ void merge_warps(const float* o_sh, const float* ml_s
 }
 
 // Grid: splits x (kv_heads * row tiles) x sequences.
-template <int D>
-__global__ void __launch_bounds__(DecodeShape<D>::kThreads)
-    decode_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16> a,
+template <int D, class C>
+__global__ void __launch_bounds__(DecodeShape<D, C>::kThreads)
+    decode_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
                   const __grid_constant__ DecodePartials partials) {
-  using S = DecodeShape<D>;
+  using S = DecodeShape<D, C>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float ml_sh[S::kWarps * S::kRows * 2];
-  auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);  // [16, kStride]
-  auto* kv_sh = q_sh + S::kRows * S::kStride;             // [kWarps, kStages, 2, 16, kStride]
+  auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);       // [16, stride]
+  auto* kv_sh = reinterpret_cast<C*>(q_sh + S::kQ);            // [kWarps, kStages, 2, kKeys, stride]
+  auto* scales_sh = reinterpret_cast<float*>(kv_sh + S::kWarps * S::kWarpSpace);  // [kWarps, kStages, 2, kKeys]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = a.heads / a.kv_heads, all_rows = a.len * group;
   const int row_tiles = (all_rows + S::kRows - 1) / S::kRows;
   const int kv_head = blockIdx.y / row_tiles, row0 = blockIdx.y % row_tiles * S::kRows, seq = blockIdx.z;
   const int split = blockIdx.x, rows = min(S::kRows, all_rows - row0);
-  const __nv_bfloat16* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
-  const __nv_bfloat16* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
+  const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
+  const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
+  const int64_t scales_at = a.scales_of(seq, kv_head);
 
   // Row r of the tile is head (row0 + r) % group of the group, for new token (row0 + r) / group.
   const auto position_of = [&](int r) {
@@ -107,23 +110,28 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads)
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
-  WarpAttention<D, S::kKeys> w;
+  WarpAttention<D, S::kKeys, C> w;
   w.init(q_sh);
 
-  __nv_bfloat16* mine = kv_sh + warp * S::kWarpSpace;
+  C* mine = kv_sh + warp * S::kWarpSpace;
+  float* my_scales = scales_sh + warp * S::kStages * 2 * S::kKeys;
   const auto fetch = [&](int tile, int stage) {
     if (tile < last) {
-      const auto key_row = [&](const __nv_bfloat16* base) {
-        return [=, &range](int row) -> const __nv_bfloat16* {
+      const auto key_row = [&](const C* base) {
+        return [=, &range](int row) -> const C* {
           const int key = tile * S::kKeys + row;
           return key < range.end ? base + key * a.kv_token : nullptr;
         };
       };
       copy_rows<D, S::kKeys, 32>(mine + stage * 2 * S::kTile, lane, a.d, k, key_row(k));
       copy_rows<D, S::kKeys, 32>(mine + (stage * 2 + 1) * S::kTile, lane, a.d, v, key_row(v));
+      if constexpr (kTokenScales<C>)
+        copy_scales<S::kKeys, 32>(my_scales + stage * 2 * S::kKeys, lane, a.k_scales + scales_at,
+                                  a.v_scales + scales_at, tile * S::kKeys, range.end);
     }
     cp_async_commit();
   };
+  const float score_scale = a.scale * static_scale<C>(a.k_scales, scales_at);
   int stage = 0;
   fetch(first + warp, 0);
   for (int tile = first + warp; tile < last; tile += S::kWarps) {
@@ -134,10 +142,11 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads)
     const bool masked =
         first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
     float s[S::kKeys / 8][4];
+    const float* key_scales = my_scales + stage * 2 * S::kKeys;
     w.scores(s, mine + stage * 2 * S::kTile);
-    w.finish_scores(s, a.scale, a.softcap, masked, first_key, my_positions, a.window);
+    w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, my_positions, a.window);
     w.softmax(s);
-    w.add_values(s, mine + (stage * 2 + 1) * S::kTile);
+    w.add_values(s, key_scales + S::kKeys, mine + (stage * 2 + 1) * S::kTile);
     __syncwarp();  // all lanes have read this stage before it is filled again
     stage ^= 1;
   }
@@ -146,23 +155,25 @@ __global__ void __launch_bounds__(DecodeShape<D>::kThreads)
   __syncthreads();
 
   auto* o_sh = reinterpret_cast<float*>(kv_sh);  // [kWarps, 16, D]
+  const float value_scale = static_scale<C>(a.v_scales, scales_at);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = warp * S::kRows + lane / 4 + 8 * r;
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n)
-      *reinterpret_cast<float2*>(o_sh + row * D + n * 8 + lane % 4 * 2) = {w.o[n][2 * r], w.o[n][2 * r + 1]};
+    w.for_pairs(r, [&](int col, float x, float y) {
+      *reinterpret_cast<float2*>(o_sh + row * D + col) = {x * value_scale, y * value_scale};
+    });
     if (lane % 4 == 0) {
       ml_sh[row * 2] = w.m[r];
       ml_sh[row * 2 + 1] = w.l[r];
     }
   }
   __syncthreads();
-  merge_warps<D>(o_sh, ml_sh, rows, a.d, partials, first_row, split);
+  merge_warps<D, C>(o_sh, ml_sh, rows, a.d, partials, first_row, split);
 }
 
 // One block a query row: adds the splits in their order.
-__global__ void combine_splits_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16> a,
+template <class C>
+__global__ void combine_splits_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
                                       const __grid_constant__ DecodePartials p) {
   const int group = a.heads / a.kv_heads, all_rows = a.len * group;
   const int64_t row = blockIdx.x, tile = row / all_rows;
@@ -182,31 +193,30 @@ __global__ void combine_splits_kernel(const __grid_constant__ AttentionSource<__
 }
 
 // Splits of a launch: two blocks a multiprocessor, but never fewer keys than one round of the warps.
-template <int D>
-int decode_splits(const CudaState& s, const AttentionSource<__nv_bfloat16>& a, int row_tiles) {
-  using S = DecodeShape<D>;
+template <int D, class C>
+int decode_splits(const CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, int row_tiles) {
+  using S = DecodeShape<D, C>;
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
   const int64_t wanted = (2 * s.sms() + tiles - 1) / tiles;
   const int64_t most = (a.keys + S::kKeys * S::kWarps - 1) / (S::kKeys * S::kWarps);
   return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{64}})));
 }
 
-template <int D>
-void launch_decode(CudaState& s, const AttentionSource<__nv_bfloat16>& a) {
-  using S = DecodeShape<D>;
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(decode_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(decode_kernel<D>, cudaFuncAttributePreferredSharedMemoryCarveout,
+template <int D, class C>
+void launch_decode(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
+  using S = DecodeShape<D, C>;
+  auto* kernel = decode_kernel<D, C>;
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));  // three blocks an SM at D = 128
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
-  DecodePartials p{.ml = nullptr, .o = nullptr, .splits = decode_splits<D>(s, a, row_tiles)};
+  DecodePartials p{.ml = nullptr, .o = nullptr, .splits = decode_splits<D, C>(s, a, row_tiles)};
   const int64_t partials = static_cast<int64_t>(a.seqs) * a.kv_heads * rows * p.splits;
   p.ml = s.scratch_of<float>(partials * (a.d + 2));
   p.o = p.ml + partials * 2;
-  decode_kernel<D>
-      <<<dim3(p.splits, a.kv_heads * row_tiles, a.seqs), S::kThreads, S::kShared, s.stream>>>(a, p);
+  kernel<<<dim3(p.splits, a.kv_heads * row_tiles, a.seqs), S::kThreads, S::kShared, s.stream>>>(a, p);
   FEWBIT_CUDA_LAUNCHED();
-  combine_splits_kernel<<<static_cast<unsigned>(a.seqs * a.kv_heads * rows), 128, 0, s.stream>>>(a, p);
+  combine_splits_kernel<C><<<static_cast<unsigned>(a.seqs * a.kv_heads * rows), 128, 0, s.stream>>>(a, p);
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -18,9 +18,9 @@ inline size_t plain_shared(int d) {  // Q and K rows one value longer than d, fo
 }
 
 // kColumns: output columns a thread can own; head_dim <= 8 * kColumns.
-template <class T, int kColumns>
+template <class T, class C, int kColumns>
 __global__ void __launch_bounds__(kPlainThreads)
-    plain_attention_kernel(const __grid_constant__ AttentionSource<T> a) {
+    plain_attention_kernel(const __grid_constant__ AttentionSource<T, C> a) {
   extern __shared__ float f32_shared[];
   const int d = a.d, stride = d + 1;
   float* q_sh = f32_shared;                  // [32, d + 1]
@@ -30,8 +30,12 @@ __global__ void __launch_bounds__(kPlainThreads)
   const int row = threadIdx.x / kPlainPerRow, sub = threadIdx.x % kPlainPerRow, lane = threadIdx.x % 32;
   const int row0 = blockIdx.x * kPlainRows, head = blockIdx.y, seq = blockIdx.z;
   const int kv_head = head / (a.heads / a.kv_heads);
-  const T* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
-  const T* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
+  const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
+  const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
+  const auto value_of = [&, scales_at = a.scales_of(seq, kv_head)](C x, const float* scales, int key) {
+    if constexpr (kIsCode<C>) return to_f32(x) * scales[scales_at + (kTokenScales<C> ? key : 0)];
+    return to_f32(x);
+  };
   const auto position_of = [&](int r) {
     const int i = row0 + r;
     return i >= a.len ? -1 : a.positions ? a.positions[static_cast<int64_t>(seq) * a.len + i] : i;
@@ -54,8 +58,8 @@ __global__ void __launch_bounds__(kPlainThreads)
     for (int e = threadIdx.x; e < kPlainKeys * d; e += kPlainThreads) {
       const int key = key0 + e / d, col = e % d;
       const bool there = key < range.end;
-      k_sh[e / d * stride + col] = there ? to_f32(k[key * a.kv_token + col]) : 0.f;
-      v_sh[e] = there ? to_f32(v[key * a.kv_token + col]) : 0.f;
+      k_sh[e / d * stride + col] = there ? value_of(k[key * a.kv_token + col], a.k_scales, key) : 0.f;
+      v_sh[e] = there ? value_of(v[key * a.kv_token + col], a.v_scales, key) : 0.f;
     }
     __syncthreads();
     float s[kPlainKeys / kPlainPerRow], top = m;
@@ -101,14 +105,14 @@ __global__ void __launch_bounds__(kPlainThreads)
   }
 }
 
-template <class T>
-void launch_plain(CudaState& s, const AttentionSource<T>& a) {
+template <class T, class C>
+void launch_plain(CudaState& s, const AttentionSource<T, C>& a) {
   if (a.d > 256)
     fail(ErrorKind::unsupported,
          "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 256 is built in");
-  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, 8>
-                 : a.d <= 128 ? plain_attention_kernel<T, 16>
-                              : plain_attention_kernel<T, 32>;
+  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 8>
+                 : a.d <= 128 ? plain_attention_kernel<T, C, 16>
+                              : plain_attention_kernel<T, C, 32>;
   const size_t shared = plain_shared(a.d);
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));

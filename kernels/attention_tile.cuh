@@ -2,18 +2,22 @@
 // What the attention kernels share: where the operands lie, and one warp's step of attention with an online
 // softmax: 16 query rows against kKeys keys that stand in shared memory. Scores live in the base-2
 // logarithm's domain.
+#include "kernels/kv_codes.cuh"
 #include "kernels/mma.cuh"
 
 namespace fewbit::cuda {
 
 // Query row i of sequence s stands at position positions[s * len + i], or i where `positions` is null, and
 // sees keys [0, position], cut by the window. Key j of kv head h lies at k + s * kv_seq + h * kv_head + j *
-// kv_token.
-template <class T>
+// kv_token. C is what keys and values are stored as; codes of kv head h have the scale scales[h], or those of
+// token j of sequence s scales[(s * kv_heads + h) * keys + j].
+template <class T, class C = T>
 struct AttentionSource {
   const T* q;  // [seqs * len, heads * d]
-  const T* k;
-  const T* v;
+  const C* k;
+  const C* v;
+  const float* k_scales;  // null without codes
+  const float* v_scales;
   const int32_t* positions;  // [seqs * len] or null
   T* out;                    // like q
   int seqs, len, heads, kv_heads, d;
@@ -21,6 +25,11 @@ struct AttentionSource {
   int keys;                           // keys a sequence has room for
   int window;                         // 0: none
   float scale, softcap;
+
+  // Where the scales of a kv head begin, as an offset into k_scales and v_scales.
+  __device__ __forceinline__ int64_t scales_of(int seq, int kv_head) const {
+    return kTokenScales<C> ? (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys : kv_head;
+  }
 };
 
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -32,11 +41,18 @@ __device__ __forceinline__ float exp2_fast(float x) {
 }
 
 // D: head_dim rounded up to an instantiation; columns past the true one hold zeros. Rows of shared memory are
-// padded by 16 bytes, so that the eight rows of an ldmatrix fall into different banks.
-template <int D, int kKeys>
+// padded to an odd multiple of 16 bytes, so that the eight rows of an ldmatrix fall into different banks.
+template <class C, int D>
+inline constexpr int kRowStride = D * sizeof(C) % 32 == 0 ? D + 16 / static_cast<int>(sizeof(C)) : D;
+
+// Codes (C of one byte) take the fragments of an ldmatrix of pairs of codes: a lane holds four neighbours
+// where bf16 has two. For K the four are two neighbouring k of one product, which only asks that Q be read in
+// the same order; for V they belong to two products, whose columns are the even and the odd dims.
+template <int D, int kKeys, class C = __nv_bfloat16>
 struct WarpAttention {
-  static_assert(D % 16 == 0 && kKeys % 16 == 0);
-  static constexpr int kStride = D + 8;     // values from row to row in shared memory
+  static_assert(D % 16 == 0 && kKeys % (kIsCode<C> ? 32 : 16) == 0);
+  static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // values from row to row of Q in shared memory
+  static constexpr int kKvStride = kRowStride<C, D>;
   static constexpr bool kKeepQ = D <= 128;  // else Q is read again for every tile: registers
   static constexpr int kQ = kKeepQ ? D / 16 : 1;
 
@@ -61,13 +77,18 @@ struct WarpAttention {
 
   __device__ __forceinline__ void load_q(uint32_t (&f)[4], int k) const {
     const int lane = threadIdx.x % 32;
-    ldmatrix(f, q_sh + (lane % 16) * kStride + k * 16 + lane / 16 * 8);
+    if constexpr (kIsCode<C>) {
+      const __nv_bfloat16* row = q_sh + lane / 4 * kStride + k * 16 + lane % 4 * 4;
+      const auto low = *reinterpret_cast<const uint2*>(row);
+      const auto high = *reinterpret_cast<const uint2*>(row + 8 * kStride);
+      f[0] = low.x, f[1] = high.x, f[2] = low.y, f[3] = high.y;
+    } else {
+      ldmatrix(f, q_sh + (lane % 16) * kStride + k * 16 + lane / 16 * 8);
+    }
   }
 
   // s = Q K^T for the kKeys rows at k_sh.
-  __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const __nv_bfloat16* k_sh) {
-    const int lane = threadIdx.x % 32;
-    const __nv_bfloat16* row = k_sh + (lane / 16 * 8 + lane % 8) * kStride + lane / 8 % 2 * 8;
+  __device__ __forceinline__ void scores(float (&s)[kKeys / 8][4], const C* k_sh) {
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -75,26 +96,44 @@ struct WarpAttention {
 #pragma unroll
     for (int k = 0; k < D / 16; ++k) {
       if constexpr (!kKeepQ) load_q(qf[0], k);
+      add_scores(s, qf[kKeepQ ? k : 0], k_sh + k * 16);
+    }
+  }
+
+  // s += Q K^T over the 16 dims at k_sh.
+  __device__ __forceinline__ void add_scores(float (&s)[kKeys / 8][4], const uint32_t (&q)[4], const C* k_sh) {
+    const int lane = threadIdx.x % 32;
+    uint32_t b[4];
+    if constexpr (kIsCode<C>) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 32; ++n) {
+        ldmatrix(b, k_sh + (n * 32 + lane) * kKvStride);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          mma_bf16(s[4 * n + i], q, two_bf16<C, 0, 1>(b[i]), two_bf16<C, 2, 3>(b[i]));
+      }
+    } else {
+      const C* row = k_sh + (lane / 16 * 8 + lane % 8) * kKvStride + lane / 8 % 2 * 8;
 #pragma unroll
       for (int n = 0; n < kKeys / 16; ++n) {
-        uint32_t b[4];
-        ldmatrix(b, row + n * 16 * kStride + k * 16);
-        mma_bf16(s[2 * n], qf[kKeepQ ? k : 0], b[0], b[1]);
-        mma_bf16(s[2 * n + 1], qf[kKeepQ ? k : 0], b[2], b[3]);
+        ldmatrix(b, row + n * 16 * kKvStride);
+        mma_bf16(s[2 * n], q, b[0], b[1]);
+        mma_bf16(s[2 * n + 1], q, b[2], b[3]);
       }
     }
   }
 
   // Scales (and caps) the scores; keys that a row does not see become minus infinity where `masked`.
-  __device__ __forceinline__ void finish_scores(float (&s)[kKeys / 8][4], float scale, float softcap,
-                                                bool masked, int first_key, const int (&position)[2],
-                                                int window) {
+  // key_scales [kKeys]: of codes with a scale per token.
+  __device__ __forceinline__ void finish_scores(float (&s)[kKeys / 8][4], const float* key_scales, float scale,
+                                                float softcap, bool masked, int first_key,
+                                                const int (&position)[2], int window) {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float z = s[n][i] * scale;
+        const float z = s[n][i] * (kTokenScales<C> ? scale * key_scales[n * 8 + 2 * t + i % 2] : scale);
         s[n][i] = softcap > 0 ? softcap * kLog2e * tanhf(z / softcap) : z * kLog2e;
         const int key = first_key + n * 8 + 2 * t + i % 2, p = position[i / 2];
         if (masked && (key > p || (window > 0 && key <= p - window))) s[n][i] = -INFINITY;
@@ -132,21 +171,69 @@ struct WarpAttention {
     }
   }
 
-  // o += s V for the kKeys rows at v_sh. The C layout of s is the A layout of the next product.
-  __device__ __forceinline__ void add_values(const float (&s)[kKeys / 8][4], const __nv_bfloat16* v_sh) {
+  // o += s V for the kKeys rows at v_sh; value_scales like key_scales. Leaves s scaled.
+  __device__ __forceinline__ void add_values(float (&s)[kKeys / 8][4], const float* value_scales, const C* v_sh) {
+    if constexpr (kTokenScales<C>) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[n][i] *= value_scales[n * 8 + threadIdx.x % 4 * 2 + i % 2];
+    }
     const int lane = threadIdx.x % 32;
-    const __nv_bfloat16* row = v_sh + (lane % 16) * kStride + lane / 16 * 8;
+    uint32_t a[4], b[4];
+    if constexpr (kIsCode<C>) {
+      const C* row = v_sh + lane * kKvStride;
 #pragma unroll
-    for (int k = 0; k < kKeys / 16; ++k) {
-      const uint32_t a[4] = {pack_bf16(s[2 * k][0], s[2 * k][1]), pack_bf16(s[2 * k][2], s[2 * k][3]),
-                             pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]),
-                             pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3])};
+      for (int k = 0; k < kKeys / 32; ++k) {
+        uint32_t more[4];
+        weights(a, s, 2 * k);
+        weights(more, s, 2 * k + 1);
 #pragma unroll
-      for (int n = 0; n < D / 16; ++n) {
-        uint32_t b[4];
-        ldmatrix_transposed(b, row + k * 16 * kStride + n * 16);
-        mma_bf16(o[2 * n], a, b[0], b[1]);
-        mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+        for (int n = 0; n < D / 16; ++n) {
+          ldmatrix_transposed(b, row + k * 32 * kKvStride + n * 16);
+          mma_bf16(o[2 * n], a, two_bf16<C, 0, 2>(b[0]), two_bf16<C, 0, 2>(b[1]));
+          mma_bf16(o[2 * n + 1], a, two_bf16<C, 1, 3>(b[0]), two_bf16<C, 1, 3>(b[1]));
+          mma_bf16(o[2 * n], more, two_bf16<C, 0, 2>(b[2]), two_bf16<C, 0, 2>(b[3]));
+          mma_bf16(o[2 * n + 1], more, two_bf16<C, 1, 3>(b[2]), two_bf16<C, 1, 3>(b[3]));
+        }
+      }
+    } else {
+      const C* row = v_sh + (lane % 16) * kKvStride + lane / 16 * 8;
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) {
+        weights(a, s, k);
+#pragma unroll
+        for (int n = 0; n < D / 16; ++n) {
+          ldmatrix_transposed(b, row + k * 16 * kKvStride + n * 16);
+          mma_bf16(o[2 * n], a, b[0], b[1]);
+          mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // The weights of keys [16 k, 16 k + 16) as the A operand of the next product, whose layout is the C layout
+  // of s.
+  static __device__ __forceinline__ void weights(uint32_t (&a)[4], const float (&s)[kKeys / 8][4], int k) {
+    a[0] = pack_bf16(s[2 * k][0], s[2 * k][1]);
+    a[1] = pack_bf16(s[2 * k][2], s[2 * k][3]);
+    a[2] = pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]);
+    a[3] = pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]);
+  }
+
+  // Calls f(column, x, y) for the pairs of neighbouring columns that this lane holds of row g (r = 0) or g + 8
+  // (r = 1).
+  template <class F>
+  __device__ __forceinline__ void for_pairs(int r, F&& f) const {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+      if constexpr (kIsCode<C>) {
+        f(n * 8 + 4 * t, o[n][2 * r], o[n + 1][2 * r]);
+        f(n * 8 + 4 * t + 2, o[n][2 * r + 1], o[n + 1][2 * r + 1]);
+      } else {
+        f(n * 8 + 2 * t, o[n][2 * r], o[n][2 * r + 1]);
+        f(n * 8 + 8 + 2 * t, o[n + 1][2 * r], o[n + 1][2 * r + 1]);
       }
     }
   }
@@ -160,6 +247,13 @@ struct WarpAttention {
     }
   }
 };
+
+// The scale that all codes of a kv head share; 1 where there is none.
+template <class C>
+__device__ __forceinline__ float static_scale(const float* scales, int64_t at) {
+  if constexpr (kIsCode<C> && !kTokenScales<C>) return scales[at];
+  return 1.f;
+}
 
 // Which keys a set of rows sees together: the smallest and the largest position among them.
 struct KeyRange {
@@ -178,19 +272,32 @@ __device__ __forceinline__ KeyRange key_range(int position_a, int position_b, in
 }
 
 // Copies kRows rows of d values (zeros up to D, and for rows that `source` gives no address) into shared
-// memory. source(row) returns a pointer or null; `any` is an address that is always mapped.
-template <int D, int kRows, int kThreads, class F>
-__device__ __forceinline__ void copy_rows(__nv_bfloat16* to, int thread, int d, const __nv_bfloat16* any,
-                                          F source) {
-  constexpr int kChunks = D / 8;
+// memory, kRowStride apart. source(row) returns a pointer or null; `any` is an address that is always mapped.
+template <int D, int kRows, int kThreads, class C, class F>
+__device__ __forceinline__ void copy_rows(C* to, int thread, int d, const C* any, F source) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = D / kPiece;
 #pragma unroll
   for (int base = 0; base < kRows * kChunks; base += kThreads) {
     const int c = base + thread;
     if (kRows * kChunks % kThreads != 0 && c >= kRows * kChunks) break;
-    const int row = c / kChunks, col = c % kChunks * 8;
-    const __nv_bfloat16* from = source(row);
+    const int row = c / kChunks, col = c % kChunks * kPiece;
+    const C* from = source(row);
     const bool valid = from != nullptr && col < d;
-    cp_async16(to + row * (D + 8) + col, valid ? from + col : any, valid);
+    cp_async16(to + row * kRowStride<C, D> + col, valid ? from + col : any, valid);
+  }
+}
+
+// Copies the scales of keys [first, first + kKeys) to `to` [2, kKeys]: of keys, then of values. Zeros from
+// `end` on.
+template <int kKeys, int kThreads>
+__device__ __forceinline__ void copy_scales(float* to, int thread, const float* k_scales, const float* v_scales,
+                                            int first, int end) {
+#pragma unroll
+  for (int base = 0; base < 2 * kKeys; base += kThreads) {
+    const int i = base + thread, key = first + i % kKeys;
+    if (2 * kKeys % kThreads != 0 && i >= 2 * kKeys) break;
+    const float* from = i < kKeys ? k_scales : v_scales;
+    cp_async4(to + i, key < end ? from + key : from, key < end);
   }
 }
 

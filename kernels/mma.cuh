@@ -37,12 +37,17 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
                : "memory");
 }
 
-// 16 bytes from global to shared memory; zeros where !valid (the address must still be a mapped one).
+// 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global), "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void cp_async4(void* shared, const void* global, bool valid) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 // Waits until at most kPending of this thread's groups are under way.

@@ -120,9 +120,9 @@ std::vector<const Packing*> candidates(const QuantSpec& spec) {
 }
 
 std::string write_config(const QuantizationSummary& summary) {
-  if (summary.linears.empty()) return "";
+  if (summary.linears.empty() && !summary.fp8_kv_cache) return "";
   std::vector<Group> groups = groups_of(summary);
-  const ordered_json first = groups[0].scheme["format"];
+  const ordered_json first = groups.empty() ? ordered_json("dense") : groups[0].scheme["format"];
   const bool one_format =
       std::all_of(groups.begin(), groups.end(), [&](const Group& g) { return g.scheme["format"] == first; });
   ordered_json c;
@@ -130,6 +130,12 @@ std::string write_config(const QuantizationSummary& summary) {
   c["format"] = one_format ? first : ordered_json("mixed-precision");
   c["quantization_status"] = "compressed";
   c["global_compression_ratio"] = nullptr;
+  if (summary.fp8_kv_cache)
+    c["kv_cache_scheme"] = {{"num_bits", 8},
+                            {"type", "float"},
+                            {"strategy", "tensor"},
+                            {"dynamic", false},
+                            {"symmetric", true}};
   c["ignore"] = summary.dense;
   if (!summary.linears.count("lm_head") &&
       std::find(summary.dense.begin(), summary.dense.end(), "lm_head") == summary.dense.end())
@@ -313,6 +319,17 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
     fail(ErrorKind::unsupported, "tensor 'lm_head.weight_scale': a quantized head is not supported");
 }
 
+// Scales are used for an FP8 cache only where they were made for one.
+void read_kv_cache(const ConfigObject& config, QuantizationSummary& out) {
+  const auto scheme = config.object("kv_cache_scheme");
+  if (!scheme) return;
+  const std::string strategy = scheme->str("strategy", "tensor");
+  out.fp8_kv_cache = scheme->str("type", "int") == "float" && scheme->integer("num_bits").value_or(8) == 8 &&
+                     scheme->shown("dynamic") != "true" && (strategy == "tensor" || strategy == "attn_head");
+  if (!out.fp8_kv_cache)
+    out.foreign_kv_cache = scheme->where + " describes another cache than static FP8 with a scale per tensor or head";
+}
+
 }  // namespace
 
 QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& name) {
@@ -326,6 +343,7 @@ QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& n
   for (const auto& [key, group] : groups->members()) schemes.push_back(read_scheme(group, format));
   const Matcher ignore(config, "ignore");
   QuantizationSummary out;
+  read_kv_cache(config, out);
   for (const std::string& linear : linears) {
     const Scheme* scheme = scheme_of(schemes, linear);
     const bool ignored = ignore.has(linear) || ignore.pattern(linear) || ignore.has("Linear");
@@ -344,6 +362,7 @@ constinit const CheckpointFormat format_compressed_tensors = {
     .name = "compressed-tensors",
     .summary = "packed integers, W8A8 and FP8 for vLLM, SGLang and transformers",
     .candidates = candidates,
-    .write_config = write_config};
+    .write_config = write_config,
+    .fp8_kv_cache = true};
 
 }  // namespace fewbit

@@ -33,9 +33,14 @@ const char* name_of(Slot s) {
   return kNames[static_cast<size_t>(s)];
 }
 
-int64_t ModelSpec::kv_features(int64_t layer) const {
-  const Attention* a = find_op<Attention>(block(layer));
-  return a ? a->kv_heads * a->head_dim : 0;
+const Attention* attention_of(const std::vector<BlockOp>& block) { return find_op<Attention>(block); }
+
+std::string attention_module(const std::vector<BlockOp>& block) {
+  const Attention* a = attention_of(block);
+  for (const BlockOp& op : block)
+    for (const LinearDef& l : linears_of(op))
+      if (a && l.out == a->k) return l.name.substr(0, l.name.rfind('.'));
+  bug("a block without a linear that makes keys");
 }
 
 std::vector<LinearDef> linears_of(const BlockOp& op) {

@@ -119,8 +119,12 @@ struct ModelSpec {
   const std::vector<BlockOp>& block(int64_t layer) const { return kinds[static_cast<size_t>(kind(layer))]; }
   std::string prefix(int64_t layer) const { return block_prefix + std::to_string(layer) + "."; }
   bool tied() const { return lm_head == embed; }
-  int64_t kv_features(int64_t layer) const;  // kv_heads * head_dim of the layer's attention
 };
+
+// The attention of a block, null where it has none, and the name of its module in the block, "self_attn": that
+// of the linear which makes its keys.
+const Attention* attention_of(const std::vector<BlockOp>& block);
+std::string attention_module(const std::vector<BlockOp>& block);
 
 // A linear of the whole model, with its full name.
 struct NamedLinear {

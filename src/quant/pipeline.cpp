@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -10,6 +11,7 @@
 #include <numeric>
 #include <optional>
 
+#include "formats/kv_scales.h"
 #include "kernels/cast.h"
 #include "kernels/column_stats.h"
 #include "kernels/embed.h"
@@ -26,6 +28,8 @@
 
 namespace fewbit {
 namespace {
+
+constexpr float kLargestF8 = 448;  // of E4M3
 
 class Timer {
  public:
@@ -57,6 +61,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
         p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.packing->name));
     recipes.add(line.data(), line.size());
   }
+  recipes.add(&plan.fp8_kv_cache, sizeof plan.fp8_kv_cache);
   model.add(c.config.text().data(), c.config.text().size());
   for (const auto& [name, info] : c.store.index().tensors) {
     // A sample of every tensor: enough to tell two checkpoints apart without reading all of them.
@@ -92,6 +97,7 @@ class Run {
   Journal& journal() { return journal_; }
   std::map<std::string, double>& phases() { return phases_; }
   const std::vector<ExpertRecord>& experts() const { return experts_; }
+  const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }
 
   void block(int64_t layer) {
     const bool sealed = journal_.sealed(layer);
@@ -112,6 +118,8 @@ class Run {
       std::map<std::string, Linear> replaced;
       if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(layer, *group);
       if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
+      if (const auto* attention = std::get_if<Attention>(&ops[i]); attention && plan_.fp8_kv_cache)
+        scale_kv(layer, *attention);
       timed("forward", [&] {
         if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
         for (auto& [name, linear] : replaced) {     // the bias stays
@@ -259,6 +267,32 @@ class Run {
     return replaced;
   }
 
+  // The scales of the layer's FP8 cache: the largest key (after RoPE) and the largest value that calibration
+  // saw become the largest code.
+  void scale_kv(int64_t layer, const Attention& a) {
+    const std::string name = ckpt_.spec.prefix(layer) + attention_module(ckpt_.spec.block(layer));
+    KvScales scales;
+    if (restored_) {
+      scales = read_kv_scales(name, a.kv_heads, restored()).value();
+    } else {
+      timed("observe", [&] {
+        for (auto [slot, to] : {std::pair{a.k, &scales.k}, std::pair{a.v, &scales.v}})
+          *to = {largest_of(quantized_->input(slot)) / kLargestF8};
+      });
+      for (NamedTensor& t : kv_scale_tensors(name, scales)) packed_.push_back(std::move(t));
+    }
+    kv_scales_.push_back({layer, scales.k[0], scales.v[0]});
+  }
+
+  // The largest magnitude in x; the least normal number where all are zero.
+  float largest_of(ConstTensorView x) {
+    const Tensor absmax = ex_.alloc_zeros(DType::f32, {x.cols()}), sum = ex_.alloc_zeros(DType::f64, {x.cols()});
+    column_stats(ex_, x, {}, absmax, sum);
+    const Tensor host = ex_.to_host(absmax);
+    return std::max(*std::max_element(host.as<float>(), host.as<float>() + host.numel()),
+                    std::numeric_limits<float>::min() * kLargestF8);
+  }
+
   // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed,
   // once for every way in which they round that input.
   void quantize_items(int64_t layer, const std::vector<LinearDef>& items,
@@ -395,11 +429,14 @@ class Run {
   }
 
   QuantizedLinear unpack(const PlannedLinear& p) {
-    const TensorSource source = [this](const std::string& name) -> ConstTensorView {
+    return p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored());
+  }
+
+  TensorSource restored() {
+    return [this](const std::string& name) -> ConstTensorView {
       const auto it = restored_->tensors.find(name);
       return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
     };
-    return p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, source);
   }
 
   Exec& ex_;
@@ -415,6 +452,7 @@ class Run {
   std::vector<NamedTensor> packed_;
   std::vector<LinearRecord> records_;
   std::vector<ExpertRecord> experts_;
+  std::vector<KvRecord> kv_scales_;
   std::optional<CheckpointIndex> restored_;
 };
 
@@ -489,6 +527,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     for (const LinearRecord& r : run.journal().records(layer)) report.linears.push_back(r);
   report.experts = run.experts();
+  report.kv_scales = run.kv_scales();
   const Timer writing;
   report.peak_gpu_bytes = ex.on_cuda() ? ex.peak_bytes() : 0;
   report.peak_host_bytes = peak_host_bytes();

@@ -59,6 +59,17 @@ void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
         {c.spec.arch, fmt::format("{} finds nothing in its blocks that could take a scale", t->name)});
 }
 
+void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& base, QuantPlan& plan) {
+  for (const Rule& r : o.rules)
+    if (r.recipe.fp8_kv_cache)
+      fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
+  plan.fp8_kv_cache = base.fp8_kv_cache;
+  if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)
+    plan.refusals.push_back({c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; "
+                                                      "--format compressed-tensors has",
+                                                      plan.format->name)});
+}
+
 // What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
 // with their factors, and the f32 working copies of the largest linear.
 int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
@@ -87,7 +98,7 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
         experts = std::max(experts, o.tokens * (4 * m->hidden + 4 * m->experts + 16 * m->top_k) +
                                         2 * rows * elem * (m->hidden + 2 * m->gate.out_features));
       }
-  if (plan.needs == Needs::nothing) return largest * 13;  // weight, working copy, values and codes
+  if (!plan.calibrates()) return largest * 13;  // weight, working copy, values and codes
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
   const int64_t grams =
       widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
@@ -131,6 +142,7 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
 QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   QuantizationSummary summary;
   summary.dense = routers_of(c.spec);
+  summary.fp8_kv_cache = plan.fp8_kv_cache;
   for (std::string& name : strangers(c, plan)) summary.dense.push_back(std::move(name));
   for (const PlannedLinear& p : plan.linears) {
     if (p.packing) {
@@ -147,6 +159,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
+  plan_kv_cache(c, o, base, plan);
   plan.source_bytes = c.store.total_bytes();
   std::set<std::string> replaced;
   double bits = 0, weights = 0;
@@ -182,6 +195,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     plan.linears.push_back(std::move(p));
   }
   plan.out_bytes = copied_bytes(c, replaced);
+  if (plan.fp8_kv_cache) plan.out_bytes += c.spec.layers * 2 * bytes_of(DType::f32);
   for (const PlannedLinear& p : plan.linears)
     if (p.packing) plan.out_bytes += p.out_bytes;
   plan.bits_per_weight = weights > 0 ? bits / weights : 0;

@@ -48,6 +48,9 @@ struct QuantPlan {
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order
+  bool fp8_kv_cache = false;                   // scales for one are calibrated and written
+
+  bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
   const PlannedLinear& of(const std::string& linear) const;
 };

@@ -124,6 +124,15 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+bool fp8_kv_cache_from(std::string_view v) {
+  if (v == "fp8") return true;
+  if (v == "bf16") return false;
+  if (v == "int8")
+    fail(ErrorKind::usage, "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
+                           "checkpoint; give --kv-cache int8 to runner and evaluate");
+  fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+}
+
 double target_bits_from(std::string_view v) {
   double bits = 0;
   const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), bits);
@@ -143,13 +152,15 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.damp = damp_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
+  else if (key == "kv")
+    r.fp8_kv_cache = fp8_kv_cache_from(value);
   else if (key == "format")
     r.format = std::string(value);
   else if (key == "target-bits")
     r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= format= "
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= kv= format= "
                      "target-bits=",
                      key));
 }
@@ -218,8 +229,9 @@ DType default_scale(const QuantSpec& spec) {
   return spec.activations == ActQuant::none ? DType::f16 : DType::f32;
 }
 
-std::string default_format(const QuantSpec& spec) {
-  return spec.grid == Grid::integer && spec.activations == ActQuant::none ? "marlin" : "compressed-tensors";
+std::string default_format(const FullRecipe& f) {
+  const bool plain = f.spec.grid == Grid::integer && f.spec.activations == ActQuant::none && !f.fp8_kv_cache;
+  return plain ? "marlin" : "compressed-tensors";
 }
 
 }  // namespace
@@ -269,6 +281,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
@@ -291,8 +304,9 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
+  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
   const bool fp4 = f.spec.grid == Grid::f4_e2m1;
-  f.format = !r.format.empty() ? r.format : default_format(f.spec);
+  f.format = !r.format.empty() ? r.format : default_format(f);
   if (fp4 && !(f.spec == kNvfp4) && !(f.spec == kMxfp4))
     fail(ErrorKind::usage,
          "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words "

@@ -1,6 +1,6 @@
 #pragma once
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
-//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
+//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default kv=fp8 format=marlin
 //   gptq w8a8        = gptq int8 gch sym acts=token: 8-bit weights and inputs
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
@@ -26,6 +26,7 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<bool> fp8_kv_cache{};  // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
@@ -57,6 +58,7 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
+  bool fp8_kv_cache = false;
   std::string format;       // "marlin"
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream

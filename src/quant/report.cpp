@@ -71,6 +71,9 @@ std::string to_json(const QuantReport& r) {
   j["experts"] = Json::array();
   for (const ExpertRecord& e : r.experts)
     j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
+  j["kv_scales"] = Json::array();
+  for (const KvRecord& s : r.kv_scales)
+    j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});
   if (r.precision) j["auto"] = json_of(*r.precision);
   return j.dump(1) + "\n";
 }
@@ -85,7 +88,8 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
             {"peak_host_bytes", p.peak_host_bytes},
             {"source_bytes", p.source_bytes},
             {"out_bytes", p.out_bytes},
-            {"bits_per_weight", p.bits_per_weight}};
+            {"bits_per_weight", p.bits_per_weight},
+            {"kv_cache", p.fp8_kv_cache ? "fp8" : "bf16"}};
   j["linears"] = Json::array();
   for (const PlannedLinear& l : p.linears)
     j["linears"].push_back({{"name", l.linear.name},

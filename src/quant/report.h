@@ -30,6 +30,12 @@ struct ExpertRecord {
   std::vector<int> starved;     // experts that borrowed statistics from their layer (src/calib/experts.h)
 };
 
+// The static scales of an FP8 cache, of one layer.
+struct KvRecord {
+  int64_t layer = 0;
+  float k_scale = 1, v_scale = 1;
+};
+
 struct QuantReport {
   std::string recipe, model, out, device, dtype, calibration, note;
   uint64_t seed = 0;
@@ -40,6 +46,7 @@ struct QuantReport {
   double bits_per_weight = 0;
   std::vector<LinearRecord> linears;
   std::vector<ExpertRecord> experts;  // layers with a mixture of experts, where there was a calibration
+  std::vector<KvRecord> kv_scales;    // of every layer, with kv=fp8
   std::vector<std::string> kept;      // linears left as they are
   std::optional<PrecisionPlan> precision;  // what `auto` chose
 };

@@ -68,7 +68,7 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
         fmt::format(
             "{} prompt tokens, {} warm-up steps and {} tokens exceed the model's {} positions; ask for fewer",
             o.prompt_tokens, o.warmup, o.tokens, c.spec.max_positions));
-  Engine engine(ex, c, {.load = {.dtype = o.dtype}, .batch = o.batch, .capacity = length});
+  Engine engine(ex, c, {.load = o.load, .batch = o.batch, .capacity = length});
   ex.sync();
   BenchResult r;
   r.load_s = seconds_since(loading);

@@ -10,7 +10,7 @@
 namespace fewbit {
 
 struct BenchOptions {
-  DType dtype = DType::bf16;
+  LoadOptions load{};
   int64_t tokens = 200;  // decode steps that are timed
   int64_t prompt_tokens = 128;
   int64_t batch = 1;

@@ -61,8 +61,8 @@ struct Interpreter {
                              .window = op.window,
                              .softcap = op.softcap};
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    kv_append(ex, act[op.k], act[op.v], layout.positions, layout.cache->k, layout.cache->v);
-    attention_cached(ex, act[op.q], layout.positions, layout.cache->k, layout.cache->v, args, act[op.out]);
+    kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+    attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
   void operator()(const GatedAct& op) const {
     gated_act(ex, act[op.gate], act[op.up], op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh,

@@ -25,11 +25,6 @@ int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t t
 BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&,
                         std::vector<std::string>* notes);
 
-// One layer's cache, each [batch, kv_heads, capacity, head_dim].
-struct LayerCache {
-  TensorView k{}, v{};
-};
-
 // What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
 struct Activations {
   std::array<TensorView, kSlots> slot{};
@@ -40,8 +35,8 @@ struct Activations {
 // How the tokens lie: `seqs` sequences of equal length, row-major; positions on the device.
 struct TokenLayout {
   int64_t seqs = 1;
-  ConstTensorView positions{};        // i32 [tokens]
-  const LayerCache* cache = nullptr;  // null: plain causal attention inside each sequence
+  ConstTensorView positions{};     // i32 [tokens]
+  const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

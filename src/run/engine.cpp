@@ -49,14 +49,12 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
   }
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     blocks_.push_back(load_block(ex, c, layer, o.load, &notes_));
-    for (const BlockOp& op : spec_.block(layer))
-      if (const Attention* a = std::get_if<Attention>(&op)) {
-        const Shape shape = {batch, a->kv_heads, options_.capacity, a->head_dim};
-        k_cache_.push_back(ex.alloc_zeros(dtype, shape));
-        v_cache_.push_back(ex.alloc_zeros(dtype, shape));
-      }
+    const Attention* attention = attention_of(spec_.block(layer));
+    FEWBIT_ASSERT(attention);
+    kv_.push_back(alloc_kv(ex, *attention, o.load.kv_cache, dtype, batch, options_.capacity));
   }
-  FEWBIT_ASSERT(static_cast<int64_t>(k_cache_.size()) == spec_.layers && spec_.logit_softcap == 0);
+  kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
+  FEWBIT_ASSERT(spec_.logit_softcap == 0);
   prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
   x_ = ex.alloc(dtype, {batch, spec_.hidden});
   last_ = ex.alloc(dtype, {batch, spec_.hidden});
@@ -81,7 +79,7 @@ void Engine::need_room(int64_t tokens) const {
 void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer);
-    const LayerCache cache{k_cache_[i], v_cache_[i]};
+    const KvCache cache = view_of(kv_[i], kv_scales_[i]);
     Activations act = slots.bind(x, spec_.kind(layer));
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
               {.seqs = options_.batch, .positions = positions, .cache = &cache}, act);
@@ -165,13 +163,11 @@ int64_t Engine::weight_bytes_per_token() const {
 int64_t Engine::kv_bytes_per_token(int64_t context) const {
   int64_t n = 0;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    int64_t seen = context;
-    for (const BlockOp& op : spec_.block(layer))
-      if (const Attention* a = std::get_if<Attention>(&op); a && a->window > 0)
-        seen = std::min(seen, a->window);
-    n += 2 * spec_.kv_features(layer) * seen;
+    const Attention& a = *attention_of(spec_.block(layer));
+    n += kv_bytes(a, options_.load.kv_cache, options_.load.dtype) *
+         (a.window > 0 ? std::min(context, a.window) : context);
   }
-  return n * options_.batch * bytes_of(options_.load.dtype);
+  return n * options_.batch;
 }
 
 std::vector<std::string> Engine::kernel_table() const {

@@ -55,7 +55,8 @@ class Engine {
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
   std::vector<std::string> notes_;
-  std::vector<Tensor> k_cache_, v_cache_;  // per layer, [batch, kv_heads, capacity, head_dim]
+  std::vector<KvStorage> kv_;              // per layer
+  std::vector<KvStaticScales> kv_scales_;  // per layer
   SlotBuffers prefill_slots_, decode_slots_;
   // States [tokens, hidden] of both phases; the last row of each sequence, before and after the norm [batch,
   // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].

@@ -6,7 +6,7 @@
 
 #include "kernels/quantize_rows.h"
 #include "src/core/quantized_linear.h"
-#include "src/model/checkpoint.h"
+#include "src/run/kv_cache.h"
 
 namespace fewbit {
 
@@ -42,6 +42,7 @@ enum class Weights : uint8_t {
 struct LoadOptions {
   DType dtype = DType::bf16;  // compute dtype: f32 | bf16
   Weights weights = Weights::packed;
+  KvType kv_cache = KvType::plain;
 };
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.

@@ -1,4 +1,4 @@
-// The whole model without a cache: embedding, blocks, final norm, head, losses.
+// The whole model in one pass: embedding, blocks, final norm, head, losses.
 #include "src/run/runner.h"
 
 namespace fewbit {
@@ -7,6 +7,17 @@ Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
     : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o.dtype)), ropes_(ex, c.spec) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
     blocks_.push_back(load_block(ex, c, layer, o, &notes_));
+  kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_);
+}
+
+// Room for the keys and values of one pass, where they are quantized.
+void Runner::need_kv(int64_t seqs, int64_t len) {
+  if (options_.kv_cache == KvType::plain || (kv_seqs_ == seqs && kv_len_ == len)) return;
+  kv_.clear();
+  for (const std::vector<BlockOp>& block : spec_.kinds)
+    kv_.push_back(alloc_kv(ex_, *attention_of(block), options_.kv_cache, options_.dtype, seqs, len));
+  kv_seqs_ = seqs;
+  kv_len_ = len;
 }
 
 Tensor Runner::hidden(std::span<const int32_t> ids, int64_t seqs,
@@ -32,9 +43,13 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
     slots_.reset();
     slots_ = std::make_unique<SlotBuffers>(ex_, spec_, x.rows(), options_.dtype);
   }
-  Activations act = slots_->bind(x, spec_.kind(layer));
+  need_kv(seqs, x.rows() / seqs);
+  const int kind = spec_.kind(layer);
+  const KvCache cache = kv_.empty() ? KvCache{} : view_of(kv_[static_cast<size_t>(kind)],
+                                                          kv_scales_[static_cast<size_t>(layer)]);
+  Activations act = slots_->bind(x, kind);
   run_block(ex_, spec_.block(layer), block(layer), ropes_,
-            {.seqs = seqs, .positions = positions, .cache = nullptr}, act, clock_);
+            {.seqs = seqs, .positions = positions, .cache = kv_.empty() ? nullptr : &cache}, act, clock_);
 }
 
 Tensor Runner::final_normed(ConstTensorView x) { return fewbit::final_normed(ex_, spec_, ends_, x); }

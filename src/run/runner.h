@@ -1,5 +1,6 @@
 #pragma once
-// Runner: a whole model resident on one device, without a cache: what perplexity and tests need.
+// Runner: a whole model resident on one device that keeps nothing from call to call: what perplexity and tests
+// need.
 #include <memory>
 #include <span>
 
@@ -38,6 +39,7 @@ class Runner {
   int64_t weight_bytes() const;
 
  private:
+  void need_kv(int64_t seqs, int64_t len);
   void run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs);
 
   Exec& ex_;
@@ -49,6 +51,11 @@ class Runner {
   std::vector<std::string> notes_;
   std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
   PhaseClock* clock_ = nullptr;
+  // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the
+  // memory of one layer of each kind, for kv_seqs_ sequences of kv_len_ tokens.
+  std::vector<KvStorage> kv_;
+  std::vector<KvStaticScales> kv_scales_;  // per layer
+  int64_t kv_seqs_ = 0, kv_len_ = 0;
 };
 
 }  // namespace fewbit

@@ -168,31 +168,48 @@ void bench_marlin(Exec& ex, RandomSource& random, const Ceilings& c, const std::
     if (models.empty() || models.count(shape.model)) bench_linear(ex, random, c, shape);
 }
 
+// One new token of each sequence over `copies` caches in turn, which hold `context` positions of random codes.
+double decode_us(Exec& ex, RandomSource& random, const AttentionArgs& args, DType dtype, int64_t batch,
+                 int64_t context, int64_t copies) {
+  const int64_t heads = args.kv_heads, d = args.head_dim;
+  const Shape scales = dtype == DType::i8 ? Shape{batch, heads, context} : Shape{heads};
+  const Tensor scale = ex.alloc_zeros(DType::f32, scales);
+  std::vector<Tensor> k, v;
+  for (int64_t i = 0; i < copies; ++i)
+    for (std::vector<Tensor>* side : {&k, &v}) {
+      const Tensor values = random.normal({batch, heads, context, d});
+      side->push_back(ex.alloc(dtype, values.shape()));
+      const TensorView codes = values.view().reshaped({2, values.numel() / 2}).row_range(0, 1);
+      if (dtype == DType::bf16)
+        ex.copy(values, side->back());
+      else
+        ex.copy({codes.data, dtype, side->back().shape(), codes.device}, side->back());
+    }
+  const Tensor q = random.normal({batch, args.heads * d}), out = ex.alloc(DType::bf16, {batch, args.heads * d});
+  Tensor host = Tensor::host(DType::i32, {batch});
+  std::fill_n(host.as<int32_t>(), batch, static_cast<int32_t>(context - 1));
+  const Tensor positions = ex.to_device(host);
+  return time_us(ex, std::max<int64_t>(copies, 4), [&](int64_t i) {
+    const auto at = static_cast<size_t>(i % copies);
+    attention_cached(ex, q, positions, {k[at], v[at], scale, scale}, args, out);
+  });
+}
+
 void bench_attention(Exec& ex, RandomSource& random, const Ceilings& c) {
   const int heads = 32, kv_heads = 8;
   const int64_t d = 128;
   const AttentionArgs args{.heads = heads, .kv_heads = kv_heads, .head_dim = d, .scale = 0.088f};
-  fmt::print("\ndecode attention, 32/8 heads of 128   batch context |        us   GB/s  read\n");
-  for (const int64_t batch : {1, 8})
-    for (const int64_t context : {512, 2048, 8192, 32768}) {
-      const int64_t bytes = 2 * 2 * batch * kv_heads * context * d, copies = copies_for(bytes);
-      std::vector<Tensor> k, v;
-      for (int64_t i = 0; i < copies; ++i) {
-        k.push_back(random.normal({batch, kv_heads, context, d}));
-        v.push_back(random.normal({batch, kv_heads, context, d}));
+  fmt::print("\ndecode attention, 32/8 heads of 128   cache  batch context |        us   GB/s  read\n");
+  for (const DType cache : {DType::bf16, DType::f8_e4m3, DType::i8})
+    for (const int64_t batch : {1, 8})
+      for (const int64_t context : {512, 2048, 8192, 32768}) {
+        const int64_t scale = cache == DType::i8 ? 4 : 0;
+        const int64_t bytes = 2 * batch * kv_heads * context * (d * bytes_of(cache) + scale);
+        const double us = decode_us(ex, random, args, cache, batch, context, copies_for(bytes));
+        const double rate = static_cast<double>(bytes) / us / 1e3;
+        fmt::print("{:>43} {:>6} {:>7} | {:>9.1f} {:>6.0f} {:>4.0f}%\n", name_of(cache), batch, context, us, rate,
+                   100 * rate / c.read_gb_s);
       }
-      const Tensor q = random.normal({batch, heads * d}), out = ex.alloc(DType::bf16, {batch, heads * d});
-      Tensor host = Tensor::host(DType::i32, {batch});
-      std::fill_n(host.as<int32_t>(), batch, static_cast<int32_t>(context - 1));
-      const Tensor positions = ex.to_device(host);
-      const double us = time_us(ex, std::max<int64_t>(copies, 4), [&](int64_t i) {
-        const auto at = static_cast<size_t>(i % copies);
-        attention_cached(ex, q, positions, k[at], v[at], args, out);
-      });
-      const double rate = static_cast<double>(bytes) / us / 1e3;
-      fmt::print("{:>43} {:>7} | {:>9.1f} {:>6.0f} {:>4.0f}%\n", batch, context, us, rate,
-                 100 * rate / c.read_gb_s);
-    }
   fmt::print("\ncausal attention, 32/8 heads of 128    seqs  length |        us TFLOP/s  bf16\n");
   for (const int64_t length : {512, 2048, 8192}) {
     const int64_t seqs = std::max<int64_t>(1, 4096 / length);

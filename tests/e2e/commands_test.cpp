@@ -186,6 +186,31 @@ TEST_F(Commands, SetAndKeepMixRecipes) {
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
 }
 
+// An FP8 cache with calibrated scales and an int8 one cost next to nothing; runner and evaluate take both.
+TEST_F(Commands, QuantizedCachesAreCalibratedRunAndMeasured) {
+  const Json q = json_of(run("quantize rtn " + kDemo + " out --kv-cache fp8 --bits 8" + kFast + " --json -"));
+  ASSERT_EQ(q["kv_scales"].size(), 4u);
+  EXPECT_EQ(json_of(run("quantize plan 'rtn int8 kv=fp8' " + kDemo + " --json -"))["out_bytes"], q["out_bytes"]);
+  const Json config = Json::parse(std::ifstream(dir / "out/config.json"));
+  EXPECT_EQ(config["quantization_config"]["kv_cache_scheme"]["type"], "float");
+  EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
+  const auto perplexity = [&](const std::string& cache) -> double {
+    const Json j = json_of(run("evaluate perplexity out --device cpu --context 256 --max-windows 8 --json - --kv-cache " + cache));
+    EXPECT_EQ(j["kv_cache"], cache);
+    return j["perplexity"];
+  };
+  const double plain = perplexity("bf16");
+  EXPECT_NE(perplexity("fp8"), plain);
+  EXPECT_NEAR(perplexity("fp8") / plain, 1, 5e-3);
+  EXPECT_NEAR(perplexity("int8") / plain, 1, 1e-3);
+  const ProcessResult bench = run("runner bench out --device cpu --tokens 5 --prompt-tokens 8 --kv-cache fp8");
+  EXPECT_EQ(bench.exit_code, 0) << bench.err;
+  EXPECT_EQ(bench.out.find("scale is 1"), std::string::npos) << bench.out;
+  EXPECT_NE(run("runner bench --device cpu --tokens 5 --prompt-tokens 8 --kv-cache fp8").out.find("scale is 1"), std::string::npos);
+  const Json k = json_of(run("evaluate compare " + kDemo + " " + kDemo + " --device cpu --context 256 --max-windows 4 --kv-cache int8 --json -"));
+  EXPECT_GT(k["models"][0]["kl"]["mean"].get<double>(), 0) << "the baseline keeps its keys and values as they are";
+}
+
 TEST_F(Commands, ListNamesTheRegistries) {
   const ProcessResult r = run("quantize list");
   EXPECT_EQ(r.exit_code, 0);
@@ -244,6 +269,11 @@ TEST_F(Commands, BadInputIsOneClearLine) {
       {"quantize gptq " + kDemo + " out --act-order sideways", {"sideways", "gar"}, 2},
       {"quantize gptq " + kDemo + " out --format exl9", {"exl9", "marlin"}, 2},
       {"quantize gptq " + kDemo + " out --set '*.down_proj'", {"--set"}, 2},
+      {"quantize gptq " + kDemo + " out --kv-cache int8", {"kv=int8", "runner"}, 2},
+      {"quantize gptq " + kDemo + " out --kv-cache fp8 --format marlin", {"kv=fp8", "compressed-tensors"}, 1},
+      {"quantize gptq " + kDemo + " out --set '*.q_proj=kv=fp8'", {"kv=", "whole run"}, 2},
+      {"runner bench --kv-cache fp4", {"fp4", "int8"}, 2},
+      {"evaluate perplexity --kv-cache fp4", {"fp4", "int8"}, 2},
       {"quantize gptq " + kDemo + " out --resume", {"resume"}, 2},
       {"evaluate perplexity nowhere", {"nowhere"}, 1},
       {"evaluate perplexity --data empty.txt", {"empty.txt"}, 1},

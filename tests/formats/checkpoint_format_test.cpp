@@ -373,6 +373,30 @@ TEST(CompressedTensors, DifferentSchemesNameTheirModules) {
   EXPECT_EQ(format_compressed_tensors.write_config({}), "");
 }
 
+TEST(CompressedTensors, TheSchemeOfTheCacheIsReadBack) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_pack);
+  EXPECT_FALSE(json::parse(format_compressed_tensors.write_config(s)).contains("kv_cache_scheme"));
+  s.fp8_kv_cache = true;
+  json c = json::parse(format_compressed_tensors.write_config(s));
+  EXPECT_EQ(c["kv_cache_scheme"], json::parse(R"({"num_bits": 8, "type": "float", "strategy": "tensor",
+                                                  "dynamic": false, "symmetric": true})"));
+  EXPECT_TRUE(read(c.dump(), tensors_of(s)).summary.fp8_kv_cache);
+  c["kv_cache_scheme"]["strategy"] = "attn_head";
+  EXPECT_TRUE(read(c.dump(), tensors_of(s)).summary.fp8_kv_cache);
+  c["kv_cache_scheme"]["type"] = "int";
+  const QuantizationSummary foreign = read(c.dump(), tensors_of(s)).summary;
+  EXPECT_FALSE(foreign.fp8_kv_cache);
+  EXPECT_NE(foreign.foreign_kv_cache.find("kv_cache_scheme"), std::string::npos);
+  EXPECT_EQ(difference(foreign, s), "") << "the linears run all the same";
+
+  s.linears.clear();  // nothing but the cache
+  s.dense = kLinears;
+  const Read only = read(format_compressed_tensors.write_config(s), tensors_of(s));
+  EXPECT_TRUE(only.summary.fp8_kv_cache);
+  EXPECT_EQ(only.summary.dense, kLinears);
+}
+
 // What llm-compressor says of NVFP4 with and without quantized activations.
 TEST(CompressedTensors, ForeignFourBitFloats) {
   const auto config = [](const std::string& group) {

@@ -23,7 +23,7 @@ std::vector<Case> cases() {
                          .window = window,
                          .softcap = softcap};
   };
-  for (const int64_t dim : {16, 64, 80, 128}) out.push_back({2, 33, with(4, 2, dim, 0, 0)});
+  for (const int64_t dim : {16, 24, 64, 80, 96, 128, 256}) out.push_back({2, 33, with(4, 2, dim, 0, 0)});
   out.push_back({3, 1, with(2, 2, 64, 0, 0)});
   out.push_back({1, 300, with(2, 1, 64, 0, 0)});
   out.push_back({2, 97, with(4, 1, 64, 16, 0)});
@@ -109,11 +109,28 @@ Tensor slice(const Tensor& t, int64_t seqs, int64_t begin, int64_t end) {
   return out;
 }
 
-// Feeds the sequences through the cache `step` tokens at a time; the outputs in the order of attention().
-std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, int64_t step) {
-  const AttentionArgs& a = c.args;
-  const Shape shape = {c.seqs, a.kv_heads, c.len + 5, a.head_dim};
-  const Tensor k_cache = poisoned(ex, in.q.dtype(), shape), v_cache = poisoned(ex, in.q.dtype(), shape);
+// Room for `shape`; poisoned, the static scales of FP8 excepted: one a head, all different.
+struct Cache {
+  Tensor k, v, k_scales, v_scales;
+  KvCache view() const { return {k, v, k_scales, v_scales}; }
+};
+Cache make_cache(Exec& ex, DType dtype, const Shape& shape) {
+  Cache c{poisoned(ex, dtype, shape), poisoned(ex, dtype, shape), {}, {}};
+  if (dtype == DType::i8) {
+    c.k_scales = poisoned(ex, DType::f32, {shape[0], shape[1], shape[2]});
+    c.v_scales = poisoned(ex, DType::f32, {shape[0], shape[1], shape[2]});
+  } else if (dtype == DType::f8_e4m3) {
+    std::vector<float> scales;
+    for (int64_t h = 0; h < shape[1]; ++h) scales.push_back(0.01f * static_cast<float>(3 + h));
+    const Tensor host = Tensor::host_from<float>(DType::f32, {shape[1]}, scales);
+    c.k_scales = ex.to_device(host);
+    c.v_scales = ex.to_device(host);
+  }
+  return c;
+}
+
+// Feeds the sequences through a cache `step` tokens at a time; the outputs in the order of attention().
+std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, const Cache& cache, int64_t step) {
   std::vector<double> out(static_cast<size_t>(in.q.numel()));
   const int64_t cols = in.q.cols();
   for (int64_t begin = 0; begin < c.len; begin += step) {
@@ -122,9 +139,9 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, int
     for (int64_t i = 0; i < c.seqs * n; ++i) positions.push_back(static_cast<int32_t>(begin + i % n));
     const Tensor p = ex.to_device(host_i32(positions));
     kv_append(ex, ex.to_device(slice(in.k, c.seqs, begin, end)),
-              ex.to_device(slice(in.v, c.seqs, begin, end)), p, k_cache, v_cache);
+              ex.to_device(slice(in.v, c.seqs, begin, end)), p, cache.view());
     const Tensor part = poisoned(ex, in.q.dtype(), {c.seqs * n, cols});
-    attention_cached(ex, ex.to_device(slice(in.q, c.seqs, begin, end)), p, k_cache, v_cache, a, part);
+    attention_cached(ex, ex.to_device(slice(in.q, c.seqs, begin, end)), p, cache.view(), c.args, part);
     const std::vector<double> values = doubles(ex.to_host(part));
     for (int64_t s = 0; s < c.seqs; ++s)
       std::copy_n(values.begin() + s * n * cols, n * cols, out.begin() + (s * c.len + begin) * cols);
@@ -132,24 +149,60 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, int
   return out;
 }
 
+Shape cache_shape(const Case& c) { return {c.seqs, c.args.kv_heads, c.len + 5, c.args.head_dim}; }
+
 FEWBIT_OP_TEST(Attention, CachedInOneGoInChunksAndTokenByToken) {
   for (const Case& c : cases())
     for (const DType dtype : kComputeTypes) {
       const Inputs in = inputs(c, dtype);
       const std::vector<double> expected = expected_attention(c, in);
       for (const int64_t step : {c.len, int64_t{7}, int64_t{1}}) {
-        const Tensor found = from_doubles(through_cache(ex, c, in, step), in.q.shape());
+        const Cache cache = make_cache(ex, dtype, cache_shape(c));
+        const Tensor found = from_doubles(through_cache(ex, c, in, cache, step), in.q.shape());
         EXPECT_LE(relative_error(found, from_doubles(expected, in.q.shape())), product_tolerance(dtype))
             << name(c, dtype) << " in steps of " << step;
       }
     }
 }
 
+// The values that a cache of codes holds of x [seqs * len, kv_heads * d], in the layout of x, by definition.
+Tensor quantized_by_hand(const Case& c, const Tensor& x, DType cache) {
+  const int64_t d = c.args.head_dim;
+  Tensor out = to_f32(x);
+  for (int64_t row = 0; row < out.numel() / d; ++row) {
+    float* v = out.as<float>() + row * d;
+    float amax = 0;
+    for (int64_t i = 0; i < d; ++i) amax = std::max(amax, std::fabs(v[i]));
+    const float f8_scale = 0.01f * static_cast<float>(3 + row % c.args.kv_heads);
+    for (int64_t i = 0; i < d; ++i)
+      v[i] = cache == DType::i8 ? static_cast<float>(std::nearbyint(v[i] * (127.f / amax))) * (amax / 127.f)
+                                : f8_e4m3_to_f32(f32_to_f8_e4m3_saturated(v[i] / f8_scale)) * f8_scale;
+  }
+  return out;
+}
+
+FEWBIT_OP_TEST(Attention, OverCodesIsAttentionOverTheirValues) {
+  for (const Case& c : cases())
+    for (const DType dtype : kComputeTypes)
+      for (const DType codes : {DType::f8_e4m3, DType::i8}) {
+        const Inputs in = inputs(c, dtype);
+        const Inputs values{to_f32(in.q), quantized_by_hand(c, in.k, codes), quantized_by_hand(c, in.v, codes)};
+        const Tensor expected = from_doubles(expected_attention(c, values), in.q.shape());
+        for (const int64_t step : {c.len, int64_t{7}, int64_t{1}}) {
+          if (step == 1 && c.len > 64) continue;  // slow, and shorter sequences cover it
+          const Cache cache = make_cache(ex, codes, cache_shape(c));
+          const Tensor found = from_doubles(through_cache(ex, c, in, cache, step), in.q.shape());
+          EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
+              << name(c, dtype) << " over " << name_of(codes) << " in steps of " << step;
+        }
+      }
+}
+
 FEWBIT_OP_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {
   const Tensor k = random_normal(DType::bf16, {2, 32}, 1), v = random_normal(DType::bf16, {2, 32}, 2);
   const Tensor k_cache = ex.alloc_zeros(DType::bf16, {2, 2, 4, 16}),
                v_cache = ex.alloc_zeros(DType::bf16, {2, 2, 4, 16});
-  kv_append(ex, ex.to_device(k), ex.to_device(v), ex.to_device(host_i32({3, 1})), k_cache, v_cache);
+  kv_append(ex, ex.to_device(k), ex.to_device(v), ex.to_device(host_i32({3, 1})), {k_cache, v_cache});
   const std::vector<double> found = doubles(ex.to_host(k_cache)), source = doubles(k);
   for (int64_t b = 0; b < 2; ++b)
     for (int64_t h = 0; h < 2; ++h)
@@ -157,6 +210,42 @@ FEWBIT_OP_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {
         for (int64_t i = 0; i < 16; ++i)
           EXPECT_EQ(found[static_cast<size_t>(((b * 2 + h) * 4 + p) * 16 + i)],
                     p == (b == 0 ? 3 : 1) ? source[static_cast<size_t>(b * 32 + h * 16 + i)] : 0.0);
+}
+
+// Two tokens of two heads of 16; head 1 of token 0 is all zeros, one value lies far above FP8's range.
+Tensor awkward_rows() {
+  Tensor x = random_normal(DType::bf16, {2, 32}, 1);
+  for (int64_t i = 16; i < 32; ++i) x.as<bf16>()[i] = 0.f;
+  x.as<bf16>()[33] = 1e6f;
+  return x;
+}
+
+FEWBIT_OP_TEST(KvAppend, CodesAreThoseOfTheDefinition) {
+  const Tensor x = awkward_rows();
+  for (const DType codes : {DType::f8_e4m3, DType::i8}) {
+    const Cache cache = make_cache(ex, codes, {1, 2, 3, 16});
+    kv_append(ex, ex.to_device(x), ex.to_device(x), ex.to_device(host_i32({2, 0})), cache.view());
+    const Tensor found = ex.to_host(cache.v), scales = ex.to_host(cache.v_scales);
+    for (int64_t t = 0; t < 2; ++t)
+      for (int64_t h = 0; h < 2; ++h) {
+        const bf16* row = x.as<bf16>() + t * 32 + h * 16;
+        const int64_t at = h * 3 + (t == 0 ? 2 : 0);
+        float amax = 0;
+        for (int64_t i = 0; i < 16; ++i) amax = std::max(amax, std::fabs(static_cast<float>(row[i])));
+        if (codes == DType::i8) {
+          EXPECT_EQ(scales.as<float>()[at], amax / 127.f);
+        }
+        const float inverse = amax > 0 ? 127.f / amax : 0.f;
+        for (int64_t i = 0; i < 16; ++i) {
+          const uint8_t byte = found.as<uint8_t>()[at * 16 + i];
+          if (codes == DType::i8) {
+            EXPECT_EQ(static_cast<int8_t>(byte), static_cast<int8_t>(std::nearbyint(row[i] * inverse)));
+          } else {
+            EXPECT_EQ(byte, f32_to_f8_e4m3_saturated(row[i] / scales.as<float>()[h]));
+          }
+        }
+      }
+  }
 }
 
 }  // namespace

@@ -89,8 +89,8 @@ struct Step {
   }
   void run() {
     gemm(ex, x, w, {}, q);
-    kv_append(ex, k, v, positions, k_cache, v_cache);
-    attention_cached(ex, q, positions, k_cache, v_cache,
+    kv_append(ex, k, v, positions, {k_cache, v_cache});
+    attention_cached(ex, q, positions, {k_cache, v_cache},
                      {.heads = kHeads, .kv_heads = kKvHeads, .head_dim = kDim, .scale = 0.125f}, out);
     add(ex, out, x);
     advance(ex, positions, 37);
@@ -122,7 +122,7 @@ TEST(ExecCuda, AReplayOutlivesTheGrowthOfScratchMemory) {
                out = ex.alloc(DType::bf16, {batch, heads * dim});
   const Tensor cache = ex.alloc_zeros(DType::bf16, {batch, heads, 2048, dim});
   const Tensor positions = ex.alloc_zeros(DType::i32, {batch});
-  attention_cached(ex, q, positions, cache, cache, {.heads = 64, .kv_heads = 64, .head_dim = dim, .scale = 1},
+  attention_cached(ex, q, positions, {cache, cache}, {.heads = 64, .kv_heads = 64, .head_dim = dim, .scale = 1},
                    out);
   for (int i = 1; i < 3; ++i) ex.replay(graph);
   EXPECT_EQ(first_difference(ex.to_host(replayed.x), ex.to_host(eager.x)), "");

@@ -59,7 +59,8 @@ TEST(Archs, LlamaSizesAndDefaults) {
   const ModelSpec s = spec_of(llama());
   EXPECT_EQ(s.layers, 3);
   EXPECT_EQ(ops<Attention>(s, 0)[0].head_dim, 16);
-  EXPECT_EQ(s.kv_features(1), 32);
+  EXPECT_EQ(attention_of(s.block(1))->kv_heads * attention_of(s.block(1))->head_dim, 32);
+  EXPECT_EQ(attention_module(s.block(1)), "self_attn");
   EXPECT_EQ(s.eos, (std::vector<int64_t>{1, 2}));
   EXPECT_FALSE(s.tied());
   EXPECT_EQ(linears_of(s).size(), 21u);

@@ -101,6 +101,17 @@ TEST_F(Plan, FewerBitsAreFewerBytes) {
   }
 }
 
+TEST_F(Plan, ScalesOfACacheNeedCalibrationAndAFormat) {
+  const QuantPlan p = plan("rtn int4 g64 kv=fp8"), without = plan("rtn int4 g64 format=compressed-tensors");
+  EXPECT_TRUE(p.calibrates() && p.refusals.empty());
+  EXPECT_FALSE(without.calibrates());
+  EXPECT_EQ(p.out_bytes, without.out_bytes + checkpoint->spec.layers * 8);
+  const QuantPlan marlin = plan("rtn int4 g64 kv=fp8 format=marlin");
+  ASSERT_EQ(marlin.refusals.size(), 1u);
+  EXPECT_NE(marlin.refusals[0].reason.find("compressed-tensors"), std::string::npos);
+  EXPECT_THROW(plan("rtn int4 g64", {{"*", parse_recipe("kv=fp8")}}), Error);
+}
+
 TEST_F(Plan, EveryRefusalHasItsReason) {
   const QuantPlan p = plan("gptq int4 g64 asym format=bf16");
   EXPECT_EQ(p.refusals.size(), p.linears.size());

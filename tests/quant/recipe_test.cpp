@@ -46,6 +46,16 @@ TEST(Recipe, WhatItPrintsParsesToTheSame) {
   }
 }
 
+TEST(Recipe, ACacheWithScalesNeedsAFormatThatHoldsThem) {
+  EXPECT_FALSE(resolve(parse_recipe("gptq")).fp8_kv_cache);
+  const FullRecipe r = resolve(parse_recipe("gptq kv=fp8"));
+  EXPECT_TRUE(r.fp8_kv_cache);
+  EXPECT_EQ(r.format, "compressed-tensors");
+  EXPECT_EQ(resolve(parse_recipe("gptq kv=fp8 format=marlin")).format, "marlin");  // which the plan refuses
+  EXPECT_THROW(parse_recipe("gptq kv=int8"), Error);
+  EXPECT_THROW(parse_recipe("gptq kv=fp4"), Error);
+}
+
 TEST(Recipe, FourBitFloatsSayTheirWholeGrid) {
   const FullRecipe nv = resolve(parse_recipe("rtn nvfp4")), mx = resolve(parse_recipe("rtn mxfp4"));
   EXPECT_EQ(nv.spec, kNvfp4);

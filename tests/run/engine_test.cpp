@@ -28,19 +28,24 @@ Tensor i32(const std::vector<int32_t>& v) {
   return Tensor::host_from<int32_t>(DType::i32, {static_cast<int64_t>(v.size())}, v);
 }
 
-double limit(DType dtype) { return dtype == DType::f32 ? tol::kLogitsF32 : tol::kLogitsBf16; }
+double limit(DType dtype, KvType kv) {
+  if (dtype == DType::bf16) return tol::kLogitsBf16;
+  return kv == KvType::plain ? tol::kLogitsF32 : tol::kLogitsQuantizedCache;
+}
 
 // Logits of every position from `first` on, fed one by one after a prefill, against the runner's.
-void decode_equals_runner(Exec& ex, const Checkpoint& c, DType dtype) {
+void decode_equals_runner(Exec& ex, const Checkpoint& c, DType dtype, KvType kv) {
   const std::vector<int32_t> ids = random_ids(40, 1);
-  Runner runner(ex, c, {.dtype = dtype});
+  const LoadOptions load{.dtype = dtype, .kv_cache = kv};
+  Runner runner(ex, c, load);
   const Tensor x = runner.hidden(ids, 1);
   const Tensor expected = ex.to_host(runner.logits(x));
-  Engine engine(ex, c, {.load = {.dtype = dtype}, .capacity = 64, .prefill_chunk = 13});
+  Engine engine(ex, c, {.load = load, .capacity = 64, .prefill_chunk = 13});
   Tensor found = ex.to_host(engine.prefill({ids.data(), 30}));
   for (int64_t i = 30;; ++i) {
     const ConstTensorView row = expected.view().row_range(i - 1, i);
-    EXPECT_LE(relative_error(found, row), limit(dtype)) << name_of(dtype) << " position " << i - 1;
+    EXPECT_LE(relative_error(found, row), limit(dtype, kv))
+        << name_of(dtype) << ", " << name_of(kv) << " cache, position " << i - 1;
     if (i == 40) break;
     found = ex.to_host(engine.decode(ex.to_device(i32({ids[static_cast<size_t>(i)]}))));
   }
@@ -96,7 +101,22 @@ class EngineOn : public ::testing::TestWithParam<const char*> {
 TEST_P(EngineOn, DecodeLogitsEqualTheRunners) {
   Exec ex = Exec::from_name(GetParam());
   const Checkpoint c = Checkpoint::open(demo());
-  for (const DType dtype : {DType::f32, DType::bf16}) decode_equals_runner(ex, c, dtype);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) decode_equals_runner(ex, c, dtype, kv);
+}
+
+TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
+  Exec ex = Exec::from_name(GetParam());
+  const Checkpoint c = Checkpoint::open(demo());
+  const auto logits = [&](KvType kv) {
+    Runner runner(ex, c, {.dtype = DType::f32, .kv_cache = kv});
+    return ex.to_host(runner.logits(runner.hidden(random_ids(40, 1), 1)));
+  };
+  const Tensor plain = logits(KvType::plain);
+  const double fp8 = relative_error(logits(KvType::fp8), plain), int8 = relative_error(logits(KvType::int8), plain);
+  EXPECT_GT(int8, tol::kLogitsF32);
+  EXPECT_GT(fp8, int8);
+  EXPECT_LT(fp8, tol::kLogitsFp8Cache);
 }
 
 TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {
@@ -132,6 +152,11 @@ TEST(Engine, CountsTheBytesOfAStep) {
   Engine engine(ex, c, {.load = {.dtype = DType::bf16}, .capacity = 8});
   EXPECT_EQ(engine.weight_bytes_per_token(), 2 * parameter_count(c.spec));  // tied: the head is the embedding
   EXPECT_EQ(engine.kv_bytes_per_token(10), 2 * 4 * 128 * 10 * 2);  // k and v, 4 layers, 2 heads of 64, bf16
+  const auto kv_bytes = [&](KvType kv) {
+    return Engine(ex, c, {.load = {.dtype = DType::bf16, .kv_cache = kv}, .capacity = 8}).kv_bytes_per_token(10);
+  };
+  EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
+  EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads
   EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
 }
 

@@ -8,6 +8,9 @@ inline constexpr double kF32Product = 2e-5;  // a long f32 product
 inline constexpr double kBf16Op = 6e-3;      // one bf16 rounding of inputs and output
 inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against the reference implementation
 inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
+// The same through a quantized cache, float32: a code may fall on the other side of a tie.
+inline constexpr double kLogitsQuantizedCache = 2e-3;
+inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may change logits by
 // Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
 // routers.
 inline constexpr double kReroutedTokens = 0.03;

@@ -69,6 +69,7 @@ Checkpoint open_for_comparison(const CompareArgs& a, const Baseline& base, const
 DivergenceResult compare_with(Exec& ex, const CompareArgs& a, const Baseline& base, const Checkpoint& model,
                               Progress& progress) {
   Runner runner(ex, model, a.load());
+  for (const std::string& note : runner.notes()) say(a.common, "note: " + model.dir.string() + ": " + note + "\n");
   return divergence(ex, base.logits(), logits_from(ex, runner, base.windows()), base.windows(),
                     {.batch_tokens = a.tokens_per_pass(ex),
                      .worst = a.worst,

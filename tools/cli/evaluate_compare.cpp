@@ -163,6 +163,7 @@ void run_compare(const CompareArgs& a) {
             {"context", base.windows().windows.length},
             {"protocol", name_of(base.windows().protocol)},
             {"dtype", a.dtype},
+            {"kv_cache", a.kv_cache},
             {"device", ex.device_name()}};
   j["models"] = Json::array();
   std::string table = heading(a.base), details;

@@ -63,6 +63,7 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
       "For chat messages: llama3, chatml, mistral, gemma or a FILE (default: the checkpoint's own)");
   app.add_option("--dtype", a.dtype, "Arithmetic: bf16 or float32 (packed weights are then dequantized)")
       ->capture_default_str();
+  add_kv_cache(app, a.kv_cache);
   app.add_option("--batch-tokens", a.batch_tokens, "Tokens per forward pass")->check(CLI::PositiveNumber);
   add_common(app, a.common);
 }

@@ -49,6 +49,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"context", r.context},
             {"protocol", name_of(w.protocol)},
             {"dtype", a.dtype},
+            {"kv_cache", a.kv_cache},
             {"seconds", r.seconds},
             {"phases", r.phases},
             {"model", c.dir.string()},
@@ -72,7 +73,9 @@ std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const Perpl
 }
 
 void run_perplexity(const PerplexityArgs& a) {
-  a.load();  // refuses unknown names before anything is opened
+  const LoadOptions load = a.load();  // refuses unknown names before anything is opened
+  if (a.offload && load.kv_cache != KvType::plain)
+    fail(ErrorKind::usage, "--offload keeps no keys and values; leave --kv-cache out");
   protocol_from(a.protocol);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const ScoredWindows w = load_windows(a, c);

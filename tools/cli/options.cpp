@@ -70,6 +70,13 @@ DType compute_dtype(const std::string& name) {
 
 std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf16"; }
 
+void add_kv_cache(CLI::App& app, std::string& name) {
+  app.add_option("--kv-cache", name,
+                 "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales) or int8 "
+                 "(a scale per token and head)")
+      ->capture_default_str();
+}
+
 Progress::Progress(const Common& c)
     : enabled_(!c.quiet && ::isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()),

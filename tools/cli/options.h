@@ -31,6 +31,8 @@ void say(const Common& common, const std::string& text);
 std::filesystem::path model_or_demo(const Common& common, const std::string& model);
 DType compute_dtype(const std::string& name);  // "float32" | "bf16"
 std::string display(DType dtype);              // the same words back
+// --kv-cache; `name` is checked by kv_type_from().
+void add_kv_cache(CLI::App& app, std::string& name);
 
 // A bar with ETA on a terminal; silent in a pipe.
 class Progress {

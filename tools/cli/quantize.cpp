@@ -23,7 +23,7 @@ struct QuantizeArgs : CalibrationArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, acts, effort, format, dtype = "auto";
+  std::string act_order, acts, effort, kv_cache, format, dtype = "auto";
   float damp = 0;
   double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
@@ -50,7 +50,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--target-bits", a.target_bits,
                  "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
   app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
-  app.add_option("--format", a.format, "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs "
+  app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
+  app.add_option("--format", a.format,
+                 "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs or --kv-cache "
                  "compressed-tensors)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
@@ -63,7 +65,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--damp",
-                        "--effort", "--format", "--set", "--keep"})
+                        "--effort", "--kv-cache", "--format", "--set", "--keep"})
     app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
@@ -116,6 +118,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
   if (a.target_bits != 0) flags.target_bits = parse_recipe(fmt::format("target-bits={}", a.target_bits)).target_bits;
   if (!a.effort.empty()) flags.effort = effort_from(a.effort);
+  if (!a.kv_cache.empty()) flags.fp8_kv_cache = parse_recipe("kv=" + a.kv_cache).fp8_kv_cache;
   flags.format = a.format;
   flags.keep = r.keep;
   return overlay(std::move(r), flags);
@@ -207,6 +210,8 @@ std::string summary(const QuantReport& r) {
   for (const auto& [rung, n] : rungs)
     s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
   s += starved_line(r);
+  if (!r.kv_scales.empty())
+    s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
@@ -265,7 +270,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   }
   refuse_if_any(plan);
   refuse_if_too_large(ex, plan);
-  if (plan.needs != Needs::nothing && windows.count == 0)
+  if (plan.calibrates() && windows.count == 0)
     windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   install_stop_handler();
   job.stop_requested = stop_requested;

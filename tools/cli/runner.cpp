@@ -14,12 +14,12 @@ namespace {
 
 struct BenchArgs {
   Common common;
-  std::string model, dtype = "bf16";
+  std::string model, dtype = "bf16", kv_cache = "bf16";
   BenchOptions options;
 };
 
 void run_bench(BenchArgs& a) {
-  a.options.dtype = compute_dtype(a.dtype);
+  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   Exec ex = make_exec(a.common);
   Progress progress(a.common);
@@ -29,7 +29,7 @@ void run_bench(BenchArgs& a) {
   const Spread& ms = r.ms_per_token;
   say(a.common,
       fmt::format(
-          "{} on {}: batch {}, {} prompt tokens, {} tokens\n"
+          "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache\n"
           "  load               {:.3f} s\n"
           "  prefill            {:.1f} tokens/s\n"
           "  first token        {:.2f} ms\n"
@@ -38,7 +38,7 @@ void run_bench(BenchArgs& a) {
           "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured copy rate ({:.0f} GB/s)\n"
           "  peak memory        {}\n"
           "  linears            {}\n",
-          model.string(), r.device, r.batch, r.prompt_tokens, r.tokens, r.load_s, r.prefill_tokens_per_s,
+          model.string(), r.device, r.batch, r.prompt_tokens, r.tokens, a.kv_cache, r.load_s, r.prefill_tokens_per_s,
           r.ttft_ms, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, r.tokens_per_s,
           human_bytes(r.bytes_per_token), r.gb_per_s, 100 * r.floor_share, r.copy_gb_per_s,
           human_bytes(r.peak_bytes), join(r.kernels, ", ")));
@@ -62,6 +62,7 @@ void run_bench(BenchArgs& a) {
                                     {"peak_bytes", r.peak_bytes},
                                     {"device", r.device},
                                     {"dtype", a.dtype},
+                                    {"kv_cache", a.kv_cache},
                                     {"batch", r.batch},
                                     {"prompt_tokens", r.prompt_tokens},
                                     {"tokens", r.tokens},
@@ -72,7 +73,7 @@ void run_bench(BenchArgs& a) {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", prompt, prompt_file;
+  std::string model, dtype = "bf16", kv_cache = "bf16", prompt, prompt_file;
   int64_t max_tokens = 128;
   SamplerOptions sampler;
 };
@@ -103,7 +104,7 @@ class Streamer {
 };
 
 void run_generate(const GenerateArgs& a) {
-  const DType dtype = compute_dtype(a.dtype);
+  const LoadOptions load{.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
@@ -115,7 +116,7 @@ void run_generate(const GenerateArgs& a) {
     fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions",
                                        ids.size(), a.max_tokens, c.spec.max_positions));
   Exec ex = make_exec(a.common);
-  Engine engine(ex, c, {.load = {.dtype = dtype}, .capacity = length});
+  Engine engine(ex, c, {.load = load, .capacity = length});
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
   Streamer stream(tokenizer, !a.common.json_to_stdout());
   say(a.common, prompt);
@@ -125,7 +126,7 @@ void run_generate(const GenerateArgs& a) {
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
   const nlohmann::ordered_json j = {
       {"model", c.dir.string()},    {"prompt", prompt}, {"text", text}, {"prompt_ids", ids}, {"ids", out},
-      {"device", ex.device_name()}, {"dtype", a.dtype}};
+      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -148,6 +149,7 @@ void add_runner_commands(CLI::App& app) {
       ->capture_default_str();
   bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
+  add_kv_cache(*bench, b->kv_cache);
   add_common(*bench, b->common);
   bench->callback([b] { run_bench(*b); });
   const auto g = std::make_shared<GenerateArgs>();
@@ -172,6 +174,7 @@ void add_runner_commands(CLI::App& app) {
       ->capture_default_str();
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->capture_default_str();
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
+  add_kv_cache(*generate, g->kv_cache);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });
 }

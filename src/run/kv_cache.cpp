@@ -1,0 +1,82 @@
+#include "src/run/kv_cache.h"
+
+#include <array>
+
+#include "formats/kv_scales.h"
+
+namespace fewbit {
+namespace {
+
+constexpr std::array<std::pair<KvType, std::string_view>, 3> kNames{
+    {{KvType::plain, "bf16"}, {KvType::fp8, "fp8"}, {KvType::int8, "int8"}}};
+
+DType stored_as(KvType type, DType compute) {
+  return type == KvType::fp8 ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
+}
+
+// One scale per head on the device.
+Tensor per_head(Exec& ex, std::vector<float> scales, int kv_heads) {
+  if (scales.size() == 1) scales.resize(static_cast<size_t>(kv_heads), scales[0]);
+  return ex.to_device(Tensor::host_from<float>(DType::f32, {kv_heads}, scales));
+}
+
+}  // namespace
+
+std::string_view name_of(KvType type) {
+  for (const auto& [t, name] : kNames)
+    if (t == type) return name;
+  bug("a cache type without a name");
+}
+
+KvType kv_type_from(std::string_view name) {
+  for (const auto& [type, known] : kNames)
+    if (known == name) return type;
+  fail(ErrorKind::usage, "unknown type of the key/value cache \"" + std::string(name) +
+                             "\"; known: bf16 (not quantized), fp8, int8");
+}
+
+KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity) {
+  const Shape shape = {batch, a.kv_heads, capacity, a.head_dim};
+  KvStorage s;
+  s.k = ex.alloc_zeros(stored_as(type, compute), shape);
+  s.v = ex.alloc_zeros(stored_as(type, compute), shape);
+  if (type != KvType::int8) return s;
+  s.k_scales = ex.alloc_zeros(DType::f32, {batch, a.kv_heads, capacity});
+  s.v_scales = ex.alloc_zeros(DType::f32, {batch, a.kv_heads, capacity});
+  return s;
+}
+
+std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType type,
+                                           std::vector<std::string>* notes) {
+  std::vector<KvStaticScales> out(static_cast<size_t>(c.spec.layers));
+  if (type != KvType::fp8) return out;
+  const std::string& foreign = c.quantization.foreign_kv_cache;
+  int64_t missing = 0;
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    const int heads = attention_of(c.spec.block(layer))->kv_heads;
+    const std::string name = c.spec.prefix(layer) + attention_module(c.spec.block(layer));
+    auto scales = foreign.empty() ? read_kv_scales(name, heads, c.source()) : std::nullopt;
+    missing += !scales;
+    if (!scales) scales = KvScales{.k = {1}, .v = {1}};
+    out[static_cast<size_t>(layer)] = {.k = per_head(ex, scales->k, heads), .v = per_head(ex, scales->v, heads)};
+  }
+  if (missing > 0 && notes)
+    notes->push_back("FP8 cache: " + (foreign.empty() ? std::to_string(missing) + " of " +
+                                                            std::to_string(c.spec.layers) +
+                                                            " layers have no k_scale and v_scale"
+                                                      : foreign) +
+                     "; their scale is 1");
+  return out;
+}
+
+KvCache view_of(const KvStorage& s, const KvStaticScales& fixed) {
+  if (!fixed.k.empty()) return {.k = s.k, .v = s.v, .k_scales = fixed.k, .v_scales = fixed.v};
+  return {.k = s.k, .v = s.v, .k_scales = s.k_scales, .v_scales = s.v_scales};
+}
+
+int64_t kv_bytes(const Attention& a, KvType type, DType compute) {
+  const int64_t scale = type == KvType::int8 ? 4 : 0;
+  return 2 * a.kv_heads * (a.head_dim * bytes_of(stored_as(type, compute)) + scale);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,40 @@
+#pragma once
+// What the keys and values of running sequences are stored as, the memory for it, and the static scales that
+// a checkpoint brings along.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "src/model/checkpoint.h"
+
+namespace fewbit {
+
+enum class KvType : uint8_t {
+  plain,  // the compute dtype
+  fp8,    // E4M3 with the checkpoint's static scales, 1 where it has none
+  int8,   // with a scale per token and head
+};
+std::string_view name_of(KvType);      // "bf16", "fp8", "int8"
+KvType kv_type_from(std::string_view);  // Error{usage} listing the names
+
+// One layer's keys and values of `batch` sequences of up to `capacity` positions.
+struct KvStorage {
+  Tensor k{}, v{};                // [batch, kv_heads, capacity, head_dim]
+  Tensor k_scales{}, v_scales{};  // [batch, kv_heads, capacity] f32: int8 only
+};
+KvStorage alloc_kv(Exec&, const Attention&, KvType, DType compute, int64_t batch, int64_t capacity);
+
+// The static scales of one layer, [kv_heads] f32 on the device; empty unless fp8.
+struct KvStaticScales {
+  Tensor k{}, v{};
+};
+// Those of all layers of a checkpoint; `notes` receives a line where it has none that FP8 codes can use.
+std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std::vector<std::string>* notes);
+
+KvCache view_of(const KvStorage&, const KvStaticScales&);
+
+// Bytes that one position of one sequence takes in a layer: keys, values and their scales.
+int64_t kv_bytes(const Attention&, KvType, DType compute);
+
+}  // namespace fewbit
