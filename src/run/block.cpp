@@ -9,6 +9,7 @@
 #include "kernels/gated_act.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "src/run/head.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -23,6 +24,12 @@ Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& name, const 
   Tensor t = ex.alloc(dtype, host.shape);
   cast(ex, raw, t);
   return t;
+}
+
+const char* phase_of(const BlockOp& op) {
+  if (std::holds_alternative<Linears>(op)) return "linears";
+  if (std::holds_alternative<Attention>(op)) return "attention";
+  return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
 struct Interpreter {
@@ -159,12 +166,15 @@ void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables
 }
 
 void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
-               const TokenLayout& layout, Activations& act) {
-  for (size_t i = 0; i < block.size(); ++i)
+               const TokenLayout& layout, Activations& act, PhaseClock* clock) {
+  for (size_t i = 0; i < block.size(); ++i) {
+    const size_t op = i;  // a product that adds to the residual stream does the next op's work too
     if (i + 1 < block.size() && run_added(ex, block[i], block[i + 1], w, act))
       ++i;
     else
       run_op(ex, block[i], w, ropes, layout, act);
+    if (clock) clock->mark(phase_of(block[op]));
+  }
 }
 
 }  // namespace fewbit

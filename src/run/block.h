@@ -11,6 +11,8 @@
 
 namespace fewbit {
 
+class PhaseClock;  // src/run/head.h
+
 struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
   // Norm weights and routers, by relative name without ".weight"; compute dtype.
@@ -63,7 +65,8 @@ class RopeTables {
 };
 
 void run_op(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
+// `clock` may be null.
 void run_block(Exec&, const std::vector<BlockOp>&, const BlockWeights&, const RopeTables&, const TokenLayout&,
-               Activations&);
+               Activations&, PhaseClock* clock = nullptr);
 
 }  // namespace fewbit

@@ -5,24 +5,14 @@
 #include <span>
 
 #include "src/run/block.h"
+#include "src/run/head.h"
 
 namespace fewbit {
-
-// Everything outside the blocks: embedding, final norm, head.
-struct Ends {
-  Tensor embed;       // [vocab, hidden] compute dtype
-  Tensor final_norm;  // [hidden]
-  Tensor lm_head;     // [vocab, hidden]; empty when tied
-  ConstTensorView head() const { return lm_head.empty() ? embed.view() : lm_head.view(); }
-};
-Ends load_ends(Exec&, const Checkpoint&, DType dtype);
-
-// Checks every id against the vocabulary: Error{usage} names the first that is outside.
-void check_ids(const ModelSpec&, std::span<const int32_t> ids);
 
 class Runner {
  public:
   Runner(Exec& ex, const Checkpoint& ckpt, const LoadOptions& options);
+  Exec& exec() const { return ex_; }
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return options_.dtype; }
   const std::vector<std::string>& notes() const {
@@ -41,14 +31,15 @@ class Runner {
   Tensor logits(ConstTensorView x);
   // x after the final norm, compute dtype.
   Tensor final_normed(ConstTensorView x);
-  // NLL of ids[s, i+1] given ids[s, 0..i] for every s and i < len-1: f32 [seqs, len-1] on the host. Logits
-  // are made in row chunks, so their memory is bounded.
-  std::vector<float> nll(std::span<const int32_t> ids, int64_t seqs);
+  // NLL of ids[s, i] given ids[s, 0 … i-1] for every s and first <= i < len: f32 [seqs, len - first] on the host.
+  // Memory of the logits is bounded (src/run/head.h).
+  std::vector<float> nll(std::span<const int32_t> ids, int64_t seqs, int64_t first = 1);
+  // Device time of every following pass is added up by phase; null = not measured. The clock must outlive its use.
+  void measure(PhaseClock* clock) { clock_ = clock; }
   int64_t weight_bytes() const;
 
  private:
   void need_kv(int64_t seqs, int64_t len);
-  Tensor positions(int64_t seqs, int64_t len);  // 0 … len-1 for every sequence, on the device
   void run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs);
 
   Exec& ex_;
@@ -59,6 +50,7 @@ class Runner {
   RopeTables ropes_;
   std::vector<std::string> notes_;
   std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
+  PhaseClock* clock_ = nullptr;
   // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the
   // memory of one layer of each kind, for kv_seqs_ sequences of kv_len_ tokens.
   std::vector<KvStorage> kv_;

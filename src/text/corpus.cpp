@@ -124,8 +124,11 @@ std::string read_text(const fs::path& path) {
 
 Windows cut_windows(const Tokenizer& tokenizer, const std::string& text, int64_t length, int64_t max_windows,
                     const std::string& source) {
+  return cut_windows(tokenize(tokenizer, text), length, max_windows, source);
+}
+
+Windows cut_windows(std::vector<int32_t> ids, int64_t length, int64_t max_windows, const std::string& source) {
   check_length(length);
-  std::vector<int32_t> ids = tokenize(tokenizer, text);
   int64_t count = static_cast<int64_t>(ids.size()) / length;
   if (count == 0)
     fail(ErrorKind::usage,

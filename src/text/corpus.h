@@ -23,6 +23,9 @@ std::string read_text(const std::filesystem::path& path);  // Error{io}; Error{c
 Windows cut_windows(const Tokenizer&, const std::string& text, int64_t length, int64_t max_windows,
                     const std::string& source);
 
+// The same for ids that are there already.
+Windows cut_windows(std::vector<int32_t> ids, int64_t length, int64_t max_windows, const std::string& source);
+
 // The `input_ids` [n, t] (i32 or i64) of a safetensors file, as n windows as they are.
 Windows windows_from_ids(std::vector<int32_t> ids, int64_t count, int64_t length, std::string source);
 

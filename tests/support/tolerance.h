@@ -17,6 +17,7 @@ inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may 
 inline constexpr double kReroutedTokens = 0.03;
 inline constexpr double kReroutedPacked = 0.06;    // the same between packed kernels and dequantized weights
 inline constexpr double kPackedPerplexity = 1e-3;  // packed kernels against dequantized weights, bf16
+inline constexpr double kProtocol = 5e-4;         // perplexity against another implementation of the protocol, float32
 
 inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
 inline constexpr double kFactor = 2e-3;  // an f32 factor times its inverse, at a condition of a few thousand

@@ -30,11 +30,15 @@ const std::map<std::string, Program>& programs() {
         "  quantize plan gptq model/                       what would be done, and what refused\n"
         "  quantize list                                   methods, packings, formats, architectures\n"}},
       {"evaluate",
-       {add_evaluate_commands, "Judges a checkpoint: perplexity with its standard error, verification.",
+       {add_evaluate_commands, "Judges checkpoints: perplexity by named protocols, distance from a baseline, tasks, reports.",
         "Examples:\n"
         "  evaluate perplexity                             the embedded demo model on the built-in text\n"
         "  evaluate perplexity out/ --data text.txt --context 1024\n"
-        "  evaluate compare model/ out/                    KL, paired ratio, top-1 against a baseline\n"
+        "  evaluate perplexity out/ --protocol gptq --data wiki.test.raw\n"
+        "  evaluate compare model/ out/ --layers           KL, paired ratio, top-1, where the states part\n"
+        "  evaluate tasks out/ tasks.jsonl --baseline model/\n"
+        "  evaluate report out/ --html report.html --markdown card.md\n"
+        "  evaluate sweep model/ --recipe 'rtn int4' --recipe 'gptq int4'\n"
         "  evaluate verify out/\n"}},
       {"runner",
        {add_runner_commands, "Runs a checkpoint: latency per token, text generation.",

@@ -8,7 +8,7 @@
 #include "src/core/strings.h"
 #include "src/model/archs.h"
 #include "src/quant/pipeline.h"
-#include "src/quant/self_calibration.h"
+#include "tools/cli/calibration.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kRecipeGroup = "Recipe (the words of RECIPE as flags)";
 constexpr const char* kCalibrationGroup = "Calibration";
 
-struct QuantizeArgs {
+struct QuantizeArgs : CalibrationArgs {
   Common common;
   std::string recipe, model, out;
   int bits = 0;
@@ -28,9 +28,6 @@ struct QuantizeArgs {
   double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
-  std::vector<std::string> calib = {"builtin"};
-  int64_t samples = 128, seq_len = 2048;
-  uint64_t seed = 0;
   bool force = false, resume = false, allow_rtn = false, dry_run = false;
 };
 
@@ -66,15 +63,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
-  app.add_option("--calib", a.calib, "builtin, self (sampled from the model) or a text FILE; may be repeated")
-      ->take_all();
-  app.add_option("--samples", a.samples, "Windows of text")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--seq-len", a.seq_len, "Tokens per window")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
-      ->capture_default_str();
-  app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
+  add_calibration_arguments(app, a);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
   app.add_flag("--force", a.force, "Replace OUT if it exists");
@@ -150,31 +139,6 @@ std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path&
   };
   if (!a.out.empty()) return trimmed(a.out);
   return trimmed(model).filename().string() + "-" + r.chain_str();
-}
-
-int64_t calibration_length(const QuantizeArgs& a, const ModelSpec& spec) {
-  return std::min(a.seq_len, spec.max_positions);
-}
-
-Windows draw_windows(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-                     std::string* note) {
-  const int64_t length = calibration_length(a, c.spec);
-  if (std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end()) {
-    if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
-    return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
-                              [&](double f) { progress.update("sampling the calibration text", f); });
-  }
-  std::vector<CalibText> texts;
-  for (const std::string& source : a.calib) {
-    if (source != "builtin") {
-      texts.push_back({source, read_text(source)});
-      continue;
-    }
-    CalibText all{"builtin", ""};
-    for (const CalibText& t : builtin_calibration()) all.text += t.text + "\n";
-    texts.push_back(std::move(all));
-  }
-  return draw_calibration(Tokenizer::open(c.dir), texts, a.samples, length, a.seed, note);
 }
 
 std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) {

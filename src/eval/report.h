@@ -1,0 +1,51 @@
+#pragma once
+// Report: several checkpoints beside their baseline, as one self-contained HTML page and as Markdown.
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fewbit {
+
+struct ReportLinear {
+  int64_t layer = 0;
+  std::string part;      // "q_proj"
+  double rel_error = 0;  // ||(W - Q) X|| / ||W X||, as quant_report.json says
+};
+
+struct ReportLatency {
+  double ms_per_token = 0, p99 = 0, tokens_per_s = 0, prefill_tokens_per_s = 0, ttft_ms = 0;
+  std::string device;
+};
+
+struct ReportModel {
+  std::string name;     // of its folder
+  std::string recipe;   // "" for a dense one
+  std::string command;  // that made it, "" if not known
+  std::string hash;     // fingerprint of the files
+  int64_t bytes = 0;    // of all files with tensors
+  double bits = 16;     // per weight of the linears, scales included
+  double perplexity = 0, stderr_ = 0;
+  double ln_ratio = 0, ln_ratio_stderr = 0;  // against the baseline, paired
+  double kl_mean = 0, kl_stderr = 0, kl_p50 = 0, kl_p90 = 0, kl_p99 = 0, kl_max = 0;
+  double top1 = 1, top1_stderr = 0, top5 = 1;
+  std::vector<ReportLinear> linears;
+  std::optional<ReportLatency> latency;
+};
+
+struct Report {
+  std::string title, command, version;
+  std::string data, data_hash, protocol, dtype, device;
+  int64_t context = 0, windows = 0, tokens = 0;
+  ReportModel base;
+  std::vector<ReportModel> models;
+};
+
+// One file: inline style and SVG, nothing from the network, light and dark, from a phone's width up.
+std::string to_html(const Report&);
+// For a model card.
+std::string to_markdown(const Report&);
+
+// The perplexity ratio to the baseline as "+1.23 % ± 0.04"; "–" for the baseline.
+std::string shown_ratio(const ReportModel&);
+
+}  // namespace fewbit

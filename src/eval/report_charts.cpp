@@ -1,0 +1,230 @@
+#include "src/eval/report_charts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace fewbit {
+namespace {
+
+constexpr double kWidth = 420, kMapWidth = 300, kLabels = 120, kRight = 16, kRow = 30, kAxis = 34;
+
+// Data to pixels on one axis.
+struct Axis {
+  double from = 0, to = 1, begin = 0, end = 1;
+  bool logarithmic = false;
+  double at(double v) const {
+    const auto f = [&](double x) { return logarithmic ? std::log10(x) : x; };
+    return begin + (f(v) - f(from)) / (f(to) - f(from)) * (end - begin);
+  }
+};
+
+// Round steps: 1, 2 or 5 times a power of ten, about `wanted` of them.
+std::vector<double> linear_ticks(double from, double to, int wanted) {
+  const double raw = (to - from) / wanted, power = std::pow(10, std::floor(std::log10(raw)));
+  const double step = raw / power < 1.5   ? power
+                      : raw / power < 3.5 ? 2 * power
+                      : raw / power < 7.5 ? 5 * power
+                                          : 10 * power;
+  std::vector<double> ticks;
+  for (double t = std::ceil(from / step) * step; t <= to + step * 1e-6; t += step) ticks.push_back(t);
+  return ticks;
+}
+
+std::vector<double> powers_of_ten(double from, double to) {
+  std::vector<double> ticks;
+  for (double t = std::pow(10, std::ceil(std::log10(from) - 1e-9)); t <= to * 1.0001; t *= 10)
+    ticks.push_back(t);
+  return ticks;
+}
+
+// The range of positive values, widened to whole powers of ten.
+Axis log_axis(double least, double most, double begin, double end) {
+  const double from = std::pow(10, std::floor(std::log10(std::max(least, 1e-9))));
+  const double to = std::pow(10, std::ceil(std::log10(std::max(most, from * 10)) - 1e-9));
+  return {from, to, begin, end, true};
+}
+
+std::string text(double x, double y, const std::string& content, const char* anchor = "start",
+                 const char* more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
+                     escaped(content));
+}
+
+std::string line(double x1, double y1, double x2, double y2, const char* kind) {
+  return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kind,
+                     x1, y1, x2, y2);
+}
+
+std::string dot(double x, double y, const std::string& title) {
+  return fmt::format(
+      "<circle class=\"dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}</title></circle>\n", x, y,
+      escaped(title));
+}
+
+std::string svg(double width, double height, const std::string& label, const std::string& body) {
+  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", width,
+                     height, escaped(label), body);
+}
+
+// Vertical grid lines with their labels below the rows.
+std::string bottom_axis(const Axis& axis, const std::vector<double>& ticks, double height,
+                        const std::string& name) {
+  std::string s;
+  for (const double t : ticks) {
+    s += line(axis.at(t), 4, axis.at(t), height - kAxis, "grid");
+    s += text(axis.at(t), height - kAxis + 14, fmt::format("{:.6g}", t), "middle", " class=\"tick\"");
+  }
+  return s + text((axis.begin + axis.end) / 2, height - 5, name, "middle", " class=\"tick\"");
+}
+
+std::string shortened(const std::string& name, size_t most = 16) {
+  return name.size() <= most ? name : name.substr(0, most - 1) + "…";
+}
+
+std::string row_label(size_t i, const std::string& name) {
+  return text(kLabels - 8, kRow * (static_cast<double>(i) + 0.5) + 8, shortened(name), "end");
+}
+double row_y(size_t i) { return kRow * (static_cast<double>(i) + 0.5) + 4; }
+
+}  // namespace
+
+std::string escaped(const std::string& s) {
+  std::string out;
+  for (const char c : s) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
+  }
+  return out;
+}
+
+std::string perplexity_chart(const Report& r) {
+  double low = r.base.perplexity, high = r.base.perplexity;
+  for (const ReportModel& m : r.models) {
+    low = std::min(low, m.perplexity * (1 - m.ln_ratio_stderr));
+    high = std::max(high, m.perplexity * (1 + m.ln_ratio_stderr));
+  }
+  const double margin = std::max((high - low) * 0.08, high * 1e-3);
+  const Axis x{low - margin, high + margin, kLabels, kWidth - kRight};
+  const double height = kRow * static_cast<double>(r.models.size()) + kAxis + 4;
+  std::string s = bottom_axis(x, linear_ticks(x.from, x.to, 4), height, "perplexity");
+  s += line(x.at(r.base.perplexity), 0, x.at(r.base.perplexity), height - kAxis, "base");
+  for (size_t i = 0; i < r.models.size(); ++i) {
+    const ReportModel& m = r.models[i];
+    const double error = m.perplexity * m.ln_ratio_stderr, y = row_y(i);
+    s += row_label(i, m.name) + line(x.at(m.perplexity - error), y, x.at(m.perplexity + error), y, "whisker");
+    s += dot(x.at(m.perplexity), y, fmt::format("{}: {:.4f} ({})", m.name, m.perplexity, shown_ratio(m)));
+  }
+  return svg(kWidth, height, "Perplexity of every checkpoint", s);
+}
+
+std::string divergence_chart(const Report& r) {
+  double low = 1, high = 1e-6;
+  for (const ReportModel& m : r.models) {
+    low = std::min(low, std::max(m.kl_p50, 1e-7));
+    high = std::max({high, m.kl_p99, m.kl_mean});
+  }
+  const Axis x = log_axis(low, high, kLabels, kWidth - kRight);
+  const double height = kRow * static_cast<double>(r.models.size()) + kAxis + 4;
+  std::string s = bottom_axis(x, powers_of_ten(x.from, x.to), height,
+                              "KL per token, nats: mean, median to 99th percentile");
+  for (size_t i = 0; i < r.models.size(); ++i) {
+    const ReportModel& m = r.models[i];
+    const double y = row_y(i), p50 = std::max(m.kl_p50, x.from), p99 = std::max(m.kl_p99, x.from);
+    s += row_label(i, m.name) + line(x.at(p50), y, x.at(p99), y, "span");
+    s +=
+        dot(x.at(std::max(m.kl_mean, x.from)), y,
+            fmt::format("{}: mean {:.5f}, median {:.5f}, p99 {:.5f}", m.name, m.kl_mean, m.kl_p50, m.kl_p99));
+  }
+  return svg(kWidth, height, "KL divergence from the baseline", s);
+}
+
+std::string bits_chart(const Report& r) {
+  constexpr double kHeight = 280, kLeft = 62, kTop = 14;
+  double low = 1, high = 1e-6, least = 16, most = 0;
+  for (const ReportModel& m : r.models) {
+    low = std::min(low, std::max(m.kl_mean, 1e-7));
+    high = std::max(high, m.kl_mean);
+    least = std::min(least, m.bits);
+    most = std::max(most, m.bits);
+  }
+  const Axis x{std::floor(least - 0.5), std::ceil(most + 0.5), kLeft, kWidth - kRight};
+  const Axis y = log_axis(low, high, kHeight - kAxis, kTop);
+  std::string s = bottom_axis(x, linear_ticks(x.from, x.to, 6), kHeight, "bits per weight, scales included");
+  for (const double t : powers_of_ten(y.from, y.to))
+    s += line(kLeft, y.at(t), kWidth - kRight, y.at(t), "grid") +
+         text(kLeft - 6, y.at(t) + 4, fmt::format("{:.6g}", t), "end", " class=\"tick\"");
+  s += text(kLeft, kTop - 4, "mean KL, nats", "start", " class=\"tick\"");
+  // Labels of near dots stand one below the other.
+  std::vector<const ReportModel*> order;
+  for (const ReportModel& m : r.models) order.push_back(&m);
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->kl_mean > b->kl_mean; });
+  std::map<int, double> lowest;  // by side of the label: the last label's height
+  for (const ReportModel* m : order) {
+    const double px = x.at(m->bits), py = y.at(std::max(m->kl_mean, y.from));
+    const bool left = px > kWidth * 0.6;
+    double& last = lowest.try_emplace(left, -100.0).first->second;
+    const double label = std::max(py + 4, last + 13);
+    last = label;
+    s += dot(px, py, fmt::format("{}: {:.3f} bits, KL {:.5f}", m->name, m->bits, m->kl_mean));
+    s += text(left ? px - 9 : px + 9, label, shortened(m->name, 22), left ? "end" : "start");
+  }
+  return svg(kWidth, kHeight, "Bits per weight against KL divergence", s);
+}
+
+double largest_error(const Report& r) {
+  double most = 0;
+  for (const ReportModel& m : r.models)
+    for (const ReportLinear& l : m.linears) most = std::max(most, l.rel_error);
+  return most;
+}
+
+std::string heat_map(const ReportModel& m, double largest) {
+  std::vector<std::string> parts;
+  std::map<int64_t, std::map<std::string, double>>
+      cells;  // the mean over experts where a layer has many of a kind
+  std::map<std::pair<int64_t, std::string>, int> counts;
+  for (const ReportLinear& l : m.linears) {
+    if (std::find(parts.begin(), parts.end(), l.part) == parts.end()) parts.push_back(l.part);
+    double& mean = cells[l.layer][l.part];
+    mean += (l.rel_error - mean) / ++counts[{l.layer, l.part}];
+  }
+  constexpr double kLeft = 28, kTop = 16;
+  const double cell_w = (kMapWidth - kLeft) / static_cast<double>(std::max<size_t>(1, parts.size()));
+  const double cell_h = cells.size() > 40 ? 6 : cells.size() > 16 ? 10 : 18;
+  std::string s;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const std::string& name = parts[p];
+    s += text(kLeft + cell_w * (static_cast<double>(p) + 0.5), 11, name.substr(0, name.find("_proj")),
+              "middle", " class=\"tick\"");
+  }
+  double y = kTop;
+  for (const auto& [layer, row] : cells) {
+    if (cell_h >= 10 || layer % 4 == 0)
+      s += text(kLeft - 6, y + cell_h / 2 + 4, std::to_string(layer), "end", " class=\"tick\"");
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const auto it = row.find(parts[p]);
+      if (it == row.end()) continue;
+      s += fmt::format(
+          "<rect class=\"heat\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+          "fill-opacity=\"{:.3f}\">"
+          "<title>layer {} {}: {:.4f}</title></rect>\n",
+          kLeft + cell_w * static_cast<double>(p) + 1, y + 1, cell_w - 2, cell_h - 2,
+          0.06 + 0.94 * (largest > 0 ? it->second / largest : 0), layer, escaped(parts[p]), it->second);
+    }
+    y += cell_h;
+  }
+  return svg(kMapWidth, y + 2, "Relative error of every linear of " + m.name, s);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,167 @@
+// The page: one style sheet, a table, four kinds of chart, and where the figures come from.
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "src/core/strings.h"
+#include "src/eval/report_charts.h"
+
+namespace fewbit {
+namespace {
+
+constexpr const char* kStyle = R"(
+:root { color-scheme: light dark; --paper: #fbfaf7; --card: #ffffff; --ink: #1d2329; --soft: #5d6873; --rule: #dfe2e4;
+  --accent: #1f6f8b; --span: #9cc3d1; --heat: #b3402a; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14181c; --card: #1c2228; --ink: #e7eaec; --soft: #9aa6b1;
+  --rule: #333c44; --accent: #6cc3df; --span: #31596a; --heat: #f08a6b; } }
+* { box-sizing: border-box; }
+body { margin: 0; padding: 1.2rem; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
+main { max-width: 72rem; margin: 0 auto; }
+h1 { font-size: 1.5rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.05rem; margin: 0 0 .5rem; }
+h3 { font-size: .9rem; font-weight: 600; margin: .6rem 0 .2rem; overflow-wrap: anywhere; }
+p { margin: .2rem 0 .6rem; color: var(--soft); font-size: .9rem; }
+section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 1rem; margin-top: 1rem; }
+.charts { display: grid; gap: 0 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.charts .tall { grid-row: span 2; }
+.maps { display: grid; gap: .4rem 1.6rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .55rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--rule); }
+th { color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--card); }
+tr:last-child td { border-bottom: 0; }
+code { font: .82rem/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: 0; font-size: .88rem; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 30rem) { body { padding: .6rem; } section { padding: .7rem; } dl { grid-template-columns: 1fr; }
+  dd { margin-bottom: .4rem; } }
+svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+svg text { fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
+.grid { stroke: var(--rule); } .base { stroke: var(--soft); stroke-dasharray: 4 3; }
+.whisker { stroke: var(--accent); stroke-width: 2; } .span { stroke: var(--span); stroke-width: 6; stroke-linecap: round; }
+.dot { fill: var(--accent); } .heat { fill: var(--heat); }
+.ramp { display: inline-block; width: 6rem; height: .7rem; vertical-align: middle; border-radius: 3px;
+  background: linear-gradient(to right, transparent, var(--heat)); border: 1px solid var(--rule); }
+)";
+
+std::string row(const std::vector<std::string>& cells, const char* tag) {
+  std::string s = "<tr>";
+  for (const std::string& c : cells) s += fmt::format("<{0}>{1}</{0}>", tag, escaped(c));
+  return s + "</tr>\n";
+}
+
+std::string table(const std::vector<std::string>& head, const std::vector<std::vector<std::string>>& rows) {
+  std::string s = "<div class=\"scroll\"><table>\n<thead>" + row(head, "th") + "</thead>\n<tbody>\n";
+  for (const auto& r : rows) s += row(r, "td");
+  return s + "</tbody></table></div>\n";
+}
+
+std::string section(const std::string& title, const std::string& note, const std::string& body,
+                    const char* kind = "") {
+  return fmt::format("<section class=\"{}\">\n<h2>{}</h2>\n{}{}</section>\n", kind, escaped(title),
+                     note.empty() ? "" : "<p>" + escaped(note) + "</p>\n", body);
+}
+
+std::vector<std::string> summary_row(const ReportModel& m, bool base) {
+  return {m.name,
+          base && m.recipe.empty() ? "baseline" : m.recipe,
+          fmt::format("{:.3f}", m.bits),
+          human_bytes(m.bytes),
+          fmt::format("{:.4f} ± {:.4f}", m.perplexity, m.stderr_),
+          base ? "–" : shown_ratio(m),
+          base ? "–" : fmt::format("{:.5f} ± {:.5f}", m.kl_mean, m.kl_stderr),
+          base ? "–" : fmt::format("{:.2f} ± {:.2f} %", 100 * m.top1, 100 * m.top1_stderr),
+          base ? "–" : fmt::format("{:.2f} %", 100 * m.top5)};
+}
+
+std::string summary(const Report& r) {
+  std::vector<std::vector<std::string>> rows = {summary_row(r.base, true)};
+  for (const ReportModel& m : r.models) rows.push_back(summary_row(m, false));
+  return table({"checkpoint", "recipe", "bits", "size", "perplexity", "against the baseline", "KL",
+                "same top-1", "top-5 overlap"},
+               rows);
+}
+
+std::string heat_maps(const Report& r) {
+  const double largest = largest_error(r);
+  std::string maps;
+  for (const ReportModel& m : r.models)
+    if (!m.linears.empty())
+      maps += fmt::format("<div><h3>{}</h3>\n{}</div>\n", escaped(m.name), heat_map(m, largest));
+  if (maps.empty()) return "";
+  return section("Error of every linear",
+                 "Relative error of the outputs on the calibration text (of the weights where a method needs "
+                 "none); a row per layer.",
+                 fmt::format("<p>0 <span class=\"ramp\"></span> {:.3f}</p>\n<div class=\"maps\">\n{}</div>\n",
+                             largest, maps));
+}
+
+std::string latency(const Report& r) {
+  std::vector<std::vector<std::string>> rows;
+  const auto add = [&](const ReportModel& m) {
+    if (const auto& l = m.latency)
+      rows.push_back({m.name, fmt::format("{:.3f}", l->ms_per_token), fmt::format("{:.3f}", l->p99),
+                      fmt::format("{:.1f}", l->tokens_per_s), fmt::format("{:.1f}", l->ttft_ms),
+                      fmt::format("{:.0f}", l->prefill_tokens_per_s), l->device});
+  };
+  add(r.base);
+  for (const ReportModel& m : r.models) add(m);
+  if (rows.empty()) return "";
+  return section("Latency", "",
+                 table({"checkpoint", "ms per token", "p99", "tokens/s", "first token, ms",
+                        "prefill, tokens/s", "device"},
+                       rows));
+}
+
+std::string origin(const Report& r) {
+  std::string s = "<dl>\n";
+  const auto item = [&](const std::string& key, const std::string& value, bool code) {
+    if (!value.empty())
+      s += fmt::format("<dt>{}</dt><dd>{}</dd>\n", escaped(key),
+                       code ? "<code>" + escaped(value) + "</code>" : escaped(value));
+  };
+  item("text",
+       fmt::format("{}, {} windows of {} tokens, {} scored, hash {}", r.data, r.windows, r.context, r.tokens,
+                   r.data_hash),
+       false);
+  item("protocol", fmt::format("{}, {} on {}, fewbit {}", r.protocol, r.dtype, r.device, r.version), false);
+  item("this page", r.command, true);
+  const auto model = [&](const ReportModel& m) {
+    item(m.name, m.command.empty() ? "hash " + m.hash : m.command + "  # hash " + m.hash, true);
+  };
+  model(r.base);
+  for (const ReportModel& m : r.models) model(m);
+  return section("Where the figures come from", "", s + "</dl>\n");
+}
+
+}  // namespace
+
+std::string shown_ratio(const ReportModel& m) {
+  return fmt::format("{:+.2f} ± {:.2f} %", 100 * std::expm1(m.ln_ratio),
+                     100 * std::exp(m.ln_ratio) * m.ln_ratio_stderr);
+}
+
+std::string to_html(const Report& r) {
+  std::string s = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\">\n<title>{0}</title>\n<style>{1}</style>\n</head>\n"
+      "<body>\n<main>\n<h1>{0}</h1>\n<p>{2} tokens of {3}, protocol {4}. Errors against the baseline are "
+      "paired: same tokens, same "
+      "windows.</p>\n",
+      escaped(r.title), kStyle, r.tokens, escaped(r.data), escaped(r.protocol));
+  s += section("Summary", "", summary(r));
+  if (!r.models.empty()) {
+    s += "<div class=\"charts\">\n";
+    s += section("Perplexity", "Bars are the standard error of the ratio to the baseline (dashed).",
+                 perplexity_chart(r));
+    s += section("Bits against quality", "Further down is closer to the baseline.", bits_chart(r), "tall");
+    s += section("Distance of the distributions",
+                 "How far the next-token distributions are from the baseline's.", divergence_chart(r));
+    s += "</div>\n";
+  }
+  return s + heat_maps(r) + latency(r) + origin(r) + "</main>\n</body>\n</html>\n";
+}
+
+}  // namespace fewbit

@@ -1,0 +1,130 @@
+// Embedding, final norm, head, losses.
+#include "src/run/head.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/cast.h"
+#include "kernels/embed.h"
+#include "kernels/gemm.h"
+#include "kernels/nll.h"
+#include "kernels/norm.h"
+
+namespace fewbit {
+namespace {
+
+Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
+  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape);
+  Tensor raw = ex.to_device(host);
+  if (host.dtype == dtype) return raw;
+  Tensor t = ex.alloc(dtype, shape);
+  cast(ex, raw, t);
+  return t;
+}
+
+void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
+  rms_norm(ex, x, e.final_norm, s.final_norm_eps, s.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, y);
+}
+
+}  // namespace
+
+Ends load_ends(Exec& ex, const Checkpoint& c, DType dtype) {
+  const ModelSpec& s = c.spec;
+  Ends e;
+  e.embed = load_dense(ex, c, s.embed, {s.vocab, s.hidden}, dtype);
+  e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, dtype);
+  if (!s.tied()) e.lm_head = load_dense(ex, c, s.lm_head, {s.vocab, s.hidden}, dtype);
+  return e;
+}
+
+void check_ids(const ModelSpec& spec, std::span<const int32_t> ids) {
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= spec.vocab)
+      fail(ErrorKind::usage,
+           fmt::format("token {} of the input is {}; the model's vocabulary is [0, {}): text and model "
+                       "need the same tokenizer",
+                       i, ids[i], spec.vocab));
+}
+
+Tensor sequence_positions(Exec& ex, int64_t seqs, int64_t len) {
+  const Tensor host = Tensor::host(DType::i32, {seqs * len});
+  for (int64_t t = 0; t < seqs * len; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % len);
+  return ex.to_device(host);
+}
+
+EmbeddedTokens embed_tokens(Exec& ex, const ModelSpec& spec, const Ends& ends, std::span<const int32_t> ids,
+                            int64_t seqs, DType dtype) {
+  const auto tokens = static_cast<int64_t>(ids.size());
+  FEWBIT_ASSERT(seqs > 0 && tokens > 0 && tokens % seqs == 0);
+  check_ids(spec, ids);
+  const int64_t len = tokens / seqs;
+  const Tensor device_ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids));
+  EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.hidden}), sequence_positions(ex, seqs, len)};
+  embed(ex, device_ids, ends.embed, spec.embed_scale, out.x);
+  return out;
+}
+
+Tensor final_normed(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x) {
+  Tensor y = ex.alloc(x.dtype, x.shape);
+  norm_rows(ex, spec, ends, x, y);
+  return y;
+}
+
+Tensor logits_of(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x) {
+  const Tensor normed = final_normed(ex, spec, ends, x);
+  Tensor y = ex.alloc(DType::f32, {x.rows(), spec.vocab});
+  gemm(ex, normed, ends.head(), {}, y);
+  FEWBIT_ASSERT(spec.logit_softcap == 0);
+  return y;
+}
+
+Tensor predicting_rows(Exec& ex, ConstTensorView x, int64_t seqs, int64_t first) {
+  const int64_t len = x.rows() / seqs, scored = len - first;
+  FEWBIT_ASSERT(first >= 1 && scored >= 1);
+  Tensor out = ex.alloc(x.dtype, {seqs * scored, x.cols()});
+  for (int64_t s = 0; s < seqs; ++s)
+    ex.copy(x.row_range(s * len + first - 1, (s + 1) * len - 1), out.view().row_range(s * scored, (s + 1) * scored));
+  return out;
+}
+
+std::vector<int32_t> targets_of(std::span<const int32_t> ids, int64_t seqs, int64_t first) {
+  const int64_t len = static_cast<int64_t>(ids.size()) / seqs;
+  std::vector<int32_t> targets;
+  targets.reserve(static_cast<size_t>(seqs * (len - first)));
+  for (int64_t s = 0; s < seqs; ++s)
+    targets.insert(targets.end(), ids.begin() + s * len + first, ids.begin() + (s + 1) * len);
+  return targets;
+}
+
+int64_t logit_rows_at_once(const Exec& ex, int64_t vocab) {
+  return std::max<int64_t>(1, (ex.on_cuda() ? kLogitBytes : kHostLogitBytes) / (vocab * 4));
+}
+
+std::vector<float> nll_of_states(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x,
+                                 std::span<const int32_t> ids, int64_t seqs, int64_t first) {
+  const Tensor rows = predicting_rows(ex, x, seqs, first);
+  const int64_t n = rows.rows(), chunk = std::min(n, logit_rows_at_once(ex, spec.vocab));
+  const Tensor targets = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {n}, targets_of(ids, seqs, first)));
+  const Tensor losses = ex.alloc(DType::f32, {n});
+  const Tensor logits = ex.alloc(DType::f32, {chunk, spec.vocab});
+  norm_rows(ex, spec, ends, rows, rows);
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t end = std::min(n, begin + chunk);
+    const TensorView part = logits.view().row_range(0, end - begin);
+    gemm(ex, rows.view().row_range(begin, end), ends.head(), {}, part);
+    nll(ex, part, targets.view().row_range(begin, end), spec.logit_softcap, losses.view().row_range(begin, end));
+  }
+  const Tensor host = ex.to_host(losses);
+  return {host.as<float>(), host.as<float>() + n};
+}
+
+void PhaseClock::settle() {
+  for (const auto& [phase, mark] : marks_) {
+    seconds_[phase] += ex_.elapsed_ms(last_, mark) / 1e3;
+    last_ = mark;
+  }
+  marks_.clear();
+}
+
+}  // namespace fewbit

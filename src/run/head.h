@@ -1,0 +1,70 @@
+#pragma once
+// Everything outside the blocks: embedding, final norm, head; and losses without ever holding all logits.
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/exec.h"
+#include "src/model/checkpoint.h"
+
+namespace fewbit {
+
+struct Ends {
+  Tensor embed;       // [vocab, hidden] compute dtype
+  Tensor final_norm;  // [hidden]
+  Tensor lm_head;     // [vocab, hidden]; empty when tied
+  ConstTensorView head() const { return lm_head.empty() ? embed.view() : lm_head.view(); }
+};
+Ends load_ends(Exec&, const Checkpoint&, DType dtype);
+
+// Checks every id against the vocabulary: Error{usage} names the first that is outside.
+void check_ids(const ModelSpec&, std::span<const int32_t> ids);
+
+// 0 … len - 1 for every sequence: i32 [seqs * len] on the device.
+Tensor sequence_positions(Exec&, int64_t seqs, int64_t len);
+
+// The embedding of ids [seqs, len] in `dtype`, with their positions.
+struct EmbeddedTokens {
+  Tensor x;          // [seqs * len, hidden]
+  Tensor positions;  // i32 [seqs * len]
+};
+EmbeddedTokens embed_tokens(Exec&, const ModelSpec&, const Ends&, std::span<const int32_t> ids, int64_t seqs,
+                            DType dtype);
+
+// x after the final norm, in x's dtype.
+Tensor final_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);
+// Final norm and head of rows of x: f32 [rows, vocab], soft cap applied.
+Tensor logits_of(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);
+
+// Rows [first - 1, len - 1) of every sequence of x [seqs * len, hidden]: those that predict the targets first … len - 1.
+Tensor predicting_rows(Exec&, ConstTensorView x, int64_t seqs, int64_t first);
+// Those targets: i32 [seqs, len - first] on the host.
+std::vector<int32_t> targets_of(std::span<const int32_t> ids, int64_t seqs, int64_t first);
+
+// NLL of the targets under the states x behind the last block: f32 [seqs, len - first]. Logits are made in chunks of
+// rows that never take more than kLogitBytes (CUDA) or kHostLogitBytes.
+inline constexpr int64_t kLogitBytes = int64_t{512} << 20, kHostLogitBytes = int64_t{64} << 20;
+int64_t logit_rows_at_once(const Exec&, int64_t vocab);
+std::vector<float> nll_of_states(Exec&, const ModelSpec&, const Ends&, ConstTensorView x, std::span<const int32_t> ids,
+                                 int64_t seqs, int64_t first);
+
+// Seconds on the device by phase of a forward pass: "embedding", "linears", "attention", "experts", "other", "head".
+// Everything since the mark before belongs to the phase that is named.
+class PhaseClock {
+ public:
+  explicit PhaseClock(Exec& ex) : ex_(ex) { restart(); }
+  void restart() { last_ = ex_.mark(); }
+  void mark(const char* phase) { marks_.emplace_back(phase, ex_.mark()); }
+  // Waits for the marks so far and adds them up.
+  void settle();
+  const std::map<std::string, double>& seconds() const { return seconds_; }
+
+ private:
+  Exec& ex_;
+  int last_ = 0;
+  std::vector<std::pair<const char*, int>> marks_;
+  std::map<std::string, double> seconds_;
+};
+
+}  // namespace fewbit

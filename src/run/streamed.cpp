@@ -1,0 +1,73 @@
+#include "src/run/streamed.h"
+
+#include <algorithm>
+
+namespace fewbit {
+namespace {
+
+// States of all sequences, in device or host memory.
+class WaitingStates {
+ public:
+  WaitingStates(Exec& ex, int64_t tokens, int64_t hidden, DType dtype) : ex_(ex) {
+    const int64_t bytes = tokens * hidden * bytes_of(dtype);
+    on_host_ = ex.on_cuda() && bytes > ex.free_bytes() / 2;
+    all_ = on_host_ ? ex.alloc_pinned(dtype, {tokens, hidden}) : ex.alloc(dtype, {tokens, hidden});
+  }
+  // Calls f with rows [begin, end) on the device; what f writes into them stays.
+  template <class F>
+  void with(int64_t begin, int64_t end, const F& f) {
+    const TensorView rows = all_.view().row_range(begin, end);
+    if (!on_host_) return f(rows);
+    const Tensor x = ex_.to_device(rows);
+    f(x.view());
+    ex_.copy(x, rows);
+  }
+
+ private:
+  Exec& ex_;
+  bool on_host_ = false;
+  Tensor all_;
+};
+
+}  // namespace
+
+std::vector<std::string> run_streamed(
+    Exec& ex, const Checkpoint& c, const LoadOptions& o, const StreamedPass& pass,
+    const std::function<void(int64_t, int64_t, ConstTensorView, const Ends&)>& take) {
+  const ModelSpec& spec = c.spec;
+  const auto tokens = static_cast<int64_t>(pass.ids.size());
+  const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
+  const Ends ends = load_ends(ex, c, o.dtype);
+  const RopeTables ropes(ex, spec);
+  WaitingStates states(ex, tokens, spec.hidden, o.dtype);
+  const SlotBuffers slots(ex, spec, batch, o.dtype);
+  const auto for_batches = [&](const auto& f) {
+    for (int64_t begin = 0; begin < tokens; begin += batch) {
+      const int64_t end = std::min(tokens, begin + batch);
+      states.with(begin, end, [&](TensorView x) { f(begin, end, x); });
+    }
+  };
+  const auto embedded = [&](int64_t begin, int64_t end) {
+    const auto ids = pass.ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    return embed_tokens(ex, spec, ends, ids, (end - begin) / len, o.dtype);
+  };
+  for_batches([&](int64_t begin, int64_t end, TensorView x) { ex.copy(embedded(begin, end).x, x); });
+  const Tensor positions = embedded(0, batch).positions;  // alike in every batch
+  std::vector<std::string> notes;
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    const BlockWeights weights = load_block(ex, c, layer, o, &notes);
+    for_batches([&](int64_t begin, int64_t end, TensorView x) {
+      Activations act = slots.bind(x, spec.kind(layer));
+      run_block(ex, spec.block(layer), weights, ropes,
+                {.seqs = (end - begin) / len,
+                 .positions = positions.view().row_range(0, end - begin),
+                 .cache = nullptr},
+                act);
+    });
+    if (pass.progress) pass.progress(layer + 1, spec.layers);
+  }
+  for_batches([&](int64_t begin, int64_t end, TensorView x) { take(begin / len, end / len, x, ends); });
+  return notes;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,107 @@
+// Reading text and JSONL files.
+#include "src/text/documents.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/core/error.h"
+#include "src/core/parallel.h"
+#include "src/core/strings.h"
+#include "src/text/corpus.h"
+
+namespace fewbit {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string_view blank_trimmed(std::string_view s) {
+  const size_t end = s.find_last_not_of(" \t\r\n");
+  return end == std::string_view::npos ? std::string_view() : s.substr(0, end + 1);
+}
+
+// `content` is a text, or a list of parts {"type": "text", "text": …}.
+std::string content_of(const Json& message, const std::string& where) {
+  const Json content = message.value("content", Json());
+  if (content.is_string()) return content;
+  std::string text;
+  for (const Json& part : content.is_array() ? content : Json::array()) {
+    if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") ||
+        !part["text"].is_string())
+      fail(ErrorKind::unsupported, where + ": messages: only parts of type \"text\" are understood");
+    text += part["text"].get<std::string>();
+  }
+  if (!content.is_array()) fail(ErrorKind::checkpoint, where + ": a message without `content`");
+  return text;
+}
+
+std::string rendered(const Json& messages, const ChatTemplate& chat, const std::string& where) {
+  std::vector<ChatMessage> list;
+  for (const Json& m : messages) {
+    if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
+      fail(ErrorKind::checkpoint, where + ": a message without `role`");
+    list.push_back({m["role"], content_of(m, where)});
+  }
+  return chat.render(list, false);
+}
+
+void add_line(std::string_view line, const std::string& where,
+              const std::function<const ChatTemplate&()>& chat, Documents& out) {
+  const Json j = Json::parse(line, nullptr, false);
+  if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
+  const bool has_messages = j.contains("messages") && j["messages"].is_array();
+  if (!has_messages && !(j.contains("text") && j["text"].is_string()))
+    fail(ErrorKind::checkpoint, where + ": has neither `text` nor `messages`");
+  if (!out.texts.empty() && out.chat != has_messages)
+    fail(ErrorKind::checkpoint, where + ": `text` and `messages` are mixed in one file");
+  out.chat = has_messages;
+  out.texts.push_back(has_messages ? rendered(j["messages"], chat(), where) : j["text"].get<std::string>());
+}
+
+}  // namespace
+
+Documents read_documents(const std::filesystem::path& path,
+                         const std::function<const ChatTemplate&()>& chat) {
+  const std::string content = read_text(path);
+  if (path.extension() != ".jsonl") return {{content}};
+  Documents out;
+  out.lines = true;
+  const std::vector<std::string> lines = split(content, '\n');
+  for (size_t i = 0; i < lines.size(); ++i)
+    if (!blank_trimmed(lines[i]).empty())
+      add_line(lines[i], fmt::format("{}: line {}", path.string(), i + 1), chat, out);
+  if (out.texts.empty()) fail(ErrorKind::checkpoint, path.string() + ": holds no document");
+  return out;
+}
+
+std::string joined_rows(const Documents& d) {
+  if (d.lines) return join(d.texts, "\n\n");
+  std::string out;
+  for (const std::string& text : d.texts) {
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t newline = text.find('\n', begin),
+                   end = newline == std::string::npos ? text.size() : newline + 1;
+      const std::string_view row = std::string_view(text).substr(begin, end - begin);
+      if (begin > 0) out += "\n\n";
+      if (!blank_trimmed(row).empty()) out += row;
+      begin = end;
+    }
+  }
+  return out;
+}
+
+std::vector<int32_t> tokenize(const Tokenizer& tokenizer, const Documents& d) {
+  std::vector<std::vector<int32_t>> parts(d.texts.size());
+  parallel_for(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      // What a template puts behind a text is left out.
+      parts[i] = tokenizer.encode(d.texts[i], Special::none);
+      if (const auto bos = tokenizer.bos(); bos && !d.chat) parts[i].insert(parts[i].begin(), *bos);
+    }
+  });
+  std::vector<int32_t> ids;
+  for (const std::vector<int32_t>& p : parts) ids.insert(ids.end(), p.begin(), p.end());
+  return ids;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,34 @@
+#pragma once
+// Documents: a data file as texts. A text file is one document; every line of a .jsonl file is one: its
+// `text`, or its chat `messages` rendered by a chat template.
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "src/text/chat_template.h"
+#include "src/text/tokenizer.h"
+
+namespace fewbit {
+
+struct Documents {
+  std::vector<std::string> texts{};
+  bool chat = false;   // the texts hold their special tokens, BOS included
+  bool lines = false;  // from a .jsonl file
+};
+
+// `chat` is asked for the template at the first line with messages. Error{io}; Error{checkpoint} on an empty
+// file and, with its number, on a line that is no object, lacks both keys, or mixes them with the lines
+// before.
+Documents read_documents(const std::filesystem::path& path, const std::function<const ChatTemplate&()>& chat);
+
+// The rows of a data set as the `gptq` protocol joins them, "\n\n" between two: the lines of a text file with
+// their newlines, a blank line being an empty row; the documents of a .jsonl file.
+std::string joined_rows(const Documents&);
+
+// Every document tokenized by itself with BOS in front (where the tokenizer has one and the document is no
+// chat), one after the other.
+std::vector<int32_t> tokenize(const Tokenizer&, const Documents&);
+
+}  // namespace fewbit

@@ -1,0 +1,117 @@
+// `evaluate perplexity [MODEL]`.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+#include "tools/cli/evaluate_data.h"
+
+namespace fewbit::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct PerplexityArgs : DataArgs {
+  std::string model;
+  bool reference = false, offload = false;
+};
+
+PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w,
+                          Weights weights) {
+  Progress progress(a.common);
+  LoadOptions load = a.load();
+  load.weights = weights;
+  std::vector<std::string> notes;
+  PerplexityResult r;
+  if (a.offload) {
+    r = perplexity_streamed(ex, c, load, w, a.tokens_per_pass(ex), &notes,
+                            report_to(progress, "evaluating block by block"));
+  } else {
+    Runner runner(ex, c, load);
+    notes = runner.notes();
+    r = perplexity(runner, w, a.tokens_per_pass(ex), report_to(progress, "evaluating"));
+  }
+  for (const std::string& note : notes) say(a.common, "note: " + note + "\n");
+  return r;
+}
+
+Json or_null(double value) { return value > 0 ? Json(value) : Json(); }
+
+Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w, const PerplexityResult& r,
+             const Exec& ex) {
+  Json j = {{"perplexity", r.perplexity},
+            {"stderr", r.stderr_},
+            {"mean_nll", r.mean_nll},
+            {"bits_per_byte", or_null(r.bits_per_byte)},
+            {"word_perplexity", or_null(r.word_perplexity)},
+            {"tokens", r.tokens},
+            {"windows", r.windows},
+            {"context", r.context},
+            {"protocol", name_of(w.protocol)},
+            {"dtype", a.dtype},
+            {"kv_cache", a.kv_cache},
+            {"seconds", r.seconds},
+            {"phases", r.phases},
+            {"model", c.dir.string()},
+            {"format", c.format},
+            {"data", w.windows.source},
+            {"device", ex.device_name()}};
+  if (w.stride > 0) j["stride"] = w.stride;
+  return j;
+}
+
+std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r,
+                    const Exec& ex) {
+  std::string s = fmt::format(
+      "perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {}, "
+      "{})\n",
+      r.perplexity, r.stderr_, r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
+      ex.device_name(), human_seconds(r.seconds));
+  if (r.bits_per_byte > 0)
+    s +=
+        fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
+  return s;
+}
+
+void run_perplexity(const PerplexityArgs& a) {
+  const LoadOptions load = a.load();  // refuses unknown names before anything is opened
+  if (a.offload && load.kv_cache != KvType::plain)
+    fail(ErrorKind::usage, "--offload keeps no keys and values; leave --kv-cache out");
+  protocol_from(a.protocol);
+  const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  const ScoredWindows w = load_windows(a, c);
+  Exec ex = make_exec(a.common);
+  const PerplexityResult r = run_once(ex, a, c, w, Weights::packed);
+  say(a.common, line_of(a, w, r, ex));
+  Json j = json_of(a, c, w, r, ex);
+  if (a.reference) {
+    const PerplexityResult ref = run_once(ex, a, c, w, Weights::reference);
+    const double difference = r.perplexity / ref.perplexity - 1;
+    say(a.common,
+        fmt::format(
+            "reference  {:.4f} +- {:.4f}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
+            ref.perplexity, ref.stderr_, 100 * difference));
+    j["reference"] = {{"perplexity", ref.perplexity},
+                      {"stderr", ref.stderr_},
+                      {"mean_nll", ref.mean_nll},
+                      {"relative_difference", difference}};
+  }
+  write_json(a.common, j.dump(1) + "\n");
+}
+
+}  // namespace
+
+void add_perplexity_command(CLI::App& app) {
+  const auto a = std::make_shared<PerplexityArgs>();
+  CLI::App* command =
+      app.add_subcommand("perplexity", "Perplexity by a named protocol, with its standard error");
+  command->add_option("MODEL", a->model, "Checkpoint folder (left out: the embedded demo model)");
+  command->add_flag("--reference", a->reference,
+                    "Also run the dequantized dense weights and print the difference");
+  command->add_flag("--offload", a->offload,
+                    "One block at a time on the device, for models larger than its memory");
+  add_data_arguments(*command, *a);
+  command->callback([a] { run_perplexity(*a); });
+}
+
+}  // namespace fewbit::cli
