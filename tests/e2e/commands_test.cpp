@@ -153,16 +153,19 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
   struct Case {
     const char* recipe;
     double worst;  // perplexity against bf16's on the same windows, at most this factor
+    // Packed against dequantized. More where a rounding to bf16 weighs more: two bits on four samples of calibration
+    // (a model near its end), and steps of a whole tensor's range in the inputs.
+    double close = 1e-3;
   };
   const auto score = [&](const std::string& model, const std::string& more) {
     return json_of(run("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 8 " + more + " --json -"));
   };
   const double base = score(kDemo, "")["perplexity"];
   for (const Case& c : {Case{"rtn int8 g128", 1.01}, Case{"rtn int4 g64", 1.3}, Case{"rtn int4 gch asym", 1.6}, Case{"gptq int4 g32", 1.2},
-                        Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20}, Case{"gptq int4 g128 format=gptq", 1.2},
+                        Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20, 3e-3}, Case{"gptq int4 g128 format=gptq", 1.2},
                         Case{"gptq int4 g128 asym format=gptq", 1.2}, Case{"gptq int4 g128 act=full format=gptq", 1.2},
                         Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2}, Case{"rtn w8a8", 1.01},
-                        Case{"gptq w8a8", 1.01}, Case{"gptq w8a8 acts=tensor", 1.2}, Case{"fp8", 1.02},
+                        Case{"gptq w8a8", 1.01}, Case{"gptq w8a8 acts=tensor", 1.2, 3e-3}, Case{"fp8", 1.02},
                         Case{"fp8 tensor acts=tensor", 1.04}, Case{"fp8 block128", 1.02}, Case{"gptq fp8", 1.02},
                         Case{"fp8 format=marlin", 1.02}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));
@@ -172,7 +175,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
     EXPECT_EQ(v.exit_code, 0) << c.recipe << ": " << v.out << v.err;
     const Json j = score(out, "--reference");
     EXPECT_LT(j["perplexity"].get<double>(), base * c.worst) << c.recipe;
-    EXPECT_LT(std::fabs(j["reference"]["relative_difference"].get<double>()), 1e-3) << c.recipe;
+    EXPECT_LT(std::fabs(j["reference"]["relative_difference"].get<double>()), c.close) << c.recipe;
   }
 }
 

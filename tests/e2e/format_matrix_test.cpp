@@ -1,0 +1,61 @@
+// Every method in every format that takes it: written, reopened, and judged. `evaluate verify` compares what the files
+// unpack to with the codes that the method made; `--reference` compares the packed kernels with the dequantized model.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "formats/checkpoint_format.h"
+#include "tests/support/process.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+using Json = nlohmann::json;
+
+const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+const std::string kFast = " --samples 4 --seq-len 256 --device cpu";
+
+class FormatMatrix : public ::testing::TestWithParam<const char*> {
+ protected:
+  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
+  TempDir dir;
+};
+
+TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
+  int written = 0;
+  for (const CheckpointFormat* format : checkpoint_formats()) {
+    const std::string recipe = std::string(GetParam()) + " format=" + std::string(format->name);
+    SCOPED_TRACE(recipe);
+    const std::string arguments = "\"" + recipe + "\" " + kDemo + " out-" + std::string(format->name) + kFast;
+    const ProcessResult q = run("quantize " + arguments);
+    if (q.exit_code != 0) {  // refused before anything was computed, with a reason
+      EXPECT_EQ(run("quantize plan " + arguments).exit_code, q.exit_code) << q.err;
+      EXPECT_NE(q.err.find("refused"), std::string::npos) << q.err;
+      continue;
+    }
+    ++written;
+    const std::string out = "out-" + std::string(format->name);
+    const ProcessResult v = run("evaluate verify " + out);
+    EXPECT_EQ(v.exit_code, 0) << v.out << v.err;
+    const ProcessResult e = run("evaluate perplexity " + out + " --device cpu --context 256 --max-windows 4 --reference --json -");
+    ASSERT_EQ(e.exit_code, 0) << e.err;
+    const Json j = Json::parse(e.out);
+    EXPECT_LT(std::abs(j["reference"]["relative_difference"].get<double>()), 1e-3) << e.out;
+  }
+  EXPECT_GT(written, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Recipes, FormatMatrix,
+                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128", "gptq int4 g64 asym", "gptq int3 g128",
+                                           "awq int4 g128", "awq+gptq int4 g128", "rtn w8a8", "smoothquant", "fp8",
+                                           "auto target-bits=4.5"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace fewbit::test
