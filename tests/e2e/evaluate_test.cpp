@@ -1,4 +1,4 @@
-// `evaluate` as a user types it, on the embedded demo model.
+// `evaluate` as a user types it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,7 +20,8 @@ const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
 const std::string kTasks = FEWBIT_SOURCE_DIR "/calib_data/tasks/sample.jsonl";
 const std::string kShort = " --device cpu --context 128 --max-windows 3";
 // Perplexities of transformers (ProtocolsEqualTransformers).
-constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437;
+constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119,
+                 kLlamaCppLab = 85.928633;
 
 class Evaluate : public ::testing::Test {
  protected:
@@ -47,7 +48,8 @@ TEST_F(Evaluate, ProtocolsEqualTransformers) {
     double perplexity;
   };
   for (const Case& c :
-       {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo}}) {
+       {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo},
+        Case{"lab-qwen3-10m", "gptq", kGptqLab}, Case{"lab-qwen3-10m", "llama.cpp", kLlamaCppLab}}) {
     FEWBIT_NEEDS_REFERENCE(std::string("models/") + c.model);
     const Json j = json_of("evaluate perplexity " + reference(std::string("models/") + c.model).string() +
                            " --data " + reference("corpus/wikitext2_test_raw.txt").string() + " --protocol " +
@@ -206,7 +208,7 @@ TEST_F(Evaluate, BadInputIsNamed) {
            {"evaluate tasks empty.jsonl", {"empty.jsonl"}, 1},
            {"evaluate tasks --few-shot 32 " + kTasks, {"--few-shot", "32"}, 2},
            {"evaluate report " + kDemo + " --html page.html", {"--base"}, 2},
-           {"evaluate report " + kDemo + " --base " + kDemo + " --bench task.jsonl --html page.html" + kShort,
+           {"evaluate report " + kDemo + " --base " + kDemo + " --bench task.jsonl --html page.html",
             {"task.jsonl"},
             1},
            {"evaluate sweep " + kDemo + " --recipe 'gtpq int4' --out made", {"gtpq"}, 2},
