@@ -1,6 +1,6 @@
 // One thread adds eight neighbours; bound by memory.
 #include "kernels/add.h"
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -11,6 +11,8 @@ constexpr int kN = 8;  // values per thread
 
 template <class T>
 __global__ void add_kernel(const T* h, T* x, int64_t n, bool vectors) {
+  allow_successor();
+  await_predecessor();
   const int64_t begin = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kN;
   if (vectors && begin + kN <= n) {
     const auto a = load_vec<T, kN>(h + begin);
@@ -33,9 +35,9 @@ void add(Exec& ex, ConstTensorView h, TensorView x) {
   dispatch_f32_bf16(x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool vectors = aligned16(h.as<T>()) && aligned16(x.as<T>());
-    add_kernel<T><<<blocks, kThreads, 0, ex.cuda_state().stream>>>(h.as<T>(), x.as<T>(), n, vectors);
+    launch_overlapping(ex.cuda_state(), add_kernel<T>, dim3(blocks), dim3(kThreads), 0, h.as<T>(), x.as<T>(),
+                       n, vectors);
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

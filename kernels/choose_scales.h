@@ -7,6 +7,9 @@ enum class ScaleRule : uint8_t {
               // with the range forced to hold 0, zero = round(-min / scale)
   diag_grid,  // the candidate with the least sum_i h_i (w_i - round(w_i))^2. Symmetric: factors [lo, hi] step .02 of
               // max|w| / 2^(bits-1), each with both signs. Asymmetric: the absmax range shrunk by the same factors
+  loop_grid,  // the same candidates, each tried by the column loop itself on the group's live weights: the least sum
+              // of e^2 over the group's columns. Only error_feedback can, where it chooses the scales of a group that
+              // fits its tiles; everywhere else it means diag_grid
 };
 struct ScaleSearch {
   ScaleRule rule = ScaleRule::diag_grid;

@@ -17,16 +17,12 @@ ScaleSearch default_search(int bits, bool symmetric, ScaleRule rule) {
 
 namespace cpu {
 
-namespace {
-
-// The candidates of one group side by side, so that the loop over them can use vector instructions.
-struct Candidates {
-  int count = 0;
-  GridChoice choice[kMaxCandidates];
-  float scale[kMaxCandidates], inverse[kMaxCandidates], lo[kMaxCandidates], hi[kMaxCandidates];
-};
-
-Candidates list_candidates(const ScaleSearch& search, const GroupRange& range) {
+Candidates list_candidates(const float* w, int64_t n, const ScaleSearch& search) {
+  GroupRange range;
+  for (int64_t i = 0; i < n; ++i) {
+    range.min = std::min(range.min, w[i]);
+    range.max = std::max(range.max, w[i]);
+  }
   Candidates c;
   c.count = scale_candidates(search);
   FEWBIT_ASSERT(c.count >= 1 && c.count <= kMaxCandidates);
@@ -41,15 +37,8 @@ Candidates list_candidates(const ScaleSearch& search, const GroupRange& range) {
   return c;
 }
 
-}  // namespace
-
 GridChoice search_group(const float* w, const float* h, int64_t n, const ScaleSearch& search) {
-  GroupRange range;
-  for (int64_t i = 0; i < n; ++i) {
-    range.min = std::min(range.min, w[i]);
-    range.max = std::max(range.max, w[i]);
-  }
-  const Candidates c = list_candidates(search, range);
+  const Candidates c = list_candidates(w, n, search);
   if (c.count == 1) return c.choice[0];
   double total[kMaxCandidates] = {};
   for (int64_t begin = 0; begin < n; begin += kSearchRun) {

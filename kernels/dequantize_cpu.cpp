@@ -4,7 +4,19 @@
 #include "src/core/half.h"
 #include "src/core/parallel.h"
 
-namespace fewbit::cpu {
+namespace fewbit {
+
+Tensor code_levels(Grid grid) {
+  FEWBIT_ASSERT(grid != Grid::integer);
+  Tensor levels = Tensor::host(DType::f32, {256});
+  for (int c = 0; c < 256; ++c) {
+    const auto code = static_cast<uint8_t>(c);
+    levels.as<float>()[c] = grid == Grid::f8_e4m3 ? f8_e4m3_to_f32(code) : f4_e2m1_to_f32(code & 15);
+  }
+  return levels;
+}
+
+namespace cpu {
 
 void dequantize(Exec&, const CodedView& q, TensorView w) {
   const int64_t out = q.codes.rows(), in = q.codes.cols(), groups = q.scales.cols();
@@ -31,4 +43,5 @@ void dequantize(Exec&, const CodedView& q, TensorView w) {
   });
 }
 
-}  // namespace fewbit::cpu
+}  // namespace cpu
+}  // namespace fewbit

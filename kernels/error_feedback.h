@@ -1,6 +1,7 @@
 #pragma once
 #include "kernels/choose_scales.h"
 #include "kernels/exec.h"
+#include "src/core/quantized_linear.h"
 namespace fewbit {
 // The column loop of GPTQ (Frantar et al., algorithm 1) on the factor R of kernels/factor.h, R R^T = damped H:
 //   live_k = w_k + sum_{j<k} (w_j - q_j) R_jk / R_kk,   q_k = round of live_k on its group's grid,
@@ -14,10 +15,12 @@ struct ErrorFeedbackArgs {
   int64_t group = 128;         // columns that share a scale, consecutive in processing order unless group_of is given
   ConstTensorView group_of{};  // [in] i32: fixed grids; then scales (and zeros) are INPUT. data == nullptr: live scales
   ScaleSearch search{};        // rule, bits, symmetry
+  Grid grid = Grid::integer;   // f8_e4m3: with fixed grids alone (group_of)
 };
 // codes  [out, in] u8; overwritten · scales [out, G] f32 and zeros [out, G] u8 (null when symmetric): overwritten
 // with live scales, read with fixed ones · loss [out] f64: sum of e^2 per row = row's share of tr(D H D^T) exactly;
-// overwritten. Scales of a group are chosen from the live weights of all its columns at its first one.
+// overwritten. Scales of a group are chosen from the live weights of all its columns at its first one; by
+// ScaleRule::loop_grid, which only this op knows, with the group's own share of that sum as the measure.
 namespace cpu  { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
 namespace cuda { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
 inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss) {

@@ -6,7 +6,9 @@
 
 #include "kernels/blas_cpu.h"
 #include "kernels/column_tiles.h"
+#include "kernels/f8_grid.h"
 #include "kernels/integer_grid.h"
+#include "src/core/hot.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
 
@@ -34,6 +36,46 @@ std::vector<float> invert_tiles(Mat<const float> r, const std::vector<ColumnTile
     }
   });
   return inverse;
+}
+
+// Errors of the columns walked so far, every candidate's side by side.
+struct Trial {
+  float error[kTileCols][kMaxCandidates];
+};
+
+// The sum of e^2 that each candidate would have over live[0, n); u: the group's square of U_BB, its rows ld apart.
+FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, int64_t n, const Candidates& c,
+                               Trial& t, float* total) {
+  constexpr int kLanes = 32;
+  static_assert(kMaxCandidates % kLanes == 0);
+  for (int first = 0; first < c.count; first += kLanes) {
+    float sum[kLanes] = {};
+    for (int64_t j = 0; j < n; ++j) {
+      float w[kLanes];
+      for (int k = 0; k < kLanes; ++k) w[k] = live[j];
+      for (int64_t i = 0; i < j; ++i)
+        for (int k = 0; k < kLanes; ++k) w[k] -= t.error[i][first + k] * u[i * ld + j];
+      const float inverse_diagonal = 1.f / u[j * ld + j];
+      for (int k = 0; k < kLanes; ++k) {
+        const int at = first + k;
+        const float level = round_even(clamp_to(w[k] * c.inverse[at], c.lo[at], c.hi[at]));
+        const float e = (w[k] - level * c.scale[at]) * inverse_diagonal;
+        t.error[j][at] = e;
+        sum[k] += e * e;
+      }
+    }
+    std::copy_n(sum, kLanes, total + first);
+  }
+}
+
+// ScaleRule::loop_grid for one group.
+GridChoice search_by_loop(const float* live, const float* u, int64_t ld, int64_t n, const ScaleSearch& search) {
+  Candidates c = list_candidates(live, n, search);
+  for (int k = c.count; k < kMaxCandidates; ++k) c.scale[k] = c.inverse[k] = c.lo[k] = c.hi[k] = 0;
+  Trial trial;
+  float total[kMaxCandidates];
+  try_candidates(live, u, ld, n, c, trial, total);
+  return c.choice[std::min_element(total, total + c.count) - total];
 }
 
 // One block of rows on its way through the tiles.
@@ -108,6 +150,13 @@ class RowBlock {
     if (zeros_) zeros_[row * scales_.cols + g] = static_cast<uint8_t>(c.zero);
   }
 
+  // The grid of a group of n columns inside a tile, from its column j on.
+  GridChoice choose_inside(const float* live, const float* u, int64_t column, int64_t j, int64_t n) const {
+    if (args_.search.rule == ScaleRule::loop_grid)
+      return search_by_loop(live + j, u + j * kTileCols + j, kTileCols, n, args_.search);
+    return search_group(live + j, h_ + column, n, args_.search);
+  }
+
   // The ordinary recursion inside a tile.
   void walk(int64_t o, const ColumnTile& t, const float* u) {
     const int64_t row = first_ + o, n = t.size();
@@ -117,11 +166,13 @@ class RowBlock {
     for (int64_t j = 0; j < n; ++j) {
       const int64_t column = t.begin + j, g = group_of(column);
       if (choose && column % args_.group == 0)
-        store_grid(row, g, search_group(live + j, h_ + column, std::min(args_.group, n - j), args_.search));
+        store_grid(row, g, choose_inside(live, u, column, j, std::min(args_.group, n - j)));
       const int zero = zeros_ ? zeros_[row * scales_.cols + g] : mid;
-      const float level = grid_level(live[j], scales_(row, g), zero, max_code);
+      const bool f8 = args_.grid == Grid::f8_e4m3;
+      const float level =
+          f8 ? f8_round(live[j] / scales_(row, g)) : grid_level(live[j], scales_(row, g), zero, max_code);
       const float q = level * scales_(row, g);
-      codes_(row, column) = static_cast<uint8_t>(static_cast<int>(level) + zero);
+      codes_(row, column) = f8 ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
       delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
       const float e = (live[j] - q) / u[j * kTileCols + j];
       for (int64_t k = j + 1; k < n; ++k) live[k] -= e * u[j * kTileCols + k];
@@ -149,6 +200,7 @@ void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorV
   FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
   FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
   FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
+  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
   FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
   blas::use_one_thread();
   const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);

@@ -8,7 +8,7 @@
 //   = R_BB^-1
 //      (64 KiB) is in shared memory, read as one 16-byte vector a lane and column. The same pass turns X_B
 //      into live weights, searches each group's scale when the walk reaches its first column, rounds, and
-//      feeds errors forward.
+//      feeds errors forward. With ScaleRule::loop_grid the search is a trial walk per candidate.
 // A group wider than a tile gets its scales before its first tile, from live weights by a triangular solve
 // with R_GG.
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include "kernels/column_tiles.h"
 #include "kernels/error_feedback.h"
 #include "kernels/exec_cuda.h"
+#include "kernels/f8_grid.h"
 #include "kernels/gemm.h"
 #include "kernels/grid_search.cuh"
 #include "kernels/reduce.cuh"
@@ -96,7 +97,76 @@ __device__ __forceinline__ GridChoice search_live(const float* live, const float
   return s.best();
 }
 
-template <int K>  // candidates per lane
+// The sum of e^2 of each of two grids over the columns [from, to) of the tile, tried on a copy of the row's
+// live weights; the same on every lane. Two at a time, so that one's chain of dependent steps hides the
+// other's.
+__device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], const Shared& sh,
+                                          int from, int to, int max_code, const GridChoice (&grid)[2],
+                                          float (&loss)[2]) {
+  const int lane = threadIdx.x % 32;
+  float w[2][4], inverse[2], lo[2], hi[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    inverse[c] = 1.f / grid[c].scale;
+    lo[c] = static_cast<float>(-grid[c].zero);
+    hi[c] = static_cast<float>(max_code - grid[c].zero);
+    loss[c] = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) w[c][i] = live[i];
+  }
+  for (int owner = from / 4; 4 * owner < to; ++owner) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * owner + i;
+      if (j >= to) break;
+      const float4 u = *reinterpret_cast<const float4*>(&sh.u[j][4 * lane]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float level = round_even(clamp_to(w[c][i] * inverse[c], lo[c], hi[c]));
+        const float e = __shfl_sync(kAllLanes, (w[c][i] - level * grid[c].scale) * diag[i], owner);
+        loss[c] = fmaf(e, e, loss[c]);
+        w[c][0] -= e * u.x;
+        w[c][1] -= e * u.y;
+        w[c][2] -= e * u.z;
+        w[c][3] -= e * u.w;
+      }
+    }
+  }
+}
+
+// ScaleRule::loop_grid for the columns [from, to) of the tile.
+__device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], const float (&diag)[4],
+                                                     const Shared& sh, int from, int to,
+                                                     const ScaleSearch& search, int candidates) {
+  const int first = 4 * (threadIdx.x % 32);
+  GroupRange range;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (first + i >= from && first + i < to) {
+      range.min = fminf(range.min, live[i]);
+      range.max = fmaxf(range.max, live[i]);
+    }
+  range = warp_range(range);
+  GridChoice best;
+  float least = INFINITY;
+  for (int c = 0; c < candidates; c += 2) {
+    const GridChoice grid[2] = {scale_candidate(search, range, c),
+                                scale_candidate(search, range, min(c + 1, candidates - 1))};
+    float loss[2];
+    try_grids(live, diag, sh, from, to, (1 << search.bits) - 1, grid, loss);
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      if (loss[k] < least || c + k == 0) {
+        least = loss[k];
+        best = grid[k];
+      }
+  }
+  return best;
+}
+
+constexpr int kByLoop = 0;  // in the place of K: the candidates are tried, not judged by the diagonal
+
+template <int K, bool kF8>  // candidates per lane, or kByLoop; the grid
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const Walk t) {
   extern __shared__ __align__(16) unsigned char raw[];
   Shared& sh = *reinterpret_cast<Shared*>(raw);
@@ -153,11 +223,16 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
     for (int owner = 0; 4 * owner < t.size; ++owner) {
       // Groups begin at multiples of four columns (column_tiles), that is, at an owner's first.
       if (t.choose && until_group == 0) {
-        *reinterpret_cast<float4*>(&sh.live[warp][first]) = make_float4(live[0], live[1], live[2], live[3]);
-        __syncwarp();
         const int j = 4 * owner, n = static_cast<int>(min(t.group, static_cast<int64_t>(t.size - j)));
-        const GridChoice best = search_live<K>(&sh.live[warp][j], &sh.h[j], n, t.search, t.candidates);
-        __syncwarp();
+        GridChoice best;
+        if constexpr (K == kByLoop) {
+          best = search_by_loop(live, diag, sh, j, j + n, t.search, t.candidates);
+        } else {
+          *reinterpret_cast<float4*>(&sh.live[warp][first]) = make_float4(live[0], live[1], live[2], live[3]);
+          __syncwarp();
+          best = search_live<K>(&sh.live[warp][j], &sh.h[j], n, t.search, t.candidates);
+          __syncwarp();
+        }
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
           scale[k] = best.scale;
@@ -176,12 +251,13 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
         const int j = 4 * owner + i;
         if (j >= t.size) break;
         // Every lane rounds its own i-th column; only the owner's counts.
-        const float level = grid_level(live[i], scale[i], zero[i], max_code);
+        const float level =
+            kF8 ? f8_round(live[i] / scale[i]) : grid_level(live[i], scale[i], zero[i], max_code);
         const float q = level * scale[i];
         const float mine = (live[i] - q) * diag[i];
         const float e = __shfl_sync(kAllLanes, mine, owner);
         if (lane == owner) {
-          code[i] = static_cast<int>(level) + zero[i];
+          code[i] = kF8 ? f8_code(level) : static_cast<int>(level) + zero[i];
           w[i] -= q;
           loss += static_cast<double>(e) * e;
         }
@@ -321,12 +397,17 @@ class Loop {
     walk_.size = static_cast<int>(tile.size());
     const int64_t blocks =
         std::min((out_ + kWarps - 1) / kWarps, static_cast<int64_t>(s_.sms()) * kBlocksPerSm);
-    dispatch_candidates(walk_.candidates, [&](auto k) {
-      const auto kernel = walk_kernel<decltype(k)::value>;
+    const auto start = [&](auto* kernel) {
       FEWBIT_CUDA_CALL(
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
       kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
-    });
+    };
+    if (a_.grid == Grid::f8_e4m3)
+      start(walk_kernel<1, true>);
+    else if (walk_.choose && walk_.search.rule == ScaleRule::loop_grid)
+      start(walk_kernel<kByLoop, false>);
+    else
+      dispatch_candidates(walk_.candidates, [&](auto k) { start(walk_kernel<decltype(k)::value, false>); });
     FEWBIT_CUDA_LAUNCHED();
   }
 
@@ -348,6 +429,7 @@ void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, Tens
   FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
   FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
   FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
+  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
   FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
   ex.zero(loss);
   if (out > 0) Loop(ex, a, codes, scales, zeros, loss).run();

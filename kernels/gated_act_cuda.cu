@@ -1,7 +1,7 @@
 // One thread takes eight neighbours of gate and up; bound by memory. It reads both before it writes, so out
 // may be either of them.
-#include "kernels/exec_cuda.h"
 #include "kernels/gated_act.h"
+#include "kernels/launch.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -19,6 +19,8 @@ __device__ __forceinline__ float activate(float g) {
 
 template <class T, ActKind kAct>
 __global__ void gated_act_kernel(const T* gate, const T* up, T* out, int64_t n, bool vectors) {
+  allow_successor();
+  await_predecessor();
   const int64_t begin = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kN;
   if (vectors && begin + kN <= n) {
     const auto g = load_vec<T, kN>(gate + begin), u = load_vec<T, kN>(up + begin);
@@ -44,10 +46,9 @@ void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, 
     const bool vectors = aligned16(gate.as<T>()) && aligned16(up.as<T>()) && aligned16(out.as<T>());
     auto* kernel =
         act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
-    kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(gate.as<T>(), up.as<T>(), out.as<T>(), n,
-                                                            vectors);
+    launch_overlapping(ex.cuda_state(), kernel, dim3(blocks), dim3(kThreads), 0, gate.as<T>(), up.as<T>(),
+                       out.as<T>(), n, vectors);
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

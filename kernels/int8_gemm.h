@@ -3,7 +3,7 @@
 namespace fewbit {
 // A weight in bytes with one scale per output: value(o, i) = code(o, i) * scale(o).
 struct ByteWeightView {
-  ConstTensorView codes{};   // [out, in]  i8
+  ConstTensorView codes{};   // [out, in]  i8; f8_e4m3 for kernels/fp8_gemm.h
   ConstTensorView scales{};  // [out]      f32
 };
 // y = Q(x) W^T + bias, both in int8, products summed in int32 (exact), then

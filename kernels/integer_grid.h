@@ -84,7 +84,7 @@ inline int scale_candidates(const ScaleSearch& s) {
 // Candidate c of a search over a group with range r, in the order in which ties are settled.
 FEWBIT_HD GridChoice scale_candidate(const ScaleSearch& s, const GroupRange& r, int c) {
   const int max_code = (1 << s.bits) - 1, mid = 1 << (s.bits - 1);
-  const bool searched = s.rule == ScaleRule::diag_grid;
+  const bool searched = s.rule != ScaleRule::absmax;
   const float factor =
       !searched ? 1.f : add_rn(s.lo, mul_rn(kScaleStep, static_cast<float>(s.symmetric ? c / 2 : c)));
   if (s.symmetric) {
@@ -111,6 +111,13 @@ FEWBIT_HD float search_error(float w, float h, float scale, float inverse, float
 }
 
 namespace cpu {
+// The candidates of one group side by side, so that the loop over them can use vector instructions.
+struct Candidates {
+  int count = 0;
+  GridChoice choice[kMaxCandidates];
+  float scale[kMaxCandidates], inverse[kMaxCandidates], lo[kMaxCandidates], hi[kMaxCandidates];
+};
+Candidates list_candidates(const float* w, int64_t n, const ScaleSearch& search);
 // The best grid for w[0, n) with importance h (null: all ones).
 GridChoice search_group(const float* w, const float* h, int64_t n, const ScaleSearch& search);
 }  // namespace cpu

@@ -1,4 +1,6 @@
 #pragma once
+#include <span>
+
 #include "kernels/exec.h"
 namespace fewbit {
 // A linear in the Marlin layout, exactly as the checkpoint stores it (src/core/marlin_layout.h).
@@ -20,6 +22,21 @@ namespace cpu  { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w,
 namespace cuda { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
 inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::marlin_gemm, FEWBIT_CUDA_OP(marlin_gemm))(ex, x, w, bias, y);
+}
+// The same for several linears of one x. On a GPU few rows take one launch where bits, groups and zero points
+// agree (up to kFusedProducts at a time); y alike in dtype. The bits are those of one product after another
+// on the CPU; on a GPU the split of k, and with it the order of the sums, depends on the outputs of all.
+struct MarlinProduct {
+  MarlinView w{};
+  ConstTensorView bias{};
+  TensorView y{};
+  bool add = false;  // y += the product, rounded once; no bias then
+};
+inline constexpr int kFusedProducts = 3;
+namespace cpu  { void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products); }
+namespace cuda { void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products); }
+inline void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> products) {
+  pick(ex, &cpu::marlin_gemms, FEWBIT_CUDA_OP(marlin_gemms))(ex, x, products);
 }
 // w [out, in] f32 | bf16 = the dequantized weight, row-major; overwritten.
 namespace cpu  { void marlin_dequantize(Exec&, const MarlinView& m, TensorView w); }

@@ -121,6 +121,25 @@ void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView 
   tiled_product(x, w.out, weight, bias, y);
 }
 
+void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> products) {
+  for (const MarlinProduct& p : products) {
+    if (!p.add) {
+      cpu::marlin_gemm(ex, x, p.w, p.bias, p.y);
+      continue;
+    }
+    FEWBIT_ASSERT(!p.bias.data);
+    const Tensor product = Tensor::host(DType::f32, {x.rows(), p.w.out}),
+                 sum = Tensor::host(DType::f32, {x.rows(), p.w.out});
+    cpu::marlin_gemm(ex, x, p.w, {}, product);
+    widen_rows(p.y.dtype, p.y.data, 1, p.y.numel(), p.y.numel(), sum.view().as<float>());
+    for (int64_t i = 0; i < sum.numel(); ++i) sum.view().as<float>()[i] += product.as<float>()[i];
+    for_float_type(p.y.dtype, [&](auto* type) {
+      using T = std::remove_pointer_t<decltype(type)>;
+      narrow(sum.view().as<float>(), p.y.as<T>(), sum.numel());
+    });
+  }
+}
+
 void marlin_dequantize(Exec&, const MarlinView& m, TensorView w) {
   check(m);
   FEWBIT_ASSERT(w.rows() == m.out && w.cols() == m.in);

@@ -39,6 +39,13 @@ struct LaneZeros {
   }
 };
 
+// value & mask | bits, in one instruction: left to itself the compiler takes two where both are constants.
+__device__ __forceinline__ uint32_t merge_masked(uint32_t value, uint32_t mask, uint32_t bits) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(value), "r"(mask), "r"(bits));
+  return r;
+}
+
 // Registers of the weight operand of sub-tile j: (code - zero) as bf16. `words`: the lane's own words of the
 // tile.
 template <int kBits>
@@ -50,7 +57,7 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
     if constexpr (kBits == 4) {
       // A bf16 of exponent 2^7 has steps of one: 0x4300 | code is 128 + code. One mask takes the low and the
       // high half.
-      uint32_t pair = (word >> (4 * marlin::fragment_field(reg, 4)) & 0x000f000fu) | 0x43004300u;
+      uint32_t pair = merge_masked(word >> (4 * marlin::fragment_field(reg, 4)), 0x000f000fu, 0x43004300u);
       const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
                                            *reinterpret_cast<const __nv_bfloat162*>(&zero));
       a[reg] = *reinterpret_cast<const uint32_t*>(&value);
@@ -63,6 +70,17 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
       a[reg] = __byte_perm(__float_as_uint(__uint_as_float(low) - base),
                            __float_as_uint(__uint_as_float(high) - base), 0x7632);
     }
+  }
+}
+
+// The same as 16 + code, which saves the subtraction: the codes stand in the upper mantissa bits of a bf16 of
+// exponent 2^4. The caller takes (16 + zero) times the sum of the activations off the sums. 4 bits only.
+inline constexpr int kRaisedBy = 16;
+__device__ __forceinline__ void raised_fragment(uint32_t (&a)[4], uint32_t word) {
+#pragma unroll
+  for (int reg = 0; reg < 4; ++reg) {
+    const int down = 4 * marlin::fragment_field(reg, 4) - 3;  // bits from the field to the mantissa's top
+    a[reg] = merge_masked(down < 0 ? word << -down : word >> down, 0x00780078u, 0x41804180u);
   }
 }
 

@@ -1,7 +1,7 @@
 // A row is read twice, the second time from the cache: once for its sum of squares, once to be scaled. Narrow
 // rows (the heads of a per-head norm) have a warp each, wide ones a block each, so that both fill the GPU. A
 // thread writes only what it has read itself, which is what lets y be x.
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/norm.h"
 #include "kernels/reduce.cuh"
 #include "kernels/vec.cuh"
@@ -49,6 +49,8 @@ __global__ void rms_norm_kernel(const T* x,                    // [rows, cols], 
                                 T* y,  // [rows, cols]
                                 int64_t rows, int64_t cols) {
   __shared__ float partial[32];
+  allow_successor();
+  await_predecessor();
   const int64_t row = kWarp ? static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / 32 : blockIdx.x;
   if (row >= rows) return;  // a whole warp
   const int first = kWarp ? threadIdx.x % 32 : threadIdx.x, step = kWarp ? 32 : kBlockThreads;
@@ -60,15 +62,15 @@ __global__ void rms_norm_kernel(const T* x,                    // [rows, cols], 
 
 // Variants: {f32, bf16} x {16 bytes, one value} x {warp, block}.
 template <class T, int kN>
-void launch(cudaStream_t stream, const T* x, const T* weight, float eps, float offset, TensorView y) {
+void launch(CudaState& s, const T* x, const T* weight, float eps, float offset, TensorView y) {
   const int64_t rows = y.rows(), cols = y.cols();
   if (cols <= kWarpColumns)
-    rms_norm_kernel<T, kN, true>
-        <<<static_cast<unsigned>((rows + kWarpRows - 1) / kWarpRows), 32 * kWarpRows, 0, stream>>>(
-            x, weight, eps, offset, y.as<T>(), rows, cols);
+    launch_overlapping(s, rms_norm_kernel<T, kN, true>,
+                       dim3(static_cast<unsigned>((rows + kWarpRows - 1) / kWarpRows)), dim3(32 * kWarpRows),
+                       0, x, weight, eps, offset, y.as<T>(), rows, cols);
   else
-    rms_norm_kernel<T, kN, false><<<static_cast<unsigned>(rows), kBlockThreads, 0, stream>>>(
-        x, weight, eps, offset, y.as<T>(), rows, cols);
+    launch_overlapping(s, rms_norm_kernel<T, kN, false>, dim3(static_cast<unsigned>(rows)),
+                       dim3(kBlockThreads), 0, x, weight, eps, offset, y.as<T>(), rows, cols);
 }
 
 }  // namespace
@@ -78,16 +80,15 @@ void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, fl
   FEWBIT_ASSERT(x.dtype == y.dtype && x.dtype == weight.dtype && x.shape == y.shape);
   if (x.numel() == 0) return;
   FEWBIT_ASSERT(weight.numel() == x.cols());
-  const cudaStream_t stream = ex.cuda_state().stream;
+  CudaState& s = ex.cuda_state();
   dispatch_f32_bf16(x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool vectors = aligned16(x.as<T>(), x.cols()) && aligned16(y.as<T>()) && aligned16(weight.as<T>());
     if (vectors)
-      launch<T, kVec16<T>>(stream, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
+      launch<T, kVec16<T>>(s, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
     else
-      launch<T, 1>(stream, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
+      launch<T, 1>(s, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

@@ -1,7 +1,7 @@
 // A block has one token and a run of its heads: it computes the token's cosines and sines once, in shared
 // memory, with the precise sincosf (positions reach 10^5 radians), then turns the pairs of its heads, 16
 // bytes of each half at a time.
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/rope.h"
 #include "kernels/vec.cuh"
 
@@ -17,6 +17,8 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
                             const int32_t* __restrict__ positions, const float* __restrict__ inv_freq,
                             int half, int heads, int head_dim, float attention_scale) {
   extern __shared__ float table[];  // [2, half]: cosines, sines
+  allow_successor();
+  await_predecessor();
   const float position = static_cast<float>(positions[blockIdx.x]);
   for (int i = threadIdx.x; i < half; i += kThreads) {
     float s, c;
@@ -59,11 +61,10 @@ void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv
     constexpr int kN = kVec16<T>;
     const bool vectors = half % kN == 0 && aligned16(x.as<T>(), head_dim);
     auto* kernel = vectors ? rope_kernel<T, kN> : rope_kernel<T, 1>;
-    kernel<<<grid, kThreads, shared, ex.cuda_state().stream>>>(
-        x.as<T>(), positions.as<int32_t>(), inv_freq.as<float>(), static_cast<int>(half),
-        static_cast<int>(heads), static_cast<int>(head_dim), attention_scale);
+    launch_overlapping(ex.cuda_state(), kernel, grid, dim3(kThreads), shared, x.as<T>(),
+                       positions.as<int32_t>(), inv_freq.as<float>(), static_cast<int>(half),
+                       static_cast<int>(heads), static_cast<int>(head_dim), attention_scale);
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

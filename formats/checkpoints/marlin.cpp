@@ -20,7 +20,7 @@ ConfigFile side_file(const QuantizationSummary& summary) {
 
 constinit const CheckpointFormat format_marlin = {
     .name = "marlin",
-    .summary = "int4 and int8 for the GPU runner; others as GPTQ v2 words",
+    .summary = "int4, int8 and FP8 weights for the GPU runner; others as GPTQ v2 words",
     .candidates = candidates,
     .write_config = write_config,
     .side_file = side_file};

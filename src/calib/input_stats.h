@@ -34,9 +34,10 @@ struct InputRounding {
   ActQuant activations = ActQuant::none;
   DType codes = DType::i8;  // i8 | f8_e4m3
   int64_t group = 0;        // columns that share a dynamic scale (RowQuant)
+  float percentile = 100;   // of |x| that a static scale reaches; what is above saturates
   bool operator==(const InputRounding&) const = default;
 };
-InputRounding rounding_of(const QuantSpec&);
+InputRounding rounding_of(const QuantSpec&, float percentile = 100);
 
 // The sums are those of the input that the linears multiply: rounded to 8 bits where they round it.
 struct InputStats {
@@ -54,6 +55,7 @@ struct ActivationStats {
   InputStats input{};  // cross is empty
   Tensor absmax{};     // [in] f32: largest |x_j|
   Tensor abssum{};     // [in] f64: sum over tokens of |x_j|
+  Tensor sample{};     // some of its tokens, [n, in] of the compute dtype
 };
 
 }  // namespace fewbit

@@ -18,7 +18,10 @@ std::string QuantSpec::str() const {
     if (group != (two_level() ? kNvfp4 : kMxfp4).group || s == "fp4") s += " g" + std::to_string(group);
   } else {
     s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
+    if (out_group == 1)
     s += group == -1 ? " gch" : " g" + std::to_string(group);
+  else
+    s += group == -1 ? " tensor" : " block" + std::to_string(out_group);
   }
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";

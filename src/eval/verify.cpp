@@ -17,6 +17,8 @@ namespace {
 
 // Packed kernels and the dequantized path differ by the rounding of dequantized weights to bf16 only.
 constexpr double kLogitsTolerance = 3e-2;
+// Where inputs are rounded to 8 bits a last bit of a sum (FP8 tensor cores) decides about a whole step further on.
+constexpr double kRoundedInputsTolerance = 8e-2;
 constexpr int64_t kProbeTokens = 32;
 
 std::map<std::string, std::string> hashes_of_report(const std::filesystem::path& dir) {
@@ -75,12 +77,16 @@ void compare_logits(Exec& ex, const Checkpoint& c, VerifyResult& result) {
                                          : row_errors(packed.view().reshaped({1, packed.numel()}),
                                                       reference.view().reshaped({1, packed.numel()}));
   result.logits_error = errors[errors.size() / 2];
+  const bool rounds = std::any_of(c.quantization.linears.begin(), c.quantization.linears.end(), [](const auto& l) {
+    return l.second.spec.activations != ActQuant::none;
+  });
+  const double tolerance = rounds ? kRoundedInputsTolerance : kLogitsTolerance;
   if (!std::isfinite(errors.back()))
     result.problems.push_back({"", "logits are not finite"});
-  else if (!(result.logits_error <= kLogitsTolerance))
+  else if (!(result.logits_error <= tolerance))
     result.problems.push_back({"", fmt::format("packed kernels and dequantized weights disagree: relative "
                                                "error {:.3g} of the logits, at most {:.3g} expected",
-                                               result.logits_error, kLogitsTolerance)});
+                                               result.logits_error, tolerance)});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "src/model/synth.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +24,7 @@ using nlohmann::ordered_json;
 
 constexpr float kStd = 0.02f;              // of all weights: the usual initializer_range
 constexpr float kByteSumStd = 147.801f;    // of the sum of four uniform bytes: sqrt(4 * (256^2 - 1) / 12)
+constexpr int kInt8Step = 16;  // codes between two levels of int8
 constexpr float kScale = kStd * 2.7f / 8;  // of int4 groups: absmax of 128 normal values is about 2.7 std
 
 struct ModelShape {
@@ -244,10 +246,38 @@ Tensor random_bf16(uint64_t seed, const std::string& name, const Shape& shape, f
   return t;
 }
 
-// Codes 1 + two uniform 3-bit numbers: mean 8 (the zero of the grid), standard deviation 3.24. With scales
-// around kScale the weights have a standard deviation of 0.022 and no common offset.
-QuantizedLinear random_int4(uint64_t seed, const NamedLinear& linear, const QuantSpec& spec) {
+// What a name of --format stands for: fp8 and int8 are what `quantize fp8` and `quantize "rtn w8a8"` write.
+struct SynthFormat {
+  const CheckpointFormat* format = nullptr;
+  QuantSpec spec{};
+};
+SynthFormat synth_format(const std::string& name) {
+  if (name != "fp8" && name != "int8") return {&checkpoint_format(name), {}};
+  const QuantSpec bytes{.grid = name == "fp8" ? Grid::f8_e4m3 : Grid::integer,
+                        .bits = 8,
+                        .group = -1,
+                        .scale_dtype = DType::f32,
+                        .activations = ActQuant::token};
+  return {&format_compressed_tensors, bytes};
+}
+
+// The codes of the levels -8 … 7 on a grid, and the step between them in scales.
+std::array<uint8_t, 16> level_codes(const QuantSpec& spec) {
+  std::array<uint8_t, 16> codes{};
+  for (int level = -8; level < 8; ++level) {
+    const int shifted = spec.mid_code() + level * (spec.bits == 8 ? kInt8Step : 1);
+    codes[static_cast<size_t>(level + 8)] = spec.grid == Grid::f8_e4m3 ? f32_to_f8_e4m3_saturated(static_cast<float>(level))
+                                                                        : static_cast<uint8_t>(shifted);
+  }
+  return codes;
+}
+
+// Levels -7 + two uniform 3-bit numbers: mean 0, standard deviation 3.24. With scales around kScale the weights have a
+// standard deviation of 0.022 and no common offset.
+QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const QuantSpec& spec) {
   const Rng rng(seed, linear.name + ".codes"), scale_rng(seed, linear.name + ".scales");
+  const std::array<uint8_t, 16> codes = level_codes(spec);
+  const float step = spec.grid == Grid::integer && spec.bits == 8 ? kInt8Step : 1;
   QuantizedLinear q;
   q.spec = spec;
   q.codes = Tensor::host(DType::u8, {linear.out, linear.in});
@@ -258,14 +288,13 @@ QuantizedLinear random_int4(uint64_t seed, const NamedLinear& linear, const Quan
       const uint64_t r = rng.at(static_cast<uint64_t>(i));
       uint64_t eight =
           (r & 0x0707070707070707ull) + ((r >> 3) & 0x0707070707070707ull) + 0x0101010101010101ull;
-      for (int64_t j = 8 * i; j < std::min(n, 8 * i + 8); ++j, eight >>= 8)
-        to[j] = static_cast<uint8_t>(eight);
+      for (int64_t j = 8 * i; j < std::min(n, 8 * i + 8); ++j, eight >>= 8) to[j] = codes[eight & 15];
     }
   });
   q.scales = Tensor::host(DType::f32, {linear.out, spec.groups(linear.in)});
   for (int64_t i = 0; i < q.scales.numel(); ++i) {
     const auto u = static_cast<float>(scale_rng.uniform_at(static_cast<uint64_t>(i)));
-    q.scales.as<float>()[i] = representable_scale(kScale * (0.75f + 0.5f * u), spec.scale_dtype);
+    q.scales.as<float>()[i] = representable_scale(kScale / step * (0.75f + 0.5f * u), spec.scale_dtype);
   }
   return q;
 }
@@ -274,9 +303,9 @@ QuantizedLinear random_int4(uint64_t seed, const NamedLinear& linear, const Quan
 class Synthesizer {
  public:
   Synthesizer(CheckpointWriter& writer, const ModelSpec& spec, const SynthOptions& options)
-      : writer_(writer), spec_(spec), options_(options), format_(checkpoint_format(options.format)) {
-    const QuantSpec int4{};
-    dense_only_ = format_.candidates(int4).empty();
+      : writer_(writer), spec_(spec), options_(options), format_(synth_format(options.format)) {
+    const QuantSpec& codes = format_.spec;
+    dense_only_ = format_.format->candidates(codes).empty();
     summary_.dense = routers_of(spec);
     for (const NamedLinear& l : linears_of(spec)) {
       if (dense_only_) {
@@ -284,10 +313,10 @@ class Synthesizer {
         continue;
       }
       std::string why;
-      const Packing* p = choose_packing(format_, int4, l.out, l.in, false, &why);
+      const Packing* p = choose_packing(*format_.format, codes, l.out, l.in, false, &why);
       if (!p) fail(ErrorKind::unsupported, l.name + ": format " + options.format + " cannot take it: " + why);
-      summary_.linears[l.name] = {.packing = p, .spec = int4};
-      total_ += packed_bytes(*p, int4, l.out, l.in, false);
+      summary_.linears[l.name] = {.packing = p, .spec = codes};
+      total_ += packed_bytes(*p, codes, l.out, l.in, false);
     }
     for (const NamedDense& d : dense_tensors_of(spec)) total_ += 2 * d.shape.numel();
   }
@@ -310,7 +339,7 @@ class Synthesizer {
   }
 
   int64_t bytes() const { return done_; }
-  std::string quantization_config() const { return format_.write_config(summary_); }
+  std::string quantization_config() const { return format_.format->write_config(summary_); }
 
  private:
   void add(const std::string& name, ConstTensorView t) {
@@ -327,14 +356,14 @@ class Synthesizer {
       return;
     }
     const LinearFormat& f = summary_.linears.at(l.name);
-    const PackedLinear packed = f.packing->pack(l.name, random_int4(options_.seed, l, f.spec));
+    const PackedLinear packed = f.packing->pack(l.name, random_codes(options_.seed, l, f.spec));
     for (const NamedTensor& t : packed.tensors) add(t.name, t.tensor);
   }
 
   CheckpointWriter& writer_;
   const ModelSpec& spec_;
   const SynthOptions& options_;
-  const CheckpointFormat& format_;
+  SynthFormat format_;
   QuantizationSummary summary_;
   bool dense_only_ = false;
   int64_t done_ = 0, total_ = 0;

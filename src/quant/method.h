@@ -40,11 +40,18 @@ struct MethodResult {
   std::string rung;            // "fp32", "fp64", "damp x10", "diagonal", "rtn"; "" for data-free methods
 };
 
+// The grids that a method rounds to.
+struct Grids {
+  bool integer = true, f8 = false, f4 = false;  // f4: nvfp4 and mxfp4
+  bool has(Grid g) const { return g == Grid::integer ? integer : g == Grid::f8_e4m3 ? f8 : f4; }
+  Grid first() const { return integer ? Grid::integer : Grid::f8_e4m3; }
+};
+
 struct Method {
   std::string_view name, summary;
   Needs needs;
+  Grids grids{};
   MethodResult (*quantize)(Exec&, const LinearJob&);
-  bool rounds_fp4 = false;  // to nvfp4 and mxfp4 besides integers
 };
 
 const std::vector<const Method*>& methods();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -20,8 +21,10 @@
 #include "kernels/gram_loss.h"
 #include "kernels/squared_error.h"
 #include "src/calib/experts.h"
+#include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
+#include "src/quant/learned_rounding.h"
 #include "src/quant/output.h"
 #include "src/quant/rounding.h"
 #include "src/run/runner.h"
@@ -30,6 +33,8 @@ namespace fewbit {
 namespace {
 
 constexpr float kLargestF8 = 448;  // of E4M3
+// Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
+constexpr int64_t kTransformTokens = 65536, kTransformSample = 1024;
 
 class Timer {
  public:
@@ -50,6 +55,11 @@ int64_t peak_host_bytes() {
 double sum_f64(Exec& ex, ConstTensorView device) {
   const Tensor host = ex.to_host(device);
   return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
+}
+
+// Says that `done` blocks (and a part of the next) are finished.
+void tell(const QuantJob& job, const ModelSpec& spec, double done) {
+  if (job.progress) job.progress("quantizing blocks", done / static_cast<double>(spec.layers));
 }
 
 // Everything that decides the bits of the output, on one line.
@@ -103,7 +113,7 @@ class Run {
     const bool sealed = journal_.sealed(layer);
     if (sealed && !quantized_) return;  // data-free: nothing downstream depends on this block
     packed_.clear();
-    records_.clear();
+    coded_.clear();
     restored_.reset();
     rewritten_ = {};
     if (sealed) restored_ = container_safetensors.open(journal_.block_file(layer));
@@ -114,12 +124,13 @@ class Run {
     if (!plan_.transforms.empty()) transform(layer, weights);
     if (quantized_) quantized_->begin_block(ops);
     if (full_) full_->begin_block(ops);
+    learning_ = !sealed && learns_rounding(plan_, ckpt_.spec, layer);
+    const Tensor entering = learning_ ? copy_of(quantized_->x()) : Tensor();
     for (size_t i = 0; i < ops.size(); ++i) {
       std::map<std::string, Linear> replaced;
       if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(layer, *group);
       if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
-      if (const auto* attention = std::get_if<Attention>(&ops[i]); attention && plan_.fp8_kv_cache)
-        scale_kv(layer, *attention);
+      if (!learning_) scale_kv(layer, ops[i]);
       timed("forward", [&] {
         if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
         for (auto& [name, linear] : replaced) {     // the bias stays
@@ -131,7 +142,9 @@ class Run {
         if (quantized_) quantized_->run(i, weights, ropes_);
       });
     }
-    if (!sealed) timed("write", [&] { journal_.seal(layer, packed_, records_); });
+    if (sealed) return;
+    if (learning_) learn(layer, entering, weights);
+    seal(layer);
   }
 
  private:
@@ -156,16 +169,22 @@ class Run {
     if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
   }
 
+  Tensor copy_of(ConstTensorView device) {
+    Tensor t = ex_.alloc(device.dtype, device.shape);
+    ex_.copy(device, t);
+    return t;
+  }
+
   // Rewrites the block, in both streams and in what is quantized. A resumed run does the same again: the
   // rewritten weights, which no file holds, are those that the unquantized stream needs.
   void transform(int64_t layer, BlockWeights& weights) {
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-    TransformJob job{.ops = &ops};
+    TransformJob job{.ops = &ops, .migration = plan_.migration};
     for (const BlockOp& op : ops)
       if (const auto* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
           if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + l.name); !p.keep)
-            job.targets[l.name] = {p.recipe.spec, p.recipe.effort};
+            job.targets[l.name] = {p.recipe.spec, p.recipe.effort, p.recipe.method};
     job.absorbers = usable_absorbers(ops, job.targets);
     if (job.absorbers.empty()) return;
     timed("load", [&] { rewritten_ = load_block_f32(ex_, ckpt_, layer, job.absorbers); });
@@ -181,15 +200,22 @@ class Run {
   }
 
   // What the inputs of the absorbers' consumers look like when the states that enter the block (those of the
-  // quantized stream) run through it as it is. The states themselves stay.
+  // quantized stream) run through it as it is, on kTransformTokens of the tokens. The states themselves stay.
   std::map<size_t, ActivationStats> observe_block(const std::vector<BlockOp>& ops,
                                                   const std::vector<Absorber>& absorbers,
                                                   const BlockWeights& weights) {
     std::map<size_t, ActivationStats> stats;
     for (const Absorber& a : absorbers) stats[a.consumers.front()];
-    Tensor x = ex_.alloc(job_.dtype, quantized_->x().shape());
-    ex_.copy(quantized_->x(), x);
-    Stream stream(ex_, ckpt_.spec, std::move(x), windows_);
+    // Windows at even distances, for the draw puts those of one text side by side.
+    const int64_t length = quantized_->tokens() / windows_;
+    const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows_);
+    Tensor x = ex_.alloc(job_.dtype, {count * length, ckpt_.spec.hidden});
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t from = k * windows_ / count * length;
+      ex_.copy(quantized_->x().view().row_range(from, from + length),
+               x.view().row_range(k * length, (k + 1) * length));
+    }
+    Stream stream(ex_, ckpt_.spec, std::move(x), count);
     stream.begin_block(ops);
     for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
       if (stats.count(i)) stats[i] = activation_stats(stream.input(std::get<Linears>(ops[i]).in));
@@ -206,6 +232,7 @@ class Run {
     s.abssum = ex_.alloc_zeros(DType::f64, {x.cols()});
     gram(ex_, x, s.input.gram);
     column_stats(ex_, x, {}, s.absmax, s.abssum);
+    s.sample = spread_rows(ex_, x, kTransformSample);
     return s;
   }
 
@@ -268,15 +295,17 @@ class Run {
   }
 
   // The scales of the layer's FP8 cache: the largest key (after RoPE) and the largest value that calibration
-  // saw become the largest code.
-  void scale_kv(int64_t layer, const Attention& a) {
+  // saw become the largest code. Of a block whose codes are learned, after that.
+  void scale_kv(int64_t layer, const BlockOp& op) {
+    const auto* a = std::get_if<Attention>(&op);
+    if (!a || !plan_.fp8_kv_cache) return;
     const std::string name = ckpt_.spec.prefix(layer) + attention_module(ckpt_.spec.block(layer));
     KvScales scales;
     if (restored_) {
-      scales = read_kv_scales(name, a.kv_heads, restored()).value();
+      scales = read_kv_scales(name, a->kv_heads, restored()).value();
     } else {
       timed("observe", [&] {
-        for (auto [slot, to] : {std::pair{a.k, &scales.k}, std::pair{a.v, &scales.v}})
+        for (auto [slot, to] : {std::pair{a->k, &scales.k}, std::pair{a->v, &scales.v}})
           *to = {largest_of(quantized_->input(slot)) / kLargestF8};
       });
       for (NamedTensor& t : kv_scale_tensors(name, scales)) packed_.push_back(std::move(t));
@@ -305,17 +334,35 @@ class Run {
     for (const LinearDef& def : items) {
       const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
       if (p.keep) continue;
-      if (const InputRounding rounding = rounding_of(p.recipe.spec); !restore && seen != rounding) {
+      if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
+          !restore && seen != rounding) {
         stats = observed(rounding);
         seen = rounding;
       }
-      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr, shared);
-      if (quantized_)
-        replaced.emplace(def.name, DenseLinear{.weight = values_of(ex_, q, job_.dtype),
-                                               .bias = {},
-                                               .input = input_quant(q.spec, q.input_scale)});
+      const auto replace = [&](const QuantizedLinear& q) {
+        if (quantized_)
+          replaced.emplace(def.name, DenseLinear{.weight = values_of(ex_, q, job_.dtype),
+                                                 .bias = {},
+                                                 .input = input_quant(q.spec, q.input_scale)});
+      };
+      if (restore) {
+        replace(unpack(p));
+        continue;
+      }
+      Coded& coded = quantize(def, p, stats ? &*stats : nullptr, shared);
+      replace(coded.linear);
+      if (!learning_) pack(coded);
     }
   }
+
+  // A linear of the block at hand, coded but not packed yet.
+  struct Coded {
+    const PlannedLinear* plan = nullptr;
+    std::string name{};  // relative to the block
+    Tensor weight{};     // [out, in] f32 on the device; kept where the codes will be learned, to measure them
+    QuantizedLinear linear{};
+    LinearRecord record{};
+  };
 
   float absmax(const PlannedLinear& p) {
     if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
@@ -332,9 +379,9 @@ class Run {
     return largest;
   }
 
-  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats, float shared) {
+  Coded& quantize(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared) {
     const Timer timer;
-    const Tensor w = weight_of(p);
+    Tensor w = weight_of(p);
     MethodResult r;
     timed("quantize", [&] {
       r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
@@ -350,21 +397,94 @@ class Run {
     });
     if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
     validate(r.linear);
-    LinearRecord record{.name = p.linear.name,
-                        .recipe = p.recipe.str(),
-                        .packing = std::string(p.packing->name),
-                        .rung = r.rung,
-                        .loss = r.loss,
-                        .loss_rtn = r.loss_rtn,
-                        .tokens = stats ? stats->tokens - stats->borrowed : 0,
-                        .hash = content_hash(r.linear)};
-    timed("measure", [&] { measure(w, r.linear, stats, record); });
-    timed("pack", [&] {
-      for (NamedTensor& t : p.packing->pack(p.linear.name, r.linear).tensors) packed_.push_back(std::move(t));
+    Coded& coded = coded_.emplace_back();
+    coded.plan = &p;
+    coded.name = def.name;
+    coded.record = {.name = p.linear.name,
+                    .recipe = p.recipe.str(),
+                    .packing = std::string(p.packing->name),
+                    .rung = r.rung,
+                    .loss = r.loss,
+                    .loss_rtn = r.loss_rtn,
+                    .tokens = stats ? stats->tokens - stats->borrowed : 0,
+                    .hash = {}};
+    coded.linear = std::move(r.linear);
+    if (learning_ && p.recipe.learns_rounding())
+      coded.weight = std::move(w);
+    else
+      timed("measure", [&] { measure(w, coded.linear, stats, coded.record); });
+    coded.record.seconds = timer.seconds();
+    return coded;
+  }
+
+  // Moves the codes of the block down the gradient of its output error, then runs the quantized stream
+  // through the block again, from the states that entered it.
+  void learn(int64_t layer, ConstTensorView entering, BlockWeights& weights) {
+    BlockLearning job{.spec = &ckpt_.spec,
+                      .layer = layer,
+                      .ropes = &ropes_,
+                      .weights = &weights,
+                      .entering = entering,
+                      .target = full_->x(),
+                      .windows = windows_,
+                      .seed = job_.seed,
+                      .linears = {},
+                      .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer) + f); }};
+    for (Coded& c : coded_)
+      if (c.plan->recipe.learns_rounding()) job.linears.push_back({.name = c.name, .coded = &c.linear});
+    timed("learn", [&] {
+      if (!learn_rounding(ex_, job).changed) return;
+      for (Coded& c : coded_) {
+        validate(c.linear);
+        if (c.plan->recipe.learns_rounding()) c.record.learned = true;
+      }
     });
-    record.seconds = timer.seconds();
-    records_.push_back(std::move(record));
-    return std::move(r.linear);
+    for (const Coded& c : coded_)
+      std::get<DenseLinear>(weights.linears.at(c.name)).weight = values_of(ex_, c.linear, job_.dtype);
+    timed("forward", [&] { ex_.copy(entering, quantized_->x()); });
+    const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+    quantized_->begin_block(ops);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (const auto* group = std::get_if<Linears>(&ops[i])) timed("measure", [&] { measure_group(*group); });
+      scale_kv(layer, ops[i]);
+      timed("forward", [&] { quantized_->run(i, weights, ropes_); });
+    }
+  }
+
+  // The records of the learned linears of a group on the inputs that they have now.
+  void measure_group(const Linears& group) {
+    InputStats stats;
+    for (const LinearDef& l : group.items)
+      for (Coded& c : coded_) {
+        if (c.name != l.name || c.weight.empty()) continue;
+        if (stats.gram.empty()) {
+          const ConstTensorView x = quantized_->input(group.in);
+          stats.tokens = x.rows();
+          stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
+          gram(ex_, x, stats.gram);
+        }
+        measure(c.weight, c.linear, &stats, c.record);
+      }
+  }
+
+  // Turns the final codes into bytes and lets go of them; the record stays.
+  void pack(Coded& c) {
+    timed("pack", [&] {
+      for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
+        packed_.push_back(std::move(t));
+    });
+    c.record.hash = content_hash(c.linear);
+    c.linear = {};
+    c.weight.reset();
+  }
+
+  void seal(int64_t layer) {
+    std::vector<LinearRecord> records;
+    for (Coded& c : coded_) {
+      if (learning_) pack(c);
+      records.push_back(std::move(c.record));
+    }
+    timed("write", [&] { journal_.seal(layer, packed_, records); });
   }
 
   Tensor* rewritten(const PlannedLinear& p) {
@@ -449,8 +569,9 @@ class Run {
   std::optional<Stream> quantized_, full_;
   BlockF32 rewritten_;  // of the block at hand; empty without transforms
   std::map<std::string, double> phases_;
+  bool learning_ = false;  // the block's codes will be learned when it is complete
   std::vector<NamedTensor> packed_;
-  std::vector<LinearRecord> records_;
+  std::deque<Coded> coded_;  // of the block at hand; a deque: references stay while it grows
   std::vector<ExpertRecord> experts_;
   std::vector<KvRecord> kv_scales_;
   std::optional<CheckpointIndex> restored_;
@@ -479,12 +600,8 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
 }
 
 void run_blocks(Run& run, const Checkpoint& c, const QuantJob& job) {
-  const auto tell = [&](int64_t done) {
-    if (job.progress)
-      job.progress("quantizing blocks", static_cast<double>(done) / static_cast<double>(c.spec.layers));
-  };
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    tell(layer);
+    tell(job, c.spec, static_cast<double>(layer));
     if (job.stop_requested && job.stop_requested())
       fail(ErrorKind::stopped,
            fmt::format("stopped before block {} of {}; {} blocks are kept in {}: run the same command "
@@ -492,7 +609,7 @@ void run_blocks(Run& run, const Checkpoint& c, const QuantJob& job) {
                        layer, c.spec.layers, run.journal().sealed_blocks(), run.journal().dir().string()));
     run.block(layer);
   }
-  tell(c.spec.layers);
+  tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 
 }  // namespace

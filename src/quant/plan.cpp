@@ -8,6 +8,8 @@
 
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
+#include "src/quant/block_tape.h"
+#include "src/quant/learned_rounding.h"
 
 namespace fewbit {
 namespace {
@@ -22,6 +24,8 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
   for (const Rule& rule : o.rules)
     if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l)))
       r = overlay(o.base, rule.recipe);
+  if (r.migration != o.base.migration)
+    fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
 }
 
@@ -70,6 +74,17 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
                                                       plan.format->name)});
 }
 
+// What learned rounding needs besides, for the layer that needs most.
+int64_t learning_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
+  int64_t most = 0;
+  std::map<int64_t, int64_t> weights;
+  for (const PlannedLinear& p : plan.linears) weights[p.linear.layer] += p.linear.out * p.linear.in;
+  for (const auto& [layer, n] : weights)
+    if (learns_rounding(plan, c.spec, layer) && o.seq_len > 0)
+      most = std::max(most, learning_bytes(c.spec, c.spec.block(layer), n, o.tokens / o.seq_len, o.seq_len));
+  return most > 0 ? most + o.tokens * bytes_of(o.dtype) * c.spec.hidden : 0;  // and the states that entered
+}
+
 // What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
 // with their factors, and the f32 working copies of the largest linear.
 int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
@@ -106,7 +121,8 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
     return !p.keep && p.recipe.spec.activations != ActQuant::none;
   });
   const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
-  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block);
+  return 2 * block * elem + states + experts + grams + rounded + largest * 24 +
+         transform_bytes(c, plan, o, block) + learning_bytes(c, plan, o);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -154,12 +170,20 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   return summary;
 }
 
+bool learns_rounding(const QuantPlan& plan, const ModelSpec& spec, int64_t layer) {
+  return has_gradient(spec.block(layer)) &&
+         std::any_of(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) {
+           return p.linear.layer == layer && !p.keep && p.recipe.learns_rounding();
+         });
+}
+
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
   plan_kv_cache(c, o, base, plan);
+  plan.migration = base.migration;
   plan.source_bytes = c.store.total_bytes();
   std::set<std::string> replaced;
   double bits = 0, weights = 0;
@@ -175,6 +199,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
           {l.name, "is already quantized (" + c.format + "); start from the bf16 checkpoint"});
     } else if (!p.keep) {
       p.recipe = resolve(r);
+      if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
       if (!r.format.empty() && r.format != base.format)
         plan.refusals.push_back({l.name, fmt::format("one checkpoint has one format: {} here, {} elsewhere",
                                                      r.format, base.format)});
@@ -184,6 +209,9 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
       if (p.packing) {
         p.out_bytes = packed_bytes(*p.packing, p.recipe.spec, l.out, l.in, act_order);
         p.note = published_note(p);
+        if (p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
+          p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
+                   std::string(p.recipe.method->name);
         plan.needs = plan.needs | p.recipe.needs();
         replaced.insert(l.name + ".weight");
         bits += 8.0 * static_cast<double>(p.out_bytes);

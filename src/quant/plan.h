@@ -22,6 +22,7 @@ struct PlanOptions {
   std::vector<Rule> rules{};
   std::map<std::string, Recipe> chosen{};  // by full name, on top of base; a matching rule wins over it
   int64_t tokens = 0;        // calibration tokens, for the memory estimate
+  int64_t seq_len = 0;       // of them in a window
   DType dtype = DType::f32;  // compute dtype of the calibration
   bool on_gpu = false;
 };
@@ -48,12 +49,16 @@ struct QuantPlan {
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order
+  Migration migration{};
   bool fp8_kv_cache = false;                   // scales for one are calibrated and written
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
   const PlannedLinear& of(const std::string& linear) const;
 };
+
+// True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
+bool learns_rounding(const QuantPlan&, const ModelSpec&, int64_t layer);
 
 // Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
 QuantPlan make_plan(const Checkpoint&, const PlanOptions&);

@@ -106,7 +106,7 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
     else
       f.method = &method(name);
   }
-  if (!f.method) f.method = &method_rtn;
+  if (!f.method) f.method = r.grid == Grid::f8_e4m3 ? &method_fp8 : &method_rtn;
 }
 
 DType scale_from(std::string_view v) {
@@ -124,6 +124,14 @@ float damp_from(std::string_view v) {
   return d;
 }
 
+float percentile_from(std::string_view v) {
+  float p = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), p);
+  if (error != std::errc{} || end != v.data() + v.size() || !(p > 0 && p <= 100))
+    fail(ErrorKind::usage, fmt::format("percentile \"{}\" is not a number above 0 and up to 100", v));
+  return p;
+}
+
 bool fp8_kv_cache_from(std::string_view v) {
   if (v == "fp8") return true;
   if (v == "bf16") return false;
@@ -131,6 +139,15 @@ bool fp8_kv_cache_from(std::string_view v) {
     fail(ErrorKind::usage, "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
                            "checkpoint; give --kv-cache int8 to runner and evaluate");
   fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+}
+
+Migration migration_from(std::string_view v) {
+  if (v == "search") return {};
+  float alpha = 0;
+  const auto [end, error] = std::from_chars(v.data(), v.data() + v.size(), alpha);
+  if (error != std::errc{} || end != v.data() + v.size() || !(alpha >= 0 && alpha <= 1))
+    fail(ErrorKind::usage, fmt::format("alpha \"{}\" is neither \"search\" nor a number from 0 to 1", v));
+  return {alpha};
 }
 
 double target_bits_from(std::string_view v) {
@@ -146,10 +163,14 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.act_order = act_order_from(value);
   else if (key == "acts")
     r.activations = activations_from(value);
+  else if (key == "percentile")
+    r.percentile = percentile_from(value);
   else if (key == "scale")
     r.scale = scale_from(value);
   else if (key == "damp")
     r.damp = damp_from(value);
+  else if (key == "alpha")
+    r.migration = migration_from(value);
   else if (key == "effort")
     r.effort = effort_from(value);
   else if (key == "kv")
@@ -160,16 +181,21 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
     r.target_bits = target_bits_from(value);
   else
     fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= scale= damp= effort= kv= format= "
-                     "target-bits=",
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= alpha= scale= damp= effort= "
+                     "kv= format= target-bits=",
                      key));
+}
+
+void set_blocks(Recipe& r, int64_t out_group, int64_t group) {
+  r.out_group = out_group;
+  r.group = group;
 }
 
 // int8 weights per output, inputs quantized per token.
 void set_w8a8(Recipe& r) {
   r.grid = Grid::integer;
   r.bits = 8;
-  r.group = -1;
+  set_blocks(r, 1, -1);
   r.symmetric = true;
   if (!r.activations) r.activations = ActQuant::token;
 }
@@ -191,8 +217,14 @@ void apply_word(Recipe& r, const std::string& word) {
     r.symmetric = true;
   else if (word == "asym")
     r.symmetric = false;
-  else if (word == "gch")
-    r.group = -1;
+  else if (word == "gch" || word == "channel")
+    set_blocks(r, 1, -1);
+  else if (word == "tensor")
+    set_blocks(r, kAllOutputs, -1);
+  else if (word == "block128")
+    set_blocks(r, 128, 128);
+  else if (word == "fp8" && !r.chain.empty())
+    r.grid = Grid::f8_e4m3;
   else if (word == "nvfp4")
     set_fp4(r, kNvfp4);
   else if (word == "mxfp4")
@@ -203,8 +235,8 @@ void apply_word(Recipe& r, const std::string& word) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,
            fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
-    r.bits = static_cast<int>(*bits);
     r.grid = Grid::integer;
+    r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1)
       fail(ErrorKind::usage,
@@ -224,14 +256,59 @@ void apply_word(Recipe& r, const std::string& word) {
   }
 }
 
-// With 8-bit inputs there is a scale or so per output: f32 costs nothing.
-DType default_scale(const QuantSpec& spec) {
-  return spec.activations == ActQuant::none ? DType::f16 : DType::f32;
+bool in_bytes(const QuantSpec& s) { return s.activations != ActQuant::none || s.grid == Grid::f8_e4m3; }
+
+// There it is a scale or so per output, and f32 costs nothing; Marlin has f16 alone.
+DType default_scale(const QuantSpec& s, std::string_view format) {
+  return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
+}
+
+// 4-bit floats say their whole grid.
+void resolve_fp4(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.bits = r.bits.value_or(4);
+  s.group = r.group.value_or(128);
+  s.out_group = r.out_group.value_or(1);
+  s.symmetric = r.symmetric.value_or(true);
+  s.activations = r.activations.value_or(ActQuant::none);
+  s.scale_dtype = r.scale.value_or(DType::f16);
+  if (!(s == kNvfp4) && !(s == kMxfp4))
+    fail(ErrorKind::usage,
+         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
+         "beside them");
+  if (!f.method->grids.has(s.grid) || !f.transforms.empty())
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
+}
+
+// The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else
+// as is usual for the grid.
+void resolve_grid(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.grid = r.grid.value_or(f.method->grids.first());
+  const bool f8 = s.grid == Grid::f8_e4m3;
+  if (s.grid == Grid::f4_e2m1) return resolve_fp4(r, f);
+  if (!f.method->grids.has(s.grid))
+    fail(ErrorKind::usage, fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
+                                       f.method->name, f8 ? "FP8" : "integers"));
+  s.bits = f8 ? 8 : 4;
+  s.group = f8 ? -1 : 128;
+  s.symmetric = true;
+  s.activations = f8 && r.format != "marlin" ? ActQuant::token : ActQuant::none;
+  for (const Transform* t : f.transforms) t->fill_in(*f.method, s);
+  s.bits = r.bits.value_or(s.bits);
+  s.group = r.group.value_or(s.group);
+  s.out_group = r.out_group.value_or(1);
+  s.symmetric = f8 || r.symmetric.value_or(s.symmetric);
+  s.activations = r.activations.value_or(s.activations);
+  if (!f8 && s.out_group != 1)
+    fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
+  if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
+    fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
 }
 
 std::string default_format(const FullRecipe& f) {
-  const bool plain = f.spec.grid == Grid::integer && f.spec.activations == ActQuant::none && !f.fp8_kv_cache;
-  return plain ? "marlin" : "compressed-tensors";
+  return in_bytes(f.spec) || f.spec.grid == Grid::f4_e2m1 || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
 }
 
 }  // namespace
@@ -275,13 +352,16 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.bits) base.bits = over.bits;
   if (over.grid) base = with_grid_of(std::move(base), over);
   if (over.group) base.group = over.group;
+  if (over.out_group) base.out_group = over.out_group;
   if (over.symmetric) base.symmetric = over.symmetric;
   if (over.activations) base.activations = over.activations;
+  if (over.percentile) base.percentile = over.percentile;
   if (over.act_order) base.act_order = over.act_order;
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
+  if (over.migration) base.migration = over.migration;
   if (over.target_bits) base.target_bits = over.target_bits;
   if (!over.format.empty()) base.format = over.format;
   return base;
@@ -293,27 +373,20 @@ FullRecipe resolve(const Recipe& r) {
   resolve_chain(r, f);
   if (r.target_bits && !r.chooses_precision())
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
-  f.spec.grid = r.grid.value_or(Grid::integer);
-  f.spec.bits = r.bits.value_or(4);
-  f.spec.group = r.group.value_or(128);
-  bool symmetric = true;
-  for (const Transform* t : f.transforms) symmetric = t->symmetric_by_default(*f.method);
-  f.spec.symmetric = r.symmetric.value_or(symmetric);
-  f.spec.activations = r.activations.value_or(ActQuant::none);
-  f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec));
+  resolve_grid(r, f);
+  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
+  f.format = !r.format.empty() ? r.format : default_format(f);
+  if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
-  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
-  const bool fp4 = f.spec.grid == Grid::f4_e2m1;
-  f.format = !r.format.empty() ? r.format : default_format(f);
-  if (fp4 && !(f.spec == kNvfp4) && !(f.spec == kMxfp4))
-    fail(ErrorKind::usage,
-         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words "
-         "stands beside them");
-  if (fp4 && (!f.method->rounds_fp4 || !f.transforms.empty()))
-    fail(ErrorKind::usage,
-         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), f.spec.str()));
+  f.percentile = r.percentile.value_or(100.f);
+  if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
+    fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
+  f.migration = r.migration.value_or(Migration{});
+  if (r.migration &&
+      std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
+    fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -326,13 +399,22 @@ Needs FullRecipe::needs() const {
   return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 
+bool FullRecipe::learns_rounding() const {
+  return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 &&
+         spec.activations == ActQuant::none && has(needs(), Needs::cross) && act_order != ActOrder::full;
+}
+
 std::string FullRecipe::str() const {
   std::string s;
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
-  s += fmt::format("{} {}", method->name, spec.str());
+  const std::string grid = spec.str();  // "fp8 gch": the method of that name is its own grid
+  s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
-  if (spec.scale_dtype != default_scale(spec) && spec.grid != Grid::f4_e2m1)
+  if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
+  if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, format))
     s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (percentile < 100) s += fmt::format(" percentile={}", percentile);
+  if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   return s;

@@ -11,7 +11,7 @@ Json json_of(const LinearRecord& r) {
   return {{"name", r.name},           {"recipe", r.recipe},   {"packing", r.packing},
           {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db}, {"loss", r.loss},
           {"loss_rtn", r.loss_rtn},   {"rung", r.rung},       {"tokens", r.tokens},
-          {"seconds", r.seconds},     {"hash", r.hash}};
+          {"seconds", r.seconds},     {"hash", r.hash},       {"learned", r.learned}};
 }
 
 Json json_of(const PrecisionPlan& p) {
@@ -44,6 +44,7 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("tokens").get_to(r.tokens);
   j.at("seconds").get_to(r.seconds);
   j.at("hash").get_to(r.hash);
+  r.learned = j.value("learned", false);
   return r;
 }
 

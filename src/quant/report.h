@@ -21,6 +21,9 @@ struct LinearRecord {
   int64_t tokens = 0;
   double seconds = 0;
   std::string hash;  // of the neutral form; `evaluate verify` compares it
+  // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
+  // loss and loss_rtn of what the method had found before.
+  bool learned = false;
 };
 
 // The tokens that the router of a layer's mixture sent to each expert during calibration.

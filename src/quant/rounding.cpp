@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/choose_f8_scales.h"
 #include "kernels/column_stats.h"
 #include "kernels/dequantize.h"
 #include "kernels/gram_loss.h"
@@ -16,14 +17,8 @@
 namespace fewbit {
 namespace {
 
-Tensor levels_of(Grid grid) {
-  Tensor levels = Tensor::host(DType::f32, {256});
-  for (int c = 0; c < 256; ++c) {
-    const auto code = static_cast<uint8_t>(c);
-    levels.as<float>()[c] = grid == Grid::f8_e4m3 ? f8_e4m3_to_f32(code) : f4_e2m1_to_f32(code & 15);
-  }
-  return levels;
-}
+// On the device; empty for integers.
+Tensor levels_of(Exec& ex, Grid grid) { return grid == Grid::integer ? Tensor() : ex.to_device(code_levels(grid)); }
 
 // The least power of two with which the scale of a group that reaches absmax is still an E4M3 number: a power
 // of two, so that formats that store it and formats that store one over it hold the same.
@@ -45,30 +40,53 @@ ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule) {
 DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in) {
   DeviceCodes q;
   q.codes = ex.alloc(DType::u8, {out, in});
-  q.scales = ex.alloc(DType::f32, {out, spec.groups(in)});
-  if (!spec.symmetric) q.zeros = ex.alloc(DType::u8, {out, spec.groups(in)});
+  q.scales = ex.alloc(DType::f32, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)});
+  if (spec.grid == Grid::integer && !spec.symmetric) q.zeros = ex.alloc(DType::u8, {out, spec.groups(in)});
   return q;
+}
+
+void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule,
+                 DeviceCodes& q) {
+  const int64_t group = spec.group_size(w.cols());
+  if (spec.grid == Grid::integer) return choose_scales(ex, w, h, group, search_for(spec, rule), q.scales, q.zeros);
+  choose_f8_scales(ex,
+                   {.w = w,
+                    .h = h,
+                    .group = group,
+                    .out_group = spec.out_group,
+                    .scale_dtype = spec.scale_dtype,
+                    .search = rule != ScaleRule::absmax},
+                   q.scales);
 }
 
 DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec,
                         ScaleRule rule) {
   DeviceCodes q = make_codes(ex, spec, w.rows(), w.cols());
-  const int64_t group = spec.group_size(w.cols());
-  choose_scales(ex, w, h, group, search_for(spec, rule), q.scales, q.zeros);
-  round_to_grid(ex, {.w = w, .scales = q.scales, .zeros = q.zeros, .bits = spec.bits, .group = group},
+  choose_grid(ex, w, h, spec, rule, q);
+  round_to_grid(ex,
+                {.w = w,
+                 .scales = q.scales,
+                 .zeros = q.zeros,
+                 .bits = spec.bits,
+                 .group = spec.group_size(w.cols()),
+                 .grid = spec.grid,
+                 .out_group = spec.out_group},
                 q.codes);
   return q;
 }
 
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec) {
+  const Tensor levels = levels_of(ex, spec.grid);
   Tensor w = ex.alloc(DType::f32, q.codes.shape());
   dequantize(ex,
              {.codes = q.codes,
               .scales = q.scales,
               .zeros = q.zeros,
               .group_of = q.group_of,
+              .levels = levels,
               .bits = spec.bits,
-              .group = spec.group_size(q.codes.cols())},
+              .group = spec.group_size(q.codes.cols()),
+              .out_group = spec.out_group},
              w);
   return w;
 }
@@ -80,7 +98,7 @@ Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
   const Tensor codes = ex.to_device(q.codes), scales = ex.to_device(effective);
   const Tensor zeros = q.zeros ? ex.to_device(*q.zeros) : Tensor();
   const Tensor group_of = q.group_of ? ex.to_device(*q.group_of) : Tensor();
-  const Tensor levels = q.spec.grid == Grid::integer ? Tensor() : ex.to_device(levels_of(q.spec.grid));
+  const Tensor levels = levels_of(ex, q.spec.grid);
   Tensor w = ex.alloc(dtype, {q.out(), q.in()});
   dequantize(ex,
              {.codes = codes,
@@ -137,11 +155,42 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
   return std::isfinite(sum) ? sum : 0;
 }
 
-void require_integer_job(Exec& ex, const LinearJob& job) {
-  if (job.spec.grid != Grid::integer || job.spec.out_group != 1 || job.spec.bits < 2 || job.spec.bits > 8)
-    fail(ErrorKind::unsupported, "linear " + job.name +
-                                     ": this method rounds to integer grids of 2 to 8 bits with " +
-                                     "scales per output row, not to " + job.spec.str());
+MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
+  const bool searched = job.effort != Effort::reference, measured = has_gram(job);
+  Tensor h;
+  if (searched && measured) {
+    h = ex.alloc(DType::f32, {job.weight.cols()});
+    diagonal(ex, job.stats->gram, h);
+  }
+  DeviceCodes q =
+      round_plain(ex, job.weight, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
+  MethodResult result;
+  if (measured) {
+    result.loss = loss_per_token(ex, job.weight, values_of(ex, q, job.spec), *job.stats);
+    result.loss_rtn = result.loss;
+    if (searched) {
+      DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
+      result.loss_rtn = loss_per_token(ex, job.weight, values_of(ex, plain, job.spec), *job.stats);
+      if (result.loss_rtn < result.loss) {  // the search knows the diagonal of the Gram matrix alone
+        q = std::move(plain);
+        result.loss = result.loss_rtn;
+      }
+    }
+    result.loss_target = result.loss;
+    result.loss_target_rtn = result.loss_rtn;
+  }
+  result.linear = to_host(ex, std::move(q), job.spec);
+  return result;
+}
+
+void require_job(Exec& ex, const LinearJob& job, Grids grids) {
+  const QuantSpec& s = job.spec;
+  const bool shape = s.grid == Grid::f8_e4m3 ? s.bits == 8 : s.out_group == 1 && s.bits >= 2 && s.bits <= 8;
+  if (!grids.has(s.grid) || !shape)
+    fail(ErrorKind::unsupported, "linear " + job.name + ": this method rounds to " +
+                                     (grids.integer ? "integer grids of 2 to 8 bits with scales per output row" : "") +
+                                     (grids.integer && grids.f8 ? " and to " : "") + (grids.f8 ? "FP8" : "") +
+                                     ", not to " + s.str());
   FEWBIT_ASSERT(job.spec.group == -1 || job.spec.group > 0);
   require_finite(ex, job);
 }

@@ -8,13 +8,17 @@ namespace fewbit {
 // The neutral form of one linear while it is still on the device. `zeros` and `group_of` may be empty.
 struct DeviceCodes {
   Tensor codes{};     // [out, in] u8
-  Tensor scales{};    // [out, G]  f32
+  Tensor scales{};    // [ceil(out / out_group), G]  f32
   Tensor zeros{};     // [out, G]  u8; empty when symmetric
   Tensor group_of{};  // [in]      i32; empty when groups are consecutive
 };
 
 // The search that a spec and an effort ask for.
 ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule);
+
+// Scales (and zeros) of q, made with make_codes, for the weights w on the spec's grid; h as in round_plain.
+void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule,
+                 DeviceCodes& q);
 
 // Room for the codes of a linear of the job's shape.
 DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in);
@@ -41,8 +45,11 @@ float absmax_of(Exec& ex, ConstTensorView w);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 
-// Error{unsupported} where the job's grid is no integer grid, Error{checkpoint} where a weight is not finite.
-void require_integer_job(Exec& ex, const LinearJob& job);
+// Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do.
+MethodResult round_to_nearest(Exec& ex, const LinearJob& job);
+
+// Error{unsupported} where the job's grid is none of `grids`, Error{checkpoint} where a weight is not finite.
+void require_job(Exec& ex, const LinearJob& job, Grids grids);
 void require_finite(Exec& ex, const LinearJob& job);
 
 // Moves the codes to host memory.

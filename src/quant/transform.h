@@ -2,6 +2,7 @@
 // Transform: a rewrite of a block that leaves its function as it is and makes its linears easier to round. A
 // recipe's chain is any number of transforms and one method: "awq+gptq".
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,13 @@ namespace fewbit {
 struct LinearTarget {
   QuantSpec spec{};
   Effort effort = Effort::standard;
+  const Method* method = nullptr;
+};
+
+// How much of an input's range moves into the weights: s = max|x|^alpha / max|w|^(1 - alpha).
+struct Migration {
+  std::optional<float> alpha{};  // nothing: searched for every absorber
+  bool operator==(const Migration&) const = default;
 };
 
 struct TransformJob {
@@ -24,13 +32,15 @@ struct TransformJob {
   std::vector<Absorber> absorbers{};
   std::map<size_t, ActivationStats> stats{};      // by index of an absorber's first consumer
   std::map<std::string, LinearTarget> targets{};  // by name relative to the block
+  Migration migration{};                          // for transforms that take it
 };
 
 struct Transform {
   std::string_view name, summary;
   Needs needs;
-  // Fills in what a recipe leaves open, given the method that ends the chain.
-  bool (*symmetric_by_default)(const Method&);
+  bool takes_alpha;  // the recipe's alpha= is for it
+  // Sets what a recipe may leave open, given the method that ends the chain.
+  void (*fill_in)(const Method&, QuantSpec&);
   void (*apply)(Exec&, const TransformJob&, BlockF32&);
 };
 

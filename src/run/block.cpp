@@ -43,7 +43,13 @@ struct Interpreter {
     rms_norm(ex, act[op.in], weights.vectors.at(op.name), op.eps, weight_offset(op.kind), act[op.out]);
   }
   void operator()(const Linears& op) const {
-    for (const LinearDef& l : op.items) apply(ex, weights.linears.at(l.name), act[op.in], act[l.out]);
+    std::vector<const Linear*> linears;
+    std::vector<TensorView> outs;
+    for (const LinearDef& l : op.items) {
+      linears.push_back(&weights.linears.at(l.name));
+      outs.push_back(act[l.out]);
+    }
+    apply_all(ex, linears, act[op.in], outs);
   }
   void operator()(const HeadNorm& op) const {
     const TensorView heads = act[op.slot].reshaped({act[op.slot].numel() / op.head_dim, op.head_dim});
@@ -71,6 +77,16 @@ struct Interpreter {
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
   void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
 };
+
+// A linear whose output is only added to the residual stream: both at once where its kernel can. The slot
+// between them is left unwritten; nothing reads it again before another op writes it.
+bool run_added(Exec& ex, const BlockOp& product, const BlockOp& sum, const BlockWeights& w,
+               Activations& act) {
+  const Linears* linears = std::get_if<Linears>(&product);
+  const AddTo* add = std::get_if<AddTo>(&sum);
+  return linears && add && linears->items.size() == 1 && linears->items[0].out == add->in &&
+         apply_added(ex, w.linears.at(linears->items[0].name), act[linears->in], act[add->out]);
+}
 
 }  // namespace
 
@@ -151,9 +167,13 @@ void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables
 
 void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
                const TokenLayout& layout, Activations& act, PhaseClock* clock) {
-  for (const BlockOp& op : block) {
-    run_op(ex, op, w, ropes, layout, act);
-    if (clock) clock->mark(phase_of(op));
+  for (size_t i = 0; i < block.size(); ++i) {
+    const size_t op = i;  // a product that adds to the residual stream does the next op's work too
+    if (i + 1 < block.size() && run_added(ex, block[i], block[i + 1], w, act))
+      ++i;
+    else
+      run_op(ex, block[i], w, ropes, layout, act);
+    if (clock) clock->mark(phase_of(block[op]));
   }
 }
 

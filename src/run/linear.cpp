@@ -7,6 +7,7 @@
 
 #include "formats/packing.h"
 #include "kernels/cast.h"
+#include "kernels/fp8_gemm.h"
 #include "kernels/gemm.h"
 #include "kernels/int8_gemm.h"
 #include "kernels/marlin_gemm.h"
@@ -63,6 +64,10 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
   return m;
 }
 
+MarlinView view_of(const MarlinLinear& l) {
+  return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
+}
+
 Tensor pack_nibbles(const QuantizedLinear& q) {
   const int64_t out = q.out(), in = q.in(), bytes = (in + 1) / 2;
   Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
@@ -94,11 +99,12 @@ Tensor output_scales(Exec& ex, const QuantizedLinear& q) {
   return ex.to_device(s);
 }
 
-Linear int8_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
-  Tensor codes = Tensor::host(DType::i8, q.codes.shape());
-  for (int64_t i = 0; i < codes.numel(); ++i)
-    codes.as<uint8_t>()[i] = q.codes.as<uint8_t>()[i] ^ 0x80;  // code - 128 in two's complement
-  return Int8Linear{.codes = ex.to_device(codes),
+Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
+  const bool integer = q.spec.grid == Grid::integer;
+  const uint8_t flip = integer ? 0x80 : 0;  // code - 128 in two's complement
+  Tensor codes = Tensor::host(integer ? DType::i8 : DType::f8_e4m3, q.codes.shape());
+  for (int64_t i = 0; i < codes.numel(); ++i) codes.as<uint8_t>()[i] = q.codes.as<uint8_t>()[i] ^ flip;
+  return ByteLinear{.codes = ex.to_device(codes),
                     .scales = output_scales(ex, q),
                     .bias = upload(ex, bias, dtype),
                     .input = *input_quant(q.spec, q.input_scale)};
@@ -106,16 +112,14 @@ Linear int8_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 // Why a linear that quantizes its input has no kernel of its codes; "" = it has.
 std::string no_byte_kernel(const QuantizedLinear& q) {
-  if (q.spec.grid != Grid::integer) return "FP8 products run dequantized, with the input rounded to FP8";
-  if (q.spec.bits != 8 || !q.spec.symmetric || q.groups() != 1 || q.in() >= 1 << 17)
-    return "int8 products want int8 sym with one group a row, not " + q.spec.str() +
-           ": they run dequantized, with the input rounded to int8";
-  return "";
+  if (q.spec.bits == 8 && q.spec.symmetric && q.groups() == 1 && q.in() < 1 << 17) return "";
+  return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + q.spec.str() +
+         ": it runs dequantized, with its input rounded";
 }
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid == Grid::f8_e4m3) return "FP8 weights are multiplied densely";
+  if (q.spec.grid == Grid::f8_e4m3) return "weight-only FP8 is dequantized and multiplied densely";
   if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
@@ -155,7 +159,9 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   if (dtype == DType::bf16) {
     if (input) {
       reason = no_byte_kernel(q);
-      if (reason.empty()) return int8_linear(ex, q, bias, dtype);
+      if (reason.empty() && note && input->codes == DType::f8_e4m3 && !has_fp8_products(ex))
+        *note = "this device has no FP8 products: the codes are multiplied as wider floats";
+      if (reason.empty()) return byte_linear(ex, q, bias, dtype);
     } else if (!ex.on_cuda()) {
       reason = no_kernel(ex, q);
       if (reason.empty()) return row_linear(ex, q, bias, dtype);
@@ -205,11 +211,7 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
                    gemm(ex, x, l.weight, l.bias, y);
                  },
-                 [&](const MarlinLinear& l) {
-                   marlin_gemm(ex, x,
-                               {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in},
-                               l.bias, y);
-                 },
+                 [&](const MarlinLinear& l) { marlin_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const RowLinear& l) {
                    cpu::row_gemm(ex, x,
                                  {.codes = l.codes,
@@ -221,11 +223,34 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                                   .group = l.group},
                                  l.bias, y);
                  },
-                 [&](const Int8Linear& l) {
-                   int8_gemm(ex, x, l.input, {.codes = l.codes, .scales = l.scales}, l.bias, y);
+                 [&](const ByteLinear& l) {
+                   const ByteWeightView w{.codes = l.codes, .scales = l.scales};
+                   if (l.codes.dtype() == DType::i8) return int8_gemm(ex, x, l.input, w, l.bias, y);
+                   fp8_gemm(ex, x, l.input, w, l.bias, y);
                  },
              },
              linear);
+}
+
+void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x,
+               std::span<const TensorView> ys) {
+  FEWBIT_ASSERT(linears.size() == ys.size());
+  std::vector<MarlinProduct> products;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    if (const MarlinLinear* m = std::get_if<MarlinLinear>(linears[i]))
+      products.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
+    else
+      apply(ex, *linears[i], x, ys[i]);
+  }
+  marlin_gemms(ex, x, products);
+}
+
+bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
+  const MarlinLinear* m = std::get_if<MarlinLinear>(&linear);
+  if (!m || !m->bias.empty()) return false;
+  const MarlinProduct product{.w = view_of(*m), .y = y, .add = true};
+  marlin_gemms(ex, x, std::span(&product, 1));
+  return true;
 }
 
 int64_t weight_bytes(const Linear& linear) {
@@ -245,7 +270,7 @@ int64_t weight_bytes(const Linear& linear) {
                         [&](const RowLinear& l) {
                           return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.bias});
                         },
-                        [&](const Int8Linear& l) {
+                        [&](const ByteLinear& l) {
                           return sum({&l.codes, &l.scales, &l.bias});
                         },
                     },
@@ -260,7 +285,7 @@ std::string_view kind_of(const Linear& linear) {
           [](const DenseLinear&) -> std::string_view { return "dense"; },
           [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
           [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
-          [](const Int8Linear&) -> std::string_view { return "int8"; },
+          [](const ByteLinear& l) -> std::string_view { return l.codes.dtype() == DType::i8 ? "int8" : "fp8"; },
       },
       linear);
 }

@@ -1,6 +1,7 @@
 #pragma once
 // A linear on a device: data plus one visit, not a class with a forward().
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 
@@ -25,11 +26,13 @@ struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
   int bits = 4;
   int64_t out = 0, in = 0, group = 128;
 };
-struct Int8Linear {  // W8A8: products in int8 (kernels/int8_gemm.h)
-  Tensor codes{}, scales{}, bias{};
+struct ByteLinear {  // 8-bit weights and inputs: int8 (kernels/int8_gemm.h) or FP8 (kernels/fp8_gemm.h)
+  Tensor codes{};   // [out, in] i8 | f8_e4m3
+  Tensor scales{};  // [out] f32
+  Tensor bias{};
   RowQuant input{};
 };
-using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, Int8Linear>;
+using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear>;
 
 // How a linear with this spec rounds its input; nothing where it does not (E2M1 inputs stay as they are).
 // `input_scale` of static ones.
@@ -47,9 +50,9 @@ struct LoadOptions {
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
-// From the neutral form: the layout of this device's kernel (W8A8: int8; CUDA: Marlin where shape and group
+// From the neutral form: the layout of this device's kernel (8-bit inputs: bytes; CUDA: Marlin where shape and group
 // allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
-// otherwise). A dense linear rounds its input where the spec says so.
+// otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
 // unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
@@ -57,7 +60,11 @@ Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptio
 
 // y = x W^T + bias.   x [tokens, in] and y [tokens, out] in the compute dtype (y may be f32).
 void apply(Exec&, const Linear&, ConstTensorView x, TensorView y);
+// The same for linears of one x; those with a common kernel take one launch.
+void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::span<const TensorView> ys);
+// y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
+bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
-std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8" …
+std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8" …
 
 }  // namespace fewbit

@@ -2,8 +2,8 @@
 // ceilings measured first. Every time is the median over replays of one recorded graph that holds many
 // launches; weights are rotated among copies larger together than the L2 cache, so they come from memory;
 // data are random.
-//   ops_bench [section...]     sections: marlin attention small (default: all); 8b, 32b, 70b choose model
-//   shapes
+//   ops_bench [section...]     sections: block marlin attention small (default: all); 8b, 32b, 70b choose
+//   model shapes
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -113,7 +113,7 @@ constexpr LinearShape kShapes[] = {
     {"32b", "gate+up", 5120, 55296}, {"32b", "down", 27648, 5120},    {"70b", "qkv", 8192, 10240},
     {"70b", "o", 8192, 8192},        {"70b", "gate+up", 8192, 57344}, {"70b", "down", 28672, 8192},
 };
-constexpr int64_t kRowCounts[] = {1, 8, 16, 64, 256, 2048};
+constexpr int64_t kRowCounts[] = {1, 8, 16, 32, 64, 256, 2048};
 
 struct PackedWeight {
   Tensor b, s;
@@ -158,6 +158,55 @@ void bench_linear(Exec& ex, RandomSource& random, const Ceilings& c, const Linea
         us16, us16 / us4);
     std::fflush(stdout);
   }
+}
+
+// The four products of a decoder block, back to back in one graph, as decode runs them.
+void bench_block(Exec& ex, RandomSource& random, const Ceilings& c, const std::string& model) {
+  std::vector<LinearShape> shapes;
+  int64_t weights = 0, most = 0;
+  for (const LinearShape& shape : kShapes)
+    if (model == shape.model) {
+      shapes.push_back(shape);
+      weights += shape.in * shape.out;
+      most = std::max({most, shape.in, shape.out});
+    }
+  const int64_t copies = copies_for(weights / 2);
+  std::vector<PackedWeight> packed;
+  std::vector<Tensor> dense;
+  for (int64_t i = 0; i < copies; ++i)
+    for (const LinearShape& shape : shapes) {
+      packed.push_back(packed_weight(ex, random, shape.out, shape.in, 4));
+      dense.push_back(random.normal({shape.out, shape.in}));
+    }
+  for (const int64_t rows : kRowCounts) {
+    const Tensor x = random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
+    const auto matrix = [&](const Tensor& t, int64_t cols) {
+      return TensorView{t.view().data, DType::bf16, {rows, cols}, t.device()};
+    };
+    const auto time_block = [&](const std::function<void(size_t, const LinearShape&)>& product) {
+      return time_us(ex, copies, [&](int64_t copy) {
+        for (size_t i = 0; i < shapes.size(); ++i)
+          product(static_cast<size_t>(copy) * shapes.size() + i, shapes[i]);
+      });
+    };
+    const double us4 = time_block([&](size_t i, const LinearShape& shape) {
+      marlin_gemm(ex, matrix(x, shape.in), packed[i].view, {}, matrix(y, shape.out));
+    });
+    const double us16 = time_block([&](size_t i, const LinearShape& shape) {
+      gemm(ex, matrix(x, shape.in), dense[i], {}, matrix(y, shape.out));
+    });
+    const double rate = static_cast<double>(weights) * (0.5 + 1.0 / 64) / us4 / 1e3;
+    fmt::print("{:>4} {:>5} | {:>9.1f} {:>6.0f} {:>4.0f}% | {:>9.1f} | {:>5.2f}\n", model, rows, us4, rate,
+               100 * rate / c.read_gb_s, us16, us16 / us4);
+    std::fflush(stdout);
+  }
+}
+
+void bench_blocks(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
+  fmt::print(
+      "\nblock of four products, group 128\nmodel  rows |   4-bit us   GB/s read |   bf16 us | gain\n");
+  for (const char* model : {"8b", "32b", "70b"})
+    if (models.empty() || models.count(model)) bench_block(ex, random, c, model);
 }
 
 void bench_marlin(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
@@ -264,6 +313,7 @@ int run(const std::vector<std::string>& words) {
   const Ceilings c = measure_ceilings(ex, random);
   if (wanted("small")) bench_small(ex, random, c);
   if (wanted("attention")) bench_attention(ex, random, c);
+  if (wanted("block")) bench_blocks(ex, random, c, models);
   if (wanted("marlin")) bench_marlin(ex, random, c, models);
   return 0;
 }

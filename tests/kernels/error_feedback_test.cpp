@@ -22,7 +22,8 @@ struct LoopCase {
   bool fixed = false;  // grids chosen beforehand, columns scattered over them
   std::string str() const {
     return "in " + std::to_string(in) + " g " + std::to_string(group) + " bits " + std::to_string(bits) +
-           (symmetric ? " sym" : " asym") + (fixed ? " fixed" : "");
+           (symmetric ? " sym" : " asym") + (fixed ? " fixed" : "") +
+           (rule == ScaleRule::loop_grid ? " by loop" : "");
   }
 };
 
@@ -54,6 +55,46 @@ void fixed_grids(const LoopCase& s, const Tensor& w, int64_t groups, Result& r) 
     }
 }
 
+struct Grid64 {
+  double scale = 1;
+  int zero = 0, max_code = 0;
+  double level(double w) const {
+    return std::min(std::max(std::nearbyint(w / scale), -1.0 * zero), 1.0 * (max_code - zero));
+  }
+};
+
+// The sum of e^2 over the columns [begin, end) of one row, w being live there; w is a copy.
+double group_loss(Matrix w, const Matrix& u, int64_t in, int64_t begin, int64_t end, const Grid64& grid) {
+  double loss = 0;
+  for (int64_t j = begin; j < end; ++j) {
+    const double wj = w[static_cast<size_t>(j)];
+    const double e = (wj - grid.level(wj) * grid.scale) / u[static_cast<size_t>(j * in + j)];
+    for (int64_t k = j; k < end; ++k) w[static_cast<size_t>(k)] -= e * u[static_cast<size_t>(j * in + k)];
+    loss += e * e;
+  }
+  return loss;
+}
+
+// ScaleRule::loop_grid by its definition.
+GridChoice choose_by_loop(const Matrix& w, const Matrix& u, int64_t in, int64_t begin, int64_t end,
+                          const ScaleSearch& search) {
+  GroupRange range;
+  for (int64_t j = begin; j < end; ++j) {
+    range.min = std::min(range.min, static_cast<float>(w[static_cast<size_t>(j)]));
+    range.max = std::max(range.max, static_cast<float>(w[static_cast<size_t>(j)]));
+  }
+  GridChoice best;
+  double least = INFINITY;
+  for (int c = 0; c < scale_candidates(search); ++c) {
+    const GridChoice grid = scale_candidate(search, range, c);
+    const double loss = group_loss(w, u, in, begin, end, {grid.scale, grid.zero, (1 << search.bits) - 1});
+    if (loss >= least) continue;
+    least = loss;
+    best = grid;
+  }
+  return best;
+}
+
 Result textbook(const LoopCase& s, const Tensor& weight, const Tensor& h, float lambda) {
   const int64_t in = s.in, groups = (in + s.group - 1) / s.group;
   const Matrix u = cholesky_upper(inverse(damped(h, lambda), in), in);
@@ -70,16 +111,17 @@ Result textbook(const LoopCase& s, const Tensor& weight, const Tensor& h, float 
       const int64_t g = s.fixed ? scattered.as<int32_t>()[j] : j / s.group;
       if (!s.fixed && j % s.group == 0) {
         const std::vector<float> live(w.begin() + j, w.begin() + std::min(in, j + s.group));
-        const GridChoice c =
-            cpu::search_group(live.data(), diag.as<float>() + j, static_cast<int64_t>(live.size()), search);
+        const bool by_loop = s.rule == ScaleRule::loop_grid && s.group <= 128;
+        const GridChoice c = by_loop ? choose_by_loop(w, u, in, j, std::min(in, j + s.group), search)
+                                     : cpu::search_group(live.data(), diag.as<float>() + j,
+                                                         static_cast<int64_t>(live.size()), search);
         r.scales.as<float>()[o * groups + g] = c.scale;
         if (!s.symmetric) r.zeros.as<uint8_t>()[o * groups + g] = static_cast<uint8_t>(c.zero);
       }
       const double scale = r.scales.as<float>()[o * groups + g];
       const int zero = s.symmetric ? 1 << (s.bits - 1) : r.zeros.as<uint8_t>()[o * groups + g];
       const double wj = w[static_cast<size_t>(j)];
-      const double level =
-          std::min(std::max(std::nearbyint(wj / scale), -1.0 * zero), 1.0 * (max_code - zero));
+      const double level = Grid64{scale, zero, max_code}.level(wj);
       r.codes.as<uint8_t>()[o * in + j] = static_cast<uint8_t>(level + zero);
       const double e = (wj - level * scale) / u[static_cast<size_t>(j * in + j)];
       for (int64_t k = j; k < in; ++k) w[static_cast<size_t>(k)] -= e * u[static_cast<size_t>(j * in + k)];
@@ -126,6 +168,9 @@ std::vector<LoopCase> setups() {
   all.push_back({.group = 300, .symmetric = false});
   all.push_back({.group = 64, .rule = ScaleRule::absmax});
   all.push_back({.group = 64, .symmetric = false, .rule = ScaleRule::absmax});
+  for (const int64_t group : {48, 128, 256}) all.push_back({.group = group, .rule = ScaleRule::loop_grid});
+  all.push_back({.bits = 3, .rule = ScaleRule::loop_grid});
+  all.push_back({.group = 64, .symmetric = false, .rule = ScaleRule::loop_grid});
   all.push_back({.group = 64, .fixed = true});
   all.push_back({.group = 96, .symmetric = false, .fixed = true});
   all.push_back({.out = 40, .in = 1100, .group = 128});
@@ -186,6 +231,24 @@ TEST(ErrorFeedback, TheSumOfSquaresIsTheTrace) {
       const Matrix hd = damped(h, lambda);
       const double trace = trace_loss(w, ex.to_host(q), hd);
       EXPECT_NEAR(total(got.loss), trace, tol::kLossIdentity * trace) << backend << " " << s.str();
+    }
+}
+
+// Where a row is one group, no other rule over the same candidates can end with less.
+TEST(ErrorFeedback, TheLoopGridIsTheBestOfItsList) {
+  for (const std::string& backend : backends())
+    for (const bool symmetric : {true, false}) {
+      Exec ex = Exec::from_name(backend);
+      const Tensor h = correlated_gram(96, 150, 41), w = random_normal(DType::f32, {40, 96}, 42, 0.05f);
+      const float lambda = 0.01f * mean_diagonal(h);
+      LoopCase s{.out = 40, .in = 96, .group = 96, .bits = 3, .symmetric = symmetric};
+      const Result by_diagonal = run(ex, s, w, h, lambda);
+      s.rule = ScaleRule::loop_grid;
+      const Result by_loop = run(ex, s, w, h, lambda);
+      EXPECT_LT(total(by_loop.loss), 0.98 * total(by_diagonal.loss)) << backend;
+      for (int64_t o = 0; o < s.out; ++o)
+        EXPECT_LE(by_loop.loss.as<double>()[o], by_diagonal.loss.as<double>()[o] * (1 + tol::kLossIdentity))
+            << backend << " row " << o;
     }
 }
 

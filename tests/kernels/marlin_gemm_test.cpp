@@ -100,6 +100,48 @@ FEWBIT_OP_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
   }
 }
 
+FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
+  std::vector<QuantizedLinear> q;
+  for (const int64_t out : {192, 64, 320}) q.push_back(random_linear({.bits = 4, .group = 64}, out, 512, 7));
+  q.push_back(random_linear({.bits = 8, .group = 64}, 128, 512, 8));  // takes a launch of its own
+  std::vector<OnDevice> d;
+  for (const QuantizedLinear& l : q) d.push_back(upload(ex, l));
+  const Tensor bias = random_normal(DType::bf16, {64}, 3, 0.1f), db = ex.to_device(bias);
+  for (const int64_t rows : {1, 11, 40, 70}) {
+    const Tensor x = random_normal(DType::bf16, {rows, 512}, 4);
+    std::vector<Tensor> y;
+    std::vector<MarlinProduct> products;
+    for (size_t i = 0; i < q.size(); ++i) {
+      y.push_back(poisoned(ex, DType::bf16, {rows, q[i].out()}));
+      products.push_back({.w = d[i].view(q[i]), .y = y[i]});
+      if (i == 1) products[i].bias = db;
+    }
+    marlin_gemms(ex, ex.to_device(x), products);
+    for (size_t i = 0; i < q.size(); ++i) {
+      const Tensor none = Tensor::host_zeros(DType::bf16, {q[i].out()});
+      const std::vector<double> expected = product(x, dequantize_reference(q[i]), i == 1 ? bias : none);
+      EXPECT_LE(error_of(ex, y[i], expected), tol::kBf16Op) << i << " rows " << rows;
+    }
+  }
+}
+
+FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
+  const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, 1024, 12);
+  const OnDevice d = upload(ex, q);
+  for (const int64_t rows : {1, 9, 70}) {
+    const Tensor x = random_normal(DType::bf16, {rows, 1024}, 4),
+                 before = random_normal(DType::bf16, {rows, 192}, 5);
+    std::vector<double> expected =
+        product(x, dequantize_reference(q), Tensor::host_zeros(DType::bf16, {192}));
+    const std::vector<double> base = doubles(before);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] += base[i];
+    const Tensor y = ex.to_device(before);
+    const MarlinProduct added{.w = d.view(q), .y = y, .add = true};
+    marlin_gemms(ex, ex.to_device(x), std::span(&added, 1));
+    EXPECT_LE(error_of(ex, y, expected), tol::kBf16Op) << rows;
+  }
+}
+
 FEWBIT_OP_TEST(MarlinDequantize, GivesTheReferenceValues) {
   for (const QuantizedLinear& q : linears()) {
     const Tensor expected = dequantize_reference(q), rounded = Tensor::host(DType::bf16, expected.shape());

@@ -165,7 +165,7 @@ TEST(Checkpoint, CompressedTensorsTakesShapesAndTypesFromTheTensors) {
     }
   }
   rewrite(dir.path(), [&](Tensors& t) { t.erase(std::string(kQ) + ".input_scale"); });
-  EXPECT_NE(complaints(dir.path()).find("input_scale': expected f32 [1] (ct_float fp8 gch acts=tensor)"),
+  EXPECT_NE(complaints(dir.path()).find("input_scale': expected f32 [1] (ct_float fp8 tensor acts=tensor)"),
             std::string::npos)
       << complaints(dir.path());
 }

@@ -40,7 +40,8 @@ TEST(Recipe, WhatItPrintsParsesToTheSame) {
        {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
         "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",
         "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor", "gptq int8 acts=off",
-        "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
+        "fp8", "fp8 block128", "gptq fp8 tensor acts=tensor", "fp8 acts=off", "fp8 acts=tensor percentile=99.9",
+         "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
@@ -80,7 +81,27 @@ TEST(Recipe, EightBitInputsHaveTheirOwnDefaults) {
   EXPECT_EQ(fixed.spec.activations, ActQuant::tensor);
   EXPECT_TRUE(has(fixed.needs(), Needs::range)) << "a static scale must be calibrated, even for rtn";
   EXPECT_EQ(resolve(parse_recipe("rtn w8a8 acts=off")).format, "marlin");
+  EXPECT_FLOAT_EQ(resolve(parse_recipe("rtn w8a8 acts=tensor percentile=99.9")).percentile, 99.9f);
+  EXPECT_NE(error_of("rtn w8a8 percentile=99.9").find("acts=tensor"), std::string::npos);
+  EXPECT_NE(error_of("rtn w8a8 acts=tensor percentile=0").find("percentile"), std::string::npos);
   EXPECT_NE(error_of("rtn acts=sometimes").find("token"), std::string::npos) << "lists what there is";
+}
+
+TEST(Recipe, Fp8IsAMethodAndAGrid) {
+  const FullRecipe r = resolve(parse_recipe("fp8"));
+  EXPECT_EQ(r.str(), "fp8 gch acts=token");
+  EXPECT_EQ(r.spec.grid, Grid::f8_e4m3);
+  EXPECT_EQ(r.spec.scale_dtype, DType::f32);
+  EXPECT_EQ(r.format, "compressed-tensors");
+  EXPECT_EQ(r.needs(), Needs::nothing) << "per output and per token need no calibration";
+  EXPECT_EQ(resolve(parse_recipe("gptq fp8")).str(), "gptq fp8 gch acts=token");
+  EXPECT_EQ(resolve(parse_recipe("fp8 format=marlin")).spec.activations, ActQuant::none) << "weight-only";
+  EXPECT_EQ(resolve(parse_recipe("fp8 block128")).spec.out_group, 128);
+  EXPECT_EQ(resolve(parse_recipe("fp8 tensor")).spec.out_group, kAllOutputs);
+  EXPECT_EQ(resolve(overlay(parse_recipe("fp8"), parse_recipe("rtn int8 g128 acts=off"))).str(), "rtn int8 g128 sym");
+  EXPECT_NE(error_of("rtn fp8").find("gptq fp8"), std::string::npos);
+  EXPECT_NE(error_of("gptq int8 tensor").find("FP8"), std::string::npos);
+  EXPECT_NE(error_of("gptq fp8 act=full").find("static"), std::string::npos);
 }
 
 TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
@@ -88,6 +109,15 @@ TEST(Recipe, AnOverrideWinsWhereItSpeaks) {
   const FullRecipe f = resolve(r);
   EXPECT_EQ(f.str(), "gptq int8 g128 sym act=gar");
   EXPECT_TRUE(overlay(r, parse_recipe("keep")).keep);
+}
+
+TEST(Recipe, SmoothQuantMeansEightBitInputs) {
+  EXPECT_EQ(resolve(parse_recipe("smoothquant")).str(), "smoothquant+rtn int8 gch sym acts=token");
+  EXPECT_EQ(resolve(parse_recipe("smoothquant+gptq alpha=0.5 acts=tensor")).str(),
+            "smoothquant+gptq int8 gch sym acts=tensor alpha=0.5");
+  EXPECT_FALSE(resolve(parse_recipe("smoothquant alpha=search")).migration.alpha);
+  for (const char* text : {"smoothquant alpha=2", "smoothquant alpha=x", "awq alpha=0.5", "gptq w8a8 alpha=0.5"})
+    EXPECT_THROW(resolve(parse_recipe(text)), Error) << text;
 }
 
 TEST(Recipe, AChainIsTransformsAndOneMethod) {

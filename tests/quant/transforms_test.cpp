@@ -9,6 +9,7 @@
 #include "src/model/synth.h"
 #include "src/quant/pipeline.h"
 #include "tests/kernels/quantizer_fixture.h"
+#include "tests/quant/planting.h"
 
 namespace fewbit {
 namespace {
@@ -21,7 +22,7 @@ std::map<std::string, LinearTarget> all_targets(const std::vector<BlockOp>& ops,
   for (const BlockOp& op : ops)
     if (const auto* group = std::get_if<Linears>(&op))
       for (const LinearDef& l : group->items)
-        targets[l.name] = {spec, Effort::reference};  // the quick search
+        targets[l.name] = {spec, Effort::reference, &method("rtn")};  // the quick search
   return targets;
 }
 
@@ -40,13 +41,18 @@ ActivationStats uneven_stats(Exec& ex, int64_t in, uint64_t seed) {
     abssum.as<double>()[i] = 0.8 * rms * kTokens;
   }
   s.input.gram = ex.to_device(gram);
+  Tensor sample = random_normal(DType::f32, {64, in}, seed);
+  for (int64_t i = 0; i < sample.numel(); ++i) sample.as<float>()[i] *= factor(i % in);
+  s.sample = ex.to_device(sample);
   s.absmax = ex.to_device(absmax);
   s.abssum = ex.to_device(abssum);
   return s;
 }
 
-BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transform& t, QuantSpec spec = {}) {
+BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transform& t) {
   const std::vector<BlockOp>& ops = c.spec.block(layer);
+  QuantSpec spec;
+  t.fill_in(method("rtn"), spec);
   TransformJob job{.ops = &ops, .targets = all_targets(ops, spec)};
   job.absorbers = usable_absorbers(ops, job.targets);
   for (const Absorber& a : job.absorbers)
@@ -54,26 +60,6 @@ BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transfo
   BlockF32 block = load_block_f32(ex, c, layer, job.absorbers);
   t.apply(ex, job, block);
   return block;
-}
-
-// The checkpoint with some tensors replaced.
-void write_changed(const Checkpoint& c, const std::map<std::string, Tensor>& changed, const fs::path& dir) {
-  fs::create_directories(dir);
-  for (const auto& entry : fs::directory_iterator(c.dir))
-    if (entry.path().extension() == ".json" && entry.path().filename() != "model.safetensors.index.json")
-      fs::copy_file(entry.path(), dir / entry.path().filename());
-  const auto writer = container_safetensors.create(dir, {});
-  for (const auto& [name, info] : c.store.index().tensors)
-    if (const auto it = changed.find(name); it != changed.end())
-      writer->add(name, it->second);
-    else
-      writer->add(name, c.store.index().view(info));
-  writer->finish();
-}
-
-void collect(Exec& ex, const BlockF32& block, const std::string& prefix, std::map<std::string, Tensor>& out) {
-  for (const auto& [name, w] : block.weights) out[prefix + name] = ex.to_host(w);
-  for (NamedTensor& t : changed_tensors(block, prefix)) out[t.name] = std::move(t.tensor);
 }
 
 Tensor logits_of(Exec& ex, const Checkpoint& c) {
@@ -181,54 +167,54 @@ TEST(Transforms, SameInputSameBytes) {
   }
 }
 
-// Four features of every norm's output times 50, their columns divided by it: the same function, and a group
-// of weights in which some matter 50 times as much as their size says.
-void plant_outliers(const Checkpoint& c, const fs::path& dir) {
-  Exec ex = Exec::cpu();
-  std::map<std::string, Tensor> changed;
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const std::vector<BlockOp>& ops = c.spec.block(layer);
-    std::vector<Absorber> norms;
-    for (Absorber& a : absorbers_of(ops))
-      if (a.kind == Absorber::Kind::norm) norms.push_back(std::move(a));
-    BlockF32 block = load_block_f32(ex, c, layer, norms);
-    for (const Absorber& a : norms) {
-      std::vector<float> s(static_cast<size_t>(a.features), 1.f);
-      for (size_t k = 0; k < 4; ++k) s[k * s.size() / 4 + 7] = 1.f / 50;
-      fold(ex, block, ops, a, foldable_scale(block, ops, a, s));
-    }
-    collect(ex, block, c.spec.prefix(layer), changed);
+// The demo model and a planted copy of it, and what quantizing costs each on the built-in text.
+class Planted : public ::testing::Test {
+ protected:
+  void plant(const Planting& planting) {
+    plant_outliers(plain, planting, dir / "planted");
+    planted.emplace(Checkpoint::open(dir / "planted"));
+    base = nll(plain.dir);
+    EXPECT_NEAR(nll(planted->dir), base, tol::kLogitsF32 * base) << "planting keeps the function";
   }
-  write_changed(c, changed, dir);
-}
 
-TEST(Awq, UndoesPlantedOutliers) {
-  const TempDir dir;
-  Exec ex = Exec::cpu();
-  const Checkpoint plain = Checkpoint::open(builtin_model_dir());
-  plant_outliers(plain, dir / "planted");
-  const Checkpoint planted = Checkpoint::open(dir / "planted");
-  std::string note;
-  const Tokenizer tokenizer = Tokenizer::open(plain.dir);
-  const Windows calibration = draw_calibration(tokenizer, builtin_calibration(), 4, 256, 0, &note);
-  const Windows text = cut_windows(tokenizer, builtin_evaluation(), 256, 12, "builtin");
-  const auto nll = [&](const fs::path& model) {
+  double nll(const fs::path& model) {
     const Checkpoint c = Checkpoint::open(model);
     Runner runner(ex, c, {.dtype = DType::f32});
     return perplexity(runner, text, 4096).mean_nll;
-  };
-  const double base = nll(plain.dir);
-  EXPECT_NEAR(nll(planted.dir), base, tol::kLogitsF32 * base) << "planting keeps the function";
-  const auto gap = [&](const Checkpoint& c, const std::string& recipe) {
+  }
+
+  // Mean NLL above that of the model as it is.
+  double gap(const Checkpoint& c, const std::string& recipe) {
     const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe), .tokens = 4 * 256});
     const fs::path out = dir / "out";
     run_pipeline(ex, c, plan, calibration, {.recipe = recipe, .out = out, .force = true});
     return nll(out) - base;
-  };
-  const double rtn = gap(plain, "rtn int4 g128"), rtn_planted = gap(planted, "rtn int4 g128");
-  const double awq = gap(plain, "awq"), awq_planted = gap(planted, "awq");
-  EXPECT_GT(rtn_planted, 1.8 * rtn);
-  EXPECT_LT(awq_planted, 1.25 * awq);
+  }
+
+  const TempDir dir;
+  Exec ex = Exec::cpu();
+  const Checkpoint plain = Checkpoint::open(builtin_model_dir());
+  std::optional<Checkpoint> planted;
+  std::string note;
+  const Tokenizer tokenizer = Tokenizer::open(plain.dir);
+  const Windows calibration = draw_calibration(tokenizer, builtin_calibration(), 4, 256, 0, &note);
+  const Windows text = cut_windows(tokenizer, builtin_evaluation(), 256, 12, "builtin");
+  double base = 0;
+};
+
+TEST_F(Planted, AwqUndoesOutliers) {
+  plant({});
+  const double lost = gap(*planted, "rtn int4 g128");
+  EXPECT_GT(lost, 3 * gap(plain, "rtn int4 g128"));
+  EXPECT_LT(gap(*planted, "awq"), lost / 2);
+}
+
+TEST_F(Planted, SmoothQuantUndoesOutliers) {
+  plant({.where = Planting::Where::drawn});
+  const double lost = gap(*planted, "rtn w8a8"), published = gap(*planted, "smoothquant alpha=0.5");
+  EXPECT_GT(lost, std::log(1.05)) << "perplexity";
+  EXPECT_LT(published, std::log(1.006));
+  EXPECT_LT(gap(*planted, "smoothquant"), std::log(1.006));
 }
 
 }  // namespace

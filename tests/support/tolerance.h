@@ -5,6 +5,7 @@ namespace fewbit::tol {
 inline constexpr double kExact = 0;
 inline constexpr double kF32Op = 2e-6;       // an f32 op against a double reference
 inline constexpr double kF32Product = 2e-5;  // a long f32 product
+inline constexpr double kF8Product = 6e-4;   // FP8 tensor cores keep a little less than f32 of a sum
 inline constexpr double kBf16Op = 6e-3;      // one bf16 rounding of inputs and output
 inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against the reference implementation
 inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
@@ -24,6 +25,7 @@ inline constexpr double kFlippedRows = 0.1;     // rows in which a tie may fall 
 inline constexpr double kIdealEncoding = 1e-3;  // values that lie on a grid, quantized again: f16 scales
 inline constexpr double kRtnSqnrLow = 18.8;     // dB, int4 g128 on N(0, 1), scale 2 max / 15
 inline constexpr double kRtnSqnrHigh = 19.4;
+inline constexpr double kSlope = 1e-2;  // of a whole block's f32 output along a direction, by differences
 inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
 }  // namespace fewbit::tol

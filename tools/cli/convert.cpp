@@ -126,7 +126,8 @@ void add_convert_commands(CLI::App& app) {
       "synth", "Write a random checkpoint of a real model's shape, for speed measurements");
   synth->add_option("OUT", s->out, "Folder to write")->required();
   synth->add_option("--preset", s->options.preset, presets)->required();
-  synth->add_option("--format", s->options.format, "bf16 or marlin (int4, groups of 128)")
+  synth->add_option("--format", s->options.format, "bf16, marlin (int4, groups of 128), fp8 (E4M3 per output, inputs per token), int8 (W8A8) or another format that "
+                   "holds int4")
       ->capture_default_str();
   synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")
       ->check(CLI::NonNegativeNumber);

@@ -23,7 +23,7 @@ struct QuantizeArgs : CalibrationArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, acts, effort, kv_cache, format, dtype = "auto";
+  std::string act_order, acts, alpha, effort, kv_cache, format, dtype = "auto";
   float damp = 0;
   double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
@@ -33,8 +33,9 @@ struct QuantizeArgs : CalibrationArgs {
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
-                 "A method (rtn, gptq), transforms and a method (awq, awq+gptq), auto (gptq with bits and groups chosen "
-                 "by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\"");
+                 "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant), auto (gptq with bits "
+                 "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
+                 "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
@@ -46,14 +47,19 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--acts", a.acts,
                  "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
                  "calibrated scale)");
+  app.add_option("--alpha", a.alpha,
+                 "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search "
+                 "(default)");
   app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
   app.add_option("--target-bits", a.target_bits,
                  "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
-  app.add_option("--effort", a.effort, "quick, default, best, or reference (the published algorithm)");
+  app.add_option("--effort", a.effort,
+                 "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), "
+                 "or reference (the published algorithm)");
   app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
   app.add_option("--format", a.format,
-                 "Checkpoint format (see `quantize list`; default marlin, with 8-bit inputs or --kv-cache "
-                 "compressed-tensors)");
+                 "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
+                 "--kv-cache)");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
@@ -64,8 +70,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--damp",
-                        "--effort", "--kv-cache", "--format", "--set", "--keep"})
+  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--alpha", "--damp",
+                        "--target-bits", "--effort", "--kv-cache", "--format", "--set", "--keep"})
     app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
@@ -114,6 +120,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   if (a.group) flags.group = a.group;
   if (a.sym || a.asym) flags.symmetric = a.sym;
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
+  if (!a.alpha.empty()) flags.migration = parse_recipe("alpha=" + a.alpha).migration;
   if (!a.acts.empty()) flags.activations = activations_from(a.acts);
   if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
   if (a.target_bits != 0) flags.target_bits = parse_recipe(fmt::format("target-bits={}", a.target_bits)).target_bits;
@@ -212,6 +219,9 @@ std::string summary(const QuantReport& r) {
   s += starved_line(r);
   if (!r.kv_scales.empty())
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(),
+                                   [](const LinearRecord& l) { return l.learned; }))
+    s += fmt::format("rounding learned in {} linears\n", n);
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
@@ -259,6 +269,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
                                        .rules = a.ordered,
                                        .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
                                        .tokens = a.samples * calibration_length(a, c.spec),
+                                       .seq_len = calibration_length(a, c.spec),
                                        .dtype = job.dtype,
                                        .on_gpu = ex.on_cuda()});
   if (plan_only) {

@@ -1,10 +1,13 @@
 // GPTQ (Frantar et al., 2022) in the factor form of kernels/factor.h. `reference` is the published algorithm;
-// the other efforts search each group's scale on live weights, aim at the weight that reproduces the
-// unquantized output where the statistics hold both streams, and improve the result by rounds of refit and
-// descent (0 quick, 3 default, 6 best).
+// the other efforts search each group's scale on live weights (best: by a trial of the column loop for every
+// candidate), aim at the weight that reproduces the unquantized output where the statistics hold both streams,
+// and improve the result by rounds of refit and descent (0 quick, 3 default, 6 best).
+//
+// On the E4M3 grid the scales are searched once, on the target, and neither refit nor descent follows.
 //
 // When the Gram matrix cannot be factored, a ladder is climbed, and its rung is part of the result: f32, f64,
 // f64 with more damping, the diagonal alone, and plain rounding where that is permitted.
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -28,6 +31,10 @@ constexpr Rung kRungs[] = {{"fp32", Precision::f32, 1},       {"fp64", Precision
                            {"damp x10", Precision::f64, 10},  {"damp x30", Precision::f64, 30},
                            {"damp x100", Precision::f64, 100}};
 
+ScaleRule scale_rule(Effort e) {
+  if (e == Effort::reference) return ScaleRule::absmax;
+  return e == Effort::best ? ScaleRule::loop_grid : ScaleRule::diag_grid;
+}
 int refine_rounds(Effort e) { return e == Effort::standard ? 3 : e == Effort::best ? 6 : 0; }
 
 template <class T>
@@ -107,20 +114,38 @@ Tensor permuted(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorVi
   return y;
 }
 
+// The group of every column, in processing order, where grids are fixed before the loop; empty where they are not.
+std::vector<int32_t> fixed_grids(const LinearJob& job, const ColumnOrder& order) {
+  if (job.spec.grid == Grid::integer || !order.grid_of.empty()) return order.grid_of;
+  std::vector<int32_t> group_of(static_cast<size_t>(job.weight.cols()));
+  const int64_t group = job.spec.group_size(job.weight.cols());
+  for (size_t i = 0; i < group_of.size(); ++i) group_of[i] = static_cast<int32_t>(static_cast<int64_t>(i) / group);
+  return group_of;
+}
+
+// [out, G] from scales that `out_group` rows share.
+Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t out) {
+  const Tensor shared = ex.to_host(scales), rows = Tensor::host(DType::f32, {out, scales.cols()});
+  for (int64_t o = 0; o < out; ++o)
+    std::copy_n(shared.as<float>() + o / out_group * shared.cols(), shared.cols(), rows.as<float>() + o * shared.cols());
+  return ex.to_device(rows);
+}
+
 // The column loop in processing order; the result is in checkpoint order. False when its loss is not a
 // number.
 bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, ConstTensorView r,
                DeviceCodes& q) {
   const int64_t out = job.weight.rows(), in = job.weight.cols();
-  const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
   ErrorFeedbackArgs args{.w = p.target,
                          .r = r,
                          .h_diag = p.diag,
                          .group = job.spec.group_size(in),
                          .group_of = {},
-                         .search = search_for(job.spec, rule)};
+                         .search = search_for(job.spec, scale_rule(job.effort)),
+                         .grid = job.spec.grid};
   q = make_codes(ex, job.spec, out, in);
-  const Tensor column = upload(ex, DType::i32, order.column), grid_of = upload(ex, DType::i32, order.grid_of);
+  const Tensor column = upload(ex, DType::i32, order.column);
+  const Tensor grid_of = upload(ex, DType::i32, fixed_grids(job, order));
   Tensor w, diag;
   if (!order.natural()) {
     w = permuted(ex, p.target, {}, column);
@@ -129,11 +154,12 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
     args.h_diag = diag.view().reshaped({in});
   }
   if (grid_of) {
-    choose_scales(ex, p.target, p.diag, args.group, args.search, q.scales, q.zeros);
+    choose_grid(ex, p.target, p.diag, job.spec, scale_rule(job.effort), q);
     args.group_of = grid_of;
   }
   Tensor loss = ex.alloc(DType::f64, {out});
-  error_feedback(ex, args, q.codes, q.scales, q.zeros, loss);
+  const Tensor by_row = job.spec.out_group > 1 ? scales_by_row(ex, q.scales, job.spec.out_group, out) : Tensor();
+  error_feedback(ex, args, q.codes, by_row ? by_row : q.scales, q.zeros, loss);
   const Tensor host = ex.to_host(loss);
   for (int64_t o = 0; o < out; ++o)
     if (!std::isfinite(host.as<double>()[o])) return false;
@@ -147,7 +173,7 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
 }
 
 void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCodes& q) {
-  const int rounds = refine_rounds(job.effort);
+  const int rounds = job.spec.grid == Grid::integer ? refine_rounds(job.effort) : 0;
   if (rounds == 0) return;
   const int64_t in = job.weight.cols();
   add_diagonal(ex, upload(ex, DType::f32, std::vector<float>(static_cast<size_t>(in), lambda)), p.h);
@@ -198,8 +224,7 @@ std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
 // The last two rungs: rounding weighted by the diagonal, then plain rounding.
 std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCodes& q) {
   if (p && usable(p->importance)) {
-    const ScaleRule rule = job.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
-    q = round_plain(ex, job.weight, p->diag, job.spec, rule);
+    q = round_plain(ex, job.weight, p->diag, job.spec, scale_rule(job.effort));
     return "diagonal";
   }
   if (!job.allow_rtn)
@@ -224,7 +249,7 @@ void report_losses(Exec& ex, const LinearJob& job, const Problem& p, const Devic
 }
 
 MethodResult quantize(Exec& ex, const LinearJob& job) {
-  require_integer_job(ex, job);
+  require_job(ex, job, {.integer = true, .f8 = true});
   MethodResult result;
   DeviceCodes q;
   if (has_gram(job)) {
@@ -245,6 +270,7 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 constinit const Method method_gptq = {.name = "gptq",
                                       .summary = "error feedback through the Gram matrix of the inputs",
                                       .needs = Needs::gram | Needs::cross,
+                                      .grids = {.integer = true, .f8 = true},
                                       .quantize = quantize};
 
 }  // namespace fewbit

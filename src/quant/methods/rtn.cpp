@@ -29,28 +29,8 @@ MethodResult quantize_fp4(Exec& ex, const LinearJob& job) {
 
 MethodResult quantize(Exec& ex, const LinearJob& job) {
   if (job.spec.grid == Grid::f4_e2m1) return quantize_fp4(ex, job);
-  require_integer_job(ex, job);
-  const bool searched = job.effort != Effort::reference, measured = has_gram(job);
-  Tensor h;
-  if (searched && measured) {
-    h = ex.alloc(DType::f32, {job.weight.cols()});
-    diagonal(ex, job.stats->gram, h);
-  }
-  DeviceCodes q =
-      round_plain(ex, job.weight, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
-  MethodResult result;
-  if (measured) {
-    result.loss = loss_per_token(ex, job.weight, values_of(ex, q, job.spec), *job.stats);
-    result.loss_rtn = result.loss;
-    if (searched) {
-      const DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
-      result.loss_rtn = loss_per_token(ex, job.weight, values_of(ex, plain, job.spec), *job.stats);
-    }
-    result.loss_target = result.loss;
-    result.loss_target_rtn = result.loss_rtn;
-  }
-  result.linear = to_host(ex, std::move(q), job.spec);
-  return result;
+  require_job(ex, job, {});
+  return round_to_nearest(ex, job);
 }
 
 }  // namespace
@@ -58,7 +38,7 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 constinit const Method method_rtn = {.name = "rtn",
                                      .summary = "round to nearest, scales searched",
                                      .needs = Needs::nothing,
-                                     .quantize = quantize,
-                                     .rounds_fp4 = true};
+                                     .grids = {.f4 = true},
+                                     .quantize = quantize};
 
 }  // namespace fewbit

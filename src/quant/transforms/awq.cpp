@@ -1,29 +1,41 @@
 // AWQ (arXiv 2306.00978): input features that are large on average get finer steps. Their weights are
-// multiplied by s before rounding and the producer of the input is divided by it. s comes from a grid over
-// the mean magnitude a of the feature, s = a^r, and the duo form s = a^r / w^(1-r) with the mean magnitude w
-// of the feature's weights inside their groups. The published search replays the block for every candidate;
-// here a candidate is judged by tr(D H D^T) of its consumers, D the error of their rounding under their own
-// recipe, which needs no replay and is exact for the consumers' own outputs. The published clipping is what
-// the scale search of the rounding does.
+// multiplied by s before rounding and the producer of the input is divided by it, s = a^p / w^q with the mean
+// magnitude a of the feature and the mean magnitude w of its weights inside their groups; the published forms
+// are the lines q = 0 and q = 1 - p of that plane. The published search replays the block for every candidate; here
+// one is judged by the output errors of the consumers on the Gram matrix of their input, under their own
+// recipe: after plain rounding, or after error feedback where that is what follows. The published clipping is
+// what the scale search of the rounding does.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/column_stats.h"
+#include "kernels/error_feedback.h"
+#include "kernels/factor.h"
 #include "kernels/gram_loss.h"
 #include "kernels/matrix_edit.h"
+#include "src/calib/observe.h"
 #include "src/quant/rounding.h"
 #include "src/quant/transform.h"
 
 namespace fewbit {
 namespace {
 
-constexpr int kSteps = 20;       // exponents i / kSteps
-constexpr float kLeast = 1e-4f;  // of a candidate, and the guard of the duo form's denominator
+constexpr float kCoarse = 0.25f, kFine = 0.0625f;  // steps of the exponents: of the first grid, of the last
+constexpr int64_t kJudgedRows = 128;               // of each consumer, in the search
+constexpr float kLost = 4;  // a column is lost among its group when its weights are this much below the usual
 
 using Features = std::vector<float>;  // one value per feature of the absorber
 
 Tensor uploaded(Exec& ex, const Features& v) {
   return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
+}
+
+double total(Exec& ex, ConstTensorView rows) {
+  const Tensor host = ex.to_host(rows);
+  double sum = 0;
+  for (int64_t o = 0; o < host.numel(); ++o) sum += host.as<double>()[o];
+  return sum;
 }
 
 // The mean over the input features that share a feature of the absorber.
@@ -40,6 +52,104 @@ Features by_absorber_feature(const Absorber& a, const std::vector<double>& input
 struct Consumer {
   ConstTensorView weight{};  // [out, in] f32
   LinearTarget target{};
+  Tensor some{};      // kJudgedRows of its rows, evenly spaced
+  double energy = 0;  // of the outputs of those rows
+};
+
+// What a scale costs: the sum over the consumers of the relative error of their outputs.
+class Judge {
+ public:
+  Judge(Exec& ex, const Absorber& a, const InputStats& stats, std::vector<Consumer>& consumers)
+      : ex_(ex), absorber_(a), stats_(stats), consumers_(consumers) {
+    const int64_t in = stats.gram.cols();
+    const Tensor d = ex.alloc(DType::f32, {in});
+    diagonal(ex, stats.gram, d);
+    const Tensor host = ex.to_host(d);
+    diagonal_.assign(host.as<float>(), host.as<float>() + in);
+    const auto feeds_back = [](const Consumer& c) { return has(c.target.method->needs, Needs::gram); };
+    if (std::any_of(consumers.begin(), consumers.end(), feeds_back)) {
+      double sum = 0;
+      for (const float h : diagonal_) sum += h;
+      factor_ = ex.alloc(DType::f32, {in, in});
+      if (!factorize(ex, stats.gram, static_cast<float>(kDamp * sum / static_cast<double>(in)), Precision::f64,
+                     factor_)
+               .ok())
+        factor_.reset();
+    }
+    for (Consumer& c : consumers) c.energy = error(c.some, ex.alloc_zeros(DType::f32, c.some.shape()));
+  }
+
+  double loss(const Features& s) const {
+    const Features wide = by_consumer_feature(absorber_, s);
+    Features inverse(wide), importance(diagonal_);
+    for (size_t j = 0; j < wide.size(); ++j) {
+      inverse[j] = 1 / wide[j];
+      importance[j] *= inverse[j] * inverse[j];
+    }
+    const Tensor columns = uploaded(ex_, wide), back = uploaded(ex_, inverse), h = uploaded(ex_, importance);
+    Tensor factor;
+    if (factor_) {
+      factor = ex_.alloc(DType::f32, factor_.shape());
+      ex_.copy(factor_, factor);
+      scale_rows(ex_, back, factor);  // that of the scaled input's Gram matrix
+    }
+    double sum = 0;
+    for (const Consumer& c : consumers_) {
+      if (!(c.energy > 0)) continue;
+      Tensor scaled = ex_.alloc(DType::f32, c.some.shape());
+      ex_.copy(c.some, scaled);
+      scale_columns(ex_, columns, scaled);
+      const bool feedback = factor && has(c.target.method->needs, Needs::gram);
+      sum += (feedback ? fed_back(c, scaled, factor, h) : rounded(c, scaled, back, h)) / c.energy;
+    }
+    return sum;
+  }
+
+ private:
+  static constexpr double kDamp = 0.01;
+
+  static ScaleRule rule_of(const Consumer& c) {
+    return c.target.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
+  }
+
+  double error(ConstTensorView a, ConstTensorView b) const {
+    const Tensor rows = ex_.alloc(DType::f64, {a.rows()});
+    gram_loss(ex_, a, b, stats_.gram, rows);
+    return total(ex_, rows);
+  }
+
+  double rounded(const Consumer& c, ConstTensorView scaled, ConstTensorView back, ConstTensorView h) const {
+    const QuantSpec& spec = c.target.spec;
+    const Tensor values = values_of(ex_, round_plain(ex_, scaled, h, spec, rule_of(c)), spec);
+    scale_columns(ex_, back, values);
+    return error(c.some, values);
+  }
+
+  double fed_back(const Consumer& c, ConstTensorView scaled, ConstTensorView factor, ConstTensorView h) const {
+    const QuantSpec& spec = c.target.spec;
+    const DeviceCodes q = make_codes(ex_, spec, scaled.rows(), scaled.cols());
+    const Tensor rows = ex_.alloc(DType::f64, {scaled.rows()});
+    error_feedback(ex_,
+                   {.w = scaled,
+                    .r = factor,
+                    .h_diag = h,
+                    .group = spec.group_size(scaled.cols()),
+                    .group_of = {},
+                    .search = search_for(spec, rule_of(c))},
+                   q.codes, q.scales, q.zeros, rows);
+    return total(ex_, rows);
+  }
+
+  Exec& ex_;
+  const Absorber& absorber_;
+  const InputStats& stats_;
+  const std::vector<Consumer>& consumers_;
+  Features diagonal_;  // of the Gram matrix, by input feature
+  Tensor factor_;      // of the damped Gram matrix; empty where nobody feeds errors back, or it has none
+};
+
+struct Exponents {
+  float of_activation = 0, of_weight = 0;
 };
 
 class Search {
@@ -47,39 +157,82 @@ class Search {
   Search(Exec& ex, const TransformJob& job, const BlockF32& block, const Absorber& a)
       : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
     for (const size_t i : a.consumers)
-      for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items)
-        consumers_.push_back({block.weights.at(l.name + ".weight"), job.targets.at(l.name)});
-    const Tensor d = ex.alloc(DType::f32, {stats_.input.gram.cols()});
-    diagonal(ex, stats_.input.gram, d);
-    const Tensor host = ex.to_host(d);
-    diagonal_.assign(host.as<float>(), host.as<float>() + host.numel());
+      for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items) {
+        const ConstTensorView w = block.weights.at(l.name + ".weight");
+        consumers_.push_back(
+            {.weight = w, .target = job.targets.at(l.name), .some = spread_rows(ex, w, kJudgedRows)});
+      }
+    activation_ = mean_activation();
+    weight_ = mean_weight();
   }
 
-  // The best of the grid, or nothing where no candidate beats leaving the block as it is.
+  // The best of the search, or nothing where no candidate beats leaving the block as it is.
   Features best() {
-    double least = loss(Features(static_cast<size_t>(absorber_.features), 1.f));
+    const Judge judge(ex_, absorber_, stats_.input, consumers_);
+    double least = judge.loss(Features(weight_.size(), 1.f));
     Features chosen;
-    for (Features& s : candidates())
-      if (const double l = loss(s); l < least) {
-        least = l;
-        chosen = std::move(s);
-      }
+    const auto tried = [&](Features s) {
+      const double l = judge.loss(s);
+      if (!(l < least)) return false;
+      least = l;
+      chosen = std::move(s);
+      return true;
+    };
+    for (const float lift : {1.f, 2.f, 4.f})
+      if (Features s = recover_lost_columns(lift); !s.empty()) tried(std::move(s));
+    if (!chosen.empty()) rebase(chosen);
+    Exponents at;
+    for (float p = 0; p <= 1; p += kCoarse)
+      for (float q = 0; q <= 1; q += kCoarse)
+        if (tried(candidate({p, q}))) at = {p, q};
+    for (float step = kCoarse / 2; step >= kFine; step /= 2) {
+      const Exponents middle = at;
+      for (const float p : {-step, 0.f, step})
+        for (const float q : {-step, 0.f, step}) {
+          const Exponents e{middle.of_activation + p, middle.of_weight + q};
+          if ((p != 0 || q != 0) && tried(candidate(e))) at = e;
+        }
+    }
     return chosen;
   }
 
  private:
-  std::vector<Features> candidates() const {
-    const Features activation = mean_activation(), weight = mean_weight();
-    std::vector<Features> all;
-    for (const bool duo : {false, true})
-      for (int i = duo ? 0 : 1; i < kSteps; ++i) {
-        const float r = static_cast<float>(i) / kSteps;
-        Features s(activation.size());
-        for (size_t j = 0; j < s.size(); ++j)
-          s[j] = std::pow(activation[j], r) / (duo ? std::pow(weight[j], 1 - r) + kLeast : 1.f);
-        all.push_back(foldable_scale(block_, *job_.ops, absorber_, normalised(activation, std::move(s))));
+  // base * a^p / w^q, as the absorber can take it.
+  Features candidate(Exponents e) const {
+    Features s(activation_.size());
+    for (size_t j = 0; j < s.size(); ++j)
+      s[j] = std::pow(activation_[j], e.of_activation) / std::pow(weight_[j], e.of_weight);
+    s = normalised(std::move(s));
+    for (size_t j = 0; j < base_.size(); ++j) s[j] *= base_[j];
+    return foldable_scale(block_, *job_.ops, absorber_, s);
+  }
+
+  // Brings the columns whose weights vanish beside those of their groups up to `lift` times the usual; empty where there
+  // are none.
+  Features recover_lost_columns(float lift) const {
+    Features sorted;
+    for (size_t j = 0; j < weight_.size(); ++j)
+      if (activation_[j] > 0 && weight_[j] > 0) sorted.push_back(weight_[j]);
+    if (sorted.empty()) return {};
+    std::nth_element(sorted.begin(), sorted.begin() + static_cast<int64_t>(sorted.size() / 2), sorted.end());
+    const float usual = sorted[sorted.size() / 2];
+    Features s(weight_.size(), 1.f);
+    bool some = false;
+    for (size_t j = 0; j < s.size(); ++j)
+      if (activation_[j] > 0 && weight_[j] > 0 && kLost * weight_[j] < usual) {
+        s[j] = lift * usual / weight_[j];
+        some = true;
       }
-    return all;
+    return some ? foldable_scale(block_, *job_.ops, absorber_, s) : Features{};
+  }
+
+  // Later candidates start from `base`: as if it had been folded already.
+  void rebase(const Features& base) {
+    base_ = base;
+    for (size_t j = 0; j < base.size(); ++j) {
+      activation_[j] /= base[j];
+      weight_[j] *= base[j];
+    }
   }
 
   Features mean_activation() const {
@@ -109,45 +262,17 @@ class Search {
     return by_absorber_feature(absorber_, mean);
   }
 
-  // About 1 in the geometric middle; features that were never seen are left alone.
-  static Features normalised(const Features& activation, Features s) {
+  // About 1 in the geometric middle; features that were never seen or have no weights are left alone.
+  static Features normalised(Features s) {
     float low = INFINITY, high = 0;
-    for (size_t j = 0; j < s.size(); ++j) {
-      if (!(activation[j] > 0) || !std::isfinite(s[j])) continue;
-      s[j] = std::max(s[j], kLeast);
-      low = std::min(low, s[j]);
-      high = std::max(high, s[j]);
+    for (const float x : s) {
+      if (!(x > 0) || !std::isfinite(x)) continue;
+      low = std::min(low, x);
+      high = std::max(high, x);
     }
     const float middle = std::sqrt(low) * std::sqrt(high);
-    for (size_t j = 0; j < s.size(); ++j)
-      s[j] = activation[j] > 0 && std::isfinite(s[j] / middle) ? s[j] / middle : 1.f;
+    for (float& x : s) x = x > 0 && std::isfinite(x / middle) ? x / middle : 1.f;
     return s;
-  }
-
-  // Sum over the consumers of tr(D H D^T), D = W - Q(W s) / s; `plain`: scales by absmax whatever the recipe
-  // says.
-  double loss(const Features& s) const {
-    const Features wide = by_consumer_feature(absorber_, s);
-    Features inverse(wide), importance(diagonal_);
-    for (size_t j = 0; j < wide.size(); ++j) {
-      inverse[j] = 1 / wide[j];
-      importance[j] *= inverse[j] * inverse[j];
-    }
-    const Tensor columns = uploaded(ex_, wide), back = uploaded(ex_, inverse), h = uploaded(ex_, importance);
-    double sum = 0;
-    for (const Consumer& c : consumers_) {
-      Tensor scaled = ex_.alloc(DType::f32, c.weight.shape);
-      ex_.copy(c.weight, scaled);
-      scale_columns(ex_, columns, scaled);
-      const ScaleRule rule = c.target.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
-      const Tensor rounded = values_of(ex_, round_plain(ex_, scaled, h, c.target.spec, rule), c.target.spec);
-      scale_columns(ex_, back, rounded);
-      const Tensor rows = ex_.alloc(DType::f64, {c.weight.rows()});
-      gram_loss(ex_, c.weight, rounded, stats_.input.gram, rows);
-      const Tensor host = ex_.to_host(rows);
-      for (int64_t o = 0; o < host.numel(); ++o) sum += host.as<double>()[o];
-    }
-    return sum;
   }
 
   Exec& ex_;
@@ -156,7 +281,8 @@ class Search {
   const Absorber& absorber_;
   const ActivationStats& stats_;
   std::vector<Consumer> consumers_;
-  Features diagonal_;  // of the Gram matrix, by input feature
+  Features activation_, weight_;  // a and w of the base
+  Features base_;                 // empty: 1
 };
 
 void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
@@ -169,14 +295,15 @@ void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
 }
 
 // Data-free rounding gains from zero points; a method that feeds errors forward searches its own scales.
-bool symmetric_by_default(const Method& m) { return has(m.needs, Needs::gram); }
+void fill_in(const Method& m, QuantSpec& spec) { spec.symmetric = has(m.needs, Needs::gram); }
 
 }  // namespace
 
 constinit const Transform transform_awq = {.name = "awq",
                                            .summary = "finer steps for input features that are large",
                                            .needs = Needs::gram | Needs::columns,
-                                           .symmetric_by_default = symmetric_by_default,
+                                           .takes_alpha = false,
+                                           .fill_in = fill_in,
                                            .apply = apply};
 
 }  // namespace fewbit

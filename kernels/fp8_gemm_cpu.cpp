@@ -1,0 +1,69 @@
+// FP8 products on the CPU: the values of the codes in f32. Few rows: a row of the weight is widened once and multiplied
+// with all of them; many: tiles through BLAS.
+#include "kernels/fp8_gemm.h"
+
+#include <algorithm>
+
+#include "kernels/cpu_rows.h"
+#include "kernels/cpu_tiles.h"
+#include "kernels/f8_grid.h"
+#include "src/core/hot.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+namespace hot {
+FEWBIT_HOT void f8_times(const uint8_t* codes, float scale, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = mul_rn(f8_value(codes[i]), scale);
+}
+}  // namespace hot
+
+namespace {
+
+constexpr int64_t kFewRows = 8;
+
+// Rows [begin, end) of the weight as f32.
+const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, float* room) {
+  const int64_t in = w.codes.cols();
+  for (int64_t o = begin; o < end; ++o)
+    hot::f8_times(w.codes.as<uint8_t>() + o * in, w.scales.as<float>()[o], room + (o - begin) * in, in);
+  return room;
+}
+
+void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
+  const int64_t rows = x.rows(), in = x.cols();
+  parallel_for(w.codes.rows(), std::max<int64_t>(1, 65536 / in), [&](int64_t begin, int64_t end) {
+    float* row = scratch(Scratch::w, in);
+    float* sums = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
+    for (int64_t o = begin; o < end; ++o) {
+      widened_rows(w, o, o + 1, row);
+      for (int64_t r = 0; r < rows; ++r) sums[r * (end - begin) + o - begin] = dot(x.as<float>() + r * in, row, in);
+    }
+    for (int64_t r = 0; r < rows; ++r) store_row(sums + r * (end - begin), bias, begin, end, y, r);
+  });
+}
+
+}  // namespace
+
+void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+              TensorView y) {
+  FEWBIT_ASSERT(q.codes == DType::f8_e4m3 && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
+  FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == w.codes.rows());
+  FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == w.codes.rows());
+  FEWBIT_ASSERT(!bias.data || (bias.numel() == w.codes.rows() && bias.dtype == x.dtype));
+  const Tensor rounded = Tensor::host(DType::f32, x.shape);
+  cpu::round_rows(ex, x, q, rounded);
+  if (x.rows() <= kFewRows) return few_rows(rounded, w, bias, y);
+  const auto weight = [&](int64_t begin, int64_t end, float* room) { return widened_rows(w, begin, end, room); };
+  tiled_product(rounded, w.codes.rows(), weight, bias, y);
+}
+
+}  // namespace fewbit::cpu
+
+namespace fewbit {
+
+#ifndef FEWBIT_HAS_CUDA
+bool has_fp8_products(const Exec&) { return false; }
+#endif
+
+}  // namespace fewbit

@@ -1,0 +1,94 @@
+// FP8 products: for few rows (kernels/byte_product.cuh) codes become floats in registers, which is cheap beside reading
+// them; for many the FP8 tensor cores through cuBLASLt, or, where there are none, bf16 copies of the codes, which hold
+// them exactly. Sums are f32 and scaled on the way to y in every case.
+#include "kernels/byte_product.cuh"
+#include "kernels/dense.cuh"
+#include "kernels/f8_grid.h"
+#include "kernels/fp8_gemm.h"
+
+namespace fewbit::cuda {
+namespace {
+
+struct F8Code {
+  using Sum = float;
+  static __device__ __forceinline__ float dot4(uint32_t x, uint32_t w, float sum) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sum = fmaf(f8_value(static_cast<uint8_t>(x >> (8 * i))), f8_value(static_cast<uint8_t>(w >> (8 * i))), sum);
+    return sum;
+  }
+  static __device__ __forceinline__ float dot16(uint4 x, uint4 w, float sum) {
+    return dot4(x.w, w.w, dot4(x.z, w.z, dot4(x.y, w.y, dot4(x.x, w.x, sum))));
+  }
+  static __device__ __forceinline__ float dot1(uint8_t x, uint8_t w, float sum) {
+    return fmaf(f8_value(x), f8_value(w), sum);
+  }
+};
+
+constexpr LibraryTypes kF8{CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+constexpr int kThreads = 256;
+
+__global__ void widen_kernel(const uint8_t* __restrict__ codes, __nv_bfloat16* __restrict__ values, int64_t n) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step)
+    values[i] = __float2bfloat16_rn(f8_value(codes[i]));
+}
+
+void widen(CudaState& s, const uint8_t* codes, void* values, int64_t n) {
+  widen_kernel<<<grid_for(n, kThreads), kThreads, 0, s.stream>>>(codes, static_cast<__nv_bfloat16*>(values), n);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+bool fp8_tensor_cores(const CudaState& s) {
+  return !s.force_sm80 && (s.props.major > 8 || (s.props.major == 8 && s.props.minor == 9));
+}
+
+// sums = x w^T over bf16 copies of the codes in `room`: first the weight's, then those of x.
+void widened_product(CudaState& s, const ByteTask& t, float* sums, uint8_t* room) {
+  uint8_t* x = room + aligned_bytes(2 * t.out * t.in);
+  widen(s, t.w, room, t.out * t.in);
+  widen(s, t.x, x, t.rows * t.in);
+  dense_product(s, {.x = x,
+                    .w = room,
+                    .y = sums,
+                    .in_dtype = DType::bf16,
+                    .y_dtype = DType::f32,
+                    .rows = t.rows,
+                    .in = t.in,
+                    .out = t.out,
+                    .y_stride = t.out});
+}
+
+}  // namespace
+
+void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+              TensorView y) {
+  FEWBIT_ASSERT(q.codes == DType::f8_e4m3 && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
+  const ByteTask task = make_byte_task(x, w, bias, y);
+  if (task.rows == 0 || task.out == 0) return;
+  CudaState& s = ex.cuda_state();
+  const bool native = fp8_tensor_cores(s) && task.in % 16 == 0 && task.out % 16 == 0 && aligned16(task.w);
+  const ByteRoom widened{.fixed = 2 * task.out * task.in, .per_row = 2 * task.in};
+  for_row_chunks(
+      s, x, q, task, native ? ByteRoom{} : widened,
+      [&](const ByteTask& part) { launch_few_rows<F8Code>(s.stream, part); },
+      [&](const ByteTask& part, uint8_t* at, uint8_t* room) {
+        auto* sums = reinterpret_cast<float*>(at);
+        if (!native) {
+          widened_product(s, part, sums, room);
+        } else if (!library_product(s, kF8, part, sums)) {
+          fail(ErrorKind::device, "cuBLASLt has no FP8 product for " + std::to_string(part.rows) + " x " +
+                                      std::to_string(part.in) + " x " + std::to_string(part.out) +
+                                      "; run with --reference, which dequantizes");
+        }
+        scale_sums(s.stream, sums, part);
+      });
+}
+
+}  // namespace fewbit::cuda
+
+namespace fewbit {
+
+bool has_fp8_products(const Exec& ex) { return ex.on_cuda() && cuda::fp8_tensor_cores(ex.cuda_state()); }
+
+}  // namespace fewbit

@@ -1,0 +1,44 @@
+#pragma once
+// Launches that overlap their predecessor (programmatic dependent launch, compute capability 9.0). A kernel
+// started by `launch_overlapping` may begin while the kernel before it in the stream still runs. It must call
+// await_predecessor() before it reads anything an earlier kernel wrote, and before it writes anything at all;
+// up to there it may only touch what no kernel of the stream writes early (weights). allow_successor() lets
+// the next such kernel begin; every kernel that calls it also waits, so waiting for the predecessor is
+// waiting for all before it.
+#include <utility>
+
+#include "kernels/exec_cuda.h"
+
+namespace fewbit::cuda {
+
+__device__ __forceinline__ void await_predecessor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void allow_successor() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+template <class... Params, class... Args>
+void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
+                        Args&&... args) {
+  // One split of the L1 for all of them: a multiprocessor must run dry before it can change it.
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = s.stream;
+  config.attrs = &overlap;
+  config.numAttrs = s.sm90() ? 1 : 0;
+  FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,331 @@
+#pragma once
+// What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, x as
+// the column operand, the sums of a warp, and the ways in which warps and blocks wait for each other.
+#include "kernels/launch.cuh"
+#include "kernels/marlin_tile.cuh"
+#include "kernels/reduce.cuh"
+
+namespace fewbit::cuda {
+
+constexpr int kWarpTiles = 8;                   // k-tiles of a warp: 128 values, the largest group
+constexpr int kStageTiles = 4;                  // k-tiles of a stage of the ring: half of them
+constexpr int kStreamWeights = 3;               // linears of one input in one launch
+constexpr int kSumStride = marlin::kTileN + 4;  // floats from token to token, for the banks
+
+struct StreamWeight {
+  MarlinSource w;
+  const __nv_bfloat16* bias;  // [out] or null
+  void* y;                    // [rows, out]
+  bool add;                   // y += the product
+  int end_chunk;              // one past its last run of 64 outputs, counted over all weights
+};
+struct StreamJob {
+  StreamWeight weights[kStreamWeights];  // same bits, `in`, group, zero points or none
+  const __nv_bfloat16* x;                // [rows, in]
+  int rows, in;
+  bool y_f32;
+  int group_shift;     // log2 of the k-tiles of a group
+  int chunks;          // over all weights
+  int slices, parts;   // blocks along k; blocks along the chunks
+  int passes;          // of kTokens rows
+  float* partials;     // [passes, slices, kTokens, 64 * chunks]; unused where slices == 1
+  uint32_t* counters;  // [passes * parts, 2], zero between launches
+};
+
+template <int kBits, bool kFine, bool kZeros>
+struct StreamStage {
+  static constexpr int kTileBytes = marlin::tile_words(kBits) * 4;
+  static constexpr int kScaleBytes = 64 * 2, kZeroBytes = kZeros ? 64 * kBits / 8 : 0;
+  static constexpr int kGroups = kFine ? 2 : 1;  // groups of 32 or more that can start in a stage
+  static constexpr int kGroupBytes = kScaleBytes + kZeroBytes;
+  static constexpr int kBytes = kStageTiles * kTileBytes + kGroups * kGroupBytes;
+  static_assert(kBytes % 16 == 0);
+};
+
+// Where a warp reads next: walks over (chunk, stage of its tiles).
+template <int kBits, bool kFine, bool kZeros>
+struct StreamFeeder {
+  using Stage = StreamStage<kBits, kFine, kZeros>;
+  const StreamJob& job;
+  int tile0, tiles;  // first k-tile of the warp, and how many exist
+  int lane;
+  int weight = 0, chunk, end_chunk = 0;  // `end_chunk`: of the weight
+  const uint32_t* words = nullptr;       // this lane's of tile0 and `chunk`
+  const __half* scales = nullptr;        // this lane's of `chunk`, row 0; !kFine: of the warp's only group
+  int row_words = 0;                     // from k-tile to k-tile
+  bool has_scales;                       // this lane copies scales
+
+  __device__ __forceinline__ StreamFeeder(const StreamJob& j, int first_tile, int first_chunk, int my_lane)
+      : job(j),
+        tile0(first_tile),
+        tiles(min(kWarpTiles, max(0, j.in / marlin::kTileK - first_tile))),
+        lane(my_lane),
+        chunk(first_chunk),
+        has_scales(j.weights[0].w.grouped() && my_lane < Stage::kScaleBytes / 16) {
+    seat();
+  }
+  __device__ __forceinline__ void seat() {
+    if (chunk >= job.chunks || tiles == 0) {
+      chunk = job.chunks;
+      return;
+    }
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
+    end_chunk = job.weights[weight].end_chunk;
+    const MarlinSource& w = job.weights[weight].w;
+    const int local = chunk - (weight == 0 ? 0 : job.weights[weight - 1].end_chunk);
+    row_words = w.out * kBits / 2;
+    words = w.b + static_cast<int64_t>(tile0) * row_words + local * marlin::tile_words(kBits) + 4 * lane;
+    scales = w.s + local * marlin::kTileN + 8 * lane;
+    if (!kFine) scales += static_cast<int64_t>(tile0 >> job.group_shift) * w.out;
+  }
+  __device__ __forceinline__ void next_chunk() {
+    chunk += job.parts;
+    words += job.parts * marlin::tile_words(kBits);
+    scales += job.parts * marlin::kTileN;
+    if (chunk >= end_chunk) seat();
+  }
+
+  // Stage `part` of the tiles of `chunk`.
+  __device__ __forceinline__ void fetch(uint8_t* to, int part) const {
+    if (chunk >= job.chunks) return;
+    const int first = part * kStageTiles;
+    if (tiles == kWarpTiles)
+      fetch_tiles<true>(to, first);
+    else
+      fetch_tiles<false>(to, first);
+    if (kFine || part == 0) fetch_groups(to + kStageTiles * Stage::kTileBytes, tile0 + first);
+  }
+  template <bool kAll>
+  __device__ __forceinline__ void fetch_tiles(uint8_t* to, int first) const {
+    constexpr int kUnits = Stage::kTileBytes / 16;
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i) {
+      const bool valid = kAll || first + i < tiles;  // beyond: zeros, they meet zeros of x
+      const uint32_t* from = words + (valid ? (first + i) * row_words : 0);
+#pragma unroll
+      for (int u = 0; u < kUnits / 32; ++u)
+        cp_async16(to + i * Stage::kTileBytes + 16 * marlin::unit_position(lane + 32 * u, kBits),
+                   from + 128 * u, valid);
+    }
+  }
+  // Scales and zero points of the groups that start in a stage; those past the end repeat the last.
+  __device__ __forceinline__ void fetch_groups(uint8_t* to, int tile) const {
+    const MarlinSource& w = job.weights[weight].w;
+#pragma unroll
+    for (int i = 0; i < Stage::kGroups; ++i) {
+      const int group = min(tile + 2 * i, w.k_tiles() - 1) >> job.group_shift;
+      if (has_scales)
+        cp_async16(to + i * Stage::kGroupBytes + 16 * lane,
+                   kFine ? scales + static_cast<int64_t>(group) * w.out : scales);
+      if (kZeros && lane < Stage::kZeroBytes / 16) {
+        const int local = chunk - (weight == 0 ? 0 : job.weights[weight - 1].end_chunk);
+        cp_async16(to + i * Stage::kGroupBytes + Stage::kScaleBytes + 16 * lane,
+                   w.z + static_cast<int64_t>(group) * (w.out * kBits / 32) +
+                       local * (Stage::kZeroBytes / 4) + 4 * lane);
+      }
+    }
+  }
+};
+
+// A lane's words of a k-tile.
+template <int kBits>
+__device__ __forceinline__ void lane_words(uint32_t (&out)[kBits], const uint8_t* tile, int lane) {
+#pragma unroll
+  for (int p = 0; p < kBits / 4; ++p) {
+    const uint4 unit =
+        *reinterpret_cast<const uint4*>(tile + 16 * marlin::unit_position(lane * (kBits / 4) + p, kBits));
+    out[4 * p] = unit.x;
+    out[4 * p + 1] = unit.y;
+    out[4 * p + 2] = unit.z;
+    out[4 * p + 3] = unit.w;
+  }
+}
+
+template <int kColumns>
+struct StreamSums {
+  float v[marlin::kSubTiles][kColumns][4];
+
+  // Starts at -(16 + zero) * x, what the raised fragments will bring too much. `x`: the sums of the lane's
+  // two columns of activations.
+  template <class Zero>
+  __device__ __forceinline__ void start(const float (&x)[kColumns][2], Zero zero) {
+#pragma unroll
+    for (int j = 0; j < marlin::kSubTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[j][c][i] = -(kRaisedBy + zero(2 * j + i / 2)) * x[c][i % 2];
+  }
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int j = 0; j < marlin::kSubTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[j][c][i] = 0;
+  }
+  // += scale * part; part = 0
+  __device__ __forceinline__ void close_group(StreamSums& part, const __half (&scales)[8]) {
+#pragma unroll
+    for (int j = 0; j < marlin::kSubTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          v[j][c][i] = fmaf(__half2float(scales[2 * j + i / 2]), part.v[j][c][i], v[j][c][i]);
+    part.clear();
+  }
+  __device__ __forceinline__ void scale(const __half (&scales)[8]) {
+#pragma unroll
+    for (int j = 0; j < marlin::kSubTiles; ++j)
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[j][c][i] *= __half2float(scales[2 * j + i / 2]);
+  }
+  // To `to` [tokens, kSumStride].
+  __device__ __forceinline__ void store(float* to, int tokens, int lane) const {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = 8 * c + lane % 4 * 2 + i;
+        if (token >= tokens) continue;
+#pragma unroll
+        for (int j = 0; j < marlin::kSubTiles; ++j) {
+          to[token * kSumStride + 16 * j + lane / 4] = v[j][c][i];
+          to[token * kSumStride + 16 * j + lane / 4 + 8] = v[j][c][2 + i];
+        }
+      }
+  }
+};
+
+// x of a warp's tiles in its own shared memory, [tokens, kColumnBytes]: a k-tile's pairs of values in the
+// order of the column operand (marlin::pair_slot), zeros past the end of k.
+struct StreamColumns {
+  static constexpr int kBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // of a token; 32 for the banks
+
+  __device__ __forceinline__ static void load(uint8_t* to, const StreamJob& job, int row0, int tokens,
+                                              int tile0, int tiles, int lane) {
+    constexpr int kHalves = 2 * kWarpTiles;
+    for (int e = lane; e < tokens * kHalves; e += 32) {
+      const int token = e / kHalves, half = e % kHalves;
+      uint4 v{0, 0, 0, 0};
+      if (half / 2 < tiles)
+        v = *reinterpret_cast<const uint4*>(job.x + static_cast<int64_t>(row0 + token) * job.in +
+                                            tile0 * marlin::kTileK + 8 * half);
+      auto* pairs = reinterpret_cast<uint32_t*>(to + token * kBytes) + half / 2 * 8;
+      const int pair = half % 2 * 4;
+      pairs[marlin::pair_slot(pair)] = v.x;
+      pairs[marlin::pair_slot(pair + 1)] = v.y;
+      pairs[marlin::pair_slot(pair + 2)] = v.z;
+      pairs[marlin::pair_slot(pair + 3)] = v.w;
+    }
+    __syncwarp();
+  }
+  // Where this lane's pairs of k-tile 0 stand. Columns past the last token repeat it: a column of the product
+  // depends on its own activations only, and those are not stored.
+  __device__ __forceinline__ static const uint8_t* of_lane(const uint8_t* from, int column, int tokens,
+                                                           int lane) {
+    return from + min(8 * column + lane / 4, tokens - 1) * kBytes + lane % 4 * 8;
+  }
+  __device__ __forceinline__ static uint2 pairs(const uint8_t* lane_base, int tile) {
+    return *reinterpret_cast<const uint2*>(lane_base + 32 * tile);
+  }
+};
+
+// Sums of the warp's activations, of the two columns whose products the lane will hold.
+template <int kColumns>
+__device__ __forceinline__ void sum_columns(float (&sums)[kColumns][2], const uint8_t* const (&x)[kColumns],
+                                            int lane) {
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    float v = 0;
+#pragma unroll
+    for (int i = 0; i < kWarpTiles; ++i) {
+      const uint2 pairs = StreamColumns::pairs(x[c], i);
+      v += __uint_as_float(pairs.x << 16) + __uint_as_float(pairs.x & 0xffff0000u);
+      v += __uint_as_float(pairs.y << 16) + __uint_as_float(pairs.y & 0xffff0000u);
+    }
+    v = warp_reduce(v, Sum{}, 4);  // of the lanes that share a column
+#pragma unroll
+    for (int i = 0; i < 2; ++i) sums[c][i] = __shfl_sync(0xffffffffu, v, 4 * (lane % 4 * 2 + i));
+  }
+}
+
+// Stores four neighbouring outputs, from `quad` of a chunk on, of one row.
+__device__ __forceinline__ void store_quad(const StreamJob& job, int chunk, int quad, int row, float4 v) {
+  int i = 0;
+  while (chunk >= job.weights[i].end_chunk) ++i;
+  const StreamWeight& weight = job.weights[i];
+  const int col = (chunk - (i == 0 ? 0 : job.weights[i - 1].end_chunk)) * marlin::kTileN + 4 * quad;
+  float out[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (!weight.w.grouped()) out[k] *= __half2float(weight.w.s[marlin::scale_column(col + k, false)]);
+    if (weight.bias) out[k] += __bfloat162float(weight.bias[col + k]);
+  }
+  const int64_t at = static_cast<int64_t>(row) * weight.w.out + col;
+  if (job.y_f32) {
+    float* y = static_cast<float*>(weight.y) + at;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) y[k] = weight.add ? y[k] + out[k] : out[k];
+  } else {
+    auto* y = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(weight.y) + at);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const float2 before = weight.add ? __bfloat1622float2(y[k]) : float2{0.f, 0.f};
+      y[k] = __floats2bfloat162_rn(before.x + out[2 * k], before.y + out[2 * k + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void add_quad(float4& a, float4 b) {
+  a.x += b.x;
+  a.y += b.y;
+  a.z += b.z;
+  a.w += b.w;
+}
+
+// Barriers in shared memory of which one side only waits (compute capability 8.0).
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  asm volatile(
+      "mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
+      "r"(arrivals)
+      : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+}
+// Returns when the phase of this parity is complete; the phase before the first counts as one of parity 1.
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
+  uint32_t done = 0;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(at), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Waits until all `expected` blocks have come here; what each wrote before is seen by all after.
+__device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(counter, 1u);
+    uint32_t seen = 0;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counter) : "memory");
+    } while (seen < expected);
+    if (atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;  // all have left the loop
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,196 @@
+// SmoothQuant (arXiv 2211.10438): where inputs are rounded to 8 bits too, a feature whose values are far larger than
+// the rest costs all others their precision. Part of its size moves into the weights: x_j / s_j and w_j s_j with
+// s_j = max|x_j|^alpha / max|w_j|^(1 - alpha). A fixed alpha is applied behind norms, as published; searched, it is
+// chosen for every absorber by the output error of its consumers with inputs and weights rounded as they will be.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cast.h"
+#include "kernels/column_stats.h"
+#include "kernels/gemm.h"
+#include "kernels/matrix_edit.h"
+#include "kernels/quantize_rows.h"
+#include "kernels/squared_error.h"
+#include "src/calib/observe.h"
+#include "src/quant/rounding.h"
+#include "src/quant/transform.h"
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kJudgedRows = 128;            // of each consumer, in the search
+constexpr float kLeast = 1e-5f;                 // of a scale
+constexpr float kCoarse = 0.1f, kFine = 0.05f;  // steps of alpha
+
+using Features = std::vector<float>;  // one value per feature of the absorber
+
+Tensor uploaded(Exec& ex, const Features& v) {
+  return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
+}
+
+double sum_of(Exec& ex, ConstTensorView rows) {
+  const Tensor host = ex.to_host(rows);
+  double sum = 0;
+  for (int64_t i = 0; i < host.numel(); ++i) sum += host.as<double>()[i];
+  return sum;
+}
+
+// The largest over the input features that share a feature of the absorber.
+Features by_absorber_feature(Exec& ex, const Absorber& a, const Tensor& input) {
+  const Tensor host = ex.to_host(input);
+  Features most(static_cast<size_t>(a.features));
+  for (int64_t j = 0; j < host.numel(); ++j) {
+    float& m = most[static_cast<size_t>(a.source(j))];
+    m = std::max(m, host.as<float>()[j]);
+  }
+  return most;
+}
+
+struct Consumer {
+  LinearTarget target{};
+  Tensor weight{};    // some of its rows, [n, in] f32
+  Tensor exact{};     // their outputs on the sample, [tokens, n] f32
+  double energy = 0;  // of those
+};
+
+class Search {
+ public:
+  Search(Exec& ex, const TransformJob& job, const BlockF32& block, const Absorber& a)
+      : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
+    const int64_t in = stats_.absmax.numel();
+    const Tensor most = ex.alloc_zeros(DType::f32, {in}), sum = ex.alloc_zeros(DType::f64, {in});
+    for (const size_t i : a.consumers)
+      for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items) {
+        const ConstTensorView w = block.weights.at(l.name + ".weight");
+        column_stats(ex, w, {}, most, sum);
+        consumers_.push_back({.target = job.targets.at(l.name), .weight = spread_rows(ex, w, kJudgedRows)});
+      }
+    activation_ = by_absorber_feature(ex, a, stats_.absmax);
+    weight_ = by_absorber_feature(ex, a, most);
+  }
+
+  // max|x|^alpha / max|w|^(1 - alpha), as the absorber can take it; features without values are left alone.
+  Features at(float alpha) const {
+    Features s(activation_.size(), 1.f);
+    for (size_t j = 0; j < s.size(); ++j)
+      if (activation_[j] > 0 && weight_[j] > 0)
+        s[j] = std::max(kLeast, std::pow(activation_[j], alpha) / std::pow(weight_[j], 1 - alpha));
+    return foldable_scale(block_, *job_.ops, absorber_, s);
+  }
+
+  // The alpha with the least output error, or nothing where none beats leaving the block as it is.
+  Features best() {
+    prepare();
+    double least = error(Features(activation_.size(), 1.f));
+    Features chosen;
+    float middle = 0.5f;
+    const auto tried = [&](float alpha) {
+      Features s = at(alpha);
+      if (const double e = error(s); e < least) {
+        least = e;
+        chosen = std::move(s);
+        middle = alpha;
+      }
+    };
+    for (int i = 0; i <= 10; ++i) tried(kCoarse * static_cast<float>(i));
+    if (chosen.empty()) return {};
+    const float coarse = middle;
+    for (const float alpha : {coarse - kFine, coarse + kFine}) tried(std::clamp(alpha, 0.f, 1.f));
+    return chosen;
+  }
+
+ private:
+  void prepare() {
+    x_ = ex_.alloc(DType::f32, stats_.sample.shape());
+    cast(ex_, stats_.sample, x_);
+    importance_ = ex_.alloc(DType::f32, {x_.cols()});
+    diagonal(ex_, stats_.input.gram, importance_);
+    const Tensor rows = ex_.alloc(DType::f64, {x_.rows()});
+    for (Consumer& c : consumers_) {
+      c.exact = ex_.alloc(DType::f32, {x_.rows(), c.weight.rows()});
+      gemm(ex_, x_, c.weight, {}, c.exact);
+      squared_error(ex_, c.exact, {}, rows);
+      c.energy = sum_of(ex_, rows);
+    }
+  }
+
+  // The sum over the consumers of the relative error of their outputs on the sample.
+  double error(const Features& s) const {
+    const Features wide = by_consumer_feature(absorber_, s);
+    Features inverse(wide), squared(wide);
+    for (size_t j = 0; j < wide.size(); ++j) {
+      inverse[j] = 1 / wide[j];
+      squared[j] = inverse[j] * inverse[j];
+    }
+    const Tensor columns = uploaded(ex_, wide);
+    Tensor x = copied(x_), h = copied(importance_);
+    scale_columns(ex_, uploaded(ex_, inverse), x);
+    scale_columns(ex_, uploaded(ex_, squared), h.view().reshaped({1, h.numel()}));
+    double sum = 0;
+    for (const Consumer& c : consumers_) {
+      if (!(c.energy > 0)) continue;
+      const Tensor w = copied(c.weight), rows = ex_.alloc(DType::f64, {x.rows()});
+      scale_columns(ex_, columns, w);
+      const ScaleRule rule = c.target.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
+      const Tensor values = values_of(ex_, round_plain(ex_, w, h, c.target.spec, rule), c.target.spec);
+      const Tensor y = ex_.alloc(DType::f32, c.exact.shape());
+      if (const std::optional<RowQuant> rounding = input_quant(c.target.spec, static_scale(inverse)))
+        rounded_gemm(ex_, x, *rounding, values, {}, y);
+      else
+        gemm(ex_, x, values, {}, y);
+      squared_error(ex_, c.exact, y, rows);
+      sum += sum_of(ex_, rows) / c.energy;
+    }
+    return sum;
+  }
+
+  // What calibration would find for the divided input.
+  double static_scale(const Features& inverse) const {
+    const Tensor host = ex_.to_host(stats_.absmax);
+    float most = 0;
+    for (size_t j = 0; j < inverse.size(); ++j) most = std::max(most, host.as<float>()[j] * inverse[j]);
+    return most > 0 ? most / 127 : 1;
+  }
+
+  Tensor copied(ConstTensorView from) const {
+    Tensor t = ex_.alloc(from.dtype, from.shape);
+    ex_.copy(from, t);
+    return t;
+  }
+
+  Exec& ex_;
+  const TransformJob& job_;
+  const BlockF32& block_;
+  const Absorber& absorber_;
+  const ActivationStats& stats_;
+  std::vector<Consumer> consumers_;
+  Features activation_, weight_;  // the largest magnitudes
+  Tensor x_, importance_;         // the sample, and the diagonal of the Gram matrix
+};
+
+void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
+  for (const Absorber& a : job.absorbers) {
+    if (job.migration.alpha && a.kind != Absorber::Kind::norm) continue;
+    Search search(ex, job, block, a);
+    if (const Features s = job.migration.alpha ? search.at(*job.migration.alpha) : search.best(); !s.empty())
+      fold(ex, block, *job.ops, a, s);
+  }
+}
+
+// W8A8: int8 weights per output, inputs rounded per token.
+void fill_in(const Method&, QuantSpec& spec) {
+  spec.bits = 8;
+  spec.group = -1;
+  spec.activations = ActQuant::token;
+}
+
+}  // namespace
+
+constinit const Transform transform_smoothquant = {.name = "smoothquant",
+                                                   .summary = "moves outliers of 8-bit inputs into the weights",
+                                                   .needs = Needs::gram | Needs::columns,
+                                                   .takes_alpha = true,
+                                                   .fill_in = fill_in,
+                                                   .apply = apply};
+
+}  // namespace fewbit

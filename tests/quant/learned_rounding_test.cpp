@@ -1,0 +1,247 @@
+// The way back through a block against differences of its forward pass, and what learned rounding promises: a
+// smaller error of the block's output or the codes as they were, the same bits on every run.
+#include "src/quant/learned_rounding.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/dequantize.h"
+#include "src/model/synth.h"
+#include "src/quant/block_tape.h"
+#include "src/quant/method.h"
+#include "src/quant/pipeline.h"
+#include "tests/kernels/quantizer_fixture.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A made model, and those of the reference folder that are there: biases, norms of heads, windows.
+std::vector<fs::path> models(const TempDir& dir) {
+  std::vector<fs::path> all = {dir / "tiny"};
+  synthesize(dir / "tiny", {.preset = "tiny"}, {});
+  for (const char* name : {"qwen2-bias", "qwen3-qknorm", "mistral-swa"})
+    if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
+  return all;
+}
+
+double inner(const Tensor& a, const Tensor& b) {
+  return std::inner_product(a.as<float>(), a.as<float>() + a.numel(), b.as<float>(), 0.0, std::plus<>{},
+                            [](float x, float y) { return static_cast<double>(x) * y; });
+}
+
+// One block of a model on a device, in f32, with states to put through it.
+struct BlockBench {
+  Exec ex;
+  Checkpoint c;
+  RopeTables ropes;
+  BlockWeights weights;
+  int64_t seqs, len;
+  BlockTape tape;
+  Tensor entering;
+
+  BlockBench(const std::string& backend, const fs::path& model, int64_t s, int64_t l)
+      : ex(Exec::from_name(backend)),
+        c(Checkpoint::open(model)),
+        ropes(ex, c.spec),
+        weights(load_block(ex, c, 0, {.dtype = DType::f32}, nullptr)),
+        seqs(s),
+        len(l),
+        tape(ex, c.spec, 0, s, l),
+        entering(random_normal(DType::f32, {s * l, c.spec.hidden}, 7)) {}
+
+  Tensor& weight(const std::string& name) { return std::get<DenseLinear>(weights.linears.at(name)).weight; }
+  Tensor output() {
+    ex.copy(entering, tape.states(seqs));
+    tape.run(weights, ropes, seqs);
+    return ex.to_host(tape.states(seqs));
+  }
+  // The slope of <output, dy> when the weight moves along `direction`.
+  double slope(const std::string& name, const Tensor& direction, const Tensor& dy) {
+    const Tensor at = ex.to_host(weight(name));
+    const double reach = 2e-3 * std::sqrt(inner(at, at) / inner(direction, direction));
+    double value[2];
+    for (const int side : {0, 1}) {
+      Tensor moved = clone_host(at);
+      for (int64_t i = 0; i < moved.numel(); ++i)
+        moved.as<float>()[i] += static_cast<float>(side ? reach : -reach) * direction.as<float>()[i];
+      ex.copy(moved, weight(name));
+      value[side] = inner(output(), dy);
+    }
+    ex.copy(at, weight(name));
+    return (value[1] - value[0]) / (2 * reach);
+  }
+};
+
+TEST(BlockTape, GradientsAgreeWithDifferences) {
+  for (const std::string& backend : backends()) {
+    const TempDir dir;
+    for (const fs::path& model : models(dir)) {
+      BlockBench b(backend, model, 2, 24);
+      const Tensor dy = random_normal(DType::f32, b.entering.shape(), 8);
+      std::map<std::string, Tensor> grads;
+      for (const auto& [name, linear] : b.weights.linears)
+        grads.emplace(name, poisoned(b.ex, DType::f32, std::get<DenseLinear>(linear).weight.shape()));
+      b.ex.copy(b.entering, b.tape.states(2));
+      b.tape.record(b.weights, b.ropes, 2);
+      const Tensor room = b.ex.to_device(dy);
+      b.tape.backward(b.weights, room, grads);
+      for (const auto& [name, device] : grads) {
+        const Tensor grad = b.ex.to_host(device), other = random_normal(DType::f32, grad.shape(), 9);
+        const double size = std::sqrt(inner(grad, grad));
+        for (const Tensor* direction : {&grad, &other})
+          EXPECT_NEAR(b.slope(name, *direction, dy), inner(grad, *direction),
+                      tol::kSlope * size * std::sqrt(inner(*direction, *direction)))
+              << backend << " " << model << " " << name;
+      }
+    }
+  }
+}
+
+TEST(BlockTape, GradientsOfSomeWeightsAreThoseOfAll) {
+  const TempDir dir;
+  const fs::path model = models(dir)[0];
+  BlockBench b("cpu", model, 1, 16);
+  const auto gradient = [&](const std::vector<std::string>& names) {
+    std::map<std::string, Tensor> grads;
+    for (const std::string& n : names) grads.emplace(n, poisoned(b.ex, DType::f32, b.weight(n).shape()));
+    b.ex.copy(b.entering, b.tape.states(1));
+    b.tape.record(b.weights, b.ropes, 1);
+    const Tensor dy = random_normal(DType::f32, b.entering.shape(), 8);
+    b.tape.backward(b.weights, dy, grads);
+    return grads;
+  };
+  const auto all = gradient({"self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"}),
+             some = gradient({"self_attn.o_proj"});
+  EXPECT_EQ(first_difference(some.at("self_attn.o_proj"), all.at("self_attn.o_proj")), "");
+}
+
+// The block's linears coded by plain rounding to 3 bits, and what they should reproduce.
+constexpr int64_t kWindows = 3;
+struct LearningBench {
+  BlockBench b;
+  std::map<std::string, QuantizedLinear> coded;
+  Tensor target;
+
+  LearningBench(const std::string& backend, const fs::path& model) : b(backend, model, kWindows, 16) {
+    target = b.output();
+    for (auto& [name, linear] : b.weights.linears) {
+      Tensor& w = std::get<DenseLinear>(linear).weight;
+      LinearJob job{.name = name, .weight = w};
+      job.spec = {.bits = 3, .group = 32, .symmetric = true};
+      QuantizedLinear q = method("rtn").quantize(b.ex, job).linear;
+      b.ex.copy(dequantize_reference(q), w);
+      coded[name] = std::move(q);
+    }
+  }
+  LearnedResult learn(const Tensor& aim) {
+    const Tensor entering = b.ex.to_device(b.entering), wanted = b.ex.to_device(aim);
+    BlockLearning job{.spec = &b.c.spec,
+                      .layer = 0,
+                      .ropes = &b.ropes,
+                      .weights = &b.weights,
+                      .entering = entering,
+                      .target = wanted,
+                      .windows = kWindows,
+                      .seed = 5,
+                      .linears = {},
+                      .progress = {}};
+    for (auto& [name, q] : coded) job.linears.push_back({.name = name, .coded = &q});
+    return learn_rounding(b.ex, job);
+  }
+  double error() {
+    for (const auto& [name, q] : coded) b.ex.copy(dequantize_reference(q), b.weight(name));
+    const Tensor y = b.output();
+    double sum = 0;
+    for (int64_t i = 0; i < y.numel(); ++i)
+      sum += std::pow(static_cast<double>(y.as<float>()[i]) - target.as<float>()[i], 2);
+    return sum / static_cast<double>(y.numel());
+  }
+};
+
+TEST(LearnedRounding, LowersTheErrorItNames) {
+  const fs::path model = reference("goldens/models/qwen3-qknorm");
+  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-qknorm");
+  for (const std::string& backend : backends()) {
+    LearningBench bench(backend, model);
+    const double before = bench.error();
+    const LearnedResult r = bench.learn(bench.target);
+    EXPECT_TRUE(r.changed);
+    EXPECT_NEAR(r.before, before, tol::kSlope * before);
+    EXPECT_LT(r.after, 0.8 * r.before) << backend;
+    EXPECT_NEAR(bench.error(), r.after, tol::kSlope * r.after);
+    for (const auto& [name, q] : bench.coded) EXPECT_EQ(check(q), "") << name;
+  }
+}
+
+TEST(LearnedRounding, SameBitsOnEveryRun) {
+  for (const std::string& backend : backends()) {
+    const TempDir dir;
+    const fs::path model = models(dir)[0];
+    LearningBench first(backend, model), second(backend, model);
+    first.learn(first.target);
+    second.learn(second.target);
+    for (const auto& [name, q] : first.coded)
+      EXPECT_EQ(content_hash(q), content_hash(second.coded.at(name))) << backend << " " << name;
+  }
+}
+
+// Where the start cannot be bettered it is kept.
+TEST(LearnedRounding, KeepsAStartWithoutError) {
+  for (const std::string& backend : backends()) {
+    const TempDir dir;
+    LearningBench bench(backend, models(dir)[0]);
+    std::map<std::string, std::string> hashes;
+    for (const auto& [name, q] : bench.coded) hashes[name] = content_hash(q);
+    const LearnedResult r = bench.learn(bench.b.output());
+    EXPECT_FALSE(r.changed);
+    EXPECT_EQ(r.after, r.before);
+    for (const auto& [name, q] : bench.coded) EXPECT_EQ(content_hash(q), hashes.at(name)) << name;
+  }
+}
+
+// A whole run: only what the recipe asks for is learned, and a run that was stopped and resumed writes the
+// same.
+TEST(LearnedRounding, InThePipeline) {
+  Exec ex = Exec::cpu();
+  const TempDir dir;
+  const Checkpoint c = Checkpoint::open(models(dir)[0]);
+  Windows windows = {.count = 2, .length = 16, .ids = std::vector<int32_t>(32), .source = "made up"};
+  for (size_t i = 0; i < windows.ids.size(); ++i)
+    windows.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(c.spec.vocab));
+  PlanOptions options{.base = parse_recipe("gptq int3 g32 effort=best"), .tokens = 32, .seq_len = 16};
+  options.rules.push_back({"*.up_proj", parse_recipe("int4")});
+  const QuantPlan plan = make_plan(c, options);
+  const QuantReport whole = run_pipeline(ex, c, plan, windows, {.recipe = "test", .out = dir / "whole"});
+  EXPECT_EQ(whole.phases.count("learn"), 1u);
+  for (const LinearRecord& l : whole.linears)
+    EXPECT_FALSE(l.learned && l.name.find("up_proj") != std::string::npos) << l.name;
+
+  QuantJob job{.recipe = "test", .out = dir / "out"};
+  int asked = 0;
+  job.stop_requested = [&] { return ++asked > 1; };  // after one sealed block
+  EXPECT_THROW(run_pipeline(ex, c, plan, windows, job), Error);
+  job.stop_requested = {};
+  job.resume = true;
+  const QuantReport resumed = run_pipeline(ex, c, plan, windows, job);
+  ASSERT_EQ(resumed.linears.size(), whole.linears.size());
+  for (size_t i = 0; i < whole.linears.size(); ++i) {
+    EXPECT_EQ(resumed.linears[i].hash, whole.linears[i].hash) << whole.linears[i].name;
+    EXPECT_EQ(resumed.linears[i].learned, whole.linears[i].learned) << whole.linears[i].name;
+  }
+}
+
+TEST(LearnedRounding, IsForThreeBitsAndTheBestEffort) {
+  const auto learns = [](const char* recipe) { return resolve(parse_recipe(recipe)).learns_rounding(); };
+  EXPECT_TRUE(learns("gptq int3 g128 effort=best"));
+  EXPECT_TRUE(learns("awq+gptq int2 g64 effort=best"));
+  EXPECT_FALSE(learns("gptq int4 g128 effort=best"));
+  EXPECT_FALSE(learns("gptq int3 g128"));
+  EXPECT_FALSE(learns("gptq int3 g128 effort=reference"));
+  EXPECT_FALSE(learns("gptq int3 act=full effort=best"));
+  EXPECT_FALSE(learns("rtn int3 g128 effort=best"));
+}
+
+}  // namespace
+}  // namespace fewbit::test
