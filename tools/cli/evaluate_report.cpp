@@ -28,6 +28,7 @@ std::string base_of(const ReportArgs& a) {
 
 void run_report(ReportArgs a) {
   a.load();  // refuses unknown names before anything is opened
+  check_benches(a.files);
   a.base = base_of(a);
   const Checkpoint base_checkpoint = Checkpoint::open(a.base);
   Baseline base(a, base_checkpoint);

@@ -82,6 +82,7 @@ Windows draw_once(Exec& ex, const SweepArgs& a, const Checkpoint& model, std::ve
 
 void run_sweep(SweepArgs a) {
   a.load();  // refuses unknown names before anything is opened
+  check_benches(a.files);
   const Checkpoint model = Checkpoint::open(a.base);
   Baseline base(a, model);
   if (a.out.empty()) a.out = std::filesystem::path(a.base).lexically_normal().filename().string() + "-sweep";

@@ -166,12 +166,16 @@ Report begin_report(const CompareArgs& a, const ReportFiles& files, const Baseli
   return r;
 }
 
+void check_benches(const ReportFiles& files) {
+  for (const std::string& file : files.benches)
+    if (!read_json(file).contains("ms_per_token"))
+      fail(ErrorKind::checkpoint, file + ": is not the JSON of `runner bench`");
+}
+
 void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::string>& paths) {
   for (const std::string& file : files.benches) {
     const Json bench = read_json(file);
     const std::string model = bench.value("model", "");
-    if (!bench.contains("ms_per_token"))
-      fail(ErrorKind::checkpoint, file + ": is not the JSON of `runner bench`");
     ReportModel* found = name_of_folder(model) == r.base.name ? &r.base : nullptr;
     for (size_t i = 0; i < paths.size(); ++i)
       if (name_of_folder(model) == name_of_folder(paths[i])) found = &r.models[i];

@@ -16,8 +16,10 @@ Report begin_report(const CompareArgs&, const ReportFiles&, const Baseline&, con
                     const DivergenceResult& any);
 // Size, recipe and the errors of the linears from the checkpoint and its quant_report.json, if it has one.
 ReportModel report_model(const Checkpoint&, const DivergenceResult&);
-// Latencies from the --bench files, told apart by the model they name. Error{checkpoint} for a file that is
-// no bench.
+// Error{checkpoint} for a --bench file that is none, before any work begins.
+void check_benches(const ReportFiles&);
+// Latencies from those files, told apart by the model they name. Error{usage} for one that is not in the
+// report.
 void add_latencies(Report&, const ReportFiles&, const std::vector<std::string>& model_paths);
 // Writes what was asked for and the JSON, and prints the table.
 void write_report(const CompareArgs&, const ReportFiles&, const Report&);

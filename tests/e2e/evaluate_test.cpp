@@ -1,0 +1,225 @@
+// `evaluate` as a user types it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/process.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+const std::string kTasks = FEWBIT_SOURCE_DIR "/calib_data/tasks/sample.jsonl";
+const std::string kShort = " --device cpu --context 128 --max-windows 3";
+// Perplexities of transformers (ProtocolsEqualTransformers).
+constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119,
+                 kLlamaCppLab = 85.928633;
+
+class Evaluate : public ::testing::Test {
+ protected:
+  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
+  Json json_of(const std::string& command) {
+    const ProcessResult r = run(command + " --json -");
+    const Json j = Json::parse(r.out, nullptr, false);
+    EXPECT_FALSE(j.is_discarded()) << command << ": exit " << r.exit_code << "\n" << r.err;
+    return j;
+  }
+  void write(const std::string& name, const std::string& content) { std::ofstream(dir / name) << content; }
+  std::string read(const std::string& name) {
+    std::ifstream in(dir / name);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  TempDir dir;
+};
+
+// float32 figures of transformers 5.17 on the CPU (scripts/interop/evaluate --windows 8).
+TEST_F(Evaluate, ProtocolsEqualTransformers) {
+  FEWBIT_NEEDS_REFERENCE("corpus/wikitext2_test_raw.txt");
+  struct Case {
+    const char *model, *protocol;
+    double perplexity;
+  };
+  for (const Case& c :
+       {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo},
+        Case{"lab-qwen3-10m", "gptq", kGptqLab}, Case{"lab-qwen3-10m", "llama.cpp", kLlamaCppLab}}) {
+    FEWBIT_NEEDS_REFERENCE(std::string("models/") + c.model);
+    const Json j = json_of("evaluate perplexity " + reference(std::string("models/") + c.model).string() +
+                           " --data " + reference("corpus/wikitext2_test_raw.txt").string() + " --protocol " +
+                           c.protocol + " --dtype float32 --max-windows 8 --device cpu");
+    EXPECT_NEAR(j["perplexity"].get<double>(), c.perplexity, c.perplexity * tol::kProtocol)
+        << c.model << " " << c.protocol;
+    EXPECT_EQ(j["protocol"], c.protocol);
+  }
+}
+
+TEST_F(Evaluate, ProtocolsAndOffload) {
+  const Json plain = json_of("evaluate perplexity" + kShort);
+  EXPECT_EQ(plain["tokens"], 3 * 127);
+  EXPECT_GT(plain["bits_per_byte"].get<double>(), 0);
+  EXPECT_GT(plain["word_perplexity"].get<double>(), plain["perplexity"].get<double>());
+  EXPECT_GT(plain["phases"]["linears"].get<double>(), 0);
+  const Json sliding = json_of("evaluate perplexity --protocol sliding --stride 32" + kShort);
+  EXPECT_EQ(sliding["tokens"], 127 + 2 * 32);
+  EXPECT_EQ(sliding["stride"], 32);
+  const Json offload = json_of("evaluate perplexity --offload" + kShort);
+  EXPECT_NEAR(offload["mean_nll"].get<double>(), plain["mean_nll"].get<double>(), 1e-3);
+}
+
+TEST_F(Evaluate, ChatsThroughATemplate) {
+  write(
+      "chat.jsonl",
+      R"({"messages": [{"role": "user", "content": "Where does the river end, and who told you so?"}, {"role": "assistant", "content": "At the sea."}]})");
+  const Json j =
+      json_of("evaluate perplexity --data chat.jsonl --chat-template chatml --device cpu --context 16");
+  EXPECT_GT(j["tokens"].get<int>(), 15);
+  const ProcessResult r = run("evaluate perplexity --data chat.jsonl --device cpu");
+  EXPECT_EQ(r.exit_code, 2) << "the demo model has no template of its own";
+  EXPECT_NE(r.err.find("--chat-template"), std::string::npos) << r.err;
+}
+
+TEST_F(Evaluate, CompareWithItselfIsNothing) {
+  const Json j = json_of("evaluate compare " + kDemo + " " + kDemo +
+                         " --dtype float32 --layers --noise-floor --worst 3" + kShort);
+  const Json& m = j["models"][0];
+  EXPECT_LT(m["kl"]["max"].get<double>(), 1e-6);
+  EXPECT_EQ(m["top1"], 1.0);
+  EXPECT_EQ(m["shift"]["tokens"][6], m["tokens"]) << "all within one per cent";
+  EXPECT_EQ(m["worst"].size(), 3u);
+  EXPECT_TRUE(m["worst"][0]["context"].is_string());
+  EXPECT_EQ(m["layers"].size(), 4u);
+  EXPECT_GT(m["layers"][3]["states"]["sqnr_db"].get<double>(), 150);
+  EXPECT_GT(j["noise_floor"]["kl"]["mean"].get<double>(), 0) << "bf16 arithmetic is no float32";
+  EXPECT_LT(j["noise_floor"]["kl"]["mean"].get<double>(), 1e-2);
+}
+
+TEST_F(Evaluate, TheBaselinesLogitsAreCached) {
+  ASSERT_EQ(run("quantize rtn " + kDemo + " rtn4 --device cpu").exit_code, 0);
+  const std::string command = "evaluate compare " + kDemo + " rtn4" + kShort;
+  const Json direct = json_of(command), first = json_of(command + " --base-cache cache"),
+             second = json_of(command + " --base-cache cache");
+  EXPECT_EQ(first["models"][0]["kl"], second["models"][0]["kl"])
+      << "the run that writes the cache reads it too";
+  const double kl = direct["models"][0]["kl"]["mean"];
+  EXPECT_GT(kl, 0);
+  EXPECT_NEAR(first["models"][0]["kl"]["mean"].get<double>(), kl, kl * 1e-3);
+  const ProcessResult other = run(command + " --base-cache cache --dtype float32");
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_NE(other.err.find("dtype"), std::string::npos) << other.err;
+}
+
+TEST_F(Evaluate, TasksCountFlips) {
+  ASSERT_EQ(run("quantize rtn --bits 3 " + kDemo + " rtn3 --device cpu").exit_code, 0);
+  const Json j =
+      json_of("evaluate tasks rtn3 " + kTasks + " --baseline " + kDemo + " --few-shot 1 --device cpu");
+  EXPECT_EQ(j["items"], 32);
+  EXPECT_EQ(j["answers"].size(), 32u);
+  const double difference = j["accuracy"].get<double>() - j["baseline"]["accuracy"].get<double>();
+  EXPECT_NEAR(j["flips"]["difference"].get<double>(), difference, 1e-9);
+  EXPECT_NEAR((j["flips"]["won"].get<double>() - j["flips"]["lost"].get<double>()) / 32, difference, 1e-9);
+  EXPECT_EQ(run("evaluate tasks " + kTasks + " --device cpu").exit_code, 0) << "the demo model by itself";
+}
+
+TEST_F(Evaluate, SweepAndReport) {
+  fs::create_directory_symlink(kDemo, dir / "demo");
+  const Json swept = json_of(
+      "evaluate sweep demo --recipe 'rtn int4' --recipe 'gptq int4 effort=quick' --out made --samples 4 "
+      "--seq-len 128 "
+      "--html sweep.html" +
+      kShort);
+  ASSERT_EQ(swept["models"].size(), 2u);
+  EXPECT_TRUE(fs::exists(dir / "made/gptq-int4-effort=quick/config.json"));
+  const Json bench = json_of("runner bench made/rtn-int4 --device cpu --tokens 3 --prompt-tokens 4");
+  write("bench.json", bench.dump());
+  const Json j = json_of(
+      "evaluate report made/rtn-int4 made/gptq-int4-effort=quick --html page.html --markdown card.md --bench "
+      "bench.json" +
+      kShort);
+  EXPECT_EQ(j["models"][0]["kl"], swept["models"][0]["kl"]) << "the same checkpoints, the same figures";
+  EXPECT_GT(j["models"][0]["bits_per_weight"].get<double>(), 4);
+  EXPECT_GT(j["models"][0]["ms_per_token"].get<double>(), 0);
+  const std::string page = read("page.html"), card = read("card.md");
+  for (const char* word : {"<svg", "prefers-color-scheme: dark", "viewport", "rtn-int4", "quantize 'rtn int4",
+                           "ms per token", "class=\"heat\""})
+    EXPECT_NE(page.find(word), std::string::npos) << word;
+  for (const char* word : {"http://", "https://", "<script", "src=", "@import", "url("})
+    EXPECT_EQ(page.find(word), std::string::npos) << word;
+  EXPECT_NE(card.find("| rtn-int4 | rtn int4 |"), std::string::npos) << card;
+  EXPECT_EQ(std::count(page.begin(), page.end(), '<'), std::count(page.begin(), page.end(), '>'));
+}
+
+// What a browser makes of the page, light on a desktop and on a phone: every chart is there and nothing is
+// wider than the window.
+TEST_F(Evaluate, TheReportOpensInABrowser) {
+  const std::string browser =
+      run("which chromium chromium-browser google-chrome | head -n 1 | tr -d '\\n'").out;
+  if (browser.empty()) GTEST_SKIP() << "no browser: chromium is not installed";
+  fs::create_directory_symlink(kDemo, dir / "demo");
+  ASSERT_EQ(
+      run("evaluate sweep demo --recipe 'rtn int4' --recipe 'rtn int8' --out made --html page.html" + kShort)
+          .exit_code,
+      0);
+  write("probed.html", read("page.html") +
+                           "<script>document.title = [document.querySelectorAll('svg').length, "
+                           "document.querySelectorAll('.heat').length,"
+                           " document.documentElement.scrollWidth <= innerWidth].join(' ')</script>");
+  for (const char* size : {"1200,900", "500,900"}) {  // 500 is the narrowest window of a headless browser
+    const ProcessResult r =
+        run(browser + " --headless --no-sandbox --disable-gpu --user-data-dir=profile --window-size=" + size +
+            " --dump-dom file://" + (dir / "probed.html").string());
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_NE(r.out.find("<title>5 56 true</title>"), std::string::npos)
+        << size << ": " << r.out.substr(r.out.find("<title>"), 60)
+        << " (charts, cells of 4 layers x 7 linears x 2 models, no overflow)";
+  }
+}
+
+TEST_F(Evaluate, BadInputIsNamed) {
+  write("broken.jsonl", "{\"text\": \"a\"}\n{\"body\": 1}\n");
+  write("task.jsonl", "{\"question\": \"q\", \"choices\": [\"a\", \"b\"]}\n");
+  write("empty.jsonl", "");
+  fs::copy(kDemo, dir / "other", fs::copy_options::recursive);
+  Json tokenizer = Json::parse(std::ifstream(dir / "other/tokenizer.json"));
+  tokenizer["model"]["merges"].erase(0);
+  std::ofstream(dir / "other/tokenizer.json") << tokenizer.dump();
+  fs::copy(kDemo, dir / "small", fs::copy_options::recursive);
+  struct Case {
+    std::string command;
+    std::vector<std::string> says;
+    int exit_code;
+  };
+  for (const Case& c : std::vector<Case>{
+           {"evaluate perplexity --protocol gtpq", {"gtpq", "llama.cpp"}, 2},
+           {"evaluate perplexity --protocol llama.cpp --context 4096", {"4096", "2048"}, 2},
+           {"evaluate perplexity --stride 7", {"--stride", "sliding"}, 2},
+           {"evaluate perplexity --data broken.jsonl", {"broken.jsonl", "line 2", "messages"}, 1},
+           {"evaluate perplexity --data empty.jsonl", {"empty.jsonl", "empty"}, 1},
+           {"evaluate compare " + kDemo + " other", {"other", "different tokenizers"}, 2},
+           {"evaluate compare " + kDemo + " nowhere", {"nowhere"}, 1},
+           {"evaluate compare " + kDemo + " " + kDemo + " --context 4096", {"4096", "2048"}, 2},
+           {"evaluate tasks task.jsonl", {"task.jsonl", "line 1", "no answer"}, 1},
+           {"evaluate tasks empty.jsonl", {"empty.jsonl"}, 1},
+           {"evaluate tasks --few-shot 32 " + kTasks, {"--few-shot", "32"}, 2},
+           {"evaluate report " + kDemo + " --html page.html", {"--base"}, 2},
+           {"evaluate report " + kDemo + " --base " + kDemo + " --bench task.jsonl --html page.html",
+            {"task.jsonl"},
+            1},
+           {"evaluate sweep " + kDemo + " --recipe 'gtpq int4' --out made", {"gtpq"}, 2},
+       }) {
+    const ProcessResult r = run(c.command + " --device cpu");
+    EXPECT_EQ(r.exit_code, c.exit_code) << c.command << ": " << r.err;
+    for (const std::string& word : c.says)
+      EXPECT_NE(r.err.find(word), std::string::npos) << c.command << ": " << r.err;
+  }
+  EXPECT_FALSE(fs::exists(dir / "page.html") || fs::exists(dir / "made")) << "something was left behind";
+}
+
+}  // namespace
+}  // namespace fewbit::test
