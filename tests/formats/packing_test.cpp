@@ -4,11 +4,13 @@
 #include <set>
 
 #include "formats/bits.h"
+#include "formats/gguf/block_type.h"
 #include "formats/packing.h"
 #include "formats/packings/gptq_words.h"
 #include "src/core/half.h"
 #include "src/core/rng.h"
 #include "tests/support/support.h"
+#include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
@@ -150,7 +152,7 @@ TEST(Packing, EverySpecIsRefusedWithAReasonOrComesBackBitwise) {
           tried += p == &packing_gptq_v2 && plain;
           accepted[p->name] += round_trip(*p, spec, out, in, order);
         }
-  for (const Packing* p : packings()) EXPECT_GT(accepted[p->name], 10) << p->name;
+  for (const Packing* p : packings()) EXPECT_GE(accepted[p->name], 3) << p->name;
   EXPECT_EQ(accepted["gptq_v2"], tried);  // the general layout refuses no integer grid
 }
 
@@ -200,7 +202,12 @@ TEST(Packing, BrokenTensorsAreNamed) {
   const QuantSpec candidates[] = {
       {},
       {.bits = 8, .group = -1, .activations = ActQuant::tensor},
-      {.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .activations = ActQuant::tensor}};
+      {.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .activations = ActQuant::tensor},
+      {.group = 32},
+      {.group = 32, .symmetric = false},
+      {.bits = 5, .group = 32},
+      {.bits = 5, .group = 32, .symmetric = false},
+      {.bits = 8, .group = 32}};
   for (const Packing* p : packings()) {
     const QuantSpec& spec =
         *std::find_if(std::begin(candidates), std::end(candidates),
@@ -222,13 +229,17 @@ TEST(Packing, BrokenTensorsAreNamed) {
     for (const NamedTensor& t : packed.tensors) {
       EXPECT_NE(message([&](auto& v) { v.erase(t.name); }).find("'" + t.name + "' is missing"),
                 std::string::npos);
-      EXPECT_NE(message([&](auto& v) { v[t.name].dtype = DType::u8; }).find("found u8"), std::string::npos)
+      const DType other = t.tensor.dtype() == DType::u8 ? DType::i32 : DType::u8;
+      EXPECT_NE(
+          message([&](auto& v) { v[t.name].dtype = other; }).find("found " + std::string(name_of(other))),
+          std::string::npos)
           << p->name << " " << t.name;
       EXPECT_NE(message([&](auto& v) { v[t.name].shape = {7}; }).find("[7]"), std::string::npos) << t.name;
     }
-    const std::vector<uint16_t> infinite(2 * 64, 0x7c00);
+    const std::vector<uint16_t> infinite(64 * 256, 0x7c00);  // as f16; room for any of the tensors
     const auto is_scales = [](const NamedTensor& t) { return t.tensor.dtype() == DType::f16; };
-    const std::string scales = std::find_if(packed.tensors.begin(), packed.tensors.end(), is_scales)->name;
+    const auto separate = std::find_if(packed.tensors.begin(), packed.tensors.end(), is_scales);
+    const std::string scales = (separate == packed.tensors.end() ? packed.tensors.begin() : separate)->name;
     EXPECT_NE(message([&](auto& v) { v[scales].data = infinite.data(); }).find("finite"), std::string::npos)
         << p->name;
   }
@@ -310,6 +321,33 @@ TEST(Packing, CompressedTensorsReadsOtherFormsOfSingleValuesAndUnfilledOrders) {
   EXPECT_FALSE(read_with(unfilled).group_of.has_value());
   EXPECT_TRUE(read_with(std::vector<int32_t>(96, 2)).group_of.has_value());
   EXPECT_THROW(read_with(std::vector<int32_t>(96, 3)), Error);
+}
+
+TEST(Packing, GgufBlocksDecodeToTheSameValues) {
+  for (const auto& [p, type] : {std::pair{&packing_gguf_q4_0, &gguf::type_q4_0},
+                                {&packing_gguf_q4_1, &gguf::type_q4_1},
+                                {&packing_gguf_q5_1, &gguf::type_q5_1},
+                                {&packing_gguf_q8_0, &gguf::type_q8_0}}) {
+    const QuantSpec spec{.bits = type->grid->bits, .group = 32, .symmetric = type->grid->symmetric};
+    const QuantizedLinear q = random_linear(spec, 16, 256, Order::consecutive);
+    const PackedLinear packed = p->pack("a", q);
+    const Tensor values = gguf::decode(*type, packed.tensors[0].tensor, 256);
+    // Minima are rounded to f16; symmetric blocks are exact.
+    EXPECT_LE(relative_error(values, dequantize_reference(q)), spec.symmetric ? tol::kExact : tol::kF16Minima)
+        << p->name;
+  }
+}
+
+TEST(Packing, GgufMinimaOffTheGridAreRefused) {
+  const Tensor x = random_normal(DType::f32, {4, 64}, 2);
+  const Tensor blocks = gguf::encode(gguf::type_q4_1, x, {}, gguf::Encoder::plain);
+  const TensorSource source = [&](const std::string&) { return blocks.view(); };
+  try {
+    packing_gguf_q4_1.unpack("a", {.group = 32, .symmetric = false}, 4, 64, source);
+    FAIL() << "expected an Error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("no multiple of its scale"), std::string::npos) << e.what();
+  }
 }
 
 TEST(Packing, LookupListsWhatExists) {
