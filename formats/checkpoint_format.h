@@ -38,6 +38,7 @@ struct CheckpointFormat {
   std::string (*cannot_describe)(const QuantizationSummary&) = nullptr;
   // The file that older readers look for beside config.json. Absent: none.
   ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
+  bool gguf = false;  // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();

@@ -42,6 +42,9 @@ struct Method {
   std::string_view name, summary;
   Needs needs;
   MethodResult (*quantize)(Exec&, const LinearJob&);
+  // Every weight is rounded for itself: the encoder of a block format, which rounds to its own grid, may take
+  // the place of `quantize`.
+  bool rounds_alone = false;
 };
 
 const std::vector<const Method*>& methods();

@@ -21,6 +21,7 @@
 #include "src/calib/experts.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
+#include "src/quant/block_encoding.h"
 #include "src/quant/output.h"
 #include "src/run/runner.h"
 
@@ -53,14 +54,13 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
                         const QuantJob& job) {
   Hasher recipes, model;
   for (const PlannedLinear& p : plan.linears) {
-    const std::string line =
-        p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.packing->name));
+    const std::string line = p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.layout()));
     recipes.add(line.data(), line.size());
   }
   model.add(c.config.text().data(), c.config.text().size());
   for (const auto& [name, info] : c.store.index().tensors) {
     // A sample of every tensor: enough to tell two checkpoints apart without reading all of them.
-    const ConstTensorView v = c.store.index().view(info);
+    const ConstTensorView v = c.store.get(name);
     model.add(name.data(), name.size());
     model.add(v.data, static_cast<size_t>(std::min<int64_t>(v.bytes(), 4096)));
   }
@@ -274,11 +274,13 @@ class Run {
         stats = observed(rounding);
         seen = rounding;
       }
-      const QuantizedLinear q = restore ? unpack(p) : quantize(p, stats ? &*stats : nullptr);
-      if (quantized_)
-        replaced.emplace(def.name, DenseLinear{.weight = values(q, job_.dtype),
-                                               .bias = {},
-                                               .input = input_quant(q.spec, q.input_scale)});
+      const InputStats* known = stats ? &*stats : nullptr;
+      DenseLinear dense;
+      if (p.blocks)
+        dense.weight = encoded(p, known, restore);
+      else
+        dense = dense_of(restore ? unpack(p) : quantize(p, known));
+      if (quantized_) replaced.emplace(def.name, std::move(dense));
     }
   }
 
@@ -307,13 +309,49 @@ class Run {
                         .loss_rtn = r.loss_rtn,
                         .tokens = stats ? stats->tokens - stats->borrowed : 0,
                         .hash = content_hash(r.linear)};
-    timed("measure", [&] { measure(w, r.linear, stats, record); });
+    timed("measure", [&] { measure(w, values(r.linear, DType::f32), input_quant(r.linear.spec, r.linear.input_scale), stats, record); });
     timed("pack", [&] {
       for (NamedTensor& t : p.packing->pack(p.linear.name, r.linear).tensors) packed_.push_back(std::move(t));
     });
     record.seconds = timer.seconds();
     records_.push_back(std::move(record));
     return std::move(r.linear);
+  }
+
+  // The same of a linear that the format's encoder takes (or that a sealed block has): its values on the
+  // device.
+  Tensor encoded(const PlannedLinear& p, const InputStats* stats, bool restore) {
+    if (restore)
+      return on_device(decode_blocks(p, [&](const std::string& name) { return restored_tensor(name); }));
+    const Timer timer;
+    const Tensor w = weight_of(p);
+    EncodedBlocks e;
+    timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats); });
+    const Tensor value = ex_.to_device(e.values);
+    LinearRecord record{.name = p.linear.name,
+                        .recipe = p.recipe.str(),
+                        .packing = std::string(p.layout()),
+                        .rung = "",
+                        .loss = e.loss,
+                        .loss_rtn = e.loss_plain,
+                        .tokens = stats ? stats->tokens - stats->borrowed : 0,
+                        .hash = e.hash};
+    timed("measure", [&] { measure(w, value, std::nullopt, stats, record); });
+    packed_.push_back(std::move(e.bytes));
+    record.seconds = timer.seconds();
+    records_.push_back(std::move(record));
+    return on_device(e.values);
+  }
+
+  Tensor on_device(const Tensor& host_f32) {
+    Tensor w = ex_.alloc(job_.dtype, host_f32.shape());
+    cast(ex_, ex_.to_device(host_f32), w);
+    return w;
+  }
+
+  ConstTensorView restored_tensor(const std::string& name) const {
+    const auto it = restored_->tensors.find(name);
+    return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
   }
 
   // The weight to quantize in f32: as a transform left it, else as it is stored.
@@ -327,6 +365,12 @@ class Run {
     Tensor w = ex_.alloc(DType::f32, stored.shape);
     cast(ex_, ex_.to_device(stored), w);
     return w;
+  }
+
+  // What takes the place of a quantized linear in the quantized stream.
+  DenseLinear dense_of(const QuantizedLinear& q) {
+    if (!quantized_) return {};
+    return {.weight = values(q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
   }
 
   // The codes' values on the device.
@@ -348,9 +392,9 @@ class Run {
 
   // Relative error of the output on the calibration data (of the weights where there is none) and SQNR. Where the
   // linear rounds its input, on the first kSampleTokens tokens, run both ways.
-  void measure(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
-    const Tensor value = values(q, DType::f32);
-    const Tensor rows = ex_.alloc(DType::f64, {q.out()});
+  void measure(const Tensor& w, const Tensor& value, const std::optional<RowQuant>& rounding,
+               const InputStats* stats, LinearRecord& record) {
+    const Tensor rows = ex_.alloc(DType::f64, {w.rows()});
     const auto total = [&](ConstTensorView b) {
       squared_error(ex_, w, b, rows);
       return sum_f64(ex_, rows);
@@ -359,8 +403,8 @@ class Run {
     record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
     record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
     if (!stats) return;
-    if (stats->sample) {
-      record.rel_error = output_error(w, value, *input_quant(q.spec, q.input_scale), stats->sample);
+    if (rounding && stats->sample) {
+      record.rel_error = output_error(w, value, *rounding, stats->sample);
       return;
     }
     const Tensor zero = ex_.alloc_zeros(DType::f32, w.shape());
@@ -387,11 +431,8 @@ class Run {
   }
 
   QuantizedLinear unpack(const PlannedLinear& p) {
-    const TensorSource source = [this](const std::string& name) -> ConstTensorView {
-      const auto it = restored_->tensors.find(name);
-      return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
-    };
-    return p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, source);
+    return p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in,
+                             [this](const std::string& name) { return restored_tensor(name); });
   }
 
   Exec& ex_;

@@ -2,6 +2,7 @@
 // Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default format=marlin
 //   gptq w8a8        = gptq int8 gch sym acts=token: 8-bit weights and inputs
+//   rtn format=gguf:q4_k
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/gguf/block_type.h"
 #include "src/quant/method.h"
 #include "src/quant/transform.h"
 
@@ -57,6 +59,7 @@ struct FullRecipe {
   Effort effort = Effort::standard;
   float damp = 0.01f;
   std::string format;       // "marlin"
+  const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
 };

@@ -56,16 +56,20 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
   return std::isfinite(sum) ? sum : 0;
 }
 
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight) {
+  if (const int64_t bad = count_nonfinite(ex, weight); bad > 0)
+    fail(ErrorKind::checkpoint, "linear " + linear + ": " + std::to_string(bad) + " of " +
+                                    std::to_string(weight.numel()) +
+                                    " weights are infinite or not a number; the checkpoint is damaged");
+}
+
 void require_integer_job(Exec& ex, const LinearJob& job) {
   if (job.spec.grid != Grid::integer || job.spec.out_group != 1 || job.spec.bits < 2 || job.spec.bits > 8)
     fail(ErrorKind::unsupported, "linear " + job.name +
                                      ": this method rounds to integer grids of 2 to 8 bits with " +
                                      "scales per output row, not to " + job.spec.str());
   FEWBIT_ASSERT(job.spec.group == -1 || job.spec.group > 0);
-  if (const int64_t bad = count_nonfinite(ex, job.weight); bad > 0)
-    fail(ErrorKind::checkpoint, "linear " + job.name + ": " + std::to_string(bad) + " of " +
-                                    std::to_string(job.weight.numel()) +
-                                    " weights are infinite or not a number; the checkpoint is damaged");
+  require_finite(ex, job.name, job.weight);
 }
 
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec) {

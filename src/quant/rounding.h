@@ -30,6 +30,9 @@ Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 
+// Error{checkpoint} where a weight of this linear is not a number or infinite.
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight);
+
 // Error{unsupported} where the job's grid is no integer grid, Error{checkpoint} where a weight is not finite.
 void require_integer_job(Exec& ex, const LinearJob& job);
 

@@ -37,6 +37,7 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 constinit const Method method_rtn = {.name = "rtn",
                                      .summary = "round to nearest, scales searched",
                                      .needs = Needs::nothing,
-                                     .quantize = quantize};
+                                     .quantize = quantize,
+                                     .rounds_alone = true};
 
 }  // namespace fewbit
