@@ -52,13 +52,14 @@ const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t
 // has. `config_json` is the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and
 // shape tell what the config leaves open) and `linears` are the candidates. Absent quantization_config: empty
 // result. Error{unsupported|checkpoint} names the key that is not understood. `name` receives "marlin",
-// "gptq", "gptq_v2", "awq", "compressed-tensors" … or "dense".
+// "gptq", "gptq_v2", "awq", "compressed-tensors", "fp8", "modelopt" or "dense".
 QuantizationSummary read_quantization(const std::string& config_json, const ConfigFile& side,
                                       const std::vector<std::string>& linears, const TensorSource& tensor,
                                       std::string* name);
 
 // Files beside config.json that hold a quantization config, in the order in which readers look for them.
-inline constexpr std::string_view kSideFiles[] = {"quantize_config.json", "quant_config.json"};
+inline constexpr std::string_view kSideFiles[] = {"quantize_config.json", "quant_config.json",
+                                                   "hf_quant_config.json"};
 
 #define FEWBIT_FORMAT(id) extern const CheckpointFormat format_##id;
 #include "formats/formats.def"

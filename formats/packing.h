@@ -39,7 +39,7 @@ struct Packing {
   // "" = accepts; else the reason, with the numbers, in words for a user. `act_order` = group_of is present.
   std::string (*refuses)(const QuantSpec&, int64_t out, int64_t in, bool act_order);
   std::vector<TensorPlan> (*tensors)(const QuantSpec&, int64_t out, int64_t in, bool act_order);
-  PackedLinear (*pack)(std::string_view linear, const QuantizedLinear&);
+  PackedLinear (*pack)(std::string_view linear, const QuantizedLinear&);  // null: refuses everything, is only read
   // Error{checkpoint} naming the tensor where one is missing or has the wrong dtype or shape.
   QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in,
                             const TensorSource&);

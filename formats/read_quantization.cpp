@@ -11,9 +11,12 @@ struct Reader {
   std::string_view method;
   QuantizationSummary (*read)(const ReadRequest&, std::string& name);
 };
-constexpr std::array<Reader, 3> kReaders = {{{"gptq", read_gptq},
+constexpr std::array<Reader, 6> kReaders = {{{"gptq", read_gptq},
                                              {"awq", read_awq},
-                                             {"compressed-tensors", read_compressed_tensors}}};
+                                             {"compressed-tensors", read_compressed_tensors},
+                                             {"fp8", read_fp8},
+                                             {"modelopt", read_modelopt},
+                                             {"modelopt_fp4", read_modelopt}}};
 
 // The quantization_config object, or nothing for a dense checkpoint. `tree` keeps it alive.
 std::optional<ConfigObject> find_config(const std::string& config_json, const ConfigFile& side,
@@ -26,8 +29,9 @@ std::optional<ConfigObject> find_config(const std::string& config_json, const Co
 }
 
 // What files beside config.json leave out: AutoGPTQ's of before 2024 do not name the method, and neither do
-// those of llm-awq.
+// those of llm-awq and ModelOpt.
 std::string unnamed_method(const ConfigObject& config, const ConfigFile& side) {
+  if (config.has("quantization")) return "modelopt";
   if (config.where != side.name) return "";
   return config.has("w_bit") || config.has("zero_point") ? "awq" : "gptq";
 }

@@ -1,6 +1,7 @@
 // --format compressed-tensors: for vLLM, SGLang and transformers, and the default of W8A8 and FP8. One group
 // of linears with one scheme is addressed by its class; where schemes differ every group names its modules,
 // which no reader can take for another group's (docs/formats/compressed-tensors.md).
+#include "formats/checkpoints/fewbit_map.h"
 #include "formats/checkpoints/readers.h"
 
 #include <algorithm>
@@ -17,10 +18,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::array<std::pair<const char*, const Packing*>, 3> kFormats = {
+constexpr std::array<std::pair<const char*, const Packing*>, 6> kFormats = {
     {{"pack-quantized", &packing_ct_pack},
      {"int-quantized", &packing_ct_int},
-     {"float-quantized", &packing_ct_float}}};
+     {"float-quantized", &packing_ct_float},
+     {"nvfp4-pack-quantized", &packing_ct_nvfp4},
+     {"mxfp4-pack-quantized", &packing_ct_mxfp4},
+     {"marlin-24", &packing_ct_marlin_24}}};
 
 std::string known_formats() {
   std::string s;
@@ -45,8 +49,18 @@ ordered_json arguments(int bits, const char* type, bool symmetric, const char* s
           {"dynamic", false},     {"actorder", nullptr}};
 }
 
+// Of weights and activations alike.
+ordered_json fp4_arguments(const QuantSpec& s, const ordered_json& dynamic) {
+  ordered_json j = arguments(s.bits, "float", true, s.two_level() ? "tensor_group" : "group");
+  j["group_size"] = s.group;
+  j["dynamic"] = dynamic;
+  if (!s.two_level()) j["scale_dtype"] = "torch.uint8";
+  return j;
+}
+
 ordered_json weights(const LinearFormat& f) {
   const QuantSpec& s = f.spec;
+  if (s.grid == Grid::f4_e2m1) return fp4_arguments(s, false);
   if (s.out_group > 1 && s.group == -1) return arguments(s.bits, type_name(s), s.symmetric, "tensor");
   if (s.group == -1) return arguments(s.bits, type_name(s), s.symmetric, "channel");
   ordered_json j = arguments(s.bits, type_name(s), s.symmetric, s.out_group > 1 ? "block" : "group");
@@ -63,6 +77,8 @@ ordered_json weights(const LinearFormat& f) {
 // inputs.
 ordered_json activations(const QuantSpec& s) {
   if (s.activations == ActQuant::none) return nullptr;
+  if (s.grid == Grid::f4_e2m1)  // "local": scales of groups under a static one
+    return fp4_arguments(s, s.two_level() ? ordered_json("local") : ordered_json(true));
   if (s.activations == ActQuant::tensor) return arguments(8, type_name(s), true, "tensor");
   const bool block = s.out_group > 1 && s.group != -1;
   ordered_json j = arguments(8, type_name(s), true, block ? "group" : "token");
@@ -97,6 +113,8 @@ std::vector<Group> groups_of(const QuantizationSummary& summary) {
 
 std::vector<const Packing*> candidates(const QuantSpec& spec) {
   if (spec.grid == Grid::f8_e4m3) return {&packing_ct_float};
+  if (spec.two_level()) return {&packing_ct_nvfp4};
+  if (spec.grid == Grid::f4_e2m1) return {&packing_ct_mxfp4};
   if (spec.activations != ActQuant::none) return {&packing_ct_int};
   return {&packing_ct_pack};
 }
@@ -169,10 +187,25 @@ void read_block(const ConfigObject& w, QuantSpec& spec) {
   spec.group = block[1];
 }
 
+// Two levels of scales ("tensor_group") or powers of two ("group").
+QuantSpec read_fp4(const ConfigObject& w) {
+  const std::string strategy = w.str("strategy", "");
+  if (strategy != "tensor_group" && strategy != "group")
+    w.unsupported("strategy", "tensor_group, group, where there are 4 bits of float");
+  const QuantSpec& spec = strategy == "tensor_group" ? kNvfp4 : kMxfp4;
+  if (w.integer("group_size").value_or(spec.group) != spec.group)
+    w.unsupported("group_size", std::to_string(spec.group));
+  return spec;
+}
+
 void read_weights(const ConfigObject& w, Scheme& scheme) {
   QuantSpec& spec = scheme.format.spec;
   const std::string type = w.str("type", "int"), strategy = w.str("strategy", "");
   if (type != "int" && type != "float") w.unsupported("type", "int, float");
+  if (type == "float" && w.integer("num_bits") == 4) {
+    spec = read_fp4(w);
+    return;
+  }
   spec.grid = type == "int" ? Grid::integer : Grid::f8_e4m3;
   const int64_t bits = w.integer("num_bits").value_or(8);
   if (bits != 8 && (type == "float" || (bits != 2 && bits != 3 && bits != 4)))
@@ -201,11 +234,17 @@ void read_weights(const ConfigObject& w, Scheme& scheme) {
 
 ActQuant read_activations(const std::optional<ConfigObject>& a, const QuantSpec& spec) {
   if (!a) return ActQuant::none;
-  if (a->integer("num_bits").value_or(8) != 8) a->unsupported("num_bits", "8");
+  const int64_t bits = spec.grid == Grid::f4_e2m1 ? 4 : 8;
+  if (a->integer("num_bits").value_or(8) != bits) a->unsupported("num_bits", std::to_string(bits));
   if (const std::string type = spec.grid == Grid::integer ? "int" : "float"; a->str("type", "int") != type)
     a->unsupported("type", type + ", as the weights");
   if (!a->flag("symmetric", true)) a->unsupported("symmetric", "true");
   const std::string dynamic = a->shown("dynamic"), strategy = a->str("strategy", "tensor");
+  if (spec.grid == Grid::f4_e2m1) {
+    if (spec.two_level() && strategy == "tensor_group" && dynamic == "\"local\"") return ActQuant::tensor;
+    if (!spec.two_level() && strategy == "group" && dynamic == "true") return ActQuant::token;
+    a->unsupported("strategy", "tensor_group with dynamic \"local\", as nvfp4; group with dynamic true, as mxfp4");
+  }
   const bool block = spec.out_group > 1;
   if (dynamic == "true" && (strategy == "token" || (strategy == "group" && block))) return ActQuant::token;
   if (dynamic != "true" && dynamic != "\"local\"" && strategy == "tensor") return ActQuant::tensor;
@@ -233,9 +272,9 @@ Scheme read_scheme(const ConfigObject& group, const std::string& global_format) 
   QuantSpec any = spec;
   if (scheme.per_tensor) any.out_group = kOut;
   const int64_t in = spec.group == -1 ? kOut : 2 * spec.group;
-  if (const std::string why = scheme.format.packing->refuses(any, kOut, in, scheme.format.act_order);
-      !why.empty())
-    fail(ErrorKind::unsupported, group.where + ": " + why);
+  if (const Packing& p = *scheme.format.packing; p.pack)
+    if (const std::string why = p.refuses(any, kOut, in, scheme.format.act_order); !why.empty())
+      fail(ErrorKind::unsupported, group.where + ": " + why);
   return scheme;
 }
 
@@ -260,14 +299,6 @@ LinearFormat completed(const Scheme& scheme, const std::string& linear, const Te
   if (scheme.per_tensor && weight.data) f.spec.out_group = weight.rows();
   f.act_order = f.act_order && tensor(linear + ".weight_g_idx").data;
   return f;
-}
-
-// Whether the tensor of codes is there; that of FP8 and int8 has the name of a dense weight and is told by
-// its type.
-bool packed(const LinearFormat& f, const std::string& linear, const TensorSource& tensor) {
-  const TensorPlan codes = f.packing->tensors(f.spec, 256, 256, f.act_order)[0];
-  const ConstTensorView v = tensor(linear + '.' + codes.suffix);
-  return v.data && v.dtype == codes.dtype;
 }
 
 void refuse_what_changes_values(const ConfigObject& config, const std::vector<std::string>& linears,
@@ -299,7 +330,7 @@ QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& n
     const Scheme* scheme = scheme_of(schemes, linear);
     const bool ignored = ignore.has(linear) || ignore.pattern(linear) || ignore.has("Linear");
     if (scheme && !ignored) {
-      if (const LinearFormat f = completed(*scheme, linear, tensor); packed(f, linear, tensor)) {
+      if (const LinearFormat f = completed(*scheme, linear, tensor); fewbit_map::packed(tensor, linear, f)) {
         out.linears[linear] = f;
         continue;
       }

@@ -11,11 +11,13 @@ namespace {
 using nlohmann::ordered_json;
 
 ordered_json map_entry(const LinearFormat& f) {
-  return {{"packing", f.packing->name},
-          {"bits", f.spec.bits},
-          {"group_size", f.spec.group},
-          {"sym", f.spec.symmetric},
-          {"act_order", f.act_order}};
+  ordered_json e = {{"packing", f.packing->name},
+                    {"bits", f.spec.bits},
+                    {"group_size", f.spec.group},
+                    {"sym", f.spec.symmetric},
+                    {"act_order", f.act_order}};
+  if (f.spec.grid == Grid::f8_e4m3) e["grid"] = "fp8";
+  return e;
 }
 
 // Our own words also hold 5, 6 and 7 bits.
@@ -33,12 +35,18 @@ LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packi
   f.spec.group = read_group_size(o, nullptr);
   f.spec.symmetric = o.flag("sym", true);
   f.act_order = o.flag("act_order", false);
+  const std::string grid = o.str("grid", "int");
+  if (grid != "int" && grid != "fp8") o.unsupported("grid", "int, fp8");
+  if (grid == "fp8") f.spec.grid = Grid::f8_e4m3;
   return f;
 }
 
-// The name of the tensor that holds a linear's codes: the first of the packing's plan, whatever the shape.
+// The tensor that holds a linear's codes: the first of the packing's plan, whatever the shape.
+TensorPlan codes_plan(const LinearFormat& f) {
+  return f.packing->tensors(f.spec, 256, 256, f.act_order)[0];
+}
 std::string codes_tensor(const std::string& linear, const LinearFormat& f) {
-  return linear + '.' + f.packing->tensors(f.spec, 256, 256, f.act_order)[0].suffix;
+  return linear + '.' + codes_plan(f).suffix;
 }
 
 }  // namespace
@@ -100,7 +108,9 @@ const Packing& packing_named(const std::string& name, std::initializer_list<cons
 }
 
 bool packed(const TensorSource& tensor, const std::string& linear, const LinearFormat& f) {
-  return tensor(codes_tensor(linear, f)).data != nullptr;
+  const TensorPlan codes = codes_plan(f);
+  const ConstTensorView found = tensor(linear + '.' + codes.suffix);
+  return found.data && (codes.suffix != "weight" || found.dtype == codes.dtype);
 }
 
 void read(const ConfigObject& fewbit, std::initializer_list<const Packing*> family,

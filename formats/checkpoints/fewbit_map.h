@@ -28,7 +28,7 @@ int64_t read_group_size(const ConfigObject& o, const QuantSpec* inherited, const
 // The packing of the family with this name. Error{unsupported} naming `where`.
 const Packing& packing_named(const std::string& name, std::initializer_list<const Packing*> family,
                              const std::string& where);
-// Whether the tensor of a linear's codes exists.
+// Whether the tensor of a linear's codes exists; where it is called `weight`, as a dense one is, its type tells.
 bool packed(const TensorSource& tensor, const std::string& linear, const LinearFormat& f);
 
 }  // namespace fewbit::fewbit_map

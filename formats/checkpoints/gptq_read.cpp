@@ -9,7 +9,8 @@ namespace fewbit {
 namespace {
 
 // The packings whose config is the GPTQ family's.
-constexpr std::initializer_list<const Packing*> kFamily = {&packing_marlin, &packing_gptq, &packing_gptq_v2};
+constexpr std::initializer_list<const Packing*> kFamily = {&packing_marlin, &packing_gptq, &packing_gptq_v2,
+                                                           &packing_marlin_24};
 
 // One rule of GPTQModel's `dynamic`: a regular expression from the start of the module's name.
 struct Rule {

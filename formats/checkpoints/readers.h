@@ -16,5 +16,7 @@ struct ReadRequest {
 QuantizationSummary read_gptq(const ReadRequest& r, std::string& name);
 QuantizationSummary read_awq(const ReadRequest& r, std::string& name);
 QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& name);
+QuantizationSummary read_fp8(const ReadRequest& r, std::string& name);
+QuantizationSummary read_modelopt(const ReadRequest& r, std::string& name);
 
 }  // namespace fewbit

@@ -159,7 +159,7 @@ PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
   const std::string prefix = std::string(linear) + '.';
   PackedLinear p;
   p.tensors.push_back({prefix + "weight_packed", pack_codes(q.codes, q.spec.bits)});
-  p.tensors.push_back({prefix + "weight_scale", ct::scales_to_file(q)});
+  p.tensors.push_back({prefix + "weight_scale", ct::scales_to_file(q, ct::scale_plan(q.spec, q.out(), q.in()).shape)});
   p.tensors.push_back({prefix + "weight_shape", shape_tensor(q.out(), q.in())});
   if (q.zeros) p.tensors.push_back({prefix + "weight_zero_point", pack_zeros(*q.zeros, q.spec.bits)});
   if (q.group_of) p.tensors.push_back({prefix + "weight_g_idx", clone_host(*q.group_of)});
@@ -174,7 +174,7 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   QuantizedLinear q;
   q.spec = spec;
   q.codes = unpack_codes(expect_tensor(source, linear, plan[0]), in, spec.bits);
-  q.scales = ct::scales_from_file(source, linear, spec, {out, in});
+  q.scales = ct::scales_from_file(source, linear, plan[1], spec, {out, in});
   expect_shape(expect_tensor(source, linear, plan[2]), out, in, linear);
   if (!spec.symmetric) q.zeros = unpack_zeros(expect_tensor(source, linear, plan[3]), out, spec.bits);
   const TensorPlan g_idx{"weight_g_idx", DType::i32, {in}};

@@ -27,13 +27,7 @@ void add_single_forms(TensorPlan& plan, DType dtype) {
   for (const Shape& shape : {Shape{1}, Shape{}, Shape{1, 1}}) plan.also_read.push_back({dtype, shape});
 }
 
-TensorPlan input_scale_plan() {
-  TensorPlan plan{"input_scale", DType::f32, {1}};
-  for (DType d : kFloats) add_single_forms(plan, d);
-  return plan;
-}
-
-[[noreturn]] void not_finite(std::string_view linear, const char* suffix, float found, int64_t at) {
+[[noreturn]] void not_finite(std::string_view linear, const std::string& suffix, float found, int64_t at) {
   fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + '.' + suffix +
                                   "': expected finite scales, found " + std::to_string(found) +
                                   " at element " + std::to_string(at));
@@ -72,8 +66,9 @@ TensorPlan scale_plan(const QuantSpec& spec, int64_t out, int64_t in) {
   return plan;
 }
 
-Tensor scales_to_file(const QuantizedLinear& q) {
-  Tensor file = Tensor::host(q.spec.scale_dtype, scale_plan(q.spec, q.out(), q.in()).shape);
+Tensor scales_to_file(const QuantizedLinear& q, const Shape& shape) {
+  Tensor file = Tensor::host(q.spec.scale_dtype, shape);
+  FEWBIT_ASSERT(file.numel() == q.scales.numel());
   const float* s = q.scales.as<float>();
   for (int64_t i = 0; i < file.numel(); ++i) {
     if (file.dtype() == DType::f16) {
@@ -87,21 +82,59 @@ Tensor scales_to_file(const QuantizedLinear& q) {
   return file;
 }
 
-Tensor scales_from_file(const TensorSource& source, std::string_view linear, const QuantSpec& spec,
-                        Shape out_in) {
-  const ConstTensorView file = expect_tensor(source, linear, scale_plan(spec, out_in[0], out_in[1]));
+Tensor scales_from_file(const TensorSource& source, std::string_view linear, const TensorPlan& plan,
+                        const QuantSpec& spec, Shape out_in) {
+  const ConstTensorView file = expect_tensor(source, linear, plan);
   const int64_t rows = (out_in[0] + spec.out_group - 1) / spec.out_group;
   Tensor scales = Tensor::host(DType::f32, {rows, spec.groups(out_in[1])});
   for (int64_t i = 0; i < scales.numel(); ++i) {
     const float s = load_float(file, i);
-    if (!std::isfinite(s)) not_finite(linear, "weight_scale", s, i);
+    if (!std::isfinite(s)) not_finite(linear, plan.suffix, s, i);
     scales.as<float>()[i] = s;
   }
   return scales;
 }
 
+TensorPlan single_plan(const char* suffix, Shape shape) {
+  TensorPlan plan{suffix, DType::f32, shape};
+  for (DType d : kFloats) add_single_forms(plan, d);
+  return plan;
+}
+
+NamedTensor single_tensor(std::string_view linear, const TensorPlan& plan, double value) {
+  Tensor t = Tensor::host(DType::f32, plan.shape);
+  *t.as<float>() = static_cast<float>(value);
+  return {std::string(linear) + '.' + plan.suffix, std::move(t)};
+}
+
+double single_from_file(const TensorSource& source, std::string_view linear, const TensorPlan& plan) {
+  const float s = load_float(expect_tensor(source, linear, plan), 0);
+  if (!(s > 0) || !std::isfinite(s))
+    fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + '.' + plan.suffix +
+                                    "': expected a positive finite scale, found " + std::to_string(s));
+  return s;
+}
+
+namespace {
+
+const TensorPlan& input_scale_plan() {
+  static const TensorPlan plan = single_plan("input_scale", {1});
+  return plan;
+}
+
+TensorPlan scale_plan_of(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in) {
+  TensorPlan plan = scale_plan(spec, out, in);
+  plan.suffix = kind.scales;
+  if (spec.group != -1 || plan.shape.rank() != 2) return plan;
+  plan.also_read.push_back({plan.dtype, {out}});
+  if (kind.flat) std::swap(plan.shape, plan.also_read.back().shape);
+  return plan;
+}
+
+}  // namespace
+
 std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in) {
-  std::vector<TensorPlan> plan = {{"weight", kind.dtype, {out, in}}, scale_plan(spec, out, in)};
+  std::vector<TensorPlan> plan = {{"weight", kind.dtype, {out, in}}, scale_plan_of(kind, spec, out, in)};
   if (spec.activations == ActQuant::tensor) plan.push_back(input_scale_plan());
   return plan;
 }
@@ -112,13 +145,10 @@ PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const Quantiz
   validate(q);
   const std::string prefix = std::string(linear) + '.';
   PackedLinear p;
+  const TensorPlan plan_of_scales = scale_plan_of(kind, q.spec, q.out(), q.in());
   p.tensors.push_back({prefix + "weight", flipped(q.codes, kind.dtype, kind.flip)});
-  p.tensors.push_back({prefix + "weight_scale", scales_to_file(q)});
-  if (q.input_scale) {
-    Tensor scale = Tensor::host(DType::f32, {1});
-    *scale.as<float>() = *q.input_scale;
-    p.tensors.push_back({prefix + "input_scale", std::move(scale)});
-  }
+  p.tensors.push_back({prefix + kind.scales, scales_to_file(q, plan_of_scales.shape)});
+  if (q.input_scale) p.tensors.push_back(single_tensor(linear, input_scale_plan(), *q.input_scale));
   return p;
 }
 
@@ -128,12 +158,8 @@ QuantizedLinear unpack_bytes(ByteWeights kind, std::string_view linear, const Qu
   QuantizedLinear q;
   q.spec = spec;
   q.codes = flipped(expect_tensor(source, linear, plan[0]), DType::u8, kind.flip);
-  q.scales = scales_from_file(source, linear, spec, out_in);
-  if (spec.activations == ActQuant::tensor) {
-    const float s = load_float(expect_tensor(source, linear, plan[2]), 0);
-    if (!std::isfinite(s)) not_finite(linear, "input_scale", s, 0);
-    q.input_scale = s;
-  }
+  q.scales = scales_from_file(source, linear, plan[1], spec, out_in);
+  if (spec.activations == ActQuant::tensor) q.input_scale = single_from_file(source, linear, plan[2]);
   return q;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// What the compressed-tensors packings share (docs/formats/compressed-tensors.md): scales in the type of the
-// neutral form's scale_dtype, the static scale of activations, and weights of one byte a value. Internal to
-// formats/packings.
+// What the packings with weights in plain order share (docs/formats/compressed-tensors.md, fp8.md, fp4.md):
+// scales in the type of the neutral form's scale_dtype, single values, and weights of one byte a value.
+// Internal to formats/packings.
 //
 //   weight_scale  F16 | BF16 | F32   [N, G], one per output and group; G = 1 for one per output ("channel")
 //                                    [ceil(N/bn), ceil(K/bk)] for blocks of bn outputs x bk inputs
@@ -23,16 +23,25 @@ inline bool per_tensor(const QuantSpec& spec, int64_t out) {
 std::string refuses_scales(const QuantSpec& spec, int64_t out, int64_t in);
 
 TensorPlan scale_plan(const QuantSpec& spec, int64_t out, int64_t in);
-Tensor scales_to_file(const QuantizedLinear& q);
-// [ceil(out / out_group), G] f32. Error{checkpoint} naming the tensor: missing, wrong shape, or a scale that
-// is not finite.
-Tensor scales_from_file(const TensorSource& source, std::string_view linear, const QuantSpec& spec,
-                        Shape out_in);
+Tensor scales_to_file(const QuantizedLinear& q, const Shape& shape);
+// The tensor of `plan` as [ceil(out / out_group), G] f32. Error{checkpoint} naming the tensor: missing, wrong
+// shape, or a scale that is not finite.
+Tensor scales_from_file(const TensorSource& source, std::string_view linear, const TensorPlan& plan,
+                        const QuantSpec& spec, Shape out_in);
 
-// `weight`, one byte a value of type `dtype`, stored as code ^ flip; then weight_scale and input_scale.
+// One value in a tensor of its own: written as f32 of `shape` ([1] or []), read as a scalar, [1] or [1, 1] of
+// any float type.
+TensorPlan single_plan(const char* suffix, Shape shape);
+NamedTensor single_tensor(std::string_view linear, const TensorPlan& plan, double value);
+// Error{checkpoint} unless it is positive and finite.
+double single_from_file(const TensorSource& source, std::string_view linear, const TensorPlan& plan);
+
+// `weight`, one byte a value of type `dtype`, stored as code ^ flip; then scales and input_scale.
 struct ByteWeights {
   DType dtype;
-  uint8_t flip;
+  uint8_t flip = 0;
+  const char* scales = "weight_scale";
+  bool flat = false;  // scales of outputs are written as [N], not [N, 1]; both are read
 };
 std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in);
 PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const QuantizedLinear& q);

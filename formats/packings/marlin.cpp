@@ -1,7 +1,7 @@
 // Marlin: codes in the order in which the tensor cores read them (src/core/marlin_layout.h is the map).
 // Tensors: `B` I32 [K/16, N*16*bits/32], `s` F16 [G, N] with permuted columns and, for asymmetric grids, `z`
-// I32 [G, N*bits/32]. 4-bit symmetric files are those of the published kernel; 8 bits and `z` follow vLLM's
-// in-memory layout. docs/formats/marlin.md has the bytes.
+// I32 [G, N*bits/32]. 4-bit symmetric files are those of the published kernel; 8 bits, `z` and FP8 (E4M3 codes in
+// the place of int8 ones, as W8A16) follow vLLM's in-memory layout. docs/formats/marlin.md has the bytes.
 #include <algorithm>
 #include <array>
 
@@ -128,7 +128,11 @@ Tensor unpack_zeros(ConstTensorView words, int64_t out, int bits) {
 }
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
-  if (std::string why = integer_grid::refuses(spec, out, in); !why.empty()) return why;
+  QuantSpec lying = spec;  // FP8 codes (E4M3) lie as those of int8
+  if (spec.grid == Grid::f8_e4m3) lying.grid = Grid::integer;
+  if (std::string why = integer_grid::refuses(lying, out, in); !why.empty()) return why;
+  if (spec.grid == Grid::f8_e4m3 && (spec.bits != 8 || !spec.symmetric))
+    return "Marlin holds FP8 in 8 bits without zero points, not " + spec.str();
   if (spec.bits != 4 && spec.bits != 8) return "Marlin holds 4 or 8 bits, not " + std::to_string(spec.bits);
   if (act_order) return "Marlin has no room for reordered groups (act-order)";
   if (out % kTileN != 0 || in % kTileK != 0) {
@@ -180,7 +184,7 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 }  // namespace
 
 constinit const Packing packing_marlin = {.name = "marlin",
-                                          .summary = "4- and 8-bit integers as GPU kernels read them",
+                                          .summary = "4- and 8-bit integers and FP8 as GPU kernels read them",
                                           .refuses = refuses,
                                           .tensors = tensors,
                                           .pack = pack,

@@ -24,6 +24,8 @@ struct LinearJob {
   float damp = 0.01f;      // relative to the mean of diag H
   bool allow_rtn = false;  // permits the last rung
   uint64_t seed = 0;
+  // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
+  float shared_absmax = 0;
 };
 
 struct MethodResult {
@@ -42,6 +44,7 @@ struct Method {
   std::string_view name, summary;
   Needs needs;
   MethodResult (*quantize)(Exec&, const LinearJob&);
+  bool rounds_fp4 = false;  // to nvfp4 and mxfp4 besides integers
   // Every weight is rounded for itself: the encoder of a block format, which rounds to its own grid, may take
   // the place of `quantize`.
   bool rounds_alone = false;

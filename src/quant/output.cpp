@@ -9,6 +9,7 @@
 
 #include "src/core/strings.h"
 #include "src/quant/gguf_output.h"
+#include "src/quant/model_card.h"
 
 namespace fewbit {
 namespace {
@@ -21,6 +22,12 @@ void write_text(const fs::path& path, const std::string& text) {
   if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path.string()));
 }
 
+// "" where there is no such file.
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 // Files of the model directory that are rewritten or belong to its weights; everything else travels along.
 bool travels(const fs::path& file) {
   const std::string name = file.filename().string();
@@ -28,7 +35,8 @@ bool travels(const fs::path& file) {
        {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"})
     if (ends_with(name, suffix)) return false;
   if (std::find(std::begin(kSideFiles), std::end(kSideFiles), name) != std::end(kSideFiles)) return false;
-  return name != "config.json" && name != "quant_report.json" && name[0] != '.';
+  return name != "config.json" && name != "quant_report.json" && name != "README.md" &&
+         name[0] != '.';
 }
 
 // A tensor comes from its sealed block where that has it (packed linears, norms that a transform rewrote),
@@ -88,6 +96,7 @@ void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& jou
     write_tensors(c, plan, journal, dir, job.shard_bytes);
   write_config(c, plan, dir);
   copy_companions(c.dir, dir);
+  write_text(dir / "README.md", model_card(plan, job, report, text_of(c.dir / "README.md")));
   write_text(dir / "quant_report.json", to_json(report));
   if (job.force) fs::remove_all(job.out, ec);
   fs::rename(dir, job.out, ec);

@@ -12,7 +12,6 @@
 
 #include "kernels/cast.h"
 #include "kernels/column_stats.h"
-#include "kernels/dequantize.h"
 #include "kernels/embed.h"
 #include "kernels/gemm.h"
 #include "kernels/gram.h"
@@ -23,6 +22,7 @@
 #include "src/core/hash.h"
 #include "src/quant/block_encoding.h"
 #include "src/quant/output.h"
+#include "src/quant/rounding.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
@@ -265,6 +265,7 @@ class Run {
                       const std::function<std::optional<InputStats>(const InputRounding&)>& observed,
                       std::map<std::string, Linear>& replaced) {
     const bool restore = restored_.has_value();
+    const float shared = restore ? 0 : shared_absmax(layer, items);
     std::optional<InputStats> stats;
     std::optional<InputRounding> seen;
     for (const LinearDef& def : items) {
@@ -279,12 +280,27 @@ class Run {
       if (p.blocks)
         dense.weight = encoded(p, known, restore);
       else
-        dense = dense_of(restore ? unpack(p) : quantize(p, known));
+        dense = dense_of(restore ? unpack(p) : quantize(p, known, shared));
       if (quantized_) replaced.emplace(def.name, std::move(dense));
     }
   }
 
-  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats) {
+  float absmax(const PlannedLinear& p) {
+    if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
+    return absmax_of(ex_, stored_weight(p));
+  }
+
+  // Largest |w| of the linears whose scales have a second level: engines that fuse them want it to be shared.
+  float shared_absmax(int64_t layer, const std::vector<LinearDef>& items) {
+    float largest = 0;
+    for (const LinearDef& def : items)
+      if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer) + def.name);
+          !p.keep && p.recipe.spec.two_level())
+        largest = std::max(largest, absmax(p));
+    return largest;
+  }
+
+  QuantizedLinear quantize(const PlannedLinear& p, const InputStats* stats, float shared) {
     const Timer timer;
     const Tensor w = weight_of(p);
     MethodResult r;
@@ -297,7 +313,8 @@ class Run {
                                           .act_order = p.recipe.act_order,
                                           .damp = p.recipe.damp,
                                           .allow_rtn = job_.allow_rtn,
-                                          .seed = job_.seed});
+                                          .seed = job_.seed,
+                                          .shared_absmax = shared});
     });
     if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
     validate(r.linear);
@@ -309,7 +326,7 @@ class Run {
                         .loss_rtn = r.loss_rtn,
                         .tokens = stats ? stats->tokens - stats->borrowed : 0,
                         .hash = content_hash(r.linear)};
-    timed("measure", [&] { measure(w, values(r.linear, DType::f32), input_quant(r.linear.spec, r.linear.input_scale), stats, record); });
+    timed("measure", [&] { measure(w, values_of(ex_, r.linear, DType::f32), input_quant(r.linear.spec, r.linear.input_scale), stats, record); });
     timed("pack", [&] {
       for (NamedTensor& t : p.packing->pack(p.linear.name, r.linear).tensors) packed_.push_back(std::move(t));
     });
@@ -354,12 +371,20 @@ class Run {
     return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
   }
 
-  // The weight to quantize in f32: as a transform left it, else as it is stored.
+  Tensor* rewritten(const PlannedLinear& p) {
+    const auto it =
+        rewritten_.weights.find(p.linear.name.substr(ckpt_.spec.prefix(p.linear.layer).size()) + ".weight");
+    return it == rewritten_.weights.end() ? nullptr : &it->second;
+  }
+
+  // The weight to quantize in f32: as a transform left it (which then is gone), else as it is stored.
   Tensor weight_of(const PlannedLinear& p) {
+    if (Tensor* w = rewritten(p)) return std::move(*w);
+    return stored_weight(p);
+  }
+
+  Tensor stored_weight(const PlannedLinear& p) {
     const std::string name = p.linear.name + ".weight";
-    if (const auto it = rewritten_.weights.find(name.substr(ckpt_.spec.prefix(p.linear.layer).size()));
-        it != rewritten_.weights.end())
-      return std::move(it->second);
     const ConstTensorView stored =
         ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
     Tensor w = ex_.alloc(DType::f32, stored.shape);
@@ -370,24 +395,7 @@ class Run {
   // What takes the place of a quantized linear in the quantized stream.
   DenseLinear dense_of(const QuantizedLinear& q) {
     if (!quantized_) return {};
-    return {.weight = values(q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
-  }
-
-  // The codes' values on the device.
-  Tensor values(const QuantizedLinear& q, DType dtype) {
-    const Tensor codes = ex_.to_device(q.codes), scales = ex_.to_device(q.scales);
-    const Tensor zeros = q.zeros ? ex_.to_device(*q.zeros) : Tensor();
-    const Tensor group_of = q.group_of ? ex_.to_device(*q.group_of) : Tensor();
-    Tensor w = ex_.alloc(dtype, {q.out(), q.in()});
-    dequantize(ex_,
-               {.codes = codes,
-                .scales = scales,
-                .zeros = zeros,
-                .group_of = group_of,
-                .bits = q.spec.bits,
-                .group = q.spec.group_size(q.in())},
-               w);
-    return w;
+    return {.weight = values_of(ex_, q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
   }
 
   // Relative error of the output on the calibration data (of the weights where there is none) and SQNR. Where the

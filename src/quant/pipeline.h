@@ -13,6 +13,7 @@ namespace fewbit {
 
 struct QuantJob {
   std::string recipe{};  // as the user gave it, for the report
+  std::string command{};  // that makes the same checkpoint again, for the model card
   std::string note{};    // what the report should say aloud: a shorter calibration than asked for …
   std::filesystem::path out{};
   std::optional<PrecisionPlan> precision{};  // what `auto` chose, for the report

@@ -186,10 +186,19 @@ void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
 
 // int8 weights per output, inputs quantized per token.
 void set_w8a8(Recipe& r) {
+  r.grid = Grid::integer;
   r.bits = 8;
   r.group = -1;
   r.symmetric = true;
   if (!r.activations) r.activations = ActQuant::token;
+}
+
+void set_fp4(Recipe& r, const QuantSpec& spec) {
+  r.grid = spec.grid;
+  r.bits = spec.bits;
+  r.group = spec.group;
+  r.scale = spec.scale_dtype;
+  r.symmetric = true;
 }
 
 void apply_word(Recipe& r, const std::string& word) {
@@ -203,6 +212,10 @@ void apply_word(Recipe& r, const std::string& word) {
     r.symmetric = false;
   else if (word == "gch")
     r.group = -1;
+  else if (word == "nvfp4")
+    set_fp4(r, kNvfp4);
+  else if (word == "mxfp4")
+    set_fp4(r, kMxfp4);
   else if (word == "w8a8")
     set_w8a8(r);
   else if (const auto bits = number_after(word, "int")) {
@@ -210,6 +223,7 @@ void apply_word(Recipe& r, const std::string& word) {
       fail(ErrorKind::usage,
            fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
     r.bits = static_cast<int>(*bits);
+    r.grid = Grid::integer;
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1)
       fail(ErrorKind::usage,
@@ -235,7 +249,7 @@ DType default_scale(const QuantSpec& spec) {
 }
 
 std::string default_format(const QuantSpec& spec) {
-  return spec.activations == ActQuant::none ? "marlin" : "compressed-tensors";
+  return spec.grid == Grid::integer && spec.activations == ActQuant::none ? "marlin" : "compressed-tensors";
 }
 
 }  // namespace
@@ -257,11 +271,27 @@ Recipe parse_recipe(std::string_view text) {
   return r;
 }
 
+namespace {
+
+// Another grid; what a 4-bit float brought with it goes.
+Recipe with_grid_of(Recipe base, const Recipe& over) {
+  if (base.grid == Grid::f4_e2m1 && over.grid != base.grid) {
+    base.group.reset();
+    base.scale.reset();
+    base.symmetric.reset();
+  }
+  base.grid = over.grid;
+  return base;
+}
+
+}  // namespace
+
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
   if (!over.chain.empty())
     base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;
+  if (over.grid) base = with_grid_of(std::move(base), over);
   if (over.group) base.group = over.group;
   if (over.symmetric) base.symmetric = over.symmetric;
   if (over.activations) base.activations = over.activations;
@@ -280,6 +310,7 @@ FullRecipe resolve(const Recipe& r) {
   resolve_chain(r, f);
   if (r.target_bits && !r.chooses_precision())
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
+  f.spec.grid = r.grid.value_or(Grid::integer);
   f.spec.bits = r.bits.value_or(4);
   f.spec.group = r.group.value_or(128);
   bool symmetric = true;
@@ -290,6 +321,14 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
+  const bool fp4 = f.spec.grid == Grid::f4_e2m1;
+  if (fp4 && !(f.spec == kNvfp4) && !(f.spec == kMxfp4))
+    fail(ErrorKind::usage,
+         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words "
+         "stands beside them");
+  if (fp4 && (!f.method->rounds_fp4 || !f.transforms.empty()))
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), f.spec.str()));
   f.format = r.format.empty() ? default_format(f.spec) : r.format.substr(0, r.format.find(':'));
   if (checkpoint_format(f.format).gguf)
     choose_blocks(r, f);
@@ -312,7 +351,8 @@ std::string FullRecipe::str() const {
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
   s += fmt::format("{} {}", method->name, spec.str());
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
-  if (spec.scale_dtype != default_scale(spec)) s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (spec.scale_dtype != default_scale(spec) && spec.grid != Grid::f4_e2m1)
+    s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);

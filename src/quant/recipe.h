@@ -20,6 +20,7 @@ struct Recipe {
   bool keep = false;
   std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
   std::optional<int> bits{};
+  std::optional<Grid> grid{};      // "nvfp4" and "mxfp4" state the whole spec
   std::optional<int64_t> group{};  // -1 = one per row
   std::optional<bool> symmetric{};
   std::optional<ActQuant> activations{};

@@ -26,6 +26,17 @@ DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const Qu
 
 // The values that the codes stand for, [out, in] f32 on the device.
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
+// The same of a finished linear, in `dtype` (f32 | bf16).
+Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype);
+
+// Rounding to 4-bit floats, with scales searched under the importance h (data == nullptr: all ones), or by
+// the published rule. The global scale of NVFP4 is the power of two that leaves the groups the whole range of
+// E4M3 when the largest weight of all that share it is job.shared_absmax. Error{unsupported} unless groups
+// divide the inputs.
+QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h);
+
+// Largest |w|.
+float absmax_of(Exec& ex, ConstTensorView w);
 
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);

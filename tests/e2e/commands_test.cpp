@@ -38,10 +38,30 @@ TEST_F(Commands, QuantizeAsWritten) {
   ASSERT_EQ(r.exit_code, 0) << r.err;
   EXPECT_TRUE(fs::exists(dir / "out/config.json"));
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer.json"));
+  EXPECT_TRUE(fs::exists(dir / "out/generation_config.json"));
+  std::ifstream readme(dir / "out/README.md");
+  const std::string card{std::istreambuf_iterator<char>(readme), {}};
+  EXPECT_NE(card.find("quantize 'gptq' MODEL OUT\n"), std::string::npos) << card;
+  EXPECT_NE(card.find("| recipe | `gptq int4 g128 sym` ("), std::string::npos) << card;
   EXPECT_FALSE(fs::exists(dir / "out.partial"));
   const ProcessResult v = run("evaluate verify out --json -");
   EXPECT_EQ(v.exit_code, 0) << v.err;
   EXPECT_TRUE(json_of(v)["ok"].get<bool>());
+}
+
+TEST_F(Commands, WhatTheFolderHoldsTravelsAlong) {
+  fs::copy(kDemo, dir / "model");
+  std::ofstream(dir / "model/README.md") << "---\nlicense: mit\n---\nThe model.\n";
+  std::ofstream(dir / "model/chat_template.jinja") << "{{ messages }}";
+  ASSERT_EQ(run("quantize 'rtn int4 g64' model out --set '*.q_proj=int8' --keep '*.o_proj'").exit_code, 0);
+  EXPECT_TRUE(fs::exists(dir / "out/chat_template.jinja"));
+  std::ifstream readme(dir / "out/README.md");
+  const std::string card{std::istreambuf_iterator<char>(readme), {}};
+  EXPECT_EQ(card.rfind("---\nlicense: mit\n---\n\n# model, quantized\n", 0), 0u) << card;
+  EXPECT_NE(card.find("quantize 'rtn int4 g64' MODEL OUT --set '*.q_proj=int8' --keep '*.o_proj'\n"),
+            std::string::npos)
+      << card;
+  EXPECT_EQ(card.substr(card.size() - 11), "The model.\n");
 }
 
 TEST_F(Commands, AwqAsWritten) {
@@ -52,6 +72,42 @@ TEST_F(Commands, AwqAsWritten) {
   const Json report = Json::parse(std::ifstream(dir / "out/quant_report.json"));
   EXPECT_EQ(report["linears"][0]["recipe"], "awq+rtn int4 g128 asym");
   EXPECT_EQ(run("evaluate verify out").exit_code, 0);
+}
+
+// One recipe in every format that takes it: the hashes of the neutral forms agree, each checkpoint verifies, and
+// its weight file alone is recognised.
+TEST_F(Commands, EveryFormatHoldsTheSameLinears) {
+  struct Written {
+    const char* format;
+    const char* recognised;
+  };
+  const std::pair<const char*, std::vector<Written>> cases[] = {
+      {"rtn int4 g32 asym",
+       {{"marlin", "marlin"}, {"gptq", "gptq or gptq_v2"}, {"awq", "awq"}, {"compressed-tensors", "ct_pack"}}},
+      {"rtn int4 g64 sym",
+       {{"marlin", "marlin"}, {"gptq", "gptq or gptq_v2"}, {"awq", "awq"}, {"compressed-tensors", "ct_pack"}}},
+      {"rtn int3 g32 asym", {{"gptq", "gptq or gptq_v2"}, {"compressed-tensors", "ct_pack"}}},
+      {"rtn nvfp4", {{"compressed-tensors", "ct_nvfp4"}, {"modelopt", "modelopt_nvfp4"}}},
+      {"rtn mxfp4", {{"compressed-tensors", "ct_mxfp4"}}}};
+  for (const auto& [recipe, formats] : cases) {
+    std::vector<std::string> first;
+    for (const Written& w : formats) {
+      const std::string what = std::string(recipe) + " as " + w.format, out = dir.path().string() + "/out";
+      fs::remove_all(out);
+      const ProcessResult q =
+          run("quantize '" + std::string(recipe) + "' " + kDemo + " out --format " + w.format + " --device cpu");
+      ASSERT_EQ(q.exit_code, 0) << what << "\n" << q.err;
+      const ProcessResult v = run("evaluate verify out --device cpu");
+      EXPECT_EQ(v.exit_code, 0) << what << "\n" << v.out << v.err;
+      std::vector<std::string> hashes;
+      const Json report = Json::parse(std::ifstream(out + "/quant_report.json"));
+      for (const Json& l : report["linears"]) hashes.push_back(l["hash"]);
+      if (first.empty()) first = hashes;
+      EXPECT_EQ(hashes, first) << what;
+      const Json file = json_of(run("convert inspect out/model.safetensors --json -"));
+      EXPECT_EQ(file["quantized"].value(w.recognised, size_t{0}), hashes.size()) << what << file["quantized"];
+    }
+  }
 }
 
 TEST_F(Commands, PerplexityAsWritten) {

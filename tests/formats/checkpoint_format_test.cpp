@@ -89,6 +89,7 @@ TEST(CheckpointFormat, WhatIsWrittenIsReadBack) {
   mixed = uniform;
   mixed.linears[kLinears[1]] = format(packing_gptq_v2, asym, true);
   mixed.linears[kLinears[2]] = format(packing_marlin, int8);
+  mixed.linears[kLinears[3]] = format(packing_marlin, {.grid = Grid::f8_e4m3, .bits = 8, .group = -1});
   mixed.linears.erase(kLinears[4]);
   partly.linears[kLinears[0]] = format(packing_gptq);
   partly.linears[kLinears[1]] = format(packing_gptq, int8);
@@ -243,7 +244,7 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
   const auto fewbit = [&](const std::string& body) { return "{" + base + ",\"fewbit\":{" + body + "}}"; };
   const std::string common = R"("default":{"packing":"marlin","bits":4,"group_size":128,"sym":true})";
   const std::pair<std::string, const char*> cases[] = {
-      {R"({"quant_method":"aqlm","bits":4})", "\"aqlm\"; known: gptq, awq, compressed-tensors"},
+      {R"({"quant_method":"aqlm","bits":4})", "\"aqlm\"; known: gptq, awq, compressed-tensors, fp8, modelopt"},
       {R"({"bits":4,"group_size":128})", "quant_method"},
       {R"(3)", "an object"},
       {R"({"quant_method":3})", "a string"},
@@ -262,6 +263,7 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
       {fewbit(common), "version"},
       {fewbit("\"version\":2," + common), "found 2"},
       {fewbit("\"version\":1"), "default"},
+      {fewbit(R"("version":1,"default":{"packing":"marlin","bits":8,"group_size":128,"grid":"fp4"})"), "\"fp4\""},
       {fewbit(R"("version":1,"default":{"packing":"nf4","bits":4,"group_size":128})"), "nf4"},
       {fewbit("\"version\":1," + common +
               R"(,"linears":{"x":{"packing":"gptq_v2","bits":4,"group_size":128}})"),
@@ -287,14 +289,15 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(choose_packing(format_gptq, {.symmetric = false}, 33, 40, false, &why), &packing_gptq_v2);
   EXPECT_EQ(choose_packing(format_gptq, {}, 33, 40, false, &why), nullptr);
   EXPECT_NE(why.find("N = 33"), std::string::npos);
-  EXPECT_EQ(choose_packing(format_marlin, {.grid = Grid::f8_e4m3, .bits = 8}, 256, 256, false, &why),
-            nullptr);
+  const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8};
+  EXPECT_EQ(choose_packing(format_marlin, fp8, 256, 256, false, &why), &packing_marlin);
+  EXPECT_EQ(choose_packing(format_marlin, fp8, 33, 256, false, &why), nullptr);
   EXPECT_NE(why.find("marlin: "), std::string::npos);
   EXPECT_NE(why.find("gptq_v2: "), std::string::npos);
   EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);
   EXPECT_NE(why.find("dense"), std::string::npos);
   EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
-  EXPECT_NE(message_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors bf16"),
+  EXPECT_NE(message_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors fp8 modelopt bf16"),
             std::string::npos);
 }
 
@@ -321,6 +324,12 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
       if (a == ActQuant::tensor && group == 128) continue;
       formats.push_back(format(packing_ct_float, fp8(a, group, out_group)));
     }
+  for (QuantSpec s : {kNvfp4, kMxfp4}) {
+    const Packing& p = s.two_level() ? packing_ct_nvfp4 : packing_ct_mxfp4;
+    formats.push_back(format(p, s));
+    s.activations = s.two_level() ? ActQuant::tensor : ActQuant::token;
+    formats.push_back(format(p, s));
+  }
   for (const LinearFormat& f : formats) {
     QuantizationSummary s;
     for (const std::string& name : kLinears) s.linears[name] = f;
@@ -362,6 +371,154 @@ TEST(CompressedTensors, DifferentSchemesNameTheirModules) {
   EXPECT_EQ(c["config_groups"].size(), 4u);
   EXPECT_EQ(difference(read(c.dump(), tensors_of(s)).summary, s), "");
   EXPECT_EQ(format_compressed_tensors.write_config({}), "");
+}
+
+// What llm-compressor says of NVFP4 with and without quantized activations.
+TEST(CompressedTensors, ForeignFourBitFloats) {
+  const auto config = [](const std::string& group) {
+    return R"({"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized","ignore":["lm_head"],
+      "config_groups":{"group_0":{"targets":["Linear"],)" + group + "}}}";
+  };
+  const std::string weights =
+      R"("weights":{"num_bits":4,"type":"float","strategy":"tensor_group","group_size":16,"symmetric":true,
+         "dynamic":false,"observer":"minmax"})";
+  const std::string acts =
+      R"("input_activations":{"num_bits":4,"type":"float","strategy":"tensor_group","group_size":16,
+         "symmetric":true,"dynamic":"local"})";
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_nvfp4, kNvfp4);
+  EXPECT_EQ(difference(read(config(weights), tensors_of(s)).summary, s), "");
+  for (auto& [name, f] : s.linears) f.spec.activations = ActQuant::tensor;
+  EXPECT_EQ(difference(read(config(weights + "," + acts), tensors_of(s)).summary, s), "");
+  std::string wrong = weights;
+  wrong.replace(wrong.find(":16"), 3, ":32");
+  EXPECT_NE(message_of([&] { read(config(wrong), tensors_of(s)); }).find("group_size: found 32; supported: 16"),
+            std::string::npos);
+}
+
+// Configs of 2:4 files: the library's and AutoGPTQ's.
+TEST(CheckpointFormat, Marlin24IsRead) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_marlin_24);
+  const std::string library =
+      R"({"quant_method":"compressed-tensors","format":"marlin-24","ignore":["lm_head"],
+          "sparsity_config":{"format":"dense","sparsity_structure":"2:4"},"config_groups":{"group_0":{
+          "targets":["Linear"],"weights":{"num_bits":4,"type":"int","strategy":"group","group_size":128}}}})";
+  EXPECT_EQ(difference(read(library, tensors_of(s)).summary, s), "");
+  for (auto& [name, f] : s.linears) f.packing = &packing_marlin_24;
+  const std::string gptq =
+      R"({"quant_method":"gptq","bits":4,"group_size":128,"sym":true,"checkpoint_format":"marlin_24"})";
+  const Read r = read(gptq, tensors_of(s));
+  EXPECT_EQ(difference(r.summary, s), "");
+  EXPECT_EQ(r.name, "marlin_24");
+}
+
+// --- fp8 and modelopt
+
+QuantSpec fp8_f32(ActQuant a, int64_t group, int64_t out_group) {
+  QuantSpec s = fp8(a, group, out_group);
+  s.scale_dtype = DType::f32;
+  return s;
+}
+
+QuantizationSummary all_but_one(const LinearFormat& f) {
+  QuantizationSummary s;
+  for (const std::string& name : kLinears) s.linears[name] = f;
+  s.linears.erase(kLinears[2]);
+  s.dense = {kLinears[2]};
+  return s;
+}
+
+TEST(Fp8, WhatIsWrittenIsReadBack) {
+  for (const LinearFormat& f : {format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)),
+                                format(packing_fp8, fp8_f32(ActQuant::tensor, -1, 256)),
+                                format(packing_fp8_block, fp8_f32(ActQuant::token, 128, 128))}) {
+    const QuantizationSummary s = all_but_one(f);
+    EXPECT_EQ(format_fp8.cannot_describe(s), "");
+    const json c = json::parse(format_fp8.write_config(s));
+    EXPECT_EQ(c["activation_scheme"], f.spec.activations == ActQuant::tensor ? "static" : "dynamic");
+    EXPECT_EQ(c["ignored_layers"], json({kLinears[2], "lm_head"}));
+    EXPECT_EQ(c["modules_to_not_convert"], c["ignored_layers"]);
+    const Read r = read(c.dump(), tensors_of(s));
+    EXPECT_EQ(r.name, "fp8");
+    EXPECT_EQ(difference(r.summary, s), "");
+    std::string why;
+    EXPECT_EQ(choose_packing(format_fp8, f.spec, 256, 256, false, &why), f.packing) << why;
+  }
+}
+
+TEST(Fp8, OneConfigHasOneScheme) {
+  QuantizationSummary s = all_but_one(format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)));
+  s.linears[kLinears[0]].spec.out_group = 512;  // of a linear with more outputs
+  EXPECT_EQ(format_fp8.cannot_describe(s), "");
+  s.linears[kLinears[0]].spec.activations = ActQuant::tensor;
+  EXPECT_NE(format_fp8.cannot_describe(s).find("one scheme for all"), std::string::npos);
+  s.linears[kLinears[0]].spec.out_group = 1;
+  EXPECT_NE(format_fp8.cannot_describe(s).find("a scale per output"), std::string::npos);
+}
+
+TEST(Fp8, ForeignConfigs) {
+  // As DeepSeek publishes it.
+  const QuantizationSummary s = all_but_one(format(packing_fp8_block, fp8_f32(ActQuant::token, 128, 128)));
+  const std::string deepseek =
+      R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic","scale_fmt":"ue8m0",
+          "weight_block_size":[128,128]})";
+  EXPECT_EQ(difference(read(deepseek, tensors_of(s)).summary, s), "");
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"quant_method":"fp8"})", "activation_scheme"},
+      {R"({"quant_method":"fp8","activation_scheme":"dynamic","fmt":"e5m2"})", "e5m2"},
+      {R"({"quant_method":"fp8","activation_scheme":"dynamic","weight_block_size":[128]})", "of a block"},
+      {R"({"quant_method":"fp8","activation_scheme":"static","weight_block_size":[128,128]})", "blocks"}};
+  for (const auto& [config, word] : wrong) {
+    const std::string what = message_of([&] { read(config, tensors_of(s)); });
+    EXPECT_NE(what.find(word), std::string::npos) << what;
+  }
+}
+
+TEST(ModelOpt, WhatIsWrittenIsReadBackFromBothFiles) {
+  QuantSpec nvfp4_acts = kNvfp4;
+  nvfp4_acts.activations = ActQuant::tensor;
+  const std::pair<LinearFormat, const char*> cases[] = {
+      {format(packing_fp8, fp8_f32(ActQuant::tensor, -1, 256)), "FP8"},
+      {format(packing_fp8, fp8_f32(ActQuant::token, -1, 1)), "FP8_PER_CHANNEL_PER_TOKEN"},
+      {format(packing_modelopt_nvfp4, kNvfp4), "W4A16_NVFP4"},
+      {format(packing_modelopt_nvfp4, nvfp4_acts), "NVFP4"}};
+  for (const auto& [f, algorithm] : cases) {
+    const QuantizationSummary s = all_but_one(f);
+    EXPECT_EQ(format_modelopt.cannot_describe(s), "");
+    const json c = json::parse(format_modelopt.write_config(s));
+    EXPECT_EQ(c["quant_algo"], algorithm);
+    EXPECT_EQ(c["producer"]["name"], "modelopt");
+    const ConfigFile side = format_modelopt.side_file(s);
+    EXPECT_EQ(side.name, "hf_quant_config.json");
+    EXPECT_EQ(json::parse(side.text)["quantization"]["exclude_modules"], json({kLinears[2], "lm_head"}));
+    for (const Read& r : {read(c.dump(), tensors_of(s)), read("", tensors_of(s), side)}) {
+      EXPECT_EQ(r.name, "modelopt");
+      EXPECT_EQ(difference(r.summary, s), "") << algorithm;
+    }
+    std::string why;
+    EXPECT_EQ(choose_packing(format_modelopt, f.spec, 256, 256, false, &why), f.packing) << why;
+  }
+}
+
+TEST(ModelOpt, AlgorithmsOfLayersAndWhatIsNotUnderstood) {
+  QuantizationSummary s;
+  s.linears[kLinears[0]] = format(packing_fp8, fp8_f32(ActQuant::token, -1, 256));
+  s.linears[kLinears[1]] = format(packing_modelopt_nvfp4, kNvfp4);
+  s.linears[kLinears[3]] = format(packing_ct_float, fp8_f32(ActQuant::none, 128, 128));
+  EXPECT_NE(format_modelopt.cannot_describe(s), "");
+  const json layers = {{kLinears[0], {{"quant_algo", "FP8"}}},
+                       {kLinears[1], {{"quant_algo", "NVFP4"}, {"group_size", 16}}},
+                       {kLinears[3], {{"quant_algo", "FP8_PB_WO"}}}};
+  json c = {{"quant_method", "modelopt"}, {"quant_algo", "MIXED_PRECISION"}, {"quantized_layers", layers}};
+  EXPECT_EQ(difference(read(c.dump(), tensors_of(s)).summary, s), "");
+  c.erase("quantized_layers");
+  EXPECT_NE(message_of([&] { read(c.dump(), tensors_of(s)); }).find("quantized_layers"), std::string::npos);
+  c["quant_algo"] = "W4A8_AWQ";
+  EXPECT_NE(message_of([&] { read(c.dump(), tensors_of(s)); }).find("\"W4A8_AWQ\""), std::string::npos);
+  EXPECT_NE(format_modelopt.cannot_describe(
+                all_but_one(format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)))).find("acts=tensor"),
+            std::string::npos);
 }
 
 // llm-compressor's own form: what it always writes, with classes, patterns and ignored modules.
@@ -415,14 +572,15 @@ TEST(CompressedTensors, WhatIsNotUnderstoodIsNamed) {
   const std::tuple<std::string, json, const char*> cases[] = {
       {"/config_groups", json(), "config_groups: expected an object"},
       {group, json({"Linear"}), "group_0: expected an object"},
-      {group + "/format", "nvfp4-pack-quantized", "known: pack-quantized, int-quantized, float-quantized"},
+      {group + "/format", "sparse-24-bitmask", "known: pack-quantized, int-quantized, float-quantized"},
       {group + "/format", "int-quantized", "int8 sym"},
       {group + "/targets", "Linear", "a list of strings"},
       {group + "/targets/0", "re:(", "regular expression"},
       {group + "/output_activations", json::object(), "output_activations"},
       {group + "/weights", json(), "weights: expected"},
       {group + "/weights/type", "nf4", "\"nf4\""},
-      {group + "/weights/num_bits", 4, "num_bits: found 4"},
+      {group + "/weights/num_bits", 5, "num_bits: found 5"},
+      {group + "/weights/num_bits", 4, "tensor_group, group"},
       {group + "/weights/strategy", "tensor_group", "tensor_group"},
       {group + "/weights/strategy", "group", "group_size"},
       {group + "/weights/strategy", "block", "block_structure"},

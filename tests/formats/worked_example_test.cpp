@@ -200,5 +200,31 @@ TEST(WorkedExample, CompressedTensorsBytes) {
   EXPECT_EQ(dequantize_reference(f).as<float>()[2], 448.f);
 }
 
+TEST(WorkedExample, FourBitFloats) {
+  const std::string doc = page("fp4.md");
+  QuantizedLinear q;
+  q.spec = kNvfp4;
+  q.codes = Tensor::host_zeros(DType::u8, {1, 16});
+  const float values[] = {0.5f, -6.f, 1.f, 1.5f};
+  for (int64_t k = 0; k < 4; ++k) q.codes.as<uint8_t>()[k] = f32_to_f4_e2m1(values[k]);
+  q.codes.as<uint8_t>()[4] = 7;
+  q.scales = Tensor::host(DType::f32, {1, 1});
+  *q.scales.as<float>() = 448.f;
+  q.global_scale = 0.25;
+  const PackedLinear ct = packing_ct_nvfp4.pack("x", q), modelopt = packing_modelopt_nvfp4.pack("x", q);
+  for (const PackedLinear* p : {&ct, &modelopt}) {
+    EXPECT_EQ(p->tensors[0].tensor.as<uint8_t>()[0], 0xF1);
+    EXPECT_EQ(p->tensors[0].tensor.as<uint8_t>()[1], 0x32);
+    EXPECT_EQ(*static_cast<const uint8_t*>(p->tensors[1].tensor.view().data), 0x7E);
+  }
+  EXPECT_STANDS_IN(doc, "`F1 32`");
+  EXPECT_EQ(*ct.tensors[2].tensor.as<float>(), 4.f);
+  EXPECT_EQ(ct.tensors[2].tensor.shape(), Shape{1});
+  EXPECT_EQ(*modelopt.tensors[2].tensor.as<float>(), 0.25f);
+  EXPECT_EQ(modelopt.tensors[2].tensor.shape(), Shape{});
+  EXPECT_EQ(dequantize_reference(q).as<float>()[4], 672.f);
+  EXPECT_STANDS_IN(doc, "672");
+}
+
 }  // namespace
 }  // namespace fewbit::test

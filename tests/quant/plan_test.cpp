@@ -41,6 +41,31 @@ TEST_F(Plan, RulesMatchFullAndShortNamesAndTheLastWins) {
   EXPECT_EQ(p.of("model.layers.0.self_attn.q_proj").recipe.spec.bits, 4);
 }
 
+TEST_F(Plan, WhatAConfigCannotSayIsRefused) {
+  EXPECT_TRUE(plan("rtn int4 g64 asym format=awq").refusals.empty());
+  const QuantPlan mixed = plan("rtn int4 g64 asym format=awq", {{"*.down_proj", parse_recipe("g32")}});
+  ASSERT_EQ(mixed.refusals.size(), 1u);
+  EXPECT_EQ(mixed.refusals[0].name, "format awq");
+  EXPECT_NE(mixed.refusals[0].reason.find("one group size"), std::string::npos);
+  for (const PlannedLinear& p : plan("rtn nvfp4 format=modelopt").linears)
+    EXPECT_EQ(p.packing, &packing_modelopt_nvfp4) << p.linear.name;
+}
+
+TEST_F(Plan, MatricesThatNoOpKnowsAreListedAsDense) {
+  const CheckpointIndex index = container_safetensors.open(dir / "tiny");
+  std::filesystem::create_directory(dir / "more");
+  std::filesystem::copy_file(dir / "tiny/config.json", dir / "more/config.json");
+  const auto writer = container_safetensors.create(dir / "more", {});
+  for (const auto& [name, t] : index.tensors) writer->add(name, index.view(t));
+  writer->add("mtp.head.weight", Tensor::host_zeros(DType::bf16, {4, 8}));
+  writer->add("mtp.norm.weight", Tensor::host_zeros(DType::bf16, {8}));
+  writer->finish();
+  const Checkpoint more = Checkpoint::open(dir / "more");
+  const QuantPlan p = make_plan(more, {.base = parse_recipe("rtn int4 g64")});
+  EXPECT_EQ(summary_of(more, p).dense, std::vector<std::string>{"mtp.head"});
+  EXPECT_TRUE(summary_of(*checkpoint, plan("rtn int4 g64")).dense.empty());
+}
+
 TEST_F(Plan, NeedsFollowTheMethodAndTheEffort) {
   EXPECT_EQ(plan("rtn").needs, Needs::nothing);
   EXPECT_TRUE(has(plan("gptq").needs, Needs::cross));

@@ -39,10 +39,25 @@ TEST(Recipe, WhatItPrintsParsesToTheSame) {
   for (const char* text :
        {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
         "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",
-        "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor", "gptq int8 acts=off"}) {
+        "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor", "gptq int8 acts=off",
+        "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
+}
+
+TEST(Recipe, FourBitFloatsSayTheirWholeGrid) {
+  const FullRecipe nv = resolve(parse_recipe("rtn nvfp4")), mx = resolve(parse_recipe("rtn mxfp4"));
+  EXPECT_EQ(nv.spec, kNvfp4);
+  EXPECT_EQ(mx.spec, kMxfp4);
+  EXPECT_EQ(nv.format, "compressed-tensors");
+  EXPECT_EQ(nv.str(), "rtn nvfp4");
+  const Recipe other = overlay(parse_recipe("rtn nvfp4"), parse_recipe("int8"));
+  EXPECT_EQ(resolve(other).str(), "rtn int8 g128 sym") << "the group and the scales of nvfp4 go with it";
+  EXPECT_EQ(resolve(overlay(parse_recipe("rtn int4 g64"), parse_recipe("nvfp4"))).spec, kNvfp4);
+  EXPECT_NE(error_of("rtn nvfp4 g32").find("none of these"), std::string::npos);
+  EXPECT_NE(error_of("gptq nvfp4").find("rtn nvfp4"), std::string::npos);
+  EXPECT_NE(error_of("awq mxfp4").find("rtn mxfp4"), std::string::npos);
 }
 
 TEST(Recipe, EightBitInputsHaveTheirOwnDefaults) {

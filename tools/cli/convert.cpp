@@ -4,6 +4,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "formats/gguf/locate.h"
+#include "formats/recognise.h"
 #include "src/core/strings.h"
 #include "src/model/synth.h"
 #include "src/quant/gguf_output.h"
@@ -45,7 +47,52 @@ nlohmann::ordered_json checksums_of(const Checkpoint& c) {
   return sums;
 }
 
+// The type of a tensor as the file has it.
+std::string_view type_of(const TensorInfo& t) { return t.stored.empty() ? name_of(t.dtype) : t.stored; }
+
+nlohmann::ordered_json json_of(const CheckpointIndex& index) {
+  auto list = nlohmann::ordered_json::array();
+  for (const auto& [name, t] : index.tensors) {
+    const auto dims = t.shape.dims();
+    list.push_back({{"name", name},
+                    {"dtype", type_of(t)},
+                    {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
+                    {"bytes", t.bytes}});
+  }
+  return list;
+}
+
+std::string table_of(const CheckpointIndex& index) {
+  std::string table;
+  for (const auto& [name, t] : index.tensors)
+    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, type_of(t), t.shape.str(),
+                         human_bytes(t.bytes));
+  return table;
+}
+
+// One weight file without its config: what its tensors tell.
+void inspect_file(const InspectArgs& a) {
+  const WeightStore store = WeightStore::open(a.ckpt);
+  const Recognised r = recognise(store.index());
+  std::string kinds;
+  for (const auto& [packing, n] : r.packed) kinds += fmt::format("  {} linears: {}\n", n, packing);
+  if (r.dense > 0) kinds += fmt::format("  {} dense matrices\n", r.dense);
+  if (r.unknown > 0) kinds += fmt::format("  {} modules of integers in no packing known here\n", r.unknown);
+  nlohmann::ordered_json j = {{"format", r.packed.empty() ? "dense" : r.packed.begin()->first},
+                              {"architecture", nullptr},
+                              {"parameters", nullptr},
+                              {"bytes", store.total_bytes()},
+                              {"files", 1},
+                              {"tensors", json_of(store.index())},
+                              {"quantized", r.packed}};
+  say(a.common, fmt::format("{}: one file without config.json, {} in {} tensors; what they tell:\n", a.ckpt,
+                            human_bytes(store.total_bytes()), store.index().tensors.size()) +
+                    kinds + (a.tensors ? table_of(store.index()) : ""));
+  write_json(a.common, j.dump(1) + "\n");
+}
+
 void run_inspect(const InspectArgs& a) {
+  if (std::filesystem::is_regular_file(a.ckpt) && !gguf::locate(a.ckpt)) return inspect_file(a);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.ckpt));
   const int64_t parameters = parameter_count(c.spec);
   nlohmann::ordered_json j = {{"format", c.format},
@@ -53,19 +100,7 @@ void run_inspect(const InspectArgs& a) {
                               {"parameters", parameters},
                               {"bytes", c.store.total_bytes()},
                               {"files", c.store.index().files.size()}};
-  j["tensors"] = nlohmann::ordered_json::array();
-  std::string table;
-  for (const auto& [name, t] : c.store.index().tensors) {
-    const auto dims = t.shape.dims();
-    j["tensors"].push_back({{"name", name},
-                            {"dtype", t.stored.empty() ? name_of(t.dtype) : t.stored},
-                            {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
-                            {"bytes", t.bytes}});
-    if (a.tensors)
-      table +=
-          fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, t.stored.empty() ? name_of(t.dtype) : t.stored,
-                      t.shape.str(), human_bytes(t.bytes));
-  }
+  j["tensors"] = json_of(c.store.index());
   std::map<std::string, int> kinds;
   for (const auto& [name, f] : c.quantization.linears)
     ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
@@ -81,7 +116,7 @@ void run_inspect(const InspectArgs& a) {
   if (a.checksums)
     for (const auto& [name, sum] : j["checksums"].items())
       s += fmt::format("  {} {}\n", sum.get<std::string>(), name);
-  say(a.common, s + describe(c.spec) + table);
+  say(a.common, s + describe(c.spec) + (a.tensors ? table_of(c.store.index()) : ""));
   write_json(a.common, j.dump(1) + "\n");
 }
 
@@ -147,7 +182,8 @@ void add_convert_commands(CLI::App& app) {
   const auto i = std::make_shared<InspectArgs>();
   CLI::App* inspect =
       app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
-  inspect->add_option("CKPT", i->ckpt, "Checkpoint folder (left out: the embedded demo model)");
+  inspect->add_option("CKPT", i->ckpt,
+                      "Checkpoint folder, or one weight file (left out: the embedded demo model)");
   inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
   add_common(*inspect, i->common);
   inspect->callback([i] { run_inspect(*i); });

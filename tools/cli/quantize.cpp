@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "src/core/strings.h"
@@ -12,6 +13,9 @@
 
 namespace fewbit::cli {
 namespace {
+
+constexpr const char* kRecipeGroup = "Recipe (the words of RECIPE as flags)";
+constexpr const char* kCalibrationGroup = "Calibration";
 
 struct QuantizeArgs {
   Common common;
@@ -72,10 +76,23 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--damp",
                         "--effort", "--format", "--set", "--keep"})
-    app.get_option(o)->group("Recipe (the words of RECIPE as flags)");
+    app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
-    app.get_option(o)->group("Calibration");
+    app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
+}
+
+// The command that makes the same checkpoint again, without the paths of this machine.
+std::string command_of(const CLI::App& app, const QuantizeArgs& a) {
+  std::string s = fmt::format("quantize '{}' MODEL OUT", a.recipe);
+  std::map<const CLI::Option*, size_t> used;
+  for (const CLI::Option* o : app.parse_order()) {
+    if (o->get_group() != kRecipeGroup && o->get_group() != kCalibrationGroup) continue;
+    s += ' ' + o->get_name();
+    if (o->get_items_expected_max() > 0 && used[o] < o->results().size())
+      s += fmt::format(" '{}'", o->results()[used[o]++]);
+  }
+  return s;
 }
 
 // --set and --keep in the order in which they stand on the command line.
@@ -252,6 +269,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job{.recipe = a.recipe,
+               .command = command_of(app, a),
                .note = "",
                .out = out_of(a, model, recipe),
                .seed = a.seed,

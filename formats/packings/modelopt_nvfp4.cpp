@@ -1,0 +1,43 @@
+// NVFP4 as ModelOpt stores it: `weight` U8 [N, K/2], `weight_scale` F8_E4M3 [N, K/16], `weight_scale_2` F32, a
+// scalar that multiplies, and `input_scale`, which multiplies too, where activations are quantized.
+// docs/formats/fp4.md has the bytes.
+#include "formats/packings/fp4_tensors.h"
+
+namespace fewbit {
+namespace {
+
+constexpr fp4::Layout kLayout{.spec = kNvfp4,
+                              .activations = ActQuant::tensor,
+                              .codes = "weight",
+                              .scales = "weight_scale",
+                              .global = "weight_scale_2",
+                              .input = "input_scale",
+                              .single_rank = 0};
+
+std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
+  return fp4::refuses(kLayout, spec, out, in, act_order);
+}
+
+std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
+  return fp4::tensors(kLayout, spec, out, in);
+}
+
+PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
+  return fp4::pack(kLayout, linear, q);
+}
+
+QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
+                       const TensorSource& source) {
+  return fp4::unpack(kLayout, linear, spec, {out, in}, source);
+}
+
+}  // namespace
+
+constinit const Packing packing_modelopt_nvfp4 = {.name = "modelopt_nvfp4",
+                                    .summary = "ModelOpt NVFP4",
+                                    .refuses = refuses,
+                                    .tensors = tensors,
+                                    .pack = pack,
+                                    .unpack = unpack};
+
+}  // namespace fewbit
