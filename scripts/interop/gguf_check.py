@@ -108,7 +108,9 @@ def rows(models, text, windows, work, programs):
             try:
                 table.append(row(python, programs, name, kind, file(), text, windows, work))
             except (RuntimeError, OSError) as e:
-                table.append([name, kind, "", "", "", "", "", "", f"FAILED: {e}"])
+                reason = str(e)
+                at = reason.find("SKIPPED")
+                table.append([name, kind, "", "", "", "", "", "", reason[at:] if at >= 0 else f"FAILED: {reason}"])
     return table
 
 

@@ -102,6 +102,8 @@ def library():
 
 def quantize(path, out, ftype):
     lib = library()
+    if not hasattr(lib, "llama_model_quantize"):
+        raise SystemExit("SKIPPED: this build of llama.cpp has no quantizer")
     lib.llama_model_quantize_default_params.restype = Params
     lib.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(Params)]
     lib.llama_model_quantize.restype = ctypes.c_uint32
