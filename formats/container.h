@@ -19,6 +19,9 @@ struct TensorInfo {
   int file = 0;       // index into CheckpointIndex::files
   int64_t begin = 0;  // byte offset in that file
   int64_t bytes = 0;
+  // Where the file's elements have no DType (blocks of GGUF): their name. `dtype` and `shape` are then what a
+  // reader gets, `begin` and `bytes` what lies in the file.
+  std::string_view stored{};
 };
 
 // Headers of all files of a checkpoint, checked; the files stay mapped as long as this lives.

@@ -10,7 +10,7 @@ ALLOWED = {
     "kernels": ["src/core"],
     "formats": ["src/core"],
     "src/model": ["src/core", "formats"],
-    "src/text": ["src/core"],
+    "src/text": ["src/core", "formats"],
     "src/run": ["src/core", "src/model", "kernels", "formats"],
     "src/calib": ["src/core", "src/model", "src/run", "kernels"],
     "src/quant": ["src/core", "src/model", "src/text", "src/run", "src/calib", "kernels", "formats"],

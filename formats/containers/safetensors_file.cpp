@@ -121,7 +121,7 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
       case At::end:
         return refuse("header: expected a JSON object, found " + found);
       case At::top:
-        return refuse("'" + printable(name_) + "': expected an object, found " + found);
+        return refuse(std::string("'") + printable(name_) + "': expected an object, found " + found);
       case At::metadata:
         return refuse("__metadata__: '" + printable(field_) + "': expected a string, found " + found);
       case At::array:

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "src/core/hash.h"
 #include "src/run/moe.h"
 #include "src/run/runner.h"
 
@@ -104,6 +105,13 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
     if (progress) progress(static_cast<double>(result.linears) / static_cast<double>(expected.size()));
     ++result.linears;
     const auto shape = shapes.find(name);
+    if (const TensorInfo* blocks = c.store.find(name + ".weight"); blocks && !blocks->stored.empty()) {
+      const ConstTensorView values = c.store.get(name + ".weight");
+      if (const std::string found = content_hash(values.data, static_cast<size_t>(values.bytes()));
+          found != hash)
+        result.problems.push_back({name, fmt::format("content hash {}, the report says {}", found, hash)});
+      continue;
+    }
     if (shape == shapes.end() || !c.packed(name)) {
       result.problems.push_back({name, "is in the report, but not packed in the checkpoint"});
       continue;

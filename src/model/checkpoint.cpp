@@ -5,9 +5,14 @@
 #include <fstream>
 #include <sstream>
 
+#include "formats/bits.h"
+#include "formats/gguf/locate.h"
 #include "src/core/error.h"
+#include "src/core/half.h"
+#include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/gguf_checkpoint.h"
 
 namespace fewbit {
 namespace {
@@ -45,10 +50,12 @@ void check_packed(const NamedLinear& linear, const LinearFormat& format, const W
 }  // namespace
 
 Checkpoint Checkpoint::open(const fs::path& dir) {
+  if (const auto file = gguf::locate(dir)) return open_gguf(*file);
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored))
-    fail(ErrorKind::io, dir.string() + ": expected a model folder with config.json and weights, found " +
-                            (fs::exists(dir, ignored) ? "a file" : "nothing"));
+    fail(ErrorKind::io,
+         dir.string() + ": expected a model folder with config.json and weights, or a .gguf file, found " +
+             (fs::exists(dir, ignored) ? "a file" : "nothing"));
   ConfigView config = ConfigView::open(dir);
   ModelSpec spec = build_spec(config);
   WeightStore store = WeightStore::open(dir);
@@ -76,6 +83,27 @@ QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64
   const auto it = quantization.linears.find(linear);
   FEWBIT_ASSERT(it != quantization.linears.end());
   return it->second.packing->unpack(linear, it->second.spec, out, in, source());
+}
+
+Tensor Checkpoint::values(const NamedLinear& l) const {
+  return packed(l.name) ? dequantize_reference(unpack(l.name, l.out, l.in))
+                        : float_values(store.get(l.name + ".weight"));
+}
+
+Tensor float_values(ConstTensorView v) {
+  Tensor out = Tensor::host(DType::f32, v.shape);
+  parallel_for(v.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float& to = out.as<float>()[i];
+      if (v.dtype == DType::f32)
+        to = bits::load<float>(v.data, i);
+      else if (v.dtype == DType::f16)
+        to = f16_to_f32(bits::load<uint16_t>(v.data, i));
+      else
+        to = bf16(bits::load<uint16_t>(v.data, i), 0);
+    }
+  });
+  return out;
 }
 
 TensorSource Checkpoint::source() const {

@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoint: a model directory, opened and checked: its config, its architecture, its tensors and how each linear
+// Checkpoint: a model directory or .gguf file, opened and checked: its config, its architecture, its tensors and how each linear
 // is stored. Everything above reads models through this.
 #include <filesystem>
 #include <string>
@@ -12,19 +12,24 @@
 namespace fewbit {
 
 struct Checkpoint {
-  std::filesystem::path dir;
+  std::filesystem::path dir;  // the folder, or the .gguf file
   ConfigView config;
   ModelSpec spec;
   WeightStore store;
   QuantizationSummary quantization;  // empty for a dense checkpoint
-  std::string format;                // "dense", "marlin", "gptq", …
+  std::string format;                // "dense", "marlin", "gptq", "gguf", …
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);
   bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
   // A packed linear in the neutral form.
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
+  // The weight of a linear in f32 [out, in], dequantized where it is packed.
+  Tensor values(const NamedLinear&) const;
   TensorSource source() const;
 };
+
+// A host tensor of f32, f16 or bf16, at any address, as f32.
+Tensor float_values(ConstTensorView);
 
 }  // namespace fewbit

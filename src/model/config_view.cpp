@@ -278,6 +278,19 @@ double scale_yarn(const RopeSettings& s, std::vector<double>& inv_freq) {
                                  : yarn_mscale(factor, 1);
 }
 
+// Every frequency has a divisor of its own: how a GGUF file tells Llama 3.1's scaling.
+void divide_by_factors(const RopeSettings& s, std::vector<double>& inv_freq) {
+  const json* factors = s.get("factors");
+  const std::string expected = fmt::format("{} positive numbers", inv_freq.size());
+  if (!factors || !factors->is_array() || factors->size() != inv_freq.size())
+    wrong_type(s.where, s.at + ".factors", expected.c_str(), factors);
+  for (size_t i = 0; i < inv_freq.size(); ++i) {
+    const double divisor = as_f64(s.where, s.at + ".factors", &(*factors)[i]);
+    if (!(divisor > 0)) wrong_type(s.where, s.at + ".factors", expected.c_str(), factors);
+    inv_freq[i] /= divisor;
+  }
+}
+
 }  // namespace
 
 RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const {
@@ -304,6 +317,8 @@ RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const 
     scale_llama3(s, inv_freq);
   } else if (s.type == "yarn") {
     params.attention_scale = static_cast<float>(scale_yarn(s, inv_freq));
+  } else if (s.type == "factors") {
+    divide_by_factors(s, inv_freq);
   } else if (s.type != "default") {
     fail(ErrorKind::unsupported,
          fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn", where(),

@@ -43,6 +43,14 @@ WeightStore WeightStore::open(const fs::path& dir_or_file) {
   return store;
 }
 
+WeightStore WeightStore::of(fs::path path, CheckpointIndex index, Makers makers) {
+  WeightStore store;
+  store.path_ = std::move(path);
+  store.index_ = std::move(index);
+  store.makers_ = std::move(makers);
+  return store;
+}
+
 const TensorInfo* WeightStore::find(const std::string& name) const {
   const auto it = index_.tensors.find(name);
   return it == index_.tensors.end() ? nullptr : &it->second;
@@ -51,7 +59,12 @@ const TensorInfo* WeightStore::find(const std::string& name) const {
 ConstTensorView WeightStore::get(const std::string& name) const {
   const TensorInfo* t = find(name);
   if (!t) fail(ErrorKind::checkpoint, path_.string() + ": tensor '" + name + "' is missing");
-  return index_.view(*t);
+  const auto maker = makers_.find(name);
+  if (maker == makers_.end()) return index_.view(*t);
+  const std::lock_guard lock(*making_);
+  const auto [at, fresh] = made_.try_emplace(name);
+  if (fresh) at->second = maker->second();
+  return at->second;
 }
 
 ConstTensorView WeightStore::expect(const std::string& name, std::initializer_list<DType> dtypes,

@@ -1,7 +1,12 @@
 #pragma once
-// WeightStore: tensor name -> view into mapped files. Never converts and never copies.
+// WeightStore: tensor name -> view into mapped files, without conversion or copy; tensors that are not stored
+// as they are wanted (blocks of GGUF) are made when they are first asked for, and then kept.
 #include <filesystem>
+#include <functional>
 #include <initializer_list>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,6 +18,10 @@ class WeightStore {
  public:
   // Probes the containers, reads headers only, maps the files. Refuses pickled checkpoints with the way out.
   static WeightStore open(const std::filesystem::path& dir_or_file);
+
+  // The tensors of `index`; those in `makers` (by name) are made by a call instead of viewed.
+  using Makers = std::map<std::string, std::function<Tensor()>>;
+  static WeightStore of(std::filesystem::path path, CheckpointIndex index, Makers makers);
 
   bool has(const std::string& name) const { return index_.tensors.count(name) > 0; }
   const TensorInfo* find(const std::string& name) const;
@@ -26,6 +35,9 @@ class WeightStore {
  private:
   std::filesystem::path path_;
   CheckpointIndex index_;
+  Makers makers_;
+  mutable std::map<std::string, Tensor> made_;
+  std::unique_ptr<std::mutex> making_ = std::make_unique<std::mutex>();  // guards made_
 };
 
 }  // namespace fewbit

@@ -52,6 +52,9 @@ struct Method {
   Needs needs;
   Grids grids{};
   MethodResult (*quantize)(Exec&, const LinearJob&);
+  // Every weight is rounded for itself: the encoder of a block format, which rounds to its own grid, may take
+  // the place of `quantize`.
+  bool rounds_alone = false;
 };
 
 const std::vector<const Method*>& methods();

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/quant/gguf_output.h"
 #include "src/quant/model_card.h"
 
 namespace fewbit {
@@ -52,7 +53,7 @@ void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& jo
   }
   const auto writer = container_safetensors.create(dir, WriterOptions{.shard_bytes = shard_bytes});
   for (const auto& [name, info] : c.store.index().tensors)
-    if (!replaced.count(name)) writer->add(name, c.store.index().view(info));
+    if (!replaced.count(name)) writer->add(name, c.store.get(name));
   for (const CheckpointIndex& block : blocks)
     for (const auto& [name, info] : block.tensors) writer->add(name, block.view(info));
   writer->finish();
@@ -72,6 +73,14 @@ void write_config(const Checkpoint& c, const QuantPlan& plan, const fs::path& di
   write_text(dir / "config.json", config.dump(2) + "\n");
 }
 
+// A model that is one .gguf file has no companions.
+void copy_companions(const fs::path& model, const fs::path& dir) {
+  if (!fs::is_directory(model)) return;
+  for (const auto& entry : fs::directory_iterator(model))
+    if (entry.is_regular_file() && travels(entry.path()))
+      fs::copy_file(entry.path(), dir / entry.path().filename());
+}
+
 }  // namespace
 
 void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const QuantJob& job,
@@ -81,11 +90,12 @@ void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& jou
   fs::remove_all(dir, ec);
   if (!fs::create_directories(dir, ec))
     fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
-  write_tensors(c, plan, journal, dir, job.shard_bytes);
+  if (plan.format->gguf)
+    write_gguf_output(c, plan, journal, dir / "model.gguf");
+  else
+    write_tensors(c, plan, journal, dir, job.shard_bytes);
   write_config(c, plan, dir);
-  for (const auto& entry : fs::directory_iterator(c.dir))
-    if (entry.is_regular_file() && travels(entry.path()))
-      fs::copy_file(entry.path(), dir / entry.path().filename());
+  copy_companions(c.dir, dir);
   write_text(dir / "README.md", model_card(plan, job, report, text_of(c.dir / "README.md")));
   write_text(dir / "quant_report.json", to_json(report));
   if (job.force) fs::remove_all(job.out, ec);

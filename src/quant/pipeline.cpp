@@ -24,6 +24,7 @@
 #include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/hash.h"
+#include "src/quant/block_encoding.h"
 #include "src/quant/learned_rounding.h"
 #include "src/quant/output.h"
 #include "src/quant/rounding.h"
@@ -67,15 +68,14 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
                         const QuantJob& job) {
   Hasher recipes, model;
   for (const PlannedLinear& p : plan.linears) {
-    const std::string line =
-        p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.packing->name));
+    const std::string line = p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.layout()));
     recipes.add(line.data(), line.size());
   }
   recipes.add(&plan.fp8_kv_cache, sizeof plan.fp8_kv_cache);
   model.add(c.config.text().data(), c.config.text().size());
   for (const auto& [name, info] : c.store.index().tensors) {
     // A sample of every tensor: enough to tell two checkpoints apart without reading all of them.
-    const ConstTensorView v = c.store.index().view(info);
+    const ConstTensorView v = c.store.get(name);
     model.add(name.data(), name.size());
     model.add(v.data, static_cast<size_t>(std::min<int64_t>(v.bytes(), 4096)));
   }
@@ -339,18 +339,19 @@ class Run {
         stats = observed(rounding);
         seen = rounding;
       }
-      const auto replace = [&](const QuantizedLinear& q) {
-        if (quantized_)
-          replaced.emplace(def.name, DenseLinear{.weight = values_of(ex_, q, job_.dtype),
-                                                 .bias = {},
-                                                 .input = input_quant(q.spec, q.input_scale)});
+      const auto replace = [&](DenseLinear&& dense) {
+        if (quantized_) replaced.emplace(def.name, std::move(dense));
       };
+      if (p.blocks) {
+        replace({.weight = encoded(def, p, stats ? &*stats : nullptr, restore), .bias = {}, .input = {}});
+        continue;
+      }
       if (restore) {
-        replace(unpack(p));
+        replace(dense_of(unpack(p)));
         continue;
       }
       Coded& coded = quantize(def, p, stats ? &*stats : nullptr, shared);
-      replace(coded.linear);
+      replace(dense_of(coded.linear));
       if (!learning_) pack(coded);
     }
   }
@@ -412,7 +413,7 @@ class Run {
     if (learning_ && p.recipe.learns_rounding())
       coded.weight = std::move(w);
     else
-      timed("measure", [&] { measure(w, coded.linear, stats, coded.record); });
+      timed("measure", [&] { measure_linear(w, coded.linear, stats, coded.record); });
     coded.record.seconds = timer.seconds();
     return coded;
   }
@@ -463,12 +464,13 @@ class Run {
           stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
           gram(ex_, x, stats.gram);
         }
-        measure(c.weight, c.linear, &stats, c.record);
+        measure_linear(c.weight, c.linear, &stats, c.record);
       }
   }
 
   // Turns the final codes into bytes and lets go of them; the record stays.
   void pack(Coded& c) {
+    if (c.plan->blocks) return;  // its bytes are packed already
     timed("pack", [&] {
       for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
         packed_.push_back(std::move(t));
@@ -485,6 +487,37 @@ class Run {
       records.push_back(std::move(c.record));
     }
     timed("write", [&] { journal_.seal(layer, packed_, records); });
+  }
+
+  // The same of a linear that the format's encoder takes (or that a sealed block has): its values on the
+  // device.
+  Tensor encoded(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, bool restore) {
+    if (restore) return on_device(decode_blocks(p, restored()));
+    const Timer timer;
+    const Tensor w = weight_of(p);
+    EncodedBlocks e;
+    timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats); });
+    Coded& coded = coded_.emplace_back();
+    coded.plan = &p;
+    coded.name = def.name;
+    coded.record = {.name = p.linear.name,
+                    .recipe = p.recipe.str(),
+                    .packing = std::string(p.layout()),
+                    .rung = "",
+                    .loss = e.loss,
+                    .loss_rtn = e.loss_plain,
+                    .tokens = stats ? stats->tokens - stats->borrowed : 0,
+                    .hash = e.hash};
+    timed("measure", [&] { measure(w, ex_.to_device(e.values), std::nullopt, stats, coded.record); });
+    packed_.push_back(std::move(e.bytes));
+    coded.record.seconds = timer.seconds();
+    return on_device(e.values);
+  }
+
+  Tensor on_device(const Tensor& host_f32) {
+    Tensor w = ex_.alloc(job_.dtype, host_f32.shape());
+    cast(ex_, ex_.to_device(host_f32), w);
+    return w;
   }
 
   Tensor* rewritten(const PlannedLinear& p) {
@@ -508,11 +541,21 @@ class Run {
     return w;
   }
 
+  // What takes the place of a quantized linear in the quantized stream.
+  DenseLinear dense_of(const QuantizedLinear& q) {
+    if (!quantized_) return {};
+    return {.weight = values_of(ex_, q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
+  }
+
+  void measure_linear(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
+    measure(w, values_of(ex_, q, DType::f32), input_quant(q.spec, q.input_scale), stats, record);
+  }
+
   // Relative error of the output on the calibration data (of the weights where there is none) and SQNR. Where the
   // linear rounds its input, on the first kSampleTokens tokens, run both ways.
-  void measure(const Tensor& w, const QuantizedLinear& q, const InputStats* stats, LinearRecord& record) {
-    const Tensor value = values_of(ex_, q, DType::f32);
-    const Tensor rows = ex_.alloc(DType::f64, {q.out()});
+  void measure(const Tensor& w, const Tensor& value, const std::optional<RowQuant>& rounding,
+               const InputStats* stats, LinearRecord& record) {
+    const Tensor rows = ex_.alloc(DType::f64, {w.rows()});
     const auto total = [&](ConstTensorView b) {
       squared_error(ex_, w, b, rows);
       return sum_f64(ex_, rows);
@@ -521,8 +564,8 @@ class Run {
     record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
     record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
     if (!stats) return;
-    if (stats->sample) {
-      record.rel_error = output_error(w, value, *input_quant(q.spec, q.input_scale), stats->sample);
+    if (rounding && stats->sample) {
+      record.rel_error = output_error(w, value, *rounding, stats->sample);
       return;
     }
     const Tensor zero = ex_.alloc_zeros(DType::f32, w.shape());

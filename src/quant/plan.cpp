@@ -6,10 +6,13 @@
 #include <map>
 #include <set>
 
+#include "formats/gguf/block_codes.h"
+#include "formats/gguf/file.h"
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
 #include "src/quant/block_tape.h"
 #include "src/quant/learned_rounding.h"
+#include "src/model/gguf_writer.h"
 
 namespace fewbit {
 namespace {
@@ -36,6 +39,40 @@ std::string published_note(const PlannedLinear& p) {
     return "";
   if (!s.symmetric) return "zero points: our extension, not read by the published Marlin kernel";
   return "the published Marlin kernel wants 4 bits, out % 256 == 0, in % 128 == 0 and group 128 or one a row";
+}
+
+// Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place.
+void choose_blocks(PlannedLinear& p) {
+  const gguf::BlockType& wanted = *p.recipe.blocks;
+  const gguf::BlockType& type = gguf_type_for(wanted, p.linear.in);
+  if (&type != &wanted)
+    p.note = fmt::format("{} wants K % {} = 0: {} instead", wanted.name, wanted.elements,
+                         type.plain ? "stays as it is" : type.name);
+  if (type.plain) {
+    p.keep = true;
+    return;
+  }
+  p.blocks = &type;
+  p.recipe.blocks = &type;
+  p.recipe.spec = *type.grid;
+  p.out_bytes = gguf::tensor_bytes(type, {p.linear.out, p.linear.in});
+}
+
+// The packing for the codes of a method; the reason where there is none.
+std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) {
+  const QuantSpec& spec = p.recipe.spec;
+  if (p.recipe.blocks && !gguf::has_codes(*p.recipe.blocks))
+    return fmt::format(
+        "{} has scales that the codes of {} do not fit; take rtn or awq, or one of q4_0, q4_1, q5_0, "
+        "q5_1, q8_0",
+        p.recipe.blocks->name, p.recipe.method->name);
+  const bool act_order = p.recipe.act_order == ActOrder::full;
+  std::string why;
+  p.packing = choose_packing(format, spec, p.linear.out, p.linear.in, act_order, &why);
+  if (!p.packing) return why;
+  p.out_bytes = packed_bytes(*p.packing, spec, p.linear.out, p.linear.in, act_order);
+  p.note = published_note(p);
+  return "";
 }
 
 // What transforms need besides: the block in f32, a copy of the states and a Gram matrix for every absorber.
@@ -200,23 +237,24 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     } else if (!p.keep) {
       p.recipe = resolve(r);
       if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
-      if (!r.format.empty() && r.format != base.format)
+      if (p.recipe.format != base.format)
         plan.refusals.push_back({l.name, fmt::format("one checkpoint has one format: {} here, {} elsewhere",
-                                                     r.format, base.format)});
-      const bool act_order = p.recipe.act_order == ActOrder::full;
+                                                     p.recipe.format, base.format)});
       std::string why;
-      p.packing = choose_packing(*plan.format, p.recipe.spec, l.out, l.in, act_order, &why);
-      if (p.packing) {
-        p.out_bytes = packed_bytes(*p.packing, p.recipe.spec, l.out, l.in, act_order);
-        p.note = published_note(p);
+      if (p.recipe.blocks && p.recipe.method->rounds_alone)
+        choose_blocks(p);
+      else
+        why = choose_packing_of(*plan.format, p);
+      if (p.blocks || p.packing) {
         if (p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
           p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
                    std::string(p.recipe.method->name);
         plan.needs = plan.needs | p.recipe.needs();
+        if (p.blocks && p.recipe.effort == Effort::best) plan.needs = plan.needs | Needs::gram;
         replaced.insert(l.name + ".weight");
         bits += 8.0 * static_cast<double>(p.out_bytes);
         weights += static_cast<double>(l.out * l.in);
-      } else {
+      } else if (!p.keep) {
         plan.refusals.push_back({l.name, why});
       }
     }
@@ -225,7 +263,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   plan.out_bytes = copied_bytes(c, replaced);
   if (plan.fp8_kv_cache) plan.out_bytes += c.spec.layers * 2 * bytes_of(DType::f32);
   for (const PlannedLinear& p : plan.linears)
-    if (p.packing) plan.out_bytes += p.out_bytes;
+    if (!p.layout().empty()) plan.out_bytes += p.out_bytes;
   plan.bits_per_weight = weights > 0 ? bits / weights : 0;
   refuse_idle_transforms(c, plan);
   if (plan.format->cannot_describe)

@@ -31,9 +31,13 @@ struct PlannedLinear {
   NamedLinear linear{};
   bool keep = false;
   FullRecipe recipe{};               // unless keep
-  const Packing* packing = nullptr;  // unless keep
+  const Packing* packing = nullptr;  // unless keep, or blocks
+  const gguf::BlockType* blocks = nullptr;  // an encoder of the format fills these in place of the method
   std::string note{};                // "the published Marlin kernel would refuse: …"
   int64_t source_bytes = 0, out_bytes = 0;
+
+  // Name of the bytes that are written: "marlin", "q4_k"; "" where nothing is.
+  std::string_view layout() const { return packing ? packing->name : blocks ? blocks->name : ""; }
 };
 
 struct Refusal {

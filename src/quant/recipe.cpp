@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 
+#include "formats/checkpoint_format.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -107,6 +108,35 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
       f.method = &method(name);
   }
   if (!f.method) f.method = r.grid == Grid::f8_e4m3 ? &method_fp8 : &method_rtn;
+}
+
+// The type that bits and symmetry ask for where none is named.
+std::string_view usual_type(const QuantSpec& spec) {
+  if (spec.bits == 4) return spec.symmetric ? "q4_0" : "q4_1";
+  if (spec.bits == 5) return spec.symmetric ? "q5_0" : "q5_1";
+  if (spec.bits == 6) return "q6_k";
+  if (spec.bits == 8) return "q8_0";
+  fail(ErrorKind::usage, fmt::format("gguf: no type of {} bits is written; 4, 5, 6 or 8", spec.bits));
+}
+
+// The block type of "gguf" or "gguf:TYPE", and the grid that comes with it.
+void choose_blocks(const Recipe& r, FullRecipe& f) {
+  if (r.chooses_precision())
+    fail(ErrorKind::usage, "auto chooses among grids that GGUF's blocks do not have; name a type and a method");
+  const size_t colon = r.format.find(':');
+  f.blocks = &gguf::block_type(colon == std::string::npos ? usual_type(f.spec)
+                                                          : std::string_view(r.format).substr(colon + 1));
+  if (f.blocks->plain)
+    fail(ErrorKind::usage, fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it",
+                                       f.blocks->name, f.blocks->name));
+  const QuantSpec& grid = *f.blocks->grid;
+  if (r.bits.value_or(grid.bits) != grid.bits || r.group.value_or(grid.group) != grid.group ||
+      r.symmetric.value_or(grid.symmetric) != grid.symmetric || f.spec.scale_dtype != DType::f16 ||
+      f.spec.activations != ActQuant::none)
+    fail(ErrorKind::usage,
+         fmt::format("gguf:{} is {} with scales of its own; leave those words out, or name another type",
+                     f.blocks->name, grid.str()));
+  f.spec = grid;
 }
 
 DType scale_from(std::string_view v) {
@@ -375,7 +405,7 @@ FullRecipe resolve(const Recipe& r) {
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   resolve_grid(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
-  f.format = !r.format.empty() ? r.format : default_format(f);
+  f.format = r.format.empty() ? default_format(f) : r.format.substr(0, r.format.find(':'));
   if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
@@ -387,6 +417,10 @@ FullRecipe resolve(const Recipe& r) {
   if (r.migration &&
       std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
     fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
+  if (checkpoint_format(f.format).gguf)
+    choose_blocks(r, f);
+  else if (f.format != r.format && !r.format.empty())
+    fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
   if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
     fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
                                        name_of(f.act_order), f.method->name));
@@ -417,6 +451,7 @@ std::string FullRecipe::str() const {
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
+  if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
   return s;
 }
 

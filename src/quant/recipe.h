@@ -5,6 +5,7 @@
 //   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
+//   rtn format=gguf:q4_k
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/gguf/block_type.h"
 #include "src/quant/method.h"
 #include "src/quant/transform.h"
 
@@ -70,6 +72,7 @@ struct FullRecipe {
   bool fp8_kv_cache = false;
   Migration migration{};
   std::string format;       // "marlin"
+  const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
   std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;      // the published algorithms know no unquantized stream
   // True where codes are moved once more when their block is complete (src/quant/learned_rounding.h): effort

@@ -95,7 +95,7 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
   for (const PlannedLinear& l : p.linears)
     j["linears"].push_back({{"name", l.linear.name},
                             {"recipe", l.keep ? "keep" : l.recipe.str()},
-                            {"packing", l.packing ? Json(l.packing->name) : Json()},
+                            {"packing", l.layout().empty() ? Json() : Json(l.layout())},
                             {"shape", {l.linear.out, l.linear.in}},
                             {"source_bytes", l.source_bytes},
                             {"out_bytes", l.out_bytes},

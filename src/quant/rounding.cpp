@@ -127,7 +127,7 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h) 
   if (in % spec.group != 0)
     fail(ErrorKind::unsupported, fmt::format("linear {}: {} wants inputs in groups of {}, here {}", job.name,
                                              spec.str(), spec.group, in));
-  require_finite(ex, job);
+  require_finite(ex, job.name, job.weight);
   QuantizedLinear q;
   q.spec = spec;
   if (spec.two_level()) q.global_scale = global_scale(std::max(job.shared_absmax, absmax_of(ex, job.weight)));
@@ -183,6 +183,13 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   return result;
 }
 
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight) {
+  if (const int64_t bad = count_nonfinite(ex, weight); bad > 0)
+    fail(ErrorKind::checkpoint, "linear " + linear + ": " + std::to_string(bad) + " of " +
+                                    std::to_string(weight.numel()) +
+                                    " weights are infinite or not a number; the checkpoint is damaged");
+}
+
 void require_job(Exec& ex, const LinearJob& job, Grids grids) {
   const QuantSpec& s = job.spec;
   const bool shape = s.grid == Grid::f8_e4m3 ? s.bits == 8 : s.out_group == 1 && s.bits >= 2 && s.bits <= 8;
@@ -192,14 +199,7 @@ void require_job(Exec& ex, const LinearJob& job, Grids grids) {
                                      (grids.integer && grids.f8 ? " and to " : "") + (grids.f8 ? "FP8" : "") +
                                      ", not to " + s.str());
   FEWBIT_ASSERT(job.spec.group == -1 || job.spec.group > 0);
-  require_finite(ex, job);
-}
-
-void require_finite(Exec& ex, const LinearJob& job) {
-  if (const int64_t bad = count_nonfinite(ex, job.weight); bad > 0)
-    fail(ErrorKind::checkpoint, "linear " + job.name + ": " + std::to_string(bad) + " of " +
-                                    std::to_string(job.weight.numel()) +
-                                    " weights are infinite or not a number; the checkpoint is damaged");
+  require_finite(ex, job.name, job.weight);
 }
 
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec) {

@@ -50,7 +50,8 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job);
 
 // Error{unsupported} where the job's grid is none of `grids`, Error{checkpoint} where a weight is not finite.
 void require_job(Exec& ex, const LinearJob& job, Grids grids);
-void require_finite(Exec& ex, const LinearJob& job);
+// Error{checkpoint} where a weight of this linear is not a number or infinite.
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight);
 
 // Moves the codes to host memory.
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec);

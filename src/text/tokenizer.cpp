@@ -7,8 +7,10 @@
 #include <deque>
 #include <unordered_map>
 
+#include "formats/gguf/locate.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
+#include "src/text/gguf_tokenizer.h"
 #include "src/text/tokenizer_file.h"
 #include "src/text/utf8.h"
 
@@ -74,7 +76,10 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   std::error_code ignored;
   const bool folder = std::filesystem::is_directory(path, ignored);
   auto impl = std::make_unique<Impl>();
-  impl->file = read_tokenizer_file(folder ? path / "tokenizer.json" : path);
+  const std::filesystem::path json = folder ? path / "tokenizer.json" : path;
+  const bool has_json = json.extension() == ".json" && std::filesystem::exists(json, ignored);
+  const auto gguf_file = has_json ? std::nullopt : gguf::locate(path);
+  impl->file = gguf_file ? read_gguf_tokenizer(*gguf_file) : read_tokenizer_file(json);
   const TokenizerFile& f = impl->file;
   for (const auto& [content, id] : f.model.vocab) place_token(impl->token, id, content);
   for (const AddedToken& a : f.added) {

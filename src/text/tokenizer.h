@@ -15,8 +15,8 @@ enum class Special : uint8_t { add, none };  // add what the post-processor adds
 
 class Tokenizer {
  public:
-  // Reads a tokenizer.json (or <dir>/tokenizer.json). Error{io|checkpoint|unsupported} names the key that is
-  // not understood.
+  // Reads a tokenizer.json (or <dir>/tokenizer.json), or the metadata of a .gguf file (or of the one in a
+  // folder without tokenizer.json). Error{io|checkpoint|unsupported} names the key that is not understood.
   static Tokenizer open(const std::filesystem::path& path);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

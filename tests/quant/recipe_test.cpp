@@ -161,5 +161,25 @@ TEST(Recipe, MistakesAreNamed) {
   EXPECT_NE(error_of("gptq rtn").find("chain"), std::string::npos);
 }
 
+TEST(Recipe, AGgufTypeDecidesTheGrid) {
+  const FullRecipe k = resolve(parse_recipe("rtn format=gguf:q4_k"));
+  EXPECT_EQ(k.blocks, &gguf::type_q4_k);
+  EXPECT_EQ(k.format, "gguf");
+  EXPECT_EQ(k.spec, (QuantSpec{.bits = 4, .group = 32, .symmetric = false}));
+  EXPECT_EQ(k.str(), "rtn int4 g32 asym format=gguf:q4_k");
+  EXPECT_EQ(resolve(parse_recipe(k.str())).blocks, k.blocks);
+  EXPECT_EQ(resolve(parse_recipe("gptq format=gguf")).blocks, &gguf::type_q4_0);
+  EXPECT_EQ(resolve(parse_recipe("gptq asym format=gguf")).blocks, &gguf::type_q4_1);
+  EXPECT_EQ(resolve(parse_recipe("rtn int8 format=gguf")).blocks, &gguf::type_q8_0);
+  EXPECT_EQ(resolve(parse_recipe("rtn int6 format=gguf")).blocks, &gguf::type_q6_k);
+  EXPECT_NE(error_of("rtn int3 format=gguf").find("no type of 3 bits"), std::string::npos);
+  EXPECT_NE(error_of("rtn g128 format=gguf:q4_0").find("gguf:q4_0 is int4 g32 sym"), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:q9").find("q5_k"), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:q2_k").find("no GGUF type \"q2_k\" to write"), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:f16").find("convert to gguf:f16"), std::string::npos);
+  EXPECT_NE(error_of("auto format=gguf").find("name a type and a method"), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gptq:q4_0").find("only gguf takes a type"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fewbit::test

@@ -28,4 +28,8 @@ inline constexpr double kRtnSqnrHigh = 19.4;
 inline constexpr double kSlope = 1e-2;  // of a whole block's f32 output along a direction, by differences
 inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
+inline constexpr double kSearchedBlocks = 0.9;   // weighted error of a searched GGUF block against plain rounding
+inline constexpr double kF16Minima = 5e-4;        // GGUF minima against integer zero points
+inline constexpr double kReencodedBlocks = 1e-3;  // values that GGUF blocks decoded to, encoded again
+
 }  // namespace fewbit::tol

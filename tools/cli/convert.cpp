@@ -1,11 +1,14 @@
-// `convert inspect CKPT` and `convert synth --preset NAME OUT`.
+// `convert inspect CKPT`, `convert to FORMAT MODEL OUT` and `convert synth --preset NAME OUT`.
 #include <fmt/format.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
 
+#include "formats/gguf/locate.h"
 #include "formats/recognise.h"
 #include "src/core/strings.h"
 #include "src/model/synth.h"
+#include "src/quant/gguf_output.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {
@@ -14,15 +17,45 @@ namespace {
 struct InspectArgs {
   Common common;
   std::string ckpt;
-  bool tensors = false;
+  bool tensors = false, checksums = false;
 };
+
+// CRC-32 (IEEE 802.3, as in zip files) of a tensor's bytes.
+std::string crc32(ConstTensorView v) {
+  static const std::array<uint32_t, 256> table = [] {
+    std::array<uint32_t, 256> t{};
+    for (uint32_t n = 0; n < 256; ++n) {
+      uint32_t c = n;
+      for (int k = 0; k < 8; ++k) c = (c & 1) ? 0xedb88320u ^ (c >> 1) : c >> 1;
+      t[n] = c;
+    }
+    return t;
+  }();
+  uint32_t crc = 0xffffffffu;
+  const auto* p = static_cast<const uint8_t*>(v.data);
+  for (int64_t i = 0; i < v.bytes(); ++i) crc = table[(crc ^ p[i]) & 255] ^ (crc >> 8);
+  return fmt::format("{:08x}", ~crc);
+}
+
+// Of every weight's values as f32, whatever form the file has them in: two checkpoints that hold the same
+// values show the same sums.
+nlohmann::ordered_json checksums_of(const Checkpoint& c) {
+  nlohmann::ordered_json sums;
+  for (const NamedDense& t : dense_tensors_of(c.spec))
+    sums[t.name] = crc32(float_values(c.store.get(t.name)));
+  for (const NamedLinear& l : linears_of(c.spec)) sums[l.name + ".weight"] = crc32(c.values(l));
+  return sums;
+}
+
+// The type of a tensor as the file has it.
+std::string_view type_of(const TensorInfo& t) { return t.stored.empty() ? name_of(t.dtype) : t.stored; }
 
 nlohmann::ordered_json json_of(const CheckpointIndex& index) {
   auto list = nlohmann::ordered_json::array();
   for (const auto& [name, t] : index.tensors) {
     const auto dims = t.shape.dims();
     list.push_back({{"name", name},
-                    {"dtype", name_of(t.dtype)},
+                    {"dtype", type_of(t)},
                     {"shape", std::vector<int64_t>(dims.begin(), dims.end())},
                     {"bytes", t.bytes}});
   }
@@ -32,7 +65,7 @@ nlohmann::ordered_json json_of(const CheckpointIndex& index) {
 std::string table_of(const CheckpointIndex& index) {
   std::string table;
   for (const auto& [name, t] : index.tensors)
-    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, name_of(t.dtype), t.shape.str(),
+    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, type_of(t), t.shape.str(),
                          human_bytes(t.bytes));
   return table;
 }
@@ -59,7 +92,7 @@ void inspect_file(const InspectArgs& a) {
 }
 
 void run_inspect(const InspectArgs& a) {
-  if (std::filesystem::is_regular_file(a.ckpt)) return inspect_file(a);
+  if (std::filesystem::is_regular_file(a.ckpt) && !gguf::locate(a.ckpt)) return inspect_file(a);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.ckpt));
   const int64_t parameters = parameter_count(c.spec);
   nlohmann::ordered_json j = {{"format", c.format},
@@ -71,14 +104,49 @@ void run_inspect(const InspectArgs& a) {
   std::map<std::string, int> kinds;
   for (const auto& [name, f] : c.quantization.linears)
     ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
+  for (const auto& [name, t] : c.store.index().tensors)
+    if (!t.stored.empty() && t.dtype != DType::u8) ++kinds[fmt::format("{} (decoded)", t.stored)];
   for (const auto& [kind, n] : kinds) j["quantized"][kind] = n;
+  if (a.checksums) j["checksums"] = checksums_of(c);
   std::string s =
       fmt::format("{}: {}, format {}, {} parameters, {} in {} tensors and {} files\n", c.dir.string(),
                   c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
                   c.store.index().tensors.size(), c.store.index().files.size());
   for (const auto& [kind, n] : kinds) s += fmt::format("  {} linears: {}\n", n, kind);
+  if (a.checksums)
+    for (const auto& [name, sum] : j["checksums"].items())
+      s += fmt::format("  {} {}\n", sum.get<std::string>(), name);
   say(a.common, s + describe(c.spec) + (a.tensors ? table_of(c.store.index()) : ""));
   write_json(a.common, j.dump(1) + "\n");
+}
+
+struct ToArgs {
+  Common common;
+  std::string format, model, out;
+};
+
+// OUT is a .gguf file, or a folder that gets model.gguf.
+void run_to(const ToArgs& a) {
+  const size_t colon = a.format.find(':');
+  if (!checkpoint_format(a.format.substr(0, colon)).gguf)
+    fail(ErrorKind::usage, fmt::format("convert to {}: only gguf and gguf:TYPE are written", a.format));
+  const gguf::BlockType* type =
+      colon == std::string::npos ? nullptr : &gguf::block_type(std::string_view(a.format).substr(colon + 1));
+  const std::filesystem::path out = a.out;
+  if (std::filesystem::exists(out))
+    fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
+  const Checkpoint c = Checkpoint::open(a.model);
+  const bool folder = out.extension() != ".gguf";
+  const std::filesystem::path file = folder ? out / "model.gguf" : out;
+  if (folder) std::filesystem::create_directories(out);
+  convert_to_gguf(c, file, type);
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
+  say(a.common, fmt::format("{}: {} as {}\n", file.string(), human_bytes(bytes), a.format));
+  write_json(a.common,
+             nlohmann::ordered_json{
+                 {"format", a.format}, {"model", a.model}, {"out", file.string()}, {"bytes", bytes}}
+                     .dump(1) +
+                 "\n");
 }
 
 struct SynthArgs {
@@ -119,6 +187,16 @@ void add_convert_commands(CLI::App& app) {
   inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
   add_common(*inspect, i->common);
   inspect->callback([i] { run_inspect(*i); });
+  inspect->add_flag("--checksums", i->checksums, "CRC-32 of every weight's values as float32, decoded");
+  const auto t = std::make_shared<ToArgs>();
+  CLI::App* to = app.add_subcommand("to", "Write a checkpoint in another format");
+  to->add_option("FORMAT", t->format,
+                 "gguf (packed codes as they are), or gguf:TYPE (every linear in that type)")
+      ->required();
+  to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
+  to->add_option("OUT", t->out, "A .gguf file, or a folder for model.gguf")->required();
+  add_common(*to, t->common);
+  to->callback([t] { run_to(*t); });
   const auto s = std::make_shared<SynthArgs>();
   std::string presets;
   for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);

@@ -59,7 +59,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
   app.add_option("--format", a.format,
                  "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
-                 "--kv-cache)");
+                 "--kv-cache); gguf:TYPE chooses GGUF's blocks");
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
@@ -153,7 +153,7 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) 
                      p.keep            ? "keep"
                      : p.recipe.method ? p.recipe.str()
                                        : "-",
-                     p.packing ? p.packing->name : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
+                     !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
                      human_bytes(p.out_bytes));
     if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end())
       notes.push_back(p.note);
@@ -286,6 +286,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
+  if (!std::filesystem::is_directory(c.dir) && !plan.format->gguf)
+    job.note += (job.note.empty() ? "" : "; ") + std::string("MODEL is a .gguf file: OUT gets no tokenizer files");
   const QuantReport report = run_pipeline(ex, c, plan, windows, job);
   progress.update("done", 1);
   say(a.common, summary(report));

@@ -39,6 +39,7 @@ constinit const Method method_rtn = {.name = "rtn",
                                      .summary = "round to nearest, scales searched",
                                      .needs = Needs::nothing,
                                      .grids = {.f4 = true},
-                                     .quantize = quantize};
+                                     .quantize = quantize,
+                                     .rounds_alone = true};
 
 }  // namespace fewbit

@@ -1,0 +1,105 @@
+#include "formats/gguf/block_search.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fewbit::gguf {
+namespace {
+
+constexpr int kCandidates = 32;
+// Candidate scales relative to the one that just covers the range: a smaller scale clips the extremes.
+constexpr float kLeast = 0.80f, kMost = 1.10f;
+
+int nearest(float v, int low, int high) {
+  return static_cast<int>(std::lrintf(std::clamp(v, static_cast<float>(low), static_cast<float>(high))));
+}
+
+struct Sums {  // weighted sums over a block
+  double w = 0, x = 0, c = 0, cc = 0, xc = 0, xx = 0;
+};
+
+// The least-squares scale and minimum of given codes; `error` receives what they leave.
+Affine fit(const Sums& s, MinSign sign, double* error) {
+  const double det = s.w * s.cc - s.c * s.c;
+  double scale = 0, min = 0;
+  if (det > 0) {
+    scale = (s.w * s.xc - s.x * s.c) / det;
+    min = (s.cc * s.x - s.c * s.xc) / det;
+  }
+  if (det <= 0 || (sign == MinSign::not_positive && min > 0)) {
+    min = 0;
+    scale = s.cc > 0 ? s.xc / s.cc : 0;
+  }
+  *error =
+      s.xx - 2 * (scale * s.xc + min * s.x) + scale * scale * s.cc + 2 * scale * min * s.c + min * min * s.w;
+  return {static_cast<float>(scale), static_cast<float>(min)};
+}
+
+}  // namespace
+
+Affine search_affine(const float* x, const float* weight, int n, int top, MinSign sign) {
+  auto [low, high] = std::minmax_element(x, x + n);
+  const float min = sign == MinSign::not_positive ? std::min(*low, 0.f) : *low;
+  const float range = *high - min;
+  if (!(range > 0)) return {0, min};
+  Affine best{range / static_cast<float>(top), min};
+  double least = HUGE_VAL;
+  for (int t = 0; t <= kCandidates; ++t) {
+    const float scale = range / static_cast<float>(top) * (kLeast + (kMost - kLeast) * t / kCandidates);
+    const float inverse = 1 / scale;
+    Sums s;
+    for (int i = 0; i < n; ++i) {
+      const double c = nearest((x[i] - min) * inverse, 0, top), w = weight[i], wx = w * x[i];
+      s.w += w;
+      s.x += wx;
+      s.c += w * c;
+      s.cc += w * c * c;
+      s.xc += wx * c;
+      s.xx += wx * x[i];
+    }
+    double error = 0;
+    const Affine found = fit(s, sign, &error);
+    if (error < least && found.scale > 0) {
+      least = error;
+      best = found;
+    }
+  }
+  return best;
+}
+
+float search_symmetric(const float* x, const float* weight, int n, int low, int high) {
+  float largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  if (!(largest > 0)) return 0;
+  float best = largest / static_cast<float>(-low);
+  double most = -1;  // what a candidate takes off the energy: (sum w x c)^2 / sum w c^2
+  for (const float sign : {-1.f, 1.f}) {
+    for (int t = 0; t <= kCandidates; ++t) {
+      const float scale = largest / static_cast<float>(-low) * (kLeast + (kMost - kLeast) * t / kCandidates);
+      const float inverse = sign / scale;
+      double xc = 0, cc = 0;
+      for (int i = 0; i < n; ++i) {
+        const double c = nearest(x[i] * inverse, low, high), wc = weight[i] * c;
+        xc += wc * x[i];
+        cc += wc * c;
+      }
+      if (cc > 0 && xc * xc / cc > most) {
+        most = xc * xc / cc;
+        best = static_cast<float>(xc / cc);
+      }
+    }
+  }
+  return best;
+}
+
+void affine_codes(const float* x, int n, Affine a, int top, int* codes) {
+  const float inverse = a.scale != 0 ? 1 / a.scale : 0;
+  for (int i = 0; i < n; ++i) codes[i] = nearest((x[i] - a.min) * inverse, 0, top);
+}
+
+void symmetric_codes(const float* x, int n, float scale, int low, int high, int* codes) {
+  const float inverse = scale != 0 ? 1 / scale : 0;
+  for (int i = 0; i < n; ++i) codes[i] = nearest(x[i] * inverse, low, high);
+}
+
+}  // namespace fewbit::gguf

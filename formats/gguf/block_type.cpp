@@ -1,0 +1,109 @@
+// The registry of GGUF's types, and whole tensors to and from blocks.
+#include "formats/gguf/block_type.h"
+
+#include <string>
+
+#include "src/core/half.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::gguf {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 4;
+
+// Importance of every value of a row where nothing is known of the inputs.
+void weights_from_values(const float* x, int64_t cols, float* weight) {
+  double squares = 0;
+  for (int64_t i = 0; i < cols; ++i) squares += static_cast<double>(x[i]) * x[i];
+  const auto mean = static_cast<float>(squares / static_cast<double>(cols));
+  for (int64_t i = 0; i < cols; ++i) weight[i] = mean > 0 ? mean + x[i] * x[i] : 1;
+}
+
+// Dead inputs keep a trace of weight, so that their codes stay sensible.
+std::vector<float> weights_from(ConstTensorView importance) {
+  const float* h = importance.as<float>();
+  double sum = 0;
+  for (int64_t i = 0; i < importance.numel(); ++i) sum += h[i];
+  const auto mean = static_cast<float>(sum / static_cast<double>(importance.numel()));
+  std::vector<float> weight(static_cast<size_t>(importance.numel()), 1.f);
+  if (mean > 0)
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = std::max(h[i] / mean, 1e-6f);
+  return weight;
+}
+
+}  // namespace
+
+const std::vector<const BlockType*>& block_types() {
+  static const std::vector<const BlockType*> all = {
+#define FEWBIT_GGUF_TYPE(id) &type_##id,
+#include "formats/gguf/types.def"
+#undef FEWBIT_GGUF_TYPE
+  };
+  return all;
+}
+
+const BlockType* find_block_type(uint32_t id) {
+  for (const BlockType* t : block_types())
+    if (t->id == id) return t;
+  return nullptr;
+}
+
+const BlockType& block_type(std::string_view name) {
+  std::string known;
+  for (const BlockType* t : block_types()) {
+    if (!t->encode && t->plain != DType::f32 && t->plain != DType::f16 && t->plain != DType::bf16) continue;
+    if (t->name == name) return *t;
+    known += ' ';
+    known += t->name;
+  }
+  fail(ErrorKind::usage, "no GGUF type \"" + std::string(name) + "\" to write; known:" + known);
+}
+
+const BlockType& block_type_of(DType plain) {
+  for (const BlockType* t : block_types())
+    if (t->plain == plain) return *t;
+  fail(ErrorKind::unsupported, "GGUF has no tensors of type " + std::string(name_of(plain)));
+}
+
+int64_t row_bytes(const BlockType& t, int64_t cols) {
+  FEWBIT_ASSERT(cols % t.elements == 0);
+  return cols / t.elements * t.bytes;
+}
+
+Tensor decode(const BlockType& t, ConstTensorView blocks, int64_t cols) {
+  FEWBIT_ASSERT(t.decode && blocks.dtype == DType::u8 && blocks.cols() == row_bytes(t, cols));
+  Tensor values = Tensor::host(DType::f32, {blocks.rows(), cols});
+  parallel_for(blocks.rows(), kRowsAtOnce, [&](int64_t begin, int64_t end) {
+    const uint8_t* from = blocks.as<uint8_t>() + begin * blocks.cols();
+    for (float* to = values.as<float>() + begin * cols; to < values.as<float>() + end * cols;
+         to += t.elements, from += t.bytes)
+      t.decode(from, to);
+  });
+  return values;
+}
+
+Tensor encode(const BlockType& t, ConstTensorView values, ConstTensorView importance, Encoder encoder) {
+  const int64_t cols = values.cols();
+  FEWBIT_ASSERT(t.encode && values.dtype == DType::f32);
+  FEWBIT_ASSERT(!importance.data || (importance.dtype == DType::f32 && importance.numel() == cols));
+  const std::vector<float> given = importance.data ? weights_from(importance) : std::vector<float>();
+  Tensor blocks = Tensor::host(DType::u8, {values.rows(), row_bytes(t, cols)});
+  parallel_for(values.rows(), kRowsAtOnce, [&](int64_t begin, int64_t end) {
+    std::vector<float> own(static_cast<size_t>(cols));
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = values.as<float>() + row * cols;
+      uint8_t* to = blocks.as<uint8_t>() + row * blocks.cols();
+      if (given.empty()) weights_from_values(x, cols, own.data());
+      const float* weight = given.empty() ? own.data() : given.data();
+      for (int64_t i = 0; i < cols; i += t.elements, to += t.bytes) {
+        if (encoder == Encoder::plain)
+          t.encode_plain(x + i, to);
+        else
+          t.encode(x + i, weight + i, to);
+      }
+    }
+  });
+  return blocks;
+}
+
+}  // namespace fewbit::gguf

@@ -1,0 +1,223 @@
+"""Reads a .gguf file with gguf-py and with llama.cpp; run by gguf_check.py inside its virtual environment.
+
+  gguf_worker.py checksums FILE              CRC-32 of every tensor as gguf-py decodes it, under the model's own names
+  gguf_worker.py perplexity FILE TEXT CONTEXT WINDOWS IDS    llama.cpp; writes the windows' ids to IDS (safetensors)
+  gguf_worker.py quantize FILE OUT FTYPE      llama.cpp's own quantizer; FTYPE is its number of the mix
+
+Each prints one JSON object.
+"""
+import ctypes
+import glob
+import importlib.util
+import json
+import os
+import struct
+import sys
+import zlib
+
+import numpy as np
+
+# --- gguf-py ------------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+
+def model_name(name):
+    if name in ENDS:
+        return ENDS[name]
+    _, layer, part, suffix = name.split(".")
+    return f"model.layers.{layer}.{NAMES[part]}.{suffix}"
+
+
+def unpaired(values, heads):
+    """Rows of a llama's q and k from neighbouring pairs back to halves of a head."""
+    rows, rest = values.shape[0], values.shape[1:]
+    half = rows // heads // 2
+    return values.reshape(heads, half, 2, *rest).swapaxes(1, 2).reshape(rows, *rest)
+
+
+def checksums(path):
+    from gguf import GGUFReader, quants
+
+    reader = GGUFReader(path)
+    number = lambda key: int(reader.fields[key].parts[reader.fields[key].data[0]][0])
+    arch = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}
+    sums = {}
+    for t in reader.tensors:
+        if t.name == "rope_freqs.weight":
+            continue
+        values = quants.dequantize(t.data, t.tensor_type).reshape([int(d) for d in t.shape[::-1]])
+        part = t.name.split(".")[2] if t.name.startswith("blk.") else ""
+        if arch == "llama" and part in heads:
+            values = unpaired(values, number(f"llama.attention.{heads[part]}"))
+        data = np.ascontiguousarray(values, dtype="<f4").tobytes()
+        sums[model_name(t.name)] = f"{zlib.crc32(data):08x}"
+    return sums
+
+
+# --- llama.cpp ----------------------------------------------------------------------------------------------------
+
+
+class Params(ctypes.Structure):
+    """Settings structs of llama.h travel in memory, so that a larger block of bytes may stand for them."""
+
+    _fields_ = [("words", ctypes.c_uint32 * 256)]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.POINTER(ctypes.c_float)),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    ]
+
+
+def library():
+    """llama.cpp's C interface, from the library that the xllamacpp wheel brings."""
+    package = os.path.dirname(importlib.util.find_spec("xllamacpp").origin)
+    return ctypes.CDLL(glob.glob(os.path.join(package, "*.so"))[0])
+
+
+def quantize(path, out, ftype):
+    lib = library()
+    if not hasattr(lib, "llama_model_quantize"):
+        raise SystemExit("SKIPPED: this build of llama.cpp has no quantizer")
+    lib.llama_model_quantize_default_params.restype = Params
+    lib.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(Params)]
+    lib.llama_model_quantize.restype = ctypes.c_uint32
+    silence = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+    lib.llama_log_set(silence, None)
+    settings = lib.llama_model_quantize_default_params()
+    settings.words[1] = ftype  # behind nthread
+    if lib.llama_model_quantize(path.encode(), out.encode(), ctypes.byref(settings)) != 0:
+        raise SystemExit(f"llama.cpp does not quantize {path}")
+    return {"bytes": os.path.getsize(out)}
+
+
+class Llama:
+    """A model behind llama.cpp's C interface."""
+
+    def __init__(self, path, context):
+        self.lib = lib = library()
+        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+        for name, result, arguments in [
+            ("llama_log_set", None, [pointer, pointer]),
+            ("llama_model_default_params", Params, []),
+            ("llama_context_default_params", Params, []),
+            ("llama_model_load_from_file", pointer, [text, Params]),
+            ("llama_init_from_model", pointer, [pointer, Params]),
+            ("llama_model_get_vocab", pointer, [pointer]),
+            ("llama_vocab_n_tokens", ctypes.c_int32, [pointer]),
+            ("llama_vocab_bos", ctypes.c_int32, [pointer]),
+            ("llama_vocab_get_add_bos", ctypes.c_bool, [pointer]),
+            ("llama_tokenize", ctypes.c_int32, [pointer, text, ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool]),
+            ("llama_batch_init", Batch, [ctypes.c_int32] * 3),
+            ("llama_get_memory", pointer, [pointer]),
+            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
+            ("llama_decode", ctypes.c_int32, [pointer, Batch]),
+            ("llama_get_logits", ctypes.POINTER(ctypes.c_float), [pointer]),
+        ]:
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+        self.silence = ctypes.CFUNCTYPE(None, ctypes.c_int, text, pointer)(lambda *_: None)
+        lib.llama_log_set(ctypes.cast(self.silence, pointer), None)
+        self.model = lib.llama_model_load_from_file(path.encode(), lib.llama_model_default_params())
+        if not self.model:
+            raise SystemExit(f"llama.cpp does not load {path}")
+        settings = lib.llama_context_default_params()
+        if list(settings.words[:3]) != [512, 2048, 512]:  # n_ctx, n_batch, n_ubatch
+            raise SystemExit("llama_context_params has another layout than expected")
+        settings.words[0] = context
+        self.context = lib.llama_init_from_model(self.model, settings)
+        if not self.context:
+            raise SystemExit(f"llama.cpp makes no context for {path}")
+        self.vocab = lib.llama_model_get_vocab(self.model)
+        self.tokens = lib.llama_vocab_n_tokens(self.vocab)
+        self.bos = lib.llama_vocab_bos(self.vocab)
+        self.adds_bos = lib.llama_vocab_get_add_bos(self.vocab)
+        self.batch = lib.llama_batch_init(context, 0, 1)
+
+    def tokenize(self, text):
+        data = text.encode()
+        ids = (ctypes.c_int32 * (len(data) + 8))()
+        count = self.lib.llama_tokenize(self.vocab, data, len(data), ids, len(ids), True, True)
+        return list(ids[:count])
+
+    def losses(self, ids):
+        """-log p of ids[1:], each given those before it."""
+        for i, token in enumerate(ids):
+            self.batch.token[i], self.batch.pos[i] = token, i
+            self.batch.n_seq_id[i], self.batch.seq_id[i][0], self.batch.logits[i] = 1, 0, 1
+        self.batch.n_tokens = len(ids)
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        if self.lib.llama_decode(self.context, self.batch) != 0:
+            raise SystemExit("llama_decode failed")
+        logits = np.ctypeslib.as_array(self.lib.llama_get_logits(self.context), (len(ids), self.tokens))[:-1].astype(np.float64)
+        top = logits.max(axis=1)
+        total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+        return total - logits[np.arange(len(ids) - 1), ids[1:]]
+
+
+def write_ids(path, windows):
+    data = np.asarray(windows, dtype="<i4")
+    header = json.dumps({"input_ids": {"dtype": "I32", "shape": list(data.shape), "data_offsets": [0, data.nbytes]}})
+    header += " " * (-len(header) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header.encode() + data.tobytes())
+
+
+def perplexity(path, text, context, windows, ids_path):
+    """llama.cpp's protocol: windows without overlap, BOS in place of each first token, the second half scored; and
+    the mean over all predicted tokens of the same windows."""
+    llama = Llama(path, context)
+    with open(text, encoding="utf-8") as f:
+        ids = llama.tokenize(f.read())
+    cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)][:windows]
+    if llama.adds_bos:
+        cut = [[llama.bos] + w[1:] for w in cut]
+    write_ids(ids_path, cut)
+    losses = [llama.losses(w) for w in cut]
+    half = context // 2
+    return {
+        "tokens": ids[:1024],
+        "plain": float(np.exp(np.mean(np.concatenate(losses)))),
+        "own": float(np.exp(np.mean(np.concatenate([l[half:] for l in losses])))),
+    }
+
+
+def main():
+    command, path = sys.argv[1:3]
+    if command == "checksums":
+        result = checksums(path)
+    elif command == "quantize":
+        result = quantize(path, sys.argv[3], int(sys.argv[4]))
+    else:
+        text, context, windows, ids = sys.argv[3:]
+        result = perplexity(path, text, int(context), int(windows), ids)
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+#include "src/model/gguf_checkpoint.h"
+
+#include <atomic>
+#include <cstring>
+#include <set>
+
+#include "formats/gguf/block_codes.h"
+#include "formats/gguf/file.h"
+#include "src/core/parallel.h"
+#include "src/core/strings.h"
+#include "src/model/archs.h"
+#include "src/model/gguf_config.h"
+#include "src/model/gguf_names.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+using gguf::FileTensor;
+
+constexpr const char* kRopeFactors = "rope_freqs.weight";
+
+bool is_float(const gguf::BlockType& t) {
+  return t.plain == DType::f32 || t.plain == DType::f16 || t.plain == DType::bf16;
+}
+
+// Turns the tensors of the file into those of the model.
+class Assembly {
+ public:
+  Assembly(const fs::path& path, MappedFile file, const gguf::File& parsed) : where_(path.string()) {
+    index_.files.push_back(std::move(file));
+    for (const FileTensor& t : parsed.tensors) found_[t.name] = &t;
+    for (const auto& [key, value] : parsed.metadata.values())
+      if (const auto* text = std::get_if<std::string>(&value)) index_.metadata[key] = *text;
+  }
+
+  void take(const GgufTensor& g) {
+    expected_.insert(g.name);
+    const auto it = found_.find(g.name);
+    if (it == found_.end()) return complain(g.name, "expected " + g.shape().str() + ", found nothing");
+    const FileTensor& t = *it->second;
+    if (!(t.shape == g.shape()))
+      return complain(g.name, "expected shape " + g.shape().str() + ", found " + t.shape.str());
+    if (t.type->plain && !is_float(*t.type))
+      return complain(g.name, "expected f32, f16, bf16 or blocks, found " + std::string(t.type->name));
+    const int64_t bytes = t.bytes / static_cast<int64_t>(g.parts.size());
+    for (size_t i = 0; i < g.parts.size(); ++i)
+      add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
+  }
+
+  // What no part of the model reads would be left out silently.
+  void refuse_unknown() {
+    expected_.insert(kRopeFactors);
+    for (const auto& [name, t] : found_)
+      if (!expected_.count(name)) complain(name, "is no tensor of this architecture");
+  }
+
+  const std::vector<std::string>& complaints() const { return complaints_; }
+  QuantizationSummary& quantization() { return quantization_; }
+  WeightStore store(const fs::path& path) {
+    return WeightStore::of(path, std::move(index_), std::move(makers_));
+  }
+
+ private:
+  void complain(const std::string& tensor, const std::string& what) {
+    complaints_.push_back(where_ + ": tensor '" + tensor + "': " + what);
+  }
+  static std::string linear_of(const std::string& weight) { return weight.substr(0, weight.rfind('.')); }
+
+  void add(const GgufTensor& g, const FileTensor& t, const std::string& name, int64_t begin, int64_t bytes) {
+    TensorInfo info{name, DType::f32, g.part, 0, begin, bytes};
+    const gguf::BlockType& type = *t.type;
+    if (type.plain) {
+      info.dtype = *type.plain;
+      if (g.paired_heads > 0)
+        makers_[name] = [v = index_.view(info), heads = g.paired_heads] { return rows_from_gguf(v, heads); };
+      index_.tensors[name] = info;
+      return;
+    }
+    const int64_t cols = g.part[-1];
+    const ConstTensorView stored{index_.files[0].bytes().data() + begin,
+                                 DType::u8,
+                                 {g.part.numel() / cols, gguf::row_bytes(type, cols)},
+                                 {}};
+    const auto rows = [stored, heads = g.paired_heads] {
+      return heads > 0 ? rows_from_gguf(stored, heads) : clone_host(stored);
+    };
+    info.stored = type.name;
+    const Packing* packing = g.linear ? gguf_packing_of(type, stored) : nullptr;
+    if (!packing) {
+      makers_[name] = [rows, &type, cols] { return gguf::decode(type, rows(), cols); };
+      index_.tensors[name] = info;
+      return;
+    }
+    info.name = linear_of(name) + '.' + std::string(type.name);
+    info.dtype = DType::u8;
+    info.shape = stored.shape;
+    if (g.paired_heads > 0) makers_[info.name] = rows;
+    quantization_.linears[linear_of(name)] = {.packing = packing, .spec = *type.grid};
+    index_.tensors[info.name] = info;
+  }
+
+  std::string where_;
+  CheckpointIndex index_;
+  std::map<std::string, const FileTensor*> found_;
+  std::set<std::string> expected_;
+  WeightStore::Makers makers_;
+  QuantizationSummary quantization_;
+  std::vector<std::string> complaints_;
+};
+
+std::vector<float> rope_factors(const gguf::File& parsed, const MappedFile& file) {
+  for (const FileTensor& t : parsed.tensors) {
+    if (t.name != kRopeFactors) continue;
+    if (t.type != &gguf::type_f32 || t.shape.rank() != 1)
+      fail(ErrorKind::checkpoint, file.path().string() + ": tensor '" + t.name +
+                                      "': expected f32 of one dimension, found " + std::string(t.type->name) +
+                                      " " + t.shape.str());
+    std::vector<float> values(static_cast<size_t>(t.shape.numel()));
+    std::memcpy(values.data(), file.bytes().data() + t.begin, static_cast<size_t>(t.bytes));
+    return values;
+  }
+  return {};
+}
+
+}  // namespace
+
+const Packing* gguf_packing_of(const gguf::BlockType& type, ConstTensorView blocks) {
+  if (!gguf::has_codes(type)) return nullptr;
+  const Packing& p = packing("gguf_" + std::string(type.name));
+  if (type.grid->symmetric) return &p;
+  std::atomic<bool> on_grid{true};
+  parallel_for(blocks.bytes() / type.bytes, 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end && on_grid; ++i)
+      if (gguf::zero_point(gguf::load_codes(type, blocks.as<uint8_t>() + i * type.bytes),
+                           type.grid->max_code()) < 0)
+        on_grid = false;
+  });
+  return on_grid ? &p : nullptr;
+}
+
+Checkpoint open_gguf(const fs::path& path) {
+  MappedFile file(path);
+  const gguf::File parsed = gguf::parse(file.bytes(), path.string());
+  ConfigView config = ConfigView::parse(config_from_gguf(parsed, rope_factors(parsed, file)), path.string());
+  ModelSpec spec = build_spec(config);
+  Assembly assembly(path, std::move(file), parsed);
+  for (const GgufTensor& g : gguf_tensors(spec)) assembly.take(g);
+  assembly.refuse_unknown();
+  if (!assembly.complaints().empty()) fail(ErrorKind::checkpoint, join(assembly.complaints(), "\n"));
+  QuantizationSummary quantization = std::move(assembly.quantization());
+  return {path, std::move(config), std::move(spec), assembly.store(path), std::move(quantization), "gguf"};
+}
+
+}  // namespace fewbit

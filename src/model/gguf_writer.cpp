@@ -1,0 +1,119 @@
+#include "src/model/gguf_writer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "src/model/gguf_config.h"
+#include "src/model/gguf_names.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// general.file_type: what most of the linears are, for people.
+struct FileType {
+  const gguf::BlockType* type;
+  uint32_t id;
+};
+constexpr FileType kFileTypes[] = {{&gguf::type_f32, 0},   {&gguf::type_f16, 1},   {&gguf::type_q4_0, 2},
+                                   {&gguf::type_q4_1, 3},  {&gguf::type_q8_0, 7},  {&gguf::type_q5_0, 8},
+                                   {&gguf::type_q5_1, 9},  {&gguf::type_q4_k, 14}, {&gguf::type_q5_k, 16},
+                                   {&gguf::type_q6_k, 18}, {&gguf::type_bf16, 32}};
+
+// "demo-model" of "models/demo-model/" and of "demo-model.gguf".
+std::string name_of(const fs::path& model) {
+  const fs::path absolute = fs::absolute(model).lexically_normal();
+  if (absolute.extension() == ".gguf") return absolute.stem().string();
+  return (absolute.has_filename() ? absolute : absolute.parent_path()).filename().string();
+}
+
+class Writing {
+ public:
+  Writing(const Checkpoint& c, const GgufContents& given) : c_(c), given_(given) {}
+
+  gguf::TensorToWrite tensor(const GgufTensor& g) {
+    const gguf::BlockType& type = type_of(g, g.parts.front());
+    for (const std::string& part : g.parts)
+      if (&type_of(g, part) != &type)
+        fail(ErrorKind::unsupported, g.name + ": GGUF stacks the experts of a layer in one type; found " +
+                                         std::string(type.name) + " and, in " + part + ", " +
+                                         std::string(type_of(g, part).name));
+    if (g.linear) elements_[&type] += g.shape().numel();
+    return {g.name, &type, g.shape(), [this, g, &type] { return bytes(g, type); }};
+  }
+
+  const gguf::BlockType& commonest() const {
+    return *std::max_element(elements_.begin(), elements_.end(), [](const auto& a, const auto& b) {
+              return a.second < b.second;
+            })->first;
+  }
+
+ private:
+  const gguf::BlockType& type_of(const GgufTensor& g, const std::string& part) const {
+    if (const auto it = given_.find(part); it != given_.end()) return *it->second.type;
+    return g.linear || is_matrix(g) ? gguf::block_type_of(c_.store.get(part).dtype) : gguf::type_f32;
+  }
+  // Embedding and head; routers are small and decide much.
+  static bool is_matrix(const GgufTensor& g) {
+    return g.name == "token_embd.weight" || g.name == "output.weight";
+  }
+
+  Tensor content(const std::string& part, const gguf::BlockType& type) const {
+    if (const auto it = given_.find(part); it != given_.end()) return it->second.bytes();
+    const ConstTensorView stored = c_.store.get(part);
+    return stored.dtype == type.plain ? clone_host(stored) : float_values(stored);
+  }
+
+  Tensor bytes(const GgufTensor& g, const gguf::BlockType& type) const {
+    const auto one = [&](const std::string& part) {
+      Tensor t = content(part, type);
+      return g.paired_heads > 0 ? rows_to_gguf(t, g.paired_heads) : std::move(t);
+    };
+    if (g.parts.size() == 1) return one(g.parts.front());
+    const int64_t each = gguf::tensor_bytes(type, g.part);
+    Tensor all = Tensor::host(DType::u8, {static_cast<int64_t>(g.parts.size()), each});
+    for (size_t i = 0; i < g.parts.size(); ++i) {
+      const Tensor part = one(g.parts[i]);
+      FEWBIT_ASSERT(part.bytes() == each);
+      std::memcpy(all.as<uint8_t>() + static_cast<int64_t>(i) * each, part.view().data,
+                  static_cast<size_t>(each));
+    }
+    return all;
+  }
+
+  const Checkpoint& c_;
+  const GgufContents& given_;
+  std::map<const gguf::BlockType*, int64_t> elements_;
+};
+
+}  // namespace
+
+void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& given,
+                const gguf::Metadata& tokenizer) {
+  gguf::Metadata metadata = gguf_metadata(c.config, c.spec);
+  metadata.merge(tokenizer);
+  Writing writing(c, given);
+  std::vector<gguf::TensorToWrite> tensors;
+  for (const GgufTensor& g : gguf_tensors(c.spec)) tensors.push_back(writing.tensor(g));
+  if (const std::vector<float> factors = gguf_rope_factors(c.config, c.spec); !factors.empty()) {
+    const Shape shape{static_cast<int64_t>(factors.size())};
+    tensors.push_back({"rope_freqs.weight", &gguf::type_f32, shape,
+                       [=] { return Tensor::host_from<float>(DType::f32, shape, factors); }});
+  }
+  for (const FileType& t : kFileTypes)
+    if (t.type == &writing.commonest()) metadata.set("general.file_type", t.id);
+  metadata.set("general.name", name_of(c.dir));
+  gguf::write(file, metadata, tensors);
+}
+
+const gguf::BlockType& gguf_type_for(const gguf::BlockType& wanted, int64_t in) {
+  if (in % wanted.elements == 0) return wanted;
+  const gguf::BlockType* simple = &gguf::type_f16;
+  if (&wanted == &gguf::type_q4_k) simple = &gguf::type_q5_0;
+  if (&wanted == &gguf::type_q5_k) simple = &gguf::type_q5_1;
+  if (&wanted == &gguf::type_q6_k) simple = &gguf::type_q8_0;
+  return in % simple->elements == 0 ? *simple : gguf::type_f16;
+}
+
+}  // namespace fewbit

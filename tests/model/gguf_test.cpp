@@ -1,0 +1,218 @@
+// Models as GGUF files: written and read back, tensor by tensor; files that are not of the architecture they
+// claim; blocks that become packed linears and blocks that are decoded.
+#include "src/model/gguf_checkpoint.h"
+
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "formats/gguf/file.h"
+#include "src/core/half.h"
+#include "src/core/strings.h"
+#include "src/model/gguf_config.h"
+#include "src/model/gguf_names.h"
+#include "src/model/gguf_writer.h"
+#include "src/model/synth.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class Op>
+const Op& op_of(const ModelSpec& spec) {
+  for (const BlockOp& op : spec.kinds.front())
+    if (const Op* found = std::get_if<Op>(&op)) return *found;
+  throw std::runtime_error("no such op");
+}
+
+class GgufModel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GgufModel, ComesBackBitForBit) {
+  const std::string folder = std::string("goldens/models/") + GetParam();
+  FEWBIT_NEEDS_REFERENCE(folder);
+  TempDir dir;
+  const Checkpoint before = Checkpoint::open(reference(folder));
+  write_gguf(before, dir / "m.gguf", {}, {});
+  const Checkpoint after = Checkpoint::open(dir.path());
+  EXPECT_EQ(after.format, "gguf");
+  EXPECT_EQ(after.spec.tied(), before.spec.tied());
+  EXPECT_EQ(parameter_count(after.spec), parameter_count(before.spec));
+  EXPECT_EQ(op_of<Norm>(after.spec).eps, op_of<Norm>(before.spec).eps);
+  const RopeParams &a = op_of<Rope>(after.spec).params, &b = op_of<Rope>(before.spec).params;
+  EXPECT_EQ(a.attention_scale, b.attention_scale);
+  ASSERT_EQ(a.inv_freq.size(), b.inv_freq.size());
+  for (size_t i = 0; i < a.inv_freq.size(); ++i)
+    EXPECT_LE(std::fabs(a.inv_freq[i] / b.inv_freq[i] - 1), tol::kF32Op) << i;
+  int compared = 0;
+  for (const NamedDense& t : dense_tensors_of(before.spec)) {
+    EXPECT_EQ(first_difference(to_f32(after.store.get(t.name)), to_f32(before.store.get(t.name))), "")
+        << t.name;
+    ++compared;
+  }
+  for (const NamedLinear& l : linears_of(before.spec)) {
+    EXPECT_EQ(first_difference(after.store.get(l.name + ".weight"), before.store.get(l.name + ".weight")), "")
+        << l.name;
+    ++compared;
+  }
+  EXPECT_GE(compared, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GgufModel,
+                         ::testing::Values("llama", "llama3-ropescaled-tied", "mistral-swa", "qwen2-bias",
+                                           "qwen3-qknorm", "qwen3-moe", "mixtral"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& c : name)
+                             if (c == '-') c = '_';
+                           return name;
+                         });
+
+TEST(GgufNames, LlamaRowsAreInterleavedPerHead) {
+  Tensor rows = Tensor::host(DType::f32, {8, 1});  // two heads of four features
+  for (int i = 0; i < 8; ++i) rows.as<float>()[i] = static_cast<float>(i);
+  const Tensor there = rows_to_gguf(rows, 2);
+  const float expected[] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(there.as<float>()[i], expected[i]) << i;
+  EXPECT_EQ(first_difference(rows_from_gguf(there, 2), rows), "");
+}
+
+TEST(GgufConfig, AWindowCutsTheContext) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/mistral-swa");
+  const Checkpoint c = Checkpoint::open(reference("goldens/models/mistral-swa"));
+  const gguf::Metadata m = gguf_metadata(c.config, c.spec);
+  EXPECT_EQ(m.integer("llama.context_length"), 16);
+  EXPECT_EQ(m.text("general.architecture"), "llama");
+}
+
+// A tiny dense model of the built-in shapes, with blocks for some linears.
+class GgufBlocksModel : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    synthesize(dir_ / "model", {.preset = "tiny"}, {});
+    source_.emplace(Checkpoint::open(dir_ / "model"));
+  }
+  Tensor f32(const std::string& linear) const { return to_f32(source_->store.get(linear + ".weight")); }
+  void write(const std::map<std::string, const gguf::BlockType*>& types, gguf::Encoder encoder) {
+    GgufContents given;
+    for (const auto& [linear, type] : types)
+      given[linear + ".weight"] = {type, [this, linear = linear, type = type, encoder] {
+                                     return gguf::encode(*type, f32(linear), {}, encoder);
+                                   }};
+    write_gguf(*source_, path(), given, {});
+  }
+  fs::path path() const { return dir_ / "m.gguf"; }
+  std::string message(const std::function<void()>& body) const {
+    try {
+      body();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  }
+  TempDir dir_;
+  std::optional<Checkpoint> source_;
+};
+
+constexpr const char* kQ = "model.layers.0.self_attn.q_proj";
+constexpr const char* kV = "model.layers.0.self_attn.v_proj";
+constexpr const char* kUp = "model.layers.1.mlp.up_proj";
+
+TEST_F(GgufBlocksModel, SimpleBlocksArePackedAndOthersDecoded) {
+  write({{kQ, &gguf::type_q4_0}, {kV, &gguf::type_q4_1}, {kUp, &gguf::type_q8_0}}, gguf::Encoder::plain);
+  const Checkpoint c = Checkpoint::open(path());
+  EXPECT_TRUE(c.packed(kQ));
+  EXPECT_FALSE(c.packed(kV));  // float minima
+  EXPECT_TRUE(c.packed(kUp));
+  for (const char* linear : {kQ, kUp}) {  // q's rows are interleaved in the file
+    const Tensor w = f32(linear);
+    const gguf::BlockType& type = linear == kQ ? gguf::type_q4_0 : gguf::type_q8_0;
+    const Tensor expected = gguf::decode(type, gguf::encode(type, w, {}, gguf::Encoder::plain), w.cols());
+    EXPECT_EQ(first_difference(dequantize_reference(c.unpack(linear, w.rows(), w.cols())), expected), "")
+        << linear;
+  }
+  const Tensor v = f32(kV);
+  EXPECT_EQ(
+      first_difference(c.store.get(std::string(kV) + ".weight"),
+                       gguf::decode(gguf::type_q4_1,
+                                    gguf::encode(gguf::type_q4_1, v, {}, gguf::Encoder::plain), v.cols())),
+      "");
+  EXPECT_EQ(c.store.find(std::string(kV) + ".weight")->stored, "q4_1");
+  EXPECT_EQ(c.store.find(std::string(kV) + ".weight")->bytes, v.numel() / 32 * 20);
+}
+
+TEST_F(GgufBlocksModel, AnIntegerGridInQ41IsPacked) {
+  QuantizedLinear q;
+  q.spec = {.group = 32, .symmetric = false};
+  const Tensor v = f32(kV);
+  q.codes = Tensor::host_zeros(DType::u8, v.shape());
+  for (int64_t i = 0; i < v.numel(); ++i) q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(i * 7 % 16);
+  q.scales = Tensor::host(DType::f32, {v.rows(), v.cols() / 32});
+  q.zeros = Tensor::host(DType::u8, q.scales.shape());
+  for (int64_t i = 0; i < q.scales.numel(); ++i) {
+    q.scales.as<float>()[i] = round_to_f16(0.01f + 0.001f * static_cast<float>(i % 13));
+    q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(i % 16);
+  }
+  GgufContents given;
+  given[std::string(kV) + ".weight"] = {&gguf::type_q4_1, [&] {
+                                          PackedLinear p = packing_gguf_q4_1.pack(kV, q);
+                                          return std::move(p.tensors[0].tensor);
+                                        }};
+  write_gguf(*source_, path(), given, {});
+  const Checkpoint c = Checkpoint::open(path());
+  ASSERT_TRUE(c.packed(kV));
+  EXPECT_EQ(content_hash(c.unpack(kV, v.rows(), v.cols())), content_hash(q));
+}
+
+TEST_F(GgufBlocksModel, WhatIsNotOfTheArchitectureIsNamed) {
+  write_gguf(*source_, path(), {}, {});
+  const MappedFile mapped(path());
+  gguf::File f = gguf::parse(mapped.bytes(), path().string());
+  const auto rewritten =
+      [&](const std::function<void(std::vector<gguf::TensorToWrite>&, gguf::Metadata&)>& change) {
+        std::vector<gguf::TensorToWrite> tensors;
+        for (const gguf::FileTensor& t : f.tensors)
+          tensors.push_back({t.name, t.type, t.shape, [&mapped, t] {
+                               Tensor bytes = Tensor::host(DType::u8, {t.bytes});
+                               std::copy_n(mapped.bytes().data() + t.begin, t.bytes, bytes.as<uint8_t>());
+                               return bytes;
+                             }});
+        gguf::Metadata m = f.metadata;
+        change(tensors, m);
+        gguf::write(dir_ / "n.gguf", m, tensors);
+        return message([&] { Checkpoint::open(dir_ / "n.gguf"); });
+      };
+  const std::string complaints = rewritten([](auto& t, auto&) {
+    t.back().name = "blk.0.surprise.weight";  // was the head, without which the model is tied
+    t[1].name = "blk.0.attn_nrom.weight";
+  });
+  EXPECT_EQ(split(complaints, '\n').size(), 3u) << complaints;
+  EXPECT_NE(complaints.find("'blk.0.surprise.weight': is no tensor of this architecture"), std::string::npos);
+  EXPECT_NE(complaints.find("'blk.0.attn_norm.weight': expected [128], found nothing"), std::string::npos);
+  EXPECT_NE(rewritten([](auto&, auto& m) {
+              m.set("general.architecture", std::string("mamba"));
+            }).find("\"mamba\""),
+            std::string::npos);
+  EXPECT_NE(rewritten([](auto&, auto& m) {
+              m.set("llama.rope.scaling.type", std::string("longrope"));
+            }).find("supported: none, linear, yarn"),
+            std::string::npos);
+  EXPECT_NE(rewritten([](auto&, auto& m) {
+              m.set("llama.block_count", std::string("two"));
+            }).find("llama.block_count: expected an integer, found string"),
+            std::string::npos);
+}
+
+TEST(GgufTypes, FallBackAsLlamaCppDoes) {
+  EXPECT_EQ(&gguf_type_for(gguf::type_q4_k, 512), &gguf::type_q4_k);
+  EXPECT_EQ(&gguf_type_for(gguf::type_q4_k, 384), &gguf::type_q5_0);
+  EXPECT_EQ(&gguf_type_for(gguf::type_q5_k, 384), &gguf::type_q5_1);
+  EXPECT_EQ(&gguf_type_for(gguf::type_q6_k, 384), &gguf::type_q8_0);
+  EXPECT_EQ(&gguf_type_for(gguf::type_q6_k, 100), &gguf::type_f16);
+  EXPECT_EQ(&gguf_type_for(gguf::type_q4_0, 48), &gguf::type_f16);
+}
+
+}  // namespace
+}  // namespace fewbit::test
