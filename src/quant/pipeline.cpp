@@ -9,7 +9,6 @@
 #include <deque>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "formats/kv_scales.h"
@@ -51,11 +50,6 @@ int64_t peak_host_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<int64_t>(usage.ru_maxrss) * 1024;
-}
-
-double sum_f64(Exec& ex, ConstTensorView device) {
-  const Tensor host = ex.to_host(device);
-  return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
 }
 
 // Says that `done` blocks (and a part of the next) are finished.
@@ -558,7 +552,7 @@ class Run {
     const Tensor rows = ex_.alloc(DType::f64, {w.rows()});
     const auto total = [&](ConstTensorView b) {
       squared_error(ex_, w, b, rows);
-      return sum_f64(ex_, rows);
+      return sum_of(ex_, rows);
     };
     const double energy = total({}), error = total(value);
     record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
@@ -571,7 +565,7 @@ class Run {
     const Tensor zero = ex_.alloc_zeros(DType::f32, w.shape());
     const auto output = [&](ConstTensorView b) {
       gram_loss(ex_, w, b, stats->gram, rows);
-      return sum_f64(ex_, rows);
+      return sum_of(ex_, rows);
     };
     const double signal = output(zero);
     record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(value)) / signal) : 0;
@@ -586,9 +580,9 @@ class Run {
     rounded_gemm(ex_, x, rounding, q, {}, rounded);
     const Tensor rows = ex_.alloc(DType::f64, {x.rows()});
     squared_error(ex_, full, {}, rows);
-    const double signal = sum_f64(ex_, rows);
+    const double signal = sum_of(ex_, rows);
     squared_error(ex_, full, rounded, rows);
-    return signal > 0 ? std::sqrt(sum_f64(ex_, rows) / signal) : 0;
+    return signal > 0 ? std::sqrt(sum_of(ex_, rows) / signal) : 0;
   }
 
   QuantizedLinear unpack(const PlannedLinear& p) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/choose_f8_scales.h"
 #include "kernels/column_stats.h"
@@ -145,13 +146,15 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h) 
   return q;
 }
 
+double sum_of(Exec& ex, ConstTensorView values) {
+  const Tensor host = ex.to_host(values);
+  return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
+}
+
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats) {
   Tensor loss = ex.alloc(DType::f64, {a.rows()});
   gram_loss(ex, a, b, stats.gram, loss);
-  const Tensor host = ex.to_host(loss);
-  double sum = 0;
-  for (int64_t o = 0; o < host.numel(); ++o) sum += host.as<double>()[o];
-  sum /= static_cast<double>(stats.tokens);
+  const double sum = sum_of(ex, loss) / static_cast<double>(stats.tokens);
   return std::isfinite(sum) ? sum : 0;
 }
 

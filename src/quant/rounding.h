@@ -42,6 +42,9 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h);
 // Largest |w|.
 float absmax_of(Exec& ex, ConstTensorView w);
 
+// Sum of f64 values on the device, in their order.
+double sum_of(Exec& ex, ConstTensorView values);
+
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 

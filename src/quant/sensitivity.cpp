@@ -123,7 +123,7 @@ class Measurement {
                                                           .allow_rtn = true,
                                                           .seed = job_.seed});
         loss[s] += r.loss * static_cast<double>(input->tokens);
-        if (s == job_.probe) changed.emplace_back(name, values(r.linear));
+        if (s == job_.probe) changed.emplace_back(name, values_of(ex_, r.linear, job_.dtype));
       }
     }
     if (!(loss[job_.probe] > 0)) return;  // the probe holds these weights exactly
@@ -135,15 +135,6 @@ class Measurement {
     const ConstTensorView stored = std::get<DenseLinear>(runner_.block(layer).linears.at(name)).weight;
     Tensor w = ex_.alloc(DType::f32, stored.shape);
     cast(ex_, stored, w);
-    return w;
-  }
-
-  Tensor values(const QuantizedLinear& q) {
-    DeviceCodes codes{.codes = ex_.to_device(q.codes), .scales = ex_.to_device(q.scales)};
-    if (q.zeros) codes.zeros = ex_.to_device(*q.zeros);
-    const Tensor exact = values_of(ex_, codes, q.spec);
-    Tensor w = ex_.alloc(job_.dtype, exact.shape());
-    cast(ex_, exact, w);
     return w;
   }
 

@@ -31,13 +31,6 @@ Tensor uploaded(Exec& ex, const Features& v) {
   return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
 }
 
-double total(Exec& ex, ConstTensorView rows) {
-  const Tensor host = ex.to_host(rows);
-  double sum = 0;
-  for (int64_t o = 0; o < host.numel(); ++o) sum += host.as<double>()[o];
-  return sum;
-}
-
 // The mean over the input features that share a feature of the absorber.
 Features by_absorber_feature(const Absorber& a, const std::vector<double>& input) {
   std::vector<double> sum(static_cast<size_t>(a.features));
@@ -115,7 +108,7 @@ class Judge {
   double error(ConstTensorView a, ConstTensorView b) const {
     const Tensor rows = ex_.alloc(DType::f64, {a.rows()});
     gram_loss(ex_, a, b, stats_.gram, rows);
-    return total(ex_, rows);
+    return sum_of(ex_, rows);
   }
 
   double rounded(const Consumer& c, ConstTensorView scaled, ConstTensorView back, ConstTensorView h) const {
@@ -137,7 +130,7 @@ class Judge {
                     .group_of = {},
                     .search = search_for(spec, rule_of(c))},
                    q.codes, q.scales, q.zeros, rows);
-    return total(ex_, rows);
+    return sum_of(ex_, rows);
   }
 
   Exec& ex_;

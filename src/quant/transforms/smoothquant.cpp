@@ -28,13 +28,6 @@ Tensor uploaded(Exec& ex, const Features& v) {
   return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
 }
 
-double sum_of(Exec& ex, ConstTensorView rows) {
-  const Tensor host = ex.to_host(rows);
-  double sum = 0;
-  for (int64_t i = 0; i < host.numel(); ++i) sum += host.as<double>()[i];
-  return sum;
-}
-
 // The largest over the input features that share a feature of the absorber.
 Features by_absorber_feature(Exec& ex, const Absorber& a, const Tensor& input) {
   const Tensor host = ex.to_host(input);
