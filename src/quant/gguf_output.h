@@ -10,10 +10,10 @@ namespace fewbit {
 void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&,
                        const std::filesystem::path& file);
 
-// A checkpoint as it is. Without `type`, packed linears keep their codes in the simple blocks of their grid
-// and dense ones their float type; with it, every linear is dequantized and stored in that type (blocks are
-// searched without calibration, and fall back where a width does not fit). Error{unsupported} names every
-// linear whose codes no simple block takes, before anything is written.
-void convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const gguf::BlockType* type);
+// A checkpoint as it is. Without `type`, the linears of `codes` keep theirs in the blocks that it says
+// (same_codes.h) and dense ones their float type; with it, every linear is dequantized and stored in that type
+// (blocks are searched without calibration, and fall back where a width does not fit).
+void convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const QuantizationSummary& codes,
+                     const gguf::BlockType* type);
 
 }  // namespace fewbit
