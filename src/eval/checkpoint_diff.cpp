@@ -40,7 +40,8 @@ Items items_of(const DiffSide& side, const std::vector<NamedLinear>& linears) {
 std::string shown(const DiffSide& side, const Item& item) {
   if (item.linear) {
     const LinearFormat& f = side.checkpoint()->quantization.linears.at(item.linear->name);
-    return std::string(f.packing->name) + ' ' + f.spec.str() + ' ' + Shape{item.linear->out, item.linear->in}.str();
+    return std::string(f.packing->name) + ' ' + f.spec.str() + ' ' +
+           Shape{item.linear->out, item.linear->in}.str();
   }
   return std::string(item.info->stored.empty() ? name_of(item.info->dtype) : item.info->stored) + ' ' +
          item.info->shape.str();
@@ -130,7 +131,8 @@ void release(const DiffSide& side, const std::string& name, const Item& item) {
     side.store().release(name);
 }
 
-TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& name, const Item& a, const Item& b) {
+TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& name, const Item& a,
+                   const Item& b) {
   TensorDiff d{.name = name, .a = shown(sa, a), .b = shown(sb, b)};
   if (!(shape_of(a) == shape_of(b))) {
     d.state = Sameness::reshaped;
@@ -154,9 +156,12 @@ TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& na
 
 // Absent and reshaped tensors first, then by relative difference.
 bool worse(const TensorDiff& a, const TensorDiff& b) {
-  const auto rank = [](Sameness s) { return s == Sameness::different ? 0 : s <= Sameness::same_values ? 1 : -1; };
+  const auto rank = [](Sameness s) {
+    return s == Sameness::different ? 0 : s <= Sameness::same_values ? 1 : -1;
+  };
   if (rank(a.state) != rank(b.state)) return rank(a.state) < rank(b.state);
-  if (a.state == b.state && a.state == Sameness::different && a.relative != b.relative) return a.relative > b.relative;
+  if (a.state == b.state && a.state == Sameness::different && a.relative != b.relative)
+    return a.relative > b.relative;
   if (a.state != b.state) return a.state > b.state;
   return a.name < b.name;
 }
@@ -164,7 +169,8 @@ bool worse(const TensorDiff& a, const TensorDiff& b) {
 }  // namespace
 
 const char* name_of(Sameness s) {
-  constexpr const char* kNames[] = {"identical", "same values", "different", "other shape", "only in A", "only in B"};
+  constexpr const char* kNames[] = {"identical",   "same values", "different",
+                                    "other shape", "only in A",   "only in B"};
   return kNames[static_cast<size_t>(s)];
 }
 
@@ -173,7 +179,8 @@ int64_t CheckpointDiff::count(Sameness s) const {
 }
 
 bool CheckpointDiff::same() const {
-  return std::all_of(tensors.begin(), tensors.end(), [](const TensorDiff& d) { return d.state <= Sameness::same_values; });
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const TensorDiff& d) { return d.state <= Sameness::same_values; });
 }
 
 DiffSide DiffSide::open(const fs::path& path) {
@@ -185,7 +192,8 @@ DiffSide DiffSide::open(const fs::path& path) {
   return side;
 }
 
-CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b, const std::function<void(double)>& progress) {
+CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b,
+                                const std::function<void(double)>& progress) {
   const auto linears_in = [](const DiffSide& s) {
     return s.checkpoint() ? linears_of(s.checkpoint()->spec) : std::vector<NamedLinear>();
   };

@@ -1,6 +1,6 @@
 #pragma once
-// Two checkpoints, tensor by tensor: packed linears by their codes and their values, everything else by type, shape
-// and values. One pair of tensors is in memory at a time.
+// Two checkpoints, tensor by tensor: packed linears by their codes and their values, everything else by type,
+// shape and values. One pair of tensors is in memory at a time.
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -12,22 +12,24 @@
 namespace fewbit {
 
 enum class Sameness : uint8_t {
-  identical,    // the same type, shape and bytes; of packed linears the same grid, codes, scales and zero points
+  identical,    // the same type, shape and bytes; of packed linears the same grid, codes, scales and zero
+                // points
   same_values,  // stored otherwise; every value is the same as f32
   different,    // other values
   reshaped,     // other shapes
   only_a,
   only_b,
 };
-const char* name_of(Sameness);  // "identical", "same values", "different", "other shape", "only in A", "only in B"
+const char* name_of(
+    Sameness);  // "identical", "same values", "different", "other shape", "only in A", "only in B"
 
 struct TensorDiff {
   std::string name;  // of a packed linear "<linear>.weight"
   Sameness state = Sameness::identical;
-  std::string a, b;      // "bf16 [256, 256]", "marlin int4 g128 sym [256, 256]"; "" where it is absent
-  double max_abs = 0;    // largest |B - A|; not finite where a value of one side is not a number
-  double relative = 0;   // ||B - A|| / ||A||; infinite where A is zero and B is not
-  int64_t values = 0;    // that differ; of tensors without a float type, bytes
+  std::string a, b;     // "bf16 [256, 256]", "marlin int4 g128 sym [256, 256]"; "" where it is absent
+  double max_abs = 0;   // largest |B - A|; not finite where a value of one side is not a number
+  double relative = 0;  // ||B - A|| / ||A||; infinite where A is zero and B is not
+  int64_t values = 0;   // that differ; of tensors without a float type, bytes
   std::optional<int64_t> codes{};  // that differ, where both sides are packed with the same shape and bits
 };
 

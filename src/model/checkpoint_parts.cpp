@@ -30,7 +30,8 @@ void release_linear(const Checkpoint& c, const std::string& linear) {
   const auto it = c.quantization.linears.find(linear);
   if (it == c.quantization.linears.end()) return;
   const LinearFormat& f = it->second;
-  for (const TensorPlan& t : f.packing->tensors(f.spec, 256, 256, f.act_order)) c.store.release(linear + '.' + t.suffix);
+  for (const TensorPlan& t : f.packing->tensors(f.spec, 256, 256, f.act_order))
+    c.store.release(linear + '.' + t.suffix);
 }
 
 }  // namespace fewbit

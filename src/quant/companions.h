@@ -15,18 +15,18 @@ namespace fewbit {
 void write_text(const std::filesystem::path& path, const std::string& text);
 std::string text_of(const std::filesystem::path& path);  // "" where there is no such file
 
-// Copies what does not belong to the weights and is not written anew: tokenizer files, generation_config.json,
-// chat templates, licences. Nothing where `model` is no folder.
+// Copies what does not belong to the weights and is not written anew: tokenizer files,
+// generation_config.json, chat templates, licences. Nothing where `model` is no folder.
 void copy_companions(const std::filesystem::path& model, const std::filesystem::path& dir);
 
-// The tokenizer files that a MODEL which is a .gguf file suffices for. Nothing where it does not, with the reason in
-// `why_not`, and nothing where MODEL is a folder of safetensors.
+// The tokenizer files that a MODEL which is a .gguf file suffices for. Nothing where it does not, with the
+// reason in `why_not`, and nothing where MODEL is a folder of safetensors.
 std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint&, std::string* why_not);
 // Writes them where `dir` has no tokenizer of its own.
 void write_gguf_tokenizer(const Checkpoint&, const std::filesystem::path& dir);
 
-// config.json of the model with the quantization_config of `summary` in the place of its own, and the file that
-// older readers look for beside it. `dense`: the float type of all weights, where it changes.
+// config.json of the model with the quantization_config of `summary` in the place of its own, and the file
+// that older readers look for beside it. `dense`: the float type of all weights, where it changes.
 void write_config(const Checkpoint&, const CheckpointFormat&, const QuantizationSummary& summary,
                   std::optional<DType> dense, const std::filesystem::path& dir);
 

@@ -94,17 +94,20 @@ void plan_dense(const Checkpoint& c, const ConvertJob& job, Refusals& refusals) 
 void add_notes(const Checkpoint& c, const ConvertJob& job, ConvertPlan& plan) {
   const ConvertTarget& t = job.target;
   const auto any = [](const QuantizationSummary& s, auto&& holds) {
-    return std::any_of(s.linears.begin(), s.linears.end(), [&](const auto& l) { return holds(l.second.spec); });
+    return std::any_of(s.linears.begin(), s.linears.end(),
+                       [&](const auto& l) { return holds(l.second.spec); });
   };
   if (c.quantization.fp8_kv_cache && !plan.summary.fp8_kv_cache)
-    plan.notes.push_back(fmt::format("the scales of the FP8 cache are left out: {} has no place for them",
-                                     t.dense ? "a dense checkpoint" : "format " + std::string(t.format->name)));
+    plan.notes.push_back(
+        fmt::format("the scales of the FP8 cache are left out: {} has no place for them",
+                    t.dense ? "a dense checkpoint" : "format " + std::string(t.format->name)));
   const auto rounds_inputs = [](const QuantSpec& s) { return s.activations != ActQuant::none; };
   if ((t.dense || t.blocks) && any(c.quantization, rounds_inputs))
     plan.notes.push_back("MODEL quantizes the inputs of its linears; OUT does not");
   if (t.format->gguf && any(plan.summary, [](const QuantSpec& s) { return !s.symmetric; }))
     plan.notes.push_back(
-        "GGUF stores f16(-zero * scale) in the place of a zero point: other readers' values differ from MODEL's "
+        "GGUF stores f16(-zero * scale) in the place of a zero point: other readers' values differ from "
+        "MODEL's "
         "by at most 2^-11 of that");
   std::string no_tokenizer;
   const bool beside = fs::exists(job.model / "tokenizer.json");
@@ -151,7 +154,8 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
 void convert_step(const ConvertJob& job, const char* phase, size_t done, size_t total) {
   if (job.stop_requested && job.stop_requested())
     fail(ErrorKind::stopped, "stopped; nothing was written to " + job.out.string());
-  if (job.progress) job.progress(phase, static_cast<double>(done) / static_cast<double>(std::max<size_t>(total, 1)));
+  if (job.progress)
+    job.progress(phase, static_cast<double>(done) / static_cast<double>(std::max<size_t>(total, 1)));
 }
 
 Replaced::Replaced(const Checkpoint& from) : from_(from) {

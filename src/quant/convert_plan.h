@@ -7,7 +7,7 @@
 namespace fewbit {
 
 struct ConvertPlan {
-  QuantizationSummary summary{};       // of the checkpoint to be written
+  QuantizationSummary summary{};                // of the checkpoint to be written
   std::map<std::string, std::string> hashes{};  // of its packed linears, as `evaluate verify` finds them
   std::vector<std::string> notes{};
 };

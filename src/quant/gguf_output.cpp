@@ -59,13 +59,16 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
 }
 
 void convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
-                     const gguf::BlockType* type) {
+                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
   GgufContents given;
-  for (const NamedLinear& l : linears_of(c.spec)) {
+  const std::vector<NamedLinear> linears = linears_of(c.spec);
+  size_t done = 0;
+  for (const NamedLinear& l : linears) {
     GgufContent& content = given[l.name + ".weight"];
     if (type) {
       const gguf::BlockType& fits = gguf_type_for(*type, l.in);
-      content = {&fits, [&c, l, &fits] {
+      content = {&fits, [&, l, &fits = fits] {
+                   step(done++, linears.size());
                    Tensor bytes = stored_as(fits, c.values(l));
                    release_linear(c, l.name);
                    return bytes;
@@ -73,7 +76,8 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
     } else if (const auto at = codes.linears.find(l.name); at != codes.linears.end()) {
       const LinearFormat& f = at->second;
       const std::string blocks = f.packing->tensors(f.spec, l.out, l.in, false)[0].suffix;
-      content = {&gguf::block_type(blocks), [&c, l, &f] {
+      content = {&gguf::block_type(blocks), [&, l, &f = f] {
+                   step(done++, linears.size());
                    PackedLinear packed =
                        f.packing->pack(l.name, on_grid(c.unpack(l.name, l.out, l.in), f.spec));
                    release_linear(c, l.name);

@@ -1,5 +1,5 @@
-// `convert to` as a user types it: codes move between formats and come back, dense conversions run, refusals leave
-// nothing behind.
+// `convert to` as a user types it: codes move between formats and come back, dense conversions run, refusals
+// leave nothing behind.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,10 +58,14 @@ class Convert : public ::testing::Test {
     done("convert to compressed-tensors first second");
     done("convert to marlin second third");
     done("convert to gptq third fourth");
-    EXPECT_EQ(bytes_of_file(dir / "fourth/model.safetensors"), bytes_of_file(dir / "first/model.safetensors")) << recipe;
-    EXPECT_EQ(Json::parse(bytes_of_file(dir / "fourth/config.json")), Json::parse(bytes_of_file(dir / "first/config.json")));
-    EXPECT_EQ(bytes_of_file(dir / "fourth/quantize_config.json"), bytes_of_file(dir / "first/quantize_config.json"));
-    for (const char* each : {"second", "third", "fourth"}) done("evaluate verify " + std::string(each) + " --device cpu");
+    EXPECT_EQ(bytes_of_file(dir / "fourth/model.safetensors"), bytes_of_file(dir / "first/model.safetensors"))
+        << recipe;
+    EXPECT_EQ(Json::parse(bytes_of_file(dir / "fourth/config.json")),
+              Json::parse(bytes_of_file(dir / "first/config.json")));
+    EXPECT_EQ(bytes_of_file(dir / "fourth/quantize_config.json"),
+              bytes_of_file(dir / "first/quantize_config.json"));
+    for (const char* each : {"second", "third", "fourth"})
+      done("evaluate verify " + std::string(each) + " --device cpu");
     for (const char* each : {"first", "second", "third", "fourth"}) fs::remove_all(dir / each);
   }
   TempDir dir;
@@ -86,13 +90,15 @@ TEST_F(Convert, CodesVisitEveryFormatThatHoldsThem) {
   for (const char* format : {"gguf", "marlin", "gptq", "compressed-tensors", "awq"}) {
     done("convert to " + std::string(format) + " " + at + " " + format);
     done("evaluate verify " + std::string(format) + " --device cpu");
-    for (const char* file : {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md", "config.json"})
+    for (const char* file :
+         {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md", "config.json"})
       EXPECT_TRUE(fs::exists(dir / format / file)) << format << " " << file;
     at = format;
   }
   const Checkpoint a = Checkpoint::open(dir / "first"), b = Checkpoint::open(dir / "awq");
   for (const NamedLinear& l : linears_of(a.spec))
-    EXPECT_EQ(content_hash(a.unpack(l.name, l.out, l.in)), content_hash(b.unpack(l.name, l.out, l.in))) << l.name;
+    EXPECT_EQ(content_hash(a.unpack(l.name, l.out, l.in)), content_hash(b.unpack(l.name, l.out, l.in)))
+        << l.name;
   EXPECT_EQ(b.store.index().files.size(), 1u);
   EXPECT_NE(bytes_of_file(dir / "awq/README.md").find("convert to awq MODEL OUT"), std::string::npos);
 }
@@ -143,7 +149,8 @@ TEST_F(Convert, ShardsAreNoLargerThanAsked) {
 }
 
 TEST_F(Convert, RefusalsSayWhyAndLeaveNothingBehind) {
-  done("quantize 'gptq int4 g128 act=full' " + kDemo + " packed --format gptq --samples 4 --seq-len 256 --device cpu");
+  done("quantize 'gptq int4 g128 act=full' " + kDemo +
+       " packed --format gptq --samples 4 --seq-len 256 --device cpu");
   done("quantize rtn " + kDemo + " blocks --format gguf:q4_k --device cpu");
   const std::vector<std::string> before = entries();
   const auto refused = [&](const std::string& what, const char* reason, int code = 1) {
@@ -170,9 +177,52 @@ TEST_F(Convert, AGgufFileBecomesAFolderWithItsTokenizer) {
   done("convert to gptq m.gguf out");
   EXPECT_EQ(perplexity("out --dtype float32"), perplexity("m.gguf --dtype float32"));
   const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu --json -";
-  EXPECT_EQ(json("runner generate out" + prompt)["prompt_ids"], json("runner generate packed" + prompt)["prompt_ids"]);
+  EXPECT_EQ(json("runner generate out" + prompt)["prompt_ids"],
+            json("runner generate packed" + prompt)["prompt_ids"]);
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer_config.json"));
   done("convert diff packed out");
+}
+
+// A head of another purpose: verbatim in every format, and listed as not quantized.
+TEST_F(Convert, UnknownTensorsStayAsTheyAre) {
+  fs::copy(kDemo, dir / "model");
+  const Tensor extra = random_normal(DType::f32, {6, 5}, 3);
+  {
+    const CheckpointIndex demo = container_safetensors.open(kDemo);
+    const auto writer = container_safetensors.create(dir / "model", {});
+    for (const auto& [name, info] : demo.tensors) writer->add(name, demo.view(info));
+    writer->add("mtp.head.weight", extra);
+    writer->finish();
+  }
+  std::ofstream(dir / "model/chat_template.jinja") << "{{ messages }}";
+  done("quantize 'rtn int4 g128' model a --format gptq --device cpu");
+  done("convert to compressed-tensors a b");
+  done("convert to bf16 b c");
+  for (const char* each : {"b", "c"}) {
+    const CheckpointIndex index = container_safetensors.open(dir / each);
+    EXPECT_EQ(first_difference(index.view(index.tensors.at("mtp.head.weight")), extra), "") << each;
+    EXPECT_TRUE(fs::exists(dir / each / "chat_template.jinja"));
+  }
+  const Json ignored = Json::parse(bytes_of_file(dir / "b/config.json"))["quantization_config"]["ignore"];
+  EXPECT_NE(std::find(ignored.begin(), ignored.end(), "mtp.head"), ignored.end()) << ignored;
+}
+
+TEST_F(Convert, ScalesOfACacheTravelOrAreLeftOutAloud) {
+  done("quantize 'rtn int4 g128 kv=fp8' " + kDemo + " a --samples 4 --seq-len 256 --device cpu");
+  done("convert to compressed-tensors a b");
+  EXPECT_EQ(bytes_of_file(dir / "b/model.safetensors"), bytes_of_file(dir / "a/model.safetensors"));
+  EXPECT_EQ(bytes_of_file(dir / "b/config.json"), bytes_of_file(dir / "a/config.json"));
+  const Json out = json("convert to marlin a c --json -");
+  EXPECT_NE(out["notes"].dump().find("scales of the FP8 cache are left out"), std::string::npos) << out;
+  const CheckpointIndex index = container_safetensors.open(dir / "c");
+  for (const auto& [name, info] : index.tensors) EXPECT_EQ(name.find("_scale"), std::string::npos) << name;
+}
+
+TEST_F(Convert, ExpertsMoveAsOtherLinearsDo) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe");
+  fs::copy(reference("goldens/models/qwen3-moe"), dir / "model");
+  fs::remove(dir / "model/golden.safetensors");
+  go_round("model", "rtn int4 g32");
 }
 
 TEST_F(Convert, TheCardHasTheMeasuredPerplexity) {
@@ -185,7 +235,8 @@ TEST_F(Convert, TheCardHasTheMeasuredPerplexity) {
   EXPECT_EQ(Json::parse(bytes_of_file(dir / "out/quant_report.json"))["perplexity"], measured);
   char shown[64];
   std::snprintf(shown, sizeof shown, "| perplexity | %.4f ± ", measured["perplexity"].get<double>());
-  EXPECT_NE(bytes_of_file(dir / "out/README.md").find(shown), std::string::npos) << bytes_of_file(dir / "out/README.md");
+  EXPECT_NE(bytes_of_file(dir / "out/README.md").find(shown), std::string::npos)
+      << bytes_of_file(dir / "out/README.md");
   done("convert to gptq out gptq");
   EXPECT_NE(bytes_of_file(dir / "gptq/README.md").find(shown), std::string::npos);
   for (const auto& e : fs::directory_iterator(dir / "out")) EXPECT_NE(e.path().filename().string()[0], '.');

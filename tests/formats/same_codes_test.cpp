@@ -1,5 +1,5 @@
-// Conversions of one linear, over every packing and every checkpoint format: what is accepted has the same codes
-// and the same values to the bit, what is refused has a reason.
+// Conversions of one linear, over every packing and every checkpoint format: what is accepted has the same
+// codes and the same values to the bit, what is refused has a reason.
 #include "formats/same_codes.h"
 
 #include <cmath>
@@ -16,7 +16,8 @@ QuantizedLinear repacked(const Packing& p, const QuantizedLinear& q) {
 }
 
 // Through the packing that the format chooses; nothing where it refuses.
-std::optional<QuantizedLinear> through(const CheckpointFormat& format, const QuantizedLinear& q, std::string* why) {
+std::optional<QuantizedLinear> through(const CheckpointFormat& format, const QuantizedLinear& q,
+                                       std::string* why) {
   const LinearFormat f = same_codes(format, q, why);
   if (!f.packing) return std::nullopt;
   return repacked(*f.packing, on_grid(clone(q), f.spec));
@@ -33,7 +34,8 @@ TEST(SameCodes, EveryPairOfFormatsKeepsCodesAndValuesOrSaysWhy) {
           if (!from->refuses(spec, out, in, order == Order::shuffled).empty()) continue;
           const QuantizedLinear q = repacked(*from, random_linear(spec, out, in, order));
           for (const CheckpointFormat* to : checkpoint_formats()) {
-            const std::string what = std::string(from->name) + " " + spec.str() + " to " + std::string(to->name);
+            const std::string what =
+                std::string(from->name) + " " + spec.str() + " to " + std::string(to->name);
             std::string why;
             const auto other = through(*to, q, &why);
             EXPECT_NE(other.has_value(), !why.empty()) << what;

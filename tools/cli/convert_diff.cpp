@@ -34,10 +34,12 @@ Json json_of(const TensorDiff& d) {
 }
 
 std::string line_of(const TensorDiff& d, size_t width) {
-  const std::string stored = d.a == d.b ? d.a : fmt::format("{} | {}", d.a.empty() ? "-" : d.a, d.b.empty() ? "-" : d.b);
+  const std::string stored =
+      d.a == d.b ? d.a : fmt::format("{} | {}", d.a.empty() ? "-" : d.a, d.b.empty() ? "-" : d.b);
   const bool figures = d.state == Sameness::different;
   return fmt::format("{:<{}}  {:<11}  {:>10}  {:>10}  {:>10}  {}\n", d.name, width, name_of(d.state),
-                     figures ? fmt::format("{:.3e}", d.relative) : "-", figures ? fmt::format("{:.3e}", d.max_abs) : "-",
+                     figures ? fmt::format("{:.3e}", d.relative) : "-",
+                     figures ? fmt::format("{:.3e}", d.max_abs) : "-",
                      d.codes ? std::to_string(*d.codes) : "-", stored);
 }
 
@@ -52,8 +54,8 @@ std::string table_of(const CheckpointDiff& diff, int show) {
       ++left;
   }
   if (shown.empty()) return "";
-  std::string s = fmt::format("{:<{}}  {:<11}  {:>10}  {:>10}  {:>10}  {}\n", "tensor", width, "", "relative", "max |B-A|",
-                              "codes", "A | B");
+  std::string s = fmt::format("{:<{}}  {:<11}  {:>10}  {:>10}  {:>10}  {}\n", "tensor", width, "", "relative",
+                              "max |B-A|", "codes", "A | B");
   for (const TensorDiff* d : shown) s += line_of(*d, width);
   if (left > 0) s += fmt::format("… and {} more (--show 0 prints all)\n", left);
   return s;
@@ -63,12 +65,13 @@ void run_diff(const DiffArgs& a) {
   if (a.common.threads > 0) set_thread_count(a.common.threads);
   const DiffSide left = DiffSide::open(a.a), right = DiffSide::open(a.b);
   Progress progress(a.common);
-  const CheckpointDiff diff = diff_checkpoints(left, right, [&](double f) { progress.update("comparing", f); });
+  const CheckpointDiff diff =
+      diff_checkpoints(left, right, [&](double f) { progress.update("comparing", f); });
   progress.update("done", 1);
   Json j = {{"a", a.a}, {"b", a.b}, {"same", diff.same()}};
   std::string counts;
-  for (const Sameness s : {Sameness::identical, Sameness::same_values, Sameness::different, Sameness::reshaped,
-                           Sameness::only_a, Sameness::only_b}) {
+  for (const Sameness s : {Sameness::identical, Sameness::same_values, Sameness::different,
+                           Sameness::reshaped, Sameness::only_a, Sameness::only_b}) {
     const int64_t n = diff.count(s);
     j["counts"][name_of(s)] = n;
     if (n > 0) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", n, name_of(s));
@@ -78,9 +81,10 @@ void run_diff(const DiffArgs& a) {
   say(a.common, table_of(diff, a.show) + fmt::format("{} tensors: {}\n", diff.tensors.size(), counts));
   write_json(a.common, j.dump(1) + "\n");
   if (!diff.same())
-    fail(ErrorKind::checkpoint, fmt::format("{} and {} differ in {} tensors", a.a, a.b,
-                                            static_cast<int64_t>(diff.tensors.size()) - diff.count(Sameness::identical) -
-                                                diff.count(Sameness::same_values)));
+    fail(ErrorKind::checkpoint,
+         fmt::format("{} and {} differ in {} tensors", a.a, a.b,
+                     static_cast<int64_t>(diff.tensors.size()) - diff.count(Sameness::identical) -
+                         diff.count(Sameness::same_values)));
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ void run_to(const ToArgs& a) {
   progress.update("done", 1);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
-  say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes), a.format,
-                            c.format, r.linears, human_seconds(seconds.count())));
+  say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes),
+                            a.format, c.format, r.linears, human_seconds(seconds.count())));
   write_json(a.common, nlohmann::ordered_json{{"format", a.format},
                                               {"from", c.format},
                                               {"model", a.model},
@@ -70,14 +70,17 @@ void run_to(const ToArgs& a) {
 
 void add_convert_to_command(CLI::App& app) {
   const auto t = std::make_shared<ToArgs>();
-  CLI::App* to = app.add_subcommand("to", "Write a checkpoint in another format: the same codes and scales, or refused");
+  CLI::App* to =
+      app.add_subcommand("to", "Write a checkpoint in another format: the same codes and scales, or refused");
   to->add_option("FORMAT", t->format,
-                 "marlin, gptq, awq, compressed-tensors, fp8, modelopt or gguf (packed codes as they are); bf16, f16 or "
+                 "marlin, gptq, awq, compressed-tensors, fp8, modelopt or gguf (packed codes as they are); "
+                 "bf16, f16 or "
                  "f32 (dequantized); gguf:TYPE (every linear's values stored anew in that type)")
       ->required();
   to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
   to->add_option("OUT", t->out, "A folder; of gguf also a .gguf file")->required();
-  to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")->capture_default_str();
+  to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")
+      ->capture_default_str();
   add_common(*to, t->common);
   to->callback([t] { run_to(*t); });
 }

@@ -17,7 +17,8 @@ MeasuredPerplexity measure_perplexity(Exec& ex, const Common& common, const Scor
     Runner runner(ex, c, args.load());
     return perplexity(runner, windows, args.tokens_per_pass(ex), report_to(progress, what));
   };
-  const PerplexityResult base = measure(model, "measuring MODEL"), found = measure(Checkpoint::open(out), "measuring OUT");
+  const PerplexityResult base = measure(model, "measuring MODEL"),
+                         found = measure(Checkpoint::open(out), "measuring OUT");
   return {.base = base.perplexity,
           .base_stderr = base.stderr_,
           .perplexity = found.perplexity,

@@ -5,8 +5,8 @@
 
 namespace fewbit::cli {
 
-// The built-in evaluation text as MODEL's tokenizer cuts it; before anything is computed, so that a model without
-// a tokenizer is refused in time.
+// The built-in evaluation text as MODEL's tokenizer cuts it; before anything is computed, so that a model
+// without a tokenizer is refused in time.
 ScoredWindows windows_to_measure(const Common&, const Checkpoint& model);
 
 MeasuredPerplexity measure_perplexity(Exec&, const Common&, const ScoredWindows&, const Checkpoint& model,
