@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cast.h"
 #include "kernels/gated_act.h"
+#include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "src/run/head.h"
@@ -67,6 +68,7 @@ struct Interpreter {
                              .window = op.window,
                              .softcap = op.softcap};
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
+    if (layout.turned_keys) hadamard(ex, act[op.q], act[op.k], op.head_dim);
     kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
