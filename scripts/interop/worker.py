@@ -1,6 +1,6 @@
 """Loads and writes checkpoints with other people's tools; run by scripts/interop/run in a tool's environment.
 
-Reads a list of jobs as JSON from standard input and prints the list of results as the last line. A job names a function of
+Reads a list of jobs as JSON from standard input and prints a line "RESULT {json}" for each. A job names a function of
 LOADERS (a checkpoint of ours, by their code: "perplexity") or of WRITERS (a checkpoint of theirs at "out", and its "perplexity" by
 their code). A job that raises becomes {"error": …}. Perplexity is over every token but a window's first, in float32.
 """
@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 import types
 
 import torch
@@ -307,19 +308,15 @@ def do(job):
 
 def main():
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    results = []
     for job in json.load(sys.stdin):
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                results.append(do(job))
+                result = do(job)
         except Exception as e:  # a row of the table, whatever the tool raised
             line = next((l for l in str(e).splitlines() if l.strip()), "")
-            results.append({"error": f"{type(e).__name__}: {line[:240]}"})
-            if os.environ.get("FEWBIT_INTEROP_DEBUG"):
-                import traceback
-
-                traceback.print_exc()
-    print(json.dumps(results))
+            result = {"error": f"{type(e).__name__}: {line[:240]}"}
+            traceback.print_exc()
+        print("RESULT " + json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
