@@ -7,7 +7,7 @@
 // leaves (m, l, O) in f32; a second kernel adds them in the order of the splits. Bytes: the keys and values
 // in sight, once.
 #include "kernels/attention_tile.cuh"
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 
 namespace fewbit::cuda {
 
@@ -70,6 +70,8 @@ __global__ void __launch_bounds__(DecodeShape<D, C>::kThreads, DecodeShape<D, C>
   using S = DecodeShape<D, C>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float ml_sh[S::kWarps * S::kRows * 2];
+  allow_successor();
+  await_predecessor();
   auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);       // [16, stride]
   auto* kv_sh = reinterpret_cast<C*>(shared + S::kTilesAt);    // [kWarps, kStages, 2, kKeys, stride]
   auto* scales_sh = reinterpret_cast<float*>(kv_sh + S::kWarps * S::kWarpSpace);  // [kWarps, kStages, 2, kKeys]
@@ -181,6 +183,8 @@ template <class C>
 __global__ void __launch_bounds__(128)
     combine_splits_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
                                       const __grid_constant__ DecodePartials p) {
+  allow_successor();
+  await_predecessor();
   const int group = a.heads / a.kv_heads, all_rows = a.len * group;
   const int64_t row = blockIdx.x, tile = row / all_rows;
   const int r = static_cast<int>(row % all_rows);
@@ -222,17 +226,14 @@ void launch_decode(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
   using S = DecodeShape<D, C>;
   auto* kernel = decode_kernel<D, C>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                        cudaSharedmemCarveoutMaxShared));  // three blocks an SM at D = 128
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
   DecodePartials p{.ml = nullptr, .o = nullptr, .splits = decode_splits<D, C>(s, a, row_tiles)};
   const int64_t partials = static_cast<int64_t>(a.seqs) * a.kv_heads * rows * p.splits;
   p.ml = s.scratch_of<float>(partials * (a.d + 2));
   p.o = p.ml + partials * 2;
-  kernel<<<dim3(p.splits, a.kv_heads * row_tiles, a.seqs), S::kThreads, S::kShared, s.stream>>>(a, p);
-  FEWBIT_CUDA_LAUNCHED();
-  combine_splits_kernel<C><<<static_cast<unsigned>(a.seqs * a.kv_heads * rows), 128, 0, s.stream>>>(a, p);
-  FEWBIT_CUDA_LAUNCHED();
+  launch_overlapping(s, kernel, dim3(p.splits, a.kv_heads * row_tiles, a.seqs), dim3(S::kThreads), S::kShared, a, p);
+  launch_overlapping(s, combine_splits_kernel<C>, dim3(static_cast<unsigned>(a.seqs * a.kv_heads * rows)), dim3(128), 0,
+                     a, p);
 }
 
 }  // namespace fewbit::cuda
