@@ -19,6 +19,9 @@ enum class Needs : uint8_t {
 constexpr Needs operator|(Needs a, Needs b) {
   return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b));
 }
+constexpr Needs without(Needs set, Needs bits) {
+  return static_cast<Needs>(static_cast<int>(set) & ~static_cast<int>(bits));
+}
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
 // The factor R of the damped Gram matrix (kernels/factor.h). It belongs to the input, so linears that share

@@ -428,8 +428,9 @@ FullRecipe resolve(const Recipe& r) {
 }
 
 Needs FullRecipe::needs() const {
-  Needs all = effort == Effort::reference && has(method->needs, Needs::gram) ? Needs::gram : method->needs;
+  Needs all = method->needs;
   for (const Transform* t : transforms) all = all | t->needs;
+  if (effort == Effort::reference) all = without(all, Needs::cross);  // shifted targets are ours
   return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/choose_f8_scales.h"
 #include "kernels/column_stats.h"
 #include "kernels/dequantize.h"
+#include "kernels/factor.h"
 #include "kernels/gram_loss.h"
 #include "kernels/matrix_edit.h"
 #include "kernels/round_fp4.h"
@@ -158,29 +159,55 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
   return std::isfinite(sum) ? sum : 0;
 }
 
+namespace {
+
+// The weight that reproduces the unquantized output from the quantized input (kernels/factor.h), with more damping where
+// the Gram matrix asks for it; empty where none helps. d: the diagonal of that matrix, [in] f32.
+Tensor shifted_target(Exec& ex, const LinearJob& job, ConstTensorView d) {
+  const Tensor host = ex.to_host(d);
+  const double sum = std::accumulate(host.as<float>(), host.as<float>() + host.numel(), 0.0);
+  const float lambda = job.damp * static_cast<float>(sum / static_cast<double>(host.numel()));
+  Tensor target = ex.alloc(DType::f32, job.weight.shape);
+  for (const float more : {1.f, 10.f, 100.f})
+    if (shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, more * lambda, target).ok() &&
+        count_nonfinite(ex, target) == 0)
+      return target;
+  return {};
+}
+
+}  // namespace
+
 MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   const bool searched = job.effort != Effort::reference, measured = has_gram(job);
-  Tensor h;
+  MethodResult result;
+  Tensor shifted, h;
+  ConstTensorView target = job.weight;
   if (searched && measured) {
     h = ex.alloc(DType::f32, {job.weight.cols()});
     diagonal(ex, job.stats->gram, h);
+    if (!job.stats->cross.empty()) shifted = shifted_target(ex, job, h);
+    if (shifted)
+      target = shifted;
+    else if (!job.stats->cross.empty())
+      result.rung = "diagonal";
   }
-  DeviceCodes q =
-      round_plain(ex, job.weight, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
-  MethodResult result;
+  DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
   if (measured) {
-    result.loss = loss_per_token(ex, job.weight, values_of(ex, q, job.spec), *job.stats);
-    result.loss_rtn = result.loss;
+    const auto loss = [&](ConstTensorView aim, const DeviceCodes& codes) {
+      return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats);
+    };
+    result.loss_target = result.loss_target_rtn = loss(target, q);
     if (searched) {
       DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
-      result.loss_rtn = loss_per_token(ex, job.weight, values_of(ex, plain, job.spec), *job.stats);
-      if (result.loss_rtn < result.loss) {  // the search knows the diagonal of the Gram matrix alone
+      result.loss_target_rtn = loss(target, plain);
+      result.loss_rtn = loss(job.weight, plain);
+      if (result.loss_target_rtn < result.loss_target) {  // the search knows the diagonal of the Gram matrix alone
         q = std::move(plain);
-        result.loss = result.loss_rtn;
+        result.loss_target = result.loss_target_rtn;
       }
     }
-    result.loss_target = result.loss;
-    result.loss_target_rtn = result.loss_rtn;
+    result.loss = shifted ? loss(job.weight, q) : result.loss_target;
+    if (!searched) result.loss_rtn = result.loss;
   }
   result.linear = to_host(ex, std::move(q), job.spec);
   return result;

@@ -48,7 +48,9 @@ double sum_of(Exec& ex, ConstTensorView values);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 
-// Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do.
+// Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do. Where the
+// statistics hold both streams (behind awq) it is the weight that reproduces the unquantized output which
+// is rounded, unless effort=reference.
 MethodResult round_to_nearest(Exec& ex, const LinearJob& job);
 
 // Error{unsupported} where the job's grid is none of `grids`, Error{checkpoint} where a weight is not finite.

@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cast.h"
 #include "kernels/gated_act.h"
+#include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
 #include "kernels/rope_append.h"
@@ -77,7 +78,10 @@ struct Interpreter {
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
   void operator()(const Attention& op) const {
-    if (layout.cache) kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+    if (layout.cache) {
+      if (layout.turned_keys) hadamard(ex, act[op.q], act[op.k], op.head_dim);
+      kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+    }
     attend(op);
   }
   void operator()(const GatedAct& op) const {
@@ -128,7 +132,8 @@ bool run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
 bool run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
-  if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} ||
+  if (!rope || !op || !in.layout.cache || in.layout.turned_keys ||
+      rope->slots != std::vector<Slot>{op->q, op->k} ||
       rope->head_dim != op->head_dim)
     return false;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,

@@ -37,6 +37,7 @@ struct TokenLayout {
   int64_t seqs = 1;
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
+  bool turned_keys = false;        // the cache holds keys that kernels/hadamard.h turned
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

@@ -82,7 +82,8 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
     const KvCache cache = view_of(kv_[i], kv_scales_[i]);
     Activations act = slots.bind(x, spec_.kind(layer));
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
-              {.seqs = options_.batch, .positions = positions, .cache = &cache}, act);
+              {.seqs = options_.batch, .positions = positions, .cache = &cache,
+               .turned_keys = turns_keys(options_.load.kv_cache)}, act);
   }
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,

@@ -7,11 +7,17 @@
 namespace fewbit {
 namespace {
 
-constexpr std::array<std::pair<KvType, std::string_view>, 3> kNames{
-    {{KvType::plain, "bf16"}, {KvType::fp8, "fp8"}, {KvType::int8, "int8"}}};
+constexpr std::array<std::pair<KvType, std::string_view>, 4> kNames{
+    {{KvType::plain, "bf16"}, {KvType::fp8, "fp8"}, {KvType::fp8_plain, "fp8-plain"}, {KvType::int8, "int8"}}};
+
+// A checkpoint's k_scale was measured on keys as they are. Turning them evens out their channels, but could raise the
+// largest; E4M3 has the range to spare.
+constexpr float kTurnedRoom = 4;
+
+bool is_fp8(KvType type) { return type == KvType::fp8 || type == KvType::fp8_plain; }
 
 DType stored_as(KvType type, DType compute) {
-  return type == KvType::fp8 ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
+  return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
 }
 
 // One scale per head on the device.
@@ -32,7 +38,7 @@ KvType kv_type_from(std::string_view name) {
   for (const auto& [type, known] : kNames)
     if (known == name) return type;
   fail(ErrorKind::usage, "unknown type of the key/value cache \"" + std::string(name) +
-                             "\"; known: bf16 (not quantized), fp8, int8");
+                             "\"; known: bf16 (not quantized), fp8, fp8-plain, int8");
 }
 
 KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity) {
@@ -49,7 +55,7 @@ KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int
 std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType type,
                                            std::vector<std::string>* notes) {
   std::vector<KvStaticScales> out(static_cast<size_t>(c.spec.layers));
-  if (type != KvType::fp8) return out;
+  if (!is_fp8(type)) return out;
   const std::string& foreign = c.quantization.foreign_kv_cache;
   int64_t missing = 0;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
@@ -57,6 +63,8 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
     const std::string name = c.spec.prefix(layer) + attention_module(c.spec.block(layer));
     auto scales = foreign.empty() ? read_kv_scales(name, heads, c.source()) : std::nullopt;
     missing += !scales;
+    if (scales && turns_keys(type))
+      for (float& k : scales->k) k *= kTurnedRoom;
     if (!scales) scales = KvScales{.k = {1}, .v = {1}};
     out[static_cast<size_t>(layer)] = {.k = per_head(ex, scales->k, heads), .v = per_head(ex, scales->v, heads)};
   }

@@ -12,10 +12,11 @@ namespace fewbit {
 
 enum class KvType : uint8_t {
   plain,  // the compute dtype
-  fp8,    // E4M3 with the checkpoint's static scales, 1 where it has none
+  fp8,    // E4M3 with the checkpoint's static scales, 1 where it has none; queries and keys turned (kernels/hadamard.h)
+  fp8_plain,  // the same without the turn: what engines that read the checkpoint's scales store
   int8,   // with a scale per token and head
 };
-std::string_view name_of(KvType);      // "bf16", "fp8", "int8"
+std::string_view name_of(KvType);      // "bf16", "fp8", "fp8-plain", "int8"
 KvType kv_type_from(std::string_view);  // Error{usage} listing the names
 
 // One layer's keys and values of `batch` sequences of up to `capacity` positions.
@@ -29,6 +30,9 @@ KvStorage alloc_kv(Exec&, const Attention&, KvType, DType compute, int64_t batch
 struct KvStaticScales {
   Tensor k{}, v{};
 };
+// Queries and keys are turned before the keys are stored.
+constexpr bool turns_keys(KvType type) { return type == KvType::fp8; }
+
 // Those of all layers of a checkpoint; `notes` receives a line where it has none that FP8 codes can use.
 std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std::vector<std::string>* notes);
 

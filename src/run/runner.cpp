@@ -49,7 +49,8 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
                                                           kv_scales_[static_cast<size_t>(layer)]);
   Activations act = slots_->bind(x, kind);
   run_block(ex_, spec_.block(layer), block(layer), ropes_,
-            {.seqs = seqs, .positions = positions, .cache = kv_.empty() ? nullptr : &cache}, act, clock_);
+            {.seqs = seqs, .positions = positions, .cache = kv_.empty() ? nullptr : &cache,
+             .turned_keys = turns_keys(options_.kv_cache)}, act, clock_);
 }
 
 Tensor Runner::final_normed(ConstTensorView x) { return fewbit::final_normed(ex_, spec_, ends_, x); }

@@ -102,7 +102,8 @@ TEST_P(EngineOn, DecodeLogitsEqualTheRunners) {
   Exec ex = Exec::from_name(GetParam());
   const Checkpoint c = Checkpoint::open(demo());
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) decode_equals_runner(ex, c, dtype, kv);
+    for (const KvType kv : {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8})
+      decode_equals_runner(ex, c, dtype, kv);
 }
 
 TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
@@ -113,10 +114,13 @@ TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
     return ex.to_host(runner.logits(runner.hidden(random_ids(40, 1), 1)));
   };
   const Tensor plain = logits(KvType::plain);
-  const double fp8 = relative_error(logits(KvType::fp8), plain), int8 = relative_error(logits(KvType::int8), plain);
+  const auto error = [&](KvType kv) { return relative_error(logits(kv), plain); };
+  const double fp8 = error(KvType::fp8), int8 = error(KvType::int8), as_they_are = error(KvType::fp8_plain);
   EXPECT_GT(int8, tol::kLogitsF32);
   EXPECT_GT(fp8, int8);
+  EXPECT_NE(as_they_are, fp8);
   EXPECT_LT(fp8, tol::kLogitsFp8Cache);
+  EXPECT_LT(as_they_are, tol::kLogitsFp8Cache);
 }
 
 TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {

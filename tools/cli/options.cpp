@@ -72,8 +72,8 @@ std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf1
 
 void add_kv_cache(CLI::App& app, std::string& name) {
   app.add_option("--kv-cache", name,
-                 "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales) or int8 "
-                 "(a scale per token and head)")
+                 "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales, keys "
+                 "turned), fp8-plain (the same, not turned: as other engines store them) or int8 (a scale per token and head)")
       ->capture_default_str();
 }
 

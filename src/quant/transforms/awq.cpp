@@ -4,7 +4,8 @@
 // are the lines q = 0 and q = 1 - p of that plane. The published search replays the block for every candidate; here
 // one is judged by the output errors of the consumers on the Gram matrix of their input, under their own
 // recipe: after plain rounding, or after error feedback where that is what follows. The published clipping is
-// what the scale search of the rounding does.
+// what the scale search of the rounding does. Statistics of both streams are asked for: plain rounding, too, gains from
+// aiming at the unquantized output (on the demo model a third of the perplexity gap at 4 bits; at 8 bits nothing).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -294,7 +295,7 @@ void fill_in(const Method& m, QuantSpec& spec) { spec.symmetric = has(m.needs, N
 
 constinit const Transform transform_awq = {.name = "awq",
                                            .summary = "finer steps for input features that are large",
-                                           .needs = Needs::gram | Needs::columns,
+                                           .needs = Needs::gram | Needs::cross | Needs::columns,
                                            .takes_alpha = false,
                                            .fill_in = fill_in,
                                            .apply = apply};

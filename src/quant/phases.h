@@ -1,0 +1,40 @@
+#pragma once
+// Phases: how long the parts of a run took, by name, for the report.
+#include <chrono>
+#include <map>
+#include <string>
+
+#include "kernels/exec.h"
+
+namespace fewbit {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+class Phases {
+ public:
+  explicit Phases(Exec& ex) : ex_(ex) {}
+
+  // Runs `work`, waits for the device and adds the time to the phase.
+  template <class F>
+  void timed(const std::string& phase, F&& work) {
+    const Stopwatch t;
+    work();
+    ex_.sync();
+    seconds_[phase] += t.seconds();
+  }
+  const std::map<std::string, double>& seconds() const { return seconds_; }
+
+ private:
+  Exec& ex_;
+  std::map<std::string, double> seconds_;
+};
+
+}  // namespace fewbit
