@@ -53,7 +53,7 @@ std::vector<std::string> run_streamed(
   };
   for_batches([&](int64_t begin, int64_t end, TensorView x) { ex.copy(embedded(begin, end).x, x); });
   const Tensor positions = embedded(0, batch).positions;  // alike in every batch
-  std::vector<std::string> notes;
+  LinearNotes notes;
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const BlockWeights weights = load_block(ex, c, layer, o, &notes);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
@@ -67,7 +67,7 @@ std::vector<std::string> run_streamed(
     if (pass.progress) pass.progress(layer + 1, spec.layers);
   }
   for_batches([&](int64_t begin, int64_t end, TensorView x) { take(begin / len, end / len, x, ends); });
-  return notes;
+  return lines_of(notes);
 }
 
 }  // namespace fewbit
