@@ -287,6 +287,14 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
+// Lanes of a warp that arrive at a barrier. One is enough: a warp barrier comes before it, which orders what the other lanes
+// did. compute-sanitizer's racecheck follows lane by lane, so a build for it lets all of them arrive.
+#ifdef FEWBIT_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
+
 // Barriers in shared memory of which one side only waits (compute capability 8.0).
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
   asm volatile(
