@@ -1,6 +1,7 @@
 #pragma once
 // What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, x as
 // the column operand, the sums of a warp, and the ways in which warps and blocks wait for each other.
+#include "kernels/barrier.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_tile.cuh"
 #include "kernels/reduce.cuh"
@@ -285,31 +286,6 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.y += b.y;
   a.z += b.z;
   a.w += b.w;
-}
-
-// Barriers in shared memory of which one side only waits (compute capability 8.0).
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile(
-      "mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-      "r"(arrivals)
-      : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-               : "memory");
-}
-// Returns when the phase of this parity is complete; the phase before the first counts as one of parity 1.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
-  uint32_t done = 0;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(at), "r"(parity)
-        : "memory");
-  } while (!done);
 }
 
 // Waits until all `expected` blocks have come here; what each wrote before is seen by all after.
