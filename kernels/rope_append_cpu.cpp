@@ -1,8 +1,9 @@
-// The three ops, one after another.
+// The ops, one after another.
 #include "kernels/rope_append.h"
 
 #include <cstring>
 
+#include "kernels/hadamard.h"
 #include "kernels/rope.h"
 
 namespace fewbit::cpu {
@@ -14,6 +15,7 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
   std::memcpy(turned.view().data, k.data, static_cast<size_t>(k.bytes()));
   cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale);
   cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale);
+  if (table.hadamard) cpu::hadamard(ex, q, turned, head_dim);
   cpu::kv_append(ex, turned, v, positions, cache);
 }
 

@@ -1,5 +1,9 @@
 // A warp has one head of one token: a query head is turned in place, a key head on its way to the cache, a value head
 // only goes there. The token's cosines and sines are worked out once a block, as in rope_cuda.cu. Bound by the launch.
+#include <cmath>
+
+#include "kernels/hadamard.cuh"
+#include "kernels/hadamard.h"
 #include "kernels/kv_quantize.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/rope_append.h"
@@ -13,6 +17,8 @@ struct RopeSizes {
   int half, heads, kv_heads, d, len;
   int64_t capacity;
   float attention_scale;
+  int run;  // of the Hadamard matrix; 0: none
+  float run_scale;
 };
 
 template <class T, class C>
@@ -22,7 +28,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                        const T* __restrict__ v, const int32_t* __restrict__ positions,
                        const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
                        C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales, RopeSizes s) {
-  extern __shared__ float table[];  // [2, half]: cosines, sines; then a row of T for each warp
+  extern __shared__ float table[];  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix
   allow_successor();
   await_predecessor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -43,16 +49,27 @@ __global__ void __launch_bounds__(32 * kWarps)
       to[s.half + i] = from_f32<T>(b * c + a * sine);
     }
   };
+  T* rows = reinterpret_cast<T*>(table + 2 * s.half);
+  const auto spread = [&](T* x) {
+    if (s.run == 0) return;
+    float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
+    __syncwarp();
+    for (int i = lane; i < s.d; i += 32) wide[i] = to_f32(x[i]);
+    for (int first = 0; first < s.d; first += s.run) hadamard_stages(wide + first, s.run, lane);
+    for (int i = lane; i < s.d; i += 32) x[i] = from_f32<T>(wide[i] * s.run_scale);
+  };
   if (head < s.heads) {
     T* row = q + (token * s.heads + head) * s.d;
-    return turn(row, row);
+    turn(row, row);
+    return spread(row);
   }
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
   const int64_t row = (token * s.kv_heads + kv_head) * s.d;
   if (head >= s.heads + s.kv_heads) return store_row(v + row, v_cache, v_scales, at, kv_head, s.d);
-  T* turned = reinterpret_cast<T*>(table + 2 * s.half) + warp * s.d;
+  T* turned = rows + warp * s.d;
   turn(k + row, turned);
   for (int i = 2 * s.half + lane; i < s.d; i += 32) turned[i] = k[row + i];
+  spread(turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
 }
@@ -83,10 +100,12 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                         .d = static_cast<int>(d),
                         .len = static_cast<int>(tokens / batch),
                         .capacity = shape[2],
-                        .attention_scale = rope.attention_scale};
+                        .attention_scale = rope.attention_scale,
+                        .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
+                        .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
   const int all = sizes.heads + 2 * sizes.kv_heads;
   const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
-  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) + static_cast<size_t>(kWarps * d * bytes_of(k.dtype));
+  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) + static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;

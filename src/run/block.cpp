@@ -134,12 +134,13 @@ bool run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
 bool run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
-  if (!rope || !op || !in.layout.cache || in.layout.turned_keys ||
+  if (!rope || !op || !in.layout.cache ||
       rope->slots != std::vector<Slot>{op->q, op->k} ||
       rope->head_dim != op->head_dim)
     return false;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
-              {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale},
+              {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale,
+               .hadamard = in.layout.turned_keys},
               *in.layout.cache);
   in.attend(*op);
   return true;

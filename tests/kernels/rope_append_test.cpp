@@ -1,5 +1,6 @@
 #include "kernels/rope_append.h"
 
+#include "kernels/hadamard.h"
 #include "kernels/rope.h"
 #include "tests/kernels/op_test.h"
 
@@ -20,13 +21,15 @@ Cache make_cache(Exec& ex, DType type, const Shape& shape) {
   return c;
 }
 
-FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsThreeOps) {
+FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
   struct Case {
     int64_t heads, kv_heads, head_dim, rot;
+    bool hadamard = false;
   };
   const int64_t batch = 2, len = 3, capacity = 9;
   const std::vector<int32_t> positions = {0, 1, 2, 6, 7, 8};
-  for (const Case c : {Case{4, 2, 16, 16}, Case{9, 3, 80, 80}, Case{8, 1, 128, 64}})
+  for (const Case c : {Case{4, 2, 16, 16}, Case{9, 3, 80, 80}, Case{8, 1, 128, 64}, Case{4, 2, 64, 64, true},
+                     Case{3, 1, 80, 48, true}})
     for (const DType dtype : kComputeTypes)
       for (const DType stored : {dtype, DType::f8_e4m3, DType::i8}) {
         const Tensor inv_freq = ex.to_device(random_normal(DType::f32, {c.rot / 2}, 4));
@@ -40,9 +43,10 @@ FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsThreeOps) {
                      k_together = ex.to_device(k), dv = ex.to_device(v);
         rope(ex, q_apart, at, inv_freq, c.head_dim, 1.25f);
         rope(ex, k_apart, at, inv_freq, c.head_dim, 1.25f);
+        if (c.hadamard) hadamard(ex, q_apart, k_apart, c.head_dim);
         kv_append(ex, k_apart, dv, at, apart.view());
-        rope_append(ex, q_together, k_together, dv, at, {.inv_freq = inv_freq, .attention_scale = 1.25f},
-                    together.view());
+        rope_append(ex, q_together, k_together, dv, at,
+                    {.inv_freq = inv_freq, .attention_scale = 1.25f, .hadamard = c.hadamard}, together.view());
         const auto same = [&](const Tensor& a, const Tensor& b, const char* what) {
           if (a.empty()) return;
           EXPECT_EQ(first_difference(ex.to_host(a), ex.to_host(b)), "")
