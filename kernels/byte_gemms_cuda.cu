@@ -5,7 +5,7 @@
 
 #include "kernels/byte_gemms.h"
 #include "kernels/byte_product.cuh"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 
 namespace fewbit::cuda {
 namespace {

@@ -21,7 +21,7 @@
 #include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/row_grid.h"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
