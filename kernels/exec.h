@@ -49,7 +49,6 @@ class Exec {
   void replay(const RecordedGraph& graph);
 
   int64_t peak_bytes() const;   // largest device memory held through alloc() at one time; host bytes on the CPU
-  void reset_peak();            // peak_bytes() counts from what is held now
   int64_t free_bytes() const;   // what the device says is free now; 0 on the CPU (not known)
   int64_t total_bytes() const;
 

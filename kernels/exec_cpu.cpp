@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/exec_measure.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -149,8 +149,10 @@ int64_t Exec::peak_bytes() const {
   return g_peak;
 }
 
-void Exec::reset_peak() {
-  FEWBIT_ON_CUDA(reset_peak(*this));
+void reset_peak([[maybe_unused]] Exec& ex) {
+#ifdef FEWBIT_HAS_CUDA
+  if (ex.on_cuda()) return cuda::reset_peak(ex);
+#endif
   g_peak = g_bytes.load();
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/exec_measure.h"
 #include "kernels/read_all.h"
 #include "src/core/rng.h"
 
@@ -152,7 +153,7 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   for (size_t i = 0; i < o.shapes.size(); ++i) {
     if (i > 0) {
       engine.resize(o.shapes[i].batch, positions_of(o.shapes[i], o));
-      ex.reset_peak();
+      reset_peak(ex);
     }
     r.rows.push_back(run_row(ex, engine, o.shapes[i], o, [&](const char* phase, double f) {
       tell(o.shapes.size() == 1 ? phase : fmt::format("{} row {} of {}", phase, i + 1, o.shapes.size()), f);

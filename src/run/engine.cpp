@@ -109,7 +109,8 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
-  gemm(ex_, normed_, ends_.head(), {}, logits_);
+  const GemmProduct head{.w = ends_.head(), .y = logits_};
+  gemms(ex_, normed_, std::span(&head, 1));
 }
 
 ConstTensorView Engine::prefill(std::span<const int32_t> ids) {

@@ -277,6 +277,15 @@ TEST_F(Commands, HelpVersionAndCompletion) {
   }
 }
 
+TEST_F(Commands, CountsThatAreNoneAreRefusedInOneLine) {
+  for (const char* command : {"evaluate perplexity --max-windows -1", "evaluate perplexity --max-windows=0",
+                              "runner bench --tokens 1.5", "quantize plan rtn --samples many"}) {
+    const ProcessResult r = run(command);
+    EXPECT_EQ(r.exit_code, 2) << command;
+    EXPECT_NE(r.err.find(": expected a whole number of at least 1, found "), std::string::npos) << r.err;
+  }
+}
+
 TEST_F(Commands, GenerateIsReproducible) {
   const std::string command = "runner generate --device cpu --prompt 'The old house' --max-tokens 12 --json -";
   EXPECT_EQ(json_of(run(command))["ids"], json_of(run(command))["ids"]);
