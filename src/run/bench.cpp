@@ -160,6 +160,10 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
     }));
     r.peak_bytes = std::max(r.peak_bytes, r.rows.back().peak_bytes);
   }
+  if (o.trace) {
+    engine.resize(o.shapes[0].batch, positions_of(o.shapes[0], o));
+    r.trace = trace_passes(ex, engine, random_prompt(c.spec, o.shapes[0], o));
+  }
   r.memory = measure_memory(ex);  // last: its buffers are none of the model's memory
   for (BenchRow& row : r.rows) row.floor_share = row.gb_per_s / r.memory.read_gb_per_s;
   r.device = ex.device_name();

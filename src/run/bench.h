@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "src/run/engine.h"
+#include "src/run/op_trace.h"
 
 namespace fewbit {
 
@@ -19,6 +19,7 @@ struct BenchOptions {
   int64_t repetitions = 1;  // of the timed part: prompt, first token, steps
   int64_t warmup = 10;      // decode steps before the timed ones
   uint64_t seed = 0;        // of the random prompt
+  bool trace = false;       // also run the first shape op by op
 };
 using BenchProgress = std::function<void(const std::string& phase, double fraction)>;  // may be empty
 
@@ -55,6 +56,7 @@ struct BenchResult {
   std::vector<BenchRow> rows;
   std::string device;
   std::vector<std::string> kernels, notes;
+  std::vector<TracedPass> trace;  // empty unless asked for
 };
 
 // Positions that the sequences of a shape take.

@@ -97,20 +97,28 @@ void Engine::need_room(int64_t tokens) const {
                                        length_, options_.capacity));
 }
 
+void Engine::report(std::string_view what, bool begins) const {
+  if (watch_) watch_({.what = what, .begins = begins});
+}
+
 void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer);
     const KvCache cache = view_of(kv_[i], kv_scales_[i]);
     Activations act = slots.bind(x, spec_.kind(layer));
+    const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
               {.seqs = options_.batch, .positions = positions, .cache = &cache,
-               .turned_keys = turns_keys(options_.load.kv_cache)}, act);
+               .turned_keys = turns_keys(options_.load.kv_cache)}, act,
+              watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
   const GemmProduct head{.w = ends_.head(), .y = logits_};
+  report("final norm");
   gemms(ex_, normed_, std::span(&head, 1));
+  report("head");
 }
 
 ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
@@ -132,7 +140,9 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     const Tensor last =
         device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
+    report("", true);
     embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
+    report("embedding");
     forward(prefill_slots_, x, positions, last);
     length_ += n;
   }
@@ -141,19 +151,22 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 }
 
 void Engine::decode_body() {
+  report("", true);
   embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
+  report("embedding");
   forward(decode_slots_, x_, positions_, last_rows_);
   argmax(ex_, logits_, next_);
+  report("choice");
   advance(ex_, positions_, 1);
 }
 
 void Engine::step() {
   need_room(1);
-  if (options_.graph && warm_ && !recorded_) {
+  if (options_.graph && warm_ && !recorded_ && !watch_) {
     step_graph_ = ex_.record([this] { decode_body(); });
     recorded_ = true;
   }
-  if (step_graph_.handle)
+  if (step_graph_.handle && !watch_)
     ex_.replay(step_graph_);
   else
     decode_body();
@@ -168,7 +181,10 @@ ConstTensorView Engine::decode(ConstTensorView next) {
   return logits_;
 }
 
-void Engine::greedy_start(ConstTensorView logits) { argmax(ex_, logits, next_); }
+void Engine::greedy_start(ConstTensorView logits) {
+  argmax(ex_, logits, next_);
+  report("choice");
+}
 void Engine::greedy_step() { step(); }
 
 std::vector<int32_t> Engine::greedy_tokens() {

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/support/process.h"
 #include "tests/support/support.h"
@@ -148,6 +150,42 @@ TEST_F(Commands, BenchMakesARowOfEveryCombination) {
   EXPECT_EQ(lines_with("t.csv", ',', 26), 5) << "names, four rows";
   // The commas end a list: the next word is the model.
   EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
+}
+
+TEST_F(Commands, BenchComparesTwoCheckpointsInTurn) {
+  const Json j = json_of(run("runner bench --compare " + kDemo + " " + kDemo +
+                             " --device cpu --tokens 8 --prompt-tokens 4 --repetitions 2 --json -"));
+  EXPECT_EQ(j["a"]["bytes_per_token"], j["b"]["bytes_per_token"]);
+  EXPECT_GT(j["ratio"].get<double>(), 0);
+  EXPECT_GE(j["ratio_stderr"].get<double>(), 0);
+  EXPECT_GT(j["b"]["ms_per_token"]["mean"].get<double>(), 0);
+  for (const char* key : {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
+    EXPECT_TRUE(j.contains(key)) << key;
+}
+
+// The demo model has four layers; ops that ran as one share an event.
+TEST_F(Commands, BenchWritesATraceOfEveryOp) {
+  const ProcessResult r = run("runner bench --device cpu --tokens 2 --prompt-tokens 6 --trace trace.json");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const Json trace = Json::parse(std::ifstream(dir / "trace.json"));
+  std::map<std::string, int> passes, categories;
+  std::map<std::string, std::set<std::string>> linears;  // by pass: "layer name"
+  for (const Json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X") continue;
+    EXPECT_GE(e["dur"].get<double>(), 0) << e;
+    const std::string category = e["cat"];
+    if (category == "pass") ++passes[e["name"]];
+    ++categories[category];
+    if (category == "linears")
+      for (const auto& [key, value] : e["args"].items())
+        if (key.find("proj") != std::string::npos)
+          linears[e["args"]["pass"]].insert(e["args"]["layer"].dump() + " " + key);
+  }
+  EXPECT_EQ(passes, (std::map<std::string, int>{{"prefill", 1}, {"decode step", 1}}));
+  EXPECT_EQ(categories["layer"], 2 * 4);
+  EXPECT_EQ(categories["attention"], 2 * 4);
+  EXPECT_EQ(categories["ends"], 2 * 4) << "embedding, final norm, head, choice";
+  for (const char* pass : {"prefill", "decode step"}) EXPECT_EQ(linears[pass].size(), 4u * 7) << pass;
 }
 
 TEST_F(Commands, JsonHasTheContractsKeys) {
@@ -343,6 +381,7 @@ TEST_F(Commands, BadInputIsOneClearLine) {
       {"runner bench --prompt-tokens 16,4096", {"4096 prompt tokens", "2048"}, 2},
       {"runner bench --batch 1,0", {"--batch", "0"}, 2},
       {"runner bench --csv no/such/t.csv", {"no/such", "cannot write"}, 1},
+      {"runner bench --compare a b --batch 1,2", {"--compare", "one shape"}, 2},
       {"runner bench nowhere", {"nowhere"}, 1},
       {"convert inspect nowhere", {"nowhere"}, 1},
       {"convert synth --preset gpt9 out", {"gpt9"}, 2},

@@ -1,7 +1,10 @@
 // The bench on the demo model: what its rows hold, not how fast anything is.
 #include "src/run/bench.h"
 
+#include <algorithm>
+
 #include "src/core/error.h"
+#include "src/run/bench_compare.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -73,6 +76,49 @@ TEST(Bench, AResizedEngineIsLikeANewOne) {
   EXPECT_EQ(resized.length(), 0);
   EXPECT_EQ(chosen(resized), chosen(fresh));
   EXPECT_THROW(resized.prefill(prompt), Error) << "its capacity is the new one";
+}
+
+// Every op of every layer is in the trace once, whether it ran alone or with its neighbour, and watching changes nothing.
+TEST(Bench, ATraceHoldsEveryOpOnce) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  Engine engine(ex, c, {.capacity = 12, .prefill_chunk = 3});
+  const std::vector<int32_t> prompt = {5, 6, 7, 8, 9};
+  engine.greedy_start(engine.prefill(prompt));
+  const std::vector<int32_t> chosen = engine.greedy_tokens();
+  const std::vector<TracedPass> passes = trace_passes(ex, engine, prompt);
+  ASSERT_EQ(passes.size(), 2u);
+  const auto count = [&](const TracedPass& pass, int64_t layer) {
+    int64_t n = 0;
+    for (const TracedOp& op : pass.ops)
+      if (op.layer == layer) n += 1 + std::count(op.name.begin(), op.name.end(), ',');
+    return n;
+  };
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+    const auto ops = static_cast<int64_t>(c.spec.block(layer).size());
+    EXPECT_EQ(count(passes[0], layer), 2 * ops) << "two chunks of the prompt";
+    EXPECT_EQ(count(passes[1], layer), ops);
+  }
+  EXPECT_EQ(count(passes[1], -1), 4) << "embedding, final norm, head, choice";
+  for (const TracedPass& pass : passes)
+    for (size_t i = 0; i + 1 < pass.ops.size(); ++i)
+      EXPECT_LE(pass.ops[i].begin_us + pass.ops[i].us, pass.ops[i + 1].begin_us + 1e-3) << pass.ops[i].name;
+  engine.greedy_start(engine.prefill(prompt));
+  EXPECT_EQ(engine.greedy_tokens(), chosen);
+}
+
+TEST(Bench, RatiosArePaired) {
+  const TimeRatio r = ratio_of({1, 2, 4}, {2, 4, 8});  // the pairs agree exactly, whatever the times do
+  EXPECT_DOUBLE_EQ(r.value, 2);
+  EXPECT_NEAR(r.stderr_, 0, 1e-12);
+  EXPECT_GT(ratio_of({1, 1}, {1, 2}).stderr_, 0.1);
+}
+
+TEST(Bench, AnOddNumberOfStepsCannotBeSharedOut) {
+  Exec ex = Exec::cpu();
+  BenchOptions o;
+  o.shapes[0].tokens = 3;
+  EXPECT_THROW(compare_speed(ex, demo(), demo(), o), Error);
 }
 
 }  // namespace

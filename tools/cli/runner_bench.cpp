@@ -6,8 +6,6 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/run/bench.h"
-#include "tools/cli/options.h"
 #include "tools/cli/runner_commands.h"
 
 namespace fewbit::cli {
@@ -15,13 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-struct BenchArgs {
-  Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", markdown, csv;
-  std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
-  BenchOptions options;
-};
 
 std::vector<BenchShape> shapes_of(const BenchArgs& a) {
   std::vector<BenchShape> shapes;
@@ -146,17 +137,13 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "));
 }
 
-Json json_of(const Spread& s) {
-  return {{"mean", s.mean}, {"std", s.std}, {"p50", s.p50}, {"p90", s.p90}, {"p95", s.p95}, {"p99", s.p99}};
-}
-
 Json json_of(const BenchRow& r) {
   return {{"batch", r.shape.batch},
           {"prompt_tokens", r.shape.prompt_tokens},
           {"tokens", r.shape.tokens},
           {"prefill_tokens_per_s", r.prefill_tokens_per_s.mean},
           {"ttft_ms", r.ttft_ms.mean},
-          {"ms_per_token", json_of(r.ms_per_token)},
+          {"ms_per_token", spread_json(r.ms_per_token)},
           {"tokens_per_s", r.tokens_per_s.mean},
           {"std",
            {{"prefill_tokens_per_s", r.prefill_tokens_per_s.std},
@@ -174,7 +161,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"load_s", r.load_s},
             {"prefill_tokens_per_s", first.prefill_tokens_per_s.mean},
             {"ttft_ms", first.ttft_ms.mean},
-            {"ms_per_token", json_of(first.ms_per_token)},
+            {"ms_per_token", spread_json(first.ms_per_token)},
             {"tokens_per_s", first.tokens_per_s.mean},
             {"bytes_per_token", first.bytes_per_token},
             {"gb_per_s", first.gb_per_s},
@@ -200,7 +187,13 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
 void run_bench(BenchArgs& a) {
   a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
   a.options.shapes = shapes_of(a);
-  for (const std::string& file : {a.markdown, a.csv}) check_writable(file);
+  for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
+  if (!a.compare.empty()) {
+    if (a.options.shapes.size() > 1)
+      fail(ErrorKind::usage, "--compare takes one shape: give --batch, --prompt-tokens and --tokens one value each");
+    return run_comparison(a);
+  }
+  a.options.trace = !a.trace.empty();
   const fs::path path = model_or_demo(a.common, a.model);
   const std::string model = path.string();
   Exec ex = make_exec(a.common);
@@ -218,6 +211,7 @@ void run_bench(BenchArgs& a) {
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   write_text(a, a.markdown, markdown_of(a, model, r));
   write_text(a, a.csv, csv_of(a, model, r));
+  if (a.options.trace) write_text(a, a.trace, trace_json(model, r.device, r.trace));
   write_json(a.common, json_of(a, model, r, rows).dump(1) + "\n");
 }
 
@@ -232,19 +226,31 @@ void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& valu
 
 }  // namespace
 
+Json spread_json(const Spread& s) {
+  return {{"mean", s.mean}, {"std", s.std}, {"p50", s.p50}, {"p90", s.p90}, {"p95", s.p95}, {"p99", s.p99}};
+}
+
 void add_bench_command(CLI::App& app) {
   const auto b = std::make_shared<BenchArgs>();
   CLI::App* bench =
       app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
-  bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
+  auto* model = bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
   add_list(*bench, "--tokens", b->tokens, "Decode steps to time");
   add_list(*bench, "--prompt-tokens", b->prompt_tokens, "Tokens of the random prompt");
   add_list(*bench, "--batch", b->batch, "Sequences at once");
   bench->add_option("--repetitions", b->options.repetitions, "Times that each row's timed part runs: mean and standard deviation")
       ->check(at_least(1))
       ->capture_default_str();
-  bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
-  bench->add_option("--csv", b->csv, "FILE: a line for every row");
+  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
+  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row");
+  auto* trace = bench->add_option("--trace", b->trace,
+                                  "FILE: one prefill and one decode step of the first row, op by op, for Perfetto");
+  bench->add_option("--compare", b->compare, "A B: two checkpoints, their steps in turn; the ratio with its error")
+      ->expected(2)
+      ->excludes(model)
+      ->excludes(markdown)
+      ->excludes(csv)
+      ->excludes(trace);
   bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
