@@ -21,6 +21,7 @@ struct Checkpoint {
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);
+  // A linear, or an end (ends_of).
   bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
   // A packed linear in the neutral form.
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;

@@ -1,5 +1,7 @@
 #include "src/quant/block_loop.h"
 
+#include <algorithm>
+
 #include "formats/container.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
@@ -23,21 +25,39 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       ropes_(ex, c.spec),
       phases_(ex),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
+      ends_(ex, c, plan, job, phases_, windows.count > 0),
       windows_(windows.count) {
-  if (windows.count > 0) start_streams(windows);
+  const Tensor embedding = quantize_embedding();
+  if (windows.count > 0) start_streams(windows, embedding);
 }
 
-void BlockLoop::start_streams(const Windows& w) {
+// Its values in the compute dtype; empty where it stays as it is, or nothing runs.
+Tensor BlockLoop::quantize_embedding() {
+  const int64_t layer = ckpt_.spec.layers;
+  std::optional<CheckpointIndex> file;
+  if (journal_.sealed(layer)) file = container_safetensors.open(journal_.block_file(layer));
+  ends_.begin(layer, std::move(file), false);
+  const NamedLinear matrix = ends_of(ckpt_.spec).front();
+  if (!plan_.find(matrix.name)) return {};
+  std::map<std::string, Linear> replaced;
+  ends_.quantize({{.name = matrix.name, .out = Slot::x, .out_features = matrix.out, .in_features = matrix.in}},
+                 [](const InputRounding&) { return std::optional<InputStats>(); }, replaced);
+  if (replaced.empty()) return {};
+  return std::move(std::get<DenseLinear>(replaced.at(matrix.name)).weight);
+}
+
+void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedding) {
   check_ids(ckpt_.spec, w.ids);
   const Tensor ids = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
-  const auto states = [&] {
-    const Ends ends = load_ends(ex_, ckpt_, job_.dtype);
+  const Ends ends = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
+  const auto states = [&](ConstTensorView table) {
     Tensor x = ex_.alloc(job_.dtype, {w.count * w.length, ckpt_.spec.hidden});
-    embed(ex_, ids, ends.embed, ckpt_.spec.embed_scale, x);
+    embed(ex_, ids, table, ckpt_.spec.embed_scale, x);
     return x;
   };
-  quantized_.emplace(ex_, ckpt_.spec, states(), w.count);
-  if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
+  quantized_.emplace(ex_, ckpt_.spec, states(quantized_embedding.data ? quantized_embedding : ends.embed.view()),
+                     w.count);
+  if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(ends.embed), w.count);
 }
 
 void BlockLoop::block(int64_t layer) {
@@ -81,6 +101,29 @@ void BlockLoop::block(int64_t layer) {
   if (sealed) return;
   if (learning) learn(layer, entering, weights);
   coder_.seal(journal_);
+}
+
+void BlockLoop::finish() {
+  const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
+  const bool some = std::any_of(ends.begin(), ends.end(), [&](const auto& l) { return plan_.find(l.name); });
+  if (!some || journal_.sealed(ckpt_.spec.layers)) return;
+  if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
+    std::map<std::string, Linear> unused;
+    ends_.quantize(
+        {{.name = head.name, .out = Slot::x, .out_features = head.out, .in_features = head.in}},
+        [&](const InputRounding& rounding) {
+          std::optional<InputStats> stats;
+          if (!quantized_) return stats;
+          phases_.timed("observe", [&] {
+            const Ends loaded = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
+            const auto normed = [&](const Stream& s) { return final_normed(ex_, ckpt_.spec, loaded, s.x()); };
+            stats = observe_input(ex_, normed(*quantized_), full_ ? normed(*full_) : Tensor(), rounding);
+          });
+          return stats;
+        },
+        unused);
+  }
+  ends_.seal(journal_);
 }
 
 // Quantizes (or, for a sealed block, restores) the linears of a group; returns what takes their place in the

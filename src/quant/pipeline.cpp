@@ -77,6 +77,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, co
                        layer, c.spec.layers, journal.sealed_blocks(), journal.dir().string()));
     loop.block(layer);
   }
+  loop.finish();
   tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 
@@ -118,7 +119,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     journal.discard_if_empty();
     throw;
   }
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends
     for (const LinearRecord& r : journal.records(layer)) report.linears.push_back(r);
   const Stopwatch writing;
   report.peak_gpu_bytes = ex.on_cuda() ? ex.peak_bytes() : 0;

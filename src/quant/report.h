@@ -17,12 +17,13 @@ struct LinearRecord {
   double rel_error =
       0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
   double sqnr_db = 0;  // 10 log10(||W||^2 / ||W - Q||^2)
-  double loss = 0, loss_rtn = 0;
+  double loss = 0, loss_rtn = 0;  // MethodResult (method.h) says what the four losses are; 0 without statistics
+  double loss_target = 0, loss_target_rtn = 0;
   int64_t tokens = 0;
   double seconds = 0;
   std::string hash;  // of the neutral form; `evaluate verify` compares it
   // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
-  // loss and loss_rtn of what the method had found before.
+  // the losses of what the method had found before.
   bool learned = false;
 };
 

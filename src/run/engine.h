@@ -51,10 +51,10 @@ class Engine {
   Exec& ex_;
   ModelSpec spec_;
   EngineOptions options_;
+  std::vector<std::string> notes_;
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
-  std::vector<std::string> notes_;
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
   SlotBuffers prefill_slots_, decode_slots_;

@@ -37,7 +37,8 @@ std::vector<std::string> run_streamed(
   const ModelSpec& spec = c.spec;
   const auto tokens = static_cast<int64_t>(pass.ids.size());
   const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
-  const Ends ends = load_ends(ex, c, o.dtype);
+  std::vector<std::string> notes;
+  const Ends ends = load_ends(ex, c, o, &notes);
   const RopeTables ropes(ex, spec);
   WaitingStates states(ex, tokens, spec.hidden, o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
@@ -53,7 +54,6 @@ std::vector<std::string> run_streamed(
   };
   for_batches([&](int64_t begin, int64_t end, TensorView x) { ex.copy(embedded(begin, end).x, x); });
   const Tensor positions = embedded(0, batch).positions;  // alike in every batch
-  std::vector<std::string> notes;
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const BlockWeights weights = load_block(ex, c, layer, o, &notes);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {

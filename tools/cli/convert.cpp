@@ -42,7 +42,9 @@ std::string crc32(ConstTensorView v) {
 nlohmann::ordered_json checksums_of(const Checkpoint& c) {
   nlohmann::ordered_json sums;
   for (const NamedDense& t : dense_tensors_of(c.spec))
-    sums[t.name] = crc32(float_values(c.store.get(t.name)));
+    if (c.store.has(t.name)) sums[t.name] = crc32(float_values(c.store.get(t.name)));
+  for (const NamedLinear& l : ends_of(c.spec))
+    if (c.packed(l.name)) sums[l.name + ".weight"] = crc32(c.values(l));
   for (const NamedLinear& l : linears_of(c.spec)) sums[l.name + ".weight"] = crc32(c.values(l));
   return sums;
 }
