@@ -38,12 +38,16 @@ std::vector<float> values_of(ConstTensorView t, const std::string& name, int64_t
   return values;
 }
 
+// The spellings for `which` ("k" or "v"), in the order in which they are looked for.
+std::vector<std::string> spellings(const std::string& name, const std::string& which) {
+  const std::string projection = name + '.' + which + "_proj.";
+  return {name + '.' + which + "_scale", projection + which + "_scale", projection + "output_scale"};
+}
+
 // The first tensor that exists of the spellings for `which` ("k" or "v"); empty where there is none.
 std::vector<float> find(const std::string& name, const std::string& which, int64_t kv_heads,
                         const TensorSource& tensor) {
-  const std::string projection = name + '.' + which + "_proj.";
-  for (const std::string& spelling :
-       {name + '.' + which + "_scale", projection + which + "_scale", projection + "output_scale"})
+  for (const std::string& spelling : spellings(name, which))
     if (const ConstTensorView t = tensor(spelling); t.data) return values_of(t, spelling, kv_heads);
   return {};
 }
@@ -54,6 +58,12 @@ Tensor tensor_of(const std::vector<float>& scales) {
 }
 
 }  // namespace
+
+std::vector<std::string> kv_scale_names(const std::string& name) {
+  std::vector<std::string> names = spellings(name, "k");
+  for (std::string& v : spellings(name, "v")) names.push_back(std::move(v));
+  return names;
+}
 
 std::optional<KvScales> read_kv_scales(const std::string& name, int64_t kv_heads, const TensorSource& tensor) {
   KvScales s{.k = find(name, "k", kv_heads, tensor), .v = find(name, "v", kv_heads, tensor)};

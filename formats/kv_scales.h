@@ -14,6 +14,9 @@ struct KvScales {
   std::vector<float> k{}, v{};
 };
 
+// Every name under which the scales of the attention module `name` may be stored.
+std::vector<std::string> kv_scale_names(const std::string& name);
+
 // The scales of the attention module `name` ("model.layers.0.self_attn") in any known spelling, nothing where
 // there are none. Where only one of the two is stored it serves both. Error{checkpoint} naming a tensor of
 // another count than 1 or `kv_heads`, or a scale that is not positive and finite.

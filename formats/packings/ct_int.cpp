@@ -6,7 +6,7 @@
 namespace fewbit {
 namespace {
 
-constexpr ct::ByteWeights kInt8{.dtype = DType::i8, .flip = 0x80};
+constexpr ct::ByteWeights kInt8{.dtype = DType::i8, .known_as = "int-quantized", .flip = 0x80};
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
   if (spec.grid != Grid::integer || spec.bits != 8 || !spec.symmetric)
@@ -24,29 +24,9 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   return "";
 }
 
-std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
-  return ct::byte_tensors(kInt8, spec, out, in);
-}
-
-PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
-  FEWBIT_ASSERT(refuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
-  return ct::pack_bytes(kInt8, linear, q);
-}
-
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
-  if (const std::string why = refuses(spec, out, in, false); !why.empty())
-    fail(ErrorKind::unsupported, std::string(linear) + ": cannot be read as int-quantized: " + why);
-  return ct::unpack_bytes(kInt8, linear, spec, {out, in}, source);
-}
-
 }  // namespace
 
-constinit const Packing packing_ct_int = {.name = "ct_int",
-                                          .summary = "compressed-tensors int-quantized: W8A8 in plain order",
-                                          .refuses = refuses,
-                                          .tensors = tensors,
-                                          .pack = pack,
-                                          .unpack = unpack};
+constinit const Packing packing_ct_int =
+    ct::packing_of<kInt8, refuses>("ct_int", "compressed-tensors int-quantized: W8A8 in plain order");
 
 }  // namespace fewbit

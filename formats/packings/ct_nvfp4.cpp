@@ -14,30 +14,9 @@ constexpr fp4::Layout kLayout{.spec = kNvfp4,
                               .input = "input_global_scale",
                               .stored = fp4::Stored::reciprocal};
 
-std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
-  return fp4::refuses(kLayout, spec, out, in, act_order);
-}
-
-std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
-  return fp4::tensors(kLayout, spec, out, in);
-}
-
-PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
-  return fp4::pack(kLayout, linear, q);
-}
-
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
-  return fp4::unpack(kLayout, linear, spec, {out, in}, source);
-}
-
 }  // namespace
 
-constinit const Packing packing_ct_nvfp4 = {.name = "ct_nvfp4",
-                                    .summary = "compressed-tensors nvfp4-pack-quantized",
-                                    .refuses = refuses,
-                                    .tensors = tensors,
-                                    .pack = pack,
-                                    .unpack = unpack};
+constinit const Packing packing_ct_nvfp4 =
+    fp4::packing_of<kLayout>("ct_nvfp4", "compressed-tensors nvfp4-pack-quantized");
 
 }  // namespace fewbit

@@ -39,6 +39,7 @@ double single_from_file(const TensorSource& source, std::string_view linear, con
 // `weight`, one byte a value of type `dtype`, stored as code ^ flip; then scales and input_scale.
 struct ByteWeights {
   DType dtype;
+  const char* known_as;  // in messages: "float-quantized"
   uint8_t flip = 0;
   const char* scales = "weight_scale";
   bool flat = false;  // scales of outputs are written as [N], not [N, 1]; both are read
@@ -47,5 +48,27 @@ std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, in
 PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const QuantizedLinear& q);
 QuantizedLinear unpack_bytes(ByteWeights kind, std::string_view linear, const QuantSpec& spec, Shape out_in,
                              const TensorSource& source);
+
+// The packing of one such kind, which takes what `kRefuses` lets pass.
+template <const ByteWeights& kKind, auto kRefuses>
+constexpr Packing packing_of(std::string_view name, std::string_view summary) {
+  return {.name = name,
+          .summary = summary,
+          .refuses = kRefuses,
+          .tensors = [](const QuantSpec& spec, int64_t out, int64_t in, bool) {
+            return byte_tensors(kKind, spec, out, in);
+          },
+          .pack = [](std::string_view linear, const QuantizedLinear& q) {
+            FEWBIT_ASSERT(kRefuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
+            return pack_bytes(kKind, linear, q);
+          },
+          .unpack = [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
+                       const TensorSource& source) {
+            if (const std::string why = kRefuses(spec, out, in, false); !why.empty())
+              fail(ErrorKind::unsupported,
+                   std::string(linear) + ": cannot be read as " + kKind.known_as + ": " + why);
+            return unpack_bytes(kKind, linear, spec, {out, in}, source);
+          }};
+}
 
 }  // namespace fewbit::ct

@@ -6,7 +6,7 @@
 namespace fewbit {
 namespace {
 
-constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .flat = true};
+constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .known_as = "fp8", .flat = true};
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
   if (spec.grid != Grid::f8_e4m3 || spec.bits != 8 || !spec.symmetric)
@@ -24,29 +24,9 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   return "";
 }
 
-std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
-  return ct::byte_tensors(kE4m3, spec, out, in);
-}
-
-PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
-  FEWBIT_ASSERT(refuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
-  return ct::pack_bytes(kE4m3, linear, q);
-}
-
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
-  if (const std::string why = refuses(spec, out, in, false); !why.empty())
-    fail(ErrorKind::unsupported, std::string(linear) + ": cannot be read as fp8: " + why);
-  return ct::unpack_bytes(kE4m3, linear, spec, {out, in}, source);
-}
-
 }  // namespace
 
-constinit const Packing packing_fp8 = {.name = "fp8",
-                                       .summary = "FP8 weights with one scale, or one per output",
-                                       .refuses = refuses,
-                                       .tensors = tensors,
-                                       .pack = pack,
-                                       .unpack = unpack};
+constinit const Packing packing_fp8 =
+    ct::packing_of<kE4m3, refuses>("fp8", "FP8 weights with one scale, or one per output");
 
 }  // namespace fewbit

@@ -6,7 +6,7 @@
 namespace fewbit {
 namespace {
 
-constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .scales = "weight_scale_inv"};
+constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .known_as = "block FP8", .scales = "weight_scale_inv"};
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
   if (out < 1 || in < 1) return "the shape " + Shape{out, in}.str() + " is empty";
@@ -23,29 +23,9 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   return "";
 }
 
-std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, bool) {
-  return ct::byte_tensors(kE4m3, spec, out, in);
-}
-
-PackedLinear pack(std::string_view linear, const QuantizedLinear& q) {
-  FEWBIT_ASSERT(refuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
-  return ct::pack_bytes(kE4m3, linear, q);
-}
-
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
-  if (const std::string why = refuses(spec, out, in, false); !why.empty())
-    fail(ErrorKind::unsupported, std::string(linear) + ": cannot be read as block FP8: " + why);
-  return ct::unpack_bytes(kE4m3, linear, spec, {out, in}, source);
-}
-
 }  // namespace
 
-constinit const Packing packing_fp8_block = {.name = "fp8_block",
-                                             .summary = "FP8 weights with a scale per 128 x 128 block",
-                                             .refuses = refuses,
-                                             .tensors = tensors,
-                                             .pack = pack,
-                                             .unpack = unpack};
+constinit const Packing packing_fp8_block =
+    ct::packing_of<kE4m3, refuses>("fp8_block", "FP8 weights with a scale per 128 x 128 block");
 
 }  // namespace fewbit

@@ -90,6 +90,13 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
       dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
 }
 
+std::vector<NamedLinear> Checkpoint::linears() const {
+  std::vector<NamedLinear> out = linears_of(spec);
+  for (NamedLinear& l : ends_of(spec))
+    if (packed(l.name)) out.push_back(std::move(l));
+  return out;
+}
+
 QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64_t in) const {
   const auto it = quantization.linears.find(linear);
   FEWBIT_ASSERT(it != quantization.linears.end());

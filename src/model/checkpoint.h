@@ -23,6 +23,8 @@ struct Checkpoint {
   static Checkpoint open(const std::filesystem::path& dir);
   // A linear, or an end (ends_of).
   bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
+  // The linears of the op list, then the ends that are packed.
+  std::vector<NamedLinear> linears() const;
   // A packed linear in the neutral form.
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
   // The weight of a linear in f32 [out, in], dequantized where it is packed.

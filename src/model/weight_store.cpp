@@ -67,6 +67,11 @@ ConstTensorView WeightStore::get(const std::string& name) const {
   return at->second;
 }
 
+void WeightStore::release(const std::string& name) const {
+  const std::lock_guard lock(*making_);
+  made_.erase(name);
+}
+
 ConstTensorView WeightStore::expect(const std::string& name, std::initializer_list<DType> dtypes,
                                     const Shape& shape) const {
   const ConstTensorView v = get(name);

@@ -26,6 +26,8 @@ class WeightStore {
   bool has(const std::string& name) const { return index_.tensors.count(name) > 0; }
   const TensorInfo* find(const std::string& name) const;
   ConstTensorView get(const std::string& name) const;  // Error{checkpoint} naming file and tensor when absent
+  // Frees what get() made for this name, if anything; views of it end here. For passes over a whole model.
+  void release(const std::string& name) const;
   // get() plus a check of dtype (any of `dtypes`) and shape; the Error prints expected and found.
   ConstTensorView expect(const std::string& name, std::initializer_list<DType> dtypes, const Shape& shape) const;
   const CheckpointIndex& index() const { return index_; }

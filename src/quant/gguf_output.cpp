@@ -5,8 +5,10 @@
 #include <set>
 
 #include "formats/container.h"
-#include "src/core/half.h"
+#include "formats/same_codes.h"
 #include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/quant/convert_plan.h"
 #include "src/text/gguf_tokenizer.h"
 
 namespace fewbit {
@@ -27,15 +29,7 @@ gguf::Metadata tokenizer_of(const Checkpoint& c) {
 
 Tensor stored_as(const gguf::BlockType& type, Tensor values) {
   if (!type.plain) return gguf::encode(type, values, {}, gguf::Encoder::searched);
-  if (type.plain == DType::f32) return values;
-  Tensor out = Tensor::host(*type.plain, values.shape());
-  for (int64_t i = 0; i < values.numel(); ++i) {
-    if (type.plain == DType::f16)
-      out.as<f16>()[i] = values.as<float>()[i];
-    else
-      out.as<bf16>()[i] = values.as<float>()[i];
-  }
-  return out;
+  return float_tensor(values, *type.plain);
 }
 
 }  // namespace
@@ -65,37 +59,38 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
   write_gguf(c, file, given, tokenizer_of(c));
 }
 
-void convert_to_gguf(const Checkpoint& c, const fs::path& file, const gguf::BlockType* type) {
+void convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
+                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
   GgufContents given;
-  std::vector<std::string> refusals;
-  for (const NamedLinear& l : linears_of(c.spec)) {
-    const std::string weight = l.name + ".weight";
+  const std::vector<NamedLinear> linears = linears_of(c.spec);
+  size_t done = 0;
+  for (const NamedLinear& l : linears) {
+    GgufContent& content = given[l.name + ".weight"];
     if (type) {
       const gguf::BlockType& fits = gguf_type_for(*type, l.in);
-      given[weight] = {&fits, [&c, l, &fits] { return stored_as(fits, c.values(l)); }};
-    } else if (c.packed(l.name)) {
-      const LinearFormat& f = c.quantization.linears.at(l.name);
-      std::string why;
-      const Packing* p = choose_packing(format_gguf, f.spec, l.out, l.in, f.act_order, &why);
-      if (!p) {
-        refusals.push_back(fmt::format("{}: {}", l.name, why));
-        continue;
-      }
-      const std::string blocks = p->tensors(f.spec, l.out, l.in, false)[0].suffix;
-      given[weight] = {&gguf::block_type(blocks), [&c, l, p] {
-                         PackedLinear packed = p->pack(l.name, c.unpack(l.name, l.out, l.in));
-                         return std::move(packed.tensors[0].tensor);
-                       }};
+      content = {&fits, [&, l, &fits = fits] {
+                   step(done++, linears.size());
+                   Tensor bytes = stored_as(fits, c.values(l));
+                   release_linear(c, l.name);
+                   return bytes;
+                 }};
+    } else if (const auto at = codes.linears.find(l.name); at != codes.linears.end()) {
+      const LinearFormat& f = at->second;
+      const std::string blocks = f.packing->tensors(f.spec, l.out, l.in, false)[0].suffix;
+      content = {&gguf::block_type(blocks), [&, l, &f = f] {
+                   step(done++, linears.size());
+                   PackedLinear packed =
+                       f.packing->pack(l.name, on_grid(c.unpack(l.name, l.out, l.in), f.spec));
+                   release_linear(c, l.name);
+                   return std::move(packed.tensors[0].tensor);
+                 }};
+    } else {
+      given.erase(l.name + ".weight");
     }
   }
   for (const NamedLinear& l : ends_of(c.spec))
     if (c.packed(l.name))
       given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
-  if (!refusals.empty())
-    fail(
-        ErrorKind::unsupported,
-        fmt::format("{} linears have codes that no GGUF type holds; name a type to store their values in\n{}",
-                    refusals.size(), join(refusals, "\n")));
   write_gguf(c, file, given, tokenizer_of(c));
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 // Checkpoints as .gguf files: the end of a quantization, and conversions.
+#include <functional>
+
 #include "src/model/gguf_writer.h"
 #include "src/quant/journal.h"
 #include "src/quant/plan.h"
@@ -10,10 +12,11 @@ namespace fewbit {
 void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&,
                        const std::filesystem::path& file);
 
-// A checkpoint as it is. Without `type`, packed linears keep their codes in the simple blocks of their grid
-// and dense ones their float type; with it, every linear is dequantized and stored in that type (blocks are
-// searched without calibration, and fall back where a width does not fit). Error{unsupported} names every
-// linear whose codes no simple block takes, before anything is written.
-void convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const gguf::BlockType* type);
+// A checkpoint as it is. Without `type`, the linears of `codes` keep theirs in the blocks that it says
+// (same_codes.h) and dense ones their float type; with it, every linear is dequantized and stored in that type
+// (blocks are searched without calibration, and fall back where a width does not fit). `step(linears done, in all)`
+// is called before each.
+void convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const QuantizationSummary& codes,
+                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step);
 
 }  // namespace fewbit

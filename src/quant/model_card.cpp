@@ -7,6 +7,7 @@
 #include <map>
 
 #include "src/core/strings.h"
+#include "src/quant/companions.h"
 
 namespace fewbit {
 namespace {
@@ -33,6 +34,13 @@ std::string calibration_of(const QuantReport& r) {
   return fmt::format("{}: {} windows of {} tokens, seed {}", r.calibration, r.samples, r.seq_len, r.seed);
 }
 
+std::string perplexity_of(const QuantReport& r) {
+  if (!r.perplexity) return "not measured; `evaluate perplexity` prints it with its standard error";
+  const MeasuredPerplexity& p = *r.perplexity;
+  return fmt::format("{:.4f} ± {:.4f}, before {:.4f} ± {:.4f} ({}, {} windows of {} tokens, protocol {}, {})", p.perplexity,
+                     p.stderr_, p.base, p.base_stderr, p.data, p.windows, p.context, p.protocol, p.dtype);
+}
+
 std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& r) {
   std::string s = fmt::format("# {}, quantized\n\n| | |\n|---|---|\n",
                               std::filesystem::path(r.model).lexically_normal().filename().string());
@@ -46,7 +54,7 @@ std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& 
   row("calibration", calibration_of(r));
   if (!r.kept.empty()) row("linears left as they are", std::to_string(r.kept.size()));
   row("largest relative error", worst_error(r));
-  row("perplexity", "`evaluate perplexity` prints it with its standard error");
+  row("perplexity", perplexity_of(r));
   s += fmt::format("\nMade by fewbit; `quant_report.json` has the figures of every linear:\n\n```\n{}\n```\n",
                    job.command.empty() ? fmt::format("quantize \"{}\" MODEL OUT", r.recipe) : job.command);
   return s;
@@ -56,13 +64,7 @@ std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& 
 
 std::string model_card(const QuantPlan& plan, const QuantJob& job, const QuantReport& report,
                        const std::string& source_card) {
-  const std::string card = ours(plan, job, report);
-  if (source_card.empty()) return card;
-  size_t body = 0;
-  if (starts_with(source_card, "---\n"))
-    if (const size_t end = source_card.find("\n---\n", 3); end != std::string::npos) body = end + 5;
-  return source_card.substr(0, body) + (body ? "\n" : "") + card + "\n## The model's own card\n\n" +
-         source_card.substr(body);
+  return above_model_card(ours(plan, job, report), source_card);
 }
 
 }  // namespace fewbit

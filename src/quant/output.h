@@ -7,6 +7,10 @@
 
 namespace fewbit {
 
+// README.md and quant_report.json in `dir`: of write_output(), and again when the report has learned more.
+void write_report(const Checkpoint&, const QuantPlan&, const QuantJob&, const QuantReport&,
+                  const std::filesystem::path& dir);
+
 void write_output(const Checkpoint&, const QuantPlan&, const Journal&, const QuantJob&, const QuantReport&);
 
 }  // namespace fewbit

@@ -13,6 +13,7 @@
 #include "src/core/strings.h"
 #include "src/quant/block_tape.h"
 #include "src/quant/learned_rounding.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/model/gguf_writer.h"
 
 namespace fewbit {
@@ -206,19 +207,6 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
   return bytes;
 }
 
-// Matrices that the architecture's op list does not know (heads of another purpose, vision towers).
-std::vector<std::string> strangers(const Checkpoint& c, const QuantPlan& plan) {
-  std::set<std::string> known;
-  for (const NamedDense& t : dense_tensors_of(c.spec)) known.insert(t.name);
-  for (const PlannedLinear& p : plan.linears) known.insert(p.linear.name + ".weight");
-  std::vector<std::string> names;
-  for (const auto& [name, info] : c.store.index().tensors)
-    if (info.shape.rank() == 2 && ends_with(name, ".weight") && !known.count(name) &&
-        name != "lm_head.weight")
-      names.push_back(name.substr(0, name.size() - 7));
-  return names;
-}
-
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
 PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
                           QuantPlan& plan) {
@@ -285,7 +273,7 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   QuantizationSummary summary;
   summary.dense = routers_of(c.spec);
   summary.fp8_kv_cache = plan.fp8_kv_cache;
-  for (std::string& name : strangers(c, plan)) summary.dense.push_back(std::move(name));
+  for (std::string& name : unknown_matrices(c)) summary.dense.push_back(std::move(name));
   for (const PlannedLinear& p : plan.linears) {
     if (p.packing) {
       summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};

@@ -27,6 +27,12 @@ Json json_of(const PrecisionPlan& p) {
   return j;
 }
 
+Json json_of(const MeasuredPerplexity& p) {
+  return {{"base", p.base},         {"base_stderr", p.base_stderr}, {"perplexity", p.perplexity},
+          {"stderr", p.stderr_},    {"data", p.data},               {"protocol", p.protocol},
+          {"windows", p.windows},   {"context", p.context},         {"dtype", p.dtype}};
+}
+
 }  // namespace
 
 std::string to_json(const LinearRecord& r) { return json_of(r).dump(); }
@@ -79,6 +85,7 @@ std::string to_json(const QuantReport& r) {
   for (const KvRecord& s : r.kv_scales)
     j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});
   if (r.precision) j["auto"] = json_of(*r.precision);
+  if (r.perplexity) j["perplexity"] = json_of(*r.perplexity);
   return j.dump(1) + "\n";
 }
 

@@ -40,6 +40,13 @@ struct KvRecord {
   float k_scale = 1, v_scale = 1;
 };
 
+// Perplexity before and after, as `quantize --measure` finds it.
+struct MeasuredPerplexity {
+  double base = 0, base_stderr = 0, perplexity = 0, stderr_ = 0;
+  std::string data, protocol, dtype;
+  int64_t windows = 0, context = 0;
+};
+
 struct QuantReport {
   std::string recipe, model, out, device, dtype, calibration, note;
   uint64_t seed = 0;
@@ -53,6 +60,7 @@ struct QuantReport {
   std::vector<KvRecord> kv_scales;    // of every layer, with kv=fp8
   std::vector<std::string> kept;      // linears left as they are
   std::optional<PrecisionPlan> precision;  // what `auto` chose
+  std::optional<MeasuredPerplexity> perplexity;
 };
 
 std::string to_json(const QuantReport&);

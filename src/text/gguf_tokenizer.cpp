@@ -11,46 +11,53 @@
 #include "formats/gguf/file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/strings.h"
+#include "src/text/gguf_words.h"
 #include "src/text/utf8.h"
 
 namespace fewbit {
+namespace gguf_words {
+
+const SplitRule& split_rule_of(const gguf::Metadata& m) {
+  const std::string name = m.text("tokenizer.ggml.pre", "default");
+  std::string known;
+  for (const SplitRule& r : kRules) {
+    if (r.name == name) return r;
+    known += fmt::format(" {}", r.name);
+  }
+  fail(ErrorKind::unsupported,
+       fmt::format("{}: tokenizer.ggml.pre: found \"{}\"; known:{}", m.where(), name, known));
+}
+
+std::vector<ScoredMerge> merges_from_scores(const gguf::Metadata& m, const Vocabulary& vocab) {
+  const std::vector<float> scores = m.numbers("tokenizer.ggml.scores");
+  std::vector<ScoredMerge> merges;
+  for (const auto& [token, id] : vocab) {
+    if (static_cast<size_t>(id) >= scores.size())
+      fail(ErrorKind::checkpoint,
+           fmt::format("{}: tokenizer.ggml.scores: expected one for every token, found {}", m.where(),
+                       scores.size()));
+    if (!is_utf8(token)) continue;
+    size_t at = 0;
+    for (next_code(token, at); at < token.size(); next_code(token, at)) {
+      const auto left = vocab.find(std::string_view(token).substr(0, at));
+      const auto right = vocab.find(std::string_view(token).substr(at));
+      if (left != vocab.end() && right != vocab.end())
+        merges.push_back({left->second, right->second, id, scores[static_cast<size_t>(id)]});
+    }
+  }
+  std::sort(merges.begin(), merges.end(), [](const ScoredMerge& a, const ScoredMerge& b) {
+    return a.score != b.score ? a.score > b.score : std::tie(a.id, a.left) < std::tie(b.id, b.left);
+  });
+  return merges;
+}
+
+}  // namespace gguf_words
+
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-
-constexpr const char* kMark = "\xe2\x96\x81";  // U+2581, SentencePiece's space
-enum TokenType : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6
-};
-
-// How a text falls into words, and the names llama.cpp has for it; the first of a rule is written.
-struct SplitRule {
-  std::string_view name, regex;  // regex "": that of GPT-2, which ByteLevel brings along
-  bool ignore_merges, nfc, bos;
-};
-constexpr std::string_view kLlama3 =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-constexpr std::string_view kQwen2 =
-    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-constexpr std::string_view kGpt2 =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-constexpr SplitRule kRules[] = {
-    {"llama-bpe", kLlama3, true, false, true},
-    {"smaug-bpe", kLlama3, false, false, false},
-    {"qwen2", kQwen2, false, true, false},
-    {"gpt-2", "", false, false, false},
-    {"llama3", kLlama3, true, false, true},
-    {"llama-v3", kLlama3, true, false, true},
-    {"deepseek-r1-qwen", kQwen2, false, true, false},
-};
+using namespace gguf_words;
 
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -204,17 +211,6 @@ bool prepends_space(const TokenizerFile& f) {
 // --- metadata to a tokenizer
 // ----------------------------------------------------------------------------------
 
-const SplitRule& rule_named(const gguf::Metadata& m) {
-  const std::string name = m.text("tokenizer.ggml.pre", "default");
-  std::string known;
-  for (const SplitRule& r : kRules) {
-    if (r.name == name) return r;
-    known += fmt::format(" {}", r.name);
-  }
-  fail(ErrorKind::unsupported,
-       fmt::format("{}: tokenizer.ggml.pre: found \"{}\"; known:{}", m.where(), name, known));
-}
-
 // Vocabulary and added tokens; ids without use are left out.
 void take_tokens(const gguf::Metadata& m, TokenizerFile& f) {
   const std::vector<std::string>& tokens = m.texts("tokenizer.ggml.tokens");
@@ -251,43 +247,19 @@ void take_merges(const gguf::Metadata& m, BpeModel& model) {
   }
 }
 
-// Every pair of tokens that makes a third may merge, the token of the highest score first: of equal scores,
-// and so of equal ranks, the leftmost.
+// The merges of the highest score come first; of equal scores, and so of equal ranks, the leftmost pair.
 void take_scores(const gguf::Metadata& m, BpeModel& model) {
-  const std::vector<float> scores = m.numbers("tokenizer.ggml.scores");
-  struct Merge {
-    int32_t left, right, id;
-  };
-  std::vector<Merge> merges;
-  for (const auto& [token, id] : model.vocab) {
-    if (static_cast<size_t>(id) >= scores.size())
-      fail(ErrorKind::checkpoint,
-           fmt::format("{}: tokenizer.ggml.scores: expected one for every token, found {}", m.where(),
-                       scores.size()));
-    if (!is_utf8(token)) continue;
-    size_t at = 0;
-    for (next_code(token, at); at < token.size(); next_code(token, at)) {
-      const auto left = model.vocab.find(std::string_view(token).substr(0, at));
-      const auto right = model.vocab.find(std::string_view(token).substr(at));
-      if (left != model.vocab.end() && right != model.vocab.end())
-        merges.push_back({left->second, right->second, id});
-    }
-  }
-  std::sort(merges.begin(), merges.end(), [&](const Merge& a, const Merge& b) {
-    const float sa = scores[static_cast<size_t>(a.id)], sb = scores[static_cast<size_t>(b.id)];
-    return sa != sb ? sa > sb : std::tie(a.id, a.left) < std::tie(b.id, b.left);
-  });
+  const std::vector<ScoredMerge> merges = merges_from_scores(m, model.vocab);
   model.merges = MergeTable(merges.size());
   uint32_t rank = 0;
   for (size_t i = 0; i < merges.size(); ++i) {
-    const Merge& x = merges[i];
-    if (i > 0 && scores[static_cast<size_t>(x.id)] != scores[static_cast<size_t>(merges[i - 1].id)]) ++rank;
-    model.merges.insert(x.left, x.right, rank, x.id);
+    if (i > 0 && merges[i].score != merges[i - 1].score) ++rank;
+    model.merges.insert(merges[i].left, merges[i].right, rank, merges[i].id);
   }
 }
 
 void take_byte_characters(const gguf::Metadata& m, TokenizerFile& f) {
-  const SplitRule& rule = rule_named(m);
+  const SplitRule& rule = split_rule_of(m);
   take_merges(m, f.model);
   f.model.ignore_merges = rule.ignore_merges;
   if (rule.nfc) f.normalizer.emplace_back(UnicodeForm::nfc);
@@ -357,7 +329,7 @@ TokenizerFile tokenizer_from_gguf(const gguf::Metadata& m) {
     take_sentence_pieces(m, f);
   else
     take_byte_characters(m, f);
-  if (m.flag("tokenizer.ggml.add_bos_token", pieces || rule_named(m).bos))
+  if (m.flag("tokenizer.ggml.add_bos_token", pieces || split_rule_of(m).bos))
     f.prefix = {static_cast<int32_t>(m.integer("tokenizer.ggml.bos_token_id"))};
   if (m.flag("tokenizer.ggml.add_eos_token", false))
     f.suffix = {static_cast<int32_t>(m.integer("tokenizer.ggml.eos_token_id"))};

@@ -1,4 +1,4 @@
-// `convert inspect CKPT`, `convert to FORMAT MODEL OUT` and `convert synth --preset NAME OUT`.
+// `convert inspect CKPT` and `convert synth --preset NAME OUT`.
 #include <fmt/format.h>
 
 #include <array>
@@ -8,7 +8,7 @@
 #include "formats/recognise.h"
 #include "src/core/strings.h"
 #include "src/model/synth.h"
-#include "src/quant/gguf_output.h"
+#include "tools/cli/convert_commands.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {
@@ -43,9 +43,7 @@ nlohmann::ordered_json checksums_of(const Checkpoint& c) {
   nlohmann::ordered_json sums;
   for (const NamedDense& t : dense_tensors_of(c.spec))
     if (c.store.has(t.name)) sums[t.name] = crc32(float_values(c.store.get(t.name)));
-  for (const NamedLinear& l : ends_of(c.spec))
-    if (c.packed(l.name)) sums[l.name + ".weight"] = crc32(c.values(l));
-  for (const NamedLinear& l : linears_of(c.spec)) sums[l.name + ".weight"] = crc32(c.values(l));
+  for (const NamedLinear& l : c.linears()) sums[l.name + ".weight"] = crc32(c.values(l));
   return sums;
 }
 
@@ -122,35 +120,6 @@ void run_inspect(const InspectArgs& a) {
   write_json(a.common, j.dump(1) + "\n");
 }
 
-struct ToArgs {
-  Common common;
-  std::string format, model, out;
-};
-
-// OUT is a .gguf file, or a folder that gets model.gguf.
-void run_to(const ToArgs& a) {
-  const size_t colon = a.format.find(':');
-  if (!checkpoint_format(a.format.substr(0, colon)).gguf)
-    fail(ErrorKind::usage, fmt::format("convert to {}: only gguf and gguf:TYPE are written", a.format));
-  const gguf::BlockType* type =
-      colon == std::string::npos ? nullptr : &gguf::block_type(std::string_view(a.format).substr(colon + 1));
-  const std::filesystem::path out = a.out;
-  if (std::filesystem::exists(out))
-    fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
-  const Checkpoint c = Checkpoint::open(a.model);
-  const bool folder = out.extension() != ".gguf";
-  const std::filesystem::path file = folder ? out / "model.gguf" : out;
-  if (folder) std::filesystem::create_directories(out);
-  convert_to_gguf(c, file, type);
-  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
-  say(a.common, fmt::format("{}: {} as {}\n", file.string(), human_bytes(bytes), a.format));
-  write_json(a.common,
-             nlohmann::ordered_json{
-                 {"format", a.format}, {"model", a.model}, {"out", file.string()}, {"bytes", bytes}}
-                     .dump(1) +
-                 "\n");
-}
-
 struct SynthArgs {
   Common common;
   SynthOptions options;
@@ -190,15 +159,8 @@ void add_convert_commands(CLI::App& app) {
   add_common(*inspect, i->common);
   inspect->callback([i] { run_inspect(*i); });
   inspect->add_flag("--checksums", i->checksums, "CRC-32 of every weight's values as float32, decoded");
-  const auto t = std::make_shared<ToArgs>();
-  CLI::App* to = app.add_subcommand("to", "Write a checkpoint in another format");
-  to->add_option("FORMAT", t->format,
-                 "gguf (packed codes as they are), or gguf:TYPE (every linear in that type)")
-      ->required();
-  to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
-  to->add_option("OUT", t->out, "A .gguf file, or a folder for model.gguf")->required();
-  add_common(*to, t->common);
-  to->callback([t] { run_to(*t); });
+  add_convert_to_command(app);
+  add_convert_diff_command(app);
   const auto s = std::make_shared<SynthArgs>();
   std::string presets;
   for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
@@ -210,7 +172,7 @@ void add_convert_commands(CLI::App& app) {
                    "holds int4")
       ->capture_default_str();
   synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   synth->add_option("--seed", s->options.seed, "Seed of the weights")->capture_default_str();
   add_common(*synth, s->common);
   synth->callback([s] { run_synth(*s); });

@@ -209,7 +209,7 @@ void add_compare_command(CLI::App& app) {
       "--base-cache", a->base_cache,
       "DIR: keep the baseline's logits there (2 bytes each) and use them when they are there");
   command->add_option("--worst", a->worst, "Tokens to name, those that differ most")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   command->add_flag("--noise-floor", a->noise_floor,
                     "Also compare BASE in bf16 with itself in float32: distances below that are equality");

@@ -56,15 +56,15 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
   app.add_option("--stride", a.stride,
                  "Of --protocol sliding: tokens between two windows (default: half of them)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(CLI::PositiveNumber);
+      ->check(at_least(1));
+  app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(at_least(1));
   app.add_option(
       "--chat-template", a.chat_template,
       "For chat messages: llama3, chatml, mistral, gemma or a FILE (default: the checkpoint's own)");
   app.add_option("--dtype", a.dtype, "Arithmetic: bf16 or float32 (packed weights are then dequantized)")
       ->capture_default_str();
   add_kv_cache(app, a.kv_cache);
-  app.add_option("--batch-tokens", a.batch_tokens, "Tokens per forward pass")->check(CLI::PositiveNumber);
+  app.add_option("--batch-tokens", a.batch_tokens, "Tokens per forward pass")->check(at_least(1));
   add_common(app, a.common);
 }
 

@@ -112,11 +112,11 @@ void add_tasks_command(CLI::App& app) {
   command
       ->add_option("--few-shot", a->few_shot,
                    "Solved examples in front of every item, taken from the items that follow it")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   command->add_option("--dtype", a->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   command->add_option("--batch-tokens", a->batch_tokens, "Tokens per forward pass")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   add_common(*command, a->common);
   command->callback([a] { run_tasks(*a); });
 }

@@ -47,9 +47,13 @@ const std::map<std::string, Program>& programs() {
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"}},
       {"convert",
-       {add_convert_commands, "Looks into checkpoints and makes synthetic ones.",
+       {add_convert_commands, "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",
         "Examples:\n"
         "  convert inspect out/\n"
+        "  convert to gptq out/ out-gptq/                  the same codes and scales, or refused with the reason\n"
+        "  convert to bf16 out/ dense/                     dequantized\n"
+        "  convert to gguf:q8_0 model/ model.gguf\n"
+        "  convert diff out/ out-gptq/                     what differs, the worst first\n"
         "  convert synth --preset llama3-8b --format marlin big/\n"}},
   };
   return table;

@@ -4,6 +4,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cctype>
+#include <charconv>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <fstream>
@@ -29,10 +32,21 @@ void add_common(CLI::App& app, Common& c) {
       ->capture_default_str();
   app.add_option("--threads", c.threads, "CPU threads (0 = all)")
       ->envname("FEWBIT_THREADS")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-");
   app.add_flag("--quiet", c.quiet, "No progress bar");
+}
+
+CLI::Validator at_least(int64_t least) {
+  return {[least](const std::string& text) {
+            int64_t n = 0;
+            const char* end = text.data() + text.size();
+            const auto [rest, error] = std::from_chars(text.data(), end, n);
+            if (error == std::errc() && rest == end && n >= least) return std::string();
+            return fmt::format("expected a whole number of at least {}, found {}", least, text);
+          },
+          ""};
 }
 
 Exec make_exec(const Common& c) {
@@ -53,6 +67,24 @@ void write_json(const Common& c, const std::string& text) {
 
 void say(const Common& c, const std::string& text) {
   std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout);
+}
+
+int64_t bytes_from(std::string_view text, std::string_view flag) {
+  double number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  std::string unit;
+  for (const char c : std::string_view(rest, static_cast<size_t>(end - rest)))
+    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  double scale = unit.empty() || unit == "b" ? 1 : 0;
+  constexpr std::string_view kPrefixes = "kmgt";
+  if (const size_t at = unit.empty() ? std::string::npos : kPrefixes.find(unit[0]); at != std::string::npos)
+    for (const auto& [suffix, base] : {std::pair{"b", 1000.0}, {"ib", 1024.0}})
+      if (unit.substr(1) == suffix) scale = std::pow(base, static_cast<double>(at + 1));
+  const double bytes = number * scale;
+  if (error != std::errc() || !(bytes >= 1) || bytes > 0x1p62)
+    fail(ErrorKind::usage, fmt::format("{}: expected a size such as 5GB or 512MiB, found \"{}\"", flag, text));
+  return static_cast<int64_t>(bytes);
 }
 
 std::filesystem::path model_or_demo(const Common& c, const std::string& model) {

@@ -19,6 +19,8 @@ struct Common {
   bool json_to_stdout() const { return json == "-"; }
 };
 void add_common(CLI::App& app, Common& common);
+// Of an option: a whole number that is not below `least`; the message names what was found.
+CLI::Validator at_least(int64_t least);
 // Sets the threads and makes the Exec. Error{device} where a GPU was asked for and none answers.
 Exec make_exec(const Common& common);
 
@@ -29,6 +31,9 @@ void say(const Common& common, const std::string& text);
 
 // The folder of MODEL, or the embedded demo model when it was left out (and says so).
 std::filesystem::path model_or_demo(const Common& common, const std::string& model);
+// "5GB", "512 MiB", "100000": units of 1000 (kB, MB, GB, TB) and of 1024 (KiB, MiB, GiB, TiB), any case. Error{usage}
+// naming the flag for anything else, and for less than one byte.
+int64_t bytes_from(std::string_view text, std::string_view flag);
 DType compute_dtype(const std::string& name);  // "float32" | "bf16"
 std::string display(DType dtype);              // the same words back
 // --kv-cache; `name` is checked by kv_type_from().

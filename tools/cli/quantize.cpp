@@ -7,8 +7,11 @@
 
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/quant/companions.h"
+#include "src/quant/output.h"
 #include "src/quant/pipeline.h"
 #include "tools/cli/calibration.h"
+#include "tools/cli/measure.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {
@@ -23,12 +26,12 @@ struct QuantizeArgs : CalibrationArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, acts, alpha, effort, kv_cache, format, dtype = "auto";
+  std::string act_order, acts, alpha, effort, kv_cache, format, dtype = "auto", shard_size = "5GB";
   float damp = 0;
   double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
-  bool force = false, resume = false, allow_rtn = false, dry_run = false;
+  bool force = false, resume = false, allow_rtn = false, dry_run = false, measure = false;
 };
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
@@ -66,6 +69,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   add_calibration_arguments(app, a);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
+  app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
+  app.add_flag("--measure", a.measure,
+               "When done, measure the perplexity of MODEL and OUT on the built-in text, for the model card and the report");
   app.add_flag("--force", a.force, "Replace OUT if it exists");
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
@@ -226,6 +232,9 @@ std::string summary(const QuantReport& r) {
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
                    r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
                    worst, worst_name);
+  if (r.perplexity)
+    s += fmt::format("perplexity {:.4f} +- {:.4f}, of MODEL {:.4f} +- {:.4f}\n", r.perplexity->perplexity,
+                     r.perplexity->stderr_, r.perplexity->base, r.perplexity->base_stderr);
   s += fmt::format("{} written in {} on {}\n", r.out, human_seconds(r.seconds), r.device);
   return s;
 }
@@ -253,7 +262,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
                .seed = a.seed,
                .allow_rtn = a.allow_rtn,
                .force = a.force,
-               .resume = a.resume};
+               .resume = a.resume,
+               .shard_bytes = bytes_from(a.shard_size, "--shard-size")};
   if (!plan_only) check_out(job);
   const Checkpoint c = Checkpoint::open(model);
   Exec ex = make_exec(a.common);
@@ -286,9 +296,15 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
-  if (!std::filesystem::is_directory(c.dir) && !plan.format->gguf)
-    job.note += (job.note.empty() ? "" : "; ") + std::string("MODEL is a .gguf file: OUT gets no tokenizer files");
-  const QuantReport report = run_pipeline(ex, c, plan, windows, job);
+  std::string no_tokenizer;
+  if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
+    job.note += (job.note.empty() ? "" : "; ") + ("OUT gets no tokenizer files: " + no_tokenizer);
+  const auto scored = a.measure ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
+  QuantReport report = run_pipeline(ex, c, plan, windows, job);
+  if (scored) {
+    report.perplexity = measure_perplexity(ex, a.common, *scored, c, job.out, progress);
+    write_report(c, plan, job, report, job.out);
+  }
   progress.update("done", 1);
   say(a.common, summary(report));
   write_json(a.common, to_json(report));

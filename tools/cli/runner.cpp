@@ -139,13 +139,13 @@ void add_runner_commands(CLI::App& app) {
       app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
   bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
   bench->add_option("--tokens", b->options.tokens, "Decode steps to time")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   bench->add_option("--prompt-tokens", b->options.prompt_tokens, "Tokens of the random prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   bench->add_option("--batch", b->options.batch, "Sequences at once")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
@@ -158,13 +158,13 @@ void add_runner_commands(CLI::App& app) {
   auto* prompt = generate->add_option("--prompt", g->prompt, "Text to continue");
   generate->add_option("--prompt-file", g->prompt_file, "Read the prompt from FILE")->excludes(prompt);
   generate->add_option("--max-tokens", g->max_tokens, "New tokens at most")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   generate->add_option("--temperature", g->sampler.temperature, "0 = greedy")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   generate->add_option("--top-k", g->sampler.top_k, "Only the K most likely (0 = all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(at_least(0))
       ->capture_default_str();
   generate->add_option("--top-p", g->sampler.top_p, "Nucleus")
       ->check(CLI::Range(0.0, 1.0))

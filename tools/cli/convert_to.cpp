@@ -1,0 +1,88 @@
+// `convert to FORMAT MODEL OUT`.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "src/core/parallel.h"
+#include "src/core/strings.h"
+#include "src/quant/convert.h"
+#include "tools/cli/convert_commands.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ToArgs {
+  Common common;
+  std::string format, model, out, shard_size = "5GB";
+};
+
+void check_out(const fs::path& out) {
+  if (fs::exists(out)) fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", out.string()));
+  const fs::path whole = fs::absolute(out).lexically_normal();
+  const fs::path parent = whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path();
+  if (!fs::is_directory(parent))
+    fail(ErrorKind::io, fmt::format("{} is not a folder to write OUT into", parent.string()));
+}
+
+// Without the paths of this machine.
+std::string command_of(const ToArgs& a) {
+  return fmt::format("convert to {} MODEL OUT{}", a.format,
+                     a.shard_size == ToArgs().shard_size ? "" : " --shard-size " + a.shard_size);
+}
+
+void run_to(const ToArgs& a) {
+  const auto start = std::chrono::steady_clock::now();
+  if (a.common.threads > 0) set_thread_count(a.common.threads);
+  Progress progress(a.common);
+  const ConvertJob job{.target = convert_target(a.format),
+                       .model = a.model,
+                       .out = a.out,
+                       .command = command_of(a),
+                       .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
+                       .stop_requested = stop_requested,
+                       .progress = [&](const std::string& phase, double f) { progress.update(phase, f); }};
+  check_out(job.out);
+  const Checkpoint c = Checkpoint::open(job.model);
+  install_stop_handler();
+  const ConvertReport r = convert(c, job);
+  progress.update("done", 1);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
+  say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes),
+                            a.format, c.format, r.linears, human_seconds(seconds.count())));
+  write_json(a.common, nlohmann::ordered_json{{"format", a.format},
+                                              {"from", c.format},
+                                              {"model", a.model},
+                                              {"out", r.out},
+                                              {"linears", r.linears},
+                                              {"bytes", r.bytes},
+                                              {"notes", r.notes},
+                                              {"seconds", seconds.count()}}
+                               .dump(1) +
+                           "\n");
+}
+
+}  // namespace
+
+void add_convert_to_command(CLI::App& app) {
+  const auto t = std::make_shared<ToArgs>();
+  CLI::App* to =
+      app.add_subcommand("to", "Write a checkpoint in another format: the same codes and scales, or refused");
+  to->add_option("FORMAT", t->format,
+                 "marlin, gptq, awq, compressed-tensors, fp8, modelopt or gguf (packed codes as they are); "
+                 "bf16, f16 or "
+                 "f32 (dequantized); gguf:TYPE (every linear's values stored anew in that type)")
+      ->required();
+  to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
+  to->add_option("OUT", t->out, "A folder; of gguf also a .gguf file")->required();
+  to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")
+      ->capture_default_str();
+  add_common(*to, t->common);
+  to->callback([t] { run_to(*t); });
+}
+
+}  // namespace fewbit::cli
