@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <algorithm>
+
 #include "src/model/checkpoint.h"
 #include "src/quant/recipe.h"
 
@@ -57,6 +59,11 @@ struct QuantPlan {
   Migration migration{};
   bool fp8_kv_cache = false;                   // scales for one are calibrated and written
 
+  std::vector<std::string> kept_routers{};     // by full name: a rule keeps them from being refitted (router_fit.h)
+
+  bool keeps_router(const std::string& name) const {
+    return std::find(kept_routers.begin(), kept_routers.end(), name) != kept_routers.end();
+  }
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
   const PlannedLinear& of(const std::string& linear) const;
