@@ -1,6 +1,7 @@
 // The registry of GGUF's types, and whole tensors to and from blocks.
 #include "formats/gguf/block_type.h"
 
+#include <cctype>
 #include <string>
 
 #include "src/core/half.h"
@@ -49,10 +50,11 @@ const BlockType* find_block_type(uint32_t id) {
 }
 
 const BlockType& block_type(std::string_view name) {
-  std::string known;
+  std::string known, lower(name);  // llama.cpp prints Q4_K, its tools take both
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const BlockType* t : block_types()) {
     if (!t->encode && t->plain != DType::f32 && t->plain != DType::f16 && t->plain != DType::bf16) continue;
-    if (t->name == name) return *t;
+    if (t->name == lower) return *t;
     known += ' ';
     known += t->name;
   }

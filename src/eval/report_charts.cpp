@@ -150,7 +150,9 @@ std::string divergence_chart(const Report& r) {
 }
 
 std::string bits_chart(const Report& r) {
-  constexpr double kHeight = 280, kLeft = 62, kTop = 14;
+  constexpr double kLeft = 62, kTop = 14, kBetweenCards = 115;
+  // As high as the two charts beside it on a wide page, with what lies between them.
+  const double height = std::max(280., 2 * (kRow * static_cast<double>(r.models.size()) + kAxis + 4) + kBetweenCards);
   double low = 1, high = 1e-6, least = 16, most = 0;
   for (const ReportModel& m : r.models) {
     low = std::min(low, std::max(m.kl_mean, 1e-7));
@@ -159,8 +161,8 @@ std::string bits_chart(const Report& r) {
     most = std::max(most, m.bits);
   }
   const Axis x{std::floor(least - 0.5), std::ceil(most + 0.5), kLeft, kWidth - kRight};
-  const Axis y = log_axis(low, high, kHeight - kAxis, kTop);
-  std::string s = bottom_axis(x, linear_ticks(x.from, x.to, 6), kHeight, "bits per weight, scales included");
+  const Axis y = log_axis(low, high, height - kAxis, kTop);
+  std::string s = bottom_axis(x, linear_ticks(x.from, x.to, 6), height, "bits per weight, scales included");
   for (const double t : powers_of_ten(y.from, y.to))
     s += line(kLeft, y.at(t), kWidth - kRight, y.at(t), "grid") +
          text(kLeft - 6, y.at(t) + 4, fmt::format("{:.6g}", t), "end", " class=\"tick\"");
@@ -179,7 +181,7 @@ std::string bits_chart(const Report& r) {
     s += dot(px, py, fmt::format("{}: {:.3f} bits, KL {:.5f}", m->name, m->bits, m->kl_mean));
     s += text(left ? px - 9 : px + 9, label, shortened(m->name, 22), left ? "end" : "start");
   }
-  return svg(kWidth, kHeight, "Bits per weight against KL divergence", s);
+  return svg(kWidth, height, "Bits per weight against KL divergence", s);
 }
 
 double largest_error(const Report& r) {

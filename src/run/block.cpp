@@ -1,6 +1,8 @@
 // Loading a block and interpreting its op list.
 #include "src/run/block.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "kernels/add.h"
@@ -92,8 +94,15 @@ bool run_added(Exec& ex, const BlockOp& product, const BlockOp& sum, const Block
 
 }  // namespace
 
-BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o,
-                        std::vector<std::string>* notes) {
+std::vector<std::string> lines_of(const LinearNotes& notes) {
+  std::vector<std::string> lines;
+  for (const auto& [reason, names] : notes)
+    lines.push_back(names.size() == 1 ? fmt::format("{}: {}", names[0], reason)
+                                      : fmt::format("{} linears ({} first): {}", names.size(), names[0], reason));
+  return lines;
+}
+
+BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o, LinearNotes* notes) {
   BlockWeights w;
   const std::string prefix = c.spec.prefix(layer);
   for (const BlockOp& op : c.spec.block(layer)) {
@@ -107,7 +116,7 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
       w.linears.emplace(l.name, load_linear(ex, c, named, o, &note));
-      if (notes && !note.empty()) notes->push_back(named.name + ": " + note);
+      if (notes && !note.empty()) (*notes)[note].push_back(named.name);
     }
   }
   return w;

@@ -21,9 +21,11 @@ struct BlockWeights {
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
 // experts as the tokens can be sent to.
 int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t tokens);
-// `notes` collects one line for each linear that does not run through a packed kernel although it is packed.
-BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&,
-                        std::vector<std::string>* notes);
+// Why linears do not run as they are packed: reason -> names. `lines_of` says each reason once, with how many it holds for.
+using LinearNotes = std::map<std::string, std::vector<std::string>>;
+std::vector<std::string> lines_of(const LinearNotes&);
+
+BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&, LinearNotes* notes);
 
 // What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
 struct Activations {

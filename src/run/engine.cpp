@@ -47,12 +47,14 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
     if (ex.on_cuda())
       notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
+  LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    blocks_.push_back(load_block(ex, c, layer, o.load, &notes_));
+    blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
     const Attention* attention = attention_of(spec_.block(layer));
     FEWBIT_ASSERT(attention);
     kv_.push_back(alloc_kv(ex, *attention, o.load.kv_cache, dtype, batch, options_.capacity));
   }
+  for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
   FEWBIT_ASSERT(spec_.logit_softcap == 0);
   prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});

@@ -5,8 +5,10 @@ namespace fewbit {
 
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
     : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec) {
+  LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    blocks_.push_back(load_block(ex, c, layer, o, &notes_));
+    blocks_.push_back(load_block(ex, c, layer, o, &linears));
+  for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_);
 }
 

@@ -155,6 +155,19 @@ TEST_F(Evaluate, SweepAndReport) {
   EXPECT_EQ(std::count(page.begin(), page.end(), '<'), std::count(page.begin(), page.end(), '>'));
 }
 
+TEST_F(Evaluate, ASweepTakesRecipesThatMeasureBeforeTheyPlan) {
+  fs::create_directory_symlink(kDemo, dir / "demo");
+  const Json j = json_of(
+      "evaluate sweep demo --recipe 'auto target-bits=4.5' --recipe 'rtn int4 kv=fp8' --out made --samples 4 --seq-len 128 "
+      "--html sweep.html" +
+      kShort);
+  ASSERT_EQ(j["models"].size(), 2u);
+  EXPECT_LE(j["models"][0]["bits_per_weight"].get<double>(), 4.5);
+  EXPECT_TRUE(Json::parse(read("made/auto-target-bits=4.5/quant_report.json")).contains("auto"));
+  EXPECT_FALSE(Json::parse(read("made/rtn-int4-kv=fp8/quant_report.json"))["kv_scales"].empty())
+      << "the calibration reaches recipes that need it for their cache alone";
+}
+
 // What a browser makes of the page, light on a desktop and on a phone: every chart is there and nothing is
 // wider than the window.
 TEST_F(Evaluate, TheReportOpensInABrowser) {

@@ -103,7 +103,7 @@ TEST_F(GgufCommands, ConversionKeepsValuesAndTheFileStandsAlone) {
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("groups of 32 inputs, not 128"), std::string::npos) << refused.err;
   EXPECT_FALSE(fs::exists(dir / "no.gguf"));
-  EXPECT_EQ(run("convert to gguf:q8_0 q yes.gguf").exit_code, 0);
+  EXPECT_EQ(run("convert to gguf:Q8_0 q yes.gguf").exit_code, 0);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct SweepArgs : CompareArgs {
 };
 
 struct Run {
-  std::string recipe;
+  std::string text;
+  Recipe recipe;
   QuantPlan plan;
   QuantJob job;
 };
@@ -31,34 +32,37 @@ std::string folder_name(std::string recipe) {
   return recipe;
 }
 
-// All plans, and all refusals before anything is computed.
-std::vector<Run> plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex) {
+std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
   std::vector<Run> runs;
-  std::string refusals;
   for (const std::string& text : a.recipes) {
-    const Recipe recipe = parse_recipe(text);
-    if (recipe.chooses_precision())
-      fail(ErrorKind::usage,
-           fmt::format(
-               "\"{}\" measures before it plans; quantize by it and give the result to `evaluate report`",
-               text));
     Run& run = runs.emplace_back();
-    run.recipe = text;
+    run.text = text;
+    run.recipe = parse_recipe(text);
     run.job = {.recipe = text,
                .out = std::filesystem::path(a.out) / folder_name(text),
                .seed = a.calibration.seed,
                .force = a.force};
     run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
-    run.plan =
-        make_plan(model, {.base = recipe,
-                          .tokens = a.calibration.samples * calibration_length(a.calibration, model.spec),
-                          .dtype = run.job.dtype,
-                          .on_gpu = ex.on_cuda()});
-    for (const Refusal& r : run.plan.refusals)
-      refusals += fmt::format("\n  {}: {}: {}", text, r.name, r.reason);
+  }
+  return runs;
+}
+
+// Plans the runs that choose their precision by measuring, or the others; all refusals together, before anything is
+// quantized.
+void plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex, bool measured, std::vector<Run>& runs) {
+  std::string refusals;
+  for (Run& run : runs) {
+    if (run.recipe.chooses_precision() != measured) continue;
+    const int64_t length = calibration_length(a.calibration, model.spec);
+    run.plan = make_plan(model, {.base = run.recipe,
+                                 .chosen = run.job.precision ? run.job.precision->recipes() : std::map<std::string, Recipe>{},
+                                 .tokens = a.calibration.samples * length,
+                                 .seq_len = length,
+                                 .dtype = run.job.dtype,
+                                 .on_gpu = ex.on_cuda()});
+    for (const Refusal& r : run.plan.refusals) refusals += fmt::format("\n  {}: {}: {}", run.text, r.name, r.reason);
   }
   if (!refusals.empty()) fail(ErrorKind::unsupported, "linears are refused; nothing was written" + refusals);
-  return runs;
 }
 
 void make_folder(const std::string& out) {
@@ -67,17 +71,32 @@ void make_folder(const std::string& out) {
   if (error) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", out, error.message()));
 }
 
+bool calibrates(const Run& run) { return run.recipe.chooses_precision() || run.plan.calibrates(); }
+
 // The calibration text is tokenized and drawn once for all recipes that need any.
 Windows draw_once(Exec& ex, const SweepArgs& a, const Checkpoint& model, std::vector<Run>& runs,
                   Progress& progress) {
-  if (std::all_of(runs.begin(), runs.end(), [](const Run& r) { return r.plan.needs == Needs::nothing; }))
-    return {};
+  if (std::none_of(runs.begin(), runs.end(), calibrates)) return {};
   std::string note;
   Windows windows = draw_windows(ex, a.calibration, model, runs.front().job.dtype, progress, &note);
   for (Run& r : runs)
-    if (r.plan.needs != Needs::nothing) r.job.note = note;
+    if (calibrates(r)) r.job.note = note;
   if (!note.empty()) say(a.common, note + "\n");
   return windows;
+}
+
+void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, const Windows& windows, std::vector<Run>& runs,
+                       Progress& progress) {
+  for (Run& run : runs) {
+    if (!run.recipe.chooses_precision()) continue;
+    run.job.precision = choose_precision(
+        ex, model, windows,
+        {.base = run.recipe,
+         .dtype = run.job.dtype,
+         .seed = run.job.seed,
+         .progress = [&](double f) { progress.update(run.text + ": measuring the sensitivity", f); }});
+    say(a.common, run.job.precision->summary() + "\n");
+  }
 }
 
 void run_sweep(SweepArgs a) {
@@ -87,19 +106,22 @@ void run_sweep(SweepArgs a) {
   Baseline base(a, model);
   if (a.out.empty()) a.out = std::filesystem::path(a.base).lexically_normal().filename().string() + "-sweep";
   Exec ex = make_exec(a.common);
-  std::vector<Run> runs = plan_runs(a, model, ex);
+  std::vector<Run> runs = runs_of(a, ex);
+  plan_runs(a, model, ex, false, runs);
   make_folder(a.out);
   for (const Run& run : runs) check_out(run.job);
   Progress progress(a.common);
   const Windows calibration = draw_once(ex, a, model, runs, progress);
+  choose_precisions(ex, a, model, calibration, runs, progress);
+  plan_runs(a, model, ex, true, runs);
   base.load(ex, progress);
   Report report;
   std::vector<std::string> paths;
   for (Run& run : runs) {
     run.job.progress = [&](const std::string& phase, double f) {
-      progress.update(run.recipe + ": " + phase, f);
+      progress.update(run.text + ": " + phase, f);
     };
-    run_pipeline(ex, model, run.plan, run.plan.needs == Needs::nothing ? Windows{} : calibration, run.job);
+    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);
     if (report.models.empty()) report = begin_report(a, a.files, base, ex, r);
