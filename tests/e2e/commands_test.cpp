@@ -223,7 +223,7 @@ TEST_F(Commands, EveryMethodRecordsItsLosses) {
                               "loss_target_rtn", "rung", "tokens", "seconds", "hash"})
         ASSERT_TRUE(l.contains(key)) << recipe << " " << key;
       EXPECT_GT(l["rel_error"].get<double>(), 0) << recipe;
-      EXPECT_GT(l["sqnr_db"].get<double>(), 10) << recipe;
+      EXPECT_GT(l["sqnr_db"].get<double>(), 3) << recipe;
       EXPECT_GT(l["seconds"].get<double>(), 0) << recipe;
       EXPECT_LE(l["loss_target"].get<double>(), l["loss_target_rtn"].get<double>()) << recipe << " " << l["name"];
       const bool free = recipe == "rtn" || recipe == "fp8";
