@@ -7,7 +7,7 @@
 #include "kernels/attention_decode.cuh"
 #include "kernels/attention_flash.cuh"
 #include "kernels/attention_plain.cuh"
-#include "kernels/exec_cuda.h"
+#include "kernels/kv_quantize.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -89,6 +89,8 @@ __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_h
                                  const T* __restrict__ v, const int32_t* __restrict__ positions,
                                  T* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
                                  T* __restrict__ v_cache, int len, int kv_heads, int64_t capacity, int d) {
+  allow_successor();
+  await_predecessor();
   const int64_t row = blockIdx.x, width = static_cast<int64_t>(kv_heads) * d;
   const int64_t seq = row / len, position = positions[row];
   for (int64_t c = static_cast<int64_t>(threadIdx.x) * kN; c < width;
@@ -99,24 +101,6 @@ __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_h
   }
 }
 
-// Codes of one row of d values by a warp; returns the scale that belongs to them.
-template <class T>
-__device__ float quantize_row(const T* x, F8Code* codes, float scale, int d) {
-  for (int c = threadIdx.x % 32; c < d; c += 32)
-    codes[c].bits = __nv_cvt_float_to_fp8(__fdiv_rn(to_f32(x[c]), scale), __NV_SATFINITE, __NV_E4M3);
-  return scale;
-}
-template <class T>
-__device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
-  float amax = 0;
-  for (int c = threadIdx.x % 32; c < d; c += 32) amax = fmaxf(amax, fabsf(to_f32(x[c])));
-  for (int other = 16; other > 0; other /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, other));
-  const float inverse = amax > 0 ? __fdiv_rn(127.f, amax) : 0.f;
-  for (int c = threadIdx.x % 32; c < d; c += 32)
-    codes[c].value = static_cast<int8_t>(__float2int_rn(to_f32(x[c]) * inverse));
-  return __fdiv_rn(amax, 127.f);
-}
-
 // Grid: tokens x kv heads; one warp has the key, the other the value.
 template <class T, class C>
 __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
@@ -124,13 +108,13 @@ __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv
                                    C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
                                    C* __restrict__ v_cache, float* __restrict__ k_scales,
                                    float* __restrict__ v_scales, int len, int64_t capacity, int d) {
+  allow_successor();
+  await_predecessor();
   const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
   const int64_t at = (row / len * kv_heads + head) * capacity + positions[row];
   const bool value = threadIdx.x >= 32;
-  float* scale = (value ? v_scales : k_scales) + (kTokenScales<C> ? at : head);
-  const float used = quantize_row((value ? v : k) + (row * kv_heads + head) * d,
-                                  (value ? v_cache : k_cache) + at * d, kTokenScales<C> ? 0.f : *scale, d);
-  if (kTokenScales<C> && threadIdx.x % 32 == 0) *scale = used;
+  store_row((value ? v : k) + (row * kv_heads + head) * d, value ? v_cache : k_cache, value ? v_scales : k_scales, at,
+            static_cast<int>(head), d);
 }
 
 }  // namespace
@@ -160,26 +144,25 @@ void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView p
   if (rows == 0) return;
   FEWBIT_ASSERT(k.cols() == kv_heads * d && rows % batch == 0 && positions.numel() == rows);
   FEWBIT_ASSERT(positions.dtype == DType::i32);
-  const auto stream = ex.cuda_state().stream;
+  CudaState& s = ex.cuda_state();
   const auto blocks = static_cast<unsigned>(rows), heads = static_cast<unsigned>(kv_heads);
   const int len = static_cast<int>(rows / batch), width = static_cast<int>(d);
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;
     if constexpr (kIsCode<C>) {
-      kv_quantize_kernel<T, C><<<dim3(blocks, heads), 64, 0, stream>>>(
-          k.as<T>(), v.as<T>(), positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(),
-          cache.k_scales.as<float>(), cache.v_scales.as<float>(), len, capacity, width);
+      launch_overlapping(s, kv_quantize_kernel<T, C>, dim3(blocks, heads), dim3(64), 0, k.as<T>(), v.as<T>(),
+                         positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(), cache.k_scales.as<float>(),
+                         cache.v_scales.as<float>(), len, capacity, width);
     } else {
       constexpr int kN = kVec16<T>;
       const bool vectors = aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(cache.k.as<T>()) &&
                            aligned16(cache.v.as<T>());
       auto* kernel = vectors ? kv_append_kernel<T, kN> : kv_append_kernel<T, 1>;
-      kernel<<<blocks, 128, 0, stream>>>(k.as<T>(), v.as<T>(), positions.as<int32_t>(), cache.k.as<T>(),
-                                         cache.v.as<T>(), len, static_cast<int>(kv_heads), capacity, width);
+      launch_overlapping(s, kernel, dim3(blocks), dim3(128), 0, k.as<T>(), v.as<T>(), positions.as<int32_t>(),
+                         cache.k.as<T>(), cache.v.as<T>(), len, static_cast<int>(kv_heads), capacity, width);
     }
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, const KvCache& cache,

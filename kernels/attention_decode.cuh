@@ -7,9 +7,11 @@
 // leaves (m, l, O) in f32; a second kernel adds them in the order of the splits. Bytes: the keys and values
 // in sight, once.
 #include "kernels/attention_tile.cuh"
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 
 namespace fewbit::cuda {
+
+inline constexpr int kMostSplits = 64;
 
 struct DecodePartials {
   float* ml;  // [rows of all tiles, splits, 2]: maximum (base 2), sum
@@ -26,8 +28,10 @@ struct DecodeShape {
   static constexpr int kTile = kKeys * kRowStride<C, D>;           // values of a warp's K or V tile
   static constexpr int kWarpSpace = 2 * kStages * kTile;           // values
   static constexpr int kScales = kTokenScales<C> ? kWarps * kStages * 2 * kKeys : 0;
-  static constexpr size_t kShared =
-      sizeof(__nv_bfloat16) * kQ + sizeof(C) * kWarps * kWarpSpace + sizeof(float) * kScales;
+  // Q lies where the tiles come to lie if it moves to registers first.
+  static constexpr size_t kTilesAt = WarpAttention<D, kKeys, C>::kKeepQ ? 0 : sizeof(__nv_bfloat16) * kQ;
+  static constexpr size_t kShared = kTilesAt + sizeof(C) * kWarps * kWarpSpace + sizeof(float) * kScales;
+  static constexpr int kBlocks = D <= 128 ? 3 : 2;  // on a multiprocessor
   static_assert(sizeof(C) * kWarpSpace >= sizeof(float) * kRows * D, "merging fits");
 };
 
@@ -60,14 +64,16 @@ __device__ __forceinline__ void merge_warps(const float* o_sh, const float* ml_s
 
 // Grid: splits x (kv_heads * row tiles) x sequences.
 template <int D, class C>
-__global__ void __launch_bounds__(DecodeShape<D, C>::kThreads)
+__global__ void __launch_bounds__(DecodeShape<D, C>::kThreads, DecodeShape<D, C>::kBlocks)
     decode_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
                   const __grid_constant__ DecodePartials partials) {
   using S = DecodeShape<D, C>;
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float ml_sh[S::kWarps * S::kRows * 2];
+  allow_successor();
+  await_predecessor();
   auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);       // [16, stride]
-  auto* kv_sh = reinterpret_cast<C*>(q_sh + S::kQ);            // [kWarps, kStages, 2, kKeys, stride]
+  auto* kv_sh = reinterpret_cast<C*>(shared + S::kTilesAt);    // [kWarps, kStages, 2, kKeys, stride]
   auto* scales_sh = reinterpret_cast<float*>(kv_sh + S::kWarps * S::kWarpSpace);  // [kWarps, kStages, 2, kKeys]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int group = a.heads / a.kv_heads, all_rows = a.len * group;
@@ -112,6 +118,7 @@ __global__ void __launch_bounds__(DecodeShape<D, C>::kThreads)
   __syncthreads();
   WarpAttention<D, S::kKeys, C> w;
   w.init(q_sh);
+  if constexpr (S::kTilesAt == 0) __syncthreads();  // all warps have read Q
 
   C* mine = kv_sh + warp * S::kWarpSpace;
   float* my_scales = scales_sh + warp * S::kStages * 2 * S::kKeys;
@@ -173,33 +180,45 @@ __global__ void __launch_bounds__(DecodeShape<D, C>::kThreads)
 
 // One block a query row: adds the splits in their order.
 template <class C>
-__global__ void combine_splits_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
+__global__ void __launch_bounds__(128)
+    combine_splits_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a,
                                       const __grid_constant__ DecodePartials p) {
+  allow_successor();
+  await_predecessor();
   const int group = a.heads / a.kv_heads, all_rows = a.len * group;
   const int64_t row = blockIdx.x, tile = row / all_rows;
   const int r = static_cast<int>(row % all_rows);
   const int64_t token = tile / a.kv_heads * a.len + r / group, head = tile % a.kv_heads * group + r % group;
   const float* ml = p.ml + row * p.splits * 2;
   const float* o = p.o + row * p.splits * a.d;
-  float m = -INFINITY, l = 0;
-  for (int s = 0; s < p.splits; ++s) m = fmaxf(m, ml[2 * s]);
-  for (int s = 0; s < p.splits; ++s) l += exp2_fast(ml[2 * s] - m) * ml[2 * s + 1];
+  __shared__ float share[kMostSplits];  // of each split in the row
+  if (threadIdx.x < 32) {
+    float m = -INFINITY, l = 0;
+    for (int s = threadIdx.x; s < p.splits; s += 32) m = fmaxf(m, ml[2 * s]);
+    for (int lane = 16; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
+    for (int s = threadIdx.x; s < p.splits; s += 32) l += exp2_fast(ml[2 * s] - m) * ml[2 * s + 1];
+    for (int lane = 16; lane > 0; lane /= 2) l += __shfl_xor_sync(0xffffffffu, l, lane);
+    for (int s = threadIdx.x; s < p.splits; s += 32)
+      share[s] = ml[2 * s] == -INFINITY ? 0.f : exp2_fast(ml[2 * s] - m) / l;
+  }
+  __syncthreads();
   for (int col = threadIdx.x; col < a.d; col += blockDim.x) {
     float sum = 0;
-    for (int s = 0; s < p.splits; ++s)
-      if (ml[2 * s] != -INFINITY) sum += exp2_fast(ml[2 * s] - m) * o[static_cast<int64_t>(s) * a.d + col];
-    a.out[(token * a.heads + head) * a.d + col] = __float2bfloat16_rn(sum / l);
+#pragma unroll 8
+    for (int s = 0; s < p.splits; ++s)  // what a split without keys has not written is not read
+      sum += share[s] == 0 ? 0.f : share[s] * o[static_cast<int64_t>(s) * a.d + col];
+    a.out[(token * a.heads + head) * a.d + col] = __float2bfloat16_rn(sum);
   }
 }
 
-// Splits of a launch: two blocks a multiprocessor, but never fewer keys than one round of the warps.
+// Splits of a launch: as many blocks as run at once, but never fewer keys than one round of the warps.
 template <int D, class C>
 int decode_splits(const CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, int row_tiles) {
   using S = DecodeShape<D, C>;
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
-  const int64_t wanted = (2 * s.sms() + tiles - 1) / tiles;
+  const int64_t wanted = S::kBlocks * s.sms() / tiles;
   const int64_t most = (a.keys + S::kKeys * S::kWarps - 1) / (S::kKeys * S::kWarps);
-  return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{64}})));
+  return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{kMostSplits}})));
 }
 
 template <int D, class C>
@@ -207,17 +226,14 @@ void launch_decode(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
   using S = DecodeShape<D, C>;
   auto* kernel = decode_kernel<D, C>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                        cudaSharedmemCarveoutMaxShared));  // three blocks an SM at D = 128
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;
   DecodePartials p{.ml = nullptr, .o = nullptr, .splits = decode_splits<D, C>(s, a, row_tiles)};
   const int64_t partials = static_cast<int64_t>(a.seqs) * a.kv_heads * rows * p.splits;
   p.ml = s.scratch_of<float>(partials * (a.d + 2));
   p.o = p.ml + partials * 2;
-  kernel<<<dim3(p.splits, a.kv_heads * row_tiles, a.seqs), S::kThreads, S::kShared, s.stream>>>(a, p);
-  FEWBIT_CUDA_LAUNCHED();
-  combine_splits_kernel<C><<<static_cast<unsigned>(a.seqs * a.kv_heads * rows), 128, 0, s.stream>>>(a, p);
-  FEWBIT_CUDA_LAUNCHED();
+  launch_overlapping(s, kernel, dim3(p.splits, a.kv_heads * row_tiles, a.seqs), dim3(S::kThreads), S::kShared, a, p);
+  launch_overlapping(s, combine_splits_kernel<C>, dim3(static_cast<unsigned>(a.seqs * a.kv_heads * rows)), dim3(128), 0,
+                     a, p);
 }
 
 }  // namespace fewbit::cuda

@@ -47,12 +47,14 @@ inline constexpr int kRowStride = D * sizeof(C) % 32 == 0 ? D + 16 / static_cast
 
 // Codes (C of one byte) take the fragments of an ldmatrix of pairs of codes: a lane holds four neighbours
 // where bf16 has two. For K the four are two neighbouring k of one product, which only asks that Q be read in
-// the same order; for V they belong to two products, whose columns are the even and the odd dims.
+// the same order; for V they belong to two products, whose columns are the even and the odd dims. Products
+// with codes are in f16, but for the values of int8.
 template <int D, int kKeys, class C = __nv_bfloat16>
 struct WarpAttention {
   static_assert(D % 16 == 0 && kKeys % (kIsCode<C> ? 32 : 16) == 0);
   static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // values from row to row of Q in shared memory
   static constexpr int kKvStride = kRowStride<C, D>;
+  static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;  // the weights are f16
   static constexpr bool kKeepQ = D <= 128;  // else Q is read again for every tile: registers
   static constexpr int kQ = kKeepQ ? D / 16 : 1;
 
@@ -81,10 +83,15 @@ struct WarpAttention {
       const __nv_bfloat16* row = q_sh + lane / 4 * kStride + k * 16 + lane % 4 * 4;
       const auto low = *reinterpret_cast<const uint2*>(row);
       const auto high = *reinterpret_cast<const uint2*>(row + 8 * kStride);
-      f[0] = low.x, f[1] = high.x, f[2] = low.y, f[3] = high.y;
+      f[0] = to_f16(low.x), f[1] = to_f16(high.x), f[2] = to_f16(low.y), f[3] = to_f16(high.y);
     } else {
       ldmatrix(f, q_sh + (lane % 16) * kStride + k * 16 + lane / 16 * 8);
     }
+  }
+
+  static __device__ __forceinline__ uint32_t to_f16(uint32_t bf16s) {
+    const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&bf16s));
+    return pack_f16(v.x, v.y);
   }
 
   // s = Q K^T for the kKeys rows at k_sh.
@@ -109,8 +116,11 @@ struct WarpAttention {
       for (int n = 0; n < kKeys / 32; ++n) {
         ldmatrix(b, k_sh + (n * 32 + lane) * kKvStride);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-          mma_bf16(s[4 * n + i], q, two_bf16<C, 0, 1>(b[i]), two_bf16<C, 2, 3>(b[i]));
+        for (int i = 0; i < 4; ++i) {
+          uint32_t first, second;
+          key_codes(C{}, b[i], first, second);
+          mma_f16(s[4 * n + i], q, first, second);
+        }
       }
     } else {
       const C* row = k_sh + (lane / 16 * 8 + lane % 8) * kKvStride + lane / 8 % 2 * 8;
@@ -129,16 +139,19 @@ struct WarpAttention {
                                                 float softcap, bool masked, int first_key,
                                                 const int (&position)[2], int window) {
     const int t = threadIdx.x % 4;
+    const auto for_all = [&](auto&& f) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float z = s[n][i] * (kTokenScales<C> ? scale * key_scales[n * 8 + 2 * t + i % 2] : scale);
-        s[n][i] = softcap > 0 ? softcap * kLog2e * tanhf(z / softcap) : z * kLog2e;
-        const int key = first_key + n * 8 + 2 * t + i % 2, p = position[i / 2];
-        if (masked && (key > p || (window > 0 && key <= p - window))) s[n][i] = -INFINITY;
-      }
-    }
+        for (int i = 0; i < 4; ++i) f(s[n][i], n * 8 + 2 * t + i % 2, position[i / 2]);
+    };
+    const float by = softcap > 0 ? scale / softcap : scale * kLog2e;
+    for_all([&](float& x, int key, int) { x *= kTokenScales<C> ? by * key_scales[key] : by; });
+    if (softcap > 0) for_all([&](float& x, int, int) { x = softcap * kLog2e * tanhf(x); });
+    if (!masked) return;
+    for_all([&](float& x, int key, int p) {
+      if (first_key + key > p || (window > 0 && first_key + key <= p - window)) x = -INFINITY;
+    });
   }
 
   // Turns s into weights about the new maximum and scales what was summed before.
@@ -191,10 +204,13 @@ struct WarpAttention {
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           ldmatrix_transposed(b, row + k * 32 * kKvStride + n * 16);
-          mma_bf16(o[2 * n], a, two_bf16<C, 0, 2>(b[0]), two_bf16<C, 0, 2>(b[1]));
-          mma_bf16(o[2 * n + 1], a, two_bf16<C, 1, 3>(b[0]), two_bf16<C, 1, 3>(b[1]));
-          mma_bf16(o[2 * n], more, two_bf16<C, 0, 2>(b[2]), two_bf16<C, 0, 2>(b[3]));
-          mma_bf16(o[2 * n + 1], more, two_bf16<C, 1, 3>(b[2]), two_bf16<C, 1, 3>(b[3]));
+          uint32_t even[4], odd[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) value_codes(C{}, b[i], even[i], odd[i]);
+          mma_values(o[2 * n], a, even[0], even[1]);
+          mma_values(o[2 * n + 1], a, odd[0], odd[1]);
+          mma_values(o[2 * n], more, even[2], even[3]);
+          mma_values(o[2 * n + 1], more, odd[2], odd[3]);
         }
       }
     } else {
@@ -205,8 +221,8 @@ struct WarpAttention {
 #pragma unroll
         for (int n = 0; n < D / 16; ++n) {
           ldmatrix_transposed(b, row + k * 16 * kKvStride + n * 16);
-          mma_bf16(o[2 * n], a, b[0], b[1]);
-          mma_bf16(o[2 * n + 1], a, b[2], b[3]);
+          mma_values(o[2 * n], a, b[0], b[1]);
+          mma_values(o[2 * n + 1], a, b[2], b[3]);
         }
       }
     }
@@ -215,10 +231,18 @@ struct WarpAttention {
   // The weights of keys [16 k, 16 k + 16) as the A operand of the next product, whose layout is the C layout
   // of s.
   static __device__ __forceinline__ void weights(uint32_t (&a)[4], const float (&s)[kKeys / 8][4], int k) {
-    a[0] = pack_bf16(s[2 * k][0], s[2 * k][1]);
-    a[1] = pack_bf16(s[2 * k][2], s[2 * k][3]);
-    a[2] = pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]);
-    a[3] = pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]);
+    const auto pack = [](float x, float y) { return kHalfValues ? pack_f16(x, y) : pack_bf16(x, y); };
+    a[0] = pack(s[2 * k][0], s[2 * k][1]);
+    a[1] = pack(s[2 * k][2], s[2 * k][3]);
+    a[2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
+    a[3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
+  }
+  static __device__ __forceinline__ void mma_values(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                    uint32_t b1) {
+    if constexpr (kHalfValues)
+      mma_f16(c, a, b0, b1);
+    else
+      mma_bf16(c, a, b0, b1);
   }
 
   // Calls f(column, x, y) for the pairs of neighbouring columns that this lane holds of row g (r = 0) or g + 8

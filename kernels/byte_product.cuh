@@ -27,15 +27,18 @@ struct ByteTask {
   const float* w_scales = nullptr;   // [out]
   const void* bias = nullptr;        // [out] of bias_dtype, or null
   void* y = nullptr;                 // [rows, out] of y_dtype
+  bool add = false;                  // y += the product
   DType bias_dtype = DType::bf16, y_dtype = DType::bf16;
   int64_t rows = 0, in = 0, out = 0;
 };
 
 template <class Sum, class Bias, class Y>
-__device__ __forceinline__ Y scaled(Sum sum, float x_scale, float w_scale, const Bias* bias, int64_t o) {
+__device__ __forceinline__ void store_scaled(Sum sum, float x_scale, float w_scale, const Bias* bias, int64_t o, Y* y,
+                                             bool add) {
   float value = mul_rn(mul_rn(static_cast<float>(sum), x_scale), w_scale);
   if (bias) value = add_rn(value, to_f32(bias[o]));
-  return from_f32<Y>(value);
+  if (add) value = add_rn(value, to_f32(*y));
+  *y = from_f32<Y>(value);
 }
 
 // Code gives the type of a sum, a product of 16 bytes and one of a single byte:
@@ -45,7 +48,7 @@ __global__ void __launch_bounds__(kByteWarps * 32)
     few_rows_kernel(const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
                     const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
                     const Bias* __restrict__ bias, Y* __restrict__ y, int rows, int64_t in, int64_t out,
-                    bool vectors) {
+                    bool vectors, bool add) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t o0 = (static_cast<int64_t>(blockIdx.x) * kByteWarps + warp) * kByteOuts;
   if (o0 >= out) return;
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(kByteWarps * 32)
     for (int k = 0; k < kByteOuts; ++k) {
       const auto sum = warp_sum(sums[r][k]);
       if (lane == 0 && o0 + k < out)
-        y[r * out + o0 + k] = scaled<typename Code::Sum, Bias, Y>(sum, x_scales[r], w_scales[o0 + k], bias, o0 + k);
+        store_scaled(sum, x_scales[r], w_scales[o0 + k], bias, o0 + k, y + r * out + o0 + k, add);
     }
   }
 }
@@ -102,7 +105,7 @@ void launch_few_rows(cudaStream_t stream, const ByteTask& t) {
     const auto launch = [&](auto kernel) {
       kernel<<<blocks, kByteWarps * 32, 0, stream>>>(t.x, t.x_scales, t.w, t.w_scales,
                                                      static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y),
-                                                     static_cast<int>(t.rows), t.in, t.out, vectors);
+                                                     static_cast<int>(t.rows), t.in, t.out, vectors, t.add);
     };
     if (t.rows == 1) return launch(few_rows_kernel<Code, 1, Bias, Y>);
     if (t.rows <= 4) return launch(few_rows_kernel<Code, 4, Bias, Y>);
@@ -114,10 +117,10 @@ void launch_few_rows(cudaStream_t stream, const ByteTask& t) {
 template <class Sum, class Bias, class Y>
 __global__ void scale_sums_kernel(const Sum* __restrict__ sums, const float* __restrict__ x_scales,
                                   const float* __restrict__ w_scales, const Bias* __restrict__ bias,
-                                  Y* __restrict__ y, int64_t out) {
+                                  Y* __restrict__ y, int64_t out, bool add) {
   const int64_t r = blockIdx.x;
   for (int64_t o = threadIdx.x; o < out; o += blockDim.x)
-    y[r * out + o] = scaled<Sum, Bias, Y>(sums[r * out + o], x_scales[r], w_scales[o], bias, o);
+    store_scaled(sums[r * out + o], x_scales[r], w_scales[o], bias, o, y + r * out + o, add);
 }
 
 // y from the raw sums of a library's product, [rows, out].
@@ -127,7 +130,7 @@ void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t) {
     using Bias = typename decltype(bias)::type;
     using Y = typename decltype(y)::type;
     scale_sums_kernel<<<static_cast<unsigned>(t.rows), 256, 0, stream>>>(
-        sums, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y), t.out);
+        sums, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y), t.out, t.add);
   });
   FEWBIT_CUDA_LAUNCHED();
 }
@@ -178,20 +181,27 @@ void for_row_chunks(CudaState& s, ConstTensorView x, const RowQuant& q, const By
 }
 
 // Checks shapes and types and fills in what does not depend on the rows.
-inline ByteTask make_byte_task(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
+inline ByteTask make_byte_task(ConstTensorView x, const ByteProduct& p) {
+  const ByteWeightView& w = p.w;
   const int64_t out = w.codes.rows();
   FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == out && w.scales.dtype == DType::f32);
-  FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == out && (y.dtype == x.dtype || y.dtype == DType::f32));
-  FEWBIT_ASSERT(!bias.data || (bias.numel() == out && bias.dtype == x.dtype));
+  FEWBIT_ASSERT(p.y.rows() == x.rows() && p.y.cols() == out && (p.y.dtype == x.dtype || p.y.dtype == DType::f32));
+  FEWBIT_ASSERT(!p.bias.data || (p.bias.numel() == out && p.bias.dtype == x.dtype));
   return {.w = static_cast<const uint8_t*>(w.codes.data),
           .w_scales = w.scales.as<float>(),
-          .bias = bias.data,
-          .y = y.data,
+          .bias = p.bias.data,
+          .y = p.y.data,
+          .add = p.add,
           .bias_dtype = x.dtype,
-          .y_dtype = y.dtype,
+          .y_dtype = p.y.dtype,
           .rows = x.rows(),
           .in = x.cols(),
           .out = out};
 }
+
+// The products of kernels/int8_gemm.h and kernels/fp8_gemm.h where skinny.cuh does not take them; `task` from
+// make_byte_task(), not empty.
+void int8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
+void fp8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
 
 }  // namespace fewbit::cuda

@@ -61,4 +61,16 @@ void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, Con
   });
 }
 
+void add_product(ConstTensorView product, TensorView y) {
+  FEWBIT_ASSERT(product.dtype == DType::f32 && product.numel() == y.numel());
+  const Tensor sum = Tensor::host(DType::f32, y.shape);
+  float* values = sum.view().as<float>();
+  widen_rows(y.dtype, y.data, 1, y.numel(), y.numel(), values);
+  for (int64_t i = 0; i < y.numel(); ++i) values[i] += product.as<float>()[i];
+  for_float_type(y.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    narrow(values, y.as<T>(), y.numel());
+  });
+}
+
 }  // namespace fewbit::cpu

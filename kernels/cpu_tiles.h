@@ -18,4 +18,7 @@ void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, Con
 void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y,
                int64_t row);
 
+// y += product (f32), rounded once to the type of y (f32 | bf16).
+void add_product(ConstTensorView product, TensorView y);
+
 }  // namespace fewbit::cpu

@@ -1,7 +1,7 @@
 // One block a token copies a row of the table, 16 bytes a thread where the row's width allows. Bytes: one row
 // in, one row out a token.
 #include "kernels/embed.h"
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -16,6 +16,8 @@ __global__ void embed_kernel(const int32_t* __restrict__ ids,  // [tokens]
                              float scale,
                              Out* __restrict__ x,  // [tokens, hidden]
                              int64_t hidden) {
+  allow_successor();
+  await_predecessor();
   const In* from = table + ids[blockIdx.x] * hidden;
   Out* to = x + blockIdx.x * hidden;
   for (int64_t c = threadIdx.x * kN; c < hidden; c += kThreads * kN) {
@@ -34,17 +36,16 @@ void embed(Exec& ex, ConstTensorView ids, ConstTensorView table, float scale, Te
   FEWBIT_ASSERT(ids.dtype == DType::i32 && x.rows() == tokens && (tokens == 0 || x.cols() == hidden));
   if (tokens == 0) return;
   const auto grid = static_cast<unsigned>(tokens);
-  const cudaStream_t stream = ex.cuda_state().stream;
   dispatch_float(table.dtype, [&](auto in) {
     dispatch_f32_bf16(x.dtype, [&](auto out) {
       using In = typename decltype(in)::type;
       using Out = typename decltype(out)::type;
       const bool vectors = hidden % 8 == 0 && aligned16(table.as<In>()) && aligned16(x.as<Out>());
       auto* kernel = vectors ? embed_kernel<In, Out, 8> : embed_kernel<In, Out, 1>;
-      kernel<<<grid, kThreads, 0, stream>>>(ids.as<int32_t>(), table.as<In>(), scale, x.as<Out>(), hidden);
+      launch_overlapping(ex.cuda_state(), kernel, dim3(grid), dim3(kThreads), 0, ids.as<int32_t>(), table.as<In>(),
+                         scale, x.as<Out>(), hidden);
     });
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

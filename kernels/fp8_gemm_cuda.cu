@@ -61,12 +61,7 @@ void widened_product(CudaState& s, const ByteTask& t, float* sums, uint8_t* room
 
 }  // namespace
 
-void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
-              TensorView y) {
-  FEWBIT_ASSERT(q.codes == DType::f8_e4m3 && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
-  const ByteTask task = make_byte_task(x, w, bias, y);
-  if (task.rows == 0 || task.out == 0) return;
-  CudaState& s = ex.cuda_state();
+void fp8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task) {
   const bool native = fp8_tensor_cores(s) && task.in % 16 == 0 && task.out % 16 == 0 && aligned16(task.w);
   const ByteRoom widened{.fixed = 2 * task.out * task.in, .per_row = 2 * task.in};
   for_row_chunks(

@@ -1,4 +1,6 @@
 #pragma once
+#include <span>
+
 #include "kernels/exec.h"
 #include "src/core/mat.h"
 namespace fewbit {
@@ -12,6 +14,21 @@ namespace cpu  { void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTen
 namespace cuda { void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y); }
 inline void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::gemm, FEWBIT_CUDA_OP(gemm))(ex, x, w, bias, y);
+}
+// The same for several weights of one x: y alike in dtype. On a GPU few rows in bf16 take one launch (up to
+// kGemmsAtOnce at a time) that reads the weights as they lie (kernels/skinny.cuh) and may begin before the kernel
+// before it has ended: no work in flight may write a weight or a bias. The bits of a row do not depend on the other
+// rows there.
+struct GemmProduct {
+  ConstTensorView w{}, bias{};
+  TensorView y{};
+  bool add = false;  // y += the product, rounded once; no bias then
+};
+inline constexpr int kGemmsAtOnce = 3;
+namespace cpu  { void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+namespace cuda { void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+inline void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
+  pick(ex, &cpu::gemms, FEWBIT_CUDA_OP(gemms))(ex, x, products);
 }
 
 // c = alpha * op(a) op(b) + beta * c, all f32, row-major with leading dimensions; pointers on ex's device.

@@ -51,6 +51,19 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
   });
 }
 
+void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
+  for (const GemmProduct& p : products) {
+    if (!p.add) {
+      cpu::gemm(ex, x, p.w, p.bias, p.y);
+      continue;
+    }
+    FEWBIT_ASSERT(!p.bias.data);
+    const Tensor product = Tensor::host(DType::f32, p.y.shape);
+    cpu::gemm(ex, x, p.w, {}, product);
+    add_product(product, p.y);
+  }
+}
+
 void matmul(Exec&, const MatmulArgs& m) {
   const bool ta = m.ta == Trans::yes, tb = m.tb == Trans::yes;
   const int64_t inner = ta ? m.a.rows : m.a.cols;

@@ -6,6 +6,7 @@
 #include "kernels/dense.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/gemm.h"
+#include "kernels/skinny.h"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -51,27 +52,78 @@ void dense_product(CudaState& s, const DenseProduct& p) {
                                      CUBLAS_GEMM_DEFAULT));
 }
 
+namespace {
+
+void check_product(ConstTensorView x, const GemmProduct& p) {
+  FEWBIT_ASSERT(x.dtype == p.w.dtype && (x.dtype == DType::f32 || x.dtype == DType::bf16));
+  FEWBIT_ASSERT(p.y.dtype == x.dtype || p.y.dtype == DType::f32);
+  FEWBIT_ASSERT(p.w.cols() == x.cols() && p.y.rows() == x.rows() && p.y.cols() == p.w.rows());
+  FEWBIT_ASSERT(!p.bias.data || (p.bias.numel() == p.w.rows() && p.bias.dtype == x.dtype && !p.add));
+}
+
+void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
+  if (p.bias.data) lay_bias(s, p.bias, p.y);
+  dense_product(s, {.x = x.data,
+                    .w = p.w.data,
+                    .y = p.y.data,
+                    .in_dtype = x.dtype,
+                    .y_dtype = p.y.dtype,
+                    .rows = x.rows(),
+                    .in = x.cols(),
+                    .out = p.w.rows(),
+                    .y_stride = p.w.rows(),
+                    .add = p.add || p.bias.data != nullptr});
+}
+
+}  // namespace
+
+bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
+                    bool settled) {
+  if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights) return false;
+  if (norm && !skinny_prepares(x.rows(), x.cols())) return false;
+  SkinnyJob job{};
+  for (size_t i = 0; i < products.size(); ++i) {
+    const GemmProduct& p = products[i];
+    if (p.y.dtype != products[0].y.dtype ||
+        skinny_rows(s, DType::bf16, x.rows(), x.cols(), p.w.data, x.data) < x.rows())
+      return false;
+    job.weights[i] = {.w = static_cast<const uint8_t*>(p.w.data),
+                      .scales = nullptr,
+                      .bias = static_cast<const __nv_bfloat16*>(p.bias.data),
+                      .y = p.y.data,
+                      .add = p.add,
+                      .out = static_cast<int>(p.w.rows()),
+                      .end_tile = 0};
+  }
+  job.x = x.data;
+  job.rows = static_cast<int>(x.rows());
+  job.in = static_cast<int>(x.cols());
+  job.y_f32 = products[0].y.dtype == DType::f32;
+  job.settled = settled;
+  lay_norm(job, norm);
+  skinny_product(s, DType::bf16, job, static_cast<int>(products.size()));
+  return true;
+}
+
+void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
+  if (x.rows() == 0) return;
+  CudaState& s = ex.cuda_state();
+  for (const GemmProduct& p : products) check_product(x, p);
+  while (!products.empty()) {
+    const std::span<const GemmProduct> run = products.first(std::min<size_t>(products.size(), kGemmsAtOnce));
+    products = products.subspan(run.size());
+    if (!streamed_gemms(s, x, nullptr, run, true))
+      for (const GemmProduct& p : run) library_product(s, x, p);
+  }
+}
+
 void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows(), out = w.rows();
-  FEWBIT_ASSERT(x.dtype == w.dtype && (x.dtype == DType::f32 || x.dtype == DType::bf16));
-  FEWBIT_ASSERT(y.dtype == x.dtype || y.dtype == DType::f32);
+  const GemmProduct product{.w = w, .bias = bias, .y = y};
   if (rows == 0 || out == 0) return;
-  FEWBIT_ASSERT(w.cols() == x.cols() && y.rows() == rows && y.cols() == out);
+  check_product(x, product);
   CudaState& s = ex.cuda_state();
-  if (bias.data) {
-    FEWBIT_ASSERT(bias.numel() == out && bias.dtype == x.dtype);
-    lay_bias(s, bias, y);
-  }
-  dense_product(s, {.x = x.data,
-                    .w = w.data,
-                    .y = y.data,
-                    .in_dtype = x.dtype,
-                    .y_dtype = y.dtype,
-                    .rows = rows,
-                    .in = x.cols(),
-                    .out = out,
-                    .y_stride = out,
-                    .add = bias.data != nullptr});
+  if (!streamed_gemms(s, x, nullptr, std::span(&product, 1), false)) library_product(s, x, product);
 }
 
 void matmul(Exec& ex, const MatmulArgs& m) {

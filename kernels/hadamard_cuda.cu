@@ -1,4 +1,5 @@
 // A warp turns one run: its values lie in shared memory between the stages.
+#include "kernels/hadamard.cuh"
 #include "kernels/hadamard.h"
 #include "kernels/launch.cuh"
 #include "kernels/vec.cuh"
@@ -19,16 +20,7 @@ __global__ void hadamard_kernel(T* q, T* k, int64_t q_runs, int64_t runs, int ru
   T* at = i < q_runs ? q + i * run : k + (i - q_runs) * run;
   float* x = room[threadIdx.y];
   for (int c = threadIdx.x; c < run; c += 32) x[c] = to_f32(at[c]);
-  __syncwarp();
-  for (int half = 1; half < run; half *= 2) {
-    for (int pair = threadIdx.x; pair < run / 2; pair += 32) {
-      const int first = pair / half * 2 * half + pair % half;
-      const float u = x[first], v = x[first + half];
-      x[first] = u + v;
-      x[first + half] = u - v;
-    }
-    __syncwarp();
-  }
+  hadamard_stages(x, run, threadIdx.x);
   for (int c = threadIdx.x; c < run; c += 32) at[c] = from_f32<T>(x[c] * scale);
 }
 

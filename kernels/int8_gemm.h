@@ -6,6 +6,13 @@ struct ByteWeightView {
   ConstTensorView codes{};   // [out, in]  i8; f8_e4m3 for kernels/fp8_gemm.h
   ConstTensorView scales{};  // [out]      f32
 };
+// One of several products of one x: kernels/byte_gemms.h.
+struct ByteProduct {
+  ByteWeightView w{};
+  ConstTensorView bias{};  // [out] dtype of x or null
+  TensorView y{};          // [rows, out] dtype of x or f32
+  bool add = false;        // y += the product, rounded once; no bias then
+};
 // y = Q(x) W^T + bias, both in int8, products summed in int32 (exact), then
 //   y[r, o] = sum * x_scale[r] * scale[o] + bias[o]   in f32, rounded once.
 //   x [rows, in] f32 | bf16, quantized by `q` (i8, no groups) · bias [out] dtype of x or null · y [rows, out] dtype of x

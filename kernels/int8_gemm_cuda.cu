@@ -35,12 +35,7 @@ void in_runs(CudaState& s, ByteTask t) {
 
 }  // namespace
 
-void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
-               TensorView y) {
-  FEWBIT_ASSERT(q.codes == DType::i8 && q.group == 0 && w.codes.dtype == DType::i8 && x.cols() < (1 << 17));
-  const ByteTask task = make_byte_task(x, w, bias, y);
-  if (task.rows == 0 || task.out == 0) return;
-  CudaState& s = ex.cuda_state();
+void int8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task) {
   for_row_chunks(
       s, x, q, task, {}, [&](const ByteTask& part) { launch_few_rows<Int8Code>(s.stream, part); },
       [&](const ByteTask& part, uint8_t* at, uint8_t*) {

@@ -1,6 +1,7 @@
 #pragma once
 // The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes. Codes
-// are exact in bf16, so that they go through the tensor cores as they are; their scales come in outside.
+// are exact in f16 and bf16, so that they go through the tensor cores as they are; their scales come in
+// outside.
 #include <cuda_fp8.h>
 
 #include "kernels/vec.cuh"
@@ -26,25 +27,59 @@ __device__ __forceinline__ float to_f32(F8Code c) {
 }
 __device__ __forceinline__ float to_f32(I8Code c) { return static_cast<float>(c.value); }
 
-// Codes kFirst and kSecond of the four in `word` as two bf16, the first in the lower half.
-template <class C, int kFirst, int kSecond>
-__device__ __forceinline__ uint32_t two_bf16(uint32_t word) {
-  if constexpr (std::is_same_v<C, F8Code>) {
-    // Sign, exponent and fraction moved into place: the value times 2^-120, subnormal ones included. The one
-    // product brings it back, exactly. (A NaN, which the saturating cast makes of NaN only, becomes 480.)
-    const uint32_t w = __byte_perm(word, 0, 4 | kFirst << 4 | 4 << 8 | kSecond << 12);
-    const uint32_t bits = (w & 0x80008000u) | (w >> 4 & 0x07f007f0u);
-    const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits),
-                                         __halves2bfloat162(__ushort_as_bfloat16(0x7b80), __ushort_as_bfloat16(0x7b80)));
-    return *reinterpret_cast<const uint32_t*>(&value);
-  } else {
-    // (128 + low seven bits) - (128, or 256 for a negative code): sums of bits in the fraction of 128.
-    const uint32_t w = __byte_perm(word, 0, kFirst | 4 << 4 | kSecond << 8 | 4 << 12);
-    const uint32_t low = (w & 0x007f007fu) | 0x43004300u, sign = (w & 0x00800080u) | 0x43004300u;
-    const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low),
-                                         *reinterpret_cast<const __nv_bfloat162*>(&sign));
-    return *reinterpret_cast<const uint32_t*>(&value);
-  }
+__device__ __forceinline__ uint32_t bits_of(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+
+// (a & b) | c in one instruction.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Two E4M3 codes in the low half of `codes` as two f16, exactly.
+__device__ __forceinline__ uint32_t two_f16(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t values;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(codes)));
+  return values;
+#else
+  // Sign, exponent and fraction moved into place are the value times 2^-8. (A NaN becomes 480.)
+  const uint32_t w = __byte_perm(codes, 0, 0x1404);
+  return bits_of(__hmul2(as_half2(and_or(w, 0x80008000u, w >> 1 & 0x3f803f80u)), __float2half2_rn(256.f)));
+#endif
+}
+
+// Codes 0 1 and 2 3 of the four in `word` as f16.
+__device__ __forceinline__ void key_codes(F8Code, uint32_t word, uint32_t& first, uint32_t& second) {
+  first = two_f16(word);
+  second = two_f16(word >> 16);
+}
+__device__ __forceinline__ void key_codes(I8Code, uint32_t word, uint32_t& first, uint32_t& second) {
+  // 1024 + (code + 128), as bytes in the fraction of 1024; then the sum of the two is taken off.
+  const uint32_t w = word ^ 0x80808080u;
+  const __half2 offset = __float2half2_rn(1152.f);
+  first = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4140)), offset));
+  second = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4342)), offset));
+}
+
+// Codes 0 2 and 1 3 of the four in `word`: f16 of E4M3, bf16 of int8, whose weights carry a scale that may be
+// small.
+__device__ __forceinline__ void value_codes(F8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
+  const uint32_t w = __byte_perm(word, 0, 0x3120);
+  even = two_f16(w);
+  odd = two_f16(w >> 16);
+}
+__device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {  // int8 in bytes 0 and 2
+  // (128 + low seven bits) - (128, or 256 for a negative code): sums of bits in the fraction of 128.
+  const uint32_t low = and_or(codes, 0x007f007fu, 0x43004300u), sign = and_or(codes, 0x00800080u, 0x43004300u);
+  return bits_of(__hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low),
+                         *reinterpret_cast<const __nv_bfloat162*>(&sign)));
+}
+__device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
+  even = two_bf16(word);
+  odd = two_bf16(word >> 8);
 }
 
 }  // namespace fewbit::cuda

@@ -13,11 +13,13 @@ struct MarlinView {
   int64_t groups() const { return s.rows(); }
   int64_t group() const { return in / groups(); }
 };
-// y = x W^T + bias with W dequantized on the fly: (code - zero) is exact in bf16, a group's products are summed in f32
-// and multiplied by the group's scale in f32.
+// y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits):
+// (code - zero) is exact in bf16, a group's products are summed in f32 and multiplied by the group's scale in f32.
+// More rows: the weight is (code - zero) * scale in bf16.
 //   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
 //   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given
-//   (shape, rows). Many rows: the weight is dequantized once to bf16 and multiplied densely.
+//   (shape, rows). On a GPU 17 to 2,048 rows of 4 bits take marlin_wide.h on Hopper; else, from 65 rows on, the weight is
+//   dequantized once to bf16 and multiplied densely.
 namespace cpu  { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
 namespace cuda { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
 inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {

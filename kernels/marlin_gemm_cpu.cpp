@@ -128,15 +128,9 @@ void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> pr
       continue;
     }
     FEWBIT_ASSERT(!p.bias.data);
-    const Tensor product = Tensor::host(DType::f32, {x.rows(), p.w.out}),
-                 sum = Tensor::host(DType::f32, {x.rows(), p.w.out});
+    const Tensor product = Tensor::host(DType::f32, {x.rows(), p.w.out});
     cpu::marlin_gemm(ex, x, p.w, {}, product);
-    widen_rows(p.y.dtype, p.y.data, 1, p.y.numel(), p.y.numel(), sum.view().as<float>());
-    for (int64_t i = 0; i < sum.numel(); ++i) sum.view().as<float>()[i] += product.as<float>()[i];
-    for_float_type(p.y.dtype, [&](auto* type) {
-      using T = std::remove_pointer_t<decltype(type)>;
-      narrow(sum.view().as<float>(), p.y.as<T>(), sum.numel());
-    });
+    add_product(product, p.y);
   }
 }
 

@@ -1,15 +1,34 @@
-// y = x W^T on Marlin words as they lie: up to 64 rows by the kernel of marlin_stream.cuh, which reads the
-// weights once; above, the weight is dequantized into scratch memory, a slab of outputs at a time, and
-// multiplied by cuBLAS.
+// y = x W^T on Marlin words as they lie: few rows by the kernel of marlin_stream.cuh, which reads the weights
+// once; more by that of marlin_wide.cuh where it runs; else, above 64 rows, the weight is dequantized into
+// scratch memory, a slab of outputs at a time, and multiplied by cuBLAS.
 #include <algorithm>
 
 #include "kernels/dense.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/marlin_gemm.h"
 #include "kernels/marlin_stream.cuh"
+#include "kernels/marlin_wide.h"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
+
+MarlinSource source_of(const MarlinView& m) {
+  FEWBIT_ASSERT((m.bits == 4 || m.bits == 8) && m.b.dtype == DType::i32 && m.s.dtype == DType::f16);
+  FEWBIT_ASSERT(m.b.numel() == m.in / 16 * marlin::words_per_row(m.out, m.bits) &&
+                m.s.numel() == m.groups() * m.out);
+  FEWBIT_ASSERT(marlin::admits(m.out, m.in, m.group(), m.bits) && m.groups() * m.group() == m.in);
+  FEWBIT_ASSERT(!m.z.data || m.z.numel() == m.groups() * m.out * m.bits / 32);
+  FEWBIT_ASSERT(aligned16(static_cast<const char*>(m.b.data)) &&
+                aligned16(static_cast<const char*>(m.s.data)) &&
+                aligned16(static_cast<const char*>(m.z.data)));
+  return {.b = static_cast<const uint32_t*>(m.b.data),
+          .s = static_cast<const __half*>(m.s.data),
+          .z = static_cast<const uint32_t*>(m.z.data),
+          .out = static_cast<int>(m.out),
+          .in = static_cast<int>(m.in),
+          .group_tiles = m.groups() > 1 ? static_cast<int>(m.group() / marlin::kTileK) : 0};
+}
+
 namespace {
 
 constexpr int kStreamedRows = 64;                    // more rows of x go to cuBLAS
@@ -144,23 +163,6 @@ void dequantize_outputs(CudaState& s, const MarlinSource& w, int bits, int64_t n
   FEWBIT_CUDA_LAUNCHED();
 }
 
-MarlinSource source_of(const MarlinView& m) {
-  FEWBIT_ASSERT((m.bits == 4 || m.bits == 8) && m.b.dtype == DType::i32 && m.s.dtype == DType::f16);
-  FEWBIT_ASSERT(m.b.numel() == m.in / 16 * marlin::words_per_row(m.out, m.bits) &&
-                m.s.numel() == m.groups() * m.out);
-  FEWBIT_ASSERT(marlin::admits(m.out, m.in, m.group(), m.bits) && m.groups() * m.group() == m.in);
-  FEWBIT_ASSERT(!m.z.data || m.z.numel() == m.groups() * m.out * m.bits / 32);
-  FEWBIT_ASSERT(aligned16(static_cast<const char*>(m.b.data)) &&
-                aligned16(static_cast<const char*>(m.s.data)) &&
-                aligned16(static_cast<const char*>(m.z.data)));
-  return {.b = static_cast<const uint32_t*>(m.b.data),
-          .s = static_cast<const __half*>(m.s.data),
-          .z = static_cast<const uint32_t*>(m.z.data),
-          .out = static_cast<int>(m.out),
-          .in = static_cast<int>(m.in),
-          .group_tiles = m.groups() > 1 ? static_cast<int>(m.group() / marlin::kTileK) : 0};
-}
-
 void dense_path(CudaState& s, ConstTensorView x, const MarlinProduct& p) {
   const MarlinView& m = p.w;
   const MarlinSource w = source_of(m);
@@ -233,9 +235,10 @@ void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> pr
       ++count;
     const std::span<const MarlinProduct> run = products.subspan(first, count);
     for (const MarlinProduct& p : run) check_product(x, p);
+    first += count;
+    if (marlin_wide(s, x, run)) continue;
     if (x.rows() > kStreamedRows || !streamed(s, x, run))
       for (const MarlinProduct& p : run) dense_path(s, x, p);
-    first += count;
   }
 }
 

@@ -69,7 +69,7 @@ struct StreamBlock {
     barrier_wait(empty + buffer, (unit / kBuffers % 2) ^ 1);
     v.store(sums + (buffer * warps + warp) * tokens * kSumStride, tokens, lane);
     __syncwarp();
-    if (lane == 0) barrier_arrive(full + buffer);
+    if (lane < kArrivingLanes) barrier_arrive(full + buffer);
   }
   // Adds the warps' sums of the `unit`-th chunk, once all have left theirs.
   __device__ __forceinline__ void add_warps(int unit) const {
@@ -91,7 +91,7 @@ struct StreamBlock {
         __stcg(partial(slice, token, chunk, quad), v);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(empty + buffer);
+    if (lane < kArrivingLanes) barrier_arrive(empty + buffer);
   }
   // Adds the slices of the part's chunks; the blocks that met share the work.
   __device__ __forceinline__ void add_slices() const {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, V::kBlocks)
   };
 #pragma unroll
   for (int i = 0; i < V::kStages - 1; ++i) fetch(i % kParts);
-  if (threadIdx.x < 2 * V::kBuffers) barrier_init(barriers + threadIdx.x, block.warps);
+  if (threadIdx.x < 2 * V::kBuffers) barrier_init(barriers + threadIdx.x, kArrivingLanes * block.warps);
   __syncthreads();
 
   await_predecessor();

@@ -1,6 +1,7 @@
 #pragma once
 // What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, x as
 // the column operand, the sums of a warp, and the ways in which warps and blocks wait for each other.
+#include "kernels/barrier.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_tile.cuh"
 #include "kernels/reduce.cuh"
@@ -287,30 +288,13 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
-// Barriers in shared memory of which one side only waits (compute capability 8.0).
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile(
-      "mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(barrier))),
-      "r"(arrivals)
-      : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(barrier)))
-               : "memory");
-}
-// Returns when the phase of this parity is complete; the phase before the first counts as one of parity 1.
-__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(barrier));
-  uint32_t done = 0;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(at), "r"(parity)
-        : "memory");
-  } while (!done);
-}
+// Lanes of a warp that arrive at a barrier. One is enough: a warp barrier comes before it, which orders what the other lanes
+// did. compute-sanitizer's racecheck follows lane by lane, so a build for it lets all of them arrive.
+#ifdef FEWBIT_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
 
 // Waits until all `expected` blocks have come here; what each wrote before is seen by all after.
 __device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {

@@ -4,6 +4,9 @@
 #include "kernels/marlin_fragment.h"
 #include "kernels/mma.cuh"
 
+namespace fewbit {
+struct MarlinView;
+}
 namespace fewbit::cuda {
 
 struct MarlinSource {
@@ -15,6 +18,8 @@ struct MarlinSource {
   __host__ __device__ bool grouped() const { return group_tiles > 0; }
   __host__ __device__ int k_tiles() const { return in / marlin::kTileK; }
 };
+
+MarlinSource source_of(const MarlinView&);  // checked
 
 // The zero points of a lane's eight outputs, in the form that `fragment` subtracts: 4 bits: a pair of bf16 of
 // 128 + zero; 8 bits: f32 of 2^23 + zero.

@@ -1,11 +1,12 @@
 #pragma once
-// The instructions of compute capability 8.0 that the matrix kernels are built from: mma.m16n8k16 on bf16
-// with f32 sums, ldmatrix, and asynchronous copies into shared memory. With lane = 4 * g + t a warp holds
+// The instructions of compute capability 8.0 that the matrix kernels are built from: mma.m16n8k16 on bf16 and f16
+// with f32 sums and m16n8k32 on int8, ldmatrix, and asynchronous copies into shared memory. With lane = 4 * g + t a warp holds
 //   A (16 x 16)  a[0] row g, k 2t 2t+1    a[1] row g+8, same k    a[2] row g, k 2t+8 2t+9    a[3] row g+8, k
 //   2t+8 2t+9 B (16 x 8)   b[0] k 2t 2t+1, column g   b[1] k 2t+8 2t+9, column g C (16 x 8)   c[0] c[1] row
 //   g, columns 2t 2t+1    c[2] c[3] row g+8, the same columns
 // The lower half of a register is the lower k (PTX ISA, "Matrix Fragments for mma.m16n8k16").
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -17,6 +18,24 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], 
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same on f16.
+__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// c += a b on int8, m16n8k32: where a register above holds two values at 2t, it holds four at 4t.
+__device__ __forceinline__ void mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
@@ -59,6 +78,11 @@ __device__ __forceinline__ void cp_async_wait() {
 // Two f32 as two bf16, `low` in the lower half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+__device__ __forceinline__ uint32_t pack_f16(float low, float high) {
+  const __half2 v = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&v);
 }
 

@@ -3,7 +3,7 @@
 // fixed order.
 #include <cfloat>
 
-#include "kernels/exec_cuda.h"
+#include "kernels/launch.cuh"
 #include "kernels/nll.h"
 #include "kernels/reduce.cuh"
 #include "kernels/vec.cuh"
@@ -74,6 +74,8 @@ template <int kN>
 __global__ void argmax_kernel(const float* __restrict__ logits,  // [rows, vocab]
                               int32_t* __restrict__ ids,         // [rows]
                               int64_t vocab) {
+  allow_successor();
+  await_predecessor();
   __shared__ Best partial[kThreads / 32];
   Best best{-INFINITY, kNone};
   for_row<kN>(logits + blockIdx.x * vocab, vocab, [&](float z, int i) {
@@ -88,6 +90,8 @@ __global__ void argmax_kernel(const float* __restrict__ logits,  // [rows, vocab
 }
 
 __global__ void advance_kernel(int32_t* values, int32_t delta, int64_t n) {
+  allow_successor();
+  await_predecessor();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i < n) values[i] += delta;
 }
@@ -110,17 +114,16 @@ void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {
   FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && ids.numel() == rows);
   if (rows == 0) return;
   auto* kernel = aligned16(logits.as<float>(), vocab) ? argmax_kernel<4> : argmax_kernel<1>;
-  kernel<<<static_cast<unsigned>(rows), kThreads, 0, ex.cuda_state().stream>>>(logits.as<float>(),
-                                                                               ids.as<int32_t>(), vocab);
-  FEWBIT_CUDA_LAUNCHED();
+  launch_overlapping(ex.cuda_state(), kernel, dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, logits.as<float>(),
+                     ids.as<int32_t>(), vocab);
 }
 
 void advance(Exec& ex, TensorView values, int32_t delta) {
   FEWBIT_ASSERT(values.dtype == DType::i32);
   const int64_t n = values.numel();
   if (n == 0) return;
-  advance_kernel<<<grid_for(n, 128), 128, 0, ex.cuda_state().stream>>>(values.as<int32_t>(), delta, n);
-  FEWBIT_CUDA_LAUNCHED();
+  launch_overlapping(ex.cuda_state(), advance_kernel, dim3(grid_for(n, 128)), dim3(128), 0, values.as<int32_t>(), delta,
+                     n);
 }
 
 }  // namespace fewbit::cuda

@@ -2,6 +2,7 @@
 // in any order, and one for the codes; the second read comes from the cache. Bound by the one read from memory.
 #include "kernels/cast.h"
 #include "kernels/dense.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/quantize_rows.cuh"
 #include "kernels/row_grid.h"
 #include "kernels/vec.cuh"
@@ -32,6 +33,8 @@ __global__ void __launch_bounds__(kThreads)
                     uint8_t* __restrict__ codes,   // [groups, n]
                     float* __restrict__ scales,    // [groups]
                     int64_t n, float fixed) {
+  allow_successor();
+  await_predecessor();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
   const float scale = scale_of(x + at, n, fixed, kF8 ? kF8Max : 127.f), inverse = 1.f / scale;
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
@@ -90,12 +93,9 @@ void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, vo
   dispatch_f32_bf16(x.dtype, [&](auto in) {
     using T = typename decltype(in)::type;
     auto* to = static_cast<uint8_t*>(codes);
-    if (q.codes == DType::f8_e4m3)
-      quantize_kernel<T, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), to, scales, n, q.fixed);
-    else
-      quantize_kernel<T, false><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), to, scales, n, q.fixed);
+    auto* kernel = q.codes == DType::f8_e4m3 ? quantize_kernel<T, true> : quantize_kernel<T, false>;
+    launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, n, q.fixed);
   });
-  FEWBIT_CUDA_LAUNCHED();
 }
 
 void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {

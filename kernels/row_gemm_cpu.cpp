@@ -3,9 +3,11 @@
 #include "kernels/row_gemm.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/cpu_rows.h"
 #include "kernels/cpu_tiles.h"
+#include "kernels/nibble_dot.h"
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
 
@@ -99,6 +101,20 @@ void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, 
   });
 }
 
+void few_rows_in_registers(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
+  const int64_t rows = x.rows();
+  const NibbleInput input(x);
+  parallel_for(w.out(), std::max<int64_t>(1, 65536 / w.in), [&](int64_t begin, int64_t end) {
+    float* by_row = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
+    std::array<float, kFewRows> sums{};
+    for (int64_t o = begin; o < end; ++o) {
+      nibble_dots(w, input, o, sums.data());
+      for (int64_t r = 0; r < rows; ++r) by_row[r * (end - begin) + o - begin] = sums[static_cast<size_t>(r)];
+    }
+    for (int64_t r = 0; r < rows; ++r) store_row(by_row + r * (end - begin), bias, begin, end, y, r);
+  });
+}
+
 }  // namespace
 
 void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
@@ -109,7 +125,8 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
-  if (x.rows() <= kFewRows) return few_rows(x, reader, bias, y);
+  if (x.rows() <= kFewRows)
+    return nibble_dots_fit(w) ? few_rows_in_registers(x, w, bias, y) : few_rows(x, reader, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* out) {
     for (int64_t o = begin; o < end; ++o) reader.values(o, out + (o - begin) * w.in);
     return out;

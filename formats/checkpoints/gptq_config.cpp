@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "formats/checkpoints/fewbit_map.h"
@@ -20,16 +21,48 @@ std::string exactly(const std::string& name) {
   return regex + '$';
 }
 
+// Linears that vLLM and SGLang run as one and look up in `dynamic` under the name of the whole.
+struct FusedName {
+  std::string whole;
+  std::vector<std::string> parts;  // the last words of the names
+};
+const std::vector<FusedName>& fused_names() {
+  static const std::vector<FusedName> all = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}},
+                                             {"gate_up_proj", {"gate_proj", "up_proj"}}};
+  return all;
+}
+
+using Rules = std::map<std::string, ordered_json>;  // by module: null = dense
+
+// The rules of fused linears, where all parts of one have the same rule.
+Rules rules_of_wholes(const Rules& rules) {
+  Rules wholes;
+  for (const auto& [name, rule] : rules) {
+    const std::string prefix = name.substr(0, name.rfind('.') + 1);
+    for (const FusedName& f : fused_names())
+      if (std::all_of(f.parts.begin(), f.parts.end(), [&](const std::string& part) {
+            const auto it = rules.find(prefix + part);
+            return it != rules.end() && it->second == rule;
+          }) && name == prefix + f.parts[0])
+        wholes[prefix + f.whole] = rule;
+  }
+  return wholes;
+}
+
 // Exact names; GPTQModel takes the first rule that matches.
 ordered_json dynamic_rules(const QuantizationSummary& summary, const LinearFormat& common) {
-  ordered_json rules = ordered_json::object();
-  for (const std::string& name : summary.dense) rules["-:" + exactly(name)] = ordered_json::object();
-  for (const auto& [name, f] : summary.linears) {
-    if (f.spec == common.spec) continue;
-    rules["+:" + exactly(name)] = {
-        {"bits", f.spec.bits}, {"group_size", f.spec.group}, {"sym", f.spec.symmetric}};
-  }
-  return rules;
+  Rules rules;
+  for (const std::string& name : summary.dense) rules[name] = nullptr;
+  for (const auto& [name, f] : summary.linears)
+    if (f.spec != common.spec)
+      rules[name] = {{"bits", f.spec.bits}, {"group_size", f.spec.group}, {"sym", f.spec.symmetric}};
+  rules.merge(rules_of_wholes(rules));
+  ordered_json object = ordered_json::object();
+  for (const auto& [name, rule] : rules)
+    if (rule.is_null()) object["-:" + exactly(name)] = ordered_json::object();
+  for (const auto& [name, rule] : rules)
+    if (!rule.is_null()) object["+:" + exactly(name)] = rule;
+  return object;
 }
 
 }  // namespace

@@ -13,10 +13,12 @@ import os
 import subprocess
 import sys
 
+import venvs
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 WORKER = os.path.join(HERE, "gguf_worker.py")
-PACKAGES = ["gguf==0.19.0", "numpy==2.4.6", "xllamacpp==2026.10.11549"]  # the last one is llama.cpp b11549 built as a wheel
+PACKAGES = venvs.TOOLS["gguf"][0]  # xllamacpp is llama.cpp b11549 built as a wheel
 TYPES = ["f16", "q8_0", "q4_0", "q4_k", "q6_k"]
 # The reverse: llama.cpp quantizes our f16 file, we read the result. Its own numbers of the mixes.
 THEIRS = {"q4_1": 3, "q5_1": 9, "q2_k": 10, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "iq4_nl": 25, "iq4_xs": 30}
@@ -32,19 +34,6 @@ def run(command):
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         raise RuntimeError(f"{os.path.basename(command[0])}: {lines[-1]}")
     return done.stdout
-
-
-def environment():
-    """The Python of the virtual environment, installed on the first call."""
-    folder = os.path.join(HERE, ".venv-gguf")
-    python, stamp = os.path.join(folder, "bin", "python"), os.path.join(folder, "installed.txt")
-    wanted = "\n".join(PACKAGES)
-    if not os.path.exists(stamp) or open(stamp, encoding="utf-8").read() != wanted:
-        run([sys.executable, "-m", "venv", "--clear", folder])
-        run([python, "-m", "pip", "install", "-q", "--only-binary", ":all:", *PACKAGES])
-        with open(stamp, "w", encoding="utf-8") as f:
-            f.write(wanted)
-    return python
 
 
 def written(programs, model, kind, work):
@@ -99,7 +88,7 @@ def rows(models, text, windows, work, programs):
     """Rows of HEADER, as strings. `models`: pairs of a name and a folder."""
     os.makedirs(work, exist_ok=True)
     try:
-        python = environment()
+        python = venvs.python_of("gguf")
     except (RuntimeError, OSError) as e:
         return [["all", "all", "", "", "", "", "", "", f"SKIPPED: {e}"]]
     table = []

@@ -200,10 +200,13 @@ def perplexity(path, text, context, windows, ids_path):
     write_ids(ids_path, cut)
     losses = [llama.losses(w) for w in cut]
     half = context // 2
+    scored = np.concatenate([l[half:] for l in losses])
+    own = float(np.exp(scored.mean()))
     return {
         "tokens": ids[:1024],
         "plain": float(np.exp(np.mean(np.concatenate(losses)))),
-        "own": float(np.exp(np.mean(np.concatenate([l[half:] for l in losses])))),
+        "own": own,
+        "own_stderr": own * float(np.sqrt(scored.var() / (len(scored) - 1))),
     }
 
 

@@ -12,6 +12,7 @@
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
 #include "src/quant/block_tape.h"
+#include "src/quant/engines.h"
 #include "src/quant/learned_rounding.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/gguf_writer.h"
@@ -262,6 +263,17 @@ Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
   return needs;
 }
 
+void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
+  if (o.engine.empty()) return;
+  EngineVerdict verdict = check_engine(c.spec, plan, engine_rules(o.engine), o.tp);
+  plan.engine = o.engine;
+  plan.tp = o.tp;
+  for (Refusal& r : verdict.refusals) plan.refusals.push_back(std::move(r));
+  for (PlannedLinear& p : plan.linears)
+    if (const auto note = verdict.notes.find(p.linear.name); note != verdict.notes.end())
+      p.note += (p.note.empty() ? "" : "; ") + note->second;
+}
+
 }  // namespace
 
 const PlannedLinear* QuantPlan::find(const std::string& linear) const {
@@ -334,6 +346,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   if (plan.format->cannot_describe)
     if (std::string why = plan.format->cannot_describe(summary_of(c, plan)); !why.empty())
       plan.refusals.push_back({std::string("format ") += plan.format->name, std::move(why)});
+  ask_engine(c, o, plan);
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
   if (o.on_gpu)

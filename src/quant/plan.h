@@ -28,6 +28,8 @@ struct PlanOptions {
   int64_t seq_len = 0;       // of them in a window
   DType dtype = DType::f32;  // compute dtype of the calibration
   bool on_gpu = false;
+  std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
+  int64_t tp = 1;        // on so many GPUs in tensor parallel
 };
 
 struct PlannedLinear {
@@ -58,6 +60,8 @@ struct QuantPlan {
   std::vector<const Transform*> transforms{};  // applied to every block, in order
   Migration migration{};
   bool fp8_kv_cache = false;                   // scales for one are calibrated and written
+  std::string engine{};                        // that was asked on `tp` GPUs; "" = none was
+  int64_t tp = 1;
 
   std::vector<std::string> kept_routers{};     // by full name: a rule keeps them from being refitted (router_fit.h)
 

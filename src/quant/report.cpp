@@ -106,7 +106,9 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
             {"source_bytes", p.source_bytes},
             {"out_bytes", p.out_bytes},
             {"bits_per_weight", p.bits_per_weight},
-            {"kv_cache", p.fp8_kv_cache ? "fp8" : "bf16"}};
+            {"kv_cache", p.fp8_kv_cache ? "fp8" : "bf16"},
+            {"for", p.engine.empty() ? Json() : Json(p.engine)},
+            {"tp", p.tp}};
   j["linears"] = Json::array();
   for (const PlannedLinear& l : p.linears)
     j["linears"].push_back({{"name", l.linear.name},

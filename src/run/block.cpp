@@ -12,6 +12,9 @@
 #include "kernels/hadamard.h"
 #include "kernels/norm.h"
 #include "kernels/rope.h"
+#include "kernels/rope_append.h"
+#include "src/model/op_slots.h"
+#include "src/run/fused.h"
 #include "src/run/head.h"
 #include "src/run/moe.h"
 
@@ -45,13 +48,16 @@ struct Interpreter {
   void operator()(const Norm& op) const {
     rms_norm(ex, act[op.in], weights.vectors.at(op.name), op.eps, weight_offset(op.kind), act[op.out]);
   }
-  void operator()(const Linears& op) const {
-    std::vector<const Linear*> linears;
-    std::vector<TensorView> outs;
+  std::pair<std::vector<const Linear*>, std::vector<TensorView>> items_of(const Linears& op) const {
+    std::pair<std::vector<const Linear*>, std::vector<TensorView>> items;
     for (const LinearDef& l : op.items) {
-      linears.push_back(&weights.linears.at(l.name));
-      outs.push_back(act[l.out]);
+      items.first.push_back(&weights.linears.at(l.name));
+      items.second.push_back(act[l.out]);
     }
+    return items;
+  }
+  void operator()(const Linears& op) const {
+    const auto [linears, outs] = items_of(op);
     apply_all(ex, linears, act[op.in], outs);
   }
   void operator()(const HeadNorm& op) const {
@@ -62,7 +68,8 @@ struct Interpreter {
     for (Slot s : op.slots)
       rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale);
   }
-  void operator()(const Attention& op) const {
+  // Over the cache, which holds the new tokens already, or over k and v where there is none.
+  void attend(const Attention& op) const {
     const AttentionArgs args{.heads = op.heads,
                              .kv_heads = op.kv_heads,
                              .head_dim = op.head_dim,
@@ -70,9 +77,14 @@ struct Interpreter {
                              .window = op.window,
                              .softcap = op.softcap};
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    if (layout.turned_keys) hadamard(ex, act[op.q], act[op.k], op.head_dim);
-    kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
+  }
+  void operator()(const Attention& op) const {
+    if (layout.cache) {
+      if (layout.turned_keys) hadamard(ex, act[op.q], act[op.k], op.head_dim);
+      kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+    }
+    attend(op);
   }
   void operator()(const GatedAct& op) const {
     gated_act(ex, act[op.gate], act[op.up], op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh,
@@ -82,14 +94,56 @@ struct Interpreter {
   void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
 };
 
+// Ops that do the work of two. Each is told the ops from its own on, and is false where nothing was done.
+
 // A linear whose output is only added to the residual stream: both at once where its kernel can. The slot
 // between them is left unwritten; nothing reads it again before another op writes it.
-bool run_added(Exec& ex, const BlockOp& product, const BlockOp& sum, const BlockWeights& w,
-               Activations& act) {
-  const Linears* linears = std::get_if<Linears>(&product);
-  const AddTo* add = std::get_if<AddTo>(&sum);
+bool run_added(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Linears* linears = std::get_if<Linears>(&ops[0]);
+  const AddTo* add = std::get_if<AddTo>(&ops[1]);
   return linears && add && linears->items.size() == 1 && linears->items[0].out == add->in &&
-         apply_added(ex, w.linears.at(linears->items[0].name), act[linears->in], act[add->out]);
+         apply_added(in.ex, in.weights.linears.at(linears->items[0].name), in.act[linears->in], in.act[add->out]);
+}
+
+bool read_later(std::span<const BlockOp> ops, Slot slot) {
+  const auto has = [slot](const std::vector<Slot>& slots) {
+    return std::find(slots.begin(), slots.end(), slot) != slots.end();
+  };
+  for (const BlockOp& op : ops) {
+    if (has(slots_read(op))) return true;
+    if (has(slots_written(op))) return false;
+  }
+  return false;
+}
+
+// A norm whose output goes to the next op's linears alone, of a decode step.
+constexpr int64_t kFewRows = 16;
+bool run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Norm* norm = std::get_if<Norm>(&ops[0]);
+  const Linears* linears = std::get_if<Linears>(&ops[1]);
+  if (!norm || !linears || in.act[norm->in].rows() > kFewRows || linears->in != norm->out || norm->in == norm->out || read_later(ops.subspan(2), norm->out))
+    return false;
+  const RowNorm rows{
+      .weight = in.weights.vectors.at(norm->name), .eps = norm->eps, .offset = weight_offset(norm->kind)};
+  const auto [items, outs] = in.items_of(*linears);
+  apply_all_normed(in.ex, items, in.act[norm->in], rows, in.act[norm->out], outs);
+  return true;
+}
+
+// RoPE of q and k before attention over a cache.
+bool run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Rope* rope = std::get_if<Rope>(&ops[0]);
+  const Attention* op = std::get_if<Attention>(&ops[1]);
+  if (!rope || !op || !in.layout.cache ||
+      rope->slots != std::vector<Slot>{op->q, op->k} ||
+      rope->head_dim != op->head_dim)
+    return false;
+  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
+              {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale,
+               .hadamard = in.layout.turned_keys},
+              *in.layout.cache);
+  in.attend(*op);
+  return true;
 }
 
 }  // namespace
@@ -178,13 +232,13 @@ void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables
 
 void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
                const TokenLayout& layout, Activations& act, PhaseClock* clock) {
-  for (size_t i = 0; i < block.size(); ++i) {
-    const size_t op = i;  // a product that adds to the residual stream does the next op's work too
-    if (i + 1 < block.size() && run_added(ex, block[i], block[i + 1], w, act))
-      ++i;
-    else
-      run_op(ex, block[i], w, ropes, layout, act);
-    if (clock) clock->mark(phase_of(block[op]));
+  const Interpreter in{ex, w, ropes, layout, act};
+  for (std::span<const BlockOp> ops = block; !ops.empty();) {
+    const bool two = ops.size() > 1 && (run_added(in, ops) || run_normed(in, ops) || run_rope_append(in, ops));
+    if (!two) std::visit(in, ops[0]);
+    // Of two the linears or the attention, whichever is among them.
+    if (clock) clock->mark(phase_of(ops[two && !std::holds_alternative<Linears>(ops[0]) ? 1 : 0]));
+    ops = ops.subspan(two ? 2 : 1);
   }
 }
 

@@ -50,10 +50,9 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
 }
 
 void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
-  if (e.lm_head)
-    apply(ex, *e.lm_head, x, y);
-  else
-    gemm(ex, x, e.embed, {}, y);
+  if (e.lm_head) return apply(ex, *e.lm_head, x, y);
+  const GemmProduct product{.w = e.embed, .y = y};
+  gemms(ex, x, std::span(&product, 1));
 }
 
 int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }

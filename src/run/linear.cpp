@@ -6,13 +6,17 @@
 #include <cstring>
 
 #include "formats/packing.h"
+#include "formats/stored_bytes.h"
+#include "kernels/byte_gemms.h"
 #include "kernels/cast.h"
 #include "kernels/fp8_gemm.h"
 #include "kernels/gemm.h"
 #include "kernels/int8_gemm.h"
 #include "kernels/marlin_gemm.h"
+#include "kernels/norm.h"
 #include "kernels/row_gemm.h"
 #include "src/core/half.h"
+#include "src/run/fused.h"
 
 namespace fewbit {
 namespace {
@@ -68,6 +72,14 @@ MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
 }
 
+bool same(const RowQuant& a, const RowQuant& b) {
+  return a.codes == b.codes && a.fixed == b.fixed && a.group == b.group;
+}
+
+ByteProduct product_of(const ByteLinear& l, TensorView y) {
+  return {.w = {.codes = l.codes, .scales = l.scales}, .bias = l.bias, .y = y};
+}
+
 Tensor pack_nibbles(const QuantizedLinear& q) {
   const int64_t out = q.out(), in = q.in(), bytes = (in + 1) / 2;
   Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
@@ -92,10 +104,10 @@ Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTyp
   return r;
 }
 
-// Scales by output: [out] f32 on the device.
-Tensor output_scales(Exec& ex, const QuantizedLinear& q) {
-  Tensor s = Tensor::host(DType::f32, {q.out()});
-  for (int64_t o = 0; o < q.out(); ++o) s.as<float>()[o] = q.scales.as<float>()[o / q.spec.out_group];
+// Scales by output: [out] f32 on the device. `scales` [ceil(out / out_group), 1].
+Tensor output_scales(Exec& ex, const Tensor& scales, int64_t out_group, int64_t out) {
+  Tensor s = Tensor::host(DType::f32, {out});
+  for (int64_t o = 0; o < out; ++o) s.as<float>()[o] = scales.as<float>()[o / out_group];
   return ex.to_device(s);
 }
 
@@ -105,16 +117,21 @@ Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   Tensor codes = Tensor::host(integer ? DType::i8 : DType::f8_e4m3, q.codes.shape());
   for (int64_t i = 0; i < codes.numel(); ++i) codes.as<uint8_t>()[i] = q.codes.as<uint8_t>()[i] ^ flip;
   return ByteLinear{.codes = ex.to_device(codes),
-                    .scales = output_scales(ex, q),
+                    .scales = output_scales(ex, q.scales, q.spec.out_group, q.out()),
                     .bias = upload(ex, bias, dtype),
                     .input = *input_quant(q.spec, q.input_scale)};
 }
 
 // Why a linear that quantizes its input has no kernel of its codes; "" = it has.
-std::string no_byte_kernel(const QuantizedLinear& q) {
-  if (q.spec.bits == 8 && q.spec.symmetric && q.groups() == 1 && q.in() < 1 << 17) return "";
-  return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + q.spec.str() +
+std::string no_byte_kernel(const QuantSpec& spec, int64_t in) {
+  if (spec.bits == 8 && spec.symmetric && spec.groups(in) == 1 && in < 1 << 17) return "";
+  return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + spec.str() +
          ": it runs dequantized, with its input rounded";
+}
+// What a run says of a linear whose codes this device does not multiply as they are.
+std::string note_of_codes(const Exec& ex, DType codes) {
+  if (codes != DType::f8_e4m3 || has_fp8_products(ex)) return "";
+  return "this device has no FP8 products: the codes are multiplied as wider floats";
 }
 
 // Why this device has no packed kernel for the linear; "" = it has.
@@ -158,9 +175,8 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
   if (dtype == DType::bf16) {
     if (input) {
-      reason = no_byte_kernel(q);
-      if (reason.empty() && note && input->codes == DType::f8_e4m3 && !has_fp8_products(ex))
-        *note = "this device has no FP8 products: the codes are multiplied as wider floats";
+      reason = no_byte_kernel(q.spec, q.in());
+      if (reason.empty() && note) *note = note_of_codes(ex, input->codes);
       if (reason.empty()) return byte_linear(ex, q, bias, dtype);
     } else if (!ex.on_cuda()) {
       reason = no_kernel(ex, q);
@@ -200,6 +216,17 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     m.in = l.in;
     return m;
   }
+  if (o.weights == Weights::packed && o.dtype == DType::bf16 && format.spec.activations != ActQuant::none &&
+      no_byte_kernel(format.spec, l.in).empty()) {
+    if (const auto stored = stored_bytes(*format.packing, l.name, format.spec, l.out, l.in, c.source())) {
+      const RowQuant input = *input_quant(format.spec, stored->input_scale);
+      if (note) *note = note_of_codes(ex, input.codes);
+      return ByteLinear{.codes = ex.to_device(stored->codes),
+                        .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),
+                        .bias = upload(ex, bias, o.dtype),
+                        .input = input};
+    }
+  }
   const QuantizedLinear q = c.unpack(l.name, l.out, l.in);
   if (o.weights == Weights::reference) return dequantized(ex, q, bias, o.dtype);
   return make_linear(ex, q, bias, o.dtype, note);
@@ -209,7 +236,8 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
   std::visit(Overloaded{
                  [&](const DenseLinear& l) {
                    if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
-                   gemm(ex, x, l.weight, l.bias, y);
+                   const GemmProduct product{.w = l.weight, .bias = l.bias, .y = y};
+                   gemms(ex, x, std::span(&product, 1));
                  },
                  [&](const MarlinLinear& l) { marlin_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const RowLinear& l) {
@@ -224,33 +252,81 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                                  l.bias, y);
                  },
                  [&](const ByteLinear& l) {
-                   const ByteWeightView w{.codes = l.codes, .scales = l.scales};
-                   if (l.codes.dtype() == DType::i8) return int8_gemm(ex, x, l.input, w, l.bias, y);
-                   fp8_gemm(ex, x, l.input, w, l.bias, y);
+                   const ByteProduct product = product_of(l, y);
+                   byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
              },
              linear);
 }
 
+namespace {
+
+// Linears of one x by the kernel that takes them together.
+struct Siblings {
+  std::vector<MarlinProduct> packed;
+  std::vector<GemmProduct> dense;
+  std::vector<ByteProduct> bytes;
+  RowQuant rounding;          // of `bytes`
+  std::vector<size_t> alone;  // the rest
+
+  Siblings(std::span<const Linear* const> linears, std::span<const TensorView> ys) {
+    FEWBIT_ASSERT(linears.size() == ys.size());
+    for (size_t i = 0; i < linears.size(); ++i) {
+      const DenseLinear* d = std::get_if<DenseLinear>(linears[i]);
+      const ByteLinear* b = std::get_if<ByteLinear>(linears[i]);
+      if (const MarlinLinear* m = std::get_if<MarlinLinear>(linears[i])) {
+        packed.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
+      } else if (d && !d->input) {
+        dense.push_back({.w = d->weight, .bias = d->bias, .y = ys[i]});
+      } else if (b && (bytes.empty() || same(b->input, rounding))) {
+        rounding = b->input;
+        bytes.push_back(product_of(*b, ys[i]));
+      } else {
+        alone.push_back(i);
+      }
+    }
+  }
+};
+
+}  // namespace
+
 void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x,
                std::span<const TensorView> ys) {
-  FEWBIT_ASSERT(linears.size() == ys.size());
-  std::vector<MarlinProduct> products;
-  for (size_t i = 0; i < linears.size(); ++i) {
-    if (const MarlinLinear* m = std::get_if<MarlinLinear>(linears[i]))
-      products.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
-    else
-      apply(ex, *linears[i], x, ys[i]);
-  }
-  marlin_gemms(ex, x, products);
+  const Siblings s(linears, ys);
+  for (const size_t i : s.alone) apply(ex, *linears[i], x, ys[i]);
+  marlin_gemms(ex, x, s.packed);
+  gemms(ex, x, s.dense);
+  byte_gemms(ex, x, s.rounding, s.bytes);
+}
+
+void apply_all_normed(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x, const RowNorm& norm,
+                      TensorView normed, std::span<const TensorView> ys) {
+  const Siblings s(linears, ys);
+  if (s.dense.size() == linears.size()) return normed_gemms(ex, x, norm, normed, s.dense);
+  if (s.bytes.size() == linears.size()) return normed_byte_gemms(ex, x, norm, normed, s.rounding, s.bytes);
+  rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
+  apply_all(ex, linears, normed, ys);
 }
 
 bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
-  const MarlinLinear* m = std::get_if<MarlinLinear>(&linear);
-  if (!m || !m->bias.empty()) return false;
-  const MarlinProduct product{.w = view_of(*m), .y = y, .add = true};
-  marlin_gemms(ex, x, std::span(&product, 1));
-  return true;
+  if (const MarlinLinear* m = std::get_if<MarlinLinear>(&linear); m && m->bias.empty()) {
+    const MarlinProduct product{.w = view_of(*m), .y = y, .add = true};
+    marlin_gemms(ex, x, std::span(&product, 1));
+    return true;
+  }
+  if (!ex.on_cuda()) return false;
+  if (const DenseLinear* d = std::get_if<DenseLinear>(&linear); d && d->bias.empty() && !d->input && x.dtype == DType::bf16) {
+    const GemmProduct product{.w = d->weight, .y = y, .add = true};
+    gemms(ex, x, std::span(&product, 1));
+    return true;
+  }
+  if (const ByteLinear* b = std::get_if<ByteLinear>(&linear); b && b->bias.empty()) {
+    ByteProduct product = product_of(*b, y);
+    product.add = true;
+    byte_gemms(ex, x, b->input, std::span(&product, 1));
+    return true;
+  }
+  return false;
 }
 
 int64_t weight_bytes(const Linear& linear) {

@@ -179,6 +179,22 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
   }
 }
 
+TEST_F(Commands, AnEnginesRefusalsComeBeforeAnyWork) {
+  const ProcessResult good = run("quantize plan 'rtn int4 g64 format=gptq' " + kDemo + " --for vllm --tp 2 --json -");
+  ASSERT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_EQ(json_of(good)["for"], "vllm");
+  EXPECT_EQ(json_of(good)["tp"], 2);
+  const ProcessResult bad = run("quantize plan 'rtn int3 g64 format=gptq' " + kDemo + " --for vllm --json -");
+  EXPECT_EQ(bad.exit_code, 1);
+  EXPECT_EQ(json_of(bad)["refusals"].size(), json_of(bad)["linears"].size());
+  EXPECT_EQ(run("quantize 'rtn int3 g64 format=gptq' " + kDemo + " out --for vllm").exit_code, 1);
+  EXPECT_FALSE(fs::exists(dir / "out"));
+  EXPECT_EQ(run("quantize plan rtn " + kDemo + " --tp 2").exit_code, 2) << "--tp without --for";
+  const ProcessResult nobody = run("quantize plan rtn " + kDemo + " --for abacus");
+  EXPECT_EQ(nobody.exit_code, 2);
+  EXPECT_NE(nobody.err.find("llama.cpp"), std::string::npos) << nobody.err;
+}
+
 TEST_F(Commands, SetAndKeepMixRecipes) {
   const Json p = json_of(run("quantize plan 'gptq int4 g128' " + kDemo + " --set '*.down_proj=int8' --keep 'model.layers.0.*' --json -"));
   for (const Json& l : p["linears"]) {

@@ -126,6 +126,23 @@ TEST(CheckpointFormat, DynamicRulesAloneSayTheSame) {
   EXPECT_EQ(difference(read(config.dump(), tensors_of(s)).summary, s), "");
 }
 
+// vLLM and SGLang look up the name of the linear that they make of several.
+TEST(CheckpointFormat, DynamicHasRulesForTheLinearsThatEnginesFuse) {
+  QuantizationSummary s;
+  for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+    s.linears["model.layers.0.self_attn." + std::string(name)] = format(packing_gptq, {.bits = 8});
+  for (const char* name : {"gate_proj", "up_proj", "down_proj"})
+    s.linears["model.layers.0.mlp." + std::string(name)] = format(packing_gptq);
+  s.linears["model.layers.0.mlp.up_proj"] = format(packing_gptq, {.bits = 2});
+  for (const char* name : {"gate_proj", "up_proj"}) s.dense.push_back("model.layers.1.mlp." + std::string(name));
+  for (int i = 0; i < 9; ++i) s.linears["model.layers.2." + std::to_string(i)] = format(packing_gptq);
+  const json rules = json::parse(format_gptq.write_config(s))["dynamic"];
+  EXPECT_EQ(rules["+:^model\\.layers\\.0\\.self_attn\\.qkv_proj$"]["bits"], 8);
+  EXPECT_TRUE(rules.contains("-:^model\\.layers\\.1\\.mlp\\.gate_up_proj$"));
+  EXPECT_EQ(rules.dump().find("layers\\\\.0\\\\.mlp\\\\.gate_up_proj"), std::string::npos)
+      << "its parts differ: " << rules;
+}
+
 TEST(CheckpointFormat, DynamicTakesTheFirstMatchFromTheStartOfTheName) {
   const std::string config =
       R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"sym":true,"dynamic":{

@@ -91,7 +91,7 @@ FEWBIT_OP_TEST(MarlinGemm, EveryRowCountEqualsTheDequantizedProduct) {
 FEWBIT_OP_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
   const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 512, 1024, 9);
   const OnDevice d = upload(ex, q);
-  for (const int64_t rows : {1, 5, 16, 40}) {
+  for (const int64_t rows : {1, 5, 16, 40, 150}) {
     const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, q.in()}, 2));
     const Tensor a = poisoned(ex, DType::f32, {rows, q.out()}), b = poisoned(ex, DType::f32, {rows, q.out()});
     marlin_gemm(ex, x, d.view(q), {}, a);
@@ -126,19 +126,21 @@ FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
 }
 
 FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
-  const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, 1024, 12);
-  const OnDevice d = upload(ex, q);
-  for (const int64_t rows : {1, 9, 70}) {
-    const Tensor x = random_normal(DType::bf16, {rows, 1024}, 4),
-                 before = random_normal(DType::bf16, {rows, 192}, 5);
-    std::vector<double> expected =
-        product(x, dequantize_reference(q), Tensor::host_zeros(DType::bf16, {192}));
-    const std::vector<double> base = doubles(before);
-    for (size_t i = 0; i < expected.size(); ++i) expected[i] += base[i];
-    const Tensor y = ex.to_device(before);
-    const MarlinProduct added{.w = d.view(q), .y = y, .add = true};
-    marlin_gemms(ex, ex.to_device(x), std::span(&added, 1));
-    EXPECT_LE(error_of(ex, y, expected), tol::kBf16Op) << rows;
+  for (const int64_t in : {512, 2048}) {  // the longer one is cut along k
+    const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, in, 12);
+    const OnDevice d = upload(ex, q);
+    for (const int64_t rows : {1, 9, 40, 70, 200}) {
+      const Tensor x = random_normal(DType::bf16, {rows, in}, 4),
+                   before = random_normal(DType::bf16, {rows, 192}, 5);
+      std::vector<double> expected =
+          product(x, dequantize_reference(q), Tensor::host_zeros(DType::bf16, {192}));
+      const std::vector<double> base = doubles(before);
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += base[i];
+      const Tensor y = ex.to_device(before);
+      const MarlinProduct added{.w = d.view(q), .y = y, .add = true};
+      marlin_gemms(ex, ex.to_device(x), std::span(&added, 1));
+      EXPECT_LE(error_of(ex, y, expected), tol::kBf16Op) << rows << " x " << in;
+    }
   }
 }
 

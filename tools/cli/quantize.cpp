@@ -8,6 +8,7 @@
 #include "src/core/strings.h"
 #include "src/model/archs.h"
 #include "src/quant/companions.h"
+#include "src/quant/engines.h"
 #include "src/quant/output.h"
 #include "src/quant/pipeline.h"
 #include "tools/cli/calibration.h"
@@ -26,13 +27,20 @@ struct QuantizeArgs : CalibrationArgs {
   int bits = 0;
   std::optional<int64_t> group;
   bool sym = false, asym = false;
-  std::string act_order, acts, alpha, effort, kv_cache, format, dtype = "auto", shard_size = "5GB";
+  std::string act_order, acts, alpha, effort, kv_cache, format, engine, dtype = "auto", shard_size = "5GB";
+  int64_t tp = 1;
   float damp = 0;
   double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
   bool force = false, resume = false, allow_rtn = false, dry_run = false, measure = false;
 };
+
+std::string engine_names() {
+  std::vector<std::string> names;
+  for (const EngineRules& e : engines()) names.emplace_back(e.name);
+  return join(names, ", ");
+}
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
@@ -66,6 +74,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
+  auto* engine = app.add_option("--for", a.engine,
+                                "Refuse what this engine would not load: " + engine_names() + " (docs/engines.md)");
+  app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(CLI::Range(1, 1024))->needs(engine);
   add_calibration_arguments(app, a);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
@@ -254,6 +265,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const Recipe recipe = recipe_of(a);
   a.ordered = rules_of(app, a);
   checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
+  if (!a.engine.empty()) engine_rules(a.engine);
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job{.recipe = a.recipe,
                .command = command_of(app, a),
@@ -281,7 +293,9 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
                                        .tokens = a.samples * calibration_length(a, c.spec),
                                        .seq_len = calibration_length(a, c.spec),
                                        .dtype = job.dtype,
-                                       .on_gpu = ex.on_cuda()});
+                                       .on_gpu = ex.on_cuda(),
+                                       .engine = a.engine,
+                                       .tp = a.tp});
   if (plan_only) {
     say(a.common, plan_table(plan, c, ex.on_cuda()));
     write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
@@ -322,6 +336,8 @@ void run_list() {
   for (const Packing* p : packings()) fmt::print("  {:<12} {}\n", p->name, p->summary);
   fmt::print("containers\n");
   for (const Container* k : containers()) fmt::print("  {:<12} {}\n", k->name, k->summary);
+  fmt::print("engines (--for)\n");
+  for (const EngineRules& e : engines()) fmt::print("  {:<12} rules of {}\n", e.name, e.version);
   fmt::print("architectures\n");
   for (const Architecture& arch : architectures()) fmt::print("  {}\n", arch.class_name);
 }

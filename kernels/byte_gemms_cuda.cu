@@ -1,0 +1,119 @@
+// Products of 8-bit codes for several weights of one x: few rows by the kernel of skinny.cuh, in one launch; the rest
+// one after another.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/byte_gemms.h"
+#include "kernels/byte_product.cuh"
+#include "kernels/skinny.h"
+
+namespace fewbit::cuda {
+namespace {
+
+// Rows of x that one launch takes for all products; 0 where they are none of skinny.cuh's.
+int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  if (x.dtype != DType::bf16) return 0;
+  int rows = SkinnyJob::kRows;
+  for (const ByteProduct& p : products) {
+    if (p.y.dtype != products[0].y.dtype) return 0;
+    rows = std::min(rows, skinny_rows(s, q.codes, x.rows(), x.cols(), p.w.codes.data, x.data));
+  }
+  return rows;
+}
+
+void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
+            std::span<const ByteProduct> products, bool settled) {
+  const int64_t rows = x.rows(), in = x.cols();
+  SkinnyJob job{};
+  for (size_t i = 0; i < products.size(); ++i) {
+    const ByteTask task = make_byte_task(x, products[i]);
+    job.weights[i] = {.w = task.w,
+                      .scales = task.w_scales,
+                      .bias = static_cast<const __nv_bfloat16*>(task.bias),
+                      .y = task.y,
+                      .add = task.add,
+                      .out = static_cast<int>(task.out),
+                      .end_tile = 0};
+  }
+  job.rows = static_cast<int>(rows);
+  job.in = static_cast<int>(in);
+  job.y_f32 = products[0].y.dtype == DType::f32;
+  job.settled = settled;
+  job.quantize = skinny_prepares(rows, in);
+  lay_norm(job, norm);
+  job.fixed = q.fixed;
+  job.x = x.data;
+  if (!job.quantize) {
+    const int64_t codes = aligned_bytes(rows * in);
+    auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + 4 * rows)));
+    auto* scales = reinterpret_cast<float*>(room + codes);
+    launch_quantize_rows(s, x, q, room, scales);
+    job.x = room;
+    job.x_scales = scales;
+  }
+  skinny_product(s, q.codes, job, static_cast<int>(products.size()));
+}
+
+void check_products(ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  FEWBIT_ASSERT((q.codes == DType::i8 || q.codes == DType::f8_e4m3) && q.group == 0);
+  FEWBIT_ASSERT(q.codes != DType::i8 || x.cols() < (1 << 17));
+  for (const ByteProduct& p : products) FEWBIT_ASSERT(p.w.codes.dtype == q.codes && !(p.add && p.bias.data));
+}
+
+}  // namespace
+
+bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
+                         std::span<const ByteProduct> products, bool settled) {
+  check_products(x, q, products);
+  const int at_once = products.size() > SkinnyJob::kWeights ? 0 : rows_at_once(s, x, q, products);
+  if (at_once == 0 || (norm && !skinny_prepares(at_once, x.cols()))) return false;
+  for (int64_t r = 0; r < x.rows(); r += at_once) {
+    const int64_t end = std::min(x.rows(), r + at_once);
+    std::vector<ByteProduct> part(products.begin(), products.end());
+    for (ByteProduct& p : part) p.y = p.y.row_range(r, end);
+    stream(s, x.row_range(r, end), norm, q, part, settled);
+  }
+  return true;
+}
+
+namespace {
+
+void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products, bool settled) {
+  check_products(x, q, products);
+  if (x.rows() == 0) return;
+  while (!products.empty()) {
+    const std::span<const ByteProduct> some = products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
+    products = products.subspan(some.size());
+    if (streamed_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
+    for (const ByteProduct& p : some) {
+      const ByteTask task = make_byte_task(x, p);
+      if (task.out == 0) continue;
+      if (q.codes == DType::i8)
+        int8_product(ex.cuda_state(), x, q, task);
+      else
+        fp8_product(ex.cuda_state(), x, q, task);
+    }
+  }
+}
+
+}  // namespace
+
+void byte_gemms(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  run(ex, x, q, products, true);
+}
+
+void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+               TensorView y) {
+  FEWBIT_ASSERT(q.codes == DType::i8);
+  const ByteProduct product{.w = w, .bias = bias, .y = y};
+  run(ex, x, q, std::span(&product, 1), false);
+}
+
+void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+              TensorView y) {
+  FEWBIT_ASSERT(q.codes == DType::f8_e4m3);
+  const ByteProduct product{.w = w, .bias = bias, .y = y};
+  run(ex, x, q, std::span(&product, 1), false);
+}
+
+}  // namespace fewbit::cuda

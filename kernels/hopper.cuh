@@ -1,0 +1,164 @@
+#pragma once
+// Instructions of compute capability 9.0a that the wide matrix kernels are built from: bulk copies into
+// shared memory that arrive at a barrier, and wgmma, the product of a warpgroup (four warps, the first a
+// multiple of four) with the 64-row operand in registers and the other in shared memory. Code that uses them
+// stands behind FEWBIT_SM90A; other architectures compile to nothing and must not be launched.
+//
+// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16): warp w has rows 16 w .. 16 w + 15 of A in the
+// layout of mma.m16n8k16 (kernels/mma.cuh), and of D in the layout of N / 8 results of it side by side.
+// Registers of A and D belong to the tensor cores from wgmma_fence() on until wgmma_wait() says that the
+// product's group is done.
+#include <cuda.h>
+
+#include "kernels/barrier.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define FEWBIT_SM90A 1
+#endif
+
+namespace fewbit::cuda {
+
+#ifdef FEWBIT_SM90A
+
+// Makes initialised barriers seen by the copy engine.
+__device__ __forceinline__ void barrier_publish() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
+}
+// One arrival, and `bytes` of copies that the phase waits for.
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+// barrier_wait() and barrier_arrive() by address; the wait lets the warp sleep.
+__device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra "
+      "again_%=;\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ uint32_t load_shared(uint32_t at) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_shared2(uint32_t at) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
+  return v;
+}
+// Neighbouring bytes; addresses and size multiples of 16.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes,
+                                          uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+// The box of a matrix at (column, row); what lies outside of the matrix becomes zeros and counts as bytes.
+__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* matrix, int column, int row,
+                                              uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];\n" ::"r"(shared_address(shared)),
+      "l"(matrix), "r"(column), "r"(row), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* array, int column, int row,
+                                              int plane, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
+      "l"(array), "r"(column), "r"(row), "r"(plane), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// True in one lane of a converged warp.
+__device__ __forceinline__ bool elected() {
+  uint32_t one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(one));
+  return one;
+}
+// Registers of each thread from here on; all of a warpgroup call it. The block's sum may not grow.
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kCount));
+}
+
+// `threads` threads of the block meet at one of its 16 numbered barriers (0 is __syncthreads').
+__device__ __forceinline__ void meet_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+
+// B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the first
+// row at a multiple of 1,024 bytes. 16 values further along k: + 2.
+__device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
+}
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
+}
+// Keeps the compiler from reading sums before a wait.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&v)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(v[i])::"memory");
+}
+
+#define FEWBIT_D8(i)                                                                          \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FEWBIT_D32(i) FEWBIT_D8(i), FEWBIT_D8(i + 8), FEWBIT_D8(i + 16), FEWBIT_D8(i + 24)
+
+// d = a b, or d += a b.
+__device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      : FEWBIT_D32(0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+__device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+      : FEWBIT_D32(0), FEWBIT_D32(32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+#undef FEWBIT_D32
+#undef FEWBIT_D8
+
+// Four 8x8 matrices of 16-bit values, transposed: the counterpart of ldmatrix_transposed (kernels/mma.cuh).
+__device__ __forceinline__ void stmatrix_transposed(void* row, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)),
+      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
+}
+
+#endif
+
+}  // namespace fewbit::cuda

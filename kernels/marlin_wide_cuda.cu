@@ -1,0 +1,110 @@
+// Launches of the kernel of marlin_wide.cuh: for which products, and how the work is cut.
+#include "kernels/marlin_wide.h"
+
+#include <algorithm>
+
+#include "kernels/marlin_wide.cuh"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+// Fewer rows stream the weights faster (marlin_stream.cuh); for more, dequantizing once and cuBLAS is faster.
+constexpr int kLeastRows = 17, kMostRows = 2048;
+
+// The driver's function that describes a matrix to the copy engine, found at run time: nothing links libcuda.
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto found = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+#if CUDART_VERSION >= 12050
+    FEWBIT_CUDA_CALL(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
+#else
+    FEWBIT_CUDA_CALL(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result));
+#endif
+    if (result != cudaDriverEntryPointSuccess) f = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f);
+  }();
+  return found;
+}
+
+template <size_t kRank>
+CUtensorMap map_of(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kRank],
+                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
+                   CUtensorMapSwizzle swizzle) {
+  CUtensorMap map{};
+  const cuuint32_t each[3] = {1, 1, 1};
+  const CUresult status = tensor_map_encoder()(
+      &map, type, kRank, const_cast<void*>(data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  FEWBIT_ASSERT(status == CUDA_SUCCESS);
+  return map;
+}
+
+WideMaps maps_of(ConstTensorView x, const WideJob& job, int count, int tokens) {
+  const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);
+  WideMaps maps{};
+  maps.x = map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data, {in, rows}, {in * sizeof(__nv_bfloat16)},
+                     {kWideDepth, static_cast<cuuint32_t>(tokens)}, CU_TENSOR_MAP_SWIZZLE_128B);
+  for (int i = 0; i < count; ++i) {
+    const MarlinSource& w = job.weights[i].w;
+    const auto out = static_cast<cuuint64_t>(w.out);
+    constexpr cuuint32_t kWords = marlin::tile_words(4);
+    maps.words[i] =
+        map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
+                  {kWords * 4, out / marlin::kTileN * kWords * 4},
+                  {kWords, kWideOuts / marlin::kTileN, kWideTiles}, CU_TENSOR_MAP_SWIZZLE_NONE);
+  }
+  return maps;
+}
+
+template <class S>
+void launch_wide(CudaState& s, ConstTensorView x, WideJob job, int count) {
+  job.row_tiles = (job.rows + S::kTokens - 1) / S::kTokens;
+  const int64_t tiles = static_cast<int64_t>(job.out_tiles) * job.row_tiles;
+  FEWBIT_ASSERT(tiles < int64_t{1} << 30);
+  const WidePlan plan = plan_wide(s.sms(), tiles, job.steps);
+  const int grid = plan.grid;
+  job.shared_tiles = plan.shared_tiles;
+  FEWBIT_ASSERT(2 * job.shared_tiles <= CudaState::kCounters);
+  job.counters = s.counters;
+  if (job.shared_tiles > 0)
+    job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * kWideOuts * S::kTokens);
+  auto* kernel = marlin_wide_kernel<S>;
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  launch_overlapping(s, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job,
+                     maps_of(x, job, count, S::kTokens));
+}
+
+}  // namespace
+
+bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
+  if (!s.sm90() || x.rows() < kLeastRows || x.rows() > kMostRows || products[0].w.bits != 4) return false;
+  if (!tensor_map_encoder()) return false;
+  FEWBIT_ASSERT(products.size() <= kWideWeights && aligned16(static_cast<const char*>(x.data)));
+  WideJob job{};
+  for (size_t i = 0; i < products.size(); ++i) {
+    const MarlinProduct& p = products[i];
+    FEWBIT_ASSERT(aligned16(static_cast<const char*>(p.y.data)));
+    job.out_tiles += static_cast<int>((p.w.out + kWideOuts - 1) / kWideOuts);
+    job.weights[i] = {.w = source_of(p.w),
+                      .bias = static_cast<const __nv_bfloat16*>(p.bias.data),
+                      .y = p.y.data,
+                      .add = p.add,
+                      .end_tile = job.out_tiles};
+  }
+  const MarlinSource& w = job.weights[0].w;
+  job.rows = static_cast<int>(x.rows());
+  job.y_f32 = products[0].y.dtype == DType::f32;
+  job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
+  job.steps = static_cast<int>((x.cols() + kWideDepth - 1) / kWideDepth);
+  const auto count = static_cast<int>(products.size());
+  if (job.rows <= 64)
+    launch_wide<WideShape<64>>(s, x, job, count);
+  else
+    launch_wide<WideShape<128>>(s, x, job, count);
+  return true;
+}
+
+}  // namespace fewbit::cuda

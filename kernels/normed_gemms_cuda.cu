@@ -1,0 +1,25 @@
+// Few rows by the kernel of skinny.cuh, which norms them; else a norm, then the products.
+#include "kernels/normed_gemms.h"
+
+#include "kernels/norm.h"
+#include "kernels/skinny.h"
+
+namespace fewbit::cuda {
+
+void normed_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorView normed,
+                  std::span<const GemmProduct> products) {
+  if (x.rows() == 0 || products.empty()) return;
+  if (streamed_gemms(ex.cuda_state(), x, &norm, products, true)) return;
+  cuda::rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
+  cuda::gemms(ex, normed, products);
+}
+
+void normed_byte_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorView normed, const RowQuant& q,
+                       std::span<const ByteProduct> products) {
+  if (x.rows() == 0 || products.empty()) return;
+  if (streamed_byte_gemms(ex.cuda_state(), x, &norm, q, products, true)) return;
+  cuda::rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
+  cuda::byte_gemms(ex, normed, q, products);
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,118 @@
+// A warp has one head of one token: a query head is turned in place, a key head on its way to the cache, a value head
+// only goes there. The token's cosines and sines are worked out once a block, as in rope_cuda.cu. Bound by the launch.
+#include <cmath>
+
+#include "kernels/hadamard.cuh"
+#include "kernels/hadamard.h"
+#include "kernels/kv_quantize.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/rope_append.h"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+
+struct RopeSizes {
+  int half, heads, kv_heads, d, len;
+  int64_t capacity;
+  float attention_scale;
+  int run;  // of the Hadamard matrix; 0: none
+  float run_scale;
+};
+
+template <class T, class C>
+__global__ void __launch_bounds__(32 * kWarps)
+    rope_append_kernel(T* __restrict__ q,        // [tokens, heads * d]
+                       const T* __restrict__ k,  // [tokens, kv_heads * d]
+                       const T* __restrict__ v, const int32_t* __restrict__ positions,
+                       const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
+                       C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales, RopeSizes s) {
+  extern __shared__ float table[];  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix
+  allow_successor();
+  await_predecessor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t token = blockIdx.x, position = positions[token];
+  for (int i = threadIdx.x; i < s.half; i += 32 * kWarps) {
+    float sine, cosine;
+    sincosf(static_cast<float>(position) * inv_freq[i], &sine, &cosine);
+    table[i] = cosine * s.attention_scale;
+    table[s.half + i] = sine * s.attention_scale;
+  }
+  __syncthreads();
+  const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
+  if (head >= s.heads + 2 * s.kv_heads) return;
+  const auto turn = [&](const T* from, T* to) {
+    for (int i = lane; i < s.half; i += 32) {
+      const float c = table[i], sine = table[s.half + i], a = to_f32(from[i]), b = to_f32(from[s.half + i]);
+      to[i] = from_f32<T>(a * c - b * sine);
+      to[s.half + i] = from_f32<T>(b * c + a * sine);
+    }
+  };
+  T* rows = reinterpret_cast<T*>(table + 2 * s.half);
+  const auto spread = [&](T* x) {
+    if (s.run == 0) return;
+    float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
+    __syncwarp();
+    for (int i = lane; i < s.d; i += 32) wide[i] = to_f32(x[i]);
+    for (int first = 0; first < s.d; first += s.run) hadamard_stages(wide + first, s.run, lane);
+    for (int i = lane; i < s.d; i += 32) x[i] = from_f32<T>(wide[i] * s.run_scale);
+  };
+  if (head < s.heads) {
+    T* row = q + (token * s.heads + head) * s.d;
+    turn(row, row);
+    return spread(row);
+  }
+  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
+  const int64_t row = (token * s.kv_heads + kv_head) * s.d;
+  if (head >= s.heads + s.kv_heads) return store_row(v + row, v_cache, v_scales, at, kv_head, s.d);
+  T* turned = rows + warp * s.d;
+  turn(k + row, turned);
+  for (int i = 2 * s.half + lane; i < s.d; i += 32) turned[i] = k[row + i];
+  spread(turned);
+  __syncwarp();
+  store_row(turned, k_cache, k_scales, at, kv_head, s.d);
+}
+
+template <class F>
+void dispatch_cache(DType dtype, DType cache, F&& f) {
+  dispatch_f32_bf16(dtype, [&](auto type) {
+    if (cache == DType::f8_e4m3) return f(type, Type<F8Code>{});
+    if (cache == DType::i8) return f(type, Type<I8Code>{});
+    f(type, type);
+  });
+}
+
+}  // namespace
+
+void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
+                 const RopeTable& rope, const KvCache& cache) {
+  const Shape& shape = cache.k.shape;
+  const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = shape[3], half = rope.inv_freq.numel();
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && q.dtype == k.dtype && v.dtype == k.dtype && k.shape == v.shape);
+  FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == tokens && k.rows() == tokens);
+  FEWBIT_ASSERT(rope.inv_freq.dtype == DType::f32 && 2 * half <= d && k.cols() == kv_heads * d && q.cols() % d == 0);
+  if (tokens == 0) return;
+  FEWBIT_ASSERT(tokens % batch == 0);
+  const RopeSizes sizes{.half = static_cast<int>(half),
+                        .heads = static_cast<int>(q.cols() / d),
+                        .kv_heads = static_cast<int>(kv_heads),
+                        .d = static_cast<int>(d),
+                        .len = static_cast<int>(tokens / batch),
+                        .capacity = shape[2],
+                        .attention_scale = rope.attention_scale,
+                        .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
+                        .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
+  const int all = sizes.heads + 2 * sizes.kv_heads;
+  const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
+  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) + static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
+  dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
+    using T = typename decltype(type)::type;
+    using C = typename decltype(code)::type;
+    launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
+                       v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
+                       cache.k_scales.as<float>(), cache.v_scales.as<float>(), sizes);
+  });
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,375 @@
+#pragma once
+// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8, row-major.
+// Nothing but the weights costs time, so everything serves one aim: keep reading them.
+//
+// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a slice of
+// k, whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product, x (8 rows at a
+// time) the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight (sixteen) values that a lane
+// holds stand for whatever k the instruction believes, as long as both operands agree, and a lane reads from shared
+// memory just what it has copied there itself: no barrier, no bank conflict, some twenty instructions on a KiB. A ring of
+// kDepth such copies a lane runs ahead over the tiles' borders and is filled before the kernel before it in the stream
+// has ended (launch.cuh); held in registers it would leave no room for the next kernel's. Sums are f32 (int32 for int8) and are added over the warps in their order; which k
+// a warp has depends on `in` alone, so that a row gives the same bits among any number of rows.
+//
+// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all wait for.
+#include <cuda_fp8.h>
+
+#include <algorithm>
+
+#include "kernels/kv_codes.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
+#include "kernels/reduce.cuh"
+#include "kernels/row_grid.h"
+#include "kernels/skinny.h"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+
+inline constexpr int kPreparedHere = 16384;        // values of x, see prepare_here()
+inline constexpr int kStepBytes = 64;              // of a weight row: what four lanes take by one load
+inline constexpr int kSlotBytes = 16 * kStepBytes;  // of a warp and step
+
+// What a format gives: the type of a sum, the bytes of a value of the weight and of x in shared memory, and sums += (16
+// outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in `high`, lane = 4 g + t;
+// `x` points to the values that go with them.
+struct SkinnyBf16 {
+  using Sum = float;
+  static constexpr int kBytes = 2, kXBytes = 2;
+  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x);
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    mma_bf16(sum, first, v.x, v.y);
+    mma_bf16(sum, second, v.z, v.w);
+  }
+  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
+};
+// E4M3 is exact in f16, and so are products of two in f32. kWide: x stands as f16, which saves a third of the
+// conversions and takes twice the room.
+template <bool kWide>
+struct SkinnyF8 {
+  using Sum = float;
+  static constexpr int kBytes = 1, kXBytes = kWide ? 2 : 1;
+  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x);
+    if constexpr (kWide) {
+      const uint4 more = *reinterpret_cast<const uint4*>(x + 16);
+      multiply(sum, low.x, high.x, v.x, v.y);
+      multiply(sum, low.y, high.y, v.z, v.w);
+      multiply(sum, low.z, high.z, more.x, more.y);
+      multiply(sum, low.w, high.w, more.z, more.w);
+    } else {
+      multiply(sum, low.x, high.x, two_f16(v.x), two_f16(v.x >> 16));
+      multiply(sum, low.y, high.y, two_f16(v.y), two_f16(v.y >> 16));
+      multiply(sum, low.z, high.z, two_f16(v.z), two_f16(v.z >> 16));
+      multiply(sum, low.w, high.w, two_f16(v.w), two_f16(v.w >> 16));
+    }
+  }
+  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint32_t low, uint32_t high, uint32_t x0, uint32_t x1) {
+    const uint32_t a[4] = {two_f16(low), two_f16(high), two_f16(low >> 16), two_f16(high >> 16)};
+    mma_f16(sum, a, x0, x1);
+  }
+  // 16 codes to where x stands.
+  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) {
+    if constexpr (kWide) {
+      *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
+      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w), two_f16(v.w >> 16)};
+    } else {
+      *reinterpret_cast<uint4*>(to) = v;
+    }
+  }
+  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) {  // 8 codes
+    if constexpr (kWide)
+      *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
+    else
+      *reinterpret_cast<uint2*>(to) = v;
+  }
+  static __device__ __forceinline__ uint32_t codes(float4 v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    const uint32_t low = __nv_cvt_float2_to_fp8x2({v.x, v.y}, __NV_SATFINITE, __NV_E4M3);
+    return low | static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({v.z, v.w}, __NV_SATFINITE, __NV_E4M3)) << 16;
+#else
+    return f8_code(v.x) | f8_code(v.y) << 8 | f8_code(v.z) << 16 | static_cast<uint32_t>(f8_code(v.w)) << 24;
+#endif
+  }
+  static constexpr float kTop = kF8Max;
+};
+struct SkinnyI8 {
+  using Sum = int32_t;
+  static constexpr int kBytes = 1, kXBytes = 1;
+  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
+    const uint4 v = *reinterpret_cast<const uint4*>(x);
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+    mma_i8(sum, first, v.x, v.y);
+    mma_i8(sum, second, v.z, v.w);
+  }
+  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
+  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) { *reinterpret_cast<uint2*>(to) = v; }
+  static __device__ __forceinline__ uint32_t codes(float4 v) {
+    const auto byte = [](float x) { return static_cast<uint32_t>(static_cast<int>(int8_level(x))) & 0xffu; };
+    return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+  }
+  static constexpr float kTop = 127.f;
+};
+
+// 16 bytes of a weight into the lane's own place of the ring.
+__device__ __forceinline__ void stream16(uint8_t* shared, const uint8_t* global) {
+  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_>
+struct SkinnyVariant {
+  using Format = Format_;
+  static constexpr int kColumns = kColumns_;  // runs of 8 rows of x
+  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
+  static constexpr int kDepth = kDepth_;    // slots of a warp's ring, all but one under way
+  static constexpr int kRingBytes = kDepth * kSlotBytes;
+  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
+  static constexpr int kOuts = 16, kSumStride = kOuts + 4;
+};
+
+// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load have two rows and four places 16
+// (wide: 32) bytes apart: neighbouring rows fill each other's gaps in the banks.
+template <class Format>
+__host__ __device__ constexpr int skinny_pitch(int in) {
+  const int bytes = in * Format::kXBytes;
+  if (Format::kXBytes > Format::kBytes) return bytes + 16;
+  return bytes % 128 == 64 ? bytes : bytes + 64;
+}
+
+// Where a warp reads next: walks over (tile, step of its slice of k).
+struct SkinnyFeeder {
+  const SkinnyJob& job;
+  const uint8_t* low = nullptr;   // of this lane: output g of the tile
+  const uint8_t* high = nullptr;  // output g + 8
+  int row_bytes, at, steps;       // `at`: bytes into a row, where this lane's slice begins
+  int tile, step = 0, which = 0;
+
+  __device__ __forceinline__ SkinnyFeeder(const SkinnyJob& j, int bytes, int begin, int count)
+      : job(j), row_bytes(bytes), at(begin), steps(count), tile(blockIdx.x) {
+    seat();
+  }
+  __device__ __forceinline__ void seat() {
+    if (tile >= job.tiles) return;
+    while (tile >= job.weights[which].end_tile) ++which;
+    const SkinnyWeight& w = job.weights[which];
+    const int o = (tile - (which == 0 ? 0 : job.weights[which - 1].end_tile)) * 16 + threadIdx.x % 32 / 4;
+    low = w.w + static_cast<int64_t>(min(o, w.out - 1)) * row_bytes + at;  // past the end: the last again
+    high = w.w + static_cast<int64_t>(min(o + 8, w.out - 1)) * row_bytes + at;
+  }
+  // One step to the lane's place of a slot of the ring; a group of copies of its own, empty past the end.
+  __device__ __forceinline__ void fetch(uint8_t* slot) {
+    next(slot);
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void next(uint8_t* slot) {
+    if (tile >= job.tiles) return;
+    stream16(slot, low);
+    stream16(slot + 512, high);
+    low += kStepBytes;
+    high += kStepBytes;
+    if (++step < steps) return;
+    step = 0;
+    tile += gridDim.x;
+    seat();
+  }
+};
+
+// The warp's steps of the rows of x, to their place in shared memory [rows, pitch].
+template <class Format>
+__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first, int steps) {
+  constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
+  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kBytes;
+  for (int e = threadIdx.x % 32; e < job.rows * steps * kUnits; e += 32) {
+    const int row = e / (steps * kUnits), byte = first * kStepBytes + e % (steps * kUnits) * 16;
+    Format::put(to + row * pitch + kWiden * byte, *reinterpret_cast<const uint4*>(
+                                                      static_cast<const uint8_t*>(job.x) + row * row_bytes + byte));
+  }
+  __syncwarp();
+}
+
+// The rows of x [rows, in] bf16, normed and quantized as the job says, to their place in shared memory [rows, pitch];
+// their scales. All threads of the block; ends with a barrier. in <= kPreparedHere; the bits are those of rms_norm and
+// quantize_rows, whose threads add in the same order.
+template <class Format, int kThreads>
+__device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, int pitch, float* scales) {
+  constexpr int kUnits = kPreparedHere / (8 * kThreads);  // of eight values, a thread
+  __shared__ float partial[32];
+  for (int r = 0; r < job.rows; ++r) {
+    const auto* x = static_cast<const __nv_bfloat16*>(job.x) + static_cast<int64_t>(r) * job.in;
+    Vec<__nv_bfloat16, 8> v[kUnits];
+    const auto for_units = [&](auto&& f) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        if (const int c = 8 * (threadIdx.x + u * kThreads); c < job.in) f(v[u], c);
+    };
+    for_units([&](auto& unit, int c) { unit = load_vec<__nv_bfloat16, 8>(x + c); });
+    if (job.norm) {
+      float squares = 0;
+      for_units([&](auto& unit, int) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) squares = fmaf(to_f32(unit[i]), to_f32(unit[i]), squares);
+      });
+      const float inverse = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
+      for_units([&](auto& unit, int c) {
+        const auto weight = load_vec<__nv_bfloat16, 8>(job.norm + c);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          unit[i] = __float2bfloat16_rn(to_f32(unit[i]) * inverse * (to_f32(weight[i]) + job.norm_offset));
+      });
+    }
+    if constexpr (Format::kBytes == 2) {
+      for_units([&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
+    } else {
+      float most = 0;
+      for_units([&](auto& unit, int) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) most = larger_abs(most, to_f32(unit[i]));
+      });
+      most = block_reduce(most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
+      const float scale = row_scale(most, job.fixed, Format::kTop), inverse = 1.f / scale;
+      if (threadIdx.x == 0) scales[r] = scale;
+      for_units([&](auto& unit, int c) {
+        const auto at = [&](int i) { return mul_rn(to_f32(unit[i]), inverse); };
+        Format::put(to + r * pitch + Format::kXBytes * c,
+                    uint2{Format::codes({at(0), at(1), at(2), at(3)}), Format::codes({at(4), at(5), at(6), at(7)})});
+      });
+    }
+  }
+  __syncthreads();
+}
+
+// One output of one row: what its sum meets on the way to y is read before the sum is there.
+struct SkinnyOutput {
+  float x_scale, scale, bias, before;
+  int64_t at;
+  const SkinnyWeight* w = nullptr;  // null: not an output
+
+  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o, const float* x_scales) {
+    if (row >= job.rows) return;
+    int which = 0;
+    while (tile >= job.weights[which].end_tile) ++which;
+    const SkinnyWeight& weight = job.weights[which];
+    o += (tile - (which == 0 ? 0 : job.weights[which - 1].end_tile)) * 16;
+    if (o >= weight.out) return;
+    w = &weight;
+    at = static_cast<int64_t>(row) * w->out + o;
+    if (w->scales) {
+      x_scale = x_scales[row];
+      scale = w->scales[o];
+    }
+    if (w->bias) bias = __bfloat162float(w->bias[o]);
+    if (w->add)
+      before = job.y_f32 ? static_cast<const float*>(w->y)[at]
+                         : __bfloat162float(static_cast<const __nv_bfloat16*>(w->y)[at]);
+  }
+  template <class Sum>
+  __device__ __forceinline__ void store(const SkinnyJob& job, Sum sum) const {
+    float value = static_cast<float>(sum);
+    if (w->scales) value = mul_rn(mul_rn(value, x_scale), scale);
+    if (w->bias) value = add_rn(value, bias);
+    if (w->add) value = add_rn(value, before);
+    if (job.y_f32)
+      static_cast<float*>(w->y)[at] = value;
+    else
+      static_cast<__nv_bfloat16*>(w->y)[at] = __float2bfloat16_rn(value);
+  }
+};
+
+template <class V>
+__global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const __grid_constant__ SkinnyJob job) {
+  using Format = typename V::Format;
+  using Sum = typename Format::Sum;
+  // The warps' rings, x [rows, pitch], sums [2, kWarps, rows, kSumStride].
+  extern __shared__ __align__(16) uint8_t shared[];
+  __shared__ float scales_sh[SkinnyJob::kRows];
+  allow_successor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row_bytes = job.in * Format::kBytes, all_steps = row_bytes / kStepBytes;
+  const int pitch = skinny_pitch<Format>(job.in);
+  const int first = all_steps * warp / V::kWarps, steps = all_steps * (warp + 1) / V::kWarps - first;
+  SkinnyFeeder feeder(job, row_bytes, first * kStepBytes + lane % 4 * 16, steps);
+  uint8_t* ring = shared + warp * V::kRingBytes + lane * 16;
+  uint8_t* x_sh = shared + V::kWarps * V::kRingBytes;
+  if (!job.settled) await_predecessor();
+#pragma unroll
+  for (int d = 0; d < V::kDepth - 1; ++d) feeder.fetch(ring + d * kSlotBytes);
+  await_predecessor();
+  const float* x_scales = job.x_scales;
+  if (job.norm || job.quantize) {
+    prepare_here<Format, V::kThreads>(job, x_sh, pitch, scales_sh);
+    x_scales = scales_sh;
+  } else {
+    copy_slice<Format>(job, x_sh, pitch, first, steps);
+  }
+  constexpr int kWiden = Format::kXBytes / Format::kBytes;
+  const uint8_t* x[V::kColumns];
+#pragma unroll
+  for (int c = 0; c < V::kColumns; ++c)  // rows past the last repeat it; their sums are not stored
+    x[c] = x_sh + min(8 * c + lane / 4, job.rows - 1) * pitch + kWiden * (first * kStepBytes + lane % 4 * 16);
+
+  Sum* all = reinterpret_cast<Sum*>(x_sh + job.rows * pitch);
+  const int sums_of_tile = V::kWarps * job.rows * V::kSumStride;
+  Sum sums[V::kColumns][4] = {};
+  int tile = blockIdx.x, step = 0, turn = 0;  // turn: tiles that this block has done
+  while (tile < job.tiles)
+#pragma unroll
+    for (int d = 0; d < V::kDepth; ++d) {
+      if (tile >= job.tiles) break;
+      cp_async_wait<V::kDepth - 2>();  // what a lane reads it has copied itself: no barrier
+      const uint4 low = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes);
+      const uint4 high = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes + 512);
+#pragma unroll
+      for (int c = 0; c < V::kColumns; ++c) Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
+      feeder.fetch(ring + (d + V::kDepth - 1) % V::kDepth * kSlotBytes);
+      if (++step < steps) continue;
+      // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is enough; the
+      // warps take turns in adding them, two rows each.
+      Sum* of_tile = all + turn % 2 * sums_of_tile;
+#pragma unroll
+      for (int c = 0; c < V::kColumns; ++c)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int row = 8 * c + lane % 4 * 2 + j % 2;
+          if (row < job.rows) of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
+          sums[c][j] = 0;
+        }
+      SkinnyOutput output;
+      const int row = 2 * ((warp + V::kWarps - turn % V::kWarps) % V::kWarps) + lane / 16, o = lane % 16;
+      output.read(job, tile, row, o, x_scales);
+      __syncthreads();
+      if (output.w) {
+        const Sum* of = of_tile + row * V::kSumStride + o;
+        Sum sum = of[0];
+#pragma unroll
+        for (int k = 1; k < V::kWarps; ++k) sum += of[k * job.rows * V::kSumStride];
+        output.store(job, sum);
+      }
+      step = 0;
+      ++turn;
+      tile += gridDim.x;
+    }
+}
+
+template <class V>
+size_t skinny_shared(int rows, int in) {
+  return static_cast<size_t>(V::kWarps * V::kRingBytes) +
+         static_cast<size_t>(rows) * (skinny_pitch<typename V::Format>(in) +
+                                      sizeof(typename V::Format::Sum) * 2 * V::kWarps * V::kSumStride);
+}
+
+template <class V>
+void launch_skinny(CudaState& s, SkinnyJob job, int count) {
+  job.tiles = 0;
+  for (int i = 0; i < count; ++i)
+    job.weights[i].end_tile = job.tiles += (job.weights[i].out + V::kOuts - 1) / V::kOuts;
+  const size_t shared = skinny_shared<V>(job.rows, job.in);
+  auto* kernel = skinny_kernel<V>;
+  FEWBIT_CUDA_CALL(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocks * s.sms()))), dim3(V::kThreads),
+                     shared, job);
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,68 @@
+"""Virtual environments for other people's tools, one each, with frozen versions, in build/interop.
+
+The tools share one environment with PyTorch, because it is large: a .pth file makes it visible to theirs. torch is the wheel for
+CPUs where PyTorch's own index answers and the one of PyPI otherwise, which runs without a GPU as well.
+"""
+import os
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+CACHE = os.environ.get("FEWBIT_INTEROP_CACHE", os.path.join(ROOT, "build", "interop"))
+
+# Name: packages, further arguments of pip. "torch" is below all others.
+TOOLS = {
+    "torch": (["torch==2.14.1", "numpy==2.4.6", "safetensors==0.8.0"], ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]),
+    "transformers": (["transformers==5.23.0", "compressed-tensors==0.20.0", "accelerate==1.15.0", "gguf==0.19.0"], []),
+    # The version that vLLM 0.33 asks for.
+    "compressed-tensors-0.17": (["transformers==5.23.0", "compressed-tensors==0.17.0", "accelerate==1.15.0"], []),
+    "gptqmodel": (["gptqmodel==7.7.0", "optimum==2.3.0", "transformers==5.23.0"], []),
+    # Its own requirements are of 2024 and would not let the others be; its packing functions need torch only.
+    "autoawq": (["autoawq==0.2.9", "transformers==5.23.0"], ["--no-deps"]),
+    "gguf": (["gguf==0.19.0", "numpy==2.4.6", "xllamacpp==2026.10.11549"], ["--only-binary", ":all:"]),
+}
+ALONE = {"torch", "gguf"}  # do not see the environment of torch
+
+
+class Unavailable(RuntimeError):
+    """A tool that cannot be installed here; the text is the reason."""
+
+
+def run(command, what):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = [l for l in (done.stderr or done.stdout).strip().splitlines() if l.strip()] or ["no message"]
+        error = next((l for l in lines if l.startswith("ERROR")), lines[-1])
+        raise Unavailable(f"{what}: {error.strip()[:200]}")
+    return done.stdout
+
+
+def site_packages(folder):
+    return os.path.join(folder, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
+
+
+def python_of(name):
+    """The interpreter of the tool's environment, which is made on the first call. Raises Unavailable."""
+    packages, arguments = TOOLS[name]
+    folder = os.path.join(CACHE, f"venv-{name}")
+    python, stamp = os.path.join(folder, "bin", "python"), os.path.join(folder, "installed.txt")
+    wanted = "\n".join(packages)
+    if os.path.exists(stamp) and open(stamp, encoding="utf-8").read() == wanted:
+        return python
+    if name not in ALONE:
+        python_of("torch")
+    print(f"installing {', '.join(packages)} into {os.path.relpath(folder)}", file=sys.stderr, flush=True)
+    run([sys.executable, "-m", "venv", "--clear", folder], name)
+    if name not in ALONE:
+        with open(os.path.join(site_packages(folder), "torch.pth"), "w", encoding="utf-8") as f:
+            f.write(site_packages(os.path.join(CACHE, "venv-torch")) + "\n")
+    if "--no-deps" in arguments:  # sdists that import what they need to build
+        run([python, "-m", "pip", "install", "-q", "setuptools", "wheel"], name)
+        run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", packages[0]], name)
+        run([python, "-m", "pip", "install", "-q", *packages[1:]], name)
+    else:
+        run([python, "-m", "pip", "install", "-q", *arguments, *packages], name)
+    with open(stamp, "w", encoding="utf-8") as f:
+        f.write(wanted)
+    return python
