@@ -221,7 +221,9 @@ TEST_F(Commands, TheEmbeddingIsQuantizedWhereItIsNamed) {
     const Json i = json_of(run("convert inspect out --json -"));
     EXPECT_FALSE(i["quantized"].empty());
     for (const Json& t : i["tensors"])
-      if (t["name"] == "model.embed_tokens.weight") EXPECT_EQ(t["dtype"], gguf ? "q8_0" : "none") << format;
+      if (t["name"] == "model.embed_tokens.weight") {
+        EXPECT_EQ(t["dtype"], gguf ? "q8_0" : "none") << format;
+      }
     EXPECT_EQ(run("runner bench out --device cpu --tokens 3 --prompt-tokens 4").exit_code, 0);
     fs::remove_all(dir / "out");
   }

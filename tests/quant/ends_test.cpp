@@ -8,6 +8,7 @@
 #include <numeric>
 #include <sstream>
 
+#include "src/core/random.h"
 #include "src/eval/verify.h"
 #include "src/quant/pipeline.h"
 #include "src/run/runner.h"
@@ -85,7 +86,9 @@ TEST_P(Ends, AreWrittenReadRunAndResumed) {
     EXPECT_TRUE(packed.packed("lm_head"));
     EXPECT_TRUE(packed.packed("model.embed_tokens"));
     for (const char* matrix : {"lm_head.weight", "model.embed_tokens.weight"})
-      if (const TensorInfo* t = packed.store.find(matrix)) EXPECT_EQ(bytes_of(t->dtype), 1) << "left behind: " << matrix;
+      if (const TensorInfo* t = packed.store.find(matrix)) {
+        EXPECT_EQ(bytes_of(t->dtype), 1) << "left behind: " << matrix;
+      }
     const VerifyResult checked = verify(ex, job.out);
     EXPECT_TRUE(checked.ok()) << (checked.ok() ? "" : checked.problems[0].linear + checked.problems[0].what);
     EXPECT_EQ(checked.linears, static_cast<int64_t>(whole.linears.size()));
