@@ -1,17 +1,18 @@
-// Products of 8-bit codes for several weights of one x: few rows by the kernel of skinny.cuh, in one launch; the rest
-// one after another.
+// Products of 8-bit codes for several weights of one x: few rows by the kernel of skinny.cuh, in one launch;
+// the rest one after another.
 #include <algorithm>
 #include <vector>
 
 #include "kernels/byte_gemms.h"
 #include "kernels/byte_product.cuh"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 
 namespace fewbit::cuda {
 namespace {
 
 // Rows of x that one launch takes for all products; 0 where they are none of skinny.cuh's.
-int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q,
+                 std::span<const ByteProduct> products) {
   if (x.dtype != DType::bf16) return 0;
   int rows = SkinnyJob::kRows;
   for (const ByteProduct& p : products) {
@@ -78,11 +79,13 @@ bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, c
 
 namespace {
 
-void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products, bool settled) {
+void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
+         bool settled) {
   check_products(x, q, products);
   if (x.rows() == 0) return;
   while (!products.empty()) {
-    const std::span<const ByteProduct> some = products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
+    const std::span<const ByteProduct> some =
+        products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
     products = products.subspan(some.size());
     if (streamed_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
     for (const ByteProduct& p : some) {

@@ -6,7 +6,7 @@
 #include "kernels/dense.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/gemm.h"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {

@@ -22,10 +22,11 @@ __device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
   return __fdiv_rn(amax, 127.f);
 }
 
-// A row of d values to place `at` of the cache (sequence, kv head, position), with its scale: the kv head's, or one of
-// its own.
+// A row of d values to place `at` of the cache (sequence, kv head, position), with its scale: the kv head's,
+// or one of its own.
 template <class T, class C>
-__device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
+__device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head,
+                                          int d) {
   if constexpr (kIsCode<C>) {
     float* scale = scales + (kTokenScales<C> ? at : kv_head);
     const float used = quantize_row(x, cache + at * d, kTokenScales<C> ? 0.f : *scale, d);

@@ -7,18 +7,20 @@
 
 namespace fewbit::cpu {
 
-// x as the inner loops want it: of every 64 columns the even ones, then the odd ones; zeros past the end.
-//   bf16 words where the machine multiplies them (AVX512-BF16) and x is bf16, else f32.
+// x as the loops over this linear want it, zeros past the end: bf16 words where the machine multiplies them (AVX512-BF16) and
+// x is bf16, else f32; of every 128 columns those that are 0, 1, 2 and 3 modulo 4 (bf16 and groups of whole 128s), else
+// of every 64 the even ones, then the odd ones.
 class NibbleInput {
  public:
-  NibbleInput(ConstTensorView x);  // [rows, in] f32 | bf16
+  NibbleInput(const RowPackedView&, ConstTensorView x);  // x [rows, in] f32 | bf16
   int64_t rows() const { return rows_; }
   bool bf16_words() const { return words_; }
+  bool by_four() const { return by_four_; }
   const void* row(int64_t r) const { return data_ + r * row_bytes_; }
 
  private:
   int64_t rows_ = 0, row_bytes_ = 0;
-  bool words_ = false;
+  bool words_ = false, by_four_ = false;
   const char* data_ = nullptr;  // scratch of the calling thread
 };
 

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kChunk = 64;       // columns of one step: 32 bytes of codes
 constexpr int64_t kHalf = kChunk / 2;  // a group spans at least this many columns
+constexpr int64_t kWide = 128;  // columns of a step where groups have whole ones: a register of codes
 constexpr int kRowsAtOnce = 4;
 constexpr int64_t kAhead = 2048;  // bytes: too little work per line for the reordering of instructions to reach far enough
 
@@ -39,11 +40,11 @@ bool has_avx2() {
 #endif
 }
 
-// The even columns of every chunk, then the odd ones.
+// Of every `step` columns those that are 0 modulo `planes`, then those that are 1, and so on.
 template <class From, class To>
-void split_columns(const From* x, int64_t in, To* to) {
-  for (int64_t c = 0; c < chunks_of(in) * kChunk; ++c) {
-    const int64_t at = c / kChunk * kChunk + c % 2 * kHalf + c % kChunk / 2;
+void split_columns(const From* x, int64_t in, int64_t step, int64_t planes, To* to) {
+  for (int64_t c = 0; c < (in + step - 1) / step * step; ++c) {
+    const int64_t at = c / step * step + c % planes * (step / planes) + c % step / planes;
     to[at] = c < in ? static_cast<To>(x[c]) : To{};
   }
 }
@@ -105,7 +106,46 @@ FEWBIT_BF16_TARGET inline __m512i two_halves(const uint16_t* first, const uint16
                             _mm256_load_si256(reinterpret_cast<const __m256i*>(second)), 1);
 }
 
-// A permutation of words looks 32 levels up at once; one instruction multiplies 32 of them with bf16 inputs and adds pairs
+// The loop of most checkpoints: groups of whole 128 columns. A word of the register holds four codes, and the permutation
+// reads the low five bits of its indices: shifts and one mask are all that stands between memory and levels.
+template <int kRows>
+FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
+  const __m512i low = _mm512_set1_epi16(15);
+  const auto& table = levels().words;
+  const uint16_t* xs[kRows];
+  __m512 total[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    xs[r] = static_cast<const uint16_t*>(x.row(first + r));
+    total[r] = _mm512_setzero_ps();
+  }
+  __m512i lookup = two_halves(table[w.zero], table[w.zero]);
+  const int64_t steps = w.bytes / 64, of_group = w.halves / 4;
+  for (int64_t c = 0, g = 0; c < steps; ++g) {
+    if (w.zeros) lookup = two_halves(table[w.zeros[g]], table[w.zeros[g]]);
+    __m512 a[kRows], b[kRows];
+    for (int r = 0; r < kRows; ++r) a[r] = b[r] = _mm512_setzero_ps();
+    for (const int64_t end = c + of_group; c < end; ++c) {
+      _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 64 + kAhead, _MM_HINT_T0);
+      const __m512i codes = _mm512_loadu_si512(w.codes + c * 64);
+      const __m512i level0 = _mm512_permutexvar_epi16(_mm512_and_si512(codes, low), lookup);
+      const __m512i level1 = _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 4), low), lookup);
+      const __m512i level2 = _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 8), low), lookup);
+      const __m512i level3 = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), lookup);
+      for (int r = 0; r < kRows; ++r) {
+        const uint16_t* at = xs[r] + c * kWide;
+        a[r] = _mm512_dpbf16_ps(a[r], (__m512bh)level0, (__m512bh)_mm512_loadu_si512(at));
+        b[r] = _mm512_dpbf16_ps(b[r], (__m512bh)level1, (__m512bh)_mm512_loadu_si512(at + 32));
+        a[r] = _mm512_dpbf16_ps(a[r], (__m512bh)level2, (__m512bh)_mm512_loadu_si512(at + 64));
+        b[r] = _mm512_dpbf16_ps(b[r], (__m512bh)level3, (__m512bh)_mm512_loadu_si512(at + 96));
+      }
+    }
+    const __m512 scale = _mm512_set1_ps(w.scales[g]);
+    for (int r = 0; r < kRows; ++r) total[r] = _mm512_fmadd_ps(_mm512_add_ps(a[r], b[r]), scale, total[r]);
+  }
+  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_reduce_add_ps(total[r]);
+}
+
+// Any groups of 32 columns and more. A permutation of words looks 32 levels up at once; one instruction multiplies 32 of them with bf16 inputs and adds pairs
 // in f32. The two halves of a chunk may belong to two groups: their levels lie in the two halves of the table.
 template <int kRows>
 FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
@@ -179,18 +219,21 @@ FEWBIT_AVX2_TARGET void avx2_products(const CodeRow& w, const NibbleInput& x, in
 
 }  // namespace
 
-NibbleInput::NibbleInput(ConstTensorView x) : rows_(x.rows()), words_(x.dtype == DType::bf16 && has_bf16_products()) {
+NibbleInput::NibbleInput(const RowPackedView& w, ConstTensorView x)
+    : rows_(x.rows()), words_(x.dtype == DType::bf16 && has_bf16_products()) {
   const int64_t in = x.cols(), padded = chunks_of(in) * kChunk;
+  by_four_ = words_ && in % kWide == 0 && (w.scales.cols() == 1 || w.group % kWide == 0);
   row_bytes_ = padded * (words_ ? 2 : 4);
   auto* to = reinterpret_cast<char*>(scratch(Scratch::x, rows_ * padded));
   data_ = to;
   for (int64_t r = 0; r < rows_; ++r, to += row_bytes_) {
     if (words_)
-      split_columns(static_cast<const uint16_t*>(x.data) + r * in, in, reinterpret_cast<uint16_t*>(to));
+      split_columns(static_cast<const uint16_t*>(x.data) + r * in, in, by_four_ ? kWide : kChunk, by_four_ ? 4 : 2,
+                    reinterpret_cast<uint16_t*>(to));
     else
       for_float_type(x.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        split_columns(static_cast<const T*>(x.data) + r * in, in, reinterpret_cast<float*>(to));
+        split_columns(static_cast<const T*>(x.data) + r * in, in, kChunk, 2, reinterpret_cast<float*>(to));
       });
   }
 }
@@ -215,8 +258,9 @@ void nibble_dots(const RowPackedView& w, const NibbleInput& x, int64_t o, float*
     for (; r < x.rows(); ++r) avx2_products(row, x, r, sums + r);
     return;
   }
-  for (; r + kRowsAtOnce <= x.rows(); r += kRowsAtOnce) bf16_products<kRowsAtOnce>(row, x, r, sums + r);
-  for (; r < x.rows(); ++r) bf16_products<1>(row, x, r, sums + r);
+  for (; r + kRowsAtOnce <= x.rows(); r += kRowsAtOnce)
+    (x.by_four() ? wide_products<kRowsAtOnce> : bf16_products<kRowsAtOnce>)(row, x, r, sums + r);
+  for (; r < x.rows(); ++r) (x.by_four() ? wide_products<1> : bf16_products<1>)(row, x, r, sums + r);
 #else
   bug("no vector loops on this machine");
 #endif

@@ -2,7 +2,7 @@
 #include "kernels/normed_gemms.h"
 
 #include "kernels/norm.h"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 
 namespace fewbit::cuda {
 

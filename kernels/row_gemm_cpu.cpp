@@ -103,7 +103,7 @@ void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, 
 
 void few_rows_in_registers(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows();
-  const NibbleInput input(x);
+  const NibbleInput input(w, x);
   parallel_for(w.out(), std::max<int64_t>(1, 65536 / w.in), [&](int64_t begin, int64_t end) {
     float* by_row = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
     std::array<float, kFewRows> sums{};

@@ -1,17 +1,20 @@
 #pragma once
-// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8, row-major.
-// Nothing but the weights costs time, so everything serves one aim: keep reading them.
+// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8,
+// row-major. Nothing but the weights costs time, so everything serves one aim: keep reading them.
 //
-// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a slice of
-// k, whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product, x (8 rows at a
-// time) the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight (sixteen) values that a lane
-// holds stand for whatever k the instruction believes, as long as both operands agree, and a lane reads from shared
-// memory just what it has copied there itself: no barrier, no bank conflict, some twenty instructions on a KiB. A ring of
-// kDepth such copies a lane runs ahead over the tiles' borders and is filled before the kernel before it in the stream
-// has ended (launch.cuh); held in registers it would leave no room for the next kernel's. Sums are f32 (int32 for int8) and are added over the warps in their order; which k
-// a warp has depends on `in` alone, so that a row gives the same bits among any number of rows.
+// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a
+// slice of k, whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product,
+// x (8 rows at a time) the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight
+// (sixteen) values that a lane holds stand for whatever k the instruction believes, as long as both operands
+// agree, and a lane reads from shared memory just what it has copied there itself: no barrier, no bank
+// conflict, some twenty instructions on a KiB. A ring of kDepth such copies a lane runs ahead over the tiles'
+// borders and is filled before the kernel before it in the stream has ended (launch.cuh); held in registers
+// it would leave no room for the next kernel's. Sums are f32 (int32 for int8) and are added over the warps in
+// their order; which k a warp has depends on `in` alone, so that a row gives the same bits among any number
+// of rows.
 //
-// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all wait for.
+// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all
+// wait for.
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -21,18 +24,18 @@
 #include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/row_grid.h"
-#include "kernels/skinny.h"
+#include "kernels/skinny_job.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
 
-inline constexpr int kPreparedHere = 16384;        // values of x, see prepare_here()
-inline constexpr int kStepBytes = 64;              // of a weight row: what four lanes take by one load
+inline constexpr int kPreparedHere = 16384;         // values of x, see prepare_here()
+inline constexpr int kStepBytes = 64;               // of a weight row: what four lanes take by one load
 inline constexpr int kSlotBytes = 16 * kStepBytes;  // of a warp and step
 
-// What a format gives: the type of a sum, the bytes of a value of the weight and of x in shared memory, and sums += (16
-// outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in `high`, lane = 4 g + t;
-// `x` points to the values that go with them.
+// What a format gives: the type of a sum, the bytes of a value of the weight and of x in shared memory, and
+// sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
+// `high`, lane = 4 g + t; `x` points to the values that go with them.
 struct SkinnyBf16 {
   using Sum = float;
   static constexpr int kBytes = 2, kXBytes = 2;
@@ -65,7 +68,8 @@ struct SkinnyF8 {
       multiply(sum, low.w, high.w, two_f16(v.w), two_f16(v.w >> 16));
     }
   }
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint32_t low, uint32_t high, uint32_t x0, uint32_t x1) {
+  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint32_t low, uint32_t high, uint32_t x0,
+                                                  uint32_t x1) {
     const uint32_t a[4] = {two_f16(low), two_f16(high), two_f16(low >> 16), two_f16(high >> 16)};
     mma_f16(sum, a, x0, x1);
   }
@@ -73,7 +77,8 @@ struct SkinnyF8 {
   static __device__ __forceinline__ void put(uint8_t* to, uint4 v) {
     if constexpr (kWide) {
       *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
-      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w), two_f16(v.w >> 16)};
+      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w),
+                                            two_f16(v.w >> 16)};
     } else {
       *reinterpret_cast<uint4*>(to) = v;
     }
@@ -123,14 +128,14 @@ struct SkinnyVariant {
   using Format = Format_;
   static constexpr int kColumns = kColumns_;  // runs of 8 rows of x
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
-  static constexpr int kDepth = kDepth_;    // slots of a warp's ring, all but one under way
+  static constexpr int kDepth = kDepth_;  // slots of a warp's ring, all but one under way
   static constexpr int kRingBytes = kDepth * kSlotBytes;
   static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
   static constexpr int kOuts = 16, kSumStride = kOuts + 4;
 };
 
-// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load have two rows and four places 16
-// (wide: 32) bytes apart: neighbouring rows fill each other's gaps in the banks.
+// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load have two rows and four
+// places 16 (wide: 32) bytes apart: neighbouring rows fill each other's gaps in the banks.
 template <class Format>
 __host__ __device__ constexpr int skinny_pitch(int in) {
   const int bytes = in * Format::kXBytes;
@@ -178,20 +183,21 @@ struct SkinnyFeeder {
 
 // The warp's steps of the rows of x, to their place in shared memory [rows, pitch].
 template <class Format>
-__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first, int steps) {
+__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first,
+                                           int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
   const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kBytes;
   for (int e = threadIdx.x % 32; e < job.rows * steps * kUnits; e += 32) {
     const int row = e / (steps * kUnits), byte = first * kStepBytes + e % (steps * kUnits) * 16;
-    Format::put(to + row * pitch + kWiden * byte, *reinterpret_cast<const uint4*>(
-                                                      static_cast<const uint8_t*>(job.x) + row * row_bytes + byte));
+    Format::put(to + row * pitch + kWiden * byte,
+                *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(job.x) + row * row_bytes + byte));
   }
   __syncwarp();
 }
 
-// The rows of x [rows, in] bf16, normed and quantized as the job says, to their place in shared memory [rows, pitch];
-// their scales. All threads of the block; ends with a barrier. in <= kPreparedHere; the bits are those of rms_norm and
-// quantize_rows, whose threads add in the same order.
+// The rows of x [rows, in] bf16, normed and quantized as the job says, to their place in shared memory [rows,
+// pitch]; their scales. All threads of the block; ends with a barrier. in <= kPreparedHere; the bits are
+// those of rms_norm and quantize_rows, whose threads add in the same order.
 template <class Format, int kThreads>
 __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, int pitch, float* scales) {
   constexpr int kUnits = kPreparedHere / (8 * kThreads);  // of eight values, a thread
@@ -211,7 +217,8 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
 #pragma unroll
         for (int i = 0; i < 8; ++i) squares = fmaf(to_f32(unit[i]), to_f32(unit[i]), squares);
       });
-      const float inverse = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
+      const float inverse =
+          1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
       for_units([&](auto& unit, int c) {
         const auto weight = load_vec<__nv_bfloat16, 8>(job.norm + c);
 #pragma unroll
@@ -220,20 +227,22 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
       });
     }
     if constexpr (Format::kBytes == 2) {
-      for_units([&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
+      for_units(
+          [&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
     } else {
       float most = 0;
       for_units([&](auto& unit, int) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) most = larger_abs(most, to_f32(unit[i]));
       });
-      most = block_reduce(most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
+      most = block_reduce(
+          most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
       const float scale = row_scale(most, job.fixed, Format::kTop), inverse = 1.f / scale;
       if (threadIdx.x == 0) scales[r] = scale;
       for_units([&](auto& unit, int c) {
         const auto at = [&](int i) { return mul_rn(to_f32(unit[i]), inverse); };
-        Format::put(to + r * pitch + Format::kXBytes * c,
-                    uint2{Format::codes({at(0), at(1), at(2), at(3)}), Format::codes({at(4), at(5), at(6), at(7)})});
+        Format::put(to + r * pitch + Format::kXBytes * c, uint2{Format::codes({at(0), at(1), at(2), at(3)}),
+                                                                Format::codes({at(4), at(5), at(6), at(7)})});
       });
     }
   }
@@ -246,7 +255,8 @@ struct SkinnyOutput {
   int64_t at;
   const SkinnyWeight* w = nullptr;  // null: not an output
 
-  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o, const float* x_scales) {
+  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o,
+                                       const float* x_scales) {
     if (row >= job.rows) return;
     int which = 0;
     while (tile >= job.weights[which].end_tile) ++which;
@@ -278,7 +288,8 @@ struct SkinnyOutput {
 };
 
 template <class V>
-__global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const __grid_constant__ SkinnyJob job) {
+__global__ void __launch_bounds__(V::kThreads, V::kBlocks)
+    skinny_kernel(const __grid_constant__ SkinnyJob job) {
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
   // The warps' rings, x [rows, pitch], sums [2, kWarps, rows, kSumStride].
@@ -321,18 +332,20 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const _
       const uint4 low = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes);
       const uint4 high = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes + 512);
 #pragma unroll
-      for (int c = 0; c < V::kColumns; ++c) Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
+      for (int c = 0; c < V::kColumns; ++c)
+        Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
       feeder.fetch(ring + (d + V::kDepth - 1) % V::kDepth * kSlotBytes);
       if (++step < steps) continue;
-      // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is enough; the
-      // warps take turns in adding them, two rows each.
+      // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is
+      // enough; the warps take turns in adding them, two rows each.
       Sum* of_tile = all + turn % 2 * sums_of_tile;
 #pragma unroll
       for (int c = 0; c < V::kColumns; ++c)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = 8 * c + lane % 4 * 2 + j % 2;
-          if (row < job.rows) of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
+          if (row < job.rows)
+            of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
           sums[c][j] = 0;
         }
       SkinnyOutput output;
@@ -368,8 +381,8 @@ void launch_skinny(CudaState& s, SkinnyJob job, int count) {
   auto* kernel = skinny_kernel<V>;
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocks * s.sms()))), dim3(V::kThreads),
-                     shared, job);
+  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocks * s.sms()))),
+                     dim3(V::kThreads), shared, job);
 }
 
 }  // namespace fewbit::cuda

@@ -1,6 +1,7 @@
-// Which variant of the kernel of skinny.cuh a product of few rows takes. Sixteen warps in all of them, so that the order
-// of the sums is one. A ring of five slots leaves room for the blocks of the next product beside it; bf16, whose steps
-// are worth half as much work, does better with the whole of the shared memory under way.
+// Which variant of the kernel of skinny.cuh a product of few rows takes. Sixteen warps in all of them, so
+// that the order of the sums is one. A ring of five slots leaves room for the blocks of the next product
+// beside it; bf16, whose steps are worth half as much work, does better with the whole of the shared memory
+// under way.
 #include "kernels/skinny.cuh"
 
 namespace fewbit::cuda {
@@ -18,7 +19,8 @@ template <class F>
 auto with_variant(DType type, int rows, F&& f) {
   if (type == DType::bf16) return f(static_cast<Bf16*>(nullptr));
   if (type == DType::i8)
-    return rows <= 8 ? f(static_cast<Bytes<SkinnyI8, 1>*>(nullptr)) : f(static_cast<Bytes<SkinnyI8, 2>*>(nullptr));
+    return rows <= 8 ? f(static_cast<Bytes<SkinnyI8, 1>*>(nullptr))
+                     : f(static_cast<Bytes<SkinnyI8, 2>*>(nullptr));
   FEWBIT_ASSERT(type == DType::f8_e4m3);
   if (rows <= 2) return f(static_cast<Bytes<SkinnyF8<true>, 1>*>(nullptr));
   return rows <= 8 ? f(static_cast<Bytes<SkinnyF8<false>, 1>*>(nullptr))
@@ -46,8 +48,9 @@ int skinny_rows(const CudaState& s, DType type, int64_t rows, int64_t in, const 
 }
 
 void skinny_product(CudaState& s, DType type, const SkinnyJob& job, int count) {
-  with_variant(type, job.rows,
-               [&](auto* variant) { launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count); });
+  with_variant(type, job.rows, [&](auto* variant) {
+    launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count);
+  });
 }
 
 }  // namespace fewbit::cuda

@@ -121,7 +121,8 @@ constexpr int64_t kFewRows = 16;
 bool run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Norm* norm = std::get_if<Norm>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!norm || !linears || in.act[norm->in].rows() > kFewRows || linears->in != norm->out || norm->in == norm->out || read_later(ops.subspan(2), norm->out))
+  if (!norm || !linears || in.act[norm->in].rows() > kFewRows || linears->in != norm->out ||
+      norm->in == norm->out || read_later(ops.subspan(2), norm->out))
     return false;
   const RowNorm rows{
       .weight = in.weights.vectors.at(norm->name), .eps = norm->eps, .offset = weight_offset(norm->kind)};

@@ -40,31 +40,50 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       ropes_(ex, c.spec),
       prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
-  const DType dtype = o.load.dtype;
-  const int64_t batch = o.batch;
+  asked_chunk_ = o.prefill_chunk;
   if (has_moe(spec_) && options_.graph) {
     options_.graph = false;
     if (ex.on_cuda())
       notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
   LinearNotes linears;
-  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+  for (int64_t layer = 0; layer < spec_.layers; ++layer)
     blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
-    const Attention* attention = attention_of(spec_.block(layer));
-    FEWBIT_ASSERT(attention);
-    kv_.push_back(alloc_kv(ex, *attention, o.load.kv_cache, dtype, batch, options_.capacity));
-  }
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
   FEWBIT_ASSERT(spec_.logit_softcap == 0);
-  prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
-  x_ = ex.alloc(dtype, {batch, spec_.hidden});
-  last_ = ex.alloc(dtype, {batch, spec_.hidden});
-  normed_ = ex.alloc(dtype, {batch, spec_.hidden});
-  logits_ = ex.alloc(DType::f32, {batch, spec_.vocab});
-  next_ = ex.alloc_zeros(DType::i32, {batch});
-  positions_ = ex.alloc_zeros(DType::i32, {batch});
-  last_rows_ = device_i32(ex, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+  alloc_buffers();
+}
+
+void Engine::alloc_buffers() {
+  const DType dtype = options_.load.dtype;
+  const int64_t batch = options_.batch;
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+    const Attention* attention = attention_of(spec_.block(layer));
+    FEWBIT_ASSERT(attention);
+    kv_.push_back(alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity));
+  }
+  prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
+  x_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  last_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  normed_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
+  next_ = ex_.alloc_zeros(DType::i32, {batch});
+  positions_ = ex_.alloc_zeros(DType::i32, {batch});
+  last_rows_ = device_i32(ex_, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+}
+
+void Engine::resize(int64_t batch, int64_t capacity) {
+  EngineOptions o = options_;
+  o.batch = batch, o.capacity = capacity, o.prefill_chunk = asked_chunk_;
+  options_ = checked(o);
+  step_graph_ = RecordedGraph{};
+  warm_ = recorded_ = false;
+  length_ = 0;
+  kv_.clear();
+  prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
+  decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
+  alloc_buffers();
 }
 
 void Engine::reset() {

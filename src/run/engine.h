@@ -23,6 +23,9 @@ class Engine {
   const ModelSpec& spec() const { return spec_; }
 
   void reset();  // forgets all sequences
+  // The same weights for another number of sequences and positions: new caches and buffers, nothing recorded, no sequences.
+  // Error{usage} as the constructor.
+  void resize(int64_t batch, int64_t capacity);
   // Fills the cache with `ids` [batch, len] and returns the logits of the last position, f32 [batch, vocab]
   // on the device; valid until the next call. Error{usage} when the capacity would be exceeded.
   ConstTensorView prefill(std::span<const int32_t> ids);
@@ -47,11 +50,13 @@ class Engine {
   void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();         // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
+  void alloc_buffers();  // caches and what has a row per sequence, for options_
 
   Exec& ex_;
   ModelSpec spec_;
   EngineOptions options_;
   std::vector<std::string> notes_;
+  int64_t asked_chunk_ = 0;  // prefill_chunk before it was fitted to batch and capacity
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;

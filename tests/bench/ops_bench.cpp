@@ -2,7 +2,7 @@
 // ceilings measured first. Every time is the median over replays of one recorded graph that holds many
 // launches; weights are rotated among copies larger together than the L2 cache, so they come from memory;
 // data are random.
-//   ops_bench [section...]     sections: block marlin attention small (default: all); 8b, 32b, 70b choose
+//   ops_bench [section...]     sections: block bytes marlin attention small (default: all); 8b, 32b, 70b choose
 //   model shapes
 #include <fmt/format.h>
 
@@ -15,16 +15,17 @@
 
 #include "kernels/add.h"
 #include "kernels/attention.h"
+#include "kernels/byte_gemms.h"
 #include "kernels/gated_act.h"
 #include "kernels/gemm.h"
 #include "kernels/marlin_gemm.h"
 #include "kernels/nll.h"
 #include "kernels/norm.h"
+#include "kernels/read_all.h"
 #include "kernels/rope.h"
 #include "src/core/half.h"
 #include "src/core/marlin_layout.h"
 #include "src/core/rng.h"
-#include "tests/bench/read_rate.h"
 
 namespace fewbit::bench {
 namespace {
@@ -92,7 +93,9 @@ class RandomSource {
 Ceilings measure_ceilings(Exec& ex, RandomSource& random) {
   Ceilings c;
   const Tensor big = random.words({int64_t{1} << 30});  // 4 GiB
-  c.read_gb_s = static_cast<double>(big.bytes()) / time_us(ex, 2, [&](int64_t) { read_all(ex, big); }) / 1e3;
+  const Tensor mixed = ex.alloc(DType::i32, {1});
+  c.read_gb_s =
+      static_cast<double>(big.bytes()) / time_us(ex, 2, [&](int64_t) { read_all(ex, big, mixed); }) / 1e3;
   const int64_t n = 8192;
   const Tensor x = random.normal({n, n}), w = random.normal({n, n}), y = ex.alloc(DType::bf16, {n, n});
   const double us = time_us(ex, 4, [&](int64_t) { gemm(ex, x, w, {}, y); });
@@ -209,6 +212,55 @@ void bench_blocks(Exec& ex, RandomSource& random, const Ceilings& c, const std::
     if (models.empty() || models.count(model)) bench_block(ex, random, c, model);
 }
 
+// The same with weights as they lie: bf16, FP8 and int8, whose x is quantized on the way.
+void bench_bytes(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
+  fmt::print("\nblock of four products on row-major weights\nmodel  type     rows |         us   GB/s read\n");
+  for (const char* model : {"8b", "32b", "70b"})
+    for (const DType type : {DType::bf16, DType::f8_e4m3, DType::i8}) {
+      if (!models.empty() && !models.count(model)) continue;
+      std::vector<LinearShape> shapes;
+      int64_t bytes = 0, most = 0;
+      for (const LinearShape& shape : kShapes)
+        if (std::string_view(model) == shape.model) {
+          shapes.push_back(shape);
+          bytes += shape.in * shape.out * bytes_of(type);
+          most = std::max({most, shape.in, shape.out});
+        }
+      const int64_t copies = copies_for(bytes);
+      std::vector<Tensor> storage;
+      std::vector<TensorView> weights;
+      for (int64_t i = 0; i < copies; ++i)
+        for (const LinearShape& shape : shapes) {
+          storage.push_back(type == DType::bf16 ? random.normal({shape.out, shape.in})
+                                                : random.words({shape.out, shape.in / 4}));
+          weights.push_back({storage.back().view().data, type, {shape.out, shape.in}, storage.back().device()});
+        }
+      const Tensor scales = ex.alloc_zeros(DType::f32, {most});
+      for (const int64_t rows : {1, 2, 8, 16}) {
+        const Tensor x = random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
+        const auto matrix = [&](const Tensor& t, int64_t cols) {
+          return TensorView{t.view().data, DType::bf16, {rows, cols}, t.device()};
+        };
+        const double us = time_us(ex, copies, [&](int64_t copy) {
+          for (size_t i = 0; i < shapes.size(); ++i) {
+            const TensorView w = weights[static_cast<size_t>(copy) * shapes.size() + i];
+            const TensorView in = matrix(x, shapes[i].in), out = matrix(y, shapes[i].out);
+            const GemmProduct dense{.w = w, .y = out};
+            const ByteProduct codes{.w = {.codes = w, .scales = scales.view().row_range(0, shapes[i].out)}, .y = out};
+            if (type == DType::bf16)
+              gemms(ex, in, std::span(&dense, 1));
+            else
+              byte_gemms(ex, in, {.codes = type}, std::span(&codes, 1));
+          }
+        });
+        const double rate = static_cast<double>(bytes) / us / 1e3;
+        fmt::print("{:>5}  {:<7} {:>5} | {:>10.1f} {:>6.0f} {:>4.0f}%\n", model, name_of(type), rows, us, rate,
+                   100 * rate / c.read_gb_s);
+        std::fflush(stdout);
+      }
+    }
+}
+
 void bench_marlin(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
   fmt::print(
       "\nlinear, group 128, in x out    rows |   4-bit us   GB/s read  TFLOP/s bf16 |  8-bit us |   bf16 us "
@@ -314,6 +366,7 @@ int run(const std::vector<std::string>& words) {
   if (wanted("small")) bench_small(ex, random, c);
   if (wanted("attention")) bench_attention(ex, random, c);
   if (wanted("block")) bench_blocks(ex, random, c, models);
+  if (wanted("bytes")) bench_bytes(ex, random, c, models);
   if (wanted("marlin")) bench_marlin(ex, random, c, models);
   return 0;
 }

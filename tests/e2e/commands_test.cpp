@@ -123,6 +123,33 @@ TEST_F(Commands, BenchAsWritten) {
   EXPECT_NE(r.out.find("per token"), std::string::npos) << r.out;
 }
 
+TEST_F(Commands, BenchMakesARowOfEveryCombination) {
+  const Json j = json_of(run("runner bench --device cpu --prompt-tokens 4,8 --tokens 3 --batch 1,2 --repetitions 2 --markdown t.md "
+                             "--csv t.csv --json -"));
+  ASSERT_EQ(j["rows"].size(), 4u);
+  EXPECT_EQ(j["repetitions"], 2);
+  std::vector<std::vector<int>> shapes;
+  for (const Json& row : j["rows"]) {
+    shapes.push_back({row["batch"], row["prompt_tokens"], row["tokens"]});
+    EXPECT_GT(row["ms_per_token"]["p50"].get<double>(), 0);
+    EXPECT_GE(row["std"]["ttft_ms"].get<double>(), 0);
+    EXPECT_NEAR(row["floor_share"].get<double>(), row["gb_per_s"].get<double>() / j["read_gb_per_s"].get<double>(), 1e-9);
+  }
+  EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
+  EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
+  // As many cells in every line: 14 columns between 15 bars; 27 values, none of which holds a comma.
+  const auto lines_with = [&](const std::string& name, char mark, long count) {
+    std::ifstream in(dir / name);
+    int lines = 0;
+    for (std::string line; std::getline(in, line);) lines += std::count(line.begin(), line.end(), mark) == count;
+    return lines;
+  };
+  EXPECT_EQ(lines_with("t.md", '|', 15), 6) << "head, rule, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 26), 5) << "names, four rows";
+  // The commas end a list: the next word is the model.
+  EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
+}
+
 TEST_F(Commands, JsonHasTheContractsKeys) {
   const Json q = json_of(run("quantize gptq " + kDemo + " out" + kFast + " --json -"));
   for (const char* key : {"recipe", "model", "out", "seconds", "phases", "peak_gpu_bytes", "peak_host_bytes", "source_bytes",
@@ -136,8 +163,9 @@ TEST_F(Commands, JsonHasTheContractsKeys) {
   EXPECT_EQ(e["tokens"], 127);
   const Json b = json_of(run("runner bench out --device cpu --tokens 5 --prompt-tokens 8 --json -"));
   for (const char* key : {"load_s", "prefill_tokens_per_s", "ttft_ms", "ms_per_token", "tokens_per_s", "bytes_per_token", "gb_per_s",
-                          "floor_share", "peak_bytes", "device", "batch", "prompt_tokens", "tokens"})
+                          "floor_share", "peak_bytes", "device", "batch", "prompt_tokens", "tokens", "copy_gb_per_s", "read_gb_per_s"})
     EXPECT_TRUE(b.contains(key)) << key;
+  EXPECT_FALSE(b.contains("rows")) << "a single shape is the object itself";
   for (const char* key : {"mean", "std", "p50", "p90", "p95", "p99"}) EXPECT_TRUE(b["ms_per_token"].contains(key)) << key;
   const Json i = json_of(run("convert inspect out --json -"));
   for (const char* key : {"format", "architecture", "parameters", "bytes", "tensors"}) EXPECT_TRUE(i.contains(key)) << key;
@@ -294,6 +322,15 @@ TEST_F(Commands, HelpVersionAndCompletion) {
   }
 }
 
+TEST_F(Commands, CountsThatAreNoneAreRefusedInOneLine) {
+  for (const char* command : {"evaluate perplexity --max-windows -1", "evaluate perplexity --max-windows=0",
+                              "runner bench --tokens 1.5", "quantize plan rtn --samples many"}) {
+    const ProcessResult r = run(command);
+    EXPECT_EQ(r.exit_code, 2) << command;
+    EXPECT_NE(r.err.find(": expected a whole number of at least 1, found "), std::string::npos) << r.err;
+  }
+}
+
 TEST_F(Commands, GenerateIsReproducible) {
   const std::string command = "runner generate --device cpu --prompt 'The old house' --max-tokens 12 --json -";
   EXPECT_EQ(json_of(run(command))["ids"], json_of(run(command))["ids"]);
@@ -348,6 +385,9 @@ TEST_F(Commands, BadInputIsOneClearLine) {
       {"evaluate perplexity --dtype int7", {"int7", "bf16"}, 2},
       {"evaluate verify " + kDemo, {"quant_report.json"}, 1},
       {"runner bench --tokens 100000", {"2048"}, 2},
+      {"runner bench --prompt-tokens 16,4096", {"4096 prompt tokens", "2048"}, 2},
+      {"runner bench --batch 1,0", {"--batch", "0"}, 2},
+      {"runner bench --csv no/such/t.csv", {"no/such", "cannot write"}, 1},
       {"runner bench nowhere", {"nowhere"}, 1},
       {"convert inspect nowhere", {"nowhere"}, 1},
       {"convert synth --preset gpt9 out", {"gpt9"}, 2},

@@ -116,4 +116,31 @@ inline std::vector<QuantSpec> all_specs(int64_t out) {
   return specs;
 }
 
+// --- goldens: what other people's packers made of given inputs
+
+inline constexpr const char* kGoldens = "goldens/packing_reference.safetensors";
+
+// "gptq.w4.g-1.sym.codes" -> "gptq.w4.g-1.sym.", for the names that begin with `family`.
+inline std::vector<std::string> golden_prefixes(const Golden& golden, const std::string& family) {
+  std::vector<std::string> out;
+  for (const std::string& name : golden.names())
+    if (name.rfind(family, 0) == 0 && name.size() > 6 && name.substr(name.size() - 6) == ".codes")
+      out.push_back(name.substr(0, name.size() - 5));
+  return out;
+}
+
+inline QuantSpec golden_spec(const std::string& prefix) {
+  const size_t w = prefix.find(".w"), g = prefix.find(".g");
+  return {.bits = std::stoi(prefix.substr(w + 2)),
+          .group = std::stoi(prefix.substr(g + 2)),
+          .symmetric = prefix.find(".asym") == std::string::npos};
+}
+
+inline TensorSource golden_source(const Golden& golden, std::map<std::string, Tensor>& kept) {
+  return [&](const std::string& name) -> ConstTensorView {
+    if (!golden.has(name)) return {};
+    return kept.insert_or_assign(name, golden.get(name)).first->second;
+  };
+}
+
 }  // namespace fewbit::test

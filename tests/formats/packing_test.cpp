@@ -16,8 +16,6 @@
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kGoldens = "goldens/packing_reference.safetensors";
-
 std::string shape_name(int64_t out, int64_t in) { return std::to_string(out) + "x" + std::to_string(in); }
 
 // Checks one packing on one linear; returns whether it was accepted.
@@ -322,22 +320,6 @@ TEST(Packing, LookupListsWhatExists) {
 // --- goldens
 // ---------------------------------------------------------------------------------------------------
 
-// "gptq.w4.g-1.sym.codes" -> "gptq.w4.g-1.sym.", for the names that begin with `family`.
-std::vector<std::string> golden_prefixes(const Golden& golden, const std::string& family) {
-  std::vector<std::string> out;
-  for (const std::string& name : golden.names())
-    if (name.rfind(family, 0) == 0 && name.size() > 6 && name.substr(name.size() - 6) == ".codes")
-      out.push_back(name.substr(0, name.size() - 5));
-  return out;
-}
-
-QuantSpec golden_spec(const std::string& prefix) {
-  const size_t w = prefix.find(".w"), g = prefix.find(".g");
-  return {.bits = std::stoi(prefix.substr(w + 2)),
-          .group = std::stoi(prefix.substr(g + 2)),
-          .symmetric = prefix.find(".asym") == std::string::npos};
-}
-
 // The inputs that the foreign packer was given.
 QuantizedLinear golden_input(const Golden& golden, const std::string& prefix) {
   QuantizedLinear q;
@@ -347,13 +329,6 @@ QuantizedLinear golden_input(const Golden& golden, const std::string& prefix) {
   if (!q.spec.symmetric) q.zeros = golden.get(prefix + "zeros");
   if (prefix.find("actorder") != std::string::npos) q.group_of = golden.get(prefix + "g_idx");
   return q;
-}
-
-TensorSource golden_source(const Golden& golden, std::map<std::string, Tensor>& kept) {
-  return [&](const std::string& name) -> ConstTensorView {
-    if (!golden.has(name)) return {};
-    return kept.insert_or_assign(name, golden.get(name)).first->second;
-  };
 }
 
 void expect_golden_bytes(const Golden& golden, const PackedLinear& packed) {

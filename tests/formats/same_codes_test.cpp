@@ -70,6 +70,30 @@ TEST(SameCodes, EveryPairOfFormatsKeepsCodesAndValuesOrSaysWhy) {
     for (const char* to : formats) EXPECT_GT((accepted[{from, to}]), 0) << from << " to " << to;
 }
 
+// What AutoGPTQ packed goes through compressed-tensors and Marlin and comes back: v1 files with zero points and
+// reordered groups too.
+TEST(SameCodes, GoldensGoRound) {
+  FEWBIT_NEEDS_REFERENCE(kGoldens);
+  const Golden golden(kGoldens);
+  int count = 0;
+  for (const std::string& prefix : golden_prefixes(golden, "gptq.")) {
+    std::map<std::string, Tensor> kept;
+    const QuantSpec spec = golden_spec(prefix);
+    const QuantizedLinear first = packing_gptq.unpack(prefix.substr(0, prefix.size() - 1), spec, 256, 256,
+                                                      golden_source(golden, kept));
+    QuantizedLinear q = clone(first);
+    for (const CheckpointFormat* to : {&format_compressed_tensors, &format_marlin, &format_gptq}) {
+      std::string why;
+      auto next = through(*to, q, &why);
+      ASSERT_TRUE(next) << prefix << to->name << ": " << why;
+      q = std::move(*next);
+    }
+    EXPECT_EQ(difference(q, first), "") << prefix;
+    ++count;
+  }
+  EXPECT_EQ(count, 16);
+}
+
 // Grids that say the same in other words.
 TEST(SameCodes, GridsAreRetoldWhereNothingIsLost) {
   QuantizedLinear q = random_linear({.group = 32, .symmetric = false}, 64, 128, Order::consecutive);

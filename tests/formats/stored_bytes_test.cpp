@@ -29,7 +29,11 @@ TEST(StoredBytes, AreTheCodesAndScalesOfUnpack) {
         std::tuple{&packing_ct_int, Grid::integer, 0x80}})
     for (const ActQuant activations : {ActQuant::token, ActQuant::tensor})
       for (const int64_t out_group : {int64_t{1}, out}) {
-        const QuantSpec spec{.grid = grid, .bits = 8, .group = -1, .scale_dtype = DType::f32, .out_group = out_group,
+        const QuantSpec spec{.grid = grid,
+                             .bits = 8,
+                             .group = -1,
+                             .scale_dtype = DType::f32,
+                             .out_group = out_group,
                              .activations = activations};
         const PackedLinear packed = packing->pack("w", random_bytes(spec, out, in));
         const TensorSource source = [&](const std::string& name) -> ConstTensorView {
@@ -50,7 +54,8 @@ TEST(StoredBytes, AreTheCodesAndScalesOfUnpack) {
 
 TEST(StoredBytes, NothingWhereWordsHoldSeveralCodes) {
   const QuantSpec spec{.bits = 4, .group = 128};
-  EXPECT_FALSE(stored_bytes(packing_marlin, "w", spec, 64, 128, [](const std::string&) { return ConstTensorView{}; }));
+  EXPECT_FALSE(
+      stored_bytes(packing_marlin, "w", spec, 64, 128, [](const std::string&) { return ConstTensorView{}; }));
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ TEST(RowGemm, EveryLayoutEqualsTheDequantizedProduct) {
     for (const bool zeros : {false, true})
       for (const bool scattered : {false, true})
         for (const Case& c :
-             {Case{bits, 33, 256, 128, zeros, scattered}, Case{bits, 45, 97, 32, zeros, scattered}, Case{bits, 9, 320, 64, zeros, scattered},
+             {Case{bits, 33, 256, 128, zeros, scattered}, Case{bits, 6, 384, 384, zeros, scattered}, Case{bits, 45, 97, 32, zeros, scattered}, Case{bits, 9, 320, 64, zeros, scattered},
               Case{bits, 7, 31, 31, zeros, scattered}, Case{bits, 5, 33, 11, zeros, scattered},
               Case{bits, 1, 1, 1, zeros, scattered}}) {
           const Packed p = pack(c);

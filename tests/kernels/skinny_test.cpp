@@ -1,5 +1,5 @@
-// Products of few rows with several weights at once (kernels/gemm.h, kernels/byte_gemms.h): against the products one by
-// one on the CPU, at the borders of what a GPU streams, and the bits of a row among others.
+// Products of few rows with several weights at once (kernels/gemm.h, kernels/byte_gemms.h): against the
+// products one by one on the CPU, at the borders of what a GPU streams, and the bits of a row among others.
 #include <cstring>
 
 #include "kernels/byte_gemms.h"
@@ -12,12 +12,14 @@
 namespace fewbit::test {
 namespace {
 
-// Steps of k that the warps of a block share evenly and not; a weight that is not streamed; many tiles; one output.
+// Steps of k that the warps of a block share evenly and not; a weight that is not streamed; many tiles; one
+// output.
 struct Case {
   int64_t in;
   std::vector<int64_t> outs;
 };
-const Case kCases[] = {{1024, {40, 16, 7}}, {1088, {1, 33}}, {100, {40, 16}}, {4096, {4400, 48}}, {2048, {16, 32, 48, 64}}};
+const Case kCases[] = {
+    {1024, {40, 16, 7}}, {1088, {1, 33}}, {100, {40, 16}}, {4096, {4400, 48}}, {2048, {16, 32, 48, 64}}};
 const int64_t kRows[] = {1, 2, 3, 8, 9, 16, 17};
 
 Tensor random_codes(DType type, Shape shape, uint64_t seed) {
@@ -62,7 +64,8 @@ struct Weights {
       ys.push_back(kind == added ? ex.to_device(half) : poisoned(ex, y_dtype, shape));
       const ConstTensorView b = kind == biased ? bias[i].view() : ConstTensorView{};
       dense.push_back({.w = codes[i], .bias = b, .y = ys[i], .add = kind == added});
-      bytes.push_back({.w = {.codes = codes[i], .scales = scales[i]}, .bias = b, .y = ys[i], .add = kind == added});
+      bytes.push_back(
+          {.w = {.codes = codes[i], .scales = scales[i]}, .bias = b, .y = ys[i], .add = kind == added});
     }
     if (type == DType::bf16)
       gemms(ex, dx, dense);
@@ -94,8 +97,8 @@ FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) {
                                       want = reference.products(host, x, kind, DType::f32, fixed);
             for (size_t i = 0; i < found.size(); ++i)
               EXPECT_LE(relative_error(found[i], want[i]), limit(type, y_dtype))
-                  << name_of(type) << " to " << name_of(y_dtype) << " [" << rows << ", " << c.in << "] -> " << c.outs[i]
-                  << " kind " << kind;
+                  << name_of(type) << " to " << name_of(y_dtype) << " [" << rows << ", " << c.in << "] -> "
+                  << c.outs[i] << " kind " << kind;
           }
       }
     }
@@ -171,8 +174,10 @@ TEST(FewRows, CudaGivesTheSameBitsOnEveryRunAndOnThePathOfOlderHardware) {
     const Tensor x = random_normal(DType::bf16, {1, c.in}, 6);
     const std::vector<Tensor> first = w.products(ex, x, Weights::plain, DType::f32);
     for (int run = 0; run < 5; ++run) {
-      const std::vector<Tensor> again = (run < 4 ? w : w_older).products(run < 4 ? ex : older, x, Weights::plain, DType::f32);
-      for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first_difference(again[i], first[i]), "") << name_of(type);
+      const std::vector<Tensor> again =
+          (run < 4 ? w : w_older).products(run < 4 ? ex : older, x, Weights::plain, DType::f32);
+      for (size_t i = 0; i < first.size(); ++i)
+        EXPECT_EQ(first_difference(again[i], first[i]), "") << name_of(type);
     }
   }
 #endif

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <sstream>
 
-#include "src/core/random.h"
+#include "src/core/rng.h"
 #include "src/eval/verify.h"
 #include "src/quant/pipeline.h"
 #include "src/run/runner.h"

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "src/calib/experts.h"
-#include "src/core/random.h"
+#include "src/core/rng.h"
 #include "src/eval/verify.h"
 #include "src/quant/pipeline.h"
 #include "src/quant/router_fit.h"

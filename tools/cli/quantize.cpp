@@ -260,6 +260,17 @@ PrecisionPlan measured_precision(Exec& ex, const QuantizeArgs& a, const Checkpoi
                            .progress = [&](double f) { progress.update("measuring the sensitivity", f); }});
 }
 
+QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& recipe) {
+  return {.recipe = a.recipe,
+          .command = command_of(app, a),
+          .out = out_of(a, model, recipe),
+          .seed = a.seed,
+          .allow_rtn = a.allow_rtn,
+          .force = a.force,
+          .resume = a.resume,
+          .shard_bytes = bytes_from(a.shard_size, "--shard-size")};
+}
+
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_of(a);
@@ -267,15 +278,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
   if (!a.engine.empty()) engine_rules(a.engine);
   const std::filesystem::path model = model_or_demo(a.common, a.model);
-  QuantJob job{.recipe = a.recipe,
-               .command = command_of(app, a),
-               .note = "",
-               .out = out_of(a, model, recipe),
-               .seed = a.seed,
-               .allow_rtn = a.allow_rtn,
-               .force = a.force,
-               .resume = a.resume,
-               .shard_bytes = bytes_from(a.shard_size, "--shard-size")};
+  QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only) check_out(job);
   const Checkpoint c = Checkpoint::open(model);
   Exec ex = make_exec(a.common);

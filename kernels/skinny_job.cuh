@@ -1,6 +1,6 @@
 #pragma once
-// Products of few rows with weights as they lie: the job, and the way in for the ops that use it (kernels/gemm.h,
-// kernels/byte_gemm.h). kernels/skinny.cuh has the kernel.
+// Products of few rows with weights as they lie: the job, and the way in for the ops that use it
+// (kernels/gemm.h, kernels/byte_gemm.h). kernels/skinny.cuh has the kernel.
 #include <cuda_bf16.h>
 
 #include "kernels/exec_cuda.h"
@@ -23,18 +23,18 @@ struct SkinnyJob {
   const void* x;                   // [rows, in]: bf16, or the codes that go with the weights
   const float* x_scales;           // [rows], of codes
   int rows, in;
-  int tiles;        // over all weights; filled in by the launch
-  bool y_f32;       // else bf16
-  bool quantize;    // x is bf16 and becomes codes in the kernel
+  int tiles;      // over all weights; filled in by the launch
+  bool y_f32;     // else bf16
+  bool quantize;  // x is bf16 and becomes codes in the kernel
   // Not null: x is bf16 and goes through rms_norm (kernels/norm.h) with this weight [in] in the kernel first.
   const __nv_bfloat16* norm;
   float norm_eps, norm_offset;
-  bool settled;     // no work in flight writes the weights: they may be read before the predecessor has ended
-  float fixed;      // then: the scale of all rows, 0: one of its own for each
+  bool settled;  // no work in flight writes the weights: they may be read before the predecessor has ended
+  float fixed;   // then: the scale of all rows, 0: one of its own for each
 };
 
-// How many of `rows` rows of x one launch takes with weights of `type` (bf16, f8_e4m3, i8) at `w`, rows of `in` values:
-// all, or fewer where x finds no room in shared memory; 0 where such weights are not streamed.
+// How many of `rows` rows of x one launch takes with weights of `type` (bf16, f8_e4m3, i8) at `w`, rows of
+// `in` values: all, or fewer where x finds no room in shared memory; 0 where such weights are not streamed.
 int skinny_rows(const CudaState& s, DType type, int64_t rows, int64_t in, const void* w, const void* x);
 // Whether x is quantized, or normed, in the kernel.
 bool skinny_prepares(int64_t rows, int64_t in);
@@ -48,10 +48,10 @@ inline void lay_norm(SkinnyJob& job, const RowNorm* norm) {
   job.norm_eps = norm->eps;
   job.norm_offset = norm->offset;
 }
-// The products of kernels/gemm.h and kernels/byte_gemms.h by this kernel; false, and nothing done, where it does not take
-// them. `settled` as in SkinnyJob; `norm` may be null.
-bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
-                    bool settled);
+// The products of kernels/gemm.h and kernels/byte_gemms.h by this kernel; false, and nothing done, where it
+// does not take them. `settled` as in SkinnyJob; `norm` may be null.
+bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm,
+                    std::span<const GemmProduct> products, bool settled);
 bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
                          std::span<const ByteProduct> products, bool settled);
 
