@@ -269,7 +269,7 @@ TEST(Moe, RoutersAreRefittedToTheStatesThatTheySee) {
   Exec ex = Exec::cpu();
   for (const std::string model : {"qwen3-moe", "mixtral"}) {
     const Checkpoint c = Checkpoint::open(reference("goldens/models/" + model));
-    const int64_t length = 64, count = 8 * kRouterTokensPerFeature * c.spec.hidden / 7 / length + 1;
+    const int64_t length = 64, count = 8 * 8 * kRouterTokensPerFeature * c.spec.hidden / 7 / length + 1;
     Windows windows{.count = count, .length = length, .ids = {}, .source = "made up"};
     for (int64_t i = 0; i < count * length; ++i)
       windows.ids.push_back(static_cast<int32_t>(mix64(static_cast<uint64_t>(i)) % static_cast<uint64_t>(c.spec.vocab)));
@@ -282,6 +282,7 @@ TEST(Moe, RoutersAreRefittedToTheStatesThatTheySee) {
     for (const ExpertRecord& e : run("refitted", {}).experts) {
       EXPECT_GT(e.router_error_before, 0) << model;
       EXPECT_EQ(e.router_refitted, e.router_error < e.router_error_before) << model;
+      RecordProperty(model + std::to_string(e.layer), std::to_string(e.router_error_before) + " " + std::to_string(e.router_error));
       refitted += e.router_refitted;
     }
     EXPECT_GT(refitted, 0) << model;
