@@ -42,6 +42,7 @@ struct CheckpointFormat {
   // The file that older readers look for beside config.json. Absent: none.
   ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
   bool fp8_kv_cache = false;  // has a place for the scales of an FP8 key/value cache
+  bool packed_ends = false;   // its config can say that the head or the embedding is packed
   bool gguf = false;  // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
 };
 

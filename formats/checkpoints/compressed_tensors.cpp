@@ -144,6 +144,9 @@ std::string write_config(const QuantizationSummary& summary) {
   for (size_t i = 0; i < groups.size(); ++i) {
     groups[i].scheme["targets"] =
         groups.size() == 1 ? ordered_json({"Linear"}) : ordered_json(groups[i].names);
+    if (groups.size() == 1)  // an embedding is of another class
+      for (const std::string& name : groups[i].names)
+        if (ends_with(name, "embed_tokens")) groups[i].scheme["targets"].push_back(name);
     c["config_groups"]["group_" + std::to_string(i)] = std::move(groups[i].scheme);
   }
   return c.dump(2);
@@ -316,7 +319,7 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
       transforms->unsupported("config_groups", "no transforms");
   if (std::find(linears.begin(), linears.end(), "lm_head") == linears.end() &&
       tensor("lm_head.weight_scale").data)
-    fail(ErrorKind::unsupported, "tensor 'lm_head.weight_scale': a quantized head is not supported");
+    fail(ErrorKind::unsupported, "tensor 'lm_head.weight_scale': a quantized head where the model has no head of its own");
 }
 
 // Scales are used for an FP8 cache only where they were made for one.
@@ -363,6 +366,7 @@ constinit const CheckpointFormat format_compressed_tensors = {
     .summary = "packed integers, W8A8 and FP8 for vLLM, SGLang and transformers",
     .candidates = candidates,
     .write_config = write_config,
-    .fp8_kv_cache = true};
+    .fp8_kv_cache = true,
+    .packed_ends = true};
 
 }  // namespace fewbit

@@ -26,6 +26,7 @@ constinit const CheckpointFormat format_gguf = {
     .summary = "one file for llama.cpp; gguf:TYPE chooses the blocks",
     .candidates = candidates,
     .write_config = write_config,
+    .packed_ends = true,
     .gguf = true};
 
 }  // namespace fewbit

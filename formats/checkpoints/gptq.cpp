@@ -26,6 +26,7 @@ constinit const CheckpointFormat format_gptq = {.name = "gptq",
                                                 .summary = "GPTQ words for vLLM, SGLang and transformers",
                                                 .candidates = candidates,
                                                 .write_config = write_config,
-                                                .side_file = side_file};
+                                                .side_file = side_file,
+                                                .packed_ends = true};
 
 }  // namespace fewbit

@@ -84,7 +84,7 @@ std::string write(const QuantizationSummary& summary, const Options& options) {
   c["group_size"] = common.spec.group;
   c["desc_act"] = std::any_of(summary.linears.begin(), summary.linears.end(), act_order);
   c["sym"] = common.spec.symmetric;
-  c["lm_head"] = false;
+  c["lm_head"] = summary.linears.count("lm_head") > 0;
   c["pack_dtype"] = "int32";
   if (options.dynamic == Dynamic::when_mixed)
     if (ordered_json rules = dynamic_rules(summary, common); !rules.empty()) c["dynamic"] = std::move(rules);

@@ -1,5 +1,7 @@
 // Reads the GPTQ family's quantization_config: our own map of linears, else AutoGPTQ's and GPTQModel's keys
 // with `dynamic` rules.
+#include <algorithm>
+
 #include "formats/checkpoints/fewbit_map.h"
 #include "formats/checkpoints/readers.h"
 #include "src/core/error.h"
@@ -75,8 +77,9 @@ QuantizationSummary read_gptq(const ReadRequest& r, std::string& name) {
   const std::string format = config.str("checkpoint_format", config.str("format", old));
   const Packing& packing = fewbit_map::packing_named(format, kFamily, config.where + ".checkpoint_format");
   if (config.str("pack_dtype", "int32") != "int32") config.unsupported("pack_dtype", "int32");
-  if (config.flag("lm_head", false) && !r.tensor("lm_head.weight").data)
-    fail(ErrorKind::unsupported, config.where + ".lm_head: found true; a quantized head is not supported");
+  if (config.flag("lm_head", false) && !r.tensor("lm_head.weight").data &&
+      std::find(r.linears.begin(), r.linears.end(), "lm_head") == r.linears.end())
+    fail(ErrorKind::checkpoint, config.where + ".lm_head: found true; the model has no head of its own");
   name = format;
   QuantizationSummary out;
   if (const auto fewbit = config.object("fewbit")) {

@@ -23,6 +23,7 @@ constinit const CheckpointFormat format_marlin = {
     .summary = "int4, int8 and FP8 weights for the GPU runner; others as GPTQ v2 words",
     .candidates = candidates,
     .write_config = write_config,
-    .side_file = side_file};
+    .side_file = side_file,
+    .packed_ends = true};
 
 }  // namespace fewbit

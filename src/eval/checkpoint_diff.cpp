@@ -195,7 +195,7 @@ DiffSide DiffSide::open(const fs::path& path) {
 CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b,
                                 const std::function<void(double)>& progress) {
   const auto linears_in = [](const DiffSide& s) {
-    return s.checkpoint() ? linears_of(s.checkpoint()->spec) : std::vector<NamedLinear>();
+    return s.checkpoint() ? s.checkpoint()->linears() : std::vector<NamedLinear>();
   };
   const std::vector<NamedLinear> la = linears_in(a), lb = linears_in(b);
   Items left = items_of(a, la), right = items_of(b, lb);

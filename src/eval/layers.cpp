@@ -125,7 +125,7 @@ void check_alike(const ModelSpec& a, const ModelSpec& b) {
 
 Tensor embedded(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::span<const int32_t> ids,
                 int64_t seqs, Tensor* positions) {
-  EmbeddedTokens in = embed_tokens(ex, c.spec, load_ends(ex, c, o.dtype), ids, seqs, o.dtype);
+  EmbeddedTokens in = embed_tokens(ex, c.spec, load_ends(ex, c, {.dtype = o.dtype}), ids, seqs, o.dtype);
   *positions = std::move(in.positions);
   return std::move(in.x);
 }

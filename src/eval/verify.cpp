@@ -97,7 +97,7 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
   const Checkpoint c = Checkpoint::open(dir);
   VerifyResult result;
   std::map<std::string, NamedLinear> shapes;
-  for (const NamedLinear& l : linears_of(c.spec)) shapes.emplace(l.name, l);
+  for (const NamedLinear& l : c.linears()) shapes.emplace(l.name, l);
   for (const auto& [name, format] : c.quantization.linears)
     if (!expected.count(name))
       result.problems.push_back({name, "is packed, but the report does not know it"});

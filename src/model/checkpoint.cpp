@@ -47,6 +47,16 @@ void check_packed(const NamedLinear& linear, const LinearFormat& format, const W
   }
 }
 
+// The ends of the model that are not stored as plain floats.
+std::vector<NamedLinear> packed_ends(const ModelSpec& spec, const WeightStore& store) {
+  std::vector<NamedLinear> out;
+  for (NamedLinear& l : ends_of(spec)) {
+    const TensorInfo* w = store.find(l.name + ".weight");
+    if (!w || (w->dtype != DType::f32 && w->dtype != DType::f16 && w->dtype != DType::bf16)) out.push_back(std::move(l));
+  }
+  return out;
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::open(const fs::path& dir) {
@@ -59,7 +69,8 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   ConfigView config = ConfigView::open(dir);
   ModelSpec spec = build_spec(config);
   WeightStore store = WeightStore::open(dir);
-  const std::vector<NamedLinear> linears = linears_of(spec);
+  std::vector<NamedLinear> linears = linears_of(spec);
+  for (NamedLinear& l : packed_ends(spec, store)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);
   std::string format;
@@ -77,6 +88,13 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   if (!complaints.empty()) fail(ErrorKind::checkpoint, join(complaints, "\n"));
   return {
       dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
+}
+
+std::vector<NamedLinear> Checkpoint::linears() const {
+  std::vector<NamedLinear> out = linears_of(spec);
+  for (NamedLinear& l : ends_of(spec))
+    if (packed(l.name)) out.push_back(std::move(l));
+  return out;
 }
 
 QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64_t in) const {

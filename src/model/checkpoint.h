@@ -21,7 +21,10 @@ struct Checkpoint {
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);
+  // A linear, or an end (ends_of).
   bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
+  // The linears of the op list, then the ends that are packed.
+  std::vector<NamedLinear> linears() const;
   // A packed linear in the neutral form.
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
   // The weight of a linear in f32 [out, in], dequantized where it is packed.

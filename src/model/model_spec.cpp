@@ -61,6 +61,14 @@ std::vector<NamedLinear> linears_of(const ModelSpec& spec) {
   return out;
 }
 
+std::vector<NamedLinear> ends_of(const ModelSpec& spec) {
+  std::vector<NamedLinear> out;
+  for (const std::string* weight : {&spec.embed, &spec.lm_head})
+    if (out.empty() || !spec.tied())
+      out.push_back({weight->substr(0, weight->rfind('.')), kOutsideBlocks, spec.vocab, spec.hidden, false});
+  return out;
+}
+
 std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   std::vector<NamedDense> out = {{spec.embed, {spec.vocab, spec.hidden}}};
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
@@ -107,7 +115,9 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
 std::vector<std::string> check_against(const ModelSpec& spec, const WeightStore& store,
                                        const std::vector<std::string>& packed) {
   const std::set<std::string> in_packed_form(packed.begin(), packed.end());
-  std::vector<NamedDense> wanted = dense_tensors_of(spec);
+  std::vector<NamedDense> wanted;
+  for (NamedDense& t : dense_tensors_of(spec))
+    if (!in_packed_form.count(t.name.substr(0, t.name.rfind('.')))) wanted.push_back(std::move(t));
   for (const NamedLinear& l : linears_of(spec))
     if (!in_packed_form.count(l.name)) wanted.push_back({l.name + ".weight", {l.out, l.in}});
   std::vector<std::string> complaints;

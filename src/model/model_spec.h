@@ -134,6 +134,10 @@ struct NamedLinear {
   bool bias;
 };
 std::vector<NamedLinear> linears_of(const ModelSpec&);
+// The matrices outside the blocks: "model.embed_tokens" and, unless it is tied to that, "lm_head"; [vocab, hidden] each.
+// They stay as they are unless a recipe names them.
+inline constexpr int64_t kOutsideBlocks = -1;  // their NamedLinear::layer
+std::vector<NamedLinear> ends_of(const ModelSpec&);
 
 // A dense tensor (norms, biases, routers, embeddings, head) that must exist, with its shape.
 struct NamedDense {
@@ -147,7 +151,7 @@ std::vector<std::string> routers_of(const ModelSpec&);
 // Width of a slot in a block: the output features of what writes it.
 int64_t slot_features(const ModelSpec&, const std::vector<BlockOp>& block, Slot);
 
-// All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears named in `packed`
+// All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears and ends named in `packed`
 // are present in packed form and are not looked for as "<name>.weight".
 std::vector<std::string> check_against(const ModelSpec&, const WeightStore&,
                                        const std::vector<std::string>& packed);

@@ -16,6 +16,7 @@ BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, con
 
 void BlockCoder::begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning) {
   layer_ = layer;
+  prefix_ = layer < ckpt_.spec.layers ? ckpt_.spec.prefix(layer) : "";
   learning_ = learning;
   packed_.clear();
   coded_.clear();
@@ -32,7 +33,7 @@ TensorSource BlockCoder::restored() const {
 
 void BlockCoder::rewrite(BlockF32 block) {
   rewritten_ = std::move(block);
-  for (NamedTensor& t : changed_tensors(rewritten_, ckpt_.spec.prefix(layer_)))
+  for (NamedTensor& t : changed_tensors(rewritten_, prefix_))
     packed_.push_back(std::move(t));
 }
 
@@ -42,7 +43,7 @@ void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& ob
   std::optional<InputStats> stats;
   std::optional<InputRounding> seen;
   for (const LinearDef& def : items) {
-    const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer_) + def.name);
+    const PlannedLinear& p = plan_of(def);
     if (p.keep) continue;
     if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
         !restores() && seen != rounding) {
@@ -78,6 +79,8 @@ void BlockCoder::seal(Journal& journal) {
   phases_.timed("write", [&] { journal.seal(layer_, packed_, records); });
 }
 
+const PlannedLinear& BlockCoder::plan_of(const LinearDef& def) const { return plan_.of(prefix_ + def.name); }
+
 float BlockCoder::absmax(const PlannedLinear& p) {
   if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
   return absmax_of(ex_, stored_weight(p));
@@ -87,7 +90,7 @@ float BlockCoder::absmax(const PlannedLinear& p) {
 float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
   float largest = 0;
   for (const LinearDef& def : items)
-    if (const PlannedLinear& p = plan_.of(ckpt_.spec.prefix(layer_) + def.name);
+    if (const PlannedLinear& p = plan_of(def);
         !p.keep && p.recipe.spec.two_level())
       largest = std::max(largest, absmax(p));
   return largest;
@@ -127,6 +130,8 @@ CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, cons
   coded.record.rung = r.rung;
   coded.record.loss = r.loss;
   coded.record.loss_rtn = r.loss_rtn;
+  coded.record.loss_target = r.loss_target;
+  coded.record.loss_target_rtn = r.loss_target_rtn;
   coded.linear = std::move(r.linear);
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
@@ -143,8 +148,8 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   EncodedBlocks e;
   phases_.timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats); });
   CodedLinear& coded = begin_record(def, p, stats);
-  coded.record.loss = e.loss;
-  coded.record.loss_rtn = e.loss_plain;
+  coded.record.loss = coded.record.loss_target = e.loss;
+  coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
   coded.record.hash = e.hash;
   phases_.timed("measure",
                 [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record); });
@@ -178,8 +183,7 @@ Tensor BlockCoder::on_device(const Tensor& host_f32) {
 }
 
 Tensor* BlockCoder::rewritten(const PlannedLinear& p) {
-  const auto it =
-      rewritten_.weights.find(p.linear.name.substr(ckpt_.spec.prefix(p.linear.layer).size()) + ".weight");
+  const auto it = rewritten_.weights.find(p.linear.name.substr(prefix_.size()) + ".weight");
   return it == rewritten_.weights.end() ? nullptr : &it->second;
 }
 

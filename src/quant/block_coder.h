@@ -1,5 +1,5 @@
 #pragma once
-// BlockCoder: the linears of one block on their way from weights to bytes: quantized by their recipes (or
+// BlockCoder: the linears of one block (or the ends of the model) on their way from weights to bytes: quantized by their recipes (or
 // restored from the block's sealed file), measured, packed, and sealed in the journal together.
 #include <deque>
 #include <functional>
@@ -29,7 +29,7 @@ class BlockCoder {
   // `runs`: what takes the place of a linear is wanted (a quantized stream exists).
   BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
 
-  // Begins a block. With the `sealed` file of one that is finished, linears are restored from it. `learning`:
+  // Begins a block; `layer` == the model's number of layers: its ends. With the `sealed` file of one that is finished, linears are restored from it. `learning`:
   // codes stay in reach until seal(), for they will change.
   void begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning);
   bool restores() const { return restored_.has_value(); }
@@ -51,6 +51,7 @@ class BlockCoder {
   void seal(Journal&);
 
  private:
+  const PlannedLinear& plan_of(const LinearDef&) const;
   float absmax(const PlannedLinear&);
   float shared_absmax(const std::vector<LinearDef>& items);
   CodedLinear& code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared);
@@ -71,6 +72,7 @@ class BlockCoder {
   bool runs_;
   // Of the block at hand:
   int64_t layer_ = 0;
+  std::string prefix_{};  // of its names
   bool learning_ = false;
   BlockF32 rewritten_{};  // empty without transforms
   std::vector<NamedTensor> packed_{};

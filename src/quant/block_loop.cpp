@@ -1,6 +1,9 @@
 #include "src/quant/block_loop.h"
 
+#include <algorithm>
+
 #include "formats/container.h"
+#include "kernels/cast.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
 #include "src/calib/experts.h"
@@ -9,9 +12,15 @@
 #include "src/quant/learned_rounding.h"
 #include "src/quant/measure.h"
 #include "src/quant/rounding.h"
+#include "src/quant/router_fit.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
+namespace {
+
+constexpr float kRouterDamp = 0.01f;  // relative to the mean of diag G, as in the recipes of linears
+
+}  // namespace
 
 BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
                      const QuantJob& job, Journal& journal)
@@ -23,21 +32,39 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       ropes_(ex, c.spec),
       phases_(ex),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
+      ends_(ex, c, plan, job, phases_, windows.count > 0),
       windows_(windows.count) {
-  if (windows.count > 0) start_streams(windows);
+  const Tensor embedding = quantize_embedding();
+  if (windows.count > 0) start_streams(windows, embedding);
 }
 
-void BlockLoop::start_streams(const Windows& w) {
+// Its values in the compute dtype; empty where it stays as it is, or nothing runs.
+Tensor BlockLoop::quantize_embedding() {
+  const int64_t layer = ckpt_.spec.layers;
+  std::optional<CheckpointIndex> file;
+  if (journal_.sealed(layer)) file = container_safetensors.open(journal_.block_file(layer));
+  ends_.begin(layer, std::move(file), false);
+  const NamedLinear matrix = ends_of(ckpt_.spec).front();
+  if (!plan_.find(matrix.name)) return {};
+  std::map<std::string, Linear> replaced;
+  ends_.quantize({{.name = matrix.name, .out = Slot::x, .out_features = matrix.out, .in_features = matrix.in}},
+                 [](const InputRounding&) { return std::optional<InputStats>(); }, replaced);
+  if (replaced.empty()) return {};
+  return std::move(std::get<DenseLinear>(replaced.at(matrix.name)).weight);
+}
+
+void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedding) {
   check_ids(ckpt_.spec, w.ids);
   const Tensor ids = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
-  const auto states = [&] {
-    const Ends ends = load_ends(ex_, ckpt_, job_.dtype);
+  const Ends ends = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
+  const auto states = [&](ConstTensorView table) {
     Tensor x = ex_.alloc(job_.dtype, {w.count * w.length, ckpt_.spec.hidden});
-    embed(ex_, ids, ends.embed, ckpt_.spec.embed_scale, x);
+    embed(ex_, ids, table, ckpt_.spec.embed_scale, x);
     return x;
   };
-  quantized_.emplace(ex_, ckpt_.spec, states(), w.count);
-  if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(), w.count);
+  quantized_.emplace(ex_, ckpt_.spec, states(quantized_embedding.data ? quantized_embedding : ends.embed.view()),
+                     w.count);
+  if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(ends.embed), w.count);
 }
 
 void BlockLoop::block(int64_t layer) {
@@ -75,12 +102,37 @@ void BlockLoop::block(int64_t layer) {
         dense.weight = std::move(by.weight);
         dense.input = by.input;
       }
+      if (const auto* moe = std::get_if<Moe>(&ops[i]); moe && !router_.empty())
+        weights.vectors.at(moe->router) = std::move(router_);
       if (quantized_) quantized_->run(i, weights, ropes_);
     });
   }
   if (sealed) return;
   if (learning) learn(layer, entering, weights);
   coder_.seal(journal_);
+}
+
+void BlockLoop::finish() {
+  const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
+  const bool some = std::any_of(ends.begin(), ends.end(), [&](const auto& l) { return plan_.find(l.name); });
+  if (!some || journal_.sealed(ckpt_.spec.layers)) return;
+  if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
+    std::map<std::string, Linear> unused;
+    ends_.quantize(
+        {{.name = head.name, .out = Slot::x, .out_features = head.out, .in_features = head.in}},
+        [&](const InputRounding& rounding) {
+          std::optional<InputStats> stats;
+          if (!quantized_) return stats;
+          phases_.timed("observe", [&] {
+            const Ends loaded = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
+            const auto normed = [&](const Stream& s) { return final_normed(ex_, ckpt_.spec, loaded, s.x()); };
+            stats = observe_input(ex_, normed(*quantized_), full_ ? normed(*full_) : Tensor(), rounding);
+          });
+          return stats;
+        },
+        unused);
+  }
+  ends_.seal(journal_);
 }
 
 // Quantizes (or, for a sealed block, restores) the linears of a group; returns what takes their place in the
@@ -105,7 +157,7 @@ std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
 // The same of a mixture: gate and up of every expert, then every down, whose inputs the quantized gates
 // decide.
 std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op,
-                                                          const BlockWeights& weights) {
+                                                          BlockWeights& weights) {
   std::map<std::string, Linear> replaced;
   const auto linear = [&](const std::string& name) -> const Linear& {
     const auto it = replaced.find(name);
@@ -113,11 +165,19 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
   };
   std::optional<ExpertInputs> seen;
   if (quantized_) {
+    ExpertRecord record;
+    record.layer = layer;
+    router_ = refit_router(layer, op, record);
     phases_.timed("observe", [&] {
+      Tensor& router = weights.vectors.at(op.router);
+      if (!router_.empty()) std::swap(router, router_);  // the routing is the quantized stream's
       seen.emplace(ex_, op, weights, quantized_->input(op.in),
                    full_ ? full_->input(op.in) : ConstTensorView{});
+      if (!router_.empty()) std::swap(router, router_);
     });
-    experts_.push_back({layer, seen->tokens(), seen->starved()});
+    record.tokens = seen->tokens();
+    record.starved = seen->starved();
+    experts_.push_back(std::move(record));
   }
   const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
     std::optional<InputStats> stats;
@@ -137,6 +197,27 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
         },
         replaced);
   return replaced;
+}
+
+// The router that the quantized stream gets, in the compute dtype; empty where it keeps its own. A resumed run
+// fits it again, from the same states.
+Tensor BlockLoop::refit_router(int64_t layer, const Moe& op, ExpertRecord& record) {
+  const std::string name = ckpt_.spec.prefix(layer) + op.router;
+  if (!full_ || plan_.keeps_router(name)) return {};
+  RouterFit fit;
+  phases_.timed("observe", [&] {
+    const Tensor stored = ex_.to_device(ckpt_.store.expect(
+        name + ".weight", {DType::f32, DType::f16, DType::bf16}, {op.experts, op.hidden}));
+    fit = fit_router(ex_, stored, quantized_->input(op.in), full_->input(op.in), kRouterDamp);
+  });
+  record.router_error_before = fit.error_before;
+  record.router_error = fit.error;
+  record.router_refitted = !fit.weight.empty();
+  if (fit.weight.empty()) return {};
+  coder_.add({name + ".weight", ex_.to_host(fit.weight)});
+  Tensor router = ex_.alloc(job_.dtype, fit.weight.shape());
+  cast(ex_, fit.weight, router);
+  return router;
 }
 
 // The scales of the layer's FP8 cache. Of a block whose codes are learned, after that.

@@ -17,15 +17,19 @@ class BlockLoop {
 
   // Quantizes and seals the block of `layer`, or goes through it as it was sealed. In order, from 0.
   void block(int64_t layer);
+  // After the last block: the head, where the plan quantizes it; seals both ends.
+  void finish();
 
   const std::map<std::string, double>& phases() const { return phases_.seconds(); }
   const std::vector<ExpertRecord>& experts() const { return experts_; }
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }
 
  private:
-  void start_streams(const Windows&);
+  Tensor quantize_embedding();
+  void start_streams(const Windows&, ConstTensorView quantized_embedding);
   std::map<std::string, Linear> quantize_group(const Linears&);
-  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe&, const BlockWeights&);
+  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe&, BlockWeights&);
+  Tensor refit_router(int64_t layer, const Moe&, ExpertRecord&);
   void scale_kv(int64_t layer, const BlockOp&);
   void learn(int64_t layer, ConstTensorView entering, BlockWeights&);
   void measure_learned(const Linears&);
@@ -37,9 +41,10 @@ class BlockLoop {
   Journal& journal_;
   RopeTables ropes_;
   Phases phases_;
-  BlockCoder coder_;
+  BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
   int64_t windows_ = 0;
   std::optional<Stream> quantized_{}, full_{};
+  Tensor router_{};  // of the quantized stream in the block at hand, in the compute dtype; empty: both have the same
   std::vector<ExpertRecord> experts_{};
   std::vector<KvRecord> kv_scales_{};
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -61,13 +62,13 @@ class Writing {
         plan_(plan),
         writer_(container_safetensors.create(dir, WriterOptions{.shard_bytes = job.shard_bytes})) {
     for (const NamedDense& t : dense_tensors_of(c.spec)) known_.insert(t.name);
-    for (const NamedLinear& l : linears_of(c.spec)) known_.insert(l.name + ".weight");
+    for (const NamedLinear& l : c.linears()) known_.insert(l.name + ".weight");
     known_.insert("lm_head.weight");  // also where it is tied, and stored nevertheless
   }
 
   int64_t run() {
     copy_others();
-    const std::vector<NamedLinear> linears = linears_of(c_.spec);
+    const std::vector<NamedLinear> linears = c_.linears();
     for (size_t i = 0; i < linears.size(); ++i) {
       convert_step(job_, "writing", i, linears.size());
       if (c_.packed(linears[i].name)) add_linear(linears[i]);
@@ -131,6 +132,11 @@ class Writing {
 Json report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, int64_t bytes) {
   Json report = Json::parse(text_of(job.model / "quant_report.json"), nullptr, false);
   if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty()) return nullptr;
+  for (const NamedLinear& end : ends_of(c.spec))  // written as floats where the format packs no ends
+    if (!plan.summary.linears.count(end.name))
+      report["linears"].erase(std::remove_if(report["linears"].begin(), report["linears"].end(),
+                                             [&](const Json& l) { return l.value("name", "") == end.name; }),
+                              report["linears"].end());
   for (Json& l : report["linears"]) {
     const auto f = plan.summary.linears.find(l.value("name", ""));
     if (f == plan.summary.linears.end()) continue;

@@ -82,10 +82,11 @@ void plan_dense(const Checkpoint& c, const ConvertJob& job, Refusals& refusals) 
   if (job.target.dense != DType::f16) return;
   constexpr const char* kReason = "has values beyond the range of f16; use bf16 or f32";
   for (const NamedDense& t : dense_tensors_of(c.spec)) {
+    if (!c.store.has(t.name)) continue;  // packed
     if (beyond_f16(c.store.get(t.name))) refusals.add(t.name, kReason);
     c.store.release(t.name);
   }
-  for (const NamedLinear& l : linears_of(c.spec)) {
+  for (const NamedLinear& l : c.linears()) {
     if (beyond_f16(c.values(l))) refusals.add(l.name, kReason);
     release_linear(c, l.name);
   }
@@ -131,9 +132,14 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
   for (std::string& name : unknown_matrices(c)) plan.summary.dense.push_back(std::move(name));
   plan.summary.fp8_kv_cache = c.quantization.fp8_kv_cache && format.fp8_kv_cache;
   const bool codes = !job.target.dense && !job.target.blocks;
-  const std::vector<NamedLinear> linears = linears_of(c.spec);
+  // A .gguf file's ends are decoded when it is opened, so codes gain nothing there.
+  const std::vector<NamedLinear> linears = format.gguf ? linears_of(c.spec) : c.linears();
   for (size_t i = 0; codes && i < linears.size(); ++i) {
     convert_step(job, "checking", i, linears.size());
+    if (linears[i].layer == kOutsideBlocks && !format.packed_ends) {
+      refusals.add(linears[i].name, fmt::format("format {} has no word for a packed head or embedding", format.name));
+      continue;
+    }
     plan_codes(c, job, linears[i], plan, refusals);
     release_linear(c, linears[i].name);
   }

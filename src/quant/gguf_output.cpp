@@ -38,13 +38,14 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
                        const fs::path& file) {
   GgufContents given;
   std::vector<CheckpointIndex> blocks;
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)
     blocks.push_back(container_safetensors.open(journal.block_file(layer)));
   std::set<std::string> linears;  // names of the sealed tensors that are blocks
   for (const PlannedLinear& p : plan.linears) {
     if (p.keep) continue;
     const gguf::BlockType& type = p.blocks ? *p.blocks : *p.recipe.blocks;
-    const CheckpointIndex& block = blocks[static_cast<size_t>(p.linear.layer)];
+    const bool end = p.linear.layer == kOutsideBlocks;
+    const CheckpointIndex& block = end ? blocks.back() : blocks[static_cast<size_t>(p.linear.layer)];
     const std::string name = p.linear.name + '.' + std::string(type.name);
     const ConstTensorView sealed = block.view(block.tensors.at(name));
     given[p.linear.name + ".weight"] = {&type, [sealed] { return clone_host(sealed); }};
@@ -87,6 +88,9 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
       given.erase(l.name + ".weight");
     }
   }
+  for (const NamedLinear& l : ends_of(c.spec))
+    if (c.packed(l.name))
+      given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
   write_gguf(c, file, given, tokenizer_of(c));
 }
 

@@ -21,7 +21,7 @@ void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& jo
   for (const PlannedLinear& p : plan.linears)
     if (!p.keep) replaced.insert(p.linear.name + ".weight");
   std::vector<CheckpointIndex> blocks;
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer) {
     blocks.push_back(container_safetensors.open(journal.block_file(layer)));
     for (const auto& [name, info] : blocks.back().tensors) replaced.insert(name);
   }

@@ -27,6 +27,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
     const std::string line = p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.layout()));
     recipes.add(line.data(), line.size());
   }
+  for (const std::string& router : plan.kept_routers) recipes.add(router.data(), router.size());
   recipes.add(&plan.fp8_kv_cache, sizeof plan.fp8_kv_cache);
   model.add(c.config.text().data(), c.config.text().size());
   for (const auto& [name, info] : c.store.index().tensors) {
@@ -77,6 +78,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, co
                        layer, c.spec.layers, journal.sealed_blocks(), journal.dir().string()));
     loop.block(layer);
   }
+  loop.finish();
   tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 
@@ -118,7 +120,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     journal.discard_if_empty();
     throw;
   }
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends
     for (const LinearRecord& r : journal.records(layer)) report.linears.push_back(r);
   const Stopwatch writing;
   report.peak_gpu_bytes = ex.on_cuda() ? ex.peak_bytes() : 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "formats/gguf/block_codes.h"
@@ -32,6 +33,47 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
   if (r.migration != o.base.migration)
     fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
+}
+
+// The ends are quantized only where a rule has their exact name, which no pattern stands for: a glob for all linears is
+// not meant for them.
+std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
+  std::optional<Recipe> r;
+  for (const Rule& rule : o.rules)
+    if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
+  if (r && r->keep) return std::nullopt;
+  return r;
+}
+
+// Routers are never quantized; a rule that keeps one also keeps it from being refitted.
+void plan_router(const std::string& name, const PlanOptions& o, QuantPlan& plan) {
+  bool keep = o.base.effort == Effort::reference;
+  for (const Rule& rule : o.rules)
+    if (glob_match(rule.glob, name)) keep = rule.recipe.keep;
+  if (keep) plan.kept_routers.push_back(name);
+}
+
+// A tied model has one matrix for both ends, and its readers expect one.
+void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
+  const std::string matrix = spec.embed.substr(0, spec.embed.rfind('.'));
+  for (const Rule& rule : o.rules)
+    if (spec.tied() && rule.glob == "lm_head" && !rule.recipe.keep)
+      plan.refusals.push_back({"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it",
+                                                      matrix, matrix, "int8 g128")});
+}
+
+bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
+
+// What an end cannot take of its recipe. An embedding has no inputs to weigh, so that plain rounding with searched
+// scales is all there is; a head that the same matrix serves shares it.
+void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
+  const bool embedding = p.linear.name + ".weight" == c.spec.embed;
+  p.recipe.transforms.clear();
+  if ((embedding || format.gguf) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method("rtn");
+  if (!embedding) return;
+  p.recipe.spec.activations = ActQuant::none;
+  p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"
+                         : "embeddings are rounded to the nearest, row by row";
 }
 
 std::string published_note(const PlannedLinear& p) {
@@ -73,7 +115,7 @@ std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) 
   p.packing = choose_packing(format, spec, p.linear.out, p.linear.in, act_order, &why);
   if (!p.packing) return why;
   p.out_bytes = packed_bytes(*p.packing, spec, p.linear.out, p.linear.in, act_order);
-  p.note = published_note(p);
+  if (p.note.empty()) p.note = published_note(p);
   return "";
 }
 
@@ -117,7 +159,8 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
 int64_t learning_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
   int64_t most = 0;
   std::map<int64_t, int64_t> weights;
-  for (const PlannedLinear& p : plan.linears) weights[p.linear.layer] += p.linear.out * p.linear.in;
+  for (const PlannedLinear& p : plan.linears)
+    if (!is_end(p.linear)) weights[p.linear.layer] += p.linear.out * p.linear.in;
   for (const auto& [layer, n] : weights)
     if (learns_rounding(plan, c.spec, layer) && o.seq_len > 0)
       most = std::max(most, learning_bytes(c.spec, c.spec.block(layer), n, o.tokens / o.seq_len, o.seq_len));
@@ -136,6 +179,7 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
     largest = std::max(largest, l.out * l.in);
   }
   for (const auto& [layer, weights] : per_layer) block = std::max(block, weights);
+  for (const PlannedLinear& p : plan.linears) largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
   for (const auto& ops : c.spec.kinds) {
     int64_t width = 0;
     for (const Slot s : {Slot::gate, Slot::up}) width += slot_features(c.spec, ops, s);
@@ -172,6 +216,53 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
   return bytes;
 }
 
+// One linear under its recipe; what it cannot do becomes a refusal of the plan.
+PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
+                          QuantPlan& plan) {
+  PlannedLinear p;
+  p.linear = l;
+  p.keep = recipe.keep;
+  if (const TensorInfo* info = c.store.find(l.name + ".weight")) p.source_bytes = info->bytes;
+  p.out_bytes = p.source_bytes;
+  const auto refuse = [&](std::string why) { plan.refusals.push_back({l.name, std::move(why)}); };
+  if (c.packed(l.name)) {
+    refuse("is already quantized (" + c.format + "); start from the bf16 checkpoint");
+    return p;
+  }
+  if (p.keep) return p;
+  p.recipe = resolve(recipe);
+  if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
+  if (p.recipe.format != base.format)
+    refuse(fmt::format("one checkpoint has one format: {} here, {} elsewhere", p.recipe.format, base.format));
+  if (is_end(l)) {
+    adapt_to_end(c, *plan.format, p);
+    if (!plan.format->packed_ends) {
+      refuse(fmt::format("format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
+                         "gguf have",
+                         plan.format->name));
+      return p;
+    }
+  }
+  std::string why;
+  if (p.recipe.blocks && p.recipe.method->rounds_alone)
+    choose_blocks(p);
+  else
+    why = choose_packing_of(*plan.format, p);
+  if (p.layout().empty() && !p.keep) refuse(why);
+  if (!p.layout().empty() && !is_end(l) && p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
+    p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
+             std::string(p.recipe.method->name);
+  return p;
+}
+
+// What calibration must see for a linear that will be packed. A rounded embedding asks for nothing.
+Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
+  if (p.linear.name + ".weight" == spec.embed) return Needs::nothing;
+  Needs needs = p.recipe.needs();
+  if (p.blocks && p.recipe.effort == Effort::best) needs = needs | Needs::gram;
+  return needs;
+}
+
 void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
   if (o.engine.empty()) return;
   EngineVerdict verdict = check_engine(c.spec, plan, engine_rules(o.engine), o.tp);
@@ -184,6 +275,12 @@ void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
 }
 
 }  // namespace
+
+const PlannedLinear* QuantPlan::find(const std::string& linear) const {
+  const auto it = std::find_if(linears.begin(), linears.end(),
+                               [&](const PlannedLinear& p) { return p.linear.name == linear; });
+  return it == linears.end() || it->keep ? nullptr : &*it;
+}
 
 const PlannedLinear& QuantPlan::of(const std::string& linear) const {
   const auto it = std::find_if(linears.begin(), linears.end(),
@@ -224,39 +321,19 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   plan.source_bytes = c.store.total_bytes();
   std::set<std::string> replaced;
   double bits = 0, weights = 0;
-  for (const NamedLinear& l : linears_of(c.spec)) {
-    PlannedLinear p;
-    p.linear = l;
-    const Recipe r = recipe_for(c.spec, l, o);
-    p.keep = r.keep;
-    if (const TensorInfo* info = c.store.find(l.name + ".weight")) p.source_bytes = info->bytes;
-    p.out_bytes = p.source_bytes;
-    if (c.packed(l.name)) {
-      plan.refusals.push_back(
-          {l.name, "is already quantized (" + c.format + "); start from the bf16 checkpoint"});
-    } else if (!p.keep) {
-      p.recipe = resolve(r);
-      if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
-      if (p.recipe.format != base.format)
-        plan.refusals.push_back({l.name, fmt::format("one checkpoint has one format: {} here, {} elsewhere",
-                                                     p.recipe.format, base.format)});
-      std::string why;
-      if (p.recipe.blocks && p.recipe.method->rounds_alone)
-        choose_blocks(p);
-      else
-        why = choose_packing_of(*plan.format, p);
-      if (p.blocks || p.packing) {
-        if (p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
-          p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +
-                   std::string(p.recipe.method->name);
-        plan.needs = plan.needs | p.recipe.needs();
-        if (p.blocks && p.recipe.effort == Effort::best) plan.needs = plan.needs | Needs::gram;
-        replaced.insert(l.name + ".weight");
-        bits += 8.0 * static_cast<double>(p.out_bytes);
-        weights += static_cast<double>(l.out * l.in);
-      } else if (!p.keep) {
-        plan.refusals.push_back({l.name, why});
-      }
+  std::vector<std::pair<NamedLinear, Recipe>> wanted;
+  for (const NamedLinear& l : linears_of(c.spec)) wanted.emplace_back(l, recipe_for(c.spec, l, o));
+  for (const NamedLinear& l : ends_of(c.spec))
+    if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
+  refuse_tied_head(c.spec, o, plan);
+  for (const std::string& router : routers_of(c.spec)) plan_router(router, o, plan);
+  for (const auto& [linear, recipe] : wanted) {
+    PlannedLinear p = plan_linear(c, linear, recipe, base, plan);
+    if (!p.layout().empty()) {
+      plan.needs = plan.needs | needs_of(c.spec, p);
+      replaced.insert(linear.name + ".weight");
+      bits += 8.0 * static_cast<double>(p.out_bytes);
+      weights += static_cast<double>(linear.out * linear.in);
     }
     plan.linears.push_back(std::move(p));
   }

@@ -5,13 +5,16 @@
 #include <string>
 #include <vector>
 
+#include <algorithm>
+
 #include "src/model/checkpoint.h"
 #include "src/quant/recipe.h"
 
 namespace fewbit {
 
 // --set GLOB=RECIPE: ordered, the last match wins; GLOB is matched against the full name of a linear and
-// against its name inside the block ("self_attn.q_proj").
+// against its name inside the block ("self_attn.q_proj"). Embedding and head ("model.embed_tokens", "lm_head") are meant
+// only by exactly their name.
 struct Rule {
   std::string glob;
   Recipe recipe;
@@ -48,7 +51,7 @@ struct Refusal {
 
 struct QuantPlan {
   const CheckpointFormat* format = nullptr;
-  std::vector<PlannedLinear> linears;  // in model order
+  std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
   std::vector<Refusal> refusals;
   int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0;
@@ -60,9 +63,16 @@ struct QuantPlan {
   std::string engine{};                        // that was asked on `tp` GPUs; "" = none was
   int64_t tp = 1;
 
+  std::vector<std::string> kept_routers{};     // by full name: a rule keeps them from being refitted (router_fit.h)
+
+  bool keeps_router(const std::string& name) const {
+    return std::find(kept_routers.begin(), kept_routers.end(), name) != kept_routers.end();
+  }
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
   const PlannedLinear& of(const std::string& linear) const;
+  // Null where the plan leaves the matrix alone.
+  const PlannedLinear* find(const std::string& linear) const;
 };
 
 // True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).

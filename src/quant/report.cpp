@@ -10,8 +10,9 @@ using Json = nlohmann::ordered_json;
 Json json_of(const LinearRecord& r) {
   return {{"name", r.name},           {"recipe", r.recipe},   {"packing", r.packing},
           {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db}, {"loss", r.loss},
-          {"loss_rtn", r.loss_rtn},   {"rung", r.rung},       {"tokens", r.tokens},
-          {"seconds", r.seconds},     {"hash", r.hash},       {"learned", r.learned}};
+          {"loss_rtn", r.loss_rtn},   {"loss_target", r.loss_target}, {"loss_target_rtn", r.loss_target_rtn},
+          {"rung", r.rung},           {"tokens", r.tokens},   {"seconds", r.seconds},
+          {"hash", r.hash},           {"learned", r.learned}};
 }
 
 Json json_of(const PrecisionPlan& p) {
@@ -46,6 +47,8 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("sqnr_db").get_to(r.sqnr_db);
   j.at("loss").get_to(r.loss);
   j.at("loss_rtn").get_to(r.loss_rtn);
+  j.at("loss_target").get_to(r.loss_target);
+  j.at("loss_target_rtn").get_to(r.loss_target_rtn);
   j.at("rung").get_to(r.rung);
   j.at("tokens").get_to(r.tokens);
   j.at("seconds").get_to(r.seconds);
@@ -77,7 +80,13 @@ std::string to_json(const QuantReport& r) {
   for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
   j["experts"] = Json::array();
   for (const ExpertRecord& e : r.experts)
-    j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
+    j["experts"].push_back({{"layer", e.layer},
+                            {"tokens", e.tokens},
+                            {"starved", e.starved},
+                            {"router",
+                             {{"refitted", e.router_refitted},
+                              {"error_before", e.router_error_before},
+                              {"error", e.router_error}}}});
   j["kv_scales"] = Json::array();
   for (const KvRecord& s : r.kv_scales)
     j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});

@@ -17,12 +17,13 @@ struct LinearRecord {
   double rel_error =
       0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
   double sqnr_db = 0;  // 10 log10(||W||^2 / ||W - Q||^2)
-  double loss = 0, loss_rtn = 0;
+  double loss = 0, loss_rtn = 0;  // MethodResult (method.h) says what the four losses are; 0 without statistics
+  double loss_target = 0, loss_target_rtn = 0;
   int64_t tokens = 0;
   double seconds = 0;
   std::string hash;  // of the neutral form; `evaluate verify` compares it
   // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
-  // loss and loss_rtn of what the method had found before.
+  // the losses of what the method had found before.
   bool learned = false;
 };
 
@@ -31,6 +32,9 @@ struct ExpertRecord {
   int64_t layer = 0;
   std::vector<int64_t> tokens;  // [experts]
   std::vector<int> starved;     // experts that borrowed statistics from their layer (src/calib/experts.h)
+  // What became of the router (src/quant/router_fit.h); errors of its logits are 0 where it was not tried.
+  bool router_refitted = false;
+  double router_error_before = 0, router_error = 0;
 };
 
 // The static scales of an FP8 cache, of one layer.

@@ -24,7 +24,7 @@ constexpr int64_t kLogitBytes = int64_t{256} << 20;
 Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
   check_ids(c.spec, w.ids);
   const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
-  const Ends ends = load_ends(ex, c, dtype);
+  const Ends ends = load_ends(ex, c, {.dtype = dtype});
   Tensor x = ex.alloc(dtype, {w.count * w.length, c.spec.hidden});
   embed(ex, ids, ends.embed, c.spec.embed_scale, x);
   return x;

@@ -36,7 +36,7 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
     : ex_(ex),
       spec_(c.spec),
       options_(checked(o)),
-      ends_(load_ends(ex, c, o.load.dtype)),
+      ends_(load_ends(ex, c, o.load, &notes_)),
       ropes_(ex, c.spec),
       prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
@@ -115,9 +115,8 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
-  const GemmProduct head{.w = ends_.head(), .y = logits_};
   report("final norm");
-  gemms(ex_, normed_, std::span(&head, 1));
+  apply_head(ex_, ends_, normed_, logits_);
   report("head");
 }
 
@@ -193,7 +192,7 @@ std::vector<int32_t> Engine::greedy_tokens() {
 }
 
 int64_t Engine::weight_bytes_per_token() const {
-  int64_t n = ends_.head().bytes() + ends_.final_norm.bytes();
+  int64_t n = head_bytes(ends_) + ends_.final_norm.bytes();
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
     n += weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], options_.batch);
   return n;

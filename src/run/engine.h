@@ -60,11 +60,11 @@ class Engine {
   Exec& ex_;
   ModelSpec spec_;
   EngineOptions options_;
+  std::vector<std::string> notes_;
   int64_t asked_chunk_ = 0;  // prefill_chunk before it was fitted to batch and capacity
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
-  std::vector<std::string> notes_;
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
   SlotBuffers prefill_slots_, decode_slots_;

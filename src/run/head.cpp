@@ -14,13 +14,16 @@
 namespace fewbit {
 namespace {
 
-Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
-  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape);
+Tensor uploaded(Exec& ex, ConstTensorView host, DType dtype) {
   Tensor raw = ex.to_device(host);
   if (host.dtype == dtype) return raw;
-  Tensor t = ex.alloc(dtype, shape);
+  Tensor t = ex.alloc(dtype, host.shape);
   cast(ex, raw, t);
   return t;
+}
+
+Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
+  return uploaded(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), dtype);
 }
 
 void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
@@ -29,14 +32,30 @@ void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, T
 
 }  // namespace
 
-Ends load_ends(Exec& ex, const Checkpoint& c, DType dtype) {
+Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<std::string>* notes) {
   const ModelSpec& s = c.spec;
   Ends e;
-  e.embed = load_dense(ex, c, s.embed, {s.vocab, s.hidden}, dtype);
-  e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, dtype);
-  if (!s.tied()) e.lm_head = load_dense(ex, c, s.lm_head, {s.vocab, s.hidden}, dtype);
+  for (const NamedLinear& l : ends_of(s)) {
+    if (l.name + ".weight" == s.embed) {
+      e.embed = c.packed(l.name) ? uploaded(ex, c.values(l), o.dtype)
+                                 : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);
+      continue;
+    }
+    std::string note;
+    e.lm_head = load_linear(ex, c, l, o, &note);
+    if (notes && !note.empty()) notes->push_back(l.name + ": " + note);
+  }
+  e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, o.dtype);
   return e;
 }
+
+void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
+  if (e.lm_head) return apply(ex, *e.lm_head, x, y);
+  const GemmProduct product{.w = e.embed, .y = y};
+  gemms(ex, x, std::span(&product, 1));
+}
+
+int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }
 
 void check_ids(const ModelSpec& spec, std::span<const int32_t> ids) {
   for (size_t i = 0; i < ids.size(); ++i)
@@ -74,7 +93,7 @@ Tensor final_normed(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTens
 Tensor logits_of(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x) {
   const Tensor normed = final_normed(ex, spec, ends, x);
   Tensor y = ex.alloc(DType::f32, {x.rows(), spec.vocab});
-  gemm(ex, normed, ends.head(), {}, y);
+  apply_head(ex, ends, normed, y);
   FEWBIT_ASSERT(spec.logit_softcap == 0);
   return y;
 }
@@ -112,7 +131,7 @@ std::vector<float> nll_of_states(Exec& ex, const ModelSpec& spec, const Ends& en
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t end = std::min(n, begin + chunk);
     const TensorView part = logits.view().row_range(0, end - begin);
-    gemm(ex, rows.view().row_range(begin, end), ends.head(), {}, part);
+    apply_head(ex, ends, rows.view().row_range(begin, end), part);
     nll(ex, part, targets.view().row_range(begin, end), spec.logit_softcap, losses.view().row_range(begin, end));
   }
   const Tensor host = ex.to_host(losses);

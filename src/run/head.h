@@ -1,22 +1,28 @@
 #pragma once
 // Everything outside the blocks: embedding, final norm, head; and losses without ever holding all logits.
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/exec.h"
 #include "src/model/checkpoint.h"
+#include "src/run/linear.h"
 
 namespace fewbit {
 
 struct Ends {
   Tensor embed;       // [vocab, hidden] compute dtype
   Tensor final_norm;  // [hidden]
-  Tensor lm_head;     // [vocab, hidden]; empty when tied
-  ConstTensorView head() const { return lm_head.empty() ? embed.view() : lm_head.view(); }
+  std::optional<Linear> lm_head;  // nothing when tied
 };
-Ends load_ends(Exec&, const Checkpoint&, DType dtype);
+// A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear. `notes` as in
+// load_block; may be null.
+Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
+// y [rows, vocab] f32 = x head^T.
+void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
+int64_t head_bytes(const Ends&);  // that one application reads
 
 // Checks every id against the vocabulary: Error{usage} names the first that is outside.
 void check_ids(const ModelSpec&, std::span<const int32_t> ids);

@@ -4,11 +4,11 @@
 namespace fewbit {
 
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
-    : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o.dtype)), ropes_(ex, c.spec) {
+    : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec) {
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
     blocks_.push_back(load_block(ex, c, layer, o, &linears));
-  notes_ = lines_of(linears);
+  for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_);
 }
 
@@ -71,8 +71,7 @@ std::vector<float> Runner::nll(std::span<const int32_t> ids, int64_t seqs, int64
 }
 
 int64_t Runner::weight_bytes() const {
-  int64_t n =
-      ends_.embed.bytes() + ends_.final_norm.bytes() + (ends_.lm_head.empty() ? 0 : ends_.lm_head.bytes());
+  int64_t n = ends_.embed.bytes() + ends_.final_norm.bytes() + (ends_.lm_head ? head_bytes(ends_) : 0);
   for (const BlockWeights& b : blocks_) {
     for (const auto& [name, l] : b.linears) n += fewbit::weight_bytes(l);
     for (const auto& [name, v] : b.vectors) n += v.bytes();

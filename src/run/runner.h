@@ -45,10 +45,10 @@ class Runner {
   Exec& ex_;
   ModelSpec spec_;
   LoadOptions options_;
+  std::vector<std::string> notes_;
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
-  std::vector<std::string> notes_;
   std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
   PhaseClock* clock_ = nullptr;
   // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the

@@ -37,7 +37,8 @@ std::vector<std::string> run_streamed(
   const ModelSpec& spec = c.spec;
   const auto tokens = static_cast<int64_t>(pass.ids.size());
   const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
-  const Ends ends = load_ends(ex, c, o.dtype);
+  std::vector<std::string> lines;
+  const Ends ends = load_ends(ex, c, o, &lines);
   const RopeTables ropes(ex, spec);
   WaitingStates states(ex, tokens, spec.hidden, o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
@@ -67,7 +68,8 @@ std::vector<std::string> run_streamed(
     if (pass.progress) pass.progress(layer + 1, spec.layers);
   }
   for_batches([&](int64_t begin, int64_t end, TensorView x) { take(begin / len, end / len, x, ends); });
-  return lines_of(notes);
+  for (std::string& line : lines_of(notes)) lines.push_back(std::move(line));
+  return lines;
 }
 
 }  // namespace fewbit

@@ -273,6 +273,51 @@ TEST_F(Commands, SetAndKeepMixRecipes) {
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
 }
 
+// The demo model is tied: its one matrix outside the blocks is quantized under its name.
+TEST_F(Commands, TheEmbeddingIsQuantizedWhereItIsNamed) {
+  for (const std::string format : {"marlin", "gptq", "compressed-tensors", "gguf:q8_0"}) {
+    const bool gguf = format == "gguf:q8_0";
+    const std::string rule = gguf ? "rtn" : "int8 g128";
+    const Json q = json_of(run("quantize rtn " + kDemo + " out --force --format " + format + " --set 'model.embed_tokens=" +
+                               rule + "'" + kFast + " --json -"));
+    EXPECT_EQ(q["linears"].back()["name"], "model.embed_tokens") << format;
+    EXPECT_LT(q["out_bytes"].get<double>(), 0.6 * q["source_bytes"].get<double>()) << format;
+    const ProcessResult v = run("evaluate verify out --device cpu");
+    EXPECT_EQ(v.exit_code, 0) << format << v.out << v.err;
+    const Json i = json_of(run("convert inspect out --json -"));
+    EXPECT_FALSE(i["quantized"].empty());
+    for (const Json& t : i["tensors"])
+      if (t["name"] == "model.embed_tokens.weight") {
+        EXPECT_EQ(t["dtype"], gguf ? "q8_0" : "none") << format;
+      }
+    EXPECT_EQ(run("runner bench out --device cpu --tokens 3 --prompt-tokens 4").exit_code, 0);
+    fs::remove_all(dir / "out");
+  }
+  const ProcessResult tied = run("quantize rtn " + kDemo + " out --set 'lm_head=int8'");
+  EXPECT_EQ(tied.exit_code, 1);
+  EXPECT_NE(tied.err.find("lm_head: is tied to model.embed_tokens"), std::string::npos) << tied.err;
+}
+
+// Every method's record has the fields of a record, and what it minimised is no worse than rtn's.
+TEST_F(Commands, EveryMethodRecordsItsLosses) {
+  for (const std::string recipe : {"rtn", "gptq", "awq", "awq+gptq", "smoothquant", "fp8", "auto"}) {
+    const Json q = json_of(run("quantize " + recipe + " " + kDemo + " out --force --effort quick" + kFast + " --json -"));
+    for (const Json& l : q["linears"]) {
+      for (const char* key : {"name", "recipe", "packing", "rel_error", "sqnr_db", "loss", "loss_rtn", "loss_target",
+                              "loss_target_rtn", "rung", "tokens", "seconds", "hash"})
+        ASSERT_TRUE(l.contains(key)) << recipe << " " << key;
+      EXPECT_GT(l["rel_error"].get<double>(), 0) << recipe;
+      EXPECT_GT(l["sqnr_db"].get<double>(), 3) << recipe;
+      EXPECT_GT(l["seconds"].get<double>(), 0) << recipe;
+      EXPECT_LE(l["loss_target"].get<double>(), l["loss_target_rtn"].get<double>()) << recipe << " " << l["name"];
+      const bool free = recipe == "rtn" || recipe == "fp8";
+      EXPECT_EQ(l["tokens"].get<int>() > 0, !free) << recipe;
+      EXPECT_EQ(l["loss"].get<double>() > 0, !free) << recipe;
+    }
+    fs::remove_all(dir / "out");
+  }
+}
+
 // An FP8 cache with calibrated scales and an int8 one cost next to nothing; runner and evaluate take both.
 TEST_F(Commands, QuantizedCachesAreCalibratedRunAndMeasured) {
   const Json q = json_of(run("quantize rtn " + kDemo + " out --kv-cache fp8 --bits 8" + kFast + " --json -"));

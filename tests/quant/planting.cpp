@@ -57,7 +57,7 @@ Stream start_stream(Exec& ex, const Checkpoint& c) {
   const Windows w = cut_windows(Tokenizer::open(c.dir), builtin_evaluation(), kLength, kWindows, "builtin");
   const int64_t tokens = static_cast<int64_t>(w.ids.size());
   Tensor x = ex.alloc(DType::f32, {tokens, c.spec.hidden});
-  embed(ex, Tensor::host_from<int32_t>(DType::i32, {tokens}, w.ids), load_ends(ex, c, DType::f32).embed,
+  embed(ex, Tensor::host_from<int32_t>(DType::i32, {tokens}, w.ids), load_ends(ex, c, {.dtype = DType::f32}).embed,
         c.spec.embed_scale, x);
   return Stream(ex, c.spec, std::move(x), w.count);
 }

@@ -71,7 +71,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--format", a.format,
                  "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
                  "--kv-cache); gguf:TYPE chooses GGUF's blocks");
-  app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins")
+  app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
   auto* engine = app.add_option("--for", a.engine,

@@ -16,21 +16,14 @@
 #include "kernels/gram_loss.h"
 #include "kernels/matrix_edit.h"
 #include "src/calib/observe.h"
+#include "src/quant/feature_search.h"
 #include "src/quant/rounding.h"
-#include "src/quant/transform.h"
 
 namespace fewbit {
 namespace {
 
 constexpr float kCoarse = 0.25f, kFine = 0.0625f;  // steps of the exponents: of the first grid, of the last
-constexpr int64_t kJudgedRows = 128;               // of each consumer, in the search
 constexpr float kLost = 4;  // a column is lost among its group when its weights are this much below the usual
-
-using Features = std::vector<float>;  // one value per feature of the absorber
-
-Tensor uploaded(Exec& ex, const Features& v) {
-  return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
-}
 
 // The mean over the input features that share a feature of the absorber.
 Features by_absorber_feature(const Absorber& a, const std::vector<double>& input) {
@@ -75,11 +68,9 @@ class Judge {
 
   double loss(const Features& s) const {
     const Features wide = by_consumer_feature(absorber_, s);
-    Features inverse(wide), importance(diagonal_);
-    for (size_t j = 0; j < wide.size(); ++j) {
-      inverse[j] = 1 / wide[j];
-      importance[j] *= inverse[j] * inverse[j];
-    }
+    const Features inverse = inverse_of(wide);
+    Features importance(diagonal_);
+    for (size_t j = 0; j < wide.size(); ++j) importance[j] *= inverse[j] * inverse[j];
     const Tensor columns = uploaded(ex_, wide), back = uploaded(ex_, inverse), h = uploaded(ex_, importance);
     Tensor factor;
     if (factor_) {
@@ -150,12 +141,9 @@ class Search {
  public:
   Search(Exec& ex, const TransformJob& job, const BlockF32& block, const Absorber& a)
       : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
-    for (const size_t i : a.consumers)
-      for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items) {
-        const ConstTensorView w = block.weights.at(l.name + ".weight");
-        consumers_.push_back(
-            {.weight = w, .target = job.targets.at(l.name), .some = spread_rows(ex, w, kJudgedRows)});
-      }
+    for_consumers(job, block, a, [&](const LinearTarget& target, ConstTensorView w) {
+      consumers_.push_back({.weight = w, .target = target, .some = spread_rows(ex, w, kJudgedRows)});
+    });
     activation_ = mean_activation();
     weight_ = mean_weight();
   }
@@ -163,18 +151,11 @@ class Search {
   // The best of the search, or nothing where no candidate beats leaving the block as it is.
   Features best() {
     const Judge judge(ex_, absorber_, stats_.input, consumers_);
-    double least = judge.loss(Features(weight_.size(), 1.f));
-    Features chosen;
-    const auto tried = [&](Features s) {
-      const double l = judge.loss(s);
-      if (!(l < least)) return false;
-      least = l;
-      chosen = std::move(s);
-      return true;
-    };
+    LeastLoss least(judge.loss(Features(weight_.size(), 1.f)));
+    const auto tried = [&](const Features& s) { return least.take(s, judge.loss(s)); };
     for (const float lift : {1.f, 2.f, 4.f})
       if (Features s = recover_lost_columns(lift); !s.empty()) tried(std::move(s));
-    if (!chosen.empty()) rebase(chosen);
+    if (!least.best().empty()) rebase(least.best());
     Exponents at;
     for (float p = 0; p <= 1; p += kCoarse)
       for (float q = 0; q <= 1; q += kCoarse)
@@ -187,7 +168,7 @@ class Search {
           if ((p != 0 || q != 0) && tried(candidate(e))) at = e;
         }
     }
-    return chosen;
+    return least.best();
   }
 
  private:

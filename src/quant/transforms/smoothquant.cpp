@@ -12,21 +12,14 @@
 #include "kernels/quantize_rows.h"
 #include "kernels/squared_error.h"
 #include "src/calib/observe.h"
+#include "src/quant/feature_search.h"
 #include "src/quant/rounding.h"
-#include "src/quant/transform.h"
 
 namespace fewbit {
 namespace {
 
-constexpr int64_t kJudgedRows = 128;            // of each consumer, in the search
 constexpr float kLeast = 1e-5f;                 // of a scale
 constexpr float kCoarse = 0.1f, kFine = 0.05f;  // steps of alpha
-
-using Features = std::vector<float>;  // one value per feature of the absorber
-
-Tensor uploaded(Exec& ex, const Features& v) {
-  return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
-}
 
 // The largest over the input features that share a feature of the absorber.
 Features by_absorber_feature(Exec& ex, const Absorber& a, const Tensor& input) {
@@ -52,12 +45,10 @@ class Search {
       : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
     const int64_t in = stats_.absmax.numel();
     const Tensor most = ex.alloc_zeros(DType::f32, {in}), sum = ex.alloc_zeros(DType::f64, {in});
-    for (const size_t i : a.consumers)
-      for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items) {
-        const ConstTensorView w = block.weights.at(l.name + ".weight");
-        column_stats(ex, w, {}, most, sum);
-        consumers_.push_back({.target = job.targets.at(l.name), .weight = spread_rows(ex, w, kJudgedRows)});
-      }
+    for_consumers(job, block, a, [&](const LinearTarget& target, ConstTensorView w) {
+      column_stats(ex, w, {}, most, sum);
+      consumers_.push_back({.target = target, .weight = spread_rows(ex, w, kJudgedRows)});
+    });
     activation_ = by_absorber_feature(ex, a, stats_.absmax);
     weight_ = by_absorber_feature(ex, a, most);
   }
@@ -74,22 +65,17 @@ class Search {
   // The alpha with the least output error, or nothing where none beats leaving the block as it is.
   Features best() {
     prepare();
-    double least = error(Features(activation_.size(), 1.f));
-    Features chosen;
+    LeastLoss least(error(Features(activation_.size(), 1.f)));
     float middle = 0.5f;
     const auto tried = [&](float alpha) {
-      Features s = at(alpha);
-      if (const double e = error(s); e < least) {
-        least = e;
-        chosen = std::move(s);
-        middle = alpha;
-      }
+      const Features s = at(alpha);
+      if (least.take(s, error(s))) middle = alpha;
     };
     for (int i = 0; i <= 10; ++i) tried(kCoarse * static_cast<float>(i));
-    if (chosen.empty()) return {};
+    if (least.best().empty()) return {};
     const float coarse = middle;
     for (const float alpha : {coarse - kFine, coarse + kFine}) tried(std::clamp(alpha, 0.f, 1.f));
-    return chosen;
+    return least.best();
   }
 
  private:
@@ -110,11 +96,9 @@ class Search {
   // The sum over the consumers of the relative error of their outputs on the sample.
   double error(const Features& s) const {
     const Features wide = by_consumer_feature(absorber_, s);
-    Features inverse(wide), squared(wide);
-    for (size_t j = 0; j < wide.size(); ++j) {
-      inverse[j] = 1 / wide[j];
-      squared[j] = inverse[j] * inverse[j];
-    }
+    const Features inverse = inverse_of(wide);
+    Features squared(inverse);
+    for (float& x : squared) x *= x;
     const Tensor columns = uploaded(ex_, wide);
     Tensor x = copied(x_), h = copied(importance_);
     scale_columns(ex_, uploaded(ex_, inverse), x);
