@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "formats/container.h"
-#include "kernels/cast.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
 #include "src/calib/experts.h"
@@ -12,15 +11,9 @@
 #include "src/quant/learned_rounding.h"
 #include "src/quant/measure.h"
 #include "src/quant/rounding.h"
-#include "src/quant/router_fit.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
-namespace {
-
-constexpr float kRouterDamp = 0.01f;  // relative to the mean of diag G, as in the recipes of linears
-
-}  // namespace
 
 BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
                      const QuantJob& job, Journal& journal)
@@ -102,8 +95,6 @@ void BlockLoop::block(int64_t layer) {
         dense.weight = std::move(by.weight);
         dense.input = by.input;
       }
-      if (const auto* moe = std::get_if<Moe>(&ops[i]); moe && !router_.empty())
-        weights.vectors.at(moe->router) = std::move(router_);
       if (quantized_) quantized_->run(i, weights, ropes_);
     });
   }
@@ -157,7 +148,7 @@ std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
 // The same of a mixture: gate and up of every expert, then every down, whose inputs the quantized gates
 // decide.
 std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op,
-                                                          BlockWeights& weights) {
+                                                          const BlockWeights& weights) {
   std::map<std::string, Linear> replaced;
   const auto linear = [&](const std::string& name) -> const Linear& {
     const auto it = replaced.find(name);
@@ -165,19 +156,11 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
   };
   std::optional<ExpertInputs> seen;
   if (quantized_) {
-    ExpertRecord record;
-    record.layer = layer;
-    router_ = refit_router(layer, op, record);
     phases_.timed("observe", [&] {
-      Tensor& router = weights.vectors.at(op.router);
-      if (!router_.empty()) std::swap(router, router_);  // the routing is the quantized stream's
       seen.emplace(ex_, op, weights, quantized_->input(op.in),
                    full_ ? full_->input(op.in) : ConstTensorView{});
-      if (!router_.empty()) std::swap(router, router_);
     });
-    record.tokens = seen->tokens();
-    record.starved = seen->starved();
-    experts_.push_back(std::move(record));
+    experts_.push_back({layer, seen->tokens(), seen->starved()});
   }
   const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
     std::optional<InputStats> stats;
@@ -197,27 +180,6 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
         },
         replaced);
   return replaced;
-}
-
-// The router that the quantized stream gets, in the compute dtype; empty where it keeps its own. A resumed run
-// fits it again, from the same states.
-Tensor BlockLoop::refit_router(int64_t layer, const Moe& op, ExpertRecord& record) {
-  const std::string name = ckpt_.spec.prefix(layer) + op.router;
-  if (!full_ || plan_.keeps_router(name)) return {};
-  RouterFit fit;
-  phases_.timed("observe", [&] {
-    const Tensor stored = ex_.to_device(ckpt_.store.expect(
-        name + ".weight", {DType::f32, DType::f16, DType::bf16}, {op.experts, op.hidden}));
-    fit = fit_router(ex_, stored, quantized_->input(op.in), full_->input(op.in), kRouterDamp);
-  });
-  record.router_error_before = fit.error_before;
-  record.router_error = fit.error;
-  record.router_refitted = !fit.weight.empty();
-  if (fit.weight.empty()) return {};
-  coder_.add({name + ".weight", ex_.to_host(fit.weight)});
-  Tensor router = ex_.alloc(job_.dtype, fit.weight.shape());
-  cast(ex_, fit.weight, router);
-  return router;
 }
 
 // The scales of the layer's FP8 cache. Of a block whose codes are learned, after that.

@@ -28,8 +28,7 @@ class BlockLoop {
   Tensor quantize_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   std::map<std::string, Linear> quantize_group(const Linears&);
-  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe&, BlockWeights&);
-  Tensor refit_router(int64_t layer, const Moe&, ExpertRecord&);
+  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe&, const BlockWeights&);
   void scale_kv(int64_t layer, const BlockOp&);
   void learn(int64_t layer, ConstTensorView entering, BlockWeights&);
   void measure_learned(const Linears&);
@@ -44,7 +43,6 @@ class BlockLoop {
   BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
   int64_t windows_ = 0;
   std::optional<Stream> quantized_{}, full_{};
-  Tensor router_{};  // of the quantized stream in the block at hand, in the compute dtype; empty: both have the same
   std::vector<ExpertRecord> experts_{};
   std::vector<KvRecord> kv_scales_{};
 };

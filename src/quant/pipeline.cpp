@@ -27,7 +27,6 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
     const std::string line = p.linear.name + (p.keep ? "keep" : p.recipe.str() + std::string(p.layout()));
     recipes.add(line.data(), line.size());
   }
-  for (const std::string& router : plan.kept_routers) recipes.add(router.data(), router.size());
   recipes.add(&plan.fp8_kv_cache, sizeof plan.fp8_kv_cache);
   model.add(c.config.text().data(), c.config.text().size());
   for (const auto& [name, info] : c.store.index().tensors) {

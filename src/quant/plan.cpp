@@ -45,14 +45,6 @@ std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o)
   return r;
 }
 
-// Routers are never quantized; a rule that keeps one also keeps it from being refitted.
-void plan_router(const std::string& name, const PlanOptions& o, QuantPlan& plan) {
-  bool keep = o.base.effort == Effort::reference;
-  for (const Rule& rule : o.rules)
-    if (glob_match(rule.glob, name)) keep = rule.recipe.keep;
-  if (keep) plan.kept_routers.push_back(name);
-}
-
 // A tied model has one matrix for both ends, and its readers expect one.
 void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
   const std::string matrix = spec.embed.substr(0, spec.embed.rfind('.'));
@@ -326,7 +318,6 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
   refuse_tied_head(c.spec, o, plan);
-  for (const std::string& router : routers_of(c.spec)) plan_router(router, o, plan);
   for (const auto& [linear, recipe] : wanted) {
     PlannedLinear p = plan_linear(c, linear, recipe, base, plan);
     if (!p.layout().empty()) {

@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <algorithm>
-
 #include "src/model/checkpoint.h"
 #include "src/quant/recipe.h"
 
@@ -63,11 +61,6 @@ struct QuantPlan {
   std::string engine{};                        // that was asked on `tp` GPUs; "" = none was
   int64_t tp = 1;
 
-  std::vector<std::string> kept_routers{};     // by full name: a rule keeps them from being refitted (router_fit.h)
-
-  bool keeps_router(const std::string& name) const {
-    return std::find(kept_routers.begin(), kept_routers.end(), name) != kept_routers.end();
-  }
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
   const PlannedLinear& of(const std::string& linear) const;

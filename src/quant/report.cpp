@@ -80,13 +80,7 @@ std::string to_json(const QuantReport& r) {
   for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
   j["experts"] = Json::array();
   for (const ExpertRecord& e : r.experts)
-    j["experts"].push_back({{"layer", e.layer},
-                            {"tokens", e.tokens},
-                            {"starved", e.starved},
-                            {"router",
-                             {{"refitted", e.router_refitted},
-                              {"error_before", e.router_error_before},
-                              {"error", e.router_error}}}});
+    j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
   j["kv_scales"] = Json::array();
   for (const KvRecord& s : r.kv_scales)
     j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});

@@ -32,9 +32,6 @@ struct ExpertRecord {
   int64_t layer = 0;
   std::vector<int64_t> tokens;  // [experts]
   std::vector<int> starved;     // experts that borrowed statistics from their layer (src/calib/experts.h)
-  // What became of the router (src/quant/router_fit.h); errors of its logits are 0 where it was not tried.
-  bool router_refitted = false;
-  double router_error_before = 0, router_error = 0;
 };
 
 // The static scales of an FP8 cache, of one layer.

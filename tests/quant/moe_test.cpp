@@ -11,10 +11,8 @@
 #include <sstream>
 
 #include "src/calib/experts.h"
-#include "src/core/rng.h"
 #include "src/eval/verify.h"
 #include "src/quant/pipeline.h"
-#include "src/quant/router_fit.h"
 #include "src/run/runner.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
@@ -262,45 +260,6 @@ INSTANTIATE_TEST_SUITE_P(Goldens, MoeRun,
                              if (ch == '-' || ch == ' ') ch = '_';
                            return name;
                          });
-
-// Routers aim at the unquantized stream's logits where that holds on tokens that the fit never saw; a rule keeps them.
-TEST(Moe, RoutersAreRefittedToTheStatesThatTheySee) {
-  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
-  Exec ex = Exec::cpu();
-  for (const std::string model : {"qwen3-moe", "mixtral"}) {
-    const Checkpoint c = Checkpoint::open(reference("goldens/models/" + model));
-    const int64_t length = 64, count = 8 * 8 * kRouterTokensPerFeature * c.spec.hidden / 7 / length + 1;
-    Windows windows{.count = count, .length = length, .ids = {}, .source = "made up"};
-    for (int64_t i = 0; i < count * length; ++i)
-      windows.ids.push_back(static_cast<int32_t>(mix64(static_cast<uint64_t>(i)) % static_cast<uint64_t>(c.spec.vocab)));
-    const TempDir dir;
-    const auto run = [&](const char* out, const std::vector<Rule>& rules) {
-      const QuantPlan plan = make_plan(c, {.base = parse_recipe("gptq int2 g64 effort=quick"), .rules = rules, .tokens = count * length});
-      return run_pipeline(ex, c, plan, windows, {.recipe = "test", .out = dir / out});
-    };
-    int refitted = 0;
-    for (const ExpertRecord& e : run("refitted", {}).experts) {
-      EXPECT_GT(e.router_error_before, 0) << model;
-      EXPECT_EQ(e.router_refitted, e.router_error < e.router_error_before) << model;
-      RecordProperty(model + std::to_string(e.layer), std::to_string(e.router_error_before) + " " + std::to_string(e.router_error));
-      refitted += e.router_refitted;
-    }
-    EXPECT_GT(refitted, 0) << model;
-    EXPECT_TRUE(verify(ex, dir / "refitted").ok()) << model;
-    for (const ExpertRecord& e : run("kept", {{"*gate", parse_recipe("keep")}}).experts) {
-      EXPECT_FALSE(e.router_refitted);
-      EXPECT_EQ(e.router_error_before, 0);
-    }
-    const Checkpoint kept = Checkpoint::open(dir / "kept"), fitted = Checkpoint::open(dir / "refitted");
-    int changed = 0;
-    for (const std::string& router : routers_of(c.spec)) {
-      EXPECT_EQ(first_difference(kept.store.get(router + ".weight"), c.store.get(router + ".weight")), "") << router;
-      EXPECT_EQ(fitted.store.get(router + ".weight").dtype, c.store.get(router + ".weight").dtype);
-      changed += !first_difference(fitted.store.get(router + ".weight"), c.store.get(router + ".weight")).empty();
-    }
-    EXPECT_EQ(changed, refitted);
-  }
-}
 
 TEST(Moe, ErrorFeedbackOfTheExpertsBeatsPlainRounding) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/mixtral/golden.safetensors");
