@@ -137,13 +137,19 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "));
 }
 
+Json json_of(const Spread& s) {
+  Json j;
+  for (const auto& [key, value] : values_of(s)) j[key] = value;
+  return j;
+}
+
 Json json_of(const BenchRow& r) {
   return {{"batch", r.shape.batch},
           {"prompt_tokens", r.shape.prompt_tokens},
           {"tokens", r.shape.tokens},
           {"prefill_tokens_per_s", r.prefill_tokens_per_s.mean},
           {"ttft_ms", r.ttft_ms.mean},
-          {"ms_per_token", spread_json(r.ms_per_token)},
+          {"ms_per_token", json_of(r.ms_per_token)},
           {"tokens_per_s", r.tokens_per_s.mean},
           {"std",
            {{"prefill_tokens_per_s", r.prefill_tokens_per_s.std},
@@ -161,7 +167,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"load_s", r.load_s},
             {"prefill_tokens_per_s", first.prefill_tokens_per_s.mean},
             {"ttft_ms", first.ttft_ms.mean},
-            {"ms_per_token", spread_json(first.ms_per_token)},
+            {"ms_per_token", json_of(first.ms_per_token)},
             {"tokens_per_s", first.tokens_per_s.mean},
             {"bytes_per_token", first.bytes_per_token},
             {"gb_per_s", first.gb_per_s},
@@ -226,7 +232,7 @@ void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& valu
 
 }  // namespace
 
-Json spread_json(const Spread& s) {
+std::vector<std::pair<const char*, double>> values_of(const Spread& s) {
   return {{"mean", s.mean}, {"std", s.std}, {"p50", s.p50}, {"p90", s.p90}, {"p95", s.p95}, {"p99", s.p99}};
 }
 

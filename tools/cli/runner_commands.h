@@ -1,8 +1,6 @@
 #pragma once
 // The parts of `runner bench`, one file each: rows (runner_bench.cpp), two checkpoints (runner_compare.cpp), a trace
 // (runner_trace.cpp).
-#include <nlohmann/json_fwd.hpp>
-
 #include "src/run/bench.h"
 #include "tools/cli/options.h"
 
@@ -22,6 +20,7 @@ void add_bench_command(CLI::App& app);
 void run_comparison(const BenchArgs&);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
-nlohmann::ordered_json spread_json(const Spread&);
+// The figures of a spread under their JSON keys, in their order there.
+std::vector<std::pair<const char*, double>> values_of(const Spread&);
 
 }  // namespace fewbit::cli

@@ -23,11 +23,17 @@ std::string lines_of(const std::string& name, const ComparedModel& m) {
       human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share);
 }
 
+Json json_of(const Spread& s) {
+  Json j;
+  for (const auto& [key, value] : values_of(s)) j[key] = value;
+  return j;
+}
+
 Json json_of(const std::string& name, const ComparedModel& m) {
   return {{"model", name},
           {"load_s", m.load_s},
           {"ttft_ms", m.ttft_ms.mean},
-          {"ms_per_token", spread_json(m.ms_per_token)},
+          {"ms_per_token", json_of(m.ms_per_token)},
           {"bytes_per_token", m.bytes_per_token},
           {"gb_per_s", m.gb_per_s},
           {"floor_share", m.floor_share},
