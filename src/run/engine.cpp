@@ -56,7 +56,6 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
   }
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
-  FEWBIT_ASSERT(spec_.logit_softcap == 0);
   prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
   x_ = ex.alloc(dtype, {batch, spec_.hidden});
   last_ = ex.alloc(dtype, {batch, spec_.hidden});
@@ -92,6 +91,7 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
   const GemmProduct head{.w = ends_.head(), .y = logits_};
   gemms(ex_, normed_, std::span(&head, 1));
+  if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
 }
 
 ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
