@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/exec_measure.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -23,6 +23,7 @@ void sync(Exec&);
 RecordedGraph record(Exec&, const std::function<void()>&);
 void replay(Exec&, const RecordedGraph&);
 int64_t peak_bytes(const Exec&);
+void reset_peak(Exec&);
 int64_t free_bytes(const Exec&);
 int64_t total_bytes(const Exec&);
 int mark(Exec&);
@@ -146,6 +147,13 @@ void Exec::replay([[maybe_unused]] const RecordedGraph& graph) { FEWBIT_ON_CUDA(
 int64_t Exec::peak_bytes() const {
   FEWBIT_ON_CUDA(peak_bytes(*this));
   return g_peak;
+}
+
+void reset_peak([[maybe_unused]] Exec& ex) {
+#ifdef FEWBIT_HAS_CUDA
+  if (ex.on_cuda()) return cuda::reset_peak(ex);
+#endif
+  g_peak = g_bytes.load();
 }
 
 int64_t Exec::free_bytes() const {

@@ -222,6 +222,11 @@ void replay(Exec& ex, const RecordedGraph& graph) {
 
 int64_t peak_bytes(const Exec& ex) { return ex.cuda_state().memory->peak; }
 
+void reset_peak(Exec& ex) {
+  DeviceMemory& memory = *ex.cuda_state().memory;
+  memory.peak = memory.bytes.load();
+}
+
 int64_t free_bytes(const Exec& ex) {
   make_current(ex.cuda_state());
   return available_bytes(ex.cuda_state().device);

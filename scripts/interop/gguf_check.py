@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """GGUF files of ours in the hands of gguf-py and llama.cpp.
 
-Writes models in several types and has llama.cpp quantize them to others; for each file compares every tensor's decoded
+Writes models in several types and has gguf-py and llama.cpp quantize them to others; for each file compares every tensor's decoded
 values with gguf-py's, the tokens and the perplexity with llama.cpp's, and prints a Markdown table. The tools live in a virtual environment of their own with frozen
 versions; one that cannot be installed is a row SKIPPED with the reason. Exit code 1 when a row fails.
 
@@ -21,6 +21,7 @@ WORKER = os.path.join(HERE, "gguf_worker.py")
 PACKAGES = venvs.TOOLS["gguf"][0]  # xllamacpp is llama.cpp b11549 built as a wheel
 TYPES = ["f16", "q8_0", "q4_0", "q4_k", "q6_k"]
 # The reverse: llama.cpp quantizes our f16 file, we read the result. Its own numbers of the mixes.
+BY_GGUF_PY = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"]
 THEIRS = {"q4_1": 3, "q5_1": 9, "q2_k": 10, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "iq4_nl": 25, "iq4_xs": 30}
 CONTEXT = 512
 TOLERANCE = 0.005  # of perplexity
@@ -107,8 +108,16 @@ def files_of(python, programs, model, work):
     """Pairs of a row's type and the call that makes its file."""
     for kind in TYPES:
         yield kind, lambda kind=kind: written(programs, model, kind, work)
+    for kind in BY_GGUF_PY:
+        yield f"{kind} by gguf-py", lambda kind=kind: rewritten(python, programs, model, kind, work)
     for kind, number in THEIRS.items():
         yield f"{kind} by llama.cpp", lambda kind=kind, number=number: theirs(python, programs, model, kind, number, work)
+
+
+def rewritten(python, programs, model, kind, work):
+    source, out = written(programs, model, "f16", work), os.path.join(work, f"gguf-py-{kind}.gguf")
+    run([python, WORKER, "rewrite", source, out, kind])
+    return out
 
 
 def theirs(python, programs, model, kind, number, work):

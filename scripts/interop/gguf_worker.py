@@ -3,6 +3,7 @@
   gguf_worker.py checksums FILE              CRC-32 of every tensor as gguf-py decodes it, under the model's own names
   gguf_worker.py perplexity FILE TEXT CONTEXT WINDOWS IDS    llama.cpp; writes the windows' ids to IDS (safetensors)
   gguf_worker.py quantize FILE OUT FTYPE      llama.cpp's own quantizer; FTYPE is its number of the mix
+  gguf_worker.py rewrite FILE OUT TYPE        gguf-py's reader, quantizer and writer; TYPE is the name of a block type
 
 Each prints one JSON object.
 """
@@ -71,6 +72,29 @@ def checksums(path):
         data = np.ascontiguousarray(values, dtype="<f4").tobytes()
         sums[model_name(t.name)] = f"{zlib.crc32(data):08x}"
     return sums
+
+
+def rewrite(path, out, kind):
+    """Every key and tensor of FILE again, matrices of the blocks as gguf-py quantizes them to `kind`."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
+
+    reader, wanted = GGUFReader(path), GGMLQuantizationType[kind.upper()]
+    writer = GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        sub = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), field.types[0], sub)
+    for t in reader.tensors:
+        values = quants.dequantize(t.data, t.tensor_type).reshape([int(d) for d in t.shape[::-1]])
+        blocks = t.name.startswith("blk.") and values.ndim == 2
+        data = quants.quantize(values, wanted) if blocks else np.ascontiguousarray(values, dtype=np.float32)
+        writer.add_tensor(t.name, data, raw_dtype=wanted if blocks else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return {"bytes": os.path.getsize(out)}
 
 
 # --- llama.cpp ----------------------------------------------------------------------------------------------------
@@ -214,6 +238,8 @@ def main():
     command, path = sys.argv[1:3]
     if command == "checksums":
         result = checksums(path)
+    elif command == "rewrite":
+        result = rewrite(path, sys.argv[3], sys.argv[4])
     elif command == "quantize":
         result = quantize(path, sys.argv[3], int(sys.argv[4]))
     else:

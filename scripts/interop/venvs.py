@@ -19,7 +19,7 @@ TOOLS = {
     "compressed-tensors-0.17": (["transformers==5.23.0", "compressed-tensors==0.17.0", "accelerate==1.15.0"], []),
     "gptqmodel": (["gptqmodel==7.7.0", "optimum==2.3.0", "transformers==5.23.0"], []),
     # Its own requirements are of 2024 and would not let the others be; its packing functions need torch only.
-    "autoawq": (["autoawq==0.2.9", "transformers==5.23.0"], ["--no-deps"]),
+    "autoawq": (["autoawq==0.2.9", "transformers==5.23.0", "accelerate==1.15.0"], ["--no-deps"]),
     "gguf": (["gguf==0.19.0", "numpy==2.4.6", "xllamacpp==2026.10.11549"], ["--only-binary", ":all:"]),
 }
 ALONE = {"torch", "gguf"}  # do not see the environment of torch

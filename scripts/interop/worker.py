@@ -5,7 +5,7 @@ LOADERS (a checkpoint of ours, by their code: "perplexity") or of WRITERS (a che
 their code). A job that raises becomes {"error": …}. Perplexity is over every token but a window's first, in float32.
 """
 import contextlib
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -17,6 +17,10 @@ import types
 
 import torch
 from safetensors.torch import load_file, save_file
+
+
+class NotLoaded(RuntimeError):
+    """The tool does not load what it was given, and says so."""
 
 
 def read_config(folder):
@@ -34,7 +38,10 @@ def tensors_of(folder):
 
 def perplexity(model, ids):
     """exp of the mean of -ln p over the tokens 1 … n-1 of every window; ids [n, t]."""
-    model = model.float().eval()
+    model = model.eval()
+    for p in model.parameters():  # float32 was asked for, but experts may come in the type of their scales
+        if p.dtype == torch.float16:
+            p.data = p.data.float()
     total, count = 0.0, 0
     with torch.no_grad():
         for window in ids.long():
@@ -45,10 +52,14 @@ def perplexity(model, ids):
     return math.exp(total / count)
 
 
-def pretrained(folder, **more):
+def pretrained(folder, dtype=torch.float32, **more):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **more)
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, **more)
+    missing = sorted(k for k in info["missing_keys"] if not k.startswith("lm_head"))
+    if missing:
+        raise NotLoaded(f"leaves {len(missing)} tensors of the model as they are initialised, {missing[0]} first")
+    return model
 
 
 @contextlib.contextmanager
@@ -84,7 +95,13 @@ def module_state(state, module):
 
 
 def load_transformers(job):
-    return {"perplexity": perplexity(pretrained(job["checkpoint"]), job["ids"])}
+    try:
+        return {"perplexity": perplexity(pretrained(job["checkpoint"]), job["ids"])}
+    except RuntimeError as e:
+        if "same dtype" not in str(e):
+            raise
+        # compressed-tensors decompresses 4-bit floats to bf16 whatever the model's type is.
+        return {"perplexity": perplexity(pretrained(job["checkpoint"], torch.bfloat16), job["ids"])}
 
 
 def load_transformers_gguf(job):
@@ -116,8 +133,8 @@ def load_compressed_tensors(job):
         scheme, form = ct_scheme_of(config, module)
         compressor = BaseCompressor.get_value_from_registry(getattr(form, "value", form))
         parts = module_state(state, module)
-        parts = {k: t.float() if t.is_floating_point() and k == "weight_scale" and t.dtype in (torch.float16, torch.bfloat16) else t
-                 for k, t in parts.items()}
+        if parts["weight_scale"].is_floating_point():  # values come in the type of the scales: float32 shows the file, not a rounding
+            parts["weight_scale"] = parts["weight_scale"].float()
         values[module] = compressor.decompress(parts, scheme)["weight"]
     with dense_model(job["base"], values) as model:
         return {"perplexity": perplexity(model, job["ids"])}
@@ -125,6 +142,8 @@ def load_compressed_tensors(job):
 
 def package_without_init(name):
     """A package whose __init__ is left out: it imports models that current transformers no longer has."""
+    if name in sys.modules:
+        return
     spec = importlib.util.find_spec(name)
     module = types.ModuleType(name)
     module.__path__ = list(spec.submodule_search_locations)
@@ -229,8 +248,9 @@ def write_compressed_tensors(job):
     model.save_pretrained(job["out"])
     compressor.update_config(job["out"])
     copy_beside(job["base"], job["out"])
-    result = load_compressed_tensors({**job, "checkpoint": job["out"]})
-    return result
+    # Their forward rounds the inputs of linears too; decompression alone does not.
+    load = load_transformers if scheme.input_activations else load_compressed_tensors
+    return load({**job, "checkpoint": job["out"]})
 
 
 def write_autoawq(job):
@@ -312,6 +332,8 @@ def main():
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 result = do(job)
+        except NotLoaded as e:
+            result = {"skipped": f"the tool {e}"}
         except Exception as e:  # a row of the table, whatever the tool raised
             line = next((l for l in str(e).splitlines() if l.strip()), "")
             result = {"error": f"{type(e).__name__}: {line[:240]}"}

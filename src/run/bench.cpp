@@ -7,6 +7,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/exec_measure.h"
+#include "kernels/read_all.h"
 #include "src/core/rng.h"
 
 namespace fewbit {
@@ -15,26 +17,74 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// Copies a buffer larger than any cache a few times; the median of the rates, read and write counted.
-double copy_rate(Exec& ex) {
-  const int64_t bytes = ex.on_cuda() ? int64_t{1} << 30 : int64_t{128} << 20;
-  const Tensor from = ex.alloc_zeros(DType::u8, {bytes}), to = ex.alloc_zeros(DType::u8, {bytes});
+// The median rate of seven runs of `work`, which moves `bytes`; one more goes before.
+double rate_of(Exec& ex, int64_t bytes, const std::function<void()>& work) {
   std::vector<double> rates;
-  ex.copy(from, to);
+  work();
   for (int i = 0; i < 7; ++i) {
     const int begin = ex.mark();
-    ex.copy(from, to);
-    rates.push_back(2.0 * static_cast<double>(bytes) / ex.elapsed_ms(begin, ex.mark()) / 1e6);
+    work();
+    rates.push_back(static_cast<double>(bytes) / ex.elapsed_ms(begin, ex.mark()) / 1e6);
   }
   std::nth_element(rates.begin(), rates.begin() + 3, rates.end());
   return rates[3];
 }
 
-std::vector<int32_t> random_prompt(const ModelSpec& spec, const BenchOptions& o) {
-  Rng rng(o.seed, "bench prompt");
-  std::vector<int32_t> ids(static_cast<size_t>(o.batch * o.prompt_tokens));
-  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(spec.vocab)));
-  return ids;
+// The timed parts of one row, one entry a repetition; ms has one a step.
+struct Samples {
+  std::vector<double> prefill, ttft, rate, ms;
+};
+
+// One prompt and its steps on an engine that has no sequences.
+void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o, const std::vector<int32_t>& prompt,
+              Samples& s, const std::function<void(double)>& progress) {
+  const Clock::time_point first = Clock::now();
+  const ConstTensorView logits = engine.prefill(prompt);
+  ex.sync();
+  s.prefill.push_back(static_cast<double>(shape.batch * shape.prompt_tokens) / seconds_since(first));
+  engine.greedy_start(logits);
+  engine.greedy_tokens();
+  s.ttft.push_back(1e3 * seconds_since(first));
+  for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
+  ex.sync();
+  std::vector<int> marks = {ex.mark()};
+  const Clock::time_point start = Clock::now();
+  for (int64_t i = 0; i < shape.tokens; ++i) {
+    engine.greedy_step();
+    marks.push_back(ex.mark());
+    if (!ex.on_cuda()) progress(static_cast<double>(i + 1) / static_cast<double>(shape.tokens));
+  }
+  ex.sync();
+  s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / seconds_since(start));
+  for (size_t i = 1; i < marks.size(); ++i) s.ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
+}
+
+// One row on an engine of its batch and capacity; the share of the floor is added when that is known.
+BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o,
+                 const std::function<void(const char* phase, double)>& tell) {
+  const std::vector<int32_t> prompt = random_prompt(engine.spec(), shape, o);
+  tell("warming up", 0);
+  engine.greedy_start(engine.prefill(prompt));
+  for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
+  engine.greedy_tokens();
+  tell("measuring", 0);
+  Samples s;
+  for (int64_t i = 0; i < o.repetitions; ++i) {
+    engine.reset();
+    run_once(ex, engine, shape, o, prompt, s, [&](double f) {
+      tell("measuring", (static_cast<double>(i) + f) / static_cast<double>(o.repetitions));
+    });
+  }
+  BenchRow r{.shape = shape};
+  r.prefill_tokens_per_s = spread_of(std::move(s.prefill));
+  r.ttft_ms = spread_of(std::move(s.ttft));
+  r.tokens_per_s = spread_of(std::move(s.rate));
+  r.ms_per_token = spread_of(std::move(s.ms));
+  const int64_t context = shape.prompt_tokens + o.warmup + shape.tokens / 2;
+  r.bytes_per_token = engine.weight_bytes_per_token() + engine.kv_bytes_per_token(context);
+  r.gb_per_s = static_cast<double>(r.bytes_per_token) / r.ms_per_token.mean / 1e6;
+  r.peak_bytes = ex.peak_bytes();
+  return r;
 }
 
 }  // namespace
@@ -53,65 +103,69 @@ Spread spread_of(std::vector<double> v) {
   return s;
 }
 
-BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptions& o,
-                  const std::function<void(const std::string&, double)>& progress) {
-  const auto tell = [&](const char* phase, double f) {
+MemoryRates measure_memory(Exec& ex) {
+  MemoryRates m;
+  // As large as ops_bench's where the model leaves room.
+  const int64_t fits = ex.on_cuda() ? std::max<int64_t>(ex.free_bytes() / 2, int64_t{1} << 26) : int64_t{512} << 20;
+  const int64_t bytes = std::min<int64_t>(int64_t{4} << 30, fits) / 256 * 256;
+  {
+    const Tensor data = ex.alloc_zeros(DType::u8, {bytes}), mixed = ex.alloc(DType::i32, {1});
+    m.read_gb_per_s = rate_of(ex, bytes, [&] { read_all(ex, data, mixed); });
+  }
+  const int64_t half = std::min(bytes / 4, int64_t{1} << 30);
+  const Tensor from = ex.alloc_zeros(DType::u8, {half}), to = ex.alloc_zeros(DType::u8, {half});
+  m.copy_gb_per_s = rate_of(ex, 2 * half, [&] { ex.copy(from, to); });
+  return m;
+}
+
+int64_t positions_of(const BenchShape& s, const BenchOptions& o) { return s.prompt_tokens + s.tokens + o.warmup + 1; }
+
+void check_shapes(const ModelSpec& spec, const BenchOptions& o) {
+  for (const BenchShape& s : o.shapes)
+    if (positions_of(s, o) > spec.max_positions)
+      fail(
+          ErrorKind::usage,
+          fmt::format(
+              "{} prompt tokens, {} warm-up steps and {} tokens exceed the model's {} positions; ask for fewer",
+              s.prompt_tokens, o.warmup, s.tokens, spec.max_positions));
+}
+
+std::vector<int32_t> random_prompt(const ModelSpec& spec, const BenchShape& shape, const BenchOptions& o) {
+  Rng rng(o.seed, "bench prompt");
+  std::vector<int32_t> ids(static_cast<size_t>(shape.batch * shape.prompt_tokens));
+  for (int32_t& id : ids) id = static_cast<int32_t>(rng.below(static_cast<uint64_t>(spec.vocab)));
+  return ids;
+}
+
+BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptions& o, const BenchProgress& progress) {
+  FEWBIT_ASSERT(!o.shapes.empty() && o.repetitions >= 1);
+  const auto tell = [&](const std::string& phase, double f) {
     if (progress) progress(phase, f);
   };
   tell("loading", 0);
   const Clock::time_point loading = Clock::now();
   const Checkpoint c = Checkpoint::open(model);
-  const int64_t length = o.prompt_tokens + o.tokens + o.warmup + 1;
-  if (length > c.spec.max_positions)
-    fail(
-        ErrorKind::usage,
-        fmt::format(
-            "{} prompt tokens, {} warm-up steps and {} tokens exceed the model's {} positions; ask for fewer",
-            o.prompt_tokens, o.warmup, o.tokens, c.spec.max_positions));
-  Engine engine(ex, c, {.load = o.load, .batch = o.batch, .capacity = length});
-  ex.sync();
+  check_shapes(c.spec, o);
   BenchResult r;
+  Engine engine(ex, c, {.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
+  ex.sync();
   r.load_s = seconds_since(loading);
-  const std::vector<int32_t> prompt = random_prompt(c.spec, o);
-
-  tell("warming up", 0);
-  engine.greedy_start(engine.prefill(prompt));
-  for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
-  engine.greedy_tokens();
-  engine.reset();
-
-  tell("measuring", 0);
-  const Clock::time_point first = Clock::now();
-  const ConstTensorView logits = engine.prefill(prompt);
-  ex.sync();
-  r.prefill_tokens_per_s = static_cast<double>(o.batch * o.prompt_tokens) / seconds_since(first);
-  engine.greedy_start(logits);
-  engine.greedy_tokens();
-  r.ttft_ms = 1e3 * seconds_since(first);
-  for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
-  ex.sync();
-  std::vector<int> marks = {ex.mark()};
-  const Clock::time_point start = Clock::now();
-  for (int64_t i = 0; i < o.tokens; ++i) {
-    engine.greedy_step();
-    marks.push_back(ex.mark());
-    if (!ex.on_cuda()) tell("measuring", static_cast<double>(i + 1) / static_cast<double>(o.tokens));
+  for (size_t i = 0; i < o.shapes.size(); ++i) {
+    if (i > 0) {
+      engine.resize(o.shapes[i].batch, positions_of(o.shapes[i], o));
+      reset_peak(ex);
+    }
+    r.rows.push_back(run_row(ex, engine, o.shapes[i], o, [&](const char* phase, double f) {
+      tell(o.shapes.size() == 1 ? phase : fmt::format("{} row {} of {}", phase, i + 1, o.shapes.size()), f);
+    }));
+    r.peak_bytes = std::max(r.peak_bytes, r.rows.back().peak_bytes);
   }
-  ex.sync();
-  const double wall = seconds_since(start);
-  std::vector<double> ms;
-  for (size_t i = 1; i < marks.size(); ++i) ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
-  r.ms_per_token = spread_of(std::move(ms));
-  r.tokens_per_s = static_cast<double>(o.tokens * o.batch) / wall;
-  const int64_t context = o.prompt_tokens + o.warmup + o.tokens / 2;
-  r.bytes_per_token = engine.weight_bytes_per_token() + engine.kv_bytes_per_token(context);
-  r.gb_per_s = static_cast<double>(r.bytes_per_token) / r.ms_per_token.mean / 1e6;
-  r.peak_bytes = ex.peak_bytes();  // before the copy's own buffers
-  r.copy_gb_per_s = copy_rate(ex);
-  r.floor_share = r.gb_per_s / r.copy_gb_per_s;
-  r.batch = o.batch;
-  r.prompt_tokens = o.prompt_tokens;
-  r.tokens = o.tokens;
+  if (o.trace) {
+    engine.resize(o.shapes[0].batch, positions_of(o.shapes[0], o));
+    r.trace = trace_passes(ex, engine, random_prompt(c.spec, o.shapes[0], o));
+  }
+  r.memory = measure_memory(ex);  // last: its buffers are none of the model's memory
+  for (BenchRow& row : r.rows) row.floor_share = row.gb_per_s / r.memory.read_gb_per_s;
   r.device = ex.device_name();
   r.kernels = engine.kernel_table();
   r.notes = engine.notes();

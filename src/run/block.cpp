@@ -17,6 +17,7 @@
 #include "src/run/fused.h"
 #include "src/run/head.h"
 #include "src/run/moe.h"
+#include "src/run/op_watch.h"
 
 namespace fewbit {
 namespace {
@@ -233,13 +234,23 @@ void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables
 
 void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
                const TokenLayout& layout, Activations& act, PhaseClock* clock) {
+  if (!clock) return run_block(ex, block, w, ropes, layout, act, std::function<void(std::span<const BlockOp>)>{});
+  run_block(ex, block, w, ropes, layout, act, [&](std::span<const BlockOp> ops) {
+    // Of two the linears or the attention, whichever is among them.
+    clock->mark(phase_of(ops[ops.size() == 2 && !std::holds_alternative<Linears>(ops[0]) ? 1 : 0]));
+  });
+}
+
+void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& w, const RopeTables& ropes,
+               const TokenLayout& layout, Activations& act,
+               const std::function<void(std::span<const BlockOp>)>& watch) {
   const Interpreter in{ex, w, ropes, layout, act};
   for (std::span<const BlockOp> ops = block; !ops.empty();) {
     const bool two = ops.size() > 1 && (run_added(in, ops) || run_normed(in, ops) || run_rope_append(in, ops));
     if (!two) std::visit(in, ops[0]);
-    // Of two the linears or the attention, whichever is among them.
-    if (clock) clock->mark(phase_of(ops[two && !std::holds_alternative<Linears>(ops[0]) ? 1 : 0]));
-    ops = ops.subspan(two ? 2 : 1);
+    const size_t done = two ? 2 : 1;
+    if (watch) watch(ops.first(done));
+    ops = ops.subspan(done);
   }
 }
 

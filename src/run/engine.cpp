@@ -40,30 +40,49 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       ropes_(ex, c.spec),
       prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
-  const DType dtype = o.load.dtype;
-  const int64_t batch = o.batch;
+  asked_chunk_ = o.prefill_chunk;
   if (has_moe(spec_) && options_.graph) {
     options_.graph = false;
     if (ex.on_cuda())
       notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
   LinearNotes linears;
-  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+  for (int64_t layer = 0; layer < spec_.layers; ++layer)
     blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
-    const Attention* attention = attention_of(spec_.block(layer));
-    FEWBIT_ASSERT(attention);
-    kv_.push_back(alloc_kv(ex, *attention, o.load.kv_cache, dtype, batch, options_.capacity));
-  }
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
-  prefill_x_ = ex.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
-  x_ = ex.alloc(dtype, {batch, spec_.hidden});
-  last_ = ex.alloc(dtype, {batch, spec_.hidden});
-  normed_ = ex.alloc(dtype, {batch, spec_.hidden});
-  logits_ = ex.alloc(DType::f32, {batch, spec_.vocab});
-  next_ = ex.alloc_zeros(DType::i32, {batch});
-  positions_ = ex.alloc_zeros(DType::i32, {batch});
-  last_rows_ = device_i32(ex, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+  alloc_buffers();
+}
+
+void Engine::alloc_buffers() {
+  const DType dtype = options_.load.dtype;
+  const int64_t batch = options_.batch;
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+    const Attention* attention = attention_of(spec_.block(layer));
+    FEWBIT_ASSERT(attention);
+    kv_.push_back(alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity));
+  }
+  prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
+  x_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  last_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  normed_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
+  next_ = ex_.alloc_zeros(DType::i32, {batch});
+  positions_ = ex_.alloc_zeros(DType::i32, {batch});
+  last_rows_ = device_i32(ex_, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+}
+
+void Engine::resize(int64_t batch, int64_t capacity) {
+  EngineOptions o = options_;
+  o.batch = batch, o.capacity = capacity, o.prefill_chunk = asked_chunk_;
+  options_ = checked(o);
+  step_graph_ = RecordedGraph{};
+  warm_ = recorded_ = false;
+  length_ = 0;
+  kv_.clear();
+  prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
+  decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
+  alloc_buffers();
 }
 
 void Engine::reset() {
@@ -77,21 +96,29 @@ void Engine::need_room(int64_t tokens) const {
                                        length_, options_.capacity));
 }
 
+void Engine::report(std::string_view what, bool begins) const {
+  if (watch_) watch_({.what = what, .begins = begins});
+}
+
 void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer);
     const KvCache cache = view_of(kv_[i], kv_scales_[i]);
     Activations act = slots.bind(x, spec_.kind(layer));
+    const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
               {.seqs = options_.batch, .positions = positions, .cache = &cache,
-               .turned_keys = turns_keys(options_.load.kv_cache)}, act);
+               .turned_keys = turns_keys(options_.load.kv_cache)}, act,
+              watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
   const GemmProduct head{.w = ends_.head(), .y = logits_};
+  report("final norm");
   gemms(ex_, normed_, std::span(&head, 1));
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
+  report("head");
 }
 
 ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
@@ -113,7 +140,9 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     const Tensor last =
         device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
+    report("", true);
     embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
+    report("embedding");
     forward(prefill_slots_, x, positions, last);
     length_ += n;
   }
@@ -122,19 +151,22 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 }
 
 void Engine::decode_body() {
+  report("", true);
   embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
+  report("embedding");
   forward(decode_slots_, x_, positions_, last_rows_);
   argmax(ex_, logits_, next_);
+  report("choice");
   advance(ex_, positions_, 1);
 }
 
 void Engine::step() {
   need_room(1);
-  if (options_.graph && warm_ && !recorded_) {
+  if (options_.graph && warm_ && !recorded_ && !watch_) {
     step_graph_ = ex_.record([this] { decode_body(); });
     recorded_ = true;
   }
-  if (step_graph_.handle)
+  if (step_graph_.handle && !watch_)
     ex_.replay(step_graph_);
   else
     decode_body();
@@ -149,7 +181,10 @@ ConstTensorView Engine::decode(ConstTensorView next) {
   return logits_;
 }
 
-void Engine::greedy_start(ConstTensorView logits) { argmax(ex_, logits, next_); }
+void Engine::greedy_start(ConstTensorView logits) {
+  argmax(ex_, logits, next_);
+  report("choice");
+}
 void Engine::greedy_step() { step(); }
 
 std::vector<int32_t> Engine::greedy_tokens() {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 
+#include "src/run/op_watch.h"
 #include "src/run/runner.h"
 #include "src/run/sampler.h"
 
@@ -21,8 +22,12 @@ class Engine {
  public:
   Engine(Exec& ex, const Checkpoint& ckpt, const EngineOptions& options);
   const ModelSpec& spec() const { return spec_; }
+  int64_t batch() const { return options_.batch; }
 
   void reset();  // forgets all sequences
+  // The same weights for another number of sequences and positions: new caches and buffers, nothing recorded, no sequences.
+  // Error{usage} as the constructor.
+  void resize(int64_t batch, int64_t capacity);
   // Fills the cache with `ids` [batch, len] and returns the logits of the last position, f32 [batch, vocab]
   // on the device; valid until the next call. Error{usage} when the capacity would be exceeded.
   ConstTensorView prefill(std::span<const int32_t> ids);
@@ -34,6 +39,8 @@ class Engine {
   void greedy_step();
   std::vector<int32_t> greedy_tokens();  // the tokens that the next step would feed, [batch]; waits
   int64_t length() const { return length_; }
+  // While set, passes run eagerly and report each launch of theirs as it is issued; {} = no longer.
+  void watch(PassWatch watch) { watch_ = std::move(watch); }
   int64_t weight_bytes_per_token()
       const;  // weights one decode step reads (embedding row excluded, head included)
   int64_t kv_bytes_per_token(int64_t context) const;
@@ -47,10 +54,13 @@ class Engine {
   void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();         // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
+  void report(std::string_view what, bool begins = false) const;  // to watch_
+  void alloc_buffers();  // caches and what has a row per sequence, for options_
 
   Exec& ex_;
   ModelSpec spec_;
   EngineOptions options_;
+  int64_t asked_chunk_ = 0;  // prefill_chunk before it was fitted to batch and capacity
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;
@@ -65,6 +75,7 @@ class Engine {
   RecordedGraph step_graph_;
   bool warm_ = false, recorded_ = false;
   int64_t length_ = 0;
+  PassWatch watch_;
 };
 
 // Generates up to `max_new` tokens after `prompt`; stops at an eos of the spec. `on_token` sees each id as it

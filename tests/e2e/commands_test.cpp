@@ -4,7 +4,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tests/support/process.h"
 #include "tests/support/support.h"
@@ -123,6 +125,69 @@ TEST_F(Commands, BenchAsWritten) {
   EXPECT_NE(r.out.find("per token"), std::string::npos) << r.out;
 }
 
+TEST_F(Commands, BenchMakesARowOfEveryCombination) {
+  const Json j = json_of(run("runner bench --device cpu --prompt-tokens 4,8 --tokens 3 --batch 1,2 --repetitions 2 --markdown t.md "
+                             "--csv t.csv --json -"));
+  ASSERT_EQ(j["rows"].size(), 4u);
+  EXPECT_EQ(j["repetitions"], 2);
+  std::vector<std::vector<int>> shapes;
+  for (const Json& row : j["rows"]) {
+    shapes.push_back({row["batch"], row["prompt_tokens"], row["tokens"]});
+    EXPECT_GT(row["ms_per_token"]["p50"].get<double>(), 0);
+    EXPECT_GE(row["std"]["ttft_ms"].get<double>(), 0);
+    EXPECT_NEAR(row["floor_share"].get<double>(), row["gb_per_s"].get<double>() / j["read_gb_per_s"].get<double>(), 1e-9);
+  }
+  EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
+  EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
+  // As many cells in every line: 14 columns between 15 bars; 27 values, none of which holds a comma.
+  const auto lines_with = [&](const std::string& name, char mark, long count) {
+    std::ifstream in(dir / name);
+    int lines = 0;
+    for (std::string line; std::getline(in, line);) lines += std::count(line.begin(), line.end(), mark) == count;
+    return lines;
+  };
+  EXPECT_EQ(lines_with("t.md", '|', 15), 6) << "head, rule, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 26), 5) << "names, four rows";
+  // The commas end a list: the next word is the model.
+  EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
+}
+
+TEST_F(Commands, BenchComparesTwoCheckpointsInTurn) {
+  const Json j = json_of(run("runner bench --compare " + kDemo + " " + kDemo +
+                             " --device cpu --tokens 8 --prompt-tokens 4 --repetitions 2 --json -"));
+  EXPECT_EQ(j["a"]["bytes_per_token"], j["b"]["bytes_per_token"]);
+  EXPECT_GT(j["ratio"].get<double>(), 0);
+  EXPECT_GE(j["ratio_stderr"].get<double>(), 0);
+  EXPECT_GT(j["b"]["ms_per_token"]["mean"].get<double>(), 0);
+  for (const char* key : {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
+    EXPECT_TRUE(j.contains(key)) << key;
+}
+
+// The demo model has four layers; ops that ran as one share an event.
+TEST_F(Commands, BenchWritesATraceOfEveryOp) {
+  const ProcessResult r = run("runner bench --device cpu --tokens 2 --prompt-tokens 6 --trace trace.json");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const Json trace = Json::parse(std::ifstream(dir / "trace.json"));
+  std::map<std::string, int> passes, categories;
+  std::map<std::string, std::set<std::string>> linears;  // by pass: "layer name"
+  for (const Json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X") continue;
+    EXPECT_GE(e["dur"].get<double>(), 0) << e;
+    const std::string category = e["cat"];
+    if (category == "pass") ++passes[e["name"]];
+    ++categories[category];
+    if (category == "linears")
+      for (const auto& [key, value] : e["args"].items())
+        if (key.find("proj") != std::string::npos)
+          linears[e["args"]["pass"]].insert(e["args"]["layer"].dump() + " " + key);
+  }
+  EXPECT_EQ(passes, (std::map<std::string, int>{{"prefill", 1}, {"decode step", 1}}));
+  EXPECT_EQ(categories["layer"], 2 * 4);
+  EXPECT_EQ(categories["attention"], 2 * 4);
+  EXPECT_EQ(categories["ends"], 2 * 4) << "embedding, final norm, head, choice";
+  for (const char* pass : {"prefill", "decode step"}) EXPECT_EQ(linears[pass].size(), 4u * 7) << pass;
+}
+
 TEST_F(Commands, JsonHasTheContractsKeys) {
   const Json q = json_of(run("quantize gptq " + kDemo + " out" + kFast + " --json -"));
   for (const char* key : {"recipe", "model", "out", "seconds", "phases", "peak_gpu_bytes", "peak_host_bytes", "source_bytes",
@@ -136,8 +201,9 @@ TEST_F(Commands, JsonHasTheContractsKeys) {
   EXPECT_EQ(e["tokens"], 127);
   const Json b = json_of(run("runner bench out --device cpu --tokens 5 --prompt-tokens 8 --json -"));
   for (const char* key : {"load_s", "prefill_tokens_per_s", "ttft_ms", "ms_per_token", "tokens_per_s", "bytes_per_token", "gb_per_s",
-                          "floor_share", "peak_bytes", "device", "batch", "prompt_tokens", "tokens"})
+                          "floor_share", "peak_bytes", "device", "batch", "prompt_tokens", "tokens", "copy_gb_per_s", "read_gb_per_s"})
     EXPECT_TRUE(b.contains(key)) << key;
+  EXPECT_FALSE(b.contains("rows")) << "a single shape is the object itself";
   for (const char* key : {"mean", "std", "p50", "p90", "p95", "p99"}) EXPECT_TRUE(b["ms_per_token"].contains(key)) << key;
   const Json i = json_of(run("convert inspect out --json -"));
   for (const char* key : {"format", "architecture", "parameters", "bytes", "tensors"}) EXPECT_TRUE(i.contains(key)) << key;
@@ -312,6 +378,10 @@ TEST_F(Commands, BadInputIsOneClearLine) {
       {"evaluate perplexity --dtype int7", {"int7", "bf16"}, 2},
       {"evaluate verify " + kDemo, {"quant_report.json"}, 1},
       {"runner bench --tokens 100000", {"2048"}, 2},
+      {"runner bench --prompt-tokens 16,4096", {"4096 prompt tokens", "2048"}, 2},
+      {"runner bench --batch 1,0", {"--batch", "0"}, 2},
+      {"runner bench --csv no/such/t.csv", {"no/such", "cannot write"}, 1},
+      {"runner bench --compare a b --batch 1,2", {"--compare", "one shape"}, 2},
       {"runner bench nowhere", {"nowhere"}, 1},
       {"convert inspect nowhere", {"nowhere"}, 1},
       {"convert synth --preset gpt9 out", {"gpt9"}, 2},

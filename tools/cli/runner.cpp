@@ -1,75 +1,17 @@
-// `runner bench [MODEL]` and `runner generate [MODEL]`.
+// `runner generate [MODEL]`, and the list of the program's commands.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/run/bench.h"
+#include "src/run/engine.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
+#include "tools/cli/runner_commands.h"
 
 namespace fewbit::cli {
 namespace {
-
-struct BenchArgs {
-  Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16";
-  BenchOptions options;
-};
-
-void run_bench(BenchArgs& a) {
-  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
-  const std::filesystem::path model = model_or_demo(a.common, a.model);
-  Exec ex = make_exec(a.common);
-  Progress progress(a.common);
-  const BenchResult r =
-      bench(ex, model, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
-  progress.update("done", 1);
-  const Spread& ms = r.ms_per_token;
-  say(a.common,
-      fmt::format(
-          "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache\n"
-          "  load               {:.3f} s\n"
-          "  prefill            {:.1f} tokens/s\n"
-          "  first token        {:.2f} ms\n"
-          "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
-          "  decode             {:.1f} tokens/s\n"
-          "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured copy rate ({:.0f} GB/s)\n"
-          "  peak memory        {}\n"
-          "  linears            {}\n",
-          model.string(), r.device, r.batch, r.prompt_tokens, r.tokens, a.kv_cache, r.load_s, r.prefill_tokens_per_s,
-          r.ttft_ms, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, r.tokens_per_s,
-          human_bytes(r.bytes_per_token), r.gb_per_s, 100 * r.floor_share, r.copy_gb_per_s,
-          human_bytes(r.peak_bytes), join(r.kernels, ", ")));
-  for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
-  const nlohmann::ordered_json j = {{"model", model.string()},
-                                    {"load_s", r.load_s},
-                                    {"prefill_tokens_per_s", r.prefill_tokens_per_s},
-                                    {"ttft_ms", r.ttft_ms},
-                                    {"ms_per_token",
-                                     {{"mean", ms.mean},
-                                      {"std", ms.std},
-                                      {"p50", ms.p50},
-                                      {"p90", ms.p90},
-                                      {"p95", ms.p95},
-                                      {"p99", ms.p99}}},
-                                    {"tokens_per_s", r.tokens_per_s},
-                                    {"bytes_per_token", r.bytes_per_token},
-                                    {"gb_per_s", r.gb_per_s},
-                                    {"copy_gb_per_s", r.copy_gb_per_s},
-                                    {"floor_share", r.floor_share},
-                                    {"peak_bytes", r.peak_bytes},
-                                    {"device", r.device},
-                                    {"dtype", a.dtype},
-                                    {"kv_cache", a.kv_cache},
-                                    {"batch", r.batch},
-                                    {"prompt_tokens", r.prompt_tokens},
-                                    {"tokens", r.tokens},
-                                    {"kernels", r.kernels},
-                                    {"notes", r.notes}};
-  write_json(a.common, j.dump(1) + "\n");
-}
 
 struct GenerateArgs {
   Common common;
@@ -134,24 +76,7 @@ void run_generate(const GenerateArgs& a) {
 
 void add_runner_commands(CLI::App& app) {
   app.require_subcommand(1);
-  const auto b = std::make_shared<BenchArgs>();
-  CLI::App* bench =
-      app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
-  bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
-  bench->add_option("--tokens", b->options.tokens, "Decode steps to time")
-      ->check(at_least(1))
-      ->capture_default_str();
-  bench->add_option("--prompt-tokens", b->options.prompt_tokens, "Tokens of the random prompt")
-      ->check(at_least(1))
-      ->capture_default_str();
-  bench->add_option("--batch", b->options.batch, "Sequences at once")
-      ->check(at_least(1))
-      ->capture_default_str();
-  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
-  bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
-  add_kv_cache(*bench, b->kv_cache);
-  add_common(*bench, b->common);
-  bench->callback([b] { run_bench(*b); });
+  add_bench_command(app);
   const auto g = std::make_shared<GenerateArgs>();
   CLI::App* generate = app.add_subcommand("generate", "Continue a prompt, greedily or by sampling");
   generate->add_option("MODEL", g->model, "Checkpoint folder (left out: the embedded demo model)");

@@ -1,0 +1,261 @@
+// `runner bench [MODEL]`: one shape, or lists of prompt sizes, steps and batch sizes, of which every combination is a row.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+#include "tools/cli/runner_commands.h"
+
+namespace fewbit::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+std::vector<BenchShape> shapes_of(const BenchArgs& a) {
+  std::vector<BenchShape> shapes;
+  for (const int64_t batch : a.batch)
+    for (const int64_t prompt : a.prompt_tokens)
+      for (const int64_t tokens : a.tokens) shapes.push_back({.batch = batch, .prompt_tokens = prompt, .tokens = tokens});
+  return shapes;
+}
+
+// A file that could not be written is found before the work, not after it.
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const fs::path folder = fs::absolute(path).parent_path();
+  if (!fs::is_directory(folder))
+    fail(ErrorKind::io, fmt::format("{}: cannot write: {} is not a folder", path, folder.string()));
+}
+
+void write_text(const BenchArgs& a, const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
+  say(a.common, path + " written\n");
+}
+
+// Tables: for people a cell has few digits and, where the timed part ran several times, its standard deviation.
+const std::vector<const char*> kHeadings = {"batch", "prompt", "tokens", "prefill t/s", "TTFT ms", "decode t/s", "ITL ms",
+                                            "p50",   "p90",    "p95",    "p99",         "GB/s",    "floor",      "peak"};
+std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
+  const auto spread = [&](const Spread& s, int digits, bool with_std) {
+    return with_std ? fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits)
+                    : fmt::format("{:.{}f}", s.mean, digits);
+  };
+  const auto ms = [](double v) { return fmt::format("{:.3f}", v); };
+  const Spread& itl = r.ms_per_token;
+  return {fmt::format("{}", r.shape.batch),
+          fmt::format("{}", r.shape.prompt_tokens),
+          fmt::format("{}", r.shape.tokens),
+          spread(r.prefill_tokens_per_s, 1, repeated),
+          spread(r.ttft_ms, 2, repeated),
+          spread(r.tokens_per_s, 1, repeated),
+          spread(itl, 3, true),
+          ms(itl.p50),
+          ms(itl.p90),
+          ms(itl.p95),
+          ms(itl.p99),
+          fmt::format("{:.1f}", r.gb_per_s),
+          fmt::format("{:.1f} %", 100 * r.floor_share),
+          human_bytes(r.peak_bytes)};
+}
+
+size_t shown_width(const std::string& s) {  // of UTF-8: continuation bytes take no column
+  return static_cast<size_t>(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+// Columns as wide as their widest cell, flush right; with bars for Markdown.
+std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
+  std::vector<std::vector<std::string>> lines = {{kHeadings.begin(), kHeadings.end()}};
+  for (const BenchRow& row : r.rows) lines.push_back(cells_of(row, repeated));
+  std::vector<size_t> widths(kHeadings.size(), markdown ? 3 : 0);
+  for (const auto& line : lines)
+    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], shown_width(line[i]));
+  std::string s;
+  for (size_t n = 0; n < lines.size(); ++n) {
+    for (size_t i = 0; i < widths.size(); ++i)
+      s += (markdown ? "| " : i ? "  " : "") + std::string(widths[i] - shown_width(lines[n][i]), ' ') + lines[n][i] +
+           (markdown ? " " : "");
+    s += markdown ? "|\n" : "\n";
+    if (markdown && n == 0) {
+      for (const size_t w : widths) s += "|" + std::string(w + 1, '-') + ":";
+      s += "|\n";
+    }
+  }
+  return s;
+}
+
+std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
+  return fmt::format(
+      "{} on {}, {} arithmetic, {} cache, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s (the floor), "
+      "copies at {:.0f} GB/s.\n\n{}",
+      model, r.device, a.dtype, a.kv_cache, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
+      r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
+}
+
+std::string quoted(const std::string& s) { return "\"" + join(split(s, '"'), "\"\"") + "\""; }
+
+// The names are the JSON keys, joined by underscores where they are nested.
+std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
+  std::string s =
+      "model,device,dtype,kv_cache,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
+      "prefill_tokens_per_s_std,ttft_ms,ttft_ms_std,tokens_per_s,tokens_per_s_std,ms_per_token_mean,ms_per_token_std,"
+      "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
+      "read_gb_per_s,floor_share,peak_bytes\n";
+  for (const BenchRow& row : r.rows) {
+    s += fmt::format("{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, row.shape.batch,
+                     row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
+    for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
+      s += fmt::format(",{},{}", v->mean, v->std);
+    const Spread& ms = row.ms_per_token;
+    s += fmt::format(",{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
+                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes);
+  }
+  return s;
+}
+
+std::string lines_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
+  const BenchRow& row = r.rows.front();
+  const Spread& ms = row.ms_per_token;
+  return fmt::format(
+      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache\n"
+      "  load               {:.3f} s\n"
+      "  prefill            {:.1f} tokens/s\n"
+      "  first token        {:.2f} ms\n"
+      "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
+      "  decode             {:.1f} tokens/s\n"
+      "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate ({:.0f} GB/s; copies {:.0f})\n"
+      "  peak memory        {}\n"
+      "  linears            {}\n",
+      model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, r.load_s,
+      row.prefill_tokens_per_s.mean, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
+      row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
+      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "));
+}
+
+Json json_of(const BenchRow& r) {
+  return {{"batch", r.shape.batch},
+          {"prompt_tokens", r.shape.prompt_tokens},
+          {"tokens", r.shape.tokens},
+          {"prefill_tokens_per_s", r.prefill_tokens_per_s.mean},
+          {"ttft_ms", r.ttft_ms.mean},
+          {"ms_per_token", spread_json(r.ms_per_token)},
+          {"tokens_per_s", r.tokens_per_s.mean},
+          {"std",
+           {{"prefill_tokens_per_s", r.prefill_tokens_per_s.std},
+            {"ttft_ms", r.ttft_ms.std},
+            {"tokens_per_s", r.tokens_per_s.std}}},
+          {"bytes_per_token", r.bytes_per_token},
+          {"gb_per_s", r.gb_per_s},
+          {"floor_share", r.floor_share},
+          {"peak_bytes", r.peak_bytes}};
+}
+
+Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r, bool rows) {
+  const BenchRow& first = r.rows.front();
+  Json j = {{"model", model},
+            {"load_s", r.load_s},
+            {"prefill_tokens_per_s", first.prefill_tokens_per_s.mean},
+            {"ttft_ms", first.ttft_ms.mean},
+            {"ms_per_token", spread_json(first.ms_per_token)},
+            {"tokens_per_s", first.tokens_per_s.mean},
+            {"bytes_per_token", first.bytes_per_token},
+            {"gb_per_s", first.gb_per_s},
+            {"copy_gb_per_s", r.memory.copy_gb_per_s},
+            {"read_gb_per_s", r.memory.read_gb_per_s},
+            {"floor_share", first.floor_share},
+            {"peak_bytes", r.peak_bytes},
+            {"device", r.device},
+            {"dtype", a.dtype},
+            {"kv_cache", a.kv_cache},
+            {"batch", first.shape.batch},
+            {"prompt_tokens", first.shape.prompt_tokens},
+            {"tokens", first.shape.tokens},
+            {"kernels", r.kernels},
+            {"notes", r.notes}};
+  if (!rows) return j;
+  j["repetitions"] = a.options.repetitions;
+  j["rows"] = Json::array();
+  for (const BenchRow& row : r.rows) j["rows"].push_back(json_of(row));
+  return j;
+}
+
+void run_bench(BenchArgs& a) {
+  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
+  a.options.shapes = shapes_of(a);
+  for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
+  if (!a.compare.empty()) {
+    if (a.options.shapes.size() > 1)
+      fail(ErrorKind::usage, "--compare takes one shape: give --batch, --prompt-tokens and --tokens one value each");
+    return run_comparison(a);
+  }
+  a.options.trace = !a.trace.empty();
+  const fs::path path = model_or_demo(a.common, a.model);
+  const std::string model = path.string();
+  Exec ex = make_exec(a.common);
+  Progress progress(a.common);
+  const BenchResult r = bench(ex, path, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
+  progress.update("done", 1);
+  const bool rows = r.rows.size() > 1 || a.options.repetitions > 1;
+  if (rows)
+    say(a.common, fmt::format("{} on {}, {} cache: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
+                              "{}linears: {}\n",
+                              model, r.device, a.kv_cache, r.load_s, r.memory.read_gb_per_s,
+                              table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", ")));
+  else
+    say(a.common, lines_of(a, model, r));
+  for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
+  write_text(a, a.markdown, markdown_of(a, model, r));
+  write_text(a, a.csv, csv_of(a, model, r));
+  if (a.options.trace) write_text(a, a.trace, trace_json(model, r.device, r.trace));
+  write_json(a.common, json_of(a, model, r, rows).dump(1) + "\n");
+}
+
+// One word with commas: the next word is none of the list's.
+void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& values, const std::string& what) {
+  app.add_option(name, values, what + "; a list (1,8) makes a row of each")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(at_least(1))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+Json spread_json(const Spread& s) {
+  return {{"mean", s.mean}, {"std", s.std}, {"p50", s.p50}, {"p90", s.p90}, {"p95", s.p95}, {"p99", s.p99}};
+}
+
+void add_bench_command(CLI::App& app) {
+  const auto b = std::make_shared<BenchArgs>();
+  CLI::App* bench =
+      app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
+  auto* model = bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
+  add_list(*bench, "--tokens", b->tokens, "Decode steps to time");
+  add_list(*bench, "--prompt-tokens", b->prompt_tokens, "Tokens of the random prompt");
+  add_list(*bench, "--batch", b->batch, "Sequences at once");
+  bench->add_option("--repetitions", b->options.repetitions, "Times that each row's timed part runs: mean and standard deviation")
+      ->check(at_least(1))
+      ->capture_default_str();
+  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
+  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row");
+  auto* trace = bench->add_option("--trace", b->trace,
+                                  "FILE: one prefill and one decode step of the first row, op by op, for Perfetto");
+  bench->add_option("--compare", b->compare, "A B: two checkpoints, their steps in turn; the ratio with its error")
+      ->expected(2)
+      ->excludes(model)
+      ->excludes(markdown)
+      ->excludes(csv)
+      ->excludes(trace);
+  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
+  bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
+  add_kv_cache(*bench, b->kv_cache);
+  add_common(*bench, b->common);
+  bench->callback([b] { run_bench(*b); });
+}
+
+}  // namespace fewbit::cli

@@ -1,0 +1,27 @@
+#pragma once
+// The parts of `runner bench`, one file each: rows (runner_bench.cpp), two checkpoints (runner_compare.cpp), a trace
+// (runner_trace.cpp).
+#include <nlohmann/json_fwd.hpp>
+
+#include "src/run/bench.h"
+#include "tools/cli/options.h"
+
+namespace fewbit::cli {
+
+struct BenchArgs {
+  Common common;
+  std::string model, dtype = "bf16", kv_cache = "bf16", markdown, csv, trace;
+  std::vector<std::string> compare;  // empty or two
+  std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
+  BenchOptions options;
+};
+
+void add_bench_command(CLI::App& app);
+
+// `--compare A B`, with options.shapes of one.
+void run_comparison(const BenchArgs&);
+// The file of `--trace`.
+std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
+nlohmann::ordered_json spread_json(const Spread&);
+
+}  // namespace fewbit::cli
