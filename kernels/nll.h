@@ -12,6 +12,13 @@ inline void nll(Exec& ex, ConstTensorView logits, ConstTensorView targets, float
   pick(ex, &cpu::nll, FEWBIT_CUDA_OP(nll))(ex, logits, targets, softcap, out);
 }
 
+// z = softcap * tanh(z / softcap) for every logit z, f32, in place; softcap > 0.
+namespace cpu  { void cap_logits(Exec&, float softcap, TensorView logits); }
+namespace cuda { void cap_logits(Exec&, float softcap, TensorView logits); }
+inline void cap_logits(Exec& ex, float softcap, TensorView logits) {
+  pick(ex, &cpu::cap_logits, FEWBIT_CUDA_OP(cap_logits))(ex, softcap, logits);
+}
+
 // ids[r] = the index of the largest logit of row r; the first one among equals.   logits [rows, vocab] f32, ids [rows] i32
 namespace cpu  { void argmax(Exec&, ConstTensorView logits, TensorView ids); }
 namespace cuda { void argmax(Exec&, ConstTensorView logits, TensorView ids); }

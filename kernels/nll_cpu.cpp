@@ -7,6 +7,11 @@
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
+namespace {
+
+float capped(float z, float softcap) { return softcap * std::tanh(z / softcap); }
+
+}  // namespace
 
 void nll(Exec&, ConstTensorView logits, ConstTensorView targets, float softcap, TensorView out) {
   const int64_t rows = logits.rows(), vocab = logits.cols();
@@ -21,13 +26,20 @@ void nll(Exec&, ConstTensorView logits, ConstTensorView targets, float softcap, 
       FEWBIT_ASSERT(target < vocab);
       const float* row = logits.as<float>() + r * vocab;
       if (softcap > 0) {
-        float* capped = scratch(Scratch::x, vocab);
-        for (int64_t v = 0; v < vocab; ++v) capped[v] = softcap * std::tanh(row[v] / softcap);
-        row = capped;
+        float* own = scratch(Scratch::x, vocab);
+        for (int64_t v = 0; v < vocab; ++v) own[v] = capped(row[v], softcap);
+        row = own;
       }
       const float top = max_of(row, vocab);
       *loss = static_cast<float>(std::log(sum_of_exp(row, top, vocab)) + top - row[target]);
     }
+  });
+}
+
+void cap_logits(Exec&, float softcap, TensorView logits) {
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && softcap > 0);
+  parallel_for(logits.numel(), 4096, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) logits.as<float>()[i] = capped(logits.as<float>()[i], softcap);
   });
 }
 

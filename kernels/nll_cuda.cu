@@ -70,6 +70,13 @@ __device__ __forceinline__ Best warp_best(Best x) {
   return x;
 }
 
+__global__ void cap_logits_kernel(float softcap, float* logits, int64_t n) {
+  allow_successor();
+  await_predecessor();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) logits[i] = capped(logits[i], softcap);
+}
+
 template <int kN>
 __global__ void argmax_kernel(const float* __restrict__ logits,  // [rows, vocab]
                               int32_t* __restrict__ ids,         // [rows]
@@ -107,6 +114,14 @@ void nll(Exec& ex, ConstTensorView logits, ConstTensorView targets, float softca
   kernel<<<static_cast<unsigned>(rows), kThreads, 0, ex.cuda_state().stream>>>(
       logits.as<float>(), targets.as<int32_t>(), softcap, out.as<float>(), vocab);
   FEWBIT_CUDA_LAUNCHED();
+}
+
+void cap_logits(Exec& ex, float softcap, TensorView logits) {
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && softcap > 0);
+  const int64_t n = logits.numel();
+  if (n == 0) return;
+  launch_overlapping(ex.cuda_state(), cap_logits_kernel, dim3(grid_for(n, kThreads)), dim3(kThreads), 0, softcap,
+                     logits.as<float>(), n);
 }
 
 void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {

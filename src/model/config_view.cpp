@@ -100,6 +100,7 @@ std::string ConfigView::architecture() const {
 }
 
 bool ConfigView::has(const std::string& key) const { return member(impl_->root, key) != nullptr; }
+bool ConfigView::mentions(const std::string& key) const { return impl_->root.contains(key); }
 
 int64_t ConfigView::i64(const std::string& key) const {
   return as_i64(where(), key, member(impl_->root, key));
@@ -188,6 +189,7 @@ const json* object_of(const std::string& where, const std::string& key, const js
 RopeSettings read_rope(const json& root, const std::string& where, const std::string& section) {
   RopeSettings s;
   s.where = where;
+  if (section == "full_attention") s.theta = 1e6;  // the default of the one family with sections
   if (const json* m = member(root, "max_position_embeddings"))
     s.max_positions = as_i64(where, "max_position_embeddings", m);
   if (const json* p = member(root, "partial_rotary_factor"))
@@ -208,9 +210,9 @@ RopeSettings read_rope(const json& root, const std::string& where, const std::st
       s.at += "." + section;
       object = object_of(where, s.at, &(*p)[section]);
     }
-  } else if (const json* local = member(root, "rope_local_base_freq");
-             local && section == "sliding_attention") {
-    s.theta = as_f64(where, "rope_local_base_freq", local);
+  } else if (section == "sliding_attention") {
+    const json* local = member(root, "rope_local_base_freq");
+    s.theta = local ? as_f64(where, "rope_local_base_freq", local) : 1e4;
     object = nullptr;
   }
   if (object) s.object = *object;

@@ -25,6 +25,7 @@ class ConfigView {
   std::string architecture() const;  // architectures[0]
 
   bool has(const std::string& key) const;  // present and not null
+  bool mentions(const std::string& key) const;  // present, maybe as null
   // Required values: Error{checkpoint} "path: key: expected an integer, found …".
   int64_t i64(const std::string& key) const;
   double f64(const std::string& key) const;

@@ -146,9 +146,10 @@ int64_t parameter_count(const ModelSpec& spec) {
 }
 
 std::string describe(const ModelSpec& spec) {
-  std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}\n",
+  std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}{}\n",
                               spec.arch, spec.layers, spec.hidden, spec.vocab, spec.max_positions,
-                              human_count(parameter_count(spec)), spec.tied() ? ", tied head" : "");
+                              human_count(parameter_count(spec)), spec.tied() ? ", tied head" : "",
+                              spec.logit_softcap > 0 ? fmt::format(", logits capped at {}", spec.logit_softcap) : "");
   for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
     int64_t count = spec.kind_of_layer.empty() ? spec.layers : 0;
     for (int k : spec.kind_of_layer) count += k == static_cast<int>(kind);
@@ -156,8 +157,9 @@ std::string describe(const ModelSpec& spec) {
     for (const BlockOp& op : spec.kinds[kind]) {
       if (const Attention* a = std::get_if<Attention>(&op))
         s +=
-            fmt::format("  attention: {} heads, {} key/value heads of {} features{}\n", a->heads, a->kv_heads,
-                        a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "");
+            fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
+                        a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
+                        a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
       if (const Linears* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
           s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features,

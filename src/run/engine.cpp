@@ -51,7 +51,6 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
     blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
-  FEWBIT_ASSERT(spec_.logit_softcap == 0);
   alloc_buffers();
 }
 
@@ -117,6 +116,7 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
            spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
   report("final norm");
   apply_head(ex_, ends_, normed_, logits_);
+  if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
   report("head");
 }
 

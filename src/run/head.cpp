@@ -94,7 +94,7 @@ Tensor logits_of(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorV
   const Tensor normed = final_normed(ex, spec, ends, x);
   Tensor y = ex.alloc(DType::f32, {x.rows(), spec.vocab});
   apply_head(ex, ends, normed, y);
-  FEWBIT_ASSERT(spec.logit_softcap == 0);
+  if (spec.logit_softcap > 0) cap_logits(ex, spec.logit_softcap, y);
   return y;
 }
 

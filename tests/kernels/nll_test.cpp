@@ -39,6 +39,16 @@ FEWBIT_OP_TEST(Nll, LargeLogitsDoNotOverflow) {
   EXPECT_LE(error_of(ex, out, {std::log(2.0)}), tol::kF32Op);
 }
 
+FEWBIT_OP_TEST(CapLogits, MatchesTheFormulaInPlace) {
+  for (const int64_t vocab : kSizes) {
+    const Tensor logits = random_normal(DType::f32, {3, vocab}, 1, 40.f), found = ex.to_device(logits);
+    cap_logits(ex, 30.f, found);
+    std::vector<double> expected = doubles(logits);
+    for (double& z : expected) z = 30 * std::tanh(z / 30);
+    EXPECT_LE(error_of(ex, found, expected), tol::kF32Op) << vocab;
+  }
+}
+
 FEWBIT_OP_TEST(Argmax, TakesTheFirstAmongEquals) {
   for (const int64_t vocab : kSizes) {
     const int64_t rows = 5;

@@ -44,6 +44,13 @@ TEST(Absorb, ADecoderBlockHasFour) {
   }
 }
 
+TEST(Absorb, NormsBehindLinearsTakeNothing) {
+  const std::vector<Absorber> all = absorbers_of(decoder("Gemma2ForCausalLM", 4).block(0));
+  std::string names;
+  for (const Absorber& a : all) names += a.name + " ";
+  EXPECT_EQ(names, "input_layernorm self_attn.v_proj pre_feedforward_layernorm mlp.up_proj ");
+}
+
 TEST(Absorb, GroupedQueryHeadsShareTheFeaturesOfTheirKvHead) {
   const ModelSpec spec = decoder("LlamaForCausalLM", 2);  // 4 query heads of 16 on 2 kv heads
   const Absorber v = absorbers_of(spec.block(0))[1];

@@ -195,6 +195,81 @@ TEST(Archs, WindowsBySlidingWindowByQwensRuleAndByLayerTypes) {
   EXPECT_TRUE(says(refusal(qwen, ErrorKind::unsupported), {"layer_types[2]", "linear_attention"}));
 }
 
+std::vector<int64_t> windows_of(const ModelSpec& s) {
+  std::vector<int64_t> out;
+  for (int64_t layer = 0; layer < s.layers; ++layer) out.push_back(ops<Attention>(s, layer)[0].window);
+  return out;
+}
+
+json gemma(const char* class_name) {
+  json c = llama();
+  c["architectures"] = {class_name};
+  c.erase("hidden_act");
+  c["hidden_activation"] = "gelu_pytorch_tanh";
+  c["head_dim"] = 16;
+  c["query_pre_attn_scalar"] = 64;
+  c["sliding_window"] = 8;
+  return c;
+}
+
+TEST(Archs, Gemma2CapsNormsBothSidesAndAlternates) {
+  json c = gemma("Gemma2ForCausalLM");
+  const ModelSpec s = spec_of(c);
+  EXPECT_TRUE(s.tied()) << "Gemma's default";
+  EXPECT_EQ(s.embed_scale, 8.f);
+  EXPECT_EQ(s.final_norm_kind, NormKind::rms_plus_one);
+  EXPECT_EQ(s.logit_softcap, 30.f) << "the default of an absent key";
+  EXPECT_EQ(ops<Attention>(s, 0)[0].softcap, 50.f);
+  EXPECT_EQ(ops<Attention>(s, 0)[0].scale, 0.125f);
+  EXPECT_EQ(ops<GatedAct>(s, 0)[0].act, Activation::gelu_tanh);
+  std::string norms;
+  for (const Norm& n : ops<Norm>(s, 0)) {
+    EXPECT_EQ(n.kind, NormKind::rms_plus_one);
+    norms += n.name + (n.in == n.out ? "(in place) " : " ");
+  }
+  EXPECT_EQ(norms, "input_layernorm post_attention_layernorm(in place) pre_feedforward_layernorm "
+                   "post_feedforward_layernorm(in place) ");
+  EXPECT_EQ(windows_of(s), (std::vector<int64_t>{8, 0, 8}));
+  c["final_logit_softcapping"] = c["attn_logit_softcapping"] = nullptr;
+  EXPECT_EQ(spec_of(c).logit_softcap, 0.f) << "null is no cap";
+  EXPECT_EQ(ops<Attention>(spec_of(c), 0)[0].softcap, 0.f);
+  c["final_logit_softcapping"] = -1;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"final_logit_softcapping", "-1"}));
+  c = gemma("Gemma2ForCausalLM");
+  c["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  EXPECT_EQ(windows_of(spec_of(c)), (std::vector<int64_t>{0, 0, 8}));
+  c["hidden_activation"] = "gelu";
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"hidden_activation", "gelu", "gelu_pytorch_tanh"}));
+  c = gemma("Gemma2ForCausalLM");
+  c["use_bidirectional_attention"] = true;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"use_bidirectional_attention"}));
+  c = gemma("Gemma2ForCausalLM");
+  c["query_pre_attn_scalar"] = 0;
+  EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"query_pre_attn_scalar"}));
+}
+
+TEST(Archs, Gemma3TurnsItsTwoKindsOfLayerByDifferentRotations) {
+  json newer = gemma("Gemma3ForCausalLM");
+  newer["sliding_window_pattern"] = 3;
+  json older = newer, bare = newer;
+  newer["rope_parameters"] = {{"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                              {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+  older["rope_theta"] = 1e6;
+  older["rope_local_base_freq"] = 1e4;
+  older["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  for (const json& c : {newer, older}) {
+    const ModelSpec s = spec_of(c);
+    EXPECT_EQ(windows_of(s), (std::vector<int64_t>{8, 8, 0}));
+    EXPECT_EQ(s.logit_softcap, 0.f);
+    EXPECT_EQ(ops<HeadNorm>(s, 0)[1].kind, NormKind::rms_plus_one);
+    const std::vector<float> local = ops<Rope>(s, 0)[0].params.inv_freq, global = ops<Rope>(s, 2)[0].params.inv_freq;
+    EXPECT_FLOAT_EQ(local[1], std::pow(1e4f, -2.f / 16));
+    EXPECT_FLOAT_EQ(global[1], std::pow(1e6f, -2.f / 16) / 8);
+  }
+  EXPECT_FLOAT_EQ(ops<Rope>(spec_of(bare), 0)[0].params.inv_freq[1], std::pow(1e4f, -2.f / 16));
+  EXPECT_FLOAT_EQ(ops<Rope>(spec_of(bare), 2)[0].params.inv_freq[1], std::pow(1e6f, -2.f / 16));
+}
+
 TEST(Archs, BothSpellingsGiveTheSameRotation) {
   const json llama3 = {{"factor", 8.0},
                        {"low_freq_factor", 1.0},

@@ -12,7 +12,8 @@ namespace fewbit::test {
 namespace {
 
 constexpr const char* kModels[] = {
-    "llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa", "qwen2-bias", "qwen3-moe", "mixtral"};
+    "llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa", "qwen2-bias", "qwen3-moe", "mixtral",
+    "gemma2", "gemma3"};
 
 class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:

@@ -81,11 +81,11 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
   };
 }
 
-void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes& s) {
+void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes& s, NormKind kind) {
   const auto rope = std::find_if(block.begin(), block.end(),
                                  [](const BlockOp& op) { return std::holds_alternative<Rope>(op); });
-  block.insert(rope, {BlockOp{HeadNorm{Slot::q, NormKind::rms, "self_attn.q_norm", s.head_dim, s.eps}},
-                      BlockOp{HeadNorm{Slot::k, NormKind::rms, "self_attn.k_norm", s.head_dim, s.eps}}});
+  block.insert(rope, {BlockOp{HeadNorm{Slot::q, kind, "self_attn.q_norm", s.head_dim, s.eps}},
+                      BlockOp{HeadNorm{Slot::k, kind, "self_attn.k_norm", s.head_dim, s.eps}}});
 }
 
 std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& dense, const MoeNames& n,

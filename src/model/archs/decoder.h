@@ -20,7 +20,7 @@ struct DecoderBiases {
 std::vector<BlockOp> decoder_block(const ConfigView&, const DecoderSizes&, const DecoderBiases&);
 
 // Puts an RMS norm on every head of q and k, before the rotation.
-void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes&);
+void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes&, NormKind kind = NormKind::rms);
 
 // The names of a family's mixture of experts.
 struct MoeNames {
