@@ -28,7 +28,7 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {"x", "h", "q", "k", "v", "attn", "gate", "up", "act"};
+  static constexpr const char* kNames[kSlots] = {"x", "h", "q", "k", "v", "attn", "gate", "up", "act", "qkv", "gate_up"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -39,8 +39,16 @@ std::string attention_module(const std::vector<BlockOp>& block) {
   const Attention* a = attention_of(block);
   for (const BlockOp& op : block)
     for (const LinearDef& l : linears_of(op))
-      if (a && l.out == a->k) return l.name.substr(0, l.name.rfind('.'));
+      if (a && l.out == fused_source(block, a->k)) return l.name.substr(0, l.name.rfind('.'));
   bug("a block without a linear that makes keys");
+}
+
+Slot fused_source(const std::vector<BlockOp>& block, Slot slot) {
+  for (const BlockOp& op : block)
+    if (const Split* split = std::get_if<Split>(&op))
+      for (const SplitPart& p : split->parts)
+        if (p.out == slot) return split->in;
+  return slot;
 }
 
 std::vector<LinearDef> linears_of(const BlockOp& op) {
@@ -104,6 +112,9 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
     if (const Linears* group = std::get_if<Linears>(&op))
       for (const LinearDef& l : group->items)
         if (l.out == slot) return l.out_features;
+    if (const Split* split = std::get_if<Split>(&op))
+      for (const SplitPart& p : split->parts)
+        if (p.out == slot) return p.features;
     if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
     if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot)
       return slot_features(spec, block, g->gate);

@@ -14,7 +14,7 @@ class WeightStore;
 class ConfigView;
 
 // Activation slots of a block, [tokens, features]. x is the residual stream.
-enum class Slot : uint8_t { x, h, q, k, v, attn, gate, up, act, count };
+enum class Slot : uint8_t { x, h, q, k, v, attn, gate, up, act, qkv, gate_up, count };
 inline constexpr int kSlots = static_cast<int>(Slot::count);
 const char* name_of(Slot s);
 
@@ -39,6 +39,15 @@ struct LinearDef {
 struct Linears {
   Slot in;
   std::vector<LinearDef> items;
+};
+// The outputs of a fused linear, side by side in `in`, each to a slot of its own.
+struct SplitPart {
+  Slot out;
+  int64_t features;
+};
+struct Split {
+  Slot in;
+  std::vector<SplitPart> parts;
 };
 struct HeadNorm {  // in place, per head
   Slot slot;
@@ -91,7 +100,7 @@ struct Moe {
   }
 };
 
-using BlockOp = std::variant<Norm, Linears, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe>;
+using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe>;
 
 // The linears of an op with their names in the block, in the order of the checkpoint's model; empty for
 // others.
@@ -125,6 +134,8 @@ struct ModelSpec {
 // of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
+// The slot that a linear writes for `slot`: the fused one where a Split takes it apart, else the slot itself.
+Slot fused_source(const std::vector<BlockOp>& block, Slot slot);
 
 // A linear of the whole model, with its full name.
 struct NamedLinear {

@@ -6,6 +6,7 @@ namespace {
 struct Reads {
   std::vector<Slot> operator()(const Norm& op) const { return {op.in}; }
   std::vector<Slot> operator()(const Linears& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const Split& op) const { return {op.in}; }
   std::vector<Slot> operator()(const HeadNorm& op) const { return {op.slot}; }
   std::vector<Slot> operator()(const Rope& op) const { return op.slots; }
   std::vector<Slot> operator()(const Attention& op) const { return {op.q, op.k, op.v}; }
@@ -19,6 +20,11 @@ struct Writes {
   std::vector<Slot> operator()(const Linears& op) const {
     std::vector<Slot> out;
     for (const LinearDef& l : op.items) out.push_back(l.out);
+    return out;
+  }
+  std::vector<Slot> operator()(const Split& op) const {
+    std::vector<Slot> out;
+    for (const SplitPart& p : op.parts) out.push_back(p.out);
     return out;
   }
   std::vector<Slot> operator()(const HeadNorm& op) const { return {op.slot}; }

@@ -4,6 +4,7 @@
 
 #include "kernels/add.h"
 #include "kernels/attention_grad.h"
+#include "kernels/copy_columns.h"
 #include "kernels/gated_act_grad.h"
 #include "kernels/gemm.h"
 #include "kernels/norm_grad.h"
@@ -17,7 +18,8 @@ float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f
 
 // The slots whose content an op's gradient depends on.
 std::vector<Slot> slots_remembered(const BlockOp& op) {
-  if (std::holds_alternative<Rope>(op) || std::holds_alternative<AddTo>(op)) return {};
+  if (std::holds_alternative<Rope>(op) || std::holds_alternative<AddTo>(op) || std::holds_alternative<Split>(op))
+    return {};
   return slots_read(op);
 }
 
@@ -124,6 +126,14 @@ struct BlockTape::Way {
                     .b = mat<float>(std::get<DenseLinear>(weights.linears.at(l.name)).weight),
                     .c = mat<float>(grad[op.in]),
                     .beta = beta});
+    }
+  }
+  void operator()(const Split& op) {
+    FEWBIT_ASSERT(leave(op.in) == 0);
+    int64_t begin = 0;
+    for (const SplitPart& p : op.parts) {
+      copy_columns(ex(), take(p.out), 0, grad[op.in], begin, p.features);
+      begin += p.features;
     }
   }
   void operator()(const HeadNorm& op) {

@@ -85,7 +85,7 @@ class Check {
     if (const auto* l = std::get_if<Linears>(&op)) {
       const bool inner = l->in == Slot::attn || l->in == Slot::act;
       const Attention* a = attention_of(spec_.block(layer));
-      const bool of_heads = a && (l->in == a->out || l->items[0].out == a->q);
+      const bool of_heads = a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q));
       if (of_heads && !heads_fit) return;
       check_fused(fused_of(layer, l->items, inner ? Cut::inputs : Cut::outputs, a));
     } else if (const auto* m = std::get_if<Moe>(&op)) {

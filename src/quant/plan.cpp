@@ -174,8 +174,8 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
   for (const PlannedLinear& p : plan.linears) largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
   for (const auto& ops : c.spec.kinds) {
     int64_t width = 0;
-    for (const Slot s : {Slot::gate, Slot::up}) width += slot_features(c.spec, ops, s);
-    const int64_t attention = slot_features(c.spec, ops, Slot::q) + 2 * slot_features(c.spec, ops, Slot::k) +
+    for (const Slot s : {Slot::gate, Slot::up, Slot::gate_up}) width += slot_features(c.spec, ops, s);
+    const int64_t attention = slot_features(c.spec, ops, Slot::qkv) + slot_features(c.spec, ops, Slot::q) + 2 * slot_features(c.spec, ops, Slot::k) +
                               slot_features(c.spec, ops, Slot::attn);
     slots = std::max({slots, width, attention + c.spec.hidden});
   }

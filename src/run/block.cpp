@@ -8,6 +8,7 @@
 #include "kernels/add.h"
 #include "kernels/attention.h"
 #include "kernels/cast.h"
+#include "kernels/copy_columns.h"
 #include "kernels/gated_act.h"
 #include "kernels/hadamard.h"
 #include "kernels/norm.h"
@@ -60,6 +61,13 @@ struct Interpreter {
   void operator()(const Linears& op) const {
     const auto [linears, outs] = items_of(op);
     apply_all(ex, linears, act[op.in], outs);
+  }
+  void operator()(const Split& op) const {
+    int64_t begin = 0;
+    for (const SplitPart& p : op.parts) {
+      copy_columns(ex, act[op.in], begin, act[p.out], 0, p.features);
+      begin += p.features;
+    }
   }
   void operator()(const HeadNorm& op) const {
     const TensorView heads = act[op.slot].reshaped({act[op.slot].numel() / op.head_dim, op.head_dim});

@@ -22,6 +22,7 @@ struct Namer {
     for (const LinearDef& l : op.items) names.push_back(l.name);
     return {"linears", join(names, " + ")};
   }
+  Named operator()(const Split& op) const { return {"other", std::string("split ") + name_of(op.in)}; }
   Named operator()(const Rope&) const { return {"other", "rope"}; }
   Named operator()(const Attention&) const { return {"attention", "attention"}; }
   Named operator()(const GatedAct& op) const {

@@ -51,6 +51,13 @@ TEST(Absorb, NormsBehindLinearsTakeNothing) {
   EXPECT_EQ(names, "input_layernorm self_attn.v_proj pre_feedforward_layernorm mlp.up_proj ");
 }
 
+TEST(Absorb, RowsOfAFusedLinearAreLeftAlone) {
+  const std::vector<BlockOp> ops = decoder("Phi3ForCausalLM", 4).block(0);
+  std::string names;
+  for (const Absorber& a : absorbers_of(ops)) names += a.name + " ";
+  EXPECT_EQ(names, "input_layernorm post_attention_layernorm ");
+}
+
 TEST(Absorb, GroupedQueryHeadsShareTheFeaturesOfTheirKvHead) {
   const ModelSpec spec = decoder("LlamaForCausalLM", 2);  // 4 query heads of 16 on 2 kv heads
   const Absorber v = absorbers_of(spec.block(0))[1];

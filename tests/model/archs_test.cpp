@@ -270,6 +270,27 @@ TEST(Archs, Gemma3TurnsItsTwoKindsOfLayerByDifferentRotations) {
   EXPECT_FLOAT_EQ(ops<Rope>(spec_of(bare), 2)[0].params.inv_freq[1], std::pow(1e6f, -2.f / 16));
 }
 
+TEST(Archs, Phi3KeepsItsFusedLinears) {
+  json c = llama();
+  c["architectures"] = {"Phi3ForCausalLM"};
+  c["partial_rotary_factor"] = 0.5;
+  c["sliding_window"] = 8;
+  const ModelSpec s = spec_of(c);
+  const std::vector<NamedLinear> linears = linears_of(s);
+  ASSERT_EQ(linears.size(), 12u);
+  EXPECT_EQ(linears[0].name, "model.layers.0.self_attn.qkv_proj");
+  EXPECT_EQ(linears[0].out, 64 + 2 * 32);
+  EXPECT_EQ(linears[2].name, "model.layers.0.mlp.gate_up_proj");
+  EXPECT_EQ(linears[2].out, 2 * 96);
+  EXPECT_EQ(slot_features(s, s.block(0), Slot::k), 32);
+  EXPECT_EQ(slot_features(s, s.block(0), Slot::act), 96);
+  EXPECT_EQ(attention_module(s.block(0)), "self_attn");
+  EXPECT_EQ(ops<Rope>(s, 0)[0].params.inv_freq.size(), 4u);
+  EXPECT_EQ(windows_of(s), (std::vector<int64_t>{8, 8, 8}));
+  c["rope_scaling"] = {{"type", "longrope"}, {"short_factor", {1.0}}, {"long_factor", {1.0}}};
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"rope_scaling.rope_type", "longrope"}));
+}
+
 TEST(Archs, BothSpellingsGiveTheSameRotation) {
   const json llama3 = {{"factor", 8.0},
                        {"low_freq_factor", 1.0},

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
-  for (const char* name : {"qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3"})
+  for (const char* name : {"qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
 }

@@ -71,11 +71,11 @@ Tensor logits_of(Exec& ex, const Checkpoint& c) {
 }
 
 // The demo model, a made one, and those of the reference folder that are there: biases, norms of heads,
-// windows, norms behind linears.
+// windows, norms behind linears, fused linears.
 std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {builtin_model_dir(), dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
-  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3"})
+  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
 }

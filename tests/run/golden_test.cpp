@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kModels[] = {
     "llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa", "qwen2-bias", "qwen3-moe", "mixtral",
-    "gemma2", "gemma3"};
+    "gemma2", "gemma3", "phi3-fused"};
 
 class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:

@@ -15,6 +15,7 @@ inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may 
 // Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
 // routers.
 inline constexpr double kReroutedTokens = 0.03;
+inline constexpr double kInt4Loss = 0.1;  // mean NLL that 4-bit weights may move, tiny random models
 inline constexpr double kReroutedPacked = 0.06;    // the same between packed kernels and dequantized weights
 inline constexpr double kPackedPerplexity = 1e-3;  // packed kernels against dequantized weights, bf16
 inline constexpr double kProtocol = 5e-4;         // perplexity against another implementation of the protocol, float32

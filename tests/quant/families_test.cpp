@@ -1,0 +1,80 @@
+// Whole runs on the golden models of families whose blocks differ from Llama's: fused linears, norms behind linears,
+// soft caps, two rotations. (tests/quant/moe_test.cpp has the mixtures of experts.)
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "src/eval/perplexity.h"
+#include "src/eval/verify.h"
+#include "src/quant/pipeline.h"
+#include "tests/support/support.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+struct Case {
+  const char *model, *recipe;
+};
+
+class FamilyRun : public ::testing::TestWithParam<Case> {};
+
+TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
+  const std::string folder = std::string("goldens/models/") + GetParam().model;
+  FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(reference(folder));
+  const Tensor golden_ids = Golden(folder + "/golden.safetensors").get("input_ids");
+  const std::vector<int32_t> ids(golden_ids.as<int32_t>(), golden_ids.as<int32_t>() + golden_ids.numel());
+  const QuantPlan plan =
+      make_plan(c, {.base = parse_recipe(GetParam().recipe), .tokens = golden_ids.numel()});
+  EXPECT_TRUE(plan.refusals.empty());
+  const TempDir dir;
+  const Windows calibration =
+      plan.calibrates() ? windows_from_ids(ids, golden_ids.rows(), golden_ids.cols(), "golden") : Windows{};
+  const QuantReport report =
+      run_pipeline(ex, c, plan, calibration, {.recipe = GetParam().recipe, .out = dir / "out"});
+  const VerifyResult checked = verify(ex, dir / "out");
+  EXPECT_TRUE(checked.ok()) << (checked.ok() ? "" : checked.problems[0].linear + checked.problems[0].what);
+
+  const Checkpoint packed = Checkpoint::open(dir / "out");
+  EXPECT_EQ(packed.spec.arch, c.spec.arch);
+  std::set<std::string> names;
+  for (const NamedLinear& l : linears_of(c.spec)) names.insert(l.name);
+  for (const std::string& name : names) EXPECT_TRUE(packed.packed(name)) << name;
+  EXPECT_EQ(report.linears.size(), names.size());
+  double loss = 0, rtn = 0;
+  for (const LinearRecord& l : report.linears) {
+    loss += l.loss;
+    rtn += l.loss_rtn;
+  }
+  if (plan.linears[0].recipe.effort == Effort::reference) {  // else the targets are shifted: src/quant/method.h
+    EXPECT_LE(loss, rtn);
+  }
+
+  const auto mean_nll = [&](const Checkpoint& model, Weights weights) {
+    const std::vector<float> losses =
+        Runner(ex, model, {.dtype = DType::f32, .weights = weights}).nll(ids, golden_ids.rows());
+    return std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
+  };
+  const double own = mean_nll(packed, Weights::packed);
+  EXPECT_LE(std::fabs(std::exp(own - mean_nll(packed, Weights::reference)) - 1), tol::kPackedPerplexity);
+  EXPECT_LE(std::fabs(own - mean_nll(c, Weights::packed)), tol::kInt4Loss);
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, FamilyRun,
+                         ::testing::Values(Case{"gemma2", "rtn int4 g64"}, Case{"gemma2", "gptq int4 g64 effort=reference"},
+                                           Case{"gemma2", "awq int4 g64"}, Case{"gemma3", "rtn int4 g64"},
+                                           Case{"gemma3", "gptq int4 g64 effort=reference"}, Case{"gemma3", "awq+gptq int4 g64"},
+                                           Case{"phi3-fused", "rtn int4 g64"},
+                                           Case{"phi3-fused", "gptq int4 g64 effort=reference"},
+                                           Case{"phi3-fused", "awq int4 g64"}),
+                         [](const auto& info) {
+                           std::string name = std::string(info.param.model) + "_" + info.param.recipe;
+                           for (char& ch : name)
+                             if (ch == '-' || ch == ' ' || ch == '+' || ch == '=') ch = '_';
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace fewbit::test
