@@ -176,6 +176,7 @@ class Llama:
             ("llama_vocab_get_add_bos", ctypes.c_bool, [pointer]),
             ("llama_tokenize", ctypes.c_int32, [pointer, text, ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool]),
             ("llama_batch_init", Batch, [ctypes.c_int32] * 3),
+            ("llama_set_n_threads", None, [pointer, ctypes.c_int32, ctypes.c_int32]),
             ("llama_get_memory", pointer, [pointer]),
             ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
             ("llama_decode", ctypes.c_int32, [pointer, Batch]),
@@ -195,6 +196,7 @@ class Llama:
         self.context = lib.llama_init_from_model(self.model, settings)
         if not self.context:
             raise SystemExit(f"llama.cpp makes no context for {path}")
+        lib.llama_set_n_threads(self.context, 1, 1)  # its threads spin while they wait
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.tokens = lib.llama_vocab_n_tokens(self.vocab)
         self.bos = lib.llama_vocab_bos(self.vocab)
