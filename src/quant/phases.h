@@ -1,22 +1,12 @@
 #pragma once
 // Phases: how long the parts of a run took, by name, for the report.
-#include <chrono>
 #include <map>
 #include <string>
 
 #include "kernels/exec.h"
+#include "src/core/stopwatch.h"
 
 namespace fewbit {
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 class Phases {
  public:

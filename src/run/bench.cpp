@@ -3,19 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
 #include "kernels/exec_measure.h"
 #include "kernels/read_all.h"
 #include "src/core/rng.h"
+#include "src/core/stopwatch.h"
 
 namespace fewbit {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // The median rate of seven runs of `work`, which moves `bytes`; one more goes before.
 double rate_of(Exec& ex, int64_t bytes, const std::function<void()>& work) {
@@ -38,24 +35,24 @@ struct Samples {
 // One prompt and its steps on an engine that has no sequences.
 void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o, const std::vector<int32_t>& prompt,
               Samples& s, const std::function<void(double)>& progress) {
-  const Clock::time_point first = Clock::now();
+  const Stopwatch first;
   const ConstTensorView logits = engine.prefill(prompt);
   ex.sync();
-  s.prefill.push_back(static_cast<double>(shape.batch * shape.prompt_tokens) / seconds_since(first));
+  s.prefill.push_back(static_cast<double>(shape.batch * shape.prompt_tokens) / first.seconds());
   engine.greedy_start(logits);
   engine.greedy_tokens();
-  s.ttft.push_back(1e3 * seconds_since(first));
+  s.ttft.push_back(1e3 * first.seconds());
   for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
   ex.sync();
   std::vector<int> marks = {ex.mark()};
-  const Clock::time_point start = Clock::now();
+  const Stopwatch start;
   for (int64_t i = 0; i < shape.tokens; ++i) {
     engine.greedy_step();
     marks.push_back(ex.mark());
     if (!ex.on_cuda()) progress(static_cast<double>(i + 1) / static_cast<double>(shape.tokens));
   }
   ex.sync();
-  s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / seconds_since(start));
+  s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / start.seconds());
   for (size_t i = 1; i < marks.size(); ++i) s.ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
 }
 
@@ -143,13 +140,13 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
     if (progress) progress(phase, f);
   };
   tell("loading", 0);
-  const Clock::time_point loading = Clock::now();
+  const Stopwatch loading;
   const Checkpoint c = Checkpoint::open(model);
   check_shapes(c.spec, o);
   BenchResult r;
   Engine engine(ex, c, {.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
   ex.sync();
-  r.load_s = seconds_since(loading);
+  r.load_s = loading.seconds();
   for (size_t i = 0; i < o.shapes.size(); ++i) {
     if (i > 0) {
       engine.resize(o.shapes[i].batch, positions_of(o.shapes[i], o));
