@@ -113,7 +113,7 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
   }
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
-           spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
+           weight_offset(spec_.final_norm_kind), normed_);
   report("final norm");
   apply_head(ex_, ends_, normed_, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
