@@ -17,10 +17,6 @@ namespace fs = std::filesystem;
 void write_file(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 std::string with_length(const std::string& header, uint64_t length) {
   std::string word(8, '\0');
   std::memcpy(word.data(), &length, 8);
@@ -81,7 +77,7 @@ TEST(Safetensors, ShardsAreNamedIndexedAndWithinTheLimit) {
   EXPECT_EQ(entries(dir.path()),
             6u);  // 2 + 1 + (the one that is larger than a shard) + 2 + 1 tensors, and the index
   EXPECT_TRUE(fs::exists(dir / "model-00001-of-00005.safetensors"));
-  EXPECT_NE(read_file(dir / "model.safetensors.index.json").find("\"total_size\": 3968"), std::string::npos);
+  EXPECT_NE(bytes_of_file(dir / "model.safetensors.index.json").find("\"total_size\": 3968"), std::string::npos);
   const CheckpointIndex index = container_safetensors.open(dir.path());
   EXPECT_EQ(index.files.size(), 5u);
   expect_same(index, tensors);
@@ -102,7 +98,7 @@ TEST(Safetensors, WorkedExampleByteForByte) {
       R"("b":{"dtype":"I32","shape":[1,2],"data_offsets":[8,16]},"c":{"dtype":"F16","shape":[1],"data_offsets":[16,18]}})";
   ASSERT_EQ(json.size(), 196u);
   const char data[] = "\x00\x00\x80\x3f\x00\x00\x00\x40\x03\x00\x00\x00\x04\x00\x00\x00\x00\x38";
-  EXPECT_EQ(read_file(dir / "model.safetensors"), with_length(json + "    ", 200) + std::string(data, 18));
+  EXPECT_EQ(bytes_of_file(dir / "model.safetensors"), with_length(json + "    ", 200) + std::string(data, 18));
 }
 
 TEST(Safetensors, AnUnfinishedWriterLeavesNothing) {
