@@ -1,9 +1,10 @@
 #pragma once
-// Phases: how long the parts of a run took, by name, for the report.
+// Phases: how long the parts of a run took, by name, for the report; a profiler sees the same names.
 #include <map>
 #include <string>
 
 #include "kernels/exec.h"
+#include "kernels/profile_range.h"
 #include "src/core/stopwatch.h"
 
 namespace fewbit {
@@ -15,6 +16,7 @@ class Phases {
   // Runs `work`, waits for the device and adds the time to the phase.
   template <class F>
   void timed(const std::string& phase, F&& work) {
+    const ProfileRange range(phase.c_str());
     const Stopwatch t;
     work();
     ex_.sync();
