@@ -1,5 +1,7 @@
 // The safetensors container: identity over write and read, the worked example byte for byte, and hostile
 // files.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -25,6 +27,7 @@ std::string with_length(const std::string& header, uint64_t length) {
 std::string raw(const std::string& header, size_t data_bytes) {
   return with_length(header, header.size()) + std::string(data_bytes, 'x');
 }
+std::string numbered(int i) { return fmt::format("t{}", i); }
 size_t entries(const fs::path& dir) {
   return static_cast<size_t>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
 }
@@ -69,7 +72,7 @@ TEST(Safetensors, ShardsAreNamedIndexedAndWithinTheLimit) {
   TempDir dir;
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (int i = 0; i < 7; ++i) {
-    tensors.emplace_back("t" + std::to_string(9 - i), random_normal(DType::f32, {i == 3 ? 64 : 10, 8}, i));
+    tensors.emplace_back(numbered(9 - i), random_normal(DType::f32, {i == 3 ? 64 : 10, 8}, i));
   }
   auto writer = container_safetensors.create(dir.path(), {.shard_bytes = 800});
   for (const auto& [name, t] : tensors) writer->add(name, t);
@@ -105,7 +108,7 @@ TEST(Safetensors, AnUnfinishedWriterLeavesNothing) {
   TempDir dir;
   {
     auto writer = container_safetensors.create(dir.path(), {.shard_bytes = 100});
-    for (int i = 0; i < 4; ++i) writer->add("t" + std::to_string(i), random_normal(DType::f32, {20}, i));
+    for (int i = 0; i < 4; ++i) writer->add(numbered(i), random_normal(DType::f32, {20}, i));
     EXPECT_GT(entries(dir.path()), 0u);
   }
   EXPECT_EQ(entries(dir.path()), 0u);
