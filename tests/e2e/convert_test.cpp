@@ -222,9 +222,9 @@ TEST_F(Convert, TheCardHasTheMeasuredPerplexity) {
 class Diff : public Convert {
  protected:
   Json diff(const std::string& pair, int code) {
-    const ProcessResult r = run("convert diff " + pair + "");
+    const ProcessResult r = run("convert diff " + pair + " --json -");
     EXPECT_EQ(r.exit_code, code) << pair << "\n" << r.err;
-    return Json::parse(r.out, nullptr, false);
+    return json_of(r);
   }
 };
 
