@@ -182,27 +182,22 @@ void write_text(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-std::vector<SynthPreset> synth_presets() {
-  std::vector<SynthPreset> out;
-  for (const ModelShape& s : model_shapes()) out.push_back(s.preset);
-  return out;
-}
-
 int64_t synthesize(const fs::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress) {
-  const ModelShape& shape = model_shape(options.preset);
+  const SynthShape& shape = synth_shape(options.preset);
   if (options.layers < 0)
     fail(ErrorKind::usage,
          "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
-  ordered_json config = config_of(shape, options.layers > 0 ? options.layers : shape.layers);
-  const ModelSpec spec = build_spec(ConfigView::parse(config.dump(), "preset " + options.preset));
+  const std::string plain = synth_config(shape, options.layers > 0 ? options.layers : shape.layers);
+  const ModelSpec spec = build_spec(ConfigView::parse(plain, "preset " + options.preset));
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
   synth.run(progress);
   writer->finish();
+  ordered_json config = ordered_json::parse(plain);
   if (const std::string text = synth.quantization_config(); !text.empty())
     config["quantization_config"] = ordered_json::parse(text);
-  write_text(dir / "generation_config.json", generation_config_of(shape).dump(2));
+  write_text(dir / "generation_config.json", synth_generation_config(shape));
   write_text(dir / "config.json", config.dump(2));  // last: with it the folder is a checkpoint
   return synth.bytes();
 }

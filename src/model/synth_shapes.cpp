@@ -6,280 +6,88 @@
 
 namespace fewbit {
 
-// Values of the public models' config.json.
-const std::vector<ModelShape>& model_shapes() {
-  static const std::vector<ModelShape> all = {
-      {.preset = {"llama3-8b", "Meta-Llama-3-8B"},
-       .hidden = 4096,
-       .ff = 14336,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 8192},
-      {.preset = {"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)"},
-       .hidden = 4096,
-       .ff = 14336,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 131072,
-       .llama3_factor = 8},
-      {.preset = {"llama3-70b", "Meta-Llama-3-70B"},
-       .hidden = 8192,
-       .ff = 28672,
-       .layers = 80,
-       .heads = 64,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 8192},
-      {.preset = {"llama-1b", "Llama-3.2-1B (tied head)"},
-       .hidden = 2048,
-       .ff = 8192,
-       .layers = 16,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 64,
-       .vocab = 128256,
-       .positions = 131072,
-       .llama3_factor = 32,
-       .tied = true},
-      {.preset = {"qwen3-8b", "Qwen3-8B"},
-       .family = ModelShape::qwen3,
-       .hidden = 4096,
-       .ff = 12288,
-       .layers = 36,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645},
-      {.preset = {"qwen3-32b", "Qwen3-32B"},
-       .family = ModelShape::qwen3,
-       .hidden = 5120,
-       .ff = 25600,
-       .layers = 64,
-       .heads = 64,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645},
-      {.preset = {"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)"},
-       .family = ModelShape::qwen3_moe,
-       .hidden = 2048,
-       .ff = 6144,
-       .layers = 48,
-       .heads = 32,
-       .kv_heads = 4,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645,
-       .experts = 128,
-       .top_k = 8,
-       .expert_ff = 768},
-      {.preset = {"mixtral-8x7b", "Mixtral-8x7B (8 experts, 2 active)"},
-       .family = ModelShape::mixtral,
-       .hidden = 4096,
-       .ff = 14336,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 32000,
-       .positions = 32768,
-       .theta = 1000000,
-       .bos = 1,
-       .eos = 2,
-       .experts = 8,
-       .top_k = 2},
-      {.preset = {"gemma2-9b", "Gemma 2 9B (tied head, soft caps, windows of 4096)"},
-       .family = ModelShape::gemma2,
-       .hidden = 3584,
-       .ff = 14336,
-       .layers = 42,
-       .heads = 16,
-       .kv_heads = 8,
-       .head_dim = 256,
-       .vocab = 256000,
-       .positions = 8192,
-       .theta = 10000,
-       .tied = true,
-       .bos = 2,
-       .eos = 1,
-       .window = 4096},
-      {.preset = {"gemma3-1b", "Gemma 3 1B (tied head, windows of 512)"},
-       .family = ModelShape::gemma3,
-       .hidden = 1152,
-       .ff = 6912,
-       .layers = 26,
-       .heads = 4,
-       .kv_heads = 1,
-       .head_dim = 256,
-       .vocab = 262144,
-       .positions = 32768,
-       .theta = 1000000,
-       .tied = true,
-       .bos = 2,
-       .eos = 1,
-       .window = 512},
-      {.preset = {"phi3-mini", "Phi-3-mini-4k (fused q, k, v and gate, up)"},
-       .family = ModelShape::phi3,
-       .hidden = 3072,
-       .ff = 8192,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 32,
-       .head_dim = 96,
-       .vocab = 32064,
-       .positions = 4096,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 32000,
-       .window = 2047},
-      {.preset = {"phi4", "Phi-4 14B (fused q, k, v and gate, up)"},
-       .family = ModelShape::phi3,
-       .hidden = 5120,
-       .ff = 17920,
-       .layers = 40,
-       .heads = 40,
-       .kv_heads = 10,
-       .head_dim = 128,
-       .vocab = 100352,
-       .positions = 16384,
-       .theta = 250000,
-       .bos = 100257,
-       .eos = 100265},
-      {.preset = {"tiny", "two small blocks, for tests"},
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 32,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 2},
-      {.preset = {"tiny-moe", "two small blocks of four experts, for tests"},
-       .family = ModelShape::qwen3_moe,
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 32,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 2,
-       .experts = 4,
-       .top_k = 2,
-       .expert_ff = 128},
-      {.preset = {"tiny-gemma2", "two small blocks of Gemma 2, for tests"},
-       .family = ModelShape::gemma2,
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 64,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .tied = true,
-       .bos = 2,
-       .eos = 1,
-       .window = 16},
-      {.preset = {"tiny-gemma3", "six small blocks of Gemma 3, for tests"},
-       .family = ModelShape::gemma3,
-       .hidden = 128,
-       .ff = 256,
-       .layers = 6,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 64,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 1000000,
-       .tied = true,
-       .bos = 2,
-       .eos = 1,
-       .window = 16},
-      {.preset = {"tiny-phi3", "two small blocks of Phi-3, for tests"},
-       .family = ModelShape::phi3,
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 2,
-       .kv_heads = 1,
-       .head_dim = 64,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 2},
-  };
-  return all;
-}
-
-const ModelShape& model_shape(const std::string& name) {
-  std::string known;
-  for (const ModelShape& s : model_shapes()) {
-    if (s.preset.name == name) return s;
-    known += ' ';
-    known += s.preset.name;
-  }
-  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
-}
+using nlohmann::ordered_json;
 
 namespace {
 
-using nlohmann::ordered_json;
+constexpr auto kLlama = SynthShape::llama;
+constexpr auto kQwen3 = SynthShape::qwen3;
+constexpr auto kQwen3Moe = SynthShape::qwen3_moe;
+constexpr auto kMixtral = SynthShape::mixtral;
+constexpr auto kGemma2 = SynthShape::gemma2;
+constexpr auto kGemma3 = SynthShape::gemma3;
+constexpr auto kPhi3 = SynthShape::phi3;
+
+// Values of the public models' config.json.
+// clang-format off
+const SynthShape kShapes[] = {
+// family      hidden     ff layers heads  kv  dim   vocab positions    theta     bos     eos   factor   tied   experts top_k  width  window
+  {{"llama3-8b", "Meta-Llama-3-8B"},
+   kLlama,       4096, 14336,    32,   32,  8, 128, 128256,     8192,  500000, 128000, 128001},
+  {{"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)"},
+   kLlama,       4096, 14336,    32,   32,  8, 128, 128256,   131072,  500000, 128000, 128001,       8, false},
+  {{"llama3-70b", "Meta-Llama-3-70B"},
+   kLlama,       8192, 28672,    80,   64,  8, 128, 128256,     8192,  500000, 128000, 128001},
+  {{"llama-1b", "Llama-3.2-1B (tied head)"},
+   kLlama,       2048,  8192,    16,   32,  8,  64, 128256,   131072,  500000, 128000, 128001,      32,  true},
+  {{"qwen3-8b", "Qwen3-8B"},
+   kQwen3,       4096, 12288,    36,   32,  8, 128, 151936,    40960, 1000000, 151643, 151645},
+  {{"qwen3-32b", "Qwen3-32B"},
+   kQwen3,       5120, 25600,    64,   64,  8, 128, 151936,    40960, 1000000, 151643, 151645},
+  {{"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)"},
+   kQwen3Moe,    2048,  6144,    48,   32,  4, 128, 151936,    40960, 1000000, 151643, 151645,       0, false,      128,    8,   768},
+  {{"mixtral-8x7b", "Mixtral-8x7B (8 experts, 2 active)"},
+   kMixtral,     4096, 14336,    32,   32,  8, 128,  32000,    32768, 1000000,      1,      2,       0, false,        8,    2, 14336},
+  {{"gemma2-9b", "Gemma 2 9B (tied head, soft caps, windows of 4096)"},
+   kGemma2,      3584, 14336,    42,   16,  8, 256, 256000,     8192,   10000,      2,      1,       0,  true,        0,    0,     0,   4096},
+  {{"gemma3-1b", "Gemma 3 1B (tied head, windows of 512)"},
+   kGemma3,      1152,  6912,    26,    4,  1, 256, 262144,    32768, 1000000,      2,      1,       0,  true,        0,    0,     0,    512},
+  {{"phi3-mini", "Phi-3-mini-4k (fused q, k, v and gate, up)"},
+   kPhi3,        3072,  8192,    32,   32, 32,  96,  32064,     4096,   10000,      1,  32000,       0, false,        0,    0,     0,   2047},
+  {{"phi4", "Phi-4 14B (fused q, k, v and gate, up)"},
+   kPhi3,        5120, 17920,    40,   40, 10, 128, 100352,    16384,  250000, 100257, 100265},
+  {{"tiny", "two small blocks, for tests"},
+   kLlama,        128,   256,     2,    4,  2,  32,    512,     2048,   10000,      1,      2},
+  {{"tiny-moe", "two small blocks of four experts, for tests"},
+   kQwen3Moe,     128,   256,     2,    4,  2,  32,    512,     2048,   10000,      1,      2,       0, false,        4,    2,   128},
+  {{"tiny-gemma2", "two small blocks of Gemma 2, for tests"},
+   kGemma2,       128,   256,     2,    4,  2,  64,    512,     2048,   10000,      2,      1,       0,  true,        0,    0,     0,     16},
+  {{"tiny-gemma3", "six small blocks of Gemma 3, for tests"},
+   kGemma3,       128,   256,     6,    4,  2,  64,    512,     2048, 1000000,      2,      1,       0,  true,        0,    0,     0,     16},
+  {{"tiny-phi3", "two small blocks of Phi-3, for tests"},
+   kPhi3,         128,   256,     2,    2,  1,  64,    512,     2048,   10000,      1,      2},
+};
+// clang-format on
 
 struct FamilyNames {
   const char *class_name, *model_type;
 };
-FamilyNames names_of(ModelShape::Family family) {
+FamilyNames names_of(SynthShape::Family family) {
   switch (family) {
-    case ModelShape::llama:
+    case SynthShape::llama:
       return {"LlamaForCausalLM", "llama"};
-    case ModelShape::qwen3:
+    case SynthShape::qwen3:
       return {"Qwen3ForCausalLM", "qwen3"};
-    case ModelShape::qwen3_moe:
+    case SynthShape::qwen3_moe:
       return {"Qwen3MoeForCausalLM", "qwen3_moe"};
-    case ModelShape::mixtral:
+    case SynthShape::mixtral:
       return {"MixtralForCausalLM", "mixtral"};
-    case ModelShape::gemma2:
+    case SynthShape::gemma2:
       return {"Gemma2ForCausalLM", "gemma2"};
-    case ModelShape::gemma3:
+    case SynthShape::gemma3:
       return {"Gemma3ForCausalLM", "gemma3_text"};
-    case ModelShape::phi3:
+    case SynthShape::phi3:
       return {"Phi3ForCausalLM", "phi3"};
   }
   bug("a family without names");
 }
 
-void put_llama(const ModelShape&, int64_t, ordered_json& c) {
+void put_llama(const SynthShape&, int64_t, ordered_json& c) {
   c["mlp_bias"] = false;
   c["pretraining_tp"] = 1;
 }
 
-void put_qwen3(const ModelShape& s, int64_t layers, ordered_json& c) {
+void put_qwen3(const SynthShape& s, int64_t layers, ordered_json& c) {
   c["max_window_layers"] = layers;
   c["rms_norm_eps"] = 1e-6;
   c["sliding_window"] = nullptr;
@@ -295,7 +103,7 @@ void put_qwen3(const ModelShape& s, int64_t layers, ordered_json& c) {
   c["router_aux_loss_coef"] = 0.001;
 }
 
-void put_mixtral(const ModelShape& s, int64_t, ordered_json& c) {
+void put_mixtral(const SynthShape& s, int64_t, ordered_json& c) {
   c["num_local_experts"] = s.experts;
   c["num_experts_per_tok"] = s.top_k;
   c["output_router_logits"] = false;
@@ -303,8 +111,8 @@ void put_mixtral(const ModelShape& s, int64_t, ordered_json& c) {
   c["sliding_window"] = nullptr;
 }
 
-void put_gemma(const ModelShape& s, int64_t, ordered_json& c) {
-  const bool second = s.family == ModelShape::gemma2;
+void put_gemma(const SynthShape& s, int64_t, ordered_json& c) {
+  const bool second = s.family == SynthShape::gemma2;
   c.erase("hidden_act");
   c["attn_logit_softcapping"] = second ? ordered_json(50.0) : ordered_json();
   c["final_logit_softcapping"] = second ? ordered_json(30.0) : ordered_json();
@@ -318,14 +126,30 @@ void put_gemma(const ModelShape& s, int64_t, ordered_json& c) {
   c["sliding_window_pattern"] = 6;
 }
 
-void put_phi3(const ModelShape& s, int64_t, ordered_json& c) {
+void put_phi3(const SynthShape& s, int64_t, ordered_json& c) {
   c["original_max_position_embeddings"] = s.positions;
   c["sliding_window"] = s.window > 0 ? ordered_json(s.window) : ordered_json();
 }
 
 }  // namespace
 
-ordered_json config_of(const ModelShape& s, int64_t layers) {
+std::vector<SynthPreset> synth_presets() {
+  std::vector<SynthPreset> out;
+  for (const SynthShape& s : kShapes) out.push_back(s.preset);
+  return out;
+}
+
+const SynthShape& synth_shape(const std::string& name) {
+  std::string known;
+  for (const SynthShape& s : kShapes) {
+    if (s.preset.name == name) return s;
+    known += ' ';
+    known += s.preset.name;
+  }
+  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
+}
+
+std::string synth_config(const SynthShape& s, int64_t layers) {
   const FamilyNames names = names_of(s.family);
   ordered_json c;
   c["architectures"] = {names.class_name};
@@ -358,29 +182,29 @@ ordered_json config_of(const ModelShape& s, int64_t layers) {
   c["use_cache"] = true;
   c["vocab_size"] = s.vocab;
   switch (s.family) {
-    case ModelShape::llama:
+    case SynthShape::llama:
       put_llama(s, layers, c);
       break;
-    case ModelShape::qwen3:
-    case ModelShape::qwen3_moe:
+    case SynthShape::qwen3:
+    case SynthShape::qwen3_moe:
       put_qwen3(s, layers, c);
       break;
-    case ModelShape::mixtral:
+    case SynthShape::mixtral:
       put_mixtral(s, layers, c);
       break;
-    case ModelShape::gemma2:
-    case ModelShape::gemma3:
+    case SynthShape::gemma2:
+    case SynthShape::gemma3:
       put_gemma(s, layers, c);
       break;
-    case ModelShape::phi3:
+    case SynthShape::phi3:
       put_phi3(s, layers, c);
       break;
   }
-  return c;
+  return c.dump(2);
 }
 
-ordered_json generation_config_of(const ModelShape& s) {
-  const bool qwen = s.family == ModelShape::qwen3 || s.family == ModelShape::qwen3_moe;
+std::string synth_generation_config(const SynthShape& s) {
+  const bool qwen = s.family == SynthShape::qwen3 || s.family == SynthShape::qwen3_moe;
   ordered_json c;
   c["bos_token_id"] = s.bos;
   c["do_sample"] = true;
@@ -388,7 +212,7 @@ ordered_json generation_config_of(const ModelShape& s) {
   c["temperature"] = 0.6;
   if (qwen) c["top_k"] = 20;
   c["top_p"] = qwen ? 0.95 : 0.9;
-  return c;
+  return c.dump(2);
 }
 
 }  // namespace fewbit
