@@ -16,4 +16,6 @@ namespace cuda { void attention_grad(Exec&, ConstTensorView q, ConstTensorView k
 inline void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs& a, ConstTensorView dy, const AttentionGrads& d) {
   pick(ex, &cpu::attention_grad, FEWBIT_CUDA_OP(attention_grad))(ex, q, k, v, seqs, a, dy, d);
 }
+// Whether the shapes fit each other (both halves assert it).
+bool consistent(ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs&, ConstTensorView dy, const AttentionGrads&);
 }  // namespace fewbit

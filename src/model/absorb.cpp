@@ -1,6 +1,7 @@
 #include "src/model/absorb.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "src/model/op_slots.h"
 
@@ -35,28 +36,43 @@ std::optional<Absorber> rows_of(const std::vector<BlockOp>& ops, size_t end, Slo
   const auto* group = std::get_if<Linears>(&ops[*at]);
   if (!group) return std::nullopt;
   for (const LinearDef& l : group->items)
-    if (l.out == s)
-      return Absorber{.kind = Absorber::Kind::linear_rows,
-                      .op = *at,
-                      .name = l.name,
-                      .consumers = {},
-                      .features = l.out_features};
+    if (l.out == s) {
+      Absorber a;
+      a.kind = Absorber::Kind::linear_rows;
+      a.op = *at;
+      a.name = l.name;
+      a.features = l.out_features;
+      return a;
+    }
   return std::nullopt;
 }
 
-}  // namespace
+// What the ops that read an input multiply it by; false where one of them does something else with it.
+bool take_consumers(const std::vector<BlockOp>& ops, Absorber& a) {
+  for (const size_t i : a.consumers) {
+    if (const auto* group = std::get_if<Linears>(&ops[i])) {
+      a.linears.insert(a.linears.end(), group->items.begin(), group->items.end());
+    } else if (const auto* moe = std::get_if<Moe>(&ops[i])) {
+      for (int e = 0; e < moe->experts; ++e)
+        for (const LinearDef* l : {&moe->gate, &moe->up}) a.linears.push_back(moe->of_expert(*l, e));
+      a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
 
-std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t linears) {
-  const Slot s = std::get<Linears>(ops[linears]).in;
-  const std::optional<size_t> at = writer_of(ops, linears, s);
+// The absorber of the input `s` of ops[reader].
+std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t reader, Slot s) {
+  const std::optional<size_t> at = writer_of(ops, reader, s);
   if (!at || s == Slot::x) return std::nullopt;  // x leaves the block: its readers are not all in sight
   std::optional<Absorber> a;
   if (const auto* norm = std::get_if<Norm>(&ops[*at])) {
-    a = Absorber{.kind = Absorber::Kind::norm,
-                 .op = *at,
-                 .name = norm->name,
-                 .consumers = {},
-                 .features = norm->features};
+    a.emplace();
+    a->op = *at;
+    a->name = norm->name;
+    a->features = norm->features;
   } else if (const auto* act = std::get_if<GatedAct>(&ops[*at])) {
     if (act->up != act->gate) a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
   } else if (const auto* attention = std::get_if<Attention>(&ops[*at])) {
@@ -69,18 +85,36 @@ std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t line
   }
   if (!a) return std::nullopt;
   a->consumers = readers_of(ops, *at, s);
-  for (const size_t i : a->consumers)
-    if (!std::holds_alternative<Linears>(ops[i])) return std::nullopt;
+  if (!take_consumers(ops, *a)) return std::nullopt;
   return a;
 }
+
+// act(gate) * up of an expert is linear in up, and only its down reads that.
+Absorber inside_expert(const Moe& moe, size_t op, int expert) {
+  const LinearDef up = moe.of_expert(moe.up, expert);
+  Absorber a;
+  a.kind = Absorber::Kind::linear_rows;
+  a.op = op;
+  a.name = up.name;
+  a.consumers = {op};
+  a.linears = {moe.of_expert(moe.down, expert)};
+  a.expert = expert;
+  a.features = up.out_features;
+  return a;
+}
+
+}  // namespace
 
 std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
   std::vector<Absorber> all;
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (!std::holds_alternative<Linears>(ops[i])) continue;
-    std::optional<Absorber> a = absorber_of(ops, i);
+    const auto* group = std::get_if<Linears>(&ops[i]);
+    const auto* moe = std::get_if<Moe>(&ops[i]);
+    if (!group && !moe) continue;
+    std::optional<Absorber> a = absorber_of(ops, i, group ? group->in : moe->in);
     if (a && a->consumers.front() == i)
       all.push_back(std::move(*a));  // one entry for an input with two readers
+    for (int e = 0; moe && e < moe->experts; ++e) all.push_back(inside_expert(*moe, i, e));
   }
   return all;
 }

@@ -1,8 +1,9 @@
 #pragma once
-// Absorb: who can take a per-feature scale of a Linears op's input out of the model's function. If the input x of some
+// Absorb: who can take a per-feature scale of an input out of the model's function. If the input x of some
 // linears becomes x / s and their columns are multiplied by s, something before must divide: a norm's weight, or the
 // rows of a linear whose output reaches x by elementwise steps only. Derived from the op list, never from names.
-#include <optional>
+// A mixture of experts has one such input in front (gate and up of every expert, and its router) and one inside each
+// expert (down, behind up).
 #include <string>
 #include <vector>
 
@@ -16,9 +17,12 @@ struct Absorber {
     linear_rows,  // divide rows (and bias) of a linear
   };
   Kind kind = Kind::norm;
-  size_t op = 0;              // index of the Norm, or of the Linears op that holds the linear
-  std::string name;           // relative name of the norm or the linear
-  std::vector<size_t> consumers;  // every Linears op that reads the scaled activation
+  size_t op = 0;              // index of the Norm, or of the op that holds the linear
+  std::string name;           // relative name of the norm or the linear; no two absorbers of a block share one
+  std::vector<size_t> consumers;     // every op that reads the scaled activation: Linears or Moe
+  std::vector<LinearDef> linears;    // those of them that multiply it, by their names in the block
+  std::vector<NamedDense> routers;   // of the Moe among them: scaled like the linears, but never quantized
+  int expert = -1;                   // the activation is one inside this expert of the Moe `op`
   // Feature j of the input is feature source(j) of the absorber: grouped-query attention repeats each kv head for the
   // query heads of its group, so those features must share one scale.
   int64_t features = 0;       // width of the absorber's output
@@ -26,11 +30,8 @@ struct Absorber {
   int64_t source(int64_t j) const { return repeat == 1 ? j : (j / (head_dim * repeat)) * head_dim + j % head_dim; }
 };
 
-// The absorber of the input of ops[linears], or nothing where the scale cannot be folded (the producer is not scalable, or
-// someone besides linears reads the activation).
-std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t linears);
-
-// Every absorber of a block, once each, in the order of their first consumers.
+// Every absorber of a block, once each, in the order of their first consumers. An input whose scale cannot be folded has
+// none: its producer is not scalable, or someone besides linears and routers reads it.
 std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops);
 
 }  // namespace fewbit

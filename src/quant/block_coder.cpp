@@ -33,7 +33,7 @@ TensorSource BlockCoder::restored() const {
 
 void BlockCoder::rewrite(BlockF32 block) {
   rewritten_ = std::move(block);
-  for (NamedTensor& t : changed_tensors(rewritten_, prefix_))
+  for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_))
     packed_.push_back(std::move(t));
 }
 

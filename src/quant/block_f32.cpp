@@ -16,7 +16,7 @@ float round_to(float x, DType dtype) {
 }
 
 float offset_of(const std::vector<BlockOp>& ops, const Absorber& a) {
-  return std::get<Norm>(ops[a.op]).kind == NormKind::rms_plus_one ? 1.f : 0.f;
+  return weight_offset(std::get<Norm>(ops[a.op]).kind);
 }
 
 // What a stored value becomes when the feature is divided by s: (offset + value) / s - offset, rounded.
@@ -32,22 +32,24 @@ VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t feat
   return v;
 }
 
+Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
+  const Tensor stored = ex.to_device(c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape));
+  Tensor w = ex.alloc(DType::f32, stored.shape());
+  cast(ex, stored, w);
+  return w;
+}
+
 void load_linear_f32(Exec& ex, const Checkpoint& c, const std::string& prefix, const LinearDef& l, bool bias,
                      BlockF32& block) {
   const std::string weight = l.name + ".weight";
-  if (!block.weights.count(weight)) {
-    const Tensor stored = ex.to_device(c.store.expect(prefix + weight, {DType::f32, DType::f16, DType::bf16},
-                                                      {l.out_features, l.in_features}));
-    Tensor w = ex.alloc(DType::f32, stored.shape());
-    cast(ex, stored, w);
-    block.weights.emplace(weight, std::move(w));
-  }
+  if (!block.weights.count(weight))
+    block.weights.emplace(weight, load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features}));
   if (bias && l.bias)
     block.vectors.emplace(l.name + ".bias", load_vector(c, prefix + l.name + ".bias", l.out_features));
 }
 
-const LinearDef& linear_in(const BlockOp& op, const std::string& name) {
-  for (const LinearDef& l : std::get<Linears>(op).items)
+LinearDef linear_in(const BlockOp& op, const std::string& name) {
+  for (const LinearDef& l : linears_of(op))
     if (l.name == name) return l;
   bug("an absorber names a linear that its op does not hold");
 }
@@ -70,9 +72,9 @@ BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer,
       block.vectors.emplace(a.name + ".weight", load_vector(c, prefix + a.name + ".weight", a.features));
     else
       load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, block);
-    for (const size_t i : a.consumers)
-      for (const LinearDef& l : std::get<Linears>(ops[i]).items)
-        load_linear_f32(ex, c, prefix, l, false, block);
+    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, block);
+    for (const NamedDense& router : a.routers)
+      block.routers[router.name].weight = load_matrix(ex, c, prefix + router.name + ".weight", router.shape);
   }
   return block;
 }
@@ -110,9 +112,12 @@ void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber
     scale_rows(ex, upload(inverse), b.weights.at(a.name + ".weight"));
   }
   const Tensor columns = upload(by_consumer_feature(a, s));
-  for (const size_t i : a.consumers)
-    for (const LinearDef& l : std::get<Linears>(ops[i]).items)
-      scale_columns(ex, columns, b.weights.at(l.name + ".weight"));
+  for (const LinearDef& l : a.linears) scale_columns(ex, columns, b.weights.at(l.name + ".weight"));
+  for (const NamedDense& r : a.routers) {
+    RouterF32& router = b.routers.at(r.name);
+    scale_columns(ex, columns, router.weight);
+    router.changed = true;
+  }
 }
 
 std::vector<float> by_consumer_feature(const Absorber& a, const std::vector<float>& s) {
@@ -141,9 +146,10 @@ void replace_in(Exec& ex, const BlockF32& b, DType dtype, BlockWeights& weights)
     else
       weights.vectors.at(owner) = uploaded(vector);
   }
+  for (const auto& [name, router] : b.routers) weights.vectors.at(name) = converted(router.weight);
 }
 
-std::vector<NamedTensor> changed_tensors(const BlockF32& b, const std::string& prefix) {
+std::vector<NamedTensor> changed_tensors(Exec& ex, const BlockF32& b, const std::string& prefix) {
   std::vector<NamedTensor> out;
   Exec cpu = Exec::cpu();
   for (const auto& [name, v] : b.vectors) {
@@ -153,6 +159,8 @@ std::vector<NamedTensor> changed_tensors(const BlockF32& b, const std::string& p
     cast(cpu, Tensor::host_from<float>(DType::f32, shape, v.value), t);
     out.push_back({prefix + name, std::move(t)});
   }
+  for (const auto& [name, router] : b.routers)
+    if (router.changed) out.push_back({prefix + name + ".weight", ex.to_host(router.weight)});
   return out;
 }
 

@@ -18,13 +18,22 @@ struct VectorF32 {
   bool changed = false;
 };
 
+// A router whose input is scaled. One that changed is written in f32 whatever the checkpoint holds: it is
+// small, and its products with the scales have no place in bf16.
+struct RouterF32 {
+  Tensor weight{};  // [experts, hidden] f32 on the device
+  bool changed = false;
+};
+
 // Tensors by their names relative to the block: "self_attn.q_proj.weight", "input_layernorm.weight".
 struct BlockF32 {
   std::map<std::string, Tensor> weights;     // [out, in] f32 on the device
   std::map<std::string, VectorF32> vectors;  // of the norms and linears that take part
+  std::map<std::string, RouterF32> routers;
 };
 
-// The tensors that the absorbers name: their norms or linears (with biases) and all consumers.
+// The tensors that the absorbers name: their norms or linears (with biases), all linears behind them, and
+// routers.
 BlockF32 load_block_f32(Exec&, const Checkpoint&, int64_t layer, const std::vector<Absorber>& absorbers);
 
 // The scale nearest to `s` that can be divided out of the absorber exactly: what is stored in the
@@ -35,17 +44,18 @@ inline constexpr float kFoldSlack = 0.25f;
 std::vector<float> foldable_scale(const BlockF32&, const std::vector<BlockOp>&, const Absorber&,
                                   const std::vector<float>& s);
 
-// Divides the absorber by `s` (from foldable_scale) and multiplies the columns of its consumers; the block's
-// function stays as it is.
+// Divides the absorber by `s` (from foldable_scale) and multiplies the columns of its linears and routers;
+// the block's function stays as it is.
 void fold(Exec&, BlockF32&, const std::vector<BlockOp>&, const Absorber&, const std::vector<float>& s);
 
-// s by input feature of the consumers: source() of the absorber applied.
+// s by input feature of the linears behind it: source() of the absorber applied.
 std::vector<float> by_consumer_feature(const Absorber&, const std::vector<float>& s);
 
 // Puts the rewritten tensors into a block of dense linears in its compute dtype.
 void replace_in(Exec&, const BlockF32&, DType dtype, BlockWeights&);
 
-// The changed norms and biases in the checkpoint's type, under their full names.
-std::vector<NamedTensor> changed_tensors(const BlockF32&, const std::string& prefix);
+// The changed norms and biases in the checkpoint's type and the changed routers in f32, under their full
+// names.
+std::vector<NamedTensor> changed_tensors(Exec&, const BlockF32&, const std::string& prefix);
 
 }  // namespace fewbit

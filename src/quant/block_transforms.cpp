@@ -5,12 +5,16 @@
 #include "kernels/column_stats.h"
 #include "kernels/gram.h"
 #include "src/calib/observe.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
 
 // Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
 constexpr int64_t kTransformTokens = 65536, kTransformSample = 1024;
+// An expert that its router sent fewer of them is shown these many, evenly spaced: what it would do with the
+// tokens of its layer. (Other experts' activations would say nothing of its features.)
+constexpr int64_t kExpertTokens = 1024;
 
 ActivationStats activation_stats(Exec& ex, ConstTensorView x) {
   ActivationStats s;
@@ -24,15 +28,25 @@ ActivationStats activation_stats(Exec& ex, ConstTensorView x) {
   return s;
 }
 
-// What the inputs of the absorbers' consumers look like when the states that enter the block (those of the
+// What down of an expert multiplies, for the rows of x [tokens, hidden] that its router sends it.
+Tensor inside_expert(Exec& ex, const Moe& op, int expert, const Routing& routing, const BlockWeights& weights,
+                     ConstTensorView x) {
+  const auto linear = [&](const LinearDef& def) -> const Linear& {
+    return weights.linears.at(op.of_expert(def, expert).name);
+  };
+  return expert_activation(ex, op, linear(op.gate), linear(op.up),
+                           routing.tokens(expert) >= kExpertTokens
+                               ? gather_rows(ex, x, routing.rows_of(expert))
+                               : spread_rows(ex, x, kExpertTokens));
+}
+
+// What the absorbers' activations look like when the states that enter the block (those of the
 // quantized stream) run through it as it is, on kTransformTokens of the tokens.
-std::map<size_t, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec,
-                                                const std::vector<BlockOp>& ops,
-                                                const std::vector<Absorber>& absorbers,
-                                                const Stream& entering, int64_t windows,
-                                                const RopeTables& ropes, const BlockWeights& weights) {
-  std::map<size_t, ActivationStats> stats;
-  for (const Absorber& a : absorbers) stats[a.consumers.front()];
+std::map<std::string, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec,
+                                                     const std::vector<BlockOp>& ops,
+                                                     const std::vector<Absorber>& absorbers,
+                                                     const Stream& entering, int64_t windows,
+                                                     const RopeTables& ropes, const BlockWeights& weights) {
   // Windows at even distances, for the draw puts those of one text side by side.
   const int64_t length = entering.tokens() / windows;
   const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows);
@@ -44,8 +58,20 @@ std::map<size_t, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec,
   }
   Stream stream(ex, spec, std::move(x), count);
   stream.begin_block(ops);
-  for (size_t i = 0; i <= stats.rbegin()->first; ++i) {
-    if (stats.count(i)) stats[i] = activation_stats(ex, stream.input(std::get<Linears>(ops[i]).in));
+  std::map<std::string, ActivationStats> stats;
+  for (size_t i = 0; stats.size() < absorbers.size(); ++i) {
+    std::optional<Routing> routing;
+    for (const Absorber& a : absorbers) {
+      if (a.consumers.front() != i) continue;
+      const auto* moe = std::get_if<Moe>(&ops[i]);
+      const ConstTensorView in = stream.input(moe ? moe->in : std::get<Linears>(ops[i]).in);
+      if (a.expert < 0) {
+        stats[a.name] = activation_stats(ex, in);
+        continue;
+      }
+      if (!routing) routing = route_tokens(ex, *moe, weights, in);
+      stats[a.name] = activation_stats(ex, inside_expert(ex, *moe, a.expert, *routing, weights, in));
+    }
     stream.run(i, weights, ropes);
   }
   return stats;
@@ -59,10 +85,9 @@ BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, i
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   TransformJob job{.ops = &ops, .migration = plan.migration};
   for (const BlockOp& op : ops)
-    if (const auto* group = std::get_if<Linears>(&op))
-      for (const LinearDef& l : group->items)
-        if (const PlannedLinear& p = plan.of(c.spec.prefix(layer) + l.name); !p.keep)
-          job.targets[l.name] = {p.recipe.spec, p.recipe.effort, p.recipe.method};
+    for (const LinearDef& l : linears_of(op))
+      if (const PlannedLinear& p = plan.of(c.spec.prefix(layer) + l.name); !p.keep)
+        job.targets[l.name] = {p.recipe.spec, p.recipe.effort, p.recipe.method};
   job.absorbers = usable_absorbers(ops, job.targets);
   BlockF32 rewritten;
   if (job.absorbers.empty()) return rewritten;

@@ -14,9 +14,7 @@ Features inverse_of(const Features& s) {
 
 void for_consumers(const TransformJob& job, const BlockF32& block, const Absorber& a,
                    const std::function<void(const LinearTarget&, ConstTensorView)>& f) {
-  for (const size_t i : a.consumers)
-    for (const LinearDef& l : std::get<Linears>((*job.ops)[i]).items)
-      f(job.targets.at(l.name), block.weights.at(l.name + ".weight"));
+  for (const LinearDef& l : a.linears) f(job.targets.at(l.name), block.weights.at(l.name + ".weight"));
 }
 
 }  // namespace fewbit

@@ -1,5 +1,6 @@
 #pragma once
 // What the searches of transforms share: one value per feature of an absorber, the linears behind it, the least loss.
+#include <algorithm>
 #include <functional>
 
 #include "src/quant/transform.h"
@@ -8,7 +9,10 @@ namespace fewbit {
 
 using Features = std::vector<float>;  // one value per feature of an absorber, or per input feature of its consumers
 
-inline constexpr int64_t kJudgedRows = 128;  // of each consumer, in a search
+// Rows of each linear behind an absorber that a search judges: fewer each where there are many experts.
+inline int64_t judged_rows(const Absorber& a) {
+  return std::clamp(int64_t{4096} / static_cast<int64_t>(a.linears.size()), int64_t{16}, int64_t{128});
+}
 
 Tensor uploaded(Exec&, const Features&);
 Features inverse_of(const Features&);

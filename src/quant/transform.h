@@ -30,9 +30,9 @@ struct TransformJob {
   const std::vector<BlockOp>* ops = nullptr;
   // Only absorbers whose linears are all quantized: what the user keeps, stays as it is.
   std::vector<Absorber> absorbers{};
-  std::map<size_t, ActivationStats> stats{};      // by index of an absorber's first consumer
-  std::map<std::string, LinearTarget> targets{};  // by name relative to the block
-  Migration migration{};                          // for transforms that take it
+  std::map<std::string, ActivationStats> stats{};  // of the scaled activation, by the absorber's name
+  std::map<std::string, LinearTarget> targets{};   // by name relative to the block
+  Migration migration{};                           // for transforms that take it
 };
 
 struct Transform {

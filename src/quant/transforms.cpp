@@ -25,8 +25,7 @@ std::vector<Absorber> usable_absorbers(const std::vector<BlockOp>& ops,
   std::vector<Absorber> usable;
   for (Absorber& a : absorbers_of(ops)) {
     bool all = a.kind == Absorber::Kind::norm || targets.count(a.name) > 0;
-    for (const size_t i : a.consumers)
-      for (const LinearDef& l : std::get<Linears>(ops[i]).items) all = all && targets.count(l.name) > 0;
+    for (const LinearDef& l : a.linears) all = all && targets.count(l.name) > 0;
     if (all) usable.push_back(std::move(a));
   }
   return usable;

@@ -18,7 +18,8 @@ ModelSpec decoder(const std::string& arch, int kv_heads) {
                                  {"num_attention_heads", 4}, {"num_key_value_heads", kv_heads},
                                  {"vocab_size", 50},         {"rms_norm_eps", 1e-5},
                                  {"hidden_act", "silu"},     {"max_position_embeddings", 512},
-                                 {"bos_token_id", 0},        {"eos_token_id", 1}};
+                                 {"bos_token_id", 0},        {"eos_token_id", 1},
+                                 {"num_local_experts", 3},   {"num_experts_per_tok", 2}};
   return build_spec(ConfigView::parse(config.dump(), "config.json"));
 }
 
@@ -65,6 +66,35 @@ TEST(Absorb, GroupedQueryHeadsShareTheFeaturesOfTheirKvHead) {
   EXPECT_EQ(v.repeat, 2);
   EXPECT_EQ(v.features, 32);
   for (int64_t j = 0; j < 64; ++j) EXPECT_EQ(v.source(j), j / 32 * 16 + j % 16) << j;
+}
+
+TEST(Absorb, AMixtureHasOneInFrontAndOneInsideEachExpert) {
+  const ModelSpec spec = decoder("MixtralForCausalLM", 4);
+  const std::vector<BlockOp>& ops = spec.block(0);
+  const std::vector<Absorber> all = absorbers_of(ops);
+  std::string names;
+  for (const Absorber& a : all) names += a.name + " ";
+  EXPECT_EQ(names,
+            "input_layernorm self_attn.v_proj post_attention_layernorm block_sparse_moe.experts.0.w3 "
+            "block_sparse_moe.experts.1.w3 block_sparse_moe.experts.2.w3 ");
+  const auto named = [](const Absorber& a) {
+    std::string s;
+    for (const LinearDef& l : a.linears) s += l.name.substr(l.name.find("experts.") + 8) + " ";
+    return s;
+  };
+  EXPECT_EQ(named(all[2]), "0.w1 0.w3 1.w1 1.w3 2.w1 2.w3 ");
+  ASSERT_EQ(all[2].routers.size(), 1u);
+  EXPECT_EQ(all[2].routers[0].name, "block_sparse_moe.gate");
+  EXPECT_EQ(all[2].routers[0].shape, (Shape{3, 64}));
+  EXPECT_EQ(all[2].expert, -1);
+  for (int e = 0; e < 3; ++e) {
+    const Absorber& a = all[static_cast<size_t>(3 + e)];
+    EXPECT_EQ(a.kind, Absorber::Kind::linear_rows);
+    EXPECT_EQ(named(a), std::to_string(e) + ".w2 ");
+    EXPECT_TRUE(a.routers.empty());
+    EXPECT_EQ(a.expert, e);
+    EXPECT_EQ(a.features, 96);
+  }
 }
 
 const Norm kNorm{S::x, S::h, NormKind::rms, "norm", 8, 1e-5f};

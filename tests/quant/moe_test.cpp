@@ -20,13 +20,6 @@
 namespace fewbit::test {
 namespace {
 
-std::string bytes_of_file(const std::filesystem::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  std::stringstream s;
-  s << in.rdbuf();
-  return s.str();
-}
-
 const Moe& moe_of(const ModelSpec& spec) {
   for (const BlockOp& op : spec.block(0))
     if (const Moe* m = std::get_if<Moe>(&op)) return *m;
@@ -248,18 +241,18 @@ TEST_P(MoeRun, WritesWhatItSaysAndResumesToTheSameBytes) {
   EXPECT_EQ(json.at("experts").size(), whole.experts.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, MoeRun,
-                         ::testing::Values(Case{"qwen3-moe", "rtn int4 g64"},
-                                           Case{"qwen3-moe", "gptq int4 g128"},
-                                           Case{"qwen3-moe", "gptq int3 g64"},
-                                           Case{"mixtral", "rtn int4 g128"},
-                                           Case{"mixtral", "gptq int4 g128"}),
-                         [](const auto& info) {
-                           std::string name = std::string(info.param.model) + "_" + info.param.recipe;
-                           for (char& ch : name)
-                             if (ch == '-' || ch == ' ') ch = '_';
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, MoeRun,
+    ::testing::Values(Case{"qwen3-moe", "rtn int4 g64"}, Case{"qwen3-moe", "gptq int4 g128"},
+                      Case{"qwen3-moe", "gptq int3 g64"}, Case{"qwen3-moe", "awq int4 g64"},
+                      Case{"qwen3-moe", "smoothquant"}, Case{"mixtral", "rtn int4 g128"},
+                      Case{"mixtral", "gptq int4 g128"}, Case{"mixtral", "awq+gptq int4 g128"}),
+    [](const auto& info) {
+      std::string name = std::string(info.param.model) + "_" + info.param.recipe;
+      for (char& ch : name)
+        if (ch == '-' || ch == ' ' || ch == '+') ch = '_';
+      return name;
+    });
 
 TEST(Moe, ErrorFeedbackOfTheExpertsBeatsPlainRounding) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/mixtral/golden.safetensors");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "formats/container.h"
 #include "kernels/embed.h"
@@ -33,7 +34,7 @@ Channels drawn(size_t n, Rng rng) {
 }
 
 // Channels by what they carry, most first: the energy of x_j times that of column j of the consumers.
-Channels by_salience(ConstTensorView x, const Linears& consumers, const BlockF32& block) {
+Channels by_salience(ConstTensorView x, const Absorber& a, const BlockF32& block) {
   const auto energy = [](ConstTensorView m) {
     std::vector<double> sum(static_cast<size_t>(m.cols()));
     for (int64_t i = 0; i < m.numel(); ++i)
@@ -41,7 +42,7 @@ Channels by_salience(ConstTensorView x, const Linears& consumers, const BlockF32
     return sum;
   };
   std::vector<double> columns(static_cast<size_t>(x.cols())), carried = energy(x);
-  for (const LinearDef& l : consumers.items) {
+  for (const LinearDef& l : a.linears) {
     const std::vector<double> sum = energy(block.weights.at(l.name + ".weight"));
     for (size_t j = 0; j < sum.size(); ++j) columns[j] += sum[j];
   }
@@ -80,35 +81,36 @@ void write_changed(const Checkpoint& c, const std::map<std::string, Tensor>& cha
 
 void collect(Exec& ex, const BlockF32& block, const std::string& prefix, std::map<std::string, Tensor>& out) {
   for (const auto& [name, w] : block.weights) out[prefix + name] = ex.to_host(w);
-  for (NamedTensor& t : changed_tensors(block, prefix)) out[t.name] = std::move(t.tensor);
+  for (NamedTensor& t : changed_tensors(ex, block, prefix)) out[t.name] = std::move(t.tensor);
 }
 
 void plant_outliers(const Checkpoint& c, const Planting& planting, const fs::path& dir) {
   Exec ex = Exec::cpu();
-  Stream stream = start_stream(ex, c);
+  const bool salient = planting.where == Planting::Where::salient;
+  std::optional<Stream> stream;
+  if (salient) stream.emplace(start_stream(ex, c));
   const RopeTables ropes(ex, c.spec);
   std::map<std::string, Tensor> changed;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     const std::vector<BlockOp>& ops = c.spec.block(layer);
     const std::string prefix = c.spec.prefix(layer);
-    const BlockWeights weights = load_block(ex, c, layer, {.dtype = DType::f32}, nullptr);
+    BlockWeights weights;
+    if (salient) weights = load_block(ex, c, layer, {.dtype = DType::f32}, nullptr);
     std::vector<Absorber> norms;
     for (Absorber& a : absorbers_of(ops))
       if (a.kind == Absorber::Kind::norm) norms.push_back(std::move(a));
     BlockF32 block = load_block_f32(ex, c, layer, norms);
-    stream.begin_block(ops);
+    if (salient) stream->begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
       for (const Absorber& a : norms) {
         if (a.consumers.front() != i) continue;
-        const auto& consumers = std::get<Linears>(ops[i]);
         std::vector<float> s(static_cast<size_t>(a.features), 1.f);
-        const Channels order = planting.where == Planting::Where::salient
-                                   ? by_salience(stream.input(consumers.in), consumers, block)
-                                   : drawn(s.size(), Rng(planting.seed, prefix + a.name));
+        const Channels order = salient ? by_salience(stream->input(std::get<Norm>(ops[a.op]).out), a, block)
+                                       : drawn(s.size(), Rng(planting.seed, prefix + a.name));
         for (const size_t j : first(order, planting.channels)) s[j] = 1 / planting.factor;
         fold(ex, block, ops, a, foldable_scale(block, ops, a, s));
       }
-      stream.run(i, weights, ropes);
+      if (salient) stream->run(i, weights, ropes);
     }
     collect(ex, block, prefix, changed);
   }

@@ -12,7 +12,7 @@ namespace fewbit::test {
 struct Planting {
   // A channel whose weights fall below half a step is lost whole, and no more than that: a random one carries little.
   enum class Where : uint8_t {
-    salient,  // those that carry most of the consumers' outputs on the built-in text
+    salient,  // those that carry most of the consumers' outputs on the built-in text (needs a tokenizer)
     drawn,    // without replacement by (seed, name of the norm)
   };
   int64_t channels = 4;  // per norm
@@ -22,7 +22,7 @@ struct Planting {
 };
 
 // Writes the planted copy of `c` to `dir`, a new folder. Norms stay in the type that the checkpoint stores them in;
-// the rewritten linears are written in f32, because a division by the factor is not exact in bf16.
+// the rewritten linears and routers are written in f32, because a division by the factor is not exact in bf16.
 void plant_outliers(const Checkpoint& c, const Planting&, const std::filesystem::path& dir);
 
 // A copy of the checkpoint in `dir`, a new folder, with the tensors of `changed` in place of those of the same name.

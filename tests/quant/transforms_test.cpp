@@ -1,13 +1,16 @@
 // Properties that every transform of the registry has: the function of a block stays, folds are exact in the
 // stored type, what is kept stays as it is. And AWQ's own: it undoes planted outliers.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "kernels/gram_loss.h"
 #include "src/core/half.h"
 #include "src/eval/perplexity.h"
 #include "src/model/synth.h"
 #include "src/quant/pipeline.h"
+#include "src/quant/rounding.h"
 #include "tests/kernels/quantizer_fixture.h"
 #include "tests/quant/planting.h"
 
@@ -20,9 +23,8 @@ namespace fs = std::filesystem;
 std::map<std::string, LinearTarget> all_targets(const std::vector<BlockOp>& ops, const QuantSpec& spec) {
   std::map<std::string, LinearTarget> targets;
   for (const BlockOp& op : ops)
-    if (const auto* group = std::get_if<Linears>(&op))
-      for (const LinearDef& l : group->items)
-        targets[l.name] = {spec, Effort::reference, &method("rtn")};  // the quick search
+    for (const LinearDef& l : linears_of(op))
+      targets[l.name] = {spec, Effort::reference, &method("rtn")};  // the quick search
   return targets;
 }
 
@@ -56,7 +58,7 @@ BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transfo
   TransformJob job{.ops = &ops, .targets = all_targets(ops, spec)};
   job.absorbers = usable_absorbers(ops, job.targets);
   for (const Absorber& a : job.absorbers)
-    job.stats[a.consumers.front()] = uneven_stats(ex, a.features * a.repeat, 40 + a.consumers.front());
+    job.stats[a.name] = uneven_stats(ex, a.features * a.repeat, 40 + a.consumers.front());
   BlockF32 block = load_block_f32(ex, c, layer, job.absorbers);
   t.apply(ex, job, block);
   return block;
@@ -71,11 +73,12 @@ Tensor logits_of(Exec& ex, const Checkpoint& c) {
 }
 
 // The demo model, a made one, and those of the reference folder that are there: biases, norms of heads,
-// windows, norms behind linears, fused linears.
+// windows, norms behind linears, fused linears, mixtures of experts.
 std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {builtin_model_dir(), dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
-  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused"})
+  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3",
+                           "phi3-fused", "mixtral", "qwen3-moe"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
 }
@@ -167,6 +170,48 @@ TEST(Transforms, SameInputSameBytes) {
   }
 }
 
+// What the outputs of a mixture's gate (behind the norm) and down (behind up) lose, relative to their energy,
+// summed over the experts: rounded as they are, and rounded as awq scaled them.
+TEST(Transforms, AwqHelpsExperts) {
+  Exec ex = Exec::cpu();
+  for (const char* name : {"mixtral", "qwen3-moe"}) {
+    FEWBIT_NEEDS_REFERENCE(std::string("goldens/models/") + name + "/config.json");
+    SCOPED_TRACE(name);
+    const Checkpoint c = Checkpoint::open(reference(std::string("goldens/models/") + name));
+    const std::vector<BlockOp>& ops = c.spec.block(0);
+    const Transform& awq = *find_transform("awq");
+    QuantSpec spec;
+    awq.fill_in(method("rtn"), spec);
+    const std::vector<Absorber> absorbers = absorbers_of(ops);
+    const BlockF32 before = load_block_f32(ex, c, 0, absorbers), after = transformed(ex, c, 0, awq);
+    double rounded = 0, scaled = 0;
+    int experts = 0;
+    for (const Absorber& a : absorbers) {
+      const LinearDef& l = a.linears.front();
+      if (l.name.find("experts.") == std::string::npos) continue;
+      ++experts;
+      const Tensor& w0 = before.weights.at(l.name + ".weight");
+      const Tensor& w1 = after.weights.at(l.name + ".weight");
+      const ActivationStats stats = uneven_stats(ex, w0.cols(), 40 + a.consumers.front());
+      const auto loss = [&](ConstTensorView values) {
+        const Tensor rows = Tensor::host(DType::f64, {w0.rows()});
+        gram_loss(ex, w0, values, stats.input.gram, rows);
+        return sum_of(ex, rows);
+      };
+      const double energy = loss(ex.alloc_zeros(DType::f32, w0.shape()));
+      rounded += loss(values_of(ex, round_plain(ex, w0, {}, spec, ScaleRule::absmax), spec)) / energy;
+      Tensor values = values_of(ex, round_plain(ex, w1, {}, spec, ScaleRule::absmax), spec);
+      for (int64_t i = 0; i < values.numel(); ++i) {  // back by w0 / w1 of the column, which all rows share
+        const int64_t j = i % w0.cols();
+        values.as<float>()[i] *= w0.as<float>()[j] / w1.as<float>()[j];
+      }
+      scaled += loss(values) / energy;
+    }
+    EXPECT_EQ(experts, 1 + (name == std::string("mixtral") ? 4 : 8));
+    EXPECT_LT(scaled, rounded / 2);
+  }
+}
+
 // The demo model and a planted copy of it, and what quantizing costs each on the built-in text.
 class Planted : public ::testing::Test {
  protected:
@@ -215,6 +260,50 @@ TEST_F(Planted, SmoothQuantUndoesOutliers) {
   EXPECT_GT(lost, std::log(1.05)) << "perplexity";
   EXPECT_LT(published, std::log(1.006));
   EXPECT_LT(gap(*planted, "smoothquant"), std::log(1.006));
+}
+
+// The same inside a mixture, whose routers see the planted channels too. The models are random, so what
+// counts is the distance of the logits of the median token: one that a near tie sends to another expert is
+// far off in any run.
+TEST(PlantedExperts, SmoothQuantUndoesOutliers) {
+  Exec ex = Exec::cpu();
+  for (const char* name : {"mixtral", "qwen3-moe"}) {
+    FEWBIT_NEEDS_REFERENCE(std::string("goldens/models/") + name + "/config.json");
+    SCOPED_TRACE(name);
+    const Checkpoint plain = Checkpoint::open(reference(std::string("goldens/models/") + name));
+    const TempDir dir;
+    plant_outliers(plain, {.where = Planting::Where::drawn}, dir / "planted");
+    const Checkpoint planted = Checkpoint::open(dir / "planted");
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < 16 * 64; ++i)
+      ids.push_back(static_cast<int32_t>((i * 7919 + i / 64 * 31) % plain.spec.vocab));
+    const auto logits = [&](const Checkpoint& c) {
+      Runner runner(ex, c, {.dtype = DType::f32});
+      return ex.to_host(runner.logits(runner.hidden(ids, 16)));
+    };
+    const Tensor exact = logits(plain);
+    const auto median_error = [&](const Checkpoint& c) {
+      const Tensor found = logits(c);
+      std::vector<double> errors;
+      for (int64_t t = 0; t < exact.rows(); ++t)
+        errors.push_back(relative_error(found.view().row_range(t, t + 1), exact.view().row_range(t, t + 1)));
+      std::nth_element(errors.begin(), errors.begin() + errors.size() / 2, errors.end());
+      return errors[errors.size() / 2];
+    };
+    EXPECT_LE(median_error(planted), tol::kLogitsF32);
+    const auto quantized = [&](const Checkpoint& c, const std::string& recipe) {
+      const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe), .tokens = 16 * 64});
+      run_pipeline(ex, c, plan, windows_from_ids(ids, 16, 64, "made"),
+                   {.recipe = recipe, .out = dir / "out", .force = true});
+      return median_error(Checkpoint::open(dir / "out"));
+    };
+    const double usual = quantized(plain, "rtn w8a8"), lost = quantized(planted, "rtn w8a8"),
+                 published = quantized(planted, "smoothquant alpha=0.5"),
+                 searched = quantized(planted, "smoothquant");
+    EXPECT_GT(lost, 3 * usual);
+    EXPECT_LT(published, 1.5 * usual);
+    EXPECT_LT(searched, 1.2 * usual);
+  }
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ Features by_absorber_feature(const Absorber& a, const std::vector<double>& input
 struct Consumer {
   ConstTensorView weight{};  // [out, in] f32
   LinearTarget target{};
-  Tensor some{};      // kJudgedRows of its rows, evenly spaced
+  Tensor some{};      // of its rows, evenly spaced
   double energy = 0;  // of the outputs of those rows
 };
 
@@ -140,9 +140,9 @@ struct Exponents {
 class Search {
  public:
   Search(Exec& ex, const TransformJob& job, const BlockF32& block, const Absorber& a)
-      : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
+      : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.name)) {
     for_consumers(job, block, a, [&](const LinearTarget& target, ConstTensorView w) {
-      consumers_.push_back({.weight = w, .target = target, .some = spread_rows(ex, w, kJudgedRows)});
+      consumers_.push_back({.weight = w, .target = target, .some = spread_rows(ex, w, judged_rows(a))});
     });
     activation_ = mean_activation();
     weight_ = mean_weight();

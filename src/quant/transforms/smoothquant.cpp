@@ -42,12 +42,12 @@ struct Consumer {
 class Search {
  public:
   Search(Exec& ex, const TransformJob& job, const BlockF32& block, const Absorber& a)
-      : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.consumers.front())) {
+      : ex_(ex), job_(job), block_(block), absorber_(a), stats_(job.stats.at(a.name)) {
     const int64_t in = stats_.absmax.numel();
     const Tensor most = ex.alloc_zeros(DType::f32, {in}), sum = ex.alloc_zeros(DType::f64, {in});
     for_consumers(job, block, a, [&](const LinearTarget& target, ConstTensorView w) {
       column_stats(ex, w, {}, most, sum);
-      consumers_.push_back({.target = target, .weight = spread_rows(ex, w, kJudgedRows)});
+      consumers_.push_back({.target = target, .weight = spread_rows(ex, w, judged_rows(a))});
     });
     activation_ = by_absorber_feature(ex, a, stats_.absmax);
     weight_ = by_absorber_feature(ex, a, most);
