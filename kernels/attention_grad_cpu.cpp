@@ -72,7 +72,6 @@ void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t 
 
 void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs,
                     const AttentionArgs& a, ConstTensorView dy, const AttentionGrads& grads) {
-  FEWBIT_ASSERT(consistent(q, k, v, seqs, a, dy, grads));
   const int64_t d = a.head_dim, q_ld = a.heads * d, kv_ld = a.kv_heads * d, len = q.rows() / seqs;
   blas::use_one_thread();
   ex.zero(grads.k);
@@ -99,10 +98,3 @@ void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorV
 }
 
 }  // namespace fewbit::cpu
-
-bool fewbit::consistent(ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs& a,
-                        ConstTensorView dy, const AttentionGrads& d) {
-  return seqs > 0 && q.rows() % seqs == 0 && a.heads % a.kv_heads == 0 && q.cols() == a.heads * a.head_dim &&
-         k.shape == Shape{q.rows(), a.kv_heads * a.head_dim} && v.shape == k.shape && dy.shape == q.shape &&
-         d.q.shape == q.shape && d.k.shape == k.shape && d.v.shape == v.shape;
-}
