@@ -14,6 +14,9 @@ struct AttentionGrads {
 namespace cpu  { void attention_grad(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs&, ConstTensorView dy, const AttentionGrads&); }
 namespace cuda { void attention_grad(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs&, ConstTensorView dy, const AttentionGrads&); }
 inline void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs& a, ConstTensorView dy, const AttentionGrads& d) {
+  FEWBIT_ASSERT(seqs > 0 && q.rows() % seqs == 0 && a.heads % a.kv_heads == 0 && q.cols() == a.heads * a.head_dim);
+  FEWBIT_ASSERT(k.shape == (Shape{q.rows(), a.kv_heads * a.head_dim}) && v.shape == k.shape && dy.shape == q.shape);
+  FEWBIT_ASSERT(d.q.shape == q.shape && d.k.shape == k.shape && d.v.shape == v.shape);
   pick(ex, &cpu::attention_grad, FEWBIT_CUDA_OP(attention_grad))(ex, q, k, v, seqs, a, dy, d);
 }
 }  // namespace fewbit

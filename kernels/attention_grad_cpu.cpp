@@ -73,9 +73,6 @@ void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t 
 void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs,
                     const AttentionArgs& a, ConstTensorView dy, const AttentionGrads& grads) {
   const int64_t d = a.head_dim, q_ld = a.heads * d, kv_ld = a.kv_heads * d, len = q.rows() / seqs;
-  FEWBIT_ASSERT(seqs > 0 && q.rows() == seqs * len && q.cols() == q_ld && k.cols() == kv_ld);
-  FEWBIT_ASSERT(v.shape == k.shape && dy.shape == q.shape && a.heads % a.kv_heads == 0);
-  FEWBIT_ASSERT(grads.q.shape == q.shape && grads.k.shape == k.shape && grads.v.shape == v.shape);
   blas::use_one_thread();
   ex.zero(grads.k);
   ex.zero(grads.v);

@@ -29,4 +29,13 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
   } while (!done);
 }
 
+// Lanes of a warp that arrive at a barrier. One is enough where something orders what the other lanes did
+// before its arrival: a warp barrier, or a warp-wide wait for what they gave. compute-sanitizer's racecheck
+// follows lane by lane, so a build for it lets all of them arrive.
+#ifdef FEWBIT_RACECHECK
+inline constexpr int kArrivingLanes = 32;
+#else
+inline constexpr int kArrivingLanes = 1;
+#endif
+
 }  // namespace fewbit::cuda

@@ -197,11 +197,6 @@ class RowBlock {
 void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
                     TensorView loss) {
   const int64_t out = a.w.rows(), in = a.w.cols();
-  FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
-  FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
-  FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
-  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
-  FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
   blas::use_one_thread();
   const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);
   const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles);

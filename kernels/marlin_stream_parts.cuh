@@ -288,14 +288,6 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
-// Lanes of a warp that arrive at a barrier. One is enough: a warp barrier comes before it, which orders what the other lanes
-// did. compute-sanitizer's racecheck follows lane by lane, so a build for it lets all of them arrive.
-#ifdef FEWBIT_RACECHECK
-inline constexpr int kArrivingLanes = 32;
-#else
-inline constexpr int kArrivingLanes = 1;
-#endif
-
 // Waits until all `expected` blocks have come here; what each wrote before is seen by all after.
 __device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
   __syncthreads();

@@ -202,8 +202,10 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
   const int first_tile = job.shared_tiles > 0 ? WideWalk::unit_of(job, blockIdx.x) / job.steps : -1;
   int slot = 0, left[2] = {-1, -1};  // shared tiles that this block has left sums of
   uint32_t phase = 0;
+  // Lane 0 speaks for its warp: what the other lanes have read of the stage went into a product that the
+  // whole warp has waited for.
   const auto release = [&](int at) {
-    if (l.lane == 0) barrier_arrive(empty_at + 8 * at);
+    if (l.lane < kArrivingLanes) barrier_arrive(empty_at + 8 * at);
   };
   while (walk.next(run)) {
     int before = 0;
@@ -311,7 +313,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       barrier_init(full + i, kWideFeeders);
-      barrier_init(empty + i, kWideMultiplying / 32);
+      barrier_init(empty + i, kArrivingLanes * kWideMultiplying / 32);
     }
     barrier_publish();
   }

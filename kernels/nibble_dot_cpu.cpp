@@ -40,13 +40,12 @@ bool has_avx2() {
 #endif
 }
 
-// Of every `step` columns those that are 0 modulo `planes`, then those that are 1, and so on.
-template <class From, class To>
-void split_columns(const From* x, int64_t in, int64_t step, int64_t planes, To* to) {
-  for (int64_t c = 0; c < (in + step - 1) / step * step; ++c) {
-    const int64_t at = c / step * step + c % planes * (step / planes) + c % step / planes;
-    to[at] = c < in ? static_cast<To>(x[c]) : To{};
-  }
+// Of every kStep columns those that are 0 modulo kPlanes, then those that are 1, and so on; zeros behind the last.
+template <int64_t kStep, int64_t kPlanes, class From, class To>
+void split_columns(const From* x, int64_t in, To* to) {
+  for (int64_t start = 0; start < in; start += kStep)
+    for (int64_t plane = 0; plane < kPlanes; ++plane)
+      for (int64_t c = start + plane; c < start + kStep; c += kPlanes) *to++ = c < in ? static_cast<To>(x[c]) : To{};
 }
 
 // One row of the linear.
@@ -106,18 +105,29 @@ FEWBIT_BF16_TARGET inline __m512i two_halves(const uint16_t* first, const uint16
                             _mm256_load_si256(reinterpret_cast<const __m256i*>(second)), 1);
 }
 
+// kRows rows of inputs from `first` on, and the sums of their products.
+template <int kRows>
+struct RowSums {
+  const uint16_t* x[kRows];
+  __m512 total[kRows];
+  FEWBIT_BF16_TARGET RowSums(const NibbleInput& input, int64_t first) {
+    for (int r = 0; r < kRows; ++r) {
+      x[r] = static_cast<const uint16_t*>(input.row(first + r));
+      total[r] = _mm512_setzero_ps();
+    }
+  }
+  FEWBIT_BF16_TARGET void store(float* sums) const {
+    for (int r = 0; r < kRows; ++r) sums[r] = _mm512_reduce_add_ps(total[r]);
+  }
+};
+
 // The loop of most checkpoints: groups of whole 128 columns. A word of the register holds four codes, and the permutation
 // reads the low five bits of its indices: shifts and one mask are all that stands between memory and levels.
 template <int kRows>
 FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
   const __m512i low = _mm512_set1_epi16(15);
   const auto& table = levels().words;
-  const uint16_t* xs[kRows];
-  __m512 total[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    xs[r] = static_cast<const uint16_t*>(x.row(first + r));
-    total[r] = _mm512_setzero_ps();
-  }
+  RowSums<kRows> rows(x, first);
   __m512i lookup = two_halves(table[w.zero], table[w.zero]);
   const int64_t steps = w.bytes / 64, of_group = w.halves / 4;
   for (int64_t c = 0, g = 0; c < steps; ++g) {
@@ -132,7 +142,7 @@ FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, in
       const __m512i level2 = _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 8), low), lookup);
       const __m512i level3 = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), lookup);
       for (int r = 0; r < kRows; ++r) {
-        const uint16_t* at = xs[r] + c * kWide;
+        const uint16_t* at = rows.x[r] + c * kWide;
         a[r] = _mm512_dpbf16_ps(a[r], (__m512bh)level0, (__m512bh)_mm512_loadu_si512(at));
         b[r] = _mm512_dpbf16_ps(b[r], (__m512bh)level1, (__m512bh)_mm512_loadu_si512(at + 32));
         a[r] = _mm512_dpbf16_ps(a[r], (__m512bh)level2, (__m512bh)_mm512_loadu_si512(at + 64));
@@ -140,9 +150,9 @@ FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, in
       }
     }
     const __m512 scale = _mm512_set1_ps(w.scales[g]);
-    for (int r = 0; r < kRows; ++r) total[r] = _mm512_fmadd_ps(_mm512_add_ps(a[r], b[r]), scale, total[r]);
+    for (int r = 0; r < kRows; ++r) rows.total[r] = _mm512_fmadd_ps(_mm512_add_ps(a[r], b[r]), scale, rows.total[r]);
   }
-  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_reduce_add_ps(total[r]);
+  rows.store(sums);
 }
 
 // Any groups of 32 columns and more. A permutation of words looks 32 levels up at once; one instruction multiplies 32 of them with bf16 inputs and adds pairs
@@ -152,12 +162,7 @@ FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, in
   const __m512i second_half = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
   const __m512i low = _mm512_set1_epi16(15);
   const auto& table = levels().words;
-  const uint16_t* xs[kRows];
-  __m512 total[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    xs[r] = static_cast<const uint16_t*>(x.row(first + r));
-    total[r] = _mm512_setzero_ps();
-  }
+  RowSums<kRows> rows(x, first);
   GroupCounter group(w);
   __m512i lookup = two_halves(table[w.zero], table[w.zero]);
   for (int64_t c = 0; c < w.chunks; ++c) {
@@ -174,13 +179,13 @@ FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, in
     const __m512i even = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_and_si512(words, low), second_half), lookup);
     const __m512i odd = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(words, 4), second_half), lookup);
     for (int r = 0; r < kRows; ++r) {
-      const uint16_t* x_at = xs[r] + c * kChunk;
+      const uint16_t* x_at = rows.x[r] + c * kChunk;
       __m512 part = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)even, (__m512bh)_mm512_loadu_si512(x_at));
       part = _mm512_dpbf16_ps(part, (__m512bh)odd, (__m512bh)_mm512_loadu_si512(x_at + kHalf));
-      total[r] = _mm512_fmadd_ps(part, scale, total[r]);
+      rows.total[r] = _mm512_fmadd_ps(part, scale, rows.total[r]);
     }
   }
-  for (int r = 0; r < kRows; ++r) sums[r] = _mm512_reduce_add_ps(total[r]);
+  rows.store(sums);
 }
 
 // Adds the levels of 16 codes (bytes), times 16 inputs from x on.
@@ -228,12 +233,12 @@ NibbleInput::NibbleInput(const RowPackedView& w, ConstTensorView x)
   data_ = to;
   for (int64_t r = 0; r < rows_; ++r, to += row_bytes_) {
     if (words_)
-      split_columns(static_cast<const uint16_t*>(x.data) + r * in, in, by_four_ ? kWide : kChunk, by_four_ ? 4 : 2,
-                    reinterpret_cast<uint16_t*>(to));
+      (by_four_ ? split_columns<kWide, 4, uint16_t, uint16_t> : split_columns<kChunk, 2, uint16_t, uint16_t>)(
+          static_cast<const uint16_t*>(x.data) + r * in, in, reinterpret_cast<uint16_t*>(to));
     else
       for_float_type(x.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        split_columns(static_cast<const T*>(x.data) + r * in, in, kChunk, 2, reinterpret_cast<float*>(to));
+        split_columns<kChunk, 2>(static_cast<const T*>(x.data) + r * in, in, reinterpret_cast<float*>(to));
       });
   }
 }

@@ -38,7 +38,7 @@ def complaints_of(path, text):
         target = layer_of(included)
         if target and allowed is not None and target != layer and target not in allowed:
             yield f"{path}:{number}: {layer} may not include {target} ({included})"
-        if re.match(r"cuda|cublas|cusolver", included) and not CUDA_HOMES.match(path):
+        if re.match(r"cuda|cublas|cusolver|nvtx", included) and not CUDA_HOMES.match(path):
             yield f"{path}:{number}: CUDA headers belong in kernels/*_cuda.cu, *.cuh and exec_cuda.h ({included})"
         if included.startswith("nlohmann") and path.endswith(".h"):
             yield f"{path}:{number}: JSON belongs in .cpp files ({included})"

@@ -103,12 +103,7 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   QuantizedLinear q;
   q.spec = spec;
   q.codes = unpack_columns(expect_tensor(source, linear, plan[0]));
-  Tensor zeros = unpack_columns(expect_tensor(source, linear, plan[1]));
-  if (spec.symmetric) {
-    integer_grid::expect_symmetric(zeros, spec, prefix + "qzeros");
-  } else {
-    q.zeros = std::move(zeros);
-  }
+  q.zeros = integer_grid::zeros_from_file(unpack_columns(expect_tensor(source, linear, plan[1])), spec, prefix + "qzeros");
   q.scales =
       integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
   return q;

@@ -107,23 +107,11 @@ void expect_shape(ConstTensorView found, int64_t out, int64_t in, std::string_vi
                                     Shape{out, in}.str() + ", found " + stored.str());
 }
 
-// group_of, or nothing when the groups are consecutive. A -1 anywhere: the writer never filled it.
-std::optional<Tensor> read_groups(ConstTensorView file, const QuantSpec& spec, std::string_view linear) {
-  const int64_t in = file.shape[0], groups = spec.groups(in), size = spec.group_size(in);
-  Tensor group_of = Tensor::host(DType::i32, {in});
-  bool consecutive = true;
-  for (int64_t k = 0; k < in; ++k) {
-    const int32_t g = bits::load<int32_t>(file.data, k);
-    if (g == -1) return std::nullopt;
-    if (g < 0 || g >= groups)
-      fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + ".weight_g_idx': expected groups 0 to " +
-                                      std::to_string(groups - 1) + ", found " + std::to_string(g) +
-                                      " at input " + std::to_string(k));
-    group_of.as<int32_t>()[k] = g;
-    consecutive = consecutive && g == k / size;
-  }
-  if (consecutive) return std::nullopt;
-  return group_of;
+// A -1 anywhere: the writer never filled it.
+std::optional<Tensor> read_groups(ConstTensorView file, const QuantSpec& spec, const std::string& tensor) {
+  for (int64_t k = 0; k < file.shape[0]; ++k)
+    if (bits::load<int32_t>(file.data, k) == -1) return std::nullopt;
+  return integer_grid::groups_from_file(file, spec, tensor);
 }
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
@@ -178,8 +166,8 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   expect_shape(expect_tensor(source, linear, plan[2]), out, in, linear);
   if (!spec.symmetric) q.zeros = unpack_zeros(expect_tensor(source, linear, plan[3]), out, spec.bits);
   const TensorPlan g_idx{"weight_g_idx", DType::i32, {in}};
-  if (source(std::string(linear) + '.' + g_idx.suffix).data)
-    q.group_of = read_groups(expect_tensor(source, linear, g_idx), spec, linear);
+  const std::string name = std::string(linear) + '.' + g_idx.suffix;
+  if (source(name).data) q.group_of = read_groups(expect_tensor(source, linear, g_idx), spec, name);
   return q;
 }
 

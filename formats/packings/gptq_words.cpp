@@ -88,25 +88,6 @@ Tensor unpack_zeros(ConstTensorView words, const QuantSpec& spec, int64_t out, Z
   return zeros;
 }
 
-// group_of, or nothing when the groups are consecutive.
-std::optional<Tensor> read_groups(ConstTensorView g_idx, const QuantSpec& spec, const std::string& tensor) {
-  const int64_t in = g_idx.shape[0], groups = spec.groups(in), size = spec.group_size(in);
-  Tensor group_of = Tensor::host(DType::i32, {in});
-  bool consecutive = true;
-  for (int64_t k = 0; k < in; ++k) {
-    const int32_t g = bits::load<int32_t>(g_idx.data, k);
-    if (g < 0 || g >= groups) {
-      fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected groups 0 to " +
-                                      std::to_string(groups - 1) + ", found " + std::to_string(g) +
-                                      " at input " + std::to_string(k));
-    }
-    group_of.as<int32_t>()[k] = g;
-    consecutive = consecutive && g == k / size;
-  }
-  if (consecutive) return std::nullopt;
-  return group_of;
-}
-
 Tensor write_groups(const QuantizedLinear& q) {
   if (q.group_of) return clone_host(*q.group_of);
   const int64_t in = q.in(), size = q.spec.group_size(in);
@@ -148,15 +129,11 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out
   QuantizedLinear q;
   q.spec = spec;
   q.codes = unpack_codes(expect_tensor(source, linear, plan[0]), spec, out, in);
-  Tensor zeros = unpack_zeros(expect_tensor(source, linear, plan[1]), spec, out, offset);
-  if (spec.symmetric) {
-    integer_grid::expect_symmetric(zeros, spec, prefix + "qzeros");
-  } else {
-    q.zeros = std::move(zeros);
-  }
+  q.zeros = integer_grid::zeros_from_file(unpack_zeros(expect_tensor(source, linear, plan[1]), spec, out, offset), spec,
+                                          prefix + "qzeros");
   q.scales =
       integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
-  q.group_of = read_groups(expect_tensor(source, linear, plan[3]), spec, prefix + "g_idx");
+  q.group_of = integer_grid::groups_from_file(expect_tensor(source, linear, plan[3]), spec, prefix + "g_idx");
   return q;
 }
 

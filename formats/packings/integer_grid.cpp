@@ -51,7 +51,8 @@ Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t
   return scales;
 }
 
-void expect_symmetric(const Tensor& zeros, const QuantSpec& spec, const std::string& tensor) {
+std::optional<Tensor> zeros_from_file(Tensor zeros, const QuantSpec& spec, const std::string& tensor) {
+  if (!spec.symmetric) return zeros;
   for (int64_t i = 0; i < zeros.numel(); ++i) {
     const int zero = zeros.as<uint8_t>()[i];
     if (zero == spec.mid_code()) continue;
@@ -60,6 +61,23 @@ void expect_symmetric(const Tensor& zeros, const QuantSpec& spec, const std::str
                                     std::to_string(zero) + " at output " +
                                     std::to_string(i / zeros.shape()[1]));
   }
+  return std::nullopt;
+}
+
+std::optional<Tensor> groups_from_file(ConstTensorView file, const QuantSpec& spec, const std::string& tensor) {
+  const int64_t in = file.shape[0], groups = spec.groups(in), size = spec.group_size(in);
+  Tensor group_of = Tensor::host(DType::i32, {in});
+  bool consecutive = true;
+  for (int64_t k = 0; k < in; ++k) {
+    const int32_t g = bits::load<int32_t>(file.data, k);
+    if (g < 0 || g >= groups)
+      fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected groups 0 to " + std::to_string(groups - 1) +
+                                      ", found " + std::to_string(g) + " at input " + std::to_string(k));
+    group_of.as<int32_t>()[k] = g;
+    consecutive = consecutive && g == k / size;
+  }
+  if (consecutive) return std::nullopt;
+  return group_of;
 }
 
 }  // namespace fewbit::integer_grid

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
 #include "kernels/divergence.h"
 #include "kernels/nll.h"
+#include "src/core/stopwatch.h"
 
 namespace fewbit {
 namespace {
@@ -154,7 +154,7 @@ DivergenceResult divergence(Exec& ex, const LogitSource& base, const LogitSource
     fail(ErrorKind::usage,
          fmt::format("the models have different vocabularies ({} and {} entries) and cannot be compared",
                      base.vocab, model.vocab));
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const Windows& all = w.windows;
   const int64_t limit = std::max<int64_t>(1, o.batch_tokens / all.length),
                 chunk = logit_rows_at_once(ex, base.vocab);
@@ -175,7 +175,7 @@ DivergenceResult divergence(Exec& ex, const LogitSource& base, const LogitSource
     if (o.progress) o.progress(begin, all.count);
   }
   DivergenceResult result = summarise(tokens, w, o.worst);
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = watch.seconds();
   return result;
 }
 

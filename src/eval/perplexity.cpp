@@ -2,10 +2,10 @@
 #include "src/eval/perplexity.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
+#include "src/core/stopwatch.h"
 #include "src/run/streamed.h"
 
 namespace fewbit {
@@ -38,16 +38,6 @@ std::span<const int32_t> ids_of(const Windows& w, int64_t begin, int64_t end) {
   return std::span(w.ids).subspan(static_cast<size_t>(begin * w.length),
                                   static_cast<size_t>((end - begin) * w.length));
 }
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 }  // namespace
 

@@ -12,9 +12,21 @@ struct ReportLinear {
   double rel_error = 0;  // ||(W - Q) X|| / ||W X||, as quant_report.json says
 };
 
+// A prompt or a decode step: its operations, the weights and cache that it must read, and how fast it went.
+struct ReportPass {
+  bool decode = false;
+  int64_t batch = 1, prompt_tokens = 0;
+  double flop = 0, bytes = 0, tflop_per_s = 0;
+  double flop_per_byte() const { return flop / bytes; }
+  double gb_per_s() const { return 1e3 * tflop_per_s / flop_per_byte(); }
+};
+
 struct ReportLatency {
   double ms_per_token = 0, p99 = 0, tokens_per_s = 0, prefill_tokens_per_s = 0, ttft_ms = 0;
   std::string device;
+  // Measured in the same run; 0 where the bench did not.
+  double read_gb_per_s = 0, product_tflop_per_s = 0;
+  std::vector<ReportPass> passes{};
 };
 
 struct ReportModel {

@@ -6,79 +6,12 @@
 #include <cmath>
 #include <map>
 
+#include "src/eval/svg.h"
+
 namespace fewbit {
 namespace {
 
-constexpr double kWidth = 420, kMapWidth = 300, kLabels = 120, kRight = 16, kRow = 30, kAxis = 34;
-
-// Data to pixels on one axis.
-struct Axis {
-  double from = 0, to = 1, begin = 0, end = 1;
-  bool logarithmic = false;
-  double at(double v) const {
-    const auto f = [&](double x) { return logarithmic ? std::log10(x) : x; };
-    return begin + (f(v) - f(from)) / (f(to) - f(from)) * (end - begin);
-  }
-};
-
-// Round steps: 1, 2 or 5 times a power of ten, about `wanted` of them.
-std::vector<double> linear_ticks(double from, double to, int wanted) {
-  const double raw = (to - from) / wanted, power = std::pow(10, std::floor(std::log10(raw)));
-  const double step = raw / power < 1.5   ? power
-                      : raw / power < 3.5 ? 2 * power
-                      : raw / power < 7.5 ? 5 * power
-                                          : 10 * power;
-  std::vector<double> ticks;
-  for (double t = std::ceil(from / step) * step; t <= to + step * 1e-6; t += step) ticks.push_back(t);
-  return ticks;
-}
-
-std::vector<double> powers_of_ten(double from, double to) {
-  std::vector<double> ticks;
-  for (double t = std::pow(10, std::ceil(std::log10(from) - 1e-9)); t <= to * 1.0001; t *= 10)
-    ticks.push_back(t);
-  return ticks;
-}
-
-// The range of positive values, widened to whole powers of ten.
-Axis log_axis(double least, double most, double begin, double end) {
-  const double from = std::pow(10, std::floor(std::log10(std::max(least, 1e-9))));
-  const double to = std::pow(10, std::ceil(std::log10(std::max(most, from * 10)) - 1e-9));
-  return {from, to, begin, end, true};
-}
-
-std::string text(double x, double y, const std::string& content, const char* anchor = "start",
-                 const char* more = "") {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
-                     escaped(content));
-}
-
-std::string line(double x1, double y1, double x2, double y2, const char* kind) {
-  return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kind,
-                     x1, y1, x2, y2);
-}
-
-std::string dot(double x, double y, const std::string& title) {
-  return fmt::format(
-      "<circle class=\"dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}</title></circle>\n", x, y,
-      escaped(title));
-}
-
-std::string svg(double width, double height, const std::string& label, const std::string& body) {
-  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", width,
-                     height, escaped(label), body);
-}
-
-// Vertical grid lines with their labels below the rows.
-std::string bottom_axis(const Axis& axis, const std::vector<double>& ticks, double height,
-                        const std::string& name) {
-  std::string s;
-  for (const double t : ticks) {
-    s += line(axis.at(t), 4, axis.at(t), height - kAxis, "grid");
-    s += text(axis.at(t), height - kAxis + 14, fmt::format("{:.6g}", t), "middle", " class=\"tick\"");
-  }
-  return s + text((axis.begin + axis.end) / 2, height - 5, name, "middle", " class=\"tick\"");
-}
+constexpr double kWidth = 420, kMapWidth = 300, kLabels = 120, kRight = 16, kRow = 30;
 
 std::string shortened(const std::string& name, size_t most = 16) {
   return name.size() <= most ? name : name.substr(0, most - 1) + "…";
@@ -90,23 +23,6 @@ std::string row_label(size_t i, const std::string& name) {
 double row_y(size_t i) { return kRow * (static_cast<double>(i) + 0.5) + 4; }
 
 }  // namespace
-
-std::string escaped(const std::string& s) {
-  std::string out;
-  for (const char c : s) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
 
 std::string perplexity_chart(const Report& r) {
   double low = r.base.perplexity, high = r.base.perplexity;
@@ -163,9 +79,7 @@ std::string bits_chart(const Report& r) {
   const Axis x{std::floor(least - 0.5), std::ceil(most + 0.5), kLeft, kWidth - kRight};
   const Axis y = log_axis(low, high, height - kAxis, kTop);
   std::string s = bottom_axis(x, linear_ticks(x.from, x.to, 6), height, "bits per weight, scales included");
-  for (const double t : powers_of_ten(y.from, y.to))
-    s += line(kLeft, y.at(t), kWidth - kRight, y.at(t), "grid") +
-         text(kLeft - 6, y.at(t) + 4, fmt::format("{:.6g}", t), "end", " class=\"tick\"");
+  s += left_axis(y, powers_of_ten(y.from, y.to), kLeft, kWidth - kRight);
   s += text(kLeft, kTop - 4, "mean KL, nats", "start", " class=\"tick\"");
   // Labels of near dots stand one below the other.
   std::vector<const ReportModel*> order;

@@ -2,10 +2,9 @@
 // Charts of the report as SVG elements. Colours are classes of the page's style sheet, so that they follow
 // its theme.
 #include "src/eval/report.h"
+#include "src/eval/svg.h"
 
 namespace fewbit {
-
-std::string escaped(const std::string& text);  // for HTML and SVG
 
 // Perplexity of every model with the error of its paired ratio to the baseline, whose own perplexity is a
 // line.
@@ -17,5 +16,22 @@ std::string bits_chart(const Report&);
 // Relative output error of every linear: a row per layer, a column per kind; one colour scale for all models.
 std::string heat_map(const ReportModel&, double largest);
 double largest_error(const Report&);
+// What a report says of one device: the passes that were timed on it, and what its memory and its products reach (the
+// largest rates of these runs).
+struct Roofline {
+  struct Pass {
+    const ReportModel* model;
+    int colour;  // of its checkpoint: "c0" … "c5"
+    ReportPass pass;
+  };
+  std::string device;
+  double read_gb_per_s = 0, product_tflop_per_s = 0;
+  std::vector<Pass> passes{};
+  // TFLOP/s of the roof.
+  double roof(double flop_per_byte) const;
+};
+std::vector<Roofline> rooflines(const Report&);
+// Operations per byte against TFLOP/s, under the roof: a circle per step, a diamond per prompt.
+std::string roofline_chart(const Roofline&);
 
 }  // namespace fewbit

@@ -1,4 +1,4 @@
-// The page: one style sheet, a table, four kinds of chart, and where the figures come from.
+// The page: one style sheet, tables, five kinds of chart, and where the figures come from.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -41,6 +41,15 @@ svg text { fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 .grid { stroke: var(--rule); } .base { stroke: var(--soft); stroke-dasharray: 4 3; }
 .whisker { stroke: var(--accent); stroke-width: 2; } .span { stroke: var(--span); stroke-width: 6; stroke-linecap: round; }
 .dot { fill: var(--accent); } .heat { fill: var(--heat); }
+.reach { fill: var(--accent); fill-opacity: .06; } .roof { fill: none; stroke: var(--ink); stroke-width: 1.6; stroke-linejoin: round; }
+.c0 { --c: #5d6873; } .c1 { --c: #1f6f8b; } .c2 { --c: #b3402a; } .c3 { --c: #5b7a1f; } .c4 { --c: #7a4fa3; } .c5 { --c: #a86e12; }
+@media (prefers-color-scheme: dark) { .c0 { --c: #9aa6b1; } .c1 { --c: #6cc3df; } .c2 { --c: #f08a6b; } .c3 { --c: #a7c957; }
+  .c4 { --c: #c39be6; } .c5 { --c: #e9b44c; } }
+circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); } .drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
+.roofline svg { max-width: 40rem; margin: 0 auto; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; justify-content: center; padding: 0; margin: .2rem 0 .8rem;
+  list-style: none; font-size: .85rem; }
+.legend span { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; background: var(--c); margin-right: .4rem; }
 .ramp { display: inline-block; width: 6rem; height: .7rem; vertical-align: middle; border-radius: 3px;
   background: linear-gradient(to right, transparent, var(--heat)); border: 1px solid var(--rule); }
 )";
@@ -114,6 +123,38 @@ std::string latency(const Report& r) {
                        rows));
 }
 
+std::string legend(const Roofline& r) {
+  std::string s = "<ul class=\"legend\"><li>● decode step</li><li>◆ prompt</li>";
+  const ReportModel* last = nullptr;
+  for (const Roofline::Pass& p : r.passes) {
+    if (p.model != last)
+      s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", p.colour, escaped(p.model->name));
+    last = p.model;
+  }
+  return s + "</ul>\n";
+}
+
+std::string roofline(const Roofline& r) {
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [model, colour, p] : r.passes)
+    rows.push_back({model->name,
+                    fmt::format("{} {}", p.decode ? "step after" : "prompt of", p.prompt_tokens),
+                    fmt::format("{}", p.batch),
+                    fmt::format("{:.4g}", p.flop_per_byte()),
+                    fmt::format("{:.4g}", p.gb_per_s()),
+                    fmt::format("{:.1f} %", 100 * p.gb_per_s() / r.read_gb_per_s),
+                    fmt::format("{:.4g}", p.tflop_per_s),
+                    fmt::format("{:.1f} %", 100 * p.tflop_per_s / r.product_tflop_per_s)});
+  return section("Roofline of " + r.device,
+                 "What a pass reached of what its weights and cache, read once, would allow. The slope is the read rate and "
+                 "the level the rate of a large product in the type of the activations, both measured in the same run; "
+                 "products of 8 bits may pass the level.",
+                 roofline_chart(r) + legend(r) +
+                     table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
+                           rows),
+                 "roofline");
+}
+
 std::string origin(const Report& r) {
   std::string s = "<dl>\n";
   const auto item = [&](const std::string& key, const std::string& value, bool code) {
@@ -161,7 +202,9 @@ std::string to_html(const Report& r) {
                  "How far the next-token distributions are from the baseline's.", divergence_chart(r));
     s += "</div>\n";
   }
-  return s + heat_maps(r) + latency(r) + origin(r) + "</main>\n</body>\n</html>\n";
+  s += heat_maps(r) + latency(r);
+  for (const Roofline& device : rooflines(r)) s += roofline(device);
+  return s + origin(r) + "</main>\n</body>\n</html>\n";
 }
 
 }  // namespace fewbit

@@ -19,6 +19,7 @@ inline constexpr int kSlots = static_cast<int>(Slot::count);
 const char* name_of(Slot s);
 
 enum class NormKind : uint8_t { rms, rms_plus_one };  // x * w, or x * (1 + w) (Gemma)
+constexpr float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
 enum class Activation : uint8_t { silu, gelu_tanh };
 
 // Names of weights are relative to the block prefix ("model.layers.7."); ".weight" / ".bias" are appended.

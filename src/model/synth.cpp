@@ -15,6 +15,7 @@
 #include "src/core/rng.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/synth_shapes.h"
 
 namespace fewbit {
 namespace {
@@ -26,205 +27,6 @@ constexpr float kStd = 0.02f;              // of all weights: the usual initiali
 constexpr float kByteSumStd = 147.801f;    // of the sum of four uniform bytes: sqrt(4 * (256^2 - 1) / 12)
 constexpr int kInt8Step = 16;  // codes between two levels of int8
 constexpr float kScale = kStd * 2.7f / 8;  // of int4 groups: absmax of 128 normal values is about 2.7 std
-
-struct ModelShape {
-  SynthPreset preset;
-  enum Family : uint8_t { llama, qwen3, qwen3_moe } family = llama;
-  int64_t hidden = 0, ff = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, vocab = 0, positions = 0;
-  double theta = 500000;
-  double llama3_factor = 0;  // rope scaling of type llama3; 0 = none
-  bool tied = false;
-  int64_t bos = 128000, eos = 128001;
-  int64_t experts = 0, top_k = 0, expert_ff = 0;  // of a mixture of experts
-};
-
-// Values of the public models' config.json.
-const std::vector<ModelShape>& shapes() {
-  static const std::vector<ModelShape> all = {
-      {.preset = {"llama3-8b", "Meta-Llama-3-8B"},
-       .hidden = 4096,
-       .ff = 14336,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 8192},
-      {.preset = {"llama3.1-8b", "Llama-3.1-8B (rope scaling llama3, factor 8)"},
-       .hidden = 4096,
-       .ff = 14336,
-       .layers = 32,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 131072,
-       .llama3_factor = 8},
-      {.preset = {"llama3-70b", "Meta-Llama-3-70B"},
-       .hidden = 8192,
-       .ff = 28672,
-       .layers = 80,
-       .heads = 64,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 128256,
-       .positions = 8192},
-      {.preset = {"llama-1b", "Llama-3.2-1B (tied head)"},
-       .hidden = 2048,
-       .ff = 8192,
-       .layers = 16,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 64,
-       .vocab = 128256,
-       .positions = 131072,
-       .llama3_factor = 32,
-       .tied = true},
-      {.preset = {"qwen3-8b", "Qwen3-8B"},
-       .family = ModelShape::qwen3,
-       .hidden = 4096,
-       .ff = 12288,
-       .layers = 36,
-       .heads = 32,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645},
-      {.preset = {"qwen3-32b", "Qwen3-32B"},
-       .family = ModelShape::qwen3,
-       .hidden = 5120,
-       .ff = 25600,
-       .layers = 64,
-       .heads = 64,
-       .kv_heads = 8,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645},
-      {.preset = {"qwen3-30b-a3b", "Qwen3-30B-A3B (128 experts, 8 active)"},
-       .family = ModelShape::qwen3_moe,
-       .hidden = 2048,
-       .ff = 6144,
-       .layers = 48,
-       .heads = 32,
-       .kv_heads = 4,
-       .head_dim = 128,
-       .vocab = 151936,
-       .positions = 40960,
-       .theta = 1000000,
-       .bos = 151643,
-       .eos = 151645,
-       .experts = 128,
-       .top_k = 8,
-       .expert_ff = 768},
-      {.preset = {"tiny", "two small blocks, for tests"},
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 32,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 2},
-      {.preset = {"tiny-moe", "two small blocks of four experts, for tests"},
-       .family = ModelShape::qwen3_moe,
-       .hidden = 128,
-       .ff = 256,
-       .layers = 2,
-       .heads = 4,
-       .kv_heads = 2,
-       .head_dim = 32,
-       .vocab = 512,
-       .positions = 2048,
-       .theta = 10000,
-       .bos = 1,
-       .eos = 2,
-       .experts = 4,
-       .top_k = 2,
-       .expert_ff = 128},
-  };
-  return all;
-}
-
-const ModelShape& shape_named(const std::string& name) {
-  std::string known;
-  for (const ModelShape& s : shapes()) {
-    if (s.preset.name == name) return s;
-    known += ' ';
-    known += s.preset.name;
-  }
-  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
-}
-
-ordered_json config_of(const ModelShape& s, int64_t layers) {
-  const bool moe = s.family == ModelShape::qwen3_moe, qwen = moe || s.family == ModelShape::qwen3;
-  ordered_json c;
-  c["architectures"] = {moe ? "Qwen3MoeForCausalLM" : qwen ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
-  c["attention_bias"] = false;
-  c["attention_dropout"] = 0.0;
-  c["bos_token_id"] = s.bos;
-  c["eos_token_id"] = s.eos;
-  c["head_dim"] = s.head_dim;
-  c["hidden_act"] = "silu";
-  c["hidden_size"] = s.hidden;
-  c["initializer_range"] = 0.02;
-  c["intermediate_size"] = s.ff;
-  c["max_position_embeddings"] = s.positions;
-  if (qwen) c["max_window_layers"] = layers;
-  if (!qwen) c["mlp_bias"] = false;
-  c["model_type"] = moe ? "qwen3_moe" : qwen ? "qwen3" : "llama";
-  if (moe) {
-    c["decoder_sparse_step"] = 1;
-    c["mlp_only_layers"] = ordered_json::array();
-    c["moe_intermediate_size"] = s.expert_ff;
-    c["norm_topk_prob"] = true;
-    c["num_experts"] = s.experts;
-    c["num_experts_per_tok"] = s.top_k;
-    c["output_router_logits"] = false;
-    c["router_aux_loss_coef"] = 0.001;
-  }
-  c["num_attention_heads"] = s.heads;
-  c["num_hidden_layers"] = layers;
-  c["num_key_value_heads"] = s.kv_heads;
-  if (!qwen) c["pretraining_tp"] = 1;
-  c["rms_norm_eps"] = qwen ? 1e-6 : 1e-5;
-  c["rope_scaling"] = nullptr;
-  if (s.llama3_factor > 0) {
-    c["rope_scaling"] = {{"factor", s.llama3_factor},
-                         {"high_freq_factor", 4.0},
-                         {"low_freq_factor", 1.0},
-                         {"original_max_position_embeddings", 8192},
-                         {"rope_type", "llama3"}};
-  }
-  c["rope_theta"] = s.theta;
-  if (qwen) c["sliding_window"] = nullptr;
-  c["tie_word_embeddings"] = s.tied;
-  c["torch_dtype"] = "bfloat16";
-  c["use_cache"] = true;
-  if (qwen) c["use_sliding_window"] = false;
-  c["vocab_size"] = s.vocab;
-  return c;
-}
-
-ordered_json generation_config_of(const ModelShape& s) {
-  const bool qwen = s.family != ModelShape::llama;
-  ordered_json c;
-  c["bos_token_id"] = s.bos;
-  c["do_sample"] = true;
-  c["eos_token_id"] = s.eos;
-  c["temperature"] = 0.6;
-  if (qwen) c["top_k"] = 20;
-  c["top_p"] = qwen ? 0.95 : 0.9;
-  return c;
-}
 
 // Values centre + std * (about normal), keyed by name and element.
 Tensor random_bf16(uint64_t seed, const std::string& name, const Shape& shape, float centre, float std) {
@@ -378,27 +180,22 @@ void write_text(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-std::vector<SynthPreset> synth_presets() {
-  std::vector<SynthPreset> out;
-  for (const ModelShape& s : shapes()) out.push_back(s.preset);
-  return out;
-}
-
 int64_t synthesize(const fs::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress) {
-  const ModelShape& shape = shape_named(options.preset);
+  const SynthShape& shape = synth_shape(options.preset);
   if (options.layers < 0)
     fail(ErrorKind::usage,
          "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
-  ordered_json config = config_of(shape, options.layers > 0 ? options.layers : shape.layers);
-  const ModelSpec spec = build_spec(ConfigView::parse(config.dump(), "preset " + options.preset));
+  const std::string plain = synth_config(shape, options.layers > 0 ? options.layers : shape.layers);
+  const ModelSpec spec = build_spec(ConfigView::parse(plain, "preset " + options.preset));
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
   synth.run(progress);
   writer->finish();
+  ordered_json config = ordered_json::parse(plain);
   if (const std::string text = synth.quantization_config(); !text.empty())
     config["quantization_config"] = ordered_json::parse(text);
-  write_text(dir / "generation_config.json", generation_config_of(shape).dump(2));
+  write_text(dir / "generation_config.json", synth_generation_config(shape));
   write_text(dir / "config.json", config.dump(2));  // last: with it the folder is a checkpoint
   return synth.bytes();
 }

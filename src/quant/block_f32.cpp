@@ -16,7 +16,7 @@ float round_to(float x, DType dtype) {
 }
 
 float offset_of(const std::vector<BlockOp>& ops, const Absorber& a) {
-  return std::get<Norm>(ops[a.op]).kind == NormKind::rms_plus_one ? 1.f : 0.f;
+  return weight_offset(std::get<Norm>(ops[a.op]).kind);
 }
 
 // What a stored value becomes when the feature is divided by s: (offset + value) / s - offset, rounded.

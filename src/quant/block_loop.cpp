@@ -5,6 +5,7 @@
 #include "formats/container.h"
 #include "kernels/embed.h"
 #include "kernels/gram.h"
+#include "kernels/profile_range.h"
 #include "src/calib/experts.h"
 #include "src/calib/observe.h"
 #include "src/quant/block_transforms.h"
@@ -61,6 +62,7 @@ void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedd
 }
 
 void BlockLoop::block(int64_t layer) {
+  const ProfileRange range(("block " + std::to_string(layer)).c_str());
   const bool sealed = journal_.sealed(layer);
   if (sealed && !quantized_) return;  // data-free: nothing downstream depends on this block
   const bool learning = !sealed && learns_rounding(plan_, ckpt_.spec, layer);

@@ -14,8 +14,6 @@
 namespace fewbit {
 namespace {
 
-float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
-
 // The slots whose content an op's gradient depends on.
 std::vector<Slot> slots_remembered(const BlockOp& op) {
   if (std::holds_alternative<Rope>(op) || std::holds_alternative<AddTo>(op) || std::holds_alternative<Split>(op))
@@ -151,22 +149,16 @@ struct BlockTape::Way {
     }
   }
   void operator()(const Attention& op) {
-    const AttentionArgs args{.heads = op.heads,
-                             .kv_heads = op.kv_heads,
-                             .head_dim = op.head_dim,
-                             .scale = op.scale,
-                             .window = op.window,
-                             .softcap = op.softcap};
     const TensorView dy = take(op.out);
     for (const Slot s : {op.q, op.k, op.v}) FEWBIT_ASSERT(leave(s) == 0);
-    attention_grad(ex(), seen(op.q), seen(op.k), seen(op.v), tape.seqs_, args, dy,
+    attention_grad(ex(), seen(op.q), seen(op.k), seen(op.v), tape.seqs_, args_of(op), dy,
                    {.q = grad[op.q], .k = grad[op.k], .v = grad[op.v]});
   }
   void operator()(const GatedAct& op) {
     const TensorView dy = take(op.out);
     for (const Slot s : {op.gate, op.up}) FEWBIT_ASSERT(leave(s) == 0);
     gated_act_grad(ex(), seen(op.gate), seen(op.up),
-                   op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh, dy, grad[op.gate],
+                   act_kind(op.act), dy, grad[op.gate],
                    grad[op.up]);
   }
   void operator()(const AddTo& op) {

@@ -1,22 +1,13 @@
 #pragma once
-// Phases: how long the parts of a run took, by name, for the report.
-#include <chrono>
+// Phases: how long the parts of a run took, by name, for the report; a profiler sees the same names.
 #include <map>
 #include <string>
 
 #include "kernels/exec.h"
+#include "kernels/profile_range.h"
+#include "src/core/stopwatch.h"
 
 namespace fewbit {
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 class Phases {
  public:
@@ -25,6 +16,7 @@ class Phases {
   // Runs `work`, waits for the device and adds the time to the phase.
   template <class F>
   void timed(const std::string& phase, F&& work) {
+    const ProfileRange range(phase.c_str());
     const Stopwatch t;
     work();
     ex_.sync();

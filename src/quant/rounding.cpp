@@ -159,19 +159,22 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
   return std::isfinite(sum) ? sum : 0;
 }
 
+bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
+  return shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target).ok() &&
+         count_nonfinite(ex, target) == 0;
+}
+
 namespace {
 
-// The weight that reproduces the unquantized output from the quantized input (kernels/factor.h), with more damping where
-// the Gram matrix asks for it; empty where none helps. d: the diagonal of that matrix, [in] f32.
+// The weight that reproduces the unquantized output from the quantized input with more damping where the Gram
+// matrix asks for it; empty where none helps. d: the diagonal of that matrix, [in] f32.
 Tensor shifted_target(Exec& ex, const LinearJob& job, ConstTensorView d) {
   const Tensor host = ex.to_host(d);
   const double sum = std::accumulate(host.as<float>(), host.as<float>() + host.numel(), 0.0);
   const float lambda = job.damp * static_cast<float>(sum / static_cast<double>(host.numel()));
   Tensor target = ex.alloc(DType::f32, job.weight.shape);
   for (const float more : {1.f, 10.f, 100.f})
-    if (shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, more * lambda, target).ok() &&
-        count_nonfinite(ex, target) == 0)
-      return target;
+    if (shift_target(ex, job, more * lambda, target)) return target;
   return {};
 }
 

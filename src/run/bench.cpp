@@ -3,28 +3,29 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
 #include "kernels/exec_measure.h"
+#include "kernels/gemm.h"
 #include "kernels/read_all.h"
+#include "src/core/half.h"
+#include "src/core/parallel.h"
 #include "src/core/rng.h"
+#include "src/core/stopwatch.h"
+#include "src/model/work.h"
 
 namespace fewbit {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
-
-// The median rate of seven runs of `work`, which moves `bytes`; one more goes before.
-double rate_of(Exec& ex, int64_t bytes, const std::function<void()>& work) {
+// The median rate, in 1e9 a second, of seven runs of `work`, which is `amount`; one more goes before.
+double rate_of(Exec& ex, double amount, const std::function<void()>& work) {
   std::vector<double> rates;
   work();
   for (int i = 0; i < 7; ++i) {
     const int begin = ex.mark();
     work();
-    rates.push_back(static_cast<double>(bytes) / ex.elapsed_ms(begin, ex.mark()) / 1e6);
+    rates.push_back(amount / ex.elapsed_ms(begin, ex.mark()) / 1e6);
   }
   std::nth_element(rates.begin(), rates.begin() + 3, rates.end());
   return rates[3];
@@ -38,24 +39,24 @@ struct Samples {
 // One prompt and its steps on an engine that has no sequences.
 void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o, const std::vector<int32_t>& prompt,
               Samples& s, const std::function<void(double)>& progress) {
-  const Clock::time_point first = Clock::now();
+  const Stopwatch first;
   const ConstTensorView logits = engine.prefill(prompt);
   ex.sync();
-  s.prefill.push_back(static_cast<double>(shape.batch * shape.prompt_tokens) / seconds_since(first));
+  s.prefill.push_back(static_cast<double>(shape.batch * shape.prompt_tokens) / first.seconds());
   engine.greedy_start(logits);
   engine.greedy_tokens();
-  s.ttft.push_back(1e3 * seconds_since(first));
+  s.ttft.push_back(1e3 * first.seconds());
   for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
   ex.sync();
   std::vector<int> marks = {ex.mark()};
-  const Clock::time_point start = Clock::now();
+  const Stopwatch start;
   for (int64_t i = 0; i < shape.tokens; ++i) {
     engine.greedy_step();
     marks.push_back(ex.mark());
     if (!ex.on_cuda()) progress(static_cast<double>(i + 1) / static_cast<double>(shape.tokens));
   }
   ex.sync();
-  s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / seconds_since(start));
+  s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / start.seconds());
   for (size_t i = 1; i < marks.size(); ++i) s.ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
 }
 
@@ -84,6 +85,13 @@ BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchO
   r.bytes_per_token = engine.weight_bytes_per_token() + engine.kv_bytes_per_token(context);
   r.gb_per_s = static_cast<double>(r.bytes_per_token) / r.ms_per_token.mean / 1e6;
   r.peak_bytes = ex.peak_bytes();
+  const auto per_second = [](double flop, double ms) { return flop / ms / 1e9; };
+  r.prefill_flop = pass_flop(engine.spec(), shape.batch, 0, shape.prompt_tokens);
+  r.prefill_bytes = static_cast<double>(engine.prefill_bytes(shape.prompt_tokens));
+  r.prefill_tflop_per_s = per_second(
+      r.prefill_flop, 1e3 * static_cast<double>(shape.batch * shape.prompt_tokens) / r.prefill_tokens_per_s.mean);
+  r.flop_per_token = pass_flop(engine.spec(), shape.batch, context - 1, 1);
+  r.tflop_per_s = per_second(r.flop_per_token, r.ms_per_token.mean);
   return r;
 }
 
@@ -110,12 +118,29 @@ MemoryRates measure_memory(Exec& ex) {
   const int64_t bytes = std::min<int64_t>(int64_t{4} << 30, fits) / 256 * 256;
   {
     const Tensor data = ex.alloc_zeros(DType::u8, {bytes}), mixed = ex.alloc(DType::i32, {1});
-    m.read_gb_per_s = rate_of(ex, bytes, [&] { read_all(ex, data, mixed); });
+    m.read_gb_per_s = rate_of(ex, static_cast<double>(bytes), [&] { read_all(ex, data, mixed); });
   }
   const int64_t half = std::min(bytes / 4, int64_t{1} << 30);
   const Tensor from = ex.alloc_zeros(DType::u8, {half}), to = ex.alloc_zeros(DType::u8, {half});
-  m.copy_gb_per_s = rate_of(ex, 2 * half, [&] { ex.copy(from, to); });
+  m.copy_gb_per_s = rate_of(ex, static_cast<double>(2 * half), [&] { ex.copy(from, to); });
   return m;
+}
+
+double measure_products(Exec& ex, DType dtype) {
+  const int64_t n = ex.on_cuda() ? 8192 : 1024;
+  Tensor host = Tensor::host(dtype, {n, n});
+  const Rng rng(0, "product rate");
+  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * n; i < end * n; ++i) {
+      const auto x = static_cast<float>(rng.uniform_at(static_cast<uint64_t>(i)) - 0.5);
+      if (dtype == DType::bf16)
+        host.as<bf16>()[i] = x;
+      else
+        host.as<float>()[i] = x;
+    }
+  });
+  const Tensor x = ex.to_device(host), w = ex.to_device(host), y = ex.alloc(dtype, {n, n});
+  return rate_of(ex, 2 * std::pow(static_cast<double>(n), 3), [&] { gemm(ex, x, w, {}, y); }) / 1e3;
 }
 
 int64_t positions_of(const BenchShape& s, const BenchOptions& o) { return s.prompt_tokens + s.tokens + o.warmup + 1; }
@@ -143,13 +168,13 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
     if (progress) progress(phase, f);
   };
   tell("loading", 0);
-  const Clock::time_point loading = Clock::now();
+  const Stopwatch loading;
   const Checkpoint c = Checkpoint::open(model);
   check_shapes(c.spec, o);
   BenchResult r;
   Engine engine(ex, c, {.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
   ex.sync();
-  r.load_s = seconds_since(loading);
+  r.load_s = loading.seconds();
   for (size_t i = 0; i < o.shapes.size(); ++i) {
     if (i > 0) {
       engine.resize(o.shapes[i].batch, positions_of(o.shapes[i], o));
@@ -165,6 +190,7 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
     r.trace = trace_passes(ex, engine, random_prompt(c.spec, o.shapes[0], o));
   }
   r.memory = measure_memory(ex);  // last: its buffers are none of the model's memory
+  r.product_tflop_per_s = measure_products(ex, o.load.dtype);
   for (BenchRow& row : r.rows) row.floor_share = row.gb_per_s / r.memory.read_gb_per_s;
   r.device = ex.device_name();
   r.kernels = engine.kernel_table();

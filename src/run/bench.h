@@ -39,6 +39,10 @@ struct BenchRow {
   int64_t bytes_per_token = 0;  // weights (head included) and cache that one step reads, at the mean context
   double gb_per_s = 0;          // bytes_per_token over the mean step
   double floor_share = 0;       // gb_per_s / read_gb_per_s
+  // For the roofline: operations (src/model/work.h) and least bytes of a prompt and of a step at the mean context, and the
+  // rates over the mean times.
+  double prefill_flop = 0, prefill_bytes = 0, prefill_tflop_per_s = 0;
+  double flop_per_token = 0, tflop_per_s = 0;
   int64_t peak_bytes = 0;       // held at one time while this row ran
 };
 
@@ -48,11 +52,15 @@ struct MemoryRates {
   double read_gb_per_s = 0;  // kernels/read_all.h: what a step that only reads could reach
 };
 MemoryRates measure_memory(Exec&);
+// TFLOP/s of a large square product of random matrices of `dtype` (f32 | bf16); the median. Zeros would be quicker: they draw
+// less power.
+double measure_products(Exec&, DType dtype);
 
 struct BenchResult {
   double load_s = 0;  // open, copy, first buffers
   MemoryRates memory{};
-  int64_t peak_bytes = 0;  // loading included
+  double product_tflop_per_s = 0;  // measure_products() in the compute type
+  int64_t peak_bytes = 0;          // loading included
   std::vector<BenchRow> rows;
   std::string device;
   std::vector<std::string> kernels, notes;

@@ -2,15 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cmath>
 #include <memory>
 
+#include "src/core/stopwatch.h"
+
 namespace fewbit {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 // One of the two, ready to run.
 struct Side {
@@ -21,20 +19,20 @@ struct Side {
   std::vector<double> ttft{}, ms{};
 
   void load(Exec& ex, const BenchOptions& o) {
-    const Clock::time_point start = Clock::now();
+    const Stopwatch start;
     const BenchShape& shape = o.shapes[0];
     engine = std::make_unique<Engine>(
         ex, checkpoint, EngineOptions{.load = o.load, .batch = shape.batch, .capacity = positions_of(shape, o)});
     ex.sync();
-    load_s = seconds_since(start);
+    load_s = start.seconds();
     prompt = random_prompt(checkpoint.spec, shape, o);
   }
   double first_token() {  // ms
     engine->reset();
-    const Clock::time_point start = Clock::now();
+    const Stopwatch start;
     engine->greedy_start(engine->prefill(prompt));
     engine->greedy_tokens();
-    return 1e3 * seconds_since(start);
+    return 1e3 * start.seconds();
   }
   ComparedModel result(const BenchOptions& o) const {
     const BenchShape& shape = o.shapes[0];

@@ -23,8 +23,6 @@
 namespace fewbit {
 namespace {
 
-float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
-
 Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
   const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape);
   Tensor raw = ex.to_device(host);
@@ -79,12 +77,7 @@ struct Interpreter {
   }
   // Over the cache, which holds the new tokens already, or over k and v where there is none.
   void attend(const Attention& op) const {
-    const AttentionArgs args{.heads = op.heads,
-                             .kv_heads = op.kv_heads,
-                             .head_dim = op.head_dim,
-                             .scale = op.scale,
-                             .window = op.window,
-                             .softcap = op.softcap};
+    const AttentionArgs args = args_of(op);
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
@@ -96,7 +89,7 @@ struct Interpreter {
     attend(op);
   }
   void operator()(const GatedAct& op) const {
-    gated_act(ex, act[op.gate], act[op.up], op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh,
+    gated_act(ex, act[op.gate], act[op.up], act_kind(op.act),
               act[op.out]);
   }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
@@ -157,6 +150,17 @@ bool run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
 }
 
 }  // namespace
+
+AttentionArgs args_of(const Attention& op) {
+  return {.heads = op.heads,
+          .kv_heads = op.kv_heads,
+          .head_dim = op.head_dim,
+          .scale = op.scale,
+          .window = op.window,
+          .softcap = op.softcap};
+}
+
+ActKind act_kind(Activation act) { return act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh; }
 
 std::vector<std::string> lines_of(const LinearNotes& notes) {
   std::vector<std::string> lines;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/attention.h"
+#include "kernels/gated_act.h"
 #include "src/model/model_spec.h"
 #include "src/run/linear.h"
 
@@ -66,6 +68,10 @@ class RopeTables {
  private:
   std::map<std::vector<float>, Tensor> tables_;
 };
+
+// The kernels' arguments of an op.
+AttentionArgs args_of(const Attention&);
+ActKind act_kind(Activation);
 
 void run_op(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
 // `clock` may be null.

@@ -12,6 +12,7 @@
 #include "kernels/gemm.h"
 #include "kernels/nll.h"
 #include "kernels/norm.h"
+#include "kernels/profile_range.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -40,6 +41,7 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       ropes_(ex, c.spec),
       prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
+  const ProfileRange range("load");
   asked_chunk_ = o.prefill_chunk;
   if (has_moe(spec_) && options_.graph) {
     options_.graph = false;
@@ -113,7 +115,7 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
   }
   embed(ex_, last_rows, x, 1.f, last_);
   rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
-           spec_.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, normed_);
+           weight_offset(spec_.final_norm_kind), normed_);
   report("final norm");
   apply_head(ex_, ends_, normed_, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
@@ -129,6 +131,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
              ids.size(), batch));
   check_ids(spec_, ids);
   need_room(len);
+  const ProfileRange range("prefill");
   const int64_t per_sequence = options_.prefill_chunk / batch;
   for (int64_t begin = 0; begin < len; begin += per_sequence) {
     const int64_t n = std::min(len - begin, per_sequence);
@@ -161,6 +164,7 @@ void Engine::decode_body() {
 
 void Engine::step() {
   need_room(1);
+  const ProfileRange range("decode step");
   if (options_.graph && warm_ && !recorded_ && !watch_) {
     step_graph_ = ex_.record([this] { decode_body(); });
     recorded_ = true;
@@ -191,10 +195,22 @@ std::vector<int32_t> Engine::greedy_tokens() {
   return {host.as<int32_t>(), host.as<int32_t>() + host.numel()};
 }
 
-int64_t Engine::weight_bytes_per_token() const {
+int64_t Engine::pass_weight_bytes(int64_t tokens) const {
   int64_t n = head_bytes(ends_) + ends_.final_norm.bytes();
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    n += weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], options_.batch);
+    n += weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], tokens);
+  return n;
+}
+
+int64_t Engine::weight_bytes_per_token() const { return pass_weight_bytes(options_.batch); }
+
+int64_t Engine::prefill_bytes(int64_t tokens) const {
+  const int64_t chunk = options_.prefill_chunk / options_.batch;
+  int64_t n = 0;
+  for (int64_t begin = 0; begin < tokens; begin += chunk) {
+    const int64_t end = std::min(begin + chunk, tokens);
+    n += pass_weight_bytes((end - begin) * options_.batch) + kv_bytes_per_token(end);
+  }
   return n;
 }
 

@@ -44,6 +44,8 @@ class Engine {
   int64_t weight_bytes_per_token()
       const;  // weights one decode step reads (embedding row excluded, head included)
   int64_t kv_bytes_per_token(int64_t context) const;
+  // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
+  int64_t prefill_bytes(int64_t tokens) const;
   std::vector<std::string> kernel_table() const;  // "24 x marlin4, 1 x dense head"
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -54,6 +56,7 @@ class Engine {
   void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();         // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
+  int64_t pass_weight_bytes(int64_t tokens) const;  // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
   void alloc_buffers();  // caches and what has a row per sequence, for options_
 

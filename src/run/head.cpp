@@ -27,7 +27,7 @@ Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const 
 }
 
 void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
-  rms_norm(ex, x, e.final_norm, s.final_norm_eps, s.final_norm_kind == NormKind::rms_plus_one ? 1.f : 0.f, y);
+  rms_norm(ex, x, e.final_norm, s.final_norm_eps, weight_offset(s.final_norm_kind), y);
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ Tensor expert_activation(Exec& ex, const Moe& op, const Linear& gate, const Line
   const Tensor u = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
   apply(ex, gate, x, g);
   apply(ex, up, x, u);
-  gated_act(ex, g, u, op.act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh, g);
+  gated_act(ex, g, u, act_kind(op.act), g);
   return g;
 }
 

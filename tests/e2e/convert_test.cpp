@@ -7,42 +7,20 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "src/model/checkpoint.h"
-#include "tests/support/process.h"
-#include "tests/support/support.h"
+#include "tests/support/command_test.h"
 
 namespace fewbit::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
-const std::string kScore = " --device cpu --max-windows 2 --context 256 --json -";
+const std::string kScore = " --device cpu --max-windows 2 --context 256";
 
-std::string bytes_of_file(const fs::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-class Convert : public ::testing::Test {
+class Convert : public CommandTest {
  protected:
-  void SetUp() override {
-    if (!programs_built()) GTEST_SKIP() << "the programs are not built";
-  }
-  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
-  void done(const std::string& command) {
-    const ProcessResult r = run(command);
-    ASSERT_EQ(r.exit_code, 0) << command << "\n" << r.err;
-  }
-  Json json(const std::string& command) {
-    const ProcessResult r = run(command);
-    EXPECT_EQ(r.exit_code, 0) << command << "\n" << r.err;
-    return Json::parse(r.out, nullptr, false);
-  }
   double perplexity(const std::string& model) {
     return json("evaluate perplexity " + model + kScore)["perplexity"].get<double>();
   }
@@ -68,7 +46,6 @@ class Convert : public ::testing::Test {
       done("evaluate verify " + std::string(each) + " --device cpu");
     for (const char* each : {"first", "second", "third", "fourth"}) fs::remove_all(dir / each);
   }
-  TempDir dir;
 };
 
 TEST_F(Convert, TheRoundTripReturnsTheFirstFile) {
@@ -176,7 +153,7 @@ TEST_F(Convert, AGgufFileBecomesAFolderWithItsTokenizer) {
   done("convert to gguf packed m.gguf");
   done("convert to gptq m.gguf out");
   EXPECT_EQ(perplexity("out --dtype float32"), perplexity("m.gguf --dtype float32"));
-  const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu --json -";
+  const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu";
   EXPECT_EQ(json("runner generate out" + prompt)["prompt_ids"],
             json("runner generate packed" + prompt)["prompt_ids"]);
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer_config.json"));
@@ -212,7 +189,7 @@ TEST_F(Convert, ScalesOfACacheTravelOrAreLeftOutAloud) {
   done("convert to compressed-tensors a b");
   EXPECT_EQ(bytes_of_file(dir / "b/model.safetensors"), bytes_of_file(dir / "a/model.safetensors"));
   EXPECT_EQ(bytes_of_file(dir / "b/config.json"), bytes_of_file(dir / "a/config.json"));
-  const Json out = json("convert to marlin a c --json -");
+  const Json out = json("convert to marlin a c");
   EXPECT_NE(out["notes"].dump().find("scales of the FP8 cache are left out"), std::string::npos) << out;
   const CheckpointIndex index = container_safetensors.open(dir / "c");
   for (const auto& [name, info] : index.tensors) EXPECT_EQ(name.find("_scale"), std::string::npos) << name;
@@ -227,9 +204,9 @@ TEST_F(Convert, ExpertsMoveAsOtherLinearsDo) {
 
 TEST_F(Convert, TheCardHasTheMeasuredPerplexity) {
   fs::copy(kDemo, dir / "model");
-  Json report = json("quantize 'rtn int4 g128' model out --device cpu --measure --json -");
+  Json report = json("quantize 'rtn int4 g128' model out --device cpu --measure");
   const Json measured = report["perplexity"];
-  const Json again = json("evaluate perplexity out --device cpu --json -");
+  const Json again = json("evaluate perplexity out --device cpu");
   EXPECT_EQ(measured["perplexity"], again["perplexity"]);
   EXPECT_LT(measured["base"].get<double>(), measured["perplexity"].get<double>());
   EXPECT_EQ(Json::parse(bytes_of_file(dir / "out/quant_report.json"))["perplexity"], measured);
@@ -247,7 +224,7 @@ class Diff : public Convert {
   Json diff(const std::string& pair, int code) {
     const ProcessResult r = run("convert diff " + pair + " --json -");
     EXPECT_EQ(r.exit_code, code) << pair << "\n" << r.err;
-    return Json::parse(r.out, nullptr, false);
+    return json_of(r);
   }
 };
 

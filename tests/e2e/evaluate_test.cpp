@@ -4,40 +4,25 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
-#include "tests/support/process.h"
-#include "tests/support/support.h"
+#include "tests/support/command_test.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
 const std::string kTasks = FEWBIT_SOURCE_DIR "/calib_data/tasks/sample.jsonl";
 const std::string kShort = " --device cpu --context 128 --max-windows 3";
 // Perplexities of transformers (ProtocolsEqualTransformers).
 constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119,
                  kLlamaCppLab = 85.928633;
 
-class Evaluate : public ::testing::Test {
+class Evaluate : public CommandTest {
  protected:
-  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
-  Json json_of(const std::string& command) {
-    const ProcessResult r = run(command + " --json -");
-    const Json j = Json::parse(r.out, nullptr, false);
-    EXPECT_FALSE(j.is_discarded()) << command << ": exit " << r.exit_code << "\n" << r.err;
-    return j;
-  }
   void write(const std::string& name, const std::string& content) { std::ofstream(dir / name) << content; }
-  std::string read(const std::string& name) {
-    std::ifstream in(dir / name);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-  TempDir dir;
+  std::string read(const std::string& name) { return bytes_of_file(dir / name); }
 };
 
 // float32 figures of transformers 5.17 on the CPU (scripts/interop/evaluate --windows 8).
@@ -51,7 +36,7 @@ TEST_F(Evaluate, ProtocolsEqualTransformers) {
        {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo},
         Case{"lab-qwen3-10m", "gptq", kGptqLab}, Case{"lab-qwen3-10m", "llama.cpp", kLlamaCppLab}}) {
     FEWBIT_NEEDS_REFERENCE(std::string("models/") + c.model);
-    const Json j = json_of("evaluate perplexity " + reference(std::string("models/") + c.model).string() +
+    const Json j = json("evaluate perplexity " + reference(std::string("models/") + c.model).string() +
                            " --data " + reference("corpus/wikitext2_test_raw.txt").string() + " --protocol " +
                            c.protocol + " --dtype float32 --max-windows 8 --device cpu");
     EXPECT_NEAR(j["perplexity"].get<double>(), c.perplexity, c.perplexity * tol::kProtocol)
@@ -61,15 +46,15 @@ TEST_F(Evaluate, ProtocolsEqualTransformers) {
 }
 
 TEST_F(Evaluate, ProtocolsAndOffload) {
-  const Json plain = json_of("evaluate perplexity" + kShort);
+  const Json plain = json("evaluate perplexity" + kShort);
   EXPECT_EQ(plain["tokens"], 3 * 127);
   EXPECT_GT(plain["bits_per_byte"].get<double>(), 0);
   EXPECT_GT(plain["word_perplexity"].get<double>(), plain["perplexity"].get<double>());
   EXPECT_GT(plain["phases"]["linears"].get<double>(), 0);
-  const Json sliding = json_of("evaluate perplexity --protocol sliding --stride 32" + kShort);
+  const Json sliding = json("evaluate perplexity --protocol sliding --stride 32" + kShort);
   EXPECT_EQ(sliding["tokens"], 127 + 2 * 32);
   EXPECT_EQ(sliding["stride"], 32);
-  const Json offload = json_of("evaluate perplexity --offload" + kShort);
+  const Json offload = json("evaluate perplexity --offload" + kShort);
   EXPECT_NEAR(offload["mean_nll"].get<double>(), plain["mean_nll"].get<double>(), 1e-3);
 }
 
@@ -78,7 +63,7 @@ TEST_F(Evaluate, ChatsThroughATemplate) {
       "chat.jsonl",
       R"({"messages": [{"role": "user", "content": "Where does the river end, and who told you so?"}, {"role": "assistant", "content": "At the sea."}]})");
   const Json j =
-      json_of("evaluate perplexity --data chat.jsonl --chat-template chatml --device cpu --context 16");
+      json("evaluate perplexity --data chat.jsonl --chat-template chatml --device cpu --context 16");
   EXPECT_GT(j["tokens"].get<int>(), 15);
   const ProcessResult r = run("evaluate perplexity --data chat.jsonl --device cpu");
   EXPECT_EQ(r.exit_code, 2) << "the demo model has no template of its own";
@@ -86,7 +71,7 @@ TEST_F(Evaluate, ChatsThroughATemplate) {
 }
 
 TEST_F(Evaluate, CompareWithItselfIsNothing) {
-  const Json j = json_of("evaluate compare " + kDemo + " " + kDemo +
+  const Json j = json("evaluate compare " + kDemo + " " + kDemo +
                          " --dtype float32 --layers --noise-floor --worst 3" + kShort);
   const Json& m = j["models"][0];
   EXPECT_LT(m["kl"]["max"].get<double>(), 1e-6);
@@ -103,8 +88,8 @@ TEST_F(Evaluate, CompareWithItselfIsNothing) {
 TEST_F(Evaluate, TheBaselinesLogitsAreCached) {
   ASSERT_EQ(run("quantize rtn " + kDemo + " rtn4 --device cpu").exit_code, 0);
   const std::string command = "evaluate compare " + kDemo + " rtn4" + kShort;
-  const Json direct = json_of(command), first = json_of(command + " --base-cache cache"),
-             second = json_of(command + " --base-cache cache");
+  const Json direct = json(command), first = json(command + " --base-cache cache"),
+             second = json(command + " --base-cache cache");
   EXPECT_EQ(first["models"][0]["kl"], second["models"][0]["kl"])
       << "the run that writes the cache reads it too";
   const double kl = direct["models"][0]["kl"]["mean"];
@@ -118,7 +103,7 @@ TEST_F(Evaluate, TheBaselinesLogitsAreCached) {
 TEST_F(Evaluate, TasksCountFlips) {
   ASSERT_EQ(run("quantize rtn --bits 3 " + kDemo + " rtn3 --device cpu").exit_code, 0);
   const Json j =
-      json_of("evaluate tasks rtn3 " + kTasks + " --baseline " + kDemo + " --few-shot 1 --device cpu");
+      json("evaluate tasks rtn3 " + kTasks + " --baseline " + kDemo + " --few-shot 1 --device cpu");
   EXPECT_EQ(j["items"], 32);
   EXPECT_EQ(j["answers"].size(), 32u);
   const double difference = j["accuracy"].get<double>() - j["baseline"]["accuracy"].get<double>();
@@ -129,16 +114,16 @@ TEST_F(Evaluate, TasksCountFlips) {
 
 TEST_F(Evaluate, SweepAndReport) {
   fs::create_directory_symlink(kDemo, dir / "demo");
-  const Json swept = json_of(
+  const Json swept = json(
       "evaluate sweep demo --recipe 'rtn int4' --recipe 'gptq int4 effort=quick' --out made --samples 4 "
       "--seq-len 128 "
       "--html sweep.html" +
       kShort);
   ASSERT_EQ(swept["models"].size(), 2u);
   EXPECT_TRUE(fs::exists(dir / "made/gptq-int4-effort=quick/config.json"));
-  const Json bench = json_of("runner bench made/rtn-int4 --device cpu --tokens 3 --prompt-tokens 4");
+  const Json bench = json("runner bench made/rtn-int4 --device cpu --tokens 3 --prompt-tokens 4");
   write("bench.json", bench.dump());
-  const Json j = json_of(
+  const Json j = json(
       "evaluate report made/rtn-int4 made/gptq-int4-effort=quick --html page.html --markdown card.md --bench "
       "bench.json" +
       kShort);
@@ -147,7 +132,8 @@ TEST_F(Evaluate, SweepAndReport) {
   EXPECT_GT(j["models"][0]["ms_per_token"].get<double>(), 0);
   const std::string page = read("page.html"), card = read("card.md");
   for (const char* word : {"<svg", "prefers-color-scheme: dark", "viewport", "rtn-int4", "quantize 'rtn int4",
-                           "ms per token", "class=\"heat\""})
+                           "ms per token", "class=\"heat\"", "Roofline of CPU", "class=\"roof\"", "prompt of 4</td>",
+                           "step after 4</td>"})
     EXPECT_NE(page.find(word), std::string::npos) << word;
   for (const char* word : {"http://", "https://", "<script", "src=", "@import", "url("})
     EXPECT_EQ(page.find(word), std::string::npos) << word;
@@ -157,7 +143,7 @@ TEST_F(Evaluate, SweepAndReport) {
 
 TEST_F(Evaluate, ASweepTakesRecipesThatMeasureBeforeTheyPlan) {
   fs::create_directory_symlink(kDemo, dir / "demo");
-  const Json j = json_of(
+  const Json j = json(
       "evaluate sweep demo --recipe 'auto target-bits=4.5' --recipe 'rtn int4 kv=fp8' --out made --samples 4 --seq-len 128 "
       "--html sweep.html" +
       kShort);
@@ -225,6 +211,9 @@ TEST_F(Evaluate, BadInputIsNamed) {
             {"task.jsonl"},
             1},
            {"evaluate sweep " + kDemo + " --recipe 'gtpq int4' --out made", {"gtpq"}, 2},
+           {"evaluate sweep " + kDemo + " --recipe 'rtn int4' --recipe 'gptq int4' --recipe 'rtn int4' --out made",
+            {"\"rtn int4\" and \"rtn int4\"", "made/rtn-int4", "give one"},
+            2},
        }) {
     const ProcessResult r = run(c.command + " --device cpu");
     EXPECT_EQ(r.exit_code, c.exit_code) << c.command << ": " << r.err;

@@ -2,28 +2,16 @@
 // unpack to with the codes that the method made; `--reference` compares the packed kernels with the dequantized model.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "formats/checkpoint_format.h"
-#include "tests/support/process.h"
-#include "tests/support/support.h"
+#include "tests/support/command_test.h"
 
 namespace fewbit::test {
 namespace {
 
-using Json = nlohmann::json;
-
-const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
-const std::string kFast = " --samples 4 --seq-len 256 --device cpu";
-
 // A thousand tokens: the dequantized model's weights are rounded to bf16, which moves so short a text by 0.2 %.
 constexpr double kFewTokens = 3e-3;
 
-class FormatMatrix : public ::testing::TestWithParam<const char*> {
- protected:
-  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
-  TempDir dir;
-};
+class FormatMatrix : public CommandTest, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
   int written = 0;
@@ -41,10 +29,8 @@ TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
     const std::string out = "out-" + std::string(format->name);
     const ProcessResult v = run("evaluate verify " + out);
     EXPECT_EQ(v.exit_code, 0) << v.out << v.err;
-    const ProcessResult e = run("evaluate perplexity " + out + " --device cpu --context 256 --max-windows 4 --reference --json -");
-    ASSERT_EQ(e.exit_code, 0) << e.err;
-    const Json j = Json::parse(e.out);
-    EXPECT_LT(std::abs(j["reference"]["relative_difference"].get<double>()), kFewTokens) << e.out;
+    const Json j = json("evaluate perplexity " + out + " --device cpu --context 256 --max-windows 4 --reference");
+    EXPECT_LT(std::abs(j["reference"]["relative_difference"].get<double>()), kFewTokens) << j;
   }
   EXPECT_GT(written, 0);
 }

@@ -3,36 +3,21 @@
 
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
-#include "tests/support/process.h"
-#include "tests/support/support.h"
+#include "tests/support/command_test.h"
 
 namespace fewbit::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
-const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
-const std::string kFast = " --samples 4 --seq-len 256 --device cpu";
-const std::string kScore = " --device cpu --dtype float32 --max-windows 2 --context 256 --json -";
+const std::string kScore = " --device cpu --dtype float32 --max-windows 2 --context 256";
 
-class GgufCommands : public ::testing::Test {
+class GgufCommands : public CommandTest {
  protected:
-  void SetUp() override {
-    if (!programs_built()) GTEST_SKIP() << "the programs are not built";
-  }
-  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
-  Json json(const std::string& command) {
-    const ProcessResult r = run(command);
-    EXPECT_EQ(r.exit_code, 0) << command << "\n" << r.err;
-    return Json::parse(r.out, nullptr, false);
-  }
   double perplexity(const std::string& model) {
     return json("evaluate perplexity " + model + kScore)["perplexity"].get<double>();
   }
-  TempDir dir;
 };
 
 TEST_F(GgufCommands, KQuantsAreWrittenReadAndVerified) {
@@ -40,7 +25,7 @@ TEST_F(GgufCommands, KQuantsAreWrittenReadAndVerified) {
   EXPECT_TRUE(fs::exists(dir / "out/model.gguf"));
   EXPECT_FALSE(fs::exists(dir / "out/model.safetensors"));
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
-  const Json inspected = json("convert inspect out --json -");
+  const Json inspected = json("convert inspect out");
   EXPECT_EQ(inspected["format"], "gguf");
   EXPECT_EQ(inspected["quantized"]["q4_k (decoded)"], 28);
   const double base = perplexity(kDemo), plain_name = perplexity("out"), file = perplexity("out/model.gguf");
@@ -52,9 +37,9 @@ TEST_F(GgufCommands, KQuantsAreWrittenReadAndVerified) {
 TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
   ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q4_0" + kFast).exit_code, 0);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
-  EXPECT_EQ(json("convert inspect out --json -")["quantized"]["gguf_q4_0 int4 g32 sym"], 28);
+  EXPECT_EQ(json("convert inspect out")["quantized"]["gguf_q4_0 int4 g32 sym"], 28);
   ASSERT_EQ(run("quantize 'gptq asym' " + kDemo + " asym --format gguf" + kFast).exit_code, 0);
-  EXPECT_EQ(json("convert inspect asym --json -")["quantized"]["gguf_q4_1 int4 g32 asym"], 28);
+  EXPECT_EQ(json("convert inspect asym")["quantized"]["gguf_q4_1 int4 g32 asym"], 28);
   const ProcessResult refused = run("quantize gptq " + kDemo + " no --format gguf:q4_k" + kFast);
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_NE(refused.err.find("q4_k has scales that the codes of gptq do not fit"), std::string::npos)
@@ -76,7 +61,7 @@ TEST_F(GgufCommands, CalibrationHelpsTheEncoder) {
 
 TEST_F(GgufCommands, MixesAndMistakesAreToldByThePlan) {
   const Json plan = json("quantize plan rtn " + kDemo +
-                         " --format gguf:q4_k --set '*.down_proj=format=gguf:q6_k' --device cpu --json -");
+                         " --format gguf:q4_k --set '*.down_proj=format=gguf:q6_k' --device cpu");
   int six = 0;
   for (const Json& l : plan["linears"]) six += l["packing"] == "q6_k";
   EXPECT_EQ(six, 4);
@@ -89,11 +74,11 @@ TEST_F(GgufCommands, MixesAndMistakesAreToldByThePlan) {
 TEST_F(GgufCommands, ConversionKeepsValuesAndTheFileStandsAlone) {
   ASSERT_EQ(run("convert to gguf " + kDemo + " m.gguf").exit_code, 0);
   EXPECT_EQ(perplexity("m.gguf"), perplexity(kDemo));  // bf16 in both
-  const Json here = json("convert inspect m.gguf --checksums --json -"),
-             there = json("convert inspect " + kDemo + " --checksums --json -");
+  const Json here = json("convert inspect m.gguf --checksums"),
+             there = json("convert inspect " + kDemo + " --checksums");
   EXPECT_EQ(here["checksums"], there["checksums"]);
   EXPECT_GT(here["checksums"].size(), 30u);
-  const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu --json -";
+  const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu";
   EXPECT_EQ(json("runner generate m.gguf" + prompt)["text"],
             json("runner generate " + kDemo + prompt)["text"]);
   ASSERT_EQ(run("quantize gptq m.gguf q" + kFast).exit_code, 0);  // a .gguf as the source

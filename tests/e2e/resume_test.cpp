@@ -10,13 +10,6 @@
 namespace fewbit::test {
 namespace {
 
-std::string bytes_of_file(const std::filesystem::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  std::stringstream s;
-  s << in.rdbuf();
-  return s.str();
-}
-
 struct Bench {
   Exec ex = Exec::cpu();
   Checkpoint c = Checkpoint::open(builtin_model_dir());

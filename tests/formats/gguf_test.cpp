@@ -173,8 +173,8 @@ TEST(GgufBlocks, DecodedValuesOfSimpleBlocksEncodeToThemselves) {
 using Bytes = std::vector<uint8_t>;
 
 Bytes read_all(const fs::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  const std::string bytes = bytes_of_file(p);
+  return {bytes.begin(), bytes.end()};
 }
 
 gguf::Metadata every_kind() {

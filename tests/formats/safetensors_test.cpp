@@ -1,5 +1,7 @@
 // The safetensors container: identity over write and read, the worked example byte for byte, and hostile
 // files.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <fstream>
@@ -17,10 +19,6 @@ namespace fs = std::filesystem;
 void write_file(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 std::string with_length(const std::string& header, uint64_t length) {
   std::string word(8, '\0');
   std::memcpy(word.data(), &length, 8);
@@ -29,6 +27,7 @@ std::string with_length(const std::string& header, uint64_t length) {
 std::string raw(const std::string& header, size_t data_bytes) {
   return with_length(header, header.size()) + std::string(data_bytes, 'x');
 }
+std::string numbered(int i) { return fmt::format("t{}", i); }
 size_t entries(const fs::path& dir) {
   return static_cast<size_t>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
 }
@@ -73,7 +72,7 @@ TEST(Safetensors, ShardsAreNamedIndexedAndWithinTheLimit) {
   TempDir dir;
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (int i = 0; i < 7; ++i) {
-    tensors.emplace_back("t" + std::to_string(9 - i), random_normal(DType::f32, {i == 3 ? 64 : 10, 8}, i));
+    tensors.emplace_back(numbered(9 - i), random_normal(DType::f32, {i == 3 ? 64 : 10, 8}, i));
   }
   auto writer = container_safetensors.create(dir.path(), {.shard_bytes = 800});
   for (const auto& [name, t] : tensors) writer->add(name, t);
@@ -81,7 +80,7 @@ TEST(Safetensors, ShardsAreNamedIndexedAndWithinTheLimit) {
   EXPECT_EQ(entries(dir.path()),
             6u);  // 2 + 1 + (the one that is larger than a shard) + 2 + 1 tensors, and the index
   EXPECT_TRUE(fs::exists(dir / "model-00001-of-00005.safetensors"));
-  EXPECT_NE(read_file(dir / "model.safetensors.index.json").find("\"total_size\": 3968"), std::string::npos);
+  EXPECT_NE(bytes_of_file(dir / "model.safetensors.index.json").find("\"total_size\": 3968"), std::string::npos);
   const CheckpointIndex index = container_safetensors.open(dir.path());
   EXPECT_EQ(index.files.size(), 5u);
   expect_same(index, tensors);
@@ -102,14 +101,14 @@ TEST(Safetensors, WorkedExampleByteForByte) {
       R"("b":{"dtype":"I32","shape":[1,2],"data_offsets":[8,16]},"c":{"dtype":"F16","shape":[1],"data_offsets":[16,18]}})";
   ASSERT_EQ(json.size(), 196u);
   const char data[] = "\x00\x00\x80\x3f\x00\x00\x00\x40\x03\x00\x00\x00\x04\x00\x00\x00\x00\x38";
-  EXPECT_EQ(read_file(dir / "model.safetensors"), with_length(json + "    ", 200) + std::string(data, 18));
+  EXPECT_EQ(bytes_of_file(dir / "model.safetensors"), with_length(json + "    ", 200) + std::string(data, 18));
 }
 
 TEST(Safetensors, AnUnfinishedWriterLeavesNothing) {
   TempDir dir;
   {
     auto writer = container_safetensors.create(dir.path(), {.shard_bytes = 100});
-    for (int i = 0; i < 4; ++i) writer->add("t" + std::to_string(i), random_normal(DType::f32, {20}, i));
+    for (int i = 0; i < 4; ++i) writer->add(numbered(i), random_normal(DType::f32, {20}, i));
     EXPECT_GT(entries(dir.path()), 0u);
   }
   EXPECT_EQ(entries(dir.path()), 0u);

@@ -15,8 +15,7 @@ namespace fewbit::test {
 namespace {
 
 std::string page(const std::string& name) {
-  std::ifstream in(std::string(FEWBIT_SOURCE_DIR) + "/docs/formats/" + name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  return bytes_of_file(std::string(FEWBIT_SOURCE_DIR) + "/docs/formats/" + name);
 }
 #define EXPECT_STANDS_IN(text, hex) \
   EXPECT_NE((text).find(hex), std::string::npos) << "the page lacks: " << (hex)

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "tests/kernels/op_test.h"
 
@@ -33,12 +34,27 @@ std::vector<Case> cases() {
   return out;
 }
 
-std::string name(const Case& c, DType dtype) {
-  return std::string(name_of(dtype)) + " seqs " + std::to_string(c.seqs) + " len " + std::to_string(c.len) +
-         " heads " + std::to_string(c.args.heads) + "/" + std::to_string(c.args.kv_heads) + " dim " +
-         std::to_string(c.args.head_dim) + " window " + std::to_string(c.args.window) + " cap " +
-         std::to_string(c.args.softcap);
+// Each case is a test of its own, so that the slow checkers of a GPU can take the small ones.
+class AttentionOn : public testing::TestWithParam<std::tuple<Case, const char*>> {
+ protected:
+  void SetUp() override {
+    if (device() == "cuda") FEWBIT_NEEDS_GPU();
+  }
+  const Case& c() const { return std::get<0>(GetParam()); }
+  std::string device() const { return std::get<1>(GetParam()); }
+};
+
+std::string name(const testing::TestParamInfo<AttentionOn::ParamType>& info) {
+  const auto& [c, device] = info.param;
+  std::string s = "seqs" + std::to_string(c.seqs) + "_len" + std::to_string(c.len) + "_heads" +
+                  std::to_string(c.args.heads) + "of" + std::to_string(c.args.kv_heads) + "_dim" +
+                  std::to_string(c.args.head_dim);
+  if (c.args.window > 0) s += "_window" + std::to_string(c.args.window);
+  if (c.args.softcap > 0) s += "_capped";
+  return s + "_" + device;
 }
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionOn,
+                         testing::Combine(testing::ValuesIn(cases()), testing::Values("cpu", "cuda")), name);
 
 struct Inputs {
   Tensor q, k, v;
@@ -88,14 +104,14 @@ std::vector<double> expected_attention(const Case& c, const Inputs& in) {
   return out;
 }
 
-FEWBIT_OP_TEST(Attention, MatchesTheDefinition) {
-  for (const Case& c : cases())
-    for (const DType dtype : kComputeTypes) {
-      const Inputs in = inputs(c, dtype);
-      const Tensor out = poisoned(ex, dtype, in.q.shape());
-      attention(ex, ex.to_device(in.q), ex.to_device(in.k), ex.to_device(in.v), c.seqs, c.args, out);
-      EXPECT_LE(error_of(ex, out, expected_attention(c, in)), product_tolerance(dtype)) << name(c, dtype);
-    }
+TEST_P(AttentionOn, MatchesTheDefinition) {
+  Exec ex = Exec::from_name(device());
+  for (const DType dtype : kComputeTypes) {
+    const Inputs in = inputs(c(), dtype);
+    const Tensor out = poisoned(ex, dtype, in.q.shape());
+    attention(ex, ex.to_device(in.q), ex.to_device(in.k), ex.to_device(in.v), c().seqs, c().args, out);
+    EXPECT_LE(error_of(ex, out, expected_attention(c(), in)), product_tolerance(dtype)) << name_of(dtype);
+  }
 }
 
 // Rows [begin, end) of every sequence, as the cached ops take them.
@@ -129,8 +145,10 @@ Cache make_cache(Exec& ex, DType dtype, const Shape& shape) {
   return c;
 }
 
-// Feeds the sequences through a cache `step` tokens at a time; the outputs in the order of attention().
-std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, const Cache& cache, int64_t step) {
+// Feeds the sequences through a cache: `prompt` tokens at once, the others `step` at a time; the outputs in
+// the order of attention().
+std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, const Cache& cache,
+                                  int64_t step) {
   std::vector<double> out(static_cast<size_t>(in.q.numel()));
   const int64_t cols = in.q.cols();
   for (int64_t begin = 0; begin < c.len; begin += step) {
@@ -151,18 +169,18 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, con
 
 Shape cache_shape(const Case& c) { return {c.seqs, c.args.kv_heads, c.len + 5, c.args.head_dim}; }
 
-FEWBIT_OP_TEST(Attention, CachedInOneGoInChunksAndTokenByToken) {
-  for (const Case& c : cases())
-    for (const DType dtype : kComputeTypes) {
-      const Inputs in = inputs(c, dtype);
-      const std::vector<double> expected = expected_attention(c, in);
-      for (const int64_t step : {c.len, int64_t{7}, int64_t{1}}) {
-        const Cache cache = make_cache(ex, dtype, cache_shape(c));
-        const Tensor found = from_doubles(through_cache(ex, c, in, cache, step), in.q.shape());
-        EXPECT_LE(relative_error(found, from_doubles(expected, in.q.shape())), product_tolerance(dtype))
-            << name(c, dtype) << " in steps of " << step;
-      }
+TEST_P(AttentionOn, CachedInOneGoInChunksAndTokenByToken) {
+  Exec ex = Exec::from_name(device());
+  for (const DType dtype : kComputeTypes) {
+    const Inputs in = inputs(c(), dtype);
+    const Tensor expected = from_doubles(expected_attention(c(), in), in.q.shape());
+    for (const int64_t step : {c().len, int64_t{7}, int64_t{1}}) {
+      const Cache cache = make_cache(ex, dtype, cache_shape(c()));
+      const Tensor found = from_doubles(through_cache(ex, c(), in, cache, step), in.q.shape());
+      EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
+          << name_of(dtype) << " in steps of " << step;
     }
+  }
 }
 
 // The values that a cache of codes holds of x [seqs * len, kv_heads * d], in the layout of x, by definition.
@@ -181,21 +199,47 @@ Tensor quantized_by_hand(const Case& c, const Tensor& x, DType cache) {
   return out;
 }
 
-FEWBIT_OP_TEST(Attention, OverCodesIsAttentionOverTheirValues) {
-  for (const Case& c : cases())
-    for (const DType dtype : kComputeTypes)
-      for (const DType codes : {DType::f8_e4m3, DType::i8}) {
-        const Inputs in = inputs(c, dtype);
-        const Inputs values{to_f32(in.q), quantized_by_hand(c, in.k, codes), quantized_by_hand(c, in.v, codes)};
-        const Tensor expected = from_doubles(expected_attention(c, values), in.q.shape());
-        for (const int64_t step : {c.len, int64_t{7}, int64_t{1}}) {
-          if (step == 1 && c.len > 64) continue;  // slow, and shorter sequences cover it
-          const Cache cache = make_cache(ex, codes, cache_shape(c));
-          const Tensor found = from_doubles(through_cache(ex, c, in, cache, step), in.q.shape());
-          EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
-              << name(c, dtype) << " over " << name_of(codes) << " in steps of " << step;
-        }
+TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
+  Exec ex = Exec::from_name(device());
+  for (const DType dtype : kComputeTypes)
+    for (const DType codes : {DType::f8_e4m3, DType::i8}) {
+      const Inputs in = inputs(c(), dtype);
+      const Inputs values{to_f32(in.q), quantized_by_hand(c(), in.k, codes),
+                          quantized_by_hand(c(), in.v, codes)};
+      const Tensor expected = from_doubles(expected_attention(c(), values), in.q.shape());
+      for (const int64_t step : {c().len, int64_t{7}, int64_t{1}}) {
+        if (step == 1 && c().len > 64) continue;  // slow, and shorter sequences cover it
+        const Cache cache = make_cache(ex, codes, cache_shape(c()));
+        const Tensor found = from_doubles(through_cache(ex, c(), in, cache, step), in.q.shape());
+        EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
+            << name_of(dtype) << " over " << name_of(codes) << " in steps of " << step;
       }
+    }
+}
+
+// So many keys that every split of the GPU's launch has several tiles of them for each of its warps.
+FEWBIT_OP_TEST(Attention, TheLastTokensOfALongContext) {
+  const Case c{1, 25000, {.heads = 4, .kv_heads = 1, .head_dim = 64, .scale = 0.125f}};
+  const int64_t first = c.len - 2, cols = c.args.heads * c.args.head_dim;
+  const Inputs in = inputs(c, DType::bf16);
+  std::vector<int32_t> positions(static_cast<size_t>(c.len));
+  std::iota(positions.begin(), positions.end(), 0);
+  for (const DType held : {DType::bf16, DType::f8_e4m3, DType::i8}) {
+    const Cache cache = make_cache(ex, held, cache_shape(c));
+    kv_append(ex, ex.to_device(in.k), ex.to_device(in.v), ex.to_device(host_i32(positions)), cache.view());
+    const Tensor found = poisoned(ex, DType::bf16, {2, cols});
+    attention_cached(ex, ex.to_device(slice(in.q, 1, first, c.len)),
+                     ex.to_device(host_i32({static_cast<int32_t>(first), static_cast<int32_t>(first + 1)})),
+                     cache.view(), c.args, found);
+    const bool codes = held != DType::bf16;
+    const std::vector<double> q = doubles(in.q),
+                              k = doubles(codes ? quantized_by_hand(c, in.k, held) : to_f32(in.k)),
+                              v = doubles(codes ? quantized_by_hand(c, in.v, held) : to_f32(in.v));
+    std::vector<double> all(q.size());
+    for (int64_t p = first; p < c.len; ++p)
+      for (int64_t h = 0; h < c.args.heads; ++h) attend(c, q, k, v, 0, h, p, all);
+    EXPECT_LE(error_of(ex, found, {all.begin() + first * cols, all.end()}), tol::kBf16Op) << name_of(held);
+  }
 }
 
 FEWBIT_OP_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {

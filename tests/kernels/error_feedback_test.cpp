@@ -21,9 +21,11 @@ struct LoopCase {
   ScaleRule rule = ScaleRule::diag_grid;
   bool fixed = false;  // grids chosen beforehand, columns scattered over them
   std::string str() const {
-    return "in " + std::to_string(in) + " g " + std::to_string(group) + " bits " + std::to_string(bits) +
-           (symmetric ? " sym" : " asym") + (fixed ? " fixed" : "") +
-           (rule == ScaleRule::loop_grid ? " by loop" : "");
+    return "in" + std::to_string(in) + "_g" + std::to_string(group) + "_bits" + std::to_string(bits) +
+           (symmetric ? "" : "_asym") + (fixed ? "_fixed" : "") +
+           (rule == ScaleRule::loop_grid ? "_loop"
+            : rule == ScaleRule::absmax  ? "_absmax"
+                                         : "");
   }
 };
 
@@ -174,6 +176,11 @@ std::vector<LoopCase> setups() {
   all.push_back({.group = 64, .fixed = true});
   all.push_back({.group = 96, .symmetric = false, .fixed = true});
   all.push_back({.out = 40, .in = 1100, .group = 128});
+  // Small ones of every kind.
+  all.push_back({.in = 70, .group = 32, .symmetric = false});
+  all.push_back({.in = 70, .group = 32, .rule = ScaleRule::loop_grid});
+  all.push_back({.in = 70, .group = 32, .fixed = true});
+  all.push_back({.in = 140, .group = 136});
   return all;
 }
 
@@ -190,48 +197,59 @@ std::vector<bool> equal_rows(const Result& a, const Result& b) {
   return equal;
 }
 
-TEST(ErrorFeedback, CodesAreThoseOfTheTextbookLoop) {
-  for (const std::string& backend : backends())
-    for (const LoopCase& s : setups()) {
-      Exec ex = Exec::from_name(backend);
-      const Tensor h = correlated_gram(s.in, 150, 21),
-                   w = random_normal(DType::f32, {s.out, s.in}, 22, 0.05f);
-      const float lambda = 0.01f * mean_diagonal(h);
-      const Result want = textbook(s, w, h, lambda), got = run(ex, s, w, h, lambda);
-      const std::vector<bool> equal = equal_rows(got, want);
-      int64_t flipped = 0;
-      for (int64_t o = 0; o < s.out; ++o) {
-        const double loss = want.loss.as<double>()[o];
-        if (equal[static_cast<size_t>(o)])
-          EXPECT_NEAR(got.loss.as<double>()[o], loss, tol::kLossIdentity * loss) << backend << " " << s.str();
-        else
-          ++flipped;
-      }
-      EXPECT_LE(static_cast<double>(flipped), tol::kFlippedRows * static_cast<double>(s.out))
-          << backend << " " << s.str();
-    }
+// Each case is a test of its own, so that the slow checkers of a GPU can take the small ones.
+class ErrorFeedbackOn : public testing::TestWithParam<std::tuple<LoopCase, const char*>> {
+ protected:
+  void SetUp() override {
+    if (device() == "cuda") FEWBIT_NEEDS_GPU();
+  }
+  const LoopCase& c() const { return std::get<0>(GetParam()); }
+  std::string device() const { return std::get<1>(GetParam()); }
+};
+INSTANTIATE_TEST_SUITE_P(Cases, ErrorFeedbackOn,
+                         testing::Combine(testing::ValuesIn(setups()), testing::Values("cpu", "cuda")),
+                         [](const auto& info) {
+                           return std::get<0>(info.param).str() + "_" + std::get<1>(info.param);
+                         });
+
+TEST_P(ErrorFeedbackOn, CodesAreThoseOfTheTextbookLoop) {
+  Exec ex = Exec::from_name(device());
+  const Tensor h = correlated_gram(c().in, 150, 21),
+               w = random_normal(DType::f32, {c().out, c().in}, 22, 0.05f);
+  const float lambda = 0.01f * mean_diagonal(h);
+  const Result want = textbook(c(), w, h, lambda), got = run(ex, c(), w, h, lambda);
+  const std::vector<bool> equal = equal_rows(got, want);
+  int64_t flipped = 0;
+  for (int64_t o = 0; o < c().out; ++o) {
+    const double loss = want.loss.as<double>()[o];
+    if (equal[static_cast<size_t>(o)])
+      EXPECT_NEAR(got.loss.as<double>()[o], loss, tol::kLossIdentity * loss);
+    else
+      ++flipped;
+  }
+  EXPECT_LE(static_cast<double>(flipped), tol::kFlippedRows * static_cast<double>(c().out));
 }
 
-TEST(ErrorFeedback, TheSumOfSquaresIsTheTrace) {
-  for (const std::string& backend : backends())
-    for (const LoopCase& s : setups()) {
-      Exec ex = Exec::from_name(backend);
-      const Tensor h = correlated_gram(s.in, 150, 31),
-                   w = random_normal(DType::f32, {s.out, s.in}, 32, 0.05f);
-      const float lambda = 0.01f * mean_diagonal(h);
-      const Result got = run(ex, s, w, h, lambda);
-      const int64_t groups = got.scales.cols();
-      const Tensor c = ex.to_device(got.codes), sc = ex.to_device(got.scales),
-                   z = s.symmetric ? Tensor() : ex.to_device(got.zeros);
-      const Tensor group_of = s.fixed ? ex.to_device(scattered_groups(s, groups)) : Tensor();
-      const Tensor q = ex.alloc(DType::f32, {s.out, s.in});
-      dequantize(
-          ex, {.codes = c, .scales = sc, .zeros = z, .group_of = group_of, .bits = s.bits, .group = s.group},
-          q);
-      const Matrix hd = damped(h, lambda);
-      const double trace = trace_loss(w, ex.to_host(q), hd);
-      EXPECT_NEAR(total(got.loss), trace, tol::kLossIdentity * trace) << backend << " " << s.str();
-    }
+TEST_P(ErrorFeedbackOn, TheSumOfSquaresIsTheTrace) {
+  Exec ex = Exec::from_name(device());
+  const Tensor h = correlated_gram(c().in, 150, 31),
+               w = random_normal(DType::f32, {c().out, c().in}, 32, 0.05f);
+  const float lambda = 0.01f * mean_diagonal(h);
+  const Result got = run(ex, c(), w, h, lambda);
+  const Tensor codes = ex.to_device(got.codes), scales = ex.to_device(got.scales),
+               zeros = c().symmetric ? Tensor() : ex.to_device(got.zeros);
+  const Tensor group_of = c().fixed ? ex.to_device(scattered_groups(c(), got.scales.cols())) : Tensor();
+  const Tensor q = ex.alloc(DType::f32, {c().out, c().in});
+  dequantize(ex,
+             {.codes = codes,
+              .scales = scales,
+              .zeros = zeros,
+              .group_of = group_of,
+              .bits = c().bits,
+              .group = c().group},
+             q);
+  const double trace = trace_loss(w, ex.to_host(q), damped(h, lambda));
+  EXPECT_NEAR(total(got.loss), trace, tol::kLossIdentity * trace);
 }
 
 // Where a row is one group, no other rule over the same candidates can end with less.

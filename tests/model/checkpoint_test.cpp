@@ -36,15 +36,6 @@ void rewrite_config(const fs::path& dir, const std::function<void(json&)>& chang
   std::ofstream(dir / "config.json") << c.dump();
 }
 
-std::string message_of(const std::function<void()>& body, ErrorKind kind = ErrorKind::checkpoint) {
-  try {
-    body();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    return e.what();
-  }
-  return "";
-}
 std::string complaints(const fs::path& dir, ErrorKind kind = ErrorKind::checkpoint) {
   return message_of([&] { Checkpoint::open(dir); }, kind);
 }

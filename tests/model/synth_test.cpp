@@ -15,21 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::string message_of(const std::function<void()>& body, ErrorKind kind) {
-  try {
-    body();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    return e.what();
-  }
-  return "";
-}
-
 struct Moments {
   double mean = 0, std = 0;
 };
@@ -109,8 +94,8 @@ TEST(Synth, TheSeedAloneDecides) {
   synthesize(b.path(), {.preset = "tiny", .format = "marlin", .seed = 1}, {});
   synthesize(c.path(), {.preset = "tiny", .format = "marlin", .seed = 2}, {});
   for (const char* file : {"model.safetensors", "config.json", "generation_config.json"})
-    EXPECT_EQ(read_file(a / file), read_file(b / file)) << file;
-  EXPECT_NE(read_file(a / "model.safetensors"), read_file(c / "model.safetensors"));
+    EXPECT_EQ(bytes_of_file(a / file), bytes_of_file(b / file)) << file;
+  EXPECT_NE(bytes_of_file(a / "model.safetensors"), bytes_of_file(c / "model.safetensors"));
   // A value is keyed by its tensor's name, so fewer layers and smaller shards change nothing.
   synthesize(d.path(), {.preset = "tiny", .format = "marlin", .layers = 1, .seed = 1, .shard_bytes = 60000},
              {});

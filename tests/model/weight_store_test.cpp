@@ -9,16 +9,6 @@
 namespace fewbit::test {
 namespace {
 
-std::string message_of(const std::function<void()>& body, ErrorKind kind) {
-  try {
-    body();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    return e.what();
-  }
-  return "";
-}
-
 TEST(WeightStore, GivesViewsAndChecksThem) {
   TempDir dir;
   const Tensor a = random_normal(DType::f32, {3, 4}, 1), b = random_normal(DType::bf16, {5}, 2);

@@ -23,13 +23,6 @@ const std::string kTied = "llama3-ropescaled-tied";
 
 std::string folder(const std::string& model) { return "goldens/models/" + model; }
 
-std::string bytes_of_file(const std::filesystem::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  std::stringstream s;
-  s << in.rdbuf();
-  return s.str();
-}
-
 Windows windows_of(const ModelSpec& spec) {
   Windows w{.count = 8, .length = 64, .ids = std::vector<int32_t>(512), .source = "made up"};
   for (size_t i = 0; i < w.ids.size(); ++i)

@@ -20,13 +20,6 @@
 namespace fewbit::test {
 namespace {
 
-std::string bytes_of_file(const std::filesystem::path& p) {
-  std::ifstream in(p, std::ios::binary);
-  std::stringstream s;
-  s << in.rdbuf();
-  return s.str();
-}
-
 const Moe& moe_of(const ModelSpec& spec) {
   for (const BlockOp& op : spec.block(0))
     if (const Moe* m = std::get_if<Moe>(&op)) return *m;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/core/error.h"
+#include "src/model/work.h"
 #include "src/run/bench_compare.h"
 #include "tests/support/support.h"
 
@@ -37,12 +38,23 @@ TEST(Bench, EveryShapeIsARowAndTheWeightsAreCountedOnce) {
     EXPECT_GE(row.ms_per_token.p99, row.ms_per_token.p50);
     EXPECT_DOUBLE_EQ(row.floor_share, row.gb_per_s / r.memory.read_gb_per_s);
     EXPECT_LE(row.peak_bytes, r.peak_bytes);
+    EXPECT_DOUBLE_EQ(row.tflop_per_s, row.flop_per_token / row.ms_per_token.mean / 1e9);
+    EXPECT_GT(row.prefill_tflop_per_s, 0);
   }
+  EXPECT_GT(r.product_tflop_per_s, 0);
   // Cache bytes: 3 sequences at context 9 + 1 + 2 against one at 5 + 1 + 1; weights are the same.
   const Checkpoint c = Checkpoint::open(demo());
   Engine engine(ex, c, {.load = o.load, .capacity = 8});
   EXPECT_EQ(r.rows[1].bytes_per_token, engine.weight_bytes_per_token() + engine.kv_bytes_per_token(7));
   EXPECT_EQ(r.rows[0].bytes_per_token, engine.weight_bytes_per_token() + 3 * engine.kv_bytes_per_token(12));
+  // The work: 3 prompts of 9 tokens; a step that sees its own position and 6 before it.
+  EXPECT_EQ(r.rows[0].prefill_flop, pass_flop(c.spec, 3, 0, 9));
+  EXPECT_EQ(r.rows[1].flop_per_token, pass_flop(c.spec, 1, 6, 1));
+  EXPECT_EQ(r.rows[1].prefill_bytes, static_cast<double>(engine.weight_bytes_per_token() + engine.kv_bytes_per_token(5)));
+  // In chunks the weights are read again, and the cache so far.
+  const Engine chunked(ex, c, {.load = o.load, .capacity = 8, .prefill_chunk = 3});
+  EXPECT_EQ(chunked.prefill_bytes(7), 3 * engine.weight_bytes_per_token() + engine.kv_bytes_per_token(3) +
+                                          engine.kv_bytes_per_token(6) + engine.kv_bytes_per_token(7));
 }
 
 TEST(Bench, TooManyPositionsAreRefused) {

@@ -29,9 +29,11 @@ Tensor i32(const std::vector<int32_t>& v) {
 }
 
 double limit(DType dtype, KvType kv) {
-  if (dtype == DType::bf16) return tol::kLogitsBf16;
-  return kv == KvType::plain ? tol::kLogitsF32 : tol::kLogitsQuantizedCache;
+  if (kv == KvType::plain) return dtype == DType::bf16 ? tol::kLogitsBf16 : tol::kLogitsF32;
+  return dtype == DType::bf16 ? tol::kLogitsQuantizedCacheBf16 : tol::kLogitsQuantizedCache;
 }
+
+constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8};
 
 // Logits of every position from `first` on, fed one by one after a prefill, against the runner's.
 void decode_equals_runner(Exec& ex, const Checkpoint& c, DType dtype, KvType kv) {
@@ -102,8 +104,7 @@ TEST_P(EngineOn, DecodeLogitsEqualTheRunners) {
   Exec ex = Exec::from_name(GetParam());
   const Checkpoint c = Checkpoint::open(demo());
   for (const DType dtype : {DType::f32, DType::bf16})
-    for (const KvType kv : {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8})
-      decode_equals_runner(ex, c, dtype, kv);
+    for (const KvType kv : kCaches) decode_equals_runner(ex, c, dtype, kv);
 }
 
 TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
@@ -136,6 +137,24 @@ TEST_P(EngineOn, GraphAndEagerStepsAgree) {
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),
                          [](const auto& info) { return std::string(info.param); });
 
+// What the limit of bf16 through codes comes from: the rounding of bf16 alone, on one device in one order.
+TEST(Runner, Bf16StaysNearFloat32ThroughEveryCache) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  const std::vector<int32_t> ids = random_ids(40, 1);
+  for (const KvType kv : kCaches) {
+    const auto logits = [&](DType dtype) {
+      Runner runner(ex, c, {.dtype = dtype, .kv_cache = kv});
+      return ex.to_host(runner.logits(runner.hidden(ids, 1)));
+    };
+    const Tensor rounded = logits(DType::bf16), exact = logits(DType::f32);
+    for (int64_t i = 0; i < 40; ++i)
+      EXPECT_LE(relative_error(rounded.view().row_range(i, i + 1), exact.view().row_range(i, i + 1)),
+                limit(DType::bf16, kv))
+          << name_of(kv) << " cache, position " << i;
+  }
+}
+
 TEST(Engine, RefusesWhatDoesNotFit) {
   Exec ex = Exec::cpu();
   const Checkpoint c = Checkpoint::open(demo());
@@ -157,7 +176,8 @@ TEST(Engine, CountsTheBytesOfAStep) {
   EXPECT_EQ(engine.weight_bytes_per_token(), 2 * parameter_count(c.spec));  // tied: the head is the embedding
   EXPECT_EQ(engine.kv_bytes_per_token(10), 2 * 4 * 128 * 10 * 2);  // k and v, 4 layers, 2 heads of 64, bf16
   const auto kv_bytes = [&](KvType kv) {
-    return Engine(ex, c, {.load = {.dtype = DType::bf16, .kv_cache = kv}, .capacity = 8}).kv_bytes_per_token(10);
+    return Engine(ex, c, {.load = {.dtype = DType::bf16, .kv_cache = kv}, .capacity = 8})
+        .kv_bytes_per_token(10);
   };
   EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
   EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads

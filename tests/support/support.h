@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,12 @@ std::vector<std::string> backends();
     std::string why;                                                \
     if (!::fewbit::Exec::cuda_available(&why)) GTEST_SKIP() << why; \
   } while (0)
+
+// The whole of a file.
+std::string bytes_of_file(const std::filesystem::path&);
+
+// The message of the Error that `body` throws, whose kind must be `kind`; "" where it throws none.
+std::string message_of(const std::function<void()>& body, ErrorKind kind);
 
 // A fresh folder below the system's temporary directory, removed with the object.
 class TempDir {

@@ -1,10 +1,10 @@
 // `convert to FORMAT MODEL OUT`.
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "src/core/parallel.h"
+#include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "src/quant/convert.h"
 #include "tools/cli/convert_commands.h"
@@ -35,7 +35,7 @@ std::string command_of(const ToArgs& a) {
 }
 
 void run_to(const ToArgs& a) {
-  const auto start = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   if (a.common.threads > 0) set_thread_count(a.common.threads);
   Progress progress(a.common);
   const ConvertJob job{.target = convert_target(a.format),
@@ -50,10 +50,10 @@ void run_to(const ToArgs& a) {
   install_stop_handler();
   const ConvertReport r = convert(c, job);
   progress.update("done", 1);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const double seconds = watch.seconds();
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes),
-                            a.format, c.format, r.linears, human_seconds(seconds.count())));
+                            a.format, c.format, r.linears, human_seconds(seconds)));
   write_json(a.common, nlohmann::ordered_json{{"format", a.format},
                                               {"from", c.format},
                                               {"model", a.model},
@@ -61,7 +61,7 @@ void run_to(const ToArgs& a) {
                                               {"linears", r.linears},
                                               {"bytes", r.bytes},
                                               {"notes", r.notes},
-                                              {"seconds", seconds.count()}}
+                                              {"seconds", seconds}}
                                .dump(1) +
                            "\n");
 }

@@ -35,11 +35,16 @@ std::string folder_name(std::string recipe) {
 std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
   std::vector<Run> runs;
   for (const std::string& text : a.recipes) {
+    const std::filesystem::path out = std::filesystem::path(a.out) / folder_name(text);
+    for (const Run& other : runs)
+      if (other.job.out == out)
+        fail(ErrorKind::usage, fmt::format("--recipe \"{}\" and \"{}\" would both be written to {}; give one of them",
+                                           other.text, text, out.string()));
     Run& run = runs.emplace_back();
     run.text = text;
     run.recipe = parse_recipe(text);
     run.job = {.recipe = text,
-               .out = std::filesystem::path(a.out) / folder_name(text),
+               .out = out,
                .seed = a.calibration.seed,
                .force = a.force};
     run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;

@@ -79,10 +79,33 @@ void write_text(const std::string& path, const std::string& text) {
   if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
 }
 
+void add_passes(ReportLatency& l, const Json& row) {
+  for (const char* kind : {"prefill", "decode"}) {
+    const Json& p = row.at("roofline").at(kind);
+    l.passes.push_back({.decode = kind == std::string("decode"),
+                        .batch = row.at("batch"),
+                        .prompt_tokens = row.at("prompt_tokens"),
+                        .flop = p.at("flop"),
+                        .bytes = p.at("bytes"),
+                        .tflop_per_s = p.at("tflop_per_s")});
+  }
+}
+
 ReportLatency latency_of(const Json& bench) {
   const Json& ms = bench.at("ms_per_token");
-  return {ms.at("mean"),       ms.at("p99"),      bench.at("tokens_per_s"), bench.at("prefill_tokens_per_s"),
-          bench.at("ttft_ms"), bench.at("device")};
+  ReportLatency l{.ms_per_token = ms.at("mean"),
+                  .p99 = ms.at("p99"),
+                  .tokens_per_s = bench.at("tokens_per_s"),
+                  .prefill_tokens_per_s = bench.at("prefill_tokens_per_s"),
+                  .ttft_ms = bench.at("ttft_ms"),
+                  .device = bench.at("device")};
+  if (!bench.contains("roofline")) return l;  // of an earlier version
+  l.read_gb_per_s = bench.at("read_gb_per_s"), l.product_tflop_per_s = bench.at("product_tflop_per_s");
+  if (!bench.contains("rows"))
+    add_passes(l, bench);
+  else
+    for (const Json& row : bench.at("rows")) add_passes(l, row);
+  return l;
 }
 
 Json json_of(const ReportModel& m) {
@@ -129,7 +152,7 @@ void add_report_arguments(CLI::App& app, ReportFiles& f) {
   app.add_option("--markdown", f.markdown, "FILE: for a model card");
   app.add_option("--title", f.title, "Title of both");
   app.add_option("--bench", f.benches,
-                 "FILE of `runner bench --json`: latency of the checkpoint it names; may be repeated");
+                 "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");
 }
 
 ReportModel report_model(const Checkpoint& c, const DivergenceResult& r) {

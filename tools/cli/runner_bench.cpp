@@ -124,7 +124,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
   return fmt::format(
       "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache\n"
       "  load               {:.3f} s\n"
-      "  prefill            {:.1f} tokens/s\n"
+      "  prefill            {:.1f} tokens/s, {:.3g} TFLOP/s = {:.1f} % of the measured rate of products ({:.3g})\n"
       "  first token        {:.2f} ms\n"
       "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
       "  decode             {:.1f} tokens/s\n"
@@ -132,7 +132,8 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  peak memory        {}\n"
       "  linears            {}\n",
       model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, r.load_s,
-      row.prefill_tokens_per_s.mean, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
+      row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
+      r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
       row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
       r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "));
 }
@@ -141,6 +142,12 @@ Json json_of(const Spread& s) {
   Json j;
   for (const auto& [key, value] : values_of(s)) j[key] = value;
   return j;
+}
+
+// What `evaluate report` draws: the work of a prompt and of a step, and how fast it was done.
+Json roofline_of(const BenchRow& r) {
+  return {{"prefill", {{"flop", r.prefill_flop}, {"bytes", r.prefill_bytes}, {"tflop_per_s", r.prefill_tflop_per_s}}},
+          {"decode", {{"flop", r.flop_per_token}, {"bytes", r.bytes_per_token}, {"tflop_per_s", r.tflop_per_s}}}};
 }
 
 Json json_of(const BenchRow& r) {
@@ -158,6 +165,7 @@ Json json_of(const BenchRow& r) {
           {"bytes_per_token", r.bytes_per_token},
           {"gb_per_s", r.gb_per_s},
           {"floor_share", r.floor_share},
+          {"roofline", roofline_of(r)},
           {"peak_bytes", r.peak_bytes}};
 }
 
@@ -174,6 +182,8 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"copy_gb_per_s", r.memory.copy_gb_per_s},
             {"read_gb_per_s", r.memory.read_gb_per_s},
             {"floor_share", first.floor_share},
+            {"product_tflop_per_s", r.product_tflop_per_s},
+            {"roofline", roofline_of(first)},
             {"peak_bytes", r.peak_bytes},
             {"device", r.device},
             {"dtype", a.dtype},

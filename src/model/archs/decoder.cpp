@@ -50,6 +50,17 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
   return s;
 }
 
+Attention decoder_attention(const DecoderSizes& s) {
+  return {.q = Slot::q,
+          .k = Slot::k,
+          .v = Slot::v,
+          .out = Slot::attn,
+          .heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .head_dim = s.head_dim,
+          .scale = 1 / std::sqrt(static_cast<float>(s.head_dim))};
+}
+
 std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, const DecoderBiases& bias) {
   using S = Slot;
   c.must_equal("hidden_act", "silu");
@@ -61,14 +72,7 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
                {"self_attn.k_proj", S::k, kv, s.hidden, bias.qkv},
                {"self_attn.v_proj", S::v, kv, s.hidden, bias.qkv}}},
       Rope{{S::q, S::k}, s.head_dim, c.rope(s.head_dim)},
-      Attention{.q = S::q,
-                .k = S::k,
-                .v = S::v,
-                .out = S::attn,
-                .heads = s.heads,
-                .kv_heads = s.kv_heads,
-                .head_dim = s.head_dim,
-                .scale = 1 / std::sqrt(static_cast<float>(s.head_dim))},
+      decoder_attention(s),
       Linears{S::attn, {{"self_attn.o_proj", S::h, s.hidden, q, bias.o}}},
       AddTo{S::h, S::x},
       Norm{S::x, S::h, NormKind::rms, "post_attention_layernorm", s.hidden, s.eps},

@@ -13,6 +13,9 @@ struct DecoderSizes {
 // Error{checkpoint} naming the key where a size is absent, not positive, or does not divide.
 DecoderSizes decoder_sizes(const ConfigView&);
 
+// Attention of q, k and v into `attn`, scores over sqrt(head_dim).
+Attention decoder_attention(const DecoderSizes&);
+
 struct DecoderBiases {
   bool qkv = false, o = false, mlp = false;
 };

@@ -36,6 +36,9 @@ std::vector<BlockOp> gemma_block(const ConfigView& c, const DecoderSizes& s, con
   if (!(scalar > 0))
     fail(ErrorKind::checkpoint,
          fmt::format("{}: query_pre_attn_scalar: expected a number above 0, found {}", c.where(), scalar));
+  Attention attend = decoder_attention(s);
+  attend.scale = static_cast<float>(1 / std::sqrt(scalar));
+  attend.softcap = attention_cap;
   const auto norm = [&](S in, const char* name) {
     return Norm{in, S::h, NormKind::rms_plus_one, name, s.hidden, s.eps};
   };
@@ -46,15 +49,7 @@ std::vector<BlockOp> gemma_block(const ConfigView& c, const DecoderSizes& s, con
                {"self_attn.k_proj", S::k, kv, s.hidden, bias},
                {"self_attn.v_proj", S::v, kv, s.hidden, bias}}},
       Rope{{S::q, S::k}, s.head_dim, rope},
-      Attention{.q = S::q,
-                .k = S::k,
-                .v = S::v,
-                .out = S::attn,
-                .heads = s.heads,
-                .kv_heads = s.kv_heads,
-                .head_dim = s.head_dim,
-                .scale = static_cast<float>(1 / std::sqrt(scalar)),
-                .softcap = attention_cap},
+      attend,
       Linears{S::attn, {{"self_attn.o_proj", S::h, s.hidden, q, bias}}},
       norm(S::h, "post_attention_layernorm"),
       AddTo{S::h, S::x},

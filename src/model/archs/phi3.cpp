@@ -1,7 +1,5 @@
 // Phi-3 and Phi-4: Llama's block with q, k, v in one linear and gate, up in another. Their outputs are taken apart, so
 // that the checkpoint keeps its fused tensors, packed or not.
-#include <cmath>
-
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
@@ -16,14 +14,7 @@ ModelSpec arch_phi3(const ConfigView& c) {
       Linears{S::h, {{"self_attn.qkv_proj", S::qkv, q + 2 * kv, s.hidden}}},
       Split{S::qkv, {{S::q, q}, {S::k, kv}, {S::v, kv}}},
       Rope{{S::q, S::k}, s.head_dim, c.rope(s.head_dim)},
-      Attention{.q = S::q,
-                .k = S::k,
-                .v = S::v,
-                .out = S::attn,
-                .heads = s.heads,
-                .kv_heads = s.kv_heads,
-                .head_dim = s.head_dim,
-                .scale = 1 / std::sqrt(static_cast<float>(s.head_dim))},
+      decoder_attention(s),
       Linears{S::attn, {{"self_attn.o_proj", S::h, s.hidden, q}}},
       AddTo{S::h, S::x},
       Norm{S::x, S::h, NormKind::rms, "post_attention_layernorm", s.hidden, s.eps},

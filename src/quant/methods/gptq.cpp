@@ -97,13 +97,10 @@ Problem make_problem(Exec& ex, const LinearJob& job) {
 bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
   if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
   p.shifted = job.effort != Effort::reference && !job.stats->cross.empty();
-  if (p.shifted) {
-    if (!shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, p.target).ok())
-      return false;
-    if (count_nonfinite(ex, p.target) > 0) return false;
-  } else {
+  if (!p.shifted)
     ex.copy(job.weight, p.target);
-  }
+  else if (!shift_target(ex, job, lambda, p.target))
+    return false;
   if (p.dead) zero_columns(ex, p.dead, p.target);
   return true;
 }

@@ -1,0 +1,117 @@
+// Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. With the bytes that a pass must read at least, not those it did
+// read: the distance to the roof is all that is left to gain.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "src/eval/report_charts.h"
+
+namespace fewbit {
+namespace {
+
+constexpr double kWidth = 460, kHeight = 310, kLeft = 50, kRight = 14, kTop = 22;
+constexpr int kColours = 6;
+
+// From and to on a logarithmic axis, rounded outwards to 1, 2 or 5 times a power of ten.
+double rounded(double v, bool up) {
+  const double power = std::pow(10, std::floor(std::log10(v)));
+  const double steps[] = {1, 2, 5, 10};
+  double best = power * (up ? 10 : 1);
+  for (const double s : steps)
+    if (up ? s * power >= v * 0.999 : s * power <= v * 1.001) {
+      best = s * power;
+      if (up) break;
+    }
+  return best;
+}
+
+// Powers of ten, and 2 and 5 times them where there would be few.
+std::vector<double> log_ticks(const Axis& a) {
+  std::vector<double> ticks = powers_of_ten(a.from, a.to);
+  if (ticks.size() > 3) return ticks;
+  ticks.clear();
+  for (double power = std::pow(10, std::floor(std::log10(a.from))); power <= a.to * 1.001; power *= 10)
+    for (const double s : {1., 2., 5.})
+      if (s * power >= a.from * 0.999 && s * power <= a.to * 1.001) ticks.push_back(s * power);
+  return ticks;
+}
+
+std::string mark(double x, double y, const Roofline::Pass& p, const std::string& title) {
+  const std::string shape =
+      p.pass.decode
+          ? fmt::format("circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"", p.colour, x, y)
+          : fmt::format("path class=\"c{}\" d=\"M{:.1f} {:.1f}l6 6l-6 6l-6 -6z\"", p.colour, x, y - 6);
+  return fmt::format("<{}><title>{}</title></{}>\n", shape, escaped(title), p.pass.decode ? "circle" : "path");
+}
+
+void add_passes(Roofline& r, const ReportModel& m, int colour) {
+  r.read_gb_per_s = std::max(r.read_gb_per_s, m.latency->read_gb_per_s);
+  r.product_tflop_per_s = std::max(r.product_tflop_per_s, m.latency->product_tflop_per_s);
+  for (const ReportPass& p : m.latency->passes) r.passes.push_back({&m, colour, p});
+}
+
+}  // namespace
+
+double Roofline::roof(double flop_per_byte) const {
+  return std::min(product_tflop_per_s, read_gb_per_s * flop_per_byte / 1e3);
+}
+
+std::vector<Roofline> rooflines(const Report& r) {
+  std::vector<Roofline> all;
+  int colour = 0;
+  const auto add = [&](const ReportModel& m) {
+    const int own = colour++ % kColours;
+    if (!m.latency || m.latency->passes.empty()) return;
+    auto it = std::find_if(all.begin(), all.end(), [&](const Roofline& l) { return l.device == m.latency->device; });
+    if (it == all.end()) it = all.insert(it, {.device = m.latency->device});
+    add_passes(*it, m, own);
+  };
+  add(r.base);
+  for (const ReportModel& m : r.models) add(m);
+  return all;
+}
+
+std::string roofline_chart(const Roofline& r) {
+  const double ridge = 1e3 * r.product_tflop_per_s / r.read_gb_per_s;
+  double left = ridge, right = ridge, low = r.product_tflop_per_s, high = r.product_tflop_per_s;
+  for (const auto& [model, colour, p] : r.passes) {
+    left = std::min(left, p.flop_per_byte()), right = std::max(right, p.flop_per_byte());
+    low = std::min(low, p.tflop_per_s), high = std::max(high, p.tflop_per_s);
+  }
+  const Axis x{rounded(left / 1.5, false), rounded(right * 1.5, true), kLeft, kWidth - kRight, true};
+  const Axis y{rounded(low / 1.5, false), rounded(high * 1.2, true), kHeight - kAxis, kTop, true};
+  const double floor = std::max(x.from, 1e3 * y.from / r.read_gb_per_s);  // where the slope enters the chart
+  const std::string roof =
+      fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}", x.at(floor), y.at(r.roof(floor)), x.at(ridge),
+                  y.at(r.product_tflop_per_s), x.end, y.at(r.product_tflop_per_s));
+  std::string s = fmt::format("<polygon class=\"reach\" points=\"{:.1f},{:.1f} {} {:.1f},{:.1f}\"/>\n", x.at(floor),
+                              y.begin, roof, x.end, y.begin);
+  s += bottom_axis(x, log_ticks(x), kHeight, "operations per byte of weights and cache", kTop);
+  s += left_axis(y, log_ticks(y), kLeft, kWidth - kRight) + text(kLeft, 11, "TFLOP/s", "start", " class=\"tick\"");
+  for (const auto& [model, colour, p] : r.passes) {
+    const double at = x.at(p.flop_per_byte());
+    s += line(at, y.at(p.tflop_per_s), at, y.at(std::max(p.tflop_per_s, r.roof(p.flop_per_byte()))),
+              fmt::format("drop c{}", colour).c_str());
+  }
+  s += fmt::format("<polyline class=\"roof\" points=\"{}\"/>\n", roof);
+  // Along the slope, above it.
+  const double dx = x.at(ridge) - x.at(floor), dy = y.at(r.product_tflop_per_s) - y.at(r.roof(floor));
+  const double angle = std::atan2(dy, dx), mx = x.at(ridge) - 0.5 * dx, my = y.at(r.product_tflop_per_s) - 0.5 * dy;
+  s += text(0, -7, fmt::format("reads: {:.0f} GB/s", r.read_gb_per_s), "middle",
+            fmt::format(" class=\"tick\" transform=\"translate({:.1f} {:.1f}) rotate({:.1f})\"", mx, my,
+                        angle * 180 / std::acos(-1))
+                .c_str());
+  const bool beside = x.end - x.at(ridge) > 130;  // else the text would leave the chart
+  s += text(beside ? x.at(ridge) : x.end, y.at(r.product_tflop_per_s) - 6,
+            fmt::format("products: {:.3g} TFLOP/s", r.product_tflop_per_s), beside ? "start" : "end", " class=\"tick\"");
+  for (const Roofline::Pass& p : r.passes)
+    s += mark(x.at(p.pass.flop_per_byte()), y.at(p.pass.tflop_per_s), p,
+              fmt::format("{}, {} {}, batch {}: {:.4g} TFLOP/s, {:.4g} GB/s, {:.0f} % of the roof", p.model->name,
+                          p.pass.decode ? "step after" : "prompt of", p.pass.prompt_tokens, p.pass.batch,
+                          p.pass.tflop_per_s, p.pass.gb_per_s(),
+                          100 * p.pass.tflop_per_s / r.roof(p.pass.flop_per_byte())));
+  return svg(kWidth, kHeight, "Roofline of " + r.device, s);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,39 @@
+#include "src/model/work.h"
+
+#include <algorithm>
+
+namespace fewbit {
+namespace {
+
+double weights_of(const LinearDef& l) { return static_cast<double>(l.out_features) * static_cast<double>(l.in_features); }
+
+// Positions that the first `tokens` of a sequence see, all together; window 0 = all earlier ones.
+double seen_by(int64_t tokens, int64_t window) {
+  const int64_t growing = window > 0 ? std::min(tokens, window) : tokens;
+  return static_cast<double>(growing) * static_cast<double>(growing + 1) / 2 +
+         static_cast<double>(tokens - growing) * static_cast<double>(window);
+}
+
+double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
+  const auto n = static_cast<double>(tokens);
+  if (const auto* a = std::get_if<Attention>(&op))
+    return 4. * a->heads * static_cast<double>(a->head_dim) *
+           (seen_by(past + tokens, a->window) - seen_by(past, a->window));
+  if (const auto* m = std::get_if<Moe>(&op))
+    return 2 * n * (static_cast<double>(m->experts * m->hidden) +
+                    m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
+  double weights = 0;
+  for (const LinearDef& l : linears_of(op)) weights += weights_of(l);
+  return 2 * n * weights;
+}
+
+}  // namespace
+
+double pass_flop(const ModelSpec& spec, int64_t seqs, int64_t past, int64_t tokens) {
+  double flop = 2. * static_cast<double>(spec.vocab * spec.hidden);
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer)) flop += flop_of(op, past, tokens);
+  return flop * static_cast<double>(seqs);
+}
+
+}  // namespace fewbit

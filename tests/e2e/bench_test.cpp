@@ -1,0 +1,86 @@
+// `runner bench` as a user types it, on the embedded demo model.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "tests/support/command_test.h"
+
+namespace fewbit::test {
+namespace {
+
+class Bench : public CommandTest {};
+
+TEST_F(Bench, AsWritten) {
+  const ProcessResult r = run("runner bench --tokens 200");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("per token"), std::string::npos) << r.out;
+}
+
+TEST_F(Bench, MakesARowOfEveryCombination) {
+  const Json j = json("runner bench --device cpu --prompt-tokens 4,8 --tokens 3 --batch 1,2 --repetitions 2 --markdown t.md "
+                      "--csv t.csv");
+  ASSERT_EQ(j["rows"].size(), 4u);
+  EXPECT_EQ(j["repetitions"], 2);
+  std::vector<std::vector<int>> shapes;
+  for (const Json& row : j["rows"]) {
+    shapes.push_back({row["batch"], row["prompt_tokens"], row["tokens"]});
+    EXPECT_GT(row["ms_per_token"]["p50"].get<double>(), 0);
+    EXPECT_GE(row["std"]["ttft_ms"].get<double>(), 0);
+    EXPECT_NEAR(row["floor_share"].get<double>(), row["gb_per_s"].get<double>() / j["read_gb_per_s"].get<double>(), 1e-9);
+  }
+  EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
+  EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
+  // As many cells in every line: 14 columns between 15 bars; 27 values, none of which holds a comma.
+  const auto lines_with = [&](const std::string& name, char mark, long count) {
+    std::ifstream in(dir / name);
+    int lines = 0;
+    for (std::string line; std::getline(in, line);) lines += std::count(line.begin(), line.end(), mark) == count;
+    return lines;
+  };
+  EXPECT_EQ(lines_with("t.md", '|', 15), 6) << "head, rule, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 26), 5) << "names, four rows";
+  // The commas end a list: the next word is the model.
+  EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
+}
+
+TEST_F(Bench, ComparesTwoCheckpointsInTurn) {
+  const Json j = json("runner bench --compare " + kDemo + " " + kDemo +
+                      " --device cpu --tokens 8 --prompt-tokens 4 --repetitions 2");
+  EXPECT_EQ(j["a"]["bytes_per_token"], j["b"]["bytes_per_token"]);
+  EXPECT_GT(j["ratio"].get<double>(), 0);
+  EXPECT_GE(j["ratio_stderr"].get<double>(), 0);
+  EXPECT_GT(j["b"]["ms_per_token"]["mean"].get<double>(), 0);
+  for (const char* key : {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
+    EXPECT_TRUE(j.contains(key)) << key;
+}
+
+// The demo model has four layers; ops that ran as one share an event.
+TEST_F(Bench, WritesATraceOfEveryOp) {
+  const ProcessResult r = run("runner bench --device cpu --tokens 2 --prompt-tokens 6 --trace trace.json");
+  ASSERT_EQ(r.exit_code, 0) << r.err;
+  const Json trace = Json::parse(std::ifstream(dir / "trace.json"));
+  std::map<std::string, int> passes, categories;
+  std::map<std::string, std::set<std::string>> linears;  // by pass: "layer name"
+  for (const Json& e : trace["traceEvents"]) {
+    if (e["ph"] != "X") continue;
+    EXPECT_GE(e["dur"].get<double>(), 0) << e;
+    const std::string category = e["cat"];
+    if (category == "pass") ++passes[e["name"]];
+    ++categories[category];
+    if (category == "linears")
+      for (const auto& [key, value] : e["args"].items())
+        if (key.find("proj") != std::string::npos)
+          linears[e["args"]["pass"]].insert(e["args"]["layer"].dump() + " " + key);
+  }
+  EXPECT_EQ(passes, (std::map<std::string, int>{{"prefill", 1}, {"decode step", 1}}));
+  EXPECT_EQ(categories["layer"], 2 * 4);
+  EXPECT_EQ(categories["attention"], 2 * 4);
+  EXPECT_EQ(categories["ends"], 2 * 4) << "embedding, final norm, head, choice";
+  for (const char* pass : {"prefill", "decode step"}) EXPECT_EQ(linears[pass].size(), 4u * 7) << pass;
+}
+
+}  // namespace
+}  // namespace fewbit::test

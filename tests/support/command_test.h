@@ -1,0 +1,45 @@
+#pragma once
+// Tests of the commands: each runs them as a user would, in a folder of its own.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/support/process.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+
+using Json = nlohmann::json;
+
+inline const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+inline const std::string kFast = " --samples 4 --seq-len 256 --device cpu";  // enough calibration to run
+
+// What a command with --json - printed, whatever its exit code.
+inline Json json_of(const ProcessResult& r) {
+  const Json j = Json::parse(r.out, nullptr, false);
+  EXPECT_FALSE(j.is_discarded()) << "exit " << r.exit_code << "\nout: " << r.out << "\nerr: " << r.err;
+  return j;
+}
+
+class CommandTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!programs_built()) GTEST_SKIP() << "the programs are not built";
+  }
+  ProcessResult run(const std::string& command) { return run_program(command, dir.path().string()); }
+  void done(const std::string& command) {
+    const ProcessResult r = run(command);
+    ASSERT_EQ(r.exit_code, 0) << command << "\n" << r.err;
+  }
+  // What the command prints with --json - behind it; it must succeed.
+  Json json(const std::string& command) {
+    const ProcessResult r = run(command + " --json -");
+    EXPECT_EQ(r.exit_code, 0) << command << "\n" << r.err;
+    return json_of(r);
+  }
+
+  TempDir dir;
+};
+
+}  // namespace fewbit::test
