@@ -1,66 +1,126 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: builds, runs every GPU test, compute-sanitizer over them, and the benches; writes the summary to
-# docs/gpu-check.md and full logs to the folder given (default build/gpu-check).
-#   scripts/gpu_check.sh [LOGS]       FEWBIT_TEST_REFERENCE=DIR names the reference material
+# On a machine with a GPU: builds, runs every GPU test, compute-sanitizer over the kernel tests, and the benches; writes the
+# summary to docs/gpu-check.md and full logs to the folder given (default build/gpu-check).
+#   scripts/gpu_check.sh [LOGS]
+#   FEWBIT_TEST_REFERENCE=DIR    the reference material (default: shared/ beside the checkout)
+#   FEWBIT_SANITIZER_SECONDS=N   a piece of a checker is cut off after so long (default 600), which counts as a failure
+#   FEWBIT_SANITIZER_JOBS=N      pieces at a time (default: half the processors)
+#   FEWBIT_PREBUILT=1            build/ and build-racecheck/ are there and current
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mkdir -p "${1:-build/gpu-check}" && cd "${1:-build/gpu-check}" && pwd)
 export PATH="$PATH:/usr/local/cuda/bin"
-# memcheck sees every kernel test; the two slower checkers see the GPU twins of the op tests but for the longest.
-filter_memcheck="${FEWBIT_SANITIZER_FILTER:-*}"
-filter_racecheck="${FEWBIT_SANITIZER_FILTER:-*Cuda*:-*Attention*:*ErrorFeedback*:*Refine*:ExecCuda*}"
-filter_initcheck="${FEWBIT_SANITIZER_FILTER:-*Cuda*:-*Attention*:*ErrorFeedback*:*Refine*:ExecCuda*:*Gemm*:*Factor*:*Gram*}"
-rows=()
-checkers=()
-note() { rows+=("| $1 | $2 |"); echo "$1: $2"; }
+seconds="${FEWBIT_SANITIZER_SECONDS:-600}"
+slots="${FEWBIT_SANITIZER_JOBS:-$(($(nproc) / 2 + 1))}"
+for needed in nvidia-smi compute-sanitizer; do
+  command -v "$needed" >/dev/null || { echo "gpu_check: $needed not found; this needs a GPU machine with the CUDA toolkit" >&2; exit 1; }
+done
 
+# racecheck takes a build in which all lanes of a warp arrive at the barriers (kernels/barrier.cuh); a second folder, since
+# all other checks run what is shipped.
 if [ -z "${FEWBIT_PREBUILT:-}" ]; then
-  scripts/build --cuda quantize evaluate runner convert tests ops_bench >"$logs/build.log" 2>&1 || { tail -30 "$logs/build.log"; exit 1; }
+  {
+    scripts/setup test && scripts/build --cuda quantize evaluate runner convert tests ops_bench &&
+      cmake -S . -B build-racecheck -G Ninja -DFEWBIT_CUDA=ON -DFEWBIT_RACECHECK=ON &&
+      cmake --build build-racecheck --target test_kernels -j "$(nproc)"
+  } >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; exit 1; }
 fi
 
 failures=0
-bench=$(ls build/bin/ops_bench build/tests/ops_bench 2>/dev/null | head -1)
+rows=()
+note() { rows+=("| $1 | $2 |"); echo "$1: $2"; }
+# Tests of a log: those that passed, or have another word; each ends with its time.
+passed() { cat "$@" | grep -cE '^\[       OK \].*ms\)$'; }
+failed() { cat "$@" | grep -cE '^\[  FAILED  \].*ms\)$'; }
+skipped() { cat "$@" | grep -cE '^\[  SKIPPED \].*ms\)$'; }
+
 for t in kernels run quant; do
-  build/tests/test_$t --gtest_brief=1 >"$logs/test_$t.log" 2>&1; status=$?
-  passed=$(grep -oE '\[  PASSED  \] [0-9]+' "$logs/test_$t.log" | grep -oE '[0-9]+' | tail -1)
-  skipped=$(grep -cE '^\[  SKIPPED \]' "$logs/test_$t.log")
-  failed=$(grep -oE '[0-9]+ FAILED TEST' "$logs/test_$t.log" | grep -oE '^[0-9]+' | tail -1)
-  note "tests/$t" "${passed:-0} passed, ${failed:-0} failed, $skipped skipped (exit $status)"
-  [ $status -eq 0 ] || { failures=$((failures + 1)); grep -E 'Failure|FAILED' "$logs/test_$t.log" | head -20; }
+  (build/tests/test_$t >"$logs/test_$t.log" 2>&1; echo $? >"$logs/test_$t.status") &
 done
-# The three checkers run side by side; each is cut off after FEWBIT_SANITIZER_SECONDS, which counts as a failure.
-seconds="${FEWBIT_SANITIZER_SECONDS:-900}"
-for tool in memcheck racecheck initcheck; do
-  filter="filter_$tool"
-  timeout "$seconds" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 build/tests/test_kernels --gtest_brief=1 \
-    --gtest_filter="${!filter}" >"$logs/$tool.log" 2>&1 &
-  checkers+=("$tool $!")
+wait
+for t in kernels run quant; do
+  log="$logs/test_$t.log" status=$(cat "$logs/test_$t.status")
+  note "tests/$t" "$(passed "$log") passed, $(failed "$log") failed, $(skipped "$log") skipped (exit $status)"
+  [ "$status" -eq 0 ] || { failures=$((failures + 1)); grep -E ': Failure$|^\[  FAILED' -A3 "$log" | head -n 40; }
 done
-for checker in "${checkers[@]}"; do
-  read -r tool pid <<<"$checker"
-  wait "$pid"; status=$?
-  summary=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$logs/$tool.log" | tail -1 | sed 's/=* *//')
-  passed=$(grep -oE '\[  PASSED  \] [0-9]+' "$logs/$tool.log" | grep -oE '[0-9]+' | tail -1)
-  # Kernels of cuBLAS (nvjet_*) synchronise in ways that racecheck does not follow; what counts is ours.
-  if [ $tool = racecheck ]; then
-    ours=$(grep 'Race reported' "$logs/$tool.log" | grep -vc nvjet)
-    summary="$ours hazards in our kernels ($summary, the rest inside cuBLAS)"
-    [ $status -eq 9 ] && [ "$ours" -eq 0 ] && status=0
+
+# piece TOOL NAME FILTER [SHARDS]: test_kernels under a checker, in the background, a fixed number at a time.
+pieces=()
+piece() {
+  local tool=$1 name=$2 filter=$3 shards=${4:-1} program=build/tests/test_kernels shard id
+  [ "$tool" = racecheck ] && program=build-racecheck/tests/test_kernels
+  pieces+=("$tool $name $shards")
+  for ((shard = 0; shard < shards; ++shard)); do
+    while [ "$(jobs -rp | wc -l)" -ge "$slots" ]; do wait -n; done
+    id="$tool-$name-$shard"
+    (
+      begun=$SECONDS
+      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout -k 10 "$seconds" compute-sanitizer --tool "$tool" \
+        --report-api-errors no --error-exitcode 9 "$program" --gtest_filter="$filter" >"$logs/$id.log" 2>&1
+      echo "$? $((SECONDS - begun))" >"$logs/$id.status"
+    ) &
+  done
+}
+# memcheck sees every test. initcheck leaves out what cuBLAS and cuSOLVER do. racecheck is slow: it sees every kernel of ours
+# that shares memory between threads, on sizes that end within two minutes. The slowest pieces start first.
+piece racecheck attention-prefill '*AttentionOn.Matches*_cuda'
+piece racecheck attention-codes '*AttentionOn.Over*dim16_cuda'
+piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Cached*len1_*_cuda'
+piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
+piece racecheck factor 'Factor*'
+piece racecheck refine 'Refine.*'
+piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'
+piece racecheck fp8 'Fp8Gemm.Cuda*' 2
+piece racecheck int8 'Int8Gemm.Cuda*' 2
+piece racecheck few-rows 'FewRows.Cuda*' 4
+piece racecheck scales 'Choose*.Cuda*'
+piece racecheck fp4 'RoundFp4.Cuda*' 2
+piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*'
+piece racecheck gram 'GramLoss.*'
+piece racecheck other-ops '*Cuda*:-*Attention.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*'
+piece memcheck all '*:-*_cpu' 4
+piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:*Gemm*:Matmul.*' 4
+wait
+
+for p in "${pieces[@]}"; do
+  read -r tool name shards <<<"$p"
+  files=() status=0 longest=0 cut=""
+  for ((shard = 0; shard < shards; ++shard)); do
+    files+=("$logs/$tool-$name-$shard.log")
+    read -r code took <"$logs/$tool-$name-$shard.status"
+    [ "$took" -gt "$longest" ] && longest=$took
+    [ "$code" -eq 124 ] && cut=", cut off after $seconds s"
+    # What cuBLAS and cuSOLVER do among themselves racecheck does not follow; what counts is ours.
+    if [ "$code" -eq 9 ] && [ "$tool" = racecheck ] && ! grep -q '^\[  FAILED' "${files[-1]}"; then code=0; fi
+    [ "$code" -eq 0 ] || status=$code
+  done
+  if [ "$tool" = racecheck ]; then
+    found=$(grep -h 'Race reported' "${files[@]}" | grep -cvE 'nvjet|cutlass|cublas|cusolver|gemv|gemm_?SN|trsm|potr')
+    [ "$found" -eq 0 ] || status=9
+    what="$found hazards in our kernels"
+  else
+    found=$(grep -hoE 'ERROR SUMMARY: [0-9]+' "${files[@]}" | awk '{n += $3} END {if (NR) print n}')
+    what="${found:-no count of} errors"
   fi
-  [ $status -eq 124 ] && summary="cut off after $seconds s"
-  note "compute-sanitizer $tool" "${summary:-exit $status}, ${passed:-0} tests passed under it"
-  [ $status -eq 0 ] || failures=$((failures + 1))
+  [ "$(passed "${files[@]}")" -gt 0 ] || status=1  # a filter that no test answers to checks nothing
+  note "compute-sanitizer $tool, $name" "$what; $(passed "${files[@]}") tests passed under it, $(failed "${files[@]}") failed$cut ($longest s)"
+  [ "$status" -eq 0 ] || failures=$((failures + 1))
 done
+
+bench=$(ls build/bin/ops_bench build/tests/ops_bench 2>/dev/null | head -n 1)
 "$bench" >"$logs/ops_bench.txt" 2>&1 || failures=$((failures + 1))
 
 {
   echo "# GPU check"
   echo
-  echo "Written by \`scripts/gpu_check.sh\` on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader), CUDA $(nvcc --version | grep -oE 'release [0-9.]+' | cut -d' ' -f2), $(date -u +%Y-%m-%d), kernels of \`$(git log -1 --format=%h -- kernels 2>/dev/null || echo "${FEWBIT_COMMIT:-unknown}")\`."
+  echo "Written by \`scripts/gpu_check.sh\` on $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1), CUDA $(nvcc --version | grep -oE 'release [0-9.]+' | cut -d' ' -f2), $(date -u +%Y-%m-%d), kernels of \`$(git log -1 --format=%h -- kernels 2>/dev/null || echo "${FEWBIT_COMMIT:-unknown}")\`, tree at \`$(git describe --always --dirty 2>/dev/null || echo "${FEWBIT_COMMIT:-unknown}")\`."
   echo
   echo "| check | result |"
   echo "|---|---|"
   printf '%s\n' "${rows[@]}"
+  echo
+  echo "racecheck runs a build with \`-DFEWBIT_RACECHECK=ON\`, in which all lanes of a warp arrive at a barrier where in the shipped one a"
+  echo "lane arrives for its warp; products that are cuBLAS's alone (\`Gemm\`, \`Matmul\`) and \`ExecCuda\` are not under it."
   echo
   echo "## Kernels (cold weights, random data, medians)"
   echo

@@ -43,11 +43,12 @@ struct Weight {
   }
 };
 
-// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of k that is
-// not full; less than a tile of outputs.
-const Case kCases[] = {{128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
-                       {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
-                       {192, 4128, 32, 4, true},    {64, 128, 64, 4, false}};
+// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of
+// k that is not full; less than a tile of outputs; and so many outputs that no block shares k.
+const Case kCases[] = {
+    {128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
+    {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
+    {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false}};
 const int64_t kRows[] = {1, 5, 8, 9, 16, 33, 64, 65, 200, 700};
 
 Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {
@@ -68,6 +69,18 @@ TEST(MarlinGemmCuda, GivesTheSameBitsOnEveryRun) {
         ASSERT_EQ(first_difference(product(ex, w, x, DType::f32), first), "")
             << c.out << " x " << c.in << ", " << rows;
     }
+  }
+}
+
+// A block that walks k alone needs more stages than it has room for. Small, for racecheck.
+TEST(MarlinGemmCuda, StagesThatComeRoundGiveTheSameBits) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const Weight w(ex, {17408, 1024, 128, 4, true}, 14);
+  for (const int64_t rows : {33, 65}) {
+    const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, 1024}, 5));
+    const Tensor first = product(ex, w, x, DType::f32);
+    EXPECT_EQ(first_difference(product(ex, w, x, DType::f32), first), "") << rows;
   }
 }
 
