@@ -31,6 +31,7 @@ inline constexpr double kIdealEncoding = 1e-3;  // values that lie on a grid, qu
 inline constexpr double kRtnSqnrLow = 18.8;     // dB, int4 g128 on N(0, 1), scale 2 max / 15
 inline constexpr double kRtnSqnrHigh = 19.4;
 inline constexpr double kSlope = 1e-2;  // of a whole block's f32 output along a direction, by differences
+inline constexpr double kExpectedNoise = 0.1;   // rounding errors of a hundred thousand values against their expected size
 inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
 inline constexpr double kSearchedBlocks =

@@ -1,7 +1,8 @@
 // SmoothQuant (arXiv 2211.10438): where inputs are rounded to 8 bits too, a feature whose values are far larger than
 // the rest costs all others their precision. Part of its size moves into the weights: x_j / s_j and w_j s_j with
 // s_j = max|x_j|^alpha / max|w_j|^(1 - alpha). A fixed alpha is applied behind norms, as published; searched, it is
-// chosen for every absorber by the output error of its consumers with inputs and weights rounded as they will be.
+// chosen for every absorber by the output error of its consumers with inputs and weights rounded as they will be; from
+// there every feature's scale descends by itself (src/quant/rounding_noise.h), and goes as far as helps on other tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -12,14 +13,15 @@
 #include "kernels/quantize_rows.h"
 #include "kernels/squared_error.h"
 #include "src/calib/observe.h"
-#include "src/quant/feature_search.h"
 #include "src/quant/rounding.h"
+#include "src/quant/rounding_noise.h"
 
 namespace fewbit {
 namespace {
 
 constexpr float kLeast = 1e-5f;                 // of a scale
 constexpr float kCoarse = 0.1f, kFine = 0.05f;  // steps of alpha
+constexpr int64_t kJudgedShare = 4;             // one token of so many judges, the others are descended on
 
 // The largest over the input features that share a feature of the absorber.
 Features by_absorber_feature(Exec& ex, const Absorber& a, const Tensor& input) {
@@ -35,7 +37,7 @@ Features by_absorber_feature(Exec& ex, const Absorber& a, const Tensor& input) {
 struct Consumer {
   LinearTarget target{};
   Tensor weight{};    // some of its rows, [n, in] f32
-  Tensor exact{};     // their outputs on the sample, [tokens, n] f32
+  Tensor exact{};     // their outputs on the tokens that judge, [tokens, n] f32
   double energy = 0;  // of those
 };
 
@@ -62,7 +64,7 @@ class Search {
     return foldable_scale(block_, *job_.ops, absorber_, s);
   }
 
-  // The alpha with the least output error, or nothing where none beats leaving the block as it is.
+  // The scales with the least output error, or nothing where none beat leaving the block as it is.
   Features best() {
     prepare();
     LeastLoss least(error(Features(activation_.size(), 1.f)));
@@ -72,16 +74,57 @@ class Search {
       if (least.take(s, error(s))) middle = alpha;
     };
     for (int i = 0; i <= 10; ++i) tried(kCoarse * static_cast<float>(i));
-    if (least.best().empty()) return {};
-    const float coarse = middle;
-    for (const float alpha : {coarse - kFine, coarse + kFine}) tried(std::clamp(alpha, 0.f, 1.f));
+    if (!least.best().empty()) {
+      const float coarse = middle;
+      for (const float alpha : {coarse - kFine, coarse + kFine}) tried(std::clamp(alpha, 0.f, 1.f));
+    }
+    if (!descends()) return least.best();
+    const Features start = least.best().empty() ? Features(activation_.size(), 1.f) : least.best();
+    const Features end = least_noise(absorber_, others_, noisy(), start);
+    for (const float way : {0.25f, 0.5f, 0.75f, 1.f}) {
+      Features s(start);
+      for (size_t j = 0; j < s.size(); ++j) s[j] *= std::pow(end[j] / start[j], way);
+      s = foldable_scale(block_, *job_.ops, absorber_, s);
+      least.take(s, error(s));
+    }
     return least.best();
   }
 
  private:
+  // The noise that is descended is that of integer codes.
+  bool descends() const {
+    return std::all_of(consumers_.begin(), consumers_.end(), [](const Consumer& c) {
+      return c.target.spec.grid == Grid::integer &&
+             (c.target.effort == Effort::standard || c.target.effort == Effort::best);
+    });
+  }
+
+  std::vector<NoisyLinear> noisy() const {
+    std::vector<NoisyLinear> linears;
+    for (const Consumer& c : consumers_)
+      if (c.energy > 0)
+        linears.push_back({.rows = ex_.to_host(c.weight), .energy = c.energy, .spec = c.target.spec});
+    return linears;
+  }
+
+  // Deals the sample out: to those that judge, and the others.
+  void split_sample() {
+    const Tensor on_device = ex_.alloc(DType::f32, stats_.sample.shape());
+    cast(ex_, stats_.sample, on_device);
+    const Tensor all = ex_.to_host(on_device);
+    const int64_t judges = (all.rows() + kJudgedShare - 1) / kJudgedShare, in = all.cols();
+    const Tensor judging = Tensor::host(DType::f32, {judges, in});
+    others_ = Tensor::host(DType::f32, {all.rows() - judges, in});
+    for (int64_t t = 0; t < all.rows(); ++t) {
+      const bool judge = t % kJudgedShare == 0;
+      const int64_t row = judge ? t / kJudgedShare : t - t / kJudgedShare - 1;
+      std::copy_n(all.as<float>() + t * in, in, (judge ? judging : others_).view().as<float>() + row * in);
+    }
+    x_ = ex_.to_device(judging);
+  }
+
   void prepare() {
-    x_ = ex_.alloc(DType::f32, stats_.sample.shape());
-    cast(ex_, stats_.sample, x_);
+    split_sample();
     importance_ = ex_.alloc(DType::f32, {x_.cols()});
     diagonal(ex_, stats_.input.gram, importance_);
     const Tensor rows = ex_.alloc(DType::f64, {x_.rows()});
@@ -93,7 +136,7 @@ class Search {
     }
   }
 
-  // The sum over the consumers of the relative error of their outputs on the sample.
+  // The sum over the consumers of the relative error of their outputs on the tokens that judge.
   double error(const Features& s) const {
     const Features wide = by_consumer_feature(absorber_, s);
     const Features inverse = inverse_of(wide);
@@ -142,7 +185,8 @@ class Search {
   const ActivationStats& stats_;
   std::vector<Consumer> consumers_;
   Features activation_, weight_;  // the largest magnitudes
-  Tensor x_, importance_;         // the sample, and the diagonal of the Gram matrix
+  Tensor x_{}, importance_{};     // the tokens that judge, [n, in] f32, and the diagonal of the Gram matrix
+  Tensor others_{};               // the rest of the sample, in host memory
 };
 
 void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
