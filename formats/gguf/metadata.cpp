@@ -118,4 +118,18 @@ std::vector<float> Metadata::numbers(const std::string& key) const {
   return *floats;
 }
 
+std::vector<bool> Metadata::flags(const std::string& key) const {
+  if (const Value* v = find(key))
+    if (const Array* array = std::get_if<Array>(v))
+      if (const auto* bools = std::get_if<std::vector<bool>>(array)) return *bools;
+  std::vector<bool> out;
+  for (const int64_t i : integers(key)) out.push_back(i != 0);
+  return out;
+}
+
+bool Metadata::is_array(const std::string& key) const {
+  const Value* v = find(key);
+  return v && std::holds_alternative<Array>(*v);
+}
+
 }  // namespace fewbit::gguf

@@ -40,6 +40,9 @@ class Metadata {
   const std::vector<std::string>& texts(const std::string& key) const;  // an array of strings
   std::vector<int64_t> integers(const std::string& key) const;  // an array of any integers; absent: {}
   std::vector<float> numbers(const std::string& key) const;     // an array of f32; absent: {}
+  std::vector<bool> flags(
+      const std::string& key) const;  // an array of bools, or of integers (0 = false); absent: {}
+  bool is_array(const std::string& key) const;
 
  private:
   const Value* find(const std::string& key) const;

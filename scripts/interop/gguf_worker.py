@@ -1,15 +1,14 @@
 """Reads a .gguf file with gguf-py and with llama.cpp; run by gguf_check.py inside its virtual environment.
 
   gguf_worker.py checksums FILE              CRC-32 of every tensor as gguf-py decodes it, under the model's own names
-  gguf_worker.py perplexity FILE TEXT CONTEXT WINDOWS IDS    llama.cpp; writes the windows' ids to IDS (safetensors)
-  gguf_worker.py quantize FILE OUT FTYPE      llama.cpp's own quantizer; FTYPE is its number of the mix
+  gguf_worker.py perplexity FILE TEXT CONTEXT WINDOWS IDS    llama.cpp; writes the windows' ids to IDS (safetensors);
+                                              a TEXT that is a safetensors file holds the windows, as input_ids
+  gguf_worker.py quantize FILE OUT FTYPE      llama.cpp's own quantizer; FTYPE is its number of the mix, 0 for float32
   gguf_worker.py rewrite FILE OUT TYPE        gguf-py's reader, quantizer and writer; TYPE is the name of a block type
 
-Each prints one JSON object.
+Each prints one JSON object. FEWBIT_LIBLLAMA names llama.cpp's library.
 """
 import ctypes
-import glob
-import importlib.util
 import json
 import os
 import struct
@@ -40,11 +39,28 @@ ENDS = {
 }
 
 
-def model_name(name):
+# What the architectures call differently: a class of its own for llama with experts.
+GEMMA = {"post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+         "post_ffw_norm": "post_feedforward_layernorm"}
+MIXTRAL = {"ffn_gate_inp": "block_sparse_moe.gate", "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+           "ffn_up_exps": "block_sparse_moe.experts.{}.w3", "ffn_down_exps": "block_sparse_moe.experts.{}.w2"}
+OTHER_NAMES = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA,
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "qwen3moe": {"ffn_gate_inp": "mlp.gate", "ffn_gate_exps": "mlp.experts.{}.gate_proj", "ffn_up_exps": "mlp.experts.{}.up_proj",
+                 "ffn_down_exps": "mlp.experts.{}.down_proj"},
+    "llama": MIXTRAL,
+}
+
+
+def model_name(arch, name):
+    """The model's own name; of stacked experts with a place for the number."""
     if name in ENDS:
         return ENDS[name]
     _, layer, part, suffix = name.split(".")
-    return f"model.layers.{layer}.{NAMES[part]}.{suffix}"
+    own = OTHER_NAMES.get(arch, {}).get(part) or NAMES[part]
+    return f"model.layers.{layer}.{own}.{suffix}"
 
 
 def unpaired(values, heads):
@@ -69,8 +85,12 @@ def checksums(path):
         part = t.name.split(".")[2] if t.name.startswith("blk.") else ""
         if arch == "llama" and part in heads:
             values = unpaired(values, number(f"llama.attention.{heads[part]}"))
-        data = np.ascontiguousarray(values, dtype="<f4").tobytes()
-        sums[model_name(t.name)] = f"{zlib.crc32(data):08x}"
+        values = np.asarray(values, dtype=np.float32)
+        if arch.startswith("gemma") and "norm" in t.name:
+            values = values - np.float32(1)
+        name = model_name(arch, t.name)
+        for i, part in enumerate(values if "{}" in name else [values]):
+            sums[name.format(i)] = f"{zlib.crc32(np.ascontiguousarray(part, dtype='<f4').tobytes()):08x}"
     return sums
 
 
@@ -87,7 +107,7 @@ def rewrite(path, out, kind):
         writer.add_key_value(name, field.contents(), field.types[0], sub)
     for t in reader.tensors:
         values = quants.dequantize(t.data, t.tensor_type).reshape([int(d) for d in t.shape[::-1]])
-        blocks = t.name.startswith("blk.") and values.ndim == 2
+        blocks = t.name.startswith("blk.") and values.ndim >= 2 and "ffn_gate_inp" not in t.name
         data = quants.quantize(values, wanted) if blocks else np.ascontiguousarray(values, dtype=np.float32)
         writer.add_tensor(t.name, data, raw_dtype=wanted if blocks else None)
     writer.write_header_to_file()
@@ -119,15 +139,12 @@ class Batch(ctypes.Structure):
 
 
 def library():
-    """llama.cpp's C interface, from the library that the xllamacpp wheel brings."""
-    package = os.path.dirname(importlib.util.find_spec("xllamacpp").origin)
-    return ctypes.CDLL(glob.glob(os.path.join(package, "*.so"))[0])
+    """llama.cpp's C interface."""
+    return ctypes.CDLL(os.environ["FEWBIT_LIBLLAMA"])
 
 
 def quantize(path, out, ftype):
     lib = library()
-    if not hasattr(lib, "llama_model_quantize"):
-        raise SystemExit("SKIPPED: this build of llama.cpp has no quantizer")
     lib.llama_model_quantize_default_params.restype = Params
     lib.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(Params)]
     lib.llama_model_quantize.restype = ctypes.c_uint32
@@ -135,6 +152,7 @@ def quantize(path, out, ftype):
     lib.llama_log_set(silence, None)
     settings = lib.llama_model_quantize_default_params()
     settings.words[1] = ftype  # behind nthread
+    settings.words[4] |= 1  # allow_requantize, a bool: FILE may hold blocks
     if lib.llama_model_quantize(path.encode(), out.encode(), ctypes.byref(settings)) != 0:
         raise SystemExit(f"llama.cpp does not quantize {path}")
     return {"bytes": os.path.getsize(out)}
@@ -158,6 +176,7 @@ class Llama:
             ("llama_vocab_get_add_bos", ctypes.c_bool, [pointer]),
             ("llama_tokenize", ctypes.c_int32, [pointer, text, ctypes.c_int32, pointer, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool]),
             ("llama_batch_init", Batch, [ctypes.c_int32] * 3),
+            ("llama_set_n_threads", None, [pointer, ctypes.c_int32, ctypes.c_int32]),
             ("llama_get_memory", pointer, [pointer]),
             ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
             ("llama_decode", ctypes.c_int32, [pointer, Batch]),
@@ -177,6 +196,7 @@ class Llama:
         self.context = lib.llama_init_from_model(self.model, settings)
         if not self.context:
             raise SystemExit(f"llama.cpp makes no context for {path}")
+        lib.llama_set_n_threads(self.context, 1, 1)  # its threads spin while they wait
         self.vocab = lib.llama_model_get_vocab(self.model)
         self.tokens = lib.llama_vocab_n_tokens(self.vocab)
         self.bos = lib.llama_vocab_bos(self.vocab)
@@ -212,19 +232,30 @@ def write_ids(path, windows):
         f.write(struct.pack("<Q", len(header)) + header.encode() + data.tobytes())
 
 
+def read_ids(path):
+    with open(path, "rb") as f:
+        size = struct.unpack("<Q", f.read(8))[0]
+        header, data = json.loads(f.read(size)), f.read()
+    entry = header["input_ids"]
+    begin, end = entry["data_offsets"]
+    return np.frombuffer(data[begin:end], dtype="<i4").reshape(entry["shape"]).tolist()
+
+
 def perplexity(path, text, context, windows, ids_path):
     """llama.cpp's protocol: windows without overlap, BOS in place of each first token, the second half scored; and
     the mean over all predicted tokens of the same windows."""
-    llama = Llama(path, context)
-    with open(text, encoding="utf-8") as f:
-        ids = llama.tokenize(f.read())
-    cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)][:windows]
-    if llama.adds_bos:
-        cut = [[llama.bos] + w[1:] for w in cut]
+    llama, ids = Llama(path, context), []
+    if text.endswith(".safetensors"):
+        cut = read_ids(text)
+    else:
+        with open(text, encoding="utf-8") as f:
+            ids = llama.tokenize(f.read())
+        cut = [ids[i : i + context] for i in range(0, len(ids) - context + 1, context)][:windows]
+        if llama.adds_bos:
+            cut = [[llama.bos] + w[1:] for w in cut]
     write_ids(ids_path, cut)
     losses = [llama.losses(w) for w in cut]
-    half = context // 2
-    scored = np.concatenate([l[half:] for l in losses])
+    scored = np.concatenate([l[len(w) // 2:] for l, w in zip(losses, cut)])
     own = float(np.exp(scored.mean()))
     return {
         "tokens": ids[:1024],

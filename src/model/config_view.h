@@ -24,7 +24,7 @@ class ConfigView {
   const std::string& where() const;  // the path, for messages
   std::string architecture() const;  // architectures[0]
 
-  bool has(const std::string& key) const;  // present and not null
+  bool has(const std::string& key) const;       // present and not null
   bool mentions(const std::string& key) const;  // present, maybe as null
   // Required values: Error{checkpoint} "path: key: expected an integer, found …".
   int64_t i64(const std::string& key) const;
@@ -35,15 +35,25 @@ class ConfigView {
   double f64(const std::string& key, double fallback) const;
   bool flag(const std::string& key, bool fallback) const;
   std::string str(const std::string& key, const std::string& fallback) const;
-  std::vector<int64_t> i64_list(const std::string& key) const;       // a number counts as a list of one; absent: {}
-  std::vector<std::string> str_list(const std::string& key) const;   // absent: {}
+  std::vector<int64_t> i64_list(
+      const std::string& key) const;  // a number counts as a list of one; absent: {}
+  std::vector<std::string> str_list(const std::string& key) const;  // absent: {}
   // Refuses what we do not implement: Error{unsupported} with key, found and the accepted value.
   void must_equal(const std::string& key, const std::string& value) const;  // absent passes
   void must_be_false(const std::string& key) const;                         // absent passes
 
-  // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn, and factors of a GGUF file), either spelling. An unknown
-  // rope type is refused by name. `section` picks a layer type's entry where rope_parameters is nested (Gemma 3).
+  // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn, and factors of a GGUF
+  // file), either spelling. An unknown rope type is refused by name. `section` picks a layer type's entry
+  // where rope_parameters is nested (Gemma 3).
   RopeParams rope(int64_t head_dim, const std::string& section = "") const;
+  // What the config says of that, either spelling, before any arithmetic. `values`: the JSON object of a
+  // type's own keys.
+  struct RopeText {
+    std::string type;
+    double theta, partial;
+    std::string values;
+  };
+  RopeText rope_text(const std::string& section = "") const;
 
  private:
   struct Impl;

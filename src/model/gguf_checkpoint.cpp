@@ -41,8 +41,10 @@ class Assembly {
     const FileTensor& t = *it->second;
     if (!(t.shape == g.shape()))
       return complain(g.name, "expected shape " + g.shape().str() + ", found " + t.shape.str());
-    if (t.type->plain && !is_float(*t.type))
-      return complain(g.name, "expected f32, f16, bf16 or blocks, found " + std::string(t.type->name));
+    if (t.type->plain ? !is_float(*t.type) : g.added != 0)
+      return complain(g.name, std::string("expected f32, f16") +
+                                  (g.added != 0 ? " or bf16" : ", bf16 or blocks") + ", found " +
+                                  std::string(t.type->name));
     const int64_t bytes = t.bytes / static_cast<int64_t>(g.parts.size());
     for (size_t i = 0; i < g.parts.size(); ++i)
       add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
@@ -72,6 +74,10 @@ class Assembly {
     const gguf::BlockType& type = *t.type;
     if (type.plain) {
       info.dtype = *type.plain;
+      if (g.added != 0) {
+        makers_[name] = [v = index_.view(info), added = g.added] { return plus(v, -added); };
+        info.dtype = DType::f32;
+      }
       if (g.paired_heads > 0)
         makers_[name] = [v = index_.view(info), heads = g.paired_heads] { return rows_from_gguf(v, heads); };
       index_.tensors[name] = info;

@@ -2,32 +2,11 @@
 
 #include <cstring>
 
-#include "src/core/strings.h"
+#include "src/model/checkpoint.h"
+#include "src/model/gguf_family.h"
 
 namespace fewbit {
 namespace {
-
-struct Family {
-  std::string_view class_name, gguf;
-  bool experts;
-  bool pairs;  // interleaved rotary features
-};
-// The first line of a name in the file is what it is read as.
-constexpr Family kFamilies[] = {
-    {"LlamaForCausalLM", "llama", false, true},  {"MistralForCausalLM", "llama", false, true},
-    {"MixtralForCausalLM", "llama", true, true}, {"Qwen2ForCausalLM", "qwen2", false, false},
-    {"Qwen3ForCausalLM", "qwen3", false, false}, {"Qwen3MoeForCausalLM", "qwen3moe", true, false},
-};
-
-const Family& family_of(const ModelSpec& spec) {
-  std::string known;
-  for (const Family& f : kFamilies) {
-    if (f.class_name == spec.arch) return f;
-    known += ' ';
-    known += f.class_name;
-  }
-  fail(ErrorKind::unsupported, spec.arch + ": no GGUF of this architecture is written; known:" + known);
-}
 
 struct Name {
   std::string_view model, gguf;
@@ -39,35 +18,47 @@ constexpr Name kNames[] = {
     {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
     {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
     {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},
+    {"mlp.down_proj", "ffn_down"},       {"self_attn.qkv_proj", "attn_qkv"},
+    {"mlp.gate_up_proj", "ffn_up"},
+};
+// Gemma's norms stand behind attention and the MLP too, and take one of the names above for another place.
+constexpr Name kGemmaNames[] = {
+    {"post_attention_layernorm", "post_attention_norm"},
+    {"pre_feedforward_layernorm", "ffn_norm"},
+    {"post_feedforward_layernorm", "post_ffw_norm"},
 };
 
-std::string gguf_name(const std::string& model) {
+std::string gguf_name(const GgufFamily& family, const std::string& model) {
+  if (family.gemma)
+    for (const Name& n : kGemmaNames)
+      if (n.model == model) return std::string(n.gguf);
   for (const Name& n : kNames)
     if (n.model == model) return std::string(n.gguf);
   bug("no GGUF name for " + model);
 }
 
+float added_to(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
+
 // Collects the tensors of one block.
 class Block {
  public:
-  Block(const ModelSpec& spec, int64_t layer, bool pairs, std::vector<GgufTensor>& out)
-      : from_(spec.prefix(layer)), to_("blk." + std::to_string(layer) + "."), pairs_(pairs), out_(out) {
+  Block(const ModelSpec& spec, int64_t layer, const GgufFamily& family, std::vector<GgufTensor>& out)
+      : from_(spec.prefix(layer)), to_("blk." + std::to_string(layer) + "."), family_(family), out_(out) {
     for (const BlockOp& op : spec.block(layer))
       if (const auto* a = std::get_if<Attention>(&op)) attention_ = a;
     for (const BlockOp& op : spec.block(layer)) std::visit([&](const auto& o) { add(o); }, op);
   }
 
  private:
-  void add(const Norm& n) { vector(n.name, n.features); }
-  void add(const HeadNorm& n) { vector(n.name, n.head_dim); }
+  void add(const Norm& n) { norm(n.name, n.features, n.kind); }
+  void add(const HeadNorm& n) { norm(n.name, n.head_dim, n.kind); }
   void add(const Linears& group) {
     for (const LinearDef& l : group.items) {
-      const int64_t heads = !pairs_                  ? 0
+      const int64_t heads = !family_.pairs           ? 0
                             : l.out == attention_->q ? attention_->heads
                             : l.out == attention_->k ? attention_->kv_heads
                                                      : 0;
-      const std::string name = to_ + gguf_name(l.name);
+      const std::string name = to_ + gguf_name(family_, l.name);
       out_.push_back(
           {name + ".weight", {from_ + l.name + ".weight"}, {l.out_features, l.in_features}, true, heads});
       if (l.bias)
@@ -86,12 +77,15 @@ class Block {
   template <class Op>
   void add(const Op&) {}  // has no weights
 
-  void vector(const std::string& name, int64_t features) {
-    out_.push_back({to_ + gguf_name(name) + ".weight", {from_ + name + ".weight"}, {features}});
+  void norm(const std::string& name, int64_t features, NormKind kind) {
+    out_.push_back({.name = to_ + gguf_name(family_, name) + ".weight",
+                    .parts = {from_ + name + ".weight"},
+                    .part = {features},
+                    .added = added_to(kind)});
   }
 
   std::string from_, to_;
-  bool pairs_;
+  const GgufFamily& family_;
   const Attention* attention_ = nullptr;
   std::vector<GgufTensor>& out_;
 };
@@ -123,25 +117,21 @@ Shape GgufTensor::shape() const {
   return Shape(std::span<const int64_t>(dims));
 }
 
-std::string_view gguf_architecture(const ModelSpec& spec) { return family_of(spec).gguf; }
-
-std::string_view class_of_gguf(const std::string& architecture, bool experts) {
-  std::string known;
-  for (const Family& f : kFamilies) {
-    if (f.gguf == architecture && f.experts == experts) return f.class_name;
-    known += ' ';
-    known += f.gguf;
-  }
-  fail(ErrorKind::unsupported, "general.architecture: found \"" + architecture + "\"" +
-                                   (experts ? " with experts" : "") + "; known:" + known);
+std::vector<GgufTensor> gguf_tensors(const ModelSpec& spec) {
+  const GgufFamily& family = gguf_family_of(spec);
+  std::vector<GgufTensor> out = {{"token_embd.weight", {spec.embed}, {spec.vocab, spec.hidden}}};
+  for (int64_t layer = 0; layer < spec.layers; ++layer) Block(spec, layer, family, out);
+  out.push_back({.name = "output_norm.weight",
+                 .parts = {spec.final_norm},
+                 .part = {spec.hidden},
+                 .added = added_to(spec.final_norm_kind)});
+  if (!spec.tied()) out.push_back({"output.weight", {spec.lm_head}, {spec.vocab, spec.hidden}});
+  return out;
 }
 
-std::vector<GgufTensor> gguf_tensors(const ModelSpec& spec) {
-  const bool pairs = family_of(spec).pairs;
-  std::vector<GgufTensor> out = {{"token_embd.weight", {spec.embed}, {spec.vocab, spec.hidden}}};
-  for (int64_t layer = 0; layer < spec.layers; ++layer) Block(spec, layer, pairs, out);
-  out.push_back({"output_norm.weight", {spec.final_norm}, {spec.hidden}});
-  if (!spec.tied()) out.push_back({"output.weight", {spec.lm_head}, {spec.vocab, spec.hidden}});
+Tensor plus(ConstTensorView values, float added) {
+  Tensor out = float_values(values);
+  for (int64_t i = 0; i < out.numel(); ++i) out.as<float>()[i] += added;
   return out;
 }
 

@@ -1,8 +1,7 @@
 #pragma once
-// What a model's tensors are called in a GGUF file, how they lie there, and which architectures have a place
-// in it. Derived from the op list; the names of both sides stand in gguf_names.cpp, once.
+// What a model's tensors are called in a GGUF file and how they lie there. Derived from the op list; the
+// names of both sides stand in gguf_names.cpp, once.
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "src/model/model_spec.h"
@@ -16,18 +15,17 @@ struct GgufTensor {
   Shape part{};                    // of each: [out, in] or [n]
   bool linear = false;             // parts are weights of linears, which may be quantized
   int64_t paired_heads = 0;        // above 0: the rows of so many heads are interleaved (see below)
+  float added = 0;  // to every value in the file: Gemma's norms scale by 1 + w, which is what the file holds
 
   Shape shape() const;  // of the whole: [experts, out, in] where stacked
 };
 
-// Name of the architecture in the file ("llama"). Error{unsupported} with the list of those that have one.
-std::string_view gguf_architecture(const ModelSpec&);
-// The class name that an architecture of a file stands for; a mixture of experts has its own.
-// Error{unsupported}.
-std::string_view class_of_gguf(const std::string& architecture, bool experts);
-
-// All tensors of the model in the order of the file.
+// All tensors of the model in the order of the file. Error{unsupported} for an architecture that has no place
+// in one.
 std::vector<GgufTensor> gguf_tensors(const ModelSpec&);
+
+// f32 values with `added` on top of each.
+Tensor plus(ConstTensorView values, float added);
 
 // llama.cpp rotates neighbouring features of a llama's heads, the model's own code the halves of a head: row
 // 2j + c of a head in the file is row c d/2 + j in the model. Both ways, for rows of any content.

@@ -68,6 +68,7 @@ class Writing {
   Tensor bytes(const GgufTensor& g, const gguf::BlockType& type) const {
     const auto one = [&](const std::string& part) {
       Tensor t = content(part, type);
+      if (g.added != 0) return plus(t, g.added);
       return g.paired_heads > 0 ? rows_to_gguf(t, g.paired_heads) : std::move(t);
     };
     if (g.parts.size() == 1) return one(g.parts.front());

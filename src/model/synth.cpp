@@ -25,7 +25,7 @@ using nlohmann::ordered_json;
 
 constexpr float kStd = 0.02f;              // of all weights: the usual initializer_range
 constexpr float kByteSumStd = 147.801f;    // of the sum of four uniform bytes: sqrt(4 * (256^2 - 1) / 12)
-constexpr int kInt8Step = 16;  // codes between two levels of int8
+constexpr int kInt8Step = 16;              // codes between two levels of int8
 constexpr float kScale = kStd * 2.7f / 8;  // of int4 groups: absmax of 128 normal values is about 2.7 std
 
 // Values centre + std * (about normal), keyed by name and element.
@@ -68,14 +68,15 @@ std::array<uint8_t, 16> level_codes(const QuantSpec& spec) {
   std::array<uint8_t, 16> codes{};
   for (int level = -8; level < 8; ++level) {
     const int shifted = spec.mid_code() + level * (spec.bits == 8 ? kInt8Step : 1);
-    codes[static_cast<size_t>(level + 8)] = spec.grid == Grid::f8_e4m3 ? f32_to_f8_e4m3_saturated(static_cast<float>(level))
-                                                                        : static_cast<uint8_t>(shifted);
+    codes[static_cast<size_t>(level + 8)] = spec.grid == Grid::f8_e4m3
+                                                ? f32_to_f8_e4m3_saturated(static_cast<float>(level))
+                                                : static_cast<uint8_t>(shifted);
   }
   return codes;
 }
 
-// Levels -7 + two uniform 3-bit numbers: mean 0, standard deviation 3.24. With scales around kScale the weights have a
-// standard deviation of 0.022 and no common offset.
+// Levels -7 + two uniform 3-bit numbers: mean 0, standard deviation 3.24. With scales around kScale the
+// weights have a standard deviation of 0.022 and no common offset.
 QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const QuantSpec& spec) {
   const Rng rng(seed, linear.name + ".codes"), scale_rng(seed, linear.name + ".scales");
   const std::array<uint8_t, 16> codes = level_codes(spec);
@@ -150,7 +151,8 @@ class Synthesizer {
   }
   void add_dense(const NamedDense& d) {
     const bool norm = d.shape.rank() == 1 && ends_with(d.name, ".weight");
-    add(d.name, random_bf16(options_.seed, d.name, d.shape, norm ? 1.f : 0.f, kStd));
+    const bool around_one = norm && spec_.final_norm_kind == NormKind::rms;  // Gemma adds the 1 itself
+    add(d.name, random_bf16(options_.seed, d.name, d.shape, around_one ? 1.f : 0.f, kStd));
   }
   void add_linear(const NamedLinear& l) {
     if (dense_only_) {

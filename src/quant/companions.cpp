@@ -7,6 +7,7 @@
 #include "formats/gguf/file.h"
 #include "src/core/mapped_file.h"
 #include "src/core/strings.h"
+#include "src/text/gguf_tokenizer.h"
 
 namespace fewbit {
 namespace {
@@ -52,7 +53,7 @@ std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint& c, std::str
   if (fs::is_directory(c.dir)) return std::nullopt;
   const MappedFile file(c.dir);
   const gguf::Metadata metadata = gguf::parse(file.bytes(), c.dir.string()).metadata;
-  if (!metadata.has("tokenizer.ggml.model")) {
+  if (has_no_tokenizer(metadata)) {
     if (why_not) *why_not = c.dir.string() + " has no tokenizer";
     return std::nullopt;
   }

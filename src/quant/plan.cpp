@@ -11,12 +11,13 @@
 #include "formats/gguf/file.h"
 #include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/model/gguf_writer.h"
 #include "src/quant/block_tape.h"
 #include "src/quant/block_transforms.h"
 #include "src/quant/engines.h"
+#include "src/quant/gguf_output.h"
 #include "src/quant/learned_rounding.h"
-#include "src/model/checkpoint_parts.h"
-#include "src/model/gguf_writer.h"
 
 namespace fewbit {
 namespace {
@@ -36,8 +37,8 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
   return r;
 }
 
-// The ends are quantized only where a rule has their exact name, which no pattern stands for: a glob for all linears is
-// not meant for them.
+// The ends are quantized only where a rule has their exact name, which no pattern stands for: a glob for all
+// linears is not meant for them.
 std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
   std::optional<Recipe> r;
   for (const Rule& rule : o.rules)
@@ -51,14 +52,15 @@ void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& pl
   const std::string matrix = spec.embed.substr(0, spec.embed.rfind('.'));
   for (const Rule& rule : o.rules)
     if (spec.tied() && rule.glob == "lm_head" && !rule.recipe.keep)
-      plan.refusals.push_back({"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it",
-                                                      matrix, matrix, "int8 g128")});
+      plan.refusals.push_back(
+          {"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it", matrix,
+                                  matrix, "int8 g128")});
 }
 
 bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
 
-// What an end cannot take of its recipe. An embedding has no inputs to weigh, so that plain rounding with searched
-// scales is all there is; a head that the same matrix serves shares it.
+// What an end cannot take of its recipe. An embedding has no inputs to weigh, so that plain rounding with
+// searched scales is all there is; a head that the same matrix serves shares it.
 void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
   const bool embedding = p.linear.name + ".weight" == c.spec.embed;
   p.recipe.transforms.clear();
@@ -140,7 +142,8 @@ void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
 void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& base, QuantPlan& plan) {
   for (const Rule& r : o.rules)
     if (r.recipe.fp8_kv_cache)
-      fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
+      fail(ErrorKind::usage,
+           fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
   plan.fp8_kv_cache = base.fp8_kv_cache;
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)
     plan.refusals.push_back({c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; "
@@ -172,11 +175,13 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
     largest = std::max(largest, l.out * l.in);
   }
   for (const auto& [layer, weights] : per_layer) block = std::max(block, weights);
-  for (const PlannedLinear& p : plan.linears) largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
+  for (const PlannedLinear& p : plan.linears)
+    largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
   for (const auto& ops : c.spec.kinds) {
     int64_t width = 0;
     for (const Slot s : {Slot::gate, Slot::up, Slot::gate_up}) width += slot_features(c.spec, ops, s);
-    const int64_t attention = slot_features(c.spec, ops, Slot::qkv) + slot_features(c.spec, ops, Slot::q) + 2 * slot_features(c.spec, ops, Slot::k) +
+    const int64_t attention = slot_features(c.spec, ops, Slot::qkv) + slot_features(c.spec, ops, Slot::q) +
+                              2 * slot_features(c.spec, ops, Slot::k) +
                               slot_features(c.spec, ops, Slot::attn);
     slots = std::max({slots, width, attention + c.spec.hidden});
   }
@@ -210,8 +215,8 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
 }
 
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
-PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
-                          QuantPlan& plan) {
+PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe,
+                          const FullRecipe& base, QuantPlan& plan) {
   PlannedLinear p;
   p.linear = l;
   p.keep = recipe.keep;
@@ -230,9 +235,10 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (is_end(l)) {
     adapt_to_end(c, *plan.format, p);
     if (!plan.format->packed_ends) {
-      refuse(fmt::format("format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
-                         "gguf have",
-                         plan.format->name));
+      refuse(fmt::format(
+          "format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
+          "gguf have",
+          plan.format->name));
       return p;
     }
   }
@@ -338,6 +344,8 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   if (plan.format->cannot_describe)
     if (std::string why = plan.format->cannot_describe(summary_of(c, plan)); !why.empty())
       plan.refusals.push_back({std::string("format ") += plan.format->name, std::move(why)});
+  if (plan.format->gguf)
+    for (Refusal& r : gguf_refusals(c, plan)) plan.refusals.push_back(std::move(r));
   ask_engine(c, o, plan);
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -229,6 +230,16 @@ void take_tokens(const gguf::Metadata& m, TokenizerFile& f) {
   }
 }
 
+// The spaces behind a special token belong to it in Phi-3's tokenizers. GGUF has no word for that: llama.cpp
+// knows it by the model's name, with three exceptions.
+void take_phi3_spaces(const gguf::Metadata& m, TokenizerFile& f) {
+  std::string name = m.text("general.name", "");
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (name.find("phi-3") == std::string::npos && name.find("phi3") == std::string::npos) return;
+  for (AddedToken& t : f.added)
+    t.rstrip = t.content != "<unk>" && t.content != "<s>" && t.content != "<|endoftext|>";
+}
+
 void take_merges(const gguf::Metadata& m, BpeModel& model) {
   const std::vector<std::string>& merges = m.texts("tokenizer.ggml.merges");
   model.merges = MergeTable(merges.size());
@@ -295,7 +306,10 @@ gguf::Metadata tokenizer_to_gguf(const fs::path& dir, int64_t vocab) {
   const fs::path path = dir / "tokenizer.json";
   gguf::Metadata m(path.string());
   std::error_code ignored;
-  if (!fs::exists(path, ignored)) return m;
+  if (!fs::exists(path, ignored)) {
+    m.set("tokenizer.ggml.model", std::string(kNoTokenizer));
+    return m;
+  }
   const TokenizerFile f = read_tokenizer_file(path);  // checks all that is read below
   const json tokenizer = parse_file(path);
   const Tokens tokens = tokens_of(f, vocab);
@@ -317,13 +331,20 @@ gguf::Metadata tokenizer_to_gguf(const fs::path& dir, int64_t vocab) {
   return m;
 }
 
+bool has_no_tokenizer(const gguf::Metadata& m) {
+  const std::string model = m.text("tokenizer.ggml.model", kNoTokenizer);
+  return model == kNoTokenizer || model == "no_vocab";
+}
+
 TokenizerFile tokenizer_from_gguf(const gguf::Metadata& m) {
   const std::string model = m.text("tokenizer.ggml.model");
+  if (has_no_tokenizer(m)) fail(ErrorKind::checkpoint, m.where() + ": the file has no tokenizer");
   if (model != "gpt2" && model != "llama")
     fail(ErrorKind::unsupported,
          fmt::format("{}: tokenizer.ggml.model: found \"{}\"; supported: gpt2, llama", m.where(), model));
   TokenizerFile f;
   take_tokens(m, f);
+  take_phi3_spaces(m, f);
   const bool pieces = model == "llama";
   if (pieces)
     take_sentence_pieces(m, f);

@@ -9,6 +9,7 @@
 namespace fewbit::gguf_words {
 
 inline constexpr const char* kMark = "\xe2\x96\x81";  // U+2581, SentencePiece's space
+inline constexpr const char* kNoTokenizer = "none";   // as tokenizer.ggml.model
 enum TokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,
@@ -39,13 +40,14 @@ inline constexpr SplitRule kRules[] = {
     {"llama3", kLlama3, true, false, true},
     {"llama-v3", kLlama3, true, false, true},
     {"deepseek-r1-qwen", kQwen2, false, true, false},
+    {"dbrx", kLlama3, false, false, false},  // Phi-4
 };
 
 // The rule that tokenizer.ggml.pre names. Error{unsupported} listing the known ones.
 const SplitRule& split_rule_of(const gguf::Metadata&);
 
-// SentencePiece's merges, which GGUF tells by scores: every pair of tokens that makes a third may merge, the token
-// of the highest score first. Sorted by score, then by the ids of the token and its left half.
+// SentencePiece's merges, which GGUF tells by scores: every pair of tokens that makes a third may merge, the
+// token of the highest score first. Sorted by score, then by the ids of the token and its left half.
 struct ScoredMerge {
   int32_t left, right, id;
   float score;

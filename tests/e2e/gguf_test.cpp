@@ -47,6 +47,21 @@ TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
   EXPECT_FALSE(fs::exists(dir / "no"));
 }
 
+// Fused linears, stacked experts and norms stored as 1 + w, through the whole of a quantization and back to a folder.
+TEST_F(GgufCommands, OtherArchitecturesAreQuantizedAndVerified) {
+  for (const std::string preset : {"tiny-gemma2", "tiny-gemma3", "tiny-phi3", "tiny-moe"}) {
+    SCOPED_TRACE(preset);
+    ASSERT_EQ(run("convert synth --preset " + preset + " " + preset).exit_code, 0);
+    ASSERT_EQ(run("quantize rtn " + preset + " " + preset + "-q --format gguf:q4_0 --device cpu").exit_code, 0);
+    EXPECT_EQ(run("evaluate verify " + preset + "-q --device cpu").exit_code, 0);
+    ASSERT_EQ(run("convert to bf16 " + preset + "-q/model.gguf " + preset + "-back").exit_code, 0);
+    const Json here = Json::parse(std::ifstream(dir / (preset + "/config.json"))),
+               there = Json::parse(std::ifstream(dir / (preset + "-back/config.json")));
+    for (const char* key : {"architectures", "model_type", "tie_word_embeddings", "vocab_size"})
+      EXPECT_EQ(there[key], here[key]) << key;
+  }
+}
+
 TEST_F(GgufCommands, CalibrationHelpsTheEncoder) {
   ASSERT_EQ(run("quantize rtn " + kDemo + " out --effort best --format gguf:q4_0" + kFast).exit_code, 0);
   const Json report = Json::parse(std::ifstream(dir / "out/quant_report.json"));

@@ -55,6 +55,18 @@ TEST(Synth, DenseTinyOpensAndHasTheRightSpread) {
   EXPECT_GT(norm.std, 0.01);
 }
 
+TEST(Synth, EveryPresetIsAModelThatIsKnown) {
+  for (const SynthPreset& p : synth_presets()) {
+    if (p.name.substr(0, 4) != "tiny") continue;  // the others take gigabytes
+    TempDir dir;
+    synthesize(dir.path(), {.preset = std::string(p.name)}, {});
+    const Checkpoint c = Checkpoint::open(dir.path());
+    EXPECT_GE(c.spec.layers, 2) << p.name;
+    const double centre = c.spec.final_norm_kind == NormKind::rms ? 1 : 0;
+    EXPECT_LT(std::fabs(moments(c.store.get("model.norm.weight")).mean - centre), 0.02) << p.name;
+  }
+}
+
 TEST(Synth, PackedTinyOpensAndUnpacks) {
   for (const char* format : {"marlin", "gptq", "fp8", "int8"}) {
     TempDir dir;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <optional>
 
 #include "src/model/synth.h"
@@ -49,6 +50,25 @@ TEST_F(Plan, WhatAConfigCannotSayIsRefused) {
   EXPECT_NE(mixed.refusals[0].reason.find("one group size"), std::string::npos);
   for (const PlannedLinear& p : plan("rtn nvfp4 format=modelopt").linears)
     EXPECT_EQ(p.packing, &packing_modelopt_nvfp4) << p.linear.name;
+}
+
+TEST_F(Plan, WhatAGgufFileCannotSayIsRefusedBeforeWork) {
+  synthesize(dir / "moe", {.preset = "tiny-moe"}, {});
+  const auto refusals = [&] {
+    const Checkpoint c = Checkpoint::open(dir / "moe");
+    return make_plan(c, {.base = parse_recipe("rtn format=gguf:q8_0"),
+                         .rules = {{"*.experts.2.up_proj", parse_recipe("format=gguf:q4_0")}},
+                         .tokens = 1024})
+        .refusals;
+  };
+  ASSERT_EQ(refusals().size(), 1u);
+  EXPECT_NE(refusals()[0].reason.find("stacks the experts"), std::string::npos) << refusals()[0].reason;
+  std::string config;
+  std::getline(std::ifstream(dir / "moe/config.json"), config, '\0');
+  config.replace(config.find("\"norm_topk_prob\": true"), 22, "\"norm_topk_prob\": false");
+  std::ofstream(dir / "moe/config.json") << config;
+  ASSERT_EQ(refusals().size(), 1u);
+  EXPECT_NE(refusals()[0].reason.find("norm_topk_prob"), std::string::npos) << refusals()[0].reason;
 }
 
 TEST_F(Plan, MatricesThatNoOpKnowsAreListedAsDense) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "src/eval/perplexity.h"
+#include "src/model/gguf_writer.h"
 #include "src/run/engine.h"
 #include "src/run/moe.h"
 #include "tests/support/support.h"
@@ -11,9 +12,11 @@
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kModels[] = {
-    "llama", "llama3-ropescaled-tied", "qwen3-qknorm", "mistral-swa", "qwen2-bias", "qwen3-moe", "mixtral",
-    "gemma2", "gemma3", "phi3-fused"};
+constexpr const char* kModels[] = {"llama",        "llama3-ropescaled-tied",
+                                   "qwen3-qknorm", "mistral-swa",
+                                   "qwen2-bias",   "qwen3-moe",
+                                   "mixtral",      "gemma2",
+                                   "gemma3",       "phi3-fused"};
 
 class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
@@ -73,6 +76,31 @@ TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
     const double expected = g.get("mean_nll").as<float>()[0];
     EXPECT_LE(std::fabs(sum / static_cast<double>(losses.size()) / expected - 1), limit) << name_of(dtype);
   }
+}
+
+// Names, order of rows, stacked experts, shifted norms and all of the metadata: the same model, and its copy
+// back from the file's own config.
+TEST_P(GoldenModel, ComesBackFromGguf) {
+  FEWBIT_GOLDEN_SETUP();
+  const TempDir dir;
+  const auto logits_of = [&](const Checkpoint& model) {
+    Runner runner(ex, model, {.dtype = DType::f32});
+    return ex.to_host(runner.logits(runner.hidden(values(ids), seqs)));
+  };
+  write_gguf(c, dir / "m.gguf", {}, {});
+  const Checkpoint read = Checkpoint::open(dir / "m.gguf");
+  EXPECT_EQ(read.format, "gguf");
+  EXPECT_EQ(read.spec.arch, c.spec.arch == "MistralForCausalLM" ? "LlamaForCausalLM" : c.spec.arch);
+  const Tensor here = logits_of(c), there = logits_of(read);
+  if (std::get<0>(GetParam()) ==
+      std::string("mistral-swa")) {  // cut to its window, and no longer the same beyond
+    EXPECT_EQ(read.spec.max_positions, 16);
+    const auto first = [&](const Tensor& t) { return t.view().row_range(0, 16); };
+    EXPECT_LE(relative_error(first(there), first(here)), tol::kLogitsF32);
+    return;
+  }
+  EXPECT_LE(relative_error(there, here), tol::kLogitsF32);
+  EXPECT_EQ(len, 48);
 }
 
 TEST_P(GoldenModel, GreedyContinuation) {

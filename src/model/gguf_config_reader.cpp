@@ -1,0 +1,201 @@
+// Metadata as a config.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "src/core/strings.h"
+#include "src/model/gguf_config.h"
+#include "src/model/gguf_family.h"
+
+namespace fewbit {
+namespace {
+
+using nlohmann::json;
+
+// Reads the keys of one file.
+class Reading {
+ public:
+  Reading(const gguf::File& f, const std::vector<float>& rope_factors)
+      : file_(f),
+        m_(f.metadata),
+        arch_(m_.text("general.architecture")),
+        experts_(get("expert_count", 0)),
+        family_(
+            gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
+        heads_(get("attention.head_count")),
+        hidden_(get("embedding_length")),
+        head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
+        layers_(get("block_count")),
+        factors_(rope_factors) {}
+
+  json config() const {
+    const gguf::FileTensor* embed = tensor("token_embd.weight");
+    if (!embed) fail(ErrorKind::checkpoint, m_.where() + ": tensor 'token_embd.weight' is missing");
+    json c = {
+        {"architectures", {family_.class_name}},
+        {"model_type", family_.model_type},
+        {"hidden_size", hidden_},
+        {"intermediate_size", get("feed_forward_length")},
+        {"num_hidden_layers", layers_},
+        {"num_attention_heads", heads_},
+        {"num_key_value_heads", get("attention.head_count_kv", heads_)},
+        {"head_dim", head_dim_},
+        {"max_position_embeddings", get("context_length")},
+        {"rms_norm_eps", m_.number(key("attention.layer_norm_rms_epsilon"))},
+        {"vocab_size", embed->rows()},
+        {"attention_bias", tensor("blk.0.attn_output.bias") != nullptr},
+        {"mlp_bias", tensor("blk.0.ffn_down.bias") != nullptr},
+        {"tie_word_embeddings", tensor("output.weight") == nullptr},
+        {family_.gemma ? "hidden_activation" : "hidden_act", family_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+    for (const auto& [name, from] : {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
+                                     {"eos_token_id", "tokenizer.ggml.eos_token_id"}})
+      if (m_.has(from)) c[name] = m_.integer(from);
+    put_rotation(c);
+    put_windows(c);
+    if (family_.gemma) put_gemma(c);
+    if (experts_ > 0) put_experts(c);
+    return c;
+  }
+
+ private:
+  std::string key(const std::string& name) const { return arch_ + "." + name; }
+  int64_t get(const std::string& name) const { return m_.integer(key(name)); }
+  int64_t get(const std::string& name, int64_t fallback) const { return m_.integer(key(name), fallback); }
+  const gguf::FileTensor* tensor(const std::string& name) const {
+    const auto it = std::find_if(file_.tensors.begin(), file_.tensors.end(),
+                                 [&](const gguf::FileTensor& t) { return t.name == name; });
+    return it == file_.tensors.end() ? nullptr : &*it;
+  }
+
+  // Keys of rotary scaling that would change the frequencies and are not understood.
+  void refuse_other_scaling() const {
+    const std::string prefix = key("rope.scaling.");
+    for (const auto& [name, value] : m_.values()) {
+      if (!starts_with(name, prefix)) continue;
+      const std::string rest = name.substr(prefix.size());
+      if (rest == "type" || rest == "factor" || rest == "original_context_length" || rest == "finetuned")
+        continue;
+      fail(ErrorKind::unsupported, m_.where() + ": " + name + " is not supported");
+    }
+  }
+
+  json rotation() const {
+    refuse_other_scaling();
+    json rope = {{"rope_theta", m_.number(key("rope.freq_base"), 10000)}, {"rope_type", "default"}};
+    const std::string type = m_.text(key("rope.scaling.type"), "none");
+    if (type == "linear" || type == "yarn") {
+      rope["rope_type"] = type;
+      rope["factor"] = m_.number(key("rope.scaling.factor"));
+      if (type == "yarn")
+        rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+    } else if (type != "none") {
+      fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn",
+                                               m_.where(), key("rope.scaling.type"), type));
+    }
+    if (!factors_.empty()) {
+      if (type != "none")
+        fail(ErrorKind::unsupported,
+             fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
+      rope["rope_type"] = "factors";
+      rope["factors"] = factors_;
+    }
+    const int64_t features = get("rope.dimension_count", head_dim_);
+    if (features != head_dim_) {
+      if (!family_.partial_rotary)
+        fail(ErrorKind::unsupported,
+             fmt::format("{}: {}: expected {} (the size of a head), found {}", m_.where(),
+                         key("rope.dimension_count"), head_dim_, features));
+      rope["partial_rotary_factor"] = static_cast<double>(features) / static_cast<double>(head_dim_);
+    }
+    return rope;
+  }
+
+  void put_rotation(json& c) const {
+    const json all = rotation();
+    const double base = all["rope_theta"], sliding = m_.number(key("rope.freq_base_swa"), 10000);
+    if (family_.sliding_rotation) {
+      c["rope_parameters"] = {{"full_attention", all},
+                              {"sliding_attention", {{"rope_theta", sliding}, {"rope_type", "default"}}}};
+      return;
+    }
+    if (m_.has(key("rope.freq_base_swa")) && sliding != base)
+      fail(ErrorKind::unsupported,
+           fmt::format("{}: {}: expected {} as in {}, found {}", m_.where(), key("rope.freq_base_swa"), base,
+                       key("rope.freq_base"), sliding));
+    c["rope_parameters"] = all;
+    if (m_.has(key("rope.scaling.original_context_length")))
+      c["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+  }
+
+  void put_windows(json& c) const {
+    if (family_.window_period == GgufFamily::kNoWindow) {
+      if (get("attention.sliding_window", 0) > 0 && get("attention.sliding_window") < get("context_length"))
+        fail(ErrorKind::unsupported,
+             fmt::format("{}: {} is not supported", m_.where(), key("attention.sliding_window")));
+      return;
+    }
+    const int64_t window = get("attention.sliding_window", family_.window);
+    c["sliding_window"] = window > 0 ? json(window) : json();
+    if (family_.window_period == GgufFamily::kEveryLayer) return;
+    const std::vector<bool> windowed = windowed_layers(window);
+    json types = json::array();
+    for (const bool w : windowed) types.push_back(w ? "sliding_attention" : "full_attention");
+    c["layer_types"] = std::move(types);
+    if (window <= 0) c.erase("sliding_window");
+  }
+
+  // By a list, by a period in the file, or by the architecture's own.
+  std::vector<bool> windowed_layers(int64_t window) const {
+    const std::string name = key("attention.sliding_window_pattern");
+    std::vector<bool> listed;
+    if (m_.is_array(name)) {
+      listed = m_.flags(name);
+      if (static_cast<int64_t>(listed.size()) != layers_)
+        fail(ErrorKind::checkpoint,
+             fmt::format("{}: {}: expected {} entries, found {}", m_.where(), name, layers_, listed.size()));
+    } else {
+      GgufFamily rule = family_;
+      rule.window_period = static_cast<int>(m_.integer(name, rule.window_period));
+      for (int64_t layer = 0; layer < layers_; ++layer) listed.push_back(rule.windowed(layer));
+    }
+    if (window <= 0) listed.assign(listed.size(), false);
+    return listed;
+  }
+
+  void put_gemma(json& c) const {
+    const auto cap = [&](const char* from, float fallback) {
+      const double value = m_.number(key(from), fallback);
+      return value > 0 ? json(value) : json();
+    };
+    c["attn_logit_softcapping"] = cap("attn_logit_softcapping", family_.attention_cap);
+    c["final_logit_softcapping"] = cap("final_logit_softcapping", family_.logit_cap);
+    c["query_pre_attn_scalar"] =
+        family_.score_divisor(layers_, hidden_, std::max<int64_t>(heads_, 1), head_dim_);
+    c.erase("mlp_bias");
+  }
+
+  void put_experts(json& c) const {
+    c[family_.expert_width ? "num_experts" : "num_local_experts"] = experts_;
+    c["num_experts_per_tok"] = get("expert_used_count");
+    if (!family_.expert_width) return;
+    c["moe_intermediate_size"] = get("expert_feed_forward_length", get("feed_forward_length"));
+    c["norm_topk_prob"] = true;
+  }
+
+  const gguf::File& file_;
+  const gguf::Metadata& m_;
+  std::string arch_;
+  int64_t experts_;
+  const GgufFamily& family_;
+  int64_t heads_, hidden_, head_dim_, layers_;
+  const std::vector<float>& factors_;
+};
+
+}  // namespace
+
+std::string config_from_gguf(const gguf::File& f, const std::vector<float>& rope_factors) {
+  return Reading(f, rope_factors).config().dump(1);
+}
+
+}  // namespace fewbit

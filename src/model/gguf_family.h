@@ -1,0 +1,46 @@
+#pragma once
+// What the files of an architecture say, and what its readers take for granted where a key is absent: one row
+// per class of model, after llama.cpp's src/models/*.cpp. Internal to the GGUF code of src/model.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/model/model_spec.h"
+
+namespace fewbit {
+
+struct GgufFamily {
+  std::string_view class_name, gguf, model_type;  // "Qwen3MoeForCausalLM", "qwen3moe", "qwen3_moe"
+  bool experts = false;
+  bool expert_width = false;    // the width of an expert has a key of its own
+  bool pairs = false;           // interleaved rotary features
+  bool output_biases = false;   // biases behind attention and in the MLP have a place
+  bool partial_rotary = false;  // fewer rotary features than a head has
+  // Layers with a sliding window where the file does not list them. kNoWindow: the file cannot say a window;
+  // kEveryLayer; else every n-th layer sees everything.
+  static constexpr int kNoWindow = -1, kEveryLayer = 0;
+  int window_period = kNoWindow;
+  int64_t window = 0;                      // where the file does not say
+  float attention_cap = 0, logit_cap = 0;  // where the file does not say; 0 = none
+  bool logit_cap_key = false;
+  bool sliding_rotation = false;  // windowed layers turn by rope.freq_base_swa
+  int64_t scaled_by_width = 0;    // a model of so many layers divides scores by sqrt(hidden / heads)
+  bool gemma = false;             // two more norms in a block, gelu, a scaled embedding
+  bool untied = true;             // a head of its own is possible
+
+  bool windowed(int64_t layer) const {
+    return window_period == kEveryLayer || (window_period > 0 && (layer + 1) % window_period != 0);
+  }
+  // Attention scores are divided by the root of this.
+  int64_t score_divisor(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) const {
+    return layers == scaled_by_width ? hidden / heads : head_dim;
+  }
+};
+
+// Error{unsupported} with the list of those that have one.
+const GgufFamily& gguf_family_of(const ModelSpec&);
+// The one that an architecture of a file stands for; a mixture of experts has its own. Error{unsupported}
+// naming the file.
+const GgufFamily& gguf_family_named(const std::string& architecture, bool experts, const std::string& where);
+
+}  // namespace fewbit
