@@ -11,7 +11,7 @@ namespace fewbit {
 namespace {
 
 // Scales per feature need fewer tokens than rounding does; the published AWQ takes as many.
-constexpr int64_t kTransformTokens = 65536, kTransformSample = 4096;
+constexpr int64_t kTransformTokens = 65536;
 // An expert that its router sent fewer of them is shown these many, evenly spaced: what it would do with the
 // tokens of its layer. (Other experts' activations would say nothing of its features.)
 constexpr int64_t kExpertTokens = 1024;

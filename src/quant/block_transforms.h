@@ -7,6 +7,9 @@
 
 namespace fewbit {
 
+// Tokens of every absorber's activation that a transform is shown one by one (ActivationStats::sample), at most.
+inline constexpr int64_t kTransformSample = 4096;
+
 // Applies the plan's transforms to the block of `layer`: `weights` (dense, of the stream's compute dtype) are
 // rewritten in place, and the f32 tensors behind them come back; empty where nothing takes part. `entering`
 // holds the states in front of the block, `windows` sequences of one length; they stay as they are. The

@@ -14,6 +14,7 @@
 #include "src/model/checkpoint_parts.h"
 #include "src/model/gguf_writer.h"
 #include "src/quant/block_tape.h"
+#include "src/quant/block_transforms.h"
 #include "src/quant/engines.h"
 #include "src/quant/gguf_output.h"
 #include "src/quant/learned_rounding.h"
@@ -113,7 +114,7 @@ std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) 
   return "";
 }
 
-// What transforms need besides: the block in f32, a copy of the states and a Gram matrix for every absorber.
+// What transforms need besides: the block in f32, a copy of the states, a Gram matrix and a sample for every absorber.
 int64_t transform_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o, int64_t block) {
   if (plan.transforms.empty()) return 0;
   int64_t grams = 0;
@@ -121,7 +122,7 @@ int64_t transform_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOp
     int64_t sum = 0;
     for (const Absorber& a : absorbers_of(ops)) {
       const int64_t in = a.features * a.repeat;
-      sum += in * in * 4;
+      sum += in * in * 4 + std::min(kTransformSample, o.tokens) * in * bytes_of(o.dtype);
     }
     grams = std::max(grams, sum);
   }
