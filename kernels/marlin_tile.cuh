@@ -89,6 +89,19 @@ __device__ __forceinline__ void raised_fragment(uint32_t (&a)[4], uint32_t word)
   }
 }
 
+// The same in f16, with the fewest instructions: 1024 + code where the field stands at the bottom of the mantissa, 1024 + 16 *
+// code where it stands above that, which is registers 2 and 3, the upper eight of a k-tile's values. The caller divides
+// those activations by 16, and takes (1024 + zero) times the sum of the lower, (64 + zero) times that of the upper
+// activations off the sums. 4 bits only.
+inline constexpr float kRaisedLower = 1024, kRaisedUpper = 64;
+__device__ __forceinline__ void raised_f16_fragment(uint32_t (&a)[4], uint32_t word) {
+  const uint32_t down = word >> 8;
+  a[0] = merge_masked(word, 0x000f000fu, 0x64006400u);
+  a[1] = merge_masked(down, 0x000f000fu, 0x64006400u);
+  a[2] = merge_masked(word, 0x00f000f0u, 0x64006400u);
+  a[3] = merge_masked(down, 0x00f000f0u, 0x64006400u);
+}
+
 // The lane's eight scales of a row of `s` in the one-group layout; `chunk` is the run of 64 outputs.
 __device__ __forceinline__ void lane_scales_one_group(__half (&scales)[8], const MarlinSource& w, int chunk,
                                                       int lane) {

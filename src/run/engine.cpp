@@ -71,7 +71,14 @@ void Engine::alloc_buffers() {
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
   positions_ = ex_.alloc_zeros(DType::i32, {batch});
-  last_rows_ = device_i32(ex_, batch, [](int64_t b) { return static_cast<int32_t>(b); });
+  stack_.reset();
+  // Over a long context attention alone has kernels that read the cache faster.
+  constexpr int64_t kLongContext = 8192;
+  if (!options_.one_launch || batch != 1 || options_.capacity > kLongContext || !ex_.on_cuda() || dtype != DType::bf16) return;
+  std::vector<KvCache> caches;
+  for (size_t i = 0; i < kv_.size(); ++i) caches.push_back(view_of(kv_[i], kv_scales_[i]));
+  std::string why;  // steps op by op are no fault
+  stack_ = decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), &why);
 }
 
 void Engine::resize(int64_t batch, int64_t capacity) {
@@ -102,7 +109,7 @@ void Engine::report(std::string_view what, bool begins) const {
   if (watch_) watch_({.what = what, .begins = begins});
 }
 
-void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows) {
+void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer);
     const KvCache cache = view_of(kv_[i], kv_scales_[i]);
@@ -113,13 +120,14 @@ void Engine::forward(SlotBuffers& slots, TensorView x, ConstTensorView positions
                .turned_keys = turns_keys(options_.load.kv_cache)}, act,
               watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
-  embed(ex_, last_rows, x, 1.f, last_);
-  rms_norm(ex_, last_, ends_.final_norm, spec_.final_norm_eps,
-           weight_offset(spec_.final_norm_kind), normed_);
-  report("final norm");
-  apply_head(ex_, ends_, normed_, logits_);
+}
+
+void Engine::finish(ConstTensorView rows) {
+  apply_head_normed(ex_, ends_, rows,
+                    {.weight = ends_.final_norm, .eps = spec_.final_norm_eps, .offset = weight_offset(spec_.final_norm_kind)},
+                    normed_, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
-  report("head");
+  report("final norm, head");
 }
 
 ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
@@ -145,7 +153,9 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     report("", true);
     embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
     report("embedding");
-    forward(prefill_slots_, x, positions, last);
+    run_blocks(prefill_slots_, x, positions);
+    embed(ex_, last, x, 1.f, last_);
+    finish(last_);
     length_ += n;
   }
   ex_.copy(device_i32(ex_, batch, [&](int64_t) { return static_cast<int32_t>(length_); }), positions_);
@@ -156,7 +166,13 @@ void Engine::decode_body() {
   report("", true);
   embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
   report("embedding");
-  forward(decode_slots_, x_, positions_, last_rows_);
+  if (stack_) {
+    decode_layers(ex_, *stack_, positions_, x_);
+    report("layers");
+  } else {
+    run_blocks(decode_slots_, x_, positions_);
+  }
+  finish(x_);
   argmax(ex_, logits_, next_);
   report("choice");
   advance(ex_, positions_, 1);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 
+#include "src/run/decode_stack.h"
 #include "src/run/op_watch.h"
 #include "src/run/runner.h"
 #include "src/run/sampler.h"
@@ -16,6 +17,7 @@ struct EngineOptions {
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
+  bool one_launch = true;        // steps of one sequence take all layers in one launch where they can (CUDA)
 };
 
 class Engine {
@@ -47,12 +49,12 @@ class Engine {
   // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
   int64_t prefill_bytes(int64_t tokens) const;
   std::vector<std::string> kernel_table() const;  // "24 x marlin4, 1 x dense head"
+  bool in_one_launch() const { return stack_.has_value(); }  // decode steps: all layers
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  // Blocks, final norm and head: x [batch * len, hidden] at `positions`; the last row of each sequence to
-  // logits_.
-  void forward(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView last_rows);
+  void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
+  void finish(ConstTensorView rows);  // final norm and head of the last row of each sequence: to logits_
   void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();         // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
@@ -70,11 +72,11 @@ class Engine {
   RopeTables ropes_;
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
+  std::optional<DecodeStack> stack_;       // of a decode step over kv_
   SlotBuffers prefill_slots_, decode_slots_;
-  // States [tokens, hidden] of both phases; the last row of each sequence, before and after the norm [batch,
+  // States [tokens, hidden] of both phases; the last row of each sequence of a prefill, and any after the norm [batch,
   // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].
   Tensor prefill_x_, x_, last_, normed_, logits_, next_, positions_;
-  Tensor last_rows_;  // i32 [batch]: 0 .. batch-1, the rows of x_ that a decode step reads
   RecordedGraph step_graph_;
   bool warm_ = false, recorded_ = false;
   int64_t length_ = 0;

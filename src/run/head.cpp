@@ -55,6 +55,15 @@ void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
   gemms(ex, x, std::span(&product, 1));
 }
 
+void apply_head_normed(Exec& ex, const Ends& e, ConstTensorView x, const RowNorm& norm, TensorView normed, TensorView y) {
+  if (e.lm_head) {
+    const Linear* head = &*e.lm_head;
+    return apply_all_normed(ex, std::span(&head, 1), x, norm, normed, std::span(&y, 1));
+  }
+  const GemmProduct product{.w = e.embed, .y = y};
+  normed_gemms(ex, x, norm, normed, std::span(&product, 1));
+}
+
 int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }
 
 void check_ids(const ModelSpec& spec, std::span<const int32_t> ids) {

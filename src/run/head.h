@@ -8,7 +8,7 @@
 
 #include "kernels/exec.h"
 #include "src/model/checkpoint.h"
-#include "src/run/linear.h"
+#include "src/run/fused.h"
 
 namespace fewbit {
 
@@ -22,6 +22,8 @@ struct Ends {
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
 // y [rows, vocab] f32 = x head^T.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
+// The same of rms_norm(x); `normed` as in kernels/normed_gemms.h.
+void apply_head_normed(Exec&, const Ends&, ConstTensorView x, const RowNorm&, TensorView normed, TensorView y);
 int64_t head_bytes(const Ends&);  // that one application reads
 
 // Checks every id against the vocabulary: Error{usage} names the first that is outside.

@@ -68,10 +68,6 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
   return m;
 }
 
-MarlinView view_of(const MarlinLinear& l) {
-  return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
-}
-
 bool same(const RowQuant& a, const RowQuant& b) {
   return a.codes == b.codes && a.fixed == b.fixed && a.group == b.group;
 }
@@ -154,6 +150,10 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 }
 
 }  // namespace
+
+MarlinView view_of(const MarlinLinear& l) {
+  return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
+}
 
 Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType dtype) {
   return DenseLinear{.weight = upload(ex, weight, dtype), .bias = upload(ex, bias, dtype), .input = {}};

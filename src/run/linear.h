@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "kernels/marlin_gemm.h"
 #include "kernels/quantize_rows.h"
 #include "src/core/quantized_linear.h"
 #include "src/run/kv_cache.h"
@@ -21,6 +22,7 @@ struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/marlin_gem
   int bits = 4;
   int64_t out = 0, in = 0;
 };
+MarlinView view_of(const MarlinLinear&);
 struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
   Tensor codes{}, scales{}, zeros{}, group_of{}, bias{};
   int bits = 4;

@@ -7,6 +7,7 @@
 
 #include "src/core/rng.h"
 #include "src/eval/perplexity.h"
+#include "src/model/synth.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -132,6 +133,32 @@ TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {
 TEST_P(EngineOn, GraphAndEagerStepsAgree) {
   Exec ex = Exec::from_name(GetParam());
   graph_equals_eager(ex, Checkpoint::open(demo()));
+}
+
+// A packed model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded
+// against eager ones bit for bit.
+TEST(Engine, CudaOneLaunchEqualsOpByOp) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const TempDir dir;
+  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 3}, {});
+  const Checkpoint c = Checkpoint::open(dir.path() / "m");
+  const std::vector<int32_t> ids = random_ids(70, 5);
+  for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) {
+    const LoadOptions load{.dtype = DType::bf16, .kv_cache = kv};
+    Engine together(ex, c, {.load = load, .capacity = 80}), eager(ex, c, {.load = load, .capacity = 80, .graph = false}),
+        apart(ex, c, {.load = load, .capacity = 80, .one_launch = false});
+    EXPECT_TRUE(together.in_one_launch());
+    EXPECT_FALSE(apart.in_one_launch());
+    for (Engine* e : {&together, &eager, &apart}) e->prefill({ids.data(), 60});
+    for (size_t i = 60; i < 70; ++i) {
+      const Tensor next = ex.to_device(i32({ids[i]}));
+      const Tensor a = ex.to_host(together.decode(next)), b = ex.to_host(eager.decode(next)), ops = ex.to_host(apart.decode(next));
+      EXPECT_EQ(first_difference(a, b), "") << name_of(kv) << ", position " << i;
+      EXPECT_LE(relative_error(a, ops), kv == KvType::plain ? tol::kLogitsBf16 : tol::kLogitsQuantizedCacheBf16)
+          << name_of(kv) << ", position " << i;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),

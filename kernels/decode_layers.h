@@ -1,0 +1,60 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/gated_act.h"
+#include "kernels/marlin_gemm.h"
+#include "kernels/rope_append.h"
+namespace fewbit {
+// A decoder layer of the common form, its linears in the Marlin layout: x += o(attention(rope(q), rope(k), v)) of the
+// norm of x, then x += down(act(gate) * up) of the norm of x.
+struct DecodeLayer {
+  ConstTensorView input_norm{}, middle_norm{};      // [hidden] bf16
+  MarlinView q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  ConstTensorView q_bias{}, k_bias{}, v_bias{};     // [out] bf16 or null
+  ConstTensorView q_norm{}, k_norm{};               // [head_dim] bf16 or null: a norm of every head, before RoPE
+  KvCache cache{};                                  // of one sequence
+};
+// What all layers of a stack have in common. The window may be 0, a soft cap may not be asked for.
+struct DecodeForm {
+  AttentionArgs attention{};
+  RopeTable rope{};
+  float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
+  float weight_offset = 0;      // as in rms_norm()
+  ActKind act = ActKind::silu;
+};
+
+// Layers prepared for decode_layers(): what the views show must outlive it.
+struct DecodeStack {
+  std::vector<DecodeLayer> layers;
+  DecodeForm form;
+  Tensor table{};      // the layers as the device reads them
+  Tensor workspace{};  // what goes from phase to phase
+  int blocks = 0;      // of the launch
+};
+// Why the device has no kernel for such layers; "" = it has. The CPU takes any (and is no faster for it).
+namespace cpu  { std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&); }
+namespace cuda { std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&); }
+inline std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
+  return pick(ex, &cpu::refuses_stack, FEWBIT_CUDA_OP(refuses_stack))(ex, layers, form);
+}
+namespace cpu  { void prepare_stack(Exec&, DecodeStack&); }
+namespace cuda { void prepare_stack(Exec&, DecodeStack&); }
+// Layers that the device does not refuse.
+inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const DecodeForm& form) {
+  DecodeStack stack{.layers = std::move(layers), .form = form};
+  pick(ex, &cpu::prepare_stack, FEWBIT_CUDA_OP(prepare_stack))(ex, stack);
+  return stack;
+}
+
+// All layers on one new token, in one launch on a GPU: x goes through every layer, its key and value to the caches. The
+// values are rounded to bf16 where the ops that this replaces round them (rms_norm, marlin_gemms, rope_append,
+// attention_cached, gated_act); sums may be in another order. Deterministic.
+//   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
+namespace cpu  { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
+namespace cuda { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
+inline void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
+  pick(ex, &cpu::decode_layers, FEWBIT_CUDA_OP(decode_layers))(ex, stack, position, x);
+}
+}  // namespace fewbit

@@ -1,0 +1,174 @@
+#pragma once
+// The inputs of the products of decode_layers_cuda.cu: every block makes what its own slice of k needs, norms and the
+// activation included, from what the phase before left in memory.
+#include "kernels/decode_layers_job.cuh"
+#include "kernels/marlin_tile.cuh"
+#include "kernels/mma.cuh"
+#include "kernels/reduce.cuh"
+#include "kernels/vec.cuh"
+
+namespace fewbit::cuda {
+
+__device__ __forceinline__ void unpack2(uint32_t pair, float& low, float& high) {
+  low = __uint_as_float(pair << 16);
+  high = __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ void unpack8(uint4 from, float (&v)[8]) {
+  unpack2(from.x, v[0], v[1]);
+  unpack2(from.y, v[2], v[3]);
+  unpack2(from.z, v[4], v[5]);
+  unpack2(from.w, v[6], v[7]);
+}
+__device__ __forceinline__ uint4 load8_cg(const __nv_bfloat16* from) {
+  return __ldcg(reinterpret_cast<const uint4*>(from));
+}
+__device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
+__device__ __forceinline__ void compute_sync() {  // of the warps that compute
+  asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
+}
+
+// What a piece of the input brings to its sums: they start at `start`, and are to be multiplied by `scale`.
+struct StepPiece {
+  float start, scale;
+};
+// The input of a product in shared memory: the pieces of k that the block needs, each as the f16 column operand of its
+// tiles. A power of two for each piece brings its values, bf16, into f16's range: what falls below is 2^-30 of the largest.
+struct StepInput {
+  uint8_t* x;         // [needed, 256] bytes
+  StepPiece* pieces;  // [needed]
+  int first, needed;
+
+  // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a whole
+  // warp must call. Lanes that are not `active` have none.
+  __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
+    constexpr int kLanes = kPieceK / 8;
+    constexpr float kZero = 8;
+    const bool upper = n % 16 >= 8;  // of a k-tile
+    float sum = 0, most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += v[i], most = fmaxf(most, fabsf(v[i]));
+    most = warp_reduce(most, Max{}, kLanes);
+    sum = warp_reduce(sum * ((upper ? kRaisedUpper : kRaisedLower) + kZero), Sum{}, kLanes);
+    if (!active) return;
+    // 2^up brings the largest value to 2^14 .. 2^15.
+    const int up = max(-100, min(100, 14 + 127 - static_cast<int>(__float_as_uint(most) >> 23)));
+    const float scale = __uint_as_float((127 + up) << 23), own = upper ? scale / 16 : scale;
+    const int index = n / kPieceK - first;
+    // Lane t of a product reads the pairs t and t + 4 of two tiles together.
+    uint8_t* to = x + index * (2 * kPieceK) + n % kPieceK / 32 * 64 + n % 32 / 16 * 8 + upper * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      *reinterpret_cast<uint32_t*>(to + 16 * i) = pack_f16(v[2 * i] * own, v[2 * i + 1] * own);
+    if (n % kPieceK == 0) pieces[index] = {-sum * scale, __uint_as_float((127 - up) << 23)};
+  }
+};
+
+// Waiting for all blocks: every one arrives once a phase, at a counter that runs through the launch. All blocks must be
+// resident together: there are no more of them than most_blocks().
+struct StepSync {
+  uint32_t* counters;  // arrivals, departures
+  uint32_t target = 0;
+
+  __device__ __forceinline__ void arrive() {
+    compute_sync();
+    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counters) : "memory");
+    target += gridDim.x;
+  }
+  __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
+    if (threadIdx.x == 0) {
+      uint32_t seen = 0;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counters) : "memory");
+      } while (seen < target);
+    }
+    compute_sync();
+  }
+  __device__ __forceinline__ void leave() const {  // after the last wait
+    if (threadIdx.x == 0 && atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
+  }
+};
+
+// The sum over the computing threads. `shared`: kStepWarps values, free again after the next compute_sync().
+__device__ __forceinline__ float compute_sum(float x, float* shared) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  compute_sync();
+  return warp_reduce(shared[threadIdx.x % kStepWarps], Sum{}, kStepWarps);
+}
+
+// The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at hand.
+// The block reads all of the stream, for its mean square, and keeps what its slice needs.
+__device__ __forceinline__ void normed_input(const StepJob& job, const StepInput& input, const __nv_bfloat16* weight,
+                                             const StepSync& sync, float* shared) {
+  constexpr int kStride = 8 * kStepThreads;
+  const int first_own = (input.first * kPieceK) + 8 * threadIdx.x, end_own = (input.first + input.needed) * kPieceK;
+  uint4 own_weight{};
+  if (first_own < end_own) own_weight = *reinterpret_cast<const uint4*>(weight + first_own);
+  sync.wait();
+  uint4 own{};
+  if (first_own < end_own) own = load8_cg(job.x + first_own);
+  float squares = 0;
+#pragma unroll 1
+  for (int n = 8 * threadIdx.x; n < job.hidden; n += 2 * kStride) {
+    float v[2][8] = {};
+    uint4 loaded[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (n + i * kStride < job.hidden) loaded[i] = load8_cg(job.x + n + i * kStride);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unpack8(loaded[i], v[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
+    }
+  }
+  const float inv = 1.f / sqrtf(compute_sum(squares, shared) / static_cast<float>(job.hidden) + job.eps);
+#pragma unroll 1
+  for (int n = first_own; n - 8 * static_cast<int>(threadIdx.x) < end_own; n += kStride) {  // whole warps
+    float v[8], w[8];
+    const bool active = n < end_own;
+    if (n != first_own && active) {
+      own = load8_cg(job.x + n);
+      own_weight = *reinterpret_cast<const uint4*>(weight + n);
+    }
+    unpack8(own, v);
+    unpack8(own_weight, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = active ? rounded(v[i] * inv * (w[i] + job.weight_offset)) : 0.f;
+    input.put(n, v, active);
+  }
+  compute_sync();
+}
+
+// What attention left, or silu(gate) * up, as the input of a product.
+__device__ __forceinline__ void plain_input(const StepJob& job, int product, const StepInput& input, const StepSync& sync) {
+  sync.wait();
+  const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
+  const int end = (input.first + input.needed) * kPieceK;
+  constexpr int kStride = 8 * kStepThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
+#pragma unroll 1
+  for (int n = input.first * kPieceK + 8 * threadIdx.x; n - 8 * static_cast<int>(threadIdx.x) < end; n += kTogether * kStride) {
+    uint4 loaded[kTogether] = {}, ups[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (n + i * kStride < end) {
+        loaded[i] = load8_cg(from + n + i * kStride);
+        if (product == kDown) ups[i] = load8_cg(from + job.inner + n + i * kStride);
+      }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (n - 8 * static_cast<int>(threadIdx.x) + i * kStride >= end) break;  // whole warps
+      float v[8], up[8];
+      unpack8(loaded[i], v);
+      if (product == kDown) {
+        unpack8(ups[i], up);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = rounded(__fdividef(v[j], 1.f + __expf(-v[j])) * up[j]);
+      }
+      input.put(n + i * kStride, v, n + i * kStride < end);
+    }
+  }
+  compute_sync();
+}
+
+}  // namespace fewbit::cuda

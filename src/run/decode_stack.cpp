@@ -1,0 +1,100 @@
+// Reads the op list of a block against the one form that the kernel knows.
+#include "src/run/decode_stack.h"
+
+namespace fewbit {
+namespace {
+
+// The ops of a block, in the order in which the kernel does them; false where the list is another.
+struct StackForm {
+  const Norm *input = nullptr, *middle = nullptr;
+  const Linears *qkv = nullptr, *out = nullptr, *wide = nullptr, *down = nullptr;
+  const HeadNorm *q_norm = nullptr, *k_norm = nullptr;
+  const Rope* rope = nullptr;
+  const Attention* attention = nullptr;
+  const GatedAct* act = nullptr;
+
+  bool read(const std::vector<BlockOp>& block) {
+    size_t at = 0;
+    const auto next = [&]<class Op>(const Op*& op) {
+      op = at < block.size() ? std::get_if<Op>(&block[at]) : nullptr;
+      at += op != nullptr;
+      return op != nullptr;
+    };
+    const AddTo *first = nullptr, *second = nullptr;
+    if (!next(input) || !next(qkv)) return false;
+    if (next(q_norm) && !next(k_norm)) return false;
+    return next(rope) && next(attention) && next(out) && next(first) && next(middle) && next(wide) && next(act) &&
+           next(down) && next(second) && at == block.size() && slots_fit(*first, *second) && sizes_fit();
+  }
+
+ private:
+  bool slots_fit(const AddTo& first, const AddTo& second) const {
+    const auto outs = [](const Linears& l, std::vector<Slot> slots) {
+      std::vector<Slot> found;
+      for (const LinearDef& item : l.items) found.push_back(item.out);
+      return found == slots;
+    };
+    const auto residual = [&](const Norm& n, const Linears& reads) { return n.in == Slot::x && reads.in == n.out; };
+    const auto added = [&](const Linears& l, const AddTo& add) {
+      return l.items.size() == 1 && add.in == l.items[0].out && add.out == Slot::x;
+    };
+    return residual(*input, *qkv) && residual(*middle, *wide) && added(*out, first) && added(*down, second) &&
+           outs(*qkv, {attention->q, attention->k, attention->v}) && outs(*wide, {act->gate, act->up}) &&
+           rope->slots == std::vector<Slot>{attention->q, attention->k} && out->in == attention->out &&
+           down->in == act->out && (!q_norm || (q_norm->slot == attention->q && k_norm->slot == attention->k));
+  }
+  bool sizes_fit() const {
+    return input->kind == middle->kind && input->eps == middle->eps && rope->head_dim == attention->head_dim &&
+           (!q_norm || (q_norm->kind == input->kind && k_norm->kind == input->kind && q_norm->eps == k_norm->eps));
+  }
+};
+
+struct Layer {
+  const BlockWeights& weights;
+  bool packed = true;  // all linears asked for so far are
+  MarlinView linear(const Linears& op, size_t item) {
+    const auto* m = std::get_if<MarlinLinear>(&weights.linears.at(op.items[item].name));
+    packed = packed && m != nullptr;
+    return m ? view_of(*m) : MarlinView{};
+  }
+  ConstTensorView bias(const Linears& op, size_t item) const {
+    const auto* m = std::get_if<MarlinLinear>(&weights.linears.at(op.items[item].name));
+    return m && !m->bias.empty() ? ConstTensorView(m->bias) : ConstTensorView{};
+  }
+  ConstTensorView vector(const std::string& name) const { return weights.vectors.at(name); }
+};
+
+}  // namespace
+
+std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const std::vector<BlockWeights>& blocks,
+                                        const RopeTables& ropes, const std::vector<KvCache>& caches, bool turned_keys,
+                                        std::string* why) {
+  const auto refuse = [&](const char* reason) { return *why = reason, std::nullopt; };
+  StackForm f;
+  if (spec.kinds.size() != 1 || !f.read(spec.kinds[0])) return refuse("another list of ops, or blocks of several kinds");
+  const Attention& a = *f.attention;
+  const DecodeForm form{
+      .attention = args_of(a),
+      .rope = {.inv_freq = ropes.inv_freq(*f.rope), .attention_scale = f.rope->params.attention_scale, .hadamard = turned_keys},
+      .eps = f.input->eps,
+      .head_eps = f.q_norm ? f.q_norm->eps : 0,
+      .weight_offset = weight_offset(f.input->kind),
+      .act = act_kind(f.act->act)};
+  std::vector<DecodeLayer> layers;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    Layer w{blocks[i]};
+    DecodeLayer l{.input_norm = w.vector(f.input->name), .middle_norm = w.vector(f.middle->name), .cache = caches[i]};
+    l.q = w.linear(*f.qkv, 0), l.k = w.linear(*f.qkv, 1), l.v = w.linear(*f.qkv, 2);
+    l.o = w.linear(*f.out, 0), l.gate = w.linear(*f.wide, 0), l.up = w.linear(*f.wide, 1), l.down = w.linear(*f.down, 0);
+    if (!w.packed) return refuse("linears that are not packed in the Marlin layout");
+    for (const auto& [op, item] : {std::pair{f.out, 0}, {f.wide, 0}, {f.wide, 1}, {f.down, 0}})
+      if (w.bias(*op, static_cast<size_t>(item)).data) return refuse("a bias outside of q, k and v");
+    l.q_bias = w.bias(*f.qkv, 0), l.k_bias = w.bias(*f.qkv, 1), l.v_bias = w.bias(*f.qkv, 2);
+    if (f.q_norm) l.q_norm = w.vector(f.q_norm->name), l.k_norm = w.vector(f.k_norm->name);
+    layers.push_back(std::move(l));
+  }
+  if (*why = refuses_stack(ex, layers, form); !why->empty()) return std::nullopt;
+  return make_stack(ex, std::move(layers), form);
+}
+
+}  // namespace fewbit
