@@ -111,7 +111,12 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* l
     cp_async_wait<kPiecesUnderWay - 1>();
     walk.fetch(ring.slots + slot * kPieceBytes);
     cp_async_commit();
+#ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
+    cp_async_wait<0>();
+    barrier_arrive(ring.full + slot);
+#else
     barrier_arrive_behind_copies(ring.full + slot);
+#endif
     if (++slot == ring.count) slot = 0, parity ^= 1;
   }
   cp_async_wait<0>();
