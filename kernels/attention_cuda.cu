@@ -73,16 +73,6 @@ void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache) {
   launch_plain(s, a);
 }
 
-// Calls f(Type<T>{}, Type<C>{}) with the types of the activations and of what the cache holds.
-template <class F>
-void dispatch_cache(DType dtype, DType cache, F&& f) {
-  dispatch_f32_bf16(dtype, [&](auto type) {
-    if (cache == DType::f8_e4m3) return f(type, Type<F8Code>{});
-    if (cache == DType::i8) return f(type, Type<I8Code>{});
-    f(type, type);
-  });
-}
-
 // kN: values per thread and step.
 template <class T, int kN>
 __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]

@@ -4,6 +4,7 @@
 // logarithm's domain.
 #include "kernels/kv_codes.cuh"
 #include "kernels/mma.cuh"
+#include "kernels/softmax.cuh"
 
 namespace fewbit::cuda {
 
@@ -31,14 +32,6 @@ struct AttentionSource {
     return kTokenScales<C> ? (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys : kv_head;
   }
 };
-
-inline constexpr float kLog2e = 1.4426950408889634f;
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // D: head_dim rounded up to an instantiation; columns past the true one hold zeros. Rows of shared memory are
 // padded to an odd multiple of 16 bytes, so that the eight rows of an ldmatrix fall into different banks.

@@ -7,6 +7,8 @@
 #include "kernels/hadamard.cuh"
 #include "kernels/kv_quantize.cuh"
 #include "kernels/reduce.cuh"
+#include "kernels/rope.cuh"
+#include "kernels/softmax.cuh"
 
 namespace fewbit::cuda {
 
@@ -14,12 +16,6 @@ inline constexpr int kKeyLanes = 8;                                // lanes of a
 inline constexpr int kWarpKeys = 32 / kKeyLanes;
 inline constexpr int kRoundKeys = kWarpKeys * kStepWarps;          // keys a block has in hand
 inline constexpr int kStepRows = kHeadsTogether + 2;               // queries, the new key, the new value
-
-__device__ __forceinline__ float exp2_step(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // Shared memory of attention, in the order of its parts; 16-byte aligned.
 template <int D>
@@ -112,16 +108,10 @@ __device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& la
   for (int i = 0; i < D / 32; ++i) row[lane + 32 * i] = __float2bfloat16_rn(v[i]);
   __syncwarp();
   if (which == 2) return;
-  for (int i = lane; i < job.half; i += 32) {
-    const float c = turns[i], sine = turns[job.half + i], a = to_f32(row[i]), b = to_f32(row[job.half + i]);
-    row[i] = __float2bfloat16_rn(a * c - b * sine);
-    row[job.half + i] = __float2bfloat16_rn(b * c + a * sine);
-  }
+  turn_head(row, row, turns, job.half, lane);
   __syncwarp();
   if (job.run == 0) return;
-  for (int i = lane; i < D; i += 32) wide[i] = to_f32(row[i]);
-  for (int first = 0; first < D; first += job.run) hadamard_stages(wide + first, job.run, lane);
-  for (int i = lane; i < D; i += 32) row[i] = __float2bfloat16_rn(wide[i] * job.run_scale);
+  hadamard_head(row, wide, D, job.run, job.run_scale, lane);
   __syncwarp();
 }
 
@@ -149,7 +139,7 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
   constexpr int kN = D / kKeyLanes;  // of a lane
   const int part = lane % kKeyLanes * kN, key_lane = lane / kKeyLanes;
   const int64_t scales_at = kTokenScales<C> ? kv_head * job.capacity : kv_head;
-  float factor = job.scale * 1.44269504f, value_factor = 1.f;
+  float factor = job.scale * kLog2e, value_factor = 1.f;
   if constexpr (kIsCode<C> && !kTokenScales<C>) factor *= layer.k_scales[scales_at], value_factor = layer.v_scales[scales_at];
   float m[kHeadsTogether], l[kHeadsTogether], o[kHeadsTogether][kN];
 #pragma unroll
@@ -188,7 +178,7 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
       s = warp_reduce(s, Sum{}, kKeyLanes);
       s = valid ? s * own_factor : -INFINITY;
       const float top = fmaxf(m[h], s), about = top == -INFINITY ? 0.f : top;
-      const float keep = exp2_step(m[h] - about), weight = exp2_step(s - about);
+      const float keep = exp2_fast(m[h] - about), weight = exp2_fast(s - about);
       m[h] = top;
       l[h] = l[h] * keep + weight;
 #pragma unroll
@@ -207,7 +197,7 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
 #pragma unroll
   for (int h = 0; h < kHeadsTogether; ++h) {
     top[h] = warp_max(space.m[lane][h]);
-    const float keep = m[h] == -INFINITY ? 0.f : exp2_step(m[h] - top[h]);
+    const float keep = m[h] == -INFINITY ? 0.f : exp2_fast(m[h] - top[h]);
     l[h] *= keep;
 #pragma unroll
     for (int i = 0; i < kN; ++i) o[h][i] *= keep;
@@ -270,11 +260,11 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
       float top_now = most;
 #pragma unroll
       for (int s = 0; s < kTogether; ++s) top_now = fmaxf(top_now, states[s].x);
-      const float about = top_now == -INFINITY ? 0.f : top_now, keep = exp2_step(most - about);
+      const float about = top_now == -INFINITY ? 0.f : top_now, keep = exp2_fast(most - about);
       most = top_now, all *= keep, sum *= keep;
 #pragma unroll
       for (int s = 0; s < kTogether; ++s) {
-        const float weight = exp2_step(states[s].x - about);
+        const float weight = exp2_fast(states[s].x - about);
         all = fmaf(weight, states[s].y, all);
         sum = fmaf(weight, outs[s], sum);
       }

@@ -53,12 +53,7 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   StepMail mail{mail_sums, mail_barriers};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
   const int position = *job.position;
-  for (int i = threadIdx.x; i < job.half; i += kStepThreads) {
-    float sine, cosine;
-    sincosf(static_cast<float>(position) * job.inv_freq[i], &sine, &cosine);
-    turns[i] = cosine * job.attention_scale;
-    turns[job.half + i] = sine * job.attention_scale;
-  }
+  rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
   for (int e = threadIdx.x; e < parts[kOut].rounds * kOwnOutputs; e += kStepThreads)
     own_x[e] = to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * marlin::kTileN + slice * kOwnOutputs + e % kOwnOutputs]);
   compute_sync();
@@ -93,12 +88,13 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
 
 // --- host --------------------------------------------------------------------------------------------------------
 
+// Calls f with the kernel's variant; false where there is none.
 template <class F>
 bool dispatch(int64_t head_dim, DType cache, F&& f) {
+  if (cache != DType::bf16 && cache != DType::f8_e4m3 && cache != DType::i8) return false;
   const auto with = [&](auto dim) {
-    if (cache == DType::bf16) return f(dim, Type<__nv_bfloat16>{}), true;
-    if (cache == DType::f8_e4m3) return f(dim, Type<F8Code>{}), true;
-    return cache == DType::i8 && (f(dim, Type<I8Code>{}), true);
+    dispatch_stored(Type<__nv_bfloat16>{}, cache, [&](auto code) { f(dim, code); });
+    return true;
   };
   if (head_dim == 64) return with(std::integral_constant<int, 64>{});
   return head_dim == 128 && with(std::integral_constant<int, 128>{});
@@ -211,9 +207,9 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
 }
 
 void prepare_stack(Exec& ex, DecodeStack& stack) {
-  FEWBIT_ASSERT(cuda::refuses_stack(ex, stack.layers, stack.form).empty());
   stack.blocks = most_blocks(ex.cuda_state());
   const StepLayout layout = layout_of(ex.cuda_state(), stack.blocks, stack.layers, stack.form);
+  FEWBIT_ASSERT(layout.refusal.empty());
   Tensor table = Tensor::host(DType::u8, {static_cast<int64_t>(sizeof(StepLayer) * stack.layers.size())});
   auto* to = reinterpret_cast<StepLayer*>(table.as<uint8_t>());
   for (const DecodeLayer& l : stack.layers) {

@@ -1,6 +1,8 @@
 #pragma once
 // The fast Walsh-Hadamard transform of a run of values in shared memory, by a warp: the stages of
 // kernels/hadamard_cpu.cpp, in their order. The caller divides by the root of the run.
+#include "kernels/vec.cuh"
+
 namespace fewbit::cuda {
 
 __device__ __forceinline__ void hadamard_stages(float* x, int run, int lane) {
@@ -14,6 +16,14 @@ __device__ __forceinline__ void hadamard_stages(float* x, int run, int lane) {
     }
     __syncwarp();
   }
+}
+
+// A head of d values in runs, rounded once; `wide`: d floats of shared memory.
+template <class T>
+__device__ __forceinline__ void hadamard_head(T* x, float* wide, int d, int run, float scale, int lane) {
+  for (int i = lane; i < d; i += 32) wide[i] = to_f32(x[i]);
+  for (int first = 0; first < d; first += run) hadamard_stages(wide + first, run, lane);
+  for (int i = lane; i < d; i += 32) x[i] = from_f32<T>(wide[i] * scale);
 }
 
 }  // namespace fewbit::cuda

@@ -22,6 +22,19 @@ inline constexpr bool kTokenScales = false;  // a scale per token, else one per 
 template <>
 inline constexpr bool kTokenScales<I8Code> = true;
 
+// Calls f(Type<C>{}) with the type of what a cache holds; `plain`: that of the activations.
+template <class T, class F>
+void dispatch_stored(Type<T> plain, DType cache, F&& f) {
+  if (cache == DType::f8_e4m3) return f(Type<F8Code>{});
+  if (cache == DType::i8) return f(Type<I8Code>{});
+  f(plain);
+}
+// Calls f(Type<T>{}, Type<C>{}) with the types of the activations and of what the cache holds.
+template <class F>
+void dispatch_cache(DType dtype, DType cache, F&& f) {
+  dispatch_f32_bf16(dtype, [&](auto type) { dispatch_stored(type, cache, [&](auto code) { f(type, code); }); });
+}
+
 __device__ __forceinline__ float to_f32(F8Code c) {
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(c.bits, __NV_E4M3)));
 }

@@ -6,6 +6,7 @@
 #include "kernels/hadamard.h"
 #include "kernels/kv_quantize.cuh"
 #include "kernels/launch.cuh"
+#include "kernels/rope.cuh"
 #include "kernels/rope_append.h"
 
 namespace fewbit::cuda {
@@ -33,54 +34,30 @@ __global__ void __launch_bounds__(32 * kWarps)
   await_predecessor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t token = blockIdx.x, position = positions[token];
-  for (int i = threadIdx.x; i < s.half; i += 32 * kWarps) {
-    float sine, cosine;
-    sincosf(static_cast<float>(position) * inv_freq[i], &sine, &cosine);
-    table[i] = cosine * s.attention_scale;
-    table[s.half + i] = sine * s.attention_scale;
-  }
+  rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
   const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
   if (head >= s.heads + 2 * s.kv_heads) return;
-  const auto turn = [&](const T* from, T* to) {
-    for (int i = lane; i < s.half; i += 32) {
-      const float c = table[i], sine = table[s.half + i], a = to_f32(from[i]), b = to_f32(from[s.half + i]);
-      to[i] = from_f32<T>(a * c - b * sine);
-      to[s.half + i] = from_f32<T>(b * c + a * sine);
-    }
-  };
   T* rows = reinterpret_cast<T*>(table + 2 * s.half);
   const auto spread = [&](T* x) {
     if (s.run == 0) return;
-    float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
     __syncwarp();
-    for (int i = lane; i < s.d; i += 32) wide[i] = to_f32(x[i]);
-    for (int first = 0; first < s.d; first += s.run) hadamard_stages(wide + first, s.run, lane);
-    for (int i = lane; i < s.d; i += 32) x[i] = from_f32<T>(wide[i] * s.run_scale);
+    hadamard_head(x, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale, lane);
   };
   if (head < s.heads) {
     T* row = q + (token * s.heads + head) * s.d;
-    turn(row, row);
+    turn_head(row, row, table, s.half, lane);
     return spread(row);
   }
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
   const int64_t row = (token * s.kv_heads + kv_head) * s.d;
   if (head >= s.heads + s.kv_heads) return store_row(v + row, v_cache, v_scales, at, kv_head, s.d);
   T* turned = rows + warp * s.d;
-  turn(k + row, turned);
+  turn_head(k + row, turned, table, s.half, lane);
   for (int i = 2 * s.half + lane; i < s.d; i += 32) turned[i] = k[row + i];
   spread(turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
-}
-
-template <class F>
-void dispatch_cache(DType dtype, DType cache, F&& f) {
-  dispatch_f32_bf16(dtype, [&](auto type) {
-    if (cache == DType::f8_e4m3) return f(type, Type<F8Code>{});
-    if (cache == DType::i8) return f(type, Type<I8Code>{});
-    f(type, type);
-  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // memory, with the precise sincosf (positions reach 10^5 radians), then turns the pairs of its heads, 16
 // bytes of each half at a time.
 #include "kernels/launch.cuh"
+#include "kernels/rope.cuh"
 #include "kernels/rope.h"
 #include "kernels/vec.cuh"
 
@@ -20,12 +21,7 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
   allow_successor();
   await_predecessor();
   const float position = static_cast<float>(positions[blockIdx.x]);
-  for (int i = threadIdx.x; i < half; i += kThreads) {
-    float s, c;
-    sincosf(position * inv_freq[i], &s, &c);
-    table[i] = c * attention_scale;
-    table[half + i] = s * attention_scale;
-  }
+  rope_angles(table, position, inv_freq, half, attention_scale, threadIdx.x, kThreads);
   __syncthreads();
   const int first_head = blockIdx.y * kHeads, per_head = half / kN;
   const int mine = min(kHeads, heads - first_head);
