@@ -1,6 +1,8 @@
 #include "src/quant/rounding_noise.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
@@ -66,12 +68,6 @@ std::vector<double> energies(ConstTensorView m) {
   return sum;
 }
 
-double sum_of(const std::vector<double>& v) {
-  double sum = 0;
-  for (const double x : v) sum += x;
-  return sum;
-}
-
 // The mean of a_t^2 * 127^2 and its slope by log s_j; of a static scale, the largest instead of the mean.
 double input_step(const Peaks& p, bool fixed, std::vector<double>& slope) {
   std::fill(slope.begin(), slope.end(), 0.0);
@@ -82,7 +78,7 @@ double input_step(const Peaks& p, bool fixed, std::vector<double>& slope) {
   }
   const double n = static_cast<double>(p.at.size());
   for (size_t t = 0; t < p.at.size(); ++t) slope[static_cast<size_t>(p.at[t])] -= 2 * p.squared[t] / n;
-  return sum_of(p.squared) / n;
+  return std::accumulate(p.squared.begin(), p.squared.end(), 0.0) / n;
 }
 
 // What does not change on the way down.
