@@ -4,8 +4,8 @@
 #include "kernels/fp8_gemm.h"
 #include "kernels/int8_gemm.h"
 namespace fewbit {
-// int8_gemm or fp8_gemm for several weights of one x, which is quantized once; all codes of the type that `q` makes, y alike
-// in dtype. On a GPU up to 16 rows in bf16 take one launch (up to kByteGemmsAtOnce at a time) that reads the weights as
+// int8_gemm or fp8_gemm for several weights of one x, which is quantized once; all codes of the type that `q` makes (kUnrounded:
+// f8_e4m3), y alike in dtype. On a GPU up to 16 rows in bf16 take one launch (up to kByteGemmsAtOnce at a time) that reads the weights as
 // they lie (kernels/skinny.cuh) and may begin before the kernel before it has ended: no work in flight may write a weight,
 // its scales or a bias. The bits of a row do not depend on the other rows there, and those of int8 are the CPU's.
 inline constexpr int kByteGemmsAtOnce = 3;

@@ -33,26 +33,30 @@ inline constexpr int kPreparedHere = 16384;         // values of x, see prepare_
 inline constexpr int kStepBytes = 64;               // of a weight row: what four lanes take by one load
 inline constexpr int kSlotBytes = 16 * kStepBytes;  // of a warp and step
 
-// What a format gives: the type of a sum, the bytes of a value of the weight and of x in shared memory, and
-// sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
+// What a format gives: the type of a sum, the bytes of a value of the weight, of x as codes in memory and of x in shared
+// memory, and sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
 // `high`, lane = 4 g + t; `x` points to the values that go with them.
 struct SkinnyBf16 {
   using Sum = float;
-  static constexpr int kBytes = 2, kXBytes = 2;
+  static constexpr int kBytes = 2, kCodeBytes = 2, kXBytes = 2;
   static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
     const uint4 v = *reinterpret_cast<const uint4*>(x);
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
     mma_bf16(sum, first, v.x, v.y);
     mma_bf16(sum, second, v.z, v.w);
   }
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
+  static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  }
 };
-// E4M3 is exact in f16, and so are products of two in f32. kWide: x stands as f16, which saves a third of the
-// conversions and takes twice the room.
-template <bool kWide>
+// E4M3 is exact in f16, and so are products of two in f32. x is E4M3 too; the same but standing as f16, which saves a
+// third of the conversions and takes twice the room; or f16 from the start: bf16 under a power of two (row_grid.h).
+enum class F8Input { codes, widened, unrounded };
+template <F8Input kInput>
 struct SkinnyF8 {
   using Sum = float;
-  static constexpr int kBytes = 1, kXBytes = kWide ? 2 : 1;
+  static constexpr bool kWide = kInput != F8Input::codes;
+  static constexpr int kBytes = 1, kCodeBytes = kInput == F8Input::unrounded ? 2 : 1, kXBytes = kWide ? 2 : 1;
   static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
     const uint4 v = *reinterpret_cast<const uint4*>(x);
     if constexpr (kWide) {
@@ -73,9 +77,13 @@ struct SkinnyF8 {
     const uint32_t a[4] = {two_f16(low), two_f16(high), two_f16(low >> 16), two_f16(high >> 16)};
     mma_f16(sum, a, x0, x1);
   }
-  // 16 codes to where x stands.
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) {
-    if constexpr (kWide) {
+  // x of 16 weights to where it stands.
+  static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from);
+    if constexpr (kInput == F8Input::unrounded) {
+      *reinterpret_cast<uint4*>(to) = v;
+      *reinterpret_cast<uint4*>(to + 16) = *reinterpret_cast<const uint4*>(from + 16);
+    } else if constexpr (kWide) {
       *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
       *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w),
                                             two_f16(v.w >> 16)};
@@ -83,7 +91,14 @@ struct SkinnyF8 {
       *reinterpret_cast<uint4*>(to) = v;
     }
   }
-  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) {  // 8 codes
+  // 8 values, divided by their scale already.
+  static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
+    if constexpr (kInput == F8Input::unrounded) {
+      *reinterpret_cast<uint4*>(to) = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]),
+                                       pack_f16(x[6], x[7])};
+      return;
+    }
+    const uint2 v = {codes({x[0], x[1], x[2], x[3]}), codes({x[4], x[5], x[6], x[7]})};
     if constexpr (kWide)
       *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
     else
@@ -97,24 +112,30 @@ struct SkinnyF8 {
     return f8_code(v.x) | f8_code(v.y) << 8 | f8_code(v.z) << 16 | static_cast<uint32_t>(f8_code(v.w)) << 24;
 #endif
   }
-  static constexpr float kTop = kF8Max;
+  static __device__ __forceinline__ float scale(float most, float fixed) {
+    return kInput == F8Input::unrounded ? f16_row_scale(most) : row_scale(most, fixed, kF8Max);
+  }
 };
 struct SkinnyI8 {
   using Sum = int32_t;
-  static constexpr int kBytes = 1, kXBytes = 1;
+  static constexpr int kBytes = 1, kCodeBytes = 1, kXBytes = 1;
   static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
     const uint4 v = *reinterpret_cast<const uint4*>(x);
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
     mma_i8(sum, first, v.x, v.y);
     mma_i8(sum, second, v.z, v.w);
   }
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
-  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) { *reinterpret_cast<uint2*>(to) = v; }
+  static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+  }
+  static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
+    *reinterpret_cast<uint2*>(to) = {codes({x[0], x[1], x[2], x[3]}), codes({x[4], x[5], x[6], x[7]})};
+  }
   static __device__ __forceinline__ uint32_t codes(float4 v) {
     const auto byte = [](float x) { return static_cast<uint32_t>(static_cast<int>(int8_level(x))) & 0xffu; };
     return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
   }
-  static constexpr float kTop = 127.f;
+  static __device__ __forceinline__ float scale(float most, float fixed) { return row_scale(most, fixed, 127.f); }
 };
 
 // 16 bytes of a weight into the lane's own place of the ring.
@@ -186,11 +207,12 @@ template <class Format>
 __device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first,
                                            int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
-  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kBytes;
+  constexpr int kCodeWiden = Format::kCodeBytes / Format::kBytes;
+  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kCodeBytes;
   for (int e = threadIdx.x % 32; e < job.rows * steps * kUnits; e += 32) {
     const int row = e / (steps * kUnits), byte = first * kStepBytes + e % (steps * kUnits) * 16;
-    Format::put(to + row * pitch + kWiden * byte,
-                *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(job.x) + row * row_bytes + byte));
+    Format::copy(to + row * pitch + kWiden * byte,
+                 static_cast<const uint8_t*>(job.x) + row * row_bytes + kCodeWiden * byte);
   }
   __syncwarp();
 }
@@ -237,12 +259,13 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
       });
       most = block_reduce(
           most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
-      const float scale = row_scale(most, job.fixed, Format::kTop), inverse = 1.f / scale;
+      const float scale = Format::scale(most, job.fixed), inverse = 1.f / scale;
       if (threadIdx.x == 0) scales[r] = scale;
       for_units([&](auto& unit, int c) {
-        const auto at = [&](int i) { return mul_rn(to_f32(unit[i]), inverse); };
-        Format::put(to + r * pitch + Format::kXBytes * c, uint2{Format::codes({at(0), at(1), at(2), at(3)}),
-                                                                Format::codes({at(4), at(5), at(6), at(7)})});
+        float scaled[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scaled[i] = mul_rn(to_f32(unit[i]), inverse);
+        Format::put(to + r * pitch + Format::kXBytes * c, scaled);
       });
     }
   }

@@ -15,6 +15,8 @@ inline constexpr double kLogitsQuantizedCache = 2e-3;
 // float32 on the CPU.
 inline constexpr double kLogitsQuantizedCacheBf16 = 6e-2;
 inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may change logits by
+inline constexpr double kLogitsFp8Head = 0.05;  // what rounding the head may change logits by: E4M3 in steps of 1/16 to 1/8
+inline constexpr double kLogitsInt4Head = 0.15;
 // Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
 // routers.
 inline constexpr double kReroutedTokens = 0.03;
