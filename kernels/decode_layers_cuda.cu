@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   take_registers<kComputeRegisters>();
 
   auto* sums = reinterpret_cast<float*>(work + job.input_bytes);
-  auto* input_pieces = reinterpret_cast<StepPiece*>(sums + kRoundsTogether * kStepWarps * marlin::kTileN);
+  auto* input_pieces = reinterpret_cast<DigitGroup*>(sums + kRoundsTogether * kStepWarps * marlin::kTileN);
   StepTaker taker{StepRing(shared, barriers, threadIdx.x / 32, job.slots)};
   StepMail mail{mail_sums, mail_barriers};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
@@ -186,8 +186,8 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   size_t space = 0;
   dispatch(a.head_dim, l.cache.k.dtype,
            [&](auto dim, auto) { space = sizeof(StepAttentionSpace<decltype(dim)::value>); });
-  job.input_bytes = pieces * 2 * kPieceK;
-  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kRoundsTogether * kStepWarps * marlin::kTileN + sizeof(StepPiece) * pieces;
+  job.input_bytes = pieces * kGroupDigitBytes;
+  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kRoundsTogether * kStepWarps * marlin::kTileN + sizeof(DigitGroup) * pieces;
   job.work_bytes = static_cast<int>((std::max(product, space) + 15) / 16 * 16);
   const size_t fixed = job.work_bytes + sizeof(StepLayer) * layers.size() + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
