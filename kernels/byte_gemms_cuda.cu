@@ -12,18 +12,23 @@ namespace {
 
 SkinnyTypes types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType::f8_e4m3 : q.codes, q.codes}; }
 
-// Rows of x that one launch takes for all products, evenly shared out; 0 where they are none of skinny.cuh's.
+// Rows of x that one launch takes for all products, evenly shared out; 0 where they are none of skinny.cuh's. More
+// rows than it has a variant for come in as many passes as cost less than dequantizing, where that is what else there is:
+// unrounded.
 int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q,
                  std::span<const ByteProduct> products) {
   if (x.dtype != DType::bf16) return 0;
+  constexpr int64_t kMostPasses = 4;
+  const int64_t asked = q.codes == DType::f16 ? std::min<int64_t>(x.rows(), SkinnyJob::kRows) : x.rows();
   int rows = SkinnyJob::kRows;
   for (const ByteProduct& p : products) {
     if (p.y.dtype != products[0].y.dtype) return 0;
-    rows = std::min(rows, skinny_rows(s, types_of(q), x.rows(), x.cols(), p.w.codes.data, x.data));
+    rows = std::min(rows, skinny_rows(s, types_of(q), asked, x.cols(), p.w.codes.data, x.data));
   }
   if (rows == 0) return 0;
-  const int passes = (static_cast<int>(x.rows()) + rows - 1) / rows;
-  return (static_cast<int>(x.rows()) + passes - 1) / passes;
+  const int64_t passes = (x.rows() + rows - 1) / rows;
+  if (x.rows() > SkinnyJob::kRows && passes > kMostPasses) return 0;
+  return static_cast<int>((x.rows() + passes - 1) / passes);
 }
 
 void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,

@@ -144,7 +144,7 @@ __device__ __forceinline__ void stream16(uint8_t* shared, const uint8_t* global)
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_>
+template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_, int kSumBuffers_ = 2>
 struct SkinnyVariant {
   using Format = Format_;
   static constexpr int kColumns = kColumns_;  // runs of 8 rows of x
@@ -152,6 +152,7 @@ struct SkinnyVariant {
   static constexpr int kDepth = kDepth_;  // slots of a warp's ring, all but one under way
   static constexpr int kRingBytes = kDepth * kSlotBytes;
   static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
+  static constexpr int kSumBuffers = kSumBuffers_;  // of the tiles' sums: one barrier a tile with two
   static constexpr int kOuts = 16, kSumStride = kOuts + 4;
 };
 
@@ -315,7 +316,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
     skinny_kernel(const __grid_constant__ SkinnyJob job) {
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
-  // The warps' rings, x [rows, pitch], sums [2, kWarps, rows, kSumStride].
+  // The warps' rings, x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride].
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float scales_sh[SkinnyJob::kRows];
   allow_successor();
@@ -361,7 +362,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
       if (++step < steps) continue;
       // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is
       // enough; the warps take turns in adding them, two rows each.
-      Sum* of_tile = all + turn % 2 * sums_of_tile;
+      Sum* of_tile = all + turn % V::kSumBuffers * sums_of_tile;
 #pragma unroll
       for (int c = 0; c < V::kColumns; ++c)
 #pragma unroll
@@ -382,6 +383,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
         for (int k = 1; k < V::kWarps; ++k) sum += of[k * job.rows * V::kSumStride];
         output.store(job, sum);
       }
+      if constexpr (V::kSumBuffers == 1) __syncthreads();
       step = 0;
       ++turn;
       tile += gridDim.x;
@@ -392,7 +394,7 @@ template <class V>
 size_t skinny_shared(int rows, int in) {
   return static_cast<size_t>(V::kWarps * V::kRingBytes) +
          static_cast<size_t>(rows) * (skinny_pitch<typename V::Format>(in) +
-                                      sizeof(typename V::Format::Sum) * 2 * V::kWarps * V::kSumStride);
+                                      sizeof(typename V::Format::Sum) * V::kSumBuffers * V::kWarps * V::kSumStride);
 }
 
 template <class V>

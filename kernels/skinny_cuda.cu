@@ -13,6 +13,8 @@ constexpr int64_t kMostBf16Rows = 2;  // cuBLAS is as fast from there on
 using Bf16 = SkinnyVariant<SkinnyBf16, 1, kWarps, 10, 1>;
 template <class Format, int kColumns>
 using Bytes = SkinnyVariant<Format, kColumns, kWarps, 5, 1>;
+// 16 rows of 4,096 values as f16 find room beside it.
+using F8Unrounded16 = SkinnyVariant<SkinnyF8<F8Input::unrounded>, 2, kWarps, 4, 1, 1>;
 
 // Calls f with the variant for so many rows, as a null pointer.
 template <class F>
@@ -24,7 +26,7 @@ auto with_variant(SkinnyTypes types, int rows, F&& f) {
   FEWBIT_ASSERT(types.w == DType::f8_e4m3);
   if (types.x == DType::f16)
     return rows <= 8 ? f(static_cast<Bytes<SkinnyF8<F8Input::unrounded>, 1>*>(nullptr))
-                     : f(static_cast<Bytes<SkinnyF8<F8Input::unrounded>, 2>*>(nullptr));
+                     : f(static_cast<F8Unrounded16*>(nullptr));
   if (rows <= 2) return f(static_cast<Bytes<SkinnyF8<F8Input::widened>, 1>*>(nullptr));
   return rows <= 8 ? f(static_cast<Bytes<SkinnyF8<F8Input::codes>, 1>*>(nullptr))
                    : f(static_cast<Bytes<SkinnyF8<F8Input::codes>, 2>*>(nullptr));

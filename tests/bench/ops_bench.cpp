@@ -271,7 +271,7 @@ void bench_head(Exec& ex, RandomSource& random, const Ceilings& c) {
   const Tensor bf16_weight = random.normal({kVocab, kHidden}), words = random.words({kVocab, kHidden / 4});
   const Tensor group_scales = ex.alloc_zeros(DType::f16, {kGroups, kVocab});
   const RowNorm norm{.weight = norm_weight, .eps = 1e-5f};
-  for (const int64_t rows : {1, 2, 8, 16}) {
+  for (const int64_t rows : {1, 2, 8, 16, 32, 64}) {
     const Tensor x = random.normal({rows, kHidden}), room = ex.alloc(DType::bf16, {rows, kHidden});
     const Tensor y = ex.alloc(DType::f32, {rows, kVocab});
     const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {

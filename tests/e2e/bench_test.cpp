@@ -70,6 +70,13 @@ TEST_F(Bench, RoundsTheHead) {
   EXPECT_NE(json("evaluate perplexity --head fp8" + scored)["perplexity"], json("evaluate perplexity" + scored)["perplexity"]);
 }
 
+TEST_F(Bench, WeightOnlyFp8HasAKernelOfItsOwn) {
+  ASSERT_EQ(run("quantize 'fp8 acts=off' " + kDemo + " q --device cpu").exit_code, 0);
+  const Json j = json("runner bench q --device cpu --prompt-tokens 4 --tokens 2");
+  EXPECT_EQ(j["kernels"], Json({"28 x fp8a16", "1 x dense head"}));
+  EXPECT_EQ(j["notes"], Json::array());
+}
+
 TEST_F(Bench, RefusesToRoundAPackedHead) {
   ASSERT_EQ(run("quantize rtn " + kDemo + " q --device cpu --set model.embed_tokens=int8").exit_code, 0);
   const ProcessResult r = run("runner bench --device cpu --tokens 1 --head fp8 q");
