@@ -192,6 +192,7 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const size_t fixed = job.work_bytes + sizeof(StepLayer) * layers.size() + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
     out.shared = fixed + static_cast<size_t>(kStepWarps) * job.slots * kPieceBytes;
+    job.under_way = job.slots == kMostSlots ? 1 : kMostUnderWay;  // measured; a short ring must fill faster
     if (out.shared + kStaticShared <= s.max_shared()) return out;
   }
   return refuse("too little shared memory for the inputs of the largest linear");

@@ -18,7 +18,7 @@ inline constexpr int kPieceTiles = 8, kPieceK = kPieceTiles * marlin::kTileK;
 inline constexpr int kTileBytes4 = marlin::kTileK * marlin::kTileN / 2;             // of 4-bit words
 inline constexpr int kPieceBytes = kPieceTiles * kTileBytes4 + marlin::kTileN * 2;  // words, then a row of scales
 inline constexpr int kMostSlots = 5, kLeastSlots = 3;                               // pieces a warp has room for
-inline constexpr int kPiecesUnderWay = 2;                                           // that a feeding warp waits for
+inline constexpr int kMostUnderWay = 2;                                             // pieces that a feeding warp has asked for
 inline constexpr int kStepSlices = 2;                                               // blocks of a cluster
 inline constexpr int kOwnOutputs = marlin::kTileN / kStepSlices;                    // of a chunk, finished by one block
 inline constexpr int kRoundsTogether = 8;                                           // chunks whose sums are sent at a time
@@ -83,6 +83,7 @@ struct StepJob {
   float2* ml_parts;                // the same without head_dim: maximum (base 2), sum
   uint32_t* counters;              // [2 + kv_heads * sets], zero between launches
   int slots;                       // of a warp's ring
+  int under_way;                   // pieces that a feeding warp has asked for, up to kMostUnderWay
   int input_bytes;                 // shared memory for the input of a product
   int work_bytes;                  // for input, its sums and the warps' sums, or for attention
 };

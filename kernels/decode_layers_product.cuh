@@ -108,7 +108,10 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* l
   uint32_t parity = 1;
   while (!walk.done()) {
     barrier_await(shared_address(ring.empty + slot), parity);
-    cp_async_wait<kPiecesUnderWay - 1>();
+    if (job.under_way == 1)
+      cp_async_wait<0>();
+    else
+      cp_async_wait<kMostUnderWay - 1>();
     walk.fetch(ring.slots + slot * kPieceBytes);
     cp_async_commit();
 #ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
