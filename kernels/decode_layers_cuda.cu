@@ -23,7 +23,7 @@ constexpr int kComputeRegisters = 200, kFeedRegisters = 48;
 template <int D, class C>
 __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const __grid_constant__ StepJob job) {
 #ifdef FEWBIT_SM90A
-  extern __shared__ __align__(16) uint8_t shared[];  // rings, work, layers, cosines and sines
+  extern __shared__ __align__(128) uint8_t shared[];  // rings, work, layers, cosines and sines
   __shared__ float reduce[kStepWarps], own_x[kMostOwnRounds * kOwnOutputs];
   __shared__ float mail_sums[2 * kStepSlices * kRoundsTogether * kOwnOutputs];
   __shared__ StepPart parts[kStepProducts];
