@@ -1,5 +1,5 @@
-// Chooses among three kernels: many query rows in bf16 go to the flash kernel, few over the cache to the
-// split kernel, everything else (float32, odd head_dims) to the plain one. Also writes new keys and values
+// Chooses among four kernels: many query rows in bf16 go to the wide kernel (Hopper) or the flash kernel, few over the
+// cache to the split kernel, everything else (float32, odd head_dims) to the plain one. Also writes new keys and values
 // into the cache, as they are or as codes.
 #include <algorithm>
 
@@ -7,6 +7,7 @@
 #include "kernels/attention_decode.cuh"
 #include "kernels/attention_flash.cuh"
 #include "kernels/attention_plain.cuh"
+#include "kernels/attention_wide.cuh"
 #include "kernels/kv_quantize.cuh"
 #include "kernels/vec.cuh"
 
@@ -62,6 +63,9 @@ void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (fits_tensor_kernels(a)) {
       const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
+      if constexpr (!kIsCode<C>)
+        if (!few && attention_wide_takes(s, a))
+          return a.d == 64 ? launch_attention_wide<64>(s, a) : launch_attention_wide<128>(s, a);
       return dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (few)
           launch_decode<decltype(dim)::value>(s, a);

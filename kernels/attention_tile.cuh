@@ -288,6 +288,12 @@ __device__ __forceinline__ KeyRange key_range(int position_a, int position_b, in
   return {low, high, window > 0 ? max(0, low - window + 1) : 0, min(high + 1, keys)};
 }
 
+// Of two sets of rows; one of them may have no row.
+__device__ __forceinline__ KeyRange joined(const KeyRange& a, const KeyRange& b, int window) {
+  const int low = min(a.low, b.low), high = max(a.high, b.high);
+  return {low, high, window > 0 ? max(0, low - window + 1) : 0, max(a.end, b.end)};
+}
+
 // Copies kRows rows of d values (zeros up to D, and for rows that `source` gives no address) into shared
 // memory, kRowStride apart. source(row) returns a pointer or null; `any` is an address that is always mapped.
 template <int D, int kRows, int kThreads, class C, class F>

@@ -1,10 +1,10 @@
 #pragma once
 // Instructions of compute capability 9.0a that the wide matrix kernels are built from: bulk copies into
 // shared memory that arrive at a barrier, and wgmma, the product of a warpgroup (four warps, the first a
-// multiple of four) with the 64-row operand in registers and the other in shared memory. Code that uses them
+// multiple of four) with one operand, or both, in shared memory. Code that uses them
 // stands behind FEWBIT_SM90A; other architectures compile to nothing and must not be launched.
 //
-// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16): warp w has rows 16 w .. 16 w + 15 of A in the
+// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16), A in registers or shared memory: warp w has rows 16 w .. 16 w + 15 of A in the
 // layout of mma.m16n8k16 (kernels/mma.cuh), and of D in the layout of N / 8 results of it side by side.
 // Registers of A and D belong to the tensor cores from wgmma_fence() on until wgmma_wait() says that the
 // product's group is done.
@@ -77,6 +77,14 @@ __device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* a
       "l"(array), "r"(column), "r"(row), "r"(plane), "r"(shared_address(barrier))
       : "memory");
 }
+__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* array, int column, int row,
+                                              int plane, int volume, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(shared_address(shared)),
+      "l"(array), "r"(column), "r"(row), "r"(plane), "r"(volume), "r"(shared_address(barrier))
+      : "memory");
+}
 
 // True in one lane of a converged warp.
 __device__ __forceinline__ bool elected() {
@@ -105,6 +113,15 @@ __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
+// B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the next 64 values of N
+// `plane` bytes on. 16 values further along k: + 128.
+__device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
+  return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
+}
+// Ordinary stores to shared memory before it, reads by the tensor cores after it (and a barrier).
+__device__ __forceinline__ void publish_to_tensor_cores() {
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
@@ -125,17 +142,19 @@ __device__ __forceinline__ void pin(float (&v)[kCount]) {
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FEWBIT_D32(i) FEWBIT_D8(i), FEWBIT_D8(i + 8), FEWBIT_D8(i + 16), FEWBIT_D8(i + 24)
 
-// d = a b, or d += a b.
+// d = a b, or d += a b. kTransposed: b from wgmma_matrix_transposed().
+template <bool kTransposed = false>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
       : FEWBIT_D32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposed)));
 }
+template <bool kTransposed = false>
 __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -144,9 +163,22 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
       "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-      "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
+      "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
       : FEWBIT_D32(0), FEWBIT_D32(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposed)));
+}
+// A in shared memory too, laid as B is.
+__device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, 0, 0;\n}\n"
+      : FEWBIT_D32(0), FEWBIT_D32(32)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 #undef FEWBIT_D32
 #undef FEWBIT_D8

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/marlin_wide.cuh"
+#include "kernels/tensor_map.h"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -11,36 +12,6 @@ namespace {
 
 // Fewer rows stream the weights faster (marlin_stream.cuh); for more, dequantizing once and cuBLAS is faster.
 constexpr int kLeastRows = 17, kMostRows = 2048;
-
-// The driver's function that describes a matrix to the copy engine, found at run time: nothing links libcuda.
-decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
-  static const auto found = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-#if CUDART_VERSION >= 12050
-    FEWBIT_CUDA_CALL(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
-#else
-    FEWBIT_CUDA_CALL(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result));
-#endif
-    if (result != cudaDriverEntryPointSuccess) f = nullptr;
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(f);
-  }();
-  return found;
-}
-
-template <size_t kRank>
-CUtensorMap map_of(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kRank],
-                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
-                   CUtensorMapSwizzle swizzle) {
-  CUtensorMap map{};
-  const cuuint32_t each[3] = {1, 1, 1};
-  const CUresult status = tensor_map_encoder()(
-      &map, type, kRank, const_cast<void*>(data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  FEWBIT_ASSERT(status == CUDA_SUCCESS);
-  return map;
-}
 
 WideMaps maps_of(ConstTensorView x, const WideJob& job, int count, int tokens) {
   const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);

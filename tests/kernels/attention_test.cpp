@@ -31,6 +31,8 @@ std::vector<Case> cases() {
   out.push_back({1, 31, with(4, 4, 64, 1, 0)});
   out.push_back({1, 45, with(8, 2, 64, 0, 5.f)});
   out.push_back({1, 200, with(6, 2, 64, 130, 3.f)});
+  out.push_back({2, 300, with(4, 2, 128, 0, 0)});
+  out.push_back({1, 259, with(2, 1, 128, 40, 0)});
   return out;
 }
 
@@ -216,6 +218,33 @@ TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
       }
     }
 }
+
+#ifdef FEWBIT_HAS_CUDA
+TEST_P(AttentionOn, OlderHardwareToo) {
+  if (device() != "cuda" || c().len <= 64) return;
+  Exec ex = Exec::cuda(0);
+  cuda::force_sm80_path(ex, true);
+  const Inputs in = inputs(c(), DType::bf16);
+  const Tensor out = poisoned(ex, DType::bf16, in.q.shape());
+  attention(ex, ex.to_device(in.q), ex.to_device(in.k), ex.to_device(in.v), c().seqs, c().args, out);
+  EXPECT_LE(error_of(ex, out, expected_attention(c(), in)), tol::kBf16Op);
+}
+
+// Calibration and chunks of a prompt ask for the same rows among different ones.
+TEST(Attention, CudaARowsBitsDoNotDependOnTheRowsAroundIt) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const Case c{2, 399, {.heads = 4, .kv_heads = 2, .head_dim = 128, .scale = 0.088f}};
+  const Inputs in = inputs(c, DType::bf16);
+  const Cache cache = make_cache(ex, DType::bf16, cache_shape(c));
+  const std::vector<double> whole = through_cache(ex, c, in, cache, c.len);
+  for (const int64_t step : {133, 200})  // every part has more rows than the kernel of few takes
+    EXPECT_EQ(through_cache(ex, c, in, cache, step), whole) << "in steps of " << step;
+  const Tensor out = poisoned(ex, DType::bf16, in.q.shape());
+  attention(ex, ex.to_device(in.q), ex.to_device(in.k), ex.to_device(in.v), c.seqs, c.args, out);
+  EXPECT_EQ(doubles(ex.to_host(out)), whole) << "without a cache";
+}
+#endif
 
 // So many keys that every split of the GPU's launch has several tiles of them for each of its warps.
 FEWBIT_OP_TEST(Attention, TheLastTokensOfALongContext) {
