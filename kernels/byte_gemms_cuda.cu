@@ -89,6 +89,17 @@ bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, c
 
 namespace {
 
+void by_rows(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteProduct> products) {
+  std::vector<ByteTask> tasks;
+  for (const ByteProduct& p : products)
+    if (const ByteTask task = make_byte_task(source.x, p); task.out > 0) tasks.push_back(task);
+  if (tasks.empty()) return;
+  if (q.codes == DType::i8)
+    int8_products(s, source, q, tasks);
+  else
+    fp8_products(s, source, q, tasks);
+}
+
 void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
          bool settled) {
   check_products(x, q, products);
@@ -98,20 +109,24 @@ void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const BytePro
         products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
     products = products.subspan(some.size());
     if (streamed_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
-    for (const ByteProduct& p : some) {
-      const ByteTask task = make_byte_task(x, p);
-      if (task.out == 0) continue;
-      if (q.codes == DType::i8)
-        int8_product(ex.cuda_state(), x, q, task);
-      else if (q.codes == DType::f16)
-        unrounded_product(ex.cuda_state(), x, p);
-      else
-        fp8_product(ex.cuda_state(), x, q, task);
+    if (q.codes != DType::f16) {
+      by_rows(ex.cuda_state(), {.x = x}, q, some);
+      continue;
     }
+    for (const ByteProduct& p : some)
+      if (p.w.codes.rows() > 0) unrounded_product(ex.cuda_state(), x, p);
   }
 }
 
 }  // namespace
+
+bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q,
+                         std::span<const ByteProduct> products) {
+  check_products(source.x, q, products);
+  if (source.x.rows() <= kFewByteRows || !prepares_rows(source, q)) return false;
+  by_rows(s, source, q, products);
+  return true;
+}
 
 void byte_gemms(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
   run(ex, x, q, products, true);

@@ -6,11 +6,15 @@
 // and at the memory's speed whatever the rows; the rows' codes come from the cache. Each lane keeps a sum per (row,
 // output), in a fixed order; a butterfly adds the lanes.
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
 
 #include "kernels/exec_cuda.h"
 #include "kernels/int8_gemm.h"
 #include "kernels/integer_grid.h"
-#include "kernels/quantize_rows.cuh"
+#include "kernels/prepare_rows.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/vec.cuh"
 
@@ -136,47 +140,79 @@ void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t) {
 }
 
 // Whether cuBLASLt takes 8-bit matrices of this shape; it wants rows of 16 bytes.
-inline bool library_takes(const ByteTask& t) {
-  return t.in % 16 == 0 && t.out % 16 == 0 && aligned16(t.w) && aligned16(t.x);
+inline bool library_takes(const ByteTask& t) { return t.in % 16 == 0 && t.out % 16 == 0 && aligned16(t.w); }
+
+// Whether its product of E4M3 codes by rows and outputs scaled takes this one: compute capability 9.0 alone. Of fewer rows
+// the raw sums are few, and the library can cut a long sum in parts.
+inline constexpr int64_t kLeastScaledRows = 256;
+inline bool library_scales(const CudaState& s, const ByteTask& t) {
+  return s.sm90() && t.rows >= kLeastScaledRows && aligned16(t.w_scales) && aligned16(static_cast<const char*>(t.y));
 }
 
-// sums [rows, out] = x w^T by cuBLASLt. False where it has no algorithm for the shape; nothing was done then.
+// A product of 8-bit codes by cuBLASLt, ready to run for one number of rows; false where it has none.
 struct LibraryTypes {
   cudaDataType_t codes, sums, scale;
   cublasComputeType_t compute;
 };
-bool library_product(CudaState& s, const LibraryTypes& types, const ByteTask& t, void* sums);
+class LibraryProduct {
+ public:
+  // sums [rows, out] = x w^T.
+  static LibraryProduct raw(CudaState& s, const LibraryTypes& types, const ByteTask& t);
+  // y as store_scaled() makes it, of E4M3 codes.
+  static LibraryProduct scaled(CudaState& s, const ByteTask& t);
 
-// Scratch that a product of many rows needs besides the codes and the sums.
-struct ByteRoom {
-  int64_t fixed = 0, per_row = 0;  // bytes
+  explicit operator bool() const { return algorithm_.has_value(); }
+  bool scales() const { return scales_; }
+  // `t` of the shape that it was made for, with x where scratch memory has it; `to` is t.y, or room for the sums.
+  void run(CudaState& s, const ByteTask& t, void* to) const;
+
+ private:
+  struct Destroy {
+    void operator()(cublasLtMatmulDesc_t p) const { cublasLtMatmulDescDestroy(p); }
+    void operator()(cublasLtMatrixLayout_t p) const { cublasLtMatrixLayoutDestroy(p); }
+  };
+  template <class Handle>
+  using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy>;
+
+  LibraryProduct(CudaState& s, const LibraryTypes& types, const ByteTask& t, bool scales);
+  Owned<cublasLtMatmulDesc_t> product_;
+  Owned<cublasLtMatrixLayout_t> w_, x_, y_;
+  std::optional<cublasLtMatmulAlgo_t> algorithm_;
+  bool integer_ = false, scales_ = false;
 };
+
 inline int64_t aligned_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Quantizes x and calls few(task) for up to kFewByteRows rows, or many(task, sums, room) for more, in chunks of rows
-// so that the scratch stays bounded: sums of 4 bytes for [rows, out], then the room asked for.
-template <class Few, class Many>
-void for_row_chunks(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task, const ByteRoom& room,
-                    const Few& few, const Many& many) {
+// Makes the codes of x once and calls body(task, its number, room) for every product of them, in chunks of rows so
+// that the scratch stays bounded; room_of(n) says how many bytes of room n rows want.
+template <class Room, class Body>
+void for_row_chunks(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks,
+                    const Room& room_of, const Body& body) {
   constexpr int64_t kChunkBytes = int64_t{128} << 20;
-  const int64_t rows = task.rows, in = task.in, out = task.out;
-  const int64_t chunk =
-      std::min(rows, std::max<int64_t>(256, kChunkBytes / (in + 4 * out + room.per_row)));
+  int64_t widest = 0;
+  for (const ByteTask& t : tasks) widest = std::max(widest, t.out);
+  const int64_t rows = tasks[0].rows, in = tasks[0].in;
+  const int64_t chunk = std::min(rows, std::max<int64_t>(256, kChunkBytes / (in + 4 * widest)));
   for (int64_t r = 0; r < rows; r += chunk) {
     const int64_t n = std::min(chunk, rows - r);
-    const int64_t codes = aligned_bytes(n * in), scales = aligned_bytes(4 * n), sums = aligned_bytes(4 * n * out);
-    const int64_t more = n <= kFewByteRows ? 0 : sums + aligned_bytes(room.fixed) + n * room.per_row;
-    auto* base = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + more)));
-    ByteTask part = task;
-    part.x = base;
-    part.x_scales = reinterpret_cast<const float*>(base + codes);
-    part.rows = n;
-    part.y = static_cast<char*>(task.y) + r * out * bytes_of(task.y_dtype);
-    launch_quantize_rows(s, x.row_range(r, r + n), q, base, reinterpret_cast<float*>(base + codes));
-    if (n <= kFewByteRows)
-      few(part);
+    const int64_t codes = aligned_bytes(n * in), scales = aligned_bytes(4 * n);
+    auto* base = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + room_of(n))));
+    auto* x_scales = reinterpret_cast<float*>(base + codes);
+    RowSource part = source;
+    part.x = source.x.row_range(r, r + n);
+    if (source.up.data) part.up = source.up.row_range(r, r + n);
+    if (source.norm || source.up.data)
+      launch_prepare_rows(s, part, q, base, x_scales);
     else
-      many(part, base + codes + scales, base + codes + scales + sums);
+      launch_quantize_rows(s, part.x, q, base, x_scales);
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      ByteTask t = tasks[i];
+      t.x = base;
+      t.x_scales = x_scales;
+      t.rows = n;
+      t.y = static_cast<char*>(t.y) + r * t.out * bytes_of(t.y_dtype);
+      body(t, i, base + codes + scales);
+    }
   }
 }
 
@@ -199,12 +235,14 @@ inline ByteTask make_byte_task(ConstTensorView x, const ByteProduct& p) {
           .out = out};
 }
 
-// The products of kernels/int8_gemm.h and kernels/fp8_gemm.h where skinny.cuh does not take them; `task` from
-// make_byte_task(), not empty.
-void int8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
-void fp8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
+// The products of kernels/int8_gemm.h and kernels/fp8_gemm.h where skinny.cuh does not take them: of one x, whose codes
+// are made once. Tasks from make_byte_task(), none empty; a norm or a gate only where prepares_rows() says so.
+void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks);
+void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks);
 // y = x W^T + bias, or y += x W^T, of E4M3 weights and x as it is: the weight becomes code * scale in the type of x, a slab
 // of outputs at a time, for a dense product.
 void unrounded_product(CudaState& s, ConstTensorView x, const ByteProduct& p);
+// kernels/byte_gemms.h for such a source; false, and nothing done, where the ops before must run by themselves.
+bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteProduct> products);
 
 }  // namespace fewbit::cuda

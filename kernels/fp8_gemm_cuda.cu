@@ -1,6 +1,9 @@
 // FP8 products: for few rows (kernels/byte_product.cuh) codes become floats in registers, which is cheap beside reading
 // them; for many the FP8 tensor cores through cuBLASLt, or, where there are none, bf16 copies of the codes, which hold
-// them exactly. Sums are f32 and scaled on the way to y in every case.
+// them exactly. The sums are f32 and scaled on the way to y: by the library itself on compute capability 9.0.
+#include <optional>
+#include <vector>
+
 #include "kernels/byte_product.cuh"
 #include "kernels/dense.cuh"
 #include "kernels/f8_grid.h"
@@ -61,23 +64,38 @@ void widened_product(CudaState& s, const ByteTask& t, float* sums, uint8_t* room
 
 }  // namespace
 
-void fp8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task) {
-  const bool native = fp8_tensor_cores(s) && task.in % 16 == 0 && task.out % 16 == 0 && aligned16(task.w);
-  const ByteRoom widened{.fixed = 2 * task.out * task.in, .per_row = 2 * task.in};
-  for_row_chunks(
-      s, x, q, task, native ? ByteRoom{} : widened,
-      [&](const ByteTask& part) { launch_few_rows<F8Code>(s.stream, part); },
-      [&](const ByteTask& part, uint8_t* at, uint8_t* room) {
-        auto* sums = reinterpret_cast<float*>(at);
-        if (!native) {
-          widened_product(s, part, sums, room);
-        } else if (!library_product(s, kF8, part, sums)) {
-          fail(ErrorKind::device, "cuBLASLt has no FP8 product for " + std::to_string(part.rows) + " x " +
-                                      std::to_string(part.in) + " x " + std::to_string(part.out) +
-                                      "; run with --reference, which dequantizes");
-        }
-        scale_sums(s.stream, sums, part);
-      });
+void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks) {
+  const bool tensor_cores = fp8_tensor_cores(s);
+  std::vector<std::optional<LibraryProduct>> library;  // of each task; nothing where it is multiplied in bf16
+  const auto room_of = [&](int64_t rows) {
+    int64_t most = 0;
+    library.clear();
+    for (ByteTask t : tasks) {
+      t.rows = rows;
+      std::optional<LibraryProduct>& made = library.emplace_back();
+      if (rows <= kFewByteRows) continue;
+      if (tensor_cores && library_takes(t)) {
+        if (library_scales(s, t)) made.emplace(LibraryProduct::scaled(s, t));
+        if (!made || !*made) made.emplace(LibraryProduct::raw(s, kF8, t));
+        if (!*made) made.reset();
+      }
+      if (made && made->scales()) continue;
+      const int64_t widened = made ? 0 : aligned_bytes(2 * t.out * t.in) + 2 * rows * t.in;
+      most = std::max(most, aligned_bytes(4 * rows * t.out) + widened);
+    }
+    return most;
+  };
+  for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t i, uint8_t* room) {
+    if (t.rows <= kFewByteRows) return launch_few_rows<F8Code>(s.stream, t);
+    const std::optional<LibraryProduct>& product = library[i];
+    if (product && product->scales()) return product->run(s, t, t.y);
+    auto* sums = reinterpret_cast<float*>(room);
+    if (product)
+      product->run(s, t, sums);
+    else
+      widened_product(s, t, sums, room + aligned_bytes(4 * t.rows * t.out));
+    scale_sums(s.stream, sums, t);
+  });
 }
 
 }  // namespace fewbit::cuda

@@ -1,6 +1,6 @@
 // One thread takes eight neighbours of gate and up; bound by memory. It reads both before it writes, so out
 // may be either of them.
-#include "kernels/gated_act.h"
+#include "kernels/gated_act.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/vec.cuh"
 
@@ -9,13 +9,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kN = 8;  // values per thread
-
-template <ActKind kAct>
-__device__ __forceinline__ float activate(float g) {
-  if constexpr (kAct == ActKind::silu) return g / (1.f + expf(-g));
-  const float inner = 0.7978845608028654f * fmaf(0.044715f * g, g * g, g);  // sqrt(2/pi) (g + 0.044715 g^3)
-  return 0.5f * g * (1.f + tanhf(inner));
-}
 
 template <class T, ActKind kAct>
 __global__ void gated_act_kernel(const T* gate, const T* up, T* out, int64_t n, bool vectors) {

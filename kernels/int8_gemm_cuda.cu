@@ -1,6 +1,7 @@
 // int8 products: dp4a for few rows (kernels/byte_product.cuh), the tensor cores through cuBLASLt for many, raw int32
 // sums either way, scaled on the way to y. Shapes that the library does not take run in runs of 16 rows.
 #include <algorithm>
+#include <optional>
 
 #include "kernels/byte_product.cuh"
 
@@ -35,16 +36,20 @@ void in_runs(CudaState& s, ByteTask t) {
 
 }  // namespace
 
-void int8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task) {
-  for_row_chunks(
-      s, x, q, task, {}, [&](const ByteTask& part) { launch_few_rows<Int8Code>(s.stream, part); },
-      [&](const ByteTask& part, uint8_t* at, uint8_t*) {
-        auto* sums = reinterpret_cast<int32_t*>(at);
-        if (library_takes(part) && library_product(s, kInt8, part, sums))
-          scale_sums(s.stream, sums, part);
-        else
-          in_runs(s, part);
-      });
+void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks) {
+  const auto room_of = [&](int64_t rows) {
+    int64_t most = 0;
+    for (const ByteTask& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
+    return rows <= kFewByteRows ? 0 : most;
+  };
+  for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t, uint8_t* room) {
+    if (t.rows <= kFewByteRows) return launch_few_rows<Int8Code>(s.stream, t);
+    const std::optional<LibraryProduct> product =
+        library_takes(t) ? std::optional(LibraryProduct::raw(s, kInt8, t)) : std::nullopt;
+    if (!product || !*product) return in_runs(s, t);
+    product->run(s, t, room);
+    scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);
+  });
 }
 
 }  // namespace fewbit::cuda

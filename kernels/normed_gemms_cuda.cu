@@ -1,6 +1,8 @@
-// Few rows by the kernel of skinny.cuh, which norms them; else a norm, then the products.
+// Few rows by the kernel of skinny.cuh, which norms them; many are normed by the kernel that makes their codes; else a
+// norm, then the products.
 #include "kernels/normed_gemms.h"
 
+#include "kernels/byte_product.cuh"
 #include "kernels/norm.h"
 #include "kernels/skinny_job.cuh"
 
@@ -17,7 +19,9 @@ void normed_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorView n
 void normed_byte_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorView normed, const RowQuant& q,
                        std::span<const ByteProduct> products) {
   if (x.rows() == 0 || products.empty()) return;
-  if (streamed_byte_gemms(ex.cuda_state(), x, &norm, q, products, true)) return;
+  CudaState& s = ex.cuda_state();
+  if (streamed_byte_gemms(s, x, &norm, q, products, true)) return;
+  if (prepared_byte_gemms(s, {.x = x, .norm = &norm}, q, products)) return;
   cuda::rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
   cuda::byte_gemms(ex, normed, q, products);
 }

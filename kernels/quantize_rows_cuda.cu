@@ -3,7 +3,7 @@
 #include "kernels/cast.h"
 #include "kernels/dense.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/quantize_rows.cuh"
+#include "kernels/prepare_rows.cuh"
 #include "kernels/row_grid.h"
 #include "kernels/vec.cuh"
 
@@ -93,6 +93,8 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
 }  // namespace
 
 void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* codes, float* scales) {
+  if (prepares_rows({.x = x}, q) && aligned16(static_cast<const uint8_t*>(codes)))
+    return launch_prepare_rows(s, {.x = x}, q, codes, scales);
   const auto [count, n] = groups_of(x, q);
   if (count == 0) return;
   const unsigned blocks = static_cast<unsigned>(count);

@@ -1,10 +1,8 @@
 #pragma once
 // The types that meet in the products of skinny.cuh: bf16, E4M3 with three kinds of x, int8.
-#include <cuda_fp8.h>
-
+#include "kernels/byte_codes.cuh"
 #include "kernels/kv_codes.cuh"
 #include "kernels/mma.cuh"
-#include "kernels/row_grid.h"
 
 namespace fewbit::cuda {
 
@@ -73,19 +71,11 @@ struct SkinnyF8 {
                                        pack_f16(x[6], x[7])};
       return;
     }
-    const uint2 v = {codes({x[0], x[1], x[2], x[3]}), codes({x[4], x[5], x[6], x[7]})};
+    const uint2 v = {codes_of<true>({x[0], x[1], x[2], x[3]}), codes_of<true>({x[4], x[5], x[6], x[7]})};
     if constexpr (kWide)
       *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
     else
       *reinterpret_cast<uint2*>(to) = v;
-  }
-  static __device__ __forceinline__ uint32_t codes(float4 v) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    const uint32_t low = __nv_cvt_float2_to_fp8x2({v.x, v.y}, __NV_SATFINITE, __NV_E4M3);
-    return low | static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({v.z, v.w}, __NV_SATFINITE, __NV_E4M3)) << 16;
-#else
-    return f8_code(v.x) | f8_code(v.y) << 8 | f8_code(v.z) << 16 | static_cast<uint32_t>(f8_code(v.w)) << 24;
-#endif
   }
   static __device__ __forceinline__ float scale(float most, float fixed) {
     return kInput == F8Input::unrounded ? f16_row_scale(most) : row_scale(most, fixed, kF8Max);
@@ -104,11 +94,7 @@ struct SkinnyI8 {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
   }
   static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
-    *reinterpret_cast<uint2*>(to) = {codes({x[0], x[1], x[2], x[3]}), codes({x[4], x[5], x[6], x[7]})};
-  }
-  static __device__ __forceinline__ uint32_t codes(float4 v) {
-    const auto byte = [](float x) { return static_cast<uint32_t>(static_cast<int>(int8_level(x))) & 0xffu; };
-    return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
+    *reinterpret_cast<uint2*>(to) = {codes_of<false>({x[0], x[1], x[2], x[3]}), codes_of<false>({x[4], x[5], x[6], x[7]})};
   }
   static __device__ __forceinline__ float scale(float most, float fixed) { return row_scale(most, fixed, 127.f); }
 };

@@ -96,15 +96,25 @@ struct Interpreter {
   void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
 };
 
-// Ops that do the work of two. Each is told the ops from its own on, and is false where nothing was done.
+// Ops that do the work of several. Each is told the ops from its own on, and says how many of them are done: 0 where
+// nothing was.
 
-// A linear whose output is only added to the residual stream: both at once where its kernel can. The slot
-// between them is left unwritten; nothing reads it again before another op writes it.
-bool run_added(const Interpreter& in, std::span<const BlockOp> ops) {
-  const Linears* linears = std::get_if<Linears>(&ops[0]);
-  const AddTo* add = std::get_if<AddTo>(&ops[1]);
-  return linears && add && linears->items.size() == 1 && linears->items[0].out == add->in &&
-         apply_added(in.ex, in.weights.linears.at(linears->items[0].name), in.act[linears->in], in.act[add->out]);
+// A linear whose output is only added to the residual stream.
+bool only_added(const BlockOp& op, const BlockOp& next) {
+  const Linears* linears = std::get_if<Linears>(&op);
+  const AddTo* add = std::get_if<AddTo>(&next);
+  return linears && add && linears->items.size() == 1 && linears->items[0].out == add->in;
+}
+
+// Such a linear and the addition at once where its kernel can. The slot between them is left unwritten; nothing reads
+// it again before another op writes it.
+size_t run_added(const Interpreter& in, std::span<const BlockOp> ops) {
+  if (!only_added(ops[0], ops[1])) return 0;
+  const Linears& linears = std::get<Linears>(ops[0]);
+  return apply_added(in.ex, in.weights.linears.at(linears.items[0].name), in.act[linears.in],
+                     in.act[std::get<AddTo>(ops[1]).out])
+             ? 2
+             : 0;
 }
 
 bool read_later(std::span<const BlockOp> ops, Slot slot) {
@@ -118,35 +128,61 @@ bool read_later(std::span<const BlockOp> ops, Slot slot) {
   return false;
 }
 
-// A norm whose output goes to the next op's linears alone, of a decode step.
-constexpr int64_t kFewRows = 16;
-bool run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
+constexpr int64_t kFewRows = 16;  // of a decode step
+
+// A norm whose output goes to the next op's linears alone: of a decode step, or where the linears quantize it.
+size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Norm* norm = std::get_if<Norm>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!norm || !linears || in.act[norm->in].rows() > kFewRows || linears->in != norm->out ||
-      norm->in == norm->out || read_later(ops.subspan(2), norm->out))
-    return false;
+  if (!norm || !linears || linears->in != norm->out || norm->in == norm->out || read_later(ops.subspan(2), norm->out))
+    return 0;
+  const auto [items, outs] = in.items_of(*linears);
+  if (in.act[norm->in].rows() > kFewRows && !take_norm(items)) return 0;
   const RowNorm rows{
       .weight = in.weights.vectors.at(norm->name), .eps = norm->eps, .offset = weight_offset(norm->kind)};
-  const auto [items, outs] = in.items_of(*linears);
   apply_all_normed(in.ex, items, in.act[norm->in], rows, in.act[norm->out], outs);
-  return true;
+  return 2;
+}
+
+// A gated activation whose output goes to the next op's linear alone, of many rows; with the addition of what that makes.
+size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
+  const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
+  const Linears* linears = std::get_if<Linears>(&ops[1]);
+  if (!gated || !linears || linears->items.size() != 1 || linears->in != gated->out ||
+      in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
+    return 0;
+  const LinearDef& item = linears->items[0];
+  const auto apply = [&](TensorView y, bool add) {
+    return apply_gated(in.ex, in.weights.linears.at(item.name), in.act[gated->gate], in.act[gated->up],
+                       act_kind(gated->act), in.act[gated->out], y, add);
+  };
+  if (ops.size() > 2 && only_added(ops[1], ops[2]) && apply(in.act[std::get<AddTo>(ops[2]).out], true)) return 3;
+  return apply(in.act[item.out], false) ? 2 : 0;
 }
 
 // RoPE of q and k before attention over a cache.
-bool run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
+size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
   if (!rope || !op || !in.layout.cache ||
       rope->slots != std::vector<Slot>{op->q, op->k} ||
       rope->head_dim != op->head_dim)
-    return false;
+    return 0;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
               {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale,
                .hadamard = in.layout.turned_keys},
               *in.layout.cache);
   in.attend(*op);
-  return true;
+  return 2;
+}
+
+// Runs the first of the ops, with those behind it that one kernel does along; how many that were.
+size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
+  if (ops.size() > 1)
+    for (const auto& several : {run_added, run_normed, run_gated, run_rope_append})
+      if (const size_t done = several(in, ops)) return done;
+  std::visit(in, ops[0]);
+  return 1;
 }
 
 }  // namespace
@@ -248,8 +284,11 @@ void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& 
                const TokenLayout& layout, Activations& act, PhaseClock* clock) {
   if (!clock) return run_block(ex, block, w, ropes, layout, act, std::function<void(std::span<const BlockOp>)>{});
   run_block(ex, block, w, ropes, layout, act, [&](std::span<const BlockOp> ops) {
-    // Of two the linears or the attention, whichever is among them.
-    clock->mark(phase_of(ops[ops.size() == 2 && !std::holds_alternative<Linears>(ops[0]) ? 1 : 0]));
+    // Of several the linears or the attention, whichever is among them.
+    const char* phase = phase_of(ops[0]);
+    for (const BlockOp& op : ops)
+      if (phase == std::string_view("other")) phase = phase_of(op);
+    clock->mark(phase);
   });
 }
 
@@ -258,9 +297,7 @@ void run_block(Exec& ex, const std::vector<BlockOp>& block, const BlockWeights& 
                const std::function<void(std::span<const BlockOp>)>& watch) {
   const Interpreter in{ex, w, ropes, layout, act};
   for (std::span<const BlockOp> ops = block; !ops.empty();) {
-    const bool two = ops.size() > 1 && (run_added(in, ops) || run_normed(in, ops) || run_rope_append(in, ops));
-    if (!two) std::visit(in, ops[0]);
-    const size_t done = two ? 2 : 1;
+    const size_t done = run_first(in, ops);
     if (watch) watch(ops.first(done));
     ops = ops.subspan(done);
   }

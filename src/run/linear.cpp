@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "formats/packing.h"
@@ -10,6 +11,7 @@
 #include "kernels/byte_gemms.h"
 #include "kernels/cast.h"
 #include "kernels/fp8_gemm.h"
+#include "kernels/gated_gemms.h"
 #include "kernels/gemm.h"
 #include "kernels/int8_gemm.h"
 #include "kernels/marlin_gemm.h"
@@ -312,6 +314,23 @@ void apply_all_normed(Exec& ex, std::span<const Linear* const> linears, ConstTen
   if (s.bytes.size() == linears.size()) return normed_byte_gemms(ex, x, norm, normed, s.rounding, s.bytes);
   rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
   apply_all(ex, linears, normed, ys);
+}
+
+bool take_norm(std::span<const Linear* const> linears) {
+  return std::all_of(linears.begin(), linears.end(), [&](const Linear* l) {
+    const ByteLinear *b = std::get_if<ByteLinear>(l), *first = std::get_if<ByteLinear>(linears[0]);
+    return b && b->input.codes != DType::f16 && same(b->input, first->input);
+  });
+}
+
+bool apply_gated(Exec& ex, const Linear& linear, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView room,
+                 TensorView y, bool add) {
+  const ByteLinear* b = std::get_if<ByteLinear>(&linear);
+  if (!b || !ex.on_cuda() || (add && !b->bias.empty())) return false;
+  ByteProduct product = product_of(*b, y);
+  product.add = add;
+  gated_byte_gemms(ex, gate, up, act, room, b->input, std::span(&product, 1));
+  return true;
 }
 
 bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {

@@ -18,7 +18,9 @@ Tensor random_f8(Shape shape, uint64_t seed) {
 }
 
 // Besides the shapes of every product: those of the library on the GPU, and rows on both sides of its border.
-constexpr ProductShape kWide[] = {{16, 128, 64}, {17, 128, 64}, {100, 1024, 48}, {300, 96, 112}, {40, 100, 45}};
+constexpr ProductShape kWide[] = {{16, 128, 64}, {17, 128, 64}, {100, 1024, 48}, {300, 96, 112}, {40, 100, 45},
+                                  {20, 4096, 64}, {20, 14336, 32},
+                                  {257, 4096, 32}, {260, 14336, 16}};
 
 void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool with_bias, const RowQuant& quant) {
   const Tensor x = random_normal(dtype, {s.rows, s.in}, 1), bias = random_normal(dtype, {s.out}, 3);

@@ -136,19 +136,20 @@ TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
   std::vector<RowQuant> quants = {std::begin(kQuants), std::end(kQuants)};
   quants.push_back(kUnrounded);
   for (const DType dtype : kComputeTypes)
-    for (const RowQuant& q : quants) {
-      const Tensor x = random_normal(dtype, {45, 97}, 4);
-      const auto codes_of = [&](Exec& ex, Tensor& scales) {
-        const Tensor codes = poisoned(ex, q.codes, {45, 97});
-        const Tensor s = poisoned(ex, DType::f32, {45});
-        quantize_rows(ex, ex.to_device(x), q, codes, s);
-        scales = ex.to_host(s);
-        return ex.to_host(codes);
-      };
-      Tensor a, b;
-      EXPECT_EQ(first_difference(codes_of(gpu, a), codes_of(host, b)), "");
-      EXPECT_EQ(first_difference(a, b), "");
-    }
+    for (const RowQuant& q : quants)
+      for (const int64_t in : {97, 4104, 14336, 40960}) {  // by ones; by eights, in registers; more than they hold
+        const Tensor x = random_normal(dtype, {5, in}, 4);
+        const auto codes_of = [&](Exec& ex, Tensor& scales) {
+          const Tensor codes = poisoned(ex, q.codes, {5, in});
+          const Tensor s = poisoned(ex, DType::f32, {5});
+          quantize_rows(ex, ex.to_device(x), q, codes, s);
+          scales = ex.to_host(s);
+          return ex.to_host(codes);
+        };
+        Tensor a, b;
+        EXPECT_EQ(first_difference(codes_of(gpu, a), codes_of(host, b)), "");
+        EXPECT_EQ(first_difference(a, b), "");
+      }
 }
 
 }  // namespace
