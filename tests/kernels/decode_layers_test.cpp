@@ -3,6 +3,7 @@
 #include <span>
 
 #include "formats/packing.h"
+#include "kernels/f8_grid.h"
 #include "src/core/rng.h"
 #include "tests/kernels/op_test.h"
 
@@ -17,6 +18,8 @@ struct Sizes {
   int64_t window = 0;
   DType cache = DType::bf16;
   int layers = 3;
+  bool bytes = false;  // E4M3 weights and inputs, else packed
+  float fixed = 0;     // scale of the inputs; 0: one of their own
 };
 
 // Random layers on one device; the same values on every device.
@@ -25,9 +28,26 @@ struct Layers {
   std::vector<DecodeLayer> layers;
   DecodeForm form;
   Exec& ex;
+  bool bytes;
+  float fixed;
 
   Tensor& keep(Tensor host) { return kept.emplace_back(ex.to_device(host)); }
-  MarlinView linear(int64_t out, int64_t in, uint64_t seed, int64_t group = 128) {
+  DecodeLinear linear(int64_t out, int64_t in, uint64_t seed) {
+    if (bytes) return byte_linear(out, in, seed);
+    return packed_linear(out, in, seed);
+  }
+  ByteView byte_linear(int64_t out, int64_t in, uint64_t seed) {
+    constexpr float kTop = 4.5f;  // of the normal values that become codes
+    const Tensor values = random_normal(DType::f32, {out, in}, seed, kF8Max / kTop);
+    Tensor codes = Tensor::host(DType::f8_e4m3, {out, in}), scales = Tensor::host(DType::f32, {out});
+    for (int64_t i = 0; i < out * in; ++i) codes.as<uint8_t>()[i] = f8_code(values.as<float>()[i]);
+    Rng rng(seed, "scales");
+    for (int64_t o = 0; o < out; ++o)
+      scales.as<float>()[o] = static_cast<float>((0.5 + rng.uniform()) * kTop / kF8Max / std::sqrt(static_cast<double>(in)));
+    return {.w = {.codes = keep(std::move(codes)), .scales = keep(std::move(scales))},
+            .input = {.codes = DType::f8_e4m3, .fixed = fixed}};
+  }
+  MarlinView packed_linear(int64_t out, int64_t in, uint64_t seed, int64_t group = 128) {
     QuantizedLinear q;
     q.spec = {.bits = 4, .group = group};
     Rng rng(seed, "codes");
@@ -48,7 +68,7 @@ struct Layers {
     return keep(std::move(rounded));
   }
 
-  Layers(Exec& e, const Sizes& s, int64_t capacity) : ex(e) {
+  Layers(Exec& e, const Sizes& s, int64_t capacity) : ex(e), bytes(s.bytes), fixed(s.fixed) {
     kept.reserve(static_cast<size_t>(s.layers) * 64);  // views stay valid
     Tensor freq = Tensor::host(DType::f32, {s.head_dim / 2});
     for (int64_t i = 0; i < freq.numel(); ++i)
@@ -119,6 +139,16 @@ const Sizes kSizes[] = {
     {.hidden = 5120, .inner = 25600, .heads = 64, .kv_heads = 8, .head_dim = 128, .head_norms = true, .layers = 1},
 };
 
+const Sizes kByteSizes[] = {
+    {.hidden = 256, .inner = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .bytes = true},
+    {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true, .bytes = true, .fixed = 0.02f},
+    {.hidden = 512, .inner = 768, .heads = 8, .kv_heads = 1, .head_dim = 64, .head_norms = true, .bytes = true},
+    {.hidden = 1024, .inner = 1536, .heads = 14, .kv_heads = 2, .head_dim = 128, .window = 5, .bytes = true},
+    {.hidden = 256, .inner = 512, .heads = 2, .kv_heads = 2, .head_dim = 128, .hadamard = true, .cache = DType::f8_e4m3, .bytes = true},
+    {.hidden = 256, .inner = 512, .heads = 6, .kv_heads = 2, .head_dim = 64, .cache = DType::i8, .bytes = true},
+    {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .bytes = true},
+};
+
 void expect_the_ops_values(std::span<const Sizes> sizes, const std::vector<int32_t>& positions) {
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
   for (const Sizes& s : sizes) {
@@ -136,9 +166,15 @@ TEST(DecodeLayers, CudaEqualsTheOpsOneByOne) {
   expect_the_ops_values(kSizes, {0, 1, 2, 3, 4, 5, 6, 7});
 }
 
+TEST(DecodeLayers, CudaEqualsTheOpsOnBytes) {
+  FEWBIT_NEEDS_GPU();
+  expect_the_ops_values(kByteSizes, {0, 1, 2, 3, 4, 5, 6, 7});
+}
+
 TEST(DecodeLayers, CudaEqualsTheOpsOnSmallLayers) {  // small enough for compute-sanitizer's racecheck
   FEWBIT_NEEDS_GPU();
-  expect_the_ops_values(std::span(kSizes).first(2), {0, 1});
+  for (const std::span<const Sizes> sizes : {std::span<const Sizes>(kSizes), std::span<const Sizes>(kByteSizes)})
+    expect_the_ops_values(sizes.first(2), {0, 1});
 }
 
 // Many positions: the runs of keys have more than one round, and a window cuts them.
@@ -160,7 +196,7 @@ TEST(DecodeLayers, CudaReadsALongCache) {
 TEST(DecodeLayers, CudaTwoRunsGiveTheSameBits) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  for (const Sizes& s : {kSizes[3], kSizes[6]}) {
+  for (const Sizes& s : {kSizes[3], kSizes[6], kByteSizes[3], kByteSizes[6]}) {
     const Outcome a = run(ex, s, {0, 1, 2}), b = run(ex, s, {0, 1, 2});
     for (size_t i = 0; i < a.x.size(); ++i) EXPECT_EQ(first_difference(a.x[i], b.x[i]), "") << s.hidden;
     EXPECT_EQ(first_difference(a.keys, b.keys), "") << s.hidden;
@@ -179,10 +215,26 @@ TEST(DecodeLayers, CudaSaysWhatItHasNoKernelFor) {
   gelu.act = ActKind::gelu_tanh;
   EXPECT_NE(refuses_stack(ex, l.layers, gelu), "");
   Layers fine(ex, kSizes[0], 8);
-  fine.layers[0].down = fine.linear(256, 512, 3, 64);
+  fine.layers[0].down = fine.packed_linear(256, 512, 3, 64);
   EXPECT_NE(refuses_stack(ex, fine.layers, fine.form), "");
-  l.layers[1].up.bits = 8;
+  std::get<MarlinView>(l.layers[1].up).bits = 8;
   EXPECT_NE(refuses_stack(ex, l.layers, l.form), "");
+}
+
+TEST(DecodeLayers, CudaSaysWhichBytesItHasNoKernelFor) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const Layers l(ex, kByteSizes[0], 8);
+  EXPECT_EQ(refuses_stack(ex, l.layers, l.form), "");
+  const auto refused = [&](auto&& change) {
+    std::vector<DecodeLayer> layers = l.layers;
+    change(layers[1]);
+    return refuses_stack(ex, layers, l.form) != "";
+  };
+  EXPECT_TRUE(refused([](DecodeLayer& x) { x.up = MarlinView{.out = out_of(x.up), .in = in_of(x.up)}; }));
+  EXPECT_TRUE(refused([](DecodeLayer& x) { std::get<ByteView>(x.o).input.codes = DType::i8; }));
+  EXPECT_TRUE(refused([](DecodeLayer& x) { std::get<ByteView>(x.down).input.group = 128; }));
+  EXPECT_TRUE(refused([](DecodeLayer& x) { std::get<ByteView>(x.k).input.fixed = 0.5f; }));
 }
 
 }  // namespace

@@ -135,13 +135,12 @@ TEST_P(EngineOn, GraphAndEagerStepsAgree) {
   graph_equals_eager(ex, Checkpoint::open(demo()));
 }
 
-// A packed model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded
-// against eager ones bit for bit.
-TEST(Engine, CudaOneLaunchEqualsOpByOp) {
-  FEWBIT_NEEDS_GPU();
+// A model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded against eager
+// ones bit for bit.
+void one_launch_equals_op_by_op(const std::string& format) {
   Exec ex = Exec::cuda(0);
   const TempDir dir;
-  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 3}, {});
+  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = format, .layers = 3}, {});
   const Checkpoint c = Checkpoint::open(dir.path() / "m");
   const std::vector<int32_t> ids = random_ids(70, 5);
   for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) {
@@ -159,6 +158,16 @@ TEST(Engine, CudaOneLaunchEqualsOpByOp) {
           << name_of(kv) << ", position " << i;
     }
   }
+}
+
+TEST(Engine, CudaOneLaunchEqualsOpByOp) {
+  FEWBIT_NEEDS_GPU();
+  one_launch_equals_op_by_op("marlin");
+}
+
+TEST(Engine, CudaOneLaunchEqualsOpByOpInBytes) {
+  FEWBIT_NEEDS_GPU();
+  one_launch_equals_op_by_op("fp8");
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),
