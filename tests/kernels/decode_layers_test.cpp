@@ -1,5 +1,6 @@
 #include "kernels/decode_layers.h"
 
+#include <algorithm>
 #include <span>
 
 #include "formats/packing.h"
@@ -153,11 +154,12 @@ void expect_the_ops_values(std::span<const Sizes> sizes, const std::vector<int32
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
   for (const Sizes& s : sizes) {
     const Outcome expected = run(cpu, s, positions), found = run(gpu, s, positions);
+    const double limit = s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16;
     for (size_t i = 0; i < positions.size(); ++i)
-      EXPECT_LE(relative_error(found.x[i], expected.x[i]), tol::kLogitsBf16)
+      EXPECT_LE(relative_error(found.x[i], expected.x[i]), limit)
           << "hidden " << s.hidden << ", head_dim " << s.head_dim << ", position " << positions[i];
     if (s.cache != DType::bf16) continue;
-    EXPECT_LE(relative_error(to_f32(found.keys), to_f32(expected.keys)), tol::kLogitsBf16) << "hidden " << s.hidden;
+    EXPECT_LE(relative_error(to_f32(found.keys), to_f32(expected.keys)), limit) << "hidden " << s.hidden;
   }
 }
 
@@ -169,6 +171,25 @@ TEST(DecodeLayers, CudaEqualsTheOpsOneByOne) {
 TEST(DecodeLayers, CudaEqualsTheOpsOnBytes) {
   FEWBIT_NEEDS_GPU();
   expect_the_ops_values(kByteSizes, {0, 1, 2, 3, 4, 5, 6, 7});
+}
+
+// In one layer few codes fall on the other side of a tie, in half of the steps next to none: a scale or a rounding in another
+// place would move all of them.
+TEST(DecodeLayers, CudaRoundsBytesWhereTheOpsDo) {
+  FEWBIT_NEEDS_GPU();
+  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
+  const std::vector<int32_t> positions = {0, 1, 2, 3, 4, 5, 6, 7};
+  for (Sizes s : kByteSizes) {
+    s.layers = 1;
+    const Outcome expected = run(cpu, s, positions), found = run(gpu, s, positions);
+    std::vector<double> errors;
+    for (size_t i = 0; i < positions.size(); ++i) errors.push_back(relative_error(found.x[i], expected.x[i]));
+    std::sort(errors.begin(), errors.end());
+    EXPECT_LE(errors[positions.size() / 2 - 1], tol::kBf16Op) << "hidden " << s.hidden << ", head_dim " << s.head_dim;
+    EXPECT_LE(errors.back(), tol::kLogitsBytesBf16) << "hidden " << s.hidden << ", head_dim " << s.head_dim;
+    if (s.cache != DType::bf16) continue;
+    EXPECT_LE(relative_error(to_f32(found.keys), to_f32(expected.keys)), tol::kBf16Op) << "hidden " << s.hidden;
+  }
 }
 
 TEST(DecodeLayers, CudaEqualsTheOpsOnSmallLayers) {  // small enough for compute-sanitizer's racecheck
