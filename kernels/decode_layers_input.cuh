@@ -2,6 +2,7 @@
 // The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and the
 // activation included, from what the phase before left in memory.
 #include "kernels/decode_layers_job.cuh"
+#include "kernels/digit_product.cuh"
 #include "kernels/marlin_tile.cuh"
 #include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
@@ -34,39 +35,53 @@ struct StepSpace {
   uint64_t* most_barrier;
 };
 
-// What a piece of the input brings to its sums: they start at `start`, and are to be multiplied by `scale`.
-struct StepPiece {
-  float start, scale;
-};
-// The input of a product in shared memory: the pieces of k that the block needs, each as the f16 column operand of its
-// tiles. A power of two for each piece brings its values, bf16, into f16's range: what falls below is 2^-30 of the largest.
+// The input of a product in shared memory: the pieces of k that the block needs, in digits.
 struct StepInput {
-  uint8_t* x;         // [needed, 256] bytes
-  StepPiece* pieces;  // [needed]
+  uint8_t* x;          // [needed, kGroupDigitBytes]
+  DigitGroup* pieces;  // [needed]
   int first, needed;
 
   // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a whole
   // warp must call. Lanes that are not `active` have none.
   __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
     constexpr int kLanes = kPieceK / 8;
-    constexpr float kZero = 8;
-    const bool upper = n % 16 >= 8;  // of a k-tile
-    float sum = 0, most = 0;
+    float most = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum += v[i], most = fmaxf(most, fabsf(v[i]));
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
     most = warp_reduce(most, Max{}, kLanes);
-    sum = warp_reduce(sum * ((upper ? kRaisedUpper : kRaisedLower) + kZero), Sum{}, kLanes);
-    if (!active) return;
-    // 2^up brings the largest value to 2^14 .. 2^15.
-    const int up = max(-100, min(100, 14 + 127 - static_cast<int>(__float_as_uint(most) >> 23)));
-    const float scale = __uint_as_float((127 + up) << 23), own = upper ? scale / 16 : scale;
-    const int index = n / kPieceK - first;
-    // Lane t of a product reads the pairs t and t + 4 of two tiles together.
-    uint8_t* to = x + index * (2 * kPieceK) + n % kPieceK / 32 * 64 + n % 32 / 16 * 8 + upper * 4;
+    const int up = digit_power(most);
+    const float scale = __uint_as_float(static_cast<uint32_t>(127 + up) << 23);
+    int32_t own[8];
+    int sum = 0;
+    bool finite = true;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      *reinterpret_cast<uint32_t*>(to + 16 * i) = pack_f16(v[2 * i] * own, v[2 * i + 1] * own);
-    if (n % kPieceK == 0) pieces[index] = {-sum * scale, __uint_as_float((127 - up) << 23)};
+    for (int i = 0; i < 8; ++i) {
+      own[i] = __float2int_rn(v[i] * scale);
+      sum += own[i];
+      finite = finite && isfinite(v[i]);
+    }
+    sum = warp_reduce(sum, Sum{}, kLanes);
+    finite = __all_sync(0xffffffffu, finite);
+    // This lane has the lower or upper half of a k-tile, its neighbour the other: each makes the words of half of the pairs.
+    const bool upper = n % 16 >= 8;
+    int32_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t other = __shfl_xor_sync(0xffffffffu, upper ? own[i] : own[i + 4], 1);
+      low[i] = upper ? other : own[i];
+      high[i] = upper ? own[i + 4] : other;
+    }
+    if (!active) return;
+    const int index = n / kPieceK - first, tile = n % kPieceK / marlin::kTileK;
+    uint8_t* to = x + index * kGroupDigitBytes + digit_word_at(tile, 0, upper ? 2 : 0);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      uint32_t words[kDigits];
+      digit_words(words, {low[2 * t], low[2 * t + 1]}, {high[2 * t], high[2 * t + 1]});
+#pragma unroll
+      for (int d = 0; d < kDigits; ++d) *reinterpret_cast<uint32_t*>(to + digit_word_at(0, d, t)) = words[d];
+    }
+    if (n % kPieceK == 0) pieces[index].set(sum, up, finite);
   }
 };
 

@@ -140,64 +140,45 @@ struct StepTaker {
   int slot = 0;
   uint32_t parity = 0;
 
-  // Adds the warp's next piece to the lane's totals: index 2 j + h is output 16 j + lane / 4 + 8 h; lanes that differ in
-  // lane % 4 have the same.
-  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, float (&total)[8]) {
-    const int lane = threadIdx.x % 32;
-    const uint8_t* x = input.x + index * (2 * kPieceK) + 16 * (lane % 4);
-    const StepPiece piece = input.pieces[index];
-    float part[marlin::kSubTiles][4];
-#pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) part[j][i] = piece.start;
+  // Adds the warp's next piece to the lane's totals by digit.
+  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const DigitLane& lane, float (&total)[8]) {
+    const uint8_t* x = input.x + index * kGroupDigitBytes + lane.offset;
+    const int start = lane.start(input.pieces[index]);
+    int32_t part[2][4] = {{start, start, start, start}, {start, start, start, start}};
+    const float piece_scale = input.pieces[index].scale;
     barrier_await(shared_address(ring.full + slot), parity);
-    const uint8_t* from = ring.slots + slot * kPieceBytes + 16 * lane;
+    const uint8_t* slot_at = ring.slots + slot * kPieceBytes;
+    const auto* words = reinterpret_cast<const uint4*>(slot_at) + threadIdx.x % 32;
 #pragma unroll
-    for (int two = 0; two < kPieceTiles / 2; ++two, from += 2 * kTileBytes4, x += 64) {
-      const uint4 pairs = *reinterpret_cast<const uint4*>(x);
-      uint32_t words[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<uint4*>(words[i]) = *reinterpret_cast<const uint4*>(from + i * kTileBytes4);
-#pragma unroll
-      for (int j = 0; j < marlin::kSubTiles; ++j) {
-        uint32_t a[4];
-        raised_f16_fragment(a, words[0][j]);
-        mma_f16(part[j], a, pairs.x, pairs.y);
-      }
-#pragma unroll
-      for (int j = 0; j < marlin::kSubTiles; ++j) {
-        uint32_t a[4];
-        raised_f16_fragment(a, words[1][j]);
-        mma_f16(part[j], a, pairs.z, pairs.w);
-      }
+    for (int half = 0; half < kPieceTiles / 4; ++half) {
+      const uint4 digits = *reinterpret_cast<const uint4*>(x + digit_word_at(4 * half, 0, 0));
+      lane.add_tile(part, words[(4 * half + 0) * (kTileBytes4 / 16)], digits.x);
+      lane.add_tile(part, words[(4 * half + 1) * (kTileBytes4 / 16)], digits.y);
+      lane.add_tile(part, words[(4 * half + 2) * (kTileBytes4 / 16)], digits.z);
+      lane.add_tile(part, words[(4 * half + 3) * (kTileBytes4 / 16)], digits.w);
     }
     alignas(16) __half scales[8];
-    *reinterpret_cast<uint4*>(scales) =
-        *reinterpret_cast<const uint4*>(from - 16 * lane + 2 * marlin::fragment_scale(lane, 0, true));
+    *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(
+        slot_at + kPieceTiles * kTileBytes4 + 2 * marlin::fragment_scale(threadIdx.x % 32, 0, true));
     __syncwarp();  // all lanes have read the slot
-    if (lane < kArrivingLanes) barrier_arrive(ring.empty + slot);
+    if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + slot);
     if (++slot == ring.count) slot = 0, parity ^= 1;
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      total[i] = fmaf(__half2float(scales[i]) * piece.scale, part[i / 2][i % 2 * 2], total[i]);
+      total[i] = fmaf(__half2float(scales[i]) * piece_scale, DigitLane::value(part[i / 4][i % 4]), total[i]);
   }
   // The warp's pieces of so many chunks; leaves the sums of each, [rounds, kStepWarps, 64].
   __device__ __forceinline__ void multiply_rounds(int begin, int end, int rounds, const StepInput& input, float* sums) {
-    const int lane = threadIdx.x % 32;
-    float* mine = sums + threadIdx.x / 32 * marlin::kTileN + lane / 4;
+    const DigitLane lane(threadIdx.x % 32);
+    float* mine = sums + threadIdx.x / 32 * marlin::kTileN + marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
 #pragma unroll 1
     for (int r = 0; r < rounds; ++r, mine += kStepWarps * marlin::kTileN) {
       float total[8] = {};
 #pragma unroll 1
-      for (int index = begin; index < end; ++index) multiply_piece(input, index, total);
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (lane % 4 == j) {
-          mine[16 * j] = total[2 * j];
-          mine[16 * j + 8] = total[2 * j + 1];
-        }
+      for (int index = begin; index < end; ++index) multiply_piece(input, index, lane, total);
+      const float2 two = lane.gather(total);
+      mine[0] = two.x;
+      mine[8] = two.y;
     }
   }
 };
@@ -315,10 +296,10 @@ struct StepPacked {
   static constexpr int kOutputs = marlin::kTileN;  // of a chunk
   static constexpr int kOwnOutputs = kOutputs / kStepSlices, kRoundsTogether = kOutputsTogether / kOutputs;
   static constexpr int kPieceBytes = cuda::kPieceBytes;
-  static constexpr int kInputBytes = 2 * kPieceK, kNoteBytes = sizeof(StepPiece);  // of a piece of the input
+  static constexpr int kInputBytes = kGroupDigitBytes, kNoteBytes = sizeof(DigitGroup);  // of a piece of the input
 
   __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&, int) {
-    return {space.x, reinterpret_cast<StepPiece*>(space.notes), part.k0, part.length};
+    return {space.x, reinterpret_cast<DigitGroup*>(space.notes), part.k0, part.length};
   }
   __device__ __forceinline__ static float factor(const StepWeight&, int) { return 1; }
   __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }

@@ -39,6 +39,15 @@ __device__ __forceinline__ void mma_i8(int32_t (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// The same with the first operand unsigned.
+__device__ __forceinline__ void mma_u8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8 (16-byte
 // aligned). r[j] is matrix j: values 2t and 2t+1 of row g; of column g when transposed.
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {

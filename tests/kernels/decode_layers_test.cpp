@@ -1,6 +1,8 @@
 #include "kernels/decode_layers.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <span>
 
 #include "formats/packing.h"
@@ -212,6 +214,27 @@ TEST(DecodeLayers, CudaReadsALongCache) {
     for (const size_t i : {size_t{64}, size_t{333}, size_t{699}})
       EXPECT_LE(relative_error(found.x[i], expected.x[i]), tol::kLogitsBf16) << "position " << i << ", window " << window;
   }
+}
+
+// A value a thousand times the others: what shares its power of two keeps its worth, and a NaN does not get lost.
+TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
+  FEWBIT_NEEDS_GPU();
+  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
+  const auto result = [&](Exec& ex, float value) {
+    Sizes s = kSizes[0];
+    s.layers = 1;
+    Layers l(ex, s, 1);
+    Tensor x = random_normal(DType::bf16, {1, s.hidden}, 3);
+    x.as<bf16>()[17] = bf16(value);
+    const Tensor on_device = ex.to_device(x);
+    decode_layers(ex, make_stack(ex, l.layers, l.form), ex.to_device(host_i32({0})), on_device);
+    Tensor out = to_f32(ex.to_host(on_device));
+    if (std::isfinite(value)) out.as<float>()[17] = 0;  // or it outweighs all others in the comparison
+    return out;
+  };
+  EXPECT_LE(relative_error(result(gpu, 1000), result(cpu, 1000)), tol::kLogitsBf16);
+  const Tensor lost = result(gpu, std::numeric_limits<float>::quiet_NaN());
+  for (int64_t i = 0; i < lost.numel(); ++i) EXPECT_TRUE(std::isnan(lost.as<float>()[i])) << i;
 }
 
 TEST(DecodeLayers, CudaTwoRunsGiveTheSameBits) {
