@@ -41,10 +41,13 @@ struct Layers {
   }
   ByteView byte_linear(int64_t out, int64_t in, uint64_t seed) {
     constexpr float kTop = 4.5f;  // of the normal values that become codes
-    const Tensor values = random_normal(DType::f32, {out, in}, seed, kF8Max / kTop);
+    constexpr int kDraws = 4096;  // of a normal distribution; each code is one of them
+    const Tensor values = random_normal(DType::f32, {kDraws}, 1, kF8Max / kTop);
+    std::vector<uint8_t> draws;
+    for (int i = 0; i < kDraws; ++i) draws.push_back(f8_code(values.as<float>()[i]));
     Tensor codes = Tensor::host(DType::f8_e4m3, {out, in}), scales = Tensor::host(DType::f32, {out});
-    for (int64_t i = 0; i < out * in; ++i) codes.as<uint8_t>()[i] = f8_code(values.as<float>()[i]);
-    Rng rng(seed, "scales");
+    Rng rng(seed, "codes");
+    for (int64_t i = 0; i < out * in; ++i) codes.as<uint8_t>()[i] = draws[rng.below(kDraws)];
     for (int64_t o = 0; o < out; ++o)
       scales.as<float>()[o] = static_cast<float>((0.5 + rng.uniform()) * kTop / kF8Max / std::sqrt(static_cast<double>(in)));
     return {.w = {.codes = keep(std::move(codes)), .scales = keep(std::move(scales))},
@@ -216,12 +219,11 @@ TEST(DecodeLayers, CudaReadsALongCache) {
   }
 }
 
-// A value a thousand times the others: what shares its power of two keeps its worth, and a NaN does not get lost.
+// A value a thousand times the others: what shares its power of two (in bytes, its scale) keeps its worth, and a NaN does not get lost.
 TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
   FEWBIT_NEEDS_GPU();
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
-  const auto result = [&](Exec& ex, float value) {
-    Sizes s = kSizes[0];
+  const auto result = [](Exec& ex, Sizes s, float value) {
     s.layers = 1;
     Layers l(ex, s, 1);
     Tensor x = random_normal(DType::bf16, {1, s.hidden}, 3);
@@ -232,9 +234,11 @@ TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
     if (std::isfinite(value)) out.as<float>()[17] = 0;  // or it outweighs all others in the comparison
     return out;
   };
-  EXPECT_LE(relative_error(result(gpu, 1000), result(cpu, 1000)), tol::kLogitsBf16);
-  const Tensor lost = result(gpu, std::numeric_limits<float>::quiet_NaN());
-  for (int64_t i = 0; i < lost.numel(); ++i) EXPECT_TRUE(std::isnan(lost.as<float>()[i])) << i;
+  for (const Sizes& s : {kSizes[0], kByteSizes[0]}) {
+    EXPECT_LE(relative_error(result(gpu, s, 1000), result(cpu, s, 1000)), s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16);
+    const Tensor lost = result(gpu, s, std::numeric_limits<float>::quiet_NaN());
+    for (int64_t i = 0; i < lost.numel(); ++i) EXPECT_TRUE(std::isnan(lost.as<float>()[i])) << i;
+  }
 }
 
 TEST(DecodeLayers, CudaTwoRunsGiveTheSameBits) {
