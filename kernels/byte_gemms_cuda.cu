@@ -10,16 +10,25 @@
 namespace fewbit::cuda {
 namespace {
 
-// Rows of x that one launch takes for all products; 0 where they are none of skinny.cuh's.
+SkinnyTypes types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType::f8_e4m3 : q.codes, q.codes}; }
+
+// Rows of x that one launch takes for all products, evenly shared out; 0 where they are none of skinny.cuh's. More
+// rows than it has a variant for come in as many passes as cost less than dequantizing, where that is what else there is:
+// unrounded.
 int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q,
                  std::span<const ByteProduct> products) {
   if (x.dtype != DType::bf16) return 0;
+  constexpr int64_t kMostPasses = 4;
+  const int64_t asked = q.codes == DType::f16 ? std::min<int64_t>(x.rows(), SkinnyJob::kRows) : x.rows();
   int rows = SkinnyJob::kRows;
   for (const ByteProduct& p : products) {
     if (p.y.dtype != products[0].y.dtype) return 0;
-    rows = std::min(rows, skinny_rows(s, q.codes, x.rows(), x.cols(), p.w.codes.data, x.data));
+    rows = std::min(rows, skinny_rows(s, types_of(q), asked, x.cols(), p.w.codes.data, x.data));
   }
-  return rows;
+  if (rows == 0) return 0;
+  const int64_t passes = (x.rows() + rows - 1) / rows;
+  if (x.rows() > SkinnyJob::kRows && passes > kMostPasses) return 0;
+  return static_cast<int>((x.rows() + passes - 1) / passes);
 }
 
 void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
@@ -45,20 +54,21 @@ void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant
   job.fixed = q.fixed;
   job.x = x.data;
   if (!job.quantize) {
-    const int64_t codes = aligned_bytes(rows * in);
+    const int64_t codes = aligned_bytes(rows * in * bytes_of(q.codes));
     auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + 4 * rows)));
     auto* scales = reinterpret_cast<float*>(room + codes);
     launch_quantize_rows(s, x, q, room, scales);
     job.x = room;
     job.x_scales = scales;
   }
-  skinny_product(s, q.codes, job, static_cast<int>(products.size()));
+  skinny_product(s, types_of(q), job, static_cast<int>(products.size()));
 }
 
 void check_products(ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
-  FEWBIT_ASSERT((q.codes == DType::i8 || q.codes == DType::f8_e4m3) && q.group == 0);
+  FEWBIT_ASSERT((q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0);
   FEWBIT_ASSERT(q.codes != DType::i8 || x.cols() < (1 << 17));
-  for (const ByteProduct& p : products) FEWBIT_ASSERT(p.w.codes.dtype == q.codes && !(p.add && p.bias.data));
+  for (const ByteProduct& p : products)
+    FEWBIT_ASSERT(p.w.codes.dtype == types_of(q).w && !(p.add && p.bias.data));
 }
 
 }  // namespace
@@ -93,6 +103,8 @@ void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const BytePro
       if (task.out == 0) continue;
       if (q.codes == DType::i8)
         int8_product(ex.cuda_state(), x, q, task);
+      else if (q.codes == DType::f16)
+        unrounded_product(ex.cuda_state(), x, p);
       else
         fp8_product(ex.cuda_state(), x, q, task);
     }
@@ -114,7 +126,7 @@ void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightV
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
               TensorView y) {
-  FEWBIT_ASSERT(q.codes == DType::f8_e4m3);
+  FEWBIT_ASSERT(q.codes == DType::f8_e4m3 || q.codes == DType::f16);
   const ByteProduct product{.w = w, .bias = bias, .y = y};
   run(ex, x, q, std::span(&product, 1), false);
 }

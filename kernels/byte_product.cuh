@@ -203,5 +203,8 @@ inline ByteTask make_byte_task(ConstTensorView x, const ByteProduct& p) {
 // make_byte_task(), not empty.
 void int8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
 void fp8_product(CudaState& s, ConstTensorView x, const RowQuant& q, const ByteTask& task);
+// y = x W^T + bias, or y += x W^T, of E4M3 weights and x as it is: the weight becomes code * scale in the type of x, a slab
+// of outputs at a time, for a dense product.
+void unrounded_product(CudaState& s, ConstTensorView x, const ByteProduct& p);
 
 }  // namespace fewbit::cuda

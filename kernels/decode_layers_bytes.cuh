@@ -7,10 +7,11 @@
 // exchanged in shared memory, so that the eight lanes of a quarter of a load find eight places in the banks.
 #include "kernels/decode_layers_kernel.cuh"
 #include "kernels/row_grid.h"
-#include "kernels/skinny.cuh"
+#include "kernels/skinny_formats.cuh"
 
 namespace fewbit::cuda {
 
+using ByteFormat = SkinnyF8<F8Input::widened>;
 inline constexpr int kByteOutputs = 32, kBytePieceBytes = kByteOutputs * kPieceK;
 
 // The next piece of a weight, for one lane: 16 bytes of every fourth row.
@@ -74,10 +75,9 @@ struct StepByteInput {
     for (int n = 8 * threadIdx.x; n < needed * kPieceK; n += 8 * kStepThreads) {
       float v[8];
       unpack8(*reinterpret_cast<const uint4*>(x + 2 * n), v);
-      const auto codes = [&](int i) {
-        return SkinnyF8<true>::codes({mul_rn(v[i], inverse), mul_rn(v[i + 1], inverse), mul_rn(v[i + 2], inverse), mul_rn(v[i + 3], inverse)});
-      };
-      SkinnyF8<true>::put(x + 2 * n, uint2{codes(0), codes(4)});
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = mul_rn(v[i], inverse);
+      ByteFormat::put(x + 2 * n, v);
     }
 #endif
   }
@@ -147,10 +147,10 @@ struct StepByteTaker {
       for (int j = 0; j < 2; ++j) {
         const uint4 low = *reinterpret_cast<const uint4*>(half + 16 * j * kPieceK);
         const uint4 high = *reinterpret_cast<const uint4*>(half + (16 * j + 8) * kPieceK);
-        SkinnyF8<true>::multiply(part[j][s], low.x, high.x, first.x, first.y);
-        SkinnyF8<true>::multiply(part[j][s], low.y, high.y, first.z, first.w);
-        SkinnyF8<true>::multiply(part[j][s], low.z, high.z, second.x, second.y);
-        SkinnyF8<true>::multiply(part[j][s], low.w, high.w, second.z, second.w);
+        ByteFormat::multiply(part[j][s], low.x, high.x, first.x, first.y);
+        ByteFormat::multiply(part[j][s], low.y, high.y, first.z, first.w);
+        ByteFormat::multiply(part[j][s], low.z, high.z, second.x, second.y);
+        ByteFormat::multiply(part[j][s], low.w, high.w, second.z, second.w);
       }
     }
     __syncwarp();  // all lanes have read the slot

@@ -7,6 +7,8 @@ namespace fewbit {
 // CUDA: up to 16 rows by a kernel of our own; more by cuBLASLt on FP8 tensor cores (compute capability 8.9 and up, in
 // and out multiples of 16), whose sums are a little less than f32 (tests/support/tolerance.h); else the codes are
 // widened to bf16, which is exact, and multiplied densely. CPU: code times scale in f32, multiplied densely.
+// With q kUnrounded (weight-only FP8) x stays as it is; on CUDA rows that are not streamed (kernels/byte_gemms.h) meet the
+// weight as code * scale in the type of x, in a dense product.
 namespace cpu  { void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
 namespace cuda { void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
 inline void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y) {

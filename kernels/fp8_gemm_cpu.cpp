@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cast.h"
 #include "kernels/cpu_rows.h"
 #include "kernels/cpu_tiles.h"
 #include "kernels/f8_grid.h"
@@ -47,12 +48,15 @@ void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, 
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
               TensorView y) {
-  FEWBIT_ASSERT(q.codes == DType::f8_e4m3 && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
+  FEWBIT_ASSERT((q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
   FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == w.codes.rows());
   FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == w.codes.rows());
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.codes.rows() && bias.dtype == x.dtype));
   const Tensor rounded = Tensor::host(DType::f32, x.shape);
-  cpu::round_rows(ex, x, q, rounded);
+  if (q.codes == DType::f16)
+    cpu::cast(ex, x, rounded);
+  else
+    cpu::round_rows(ex, x, q, rounded);
   if (x.rows() <= kFewRows) return few_rows(rounded, w, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* room) { return widened_rows(w, begin, end, room); };
   tiled_product(rounded, w.codes.rows(), weight, bias, y);

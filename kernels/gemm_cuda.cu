@@ -79,13 +79,14 @@ void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
 
 bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
                     bool settled) {
+  constexpr SkinnyTypes kTypes{DType::bf16, DType::bf16};
   if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights) return false;
   if (norm && !skinny_prepares(x.rows(), x.cols())) return false;
   SkinnyJob job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const GemmProduct& p = products[i];
     if (p.y.dtype != products[0].y.dtype ||
-        skinny_rows(s, DType::bf16, x.rows(), x.cols(), p.w.data, x.data) < x.rows())
+        skinny_rows(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) < x.rows())
       return false;
     job.weights[i] = {.w = static_cast<const uint8_t*>(p.w.data),
                       .scales = nullptr,
@@ -101,7 +102,7 @@ bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::s
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.settled = settled;
   lay_norm(job, norm);
-  skinny_product(s, DType::bf16, job, static_cast<int>(products.size()));
+  skinny_product(s, kTypes, job, static_cast<int>(products.size()));
   return true;
 }
 

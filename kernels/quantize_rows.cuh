@@ -5,7 +5,7 @@
 
 namespace fewbit::cuda {
 
-// codes [rows, in] one byte each, scales [rows, in / group]; device memory of the caller.
+// codes [rows, in], scales [rows, in / group]; device memory of the caller.
 void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* codes, float* scales);
 
 }  // namespace fewbit::cuda

@@ -3,10 +3,13 @@
 namespace fewbit {
 // How the rows of an activation become 8-bit codes: value = code * scale.
 struct RowQuant {
-  DType codes = DType::i8;  // i8: [-128, 127] · f8_e4m3: saturating at +-448
+  // i8: [-128, 127] · f8_e4m3: saturating at +-448 · f16: no rounding, the scale is a power of two that keeps the row
+  // inside of f16 (bf16 values stay what they are down to 2^-31 of the row's largest)
+  DType codes = DType::i8;
   float fixed = 0;          // the scale of all rows (static); 0: one per row, max|x| / 127 or max|x| / 448 (dynamic)
   int64_t group = 0;        // columns that share a dynamic scale, a divisor of the columns; 0: the whole row
 };
+inline constexpr RowQuant kUnrounded{.codes = DType::f16};
 // codes[r, i] = round(x[r, i] * (1 / scale)), to nearest even; the scale of a row of zeros is 1. Where a row (or group)
 // holds a NaN or an infinity its scale is one too, so that nothing of it comes out of a product as a number.
 //   x [rows, in] f32 | bf16 · codes [rows, in] of the type above · scales [rows, in / group] f32; both overwritten
@@ -15,7 +18,8 @@ namespace cuda { void quantize_rows(Exec&, ConstTensorView x, const RowQuant&, T
 inline void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
   pick(ex, &cpu::quantize_rows, FEWBIT_CUDA_OP(quantize_rows))(ex, x, q, codes, scales);
 }
-// y = the values of the codes that quantize_rows would make, rounded to the dtype of y.   y [rows, in] f32 | bf16; may be x
+// y = the values of the 8-bit codes that quantize_rows would make, rounded to the dtype of y.   y [rows, in] f32 | bf16; may
+// be x
 namespace cpu  { void round_rows(Exec&, ConstTensorView x, const RowQuant&, TensorView y); }
 namespace cuda { void round_rows(Exec&, ConstTensorView x, const RowQuant&, TensorView y); }
 inline void round_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView y) {

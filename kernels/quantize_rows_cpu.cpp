@@ -38,13 +38,14 @@ float scale_of(const float* x, int64_t n, const RowQuant& q) {
     if (most != most) break;
     most = larger_abs(most, x[i]);
   }
+  if (q.codes == DType::f16) return f16_row_scale(most);
   return row_scale(most, q.fixed, q.codes == DType::i8 ? 127.f : kF8Max);
 }
 
 // Calls body(group number, its values in f32, n, its scale), in parallel over groups of n values.
 template <class Body>
 void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
-  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3);
+  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
   const int64_t n = q.group > 0 ? q.group : x.cols();
   FEWBIT_ASSERT(n > 0 && x.cols() % n == 0);
   for_float_type(x.dtype, [&](auto* type) {
@@ -68,13 +69,15 @@ void quantize_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView codes
     scales.as<float>()[g] = scale;
     if (q.codes == DType::i8)
       hot::int8_codes(values, 1.f / scale, codes.as<int8_t>() + g * n, n);
+    else if (q.codes == DType::f16)
+      for (int64_t i = 0; i < n; ++i) codes.as<f16>()[g * n + i] = mul_rn(values[i], 1.f / scale);
     else
       hot::f8_codes(values, 1.f / scale, codes.as<uint8_t>() + g * n, n);
   });
 }
 
 void round_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView y) {
-  FEWBIT_ASSERT(y.shape == x.shape);
+  FEWBIT_ASSERT(y.shape == x.shape && q.codes != DType::f16);
   for_groups(x, q, [&](int64_t g, float* values, int64_t n, float scale) {
     if (q.codes == DType::i8)
       hot::int8_values(values, 1.f / scale, scale, n);

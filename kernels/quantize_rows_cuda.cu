@@ -1,4 +1,4 @@
-// Activations to 8 bits. A block takes a row (or a group of one): one pass for its largest magnitude, which is exact
+// Activations to 8 bits, or to f16 under a power of two. A block takes a row (or a group of one): one pass for its largest magnitude, which is exact
 // in any order, and one for the codes; the second read comes from the cache. Bound by the one read from memory.
 #include "kernels/cast.h"
 #include "kernels/dense.cuh"
@@ -13,8 +13,8 @@ namespace {
 constexpr int kThreads = 256;
 
 // Every thread gets the scale of x[0, n).
-template <class T>
-__device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed, float top) {
+template <DType kCodes, class T>
+__device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
   __shared__ float warps[kThreads / 32];
   float most = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
@@ -24,23 +24,28 @@ __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed, float
   __syncthreads();
   most = warps[0];
   for (int w = 1; w < kThreads / 32; ++w) most = larger_abs(most, warps[w]);
-  return row_scale(most, fixed, top);
+  if constexpr (kCodes == DType::f16) return f16_row_scale(most);
+  return row_scale(most, fixed, kCodes == DType::f8_e4m3 ? kF8Max : 127.f);
 }
 
-template <class T, bool kF8>
+template <DType kCodes, class T, class Code>
 __global__ void __launch_bounds__(kThreads)
-    quantize_kernel(const T* __restrict__ x,       // [groups, n]
-                    uint8_t* __restrict__ codes,   // [groups, n]
-                    float* __restrict__ scales,    // [groups]
+    quantize_kernel(const T* __restrict__ x,     // [groups, n]
+                    Code* __restrict__ codes,    // [groups, n]
+                    float* __restrict__ scales,  // [groups]
                     int64_t n, float fixed) {
   allow_successor();
   await_predecessor();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
-  const float scale = scale_of(x + at, n, fixed, kF8 ? kF8Max : 127.f), inverse = 1.f / scale;
+  const float scale = scale_of<kCodes>(x + at, n, fixed), inverse = 1.f / scale;
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     const float scaled = mul_rn(to_f32(x[at + i]), inverse);
-    codes[at + i] = kF8 ? f8_code(scaled) : static_cast<uint8_t>(static_cast<int>(int8_level(scaled)));
+    if constexpr (kCodes == DType::f16)
+      codes[at + i] = __float2half_rn(scaled);
+    else
+      codes[at + i] =
+          kCodes == DType::f8_e4m3 ? f8_code(scaled) : static_cast<uint8_t>(static_cast<int>(int8_level(scaled)));
   }
 }
 
@@ -50,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
                  Y* y,        // [groups, n]
                  int64_t n, float fixed) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
-  const float scale = scale_of(x + at, n, fixed, kF8 ? kF8Max : 127.f), inverse = 1.f / scale;
+  const float scale = scale_of<kF8 ? DType::f8_e4m3 : DType::i8>(x + at, n, fixed), inverse = 1.f / scale;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     const float scaled = mul_rn(to_f32(x[at + i]), inverse);
     y[at + i] = from_f32<Y>(mul_rn(kF8 ? f8_round(scaled) : int8_level(scaled), scale));
@@ -61,13 +66,14 @@ struct Groups {
   int64_t count, n;
 };
 Groups groups_of(ConstTensorView x, const RowQuant& q) {
-  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3);
+  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
   const int64_t n = q.group > 0 ? q.group : x.cols();
   FEWBIT_ASSERT(n > 0 && x.cols() % n == 0 && x.numel() / n < (int64_t{1} << 31));
   return {x.numel() / n, n};
 }
 
 void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* y, DType y_dtype) {
+  FEWBIT_ASSERT(q.codes != DType::f16);
   const auto [count, n] = groups_of(x, q);
   if (count == 0) return;
   const unsigned blocks = static_cast<unsigned>(count);
@@ -92,9 +98,14 @@ void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, vo
   const unsigned blocks = static_cast<unsigned>(count);
   dispatch_f32_bf16(x.dtype, [&](auto in) {
     using T = typename decltype(in)::type;
-    auto* to = static_cast<uint8_t*>(codes);
-    auto* kernel = q.codes == DType::f8_e4m3 ? quantize_kernel<T, true> : quantize_kernel<T, false>;
-    launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, n, q.fixed);
+    const auto launch = [&](auto* kernel, auto* to) {
+      launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, n, q.fixed);
+    };
+    if (q.codes == DType::f16)
+      launch(quantize_kernel<DType::f16, T, __half>, static_cast<__half*>(codes));
+    else
+      launch(q.codes == DType::f8_e4m3 ? quantize_kernel<DType::f8_e4m3, T, uint8_t> : quantize_kernel<DType::i8, T, uint8_t>,
+             static_cast<uint8_t*>(codes));
   });
 }
 

@@ -22,6 +22,15 @@ FEWBIT_HD float row_scale(float most, float fixed, float top) {
   return scale < kLeastRowScale ? kLeastRowScale : scale;
 }
 
+// The power of two under which the largest magnitude of a row lies in [2^14, 2^15) as f16, which then holds the row's
+// bf16 values to the bit down to 2^-31 of the largest.
+FEWBIT_HD float f16_row_scale(float most) {
+  if (!(most <= 3.402823466e38f)) return most;
+  if (most == 0) return 1;
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(most) >> 23) - 14;
+  return std::bit_cast<float>(static_cast<uint32_t>(exponent > 1 ? exponent : 1) << 23);
+}
+
 FEWBIT_HD float int8_level(float scaled) {
   const float level = round_even(clamp_to(scaled, -128.f, 127.f));
   return level == level ? level : 0.f;

@@ -15,15 +15,11 @@
 //
 // Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all
 // wait for.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
-#include "kernels/kv_codes.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/mma.cuh"
 #include "kernels/reduce.cuh"
-#include "kernels/row_grid.h"
+#include "kernels/skinny_formats.cuh"
 #include "kernels/skinny_job.cuh"
 #include "kernels/vec.cuh"
 
@@ -33,97 +29,13 @@ inline constexpr int kPreparedHere = 16384;         // values of x, see prepare_
 inline constexpr int kStepBytes = 64;               // of a weight row: what four lanes take by one load
 inline constexpr int kSlotBytes = 16 * kStepBytes;  // of a warp and step
 
-// What a format gives: the type of a sum, the bytes of a value of the weight and of x in shared memory, and
-// sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
-// `high`, lane = 4 g + t; `x` points to the values that go with them.
-struct SkinnyBf16 {
-  using Sum = float;
-  static constexpr int kBytes = 2, kXBytes = 2;
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x);
-    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    mma_bf16(sum, first, v.x, v.y);
-    mma_bf16(sum, second, v.z, v.w);
-  }
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
-};
-// E4M3 is exact in f16, and so are products of two in f32. kWide: x stands as f16, which saves a third of the
-// conversions and takes twice the room.
-template <bool kWide>
-struct SkinnyF8 {
-  using Sum = float;
-  static constexpr int kBytes = 1, kXBytes = kWide ? 2 : 1;
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x);
-    if constexpr (kWide) {
-      const uint4 more = *reinterpret_cast<const uint4*>(x + 16);
-      multiply(sum, low.x, high.x, v.x, v.y);
-      multiply(sum, low.y, high.y, v.z, v.w);
-      multiply(sum, low.z, high.z, more.x, more.y);
-      multiply(sum, low.w, high.w, more.z, more.w);
-    } else {
-      multiply(sum, low.x, high.x, two_f16(v.x), two_f16(v.x >> 16));
-      multiply(sum, low.y, high.y, two_f16(v.y), two_f16(v.y >> 16));
-      multiply(sum, low.z, high.z, two_f16(v.z), two_f16(v.z >> 16));
-      multiply(sum, low.w, high.w, two_f16(v.w), two_f16(v.w >> 16));
-    }
-  }
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint32_t low, uint32_t high, uint32_t x0,
-                                                  uint32_t x1) {
-    const uint32_t a[4] = {two_f16(low), two_f16(high), two_f16(low >> 16), two_f16(high >> 16)};
-    mma_f16(sum, a, x0, x1);
-  }
-  // 16 codes to where x stands.
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) {
-    if constexpr (kWide) {
-      *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
-      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w),
-                                            two_f16(v.w >> 16)};
-    } else {
-      *reinterpret_cast<uint4*>(to) = v;
-    }
-  }
-  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) {  // 8 codes
-    if constexpr (kWide)
-      *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
-    else
-      *reinterpret_cast<uint2*>(to) = v;
-  }
-  static __device__ __forceinline__ uint32_t codes(float4 v) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    const uint32_t low = __nv_cvt_float2_to_fp8x2({v.x, v.y}, __NV_SATFINITE, __NV_E4M3);
-    return low | static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2({v.z, v.w}, __NV_SATFINITE, __NV_E4M3)) << 16;
-#else
-    return f8_code(v.x) | f8_code(v.y) << 8 | f8_code(v.z) << 16 | static_cast<uint32_t>(f8_code(v.w)) << 24;
-#endif
-  }
-  static constexpr float kTop = kF8Max;
-};
-struct SkinnyI8 {
-  using Sum = int32_t;
-  static constexpr int kBytes = 1, kXBytes = 1;
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x);
-    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    mma_i8(sum, first, v.x, v.y);
-    mma_i8(sum, second, v.z, v.w);
-  }
-  static __device__ __forceinline__ void put(uint8_t* to, uint4 v) { *reinterpret_cast<uint4*>(to) = v; }
-  static __device__ __forceinline__ void put(uint8_t* to, uint2 v) { *reinterpret_cast<uint2*>(to) = v; }
-  static __device__ __forceinline__ uint32_t codes(float4 v) {
-    const auto byte = [](float x) { return static_cast<uint32_t>(static_cast<int>(int8_level(x))) & 0xffu; };
-    return byte(v.x) | byte(v.y) << 8 | byte(v.z) << 16 | byte(v.w) << 24;
-  }
-  static constexpr float kTop = 127.f;
-};
-
 // 16 bytes of a weight into the lane's own place of the ring.
 __device__ __forceinline__ void stream16(uint8_t* shared, const uint8_t* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_>
+template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_, int kSumBuffers_ = 2>
 struct SkinnyVariant {
   using Format = Format_;
   static constexpr int kColumns = kColumns_;  // runs of 8 rows of x
@@ -131,6 +43,7 @@ struct SkinnyVariant {
   static constexpr int kDepth = kDepth_;  // slots of a warp's ring, all but one under way
   static constexpr int kRingBytes = kDepth * kSlotBytes;
   static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
+  static constexpr int kSumBuffers = kSumBuffers_;  // of the tiles' sums: one barrier a tile with two
   static constexpr int kOuts = 16, kSumStride = kOuts + 4;
 };
 
@@ -186,11 +99,12 @@ template <class Format>
 __device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first,
                                            int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
-  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kBytes;
+  constexpr int kCodeWiden = Format::kCodeBytes / Format::kBytes;
+  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kCodeBytes;
   for (int e = threadIdx.x % 32; e < job.rows * steps * kUnits; e += 32) {
     const int row = e / (steps * kUnits), byte = first * kStepBytes + e % (steps * kUnits) * 16;
-    Format::put(to + row * pitch + kWiden * byte,
-                *reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(job.x) + row * row_bytes + byte));
+    Format::copy(to + row * pitch + kWiden * byte,
+                 static_cast<const uint8_t*>(job.x) + row * row_bytes + kCodeWiden * byte);
   }
   __syncwarp();
 }
@@ -237,12 +151,13 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
       });
       most = block_reduce(
           most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
-      const float scale = row_scale(most, job.fixed, Format::kTop), inverse = 1.f / scale;
+      const float scale = Format::scale(most, job.fixed), inverse = 1.f / scale;
       if (threadIdx.x == 0) scales[r] = scale;
       for_units([&](auto& unit, int c) {
-        const auto at = [&](int i) { return mul_rn(to_f32(unit[i]), inverse); };
-        Format::put(to + r * pitch + Format::kXBytes * c, uint2{Format::codes({at(0), at(1), at(2), at(3)}),
-                                                                Format::codes({at(4), at(5), at(6), at(7)})});
+        float scaled[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) scaled[i] = mul_rn(to_f32(unit[i]), inverse);
+        Format::put(to + r * pitch + Format::kXBytes * c, scaled);
       });
     }
   }
@@ -292,7 +207,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
     skinny_kernel(const __grid_constant__ SkinnyJob job) {
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
-  // The warps' rings, x [rows, pitch], sums [2, kWarps, rows, kSumStride].
+  // The warps' rings, x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride].
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float scales_sh[SkinnyJob::kRows];
   allow_successor();
@@ -338,7 +253,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
       if (++step < steps) continue;
       // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is
       // enough; the warps take turns in adding them, two rows each.
-      Sum* of_tile = all + turn % 2 * sums_of_tile;
+      Sum* of_tile = all + turn % V::kSumBuffers * sums_of_tile;
 #pragma unroll
       for (int c = 0; c < V::kColumns; ++c)
 #pragma unroll
@@ -359,6 +274,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
         for (int k = 1; k < V::kWarps; ++k) sum += of[k * job.rows * V::kSumStride];
         output.store(job, sum);
       }
+      if constexpr (V::kSumBuffers == 1) __syncthreads();
       step = 0;
       ++turn;
       tile += gridDim.x;
@@ -369,7 +285,7 @@ template <class V>
 size_t skinny_shared(int rows, int in) {
   return static_cast<size_t>(V::kWarps * V::kRingBytes) +
          static_cast<size_t>(rows) * (skinny_pitch<typename V::Format>(in) +
-                                      sizeof(typename V::Format::Sum) * 2 * V::kWarps * V::kSumStride);
+                                      sizeof(typename V::Format::Sum) * V::kSumBuffers * V::kWarps * V::kSumStride);
 }
 
 template <class V>

@@ -33,13 +33,18 @@ struct SkinnyJob {
   float fixed;   // then: the scale of all rows, 0: one of its own for each
 };
 
-// How many of `rows` rows of x one launch takes with weights of `type` (bf16, f8_e4m3, i8) at `w`, rows of
-// `in` values: all, or fewer where x finds no room in shared memory; 0 where such weights are not streamed.
-int skinny_rows(const CudaState& s, DType type, int64_t rows, int64_t in, const void* w, const void* x);
+// What meets in a product: the weight as it lies, and x in the kernel. bf16 with bf16, i8 with i8, f8_e4m3 with
+// f8_e4m3 or, unrounded, f16.
+struct SkinnyTypes {
+  DType w, x;
+};
+// How many of `rows` rows of x one launch takes with weights at `w`, rows of `in` values: all, or fewer where x finds no
+// room in shared memory; 0 where such weights are not streamed.
+int skinny_rows(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x);
 // Whether x is quantized, or normed, in the kernel.
 bool skinny_prepares(int64_t rows, int64_t in);
 // One launch for `count` weights; skinny_rows() said at least job.rows for each.
-void skinny_product(CudaState& s, DType type, const SkinnyJob& job, int count);
+void skinny_product(CudaState& s, SkinnyTypes types, const SkinnyJob& job, int count);
 
 inline void lay_norm(SkinnyJob& job, const RowNorm* norm) {
   if (!norm) return;

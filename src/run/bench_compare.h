@@ -18,6 +18,7 @@ struct ComparedModel {
   Spread ms_per_token{};  // over the steps of all repetitions
   int64_t bytes_per_token = 0;
   double gb_per_s = 0, floor_share = 0;  // as in BenchRow
+  std::string why_op_by_op;  // as in BenchRow
   std::vector<std::string> kernels, notes;
 };
 struct BenchComparison {

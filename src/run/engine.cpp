@@ -71,14 +71,26 @@ void Engine::alloc_buffers() {
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
   positions_ = ex_.alloc_zeros(DType::i32, {batch});
+  make_stack();
+}
+
+void Engine::make_stack() {
   stack_.reset();
   // Over a long context attention alone has kernels that read the cache faster.
   constexpr int64_t kLongContext = 8192;
-  if (!options_.one_launch || batch != 1 || options_.capacity > kLongContext || !ex_.on_cuda() || dtype != DType::bf16) return;
+  const auto asks_for_ops = [&]() -> std::string {
+    if (!options_.one_launch) return "not asked for";
+    if (!ex_.on_cuda()) return "the CPU has no such launch";
+    if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
+    if (options_.batch != 1) return fmt::format("{} sequences at once", options_.batch);
+    if (options_.capacity > kLongContext) return fmt::format("room for more than {} positions", kLongContext);
+    return "";
+  };
+  why_op_by_op_ = asks_for_ops();
+  if (!why_op_by_op_.empty()) return;
   std::vector<KvCache> caches;
   for (size_t i = 0; i < kv_.size(); ++i) caches.push_back(view_of(kv_[i], kv_scales_[i]));
-  std::string why;  // steps op by op are no fault
-  stack_ = decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), &why);
+  stack_ = decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), &why_op_by_op_);
 }
 
 void Engine::resize(int64_t batch, int64_t capacity) {
@@ -246,7 +258,7 @@ std::vector<std::string> Engine::kernel_table() const {
     for (const auto& [name, l] : b.linears) ++counts[kind_of(l)];
   std::vector<std::string> out;
   for (const auto& [kind, count] : counts) out.push_back(fmt::format("{} x {}", count, kind));
-  out.push_back("1 x dense head");
+  out.push_back(fmt::format("1 x {} head", head_kind(ends_)));
   return out;
 }
 

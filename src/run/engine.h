@@ -48,8 +48,9 @@ class Engine {
   int64_t kv_bytes_per_token(int64_t context) const;
   // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
   int64_t prefill_bytes(int64_t tokens) const;
-  std::vector<std::string> kernel_table() const;  // "24 x marlin4, 1 x dense head"
+  std::vector<std::string> kernel_table() const;  // "24 x marlin4", "1 x dense head"
   bool in_one_launch() const { return stack_.has_value(); }  // decode steps: all layers
+  const std::string& why_op_by_op() const { return why_op_by_op_; }  // "" in one launch
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -61,6 +62,7 @@ class Engine {
   int64_t pass_weight_bytes(int64_t tokens) const;  // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
   void alloc_buffers();  // caches and what has a row per sequence, for options_
+  void make_stack();     // over the caches, where a step takes all layers in one launch
 
   Exec& ex_;
   ModelSpec spec_;
@@ -73,6 +75,7 @@ class Engine {
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
   std::optional<DecodeStack> stack_;       // of a decode step over kv_
+  std::string why_op_by_op_;               // where there is none
   SlotBuffers prefill_slots_, decode_slots_;
   // States [tokens, hidden] of both phases; the last row of each sequence of a prefill, and any after the norm [batch,
   // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].

@@ -10,6 +10,7 @@
 #include "kernels/gemm.h"
 #include "kernels/nll.h"
 #include "kernels/norm.h"
+#include "src/run/rounded_head.h"
 
 namespace fewbit {
 namespace {
@@ -39,10 +40,23 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
     if (l.name + ".weight" == s.embed) {
       e.embed = c.packed(l.name) ? uploaded(ex, c.values(l), o.dtype)
                                  : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);
+      if (!s.tied()) continue;
+    }
+    if (const std::string why = refuses_head(ex, c, l, o); !why.empty())
+      fail(ErrorKind::usage, fmt::format("{}: --head {}: {}", l.name, name_of(o.head), why));
+    if (o.head == HeadType::fp8 || o.head == HeadType::int4) {
+      e.lm_head = rounded_head(ex, c, l, o);
+      if (notes) notes->push_back(fmt::format("{}: rounded to {} when it was loaded, not the checkpoint's own{}", l.name,
+                                              name_of(o.head), s.tied() ? "; the embedding stays" : ""));
       continue;
     }
+    if (s.tied()) continue;
     std::string note;
-    e.lm_head = load_linear(ex, c, l, o, &note);
+    if (o.head == HeadType::dense)
+      e.lm_head = DenseLinear{.weight = c.packed(l.name) ? uploaded(ex, c.values(l), o.dtype)
+                                                         : load_dense(ex, c, s.lm_head, {s.vocab, s.hidden}, o.dtype)};
+    else
+      e.lm_head = load_linear(ex, c, l, o, &note);
     if (notes && !note.empty()) notes->push_back(l.name + ": " + note);
   }
   e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, o.dtype);
@@ -65,6 +79,8 @@ void apply_head_normed(Exec& ex, const Ends& e, ConstTensorView x, const RowNorm
 }
 
 int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }
+
+std::string_view head_kind(const Ends& e) { return e.lm_head ? kind_of(*e.lm_head) : "dense"; }
 
 void check_ids(const ModelSpec& spec, std::span<const int32_t> ids) {
   for (size_t i = 0; i < ids.size(); ++i)

@@ -15,16 +15,17 @@ namespace fewbit {
 struct Ends {
   Tensor embed;       // [vocab, hidden] compute dtype
   Tensor final_norm;  // [hidden]
-  std::optional<Linear> lm_head;  // nothing when tied
+  std::optional<Linear> lm_head;  // nothing when it is the embedding
 };
-// A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear. `notes` as in
-// load_block; may be null.
+// A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one as
+// LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
 // y [rows, vocab] f32 = x head^T.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
 // The same of rms_norm(x); `normed` as in kernels/normed_gemms.h.
 void apply_head_normed(Exec&, const Ends&, ConstTensorView x, const RowNorm&, TensorView normed, TensorView y);
 int64_t head_bytes(const Ends&);  // that one application reads
+std::string_view head_kind(const Ends&);  // kind_of() its linear
 
 // Checks every id against the vocabulary: Error{usage} names the first that is outside.
 void check_ids(const ModelSpec&, std::span<const int32_t> ids);

@@ -107,6 +107,13 @@ Tensor output_scales(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
   return ex.to_device(s);
 }
 
+// What meets the codes of a linear whose kernel multiplies bytes: its input rounded to 8 bits, of weight-only FP8 as it
+// is. Nothing for all others.
+std::optional<RowQuant> byte_input(const QuantSpec& spec, std::optional<double> input_scale) {
+  if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) return kUnrounded;
+  return input_quant(spec, input_scale);
+}
+
 Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
   const bool integer = q.spec.grid == Grid::integer;
   const uint8_t flip = integer ? 0x80 : 0;  // code - 128 in two's complement
@@ -115,14 +122,14 @@ Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   return ByteLinear{.codes = ex.to_device(codes),
                     .scales = output_scales(ex, q.scales, q.spec.out_group, q.out()),
                     .bias = upload(ex, bias, dtype),
-                    .input = *input_quant(q.spec, q.input_scale)};
+                    .input = *byte_input(q.spec, q.input_scale)};
 }
 
-// Why a linear that quantizes its input has no kernel of its codes; "" = it has.
+// Why a linear that byte_input() is for has no kernel of its codes; "" = it has.
 std::string no_byte_kernel(const QuantSpec& spec, int64_t in) {
   if (spec.bits == 8 && spec.symmetric && spec.groups(in) == 1 && in < 1 << 17) return "";
   return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + spec.str() +
-         ": it runs dequantized, with its input rounded";
+         ": it runs dequantized" + (spec.activations == ActQuant::none ? "" : ", with its input rounded");
 }
 // What a run says of a linear whose codes this device does not multiply as they are.
 std::string note_of_codes(const Exec& ex, DType codes) {
@@ -132,7 +139,6 @@ std::string note_of_codes(const Exec& ex, DType codes) {
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid == Grid::f8_e4m3) return "weight-only FP8 is dequantized and multiplied densely";
   if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
@@ -172,7 +178,7 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
   if (note) note->clear();
   std::string reason;
-  const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
+  const std::optional<RowQuant> input = byte_input(q.spec, q.input_scale);
   if (dtype == DType::bf16) {
     if (input) {
       reason = no_byte_kernel(q.spec, q.in());
@@ -216,10 +222,10 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     m.in = l.in;
     return m;
   }
-  if (o.weights == Weights::packed && o.dtype == DType::bf16 && format.spec.activations != ActQuant::none &&
-      no_byte_kernel(format.spec, l.in).empty()) {
+  const bool bytes = format.spec.activations != ActQuant::none || format.spec.grid == Grid::f8_e4m3;
+  if (o.weights == Weights::packed && o.dtype == DType::bf16 && bytes && no_byte_kernel(format.spec, l.in).empty()) {
     if (const auto stored = stored_bytes(*format.packing, l.name, format.spec, l.out, l.in, c.source())) {
-      const RowQuant input = *input_quant(format.spec, stored->input_scale);
+      const RowQuant input = *byte_input(format.spec, stored->input_scale);
       if (note) *note = note_of_codes(ex, input.codes);
       return ByteLinear{.codes = ex.to_device(stored->codes),
                         .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),
@@ -361,7 +367,9 @@ std::string_view kind_of(const Linear& linear) {
           [](const DenseLinear&) -> std::string_view { return "dense"; },
           [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
           [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
-          [](const ByteLinear& l) -> std::string_view { return l.codes.dtype() == DType::i8 ? "int8" : "fp8"; },
+          [](const ByteLinear& l) -> std::string_view {
+            return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
+          },
       },
       linear);
 }

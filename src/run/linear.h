@@ -8,6 +8,7 @@
 #include "kernels/marlin_gemm.h"
 #include "kernels/quantize_rows.h"
 #include "src/core/quantized_linear.h"
+#include "src/run/head_type.h"
 #include "src/run/kv_cache.h"
 
 namespace fewbit {
@@ -28,11 +29,11 @@ struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
   int bits = 4;
   int64_t out = 0, in = 0, group = 128;
 };
-struct ByteLinear {  // 8-bit weights and inputs: int8 (kernels/int8_gemm.h) or FP8 (kernels/fp8_gemm.h)
+struct ByteLinear {  // 8-bit weights: int8 (kernels/int8_gemm.h) or FP8 (kernels/fp8_gemm.h)
   Tensor codes{};   // [out, in] i8 | f8_e4m3
   Tensor scales{};  // [out] f32
   Tensor bias{};
-  RowQuant input{};
+  RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
 using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear>;
 
@@ -48,11 +49,12 @@ struct LoadOptions {
   DType dtype = DType::bf16;  // compute dtype: f32 | bf16
   Weights weights = Weights::packed;
   KvType kv_cache = KvType::plain;
+  HeadType head = HeadType::stored;
 };
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
-// From the neutral form: the layout of this device's kernel (8-bit inputs: bytes; CUDA: Marlin where shape and group
+// From the neutral form: the layout of this device's kernel (8-bit inputs, FP8: bytes; CUDA: Marlin where shape and group
 // allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
 // otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
@@ -67,6 +69,6 @@ void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::sp
 // y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
 bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
-std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8" …
+std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8", "fp8a16" …
 
 }  // namespace fewbit

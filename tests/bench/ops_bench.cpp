@@ -2,7 +2,7 @@
 // ceilings measured first. Every time is the median over replays of one recorded graph that holds many
 // launches; weights are rotated among copies larger together than the L2 cache, so they come from memory;
 // data are random.
-//   ops_bench [section...]     sections: block bytes marlin attention small (default: all); 8b, 32b, 70b choose
+//   ops_bench [section...]     sections: block bytes head marlin attention small (default: all); 8b, 32b, 70b choose
 //   model shapes
 #include <fmt/format.h>
 
@@ -21,6 +21,7 @@
 #include "kernels/marlin_gemm.h"
 #include "kernels/nll.h"
 #include "kernels/norm.h"
+#include "kernels/normed_gemms.h"
 #include "kernels/read_all.h"
 #include "kernels/rope.h"
 #include "src/core/half.h"
@@ -212,11 +213,12 @@ void bench_blocks(Exec& ex, RandomSource& random, const Ceilings& c, const std::
     if (models.empty() || models.count(model)) bench_block(ex, random, c, model);
 }
 
-// The same with weights as they lie: bf16, FP8 and int8, whose x is quantized on the way.
+// The same with weights as they lie: bf16, FP8 and int8, whose x is quantized on the way, and FP8 with x as it is.
 void bench_bytes(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
   fmt::print("\nblock of four products on row-major weights\nmodel  type     rows |         us   GB/s read\n");
   for (const char* model : {"8b", "32b", "70b"})
-    for (const DType type : {DType::bf16, DType::f8_e4m3, DType::i8}) {
+    for (const auto& [type, input] : {std::pair{DType::bf16, DType::bf16}, {DType::f8_e4m3, DType::f8_e4m3},
+                                      {DType::f8_e4m3, DType::f16}, {DType::i8, DType::i8}}) {
       if (!models.empty() && !models.count(model)) continue;
       std::vector<LinearShape> shapes;
       int64_t bytes = 0, most = 0;
@@ -250,15 +252,50 @@ void bench_bytes(Exec& ex, RandomSource& random, const Ceilings& c, const std::s
             if (type == DType::bf16)
               gemms(ex, in, std::span(&dense, 1));
             else
-              byte_gemms(ex, in, {.codes = type}, std::span(&codes, 1));
+              byte_gemms(ex, in, {.codes = input}, std::span(&codes, 1));
           }
         });
         const double rate = static_cast<double>(bytes) / us / 1e3;
-        fmt::print("{:>5}  {:<7} {:>5} | {:>10.1f} {:>6.0f} {:>4.0f}%\n", model, name_of(type), rows, us, rate,
-                   100 * rate / c.read_gb_s);
+        fmt::print("{:>5}  {:<7} {:>5} | {:>10.1f} {:>6.0f} {:>4.0f}%{}\n", model, name_of(type), rows, us, rate,
+                   100 * rate / c.read_gb_s, input == DType::f16 ? "  x unrounded" : "");
         std::fflush(stdout);
       }
     }
+}
+
+// The head of the 8b shape on rows that are normed first, into f32: bf16, FP8 with x as it is, int4.
+void bench_head(Exec& ex, RandomSource& random, const Ceilings& c) {
+  constexpr int64_t kVocab = 128256, kHidden = 4096, kGroups = kHidden / 128, kCalls = 4;
+  fmt::print("\nhead of {} x {} and the norm before it\ntype     rows |         us   GB/s read\n", kVocab, kHidden);
+  const Tensor norm_weight = random.normal({kHidden}), scales = ex.alloc_zeros(DType::f32, {kVocab});
+  const Tensor bf16_weight = random.normal({kVocab, kHidden}), words = random.words({kVocab, kHidden / 4});
+  const Tensor group_scales = ex.alloc_zeros(DType::f16, {kGroups, kVocab});
+  const RowNorm norm{.weight = norm_weight, .eps = 1e-5f};
+  for (const int64_t rows : {1, 2, 8, 16, 32, 64}) {
+    const Tensor x = random.normal({rows, kHidden}), room = ex.alloc(DType::bf16, {rows, kHidden});
+    const Tensor y = ex.alloc(DType::f32, {rows, kVocab});
+    const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {
+      const double us = time_us(ex, kCalls, [&](int64_t) { product(); }), rate = bytes / us / 1e3;
+      fmt::print("{:<7} {:>5} | {:>10.1f} {:>6.0f} {:>4.0f}%\n", type, rows, us, rate, 100 * rate / c.read_gb_s);
+      std::fflush(stdout);
+    };
+    const auto weights = static_cast<double>(kVocab * kHidden);
+    line("bf16", 2 * weights, [&] {
+      const GemmProduct dense{.w = bf16_weight, .y = y};
+      normed_gemms(ex, x, norm, room, std::span(&dense, 1));
+    });
+    line("fp8", weights, [&] {
+      const TensorView codes{words.view().data, DType::f8_e4m3, {kVocab, kHidden}, words.device()};
+      const ByteProduct product{.w = {.codes = codes, .scales = scales}, .y = y};
+      normed_byte_gemms(ex, x, norm, room, kUnrounded, std::span(&product, 1));
+    });
+    line("int4", weights / 2 + 2 * static_cast<double>(group_scales.numel()), [&] {
+      rms_norm(ex, x, norm_weight, norm.eps, 0, room);
+      const TensorView b{words.view().data, DType::i32, {kHidden / 16, kVocab * 2}, words.device()};
+      const MarlinProduct packed{.w = {.b = b, .s = group_scales, .out = kVocab, .in = kHidden}, .y = y};
+      marlin_gemms(ex, room, std::span(&packed, 1));
+    });
+  }
 }
 
 void bench_marlin(Exec& ex, RandomSource& random, const Ceilings& c, const std::set<std::string>& models) {
@@ -367,6 +404,7 @@ int run(const std::vector<std::string>& words) {
   if (wanted("attention")) bench_attention(ex, random, c);
   if (wanted("block")) bench_blocks(ex, random, c, models);
   if (wanted("bytes")) bench_bytes(ex, random, c, models);
+  if (wanted("head")) bench_head(ex, random, c);
   if (wanted("marlin")) bench_marlin(ex, random, c, models);
   return 0;
 }

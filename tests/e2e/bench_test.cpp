@@ -33,17 +33,56 @@ TEST_F(Bench, MakesARowOfEveryCombination) {
   }
   EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
   EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
-  // As many cells in every line: 14 columns between 15 bars; 27 values, none of which holds a comma.
+  // As many cells in every line: 15 columns between 16 bars; 29 values, none of which holds a comma.
   const auto lines_with = [&](const std::string& name, char mark, long count) {
     std::ifstream in(dir / name);
     int lines = 0;
     for (std::string line; std::getline(in, line);) lines += std::count(line.begin(), line.end(), mark) == count;
     return lines;
   };
-  EXPECT_EQ(lines_with("t.md", '|', 15), 6) << "head, rule, four rows";
-  EXPECT_EQ(lines_with("t.csv", ',', 26), 5) << "names, four rows";
+  EXPECT_EQ(lines_with("t.md", '|', 16), 6) << "head, rule, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 28), 5) << "names, four rows";
   // The commas end a list: the next word is the model.
   EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
+}
+
+TEST_F(Bench, RoundsTheHead) {
+  const Json stored = json("runner bench --device cpu --prompt-tokens 4 --tokens 2");
+  EXPECT_EQ(stored["head"], "stored");
+  EXPECT_EQ(stored["kernels"].back(), "1 x dense head");
+  EXPECT_EQ(stored["one_launch"], false);
+  EXPECT_NE(stored["why_op_by_op"].get<std::string>().find("CPU"), std::string::npos);
+  int64_t bytes = stored["bytes_per_token"];
+  for (const auto& [head, kind] : {std::pair{"fp8", "1 x fp8a16 head"}, {"int4", "1 x row4 head"}}) {
+    const Json j = json(std::string("runner bench --device cpu --prompt-tokens 4 --tokens 2 --head ") + head);
+    EXPECT_EQ(j["head"], head);
+    EXPECT_EQ(j["kernels"].back(), kind);
+    EXPECT_EQ(j["notes"].size(), 1u) << j["notes"];
+    EXPECT_LT(j["bytes_per_token"].get<int64_t>(), bytes);
+    bytes = j["bytes_per_token"];
+  }
+  const Json text = json("runner generate --device cpu --prompt Once --max-tokens 4 --head fp8");
+  EXPECT_EQ(text["head"], "fp8");
+  EXPECT_EQ(text["ids"].size(), 4u);
+  EXPECT_NE(run("runner bench --device cpu --head int5").err.find("known: stored bf16 fp8 int4"), std::string::npos);
+  // What a rounded head costs is measured as a cache is.
+  const std::string scored = " --device cpu --context 64 --max-windows 2";
+  EXPECT_NE(json("evaluate perplexity --head fp8" + scored)["perplexity"], json("evaluate perplexity" + scored)["perplexity"]);
+}
+
+TEST_F(Bench, WeightOnlyFp8HasAKernelOfItsOwn) {
+  ASSERT_EQ(run("quantize 'fp8 acts=off' " + kDemo + " q --device cpu").exit_code, 0);
+  const Json j = json("runner bench q --device cpu --prompt-tokens 4 --tokens 2");
+  EXPECT_EQ(j["kernels"], Json({"28 x fp8a16", "1 x dense head"}));
+  EXPECT_EQ(j["notes"], Json::array());
+}
+
+TEST_F(Bench, RefusesToRoundAPackedHead) {
+  ASSERT_EQ(run("quantize rtn " + kDemo + " q --device cpu --set model.embed_tokens=int8").exit_code, 0);
+  const ProcessResult r = run("runner bench --device cpu --tokens 1 --head fp8 q");
+  EXPECT_NE(r.exit_code, 0);
+  EXPECT_NE(r.err.find("packed already"), std::string::npos) << r.err;
+  EXPECT_EQ(json("runner bench --device cpu --tokens 1 --head bf16 q")["kernels"].back(), "1 x dense head");
 }
 
 TEST_F(Bench, ComparesTwoCheckpointsInTurn) {

@@ -1,5 +1,6 @@
 #include "kernels/fp8_gemm.h"
 
+#include "kernels/cast.h"
 #include "src/core/rng.h"
 #include "tests/kernels/op_test.h"
 
@@ -19,13 +20,16 @@ Tensor random_f8(Shape shape, uint64_t seed) {
 // Besides the shapes of every product: those of the library on the GPU, and rows on both sides of its border.
 constexpr ProductShape kWide[] = {{16, 128, 64}, {17, 128, 64}, {100, 1024, 48}, {300, 96, 112}, {40, 100, 45}};
 
-void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool with_bias) {
+void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool with_bias, const RowQuant& quant) {
   const Tensor x = random_normal(dtype, {s.rows, s.in}, 1), bias = random_normal(dtype, {s.out}, 3);
   const Tensor w = random_f8({s.out, s.in}, 2), scales = Tensor::host(DType::f32, {s.out});
   for (int64_t o = 0; o < s.out; ++o) scales.as<float>()[o] = 0.001f * static_cast<float>(1 + o % 7);
   Exec host = Exec::cpu();
   const Tensor rounded = Tensor::host(DType::f32, {s.rows, s.in});
-  round_rows(host, x, kF8, rounded);
+  if (quant.codes == DType::f16)
+    cast(host, x, rounded);
+  else
+    round_rows(host, x, quant, rounded);
   const std::vector<double> values = doubles(rounded), offset = doubles(bias);
   std::vector<double> weight(static_cast<size_t>(s.out * s.in)), expected(static_cast<size_t>(s.rows * s.out));
   for (int64_t i = 0; i < s.out * s.in; ++i)
@@ -39,8 +43,9 @@ void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool w
     }
   const Tensor dx = ex.to_device(x), dw = ex.to_device(w), ds = ex.to_device(scales), db = ex.to_device(bias);
   const Tensor y = poisoned(ex, y_dtype, {s.rows, s.out});
-  fp8_gemm(ex, dx, kF8, {.codes = dw, .scales = ds}, with_bias ? db.view() : ConstTensorView{}, y);
-  EXPECT_LE(error_of(ex, y, expected), y_dtype == DType::f32 ? tol::kF8Product : tol::kBf16Op)
+  fp8_gemm(ex, dx, quant, {.codes = dw, .scales = ds}, with_bias ? db.view() : ConstTensorView{}, y);
+  const bool bf16_weight = quant.codes == DType::f16 && dtype == DType::bf16;  // in the dense product
+  EXPECT_LE(error_of(ex, y, expected), y_dtype == DType::f32 && !bf16_weight ? tol::kF8Product : tol::kBf16Op)
       << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> " << s.out;
 }
 
@@ -48,8 +53,10 @@ void every_shape(Exec& ex) {
   for (const DType dtype : kComputeTypes)
     for (const DType y_dtype : {DType::f32, dtype})
       for (const bool with_bias : {false, true}) {
-        for (const ProductShape& s : kProducts) matches(ex, s, dtype, y_dtype, with_bias);
-        for (const ProductShape& s : kWide) matches(ex, s, dtype, y_dtype, with_bias);
+        for (const RowQuant& quant : {kF8, kUnrounded}) {
+          for (const ProductShape& s : kProducts) matches(ex, s, dtype, y_dtype, with_bias, quant);
+          for (const ProductShape& s : kWide) matches(ex, s, dtype, y_dtype, with_bias, quant);
+        }
       }
 }
 

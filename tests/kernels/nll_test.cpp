@@ -65,6 +65,25 @@ FEWBIT_OP_TEST(Argmax, TakesTheFirstAmongEquals) {
   }
 }
 
+// A row of a vocabulary that several blocks share, again and again: what they count with is left as it was.
+FEWBIT_OP_TEST(Argmax, OfLongRowsOneAfterAnother) {
+  constexpr int64_t kVocab = 128256;
+  const Tensor ids = poisoned(ex, DType::i32, {2});
+  for (const int64_t rows : {1, 2, 1})
+    for (const int32_t at : {0, 2047, 2048, 70000, 128255}) {
+      Tensor logits = random_normal(DType::f32, {rows, kVocab}, 2);
+      for (int64_t r = 0; r < rows; ++r)
+        for (const int64_t i : {int64_t{at}, kVocab - 1}) logits.as<float>()[r * kVocab + std::max<int64_t>(at, i - r)] = 50;
+      argmax(ex, ex.to_device(logits), ids.view().reshaped({2, 1}).row_range(0, rows));
+      const Tensor found = ex.to_host(ids);
+      for (int64_t r = 0; r < rows; ++r) EXPECT_EQ(found.as<int32_t>()[r], at) << "row " << r << " of " << rows;
+    }
+  Tensor nothing = Tensor::host(DType::f32, {1, kVocab});
+  for (int64_t i = 0; i < kVocab; ++i) nothing.as<float>()[i] = -INFINITY;
+  argmax(ex, ex.to_device(nothing), ids.view().reshaped({2, 1}).row_range(0, 1));
+  EXPECT_EQ(ex.to_host(ids).as<int32_t>()[0], 0);
+}
+
 FEWBIT_OP_TEST(Advance, AddsToEveryPosition) {
   const Tensor values = ex.to_device(host_i32({0, 5, -3}));
   advance(ex, values, 2);

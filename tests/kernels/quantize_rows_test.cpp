@@ -62,6 +62,29 @@ FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
       }
 }
 
+// f16 under a power of two: the values themselves, and nothing that f16 cannot hold.
+FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
+  Tensor x = random_normal(DType::bf16, {7, 97}, 6);
+  const float factors[] = {1, 3e38f / 8, 1e-38f, 1e-30f, 0, 1e9f, 1};
+  for (int64_t r = 0; r < 7; ++r)
+    for (int64_t i = 0; i < 97; ++i) x.as<bf16>()[r * 97 + i] = static_cast<float>(x.as<bf16>()[r * 97 + i]) * factors[r];
+  x.as<bf16>()[6 * 97 + 3] = -INFINITY;
+  const Tensor codes = poisoned(ex, DType::f16, {7, 97}), scales = poisoned(ex, DType::f32, {7});
+  quantize_rows(ex, ex.to_device(x), kUnrounded, codes, scales);
+  const Tensor c = ex.to_host(codes), s = ex.to_host(scales);
+  for (int64_t r = 0; r < 7; ++r) {
+    const float scale = s.as<float>()[r];
+    if (r == 6) {
+      EXPECT_TRUE(std::isinf(scale)) << "an infinity stays visible";
+      continue;
+    }
+    int exponent = 0;
+    EXPECT_EQ(std::frexp(scale, &exponent), 0.5f) << "a power of two";
+    for (int64_t i = 0; i < 97; ++i)
+      EXPECT_EQ(static_cast<float>(c.as<f16>()[r * 97 + i]) * scale, static_cast<float>(x.as<bf16>()[r * 97 + i])) << r;
+  }
+}
+
 FEWBIT_OP_TEST(QuantizeRows, ZerosNaNsAndGroups) {
   const int64_t in = 256;
   Tensor x = Tensor::host_zeros(DType::f32, {3, in});
@@ -110,8 +133,10 @@ FEWBIT_OP_TEST(QuantizeRows, RoundedGemmWithAnF32WeightRoundsOnce) {
 TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
   FEWBIT_NEEDS_GPU();
   Exec gpu = Exec::cuda(0), host = Exec::cpu();
+  std::vector<RowQuant> quants = {std::begin(kQuants), std::end(kQuants)};
+  quants.push_back(kUnrounded);
   for (const DType dtype : kComputeTypes)
-    for (const RowQuant& q : kQuants) {
+    for (const RowQuant& q : quants) {
       const Tensor x = random_normal(dtype, {45, 97}, 4);
       const auto codes_of = [&](Exec& ex, Tensor& scales) {
         const Tensor codes = poisoned(ex, q.codes, {45, 97});

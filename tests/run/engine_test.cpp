@@ -217,6 +217,83 @@ TEST(Engine, CountsTheBytesOfAStep) {
   EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
   EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads
   EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
+  EXPECT_FALSE(engine.in_one_launch());
+  EXPECT_NE(engine.why_op_by_op().find("CPU"), std::string::npos) << engine.why_op_by_op();
+}
+
+Engine with_head(Exec& ex, const Checkpoint& c, HeadType head) {
+  return Engine(ex, c, {.load = {.dtype = DType::bf16, .head = head}, .capacity = 48});
+}
+
+// The logits of a prompt and a step under every head against those of the stored one: near where it is rounded, the same
+// where it is not; and what a step reads.
+void heads_agree(Exec& ex, const Checkpoint& c) {
+  std::vector<int32_t> ids = random_ids(30, 3);
+  for (int32_t& id : ids) id %= static_cast<int32_t>(c.spec.vocab);
+  const auto logits_of = [&](Engine& engine) {
+    std::vector<Tensor> found;
+    found.push_back(ex.to_host(engine.prefill({ids.data(), 29})));
+    found.push_back(ex.to_host(engine.decode(ex.to_device(i32({ids[29]})))));
+    return found;
+  };
+  Engine stored = with_head(ex, c, HeadType::stored);
+  const std::vector<Tensor> truth = logits_of(stored);
+  const int64_t weights = c.spec.vocab * c.spec.hidden;
+  const auto saved = [&](const Engine& e) { return stored.weight_bytes_per_token() - e.weight_bytes_per_token(); };
+  for (const HeadType head : {HeadType::dense, HeadType::fp8, HeadType::int4}) {
+    Engine engine = with_head(ex, c, head);
+    const std::vector<Tensor> found = logits_of(engine);
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double error = relative_error(found[i], truth[i]);
+      EXPECT_EQ(error > 1e-3, head != HeadType::dense) << "rounded: " << name_of(head) << ", error " << error;
+      EXPECT_LE(error, head == HeadType::int4 ? tol::kLogitsInt4Head : tol::kLogitsFp8Head) << name_of(head);
+    }
+    const std::string kind = engine.kernel_table().back();
+    if (head == HeadType::dense) {
+      EXPECT_EQ(kind, "1 x dense head");
+      EXPECT_EQ(saved(engine), 0);
+      EXPECT_TRUE(engine.notes().empty());
+    } else if (head == HeadType::fp8) {
+      EXPECT_EQ(kind, "1 x fp8a16 head");
+      EXPECT_EQ(saved(engine), weights - 4 * c.spec.vocab);
+      EXPECT_EQ(engine.notes().size(), 1u);
+    } else {
+      EXPECT_EQ(kind, ex.on_cuda() ? "1 x marlin4 head" : "1 x row4 head");
+      EXPECT_GT(saved(engine), weights);
+    }
+  }
+}
+
+TEST_P(EngineOn, ARoundedHeadIsNearTheStoredOne) {
+  Exec ex = Exec::from_name(GetParam());
+  heads_agree(ex, Checkpoint::open(demo()));  // tied
+  const TempDir dir;
+  synthesize(dir.path() / "m", {.preset = "tiny"}, {});
+  heads_agree(ex, Checkpoint::open(dir.path() / "m"));
+}
+
+// Wide enough for the kernels that stream weights, with more outputs than are rounded at once.
+TEST(Engine, CudaARoundedHeadOfManyOutputs) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const TempDir dir;
+  synthesize(dir.path() / "m", {.preset = "phi3-mini", .layers = 1}, {});
+  heads_agree(ex, Checkpoint::open(dir.path() / "m"));
+}
+
+TEST(Engine, RefusesToRoundAHeadTwiceOrForFloat32) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  const auto refusal = [&](const Checkpoint& model, const LoadOptions& load) -> std::string {
+    try {
+      Engine(ex, model, {.load = load, .capacity = 8});
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(c, {.dtype = DType::f32, .head = HeadType::fp8}).find("float32"), std::string::npos);
+  EXPECT_EQ(refusal(c, {.dtype = DType::f32, .head = HeadType::dense}), "");
 }
 
 TEST(Engine, AStepReadsOnlyTheExpertsThatItsTokensCanGoTo) {

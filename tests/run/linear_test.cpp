@@ -97,8 +97,12 @@ void every_layout(Exec& ex) {
   const QuantSpec block{.grid = Grid::f8_e4m3, .bits = 8, .group = 128, .scale_dtype = DType::f32,
                         .out_group = 128, .activations = ActQuant::token};
   same_product(ex, random_linear(block, 200, 256, false), DType::bf16, "dense");
-  const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1};
-  same_product(ex, random_linear(fp8, 128, 256, false), DType::bf16, "dense");
+  for (const int64_t out_group : {1, 48})  // weight-only
+    for (const int64_t in : {100, 256, 1024}) {
+      const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32, .out_group = out_group};
+      same_product(ex, random_linear(fp8, 96, in, false), DType::bf16, "fp8a16");
+      same_product(ex, random_linear(fp8, 96, in, false), DType::f32, "dense");
+    }
 }
 
 TEST(Linear, EveryLayoutGivesTheProductOfItsValues) {

@@ -18,6 +18,8 @@ inline constexpr double kLogitsQuantizedCacheBf16 = 6e-2;
 // layers above. On the CPU, sums 1e-6 apart have moved the outputs of three layers by 0.065.
 inline constexpr double kLogitsBytesBf16 = 0.1;
 inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may change logits by
+inline constexpr double kLogitsFp8Head = 0.05;  // what rounding the head may change logits by: E4M3 in steps of 1/16 to 1/8
+inline constexpr double kLogitsInt4Head = 0.15;
 // Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
 // routers.
 inline constexpr double kReroutedTokens = 0.03;

@@ -164,6 +164,7 @@ void run_compare(const CompareArgs& a) {
             {"protocol", name_of(base.windows().protocol)},
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
+            {"head", a.head},
             {"device", ex.device_name()}};
   j["models"] = Json::array();
   std::string table = heading(a.base), details;

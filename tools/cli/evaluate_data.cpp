@@ -64,6 +64,7 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
   app.add_option("--dtype", a.dtype, "Arithmetic: bf16 or float32 (packed weights are then dequantized)")
       ->capture_default_str();
   add_kv_cache(app, a.kv_cache);
+  add_head(app, a.head);
   app.add_option("--batch-tokens", a.batch_tokens, "Tokens per forward pass")->check(at_least(1));
   add_common(app, a.common);
 }

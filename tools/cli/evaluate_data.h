@@ -10,10 +10,12 @@ namespace fewbit::cli {
 
 struct DataArgs {
   Common common;
-  std::string data = "builtin", dtype = "bf16", protocol = "plain", chat_template, kv_cache = "bf16";
+  std::string data = "builtin", dtype = "bf16", protocol = "plain", chat_template, kv_cache = "bf16", head = "stored";
   int64_t context = 0, stride = 0, max_windows = 0, batch_tokens = 0;
-  // Error{usage} for a --dtype or --kv-cache that does not exist.
-  LoadOptions load() const { return {.dtype = compute_dtype(dtype), .kv_cache = kv_type_from(kv_cache)}; }
+  // Error{usage} for a --dtype, --kv-cache or --head that does not exist.
+  LoadOptions load() const {
+    return {.dtype = compute_dtype(dtype), .kv_cache = kv_type_from(kv_cache), .head = head_type_from(head)};
+  }
   int64_t tokens_per_pass(const Exec& ex) const {
     return batch_tokens > 0 ? batch_tokens : (ex.on_cuda() ? 32768 : 8192);
   }

@@ -50,6 +50,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"protocol", name_of(w.protocol)},
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
+            {"head", a.head},
             {"seconds", r.seconds},
             {"phases", r.phases},
             {"model", c.dir.string()},
@@ -63,10 +64,10 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
 std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r,
                     const Exec& ex) {
   std::string s = fmt::format(
-      "perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {}, "
+      "perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {} head, {}, "
       "{})\n",
       r.perplexity, r.stderr_, r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
-      ex.device_name(), human_seconds(r.seconds));
+      a.head, ex.device_name(), human_seconds(r.seconds));
   if (r.bits_per_byte > 0)
     s +=
         fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);

@@ -109,6 +109,14 @@ void add_kv_cache(CLI::App& app, std::string& name) {
       ->capture_default_str();
 }
 
+void add_head(CLI::App& app, std::string& name) {
+  app.add_option("--head", name,
+                 "The head: stored (as the checkpoint has it), bf16 (floats; dequantized where it is packed), fp8 or int4 "
+                 "(a float head is rounded when it is loaded: E4M3 with a scale per output, or groups of 128; so is that of "
+                 "a tied embedding, which stays itself)")
+      ->capture_default_str();
+}
+
 Progress::Progress(const Common& c)
     : enabled_(!c.quiet && ::isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()),

@@ -38,6 +38,8 @@ DType compute_dtype(const std::string& name);  // "float32" | "bf16"
 std::string display(DType dtype);              // the same words back
 // --kv-cache; `name` is checked by kv_type_from().
 void add_kv_cache(CLI::App& app, std::string& name);
+// --head; `name` is checked by head_type_from().
+void add_head(CLI::App& app, std::string& name);
 
 // A bar with ETA on a terminal; silent in a pipe.
 class Progress {

@@ -15,7 +15,7 @@ namespace {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", prompt, prompt_file;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file;
   int64_t max_tokens = 128;
   SamplerOptions sampler;
 };
@@ -46,7 +46,7 @@ class Streamer {
 };
 
 void run_generate(const GenerateArgs& a) {
-  const LoadOptions load{.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
+  const LoadOptions load{.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
@@ -68,7 +68,8 @@ void run_generate(const GenerateArgs& a) {
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
   const nlohmann::ordered_json j = {
       {"model", c.dir.string()},    {"prompt", prompt}, {"text", text}, {"prompt_ids", ids}, {"ids", out},
-      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}};
+      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache},
+      {"head", a.head}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -100,6 +101,7 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->capture_default_str();
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
+  add_head(*generate, g->head);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });
 }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/core/strings.h"
 #include "tools/cli/runner_commands.h"
@@ -40,7 +42,7 @@ void write_text(const BenchArgs& a, const std::string& path, const std::string& 
 
 // Tables: for people a cell has few digits and, where the timed part ran several times, its standard deviation.
 const std::vector<const char*> kHeadings = {"batch", "prompt", "tokens", "prefill t/s", "TTFT ms", "decode t/s", "ITL ms",
-                                            "p50",   "p90",    "p95",    "p99",         "GB/s",    "floor",      "peak"};
+                                            "p50",   "p90",    "p95",    "p99",         "GB/s",    "floor",      "peak",       "layers"};
 std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
   const auto spread = [&](const Spread& s, int digits, bool with_std) {
     return with_std ? fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits)
@@ -61,7 +63,8 @@ std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
           ms(itl.p99),
           fmt::format("{:.1f}", r.gb_per_s),
           fmt::format("{:.1f} %", 100 * r.floor_share),
-          human_bytes(r.peak_bytes)};
+          human_bytes(r.peak_bytes),
+          r.why_op_by_op.empty() ? "one launch" : "op by op"};
 }
 
 size_t shown_width(const std::string& s) {  // of UTF-8: continuation bytes take no column
@@ -91,9 +94,9 @@ std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
 
 std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s (the floor), "
+      "{} on {}, {} arithmetic, {} cache, {} head, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s (the floor), "
       "copies at {:.0f} GB/s.\n\n{}",
-      model, r.device, a.dtype, a.kv_cache, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
+      model, r.device, a.dtype, a.kv_cache, a.head, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
       r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
 }
 
@@ -102,18 +105,18 @@ std::string quoted(const std::string& s) { return "\"" + join(split(s, '"'), "\"
 // The names are the JSON keys, joined by underscores where they are nested.
 std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   std::string s =
-      "model,device,dtype,kv_cache,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
+      "model,device,dtype,kv_cache,head,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
       "prefill_tokens_per_s_std,ttft_ms,ttft_ms_std,tokens_per_s,tokens_per_s_std,ms_per_token_mean,ms_per_token_std,"
       "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
-      "read_gb_per_s,floor_share,peak_bytes\n";
+      "read_gb_per_s,floor_share,peak_bytes,one_launch\n";
   for (const BenchRow& row : r.rows) {
-    s += fmt::format("{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, row.shape.batch,
+    s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head, row.shape.batch,
                      row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
       s += fmt::format(",{},{}", v->mean, v->std);
     const Spread& ms = row.ms_per_token;
-    s += fmt::format(",{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
-                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes);
+    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
+                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes, row.why_op_by_op.empty());
   }
   return s;
 }
@@ -122,7 +125,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
   const BenchRow& row = r.rows.front();
   const Spread& ms = row.ms_per_token;
   return fmt::format(
-      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache\n"
+      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head\n"
       "  load               {:.3f} s\n"
       "  prefill            {:.1f} tokens/s, {:.3g} TFLOP/s = {:.1f} % of the measured rate of products ({:.3g})\n"
       "  first token        {:.2f} ms\n"
@@ -130,12 +133,23 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  decode             {:.1f} tokens/s\n"
       "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate ({:.0f} GB/s; copies {:.0f})\n"
       "  peak memory        {}\n"
-      "  linears            {}\n",
-      model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, r.load_s,
+      "  linears            {}\n"
+      "  steps              {}\n",
+      model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, a.head, r.load_s,
       row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
       r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
       row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
-      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "));
+      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "), steps_of(row.why_op_by_op));
+}
+
+// Each reason once, with the batch sizes that it holds for.
+std::string reasons_of(const BenchResult& r) {
+  std::map<std::string, std::set<std::string>> batches;
+  for (const BenchRow& row : r.rows)
+    if (!row.why_op_by_op.empty()) batches[row.why_op_by_op].insert(std::to_string(row.shape.batch));
+  std::string s;
+  for (const auto& [why, at] : batches) s += fmt::format("batch {}: {}\n", join({at.begin(), at.end()}, ", "), steps_of(why));
+  return s;
 }
 
 Json json_of(const Spread& s) {
@@ -166,7 +180,9 @@ Json json_of(const BenchRow& r) {
           {"gb_per_s", r.gb_per_s},
           {"floor_share", r.floor_share},
           {"roofline", roofline_of(r)},
-          {"peak_bytes", r.peak_bytes}};
+          {"peak_bytes", r.peak_bytes},
+          {"one_launch", r.why_op_by_op.empty()},
+          {"why_op_by_op", r.why_op_by_op}};
 }
 
 Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r, bool rows) {
@@ -188,9 +204,12 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"device", r.device},
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
+            {"head", a.head},
             {"batch", first.shape.batch},
             {"prompt_tokens", first.shape.prompt_tokens},
             {"tokens", first.shape.tokens},
+            {"one_launch", first.why_op_by_op.empty()},
+            {"why_op_by_op", first.why_op_by_op},
             {"kernels", r.kernels},
             {"notes", r.notes}};
   if (!rows) return j;
@@ -201,7 +220,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
 }
 
 void run_bench(BenchArgs& a) {
-  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache)};
+  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
   a.options.shapes = shapes_of(a);
   for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
   if (!a.compare.empty()) {
@@ -218,10 +237,11 @@ void run_bench(BenchArgs& a) {
   progress.update("done", 1);
   const bool rows = r.rows.size() > 1 || a.options.repetitions > 1;
   if (rows)
-    say(a.common, fmt::format("{} on {}, {} cache: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
-                              "{}linears: {}\n",
-                              model, r.device, a.kv_cache, r.load_s, r.memory.read_gb_per_s,
-                              table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", ")));
+    say(a.common,
+        fmt::format("{} on {}, {} cache, {} head: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
+                    "{}linears: {}\n{}",
+                    model, r.device, a.kv_cache, a.head, r.load_s, r.memory.read_gb_per_s,
+                    table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
   else
     say(a.common, lines_of(a, model, r));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
@@ -241,6 +261,10 @@ void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& valu
 }
 
 }  // namespace
+
+std::string steps_of(const std::string& why_op_by_op) {
+  return why_op_by_op.empty() ? "all layers in one launch" : "op by op: " + why_op_by_op;
+}
 
 std::vector<std::pair<const char*, double>> values_of(const Spread& s) {
   return {{"mean", s.mean}, {"std", s.std}, {"p50", s.p50}, {"p90", s.p90}, {"p95", s.p95}, {"p99", s.p99}};
@@ -270,6 +294,7 @@ void add_bench_command(CLI::App& app) {
   bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
+  add_head(*bench, b->head);
   add_common(*bench, b->common);
   bench->callback([b] { run_bench(*b); });
 }

@@ -8,7 +8,7 @@ namespace fewbit::cli {
 
 struct BenchArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", markdown, csv, trace;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", markdown, csv, trace;
   std::vector<std::string> compare;  // empty or two
   std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
   BenchOptions options;
@@ -20,6 +20,8 @@ void add_bench_command(CLI::App& app);
 void run_comparison(const BenchArgs&);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
+// "all layers in one launch", or op by op and why.
+std::string steps_of(const std::string& why_op_by_op);
 // The figures of a spread under their JSON keys, in their order there.
 std::vector<std::pair<const char*, double>> values_of(const Spread&);
 

@@ -18,9 +18,10 @@ std::string lines_of(const std::string& name, const ComparedModel& m) {
       "{}: loaded in {:.3f} s, {}\n"
       "  first token        {:.2f} ms\n"
       "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
-      "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate\n",
+      "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate\n"
+      "  steps              {}\n",
       name, m.load_s, join(m.kernels, ", "), m.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
-      human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share);
+      human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share, steps_of(m.why_op_by_op));
 }
 
 Json json_of(const Spread& s) {
@@ -37,6 +38,8 @@ Json json_of(const std::string& name, const ComparedModel& m) {
           {"bytes_per_token", m.bytes_per_token},
           {"gb_per_s", m.gb_per_s},
           {"floor_share", m.floor_share},
+          {"one_launch", m.why_op_by_op.empty()},
+          {"why_op_by_op", m.why_op_by_op},
           {"kernels", m.kernels},
           {"notes", m.notes}};
 }
@@ -51,8 +54,8 @@ void run_comparison(const BenchArgs& a) {
   const BenchComparison r =
       compare_speed(ex, first, second, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
   progress.update("done", 1);
-  say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, in turn\n{}{}", r.device, shape.batch,
-                            shape.prompt_tokens, shape.tokens, a.kv_cache, lines_of("A " + first, r.first),
+  say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head, in turn\n{}{}", r.device,
+                            shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, a.head, lines_of("A " + first, r.first),
                             lines_of("B " + second, r.second)));
   say(a.common, fmt::format("B / A: per token {:.4f} ± {:.4f}, first token {:.4f} ± {:.4f} (below 1: B is faster)\n",
                             r.step.value, r.step.stderr_, r.ttft.value, r.ttft.stderr_));
@@ -71,6 +74,7 @@ void run_comparison(const BenchArgs& a) {
                   {"device", r.device},
                   {"dtype", a.dtype},
                   {"kv_cache", a.kv_cache},
+                  {"head", a.head},
                   {"batch", shape.batch},
                   {"prompt_tokens", shape.prompt_tokens},
                   {"tokens", shape.tokens},
