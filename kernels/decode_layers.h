@@ -1,17 +1,34 @@
 #pragma once
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/fp8_gemm.h"
 #include "kernels/gated_act.h"
 #include "kernels/marlin_gemm.h"
 #include "kernels/rope_append.h"
 namespace fewbit {
-// A decoder layer of the common form, its linears in the Marlin layout: x += o(attention(rope(q), rope(k), v)) of the
+// A linear that rounds its input to 8 bits (kernels/fp8_gemm.h, kernels/int8_gemm.h).
+struct ByteView {
+  ByteWeightView w{};
+  RowQuant input{};
+};
+using DecodeLinear = std::variant<MarlinView, ByteView>;
+inline int64_t out_of(const DecodeLinear& l) {
+  const auto* m = std::get_if<MarlinView>(&l);
+  return m ? m->out : std::get<ByteView>(l).w.codes.rows();
+}
+inline int64_t in_of(const DecodeLinear& l) {
+  const auto* m = std::get_if<MarlinView>(&l);
+  return m ? m->in : std::get<ByteView>(l).w.codes.cols();
+}
+
+// A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the
 // norm of x, then x += down(act(gate) * up) of the norm of x.
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};      // [hidden] bf16
-  MarlinView q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
   ConstTensorView q_bias{}, k_bias{}, v_bias{};     // [out] bf16 or null
   ConstTensorView q_norm{}, k_norm{};               // [head_dim] bf16 or null: a norm of every head, before RoPE
   KvCache cache{};                                  // of one sequence
@@ -49,8 +66,8 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
 }
 
 // All layers on one new token, in one launch on a GPU: x goes through every layer, its key and value to the caches. The
-// values are rounded to bf16 where the ops that this replaces round them (rms_norm, marlin_gemms, rope_append,
-// attention_cached, gated_act); sums may be in another order. Deterministic.
+// values are rounded to bf16, and the inputs of bytes to E4M3, where the ops that this replaces round them (rms_norm,
+// marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. Deterministic.
 //   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu  { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
 namespace cuda { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }

@@ -1,5 +1,5 @@
 #pragma once
-// The inputs of the products of decode_layers_cuda.cu: every block makes what its own slice of k needs, norms and the
+// The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and the
 // activation included, from what the phase before left in memory.
 #include "kernels/decode_layers_job.cuh"
 #include "kernels/digit_product.cuh"
@@ -27,6 +27,13 @@ __device__ __forceinline__ float rounded(float v) { return __bfloat162float(__fl
 __device__ __forceinline__ void compute_sync() {  // of the warps that compute
   asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
 }
+
+// Shared memory for the inputs of products.
+struct StepSpace {
+  uint8_t *x, *notes;     // [pieces] of a kind's input and note bytes
+  float* most;            // [kStepWarps + kStepSlices], for the largest magnitudes of warps and blocks
+  uint64_t* most_barrier;
+};
 
 // The input of a product in shared memory: the pieces of k that the block needs, in digits.
 struct StepInput {
@@ -77,6 +84,12 @@ struct StepInput {
     if (n % kPieceK == 0) pieces[index].set(sum, up, finite);
   }
 };
+
+// The values that a block reads of the input of a product that is no norm: [x, y). What follows when all are put.
+__device__ __forceinline__ int2 values_of(const StepJob&, int, const StepInput& input) {
+  return {input.first * kPieceK, (input.first + input.needed) * kPieceK};
+}
+__device__ __forceinline__ void finish_input(int, const StepInput&) {}
 
 // Waiting for all blocks: every one arrives once a phase, at a counter that runs through the launch. All blocks must be
 // resident together: there are no more of them than most_blocks().
@@ -156,13 +169,14 @@ __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput
 }
 
 // What attention left, or silu(gate) * up, as the input of a product.
-__device__ __forceinline__ void plain_input(const StepJob& job, int product, const StepInput& input, const StepSync& sync) {
+template <class Input>
+__device__ __forceinline__ void plain_input(const StepJob& job, int product, Input& input, const StepSync& sync) {
   sync.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
-  const int end = (input.first + input.needed) * kPieceK;
+  const auto [begin, end] = values_of(job, product, input);
   constexpr int kStride = 8 * kStepThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
 #pragma unroll 1
-  for (int n = input.first * kPieceK + 8 * threadIdx.x; n - 8 * static_cast<int>(threadIdx.x) < end; n += kTogether * kStride) {
+  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end; n += kTogether * kStride) {
     uint4 loaded[kTogether] = {}, ups[kTogether] = {};
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
@@ -183,6 +197,7 @@ __device__ __forceinline__ void plain_input(const StepJob& job, int product, con
       input.put(n + i * kStride, v, n + i * kStride < end);
     }
   }
+  finish_input(product, input);
   compute_sync();
 }
 

@@ -1,13 +1,14 @@
 #pragma once
-// What the kernel of decode_layers_cuda.cu is told, and how a product is cut among the blocks of the grid.
+// What the kernel of decode_layers_kernel.cuh is told, and how a product is cut among the blocks of the grid.
 //
-// A product is cut in pieces of 64 outputs (a "chunk", a column of the Marlin layout) times 128 values of k, a group of scales. The blocks of
-// a cluster have a slice of k each, and the clusters every so manieth chunk: neighbours in memory are read at the same time
+// A product is cut in pieces of some outputs (a "chunk": 64, a column of the Marlin layout, or 32 rows of bytes) times 128 values of
+// k (in the Marlin layout a group of scales). The blocks of a cluster have a slice of k each, and the clusters every so manieth chunk: neighbours in memory are read at the same time
 // by neighbouring blocks, and a block stays in the few pages of its rows. The blocks of a cluster send each other their sums;
 // each finishes its share of the outputs of every chunk.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "src/core/dtype.h"
 #include "src/core/marlin_layout.h"
 
 namespace fewbit::cuda {
@@ -20,16 +21,16 @@ inline constexpr int kPieceBytes = kPieceTiles * kTileBytes4 + marlin::kTileN * 
 inline constexpr int kMostSlots = 5, kLeastSlots = 3;                               // pieces a warp has room for
 inline constexpr int kMostUnderWay = 2;                                             // pieces that a feeding warp has asked for
 inline constexpr int kStepSlices = 2;                                               // blocks of a cluster
-inline constexpr int kOwnOutputs = marlin::kTileN / kStepSlices;                    // of a chunk, finished by one block
-inline constexpr int kRoundsTogether = 8;                                           // chunks whose sums are sent at a time
-inline constexpr int kMostOwnRounds = 8;                                            // chunks of the hidden state of a cluster
+inline constexpr int kOutputsTogether = 512;                                        // of chunks whose sums are sent at a time
+inline constexpr int kMostOwnOutputs = 256;                                         // of the hidden state, of a block
+inline constexpr int kMostNormedBytes = 8192;                                       // hidden values where weights are bytes
 inline constexpr int kHeadsTogether = 4;                                            // query heads of a block of attention
 inline constexpr int kStepWeights = 7;                                              // q k v o gate up down
 
 enum StepProduct : int { kQkv, kOut, kGateUp, kDown, kStepProducts };
 
 struct StepCut {
-  int chunks, pieces;  // runs of 64 outputs, over all weights of the product; pieces of k in each
+  int chunks, pieces;  // runs of outputs, over all weights of the product; pieces of k in each
 };
 // What a block has of a product.
 struct StepPart {
@@ -46,8 +47,8 @@ struct StepPart {
 };
 
 struct StepWeight {
-  const uint32_t* words;  // MarlinView::b
-  const __half* scales;   // MarlinView::s
+  const void* codes;   // MarlinView::b, ByteWeightView::codes
+  const void* scales;  // MarlinView::s, ByteWeightView::scales
 };
 struct StepLayer {
   StepWeight weights[kStepWeights];
@@ -56,6 +57,7 @@ struct StepLayer {
   const __nv_bfloat16* head_norm[2];  // of q, k, or null
   void *k, *v;                        // [kv_heads, capacity, head_dim]
   float *k_scales, *v_scales;         // as KvCache has them
+  float fixed[kStepProducts];         // scale of a product's input (RowQuant::fixed); bytes only
 };
 struct StepJob {
   const StepLayer* layers;
@@ -87,5 +89,34 @@ struct StepJob {
   int input_bytes;                 // shared memory for the input of a product
   int work_bytes;                  // for input, its sums and the warps' sums, or for attention
 };
+
+// Which weight of a product a chunk belongs to, and which chunk of it that is.
+struct StepSeat {
+  int weight, chunk;
+  __device__ __forceinline__ StepSeat(const StepJob& job, int product, int of_product) : chunk(of_product) {
+    weight = product == kOut ? 3 : 6;
+    if (product == kQkv) {
+      weight = (chunk >= job.end_q) + (chunk >= job.end_k);
+      chunk -= weight == 0 ? 0 : weight == 1 ? job.end_q : job.end_k;
+    } else if (product == kGateUp) {
+      weight = 4 + (chunk >= job.end_gate);
+      chunk -= weight == 4 ? 0 : job.end_gate;
+    }
+  }
+};
+
+// A kernel of one kind of weights, for heads of one size and one type of cache.
+struct StepKernel {
+  const void* function = nullptr;  // decode_layers_kernel<...>; null where there is none
+  int attention_bytes = 0;         // of shared memory
+};
+// What the host must know of a kind of weights.
+struct StepKind {
+  int outputs;                  // of a chunk
+  int piece_bytes;              // in a ring
+  int input_bytes, note_bytes;  // of a piece of the input in shared memory
+  StepKernel (*kernel)(int64_t head_dim, DType cache);
+};
+StepKind byte_step_kind();
 
 }  // namespace fewbit::cuda

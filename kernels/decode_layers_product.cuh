@@ -1,5 +1,5 @@
 #pragma once
-// The products of decode_layers_cuda.cu. The pieces reach the computing warps through rings of shared memory, filled by
+// The products of decode_layers_kernel.cuh. The pieces reach the computing warps through rings of shared memory, filled by
 // warps that do nothing else. What comes next is known from the start, through all products and layers, so that the weights
 // stream on while the blocks wait for each other.
 #include "kernels/decode_layers_input.cuh"
@@ -9,12 +9,12 @@ namespace fewbit::cuda {
 
 // A warp's ring of pieces with the two barriers of every slot.
 struct StepRing {
-  uint8_t* slots;  // [count, kPieceBytes]
+  uint8_t* slots;  // [count, bytes of a piece]
   uint64_t *full, *empty;
   int count;
 
-  __device__ __forceinline__ StepRing(uint8_t* rings, uint64_t* barriers, int warp, int slots_of_a_warp)
-      : slots(rings + warp * slots_of_a_warp * kPieceBytes),
+  __device__ __forceinline__ StepRing(uint8_t* rings, uint64_t* barriers, int warp, int slots_of_a_warp, int piece_bytes)
+      : slots(rings + warp * slots_of_a_warp * piece_bytes),
         full(barriers + warp * 2 * kMostSlots),
         empty(full + kMostSlots),
         count(slots_of_a_warp) {}
@@ -33,21 +33,44 @@ __device__ __forceinline__ void barrier_arrive_behind_copies(uint64_t* barrier) 
 
 __device__ __forceinline__ int clusters() { return gridDim.x / kStepSlices; }
 
+// The next piece of a weight in the Marlin layout, for one lane.
+struct StepPackedSource {
+  const uint32_t* words = nullptr;
+  const __half* scales = nullptr;
+  int out = 0;  // of the weight
+
+  // Piece k of chunk `chunk` of a weight [outputs, inputs].
+  __device__ __forceinline__ void seat(const StepWeight& weight, int outputs, int /*inputs*/, int chunk, int k) {
+    const int lane = threadIdx.x % 32;
+    out = outputs;
+    words = static_cast<const uint32_t*>(weight.codes) + static_cast<int64_t>(k) * kPieceTiles * (2 * out) + chunk * marlin::tile_words(4) + 4 * lane;
+    scales = static_cast<const __half*>(weight.scales) + static_cast<int64_t>(k) * out + chunk * marlin::kTileN + 8 * (lane % 8);
+  }
+  // Asks for the piece and goes on to the next of the chunk.
+  __device__ __forceinline__ void fetch(uint8_t* to) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kPieceTiles; ++i) cp_async16(to + i * kTileBytes4 + 16 * lane, words + i * (2 * out));
+    if (lane < 8) cp_async16(to + kPieceTiles * kTileBytes4 + 16 * lane, scales);
+    words += kPieceTiles * (2 * out);
+    scales += out;
+  }
+};
+
 // Where a warp's pieces lie: walks over them product by product and layer by layer.
+template <class Weights>
 struct StepWalk {
   const StepJob& job;
   const StepLayer* layers;  // [count], in shared memory
   const StepPart* parts;    // [kStepProducts], in shared memory
-  int lane, warp;
+  int warp;
   int layer = 0, product = -1;
   int begin = 0, k = 0, end = 0;  // the warp's pieces of a chunk, and the one at hand
   int chunk = 0, rounds = 0;      // the chunk at hand, and how many are left with it
-  int out = 0;                    // of the weight
-  const uint32_t* words = nullptr;
-  const __half* scales = nullptr;
+  typename Weights::Source source;
 
   __device__ __forceinline__ StepWalk(const StepJob& j, const StepLayer* in_layers, const StepPart* in_parts, int of_warp)
-      : job(j), layers(in_layers), parts(in_parts), lane(threadIdx.x % 32), warp(of_warp) {
+      : job(j), layers(in_layers), parts(in_parts), warp(of_warp) {
     next_product();
   }
   __device__ __forceinline__ bool done() const { return layer == job.count; }
@@ -64,27 +87,13 @@ struct StepWalk {
     seat();
   }
   __device__ __forceinline__ void seat() {
-    int w = product == kOut ? 3 : 6, local = chunk;
-    if (product == kQkv) {
-      w = (chunk >= job.end_q) + (chunk >= job.end_k);
-      local -= w == 0 ? 0 : w == 1 ? job.end_q : job.end_k;
-    } else if (product == kGateUp) {
-      w = 4 + (chunk >= job.end_gate);
-      local -= w == 4 ? 0 : job.end_gate;
-    }
-    out = job.out[w];
-    const StepWeight& weight = layers[layer].weights[w];
+    const StepSeat at(job, product, chunk);
     k = begin;
-    words = weight.words + static_cast<int64_t>(k) * kPieceTiles * (2 * out) + local * marlin::tile_words(4) + 4 * lane;
-    scales = weight.scales + static_cast<int64_t>(k) * out + local * marlin::kTileN + 8 * (lane % 8);
+    source.seat(layers[layer].weights[at.weight], job.out[at.weight], job.cut[product].pieces * kPieceK, at.chunk, k);
   }
   // Asks for the piece at hand and goes on to the next.
   __device__ __forceinline__ void fetch(uint8_t* to) {
-#pragma unroll
-    for (int i = 0; i < kPieceTiles; ++i) cp_async16(to + i * kTileBytes4 + 16 * lane, words + i * (2 * out));
-    if (lane < 8) cp_async16(to + kPieceTiles * kTileBytes4 + 16 * lane, scales);
-    words += kPieceTiles * (2 * out);
-    scales += out;
+    source.fetch(to);
     if (++k < end) return;
     if (--rounds == 0) return next_product();
     chunk += clusters();
@@ -101,9 +110,10 @@ __device__ __forceinline__ void cluster_meet() {
 
 // The life of a feeding warp: as far ahead as its ring has room, but with few pieces under way: together they keep the
 // memory busy, and what the computing warps read and write in between waits behind them.
+template <class Weights>
 __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* layers, const StepPart* parts,
                                           const StepRing& ring, int warp) {
-  StepWalk walk(job, layers, parts, warp);
+  StepWalk<Weights> walk(job, layers, parts, warp);
   int slot = 0;
   uint32_t parity = 1;
   while (!walk.done()) {
@@ -112,7 +122,7 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* l
       cp_async_wait<0>();
     else
       cp_async_wait<kMostUnderWay - 1>();
-    walk.fetch(ring.slots + slot * kPieceBytes);
+    walk.fetch(ring.slots + slot * Weights::kPieceBytes);
     cp_async_commit();
 #ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
     cp_async_wait<0>();
@@ -127,7 +137,7 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* l
 #endif
 
 #ifdef FEWBIT_SM90A
-// What a computing warp takes from its ring, in turn.
+// What a computing warp takes from its ring, in turn: pieces in the Marlin layout.
 struct StepTaker {
   StepRing ring;
   int slot = 0;
@@ -176,8 +186,19 @@ struct StepTaker {
   }
 };
 
+// A value to the same place of the shared memory of another block of the cluster, whose barrier expects its bytes.
+__device__ __forceinline__ void send_to_block(int block, float* to, uint64_t* barrier, float value) {
+  asm volatile(
+      "{\n.reg .b32 there, bar;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [bar];\n}\n" ::"r"(shared_address(to)),
+      "r"(shared_address(barrier)), "r"(block), "r"(__float_as_uint(value))
+      : "memory");
+}
+
 // Where the blocks of a cluster leave each other's sums: two buffers in turn.
+template <class Weights>
 struct StepMail {
+  static constexpr int kOwnOutputs = Weights::kOwnOutputs, kRoundsTogether = Weights::kRoundsTogether;
   float* sums;         // [2, kStepSlices, kRoundsTogether, kOwnOutputs]
   uint64_t* barriers;  // [2]
   int buffer = 0;
@@ -191,12 +212,7 @@ struct StepMail {
   }
   // Output n of round r of this block's sums, to the block of the cluster that finishes it.
   __device__ __forceinline__ void send(int slice, int r, int n, float value) const {
-    const uint32_t to = shared_address(at(slice) + r * kOwnOutputs + n % kOwnOutputs);
-    asm volatile(
-        "{\n.reg .b32 there, bar;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 bar, %1, %2;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %3, [bar];\n}\n" ::"r"(to),
-        "r"(shared_address(barriers + buffer)), "r"(n / kOwnOutputs), "r"(__float_as_uint(value))
-        : "memory");
+    send_to_block(n / kOwnOutputs, at(slice) + r * kOwnOutputs + n % kOwnOutputs, barriers + buffer, value);
   }
   __device__ __forceinline__ void wait() const { barrier_await(shared_address(barriers + buffer), parity); }
   __device__ __forceinline__ float sum(int r, int i) const {
@@ -212,57 +228,84 @@ struct StepMail {
 };
 
 // What becomes of the finished outputs of a round: output n of `chunk`.
+template <class Weights>
 struct StepEnd {
   const StepJob& job;
   const StepLayer& layer;
-  float* own_x;  // [kMostOwnRounds, kOwnOutputs]: the block's share of the residual stream
+  float* own_x;  // [kMostOwnOutputs]: the block's share of the residual stream
 
+  // Of the weight alone: read ahead of the sum.
+  __device__ __forceinline__ float factor(int product, int chunk, int n) const {
+    const StepSeat at(job, product, chunk);
+    return Weights::factor(layer.weights[at.weight], at.chunk * Weights::kOutputs + n);
+  }
   __device__ __forceinline__ void finish(int product, int chunk, int n, int round, float sum) const {
-    const int at = chunk * marlin::kTileN + n;
+    const int at = chunk * Weights::kOutputs + n;
     if (product == kQkv) {
-      const int which = (chunk >= job.end_q) + (chunk >= job.end_k);
-      const int before = which == 0 ? 0 : which == 1 ? job.end_q : job.end_k;
-      const __nv_bfloat16* bias = layer.bias[which];
-      if (bias) sum += to_f32(bias[at - before * marlin::kTileN]);
+      const StepSeat seat(job, product, chunk);
+      const __nv_bfloat16* bias = layer.bias[seat.weight];
+      if (bias) sum += to_f32(bias[seat.chunk * Weights::kOutputs + n]);
       job.qkv[at] = __float2bfloat16_rn(sum);
     } else if (product == kGateUp) {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
-      float& x = own_x[round * kOwnOutputs + n % kOwnOutputs];
+      float& x = own_x[round * Weights::kOwnOutputs + n % Weights::kOwnOutputs];
       x = rounded(x + sum);
       job.x[at] = __float2bfloat16_rn(x);
     }
   }
 };
 
-// A product: the block's pieces, the sums of the cluster, the end. `sums` [kRoundsTogether, kStepWarps, 64].
-__device__ __forceinline__ void step_multiply(int product, const StepPart& part, const StepInput& input, StepTaker& taker,
-                                              StepMail& mail, int slice, float* sums, const StepEnd& end) {
+// A product: the block's pieces, the sums of the cluster, the end. `sums` [rounds together, kStepWarps, outputs of a chunk].
+template <class Weights>
+__device__ __forceinline__ void step_multiply(int product, const StepPart& part, const typename Weights::Input& input,
+                                              typename Weights::Taker& taker, StepMail<Weights>& mail, int slice, float* sums,
+                                              const StepEnd<Weights>& end) {
+  constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs, kRoundsTogether = Weights::kRoundsTogether;
   const int warp = threadIdx.x / 32;
   const int first_piece = part.warp_begin(warp), end_piece = part.warp_begin(warp + 1);
 #pragma unroll 1
   for (int first = 0; first < part.rounds; first += kRoundsTogether) {
     const int rounds = min(kRoundsTogether, part.rounds - first);
+    const int r = threadIdx.x / kOwnOutputs, n = slice * kOwnOutputs + threadIdx.x % kOwnOutputs;  // to finish
+    static_assert(kRoundsTogether * kOwnOutputs <= kStepThreads);
+    const int chunk = part.chunk0 + (first + r) * clusters();
+    const float factor = r < rounds ? end.factor(product, chunk, n) : 0.f;
     if (threadIdx.x == 0) mail.expect(rounds);
     taker.multiply_rounds(first_piece, end_piece, rounds, input, sums);
     compute_sync();
 #pragma unroll 1
-    for (int e = threadIdx.x; e < rounds * marlin::kTileN; e += kStepThreads) {
-      const int r = e / marlin::kTileN, n = e % marlin::kTileN;
+    for (int e = threadIdx.x; e < rounds * kOutputs; e += kStepThreads) {
+      const int of = e / kOutputs, output = e % kOutputs;
       float sum = 0;
 #pragma unroll
-      for (int w = 0; w < kStepWarps; ++w) sum += sums[(r * kStepWarps + w) * marlin::kTileN + n];
-      mail.send(slice, r, n, sum);
+      for (int w = 0; w < kStepWarps; ++w) sum += sums[(of * kStepWarps + w) * kOutputs + output];
+      mail.send(slice, of, output, sum);
     }
     mail.wait();
-    const int r = threadIdx.x / kOwnOutputs, i = threadIdx.x % kOwnOutputs;
-    static_assert(kRoundsTogether * kOwnOutputs <= kStepThreads);
-    if (r < rounds)
-      end.finish(product, part.chunk0 + (first + r) * clusters(), slice * kOwnOutputs + i, first + r, mail.sum(r, i));
+    if (r < rounds) end.finish(product, chunk, n, first + r, Weights::finished(mail.sum(r, threadIdx.x % kOwnOutputs), factor, input));
     mail.turn();
     if (first + kRoundsTogether < part.rounds) compute_sync();  // the sums have been read
   }
 }
 #endif
+
+struct StepTaker;
+// Weights of 4 bits in groups of 128, in the Marlin layout.
+struct StepPacked {
+  using Source = StepPackedSource;
+  using Input = StepInput;
+  using Taker = StepTaker;
+  static constexpr int kOutputs = marlin::kTileN;  // of a chunk
+  static constexpr int kOwnOutputs = kOutputs / kStepSlices, kRoundsTogether = kOutputsTogether / kOutputs;
+  static constexpr int kPieceBytes = cuda::kPieceBytes;
+  static constexpr int kInputBytes = kGroupDigitBytes, kNoteBytes = sizeof(DigitGroup);  // of a piece of the input
+
+  __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&, int) {
+    return {space.x, reinterpret_cast<DigitGroup*>(space.notes), part.k0, part.length};
+  }
+  __device__ __forceinline__ static float factor(const StepWeight&, int) { return 1; }
+  __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }
+};
 
 }  // namespace fewbit::cuda

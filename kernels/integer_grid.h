@@ -7,13 +7,8 @@
 
 #include "kernels/choose_scales.h"
 #include "src/core/half.h"
+#include "src/core/host_device.h"
 #include "src/core/quantized_linear.h"
-
-#ifdef __CUDACC__
-#define FEWBIT_HD __host__ __device__ __forceinline__
-#else
-#define FEWBIT_HD inline
-#endif
 
 namespace fewbit {
 

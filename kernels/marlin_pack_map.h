@@ -35,7 +35,7 @@ struct MarlinPackJob {
 };
 
 // Word `col` (of the outputs at hand) of k-tile `row`.
-FEWBIT_HD inline uint32_t marlin_word(const MarlinPackJob& j, int64_t row, int64_t col) {
+FEWBIT_HD uint32_t marlin_word(const MarlinPackJob& j, int64_t row, int64_t col) {
   uint32_t word = 0;
   for (int field = 0; field < 32 / j.bits; ++field) {
     const marlin::Element e = marlin::element_of(row, col, field, j.bits);

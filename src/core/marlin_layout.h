@@ -9,11 +9,7 @@
 // map: IST-DASLab/marlin; of the 8-bit map and the zero points: vLLM's gptq_marlin_repack.
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define FEWBIT_HD __host__ __device__
-#else
-#define FEWBIT_HD
-#endif
+#include "src/core/host_device.h"
 
 namespace fewbit::marlin {
 

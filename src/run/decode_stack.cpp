@@ -51,15 +51,17 @@ struct StackForm {
 
 struct Layer {
   const BlockWeights& weights;
-  bool packed = true;  // all linears asked for so far are
-  MarlinView linear(const Linears& op, size_t item) {
-    const auto* m = std::get_if<MarlinLinear>(&weights.linears.at(op.items[item].name));
-    packed = packed && m != nullptr;
-    return m ? view_of(*m) : MarlinView{};
+  bool known = true;  // all linears asked for so far are of kinds that the kernel may take
+  DecodeLinear linear(const Linears& op, size_t item) {
+    const Linear& l = weights.linears.at(op.items[item].name);
+    if (const auto* m = std::get_if<MarlinLinear>(&l)) return view_of(*m);
+    if (const auto* b = std::get_if<ByteLinear>(&l)) return ByteView{.w = {.codes = b->codes, .scales = b->scales}, .input = b->input};
+    known = false;
+    return {};
   }
   ConstTensorView bias(const Linears& op, size_t item) const {
-    const auto* m = std::get_if<MarlinLinear>(&weights.linears.at(op.items[item].name));
-    return m && !m->bias.empty() ? ConstTensorView(m->bias) : ConstTensorView{};
+    const Linear& l = weights.linears.at(op.items[item].name);
+    return std::visit([](const auto& any) { return any.bias.empty() ? ConstTensorView{} : ConstTensorView(any.bias); }, l);
   }
   ConstTensorView vector(const std::string& name) const { return weights.vectors.at(name); }
 };
@@ -86,7 +88,7 @@ std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const s
     DecodeLayer l{.input_norm = w.vector(f.input->name), .middle_norm = w.vector(f.middle->name), .cache = caches[i]};
     l.q = w.linear(*f.qkv, 0), l.k = w.linear(*f.qkv, 1), l.v = w.linear(*f.qkv, 2);
     l.o = w.linear(*f.out, 0), l.gate = w.linear(*f.wide, 0), l.up = w.linear(*f.wide, 1), l.down = w.linear(*f.down, 0);
-    if (!w.packed) return refuse("linears that are not packed in the Marlin layout");
+    if (!w.known) return refuse("linears that are neither packed in the Marlin layout nor in bytes");
     for (const auto& [op, item] : {std::pair{f.out, 0}, {f.wide, 0}, {f.wide, 1}, {f.down, 0}})
       if (w.bias(*op, static_cast<size_t>(item)).data) return refuse("a bias outside of q, k and v");
     l.q_bias = w.bias(*f.qkv, 0), l.k_bias = w.bias(*f.qkv, 1), l.v_bias = w.bias(*f.qkv, 2);

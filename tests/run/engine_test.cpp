@@ -135,13 +135,12 @@ TEST_P(EngineOn, GraphAndEagerStepsAgree) {
   graph_equals_eager(ex, Checkpoint::open(demo()));
 }
 
-// A packed model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded
-// against eager ones bit for bit.
-TEST(Engine, CudaOneLaunchEqualsOpByOp) {
-  FEWBIT_NEEDS_GPU();
+// A model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded against eager
+// ones bit for bit.
+void one_launch_equals_op_by_op(const std::string& format, double plain_limit, double quantized_limit) {
   Exec ex = Exec::cuda(0);
   const TempDir dir;
-  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 3}, {});
+  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = format, .layers = 3}, {});
   const Checkpoint c = Checkpoint::open(dir.path() / "m");
   const std::vector<int32_t> ids = random_ids(70, 5);
   for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) {
@@ -155,10 +154,19 @@ TEST(Engine, CudaOneLaunchEqualsOpByOp) {
       const Tensor next = ex.to_device(i32({ids[i]}));
       const Tensor a = ex.to_host(together.decode(next)), b = ex.to_host(eager.decode(next)), ops = ex.to_host(apart.decode(next));
       EXPECT_EQ(first_difference(a, b), "") << name_of(kv) << ", position " << i;
-      EXPECT_LE(relative_error(a, ops), kv == KvType::plain ? tol::kLogitsBf16 : tol::kLogitsQuantizedCacheBf16)
-          << name_of(kv) << ", position " << i;
+      EXPECT_LE(relative_error(a, ops), kv == KvType::plain ? plain_limit : quantized_limit) << name_of(kv) << ", position " << i;
     }
   }
+}
+
+TEST(Engine, CudaOneLaunchEqualsOpByOp) {
+  FEWBIT_NEEDS_GPU();
+  one_launch_equals_op_by_op("marlin", tol::kLogitsBf16, tol::kLogitsQuantizedCacheBf16);
+}
+
+TEST(Engine, CudaOneLaunchEqualsOpByOpInBytes) {
+  FEWBIT_NEEDS_GPU();
+  one_launch_equals_op_by_op("fp8", tol::kLogitsBytesBf16, tol::kLogitsBytesBf16);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),
