@@ -18,7 +18,9 @@ inline constexpr int kDigitBits = 18;                                       // o
 inline constexpr int kDigitGroup = 128;                                     // values of k with a common power of two
 inline constexpr int kGroupTiles = kDigitGroup / marlin::kTileK;
 inline constexpr int kGroupDigitBytes = kDigits * 4 * 4 * kGroupTiles;      // [tiles / 4, digit, t, tiles % 4] words
-inline constexpr int kOffset = 0x4b400000;                                  // as an f32: 1.5 * 2^23, whose steps are one
+// Sums begin about this integer, which as an f32 is 1.5 * 2^23, whose steps are one: read as f32 they need no conversion. They stay
+// within 2^22 of it: 64 values each of 255 * 128 and 240 * 128 in magnitude, and 2^16 for what codes - 8 take off.
+inline constexpr int kOffset = 0x4b400000;
 
 // Where the word of a k-tile stands in its group's digits: of t (k 2t, 2t+1 and 2t+8, 2t+9), the pair of the first factor
 // in the lower half, that of the second in the upper.
