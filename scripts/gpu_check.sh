@@ -68,8 +68,8 @@ piece racecheck attention-codes '*AttentionOn.Over*dim16_cuda'
 piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Cached*len1_*_cuda'
 piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
 piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*'
-piece racecheck factor 'Factor*'
-piece racecheck refine 'Refine.*'
+piece racecheck factor 'Factor*' 3
+piece racecheck refine 'Refine.*' 4
 piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'
 piece racecheck fp8 'Fp8Gemm.Cuda*' 2
 piece racecheck int8 'Int8Gemm.Cuda*' 2
@@ -79,7 +79,7 @@ piece racecheck fp4 'RoundFp4.Cuda*' 2
 piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*'
 piece racecheck gram 'GramLoss.*'
 piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*'
-piece memcheck all '*:-*_cpu' 4
+piece memcheck all '*:-*_cpu' 6
 piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaANorm*' 4
 wait
 
