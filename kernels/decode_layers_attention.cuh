@@ -111,7 +111,7 @@ __device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& la
   turn_head(row, row, turns, job.half, lane);
   __syncwarp();
   if (job.run == 0) return;
-  hadamard_head(row, wide, D, job.run, job.run_scale, lane);
+  hadamard_head(row, row, wide, D, job.run, job.run_scale, lane);
   __syncwarp();
 }
 

@@ -1,4 +1,4 @@
-// A warp turns one run: its values lie in shared memory between the stages.
+// A warp turns one run.
 #include "kernels/hadamard.cuh"
 #include "kernels/hadamard.h"
 #include "kernels/launch.cuh"
@@ -18,10 +18,7 @@ __global__ void hadamard_kernel(T* q, T* k, int64_t q_runs, int64_t runs, int ru
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   if (i >= runs) return;
   T* at = i < q_runs ? q + i * run : k + (i - q_runs) * run;
-  float* x = room[threadIdx.y];
-  for (int c = threadIdx.x; c < run; c += 32) x[c] = to_f32(at[c]);
-  hadamard_stages(x, run, threadIdx.x);
-  for (int c = threadIdx.x; c < run; c += 32) at[c] = from_f32<T>(x[c] * scale);
+  hadamard_head(at, at, room[threadIdx.y], run, run, scale, threadIdx.x);
 }
 
 }  // namespace

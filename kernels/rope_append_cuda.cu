@@ -39,23 +39,25 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
   if (head >= s.heads + 2 * s.kv_heads) return;
   T* rows = reinterpret_cast<T*>(table + 2 * s.half);
-  const auto spread = [&](T* x) {
-    if (s.run == 0) return;
+  T* turned = rows + warp * s.d;
+  // RoPE and the Hadamard matrix on a head of `from`, to `to`.
+  const auto turn = [&](const T* from, T* to) {
+    T* between = s.run == 0 ? to : turned;
+    turn_head(from, between, table, s.half, lane);
+    if (between != from)
+      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = from[i];
     __syncwarp();
-    hadamard_head(x, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale, lane);
+    if (s.run > 0)
+      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale, lane);
   };
   if (head < s.heads) {
     T* row = q + (token * s.heads + head) * s.d;
-    turn_head(row, row, table, s.half, lane);
-    return spread(row);
+    return turn(row, row);
   }
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
   const int64_t row = (token * s.kv_heads + kv_head) * s.d;
   if (head >= s.heads + s.kv_heads) return store_row(v + row, v_cache, v_scales, at, kv_head, s.d);
-  T* turned = rows + warp * s.d;
-  turn_head(k + row, turned, table, s.half, lane);
-  for (int i = 2 * s.half + lane; i < s.d; i += 32) turned[i] = k[row + i];
-  spread(turned);
+  turn(k + row, turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
 }
