@@ -79,7 +79,9 @@ struct DigitLane {
   }
   // Adds a tile's products; sums[i / 4][i % 4], index i as in marlin::fragment_scale(), of the lane's digit t.
   __device__ __forceinline__ void add_tile(int32_t (&sums)[2][4], const uint4& words, uint32_t digits) const {
-    const uint32_t b0 = __byte_perm(digits, 0, lower), b1 = __byte_perm(digits, 0, upper);
+    add_words(sums, words, __byte_perm(digits, 0, lower), __byte_perm(digits, 0, upper));
+  }
+  static __device__ __forceinline__ void add_words(int32_t (&sums)[2][4], const uint4& words, uint32_t b0, uint32_t b1) {
     constexpr uint32_t kHigh = 0xf0f0f0f0u;
     const uint32_t a[2][4] = {{words.x, words.y, words.x & kHigh, words.y & kHigh},
                               {words.z, words.w, words.z & kHigh, words.w & kHigh}};

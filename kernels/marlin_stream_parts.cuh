@@ -1,6 +1,6 @@
 #pragma once
-// What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, x as
-// the column operand, the sums of a warp, and the ways in which warps and blocks wait for each other.
+// What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, and the ways in which
+// warps and blocks wait for each other.
 #include "kernels/barrier.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_tile.cuh"
@@ -29,7 +29,9 @@ struct StreamJob {
   int chunks;          // over all weights
   int slices, parts;   // blocks along k; blocks along the chunks
   int passes;          // of kTokens rows
-  float* partials;     // [passes, slices, kTokens, 64 * chunks]; unused where slices == 1
+  int batch_shift;     // log2 of the chunks of a block whose sums wait together in shared memory to be added
+  bool share_end;      // the slices are added by all blocks that have them, not by the last one alone
+  float* partials;     // [passes, slices, kTokens, 64 * chunks]
   uint32_t* counters;  // [passes * parts, 2], zero between launches
 };
 
@@ -142,118 +144,6 @@ __device__ __forceinline__ void lane_words(uint32_t (&out)[kBits], const uint8_t
   }
 }
 
-template <int kColumns>
-struct StreamSums {
-  float v[marlin::kSubTiles][kColumns][4];
-
-  // Starts at -(16 + zero) * x, what the raised fragments will bring too much. `x`: the sums of the lane's
-  // two columns of activations.
-  template <class Zero>
-  __device__ __forceinline__ void start(const float (&x)[kColumns][2], Zero zero) {
-#pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[j][c][i] = -(kRaisedBy + zero(2 * j + i / 2)) * x[c][i % 2];
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[j][c][i] = 0;
-  }
-  // += scale * part; part = 0
-  __device__ __forceinline__ void close_group(StreamSums& part, const __half (&scales)[8]) {
-#pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          v[j][c][i] = fmaf(__half2float(scales[2 * j + i / 2]), part.v[j][c][i], v[j][c][i]);
-    part.clear();
-  }
-  __device__ __forceinline__ void scale(const __half (&scales)[8]) {
-#pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[j][c][i] *= __half2float(scales[2 * j + i / 2]);
-  }
-  // To `to` [tokens, kSumStride].
-  __device__ __forceinline__ void store(float* to, int tokens, int lane) const {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int token = 8 * c + lane % 4 * 2 + i;
-        if (token >= tokens) continue;
-#pragma unroll
-        for (int j = 0; j < marlin::kSubTiles; ++j) {
-          to[token * kSumStride + 16 * j + lane / 4] = v[j][c][i];
-          to[token * kSumStride + 16 * j + lane / 4 + 8] = v[j][c][2 + i];
-        }
-      }
-  }
-};
-
-// x of a warp's tiles in its own shared memory, [tokens, kColumnBytes]: a k-tile's pairs of values in the
-// order of the column operand (marlin::pair_slot), zeros past the end of k.
-struct StreamColumns {
-  static constexpr int kBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // of a token; 32 for the banks
-
-  __device__ __forceinline__ static void load(uint8_t* to, const StreamJob& job, int row0, int tokens,
-                                              int tile0, int tiles, int lane) {
-    constexpr int kHalves = 2 * kWarpTiles;
-    for (int e = lane; e < tokens * kHalves; e += 32) {
-      const int token = e / kHalves, half = e % kHalves;
-      uint4 v{0, 0, 0, 0};
-      if (half / 2 < tiles)
-        v = *reinterpret_cast<const uint4*>(job.x + static_cast<int64_t>(row0 + token) * job.in +
-                                            tile0 * marlin::kTileK + 8 * half);
-      auto* pairs = reinterpret_cast<uint32_t*>(to + token * kBytes) + half / 2 * 8;
-      const int pair = half % 2 * 4;
-      pairs[marlin::pair_slot(pair)] = v.x;
-      pairs[marlin::pair_slot(pair + 1)] = v.y;
-      pairs[marlin::pair_slot(pair + 2)] = v.z;
-      pairs[marlin::pair_slot(pair + 3)] = v.w;
-    }
-    __syncwarp();
-  }
-  // Where this lane's pairs of k-tile 0 stand. Columns past the last token repeat it: a column of the product
-  // depends on its own activations only, and those are not stored.
-  __device__ __forceinline__ static const uint8_t* of_lane(const uint8_t* from, int column, int tokens,
-                                                           int lane) {
-    return from + min(8 * column + lane / 4, tokens - 1) * kBytes + lane % 4 * 8;
-  }
-  __device__ __forceinline__ static uint2 pairs(const uint8_t* lane_base, int tile) {
-    return *reinterpret_cast<const uint2*>(lane_base + 32 * tile);
-  }
-};
-
-// Sums of the warp's activations, of the two columns whose products the lane will hold.
-template <int kColumns>
-__device__ __forceinline__ void sum_columns(float (&sums)[kColumns][2], const uint8_t* const (&x)[kColumns],
-                                            int lane) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    float v = 0;
-#pragma unroll
-    for (int i = 0; i < kWarpTiles; ++i) {
-      const uint2 pairs = StreamColumns::pairs(x[c], i);
-      v += __uint_as_float(pairs.x << 16) + __uint_as_float(pairs.x & 0xffff0000u);
-      v += __uint_as_float(pairs.y << 16) + __uint_as_float(pairs.y & 0xffff0000u);
-    }
-    v = warp_reduce(v, Sum{}, 4);  // of the lanes that share a column
-#pragma unroll
-    for (int i = 0; i < 2; ++i) sums[c][i] = __shfl_sync(0xffffffffu, v, 4 * (lane % 4 * 2 + i));
-  }
-}
-
 // Stores four neighbouring outputs, from `quad` of a chunk on, of one row.
 __device__ __forceinline__ void store_quad(const StreamJob& job, int chunk, int quad, int row, float4 v) {
   int i = 0;
@@ -288,20 +178,35 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
-// Waits until all `expected` blocks have come here; what each wrote before is seen by all after.
+// Waits until all `expected` blocks have come here; what each wrote before is seen by all after. Then leave_meeting() once.
 __device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    atomicAdd(counter, 1u);
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
     uint32_t seen = 0;
     do {
       asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counter) : "memory");
     } while (seen < expected);
-    if (atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;  // all have left the loop
-    __threadfence();
   }
   __syncthreads();
+}
+// The last of the blocks that met zeroes the counters.
+__device__ __forceinline__ void leave_meeting(uint32_t* counter, uint32_t expected) {
+  if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;
+}
+
+// True in the last of the blocks that come here; what the others wrote before is seen by it after.
+__device__ __forceinline__ bool come_last(uint32_t* counter, uint32_t expected) {
+  __shared__ bool last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    last = before == expected - 1;
+    if (last) *counter = 0;
+  }
+  __syncthreads();
+  return last;
 }
 
 }  // namespace fewbit::cuda

@@ -78,28 +78,16 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
   }
 }
 
-// The same as 16 + code, which saves the subtraction: the codes stand in the upper mantissa bits of a bf16 of
-// exponent 2^4. The caller takes (16 + zero) times the sum of the activations off the sums. 4 bits only.
-inline constexpr int kRaisedBy = 16;
-__device__ __forceinline__ void raised_fragment(uint32_t (&a)[4], uint32_t word) {
-#pragma unroll
-  for (int reg = 0; reg < 4; ++reg) {
-    const int down = 4 * marlin::fragment_field(reg, 4) - 3;  // bits from the field to the mantissa's top
-    a[reg] = merge_masked(down < 0 ? word << -down : word >> down, 0x00780078u, 0x41804180u);
-  }
-}
-
-// The same in f16, with the fewest instructions: 1024 + code where the field stands at the bottom of the mantissa, 1024 + 16 *
-// code where it stands above that, which is registers 2 and 3, the upper eight of a k-tile's values. The caller divides
-// those activations by 16, and takes (1024 + zero) times the sum of the lower, (64 + zero) times that of the upper
-// activations off the sums. 4 bits only.
-inline constexpr float kRaisedLower = 1024, kRaisedUpper = 64;
-__device__ __forceinline__ void raised_f16_fragment(uint32_t (&a)[4], uint32_t word) {
+// The codes as f16 subnormals, with the fewest instructions: bits 0 to 10 of an f16 count in steps of 2^-24, past the smallest
+// normal number too. So registers 0 and 1 are 2^-24 * code, and 2 and 3, the upper eight of a k-tile's values, 2^-20 * code:
+// the caller divides those activations by 16. 4 bits only.
+inline constexpr float kSubnormalScale = 16777216.f;  // 2^24
+__device__ __forceinline__ void subnormal_fragment(uint32_t (&a)[4], uint32_t word) {
   const uint32_t down = word >> 8;
-  a[0] = merge_masked(word, 0x000f000fu, 0x64006400u);
-  a[1] = merge_masked(down, 0x000f000fu, 0x64006400u);
-  a[2] = merge_masked(word, 0x00f000f0u, 0x64006400u);
-  a[3] = merge_masked(down, 0x00f000f0u, 0x64006400u);
+  a[0] = word & 0x000f000fu;
+  a[1] = down & 0x000f000fu;
+  a[2] = word & 0x00f000f0u;
+  a[3] = down & 0x00f000f0u;
 }
 
 // The lane's eight scales of a row of `s` in the one-group layout; `chunk` is the run of 64 outputs.

@@ -1,8 +1,12 @@
 // What only the GPU half of the Marlin product can get wrong: the same bits on every run, also when blocks
 // finish in another order; both paths of the hardware; products large enough that many blocks share an
 // output.
+#include <cmath>
+#include <cstring>
+
 #include "kernels/gemm.h"
 #include "kernels/marlin_gemm.h"
+#include "src/core/half.h"
 #include "src/core/marlin_layout.h"
 #include "src/core/rng.h"
 #include "tests/support/support.h"
@@ -84,6 +88,47 @@ TEST(MarlinGemmCuda, StagesThatComeRoundGiveTheSameBits) {
   }
 }
 
+// [rows, times * cols]: each row, `times` times.
+Tensor repeated(Exec& ex, const Tensor& t, int64_t times) {
+  const Tensor host = ex.to_host(t), many = Tensor::host(t.dtype(), {t.rows(), t.cols() * times});
+  const TensorView from = host, to = many;
+  const int64_t bytes = t.cols() * bytes_of(t.dtype());
+  for (int64_t i = 0; i < t.rows() * times; ++i)
+    std::memcpy(static_cast<char*>(to.data) + i * bytes, static_cast<const char*>(from.data) + i / times * bytes,
+                static_cast<size_t>(bytes));
+  return ex.to_device(many);
+}
+
+// So many outputs that a block takes every buffer of its sums several times: a weight over and over gives its product over and
+// over, to the bit. Small, for racecheck.
+TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  constexpr int64_t kPeriod = 7 * 64, kTimes = 321, kIn = 384;  // three warps, up to 18 runs of 64 outputs a block
+  for (const Case& c : {Case{kPeriod, kIn, 128, 4, false}, Case{kPeriod, kIn, 64, 4, true}, Case{kPeriod, kIn, 128, 8, true}}) {
+    const Weight once(ex, c, 16);
+    const Tensor b = repeated(ex, once.b, kTimes), s = repeated(ex, once.s, kTimes);
+    MarlinView view{.b = b, .s = s, .bits = c.bits, .out = kPeriod * kTimes, .in = kIn};
+    Tensor z;
+    if (c.zeros) view.z = z = repeated(ex, once.z, kTimes);
+    for (const int64_t rows : {1, 3, 16, 32}) {
+      if (rows > 16 && c.bits == 4) continue;  // another kernel's
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, kIn}, 9)), want = product(ex, once, x, DType::f32);
+      Tensor y = poisoned(ex, DType::f32, {rows, view.out});
+      marlin_gemm(ex, x, view, {}, y);
+      y = ex.to_host(y);
+      Tensor first = Tensor::host(DType::f32, {rows, kPeriod});
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t i = 0; i < view.out; ++i) {
+          const float v = y.as<float>()[r * view.out + i];
+          if (i < kPeriod) first.as<float>()[r * kPeriod + i] = v;
+          ASSERT_EQ(v, first.as<float>()[r * kPeriod + i % kPeriod]) << c.bits << " bits, " << rows << " rows, " << r << ", " << i;
+        }
+      EXPECT_LT(relative_error(first, want), tol::kF32Product) << c.bits << " bits, " << rows << " rows";
+    }
+  }
+}
+
 TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
@@ -100,6 +145,25 @@ TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
       const double tolerance = rows <= 16 ? tol::kF32Product : tol::kBf16Op;
       EXPECT_LT(relative_error(got, ex.to_host(want)), tolerance)
           << c.out << " x " << c.in << " group " << c.group << " bits " << c.bits << " rows " << rows;
+    }
+  }
+}
+
+// Activations beyond the range of f16 too, and whatever the other rows hold.
+TEST(MarlinGemmCuda, ARowTimesAPowerOfTwoGivesItsProductTimesThat) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const auto power = [](int64_t row) { return static_cast<int>(row * 37 % 151) - 70; };
+  for (const Case& c : kCases) {
+    const Weight w(ex, c, 15);
+    for (const int64_t rows : {1, 5, 8, 9, 16}) {
+      const Tensor x = random_normal(DType::bf16, {rows, c.in}, 8), scaled = Tensor::host(DType::bf16, {rows, c.in});
+      for (int64_t i = 0; i < x.numel(); ++i)
+        scaled.as<bf16>()[i] = std::ldexp(static_cast<float>(x.as<bf16>()[i]), power(i / c.in));
+      const Tensor want = product(ex, w, ex.to_device(x), DType::f32), got = product(ex, w, ex.to_device(scaled), DType::f32);
+      for (int64_t i = 0; i < want.numel(); ++i)
+        ASSERT_EQ(got.as<float>()[i], std::ldexp(want.as<float>()[i], power(i / c.out)))
+            << c.out << " x " << c.in << ", " << rows << " rows, row " << i / c.out;
     }
   }
 }
