@@ -76,7 +76,7 @@ piece racecheck int8 'Int8Gemm.Cuda*' 2
 piece racecheck few-rows 'FewRows.Cuda*' 4
 piece racecheck scales 'Choose*.Cuda*'
 piece racecheck fp4 'RoundFp4.Cuda*' 2
-piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*'
+piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*:MarlinGemmCuda.OutputsThatRepeat*' 2
 piece racecheck gram 'GramLoss.*'
 piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*'
 piece memcheck all '*:-*_cpu' 6
