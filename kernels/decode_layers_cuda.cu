@@ -57,8 +57,10 @@ std::string refuses_packed(const DecodeLayer& l) {
 std::string refuses_bytes(const DecodeLayer& l) {
   for (const DecodeLinear* w : linears_of(l)) {
     const auto& b = std::get<ByteView>(*w);
-    if (b.w.codes.dtype != DType::f8_e4m3 || b.input.codes != DType::f8_e4m3 || b.input.group != 0) return "bytes in E4M3 with a scale for each output and row only";
-    if (in_of(*w) % kPieceK != 0 || in_of(*w) < 2 * kPieceK || out_of(*w) % byte_step_kind().outputs != 0 || !aligned16(b.w.codes.as<uint8_t>()))
+    if (b.w.codes.dtype != DType::f8_e4m3 || b.input.codes != DType::f8_e4m3 || b.input.group != 0)
+      return "bytes in E4M3 with a scale for each output and row only";
+    if (in_of(*w) % kPieceK != 0 || in_of(*w) < 2 * kPieceK || out_of(*w) % byte_step_kind().outputs != 0 ||
+        !aligned16(b.w.codes.as<uint8_t>()))
       return "byte linears of whole pieces only";
   }
   const auto fixed = [](const DecodeLinear& w) { return std::get<ByteView>(w).input.fixed; };
@@ -128,7 +130,8 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   out.workspace = static_cast<size_t>(4 * rows * (a.head_dim + 2) + 2 * (2 * q_out + k_out + v_out + 2 * inner)) + 1024;
 
   job.input_bytes = pieces * kind.input_bytes;
-  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps + static_cast<size_t>(pieces) * kind.note_bytes;
+  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps +
+                         static_cast<size_t>(pieces) * kind.note_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, out.kernel.attention_bytes) + 15) / 16 * 16);
   const size_t fixed = job.work_bytes + sizeof(StepLayer) * layers.size() + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {

@@ -1,10 +1,10 @@
 #pragma once
 // What the kernel of decode_layers_kernel.cuh is told, and how a product is cut among the blocks of the grid.
 //
-// A product is cut in pieces of some outputs (a "chunk": 64, a column of the Marlin layout, or 32 rows of bytes) times 128 values of
-// k (in the Marlin layout a group of scales). The blocks of a cluster have a slice of k each, and the clusters every so manieth chunk: neighbours in memory are read at the same time
-// by neighbouring blocks, and a block stays in the few pages of its rows. The blocks of a cluster send each other their sums;
-// each finishes its share of the outputs of every chunk.
+// A product is cut in pieces of some outputs (a "chunk": 64, a column of the Marlin layout, or 32 rows of bytes) times 128
+// values of k (in the Marlin layout a group of scales). The blocks of a cluster have a slice of k each, and the clusters every
+// so manieth chunk: neighbours in memory are read at the same time by neighbouring blocks, and a block stays in the few pages of
+// its rows. The blocks of a cluster send each other their sums; each finishes its share of the outputs of every chunk.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -29,7 +29,8 @@ __global__ void __launch_bounds__(32 * kWarps)
                        const T* __restrict__ v, const int32_t* __restrict__ positions,
                        const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
                        C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales, RopeSizes s) {
-  extern __shared__ float table[];  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix
+  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
+  extern __shared__ float table[];
   allow_successor();
   await_predecessor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
