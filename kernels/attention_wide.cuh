@@ -8,7 +8,7 @@
 #include "kernels/attention_tile.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/launch.cuh"
-#include "kernels/tensor_map.h"
+#include "kernels/tensor_map.cuh"
 
 namespace fewbit::cuda {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/marlin_wide.cuh"
-#include "kernels/tensor_map.h"
+#include "kernels/tensor_map.cuh"
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
