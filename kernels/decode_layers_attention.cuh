@@ -233,13 +233,7 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
   }
 
   compute_sync();
-  if (threadIdx.x == 0) {
-    uint32_t* counter = job.counters + 2 + own.set;
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    last = before == static_cast<uint32_t>(job.splits) - 1;
-    if (last) *counter = 0;
-  }
+  if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(job.splits));
   compute_sync();
   if (!last) return;
   for (int e = threadIdx.x; e < own.heads * D; e += kStepThreads) {

@@ -9,6 +9,7 @@
 #include "kernels/decode_layers_kernel.cuh"
 #include "kernels/exec_cuda.h"
 #include "kernels/hadamard.h"
+#include "kernels/marlin_tile.cuh"
 
 namespace fewbit::cuda {
 namespace {

@@ -3,8 +3,7 @@
 // activation included, from what the phase before left in memory.
 #include "kernels/decode_layers_job.cuh"
 #include "kernels/digit_product.cuh"
-#include "kernels/marlin_tile.cuh"
-#include "kernels/mma.cuh"
+#include "kernels/grid_wait.cuh"
 #include "kernels/reduce.cuh"
 #include "kernels/vec.cuh"
 
@@ -99,16 +98,11 @@ struct StepSync {
 
   __device__ __forceinline__ void arrive() {
     compute_sync();
-    if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counters) : "memory");
+    if (threadIdx.x == 0) count_arrival(counters);
     target += gridDim.x;
   }
   __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
-    if (threadIdx.x == 0) {
-      uint32_t seen = 0;
-      do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counters) : "memory");
-      } while (seen < target);
-    }
+    if (threadIdx.x == 0) await_count(counters, target);
     compute_sync();
   }
   __device__ __forceinline__ void leave() const {  // after the last wait

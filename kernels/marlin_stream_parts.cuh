@@ -2,6 +2,7 @@
 // What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, and the ways in which
 // warps and blocks wait for each other.
 #include "kernels/barrier.cuh"
+#include "kernels/grid_wait.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_tile.cuh"
 #include "kernels/reduce.cuh"
@@ -182,11 +183,8 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
 __device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
   __syncthreads();
   if (threadIdx.x == 0) {
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-    uint32_t seen = 0;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counter) : "memory");
-    } while (seen < expected);
+    count_arrival(counter);
+    await_count(counter, expected);
   }
   __syncthreads();
 }
@@ -199,12 +197,7 @@ __device__ __forceinline__ void leave_meeting(uint32_t* counter, uint32_t expect
 __device__ __forceinline__ bool come_last(uint32_t* counter, uint32_t expected) {
   __shared__ bool last;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    uint32_t before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    last = before == expected - 1;
-    if (last) *counter = 0;
-  }
+  if (threadIdx.x == 0) last = arrives_last(counter, expected);
   __syncthreads();
   return last;
 }

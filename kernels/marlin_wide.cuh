@@ -10,6 +10,7 @@
 // (all of them, where there are few) are cut along k into runs of equal length, one a block. Blocks that
 // share a tile leave their sums in scratch memory, meet at the tile's counter and share the final addition,
 // in the order of k.
+#include "kernels/grid_wait.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_wide_parts.cuh"
 
@@ -288,10 +289,7 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
     const uint32_t count = WideWalk::block_of(job, (tile + 1) * job.steps - 1) - first + 1;
     uint32_t* counter = job.counters + 2 * tile;
     if (threadIdx.x == 0) {
-      uint32_t seen = 0;
-      do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];\n" : "=r"(seen) : "l"(counter) : "memory");
-      } while (seen < count);
+      await_count(counter, count);
       if (atomicAdd(counter + 1, 1u) == count - 1) counter[0] = counter[1] = 0;  // all have left the loop
       __threadfence();
     }

@@ -9,19 +9,23 @@ namespace fewbit::cuda {
 // What a format gives: the type of a sum, the bytes of a value of the weight, of x as codes in memory and of x in shared
 // memory, and sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
 // `high`, lane = 4 g + t; `x` points to the values that go with them.
-struct SkinnyBf16 {
-  using Sum = float;
-  static constexpr int kBytes = 2, kCodeBytes = 2, kXBytes = 2;
+
+// Those that `kMma` multiplies as weights and x lie: two products a step.
+template <class S, int kValueBytes, void (*kMma)(S (&)[4], const uint32_t (&)[4], uint32_t, uint32_t)>
+struct SkinnyAsIs {
+  using Sum = S;
+  static constexpr int kBytes = kValueBytes, kCodeBytes = kValueBytes, kXBytes = kValueBytes;
   static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
     const uint4 v = *reinterpret_cast<const uint4*>(x);
     const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    mma_bf16(sum, first, v.x, v.y);
-    mma_bf16(sum, second, v.z, v.w);
+    kMma(sum, first, v.x, v.y);
+    kMma(sum, second, v.z, v.w);
   }
   static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
   }
 };
+struct SkinnyBf16 : SkinnyAsIs<float, 2, mma_bf16> {};
 // E4M3 is exact in f16, and so are products of two in f32. x is E4M3 too; the same but standing as f16, which saves a
 // third of the conversions and takes twice the room; or f16 from the start: bf16 under a power of two (row_grid.h).
 enum class F8Input { codes, widened, unrounded };
@@ -81,18 +85,7 @@ struct SkinnyF8 {
     return kInput == F8Input::unrounded ? f16_row_scale(most) : row_scale(most, fixed, kF8Max);
   }
 };
-struct SkinnyI8 {
-  using Sum = int32_t;
-  static constexpr int kBytes = 1, kCodeBytes = 1, kXBytes = 1;
-  static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
-    const uint4 v = *reinterpret_cast<const uint4*>(x);
-    const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
-    mma_i8(sum, first, v.x, v.y);
-    mma_i8(sum, second, v.z, v.w);
-  }
-  static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-  }
+struct SkinnyI8 : SkinnyAsIs<int32_t, 1, mma_i8> {
   static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
     *reinterpret_cast<uint2*>(to) = {codes_of<false>({x[0], x[1], x[2], x[3]}), codes_of<false>({x[4], x[5], x[6], x[7]})};
   }

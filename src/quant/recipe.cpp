@@ -7,6 +7,7 @@
 #include <array>
 #include <charconv>
 
+#include "src/core/names.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -24,24 +25,6 @@ constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
 
 constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
     {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
-
-template <class E, size_t N>
-E from_name(const std::array<std::pair<E, std::string_view>, N>& table, std::string_view what,
-            std::string_view name) {
-  std::string known;
-  for (const auto& [value, text] : table) {
-    if (text == name) return value;
-    known += fmt::format(" {}", text);
-  }
-  fail(ErrorKind::usage, fmt::format("unknown {} \"{}\"; known:{}", what, name, known));
-}
-
-template <class E, size_t N>
-std::string_view to_name(const std::array<std::pair<E, std::string_view>, N>& table, E value) {
-  for (const auto& [v, text] : table)
-    if (v == value) return text;
-  bug("an enum value without a name");
-}
 
 // Nothing where the whole of the text is no number.
 template <class T>

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "formats/kv_scales.h"
+#include "src/core/names.h"
 
 namespace fewbit {
 namespace {
@@ -28,11 +29,7 @@ Tensor per_head(Exec& ex, std::vector<float> scales, int kv_heads) {
 
 }  // namespace
 
-std::string_view name_of(KvType type) {
-  for (const auto& [t, name] : kNames)
-    if (t == type) return name;
-  bug("a cache type without a name");
-}
+std::string_view name_of(KvType type) { return to_name(kNames, type); }
 
 KvType kv_type_from(std::string_view name) {
   for (const auto& [type, known] : kNames)

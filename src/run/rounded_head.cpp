@@ -1,7 +1,5 @@
 #include "src/run/rounded_head.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 
@@ -11,6 +9,7 @@
 #include "kernels/choose_scales.h"
 #include "kernels/marlin_pack.h"
 #include "kernels/round_to_grid.h"
+#include "src/core/names.h"
 
 namespace fewbit {
 namespace {
@@ -87,16 +86,9 @@ Linear int4_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
 
 }  // namespace
 
-std::string_view name_of(HeadType type) { return kNames[static_cast<size_t>(type)].second; }
+std::string_view name_of(HeadType type) { return to_name(kNames, type); }
 
-HeadType head_type_from(std::string_view name) {
-  std::string known;
-  for (const auto& [type, known_name] : kNames) {
-    if (name == known_name) return type;
-    known += ' ' + std::string(known_name);
-  }
-  fail(ErrorKind::usage, fmt::format("unknown head \"{}\"; known:{}", name, known));
-}
+HeadType head_type_from(std::string_view name) { return from_name(kNames, "head", name); }
 
 std::string refuses_head(const Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
   if (o.head != HeadType::fp8 && o.head != HeadType::int4) return "";
