@@ -1,4 +1,4 @@
-// y = x W^T on Marlin words as they lie: few rows by the kernel of marlin_stream.cuh, which reads the weights
+// y = x W^T on Marlin words as they lie: few rows by the kernels of marlin_stream.cuh and marlin_rows.cuh, which read the weights
 // once; more by that of marlin_wide.cuh where it runs; else, above 64 rows, the weight is dequantized into
 // scratch memory, a slab of outputs at a time, and multiplied by cuBLAS.
 #include <algorithm>
@@ -32,7 +32,6 @@ MarlinSource source_of(const MarlinView& m) {
 namespace {
 
 constexpr int kStreamedRows = 64;                    // more rows of x go to cuBLAS
-constexpr int kQuadsOfLastBlock = 4;                 // for each thread: the last block adds no more than these alone
 constexpr size_t kDenseScratch = size_t{256} << 20;  // bytes of dequantized weight at a time
 
 // How a product is cut: a block has `warps` times 128 values of k; `parts` blocks share the chunks of 64
@@ -63,7 +62,7 @@ template <class V>
 bool launch_streamed(CudaState& s, StreamJob job) {
   const int tokens = std::min(V::kTokens, job.rows);
   const size_t warp_bytes = V::kRingBytes + static_cast<size_t>(tokens) * V::kTokenBytes;
-  const size_t room = s.max_shared() - 64;  // barriers, flags
+  const size_t room = s.max_shared() - kStaticShared;
   const int runs = (job.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles;
   job.passes = (job.rows + V::kTokens - 1) / V::kTokens;
   const StreamPlan plan = plan_stream(s.sms(), runs, job.chunks, job.passes,
@@ -71,18 +70,13 @@ bool launch_streamed(CudaState& s, StreamJob job) {
   if (plan.warps == 0) return false;
   job.slices = plan.slices;
   job.parts = plan.parts;
-  FEWBIT_ASSERT(2 * job.passes * job.parts <= CudaState::kCounters);
-  job.counters = s.counters;
-  job.partials = s.scratch_of<float>(static_cast<int64_t>(job.passes) * job.slices * V::kTokens *
-                                     job.chunks * marlin::kTileN);
+  set_meeting<V::kTokens>(s, job, tokens, 32 * plan.warps);
   const int rounds = (job.chunks + job.parts - 1) / job.parts;
   size_t used = plan.warps * warp_bytes, more = static_cast<size_t>(plan.warps) * tokens * V::kSumBytes;
   for (; job.batch_shift < V::kMostBatchShift && 1 << job.batch_shift < rounds && used + more <= room; more *= 2) {
     used += more;
     ++job.batch_shift;
   }
-  const int quads = rounds * tokens * marlin::kTileN / 4;
-  job.share_end = quads * job.slices > kQuadsOfLastBlock * 32 * plan.warps;
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
   const size_t shared = std::max(used, room / 2 + 1);
   auto* kernel = marlin_stream_kernel<V>;
@@ -92,18 +86,23 @@ bool launch_streamed(CudaState& s, StreamJob job) {
   return true;
 }
 
-// One row has its own arithmetic; 8 columns serve decoding of up to 8 sequences; 16 and 32 read the words once for
-// more rows. Groups of 32 and 64 end inside a warp's 128 values, which costs registers: no 32 columns there.
+// 8 columns serve decoding of up to 8 sequences; 16 and 32 read the words once for more rows. Groups of 32 and 64 end inside a
+// warp's 128 values, which costs registers: no 32 columns there. One row of 4 bits has its own arithmetic.
 template <int kBits, bool kZeros>
 bool launch_for_rows(CudaState& s, const StreamJob& job, bool fine) {
-  if constexpr (kBits == 4 && !kZeros)
-    if (job.rows == 1 && !fine) return launch_streamed<StreamVariant<4, 1, false, false>>(s, job);
-  if (job.rows <= 8)
-    return fine ? launch_streamed<StreamVariant<kBits, 8, true, kZeros>>(s, job)
-                : launch_streamed<StreamVariant<kBits, 8, false, kZeros>>(s, job);
-  if (fine) return launch_streamed<StreamVariant<kBits, 16, true, kZeros>>(s, job);
-  return job.rows <= 16 ? launch_streamed<StreamVariant<kBits, 16, false, kZeros>>(s, job)
-                        : launch_streamed<StreamVariant<kBits, 32, false, kZeros>>(s, job);
+  if constexpr (kBits == 4) {
+    if (!fine) {
+      if constexpr (!kZeros)
+        if (job.rows == 1) return launch_streamed<StreamVariant<4, 1, false, false>>(s, job);
+      return marlin_rows(s, job);
+    }
+  } else if (!fine) {
+    return job.rows <= 8    ? launch_streamed<StreamVariant<kBits, 8, false, kZeros>>(s, job)
+           : job.rows <= 16 ? launch_streamed<StreamVariant<kBits, 16, false, kZeros>>(s, job)
+                            : launch_streamed<StreamVariant<kBits, 32, false, kZeros>>(s, job);
+  }
+  return job.rows <= 8 ? launch_streamed<StreamVariant<kBits, 8, true, kZeros>>(s, job)
+                       : launch_streamed<StreamVariant<kBits, 16, true, kZeros>>(s, job);
 }
 
 constexpr int kDequantTiles = 8;  // k-tiles of a block of marlin_dequantize_kernel: one a warp

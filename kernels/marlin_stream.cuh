@@ -19,7 +19,6 @@ namespace fewbit::cuda {
 template <class V>
 struct StreamBlock {
   static constexpr int kTokens = V::kTokens, kBuffers = V::kBuffers;
-  static constexpr int kQuads = marlin::kTileN / 4;
   const StreamJob& job;
   int lane, warp, warps;
   int pass, slice, part;
@@ -40,10 +39,6 @@ struct StreamBlock {
         tokens(min(kTokens, j.rows - row0)),
         turn(warp) {}
 
-  __device__ __forceinline__ float4* partial(int from_slice, int token, int chunk, int quad) const {
-    const int64_t row = static_cast<int64_t>(pass * job.slices + from_slice) * kTokens + token;
-    return reinterpret_cast<float4*>(job.partials) + (row * job.chunks + chunk) * kQuads + quad;
-  }
   // log2 of the chunks of a batch.
   __device__ __forceinline__ int shift() const { return V::kMostBatchShift > 0 ? job.batch_shift : 0; }
   __device__ __forceinline__ float* sums_of(int batch, int of_warp) const {
@@ -75,62 +70,32 @@ struct StreamBlock {
       float4 v = *reinterpret_cast<const float4*>(from);
 #pragma unroll 4
       for (int w = 1; w < warps; ++w) add_quad(v, *reinterpret_cast<const float4*>(from + w * stride));
-      __stcg(partial(slice, token, part + ((batch << shift()) + kept) * job.parts, quad), v);
+      const int chunk = part + ((batch << shift()) + kept) * job.parts;
+      store_partial(partial_of<kTokens>(job, pass, chunk, slice) + token * kQuads + quad, v);
     }
     if (++turn == warps) turn = 0;
     __syncwarp();
     if (lane < kArrivingLanes) barrier_arrive(empty + batch % kBuffers);
   }
-  // Adds the slices of the part's chunks: of `sharers` blocks that do so together, the `own`-th. A thread asks for two quads at
-  // once, for every trip to the L2 takes its time.
-  __device__ __forceinline__ void add_slices(int own, int sharers) const {
-    constexpr int kTogether = 2;
-    const int quads = (job.chunks - part + job.parts - 1) / job.parts * tokens * kQuads, stride = sharers * blockDim.x;
-    for (int first = own * blockDim.x + threadIdx.x; first < quads; first += kTogether * stride) {
-      int chunk[kTogether], token[kTogether];
-      const float4* from[kTogether];
-      float4 v[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int e = min(first + i * stride, quads - 1), row = e / kQuads;
-        chunk[i] = row / tokens;
-        token[i] = row - chunk[i] * tokens;
-        chunk[i] = part + chunk[i] * job.parts;
-        from[i] = partial(0, token[i], chunk[i], e % kQuads);
-        v[i] = __ldcg(from[i]);
-      }
-#pragma unroll 2
-      for (int s = 1; s < job.slices; ++s)
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          from[i] += static_cast<int64_t>(kTokens) * job.chunks * kQuads;
-          add_quad(v[i], __ldcg(from[i]));
-        }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (first + i * stride < quads) store_quad(job, chunk[i], (first + i * stride) % kQuads, row0 + token[i], v[i]);
-    }
-  }
 };
 
-// Variants of the kernel: kTokens 1 (4 bits, zero points of 8, not kFine), 8, 16 or 32; kFine: groups end inside of a warp's k.
+// Variants of the kernel: kTokens 8, 16 or 32; kFine: groups end inside of a warp's k. Of 4 bits and not kFine only kTokens 1,
+// with zero points of 8: marlin_rows.cuh has the rest.
 template <int kBits_, int kTokens_, bool kFine_, bool kZeros_>
 struct StreamVariant {
   static constexpr int kBits = kBits_, kTokens = kTokens_, kColumnTiles = (kTokens + 7) / 8;
-  static constexpr bool kFine = kFine_, kZeros = kZeros_, kSubnormal = kBits == 4 && !kFine;
-  // Few instructions a word, x in registers. Up to 8 rows 12 warps with longer rings do as much as 16.
-  static constexpr bool kLight = kSubnormal && kTokens <= 16;
-  static constexpr int kMaxWarps = (kLight && kTokens <= 8) || kTokens > 16 ? 12 : 16;
-  static constexpr int kStages = kLight && kTokens <= 8 ? 4 : 3;
+  static constexpr bool kFine = kFine_, kZeros = kZeros_;
+  static constexpr bool kDigits = kTokens == 1;
+  static constexpr int kMaxWarps = kDigits || kTokens > 16 ? 12 : 16;  // digits: 12 with longer rings do as much as 16
+  static constexpr int kStages = kDigits ? 4 : 3;
   // Buffers for sums. One: a batch of up to 2^kMostBatchShift chunks, added when the next begins. Two: a chunk each, added one
   // chunk late.
-  static constexpr int kBuffers = kLight || kTokens > 16 ? 1 : 2;
+  static constexpr int kBuffers = kDigits || kTokens > 16 ? 1 : 2;
   static constexpr int kMostBatchShift = kBuffers == 1 ? 3 : 0;
   static constexpr int kAhead = kFine && kTokens == 16 ? 2 : 16 / kBits;  // tiles whose words are read before the first is used
   using Stage = StreamStage<kBits, kFine, kZeros>;
-  using Columns = std::conditional_t<kTokens == 1, DigitColumns,
-                                     StreamColumns<kColumnTiles, kSubnormal, kLight>>;
-  using Sums = std::conditional_t<kTokens == 1, DigitSums, StreamSums<kColumnTiles>>;
+  using Columns = std::conditional_t<kDigits, DigitColumns, StreamColumns<kColumnTiles>>;
+  using Sums = std::conditional_t<kDigits, DigitSums, StreamSums<kColumnTiles>>;
   static constexpr int kRingBytes = kStages * Stage::kBytes;        // of a warp
   static constexpr int kSumBytes = kBuffers * kSumStride * 4;       // of a warp and a token, for a batch of one chunk
   static constexpr int kTokenBytes = kSumBytes + Columns::kTokenBytes;
@@ -140,7 +105,7 @@ template <class V>
 __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(const __grid_constant__ StreamJob job) {
   using Stage = typename V::Stage;
   constexpr int kParts = kWarpTiles / kStageTiles;
-  extern __shared__ __align__(16) uint8_t shared[];
+  extern __shared__ __align__(128) uint8_t shared[];  // rings off a line cost every copy a pass more
   __shared__ uint64_t barriers[2 * V::kBuffers];
   allow_successor();
   StreamBlock<V> block(job);
@@ -150,10 +115,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
   block.sums = reinterpret_cast<float*>(sums);
   block.full = barriers;
   block.empty = barriers + V::kBuffers;
-  // x lies behind the sums, or for a while where the warp's own first ones will.
-  uint8_t* x_sh = V::Columns::kTokenBytes > 0
-                      ? sums + tokens * (((block.warps * V::kSumBytes) << block.shift()) + block.warp * V::Columns::kBytes)
-                      : reinterpret_cast<uint8_t*>(block.sums_of(0, block.warp));
+  uint8_t* x_sh = sums + tokens * (((block.warps * V::kSumBytes) << block.shift()) + block.warp * V::Columns::kTokenBytes);
 
   StreamFeeder<V::kBits, V::kFine, V::kZeros> feeder(
       job, (block.slice * block.warps + block.warp) * kWarpTiles, block.part, lane);
@@ -222,14 +184,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
   if ((last & mask) != mask) block.close_batch(last >> shift);
   block.add_warps(last >> shift, (last & mask) + 1);
   cp_async_wait<0>();
-  uint32_t* counter = job.counters + 2 * (block.pass * job.parts + block.part);
-  if (job.share_end) {
-    meet(counter, job.slices);
-    block.add_slices(block.slice, job.slices);
-    leave_meeting(counter, job.slices);
-  } else if (come_last(counter, job.slices)) {
-    block.add_slices(0, 1);
-  }
+  end_part<V::kTokens, V::kDigits ? 8 : 2>(job, block.pass, block.part, block.slice, block.row0, tokens);
 }
 
 }  // namespace fewbit::cuda

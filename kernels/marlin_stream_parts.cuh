@@ -13,6 +13,8 @@ constexpr int kWarpTiles = 8;                   // k-tiles of a warp: 128 values
 constexpr int kStageTiles = 4;                  // k-tiles of a stage of the ring: half of them
 constexpr int kStreamWeights = 3;               // linears of one input in one launch
 constexpr int kSumStride = marlin::kTileN + 4;  // floats from token to token, for the banks
+constexpr size_t kStaticShared = 512;           // at most: what the kernels have besides the dynamic shared memory
+constexpr int kQuads = marlin::kTileN / 4;      // of the outputs of a chunk
 
 struct StreamWeight {
   MarlinSource w;
@@ -32,7 +34,7 @@ struct StreamJob {
   int passes;          // of kTokens rows
   int batch_shift;     // log2 of the chunks of a block whose sums wait together in shared memory to be added
   bool share_end;      // the slices are added by all blocks that have them, not by the last one alone
-  float* partials;     // [passes, slices, kTokens, 64 * chunks]
+  float* partials;     // [passes, chunks, slices, kTokens, 64]
   uint32_t* counters;  // [passes * parts, 2], zero between launches
 };
 
@@ -42,8 +44,7 @@ struct StreamStage {
   static constexpr int kScaleBytes = 64 * 2, kZeroBytes = kZeros ? 64 * kBits / 8 : 0;
   static constexpr int kGroups = kFine ? 2 : 1;  // groups of 32 or more that can start in a stage
   static constexpr int kGroupBytes = kScaleBytes + kZeroBytes;
-  static constexpr int kBytes = kStageTiles * kTileBytes + kGroups * kGroupBytes;
-  static_assert(kBytes % 16 == 0);
+  static constexpr int kBytes = (kStageTiles * kTileBytes + kGroups * kGroupBytes + 127) / 128 * 128;  // whole lines
 };
 
 // Where a warp reads next: walks over (chunk, stage of its tiles).
@@ -179,6 +180,21 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
+// The sums that a slice leaves of a chunk: [kTokens, 64] as quads.
+template <int kTokens>
+__device__ __forceinline__ float4* partial_of(const StreamJob& job, int pass, int chunk, int slice) {
+  return reinterpret_cast<float4*>(job.partials) +
+         static_cast<int64_t>((pass * job.chunks + chunk) * job.slices + slice) * (kTokens * kQuads);
+}
+// To the L2, to stay there: words that stream through would drive it out to memory before it is read.
+__device__ __forceinline__ void store_partial(float4* to, float4 v) {
+  uint64_t keep;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
+               "l"(keep)
+               : "memory");
+}
+
 // Waits until all `expected` blocks have come here; what each wrote before is seen by all after. Then leave_meeting() once.
 __device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
   __syncthreads();
@@ -201,5 +217,68 @@ __device__ __forceinline__ bool come_last(uint32_t* counter, uint32_t expected) 
   __syncthreads();
   return last;
 }
+
+// Adds the slices of the part's chunks for `tokens` rows from row0 on, in the order of k: of `sharers` blocks that do so together,
+// the `own`-th. Every trip to the L2 takes its time, so a thread asks for the quads of kAtOnce slices at once.
+template <int kTokens, int kAtOnce>
+__device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int part, int row0, int tokens, int own, int sharers) {
+  constexpr int kTogether = 2;
+  const int of_chunk = tokens * kQuads, quads = (job.chunks - part + job.parts - 1) / job.parts * of_chunk;
+  const int stride = sharers * blockDim.x;
+  for (int first = own * blockDim.x + threadIdx.x; first < quads; first += kTogether * stride) {
+    int chunk[kTogether], at[kTogether];
+    const float4* from[kTogether];
+    float4 v[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int e = min(first + i * stride, quads - 1);
+      chunk[i] = e / of_chunk;
+      at[i] = e - chunk[i] * of_chunk;
+      chunk[i] = part + chunk[i] * job.parts;
+      from[i] = partial_of<kTokens>(job, pass, chunk[i], 0) + at[i];
+    }
+    for (int s0 = 0; s0 < job.slices; s0 += kAtOnce) {
+      float4 some[kAtOnce][kTogether];
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          if (s0 + s < job.slices) some[s][i] = __ldcg(from[i] + (s0 + s) * (kTokens * kQuads));
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          if (s0 + s < job.slices) add_quad(v[i], some[s][i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (first + i * stride < quads) store_quad(job, chunk[i], at[i] % kQuads, row0 + at[i] / kQuads, v[i]);
+  }
+}
+// Once a block has left the sums of its slice: the part's outputs.
+template <int kTokens, int kAtOnce>
+__device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, int row0, int tokens) {
+  uint32_t* counter = job.counters + 2 * (pass * job.parts + part);
+  const bool all = job.share_end;
+  if (all)
+    meet(counter, job.slices);
+  else if (!come_last(counter, job.slices))
+    return;
+  add_slices<kTokens, kAtOnce>(job, pass, part, row0, tokens, all ? slice : 0, all ? job.slices : 1);
+  if (all) leave_meeting(counter, job.slices);
+}
+// Scratch memory and counters for the sums of `rows` rows (of a pass), and who adds them.
+template <int kTokens>
+void set_meeting(CudaState& s, StreamJob& job, int rows, int threads) {
+  constexpr int kQuadsOfLastBlock = 4;  // for each thread: the last block adds no more than these alone
+  FEWBIT_ASSERT(2 * job.passes * job.parts <= CudaState::kCounters);
+  job.counters = s.counters;
+  job.partials = s.scratch_of<float>(static_cast<int64_t>(job.passes) * job.slices * kTokens * job.chunks * marlin::kTileN);
+  const int most = (job.chunks + job.parts - 1) / job.parts;
+  job.share_end = most * rows * kQuads * job.slices > kQuadsOfLastBlock * threads;
+}
+
+// 4 bits, groups of 128 and more: the kernel of marlin_rows.cuh, 16 rows at a time. False where it finds no way to cut the product.
+bool marlin_rows(CudaState& s, StreamJob job);
 
 }  // namespace fewbit::cuda

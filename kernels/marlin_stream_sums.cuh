@@ -1,9 +1,8 @@
 #pragma once
 // The arithmetic of a warp of marlin_stream.cuh: 128 values of k of up to kTokens rows of x as the column operand of the tensor
-// cores, and the sums of one chunk of 64 outputs. Three kinds, which share their interface:
-//   StreamSums, bf16   8 bits, or groups that end inside of the 128 values: (code - zero) in bf16
-//   StreamSums, f16    4 bits, one group: codes as f16 subnormals, which costs the fewest instructions
-//   DigitSums          4 bits, one group, one row, zero points of 8: the words as they lie, in int8
+// cores, and the sums of one chunk of 64 outputs. Two kinds, which share their interface:
+//   StreamSums   8 bits, or groups that end inside of the 128 values: (code - zero) in bf16
+//   DigitSums    4 bits, one group, one row, zero points of 8: the words as they lie, in int8
 #include "kernels/digit_product.cuh"
 #include "kernels/marlin_stream_parts.cuh"
 
@@ -26,26 +25,16 @@ struct StreamGroup {
           *reinterpret_cast<const uint4*>(from + 2 * marlin::fragment_scale(lane, 0, true));
     if constexpr (kZeros) zeros.set_words(reinterpret_cast<const uint32_t*>(from + marlin::kTileN * 2), lane);
   }
-  __device__ __forceinline__ float zero(int index) const {  // 4 bits
-    return kZeros ? __uint_as_float(zeros.v[index] << 16) - 128.f : 8.f;
-  }
 };
 
-// x in shared memory of the warp [tokens, kBytes]: a k-tile's pairs of values in the order of marlin::pair_slot, zeros past the
-// end of k. As they are, or for subnormal_fragment(): f16, the upper eight values of a k-tile divided by 16, and all multiplied
-// by a power of two for each token, which brings the largest to 2^14 .. 2^15, so that what falls below f16 is 2^-28 of it.
-// Kept there, or in registers.
-template <int kColumns, bool kF16, bool kKept>
+// x in shared memory of the warp [tokens, kTokenBytes]: a k-tile's pairs of values in the order of marlin::pair_slot, zeros past
+// the end of k.
+template <int kColumns>
 struct StreamColumns {
-  static constexpr bool kSubnormal = kF16;
-  static constexpr int kTokenBytes = kKept ? 0 : kWarpTiles * marlin::kTileK * 2 + 32;  // + 32 for the banks
-  static constexpr int kBytes = kKept ? kSumStride * 4 : kTokenBytes;                   // kept: lies where sums will
-  static constexpr int kLanes = 32 / (8 * kColumns);                                    // of a token
-  static constexpr int kHalves = 2 * kWarpTiles / kLanes;  // runs of eight values of a lane
-  const uint8_t* at[kColumns];                             // this lane's pairs of k-tile 0
-  uint2 kept[kKept ? kWarpTiles : 1][kColumns];
-  // kF16: of the lane's two columns: 2^-24 times the sum of x; what to multiply sums by.
-  float sums[kColumns][2], scales[kColumns][2];
+  static constexpr int kTokenBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // + 32 for the banks
+  static constexpr int kLanes = 32 / (8 * kColumns);                        // of a token
+  static constexpr int kHalves = 2 * kWarpTiles / kLanes;                   // runs of eight values of a lane
+  const uint8_t* at[kColumns];                                              // this lane's pairs of k-tile 0
 
   __device__ __forceinline__ StreamColumns(uint8_t* to, const StreamJob& job, int row0, int tokens, int tile0, int tiles,
                                            int lane) {
@@ -58,27 +47,11 @@ struct StreamColumns {
       const int half = first + i * kLanes;
       v[i] = half / 2 < tiles ? *reinterpret_cast<const uint4*>(from + 8 * half) : uint4{0, 0, 0, 0};
     }
-    if constexpr (kF16) {
-      const int up = power_of(v);
-      const float scale = __uint_as_float((127 + up) << 23);
-#pragma unroll
-      for (int i = 0; i < kHalves; ++i) {
-        const float own = (first + i * kLanes) % 2 == 0 ? scale : scale / 16;
-        for (uint32_t* pair : {&v[i].x, &v[i].y, &v[i].z, &v[i].w})
-          *pair = pack_f16(__uint_as_float(*pair << 16) * own, __uint_as_float(*pair & 0xffff0000u) * own);
-      }
-      const float down = __uint_as_float((127 - up) << 23) * kSubnormalScale;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-          scales[c][i] = __shfl_sync(0xffffffffu, down, kLanes * (8 * c + lane % 4 * 2 + i));
-    }
     if (token < tokens)
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {
         const int half = first + i * kLanes, pair = half % 2 * 4;
-        auto* pairs = reinterpret_cast<uint32_t*>(to + token * kBytes) + half / 2 * 8;
+        auto* pairs = reinterpret_cast<uint32_t*>(to + token * kTokenBytes) + half / 2 * 8;
         pairs[marlin::pair_slot(pair)] = v[i].x;
         pairs[marlin::pair_slot(pair + 1)] = v[i].y;
         pairs[marlin::pair_slot(pair + 2)] = v[i].z;
@@ -88,44 +61,9 @@ struct StreamColumns {
     // Columns past the last token repeat it: a column of the product depends on its own activations only, and those are not
     // stored.
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) at[c] = to + min(8 * c + lane / 4, tokens - 1) * kBytes + lane % 4 * 8;
-    if constexpr (kKept) {
-#pragma unroll
-      for (int i = 0; i < kWarpTiles; ++i)
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) kept[i][c] = *reinterpret_cast<const uint2*>(at[c] + 32 * i);
-      __syncwarp();  // all lanes have read what the sums will overwrite
-    }
-    if constexpr (kF16) add_columns();
-  }
-  // The exponent of the power of two for the token's values.
-  __device__ __forceinline__ static int power_of(const uint4 (&v)[kHalves]) {
-    __nv_bfloat162 most{};
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i)
-      for (const uint32_t pair : {v[i].x, v[i].y, v[i].z, v[i].w})
-        most = __hmax2(most, __habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)));
-    const float2 both = __bfloat1622float2(most);
-    const float m = warp_reduce(fmaxf(both.x, both.y), Max{}, kLanes);
-    return max(-100, min(100, 14 + 127 - static_cast<int>(__float_as_uint(m) >> 23)));
-  }
-  // The sums of the tokens, as the product with codes that are all 1.
-  __device__ __forceinline__ void add_columns() {
-    const uint32_t ones[4] = {0x00010001u, 0x00010001u, 0x00100010u, 0x00100010u};
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      float sum[4] = {};
-#pragma unroll
-      for (int i = 0; i < kWarpTiles; ++i) {
-        const uint2 x = pairs(c, i);
-        mma_f16(sum, ones, x.x, x.y);
-      }
-      sums[c][0] = sum[0];
-      sums[c][1] = sum[1];
-    }
+    for (int c = 0; c < kColumns; ++c) at[c] = to + min(8 * c + lane / 4, tokens - 1) * kTokenBytes + lane % 4 * 8;
   }
   __device__ __forceinline__ uint2 pairs(int column, int tile) const {
-    if constexpr (kKept) return kept[tile][column];
     return *reinterpret_cast<const uint2*>(at[column] + 32 * tile);
   }
 };
@@ -135,23 +73,20 @@ struct StreamSums {
   float v[marlin::kSubTiles][kColumns][4];
 
   template <class Body>
-  __device__ __forceinline__ void each(Body body) {  // body(value, output of fragment_scale, column tile, column of the lane)
+  __device__ __forceinline__ void each(Body body) {  // body(value, index as in marlin::fragment_scale())
 #pragma unroll
     for (int j = 0; j < marlin::kSubTiles; ++j)
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) body(v[j][c][i], 2 * j + i / 2, c, i % 2);
+        for (int i = 0; i < 4; ++i) body(v[j][c][i], 2 * j + i / 2);
   }
   __device__ __forceinline__ void clear() {
-    each([](float& value, int, int, int) { value = 0; });
+    each([](float& value, int) { value = 0; });
   }
   template <class Columns, class Group>
-  __device__ __forceinline__ void start(const Columns& x, const Group& group) {
-    if constexpr (Columns::kSubnormal)  // what the codes will bring too much
-      each([&](float& value, int n, int c, int i) { value = -group.zero(n) * x.sums[c][i]; });
-    else
-      clear();
+  __device__ __forceinline__ void start(const Columns&, const Group&) {
+    clear();
   }
   // The products of a k-tile.
   template <class Columns, class Group, int kBits>
@@ -162,17 +97,9 @@ struct StreamSums {
 #pragma unroll
     for (int j = 0; j < marlin::kSubTiles; ++j) {
       uint32_t a[4];
-      if constexpr (Columns::kSubnormal)
-        subnormal_fragment(a, words[j]);
-      else
-        fragment<kBits>(a, words, j, group.zeros);
+      fragment<kBits>(a, words, j, group.zeros);
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        if constexpr (Columns::kSubnormal)
-          mma_f16(v[j][c], a, pairs[c].x, pairs[c].y);
-        else
-          mma_bf16(v[j][c], a, pairs[c].x, pairs[c].y);
-      }
+      for (int c = 0; c < kColumns; ++c) mma_bf16(v[j][c], a, pairs[c].x, pairs[c].y);
     }
   }
   // += scale * part
@@ -187,11 +114,8 @@ struct StreamSums {
           v[j][c][i] = fmaf(__half2float(group.scales[2 * j + i / 2]), part.v[j][c][i], v[j][c][i]);
   }
   template <class Columns, class Group>
-  __device__ __forceinline__ void finish(const Columns& x, const Group& group) {
-    each([&](float& value, int n, int c, int i) {
-      if constexpr (Columns::kSubnormal) value *= x.scales[c][i];
-      value *= __half2float(group.scales[n]);
-    });
+  __device__ __forceinline__ void finish(const Columns&, const Group& group) {
+    each([&](float& value, int n) { value *= __half2float(group.scales[n]); });
   }
   // To `to` [tokens, kSumStride].
   template <class Columns>

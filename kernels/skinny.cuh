@@ -168,37 +168,37 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
 struct SkinnyOutput {
   float x_scale, scale, bias, before;
   int64_t at;
-  const SkinnyWeight* w = nullptr;  // null: not an output
+  int of = -1;  // which weight's; -1: not an output. A pointer to it would have the compiler read the job from memory.
 
   __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o,
                                        const float* x_scales) {
     if (row >= job.rows) return;
     int which = 0;
     while (tile >= job.weights[which].end_tile) ++which;
-    const SkinnyWeight& weight = job.weights[which];
+    const SkinnyWeight& w = job.weights[which];
     o += (tile - (which == 0 ? 0 : job.weights[which - 1].end_tile)) * 16;
-    if (o >= weight.out) return;
-    w = &weight;
-    at = static_cast<int64_t>(row) * w->out + o;
-    if (w->scales) {
+    if (o >= w.out) return;
+    of = which;
+    at = static_cast<int64_t>(row) * w.out + o;
+    if (w.scales) {
       x_scale = x_scales[row];
-      scale = w->scales[o];
+      scale = w.scales[o];
     }
-    if (w->bias) bias = __bfloat162float(w->bias[o]);
-    if (w->add)
-      before = job.y_f32 ? static_cast<const float*>(w->y)[at]
-                         : __bfloat162float(static_cast<const __nv_bfloat16*>(w->y)[at]);
+    if (w.bias) bias = __bfloat162float(w.bias[o]);
+    if (w.add)
+      before = job.y_f32 ? static_cast<const float*>(w.y)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(w.y)[at]);
   }
   template <class Sum>
   __device__ __forceinline__ void store(const SkinnyJob& job, Sum sum) const {
+    const SkinnyWeight& w = job.weights[of];
     float value = static_cast<float>(sum);
-    if (w->scales) value = mul_rn(mul_rn(value, x_scale), scale);
-    if (w->bias) value = add_rn(value, bias);
-    if (w->add) value = add_rn(value, before);
+    if (w.scales) value = mul_rn(mul_rn(value, x_scale), scale);
+    if (w.bias) value = add_rn(value, bias);
+    if (w.add) value = add_rn(value, before);
     if (job.y_f32)
-      static_cast<float*>(w->y)[at] = value;
+      static_cast<float*>(w.y)[at] = value;
     else
-      static_cast<__nv_bfloat16*>(w->y)[at] = __float2bfloat16_rn(value);
+      static_cast<__nv_bfloat16*>(w.y)[at] = __float2bfloat16_rn(value);
   }
 };
 
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
   // The warps' rings, x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride].
-  extern __shared__ __align__(16) uint8_t shared[];
+  extern __shared__ __align__(128) uint8_t shared[];  // rings off a line cost every copy a pass more
   __shared__ float scales_sh[SkinnyJob::kRows];
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
       const int row = 2 * ((warp + V::kWarps - turn % V::kWarps) % V::kWarps) + lane / 16, o = lane % 16;
       output.read(job, tile, row, o, x_scales);
       __syncthreads();
-      if (output.w) {
+      if (output.of >= 0) {
         const Sum* of = of_tile + row * V::kSumStride + o;
         Sum sum = of[0];
 #pragma unroll

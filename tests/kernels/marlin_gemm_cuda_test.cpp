@@ -48,11 +48,13 @@ struct Weight {
 };
 
 // Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of
-// k that is not full; less than a tile of outputs; and so many outputs that no block shares k.
+// k that is not full; less than a tile of outputs; so many outputs that no block shares k; and zero points in groups of 128 whose
+// number the slices of k do not share alike.
 const Case kCases[] = {
     {128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
     {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
-    {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false}};
+    {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
+    {1216, 3200, 128, 4, true}};
 const int64_t kRows[] = {1, 5, 8, 9, 16, 33, 64, 65, 200, 700};
 
 Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {

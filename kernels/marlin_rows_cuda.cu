@@ -1,0 +1,86 @@
+// Launches of the kernel of marlin_rows.cuh, and how the work is cut.
+#include <algorithm>
+#include <bit>
+
+#include "kernels/marlin_rows.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+// `parts` blocks share the chunks, `slices` blocks the k of each; teams of `team` warps have a chunk.
+struct RowsPlan {
+  int warps = 0, slices = 0, parts = 0, team = 0;
+};
+
+// Of the ways whose blocks are resident together the quickest by a model of the busiest block's microseconds on an H200, fitted to
+// 500 measured ways to cut twelve shapes (docs/performance.md); only what differs between the ways counts.
+template <class V>
+RowsPlan plan_rows(int sms, size_t room, int runs, int chunks, int rows) {
+  constexpr double kStage = .162, kStageRow = .0030,  // half a run, by all warps
+      kUneven = .23,                                  // a chunk whose runs the members do not share alike
+      kMemberRow = .0056, kPartialRow = .0188,        // adding the sums of a chunk in a block, and those of the blocks
+      kRunRow = .0025;                                // x
+  RowsPlan best;
+  double least = 0;
+  for (int slices = 1; slices <= sms && slices <= runs; ++slices) {
+    const int most = (runs + slices - 1) / slices, parts = std::min(chunks, sms / slices), mine = (chunks + parts - 1) / parts;
+    if (most > V::kMostRuns) continue;
+    for (const int warps : {16, 8}) {
+      if (V::shared_bytes(warps, most, rows) > room) continue;
+      for (int team = 1; team <= warps && team <= runs / slices; team *= 2) {
+        const int teams = warps / team, rounds = (mine + teams - 1) / teams, stages = 2 * rounds * ((most + team - 1) / team);
+        const double cost = stages * (kStage + rows * kStageRow) + (most % team != 0 ? rounds * kUneven : 0) +
+                            rows * (rounds * team * kMemberRow + (slices > 1 ? mine * kPartialRow : 0) + most * kRunRow);
+        if (best.warps > 0 && cost >= least) continue;
+        best = {warps, slices, parts, team};
+        least = cost;
+      }
+    }
+  }
+  return best;
+}
+
+template <class V>
+bool launch(CudaState& s, const StreamJob& product) {
+  RowsJob job{};
+  static_cast<StreamJob&>(job) = product;
+  const size_t room = s.max_shared() - kStaticShared;
+  const int runs = (job.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles;
+  const RowsPlan plan = plan_rows<V>(s.sms(), room, runs, job.chunks, job.rows);
+  if (plan.warps == 0) return false;
+  job.passes = 1;
+  job.slices = plan.slices;
+  job.parts = plan.parts;
+  job.team_shift = std::countr_zero(static_cast<unsigned>(plan.team));
+  job.least_runs = runs / plan.slices;
+  job.longer = runs % plan.slices;
+  const int most = job.least_runs + (job.longer > 0);
+  job.x_stride = V::x_stride(most);
+  if (job.slices > 1) set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps);
+  // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
+  const size_t shared = std::max(V::shared_bytes(plan.warps, most, job.rows), room / 2 + 1);
+  auto* kernel = marlin_rows_kernel<V>;
+  FEWBIT_CUDA_CALL(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  launch_overlapping(s, kernel, dim3(job.slices, job.parts), dim3(32 * plan.warps), shared, job);
+  return true;
+}
+
+}  // namespace
+
+bool marlin_rows(CudaState& s, StreamJob job) {
+  constexpr int kTogether = 16;
+  const bool zeros = job.weights[0].w.z != nullptr;
+  for (int left = job.rows; left > 0; left -= kTogether) {
+    job.rows = std::min(left, kTogether);
+    const bool launched = job.rows <= 8 ? zeros ? launch<RowsVariant<1, true>>(s, job) : launch<RowsVariant<1, false>>(s, job)
+                                        : zeros ? launch<RowsVariant<2, true>>(s, job) : launch<RowsVariant<2, false>>(s, job);
+    if (!launched) return false;
+    job.x += static_cast<int64_t>(kTogether) * job.in;
+    for (StreamWeight& weight : job.weights)
+      weight.y = static_cast<char*>(weight.y) + static_cast<int64_t>(kTogether) * weight.w.out * (job.y_f32 ? 4 : 2);
+  }
+  return true;
+}
+
+}  // namespace fewbit::cuda
