@@ -1,13 +1,13 @@
 #pragma once
-// y = x W^T on Marlin words as they lie, for few rows of x: the weights are read once, at the speed of
-// memory. A block keeps a slice of k for as long as it lives and walks over runs of 64 outputs ("chunks");
-// each of its warps keeps 128 values of that slice ("its tiles"), with x of them at hand in registers or shared memory,
-// so that x is read once a block. A warp pulls its words through a ring of its own by asynchronous copies,
-// without a barrier, and multiplies them on the tensor cores as the 16-row operand (marlin_stream_sums.cuh).
-// The warps' sums are added in shared memory, a batch of chunks at a time; blocks leave theirs in scratch memory,
-// and the last of those that have the slices of the same chunks adds them, always in the order of k, or all of them
-// do together where that is much. Blocks that wait for each other must be resident together: plan_stream() asks for no
-// more than one a multiprocessor.
+// y = x W^T on Marlin words as they lie, for few rows of x: the weights are read once, at the speed of memory. 4 bits in groups of
+// 128 and more come here for one row; marlin_rows.cuh has the rest of those.
+// A block keeps a slice of k for as long as it lives and walks over runs of 64 outputs ("chunks"); each of its warps keeps 128 values
+// of that slice ("its tiles"), with x of them at hand in registers or shared memory, so that x is read once a block. A warp
+// pulls its words through a ring of its own by asynchronous copies, without a barrier, and multiplies them on the tensor
+// cores as the 16-row operand (marlin_stream_sums.cuh). The warps' sums are added in shared memory, a batch of chunks at a time;
+// blocks leave theirs in scratch memory, and the last of those that have the slices of the same chunks adds them, always in
+// the order of k, or all of them do together where that is much. Blocks that wait for each other must be resident together:
+// plan_stream() asks for no more than one a multiprocessor.
 #include <type_traits>
 
 #include "kernels/marlin_stream_sums.cuh"
