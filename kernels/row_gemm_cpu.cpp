@@ -33,6 +33,7 @@ FEWBIT_HOT void byte_levels(const uint8_t* bytes, float zero, float* out, int64_
 namespace {
 
 constexpr int64_t kFewRows = 8;
+constexpr int64_t kNibblesAtOnce = 1 << 18;  // of a thread: where its share begins nothing has been asked for ahead
 
 struct RowReader {
   const RowPackedView& w;
@@ -104,7 +105,7 @@ void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, 
 void few_rows_in_registers(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows();
   const NibbleInput input(w, x);
-  parallel_for(w.out(), std::max<int64_t>(1, 65536 / w.in), [&](int64_t begin, int64_t end) {
+  parallel_for(w.out(), std::max<int64_t>(1, kNibblesAtOnce / w.in), [&](int64_t begin, int64_t end) {
     float* by_row = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
     std::array<float, kFewRows> sums{};
     for (int64_t o = begin; o < end; ++o) {
