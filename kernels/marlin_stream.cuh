@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
     if (part == kParts - 1) feeder.next_chunk();
     fill = fill + 1 == V::kStages ? 0 : fill + 1;
   };
-  // Before the copies: racecheck takes the address of one under way from a register that may have become the barriers' since.
+  // Before the copies: after them racecheck takes the two for one another, whose addresses share a register.
   if (threadIdx.x < 2 * V::kBuffers) barrier_init(barriers + threadIdx.x, kArrivingLanes * block.warps);
 #pragma unroll
   for (int i = 0; i < V::kStages - 1; ++i) fetch(i % kParts);
