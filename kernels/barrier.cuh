@@ -1,5 +1,5 @@
 #pragma once
-// Barriers in shared memory of which one side only waits (compute capability 8.0).
+// Barriers in shared memory of which one side only waits (compute capability 8.0), and those of part of a block.
 #include <cstdint>
 
 namespace fewbit::cuda {
@@ -27,6 +27,11 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
         : "r"(at), "r"(parity)
         : "memory");
   } while (!done);
+}
+
+// `threads` threads of the block meet at one of its 16 numbered barriers (0 is __syncthreads').
+__device__ __forceinline__ void meet_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
 // Lanes of a warp that arrive at a barrier. One is enough where something orders what the other lanes did

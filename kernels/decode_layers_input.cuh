@@ -49,7 +49,7 @@ struct StepInput {
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
     most = warp_reduce(most, Max{}, kLanes);
     const int up = digit_power(most);
-    const float scale = __uint_as_float(static_cast<uint32_t>(127 + up) << 23);
+    const float scale = power_of_two(up);
     int32_t own[8];
     int sum = 0;
     bool finite = true;

@@ -10,6 +10,7 @@
 // the rest. Three digits hold 17 times a value of 18 bits and a sign.
 #include "kernels/marlin_fragment.h"
 #include "kernels/mma.cuh"
+#include "kernels/powers.cuh"
 
 namespace fewbit::cuda {
 
@@ -57,12 +58,12 @@ struct DigitGroup {
     start[0] = kOffset - 128 * (rest & 1);
     start[1] = kOffset - (rest >> 1);
     start[2] = kOffset - top;
-    scale = finite ? __uint_as_float(static_cast<uint32_t>(127 - up - 4) << 23) : __uint_as_float(0x7fc00000u);
+    scale = finite ? power_of_two(-up - 4) : __uint_as_float(0x7fc00000u);
   }
 };
 // The power of two that brings values up to `most` to kDigitBits bits.
 __device__ __forceinline__ int digit_power(float most) {
-  return max(-100, min(100, kDigitBits - 1 + 127 - static_cast<int>(__float_as_uint(most) >> 23)));
+  return power_to_bits(most, kDigitBits);
 }
 
 // How a lane takes part: its column of the product's second operand, its digit of the sums.

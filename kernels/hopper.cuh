@@ -102,11 +102,6 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kCount));
 }
 
-// `threads` threads of the block meet at one of its 16 numbered barriers (0 is __syncthreads').
-__device__ __forceinline__ void meet_threads(int number, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
-}
-
 // B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the first
 // row at a multiple of 1,024 bytes. 16 values further along k: + 2.
 __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {

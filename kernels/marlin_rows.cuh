@@ -6,6 +6,7 @@
 // sums meet. These meet in shared memory, then those of the blocks in scratch memory, always in the order of k.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
 #include "kernels/marlin_stream_parts.cuh"
+#include "kernels/powers.cuh"
 
 namespace fewbit::cuda {
 
@@ -54,7 +55,7 @@ struct RowsFeeder {
     int i = 0;
     while (chunk >= job.weights[i].end_chunk) ++i;
     // By index: through a pointer to it the compiler would read the job from memory, behind all words that are on their way.
-    const int out = job.weights[i].w.out, local = chunk - (i == 0 ? 0 : job.weights[i - 1].end_chunk);
+    const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i);
     const int64_t group = grouped() ? first_run : 0;
     row_words = out * 2;
     at = job.weights[i].w.b + static_cast<int64_t>(first_run) * kWarpTiles * row_words + local * marlin::tile_words(4) + 4 * lane;
@@ -94,10 +95,6 @@ struct RowsFeeder {
     }
   }
 };
-
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 // The block's place in the grid (slices x parts), x of its slice and its sums in shared memory.
 template <class V>
@@ -145,7 +142,7 @@ struct RowsBlock {
       }
       if (token == first) meanwhile();
       const int up = power_of(v, sharers);
-      const float scale = __uint_as_float((127 + up) << 23), own = lane % 2 == 0 ? scale : scale / 16;
+      const float scale = power_of_two(up), own = lane % 2 == 0 ? scale : scale / 16;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const int piece = 32 * (sharer + i * sharers) + lane;
@@ -153,7 +150,7 @@ struct RowsBlock {
           *pair = pack_f16(__uint_as_float(*pair << 16) * own, __uint_as_float(*pair & 0xffff0000u) * own);
         if (exists && piece < pieces) *reinterpret_cast<uint4*>(x + token * job.x_stride + 16 * piece) = v[i];
       }
-      if (lane == 0) down[token] = __uint_as_float((127 - up) << 23) * kSubnormalScale;
+      if (lane == 0) down[token] = power_of_two(-up) * kSubnormalScale;
     }
     __syncthreads();
     add_x();
@@ -174,7 +171,7 @@ struct RowsBlock {
       __syncthreads();
       for (int i = 0; i < sharers; ++i) m = max(m, __float_as_uint(most[warp / sharers * sharers + i]));
     }
-    return max(-100, min(100, 14 + 127 - static_cast<int>(m >> 23)));
+    return power_to_bits(__uint_as_float(m), 15);
   }
   // The sums of x over every run, as the product with codes that are all 1.
   __device__ __forceinline__ void add_x() const {
@@ -206,7 +203,7 @@ struct RowsBlock {
     if (members == 1)
       __syncwarp();
     else
-      named_barrier(1 + team, 32 * members);
+      meet_threads(1 + team, 32 * members);
   }
   // Adds the team's sums of a chunk, eight tokens at a time, and leaves them for the other slices.
   __device__ __forceinline__ void add_team(const float (&sum)[marlin::kSubTiles][kColumns][4], int chunk) const {

@@ -5,7 +5,6 @@
 #include "kernels/grid_wait.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/marlin_tile.cuh"
-#include "kernels/reduce.cuh"
 
 namespace fewbit::cuda {
 
@@ -37,6 +36,11 @@ struct StreamJob {
   float* partials;     // [passes, chunks, slices, kTokens, 64]
   uint32_t* counters;  // [passes * parts, 2], zero between launches
 };
+
+// Chunks are counted over all weights; the first of this one's.
+__device__ __forceinline__ int first_chunk_of(const StreamJob& job, int weight) {
+  return weight == 0 ? 0 : job.weights[weight - 1].end_chunk;
+}
 
 template <int kBits, bool kFine, bool kZeros>
 struct StreamStage {
@@ -77,7 +81,7 @@ struct StreamFeeder {
     while (chunk >= job.weights[weight].end_chunk) ++weight;
     end_chunk = job.weights[weight].end_chunk;
     const MarlinSource& w = job.weights[weight].w;
-    const int local = chunk - (weight == 0 ? 0 : job.weights[weight - 1].end_chunk);
+    const int local = chunk - first_chunk_of(job, weight);
     row_words = w.out * kBits / 2;
     words = w.b + static_cast<int64_t>(tile0) * row_words + local * marlin::tile_words(kBits) + 4 * lane;
     scales = w.s + local * marlin::kTileN + 8 * lane;
@@ -123,7 +127,7 @@ struct StreamFeeder {
         cp_async16(to + i * Stage::kGroupBytes + 16 * lane,
                    kFine ? scales + static_cast<int64_t>(group) * w.out : scales);
       if (kZeros && lane < Stage::kZeroBytes / 16) {
-        const int local = chunk - (weight == 0 ? 0 : job.weights[weight - 1].end_chunk);
+        const int local = chunk - first_chunk_of(job, weight);
         cp_async16(to + i * Stage::kGroupBytes + Stage::kScaleBytes + 16 * lane,
                    w.z + static_cast<int64_t>(group) * (w.out * kBits / 32) +
                        local * (Stage::kZeroBytes / 4) + 4 * lane);
@@ -151,7 +155,7 @@ __device__ __forceinline__ void store_quad(const StreamJob& job, int chunk, int 
   int i = 0;
   while (chunk >= job.weights[i].end_chunk) ++i;
   const StreamWeight& weight = job.weights[i];
-  const int col = (chunk - (i == 0 ? 0 : job.weights[i - 1].end_chunk)) * marlin::kTileN + 4 * quad;
+  const int col = (chunk - first_chunk_of(job, i)) * marlin::kTileN + 4 * quad;
   float out[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
   for (int k = 0; k < 4; ++k) {

@@ -159,7 +159,7 @@ struct DigitColumns {
     const int up = digit_power(__uint_as_float(most));
     int32_t whole[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) whole[i] = __float2int_rn(v[i] * __uint_as_float(static_cast<uint32_t>(127 + up) << 23));
+    for (int i = 0; i < 4; ++i) whole[i] = __float2int_rn(v[i] * power_of_two(up));
     DigitGroup group;
     group.set(__reduce_add_sync(0xffffffffu, whole[0] + whole[1] + whole[2] + whole[3]), up, finite);
     start = lane.t == 0 ? group.start[0] : lane.t == 1 ? group.start[1] : group.start[2];
