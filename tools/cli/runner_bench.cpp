@@ -253,7 +253,7 @@ void run_bench(BenchArgs& a) {
 
 // One word with commas: the next word is none of the list's.
 void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& values, const std::string& what) {
-  app.add_option(name, values, what + "; a list (1,8) makes a row of each")
+  app.add_option(name, values, what + "; a list (1,8: commas, no blanks) makes a row of each")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(at_least(1))
