@@ -7,6 +7,9 @@ struct AttentionArgs {
   float scale = 1;
   int64_t window = 0;  // 0 = all earlier positions; else position p sees (p - window, p]
   float softcap = 0;   // 0 = none; else scores become softcap * tanh(score / softcap)
+  // attention_cached() alone: the op right before on this Exec was rope_append() with the same positions and cache. A GPU may
+  // then read the positions and older keys while the new ones are still on their way.
+  bool behind_append = false;
 };
 
 // Causal attention inside each of `seqs` sequences of equal length; softmax in f32.

@@ -59,7 +59,7 @@ void dispatch_head_dim(int d, F&& f) {
 }
 
 template <class T, class C>
-void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache) {
+void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (fits_tensor_kernels(a)) {
       const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
@@ -68,7 +68,7 @@ void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache) {
           return a.d == 64 ? launch_attention_wide<64>(s, a) : launch_attention_wide<128>(s, a);
       return dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (few)
-          launch_decode<decltype(dim)::value>(s, a);
+          launch_decode<decltype(dim)::value>(s, a, behind_append);
         else
           launch_flash<decltype(dim)::value>(s, a);
       });
@@ -180,7 +180,7 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
     a.kv_token = args.head_dim;
     a.kv_head = shape[2] * args.head_dim;
     a.kv_seq = args.kv_heads * a.kv_head;
-    run(ex.cuda_state(), a, true);
+    run(ex.cuda_state(), a, true, args.behind_append);
   });
 }
 

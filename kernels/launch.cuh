@@ -4,7 +4,9 @@
 // await_predecessor() before it reads anything an earlier kernel wrote, and before it writes anything at all;
 // up to there it may only touch what no kernel of the stream writes early (weights). allow_successor() lets
 // the next such kernel begin; every kernel that calls it also waits, so waiting for the predecessor is
-// waiting for all before it.
+// waiting for all before it. A kernel that calls it after its own wait lets the next one begin only when all before it have
+// ended: right behind such a kernel, what it does not write itself may be read at once, past the first-level cache (lines of
+// it may hold the neighbours of what is still written).
 #include <utility>
 
 #include "kernels/exec_cuda.h"

@@ -65,6 +65,22 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void
                : "memory");
 }
 
+// The first two of the four matrices; lanes 0 to 15 give the addresses.
+__device__ __forceinline__ void ldmatrix_two(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_two_transposed(uint32_t (&r)[4], const void* row) {
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];\n"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(address)
+               : "memory");
+}
+
 // 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));

@@ -31,14 +31,22 @@ __global__ void __launch_bounds__(32 * kWarps)
                        C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales, RopeSizes s) {
   // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
   extern __shared__ float table[];
-  allow_successor();
+  // In this order, so that who comes behind finds what earlier kernels wrote (AttentionArgs::behind_append).
   await_predecessor();
+  allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t token = blockIdx.x, position = positions[token];
+  const int64_t token = blockIdx.x;
+  const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
+  const bool has_head = head < s.heads + 2 * s.kv_heads, of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
+  const int64_t row = (token * s.kv_heads + kv_head) * s.d;
+  T* q_row = q + (token * s.heads + head) * s.d;
+  const T* mine = of_q ? q_row : (of_v ? v : k) + row;
+  // The head is asked for while the angles are worked out.
+  if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(mine + lane * 8));
+  const int64_t position = positions[token];
   rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
-  const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
-  if (head >= s.heads + 2 * s.kv_heads) return;
+  if (!has_head) return;
   T* rows = reinterpret_cast<T*>(table + 2 * s.half);
   T* turned = rows + warp * s.d;
   // RoPE and the Hadamard matrix on a head of `from`, to `to`.
@@ -51,14 +59,10 @@ __global__ void __launch_bounds__(32 * kWarps)
     if (s.run > 0)
       hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale, lane);
   };
-  if (head < s.heads) {
-    T* row = q + (token * s.heads + head) * s.d;
-    return turn(row, row);
-  }
+  if (of_q) return turn(q_row, q_row);
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
-  const int64_t row = (token * s.kv_heads + kv_head) * s.d;
-  if (head >= s.heads + s.kv_heads) return store_row(v + row, v_cache, v_scales, at, kv_head, s.d);
-  turn(k + row, turned);
+  if (of_v) return store_row(mine, v_cache, v_scales, at, kv_head, s.d);
+  turn(mine, turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
 }

@@ -76,8 +76,9 @@ struct Interpreter {
       rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale);
   }
   // Over the cache, which holds the new tokens already, or over k and v where there is none.
-  void attend(const Attention& op) const {
-    const AttentionArgs args = args_of(op);
+  void attend(const Attention& op, bool behind_append = false) const {
+    AttentionArgs args = args_of(op);
+    args.behind_append = behind_append;
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
@@ -172,7 +173,7 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
               {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale,
                .hadamard = in.layout.turned_keys},
               *in.layout.cache);
-  in.attend(*op);
+  in.attend(*op, true);
   return 2;
 }
 

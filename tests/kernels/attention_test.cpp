@@ -33,6 +33,15 @@ std::vector<Case> cases() {
   out.push_back({1, 200, with(6, 2, 64, 130, 3.f)});
   out.push_back({2, 300, with(4, 2, 128, 0, 0)});
   out.push_back({1, 259, with(2, 1, 128, 40, 0)});
+  // One new token: 5, 8, 9 and 16 query rows a kv head, which fill one group of eight columns, two, or parts of them.
+  out.push_back({1, 50, with(5, 1, 128, 0, 0)});
+  out.push_back({2, 65, with(16, 2, 128, 0, 0)});
+  out.push_back({1, 49, with(9, 1, 128, 20, 4.f)});
+  out.push_back({1, 33, with(16, 1, 64, 0, 0)});
+  out.push_back({1, 40, with(16, 1, 96, 17, 0)});
+  out.push_back({1, 37, with(16, 1, 80, 0, 2.f)});
+  out.push_back({1, 34, with(12, 1, 256, 0, 0)});
+  out.push_back({1, 30, with(4, 1, 112, 0, 0)});
   return out;
 }
 
@@ -246,29 +255,35 @@ TEST(Attention, CudaARowsBitsDoNotDependOnTheRowsAroundIt) {
 }
 #endif
 
-// So many keys that every split of the GPU's launch has several tiles of them for each of its warps.
-FEWBIT_OP_TEST(Attention, TheLastTokensOfALongContext) {
-  const Case c{1, 25000, {.heads = 4, .kv_heads = 1, .head_dim = 64, .scale = 0.125f}};
-  const int64_t first = c.len - 2, cols = c.args.heads * c.args.head_dim;
+// So many keys that every split of the GPU's launch has several tiles of them for each of its warps; `last` new tokens.
+void check_last_tokens(Exec& ex, const Case& c, int64_t last) {
+  const int64_t first = c.len - last, cols = c.args.heads * c.args.head_dim;
   const Inputs in = inputs(c, DType::bf16);
   std::vector<int32_t> positions(static_cast<size_t>(c.len));
   std::iota(positions.begin(), positions.end(), 0);
   for (const DType held : {DType::bf16, DType::f8_e4m3, DType::i8}) {
     const Cache cache = make_cache(ex, held, cache_shape(c));
     kv_append(ex, ex.to_device(in.k), ex.to_device(in.v), ex.to_device(host_i32(positions)), cache.view());
-    const Tensor found = poisoned(ex, DType::bf16, {2, cols});
-    attention_cached(ex, ex.to_device(slice(in.q, 1, first, c.len)),
-                     ex.to_device(host_i32({static_cast<int32_t>(first), static_cast<int32_t>(first + 1)})),
-                     cache.view(), c.args, found);
+    const Tensor q = ex.to_device(slice(in.q, 1, first, c.len)),
+                 at = ex.to_device(host_i32({positions.begin() + first, positions.end()}));
+    const Tensor found = poisoned(ex, DType::bf16, {last, cols}), again = poisoned(ex, DType::bf16, {last, cols});
+    attention_cached(ex, q, at, cache.view(), c.args, found);
+    attention_cached(ex, q, at, cache.view(), c.args, again);
+    EXPECT_EQ(first_difference(ex.to_host(found), ex.to_host(again)), "") << name_of(held);
     const bool codes = held != DType::bf16;
-    const std::vector<double> q = doubles(in.q),
-                              k = doubles(codes ? quantized_by_hand(c, in.k, held) : to_f32(in.k)),
+    const std::vector<double> queries = doubles(in.q), k = doubles(codes ? quantized_by_hand(c, in.k, held) : to_f32(in.k)),
                               v = doubles(codes ? quantized_by_hand(c, in.v, held) : to_f32(in.v));
-    std::vector<double> all(q.size());
+    std::vector<double> all(queries.size());
     for (int64_t p = first; p < c.len; ++p)
-      for (int64_t h = 0; h < c.args.heads; ++h) attend(c, q, k, v, 0, h, p, all);
-    EXPECT_LE(error_of(ex, found, {all.begin() + first * cols, all.end()}), tol::kBf16Op) << name_of(held);
+      for (int64_t h = 0; h < c.args.heads; ++h) attend(c, queries, k, v, 0, h, p, all);
+    EXPECT_LE(error_of(ex, found, {all.begin() + first * cols, all.end()}), tol::kBf16Op)
+        << name_of(held) << ", head_dim " << c.args.head_dim;
   }
+}
+FEWBIT_OP_TEST(Attention, TheLastTokensOfALongContext) {
+  check_last_tokens(ex, {1, 25000, {.heads = 4, .kv_heads = 1, .head_dim = 64, .scale = 0.125f}}, 2);
+  check_last_tokens(ex, {1, 9001, {.heads = 4, .kv_heads = 1, .head_dim = 128, .scale = 0.088f, .window = 5000}}, 3);
+  check_last_tokens(ex, {1, 6007, {.heads = 2, .kv_heads = 1, .head_dim = 256, .scale = 0.06f}}, 1);
 }
 
 FEWBIT_OP_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {
