@@ -24,7 +24,9 @@ std::vector<double> expected_norm(const Tensor& x, const Tensor& weight, double 
 }
 
 FEWBIT_OP_TEST(RmsNorm, MatchesTheFormula) {
-  for (const MatrixShape& s : kMatrices)
+  std::vector<MatrixShape> shapes(std::begin(kMatrices), std::end(kMatrices));
+  for (const int64_t cols : {2048, 4096, 5120, 8192, 14336, 20480}) shapes.push_back({2, cols});  // held in registers, all but the last
+  for (const MatrixShape& s : shapes)
     for (const DType dtype : kComputeTypes)
       for (const float offset : {0.f, 1.f}) {
         const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1, 3.f),
