@@ -42,6 +42,9 @@ struct DecodeForm {
   float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
   float weight_offset = 0;      // as in rms_norm()
   ActKind act = ActKind::silu;
+  // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a long cache
+  // faster than the one launch does.
+  bool attention_apart = false;
 };
 
 // Layers prepared for decode_layers(): what the views show must outlive it.
@@ -67,9 +70,9 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
   return stack;
 }
 
-// All layers on one new token, in one launch on a GPU: x goes through every layer, its key and value to the caches. The
-// values are rounded to bf16, and the inputs of bytes to E4M3, where the ops that this replaces round them (rms_norm,
-// marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. Deterministic.
+// All layers on one new token, on a GPU in one launch or with attention apart: x goes through every layer, its key and value to
+// the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the ops that this replaces round them
+// (rms_norm, marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. Deterministic.
 //   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu  { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
 namespace cuda { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }

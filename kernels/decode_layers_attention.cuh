@@ -27,6 +27,13 @@ struct StepAttentionSpace {
   __nv_bfloat16 rows[kStepRows][D];
 };
 
+// The same where attention is outside: a warp's head.
+template <int D>
+struct StepAppendSpace {
+  float wide[kStepWarps][D];
+  __nv_bfloat16 rows[kStepWarps][D];
+};
+
 // What a block has of attention, in every layer of a step.
 struct StepAttention {
   int set, split;  // set: of all kv heads
@@ -113,6 +120,27 @@ __device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& la
   if (job.run == 0) return;
   hadamard_head(row, row, wide, D, job.run, job.run_scale, lane);
   __syncwarp();
+}
+
+// Attention outside: the new token's queries are left in job.qkv as it reads them, its key and value in the cache. A head at a
+// time for each warp, neighbouring heads in other blocks.
+template <int D, class C>
+__device__ __forceinline__ void step_append(const StepJob& job, const StepLayer& layer, int position, const float* turns, uint8_t* shared) {
+  auto& space = *reinterpret_cast<StepAppendSpace<D>*>(shared);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = gridDim.x;
+  __nv_bfloat16* row = space.rows[warp];
+#pragma unroll 1
+  for (int of_all = blockIdx.x + warp * blocks; of_all < job.heads + 2 * job.kv_heads; of_all += kStepWarps * blocks) {
+    const int which = (of_all >= job.heads) + (of_all >= job.heads + job.kv_heads);
+    const int head = of_all - (which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads);
+    step_row<D>(job, layer, which, head, turns, row, space.wide[warp]);
+    if (which == 0)
+      for (int i = lane; i < D; i += 32) job.qkv[head * D + i] = row[i];
+    else
+      store_row(row, static_cast<C*>(which == 2 ? layer.v : layer.k), which == 2 ? layer.v_scales : layer.k_scales,
+                head * job.capacity + position, head, D);
+    __syncwarp();
+  }
 }
 
 template <int D, class C>

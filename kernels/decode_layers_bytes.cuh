@@ -92,8 +92,9 @@ __device__ __forceinline__ void finish_input(int product, StepByteInput& input) 
 
 // The norm of the residual stream; waits for the phase before once the norm's weight is at hand. Every block norms all of the
 // stream, at most kMostNormedBytes values, since its scale hangs on all.
+template <class Sync>
 __device__ __forceinline__ void normed_input(const StepJob& job, StepByteInput& input, const __nv_bfloat16* weight,
-                                             const StepSync& sync, float* shared) {
+                                             const Sync& sync, float* shared) {
   constexpr int kUnits = kMostNormedBytes / (8 * kStepThreads);
   const auto at = [](int u) { return 8 * (static_cast<int>(threadIdx.x) + u * kStepThreads); };
   uint4 weights[kUnits] = {}, values[kUnits] = {};

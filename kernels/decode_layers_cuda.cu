@@ -1,5 +1,6 @@
-// The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself. The kernel is
-// decode_layers_kernel.cuh; here it is compiled for packed weights, in decode_layers_bytes_cuda.cu for bytes.
+// The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself or, with attention
+// apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights, in
+// decode_layers_bytes_cuda.cu for bytes.
 #include "kernels/decode_layers.h"
 
 #include <algorithm>
@@ -34,7 +35,7 @@ constexpr size_t kStaticShared = 7168;  // at most, of the kernel
 
 // Blocks that run at the same time; of every kernel as many, all of which take a multiprocessor for a block.
 int most_blocks(CudaState& s) {
-  const StepKernel kernel = step_kernel<StepPacked>(128, DType::bf16);
+  const StepKernel kernel = step_kernel<StepPacked>(128, DType::bf16, true);
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = step_config(s, kernel, s.max_shared() - kStaticShared, kStepSlices, attributes);
   int clusters = 0;
@@ -97,14 +98,14 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
     if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape || each.cache.k.shape[0] != 1)
       return refuse("one sequence only, with caches alike");
   }
-  out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype);
+  out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
   if (!out.kernel.function) return refuse("heads of 64 or 128 values only");
   if (a.softcap > 0) return refuse("no soft cap");
   if (form.act != ActKind::silu) return refuse("SiLU only");
   int64_t outs[kStepWeights];
   for (int w = 0; w < kStepWeights; ++w) outs[w] = out_of(*linears_of(l)[w]), job.out[w] = static_cast<int>(outs[w]);
   const auto [q_out, k_out, v_out, hidden, inner, up_out, down_out] = outs;
-  job.count = static_cast<int>(layers.size());
+  job.count = static_cast<int>(form.attention_apart ? std::min<size_t>(layers.size(), 2) : layers.size());  // at most
   job.hidden = static_cast<int>(hidden);
   job.inner = static_cast<int>(inner);
   job.heads = a.heads;
@@ -134,7 +135,7 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps +
                          static_cast<size_t>(pieces) * kind.note_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, out.kernel.attention_bytes) + 15) / 16 * 16);
-  const size_t fixed = job.work_bytes + sizeof(StepLayer) * layers.size() + 4 * static_cast<size_t>(a.head_dim);
+  const size_t fixed = job.work_bytes + sizeof(StepLayer) * job.count + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
     out.shared = fixed + static_cast<size_t>(kStepWarps) * job.slots * kind.piece_bytes;
     job.under_way = job.slots == kMostSlots ? 1 : kMostUnderWay;  // measured; a short ring must fill faster
@@ -227,8 +228,26 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
 
   cudaLaunchAttribute attributes[2]{};
   const cudaLaunchConfig_t config = step_config(s, layout.kernel, layout.shared, stack.blocks, attributes);
-  void* arguments[] = {&job};
-  FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config, layout.kernel.function, arguments));
+  const auto launch = [&](const StepJob& of) {
+    void* arguments[] = {const_cast<StepJob*>(&of)};
+    FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config, layout.kernel.function, arguments));
+  };
+  if (!form.attention_apart) return launch(job);
+  const auto row = [&](__nv_bfloat16* of_heads) {
+    return TensorView{of_heads, DType::bf16, {1, form.attention.heads * form.attention.head_dim}, x.device};
+  };
+  const auto launch_products = [&](size_t layer, int first_product, int end_product) {
+    StepJob part = job;
+    part.layers += layer;
+    part.first = first_product, part.end = end_product;
+    part.count = (end_product + kStepProducts - 1) / kStepProducts;
+    launch(part);
+  };
+  launch_products(0, kQkv, kQkv + 1);
+  for (size_t i = 0; i < stack.layers.size(); ++i) {
+    cuda::attention_cached(ex, row(job.qkv), position, stack.layers[i].cache, form.attention, row(job.attended));
+    launch_products(i, kOut, i + 1 < stack.layers.size() ? kStepProducts + 1 : int{kStepProducts});
+  }
 }
 
 }  // namespace fewbit::cuda

@@ -92,6 +92,7 @@ __device__ __forceinline__ void finish_input(int, const StepInput&) {}
 
 // Waiting for all blocks: every one arrives once a phase, at a counter that runs through the launch. All blocks must be
 // resident together: there are no more of them than most_blocks().
+template <bool kWhole>
 struct StepSync {
   uint32_t* counters;  // arrivals, departures
   uint32_t target = 0;
@@ -102,11 +103,15 @@ struct StepSync {
     target += gridDim.x;
   }
   __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
+    if (!kWhole && target == 0) return;  // saves a trip to the counter, in every layer
     if (threadIdx.x == 0) await_count(counters, target);
     compute_sync();
   }
   __device__ __forceinline__ void leave() const {  // after the last wait
     if (threadIdx.x == 0 && atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
+  }
+  __device__ __forceinline__ void leave_unwaited() const {  // after the last arrival
+    if (threadIdx.x == 0 && arrives_last(counters + 1, gridDim.x)) counters[0] = 0;
   }
 };
 
@@ -120,8 +125,9 @@ __device__ __forceinline__ float compute_sum(float x, float* shared) {
 
 // The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at hand.
 // The block reads all of the stream, for its mean square, and keeps what its slice needs.
+template <class Sync>
 __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput& input, const __nv_bfloat16* weight,
-                                             const StepSync& sync, float* shared) {
+                                             const Sync& sync, float* shared) {
   constexpr int kStride = 8 * kStepThreads;
   const int first_own = (input.first * kPieceK) + 8 * threadIdx.x, end_own = (input.first + input.needed) * kPieceK;
   uint4 own_weight{};
@@ -163,8 +169,8 @@ __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput
 }
 
 // What attention left, or silu(gate) * up, as the input of a product.
-template <class Input>
-__device__ __forceinline__ void plain_input(const StepJob& job, int product, Input& input, const StepSync& sync) {
+template <class Input, class Sync>
+__device__ __forceinline__ void plain_input(const StepJob& job, int product, Input& input, const Sync& sync) {
   sync.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
   const auto [begin, end] = values_of(job, product, input);

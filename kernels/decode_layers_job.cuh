@@ -88,6 +88,8 @@ struct StepJob {
   int under_way;                   // pieces that a feeding warp has asked for, up to kMostUnderWay
   int input_bytes;                 // shared memory for the input of a product
   int work_bytes;                  // for input, its sums and the warps' sums, or for attention
+  // Read where attention is outside: the launch has the products from `first` on, before `end`, counted through its layers.
+  int first, end;
 };
 
 // Which weight of a product a chunk belongs to, and which chunk of it that is.
@@ -108,14 +110,14 @@ struct StepSeat {
 // A kernel of one kind of weights, for heads of one size and one type of cache.
 struct StepKernel {
   const void* function = nullptr;  // decode_layers_kernel<...>; null where there is none
-  int attention_bytes = 0;         // of shared memory
+  int attention_bytes = 0;         // of shared memory; where attention is outside, what makes its rows
 };
 // What the host must know of a kind of weights.
 struct StepKind {
   int outputs;                  // of a chunk
   int piece_bytes;              // in a ring
   int input_bytes, note_bytes;  // of a piece of the input in shared memory
-  StepKernel (*kernel)(int64_t head_dim, DType cache);
+  StepKernel (*kernel)(int64_t head_dim, DType cache, bool whole);  // whole: attention is inside
 };
 StepKind byte_step_kind();
 

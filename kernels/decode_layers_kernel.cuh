@@ -5,6 +5,10 @@
 // (decode_layers_input.cuh), the residual by whoever finishes an output. Bound by the weights, and by the waits between
 // phases where they are longer than the rings of weights last.
 //
+// With attention outside a launch has the products from one run of attention to the next: o, gate and up, down, and q k v of the
+// layer after, with what makes them queries and rows of the cache. Its weights stream from the start too, while the attention before
+// it ends.
+//
 // What the weights are is a class `Weights`: StepPacked of decode_layers_product.cuh, StepBytes of decode_layers_bytes.cuh.
 #include "kernels/decode_layers_attention.cuh"
 #include "kernels/hopper.cuh"
@@ -17,7 +21,8 @@ namespace fewbit::cuda {
 inline constexpr int kComputeRegisters = 200, kFeedRegisters = 48;
 #endif
 
-template <class Weights, int D, class C>
+// kWhole: with attention, of heads of D values over a cache of C; else StepJob::first and end say which products.
+template <class Weights, int D, class C, bool kWhole>
 __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const __grid_constant__ StepJob job) {
 #ifdef FEWBIT_SM90A
   // Rings, work, layers, cosines and sines. The rings begin on a line: off one, every copy and load takes a pass more.
@@ -40,10 +45,12 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
     parts[threadIdx.x].set(job.cut[threadIdx.x], slice, cluster, clusters());
   __syncthreads();
   cluster_meet();  // the barriers are ready
+  // The next kernel starts once every block has come here, so it takes no block's place; it finds room as they end.
+  if constexpr (!kWhole) allow_successor();
   if (threadIdx.x >= kStepThreads) {
     give_registers<kFeedRegisters>();
     const int warp = (threadIdx.x - kStepThreads) / 32;
-    return step_feed<Weights>(job, layers, parts, StepRing(shared, barriers, warp, job.slots, kPieceBytes), warp);
+    return step_feed<Weights, kWhole>(job, layers, parts, StepRing(shared, barriers, warp, job.slots, kPieceBytes), warp);
   }
   take_registers<kComputeRegisters>();
 
@@ -53,20 +60,23 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   StepMail<Weights> mail{mail_sums, mail_barriers};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
   const int position = *job.position;
-  rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
+  if constexpr (kWhole)
+    rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
   for (int e = threadIdx.x; e < parts[kOut].rounds * kOwnOutputs; e += kStepThreads)
     own_x[e] = to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + slice * kOwnOutputs + e % kOwnOutputs]);
   compute_sync();
   const StepAttention own(job, position, blockIdx.x);
-  StepSync sync{job.counters};
+  StepSync<kWhole> sync{job.counters};
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const StepLayer& layer = layers[i];
     const StepEnd<Weights> end{job, layer, own_x};
-    step_prefetch_keys<D, C>(job, layer, own);
+    if constexpr (kWhole) step_prefetch_keys<D, C>(job, layer, own);
+    const int begin = kWhole || i > 0 ? 0 : job.first;
+    const int stop = kWhole ? kStepProducts : min(job.end - i * kStepProducts, int{kStepProducts});
     // One place in the code for every kind of input and for the product: the instructions of a layer stay at hand.
 #pragma unroll 1
-    for (int product = 0; product < kStepProducts; ++product) {
+    for (int product = begin; product < stop; ++product) {
       const StepPart& part = parts[product];
       auto input = Weights::input(space, part, product, layer, i);
       if (product == kQkv || product == kGateUp)
@@ -75,26 +85,42 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
         plain_input(job, product, input, sync);
       step_multiply<Weights>(product, part, input, taker, mail, slice, sums, end);
       sync.arrive();
-      if (product != kQkv) continue;
-      sync.wait();
-      step_attention<D, C>(job, layer, own, position, turns, work);
-      sync.arrive();
+      if constexpr (kWhole) {
+        if (product != kQkv) continue;
+        sync.wait();
+        step_attention<D, C>(job, layer, own, position, turns, work);
+        sync.arrive();
+      }
     }
   }
-  sync.wait();
-  sync.leave();
+  if constexpr (kWhole) {
+    sync.wait();
+    sync.leave();
+  } else {
+    if ((job.end - 1) % kStepProducts == kQkv) {  // attention comes next
+      rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
+      sync.wait();
+      step_append<D, C>(job, layers[job.count - 1], position, turns, work);
+    }
+    sync.leave_unwaited();
+  }
 #endif
 }
 
 template <class Weights>
-StepKernel step_kernel(int64_t head_dim, DType cache) {
+StepKernel step_kernel(int64_t head_dim, DType cache, bool whole) {
   StepKernel found;
   if (cache != DType::bf16 && cache != DType::f8_e4m3 && cache != DType::i8) return found;
   const auto with = [&](auto dim) {
     constexpr int kDim = decltype(dim)::value;
     dispatch_stored(Type<__nv_bfloat16>{}, cache, [&](auto code) {
-      found = {reinterpret_cast<const void*>(&decode_layers_kernel<Weights, kDim, typename decltype(code)::type>),
-               static_cast<int>(sizeof(StepAttentionSpace<kDim>))};
+      using C = typename decltype(code)::type;
+      if (whole)
+        found = {reinterpret_cast<const void*>(&decode_layers_kernel<Weights, kDim, C, true>),
+                 static_cast<int>(sizeof(StepAttentionSpace<kDim>))};
+      else
+        found = {reinterpret_cast<const void*>(&decode_layers_kernel<Weights, kDim, C, false>),
+                 static_cast<int>(sizeof(StepAppendSpace<kDim>))};
     });
   };
   if (head_dim == 64) with(std::integral_constant<int, 64>{});

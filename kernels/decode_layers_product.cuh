@@ -57,8 +57,9 @@ struct StepPackedSource {
   }
 };
 
-// Where a warp's pieces lie: walks over them product by product and layer by layer.
-template <class Weights>
+// Where a warp's pieces lie: walks over them product by product and layer by layer, through all layers or (not kWhole) the
+// part of them that StepJob::first and end name.
+template <class Weights, bool kWhole>
 struct StepWalk {
   const StepJob& job;
   const StepLayer* layers;  // [count], in shared memory
@@ -71,9 +72,12 @@ struct StepWalk {
 
   __device__ __forceinline__ StepWalk(const StepJob& j, const StepLayer* in_layers, const StepPart* in_parts, int of_warp)
       : job(j), layers(in_layers), parts(in_parts), warp(of_warp) {
+    if constexpr (!kWhole) product = job.first - 1;
     next_product();
   }
-  __device__ __forceinline__ bool done() const { return layer == job.count; }
+  __device__ __forceinline__ bool done() const {
+    return kWhole ? layer == job.count : layer * kStepProducts + product >= job.end;
+  }
   __device__ __forceinline__ void next_product() {
     do {
       if (++product == kStepProducts) product = 0, ++layer;
@@ -110,10 +114,10 @@ __device__ __forceinline__ void cluster_meet() {
 
 // The life of a feeding warp: as far ahead as its ring has room, but with few pieces under way: together they keep the
 // memory busy, and what the computing warps read and write in between waits behind them.
-template <class Weights>
+template <class Weights, bool kWhole>
 __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* layers, const StepPart* parts,
                                           const StepRing& ring, int warp) {
-  StepWalk<Weights> walk(job, layers, parts, warp);
+  StepWalk<Weights, kWhole> walk(job, layers, parts, warp);
   int slot = 0;
   uint32_t parity = 1;
   while (!walk.done()) {

@@ -85,7 +85,8 @@ BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchO
   r.bytes_per_token = engine.weight_bytes_per_token() + engine.kv_bytes_per_token(context);
   r.gb_per_s = static_cast<double>(r.bytes_per_token) / r.ms_per_token.mean / 1e6;
   r.peak_bytes = ex.peak_bytes();
-  r.why_op_by_op = engine.why_op_by_op();
+  r.launches = engine.step_launches();
+  r.why_not_together = engine.why_not_together();
   const auto per_second = [](double flop, double ms) { return flop / ms / 1e9; };
   r.prefill_flop = pass_flop(engine.spec(), shape.batch, 0, shape.prompt_tokens);
   r.prefill_bytes = static_cast<double>(engine.prefill_bytes(shape.prompt_tokens));

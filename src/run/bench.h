@@ -44,7 +44,8 @@ struct BenchRow {
   double prefill_flop = 0, prefill_bytes = 0, prefill_tflop_per_s = 0;
   double flop_per_token = 0, tflop_per_s = 0;
   int64_t peak_bytes = 0;       // held at one time while this row ran
-  std::string why_op_by_op{};   // why steps did not take all layers in one launch; "" = they did
+  StepLaunches launches{};      // of steps; where they changed on the way, of the last
+  std::string why_not_together{};  // "" = all layers of a step were one launch
 };
 
 // What the device's memory does, measured in buffers larger than any cache; medians.

@@ -43,7 +43,8 @@ struct Side {
     m.bytes_per_token = engine->weight_bytes_per_token() +
                         engine->kv_bytes_per_token(shape.prompt_tokens + o.warmup + shape.tokens / 2);
     m.gb_per_s = static_cast<double>(m.bytes_per_token) / m.ms_per_token.mean / 1e6;
-    m.why_op_by_op = engine->why_op_by_op();
+    m.launches = engine->step_launches();
+    m.why_not_together = engine->why_not_together();
     m.kernels = engine->kernel_table();
     m.notes = engine->notes();
     return m;

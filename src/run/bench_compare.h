@@ -18,7 +18,8 @@ struct ComparedModel {
   Spread ms_per_token{};  // over the steps of all repetitions
   int64_t bytes_per_token = 0;
   double gb_per_s = 0, floor_share = 0;  // as in BenchRow
-  std::string why_op_by_op;  // as in BenchRow
+  StepLaunches launches{};       // as in BenchRow
+  std::string why_not_together;  // as in BenchRow
   std::vector<std::string> kernels, notes;
 };
 struct BenchComparison {

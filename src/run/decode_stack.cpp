@@ -70,7 +70,7 @@ struct Layer {
 
 std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const std::vector<BlockWeights>& blocks,
                                         const RopeTables& ropes, const std::vector<KvCache>& caches, bool turned_keys,
-                                        std::string* why) {
+                                        bool attention_apart, std::string* why) {
   const auto refuse = [&](const char* reason) { return *why = reason, std::nullopt; };
   StackForm f;
   if (spec.kinds.size() != 1 || !f.read(spec.kinds[0])) return refuse("another list of ops, or blocks of several kinds");
@@ -81,7 +81,8 @@ std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const s
       .eps = f.input->eps,
       .head_eps = f.q_norm ? f.q_norm->eps : 0,
       .weight_offset = weight_offset(f.input->kind),
-      .act = act_kind(f.act->act)};
+      .act = act_kind(f.act->act),
+      .attention_apart = attention_apart};
   std::vector<DecodeLayer> layers;
   for (size_t i = 0; i < blocks.size(); ++i) {
     Layer w{blocks[i]};

@@ -1,5 +1,6 @@
 #pragma once
-// All layers of a decode step in one launch (kernels/decode_layers.h), where the model's op list has that form.
+// All layers of a decode step in one launch, or in one for each run of products between attention (kernels/decode_layers.h), where
+// the model's op list has that form.
 #include <optional>
 
 #include "kernels/decode_layers.h"
@@ -7,9 +8,14 @@
 
 namespace fewbit {
 
+// Positions in sight up to which attention inside of the one launch is the faster one (docs/performance.md, "All layers in one
+// launch": it reads the scales of an int8 cache one by one).
+inline constexpr int64_t kLongContext = 18432, kLongInt8Context = 10240;
+
 // The stack over the blocks' weights and one sequence's caches (one each per layer), which must outlive it. Nothing where
 // the op list or the device asks for the ops one by one; `why` then says the reason.
 std::optional<DecodeStack> decode_stack(Exec&, const ModelSpec&, const std::vector<BlockWeights>&, const RopeTables&,
-                                        const std::vector<KvCache>&, bool turned_keys, std::string* why);
+                                        const std::vector<KvCache>&, bool turned_keys, bool attention_apart,
+                                        std::string* why);
 
 }  // namespace fewbit

@@ -21,6 +21,7 @@ namespace {
 EngineOptions checked(EngineOptions o) {
   if (o.batch < 1 || o.capacity < 1)
     fail(ErrorKind::usage, fmt::format("batch {} and capacity {} must be at least 1", o.batch, o.capacity));
+  if (o.long_context < 0) o.long_context = o.load.kv_cache == KvType::int8 ? kLongInt8Context : kLongContext;
   o.prefill_chunk = std::clamp<int64_t>(o.prefill_chunk, o.batch, o.batch * o.capacity) / o.batch * o.batch;
   return o;
 }
@@ -71,34 +72,55 @@ void Engine::alloc_buffers() {
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
   positions_ = ex_.alloc_zeros(DType::i32, {batch});
-  make_stack();
+  make_ways();
 }
 
-void Engine::make_stack() {
-  stack_.reset();
-  // Over a long context attention alone has kernels that read the cache faster.
-  constexpr int64_t kLongContext = 8192;
+void Engine::make_ways() {
+  near_ = StepWay{}, far_ = StepWay{};
   const auto asks_for_ops = [&]() -> std::string {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
     if (options_.batch != 1) return fmt::format("{} sequences at once", options_.batch);
-    if (options_.capacity > kLongContext) return fmt::format("room for more than {} positions", kLongContext);
     return "";
   };
-  why_op_by_op_ = asks_for_ops();
-  if (!why_op_by_op_.empty()) return;
+  near_.why = asks_for_ops();
+  if (!near_.why.empty()) return;
   std::vector<KvCache> caches;
   for (size_t i = 0; i < kv_.size(); ++i) caches.push_back(view_of(kv_[i], kv_scales_[i]));
-  stack_ = decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), &why_op_by_op_);
+  const auto make = [&](bool attention_apart, std::string* why) {
+    return decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), attention_apart, why);
+  };
+  near_.stack = make(false, &near_.why);
+  if (!near_.stack) return;
+  const int64_t window = near_.stack->form.attention.window;
+  if (options_.capacity <= options_.long_context || (window > 0 && window <= options_.long_context)) return;
+  far_.stack = make(true, &far_.why);
+  if (far_.stack) far_.why = fmt::format("more than {} positions in sight", options_.long_context);
+}
+
+bool Engine::far() const { return far_.stack && length_ >= options_.long_context; }  // a step sees its own token too
+
+StepLaunches Engine::step_launches() const {
+  const std::optional<DecodeStack>& stack = (far() ? far_ : near_).stack;
+  if (!stack) return StepLaunches::op_by_op;
+  return stack->form.attention_apart ? StepLaunches::attention_apart : StepLaunches::together;
+}
+
+const char* name_of(StepLaunches l) {
+  switch (l) {
+    case StepLaunches::together: return "one launch";
+    case StepLaunches::attention_apart: return "one launch a layer";
+    case StepLaunches::op_by_op: break;
+  }
+  return "op by op";
 }
 
 void Engine::resize(int64_t batch, int64_t capacity) {
   EngineOptions o = options_;
   o.batch = batch, o.capacity = capacity, o.prefill_chunk = asked_chunk_;
   options_ = checked(o);
-  step_graph_ = RecordedGraph{};
-  warm_ = recorded_ = false;
+  near_ = StepWay{}, far_ = StepWay{};
   length_ = 0;
   kv_.clear();
   prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
@@ -174,12 +196,12 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
   return logits_;
 }
 
-void Engine::decode_body() {
+void Engine::decode_body(const StepWay& way) {
   report("", true);
   embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
   report("embedding");
-  if (stack_) {
-    decode_layers(ex_, *stack_, positions_, x_);
+  if (way.stack) {
+    decode_layers(ex_, *way.stack, positions_, x_);
     report("layers");
   } else {
     run_blocks(decode_slots_, x_, positions_);
@@ -193,15 +215,16 @@ void Engine::decode_body() {
 void Engine::step() {
   need_room(1);
   const ProfileRange range("decode step");
-  if (options_.graph && warm_ && !recorded_ && !watch_) {
-    step_graph_ = ex_.record([this] { decode_body(); });
-    recorded_ = true;
+  StepWay& way = far() ? far_ : near_;
+  if (options_.graph && way.warm && !way.recorded && !watch_) {
+    way.graph = ex_.record([&] { decode_body(way); });
+    way.recorded = true;
   }
-  if (step_graph_.handle && !watch_)
-    ex_.replay(step_graph_);
+  if (way.graph.handle && !watch_)
+    ex_.replay(way.graph);
   else
-    decode_body();
-  warm_ = true;  // scratch memory of the ops has its size now: the next step may be recorded
+    decode_body(way);
+  way.warm = true;  // scratch memory of the ops has its size now: the next step may be recorded
   ++length_;
 }
 

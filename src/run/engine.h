@@ -17,8 +17,14 @@ struct EngineOptions {
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
-  bool one_launch = true;        // steps of one sequence take all layers in one launch where they can (CUDA)
+  bool one_launch = true;        // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
+  int64_t long_context = -1;     // over more positions in sight attention has launches of its own; -1: kLongContext, by the cache
 };
+
+// What the layers of a decode step are launched as: all of them at once; what lies between two runs of attention at once, and
+// attention by itself; every op by itself.
+enum class StepLaunches { together, attention_apart, op_by_op };
+const char* name_of(StepLaunches);  // "one launch", "one launch a layer", "op by op"
 
 class Engine {
  public:
@@ -49,20 +55,28 @@ class Engine {
   // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
   int64_t prefill_bytes(int64_t tokens) const;
   std::vector<std::string> kernel_table() const;  // "24 x marlin4", "1 x dense head"
-  bool in_one_launch() const { return stack_.has_value(); }  // decode steps: all layers
-  const std::string& why_op_by_op() const { return why_op_by_op_; }  // "" in one launch
+  StepLaunches step_launches() const;  // of a decode step at the present length
+  const std::string& why_not_together() const { return (far() ? far_ : near_).why; }  // "" where they are
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
+  // How a decode step goes through the layers, and its recording.
+  struct StepWay {
+    std::optional<DecodeStack> stack;  // over kv_; else op by op
+    std::string why;                   // not all layers in one launch
+    RecordedGraph graph;
+    bool warm = false, recorded = false;
+  };
   void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
   void finish(ConstTensorView rows);  // final norm and head of the last row of each sequence: to logits_
-  void decode_body();  // next_ -> logits_, the greedy choice to next_, positions one on
+  void decode_body(const StepWay&);  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();         // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;  // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
   void alloc_buffers();  // caches and what has a row per sequence, for options_
-  void make_stack();     // over the caches, where a step takes all layers in one launch
+  void make_ways();      // over the caches
+  bool far() const;      // the next step goes far_
 
   Exec& ex_;
   ModelSpec spec_;
@@ -74,14 +88,12 @@ class Engine {
   RopeTables ropes_;
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
-  std::optional<DecodeStack> stack_;       // of a decode step over kv_
-  std::string why_op_by_op_;               // where there is none
+  // Up to long_context positions in sight, and over more: with a stack only where that is another way.
+  StepWay near_, far_;
   SlotBuffers prefill_slots_, decode_slots_;
   // States [tokens, hidden] of both phases; the last row of each sequence of a prefill, and any after the norm [batch,
   // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].
   Tensor prefill_x_, x_, last_, normed_, logits_, next_, positions_;
-  RecordedGraph step_graph_;
-  bool warm_ = false, recorded_ = false;
   int64_t length_ = 0;
   PassWatch watch_;
 };

@@ -33,7 +33,7 @@ TEST_F(Bench, MakesARowOfEveryCombination) {
   }
   EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
   EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
-  // As many cells in every line: 15 columns between 16 bars; 29 values, none of which holds a comma.
+  // As many cells in every line: 15 columns between 16 bars; 30 values, none of which holds a comma.
   const auto lines_with = [&](const std::string& name, char mark, long count) {
     std::ifstream in(dir / name);
     int lines = 0;
@@ -41,7 +41,7 @@ TEST_F(Bench, MakesARowOfEveryCombination) {
     return lines;
   };
   EXPECT_EQ(lines_with("t.md", '|', 16), 6) << "head, rule, four rows";
-  EXPECT_EQ(lines_with("t.csv", ',', 28), 5) << "names, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 29), 5) << "names, four rows";
   // The commas end a list: the next word is the model.
   EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
 }
@@ -51,6 +51,7 @@ TEST_F(Bench, RoundsTheHead) {
   EXPECT_EQ(stored["head"], "stored");
   EXPECT_EQ(stored["kernels"].back(), "1 x dense head");
   EXPECT_EQ(stored["one_launch"], false);
+  EXPECT_EQ(stored["steps"], "op by op");
   EXPECT_NE(stored["why_op_by_op"].get<std::string>().find("CPU"), std::string::npos);
   int64_t bytes = stored["bytes_per_token"];
   for (const auto& [head, kind] : {std::pair{"fp8", "1 x fp8a16 head"}, {"int4", "1 x row4 head"}}) {

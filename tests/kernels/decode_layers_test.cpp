@@ -1,5 +1,7 @@
 #include "kernels/decode_layers.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,6 +25,7 @@ struct Sizes {
   int layers = 3;
   bool bytes = false;  // E4M3 weights and inputs, else packed
   float fixed = 0;     // scale of the inputs; 0: one of their own
+  bool apart = false;  // DecodeForm::attention_apart
 };
 
 // Random layers on one device; the same values on every device.
@@ -86,7 +89,8 @@ struct Layers {
                           .window = s.window},
             .rope = {.inv_freq = keep(std::move(freq)), .attention_scale = 1.1f, .hadamard = s.hadamard},
             .eps = 1e-5f,
-            .head_eps = 1e-6f};
+            .head_eps = 1e-6f,
+            .attention_apart = s.apart};
     for (int i = 0; i < s.layers; ++i) {
       const auto seed = [&](int n) { return static_cast<uint64_t>(100 * i + n); };
       const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
@@ -155,16 +159,27 @@ const Sizes kByteSizes[] = {
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .bytes = true},
 };
 
+void expect_near(const Outcome& found, const Outcome& expected, const Sizes& s) {
+  const double limit = s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16;
+  const std::string what = fmt::format("hidden {}, head_dim {}, apart {}", s.hidden, s.head_dim, s.apart);
+  for (size_t i = 0; i < found.x.size(); ++i)
+    EXPECT_LE(relative_error(found.x[i], expected.x[i]), limit) << what << ", step " << i;
+  if (s.cache != DType::bf16) return;
+  EXPECT_LE(relative_error(to_f32(found.keys), to_f32(expected.keys)), limit) << what;
+}
+
+Outcome run_apart(Exec& ex, Sizes s, const std::vector<int32_t>& positions) {
+  s.apart = true;
+  return run(ex, s, positions);
+}
+
+// In one launch and with attention apart.
 void expect_the_ops_values(std::span<const Sizes> sizes, const std::vector<int32_t>& positions) {
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
-  for (const Sizes& s : sizes) {
-    const Outcome expected = run(cpu, s, positions), found = run(gpu, s, positions);
-    const double limit = s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16;
-    for (size_t i = 0; i < positions.size(); ++i)
-      EXPECT_LE(relative_error(found.x[i], expected.x[i]), limit)
-          << "hidden " << s.hidden << ", head_dim " << s.head_dim << ", position " << positions[i];
-    if (s.cache != DType::bf16) continue;
-    EXPECT_LE(relative_error(to_f32(found.keys), to_f32(expected.keys)), limit) << "hidden " << s.hidden;
+  for (Sizes s : sizes) {
+    const Outcome expected = run(cpu, s, positions);
+    expect_near(run(gpu, s, positions), expected, s);
+    expect_near(run_apart(gpu, s, positions), expected, s);
   }
 }
 
@@ -176,6 +191,16 @@ TEST(DecodeLayers, CudaEqualsTheOpsOneByOne) {
 TEST(DecodeLayers, CudaEqualsTheOpsOnBytes) {
   FEWBIT_NEEDS_GPU();
   expect_the_ops_values(kByteSizes, {0, 1, 2, 3, 4, 5, 6, 7});
+}
+
+// The first launch of a layer is also the last but one.
+TEST(DecodeLayers, CudaTakesOneLayerWithAttentionApart) {
+  FEWBIT_NEEDS_GPU();
+  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
+  for (Sizes s : {kSizes[2], kByteSizes[4]}) {
+    s.layers = 1;
+    expect_near(run_apart(gpu, s, {0, 1, 2, 3}), run(cpu, s, {0, 1, 2, 3}), s);
+  }
 }
 
 // In one layer few codes fall on the other side of a tie, in half of the steps next to none: a scale or a rounding in another
@@ -214,8 +239,10 @@ TEST(DecodeLayers, CudaReadsALongCache) {
   for (const int64_t window : {0, 300}) {
     s.window = window;
     const Outcome expected = run(cpu, s, positions), found = run(gpu, s, positions);
+    const Outcome apart = run_apart(gpu, s, positions);
     for (const size_t i : {size_t{64}, size_t{333}, size_t{699}})
-      EXPECT_LE(relative_error(found.x[i], expected.x[i]), tol::kLogitsBf16) << "position " << i << ", window " << window;
+      for (const Outcome* o : {&found, &apart})
+        EXPECT_LE(relative_error(o->x[i], expected.x[i]), tol::kLogitsBf16) << "position " << i << ", window " << window;
   }
 }
 
@@ -234,7 +261,9 @@ TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
     if (std::isfinite(value)) out.as<float>()[17] = 0;  // or it outweighs all others in the comparison
     return out;
   };
-  for (const Sizes& s : {kSizes[0], kByteSizes[0]}) {
+  int stacks = 0;
+  for (Sizes s : {kSizes[0], kByteSizes[0], kSizes[0], kByteSizes[0]}) {
+    s.apart = ++stacks > 2;
     EXPECT_LE(relative_error(result(gpu, s, 1000), result(cpu, s, 1000)), s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16);
     const Tensor lost = result(gpu, s, std::numeric_limits<float>::quiet_NaN());
     for (int64_t i = 0; i < lost.numel(); ++i) EXPECT_TRUE(std::isnan(lost.as<float>()[i])) << i;
@@ -244,10 +273,13 @@ TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
 TEST(DecodeLayers, CudaTwoRunsGiveTheSameBits) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  for (const Sizes& s : {kSizes[3], kSizes[6], kByteSizes[3], kByteSizes[6]}) {
-    const Outcome a = run(ex, s, {0, 1, 2}), b = run(ex, s, {0, 1, 2});
+  const auto expect_the_same = [](const Outcome& a, const Outcome& b, const Sizes& s) {
     for (size_t i = 0; i < a.x.size(); ++i) EXPECT_EQ(first_difference(a.x[i], b.x[i]), "") << s.hidden;
     EXPECT_EQ(first_difference(a.keys, b.keys), "") << s.hidden;
+  };
+  for (const Sizes& s : {kSizes[3], kSizes[6], kByteSizes[3], kByteSizes[6]}) {
+    expect_the_same(run(ex, s, {0, 1, 2}), run(ex, s, {0, 1, 2}), s);
+    expect_the_same(run_apart(ex, s, {0, 1, 2}), run_apart(ex, s, {0, 1, 2}), s);
   }
 }
 
@@ -259,6 +291,11 @@ TEST(DecodeLayers, CudaSaysWhatItHasNoKernelFor) {
   DecodeForm capped = l.form;
   capped.attention.softcap = 30;
   EXPECT_NE(refuses_stack(ex, l.layers, capped), "");
+  capped.attention_apart = true;
+  EXPECT_NE(refuses_stack(ex, l.layers, capped), "");
+  DecodeForm apart = l.form;
+  apart.attention_apart = true;
+  EXPECT_EQ(refuses_stack(ex, l.layers, apart), "");
   DecodeForm gelu = l.form;
   gelu.act = ActKind::gelu_tanh;
   EXPECT_NE(refuses_stack(ex, l.layers, gelu), "");

@@ -2,6 +2,8 @@
 // sampling.
 #include "src/run/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -135,8 +137,8 @@ TEST_P(EngineOn, GraphAndEagerStepsAgree) {
   graph_equals_eager(ex, Checkpoint::open(demo()));
 }
 
-// A model of the form that decode_layers() takes: its steps in one launch against those op by op, and recorded against eager
-// ones bit for bit.
+// A model of the form that decode_layers() takes: its steps in one launch, and with attention apart, against those op by op, and
+// recorded against eager ones bit for bit.
 void one_launch_equals_op_by_op(const std::string& format, double plain_limit, double quantized_limit) {
   Exec ex = Exec::cuda(0);
   const TempDir dir;
@@ -145,17 +147,34 @@ void one_launch_equals_op_by_op(const std::string& format, double plain_limit, d
   const std::vector<int32_t> ids = random_ids(70, 5);
   for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8}) {
     const LoadOptions load{.dtype = DType::bf16, .kv_cache = kv};
-    Engine together(ex, c, {.load = load, .capacity = 80}), eager(ex, c, {.load = load, .capacity = 80, .graph = false}),
-        apart(ex, c, {.load = load, .capacity = 80, .one_launch = false});
-    EXPECT_TRUE(together.in_one_launch());
-    EXPECT_FALSE(apart.in_one_launch());
-    for (Engine* e : {&together, &eager, &apart}) e->prefill({ids.data(), 60});
+    const auto engine = [&](bool graph, int64_t long_context) {
+      return Engine(ex, c, {.load = load, .capacity = 80, .graph = graph, .long_context = long_context});
+    };
+    // All of the way in one launch, and from 64 positions on with attention apart.
+    Engine together = engine(true, 80), eager = engine(false, 80), crossing = engine(true, 64), crossing_eager = engine(false, 64);
+    Engine by_op(ex, c, {.load = load, .capacity = 80, .one_launch = false});
+    for (Engine* e : {&together, &eager, &crossing, &crossing_eager, &by_op}) e->prefill({ids.data(), 60});
+    EXPECT_EQ(by_op.step_launches(), StepLaunches::op_by_op);
     for (size_t i = 60; i < 70; ++i) {
+      EXPECT_EQ(together.step_launches(), StepLaunches::together) << together.why_not_together();
+      EXPECT_EQ(crossing.step_launches(), i < 64 ? StepLaunches::together : StepLaunches::attention_apart);
       const Tensor next = ex.to_device(i32({ids[i]}));
-      const Tensor a = ex.to_host(together.decode(next)), b = ex.to_host(eager.decode(next)), ops = ex.to_host(apart.decode(next));
-      EXPECT_EQ(first_difference(a, b), "") << name_of(kv) << ", position " << i;
-      EXPECT_LE(relative_error(a, ops), kv == KvType::plain ? plain_limit : quantized_limit) << name_of(kv) << ", position " << i;
+      const Tensor ops = ex.to_host(by_op.decode(next));
+      for (auto [recorded, plain] : {std::pair{&together, &eager}, {&crossing, &crossing_eager}}) {
+        const std::string what = fmt::format("{}, {}, position {}", name_of(recorded->step_launches()), name_of(kv), i);
+        const Tensor a = ex.to_host(recorded->decode(next)), b = ex.to_host(plain->decode(next));
+        EXPECT_EQ(first_difference(a, b), "") << what;
+        EXPECT_LE(relative_error(a, ops), kv == KvType::plain ? plain_limit : quantized_limit) << what;
+      }
     }
+    EXPECT_NE(crossing.why_not_together().find("64 positions"), std::string::npos) << crossing.why_not_together();
+    crossing.reset();  // back to the one launch, whose recording is still there
+    crossing.prefill({ids.data(), 60});
+    EXPECT_EQ(crossing.step_launches(), StepLaunches::together);
+    together.reset();
+    together.prefill({ids.data(), 60});
+    const Tensor next = ex.to_device(i32({ids[60]}));
+    EXPECT_EQ(first_difference(ex.to_host(crossing.decode(next)), ex.to_host(together.decode(next))), "") << name_of(kv);
   }
 }
 
@@ -217,8 +236,8 @@ TEST(Engine, CountsTheBytesOfAStep) {
   EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
   EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads
   EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
-  EXPECT_FALSE(engine.in_one_launch());
-  EXPECT_NE(engine.why_op_by_op().find("CPU"), std::string::npos) << engine.why_op_by_op();
+  EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
+  EXPECT_NE(engine.why_not_together().find("CPU"), std::string::npos) << engine.why_not_together();
 }
 
 Engine with_head(Exec& ex, const Checkpoint& c, HeadType head) {

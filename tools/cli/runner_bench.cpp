@@ -64,7 +64,7 @@ std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
           fmt::format("{:.1f}", r.gb_per_s),
           fmt::format("{:.1f} %", 100 * r.floor_share),
           human_bytes(r.peak_bytes),
-          r.why_op_by_op.empty() ? "one launch" : "op by op"};
+          name_of(r.launches)};
 }
 
 size_t shown_width(const std::string& s) {  // of UTF-8: continuation bytes take no column
@@ -108,15 +108,16 @@ std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResu
       "model,device,dtype,kv_cache,head,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
       "prefill_tokens_per_s_std,ttft_ms,ttft_ms_std,tokens_per_s,tokens_per_s_std,ms_per_token_mean,ms_per_token_std,"
       "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
-      "read_gb_per_s,floor_share,peak_bytes,one_launch\n";
+      "read_gb_per_s,floor_share,peak_bytes,one_launch,steps\n";
   for (const BenchRow& row : r.rows) {
     s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head, row.shape.batch,
                      row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
       s += fmt::format(",{},{}", v->mean, v->std);
     const Spread& ms = row.ms_per_token;
-    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
-                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes, row.why_op_by_op.empty());
+    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
+                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes,
+                     row.launches == StepLaunches::together, name_of(row.launches));
   }
   return s;
 }
@@ -139,16 +140,18 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
       r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
       row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
-      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "), steps_of(row.why_op_by_op));
+      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
+      steps_of(row.launches, row.why_not_together));
 }
 
 // Each reason once, with the batch sizes that it holds for.
 std::string reasons_of(const BenchResult& r) {
   std::map<std::string, std::set<std::string>> batches;
   for (const BenchRow& row : r.rows)
-    if (!row.why_op_by_op.empty()) batches[row.why_op_by_op].insert(std::to_string(row.shape.batch));
+    if (row.launches != StepLaunches::together)
+      batches[steps_of(row.launches, row.why_not_together)].insert(std::to_string(row.shape.batch));
   std::string s;
-  for (const auto& [why, at] : batches) s += fmt::format("batch {}: {}\n", join({at.begin(), at.end()}, ", "), steps_of(why));
+  for (const auto& [steps, at] : batches) s += fmt::format("batch {}: {}\n", join({at.begin(), at.end()}, ", "), steps);
   return s;
 }
 
@@ -181,8 +184,9 @@ Json json_of(const BenchRow& r) {
           {"floor_share", r.floor_share},
           {"roofline", roofline_of(r)},
           {"peak_bytes", r.peak_bytes},
-          {"one_launch", r.why_op_by_op.empty()},
-          {"why_op_by_op", r.why_op_by_op}};
+          {"steps", name_of(r.launches)},
+          {"one_launch", r.launches == StepLaunches::together},
+          {"why_op_by_op", why_op_by_op(r)}};
 }
 
 Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r, bool rows) {
@@ -208,8 +212,9 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"batch", first.shape.batch},
             {"prompt_tokens", first.shape.prompt_tokens},
             {"tokens", first.shape.tokens},
-            {"one_launch", first.why_op_by_op.empty()},
-            {"why_op_by_op", first.why_op_by_op},
+            {"steps", name_of(first.launches)},
+            {"one_launch", first.launches == StepLaunches::together},
+            {"why_op_by_op", why_op_by_op(first)},
             {"kernels", r.kernels},
             {"notes", r.notes}};
   if (!rows) return j;
@@ -262,8 +267,10 @@ void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& valu
 
 }  // namespace
 
-std::string steps_of(const std::string& why_op_by_op) {
-  return why_op_by_op.empty() ? "all layers in one launch" : "op by op: " + why_op_by_op;
+std::string steps_of(StepLaunches launches, const std::string& why_not_together) {
+  if (launches == StepLaunches::together) return "all layers in one launch";
+  const char* how = launches == StepLaunches::op_by_op ? "op by op" : "one launch a layer, attention apart";
+  return fmt::format("{}: {}", how, why_not_together);
 }
 
 std::vector<std::pair<const char*, double>> values_of(const Spread& s) {

@@ -20,8 +20,13 @@ void add_bench_command(CLI::App& app);
 void run_comparison(const BenchArgs&);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
-// "all layers in one launch", or op by op and why.
-std::string steps_of(const std::string& why_op_by_op);
+// "all layers in one launch", or how else and why.
+std::string steps_of(StepLaunches, const std::string& why_not_together);
+// Of a row or a compared model: why its steps went op by op; "" where they did not.
+template <class Measured>
+std::string why_op_by_op(const Measured& m) {
+  return m.launches == StepLaunches::op_by_op ? m.why_not_together : "";
+}
 // The figures of a spread under their JSON keys, in their order there.
 std::vector<std::pair<const char*, double>> values_of(const Spread&);
 

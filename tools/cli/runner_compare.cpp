@@ -21,7 +21,7 @@ std::string lines_of(const std::string& name, const ComparedModel& m) {
       "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate\n"
       "  steps              {}\n",
       name, m.load_s, join(m.kernels, ", "), m.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
-      human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share, steps_of(m.why_op_by_op));
+      human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share, steps_of(m.launches, m.why_not_together));
 }
 
 Json json_of(const Spread& s) {
@@ -38,8 +38,9 @@ Json json_of(const std::string& name, const ComparedModel& m) {
           {"bytes_per_token", m.bytes_per_token},
           {"gb_per_s", m.gb_per_s},
           {"floor_share", m.floor_share},
-          {"one_launch", m.why_op_by_op.empty()},
-          {"why_op_by_op", m.why_op_by_op},
+          {"steps", name_of(m.launches)},
+          {"one_launch", m.launches == StepLaunches::together},
+          {"why_op_by_op", why_op_by_op(m)},
           {"kernels", m.kernels},
           {"notes", m.notes}};
 }
