@@ -25,8 +25,8 @@ inline int64_t in_of(const DecodeLinear& l) {
 }
 
 // A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the norm of x, then x += down(act(gate) * up)
-// of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128 without zero
-// points, or E4M3 with a scale for each output and an input rounded with one scale of its own or a fixed one, the same for
+// of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128 (all with zero
+// points or all without), or E4M3 with a scale for each output and an input rounded with one scale of its own or a fixed one, the same for
 // q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of 128).
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};      // [hidden] bf16

@@ -180,6 +180,8 @@ struct StepByteTaker;
 #endif
 
 struct StepBytes {
+  static constexpr bool kZeros = false;
+  using Layer = StepLayer;
   using Source = StepByteSource;
   using Input = StepByteInput;
   using Taker = StepByteTaker;

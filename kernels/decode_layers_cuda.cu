@@ -1,11 +1,12 @@
 // The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself or, with attention
-// apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights, in
-// decode_layers_bytes_cuda.cu for bytes.
+// apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights without zero points, in
+// decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for bytes.
 #include "kernels/decode_layers.h"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/decode_layers_kernel.cuh"
 #include "kernels/exec_cuda.h"
@@ -47,12 +48,14 @@ std::array<const DecodeLinear*, kStepWeights> linears_of(const DecodeLayer& l) {
   return {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
 }
 
+bool has_zeros(const DecodeLayer& l) { return std::get<MarlinView>(l.q).z.data != nullptr; }
+
 // Why the kernel of packed weights, or that of bytes, does not take the linears of a layer; "" = it does.
 std::string refuses_packed(const DecodeLayer& l) {
   for (const DecodeLinear* w : linears_of(l)) {
     const auto& m = std::get<MarlinView>(*w);
-    if (m.bits != 4 || m.z.data || m.groups() < 2 || m.group() != kPieceK)
-      return "packed linears of 4 bits in groups of 128 without zero points only";
+    if (m.bits != 4 || m.groups() < 2 || m.group() != kPieceK) return "packed linears of 4 bits in groups of 128 only";
+    if ((m.z.data != nullptr) != has_zeros(l)) return "packed linears with zero points and without";
   }
   return "";
 }
@@ -81,6 +84,7 @@ struct StepLayout {
   StepKernel kernel{};
   size_t shared = 0;      // bytes of a block
   size_t workspace = 0;   // bytes
+  int layer_bytes = 0;    // of the table
   std::string refusal;
 };
 
@@ -92,12 +96,14 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const DecodeLayer& l = layers.front();
   StepJob& job = out.job;
   const bool bytes = std::holds_alternative<ByteView>(l.q);
-  const StepKind kind = bytes ? byte_step_kind() : kind_of<StepPacked>();
   for (const DecodeLayer& each : layers) {
     if (std::string why = refuses_linears(each, bytes); !why.empty()) return refuse(std::move(why));
+    if (!bytes && has_zeros(each) != has_zeros(l)) return refuse("layers with zero points and without");
     if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape || each.cache.k.shape[0] != 1)
       return refuse("one sequence only, with caches alike");
   }
+  const StepKind kind = bytes ? byte_step_kind() : has_zeros(l) ? zero_step_kind() : kind_of<StepPacked>();
+  out.layer_bytes = kind.layer_bytes;
   out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
   if (!out.kernel.function) return refuse("heads of 64 or 128 values only");
   if (a.softcap > 0) return refuse("no soft cap");
@@ -135,7 +141,7 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps +
                          static_cast<size_t>(pieces) * kind.note_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, out.kernel.attention_bytes) + 15) / 16 * 16);
-  const size_t fixed = job.work_bytes + sizeof(StepLayer) * job.count + 4 * static_cast<size_t>(a.head_dim);
+  const size_t fixed = job.work_bytes + static_cast<size_t>(out.layer_bytes) * job.count + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
     out.shared = fixed + static_cast<size_t>(kStepWarps) * job.slots * kind.piece_bytes;
     job.under_way = job.slots == kMostSlots ? 1 : kMostUnderWay;  // measured; a short ring must fill faster
@@ -165,11 +171,14 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
   stack.blocks = most_blocks(ex.cuda_state());
   const StepLayout layout = layout_of(ex.cuda_state(), stack.blocks, stack.layers, stack.form);
   FEWBIT_ASSERT(layout.refusal.empty());
-  Tensor table = Tensor::host(DType::u8, {static_cast<int64_t>(sizeof(StepLayer) * stack.layers.size())});
-  auto* to = reinterpret_cast<StepLayer*>(table.as<uint8_t>());
+  Tensor table = Tensor::host(DType::u8, {layout.layer_bytes * static_cast<int64_t>(stack.layers.size())});
+  uint8_t* to = table.as<uint8_t>();
   for (const DecodeLayer& l : stack.layers) {
-    StepLayer& t = *to++ = {};
-    for (int w = 0; w < kStepWeights; ++w) t.weights[w] = weight_of(*linears_of(l)[w]);
+    StepZeroLayer t{};
+    for (int w = 0; w < kStepWeights; ++w) {
+      t.weights[w] = weight_of(*linears_of(l)[w]);
+      if (const auto* m = std::get_if<MarlinView>(linears_of(l)[w])) t.zeros[w] = source_of(*m).z;
+    }
     const DecodeLinear* firsts[kStepProducts] = {&l.q, &l.o, &l.gate, &l.down};
     for (int p = 0; p < kStepProducts; ++p)
       if (const auto* b = std::get_if<ByteView>(firsts[p])) t.fixed[p] = b->input.fixed;
@@ -180,6 +189,8 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
     t.head_norm[0] = values(l.q_norm), t.head_norm[1] = values(l.k_norm);
     t.k = l.cache.k.data, t.v = l.cache.v.data;
     t.k_scales = static_cast<float*>(l.cache.k_scales.data), t.v_scales = static_cast<float*>(l.cache.v_scales.data);
+    std::memcpy(to, &t, static_cast<size_t>(layout.layer_bytes));  // without zero points: a StepLayer, which is the beginning
+    to += layout.layer_bytes;
   }
   stack.table = ex.to_device(table);
   stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(layout.workspace)});
@@ -192,7 +203,7 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
   const DecodeForm& form = stack.form;
   FEWBIT_ASSERT(x.dtype == DType::bf16 && x.numel() == job.hidden && position.dtype == DType::i32 && position.numel() == 1);
   const ConstTensorView cache = stack.layers.front().cache.k;
-  job.layers = reinterpret_cast<const StepLayer*>(stack.table.as<uint8_t>());
+  job.layers = stack.table.as<uint8_t>();
   job.eps = form.eps;
   job.head_eps = form.head_eps;
   job.weight_offset = form.weight_offset;
@@ -238,7 +249,7 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
   };
   const auto launch_products = [&](size_t layer, int first_product, int end_product) {
     StepJob part = job;
-    part.layers += layer;
+    part.layers += layer * static_cast<size_t>(layout.layer_bytes);
     part.first = first_product, part.end = end_product;
     part.count = (end_product + kStepProducts - 1) / kStepProducts;
     launch(part);

@@ -17,7 +17,10 @@ inline constexpr int kStepWarps = 8;  // that compute; each has another one that
 inline constexpr int kStepThreads = 32 * kStepWarps, kAllStepThreads = 2 * kStepThreads;
 inline constexpr int kPieceTiles = 8, kPieceK = kPieceTiles * marlin::kTileK;
 inline constexpr int kTileBytes4 = marlin::kTileK * marlin::kTileN / 2;             // of 4-bit words
-inline constexpr int kPieceBytes = kPieceTiles * kTileBytes4 + marlin::kTileN * 2;  // words, then a row of scales
+// Words, a row of scales and one of zero points; whole lines.
+constexpr int packed_piece_bytes(bool zeros) {
+  return (kPieceTiles * kTileBytes4 + marlin::kTileN * 2 + (zeros ? marlin::kTileN / 2 : 0) + 127) / 128 * 128;
+}
 inline constexpr int kMostSlots = 5, kLeastSlots = 3;                               // pieces a warp has room for
 inline constexpr int kMostUnderWay = 2;                                             // pieces that a feeding warp has asked for
 inline constexpr int kStepSlices = 2;                                               // blocks of a cluster
@@ -59,8 +62,11 @@ struct StepLayer {
   float *k_scales, *v_scales;         // as KvCache has them
   float fixed[kStepProducts];         // scale of a product's input (RowQuant::fixed); bytes only
 };
+struct StepZeroLayer : StepLayer {
+  const uint32_t* zeros[kStepWeights];  // MarlinView::z
+};
 struct StepJob {
-  const StepLayer* layers;
+  const uint8_t* layers;  // [count] of the Layer of the kind of weights
   int count;
   StepCut cut[kStepProducts];
   int out[kStepWeights];
@@ -117,8 +123,10 @@ struct StepKind {
   int outputs;                  // of a chunk
   int piece_bytes;              // in a ring
   int input_bytes, note_bytes;  // of a piece of the input in shared memory
+  int layer_bytes;              // of StepLayer, or what has more
   StepKernel (*kernel)(int64_t head_dim, DType cache, bool whole);  // whole: attention is inside
 };
 StepKind byte_step_kind();
+StepKind zero_step_kind();
 
 }  // namespace fewbit::cuda

@@ -9,7 +9,7 @@
 // layer after, with what makes them queries and rows of the cache. Its weights stream from the start too, while the attention before
 // it ends.
 //
-// What the weights are is a class `Weights`: StepPacked of decode_layers_product.cuh, StepBytes of decode_layers_bytes.cuh.
+// What the weights are is a class `Weights`: StepPackedOf of decode_layers_product.cuh, StepBytes of decode_layers_bytes.cuh.
 #include "kernels/decode_layers_attention.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/launch.cuh"
@@ -34,9 +34,10 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   __shared__ uint64_t barriers[kStepWarps * 2 * kMostSlots], mail_barriers[2], most_barrier;
   const int slice = blockIdx.x % kStepSlices, cluster = blockIdx.x / kStepSlices;
   uint8_t* work = shared + kStepWarps * job.slots * kPieceBytes;
-  auto* layers = reinterpret_cast<StepLayer*>(work + job.work_bytes);
+  using Layer = typename Weights::Layer;
+  auto* layers = reinterpret_cast<Layer*>(work + job.work_bytes);
   auto* turns = reinterpret_cast<float*>(layers + job.count);
-  for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(StepLayer) / 8); i += kAllStepThreads)
+  for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Layer) / 8); i += kAllStepThreads)
     reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
   if (threadIdx.x < kStepWarps) StepRing(shared, barriers, threadIdx.x, job.slots, kPieceBytes).init();
   if (threadIdx.x < 2) barrier_init(mail_barriers + threadIdx.x, 1);
@@ -133,6 +134,7 @@ StepKind kind_of() {
           .piece_bytes = Weights::kPieceBytes,
           .input_bytes = Weights::kInputBytes,
           .note_bytes = Weights::kNoteBytes,
+          .layer_bytes = static_cast<int>(sizeof(typename Weights::Layer)),
           .kernel = &step_kernel<Weights>};
 }
 

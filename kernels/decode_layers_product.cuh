@@ -4,6 +4,7 @@
 // stream on while the blocks wait for each other.
 #include "kernels/decode_layers_input.cuh"
 #include "kernels/hopper.cuh"
+#include "kernels/marlin_tile.cuh"
 
 namespace fewbit::cuda {
 
@@ -34,9 +35,11 @@ __device__ __forceinline__ void barrier_arrive_behind_copies(uint64_t* barrier) 
 __device__ __forceinline__ int clusters() { return gridDim.x / kStepSlices; }
 
 // The next piece of a weight in the Marlin layout, for one lane.
+template <bool kZeros>
 struct StepPackedSource {
   const uint32_t* words = nullptr;
   const __half* scales = nullptr;
+  const uint32_t* zeros = nullptr;
   int out = 0;  // of the weight
 
   // Piece k of chunk `chunk` of a weight [outputs, inputs].
@@ -46,12 +49,20 @@ struct StepPackedSource {
     words = static_cast<const uint32_t*>(weight.codes) + static_cast<int64_t>(k) * kPieceTiles * (2 * out) + chunk * marlin::tile_words(4) + 4 * lane;
     scales = static_cast<const __half*>(weight.scales) + static_cast<int64_t>(k) * out + chunk * marlin::kTileN + 8 * (lane % 8);
   }
+  // After seat(), of the same piece: the weight's zero points.
+  __device__ __forceinline__ void seat_zeros(const uint32_t* of_weight, int chunk, int k) {
+    zeros = of_weight + static_cast<int64_t>(k) * (out / 8) + chunk * (marlin::kTileN / 8) + 4 * (threadIdx.x % 2);
+  }
   // Asks for the piece and goes on to the next of the chunk.
   __device__ __forceinline__ void fetch(uint8_t* to) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kPieceTiles; ++i) cp_async16(to + i * kTileBytes4 + 16 * lane, words + i * (2 * out));
     if (lane < 8) cp_async16(to + kPieceTiles * kTileBytes4 + 16 * lane, scales);
+    if constexpr (kZeros) {
+      if (lane / 2 == 4) cp_async16(to + kPieceTiles * kTileBytes4 + 16 * lane, zeros);  // behind the scales
+      zeros += out / 8;
+    }
     words += kPieceTiles * (2 * out);
     scales += out;
   }
@@ -62,7 +73,7 @@ struct StepPackedSource {
 template <class Weights, bool kWhole>
 struct StepWalk {
   const StepJob& job;
-  const StepLayer* layers;  // [count], in shared memory
+  const typename Weights::Layer* layers;  // [count], in shared memory
   const StepPart* parts;    // [kStepProducts], in shared memory
   int warp;
   int layer = 0, product = -1;
@@ -70,7 +81,7 @@ struct StepWalk {
   int chunk = 0, rounds = 0;      // the chunk at hand, and how many are left with it
   typename Weights::Source source;
 
-  __device__ __forceinline__ StepWalk(const StepJob& j, const StepLayer* in_layers, const StepPart* in_parts, int of_warp)
+  __device__ __forceinline__ StepWalk(const StepJob& j, const typename Weights::Layer* in_layers, const StepPart* in_parts, int of_warp)
       : job(j), layers(in_layers), parts(in_parts), warp(of_warp) {
     if constexpr (!kWhole) product = job.first - 1;
     next_product();
@@ -94,6 +105,7 @@ struct StepWalk {
     const StepSeat at(job, product, chunk);
     k = begin;
     source.seat(layers[layer].weights[at.weight], job.out[at.weight], job.cut[product].pieces * kPieceK, at.chunk, k);
+    if constexpr (Weights::kZeros) source.seat_zeros(layers[layer].zeros[at.weight], at.chunk, k);
   }
   // Asks for the piece at hand and goes on to the next.
   __device__ __forceinline__ void fetch(uint8_t* to) {
@@ -115,7 +127,7 @@ __device__ __forceinline__ void cluster_meet() {
 // The life of a feeding warp: as far ahead as its ring has room, but with few pieces under way: together they keep the
 // memory busy, and what the computing warps read and write in between waits behind them.
 template <class Weights, bool kWhole>
-__device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* layers, const StepPart* parts,
+__device__ __forceinline__ void step_feed(const StepJob& job, const typename Weights::Layer* layers, const StepPart* parts,
                                           const StepRing& ring, int warp) {
   StepWalk<Weights, kWhole> walk(job, layers, parts, warp);
   int slot = 0;
@@ -141,7 +153,13 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const StepLayer* l
 #endif
 
 #ifdef FEWBIT_SM90A
+// The lowest four bits as a number: in the fraction of 2^23.
+__device__ __forceinline__ float small_integer(uint32_t bits) {
+  return __uint_as_float(merge_masked(bits, 0xfu, 0x4b000000u)) - 8388608.f;
+}
+
 // What a computing warp takes from its ring, in turn: pieces in the Marlin layout.
+template <bool kZeros>
 struct StepTaker {
   StepRing ring;
   int slot = 0;
@@ -150,11 +168,12 @@ struct StepTaker {
   // Adds the warp's next piece to the lane's totals by digit.
   __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const DigitLane& lane, float (&total)[8]) {
     const uint8_t* x = input.x + index * kGroupDigitBytes + lane.offset;
-    const int start = lane.start(input.pieces[index]);
+    // Sums begin with what codes - 8 take off, or with nothing: then an eighth of that is taken for each unit of a zero point.
+    const int of_eight = lane.start(input.pieces[index]), start = kZeros ? kOffset : of_eight;
     int32_t part[2][4] = {{start, start, start, start}, {start, start, start, start}};
     const float piece_scale = input.pieces[index].scale;
     barrier_await(shared_address(ring.full + slot), parity);
-    const uint8_t* slot_at = ring.slots + slot * kPieceBytes;
+    const uint8_t* slot_at = ring.slots + slot * packed_piece_bytes(kZeros);
     const auto* words = reinterpret_cast<const uint4*>(slot_at) + threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < kPieceTiles / 4; ++half) {
@@ -167,12 +186,19 @@ struct StepTaker {
     alignas(16) __half scales[8];
     *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(
         slot_at + kPieceTiles * kTileBytes4 + 2 * marlin::fragment_scale(threadIdx.x % 32, 0, true));
+    uint32_t zeros = 0;
+    if constexpr (kZeros)
+      zeros = reinterpret_cast<const uint32_t*>(slot_at + kPieceTiles * kTileBytes4 + marlin::kTileN * 2)[marlin::fragment_zero_word(threadIdx.x % 32, 0, 4)];
     __syncwarp();  // all lanes have read the slot
     if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + slot);
     if (++slot == ring.count) slot = 0, parity ^= 1;
+    const float unit = kZeros && lane.t < kDigits ? DigitLane::value(of_eight) / 8 : 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      total[i] = fmaf(__half2float(scales[i]) * piece_scale, DigitLane::value(part[i / 4][i % 4]), total[i]);
+    for (int i = 0; i < 8; ++i) {
+      float sum = DigitLane::value(part[i / 4][i % 4]);
+      if constexpr (kZeros) sum = fmaf(unit, small_integer(zeros >> (4 * marlin::fragment_zero_field(i, 4))), sum);
+      total[i] = fmaf(__half2float(scales[i]) * piece_scale, sum, total[i]);
+    }
   }
   // The warp's pieces of so many chunks; leaves the sums of each, [rounds, kStepWarps, 64].
   __device__ __forceinline__ void multiply_rounds(int begin, int end, int rounds, const StepInput& input, float* sums) {
@@ -294,15 +320,19 @@ __device__ __forceinline__ void step_multiply(int product, const StepPart& part,
 }
 #endif
 
+template <bool kZeros>
 struct StepTaker;
-// Weights of 4 bits in groups of 128, in the Marlin layout.
-struct StepPacked {
-  using Source = StepPackedSource;
+// Weights of 4 bits in groups of 128, in the Marlin layout, with zero points or without.
+template <bool kZeros_>
+struct StepPackedOf {
+  static constexpr bool kZeros = kZeros_;
+  using Layer = std::conditional_t<kZeros, StepZeroLayer, StepLayer>;
+  using Source = StepPackedSource<kZeros>;
   using Input = StepInput;
-  using Taker = StepTaker;
+  using Taker = StepTaker<kZeros>;
   static constexpr int kOutputs = marlin::kTileN;  // of a chunk
   static constexpr int kOwnOutputs = kOutputs / kStepSlices, kRoundsTogether = kOutputsTogether / kOutputs;
-  static constexpr int kPieceBytes = cuda::kPieceBytes;
+  static constexpr int kPieceBytes = packed_piece_bytes(kZeros);
   static constexpr int kInputBytes = kGroupDigitBytes, kNoteBytes = sizeof(DigitGroup);  // of a piece of the input
 
   __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&, int) {
@@ -311,5 +341,6 @@ struct StepPacked {
   __device__ __forceinline__ static float factor(const StepWeight&, int) { return 1; }
   __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }
 };
+using StepPacked = StepPackedOf<false>;
 
 }  // namespace fewbit::cuda

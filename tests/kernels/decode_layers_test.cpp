@@ -25,6 +25,7 @@ struct Sizes {
   int layers = 3;
   bool bytes = false;  // E4M3 weights and inputs, else packed
   float fixed = 0;     // scale of the inputs; 0: one of their own
+  bool zeros = false;  // packed with zero points
   bool apart = false;  // DecodeForm::attention_apart
 };
 
@@ -36,6 +37,7 @@ struct Layers {
   Exec& ex;
   bool bytes;
   float fixed;
+  bool zeros;
 
   Tensor& keep(Tensor host) { return kept.emplace_back(ex.to_device(host)); }
   DecodeLinear linear(int64_t out, int64_t in, uint64_t seed) {
@@ -58,7 +60,7 @@ struct Layers {
   }
   MarlinView packed_linear(int64_t out, int64_t in, uint64_t seed, int64_t group = 128) {
     QuantizedLinear q;
-    q.spec = {.bits = 4, .group = group};
+    q.spec = {.bits = 4, .group = group, .symmetric = !zeros};
     Rng rng(seed, "codes");
     q.codes = Tensor::host(DType::u8, {out, in});
     for (int64_t i = 0; i < out * in; ++i) q.codes.as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(16));
@@ -66,8 +68,13 @@ struct Layers {
     const double size = 0.2 / std::sqrt(static_cast<double>(in));
     for (int64_t i = 0; i < q.scales.numel(); ++i)
       q.scales.as<float>()[i] = round_to_f16(static_cast<float>(size * (0.5 + rng.uniform())) * (i % 5 == 0 ? -1.f : 1.f));
+    if (zeros) {
+      q.zeros = Tensor::host(DType::u8, {out, in / group});
+      for (int64_t i = 0; i < q.zeros->numel(); ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(16));
+    }
     MarlinView v{.bits = 4, .out = out, .in = in};
-    for (const NamedTensor& t : packing_marlin.pack("w", q).tensors) (t.name == "w.B" ? v.b : v.s) = keep(clone_host(t.tensor));
+    for (const NamedTensor& t : packing_marlin.pack("w", q).tensors)
+      (t.name == "w.B" ? v.b : t.name == "w.s" ? v.s : v.z) = keep(clone_host(t.tensor));
     return v;
   }
   ConstTensorView vector(int64_t n, uint64_t seed, float around) {
@@ -77,7 +84,7 @@ struct Layers {
     return keep(std::move(rounded));
   }
 
-  Layers(Exec& e, const Sizes& s, int64_t capacity) : ex(e), bytes(s.bytes), fixed(s.fixed) {
+  Layers(Exec& e, const Sizes& s, int64_t capacity) : ex(e), bytes(s.bytes), fixed(s.fixed), zeros(s.zeros) {
     kept.reserve(static_cast<size_t>(s.layers) * 64);  // views stay valid
     Tensor freq = Tensor::host(DType::f32, {s.head_dim / 2});
     for (int64_t i = 0; i < freq.numel(); ++i)
@@ -149,6 +156,12 @@ const Sizes kSizes[] = {
     {.hidden = 5120, .inner = 25600, .heads = 64, .kv_heads = 8, .head_dim = 128, .head_norms = true, .layers = 1},
 };
 
+const Sizes kZeroSizes[] = {
+    {.hidden = 256, .inner = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .zeros = true},
+    {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true, .zeros = true},
+    {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .zeros = true},
+};
+
 const Sizes kByteSizes[] = {
     {.hidden = 256, .inner = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .bytes = true},
     {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true, .bytes = true, .fixed = 0.02f},
@@ -188,6 +201,11 @@ TEST(DecodeLayers, CudaEqualsTheOpsOneByOne) {
   expect_the_ops_values(kSizes, {0, 1, 2, 3, 4, 5, 6, 7});
 }
 
+TEST(DecodeLayers, CudaEqualsTheOpsOnZeroPoints) {
+  FEWBIT_NEEDS_GPU();
+  expect_the_ops_values(kZeroSizes, {0, 1, 2, 3, 4, 5, 6, 7});
+}
+
 TEST(DecodeLayers, CudaEqualsTheOpsOnBytes) {
   FEWBIT_NEEDS_GPU();
   expect_the_ops_values(kByteSizes, {0, 1, 2, 3, 4, 5, 6, 7});
@@ -224,7 +242,7 @@ TEST(DecodeLayers, CudaRoundsBytesWhereTheOpsDo) {
 
 TEST(DecodeLayers, CudaEqualsTheOpsOnSmallLayers) {  // small enough for compute-sanitizer's racecheck
   FEWBIT_NEEDS_GPU();
-  for (const std::span<const Sizes> sizes : {std::span<const Sizes>(kSizes), std::span<const Sizes>(kByteSizes)})
+  for (const std::span<const Sizes> sizes : {std::span<const Sizes>(kSizes), std::span<const Sizes>(kZeroSizes), std::span<const Sizes>(kByteSizes)})
     expect_the_ops_values(sizes.first(2), {0, 1});
 }
 
@@ -302,6 +320,11 @@ TEST(DecodeLayers, CudaSaysWhatItHasNoKernelFor) {
   Layers fine(ex, kSizes[0], 8);
   fine.layers[0].down = fine.packed_linear(256, 512, 3, 64);
   EXPECT_NE(refuses_stack(ex, fine.layers, fine.form), "");
+  const ConstTensorView zeros = std::get<MarlinView>(l.layers[1].up).z;
+  std::get<MarlinView>(l.layers[1].up).z = l.layers[1].input_norm;  // one linear with zero points among others without
+  EXPECT_NE(refuses_stack(ex, l.layers, l.form), "");
+  std::get<MarlinView>(l.layers[1].up).z = zeros;
+  EXPECT_EQ(refuses_stack(ex, l.layers, l.form), "");
   std::get<MarlinView>(l.layers[1].up).bits = 8;
   EXPECT_NE(refuses_stack(ex, l.layers, l.form), "");
 }
