@@ -7,8 +7,9 @@ struct AttentionArgs {
   float scale = 1;
   int64_t window = 0;  // 0 = all earlier positions; else position p sees (p - window, p]
   float softcap = 0;   // 0 = none; else scores become softcap * tanh(score / softcap)
-  // attention_cached() alone: the op right before on this Exec was rope_append() with the same positions and cache. A GPU may
-  // then read the positions and older keys while the new ones are still on their way.
+  // attention_cached() alone: the launch right before on this Exec was one that appends to the same cache at the same positions
+  // and lets the next begin only when all before it have ended (rope_append()). A GPU may then read the positions and older
+  // keys while the new ones are still on their way.
   bool behind_append = false;
 };
 

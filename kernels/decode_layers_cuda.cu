@@ -254,9 +254,11 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
     part.count = (end_product + kStepProducts - 1) / kStepProducts;
     launch(part);
   };
+  AttentionArgs attention = form.attention;
+  attention.behind_append = true;  // the launch before it ends with the append
   launch_products(0, kQkv, kQkv + 1);
   for (size_t i = 0; i < stack.layers.size(); ++i) {
-    cuda::attention_cached(ex, row(job.qkv), position, stack.layers[i].cache, form.attention, row(job.attended));
+    cuda::attention_cached(ex, row(job.qkv), position, stack.layers[i].cache, attention, row(job.attended));
     launch_products(i, kOut, i + 1 < stack.layers.size() ? kStepProducts + 1 : int{kStepProducts});
   }
 }

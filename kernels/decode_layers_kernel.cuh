@@ -46,8 +46,6 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
     parts[threadIdx.x].set(job.cut[threadIdx.x], slice, cluster, clusters());
   __syncthreads();
   cluster_meet();  // the barriers are ready
-  // The next kernel starts once every block has come here, so it takes no block's place; it finds room as they end.
-  if constexpr (!kWhole) allow_successor();
   if (threadIdx.x >= kStepThreads) {
     give_registers<kFeedRegisters>();
     const int warp = (threadIdx.x - kStepThreads) / 32;
@@ -60,6 +58,9 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   typename Weights::Taker taker{StepRing(shared, barriers, threadIdx.x / 32, job.slots, kPieceBytes)};
   StepMail<Weights> mail{mail_sums, mail_barriers};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
+  // Attention starts once every block has come here, so it takes no block's place; it finds room as they end. All before this
+  // launch has ended by then, older keys are there (AttentionArgs::behind_append).
+  if constexpr (!kWhole) allow_successor();
   const int position = *job.position;
   if constexpr (kWhole)
     rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
