@@ -5,12 +5,21 @@
 
 #include "kernels/decode_layers.h"
 #include "src/run/block.h"
+#include "src/run/kv_cache.h"
 
 namespace fewbit {
 
 // Positions in sight up to which attention inside of the one launch is the faster one (docs/performance.md, "All layers in one
-// launch": it reads the scales of an int8 cache one by one).
-inline constexpr int64_t kLongContext = 18432, kLongInt8Context = 10240;
+// launch").
+constexpr int64_t long_context(KvType cache) {
+  switch (cache) {
+    case KvType::int8: return 3072;  // it reads the scales of the keys one by one
+    case KvType::fp8:
+    case KvType::fp8_plain: return 5120;
+    case KvType::plain: break;
+  }
+  return 6144;
+}
 
 // The stack over the blocks' weights and one sequence's caches (one each per layer), which must outlive it. Nothing where
 // the op list or the device asks for the ops one by one; `why` then says the reason.

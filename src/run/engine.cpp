@@ -21,7 +21,7 @@ namespace {
 EngineOptions checked(EngineOptions o) {
   if (o.batch < 1 || o.capacity < 1)
     fail(ErrorKind::usage, fmt::format("batch {} and capacity {} must be at least 1", o.batch, o.capacity));
-  if (o.long_context < 0) o.long_context = o.load.kv_cache == KvType::int8 ? kLongInt8Context : kLongContext;
+  if (o.long_context < 0) o.long_context = long_context(o.load.kv_cache);
   o.prefill_chunk = std::clamp<int64_t>(o.prefill_chunk, o.batch, o.batch * o.capacity) / o.batch * o.batch;
   return o;
 }

@@ -18,7 +18,7 @@ struct EngineOptions {
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
   bool one_launch = true;        // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
-  int64_t long_context = -1;     // over more positions in sight attention has launches of its own; -1: kLongContext, by the cache
+  int64_t long_context = -1;     // over more positions in sight attention has launches of its own; -1: long_context() of the cache
 };
 
 // What the layers of a decode step are launched as: all of them at once; what lies between two runs of attention at once, and
