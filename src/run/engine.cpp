@@ -76,7 +76,6 @@ void Engine::alloc_buffers() {
 }
 
 void Engine::make_ways() {
-  near_ = StepWay{}, far_ = StepWay{};
   const auto asks_for_ops = [&]() -> std::string {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
