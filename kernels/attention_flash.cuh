@@ -24,7 +24,7 @@ template <int D, class C>
 __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
     flash_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a) {
   using S = FlashShape<D, C>;
-  extern __shared__ __align__(16) uint8_t shared[];
+  extern __shared__ __align__(128) uint8_t shared[];
   auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);              // [kRows, kStride]
   auto* k_sh = reinterpret_cast<C*>(q_sh + S::kRows * S::kStride);    // [2, kKeys, stride]
   auto* v_sh = k_sh + 2 * S::kTile;                                   // [2, kKeys, stride]
