@@ -27,13 +27,14 @@ inline int64_t in_of(const DecodeLinear& l) {
 // A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the norm of x, then x += down(act(gate) * up)
 // of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128 (all with zero
 // points or all without), or E4M3 with a scale for each output and an input rounded with one scale of its own or a fixed one, the same for
-// q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of 128).
+// q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of 128). Of several sequences, up to 16, they are packed,
+// and no wider than the blocks of a launch take at once (64 values of the hidden state each two).
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};      // [hidden] bf16
   DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
   ConstTensorView q_bias{}, k_bias{}, v_bias{};     // [out] bf16 or null
   ConstTensorView q_norm{}, k_norm{};               // [head_dim] bf16 or null: a norm of every head, before RoPE
-  KvCache cache{};                                  // of one sequence
+  KvCache cache{};                                  // of as many sequences as the steps have rows
 };
 // What all layers of a stack have in common. The window may be 0, a soft cap may not be asked for.
 struct DecodeForm {
@@ -42,8 +43,8 @@ struct DecodeForm {
   float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
   float weight_offset = 0;      // as in rms_norm()
   ActKind act = ActKind::silu;
-  // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a long cache
-  // faster than the one launch does.
+  // One sequence on a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a
+  // long cache faster than the one launch does. Several always go this way.
   bool attention_apart = false;
 };
 
@@ -70,10 +71,10 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
   return stack;
 }
 
-// All layers on one new token, on a GPU in one launch or with attention apart: x goes through every layer, its key and value to
-// the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the ops that this replaces round them
+// All layers on one new token of each sequence, on a GPU in one launch or with attention apart: x goes through every layer, its keys and
+// values to the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the ops that this replaces round them
 // (rms_norm, marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. Deterministic.
-//   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
+//   x [sequences, hidden] bf16, in place · position [sequences] i32 on the device, not read on the host
 namespace cpu  { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
 namespace cuda { void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x); }
 inline void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {

@@ -25,7 +25,7 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
   const AttentionArgs& a = form.attention;
   const Tensor normed = ex.alloc(x.dtype, x.shape);
   for (const DecodeLayer& l : stack.layers) {
-    const auto room = [&](int64_t features) { return ex.alloc(x.dtype, {1, features}); };
+    const auto room = [&](int64_t features) { return ex.alloc(x.dtype, {x.rows(), features}); };
     const Tensor q = room(out_of(l.q)), k = room(out_of(l.k)), v = room(out_of(l.v)), attended = room(out_of(l.q));
     const Tensor gate = room(out_of(l.gate)), up = room(out_of(l.up));
     const auto norm_heads = [&](const Tensor& heads, ConstTensorView weight) {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels/decode_layers_kernel.cuh"
+#include "kernels/decode_rows.h"
 #include "kernels/exec_cuda.h"
 #include "kernels/hadamard.h"
 #include "kernels/marlin_tile.cuh"
@@ -17,19 +18,7 @@ namespace fewbit::cuda {
 namespace {
 
 cudaLaunchConfig_t step_config(CudaState& s, const StepKernel& kernel, size_t shared, int blocks, cudaLaunchAttribute (&attributes)[2]) {
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {kStepSlices, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kAllStepThreads);
-  config.dynamicSmemBytes = shared;
-  config.stream = s.stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
+  return cluster_config(s, kernel.function, blocks, kStepSlices, kAllStepThreads, shared, attributes);
 }
 
 constexpr size_t kStaticShared = 7168;  // at most, of the kernel
@@ -79,6 +68,20 @@ std::string refuses_linears(const DecodeLayer& l, bool bytes) {
   return bytes ? refuses_bytes(l) : refuses_packed(l);
 }
 
+// The same of all layers, and of their caches.
+std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
+  const DecodeLayer& l = layers.front();
+  const bool bytes = std::holds_alternative<ByteView>(l.q);
+  for (const DecodeLayer& each : layers) {
+    if (std::string why = refuses_linears(each, bytes); !why.empty()) return why;
+    if (!bytes && has_zeros(each) != has_zeros(l)) return "layers with zero points and without";
+    if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape) return "caches that differ";
+  }
+  return "";
+}
+
+bool several_sequences(const std::vector<DecodeLayer>& layers) { return layers.front().cache.k.shape[0] > 1; }
+
 struct StepLayout {
   StepJob job{};
   StepKernel kernel{};
@@ -96,12 +99,6 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const DecodeLayer& l = layers.front();
   StepJob& job = out.job;
   const bool bytes = std::holds_alternative<ByteView>(l.q);
-  for (const DecodeLayer& each : layers) {
-    if (std::string why = refuses_linears(each, bytes); !why.empty()) return refuse(std::move(why));
-    if (!bytes && has_zeros(each) != has_zeros(l)) return refuse("layers with zero points and without");
-    if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape || each.cache.k.shape[0] != 1)
-      return refuse("one sequence only, with caches alike");
-  }
   const StepKind kind = bytes ? byte_step_kind() : has_zeros(l) ? zero_step_kind() : kind_of<StepPacked>();
   out.layer_bytes = kind.layer_bytes;
   out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
@@ -156,6 +153,9 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
   CudaState& s = ex.cuda_state();
   if (layers.empty()) return "no layers";
   if (!s.sm90()) return "steps in one launch want compute capability 9.0";
+  if (std::string why = refuses_layers(layers); !why.empty()) return why;
+  if (several_sequences(layers))
+    return std::holds_alternative<ByteView>(layers.front().q) ? "bytes, several sequences" : refuses_rows(ex, layers, form);
   return layout_of(s, most_blocks(s), layers, form).refusal;
 }
 
@@ -168,6 +168,7 @@ StepWeight weight_of(const DecodeLinear& w) {
 }  // namespace
 
 void prepare_stack(Exec& ex, DecodeStack& stack) {
+  if (several_sequences(stack.layers)) return prepare_rows(ex, stack);
   stack.blocks = most_blocks(ex.cuda_state());
   const StepLayout layout = layout_of(ex.cuda_state(), stack.blocks, stack.layers, stack.form);
   FEWBIT_ASSERT(layout.refusal.empty());
@@ -197,6 +198,7 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
 }
 
 void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
+  if (several_sequences(stack.layers)) return decode_rows(ex, stack, position, x);
   CudaState& s = ex.cuda_state();
   StepLayout layout = layout_of(s, stack.blocks, stack.layers, stack.form);
   StepJob& job = layout.job;

@@ -15,6 +15,8 @@ namespace fewbit::cuda {
 
 inline constexpr int kStepWarps = 8;  // that compute; each has another one that feeds it
 inline constexpr int kStepThreads = 32 * kStepWarps, kAllStepThreads = 2 * kStepThreads;
+// Registers of a computing and of a feeding thread: no more in all than the launch got.
+inline constexpr int kComputeRegisters = 200, kFeedRegisters = 48;
 inline constexpr int kPieceTiles = 8, kPieceK = kPieceTiles * marlin::kTileK;
 inline constexpr int kTileBytes4 = marlin::kTileK * marlin::kTileN / 2;             // of 4-bit words
 // Words, a row of scales and one of zero points; whole lines.

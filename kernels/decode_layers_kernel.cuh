@@ -16,11 +16,6 @@
 
 namespace fewbit::cuda {
 
-#ifdef FEWBIT_SM90A
-// Registers of a computing and of a feeding thread: no more in all than the launch got.
-inline constexpr int kComputeRegisters = 200, kFeedRegisters = 48;
-#endif
-
 // kWhole: with attention, of heads of D values over a cache of C; else StepJob::first and end say which products.
 template <class Weights, int D, class C, bool kWhole>
 __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const __grid_constant__ StepJob job) {

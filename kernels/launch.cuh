@@ -43,4 +43,22 @@ void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3
   FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 
+// The same for clusters of `cluster` blocks of `threads`; `attributes` must outlive the configuration.
+inline cudaLaunchConfig_t cluster_config(CudaState& s, const void* kernel, int blocks, int cluster, int threads, size_t shared,
+                                         cudaLaunchAttribute (&attributes)[2]) {
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = s.stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return config;
+}
+
 }  // namespace fewbit::cuda

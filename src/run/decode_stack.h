@@ -21,7 +21,7 @@ constexpr int64_t long_context(KvType cache) {
   return 6144;
 }
 
-// The stack over the blocks' weights and one sequence's caches (one each per layer), which must outlive it. Nothing where
+// The stack over the blocks' weights and the sequences' caches (one each per layer), which must outlive it. Nothing where
 // the op list or the device asks for the ops one by one; `why` then says the reason.
 std::optional<DecodeStack> decode_stack(Exec&, const ModelSpec&, const std::vector<BlockWeights>&, const RopeTables&,
                                         const std::vector<KvCache>&, bool turned_keys, bool attention_apart,

@@ -2,7 +2,7 @@
 // ceilings measured first. Every time is the median over replays of one recorded graph that holds many
 // launches; weights are rotated among copies larger together than the L2 cache, so they come from memory;
 // data are random.
-//   ops_bench [section...]     sections: block bytes head marlin attention small (default: all); 8b, 32b, 70b choose
+//   ops_bench [section...]     sections: block layer bytes head marlin attention small (default: all); 8b, 32b, 70b choose
 //   model shapes
 #include <fmt/format.h>
 
@@ -16,6 +16,7 @@
 #include "kernels/add.h"
 #include "kernels/attention.h"
 #include "kernels/byte_gemms.h"
+#include "kernels/decode_layers.h"
 #include "kernels/gated_act.h"
 #include "kernels/gemm.h"
 #include "kernels/marlin_gemm.h"
@@ -394,6 +395,73 @@ void bench_small(Exec& ex, RandomSource& random, const Ceilings& c) {
   }
 }
 
+// Layers of the 8b shape on one token of several sequences, 512 positions in sight: op by op, and as decode_layers() launches them.
+void bench_layers(Exec& ex, RandomSource& random) {
+  constexpr int64_t kHidden = 4096, kInner = 14336, kHeads = 32, kKvHeads = 8, kHeadDim = 128, kPositions = 512;
+  fmt::print("\ndecoder layer of the 8b shape, 4-bit, group 128, attention over 512 positions\nrows | op by op us | in launches us | ratio\n");
+  std::vector<PackedWeight> packed;
+  std::vector<Tensor> kept;
+  std::vector<DecodeLayer> layers;
+  const auto linear = [&](int64_t out, int64_t in) { return packed.emplace_back(packed_weight(ex, random, out, in, 4)).view; };
+  const Tensor weight = random.normal({kHidden});
+  for (int64_t i = 0; i < kBlocks; ++i)
+    layers.push_back({.input_norm = weight,
+                      .middle_norm = weight,
+                      .q = linear(kHeads * kHeadDim, kHidden),
+                      .k = linear(kKvHeads * kHeadDim, kHidden),
+                      .v = linear(kKvHeads * kHeadDim, kHidden),
+                      .o = linear(kHidden, kHeads * kHeadDim),
+                      .gate = linear(kInner, kHidden),
+                      .up = linear(kInner, kHidden),
+                      .down = linear(kHidden, kInner)});
+  Tensor frequencies = Tensor::host(DType::f32, {kHeadDim / 2});
+  for (int64_t i = 0; i < frequencies.numel(); ++i) frequencies.as<float>()[i] = 1.f / static_cast<float>(1 + i);
+  const Tensor inv_freq = ex.to_device(frequencies);
+  const DecodeForm form{.attention = {.heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim, .scale = 0.09f},
+                        .rope = {.inv_freq = inv_freq},
+                        .eps = 1e-5f};
+  for (const int64_t rows : {1, 2, 4, 8, 16}) {
+    kept.clear();
+    for (DecodeLayer& l : layers)
+      for (TensorView* each : {&l.cache.k, &l.cache.v})
+        *each = kept.emplace_back(random.normal({rows, kKvHeads, kPositions, kHeadDim}));
+    const Tensor x = random.normal({rows, kHidden});
+    const auto room = [&](int64_t cols) { return ex.alloc(DType::bf16, {rows, cols}); };
+    const Tensor normed = room(kHidden), q = room(kHeads * kHeadDim), k = room(kKvHeads * kHeadDim), v = room(kKvHeads * kHeadDim);
+    const Tensor attended = room(kHeads * kHeadDim), gate = room(kInner), up = room(kInner);
+    Tensor at = Tensor::host(DType::i32, {rows});
+    std::fill_n(at.as<int32_t>(), rows, static_cast<int32_t>(kPositions - 1));
+    const Tensor positions = ex.to_device(at);
+    const auto of = [](const DecodeLinear& l) { return std::get<MarlinView>(l); };
+    const double ops = time_us(ex, kBlocks, [&](int64_t i) {
+      const DecodeLayer& l = layers[static_cast<size_t>(i)];
+      const auto add = [&](const Tensor& input, const DecodeLinear& w) {
+        const MarlinProduct product{.w = of(w), .y = x, .add = true};
+        marlin_gemms(ex, input, std::span(&product, 1));
+      };
+      rms_norm(ex, x, l.input_norm, form.eps, 0, normed);
+      const MarlinProduct qkv[] = {{.w = of(l.q), .y = q}, {.w = of(l.k), .y = k}, {.w = of(l.v), .y = v}};
+      marlin_gemms(ex, normed, qkv);
+      rope_append(ex, q, k, v, positions, form.rope, l.cache);
+      attention_cached(ex, q, positions, l.cache, form.attention, attended);
+      add(attended, l.o);
+      rms_norm(ex, x, l.middle_norm, form.eps, 0, normed);
+      const MarlinProduct wide[] = {{.w = of(l.gate), .y = gate}, {.w = of(l.up), .y = up}};
+      marlin_gemms(ex, normed, wide);
+      gated_act(ex, gate, up, ActKind::silu, gate);
+      add(gate, l.down);
+    });
+    if (const std::string why = refuses_stack(ex, layers, form); !why.empty()) {
+      fmt::print("{:>4} | {:>11.1f} | {}\n", rows, ops, why);
+      continue;
+    }
+    const DecodeStack stack = make_stack(ex, layers, form);
+    const double launches = time_us(ex, 1, [&](int64_t) { decode_layers(ex, stack, positions, x); }) / kBlocks;
+    fmt::print("{:>4} | {:>11.1f} | {:>14.1f} | {:>5.3f}\n", rows, ops, launches, launches / ops);
+    std::fflush(stdout);
+  }
+}
+
 int run(const std::vector<std::string>& words) {
   std::set<std::string> sections, models;
   for (const std::string& w : words) (w == "8b" || w == "32b" || w == "70b" ? models : sections).insert(w);
@@ -404,6 +472,7 @@ int run(const std::vector<std::string>& words) {
   if (wanted("small")) bench_small(ex, random, c);
   if (wanted("attention")) bench_attention(ex, random, c);
   if (wanted("block")) bench_blocks(ex, random, c, models);
+  if (wanted("layer")) bench_layers(ex, random);
   if (wanted("bytes")) bench_bytes(ex, random, c, models);
   if (wanted("head")) bench_head(ex, random, c);
   if (wanted("marlin")) bench_marlin(ex, random, c, models);
