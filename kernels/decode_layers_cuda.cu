@@ -155,7 +155,7 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
   if (!s.sm90()) return "steps in one launch want compute capability 9.0";
   if (std::string why = refuses_layers(layers); !why.empty()) return why;
   if (several_sequences(layers))
-    return std::holds_alternative<ByteView>(layers.front().q) ? "bytes, several sequences" : refuses_rows(ex, layers, form);
+    return std::holds_alternative<ByteView>(layers.front().q) ? "8-bit weights, several sequences" : refuses_rows(ex, layers, form);
   return layout_of(s, most_blocks(s), layers, form).refusal;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // What stands between two runs of attention in a decode step of 2 to 16 sequences, in one launch: o, gate and up, down of a layer,
-// then q, k, v of the next with RoPE and the append, with the norms, the activation and the residual. As in decode_layers_kernel.cuh a block lives on every
-// multiprocessor, warps of their own stream the weights through rings and run ahead while the blocks wait for each other, and the
-// two blocks of a cluster have a half of k each.
+// then q, k, v of the next, with the norms, the activation and the residual, and where asked RoPE and the append. As in
+// decode_layers_kernel.cuh a block lives on every multiprocessor, warps of their own stream the weights through rings and run ahead
+// while the blocks wait for each other, and the two blocks of a cluster have a half of k each.
 //
 // Codes are the row operand of bf16 products as they lie: masked out of their words they are bf16 subnormals, whose steps are
 // equal; activations are the column operand, under a power of two that keeps the products normal (decode_rows_job.cuh). A norm's

@@ -13,8 +13,10 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr size_t kStaticShared = 3072;  // at most, of the kernel
-constexpr int kMostOwnRows = 2;         // bulk copies of each warp's own part: many short ones take longer than runs
 constexpr int kLeastSlots = 16;         // pieces that the rings of a block must have room for
+// Measured (docs/performance.md): up to so many rows a warp's own part comes in bulk copies, and RoPE and the append are in the launch.
+constexpr int kMostOwnRows = 2;
+constexpr int64_t kMostAppendedRows = 8;
 
 struct RowsLayout {
   RowsStepJob job{};  // everything but the pointers to what goes from launch to launch
@@ -26,8 +28,6 @@ struct RowsLayout {
 const __nv_bfloat16* values(ConstTensorView v) { return static_cast<const __nv_bfloat16*>(v.data); }
 
 bool has_zeros(const DecodeLayer& l) { return std::get<MarlinView>(l.q).z.data != nullptr; }
-// Of more rows RoPE and the append have a launch of their own, which is faster then (docs/performance.md).
-constexpr int64_t kMostAppendedRows = 8;
 
 const void* kernel_of(int64_t rows, bool zeros, DType cache) {
   if (rows > kMostAppendedRows)
@@ -202,10 +202,12 @@ void decode_rows(Exec& ex, const DecodeStack& stack, ConstTensorView positions, 
                 rows == first.cache.k.shape[0]);
   const RowsSpace space(const_cast<uint8_t*>(stack.workspace.as<uint8_t>()), first, rows, stack.blocks);
   const auto matrix = [&](__nv_bfloat16* data, const DecodeLinear& of) { return TensorView{data, DType::bf16, {rows, out_of(of)}, x.device}; };
-  const TensorView q = matrix(space.q, first.q), k = matrix(space.k, first.k), v = matrix(space.v, first.v), attended = matrix(space.attended, first.q);
-  const TensorView normed = matrix(space.weighed, first.o);
+  const TensorView q = matrix(space.q, first.q), k = matrix(space.k, first.k), v = matrix(space.v, first.v);
+  const TensorView attended = matrix(space.attended, first.q), normed = matrix(space.weighed, first.o);
   cuda::rms_norm(ex, x, first.input_norm, form.eps, form.weight_offset, normed);
-  const auto product = [&](const DecodeLinear& w, ConstTensorView bias, TensorView y) { return MarlinProduct{.w = std::get<MarlinView>(w), .bias = bias, .y = y}; };
+  const auto product = [&](const DecodeLinear& w, ConstTensorView bias, TensorView y) {
+    return MarlinProduct{.w = std::get<MarlinView>(w), .bias = bias, .y = y};
+  };
   const MarlinProduct qkv[] = {product(first.q, first.q_bias, q), product(first.k, first.k_bias, k), product(first.v, first.v_bias, v)};
   cuda::marlin_gemms(ex, normed, qkv);
   const auto norm_heads = [&](TensorView heads, ConstTensorView weight) {

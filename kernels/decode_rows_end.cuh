@@ -238,10 +238,11 @@ struct RowsFinish {
       squares[c] = 0;
     }
     compute_sync();
-    if (threadIdx.x < 8 * kColumns) {
+    if (threadIdx.x < kMostRows) {
       float sum = 0;
+      if (threadIdx.x < 8 * kColumns)
 #pragma unroll
-      for (int w = 0; w < kStepWarps; ++w) sum += reduce[w * kMostRows + threadIdx.x];
+        for (int w = 0; w < kStepWarps; ++w) sum += reduce[w * kMostRows + threadIdx.x];
       job.squares[blockIdx.x * kMostRows + threadIdx.x] = sum;
     }
   }
