@@ -1,7 +1,6 @@
 #pragma once
 // The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and the
 // activation included, from what the phase before left in memory.
-#include "kernels/barrier.cuh"
 #include "kernels/decode_layers_job.cuh"
 #include "kernels/digit_product.cuh"
 #include "kernels/grid_wait.cuh"
@@ -24,7 +23,9 @@ __device__ __forceinline__ uint4 load8_cg(const __nv_bfloat16* from) {
   return __ldcg(reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
-__device__ __forceinline__ void compute_sync() { meet_threads(1, kStepThreads); }  // of the warps that compute
+__device__ __forceinline__ void compute_sync() {  // of the warps that compute
+  asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
+}
 
 // Shared memory for the inputs of products.
 struct StepSpace {
