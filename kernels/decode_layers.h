@@ -24,6 +24,9 @@ inline int64_t in_of(const DecodeLinear& l) {
   return m ? m->in : std::get<ByteView>(l).w.codes.cols();
 }
 
+// Of a packed linear.
+inline bool has_zeros(const DecodeLinear& l) { return std::get<MarlinView>(l).z.data != nullptr; }
+
 // A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the norm of x, then x += down(act(gate) * up)
 // of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128 (all with zero
 // points or all without), or E4M3 with a scale for each output and an input rounded with one scale of its own or a fixed one, the same for

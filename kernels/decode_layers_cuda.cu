@@ -17,34 +17,24 @@
 namespace fewbit::cuda {
 namespace {
 
-cudaLaunchConfig_t step_config(CudaState& s, const StepKernel& kernel, size_t shared, int blocks, cudaLaunchAttribute (&attributes)[2]) {
-  return cluster_config(s, kernel.function, blocks, kStepSlices, kAllStepThreads, shared, attributes);
-}
-
 constexpr size_t kStaticShared = 7168;  // at most, of the kernel
 
 // Blocks that run at the same time; of every kernel as many, all of which take a multiprocessor for a block.
 int most_blocks(CudaState& s) {
   const StepKernel kernel = step_kernel<StepPacked>(128, DType::bf16, true);
-  cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = step_config(s, kernel, s.max_shared() - kStaticShared, kStepSlices, attributes);
-  int clusters = 0;
-  FEWBIT_CUDA_CALL(cudaOccupancyMaxActiveClusters(&clusters, kernel.function, &config));
-  return clusters * kStepSlices;
+  return kStepSlices * ClusterLaunch(s, kernel.function, kStepSlices, kStepSlices, kAllStepThreads, s.max_shared() - kStaticShared).most_clusters();
 }
 
 std::array<const DecodeLinear*, kStepWeights> linears_of(const DecodeLayer& l) {
   return {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
 }
 
-bool has_zeros(const DecodeLayer& l) { return std::get<MarlinView>(l.q).z.data != nullptr; }
-
 // Why the kernel of packed weights, or that of bytes, does not take the linears of a layer; "" = it does.
 std::string refuses_packed(const DecodeLayer& l) {
   for (const DecodeLinear* w : linears_of(l)) {
     const auto& m = std::get<MarlinView>(*w);
     if (m.bits != 4 || m.groups() < 2 || m.group() != kPieceK) return "packed linears of 4 bits in groups of 128 only";
-    if ((m.z.data != nullptr) != has_zeros(l)) return "packed linears with zero points and without";
+    if (has_zeros(*w) != has_zeros(l.q)) return "packed linears with zero points and without";
   }
   return "";
 }
@@ -74,7 +64,7 @@ std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
   const bool bytes = std::holds_alternative<ByteView>(l.q);
   for (const DecodeLayer& each : layers) {
     if (std::string why = refuses_linears(each, bytes); !why.empty()) return why;
-    if (!bytes && has_zeros(each) != has_zeros(l)) return "layers with zero points and without";
+    if (!bytes && has_zeros(each.q) != has_zeros(l.q)) return "layers with zero points and without";
     if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape) return "caches that differ";
   }
   return "";
@@ -99,7 +89,7 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const DecodeLayer& l = layers.front();
   StepJob& job = out.job;
   const bool bytes = std::holds_alternative<ByteView>(l.q);
-  const StepKind kind = bytes ? byte_step_kind() : has_zeros(l) ? zero_step_kind() : kind_of<StepPacked>();
+  const StepKind kind = bytes ? byte_step_kind() : has_zeros(l.q) ? zero_step_kind() : kind_of<StepPacked>();
   out.layer_bytes = kind.layer_bytes;
   out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
   if (!out.kernel.function) return refuse("heads of 64 or 128 values only");
@@ -239,12 +229,7 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
   FEWBIT_ASSERT(2 + job.kv_heads * job.sets <= CudaState::kCounters);
   job.counters = s.counters;
 
-  cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = step_config(s, layout.kernel, layout.shared, stack.blocks, attributes);
-  const auto launch = [&](const StepJob& of) {
-    void* arguments[] = {const_cast<StepJob*>(&of)};
-    FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config, layout.kernel.function, arguments));
-  };
+  const ClusterLaunch launch(s, layout.kernel.function, kStepSlices, stack.blocks, kAllStepThreads, layout.shared);
   if (!form.attention_apart) return launch(job);
   const auto row = [&](__nv_bfloat16* of_heads) {
     return TensorView{of_heads, DType::bf16, {1, form.attention.heads * form.attention.head_dim}, x.device};

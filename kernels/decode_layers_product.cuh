@@ -124,6 +124,25 @@ __device__ __forceinline__ void cluster_meet() {
                    : "memory");
 }
 
+// Fills slot `slot` with what `fetch(to)` asks for, once no more than `under_way` - 1 pieces are still on their way, and goes on.
+template <int kBytes, class Fetch>
+__device__ __forceinline__ void fill_slot(const StepRing& ring, int& slot, uint32_t& parity, int under_way, const Fetch& fetch) {
+  barrier_await(shared_address(ring.empty + slot), parity);
+  if (under_way == 1)
+    cp_async_wait<0>();
+  else
+    cp_async_wait<kMostUnderWay - 1>();
+  fetch(ring.slots + slot * kBytes);
+  cp_async_commit();
+#ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
+  cp_async_wait<0>();
+  barrier_arrive(ring.full + slot);
+#else
+  barrier_arrive_behind_copies(ring.full + slot);
+#endif
+  if (++slot == ring.count) slot = 0, parity ^= 1;
+}
+
 // The life of a feeding warp: as far ahead as its ring has room, but with few pieces under way: together they keep the
 // memory busy, and what the computing warps read and write in between waits behind them.
 template <class Weights, bool kWhole>
@@ -132,22 +151,7 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const typename Wei
   StepWalk<Weights, kWhole> walk(job, layers, parts, warp);
   int slot = 0;
   uint32_t parity = 1;
-  while (!walk.done()) {
-    barrier_await(shared_address(ring.empty + slot), parity);
-    if (job.under_way == 1)
-      cp_async_wait<0>();
-    else
-      cp_async_wait<kMostUnderWay - 1>();
-    walk.fetch(ring.slots + slot * Weights::kPieceBytes);
-    cp_async_commit();
-#ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
-    cp_async_wait<0>();
-    barrier_arrive(ring.full + slot);
-#else
-    barrier_arrive_behind_copies(ring.full + slot);
-#endif
-    if (++slot == ring.count) slot = 0, parity ^= 1;
-  }
+  while (!walk.done()) fill_slot<Weights::kPieceBytes>(ring, slot, parity, job.under_way, [&](uint8_t* to) { walk.fetch(to); });
   cp_async_wait<0>();
 }
 #endif

@@ -39,19 +39,8 @@ __device__ __forceinline__ void rows_feed(const RowsProduct* products, int count
       source.seat(p.weights[seat.weight], p.out[seat.weight], 0, seat.chunk, share.k0 + share.begin);
       if constexpr (kZeros) source.seat_zeros(p.zeros[seat.weight], seat.chunk, share.k0 + share.begin);
 #pragma unroll 1
-      for (int k = share.begin; k < share.end; ++k) {
-        barrier_await(shared_address(ring.empty + slot), parity);
-        cp_async_wait<kMostUnderWay - 1>();
-        source.fetch(ring.slots + slot * packed_piece_bytes(kZeros));
-        cp_async_commit();
-#ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
-        cp_async_wait<0>();
-        barrier_arrive(ring.full + slot);
-#else
-        barrier_arrive_behind_copies(ring.full + slot);
-#endif
-        if (++slot == ring.count) slot = 0, parity ^= 1;
-      }
+      for (int k = share.begin; k < share.end; ++k)
+        fill_slot<packed_piece_bytes(kZeros)>(ring, slot, parity, kMostUnderWay, [&](uint8_t* to) { source.fetch(to); });
     }
   }
   cp_async_wait<0>();

@@ -27,8 +27,6 @@ struct RowsLayout {
 
 const __nv_bfloat16* values(ConstTensorView v) { return static_cast<const __nv_bfloat16*>(v.data); }
 
-bool has_zeros(const DecodeLayer& l) { return std::get<MarlinView>(l.q).z.data != nullptr; }
-
 const void* kernel_of(int64_t rows, bool zeros, DType cache) {
   if (rows > kMostAppendedRows)
     return reinterpret_cast<const void*>(zeros ? &decode_rows_kernel<2, true, __nv_bfloat16> : &decode_rows_kernel<2, false, __nv_bfloat16>);
@@ -69,8 +67,8 @@ int member_shift(int local, bool paired) {
 RowsLayout layout_of(const CudaState& s, int blocks, int64_t rows, const DecodeForm& form, const DecodeLayer& ended, const DecodeLayer* begun) {
   RowsLayout layout;
   RowsStepJob& job = layout.job;
-  const int clusters = blocks / kStepSlices, piece_bytes = packed_piece_bytes(has_zeros(ended));
-  layout.kernel = kernel_of(rows, has_zeros(ended), ended.cache.k.dtype);
+  const int clusters = blocks / kStepSlices, piece_bytes = packed_piece_bytes(has_zeros(ended.q));
+  layout.kernel = kernel_of(rows, has_zeros(ended.q), ended.cache.k.dtype);
   job.rows = static_cast<int>(rows);
   job.hidden = static_cast<int>(out_of(ended.o));
   job.inner = static_cast<int>(out_of(ended.gate));
@@ -138,18 +136,11 @@ RowsLayout layout_of(const CudaState& s, int blocks, int64_t rows, const DecodeF
   return layout;
 }
 
-cudaLaunchConfig_t config_of(CudaState& s, const void* kernel, size_t shared, int blocks, cudaLaunchAttribute (&attributes)[2]) {
-  return cluster_config(s, kernel, blocks, kStepSlices, kAllStepThreads, shared, attributes);
-}
-
 // Blocks that run at the same time.
 int most_blocks(CudaState& s) {
   const void* kernel = kernel_of(kMostRows, false, DType::bf16);
-  cudaLaunchAttribute attributes[2]{};
-  const cudaLaunchConfig_t config = config_of(s, kernel, s.max_shared() - kStaticShared, kStepSlices, attributes);
-  int clusters = 0;
-  FEWBIT_CUDA_CALL(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-  return std::min(clusters * kStepSlices, kMostRowsBlocks);
+  const ClusterLaunch launch(s, kernel, kStepSlices, kStepSlices, kAllStepThreads, s.max_shared() - kStaticShared);
+  return std::min(kStepSlices * launch.most_clusters(), kMostRowsBlocks);
 }
 
 // What goes from launch to launch.
@@ -236,10 +227,7 @@ void decode_rows(Exec& ex, const DecodeStack& stack, ConstTensorView positions, 
       if (p.end == RowsEnd::store)
         for (__nv_bfloat16** each : {p.y, job.append.qkv}) each[0] = space.q, each[1] = space.k, each[2] = space.v;
     }
-    cudaLaunchAttribute attributes[2]{};
-    const cudaLaunchConfig_t config = config_of(s, layout.kernel, layout.shared, stack.blocks, attributes);
-    void* arguments[] = {&job};
-    FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config, layout.kernel, arguments));
+    ClusterLaunch(s, layout.kernel, kStepSlices, stack.blocks, kAllStepThreads, layout.shared)(job);
   }
 }
 

@@ -43,22 +43,40 @@ void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3
   FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 
-// The same for clusters of `cluster` blocks of `threads`; `attributes` must outlive the configuration.
-inline cudaLaunchConfig_t cluster_config(CudaState& s, const void* kernel, int blocks, int cluster, int threads, size_t shared,
-                                         cudaLaunchAttribute (&attributes)[2]) {
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared;
-  config.stream = s.stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return config;
-}
+// Launches like those of `launch_overlapping` in clusters of `cluster` blocks, of a kernel that takes one job.
+class ClusterLaunch {
+ public:
+  ClusterLaunch(CudaState& s, const void* kernel, int cluster, int blocks, int threads, size_t shared) : kernel_(kernel) {
+    FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes_[1].id = cudaLaunchAttributeClusterDimension;
+    attributes_[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config_.gridDim = dim3(static_cast<unsigned>(blocks));
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.dynamicSmemBytes = shared;
+    config_.stream = s.stream;
+    config_.attrs = attributes_;
+    config_.numAttrs = 2;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+  ClusterLaunch& operator=(const ClusterLaunch&) = delete;
+
+  template <class Job>
+  void operator()(Job job) const {
+    void* arguments[] = {&job};
+    FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config_, kernel_, arguments));
+  }
+  int most_clusters() const {  // that run at the same time
+    int clusters = 0;
+    FEWBIT_CUDA_CALL(cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_));
+    return clusters;
+  }
+
+ private:
+  const void* kernel_;
+  cudaLaunchAttribute attributes_[2]{};
+  cudaLaunchConfig_t config_{};
+};
 
 }  // namespace fewbit::cuda

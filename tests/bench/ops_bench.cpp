@@ -420,6 +420,8 @@ void bench_layers(Exec& ex, RandomSource& random) {
   const DecodeForm form{.attention = {.heads = kHeads, .kv_heads = kKvHeads, .head_dim = kHeadDim, .scale = 0.09f},
                         .rope = {.inv_freq = inv_freq},
                         .eps = 1e-5f};
+  AttentionArgs behind_append = form.attention;  // as the engine asks for it
+  behind_append.behind_append = true;
   for (const int64_t rows : {1, 2, 4, 8, 16}) {
     kept.clear();
     for (DecodeLayer& l : layers)
@@ -443,7 +445,7 @@ void bench_layers(Exec& ex, RandomSource& random) {
       const MarlinProduct qkv[] = {{.w = of(l.q), .y = q}, {.w = of(l.k), .y = k}, {.w = of(l.v), .y = v}};
       marlin_gemms(ex, normed, qkv);
       rope_append(ex, q, k, v, positions, form.rope, l.cache);
-      attention_cached(ex, q, positions, l.cache, form.attention, attended);
+      attention_cached(ex, q, positions, l.cache, behind_append, attended);
       add(attended, l.o);
       rms_norm(ex, x, l.middle_norm, form.eps, 0, normed);
       const MarlinProduct wide[] = {{.w = of(l.gate), .y = gate}, {.w = of(l.up), .y = up}};
