@@ -146,12 +146,11 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
 
 // Each reason once, with the batch sizes that it holds for.
 std::string reasons_of(const BenchResult& r) {
-  std::map<std::string, std::set<std::string>> batches;
+  std::map<std::string, std::set<int64_t>> batches;
   for (const BenchRow& row : r.rows)
-    if (row.launches != StepLaunches::together)
-      batches[steps_of(row.launches, row.why_not_together)].insert(std::to_string(row.shape.batch));
+    if (row.launches != StepLaunches::together) batches[steps_of(row.launches, row.why_not_together)].insert(row.shape.batch);
   std::string s;
-  for (const auto& [steps, at] : batches) s += fmt::format("batch {}: {}\n", join({at.begin(), at.end()}, ", "), steps);
+  for (const auto& [steps, at] : batches) s += fmt::format("batch {}: {}\n", fmt::join(at, ", "), steps);
   return s;
 }
 
