@@ -4,10 +4,10 @@
 // multiple of four) with one operand, or both, in shared memory. Code that uses them
 // stands behind FEWBIT_SM90A; other architectures compile to nothing and must not be launched.
 //
-// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16), A in registers or shared memory: warp w has rows 16 w .. 16 w + 15 of A in the
-// layout of mma.m16n8k16 (kernels/mma.cuh), and of D in the layout of N / 8 results of it side by side.
-// Registers of A and D belong to the tensor cores from wgmma_fence() on until wgmma_wait() says that the
-// product's group is done.
+// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16), A in registers or shared memory: warp w has rows
+// 16 w .. 16 w + 15 of A in the layout of mma.m16n8k16 (kernels/mma.cuh), and of D in the layout of N / 8
+// results of it side by side. Registers of A and D belong to the tensor cores from wgmma_fence() on until
+// wgmma_wait() says that the product's group is done.
 #include <cuda.h>
 
 #include "kernels/barrier.cuh"
@@ -24,8 +24,10 @@ namespace fewbit::cuda {
 __device__ __forceinline__ void barrier_publish() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
 }
-// One arrival, and `bytes` of copies that the phase waits for.
-__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+// One arrival, and `bytes` of copies that the phase waits for. Here and in the copies shared memory is named
+// by pointer or address.
+template <class Barrier>
+__device__ __forceinline__ void barrier_expect(Barrier barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
@@ -52,8 +54,9 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t at) {
   return v;
 }
 // Neighbouring bytes; addresses and size multiples of 16.
-__device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint32_t bytes,
-                                          uint64_t* barrier) {
+template <class Shared, class Barrier>
+__device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uint32_t bytes,
+                                          Barrier barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
           shared_address(shared)),
@@ -61,16 +64,18 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, uint
       : "memory");
 }
 // The box of a matrix at (column, row); what lies outside of the matrix becomes zeros and counts as bytes.
-__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* matrix, int column, int row,
-                                              uint64_t* barrier) {
+template <class Shared, class Barrier>
+__device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* matrix, int column, int row,
+                                              Barrier barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];\n" ::"r"(shared_address(shared)),
       "l"(matrix), "r"(column), "r"(row), "r"(shared_address(barrier))
       : "memory");
 }
-__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* array, int column, int row,
-                                              int plane, uint64_t* barrier) {
+template <class Shared, class Barrier>
+__device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* array, int column, int row,
+                                              int plane, Barrier barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
@@ -108,8 +113,8 @@ __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
-// B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the next 64 values of N
-// `plane` bytes on. 16 values further along k: + 128.
+// B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the next 64
+// values of N `plane` bytes on. 16 values further along k: + 128.
 __device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
 }
@@ -138,6 +143,15 @@ __device__ __forceinline__ void pin(float (&v)[kCount]) {
 #define FEWBIT_D32(i) FEWBIT_D8(i), FEWBIT_D8(i + 8), FEWBIT_D8(i + 16), FEWBIT_D8(i + 24)
 
 // d = a b, or d += a b. kTransposed: b from wgmma_matrix_transposed().
+__device__ __forceinline__ void wgmma(float (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+      : FEWBIT_D8(0), FEWBIT_D8(8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
 template <bool kTransposed = false>
 __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
@@ -147,7 +161,8 @@ __device__ __forceinline__ void wgmma(float (&d)[32], const uint32_t (&a)[4], ui
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}\n"
       : FEWBIT_D32(0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposed)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(static_cast<int>(kTransposed)));
 }
 template <bool kTransposed = false>
 __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
@@ -160,7 +175,8 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
       "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}\n"
       : FEWBIT_D32(0), FEWBIT_D32(32)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(kTransposed)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(static_cast<int>(kTransposed)));
 }
 // A in shared memory too, laid as B is.
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool add) {

@@ -135,14 +135,41 @@ __device__ __forceinline__ void store_octets(const float (&v)[kSliceOctets][2][4
       for (int m = 0; m < 2; ++m) end.store_f32(v[i][m], m, first + i * stride, l.lane);
 }
 
-// Adds what the blocks of a shared tile have left and stores this block's share of it: every count-th octet
-// of tokens.
+// Adds what the blocks of a shared tile have left of octets `octet`, `octet + count` ..., in the order of k.
+// Every trip to the L2 takes its time: the sums of kAtOnce blocks for kMost octets are asked for at once.
+template <int kOctets, int kMost, int kAtOnce>
+__device__ __forceinline__ void add_blocks(float (&v)[kSliceOctets][2][4], const float4* from_first,
+                                           const float4* begin, int octet, int octets, int count) {
+  constexpr int64_t kBlockQuads = 2 * 2 * kOctets * kWideMultiplying;
+#pragma unroll
+  for (int i = 0; i < 8 * kMost; ++i) v[i / 8][i / 4 % 2][i % 4] = 0;
+#pragma unroll 1
+  for (int block0 = 0; block0 < count; block0 += kAtOnce) {
+    float4 some[kAtOnce][kMost][2];
+#pragma unroll
+    for (int b = 0; b < kAtOnce; ++b)
+#pragma unroll
+      for (int i = 0; i < 2 * kMost; ++i) {
+        const float4* from = block0 + b == 0 ? from_first : begin + (block0 + b) * kBlockQuads;
+        const bool exists = block0 + b < count && i / 2 < octets;
+        some[b][i / 2][i % 2] =
+            exists ? __ldcg(from + (i % 2 * kOctets + octet + i / 2 * count) * kWideMultiplying) : float4{};
+      }
+#pragma unroll
+    for (int b = 0; b < kAtOnce; ++b)
+#pragma unroll
+      for (int i = 0; i < 2 * kMost; ++i) {
+        float(&sum)[4] = v[i / 2][i % 2];
+        const float4 more = some[b][i / 2][i % 2];
+        sum[0] += more.x, sum[1] += more.y, sum[2] += more.z, sum[3] += more.w;
+      }
+  }
+}
+// Those sums of a tile, and this block's share of it stored: every count-th octet of tokens.
 template <class S>
 __device__ __forceinline__ void add_partials(const WideJob& job, int tile, int first, int count,
-                                             const WideLane& l, uint8_t* slice) {
+                                             const WideEnd& end, const WideLane& l, uint8_t* slice) {
   constexpr int kOctets = S::kTokens / 8;
-  const WidePlace place(job, tile, S::kTokens);
-  const WideEnd end(job, place, l);
   // All but the first block began with this tile; so did the first where the tile begins with it.
   const int64_t block_quads = 2 * 2 * kOctets * kWideMultiplying;
   const float4* begin = reinterpret_cast<const float4*>(job.partials) + first * block_quads + threadIdx.x;
@@ -151,32 +178,10 @@ __device__ __forceinline__ void add_partials(const WideJob& job, int tile, int f
   for (int octet0 = static_cast<int>(blockIdx.x) - first; octet0 < kOctets; octet0 += kSliceOctets * count) {
     const int octets = min(kSliceOctets, (kOctets - octet0 + count - 1) / count);
     float v[kSliceOctets][2][4];
-#pragma unroll
-    for (int i = 0; i < kSliceOctets; ++i) {
-      if (i >= octets) continue;
-      const int octet = octet0 + i * count;
-      const auto read = [&](const float4* from, int m) {
-        return __ldcg(from + (m * kOctets + octet) * kWideMultiplying);
-      };
-      float4 sum[2] = {read(from_first, 0), read(from_first, 1)};
-#pragma unroll 4
-      for (int block = 1; block < count; ++block)
-#pragma unroll
-        for (int m = 0; m < 2; ++m) {
-          const float4 a = read(begin + block * block_quads, m);
-          sum[m].x += a.x;
-          sum[m].y += a.y;
-          sum[m].z += a.z;
-          sum[m].w += a.w;
-        }
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        v[i][m][0] = sum[m].x;
-        v[i][m][1] = sum[m].y;
-        v[i][m][2] = sum[m].z;
-        v[i][m][3] = sum[m].w;
-      }
-    }
+    if (octets == 1)
+      add_blocks<kOctets, 1, 8>(v, from_first, begin, octet0, octets, count);
+    else
+      add_blocks<kOctets, kSliceOctets, 2>(v, from_first, begin, octet0, octets, count);
     store_octets<S>(v, octet0, count, octets, end, l, slice);
   }
 }
@@ -186,15 +191,11 @@ template <class S>
 __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemory<S>& memory, uint64_t* full,
                                               uint64_t* empty) {
   const WideLane l;
-  const bool grouped = job.weights[0].w.grouped(), zeros = job.weights[0].w.z != nullptr,
-             fine = job.weights[0].w.group_tiles == 2;
   float sums[2][S::kTokens / 2];
-  const int fresh = job.group_shift == 3 ? 1 : 0;  // a group of 128 begins with every other stage
-  const uint32_t full_at = shared_address(full), empty_at = shared_address(empty);
-  const uint32_t words_at =
-                     shared_address(memory.words) + l.chunk * S::kChunkBytes + l.lane * 16 + l.half * 8,
-                 scales_at = shared_address(memory.scales) + l.chunk * 128 + l.lane / 4 * 16 + l.half * 8,
-                 zeros_at = shared_address(memory.zeros) + l.chunk * 32 + l.lane / 4 * 4;
+  const uint32_t full_at = kept_address(full), empty_at = kept_address(empty),
+                 words_at = kept_address(memory.words + l.chunk * S::kChunkBytes + l.lane * 16 + l.half * 8),
+                 scales_at = kept_address(memory.scales + l.chunk * 128 + l.lane / 4 * 16 + l.half * 8),
+                 zeros_at = kept_address(memory.zeros + l.chunk * 32 + l.lane / 4 * 4);
   const uint64_t x_at = wgmma_matrix(memory.x);
   uint8_t* slice = memory.slices + l.group * S::kSliceBytes;
   WideGroup group;
@@ -208,6 +209,14 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
   const auto release = [&](int at) {
     if (l.lane < kArrivingLanes) barrier_arrive(empty_at + 8 * at);
   };
+  // Of the stage's i-th group.
+  const auto set_group = [&](int i) {
+    const int at = slot * S::kGroups + i;
+    const uint2 pairs = load_shared2(scales_at + at * S::kScaleBytes);
+    group.set_scales(pairs.x, 0);
+    group.set_scales(pairs.y, 1);
+    if constexpr (S::kZeros) group.set_zeros(load_shared(zeros_at + at * S::kZeroBytes), l);
+  };
   while (walk.next(run)) {
     int before = 0;
     for (int step = run.from; step < run.to; ++step) {
@@ -216,18 +225,12 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
 #pragma unroll
       for (int i = 0; i < kWideTiles; ++i)
         words[i] = load_shared2(words_at + slot * S::kWordBytes + i * S::kTileBytes);
-      const uint64_t x = x_at + slot * (S::kXBytes >> 4);
+      // From a lane, so that the compiler takes the address for uniform: one instruction in place of four for
+      // each k-tile.
+      const uint64_t x = x_at + __shfl_sync(0xffffffffu, slot, 0) * (S::kXBytes >> 4);
 #pragma unroll
       for (int i = 0; i < kWideTiles; ++i) {
-        if (i == 0 ? step == run.from || (step & fresh) == 0 : i == 2 && fine) {
-          const int at = slot * S::kGroups + i / 2;
-          if (grouped) {
-            const uint2 pairs = load_shared2(scales_at + at * S::kScaleBytes);
-            group.set_scales(pairs.x, 0);
-            group.set_scales(pairs.y, 1);
-          }
-          if (zeros) group.set_zeros(load_shared(zeros_at + at * S::kZeroBytes), l);
-        }
+        if (S::kFine ? i % 2 == 0 : i == 0) set_group(i / 2);
         uint32_t a[2][4];
         group.operand(a[0], words[i].x, 0);
         group.operand(a[1], words[i].y, 1);
@@ -264,10 +267,7 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
       else
         left[1] = run.tile;
       meet_threads(3, kWideMultiplying);
-      if (threadIdx.x == 0) {
-        __threadfence();
-        atomicAdd(job.counters + 2 * run.tile, 1u);
-      }
+      if (threadIdx.x == 0) count_arrival(job.counters + 2 * run.tile);
       continue;
     }
     const WideEnd end(job, WidePlace(job, run.tile, S::kTokens), l);
@@ -288,13 +288,12 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
     const int first = WideWalk::block_of(job, tile * job.steps);
     const uint32_t count = WideWalk::block_of(job, (tile + 1) * job.steps - 1) - first + 1;
     uint32_t* counter = job.counters + 2 * tile;
-    if (threadIdx.x == 0) {
-      await_count(counter, count);
-      if (atomicAdd(counter + 1, 1u) == count - 1) counter[0] = counter[1] = 0;  // all have left the loop
-      __threadfence();
-    }
+    const WideEnd end(job, WidePlace(job, tile, S::kTokens), l);
+    if (threadIdx.x == 0) await_count(counter, count);
     meet_threads(3, kWideMultiplying);
-    add_partials<S>(job, tile, first, count, l, slice);
+    add_partials<S>(job, tile, first, count, end, l, slice);
+    if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == count - 1)
+      counter[0] = counter[1] = 0;  // all have left the loop
   }
 }
 
@@ -308,6 +307,9 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   __shared__ uint64_t full[S::kStages], empty[S::kStages];
   allow_successor();
   const WideMemory<S> memory(shared);
+  if (!job.weights[0].w.grouped())  // the scales are applied to the sums
+    for (int i = threadIdx.x; i < S::kStages * S::kGroups * S::kScaleBytes / 2; i += kWideThreads)
+      reinterpret_cast<__half*>(memory.scales)[i] = __half(1.f);
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       barrier_init(full + i, kWideFeeders);

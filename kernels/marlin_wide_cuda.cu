@@ -2,6 +2,7 @@
 #include "kernels/marlin_wide.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/marlin_wide.cuh"
 #include "kernels/tensor_map.cuh"
@@ -10,7 +11,8 @@
 namespace fewbit::cuda {
 namespace {
 
-// Fewer rows stream the weights faster (marlin_stream.cuh); for more, dequantizing once and cuBLAS is faster.
+// Fewer rows stream the weights faster (marlin_rows.cuh, marlin_stream.cuh); for more, dequantizing once and
+// cuBLAS is faster.
 constexpr int kLeastRows = 17, kMostRows = 2048;
 
 WideMaps maps_of(ConstTensorView x, const WideJob& job, int count, int tokens) {
@@ -71,10 +73,18 @@ bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct>
   job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
   job.steps = static_cast<int>((x.cols() + kWideDepth - 1) / kWideDepth);
   const auto count = static_cast<int>(products.size());
-  if (job.rows <= 64)
-    launch_wide<WideShape<64>>(s, x, job, count);
-  else
-    launch_wide<WideShape<128>>(s, x, job, count);
+  const auto launch = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {
+    if (job.rows <= 32)
+      launch_wide<WideShape<32, kZeros, kFine>>(s, x, job, count);
+    else if (job.rows <= 64)
+      launch_wide<WideShape<64, kZeros, kFine>>(s, x, job, count);
+    else
+      launch_wide<WideShape<128, kZeros, kFine>>(s, x, job, count);
+  };
+  const auto for_zeros = [&](auto zeros) {
+    w.group_tiles == 2 ? launch(zeros, std::true_type{}) : launch(zeros, std::false_type{});
+  };
+  w.z ? for_zeros(std::true_type{}) : for_zeros(std::false_type{});
   return true;
 }
 

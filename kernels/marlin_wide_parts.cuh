@@ -124,17 +124,19 @@ struct WidePlace {
 
 constexpr int kSliceOctets = 4;  // octets of tokens that leave through shared memory at a time
 
-template <int kTokens_>
+// kFine: groups end inside of a stage.
+template <int kTokens_, bool kZeros_, bool kFine_>
 struct WideShape {
   static constexpr int kTokens = kTokens_;
+  static constexpr bool kZeros = kZeros_, kFine = kFine_;
   static constexpr int kChunkBytes = marlin::tile_words(4) * 4;                // of a k-tile
   static constexpr int kTileBytes = kWideOuts / marlin::kTileN * kChunkBytes;  // of a k-tile, all outputs
   static constexpr int kXBytes = kTokens * kWideDepth * 2;
   static constexpr int kWordBytes = kWideTiles * kTileBytes;
-  static constexpr int kGroups = 2;                                              // that can begin in a stage
-  static constexpr int kScaleBytes = kWideOuts * 2, kZeroBytes = kWideOuts / 2;  // of a group
+  static constexpr int kGroups = kFine ? 2 : 1;  // that can begin in a stage
+  static constexpr int kScaleBytes = kWideOuts * 2, kZeroBytes = kZeros ? kWideOuts / 2 : 0;  // of a group
   static constexpr int kStageBytes = kXBytes + kWordBytes + kGroups * (kScaleBytes + kZeroBytes);
-  static constexpr int kStages = kTokens == 64 ? 12 : 8;
+  static constexpr int kStages = kTokens == 128 ? 8 : 12;
   static constexpr int kSliceStride = 128 * 2 + 16;  // bytes from token to token, for the banks
   static constexpr int kSliceBytes = 8 * kSliceOctets * kSliceStride;  // of a warpgroup
   static constexpr int kAlign = 1024;                                  // of a swizzled tile
@@ -156,11 +158,21 @@ struct WideMemory {
   }
 };
 
+// An address that the compiler keeps, where it would work it out anew at every stage: the tensor cores wait
+// for every instruction.
+__device__ __forceinline__ uint32_t kept_address(const void* shared) {
+  uint32_t at = shared_address(shared);
+  asm volatile("" : "+r"(at));
+  return at;
+}
+
 // The side that fills the stages: a warp each for x, the words, and scales with zero points, so that none of
-// them holds up the others. Each announces its own bytes. `copy(place, step, slot)` is called by all lanes.
+// them holds up the others. Each announces its own bytes. `copy(place, step, slot, barrier)` is called by all
+// lanes; `barrier`: the slot's address.
 constexpr int kWideFeeders = 3;
 template <class S, class Copy>
-__device__ __forceinline__ void feed(const WideJob& job, uint64_t* empty, Copy&& copy) {
+__device__ __forceinline__ void feed(const WideJob& job, uint64_t* full, uint64_t* empty, Copy&& copy) {
+  const uint32_t full_at = kept_address(full), empty_at = kept_address(empty);
   WideWalk walk(job);
   WideRun run;
   int slot = 0;
@@ -168,8 +180,8 @@ __device__ __forceinline__ void feed(const WideJob& job, uint64_t* empty, Copy&&
   while (walk.next(run)) {
     const WidePlace place(job, run.tile, S::kTokens);
     for (int step = run.from; step < run.to; ++step) {
-      barrier_await(shared_address(empty + slot), phase);
-      copy(place, step, slot);
+      barrier_await(empty_at + 8 * slot, phase);
+      copy(place, step, slot, full_at + 8 * slot);
       if (++slot == S::kStages) {
         slot = 0;
         phase ^= 1;
@@ -180,40 +192,44 @@ __device__ __forceinline__ void feed(const WideJob& job, uint64_t* empty, Copy&&
 template <class S>
 __device__ __forceinline__ void feed_x(const WideJob& job, const WideMaps& maps, const WideMemory<S>& memory,
                                        uint64_t* full, uint64_t* empty) {
-  feed<S>(job, empty, [&](const WidePlace& place, int step, int slot) {
+  const uint32_t to = kept_address(memory.x);
+  feed<S>(job, full, empty, [&](const WidePlace& place, int step, int slot, uint32_t barrier) {
     if (!elected()) return;
-    barrier_expect(full + slot, S::kXBytes);
-    bulk_copy_box(memory.x + slot * S::kXBytes, &maps.x, step * kWideDepth, place.row, full + slot);
+    barrier_expect(barrier, S::kXBytes);
+    bulk_copy_box(to + slot * S::kXBytes, &maps.x, step * kWideDepth, place.row, barrier);
   });
 }
 template <class S>
 __device__ __forceinline__ void feed_words(const WideJob& job, const WideMaps& maps,
                                            const WideMemory<S>& memory, uint64_t* full, uint64_t* empty) {
-  feed<S>(job, empty, [&](const WidePlace& place, int step, int slot) {
+  const uint32_t to = kept_address(memory.words);
+  feed<S>(job, full, empty, [&](const WidePlace& place, int step, int slot, uint32_t barrier) {
     if (!elected()) return;
-    barrier_expect(full + slot, S::kWordBytes);
-    bulk_copy_box(memory.words + slot * S::kWordBytes, &maps.words[place.weight], 0, place.chunk,
-                  step * kWideTiles, full + slot);
+    barrier_expect(barrier, S::kWordBytes);
+    bulk_copy_box(to + slot * S::kWordBytes, &maps.words[place.weight], 0, place.chunk, step * kWideTiles,
+                  barrier);
   });
 }
 template <class S>
 __device__ __forceinline__ void feed_groups(const WideJob& job, const WideMemory<S>& memory, uint64_t* full,
                                             uint64_t* empty) {
-  feed<S>(job, empty, [&](const WidePlace& place, int step, int slot) {
+  const uint32_t to_scales = kept_address(memory.scales), to_zeros = kept_address(memory.zeros);
+  feed<S>(job, full, empty, [&](const WidePlace& place, int step, int slot, uint32_t barrier) {
     const MarlinSource& w = job.weights[place.weight].w;
-    const int groups = w.group_tiles == 2 ? 2 : 1;
-    const int scale_bytes = w.grouped() ? place.chunks * 128 : 0, zero_bytes = w.z ? place.chunks * 32 : 0;
+    const int scale_bytes = w.grouped() ? place.chunks * 128 : 0,
+              zero_bytes = S::kZeros ? place.chunks * 32 : 0;
     if (!elected()) return;
-    barrier_expect(full + slot, groups * (scale_bytes + zero_bytes));
-    for (int i = 0; i < groups; ++i) {
+    barrier_expect(barrier, S::kGroups * (scale_bytes + zero_bytes));
+#pragma unroll
+    for (int i = 0; i < S::kGroups; ++i) {
       const int64_t group = min(step * kWideTiles + 2 * i, w.k_tiles() - 1) >> job.group_shift;
       const int at = slot * S::kGroups + i;
       if (scale_bytes)
-        bulk_copy(memory.scales + at * S::kScaleBytes, w.s + group * w.out + place.chunk * marlin::kTileN,
-                  scale_bytes, full + slot);
-      if (zero_bytes)
-        bulk_copy(memory.zeros + at * S::kZeroBytes, w.z + group * (w.out / 8) + place.chunk * 8, zero_bytes,
-                  full + slot);
+        bulk_copy(to_scales + at * S::kScaleBytes, w.s + group * w.out + place.chunk * marlin::kTileN,
+                  scale_bytes, barrier);
+      if (S::kZeros)
+        bulk_copy(to_zeros + at * S::kZeroBytes, w.z + group * (w.out / 8) + place.chunk * 8, zero_bytes,
+                  barrier);
     }
   });
 }
@@ -245,10 +261,7 @@ struct WideGroup {
 
   __device__ __forceinline__ WideGroup() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scale[i / 2][i % 2] = 0x3f803f80u;
-      zero[i / 2][i % 2] = 0x43084308u;  // 128 + 8
-    }
+    for (int i = 0; i < 4; ++i) zero[i / 2][i % 2] = 0x43084308u;  // 128 + 8
   }
   // From the word that holds an operand's two f16 scales.
   __device__ __forceinline__ void set_scales(uint32_t pair, int m) {

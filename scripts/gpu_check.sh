@@ -68,6 +68,7 @@ piece racecheck attention-codes '*AttentionOn.Over*dim16_cuda'
 piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Cached*len1_*_cuda'
 piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
 piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
+piece initcheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
 piece racecheck factor 'Factor*' 3
 piece racecheck refine 'Refine.*' 4
 piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'
@@ -80,7 +81,7 @@ piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.C
 piece racecheck gram 'GramLoss.*'
 piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*'
 piece memcheck all '*:-*_cpu' 6
-piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaANorm*' 4
+piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaANorm*' 4
 wait
 
 for p in "${pieces[@]}"; do

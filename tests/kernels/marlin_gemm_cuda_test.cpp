@@ -55,7 +55,7 @@ const Case kCases[] = {
     {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
     {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
     {1216, 3200, 128, 4, true}};
-const int64_t kRows[] = {1, 5, 8, 9, 16, 33, 64, 65, 200, 700};
+const int64_t kRows[] = {1, 5, 8, 9, 16, 17, 32, 33, 64, 65, 200, 700};
 
 Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {
   Tensor y = poisoned(ex, dtype, {x.rows(), w.view.out});
@@ -83,7 +83,7 @@ TEST(MarlinGemmCuda, StagesThatComeRoundGiveTheSameBits) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
   const Weight w(ex, {17408, 1024, 128, 4, true}, 14);
-  for (const int64_t rows : {33, 65}) {
+  for (const int64_t rows : {17, 33, 65}) {
     const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, 1024}, 5));
     const Tensor first = product(ex, w, x, DType::f32);
     EXPECT_EQ(first_difference(product(ex, w, x, DType::f32), first), "") << rows;
