@@ -12,14 +12,23 @@ struct RowsPlan {
   int warps = 0, slices = 0, parts = 0, team = 0;
 };
 
-// Of the ways whose blocks are resident together the quickest by a model of the busiest block's microseconds on an H200, fitted to
-// 500 measured ways to cut twelve shapes (docs/performance.md); only what differs between the ways counts.
+// What a block's time is made of, in times of half a run by all warps, for up to 8 rows and for more: fitted to 5,800 timed ways to
+// cut fourteen shapes on an H200 (docs/performance.md); only what differs between the ways counts.
+struct RowsCosts {
+  double round, member, member_row;  // adding the sums of a chunk in a block: once; for every warp; that for each row
+  double uneven;                     // a chunk whose runs the members do not share alike
+  double partial_row;                // a row of a chunk whose sums are left for other blocks
+  double slice;                      // waiting for another slice
+};
+constexpr RowsCosts kRowsCosts[] = {
+    {.round = 1.75, .member = .25, .member_row = .19, .uneven = 0, .partial_row = .17, .slice = .4},
+    {.round = 1.8, .member = 0, .member_row = .035, .uneven = 2, .partial_row = 0, .slice = .56}};
+constexpr double kSplitCost = 3;  // leaving sums at all
+
+// Of the ways whose blocks are resident together the one that is quickest, by these costs, for the busiest block.
 template <class V>
 RowsPlan plan_rows(int sms, size_t room, int runs, int chunks, int rows) {
-  constexpr double kStage = .162, kStageRow = .0030,  // half a run, by all warps
-      kUneven = .23,                                  // a chunk whose runs the members do not share alike
-      kMemberRow = .0056, kPartialRow = .0188,        // adding the sums of a chunk in a block, and those of the blocks
-      kRunRow = .0025;                                // x
+  const RowsCosts& of = kRowsCosts[V::kColumns - 1];
   RowsPlan best;
   double least = 0;
   for (int slices = 1; slices <= sms && slices <= runs; ++slices) {
@@ -29,8 +38,8 @@ RowsPlan plan_rows(int sms, size_t room, int runs, int chunks, int rows) {
       if (V::shared_bytes(warps, most, rows) > room) continue;
       for (int team = 1; team <= warps && team <= runs / slices; team *= 2) {
         const int teams = warps / team, rounds = (mine + teams - 1) / teams, stages = 2 * rounds * ((most + team - 1) / team);
-        const double cost = stages * (kStage + rows * kStageRow) + (most % team != 0 ? rounds * kUneven : 0) +
-                            rows * (rounds * team * kMemberRow + (slices > 1 ? mine * kPartialRow : 0) + most * kRunRow);
+        double cost = stages + rounds * (of.round + team * (of.member + rows * of.member_row) + (most % team != 0 ? of.uneven : 0));
+        if (slices > 1) cost += rows * mine * of.partial_row + slices * of.slice + kSplitCost;
         if (best.warps > 0 && cost >= least) continue;
         best = {warps, slices, parts, team};
         least = cost;
