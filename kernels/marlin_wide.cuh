@@ -1,6 +1,6 @@
 #pragma once
 // The Marlin product for many rows on Hopper. A block owns a tile of 256 outputs and kTokens rows of x and
-// walks over k, 64 values a stage. One warp keeps the stages filled by bulk copies: the words as they lie,
+// walks over k, 64 values a stage. Three warps keep the stages filled by bulk copies: the words as they lie,
 // scales and zero points of the stage's groups, and x through a tensor map in the 128-byte swizzle. Two
 // warpgroups have 128 outputs each: a lane turns its words into (code - zero) * scale, rounded to bf16, in
 // registers, which are the 64-row operand of wgmma; the next k-tile is turned while the tensor cores work on
