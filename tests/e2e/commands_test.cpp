@@ -140,7 +140,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
                         Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20, kCoarse}, Case{"gptq int4 g128 format=gptq", 1.2},
                         Case{"gptq int4 g128 asym format=gptq", 1.2}, Case{"gptq int4 g128 act=full format=gptq", 1.2},
                         Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2},
-                        Case{"rtn w8a8", 1.01, kCoarse}, Case{"gptq w8a8", 1.01, kCoarse}, Case{"gptq w8a8 acts=tensor", 1.2, kCoarse},
+                        Case{"rtn w8a8", 1.01}, Case{"gptq w8a8", 1.01}, Case{"gptq w8a8 acts=tensor", 1.2, kCoarse},
                         Case{"fp8", 1.02}, Case{"fp8 tensor acts=tensor", 1.04}, Case{"fp8 block128", 1.02}, Case{"gptq fp8", 1.02},
                         Case{"fp8 format=marlin", 1.02}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));

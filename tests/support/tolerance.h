@@ -26,8 +26,8 @@ inline constexpr double kReroutedTokens = 0.03;
 inline constexpr double kInt4Loss = 0.1;           // mean NLL that 4-bit weights may move, tiny random models
 inline constexpr double kReroutedPacked = 0.06;    // the same between packed kernels and dequantized weights
 inline constexpr double kPackedPerplexity = 1e-3;  // packed kernels against dequantized weights, bf16
-// The same where a rounding to bf16 weighs more: two bits on four samples of calibration (a model near its end), and inputs in int8,
-// where a value next to a tie moves by a step. With the sums in another order (a build for sanitizers) 1.2e-3 was seen.
+// The same where a rounding to bf16 weighs more: two bits on four samples of calibration (a model near its end), and steps of a whole
+// tensor's range in the inputs.
 inline constexpr double kPackedPerplexityCoarse = 3e-3;
 inline constexpr double kProtocol =
     5e-4;  // perplexity against another implementation of the protocol, float32
