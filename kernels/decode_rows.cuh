@@ -82,21 +82,9 @@ struct RowsWarp {
       for (int i = 0; i < kRunTiles; ++i) {
         if (kColumns == 2 || i % 2 == 0) {
           ldmatrix(b, at + 32 * i);
-          if (!kSlice) x.add_ones(off, b);
+          if (!kSlice) add_subnormal_ones<mma_bf16>(off, b);
         }
-        const uint4 four = words[(half * kRunTiles + i) * (kTileBytes4 / 16)];
-        const uint32_t of_tile[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < marlin::kSubTiles; ++j) {
-          uint32_t a[4];
-          subnormal_fragment(a, of_tile[j]);
-          if constexpr (kColumns == 2) {
-            mma_bf16(part[j][0], a, b[0], b[1]);
-            mma_bf16(part[j][1], a, b[2], b[3]);
-          } else {
-            mma_bf16(part[j][0], a, b[i % 2 * 2], b[i % 2 * 2 + 1]);
-          }
-        }
+        add_subnormal_tile<mma_bf16>(part, words[(half * kRunTiles + i) * (kTileBytes4 / 16)], i, b);
       }
     }
     const uint8_t* of_group = piece + kPieceTiles * kTileBytes4;

@@ -5,7 +5,6 @@
 
 namespace fewbit::cuda {
 
-inline constexpr int64_t kMostStepRows = 16;
 // Why there is no kernel for such layers, whose linears are packed and alike; "" = there is.
 std::string refuses_rows(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&);
 // As prepare_stack() and decode_layers().

@@ -169,7 +169,7 @@ std::string refuses_rows(const Exec& ex, const std::vector<DecodeLayer>& layers,
   CudaState& s = ex.cuda_state();
   const DecodeLayer& l = layers.front();
   const int64_t rows = l.cache.k.shape[0];
-  if (rows > kMostStepRows) return "more than " + std::to_string(kMostStepRows) + " sequences";
+  if (rows > kMostRows) return "more than " + std::to_string(kMostRows) + " sequences";
   if (form.act != ActKind::silu) return "SiLU only";
   const int blocks = most_blocks(s);
   if (blocks == 0) return "no room for a cluster of blocks";

@@ -2,6 +2,7 @@
 // The activations of the products of decode_rows.cuh, in shared memory as the column operand reads them: 8 * kColumns rows of x.
 #include "kernels/decode_rows_job.cuh"
 #include "kernels/hopper.cuh"
+#include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
@@ -41,12 +42,8 @@ struct RowsX {
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
-  // The offset that this lane gives to ldmatrix, rows `row` bytes apart: of 16 rows and a k-tile, or of 8 and two. Past the last row
-  // it is the last: a column of the product depends on its own activations only, and those are not stored.
-  __device__ __forceinline__ int lane_offset(int row) const {
-    const int token = lane() % 8 + (kColumns == 2 ? lane() / 16 * 8 : 0);
-    return min(token, job.rows - 1) * row + (kColumns == 2 ? lane() / 8 % 2 : lane() / 8) * 16;
-  }
+  // The offset that this lane gives to ldmatrix, rows `row` bytes apart.
+  __device__ __forceinline__ int lane_offset(int row) const { return subnormal_x_offset<kColumns>(lane(), job.rows, row); }
   static __device__ __forceinline__ const uint8_t* at(const RowsProduct& p, int row, int piece) {
     return reinterpret_cast<const uint8_t*>(p.x) + (int64_t{row} * p.pieces + piece) * kPieceRowBytes;
   }
@@ -68,12 +65,6 @@ struct RowsX {
   }
   __device__ __forceinline__ const uint8_t* in_slice(int piece) const { return x + lane_offset(job.x_row) + piece * kPieceRowBytes; }
   __device__ __forceinline__ const float* starts_of(int piece) const { return starts + piece * kMostRows + lane() % 4 * 2; }
-  // Products of codes that are all 1.
-  static __device__ __forceinline__ void add_ones(float (&sum)[kColumns][4], const uint32_t (&b)[4]) {
-    const uint32_t ones[4] = {0x00010001u, 0x00010001u, 0x00100010u, 0x00100010u};
-    mma_bf16(sum[0], ones, b[0], b[1]);
-    mma_bf16(sum[kColumns - 1], ones, b[2], b[3]);
-  }
   __device__ __forceinline__ void set_starts(const RowsShare& share) const {
 #pragma unroll 2
     for (int piece = warp(); piece < share.length; piece += kStepWarps) {
@@ -82,7 +73,7 @@ struct RowsX {
       for (int tile = 0; tile < kPieceTiles; tile += 2 / kColumns) {
         uint32_t b[4];
         ldmatrix(b, in_slice(piece) + 32 * tile);
-        add_ones(sum[tile / 2 % 2], b);
+        add_subnormal_ones<mma_bf16>(sum[tile / 2 % 2], b);
       }
       if (lane() < 4)
 #pragma unroll

@@ -7,6 +7,7 @@
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
 #include "kernels/marlin_stream_parts.cuh"
 #include "kernels/powers.cuh"
+#include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
@@ -175,15 +176,13 @@ struct RowsBlock {
   }
   // The sums of x over every run, as the product with codes that are all 1.
   __device__ __forceinline__ void add_x() const {
-    const uint32_t ones[4] = {0x00010001u, 0x00010001u, 0x00100010u, 0x00100010u};
     for (int run = warp; run < runs; run += warps) {
       float sum[kColumns][4] = {};
 #pragma unroll
       for (int i = 0; i < kWarpTiles; i += 2 / kColumns) {
         uint32_t b[4];
         ldmatrix(b, lane_x() + (run * kWarpTiles + i) * 32);
-        mma_f16(sum[0], ones, b[0], b[1]);
-        mma_f16(sum[kColumns - 1], ones, b[2], b[3]);
+        add_subnormal_ones<mma_f16>(sum, b);
       }
       if (lane < 4)
 #pragma unroll
@@ -192,12 +191,8 @@ struct RowsBlock {
           for (int i = 0; i < 2; ++i) starts[run * kTokens + 8 * c + 2 * lane + i] = (V::kZeros ? 1.f : -8.f) * sum[c][i];
     }
   }
-  // The row that this lane gives to ldmatrix: of 16 tokens and a k-tile, or of 8 and two. Past the last token it is the last: a
-  // column of the product depends on its own activations only, and those are not stored.
-  __device__ __forceinline__ const uint8_t* lane_x() const {
-    const int token = lane % 8 + (kColumns == 2 ? lane / 16 * 8 : 0);
-    return x + min(token, job.rows - 1) * job.x_stride + (kColumns == 2 ? lane / 8 % 2 : lane / 8) * 16;
-  }
+  // The row that this lane gives to ldmatrix.
+  __device__ __forceinline__ const uint8_t* lane_x() const { return x + subnormal_x_offset<kColumns>(lane, job.rows, job.x_stride); }
 
   __device__ __forceinline__ void await_team() const {
     if (members == 1)
@@ -271,18 +266,7 @@ struct RowsSums {
 #pragma unroll
     for (int i = 0; i < kStageTiles; ++i) {
       if (kColumns == 2 || i % 2 == 0) ldmatrix(b, x + i * 32);
-      const uint32_t of_tile[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
-#pragma unroll
-      for (int j = 0; j < marlin::kSubTiles; ++j) {
-        uint32_t a[4];
-        subnormal_fragment(a, of_tile[j]);
-        if constexpr (kColumns == 2) {
-          mma_f16(part[j][0], a, b[0], b[1]);
-          mma_f16(part[j][1], a, b[2], b[3]);
-        } else {
-          mma_f16(part[j][0], a, b[i % 2 * 2], b[i % 2 * 2 + 1]);
-        }
-      }
+      add_subnormal_tile<mma_f16>(part, words[i], i, b);
     }
   }
   __device__ __forceinline__ void end() {

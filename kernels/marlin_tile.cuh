@@ -78,18 +78,6 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
   }
 }
 
-// The codes as f16 subnormals, with the fewest instructions: bits 0 to 10 of an f16 count in steps of 2^-24, past the smallest
-// normal number too. So registers 0 and 1 are 2^-24 * code, and 2 and 3, the upper eight of a k-tile's values, 2^-20 * code:
-// the caller divides those activations by 16. 4 bits only.
-inline constexpr float kSubnormalScale = 16777216.f;  // 2^24
-__device__ __forceinline__ void subnormal_fragment(uint32_t (&a)[4], uint32_t word) {
-  const uint32_t down = word >> 8;
-  a[0] = word & 0x000f000fu;
-  a[1] = down & 0x000f000fu;
-  a[2] = word & 0x00f000f0u;
-  a[3] = down & 0x00f000f0u;
-}
-
 // The lane's eight scales of a row of `s` in the one-group layout; `chunk` is the run of 64 outputs.
 __device__ __forceinline__ void lane_scales_one_group(__half (&scales)[8], const MarlinSource& w, int chunk,
                                                       int lane) {

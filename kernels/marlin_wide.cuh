@@ -137,10 +137,10 @@ __device__ __forceinline__ void store_octets(const float (&v)[kSliceOctets][2][4
 
 // Adds what the blocks of a shared tile have left of octets `octet`, `octet + count` ..., in the order of k.
 // Every trip to the L2 takes its time: the sums of kAtOnce blocks for kMost octets are asked for at once.
-template <int kOctets, int kMost, int kAtOnce>
+template <class S, int kMost, int kAtOnce>
 __device__ __forceinline__ void add_blocks(float (&v)[kSliceOctets][2][4], const float4* from_first,
                                            const float4* begin, int octet, int octets, int count) {
-  constexpr int64_t kBlockQuads = 2 * 2 * kOctets * kWideMultiplying;
+  constexpr int kOctets = S::kTokens / 8;
 #pragma unroll
   for (int i = 0; i < 8 * kMost; ++i) v[i / 8][i / 4 % 2][i % 4] = 0;
 #pragma unroll 1
@@ -150,7 +150,7 @@ __device__ __forceinline__ void add_blocks(float (&v)[kSliceOctets][2][4], const
     for (int b = 0; b < kAtOnce; ++b)
 #pragma unroll
       for (int i = 0; i < 2 * kMost; ++i) {
-        const float4* from = block0 + b == 0 ? from_first : begin + (block0 + b) * kBlockQuads;
+        const float4* from = block0 + b == 0 ? from_first : begin + (block0 + b) * int64_t{2 * S::kPartQuads};
         const bool exists = block0 + b < count && i / 2 < octets;
         some[b][i / 2][i % 2] =
             exists ? __ldcg(from + (i % 2 * kOctets + octet + i / 2 * count) * kWideMultiplying) : float4{};
@@ -171,17 +171,17 @@ __device__ __forceinline__ void add_partials(const WideJob& job, int tile, int f
                                              const WideEnd& end, const WideLane& l, uint8_t* slice) {
   constexpr int kOctets = S::kTokens / 8;
   // All but the first block began with this tile; so did the first where the tile begins with it.
-  const int64_t block_quads = 2 * 2 * kOctets * kWideMultiplying;
-  const float4* begin = reinterpret_cast<const float4*>(job.partials) + first * block_quads + threadIdx.x;
+  const float4* begin =
+      reinterpret_cast<const float4*>(job.partials) + first * int64_t{2 * S::kPartQuads} + threadIdx.x;
   const float4* from_first =
-      WideWalk::unit_of(job, first) == tile * job.steps ? begin : begin + block_quads / 2;
+      WideWalk::unit_of(job, first) == tile * job.steps ? begin : begin + S::kPartQuads;
   for (int octet0 = static_cast<int>(blockIdx.x) - first; octet0 < kOctets; octet0 += kSliceOctets * count) {
     const int octets = min(kSliceOctets, (kOctets - octet0 + count - 1) / count);
     float v[kSliceOctets][2][4];
     if (octets == 1)
-      add_blocks<kOctets, 1, 8>(v, from_first, begin, octet0, octets, count);
+      add_blocks<S, 1, 8>(v, from_first, begin, octet0, octets, count);
     else
-      add_blocks<kOctets, kSliceOctets, 2>(v, from_first, begin, octet0, octets, count);
+      add_blocks<S, kSliceOctets, 2>(v, from_first, begin, octet0, octets, count);
     store_octets<S>(v, octet0, count, octets, end, l, slice);
   }
 }
@@ -255,8 +255,7 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMemo
     if (run.to - run.from < job.steps) {
       const int place = run.tile == first_tile ? 0 : 1;
       float4* to = reinterpret_cast<float4*>(job.partials) +
-                   (static_cast<int64_t>(blockIdx.x) * 2 + place) * (S::kTokens / 4) * kWideMultiplying +
-                   threadIdx.x;
+                   (static_cast<int64_t>(blockIdx.x) * 2 + place) * S::kPartQuads + threadIdx.x;
 #pragma unroll
       for (int q = 0; q < S::kTokens / 4; ++q) {
         const float* v = sums[q / (S::kTokens / 8)] + 4 * (q % (S::kTokens / 8));

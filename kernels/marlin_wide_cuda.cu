@@ -43,7 +43,7 @@ void launch_wide(CudaState& s, ConstTensorView x, WideJob job, int count) {
   FEWBIT_ASSERT(2 * job.shared_tiles <= CudaState::kCounters);
   job.counters = s.counters;
   if (job.shared_tiles > 0)
-    job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * kWideOuts * S::kTokens);
+    job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartQuads);
   auto* kernel = marlin_wide_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   launch_overlapping(s, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job,

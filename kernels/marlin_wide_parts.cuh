@@ -30,7 +30,7 @@ struct WideJob {
   int steps;                 // stages of a tile
   int out_tiles, row_tiles;  // tiles along the outputs, over all weights; along the rows
   int shared_tiles;          // the first tiles: cut along k
-  float* partials;           // [grid, 2, 256 * kTokens]; unused where shared_tiles == 0
+  float* partials;           // [grid, 2, 4 * S::kPartQuads]; unused where shared_tiles == 0
   uint32_t* counters;        // [shared_tiles, 2], zero between launches
 };
 
@@ -139,7 +139,8 @@ struct WideShape {
   static constexpr int kStages = kTokens == 128 ? 8 : 12;
   static constexpr int kSliceStride = 128 * 2 + 16;  // bytes from token to token, for the banks
   static constexpr int kSliceBytes = 8 * kSliceOctets * kSliceStride;  // of a warpgroup
-  static constexpr int kAlign = 1024;                                  // of a swizzled tile
+  static constexpr int kPartQuads = kTokens / 4 * kWideMultiplying;  // of sums that a block leaves of a tile
+  static constexpr int kAlign = 1024;                                // of a swizzled tile
   static constexpr int kShared = kAlign + kStages * kStageBytes + 2 * kSliceBytes;
 };
 
