@@ -20,7 +20,7 @@ done
 # all other checks run what is shipped.
 if [ -z "${FEWBIT_PREBUILT:-}" ]; then
   {
-    scripts/setup test && scripts/build --cuda quantize evaluate runner convert tests ops_bench &&
+    scripts/setup test && scripts/build --cuda quantize evaluate runner convert tests &&
       cmake -S . -B build-racecheck -G Ninja -DFEWBIT_CUDA=ON -DFEWBIT_RACECHECK=ON &&
       cmake --build build-racecheck --target test_kernels -j "$(nproc)"
   } >"$logs/build.log" 2>&1 || { tail -n 30 "$logs/build.log"; exit 1; }
@@ -109,8 +109,7 @@ for p in "${pieces[@]}"; do
   [ "$status" -eq 0 ] || failures=$((failures + 1))
 done
 
-bench=$(ls build/bin/ops_bench build/tests/ops_bench 2>/dev/null | head -n 1)
-"$bench" >"$logs/ops_bench.txt" 2>&1 || failures=$((failures + 1))
+build/bin/runner bench --ops --device cuda --json "$logs/ops.json" >"$logs/ops.txt" 2>&1 || failures=$((failures + 1))
 
 {
   echo "# GPU check"
@@ -124,10 +123,10 @@ bench=$(ls build/bin/ops_bench build/tests/ops_bench 2>/dev/null | head -n 1)
   echo "racecheck runs a build with \`-DFEWBIT_RACECHECK=ON\`, in which all lanes of a warp arrive at a barrier where in the shipped one a"
   echo "lane arrives for its warp; products that are cuBLAS's alone (\`Gemm\`, \`Matmul\`) and \`ExecCuda\` are not under it."
   echo
-  echo "## Kernels (cold weights, random data, medians)"
+  echo "## Kernels (\`runner bench --ops\`: cold weights, random data, medians)"
   echo
   echo '```'
-  cat "$logs/ops_bench.txt"
+  cat "$logs/ops.txt"
   echo '```'
 } >docs/gpu-check.md
 cp docs/gpu-check.md "$logs/"

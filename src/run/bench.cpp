@@ -115,7 +115,7 @@ Spread spread_of(std::vector<double> v) {
 
 MemoryRates measure_memory(Exec& ex) {
   MemoryRates m;
-  // As large as ops_bench's where the model leaves room.
+  // 4 GiB where the model leaves room.
   const int64_t fits = ex.on_cuda() ? std::max<int64_t>(ex.free_bytes() / 2, int64_t{1} << 26) : int64_t{512} << 20;
   const int64_t bytes = std::min<int64_t>(int64_t{4} << 30, fits) / 256 * 256;
   {

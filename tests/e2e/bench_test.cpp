@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -95,6 +96,41 @@ TEST_F(Bench, ComparesTwoCheckpointsInTurn) {
   EXPECT_GT(j["b"]["ms_per_token"]["mean"].get<double>(), 0);
   for (const char* key : {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
     EXPECT_TRUE(j.contains(key)) << key;
+}
+
+// Before anything else: no model is opened, no file written.
+TEST_F(Bench, SingleOpsNeedAGpu) {
+  for (const char* command : {"runner bench --ops --device cpu", "runner bench --ops=all --device cpu --json o.json",
+                              "runner bench nowhere --ops block,linear --device cpu --csv o.csv",
+                              "runner bench --ops small --ops-models 8b,70b --device cpu"}) {
+    const ProcessResult r = run(command);
+    EXPECT_EQ(r.exit_code, 1) << command;
+    EXPECT_NE(r.err.find("GPU"), std::string::npos) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_EQ(r.out, "");
+    EXPECT_FALSE(std::filesystem::exists(dir / "o.json") || std::filesystem::exists(dir / "o.csv"));
+  }
+  const ProcessResult help = run("runner bench --help");
+  for (const char* section : {"small", "attention", "prefill", "block", "layer", "bytes", "head", "linear"})
+    EXPECT_NE(help.out.find(std::string(section) + " ("), std::string::npos) << section;
+}
+
+TEST_F(Bench, SingleOpsOnAGpu) {
+  FEWBIT_NEEDS_GPU();
+  const Json j = json("runner bench " + kDemo + " --ops head,small --csv t.csv --markdown t.md");
+  EXPECT_EQ(j["model"], kDemo);
+  EXPECT_GT(j["read_gb_per_s"].get<double>(), 0);
+  ASSERT_FALSE(j["rows"].empty());
+  for (const Json& row : j["rows"]) {
+    EXPECT_EQ(row["error"], nullptr) << row;
+    EXPECT_GT(row["us"].get<double>(), 0) << row;
+    EXPECT_EQ(row["peer"].is_null(), row["section"] == "small" || row["type"] == "bf16") << row;
+  }
+  std::ifstream in(dir / "t.csv");
+  size_t lines = 0;
+  for (std::string line; std::getline(in, line);) ++lines;
+  EXPECT_EQ(lines, j["rows"].size() + 1);
+  EXPECT_TRUE(std::filesystem::exists(dir / "t.md"));
 }
 
 // The demo model has four layers; ops that ran as one share an event.

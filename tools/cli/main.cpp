@@ -45,6 +45,7 @@ const std::map<std::string, Program>& programs() {
         "Examples:\n"
         "  runner bench --tokens 200                       the embedded demo model\n"
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
+        "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"}},
       {"convert",
        {add_convert_commands, "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",

@@ -122,8 +122,11 @@ Progress::Progress(const Common& c)
       start_(std::chrono::steady_clock::now()),
       drawn_(start_) {}
 
-Progress::~Progress() {
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
   if (dirty_) std::fputs("\r\033[K", stderr);
+  dirty_ = false;
 }
 
 void Progress::update(const std::string& phase, double fraction) {

@@ -47,6 +47,7 @@ class Progress {
   explicit Progress(const Common& common);
   ~Progress();
   void update(const std::string& phase, double fraction);
+  void clear();  // before something else is printed; the next update draws again
 
  private:
   bool enabled_;

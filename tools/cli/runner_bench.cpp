@@ -1,14 +1,13 @@
 // `runner bench [MODEL]`: one shape, or lists of prompt sizes, steps and batch sizes, of which every combination is a row.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "src/core/strings.h"
 #include "tools/cli/runner_commands.h"
+#include "tools/cli/table.h"
 
 namespace fewbit::cli {
 namespace {
@@ -22,22 +21,6 @@ std::vector<BenchShape> shapes_of(const BenchArgs& a) {
     for (const int64_t prompt : a.prompt_tokens)
       for (const int64_t tokens : a.tokens) shapes.push_back({.batch = batch, .prompt_tokens = prompt, .tokens = tokens});
   return shapes;
-}
-
-// A file that could not be written is found before the work, not after it.
-void check_writable(const std::string& path) {
-  if (path.empty()) return;
-  const fs::path folder = fs::absolute(path).parent_path();
-  if (!fs::is_directory(folder))
-    fail(ErrorKind::io, fmt::format("{}: cannot write: {} is not a folder", path, folder.string()));
-}
-
-void write_text(const BenchArgs& a, const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
-  say(a.common, path + " written\n");
 }
 
 // Tables: for people a cell has few digits and, where the timed part ran several times, its standard deviation.
@@ -67,29 +50,10 @@ std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
           name_of(r.launches)};
 }
 
-size_t shown_width(const std::string& s) {  // of UTF-8: continuation bytes take no column
-  return static_cast<size_t>(std::count_if(s.begin(), s.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-// Columns as wide as their widest cell, flush right; with bars for Markdown.
 std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
   std::vector<std::vector<std::string>> lines = {{kHeadings.begin(), kHeadings.end()}};
   for (const BenchRow& row : r.rows) lines.push_back(cells_of(row, repeated));
-  std::vector<size_t> widths(kHeadings.size(), markdown ? 3 : 0);
-  for (const auto& line : lines)
-    for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], shown_width(line[i]));
-  std::string s;
-  for (size_t n = 0; n < lines.size(); ++n) {
-    for (size_t i = 0; i < widths.size(); ++i)
-      s += (markdown ? "| " : i ? "  " : "") + std::string(widths[i] - shown_width(lines[n][i]), ' ') + lines[n][i] +
-           (markdown ? " " : "");
-    s += markdown ? "|\n" : "\n";
-    if (markdown && n == 0) {
-      for (const size_t w : widths) s += "|" + std::string(w + 1, '-') + ":";
-      s += "|\n";
-    }
-  }
-  return s;
+  return table(lines, markdown);
 }
 
 std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
@@ -99,8 +63,6 @@ std::string markdown_of(const BenchArgs& a, const std::string& model, const Benc
       model, r.device, a.dtype, a.kv_cache, a.head, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
       r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
 }
-
-std::string quoted(const std::string& s) { return "\"" + join(split(s, '"'), "\"\"") + "\""; }
 
 // The names are the JSON keys, joined by underscores where they are nested.
 std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
@@ -249,9 +211,9 @@ void run_bench(BenchArgs& a) {
   else
     say(a.common, lines_of(a, model, r));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
-  write_text(a, a.markdown, markdown_of(a, model, r));
-  write_text(a, a.csv, csv_of(a, model, r));
-  if (a.options.trace) write_text(a, a.trace, trace_json(model, r.device, r.trace));
+  write_text(a.common, a.markdown, markdown_of(a, model, r));
+  write_text(a.common, a.csv, csv_of(a, model, r));
+  if (a.options.trace) write_text(a.common, a.trace, trace_json(model, r.device, r.trace));
   write_json(a.common, json_of(a, model, r, rows).dump(1) + "\n");
 }
 
@@ -297,12 +259,16 @@ void add_bench_command(CLI::App& app) {
       ->excludes(markdown)
       ->excludes(csv)
       ->excludes(trace);
+  CLI::Option* ops = add_ops(*bench, *b, model);
   bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
   add_common(*bench, b->common);
-  bench->callback([b] { run_bench(*b); });
+  for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed", "--dtype",
+                           "--kv-cache", "--head"})
+    ops->excludes(bench->get_option(name));
+  bench->callback([b, ops] { ops->count() > 0 ? run_ops(*b) : run_bench(*b); });
 }
 
 }  // namespace fewbit::cli

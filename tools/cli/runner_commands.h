@@ -1,6 +1,6 @@
 #pragma once
 // The parts of `runner bench`, one file each: rows (runner_bench.cpp), two checkpoints (runner_compare.cpp), a trace
-// (runner_trace.cpp).
+// (runner_trace.cpp), single ops (runner_ops.cpp).
 #include "src/run/bench.h"
 #include "tools/cli/options.h"
 
@@ -10,6 +10,8 @@ struct BenchArgs {
   Common common;
   std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", markdown, csv, trace;
   std::vector<std::string> compare;  // empty or two
+  std::string ops;                   // sections with commas; "" or "all": all
+  std::vector<std::string> ops_models;
   std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
   BenchOptions options;
 };
@@ -18,6 +20,9 @@ void add_bench_command(CLI::App& app);
 
 // `--compare A B`, with options.shapes of one.
 void run_comparison(const BenchArgs&);
+// `--ops [SECTIONS]` and `--ops-models`; the first is returned. What else it excludes is the caller's.
+CLI::Option* add_ops(CLI::App& app, BenchArgs&, CLI::Option* model);
+void run_ops(const BenchArgs&);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
 // "all layers in one launch", or how else and why.

@@ -1,0 +1,224 @@
+// Sections of time_ops(): products of a block, together and alone, and the head.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "kernels/byte_gemms.h"
+#include "kernels/gemm.h"
+#include "kernels/norm.h"
+#include "kernels/normed_gemms.h"
+#include "src/core/marlin_layout.h"
+#include "src/run/ops_bench_parts.h"
+
+namespace fewbit::ops {
+namespace {
+
+constexpr std::initializer_list<int64_t> kRowCounts = {1, 8, 16, 32, 64, 256, 2048};
+
+template <class List>
+auto& in_turn(List& list, int64_t i) {
+  return list[static_cast<size_t>(i) % list.size()];
+}
+
+// The first values of a buffer as a matrix.
+TensorView matrix(const Tensor& t, int64_t rows, int64_t cols) {
+  return {t.view().data, t.dtype(), {rows, cols}, t.device()};
+}
+
+int64_t weights_of(const std::vector<OpsProduct>& products) {
+  int64_t n = 0;
+  for (const OpsProduct& p : products) n += p.in * p.out;
+  return n;
+}
+int64_t widest(const std::vector<OpsProduct>& products) {
+  int64_t most = 0;
+  for (const OpsProduct& p : products) most = std::max({most, p.in, p.out});
+  return most;
+}
+
+std::string block_name(const std::vector<OpsProduct>& products) { return fmt::format("block of {}", products.size()); }
+
+// How the bytes of a row-major weight meet x.
+struct PlainType {
+  const char* name;
+  DType weights, input;
+};
+constexpr PlainType kPlainTypes[] = {{"bf16", DType::bf16, DType::bf16},
+                                     {"fp8", DType::f8_e4m3, DType::f8_e4m3},
+                                     {"fp8, x unrounded", DType::f8_e4m3, DType::f16},
+                                     {"int8", DType::i8, DType::i8}};
+constexpr std::initializer_list<int64_t> kPlainRows = {1, 2, 8, 16};
+
+// One type of plain_block(); `bf16_us` is filled by bf16, which comes first, and read by the others.
+void plain_block_of(OpsRun& run, const OpsModel& model, const PlainType& type, std::map<int64_t, double>& bf16_us) {
+  Exec& ex = run.ex;
+  const std::vector<OpsProduct>& products = model.products;
+  const bool dense = type.weights == DType::bf16;
+  const int64_t weights = weights_of(products), bytes = weights * bytes_of(type.weights), most = widest(products);
+  const int64_t copies = run.copies_for(bytes);
+  std::vector<Tensor> storage;
+  std::vector<TensorView> views;
+  for (int64_t i = 0; i < copies; ++i)
+    for (const OpsProduct& p : products) {
+      storage.push_back(dense ? run.random.normal({p.out, p.in}) : run.random.words({(p.out * p.in + 3) / 4}));
+      views.push_back({storage.back().view().data, type.weights, {p.out, p.in}, storage.back().device()});
+    }
+  const Tensor scales = ex.alloc_zeros(DType::f32, {most});
+  for (const int64_t rows : run.up_to_most(kPlainRows)) {
+    const Tensor x = run.random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
+    OpRow row{.section = "bytes",
+              .model = model.name,
+              .op = block_name(products),
+              .type = type.name,
+              .rows = rows,
+              .bytes = static_cast<double>(bytes),
+              .flop = 2 * static_cast<double>(weights * rows)};
+    if (!dense) row.peer = "bf16", row.peer_us = bf16_us[rows];
+    run.time(row, copies, [&](int64_t copy) {
+      for (size_t i = 0; i < products.size(); ++i) {
+        const TensorView w = views[static_cast<size_t>(copy) * products.size() + i];
+        const TensorView in = matrix(x, rows, products[i].in), out = matrix(y, rows, products[i].out);
+        const GemmProduct floats{.w = w, .y = out};
+        const ByteProduct codes{.w = {.codes = w, .scales = scales.view().row_range(0, products[i].out)}, .y = out};
+        if (dense)
+          gemms(ex, in, std::span(&floats, 1));
+        else
+          byte_gemms(ex, in, {.codes = type.input}, std::span(&codes, 1));
+      }
+    });
+    if (dense) bf16_us[rows] = row.us;
+    run.keep(std::move(row));
+  }
+}
+
+void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
+  Exec& ex = run.ex;
+  const int64_t weights = p.in * p.out, dense_copies = run.copies_for(2 * weights), packed_copies = run.copies_for(weights / 2);
+  std::vector<Tensor> dense;
+  for (int64_t i = 0; i < dense_copies; ++i) dense.push_back(run.random.normal({p.out, p.in}));
+  std::vector<PackedWeight> four, eight;
+  for (int64_t i = 0; i < packed_copies; ++i) four.push_back(packed_weight(ex, run.random, p.out, p.in, 4));
+  for (int64_t i = 0; i < (packed_copies + 1) / 2; ++i) eight.push_back(packed_weight(ex, run.random, p.out, p.in, 8));
+  for (const int64_t rows : run.up_to_most(kRowCounts)) {
+    const Tensor x = run.random.normal({rows, p.in}), y = ex.alloc(DType::bf16, {rows, p.out});
+    OpRow row{.section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
+    row.flop = 2 * static_cast<double>(weights * rows);
+    OpRow floats = row;
+    run.time(floats, std::max<int64_t>(dense_copies, 4), [&](int64_t i) { gemm(ex, x, in_turn(dense, i), {}, y); });
+    if (!floats.error.empty()) run.keep(floats);
+    row.peer = "bf16", row.peer_us = floats.us;
+    const auto packed = [&](const char* type, double bytes_each, const std::vector<PackedWeight>& copies) {
+      row.type = type;
+      row.bytes = bytes_each * static_cast<double>(weights);
+      run.add(row, std::max<int64_t>(packed_copies, 4), [&](int64_t i) { marlin_gemm(ex, x, in_turn(copies, i).view, {}, y); });
+    };
+    packed("int4 g128", kInt4Bytes, four);
+    packed("int8 g128", kInt8Bytes, eight);
+  }
+}
+
+}  // namespace
+
+// Back to back in one graph, as decode runs them.
+void packed_block(OpsRun& run, const OpsModel& model) {
+  Exec& ex = run.ex;
+  const std::vector<OpsProduct> products = packable(run, model);
+  if (products.empty()) return;
+  const int64_t weights = weights_of(products), most = widest(products), copies = run.copies_for(weights / 2);
+  std::vector<PackedWeight> packed;
+  std::vector<Tensor> dense;
+  for (int64_t i = 0; i < copies; ++i)
+    for (const OpsProduct& p : products) {
+      packed.push_back(packed_weight(ex, run.random, p.out, p.in, 4));
+      dense.push_back(run.random.normal({p.out, p.in}));
+    }
+  const std::vector<int64_t> counts = run.up_to_most(kRowCounts);
+  run.expect(counts.size());
+  for (const int64_t rows : counts) {
+    const Tensor x = run.random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
+    const auto time_block = [&](OpRow& row, const std::function<void(size_t, const OpsProduct&)>& product) {
+      run.time(row, std::max(copies, kBlocks), [&](int64_t call) {
+        for (size_t i = 0; i < products.size(); ++i)
+          product(static_cast<size_t>(call % copies) * products.size() + i, products[i]);
+      });
+    };
+    OpRow row{.section = "block", .model = model.name, .op = block_name(products), .type = "int4 g128", .rows = rows};
+    row.flop = 2 * static_cast<double>(weights * rows);
+    OpRow floats = row;
+    floats.type = "bf16";
+    row.bytes = kInt4Bytes * static_cast<double>(weights);
+    time_block(row, [&](size_t i, const OpsProduct& p) {
+      marlin_gemm(ex, matrix(x, rows, p.in), packed[i].view, {}, matrix(y, rows, p.out));
+    });
+    time_block(floats, [&](size_t i, const OpsProduct& p) {
+      gemm(ex, matrix(x, rows, p.in), dense[i], {}, matrix(y, rows, p.out));
+    });
+    if (!floats.error.empty()) run.keep(floats);
+    row.peer = "bf16", row.peer_us = floats.us;
+    run.keep(std::move(row));
+  }
+}
+
+void plain_block(OpsRun& run, const OpsModel& model) {
+  if (model.products.empty()) return;
+  run.expect(std::size(kPlainTypes) * run.up_to_most(kPlainRows).size());
+  std::map<int64_t, double> bf16_us;
+  for (const PlainType& type : kPlainTypes) plain_block_of(run, model, type, bf16_us);
+}
+
+// On rows that are normed first, into f32.
+void head(OpsRun& run, const OpsModel& model) {
+  constexpr int64_t kCalls = 4;
+  Exec& ex = run.ex;
+  const int64_t vocab = model.vocab, hidden = model.hidden;
+  const bool packs = marlin::admits(vocab, hidden, 128, 4);
+  if (!packs) run.note(fmt::format("{} head: {} x {} does not fit the Marlin layout; no int4", model.name, hidden, vocab));
+  const Tensor norm_weight = run.random.normal({hidden}), scales = ex.alloc_zeros(DType::f32, {vocab});
+  const Tensor bf16_weight = run.random.normal({vocab, hidden}), words = run.random.words({(vocab * hidden + 3) / 4});
+  const Tensor group_scales = ex.alloc_zeros(DType::f16, {std::max<int64_t>(hidden / 128, 1), vocab});
+  const RowNorm norm{.weight = norm_weight, .eps = 1e-5f};
+  const std::vector<int64_t> counts = run.up_to_most({1, 2, 8, 16, 32, 64});
+  run.expect((packs ? 3 : 2) * counts.size());
+  for (const int64_t rows : counts) {
+    const Tensor x = run.random.normal({rows, hidden}), room = ex.alloc(DType::bf16, {rows, hidden});
+    const Tensor y = ex.alloc(DType::f32, {rows, vocab});
+    const auto weights = static_cast<double>(vocab * hidden);
+    double bf16_us = 0;
+    const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {
+      OpRow row{.section = "head", .model = model.name, .op = "norm, head", .type = type, .in = hidden, .out = vocab};
+      row.rows = rows, row.bytes = bytes, row.flop = 2 * weights * static_cast<double>(rows);
+      if (bf16_us > 0) row.peer = "bf16", row.peer_us = bf16_us;
+      run.time(row, kCalls, [&](int64_t) { product(); });
+      const double us = row.us;
+      run.keep(std::move(row));
+      return us;
+    };
+    bf16_us = line("bf16", 2 * weights, [&] {
+      const GemmProduct dense{.w = bf16_weight, .y = y};
+      normed_gemms(ex, x, norm, room, std::span(&dense, 1));
+    });
+    line("fp8, x unrounded", weights, [&] {
+      const TensorView codes{words.view().data, DType::f8_e4m3, {vocab, hidden}, words.device()};
+      const ByteProduct product{.w = {.codes = codes, .scales = scales}, .y = y};
+      normed_byte_gemms(ex, x, norm, room, kUnrounded, std::span(&product, 1));
+    });
+    if (!packs) continue;
+    line("int4 g128", weights / 2 + 2 * static_cast<double>(group_scales.numel()), [&] {
+      rms_norm(ex, x, norm_weight, norm.eps, 0, room);
+      const TensorView b{words.view().data, DType::i32, {hidden / 16, vocab * 2}, words.device()};
+      const MarlinProduct packed{.w = {.b = b, .s = group_scales, .out = vocab, .in = hidden}, .y = y};
+      marlin_gemms(ex, room, std::span(&packed, 1));
+    });
+  }
+}
+
+void packed_linears(OpsRun& run, const OpsModel& model) {
+  const std::vector<OpsProduct> products = packable(run, model);
+  run.expect(2 * products.size() * run.up_to_most(kRowCounts).size());
+  for (const OpsProduct& p : products)
+    run.attempt({.section = "linear", .model = model.name, .op = p.name, .in = p.in, .out = p.out},
+                [&] { packed_linear(run, model, p); });
+}
+
+}  // namespace fewbit::ops
