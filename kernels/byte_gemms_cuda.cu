@@ -12,38 +12,43 @@ namespace {
 
 SkinnyTypes types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType::f8_e4m3 : q.codes, q.codes}; }
 
-// Rows of x that one launch takes for all products, evenly shared out; 0 where they are none of skinny.cuh's. More
-// rows than it has a variant for come in as many passes as cost less than dequantizing, where that is what else there is:
-// unrounded.
-int rows_at_once(const CudaState& s, ConstTensorView x, const RowQuant& q,
-                 std::span<const ByteProduct> products) {
-  if (x.dtype != DType::bf16) return 0;
-  constexpr int64_t kMostPasses = 4;
-  const int64_t asked = q.codes == DType::f16 ? std::min<int64_t>(x.rows(), SkinnyJob::kRows) : x.rows();
-  int rows = SkinnyJob::kRows;
+// Launches of the kernel of skinny.cuh that take all the products; 0 where it has none for one of them.
+int launches_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  int launches = 0;
   for (const ByteProduct& p : products) {
-    if (p.y.dtype != products[0].y.dtype) return 0;
-    rows = std::min(rows, skinny_rows(s, types_of(q), asked, x.cols(), p.w.codes.data, x.data));
+    if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights || p.y.dtype != products[0].y.dtype) return 0;
+    launches = skinny_launches(s, types_of(q), x.rows(), x.cols(), p.w.codes.data, x.data);
+    if (launches == 0) return 0;
   }
-  if (rows == 0) return 0;
-  const int64_t passes = (x.rows() + rows - 1) / rows;
-  if (x.rows() > SkinnyJob::kRows && passes > kMostPasses) return 0;
-  return static_cast<int>((x.rows() + passes - 1) / passes);
+  return launches;
+}
+
+// Whether the library's products are quicker than so many launches: its tensor cores take x in codes, and all rows at once.
+bool library_is_quicker(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
+                        int launches) {
+  const bool unrounded = q.codes == DType::f16;
+  const int64_t least = unrounded && launches > 1 ? 5 : kLeastLibraryRows;
+  if (x.rows() < least || (launches == 1 && !unrounded) || (q.codes != DType::i8 && !fp8_tensor_cores(s))) return false;
+  return std::all_of(products.begin(), products.end(),
+                     [&](const ByteProduct& p) { return library_takes(make_byte_task(x, p)); });
 }
 
 void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
-            std::span<const ByteProduct> products, bool settled) {
+            std::span<const ByteProduct> products, bool settled, int launches) {
   const int64_t rows = x.rows(), in = x.cols();
   SkinnyJob job{};
+  int64_t outs = 0;
   for (size_t i = 0; i < products.size(); ++i) {
     const ByteTask task = make_byte_task(x, products[i]);
     job.weights[i] = {.w = task.w,
                       .scales = task.w_scales,
                       .bias = static_cast<const __nv_bfloat16*>(task.bias),
                       .y = task.y,
+                      .sums = nullptr,
                       .add = task.add,
                       .out = static_cast<int>(task.out),
                       .end_tile = 0};
+    outs += task.out;
   }
   job.rows = static_cast<int>(rows);
   job.in = static_cast<int>(in);
@@ -54,14 +59,18 @@ void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant
   job.fixed = q.fixed;
   job.x = x.data;
   if (!job.quantize) {
-    const int64_t codes = aligned_bytes(rows * in * bytes_of(q.codes));
-    auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + 4 * rows)));
-    auto* scales = reinterpret_cast<float*>(room + codes);
-    launch_quantize_rows(s, x, q, room, scales);
+    const int64_t codes = aligned_bytes(rows * in * bytes_of(q.codes)), scales = aligned_bytes(4 * rows);
+    auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + (launches > 1 ? 4 * rows * outs : 0))));
+    launch_quantize_rows(s, x, q, room, reinterpret_cast<float*>(room + codes));
     job.x = room;
-    job.x_scales = scales;
+    job.x_scales = reinterpret_cast<const float*>(room + codes);
+    uint8_t* sums = room + codes + scales;
+    for (SkinnyWeight& weight : job.weights) {
+      weight.sums = sums;
+      sums += 4 * rows * weight.out;
+    }
   }
-  skinny_product(s, types_of(q), job, static_cast<int>(products.size()));
+  skinny_product(s, types_of(q), job, static_cast<int>(products.size()), launches);
 }
 
 void check_products(ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
@@ -76,14 +85,10 @@ void check_products(ConstTensorView x, const RowQuant& q, std::span<const BytePr
 bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
                          std::span<const ByteProduct> products, bool settled) {
   check_products(x, q, products);
-  const int at_once = products.size() > SkinnyJob::kWeights ? 0 : rows_at_once(s, x, q, products);
-  if (at_once == 0 || (norm && !skinny_prepares(at_once, x.cols()))) return false;
-  for (int64_t r = 0; r < x.rows(); r += at_once) {
-    const int64_t end = std::min(x.rows(), r + at_once);
-    std::vector<ByteProduct> part(products.begin(), products.end());
-    for (ByteProduct& p : part) p.y = p.y.row_range(r, end);
-    stream(s, x.row_range(r, end), norm, q, part, settled);
-  }
+  const int launches = launches_of(s, x, q, products);
+  if (launches == 0 || (norm && !skinny_prepares(x.rows(), x.cols()))) return false;
+  if (library_is_quicker(s, x, q, products, launches)) return false;
+  stream(s, x, norm, q, products, settled, launches);
   return true;
 }
 
@@ -113,8 +118,7 @@ void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const BytePro
       by_rows(ex.cuda_state(), {.x = x}, q, some);
       continue;
     }
-    for (const ByteProduct& p : some)
-      if (p.w.codes.rows() > 0) unrounded_product(ex.cuda_state(), x, p);
+    unrounded_products(ex.cuda_state(), x, some);
   }
 }
 

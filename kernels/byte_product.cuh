@@ -20,8 +20,9 @@
 
 namespace fewbit::cuda {
 
-inline constexpr int64_t kFewByteRows = 16;
+inline constexpr int64_t kFewByteRows = 16, kLeastLibraryRows = 9;  // between them the library has the shapes that it takes
 inline constexpr int kByteWarps = 4, kByteOuts = 2;
+inline constexpr float kLowerDigit = 16;  // of x in two digits of E4M3: what the lower one is multiplied by
 
 // One product as raw device memory: codes of x and of the weight, their scales, and y.
 struct ByteTask {
@@ -118,23 +119,35 @@ void launch_few_rows(cudaStream_t stream, const ByteTask& t) {
   FEWBIT_CUDA_LAUNCHED();
 }
 
+inline constexpr int kScaleThreads = 256, kScaleSpan = 4 * kScaleThreads;  // outputs of a block
+
+// `lower`: null, or sums over x's lower digits, 1 / kLowerDigit of their worth.
 template <class Sum, class Bias, class Y>
-__global__ void scale_sums_kernel(const Sum* __restrict__ sums, const float* __restrict__ x_scales,
-                                  const float* __restrict__ w_scales, const Bias* __restrict__ bias,
-                                  Y* __restrict__ y, int64_t out, bool add) {
+__global__ void __launch_bounds__(kScaleThreads)
+    scale_sums_kernel(const Sum* __restrict__ sums, const Sum* __restrict__ lower, const float* __restrict__ x_scales,
+                      const float* __restrict__ w_scales, const Bias* __restrict__ bias, Y* __restrict__ y, int64_t out,
+                      bool add) {
   const int64_t r = blockIdx.x;
-  for (int64_t o = threadIdx.x; o < out; o += blockDim.x)
-    store_scaled(sums[r * out + o], x_scales[r], w_scales[o], bias, o, y + r * out + o, add);
+#pragma unroll
+  for (int i = 0; i < kScaleSpan / kScaleThreads; ++i) {
+    const int64_t o = static_cast<int64_t>(blockIdx.y) * kScaleSpan + i * kScaleThreads + threadIdx.x;
+    if (o >= out) return;
+    Sum sum = sums[r * out + o];
+    if constexpr (std::is_same_v<Sum, float>)
+      if (lower) sum = fmaf(lower[r * out + o], 1.f / kLowerDigit, sum);
+    store_scaled(sum, x_scales[r], w_scales[o], bias, o, y + r * out + o, add);
+  }
 }
 
 // y from the raw sums of a library's product, [rows, out].
 template <class Sum>
-void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t) {
+void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t, const Sum* lower = nullptr) {
   dispatch_bias_and_y(t, [&](auto bias, auto y) {
     using Bias = typename decltype(bias)::type;
     using Y = typename decltype(y)::type;
-    scale_sums_kernel<<<static_cast<unsigned>(t.rows), 256, 0, stream>>>(
-        sums, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y), t.out, t.add);
+    const dim3 grid(static_cast<unsigned>(t.rows), static_cast<unsigned>((t.out + kScaleSpan - 1) / kScaleSpan));
+    scale_sums_kernel<<<grid, kScaleThreads, 0, stream>>>(sums, lower, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias),
+                                                          static_cast<Y*>(t.y), t.out, t.add);
   });
   FEWBIT_CUDA_LAUNCHED();
 }
@@ -154,6 +167,10 @@ struct LibraryTypes {
   cudaDataType_t codes, sums, scale;
   cublasComputeType_t compute;
 };
+inline constexpr LibraryTypes kF8Sums{CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
+inline bool fp8_tensor_cores(const CudaState& s) {
+  return !s.force_sm80 && (s.props.major > 8 || (s.props.major == 8 && s.props.minor == 9));
+}
 class LibraryProduct {
  public:
   // sums [rows, out] = x w^T.
@@ -239,9 +256,8 @@ inline ByteTask make_byte_task(ConstTensorView x, const ByteProduct& p) {
 // are made once. Tasks from make_byte_task(), none empty; a norm or a gate only where prepares_rows() says so.
 void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks);
 void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks);
-// y = x W^T + bias, or y += x W^T, of E4M3 weights and x as it is: the weight becomes code * scale in the type of x, a slab
-// of outputs at a time, for a dense product.
-void unrounded_product(CudaState& s, ConstTensorView x, const ByteProduct& p);
+// y = x W^T + bias, or y += x W^T, of E4M3 weights and x as it is (kernels/fp8_unrounded_cuda.cu).
+void unrounded_products(CudaState& s, ConstTensorView x, std::span<const ByteProduct> products);
 // kernels/byte_gemms.h for such a source; false, and nothing done, where the ops before must run by themselves.
 bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteProduct> products);
 

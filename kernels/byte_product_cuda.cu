@@ -9,8 +9,6 @@
 namespace fewbit::cuda {
 namespace {
 
-constexpr LibraryTypes kScaledF8{CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
-
 template <class T>
 void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, T value) {
   FEWBIT_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value));
@@ -86,7 +84,7 @@ LibraryProduct LibraryProduct::raw(CudaState& s, const LibraryTypes& types, cons
 }
 
 LibraryProduct LibraryProduct::scaled(CudaState& s, const ByteTask& t) {
-  LibraryTypes types = kScaledF8;
+  LibraryTypes types = kF8Sums;
   if (t.y_dtype == DType::bf16) types.sums = CUDA_R_16BF;
   return {s, types, t, true};
 }

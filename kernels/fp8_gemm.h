@@ -8,8 +8,9 @@ namespace fewbit {
 // and out multiples of 16), whose sums are a little less than f32 (tests/support/tolerance.h), and which on 9.0 scales 256
 // rows and more itself; else the codes are widened to bf16, which is exact, and multiplied densely. CPU: code times scale
 // in f32, multiplied densely.
-// With q kUnrounded (weight-only FP8) x stays as it is; on CUDA rows that are not streamed (kernels/byte_gemms.h) meet the
-// weight as code * scale in the type of x, in a dense product.
+// With q kUnrounded (weight-only FP8) x stays as it is; on CUDA rows in bf16 that are not streamed (kernels/byte_gemms.h) become
+// two digits of E4M3 each, exact down to 2^-21 of a row's largest value, for FP8 tensor cores and the library's shapes; else
+// the weight is code * scale in the type of x, in a dense product.
 namespace cpu  { void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
 namespace cuda { void fp8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
 inline void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y) {

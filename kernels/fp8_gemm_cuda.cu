@@ -28,7 +28,6 @@ struct F8Code {
   }
 };
 
-constexpr LibraryTypes kF8{CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F};
 constexpr int kThreads = 256;
 
 __global__ void widen_kernel(const uint8_t* __restrict__ codes, __nv_bfloat16* __restrict__ values, int64_t n) {
@@ -40,10 +39,6 @@ __global__ void widen_kernel(const uint8_t* __restrict__ codes, __nv_bfloat16* _
 void widen(CudaState& s, const uint8_t* codes, void* values, int64_t n) {
   widen_kernel<<<grid_for(n, kThreads), kThreads, 0, s.stream>>>(codes, static_cast<__nv_bfloat16*>(values), n);
   FEWBIT_CUDA_LAUNCHED();
-}
-
-bool fp8_tensor_cores(const CudaState& s) {
-  return !s.force_sm80 && (s.props.major > 8 || (s.props.major == 8 && s.props.minor == 9));
 }
 
 // sums = x w^T over bf16 copies of the codes in `room`: first the weight's, then those of x.
@@ -73,21 +68,21 @@ void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std:
     for (ByteTask t : tasks) {
       t.rows = rows;
       std::optional<LibraryProduct>& made = library.emplace_back();
-      if (rows <= kFewByteRows) continue;
+      if (rows < kLeastLibraryRows) continue;
       if (tensor_cores && library_takes(t)) {
         if (library_scales(s, t)) made.emplace(LibraryProduct::scaled(s, t));
-        if (!made || !*made) made.emplace(LibraryProduct::raw(s, kF8, t));
+        if (!made || !*made) made.emplace(LibraryProduct::raw(s, kF8Sums, t));
         if (!*made) made.reset();
       }
-      if (made && made->scales()) continue;
+      if (made ? made->scales() : rows <= kFewByteRows) continue;
       const int64_t widened = made ? 0 : aligned_bytes(2 * t.out * t.in) + 2 * rows * t.in;
       most = std::max(most, aligned_bytes(4 * rows * t.out) + widened);
     }
     return most;
   };
   for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t i, uint8_t* room) {
-    if (t.rows <= kFewByteRows) return launch_few_rows<F8Code>(s.stream, t);
     const std::optional<LibraryProduct>& product = library[i];
+    if (!product && t.rows <= kFewByteRows) return launch_few_rows<F8Code>(s.stream, t);
     if (product && product->scales()) return product->run(s, t, t.y);
     auto* sums = reinterpret_cast<float*>(room);
     if (product)

@@ -85,13 +85,13 @@ bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::s
   SkinnyJob job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const GemmProduct& p = products[i];
-    if (p.y.dtype != products[0].y.dtype ||
-        skinny_rows(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) < x.rows())
+    if (p.y.dtype != products[0].y.dtype || skinny_launches(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) == 0)
       return false;
     job.weights[i] = {.w = static_cast<const uint8_t*>(p.w.data),
                       .scales = nullptr,
                       .bias = static_cast<const __nv_bfloat16*>(p.bias.data),
                       .y = p.y.data,
+                      .sums = nullptr,
                       .add = p.add,
                       .out = static_cast<int>(p.w.rows()),
                       .end_tile = 0};
@@ -102,7 +102,7 @@ bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::s
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.settled = settled;
   lay_norm(job, norm);
-  skinny_product(s, kTypes, job, static_cast<int>(products.size()));
+  skinny_product(s, kTypes, job, static_cast<int>(products.size()), 1);
   return true;
 }
 

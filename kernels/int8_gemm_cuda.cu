@@ -40,12 +40,11 @@ void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std
   const auto room_of = [&](int64_t rows) {
     int64_t most = 0;
     for (const ByteTask& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
-    return rows <= kFewByteRows ? 0 : most;
+    return rows < kLeastLibraryRows ? 0 : most;
   };
   for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t, uint8_t* room) {
-    if (t.rows <= kFewByteRows) return launch_few_rows<Int8Code>(s.stream, t);
     const std::optional<LibraryProduct> product =
-        library_takes(t) ? std::optional(LibraryProduct::raw(s, kInt8, t)) : std::nullopt;
+        t.rows >= kLeastLibraryRows && library_takes(t) ? std::optional(LibraryProduct::raw(s, kInt8, t)) : std::nullopt;
     if (!product || !*product) return in_runs(s, t);
     product->run(s, t, room);
     scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);

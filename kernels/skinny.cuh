@@ -11,7 +11,8 @@
 // borders and is filled before the kernel before it in the stream has ended (launch.cuh); held in registers
 // it would leave no room for the next kernel's. Sums are f32 (int32 for int8) and are added over the warps in
 // their order; which k a warp has depends on `in` alone, so that a row gives the same bits among any number
-// of rows.
+// of rows. That ends where x finds no room in shared memory: k is then cut in as many launches as it needs, each of which
+// leaves its sums for the next, since to read the weights once for some rows and again for others costs far more.
 //
 // Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all
 // wait for.
@@ -100,7 +101,7 @@ __device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, in
                                            int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
   constexpr int kCodeWiden = Format::kCodeBytes / Format::kBytes;
-  const int64_t row_bytes = static_cast<int64_t>(job.in) * Format::kCodeBytes;
+  const int64_t row_bytes = static_cast<int64_t>(job.stride) * Format::kCodeBytes;
   for (int e = threadIdx.x % 32; e < job.rows * steps * kUnits; e += 32) {
     const int row = e / (steps * kUnits), byte = first * kStepBytes + e % (steps * kUnits) * 16;
     Format::copy(to + row * pitch + kWiden * byte,
@@ -165,7 +166,9 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
 }
 
 // One output of one row: what its sum meets on the way to y is read before the sum is there.
+template <class Sum>
 struct SkinnyOutput {
+  Sum earlier;  // of the launch before
   float x_scale, scale, bias, before;
   int64_t at;
   int of = -1;  // which weight's; -1: not an output. A pointer to it would have the compiler read the job from memory.
@@ -180,6 +183,8 @@ struct SkinnyOutput {
     if (o >= w.out) return;
     of = which;
     at = static_cast<int64_t>(row) * w.out + o;
+    if (job.resumes) earlier = static_cast<const Sum*>(w.sums)[at];
+    if (job.pauses) return;
     if (w.scales) {
       x_scale = x_scales[row];
       scale = w.scales[o];
@@ -188,9 +193,13 @@ struct SkinnyOutput {
     if (w.add)
       before = job.y_f32 ? static_cast<const float*>(w.y)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(w.y)[at]);
   }
-  template <class Sum>
   __device__ __forceinline__ void store(const SkinnyJob& job, Sum sum) const {
     const SkinnyWeight& w = job.weights[of];
+    if (job.resumes) sum += earlier;
+    if (job.pauses) {
+      static_cast<Sum*>(w.sums)[at] = sum;
+      return;
+    }
     float value = static_cast<float>(sum);
     if (w.scales) value = mul_rn(mul_rn(value, x_scale), scale);
     if (w.bias) value = add_rn(value, bias);
@@ -215,7 +224,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
   const int row_bytes = job.in * Format::kBytes, all_steps = row_bytes / kStepBytes;
   const int pitch = skinny_pitch<Format>(job.in);
   const int first = all_steps * warp / V::kWarps, steps = all_steps * (warp + 1) / V::kWarps - first;
-  SkinnyFeeder feeder(job, row_bytes, first * kStepBytes + lane % 4 * 16, steps);
+  SkinnyFeeder feeder(job, job.stride * Format::kBytes, first * kStepBytes + lane % 4 * 16, steps);
   uint8_t* ring = shared + warp * V::kRingBytes + lane * 16;
   uint8_t* x_sh = shared + V::kWarps * V::kRingBytes;
   if (!job.settled) await_predecessor();
@@ -263,7 +272,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
             of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
           sums[c][j] = 0;
         }
-      SkinnyOutput output;
+      SkinnyOutput<Sum> output;
       const int row = 2 * ((warp + V::kWarps - turn % V::kWarps) % V::kWarps) + lane / 16, o = lane % 16;
       output.read(job, tile, row, o, x_scales);
       __syncthreads();

@@ -32,30 +32,46 @@ auto with_variant(SkinnyTypes types, int rows, F&& f) {
                    : f(static_cast<Bytes<SkinnyF8<F8Input::codes>, 2>*>(nullptr));
 }
 
+int values_of_step(SkinnyTypes types) { return kStepBytes / static_cast<int>(bytes_of(types.w)); }
+// The first launches have one more where they do not come out even.
+int steps_of_launch(int64_t steps, int launch, int launches) {
+  return static_cast<int>(steps / launches + (launch < steps % launches));
+}
+
 }  // namespace
 
 bool skinny_prepares(int64_t rows, int64_t in) { return rows * in <= kPreparedHere; }
 
-int skinny_rows(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x) {
-  const int64_t row_bytes = in * bytes_of(types.w);
-  if (rows > (types.w == DType::bf16 ? kMostBf16Rows : SkinnyJob::kRows) || row_bytes % kStepBytes != 0 ||
-      row_bytes < kWarps * kStepBytes || row_bytes >= 1 << 20 || !aligned16(static_cast<const char*>(w)) ||
-      !aligned16(static_cast<const char*>(x)))
+int skinny_launches(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x) {
+  const int64_t row_bytes = in * bytes_of(types.w), steps = row_bytes / kStepBytes;
+  if (rows > (types.w == DType::bf16 ? kMostBf16Rows : SkinnyJob::kRows) || row_bytes % kStepBytes != 0 || steps < kWarps ||
+      row_bytes >= 1 << 20 || !aligned16(static_cast<const char*>(w)) || !aligned16(static_cast<const char*>(x)))
     return 0;
-  for (int at_once = static_cast<int>(rows); at_once > 0; --at_once) {
-    const size_t shared = with_variant(types, at_once, [&](auto* variant) {
+  const int64_t most = types.w == DType::bf16 ? 1 : steps / kWarps;  // cuBLAS has what is left of bf16
+  for (int launches = 1; launches <= most; ++launches) {
+    const size_t shared = with_variant(types, static_cast<int>(rows), [&](auto* variant) {
       using V = std::remove_pointer_t<decltype(variant)>;
-      return skinny_shared<V>(at_once, static_cast<int>(in));
+      return skinny_shared<V>(static_cast<int>(rows), steps_of_launch(steps, 0, launches) * values_of_step(types));
     });
-    if (shared + 1024 <= s.max_shared()) return at_once;  // 1024: what the kernel has besides
+    if (shared + 1024 <= s.max_shared()) return launches;  // 1024: what the kernel has besides
   }
   return 0;
 }
 
-void skinny_product(CudaState& s, SkinnyTypes types, const SkinnyJob& job, int count) {
-  with_variant(types, job.rows, [&](auto* variant) {
-    launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count);
-  });
+void skinny_product(CudaState& s, SkinnyTypes types, SkinnyJob job, int count, int launches) {
+  FEWBIT_ASSERT(launches == 1 || !(job.quantize || job.norm));
+  const int steps = job.in / values_of_step(types);
+  job.stride = job.in;
+  for (int launch = 0; launch < launches; ++launch) {
+    job.in = steps_of_launch(steps, launch, launches) * values_of_step(types);
+    job.resumes = launch > 0;
+    job.pauses = launch + 1 < launches;
+    with_variant(types, job.rows, [&](auto* variant) {
+      launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count);
+    });
+    job.x = static_cast<const char*>(job.x) + job.in * bytes_of(types.x);
+    for (SkinnyWeight& weight : job.weights) weight.w += job.in * bytes_of(types.w);
+  }
 }
 
 }  // namespace fewbit::cuda

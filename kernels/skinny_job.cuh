@@ -13,6 +13,7 @@ struct SkinnyWeight {
   const float* scales;        // [out]; null for bf16
   const __nv_bfloat16* bias;  // [out] or null
   void* y;                    // [rows, out]
+  void* sums;                 // [rows, out] f32, of int8 int32: what one launch leaves the next where k is cut
   bool add;                   // y += the product
   int out;
   int end_tile;  // one past its last run of 16 outputs, counted over all weights; filled in by the launch
@@ -23,9 +24,11 @@ struct SkinnyJob {
   const void* x;                   // [rows, in]: bf16, or the codes that go with the weights
   const float* x_scales;           // [rows], of codes
   int rows, in;
-  int tiles;      // over all weights; filled in by the launch
-  bool y_f32;     // else bf16
-  bool quantize;  // x is bf16 and becomes codes in the kernel
+  int stride;            // values from row to row of x and of the weights, more than `in` where k is cut; filled in by the launch
+  bool resumes, pauses;  // begins with the sums of the launch before; leaves its own for the next; the same
+  int tiles;             // over all weights; the same
+  bool y_f32;            // else bf16
+  bool quantize;         // x is bf16 and becomes codes in the kernel
   // Not null: x is bf16 and goes through rms_norm (kernels/norm.h) with this weight [in] in the kernel first.
   const __nv_bfloat16* norm;
   float norm_eps, norm_offset;
@@ -38,13 +41,14 @@ struct SkinnyJob {
 struct SkinnyTypes {
   DType w, x;
 };
-// How many of `rows` rows of x one launch takes with weights at `w`, rows of `in` values: all, or fewer where x finds no
-// room in shared memory; 0 where such weights are not streamed.
-int skinny_rows(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x);
-// Whether x is quantized, or normed, in the kernel.
+// Launches that so many rows of `in` values at x take with weights at `w`: one, or more that have a part of k each where x
+// finds no room in shared memory; 0 where such weights are not streamed.
+int skinny_launches(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x);
+// Whether x is quantized, or normed, in the kernel; then one launch is enough.
 bool skinny_prepares(int64_t rows, int64_t in);
-// One launch for `count` weights; skinny_rows() said at least job.rows for each.
-void skinny_product(CudaState& s, SkinnyTypes types, const SkinnyJob& job, int count);
+// For `count` weights; skinny_launches() said `launches` for each. The job is that of the whole product; where there are
+// several launches its x are codes and its weights have sums.
+void skinny_product(CudaState& s, SkinnyTypes types, SkinnyJob job, int count, int launches);
 
 inline void lay_norm(SkinnyJob& job, const RowNorm* norm) {
   if (!norm) return;

@@ -48,7 +48,7 @@ constexpr PlainType kPlainTypes[] = {{"bf16", DType::bf16, DType::bf16},
                                      {"fp8", DType::f8_e4m3, DType::f8_e4m3},
                                      {"fp8, x unrounded", DType::f8_e4m3, DType::f16},
                                      {"int8", DType::i8, DType::i8}};
-constexpr std::initializer_list<int64_t> kPlainRows = {1, 2, 8, 16};
+constexpr std::initializer_list<int64_t> kPlainRows = {1, 2, 8, 16, 32, 64, 256, 2048};
 
 // One type of plain_block(); `bf16_us` is filled by bf16, which comes first, and read by the others.
 void plain_block_of(OpsRun& run, const OpsModel& model, const PlainType& type, std::map<int64_t, double>& bf16_us) {
