@@ -82,9 +82,9 @@ struct RowsWarp {
       for (int i = 0; i < kRunTiles; ++i) {
         if (kColumns == 2 || i % 2 == 0) {
           ldmatrix(b, at + 32 * i);
-          if (!kSlice) add_subnormal_ones<mma_bf16>(off, b);
+          if (!kSlice) add_subnormal_ones(off, b);
         }
-        add_subnormal_tile<mma_bf16>(part, words[(half * kRunTiles + i) * (kTileBytes4 / 16)], i, b);
+        add_subnormal_tile(part, words[(half * kRunTiles + i) * (kTileBytes4 / 16)], i, b);
       }
     }
     const uint8_t* of_group = piece + kPieceTiles * kTileBytes4;

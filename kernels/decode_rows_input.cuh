@@ -2,7 +2,6 @@
 // The activations of the products of decode_rows.cuh, in shared memory as the column operand reads them: 8 * kColumns rows of x.
 #include "kernels/decode_rows_job.cuh"
 #include "kernels/hopper.cuh"
-#include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
@@ -13,16 +12,9 @@ inline constexpr int kRunRows = 64;             // of all runs that a warp has r
 inline constexpr int kRunsBytes = kStepWarps * kRunRows * kRunRow;
 
 #ifdef FEWBIT_SM90A
-// Eight values of k of a row, the lower or the upper of a k-tile, times kRaise.
 __device__ __forceinline__ void raise(uint8_t* at, bool lower) {
-  const __nv_bfloat162 power = __float2bfloat162_rn(lower ? kRaise : kRaiseUpper);
-  auto* four = reinterpret_cast<uint4*>(at);
-  uint4 v = *four;
-  for (uint32_t* pair : {&v.x, &v.y, &v.z, &v.w}) {
-    const __nv_bfloat162 raised = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(pair), power);
-    *pair = *reinterpret_cast<const uint32_t*>(&raised);
-  }
-  *four = v;
+  auto* eight = reinterpret_cast<uint4*>(at);
+  *eight = raised(*eight, lower);
 }
 
 template <int kColumns>
@@ -73,7 +65,7 @@ struct RowsX {
       for (int tile = 0; tile < kPieceTiles; tile += 2 / kColumns) {
         uint32_t b[4];
         ldmatrix(b, in_slice(piece) + 32 * tile);
-        add_subnormal_ones<mma_bf16>(sum[tile / 2 % 2], b);
+        add_subnormal_ones(sum[tile / 2 % 2], b);
       }
       if (lane() < 4)
 #pragma unroll

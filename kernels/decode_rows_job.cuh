@@ -4,6 +4,7 @@
 // The blocks of a cluster have a half of k each, and the clusters every so manieth chunk of 64 outputs (gate and up: a chunk of
 // each). In a block some warps, a "team", share the k of a chunk, as many as leave a team for each of the cluster's chunks.
 #include "kernels/decode_layers_product.cuh"
+#include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
@@ -11,10 +12,6 @@ inline constexpr int kMostRows = 16, kMostRowsBlocks = 144;
 inline constexpr int kRowsProducts = 4;  // of a launch
 inline constexpr int kRowsParts = 3;     // linears of a product
 inline constexpr int kPieceRowBytes = 2 * kPieceK;  // of a row of x
-
-// Codes come from their words as 2^-133 * code in the lower eight rows of a k-tile, and 2^-129 * code in the upper: activations are
-// kept times kRaise and kRaiseUpper, and sums are multiplied by kLower in the end.
-inline constexpr float kRaise = 0x1p64f, kRaiseUpper = 0x1p60f, kLower = 0x1p69f;
 
 // How x comes: the block's slice of k, once for all of its warps; to each warp its own part of k, whole; the same run by run.
 enum class RowsInput : int { slice, own, runs };

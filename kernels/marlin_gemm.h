@@ -15,7 +15,8 @@ struct MarlinView {
 };
 // y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits):
 // codes times activations are exact (docs/numerics.md has the forms that they take), a group's products are summed in
-// f32 and multiplied by the group's scale in f32.
+// f32 and multiplied by the group's scale in f32; of 4 bits and groups of 128 and more for activations from 2^-57 to 2^63:
+// smaller ones lose bits, larger ones become infinite.
 // More rows: the weight is (code - zero) * scale in bf16.
 //   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
 //   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given

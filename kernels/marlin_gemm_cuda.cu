@@ -212,6 +212,7 @@ bool streamed(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> pr
   StreamJob job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const MarlinProduct& p = products[i];
+    FEWBIT_ASSERT(aligned16(static_cast<const char*>(p.y.data)));
     job.chunks += static_cast<int>(p.w.out / marlin::kTileN);
     job.weights[i] = {.w = source_of(p.w),
                       .bias = static_cast<const __nv_bfloat16*>(p.bias.data),

@@ -1,20 +1,22 @@
 #pragma once
 // y = x W^T on 4-bit Marlin words as they lie, for up to 16 rows of x and groups of 128 or more: the weights are read once, at the
 // speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of 64 outputs ("chunks"), and
-// each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for all warps, as f16 under a
-// power of two for each row, and a team of warps has a chunk: the fewer they are, the longer a warp adds in registers before
-// sums meet. These meet in shared memory, then those of the blocks in scratch memory, always in the order of k.
+// each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for all warps, and a team of
+// warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet. These meet in shared memory, then
+// those of the blocks in scratch memory, always in the order of k.
+// What a launch does once, before its first product and after its last, is kept short: those instructions come from beyond the
+// first cache, at several cycles each.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
 #include "kernels/marlin_stream_parts.cuh"
-#include "kernels/powers.cuh"
 #include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
 struct RowsJob : StreamJob {
-  int team_shift;          // log2 of the warps that share the k of a chunk
-  int least_runs, longer;  // runs of 128 values of k of a slice; how many slices, the first ones, have one more
-  int x_stride;            // bytes from row to row of x in shared memory
+  int team_shift;                  // log2 of the warps that share the k of a chunk
+  int least_runs, longer;          // runs of 128 values of k of a slice; how many slices, the first ones, have one more
+  int least_chunks, longer_parts;  // chunks of a part; how many parts, the first ones, have one more
+  int x_stride;                    // bytes from row to row of x in shared memory
 };
 
 template <int kColumns_, bool kZeros_>
@@ -24,9 +26,9 @@ struct RowsVariant {
   using Stage = StreamStage<4, false, kZeros>;
   static constexpr int kStages = kColumns == 1 ? 4 : 3, kMaxWarps = 16;
   static constexpr int kMostRuns = 16;                          // of a slice
-  static constexpr int kLeft = 8 * kSumStride;                  // floats: a warp's sums of eight tokens
+  static constexpr int kLeft = marlin::kSubTiles * 32;          // quads: a warp's sums of eight tokens
   static constexpr int kRingBytes = kStages * Stage::kBytes;    // of a warp
-  static constexpr int kWarpBytes = kRingBytes + 4 * kLeft;
+  static constexpr int kWarpBytes = kRingBytes + 16 * kLeft;
   static int x_stride(int runs) { return runs * kWarpTiles * marlin::kTileK * 2 + 16; }  // + 16 for the banks
   static size_t shared_bytes(int warps, int runs, int rows) {
     return static_cast<size_t>(warps) * kWarpBytes + static_cast<size_t>(rows) * x_stride(runs) + runs * kTokens * 4;
@@ -46,9 +48,17 @@ struct RowsFeeder {
   const __half* scales = nullptr;   // this lane's of `run`
   const uint32_t* zeros = nullptr;  // the same
   int row_words = 0;                // from k-tile to k-tile
+  int left = 0;                     // k-tiles from the next stage on
+  bool copies_scales;               // this lane
 
   __device__ __forceinline__ RowsFeeder(const RowsJob& j, int first_run, int runs, int first_chunk, int step, int lane)
-      : job(j), first_run(first_run), runs(runs), chunk(first_chunk), step(step), lane(lane) {
+      : job(j),
+        first_run(first_run),
+        runs(runs),
+        chunk(first_chunk),
+        step(step),
+        lane(lane),
+        copies_scales(grouped() && lane < Stage::kScaleBytes / 16) {
     seat();
   }
   __device__ __forceinline__ void seat() {
@@ -59,25 +69,26 @@ struct RowsFeeder {
     const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i);
     const int64_t group = grouped() ? first_run : 0;
     row_words = out * 2;
+    left = job.in / marlin::kTileK - first_run * kWarpTiles;
     at = job.weights[i].w.b + static_cast<int64_t>(first_run) * kWarpTiles * row_words + local * marlin::tile_words(4) + 4 * lane;
     scales = job.weights[i].w.s + group * out + local * marlin::kTileN + 8 * lane;
     if (V::kZeros) zeros = job.weights[i].w.z + group * (out / 8) + local * (Stage::kZeroBytes / 4) + 4 * lane;
   }
   __device__ __forceinline__ bool grouped() const { return job.weights[0].w.grouped(); }  // all are alike
-  // The next stage, which is this half of a run.
+  // The next stage, which is this half of a run, to this lane's place of a slot.
   template <int kHalf>
-  __device__ __forceinline__ void fetch(uint8_t* to) {
+  __device__ __forceinline__ void fetch(uint32_t to) {
     if (chunk < job.chunks) {
-      const int left = job.in / marlin::kTileK - (first_run + run) * kWarpTiles - kHalf * kStageTiles;
       if (left >= kStageTiles) {
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i) cp_async16(to + i * Stage::kTileBytes + 16 * lane, at + i * row_words);
+        for (int i = 0; i < kStageTiles; ++i) cp_async16(to + i * Stage::kTileBytes, at + i * row_words);
       } else {
 #pragma unroll
         for (int i = 0; i < kStageTiles; ++i)  // beyond: zeros, they meet zeros of x
-          cp_async16(to + i * Stage::kTileBytes + 16 * lane, i < left ? at + i * row_words : job.weights[0].w.b, i < left);
+          cp_async16(to + i * Stage::kTileBytes, i < left ? at + i * row_words : job.weights[0].w.b, i < left);
       }
       at += kStageTiles * row_words;
+      left -= kStageTiles;
       if (kHalf == 0) fetch_group(to + kStageTiles * Stage::kTileBytes);
       if (kHalf == 1 && ++run == runs) {
         run = 0;
@@ -87,12 +98,100 @@ struct RowsFeeder {
     }
     cp_async_commit();
   }
-  __device__ __forceinline__ void fetch_group(uint8_t* to) {
-    if (grouped() && lane < Stage::kScaleBytes / 16) cp_async16(to + 16 * lane, scales);
-    if (V::kZeros && lane < Stage::kZeroBytes / 16) cp_async16(to + Stage::kScaleBytes + 16 * lane, zeros);
+  __device__ __forceinline__ void fetch_group(uint32_t to) {
+    if (copies_scales) cp_async16(to, scales);
+    if (V::kZeros && lane < Stage::kZeroBytes / 16) cp_async16(to + Stage::kScaleBytes, zeros);
     if (grouped()) {
       scales += row_words / 2;
       zeros += row_words / 16;
+    }
+  }
+};
+
+// The four values of every lane, transposed among the four lanes whose numbers differ in bits 2 and 3 only.
+__device__ __forceinline__ float4 transposed(float4 v, int lane) {
+  const bool odd = lane & 4, upper = lane & 8;
+  const float xy = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4), zw = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4);
+  (odd ? v.x : v.y) = xy;
+  (odd ? v.z : v.w) = zw;
+  const float xz = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 8), yw = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 8);
+  (upper ? v.x : v.z) = xz;
+  (upper ? v.y : v.w) = yw;
+  return v;
+}
+
+// Where the sums of a chunk are, as quads in the order of the registers that they are made in: of sub-tile j and a column of eight
+// tokens a lane has outputs lane / 4 and 8 more of two tokens.
+template <class V>
+struct RowsQuad {
+  static constexpr int kOfChunk = marlin::kSubTiles * V::kColumns * 32;
+  int j, column, lane;
+
+  static __device__ __forceinline__ RowsQuad at(int place) {
+    return {place / (32 * V::kColumns), place / 32 % V::kColumns, place % 32};
+  }
+  __device__ __forceinline__ int place() const { return (j * V::kColumns + column) * 32 + lane; }
+  __device__ __forceinline__ bool exists(int rows) const { return 8 * column + lane % 4 * 2 < rows; }
+  // What a lane stores once the four values of every lane are transposed(): one token's.
+  __device__ __forceinline__ int token() const { return 8 * column + lane % 4 * 2 + lane / 4 % 2; }
+  __device__ __forceinline__ OutputQuad output(const RowsJob& job, int chunk) const {
+    return {job, chunk, 4 * j + (lane / 4 & 2) + lane / 16, token()};
+  }
+};
+
+// What add_slices() (marlin_stream_parts.cuh) does, of sums in that order; what can be made before the blocks meet is.
+template <class V>
+struct RowsEnd {
+  static constexpr int kTogether = 2, kAtOnce = 8;
+  using Quad = RowsQuad<V>;
+  const RowsJob& job;
+  int part, quads, stride = 0, first = 0;  // of this thread: the first of the next kTogether, `stride` apart
+  const float4* from[kTogether];
+  OutputQuad to[kTogether];
+  bool wanted[kTogether];
+
+  __device__ __forceinline__ RowsEnd(const RowsJob& j, int part)
+      : job(j), part(part), quads((j.least_chunks + (part < j.longer_parts)) * Quad::kOfChunk) {}
+  // Of `sharers` blocks that share the part's outputs this one is the `own`-th.
+  __device__ __forceinline__ void share(int own, int sharers) {
+    stride = sharers * blockDim.x;
+    first = own * blockDim.x + threadIdx.x;
+    seat();
+  }
+  __device__ __forceinline__ void seat() {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int e = min(first + i * stride, quads - 1), chunk = part + e / Quad::kOfChunk * job.parts;
+      const Quad quad = Quad::at(e % Quad::kOfChunk);
+      // Of tokens that do not exist nothing was left: those lanes read what the first of four has.
+      from[i] = partial_of<V::kTokens>(job, 0, chunk, 0) + quad.place() - (quad.exists(job.rows) ? 0 : quad.lane % 4);
+      to[i] = quad.output(job, chunk);
+      wanted[i] = first + i * stride < quads && quad.token() < job.rows;
+    }
+  }
+  __device__ __forceinline__ void add() {
+    while (first < quads) {
+      float4 v[kTogether] = {};
+      for (int s0 = 0; s0 < job.slices; s0 += kAtOnce) {
+        float4 some[kAtOnce][kTogether];
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i)
+            if (s0 + s < job.slices) some[s][i] = __ldcg(from[i] + (s0 + s) * Quad::kOfChunk);
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i)
+            if (s0 + s < job.slices) add_quad(v[i], some[s][i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        v[i] = transposed(v[i], threadIdx.x % 32);
+        if (wanted[i]) to[i].store(job, v[i]);
+      }
+      first += kTogether * stride;
+      if (first < quads) seat();
     }
   }
 };
@@ -105,11 +204,9 @@ struct RowsBlock {
   int lane, warp, warps, slice, part;
   int first_run, runs;                 // of the slice
   int members, team, teams, member;    // warps of a team; this warp's
-  uint8_t* x;                          // [rows, x_stride] f16: upper eight values of a k-tile divided by 16
+  uint8_t* x;                          // [rows, x_stride], raised (subnormal_product.cuh)
   float* starts;                       // [runs, kTokens]: the sum of x as products with codes come, times -8 unless kZeros
-  float* left;                         // [warps, 8, kSumStride]
-  float* most;                         // [warps]
-  float* down;                         // [kTokens] what to multiply sums by
+  float4* left;                        // [warps, kLeft]
 
   __device__ __forceinline__ explicit RowsBlock(const RowsJob& j)
       : job(j),
@@ -125,54 +222,37 @@ struct RowsBlock {
         teams(warps >> j.team_shift),
         member(warp & (members - 1)) {}
 
-  // x of the slice, row by row, to shared memory. `meanwhile` is called once, when what is read is on its way.
+  // x of the slice to shared memory, half a row of the longest slice at a time, two of them together. `meanwhile` is called once,
+  // when what is read is on its way.
   template <class Meanwhile>
   __device__ __forceinline__ void take_x(const Meanwhile& meanwhile) const {
-    constexpr int kValues = 8, kPieces = V::kMostRuns * kWarpTiles * marlin::kTileK / kValues / 32;  // of a lane, at most
-    const int sharers = max(1, warps / kTokens), sharer = warp % sharers;  // warps of a row
+    constexpr int kValues = 8, kPieces = V::kMostRuns * kWarpTiles * marlin::kTileK / kValues / 32 / 2;  // of a lane and half
     const int pieces = runs * kWarpTiles * 2, given = min(pieces, job.in / kValues - first_run * kWarpTiles * 2);
-    for (int token = warp / sharers, first = token; token < kTokens; token += warps / sharers) {
-      const bool exists = token < job.rows;
-      const auto* from = reinterpret_cast<const uint4*>(job.x + static_cast<int64_t>(exists ? token : 0) * job.in) +
-                         first_run * kWarpTiles * 2;
-      uint4 v[kPieces];
+    for (int first = warp; first < 2 * kTokens; first += 2 * warps) {
+      uint4 v[2][kPieces];
+      const auto each = [&](const auto& body) {  // body(its registers, row, first piece of the lane)
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int piece = 32 * (sharer + i * sharers) + lane;
-        v[i] = exists && piece < given ? __ldcg(from + piece) : uint4{0, 0, 0, 0};
-      }
-      if (token == first) meanwhile();
-      const int up = power_of(v, sharers);
-      const float scale = power_of_two(up), own = lane % 2 == 0 ? scale : scale / 16;
+        for (int i = 0; i < 2; ++i) {
+          const int half = first + i * warps, row = half % kTokens, from = half / kTokens * (32 * kPieces);
+          if (half < 2 * kTokens && row < job.rows && from < pieces) body(v[i], row, from + lane);
+        }
+      };
+      each([&](uint4 (&of)[kPieces], int row, int piece) {
+        const auto* from = reinterpret_cast<const uint4*>(job.x + static_cast<int64_t>(row) * job.in) + first_run * kWarpTiles * 2 + piece;
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int piece = 32 * (sharer + i * sharers) + lane;
-        for (uint32_t* pair : {&v[i].x, &v[i].y, &v[i].z, &v[i].w})
-          *pair = pack_f16(__uint_as_float(*pair << 16) * own, __uint_as_float(*pair & 0xffff0000u) * own);
-        if (exists && piece < pieces) *reinterpret_cast<uint4*>(x + token * job.x_stride + 16 * piece) = v[i];
-      }
-      if (lane == 0) down[token] = power_of_two(-up) * kSubnormalScale;
+        for (int i = 0; i < kPieces; ++i) of[i] = piece + 32 * i < given ? __ldcg(from + 32 * i) : uint4{0, 0, 0, 0};
+      });
+      if (first == warp) meanwhile();
+      each([&](uint4 (&of)[kPieces], int row, int piece) {
+        auto* to = reinterpret_cast<uint4*>(x + row * job.x_stride) + piece;
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i)
+          if (piece + 32 * i < pieces) to[32 * i] = raised(of[i], lane % 2 == 0);
+      });
     }
     __syncthreads();
     add_x();
     __syncthreads();
-  }
-  // The exponent of the power of two that brings the row's largest value to 2^14 .. 2^15: what falls below f16 is 2^-28 of it.
-  template <int kPieces>
-  __device__ __forceinline__ int power_of(const uint4 (&v)[kPieces], int sharers) const {
-    __nv_bfloat162 high{};
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i)
-      for (const uint32_t pair : {v[i].x, v[i].y, v[i].z, v[i].w})
-        high = __hmax2(high, __habs2(*reinterpret_cast<const __nv_bfloat162*>(&pair)));
-    const float2 both = __bfloat1622float2(high);
-    uint32_t m = __reduce_max_sync(0xffffffffu, __float_as_uint(fmaxf(both.x, both.y)));
-    if (sharers > 1) {
-      if (lane == 0) most[warp] = __uint_as_float(m);
-      __syncthreads();
-      for (int i = 0; i < sharers; ++i) m = max(m, __float_as_uint(most[warp / sharers * sharers + i]));
-    }
-    return power_to_bits(__uint_as_float(m), 15);
   }
   // The sums of x over every run, as the product with codes that are all 1.
   __device__ __forceinline__ void add_x() const {
@@ -182,7 +262,7 @@ struct RowsBlock {
       for (int i = 0; i < kWarpTiles; i += 2 / kColumns) {
         uint32_t b[4];
         ldmatrix(b, lane_x() + (run * kWarpTiles + i) * 32);
-        add_subnormal_ones<mma_f16>(sum, b);
+        add_subnormal_ones(sum, b);
       }
       if (lane < 4)
 #pragma unroll
@@ -200,34 +280,43 @@ struct RowsBlock {
     else
       meet_threads(1 + team, 32 * members);
   }
-  // Adds the team's sums of a chunk, eight tokens at a time, and leaves them for the other slices.
+  // Adds the team's sums of a chunk, eight tokens at a time, and leaves them for the other slices, or stores them.
   __device__ __forceinline__ void add_team(const float (&sum)[marlin::kSubTiles][kColumns][4], int chunk) const {
-    float* own = left + warp * V::kLeft;
-    const float* all = left + (warp - member) * V::kLeft;
+    const bool alone = job.slices == 1;
+    float4* partial = partial_of<kTokens>(job, 0, chunk, slice);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      await_team();  // all have read what was there
+      float4 v[marlin::kSubTiles];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int token = lane % 4 * 2 + i;
-        const float scale = down[8 * c + token];
+      for (int j = 0; j < marlin::kSubTiles; ++j)
+        v[j] = {sum[j][c][0] * kLower, sum[j][c][1] * kLower, sum[j][c][2] * kLower, sum[j][c][3] * kLower};
+      RowsQuad<V> quad{0, c, lane};
+      const bool exists = quad.exists(job.rows);
+      if (members == 1 && !alone) {
 #pragma unroll
         for (int j = 0; j < marlin::kSubTiles; ++j) {
-          own[token * kSumStride + 16 * j + lane / 4] = sum[j][c][i] * scale;
-          own[token * kSumStride + 16 * j + lane / 4 + 8] = sum[j][c][2 + i] * scale;
+          quad.j = j;
+          if (exists) store_partial(partial + quad.place(), v[j]);
         }
+        continue;
       }
+      float4* own = left + warp * V::kLeft + lane;
+      const float4* all = left + (warp - member) * V::kLeft + lane;
+      await_team();  // all have read what was there
+#pragma unroll
+      for (int j = 0; j < marlin::kSubTiles; ++j) own[32 * j] = v[j];
       await_team();
-      for (int e = 32 * member + lane; e < min(8, job.rows - 8 * c) * kQuads; e += 32 * members) {
-        const int token = e / kQuads, quad = e % kQuads;
-        const float* from = all + token * kSumStride + 4 * quad;
-        float4 v = *reinterpret_cast<const float4*>(from);
+#pragma unroll 1
+      for (quad.j = member; quad.j < marlin::kSubTiles; quad.j += members) {
+        float4 total = all[32 * quad.j];
 #pragma unroll 4
-        for (int w = 1; w < members; ++w) add_quad(v, *reinterpret_cast<const float4*>(from + w * V::kLeft));
-        if (job.slices == 1)
-          store_quad(job, chunk, quad, 8 * c + token, v);
-        else
-          store_partial(partial_of<kTokens>(job, 0, chunk, slice) + 8 * c * kQuads + e, v);
+        for (int w = 1; w < members; ++w) add_quad(total, all[w * V::kLeft + 32 * quad.j]);
+        if (alone) {
+          total = transposed(total, lane);
+          if (quad.token() < job.rows) quad.output(job, chunk).store(job, total);
+        } else if (exists) {
+          store_partial(partial + quad.place(), total);
+        }
       }
     }
   }
@@ -241,17 +330,17 @@ struct RowsSums {
   float part[marlin::kSubTiles][kColumns][4];  // of the group at hand
   alignas(16) __half scales[8];                // its scales, index as in marlin::fragment_scale()
 
-  // `starts`: of the run, this lane's first column. `group`: scales and zero points.
-  __device__ __forceinline__ void start(const float* starts, const uint8_t* group, bool grouped, int lane) {
-    *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(group + 2 * marlin::fragment_scale(lane, 0, true));
+  // `starts`: of the run, this lane's first column. `own_scales`: this lane's. `zero_words`: of the group.
+  __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, const uint32_t* zero_words, bool grouped, int lane) {
+    *reinterpret_cast<uint4*>(scales) = load_shared16(own_scales);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (!grouped) scales[i] = __half(1.f);  // applied where outputs are stored
     LaneZeros<4> zeros;
-    if constexpr (V::kZeros) zeros.set_words(reinterpret_cast<const uint32_t*>(group + marlin::kTileN * 2), lane);
+    if constexpr (V::kZeros) zeros.set_words(zero_words, lane);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const float2 start = *reinterpret_cast<const float2*>(starts + 8 * c);
+      const float2 start = load_shared8(starts + 32 * c);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float times = V::kZeros ? 128.f - __uint_as_float(zeros.v[n] << 16) : 1.f;
@@ -261,12 +350,12 @@ struct RowsSums {
     }
   }
   // The products of a stage; `x`: this lane's row of its first k-tile.
-  __device__ __forceinline__ void add_stage(const uint4 (&words)[kStageTiles], const uint8_t* x) {
+  __device__ __forceinline__ void add_stage(const uint4 (&words)[kStageTiles], uint32_t x) {
     uint32_t b[4];
 #pragma unroll
     for (int i = 0; i < kStageTiles; ++i) {
       if (kColumns == 2 || i % 2 == 0) ldmatrix(b, x + i * 32);
-      add_subnormal_tile<mma_f16>(part, words[i], i, b);
+      add_subnormal_tile(part, words[i], i, b);
     }
   }
   __device__ __forceinline__ void end() {
@@ -283,36 +372,36 @@ template <class V>
 __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const __grid_constant__ RowsJob job) {
   using Stage = typename V::Stage;
   extern __shared__ __align__(128) uint8_t shared[];  // rings off a line cost every copy a pass more
-  __shared__ float most[V::kMaxWarps], down[V::kTokens];
   allow_successor();
   RowsBlock<V> block(job);
   uint8_t* ring = shared + block.warp * V::kRingBytes;
-  block.left = reinterpret_cast<float*>(shared + block.warps * V::kRingBytes);
+  block.left = reinterpret_cast<float4*>(shared + block.warps * V::kRingBytes);
   block.x = shared + block.warps * V::kWarpBytes;
   block.starts = reinterpret_cast<float*>(block.x + job.rows * job.x_stride);
-  block.most = most;
-  block.down = down;
   const int first_run = block.runs * block.member >> job.team_shift;
-  const int runs = (block.runs * (block.member + 1) >> job.team_shift) - first_run;
+  const int runs = kept((block.runs * (block.member + 1) >> job.team_shift) - first_run);
   const int first_chunk = block.part + block.team * job.parts, step = block.teams * job.parts;
   RowsFeeder<V> feeder(job, block.first_run + first_run, runs, first_chunk, step, block.lane);
-  int fill = 0, slot = 0;  // the slots that are filled and read next
-  const auto next = [&](int& of) {
-    uint8_t* at = ring + of * Stage::kBytes;
-    of = of + 1 == V::kStages ? 0 : of + 1;
+  const uint32_t ring_at = kept_address(ring + 16 * block.lane);  // this lane's words
+  uint32_t fill = 0, slot = 0;                                    // the slots that are filled and read next, in bytes
+  const auto next = [](uint32_t& of) {
+    const uint32_t at = of;
+    of = of + Stage::kBytes == V::kRingBytes ? 0 : of + Stage::kBytes;
     return at;
   };
-  feeder.template fetch<0>(next(fill));
+  feeder.template fetch<0>(ring_at + next(fill));
   await_predecessor();
   // What is read of x waits behind the words that were asked for before it: the rest of them comes after.
   block.take_x([&] {
-    feeder.template fetch<1>(next(fill));
-    if constexpr (V::kStages == 4) feeder.template fetch<0>(next(fill));
+    feeder.template fetch<1>(ring_at + next(fill));
+    if constexpr (V::kStages == 4) feeder.template fetch<0>(ring_at + next(fill));
   });
 
+  constexpr int kGroupAt = kStageTiles * Stage::kTileBytes;  // of a slot: scales, zero points
   const bool grouped = feeder.grouped();
-  const uint8_t* x = block.lane_x() + first_run * (kWarpTiles * 32);
-  const float* starts = block.starts + first_run * V::kTokens + block.lane % 4 * 2;
+  const uint32_t x = kept_address(block.lane_x() + first_run * (kWarpTiles * 32));
+  const uint32_t starts = kept_address(block.starts + first_run * V::kTokens + block.lane % 4 * 2);
+  const uint32_t scales = kept_address(ring + kGroupAt + 2 * marlin::fragment_scale(block.lane, 0, true));
   for (int chunk = first_chunk; chunk < job.chunks; chunk += step) {
     RowsSums<V> sums;
     for (int run = 0; run < runs; ++run) {
@@ -320,16 +409,17 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
       for (int half = 0; half < 2; ++half) {
         cp_async_wait<V::kStages - 2>();
         __syncwarp();  // all lanes' copies of this stage are there, and all have read the stage before
-        const uint8_t* stage = next(slot);
+        const uint32_t stage = next(slot);
         uint4 words[kStageTiles];
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i)
-          words[i] = *reinterpret_cast<const uint4*>(stage + i * Stage::kTileBytes + 16 * block.lane);
-        if (half == 0) sums.start(starts + run * V::kTokens, stage + kStageTiles * Stage::kTileBytes, grouped, block.lane);
+        for (int i = 0; i < kStageTiles; ++i) words[i] = load_shared16(ring_at + stage + i * Stage::kTileBytes);
+        if (half == 0)
+          sums.start(starts + 4 * run * V::kTokens, scales + stage,
+                     reinterpret_cast<const uint32_t*>(ring + stage + kGroupAt + Stage::kScaleBytes), grouped, block.lane);
         if ((half + V::kStages - 1) % 2 == 0)
-          feeder.template fetch<0>(next(fill));
+          feeder.template fetch<0>(ring_at + next(fill));
         else
-          feeder.template fetch<1>(next(fill));
+          feeder.template fetch<1>(ring_at + next(fill));
         sums.add_stage(words, x + (run * kWarpTiles + half * kStageTiles) * 32);
       }
       sums.end();
@@ -337,7 +427,9 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
     block.add_team(sums.sum, chunk);
   }
   cp_async_wait<0>();
-  if (job.slices > 1) end_part<V::kTokens, 8>(job, 0, block.part, block.slice, 0, job.rows);
+  if (job.slices == 1) return;
+  RowsEnd<V> end(job, block.part);
+  end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); }, [&] { end.add(); });
 }
 
 }  // namespace fewbit::cuda

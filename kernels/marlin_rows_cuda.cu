@@ -12,18 +12,19 @@ struct RowsPlan {
   int warps = 0, slices = 0, parts = 0, team = 0;
 };
 
-// What a block's time is made of, in times of half a run by all warps, for up to 8 rows and for more: fitted to 5,800 timed ways to
-// cut fourteen shapes on an H200 (docs/performance.md); only what differs between the ways counts.
+// What a block's time is made of, in times of half a run by all of 16 warps, for up to 8 rows and for more: fitted to 7,200 timed
+// ways to cut fourteen shapes on an H200 (docs/performance.md); only what differs between the ways counts.
 struct RowsCosts {
-  double round, member, member_row;  // adding the sums of a chunk in a block: once; for every warp; that for each row
-  double uneven;                     // a chunk whose runs the members do not share alike
-  double partial_row;                // a row of a chunk whose sums are left for other blocks
-  double slice;                      // waiting for another slice
+  double eight;               // half a run by all of 8 warps
+  double member, member_row;  // adding the sums of a chunk in a block: for every warp of its team; that for each row
+  double uneven;              // a chunk whose runs the members do not share alike
+  double run_row;             // reading x: a row of a run
+  double split, slice;        // leaving sums for other blocks: at all; for each of them
+  double partial;             // that for each chunk
 };
 constexpr RowsCosts kRowsCosts[] = {
-    {.round = 1.75, .member = .25, .member_row = .19, .uneven = 0, .partial_row = .17, .slice = .4},
-    {.round = 1.8, .member = 0, .member_row = .035, .uneven = 2, .partial_row = 0, .slice = .56}};
-constexpr double kSplitCost = 3;  // leaving sums at all
+    {.eight = 1.12, .member = .72, .member_row = .13, .uneven = 0, .run_row = 0, .split = 0, .slice = 1.63, .partial = .53},
+    {.eight = 1.33, .member = 0, .member_row = .067, .uneven = 5.3, .run_row = .019, .split = 14.8, .slice = .78, .partial = .14}};
 
 // Of the ways whose blocks are resident together the one that is quickest, by these costs, for the busiest block.
 template <class V>
@@ -38,8 +39,9 @@ RowsPlan plan_rows(int sms, size_t room, int runs, int chunks, int rows) {
       if (V::shared_bytes(warps, most, rows) > room) continue;
       for (int team = 1; team <= warps && team <= runs / slices; team *= 2) {
         const int teams = warps / team, rounds = (mine + teams - 1) / teams, stages = 2 * rounds * ((most + team - 1) / team);
-        double cost = stages + rounds * (of.round + team * (of.member + rows * of.member_row) + (most % team != 0 ? of.uneven : 0));
-        if (slices > 1) cost += rows * mine * of.partial_row + slices * of.slice + kSplitCost;
+        double cost = stages * (warps == 8 ? of.eight : 1) + rounds * team * (of.member + rows * of.member_row) +
+                      (most % team != 0 ? rounds * of.uneven : 0) + rows * most * of.run_row;
+        if (slices > 1) cost += of.split + slices * of.slice + mine * of.partial;
         if (best.warps > 0 && cost >= least) continue;
         best = {warps, slices, parts, team};
         least = cost;
@@ -64,6 +66,8 @@ bool launch(CudaState& s, const StreamJob& product) {
   job.least_runs = runs / plan.slices;
   job.longer = runs % plan.slices;
   const int most = job.least_runs + (job.longer > 0);
+  job.least_chunks = job.chunks / plan.parts;
+  job.longer_parts = job.chunks % plan.parts;
   job.x_stride = V::x_stride(most);
   if (job.slices > 1) set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps);
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.

@@ -150,39 +150,51 @@ __device__ __forceinline__ void lane_words(uint32_t (&out)[kBits], const uint8_t
   }
 }
 
-// Stores four neighbouring outputs, from `quad` of a chunk on, of one row.
-__device__ __forceinline__ void store_quad(const StreamJob& job, int chunk, int quad, int row, float4 v) {
-  int i = 0;
-  while (chunk >= job.weights[i].end_chunk) ++i;
-  const StreamWeight& weight = job.weights[i];
-  const int col = (chunk - first_chunk_of(job, i)) * marlin::kTileN + 4 * quad;
-  float out[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    if (!weight.w.grouped()) out[k] *= __half2float(weight.w.s[marlin::scale_column(col + k, false)]);
-    if (weight.bias) out[k] += __bfloat162float(weight.bias[col + k]);
-  }
-  const int64_t at = static_cast<int64_t>(row) * weight.w.out + col;
-  if (job.y_f32) {
-    float* y = static_cast<float*>(weight.y) + at;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) y[k] = weight.add ? y[k] + out[k] : out[k];
-  } else {
-    auto* y = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(weight.y) + at);
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float2 before = weight.add ? __bfloat1622float2(y[k]) : float2{0.f, 0.f};
-      y[k] = __floats2bfloat162_rn(before.x + out[2 * k], before.y + out[2 * k + 1]);
-    }
-  }
-}
-
 __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.x += b.x;
   a.y += b.y;
   a.z += b.z;
   a.w += b.w;
 }
+
+// Four neighbouring outputs of one row: from `quad` of a chunk on. Made early where it can be, and kept short: every launch ends
+// with it.
+struct OutputQuad {
+  int weight, col;
+  int64_t at;
+
+  OutputQuad() = default;
+  __device__ __forceinline__ OutputQuad(const StreamJob& job, int chunk, int quad, int row) : weight(0) {
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
+    col = (chunk - first_chunk_of(job, weight)) * marlin::kTileN + 4 * quad;
+    at = static_cast<int64_t>(row) * job.weights[weight].w.out + col;
+  }
+  __device__ __forceinline__ void store(const StreamJob& job, float4 v) const {
+    const StreamWeight& of = job.weights[weight];
+    if (!of.w.grouped()) {
+      float* out[4] = {&v.x, &v.y, &v.z, &v.w};
+#pragma unroll
+      for (int k = 0; k < 4; ++k) *out[k] *= __half2float(of.w.s[marlin::scale_column(col + k, false)]);
+    }
+    if (of.bias) {
+      const __nv_bfloat16* bias = of.bias + col;
+      add_quad(v, {__bfloat162float(bias[0]), __bfloat162float(bias[1]), __bfloat162float(bias[2]), __bfloat162float(bias[3])});
+    }
+    if (job.y_f32) {
+      auto* y = reinterpret_cast<float4*>(static_cast<float*>(of.y) + at);
+      if (of.add) add_quad(v, *y);
+      *y = v;
+    } else {
+      auto* y = reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(of.y) + at);
+      if (of.add) {
+        const uint2 before = *y;
+        add_quad(v, {__uint_as_float(before.x << 16), __uint_as_float(before.x & 0xffff0000u), __uint_as_float(before.y << 16),
+                     __uint_as_float(before.y & 0xffff0000u)});
+      }
+      *y = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
+    }
+  }
+};
 
 // The sums that a slice leaves of a chunk: [kTokens, 64] as quads.
 template <int kTokens>
@@ -199,27 +211,9 @@ __device__ __forceinline__ void store_partial(float4* to, float4 v) {
                : "memory");
 }
 
-// Waits until all `expected` blocks have come here; what each wrote before is seen by all after. Then leave_meeting() once.
-__device__ __forceinline__ void meet(uint32_t* counter, uint32_t expected) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    count_arrival(counter);
-    await_count(counter, expected);
-  }
-  __syncthreads();
-}
 // The last of the blocks that met zeroes the counters.
 __device__ __forceinline__ void leave_meeting(uint32_t* counter, uint32_t expected) {
   if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;
-}
-
-// True in the last of the blocks that come here; what the others wrote before is seen by it after.
-__device__ __forceinline__ bool come_last(uint32_t* counter, uint32_t expected) {
-  __shared__ bool last;
-  __syncthreads();
-  if (threadIdx.x == 0) last = arrives_last(counter, expected);
-  __syncthreads();
-  return last;
 }
 
 // Adds the slices of the part's chunks for `tokens` rows from row0 on, in the order of k: of `sharers` blocks that do so together,
@@ -256,19 +250,28 @@ __device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int p
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
-      if (first + i * stride < quads) store_quad(job, chunk[i], at[i] % kQuads, row0 + at[i] / kQuads, v[i]);
+      if (first + i * stride < quads) OutputQuad(job, chunk[i], at[i] % kQuads, row0 + at[i] / kQuads).store(job, v[i]);
   }
 }
-// Once a block has left the sums of its slice: the part's outputs.
-template <int kTokens, int kAtOnce>
-__device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, int row0, int tokens) {
+// Once a block has left the sums of its slice: the part's outputs, by add(), in all blocks that share the part or in the last one
+// alone. prepare(own, sharers) comes before, in the time of waiting: the `own`-th of so many blocks that add.
+template <class Prepare, class Add>
+__device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, const Prepare& prepare, const Add& add) {
+  __shared__ bool last;
   uint32_t* counter = job.counters + 2 * (pass * job.parts + part);
   const bool all = job.share_end;
-  if (all)
-    meet(counter, job.slices);
-  else if (!come_last(counter, job.slices))
-    return;
-  add_slices<kTokens, kAtOnce>(job, pass, part, row0, tokens, all ? slice : 0, all ? job.slices : 1);
+  __syncthreads();  // what this block wrote before is seen by whoever sees it counted
+  if (threadIdx.x == 0) {
+    if (all)
+      count_arrival(counter);
+    else
+      last = arrives_last(counter, job.slices);
+  }
+  prepare(all ? slice : 0, all ? job.slices : 1);
+  if (all && threadIdx.x == 0) await_count(counter, job.slices);
+  __syncthreads();
+  if (!all && !last) return;
+  add();
   if (all) leave_meeting(counter, job.slices);
 }
 // Scratch memory and counters for the sums of `rows` rows (of a pass), and who adds them.

@@ -159,14 +159,6 @@ struct WideMemory {
   }
 };
 
-// An address that the compiler keeps, where it would work it out anew at every stage: the tensor cores wait
-// for every instruction.
-__device__ __forceinline__ uint32_t kept_address(const void* shared) {
-  uint32_t at = shared_address(shared);
-  asm volatile("" : "+r"(at));
-  return at;
-}
-
 // The side that fills the stages: a warp each for x, the words, and scales with zero points, so that none of
 // them holds up the others. Each announces its own bytes. `copy(place, step, slot, barrier)` is called by all
 // lanes; `barrier`: the slot's address.

@@ -50,12 +50,14 @@ __device__ __forceinline__ void mma_u8(int32_t (&c)[4], const uint32_t (&a)[4], 
 
 // Four 8x8 matrices of 16-bit values; lane i gives the address of row i % 8 of matrix i / 8 (16-byte
 // aligned). r[j] is matrix j: values 2t and 2t+1 of row g; of column g when transposed.
-__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
+               : "r"(row)
                : "memory");
+}
+__device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], const void* row) {
+  ldmatrix(r, static_cast<uint32_t>(__cvta_generic_to_shared(row)));
 }
 __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[4], const void* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
@@ -81,12 +83,37 @@ __device__ __forceinline__ void ldmatrix_two_transposed(uint32_t (&r)[4], const 
                : "memory");
 }
 
+// A value that the compiler keeps, where it would work it out anew each time round a loop: the tensor cores wait for every
+// instruction.
+template <class T>
+__device__ __forceinline__ T kept(T v) {
+  static_assert(sizeof(T) == 4);
+  asm volatile("" : "+r"(v));
+  return v;
+}
+__device__ __forceinline__ uint32_t kept_address(const void* shared) {
+  return kept(static_cast<uint32_t>(__cvta_generic_to_shared(shared)));
+}
+// Sixteen and eight bytes from there.
+__device__ __forceinline__ uint4 load_shared16(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 load_shared8(uint32_t at) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+  return v;
+}
+
 // 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).
-__device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
-  const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+__device__ __forceinline__ void cp_async16(uint32_t shared, const void* global, bool valid = true) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
+  cp_async16(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), global, valid);
 }
 __device__ __forceinline__ void cp_async4(void* shared, const void* global, bool valid) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
