@@ -119,7 +119,7 @@ TEST(OpsBench, EverySectionMakesItsRows) {
   // All packed products, all bytes but bf16 itself, one of two ways through a layer.
   EXPECT_EQ(peers["block"], 6);
   EXPECT_EQ(peers["linear"], 2 * 4 * 6);
-  EXPECT_EQ(peers["bytes"], 3 * 4);
+  EXPECT_EQ(peers["bytes"], 3 * 7);
   EXPECT_EQ(peers["head"], 2 * 6);
   EXPECT_EQ(peers["layer"], 5);
   EXPECT_EQ(peers["small"] + peers["attention"] + peers["prefill"], 0);
