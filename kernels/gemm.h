@@ -30,6 +30,12 @@ namespace cuda { void gemms(Exec&, ConstTensorView x, std::span<const GemmProduc
 inline void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   pick(ex, &cpu::gemms, FEWBIT_CUDA_OP(gemms))(ex, x, products);
 }
+// The same by cuBLAS whatever the rows: what ours are measured against (src/run/ops_bench.h).
+namespace cpu  { void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+namespace cuda { void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+inline void library_gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
+  pick(ex, &cpu::library_gemms, FEWBIT_CUDA_OP(library_gemms))(ex, x, products);
+}
 
 // c = alpha * op(a) op(b) + beta * c, all f32, row-major with leading dimensions; pointers on ex's device.
 enum class Trans : uint8_t { no, yes };

@@ -64,6 +64,8 @@ void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   }
 }
 
+void library_gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) { cpu::gemms(ex, x, products); }
+
 void matmul(Exec&, const MatmulArgs& m) {
   const bool ta = m.ta == Trans::yes, tb = m.tb == Trans::yes;
   const int64_t inner = ta ? m.a.rows : m.a.cols;

@@ -118,6 +118,14 @@ void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   }
 }
 
+void library_gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
+  if (x.rows() == 0) return;
+  for (const GemmProduct& p : products) {
+    check_product(x, p);
+    library_product(ex.cuda_state(), x, p);
+  }
+}
+
 void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows(), out = w.rows();
   const GemmProduct product{.w = w, .bias = bias, .y = y};

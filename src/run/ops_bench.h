@@ -59,8 +59,8 @@ struct OpRow {
   double us = 0;
   double gb_per_s = 0, read_share = 0;        // share of OpsReport::read_gb_per_s
   double tflop_per_s = 0, product_share = 0;  // share of OpsReport::product_tflop_per_s
-  // The same work done otherwise in the same run. "bf16": products by bf16 weights, by cuBLAS; one and two rows by our own
-  // kernel that streams them (kernels/gemm.h), which is quicker there. "op by op": of a layer in launches of its own.
+  // The same work done otherwise in the same run. "bf16": products by bf16 weights through cuBLAS. "op by op": of a layer in
+  // launches of its own.
   std::string peer{};
   double peer_us = 0, gain = 0;  // gain = peer_us / us
   std::string error{};           // why there is no time; "" = measured

@@ -50,7 +50,13 @@ constexpr PlainType kPlainTypes[] = {{"bf16", DType::bf16, DType::bf16},
                                      {"int8", DType::i8, DType::i8}};
 constexpr std::initializer_list<int64_t> kPlainRows = {1, 2, 8, 16, 32, 64, 256, 2048};
 
-// One type of plain_block(); `bf16_us` is filled by bf16, which comes first, and read by the others.
+// One product by cuBLAS.
+void library_gemm(Exec& ex, ConstTensorView x, ConstTensorView w, TensorView y) {
+  const GemmProduct product{.w = w, .y = y};
+  library_gemms(ex, x, std::span(&product, 1));
+}
+
+// One type of plain_block(); `bf16_us`, of cuBLAS, is filled by bf16, which comes first.
 void plain_block_of(OpsRun& run, const OpsModel& model, const PlainType& type, std::map<int64_t, double>& bf16_us) {
   Exec& ex = run.ex;
   const std::vector<OpsProduct>& products = model.products;
@@ -74,20 +80,28 @@ void plain_block_of(OpsRun& run, const OpsModel& model, const PlainType& type, s
               .rows = rows,
               .bytes = static_cast<double>(bytes),
               .flop = 2 * static_cast<double>(weights * rows)};
-    if (!dense) row.peer = "bf16", row.peer_us = bf16_us[rows];
-    run.time(row, copies, [&](int64_t copy) {
-      for (size_t i = 0; i < products.size(); ++i) {
-        const TensorView w = views[static_cast<size_t>(copy) * products.size() + i];
-        const TensorView in = matrix(x, rows, products[i].in), out = matrix(y, rows, products[i].out);
-        const GemmProduct floats{.w = w, .y = out};
-        const ByteProduct codes{.w = {.codes = w, .scales = scales.view().row_range(0, products[i].out)}, .y = out};
-        if (dense)
-          gemms(ex, in, std::span(&floats, 1));
-        else
-          byte_gemms(ex, in, {.codes = type.input}, std::span(&codes, 1));
-      }
+    const auto time_block = [&](OpRow& timed, const std::function<void(TensorView in, TensorView w, TensorView out)>& product) {
+      run.time(timed, copies, [&](int64_t copy) {
+        for (size_t i = 0; i < products.size(); ++i)
+          product(matrix(x, rows, products[i].in), views[static_cast<size_t>(copy) * products.size() + i],
+                  matrix(y, rows, products[i].out));
+      });
+    };
+    if (dense) {
+      OpRow library = row;
+      time_block(library, [&](TensorView in, TensorView w, TensorView out) { library_gemm(ex, in, w, out); });
+      if (!library.error.empty()) run.keep(library);
+      bf16_us[rows] = library.us;
+    }
+    row.peer = "bf16", row.peer_us = bf16_us[rows];
+    time_block(row, [&](TensorView in, TensorView w, TensorView out) {
+      const GemmProduct floats{.w = w, .y = out};
+      const ByteProduct codes{.w = {.codes = w, .scales = scales.view().row_range(0, w.rows())}, .y = out};
+      if (dense)
+        gemms(ex, in, std::span(&floats, 1));
+      else
+        byte_gemms(ex, in, {.codes = type.input}, std::span(&codes, 1));
     });
-    if (dense) bf16_us[rows] = row.us;
     run.keep(std::move(row));
   }
 }
@@ -105,7 +119,7 @@ void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
     OpRow row{.section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
     row.flop = 2 * static_cast<double>(weights * rows);
     OpRow floats = row;
-    run.time(floats, std::max<int64_t>(dense_copies, 4), [&](int64_t i) { gemm(ex, x, in_turn(dense, i), {}, y); });
+    run.time(floats, std::max<int64_t>(dense_copies, 4), [&](int64_t i) { library_gemm(ex, x, in_turn(dense, i), y); });
     if (!floats.error.empty()) run.keep(floats);
     row.peer = "bf16", row.peer_us = floats.us;
     const auto packed = [&](const char* type, double bytes_each, const std::vector<PackedWeight>& copies) {
@@ -152,7 +166,7 @@ void packed_block(OpsRun& run, const OpsModel& model) {
       marlin_gemm(ex, matrix(x, rows, p.in), packed[i].view, {}, matrix(y, rows, p.out));
     });
     time_block(floats, [&](size_t i, const OpsProduct& p) {
-      gemm(ex, matrix(x, rows, p.in), dense[i], {}, matrix(y, rows, p.out));
+      library_gemm(ex, matrix(x, rows, p.in), dense[i], matrix(y, rows, p.out));
     });
     if (!floats.error.empty()) run.keep(floats);
     row.peer = "bf16", row.peer_us = floats.us;
@@ -184,17 +198,20 @@ void head(OpsRun& run, const OpsModel& model) {
     const Tensor x = run.random.normal({rows, hidden}), room = ex.alloc(DType::bf16, {rows, hidden});
     const Tensor y = ex.alloc(DType::f32, {rows, vocab});
     const auto weights = static_cast<double>(vocab * hidden);
-    double bf16_us = 0;
+    OpRow library{.section = "head", .model = model.name, .op = "norm, head", .type = "bf16", .in = hidden, .out = vocab};
+    library.rows = rows, library.flop = 2 * weights * static_cast<double>(rows);
+    run.time(library, kCalls, [&](int64_t) {
+      rms_norm(ex, x, norm_weight, norm.eps, 0, room);
+      library_gemm(ex, room, bf16_weight, y);
+    });
+    if (!library.error.empty()) run.keep(library);
     const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {
-      OpRow row{.section = "head", .model = model.name, .op = "norm, head", .type = type, .in = hidden, .out = vocab};
-      row.rows = rows, row.bytes = bytes, row.flop = 2 * weights * static_cast<double>(rows);
-      if (bf16_us > 0) row.peer = "bf16", row.peer_us = bf16_us;
-      run.time(row, kCalls, [&](int64_t) { product(); });
-      const double us = row.us;
-      run.keep(std::move(row));
-      return us;
+      OpRow row = library;
+      row.type = type, row.bytes = bytes, row.us = 0, row.error = "";
+      row.peer = "bf16", row.peer_us = library.us;
+      run.add(std::move(row), kCalls, [&](int64_t) { product(); });
     };
-    bf16_us = line("bf16", 2 * weights, [&] {
+    line("bf16", 2 * weights, [&] {
       const GemmProduct dense{.w = bf16_weight, .y = y};
       normed_gemms(ex, x, norm, room, std::span(&dense, 1));
     });

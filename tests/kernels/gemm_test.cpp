@@ -35,6 +35,10 @@ FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
           EXPECT_LE(error_of(ex, y, expected), limit)
               << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> "
               << s.out << (with_bias ? " with bias" : "");
+          const Tensor library = poisoned(ex, y_dtype, {s.rows, s.out});
+          const GemmProduct same{.w = dw, .bias = with_bias ? ConstTensorView(db) : ConstTensorView{}, .y = library};
+          library_gemms(ex, dx, std::span(&same, 1));
+          EXPECT_LE(error_of(ex, library, expected), limit) << "by the library, [" << s.rows << ", " << s.in << "] -> " << s.out;
         }
 }
 

@@ -116,11 +116,11 @@ TEST(OpsBench, EverySectionMakesItsRows) {
   EXPECT_EQ(types["bytes"], (std::set<std::string>{"bf16", "fp8", "fp8, x unrounded", "int8"}));
   EXPECT_EQ(types["head"], (std::set<std::string>{"bf16", "fp8, x unrounded", "int4 g128"}));
   EXPECT_EQ(types["linear"], (std::set<std::string>{"int4 g128", "int8 g128"}));
-  // All packed products, all bytes but bf16 itself, one of two ways through a layer.
+  // All packed products, all bytes and heads, of bf16 our own kernel; one of two ways through a layer.
   EXPECT_EQ(peers["block"], 6);
   EXPECT_EQ(peers["linear"], 2 * 4 * 6);
-  EXPECT_EQ(peers["bytes"], 3 * 7);
-  EXPECT_EQ(peers["head"], 2 * 6);
+  EXPECT_EQ(peers["bytes"], 4 * 7);
+  EXPECT_EQ(peers["head"], 3 * 6);
   EXPECT_EQ(peers["layer"], 5);
   EXPECT_EQ(peers["small"] + peers["attention"] + peers["prefill"], 0);
   // Least bytes, by hand: the block's weights in 4 bits with an f16 scale for 128 of them.
