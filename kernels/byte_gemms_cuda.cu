@@ -14,9 +14,10 @@ SkinnyTypes types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType:
 
 // Launches of the kernel of skinny.cuh that take all the products; 0 where it has none for one of them.
 int launches_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights) return 0;
   int launches = 0;
   for (const ByteProduct& p : products) {
-    if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights || p.y.dtype != products[0].y.dtype) return 0;
+    if (p.y.dtype != products[0].y.dtype) return 0;
     launches = skinny_launches(s, types_of(q), x.rows(), x.cols(), p.w.codes.data, x.data);
     if (launches == 0) return 0;
   }

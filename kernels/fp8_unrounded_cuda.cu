@@ -133,7 +133,9 @@ bool digit_products(CudaState& s, ConstTensorView x, std::span<const ByteTask> t
     return made;
   };
   const int64_t chunk = std::clamp<int64_t>(kScratch / (2 * in + 8 * widest), 1, rows);
-  if (products_of(chunk).empty() || (rows % chunk != 0 && products_of(rows % chunk).empty())) return false;
+  const std::vector<LibraryProduct> of_chunk = products_of(chunk);
+  const std::vector<LibraryProduct> of_rest = rows % chunk != 0 ? products_of(rows % chunk) : std::vector<LibraryProduct>{};
+  if (of_chunk.empty() || (rows % chunk != 0 && of_rest.empty())) return false;
   for (int64_t r = 0; r < rows; r += chunk) {
     const int64_t n = std::min(chunk, rows - r), codes = aligned_bytes(2 * n * in), scales = aligned_bytes(4 * n);
     auto* base = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + 8 * n * widest)));
@@ -142,7 +144,7 @@ bool digit_products(CudaState& s, ConstTensorView x, std::span<const ByteTask> t
     digits_kernel<<<static_cast<unsigned>(n), kDigitThreads, 0, s.stream>>>(x.as<__nv_bfloat16>() + r * in, base, base + n * in,
                                                                           x_scales, static_cast<int>(in));
     FEWBIT_CUDA_LAUNCHED();
-    const std::vector<LibraryProduct> library = products_of(n);
+    const std::vector<LibraryProduct>& library = n == chunk ? of_chunk : of_rest;
     for (size_t i = 0; i < tasks.size(); ++i) {
       ByteTask t = tasks[i];
       t.x = base;

@@ -43,16 +43,6 @@ __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity)
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ uint32_t load_shared(uint32_t at) {
-  uint32_t v;
-  asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(v) : "r"(at) : "memory");
-  return v;
-}
-__device__ __forceinline__ uint2 load_shared2(uint32_t at) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-  return v;
-}
 // Neighbouring bytes; addresses and size multiples of 16.
 template <class Shared, class Barrier>
 __device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uint32_t bytes,

@@ -332,7 +332,7 @@ struct RowsSums {
 
   // `starts`: of the run, this lane's first column. `own_scales`: this lane's. `zero_words`: of the group.
   __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, const uint32_t* zero_words, bool grouped, int lane) {
-    *reinterpret_cast<uint4*>(scales) = load_shared16(own_scales);
+    *reinterpret_cast<uint4*>(scales) = load_shared4(own_scales);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (!grouped) scales[i] = __half(1.f);  // applied where outputs are stored
@@ -340,7 +340,8 @@ struct RowsSums {
     if constexpr (V::kZeros) zeros.set_words(zero_words, lane);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      const float2 start = load_shared8(starts + 32 * c);
+      const uint2 pair = load_shared2(starts + 32 * c);
+      const float2 start = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float times = V::kZeros ? 128.f - __uint_as_float(zeros.v[n] << 16) : 1.f;
@@ -412,7 +413,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
         const uint32_t stage = next(slot);
         uint4 words[kStageTiles];
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i) words[i] = load_shared16(ring_at + stage + i * Stage::kTileBytes);
+        for (int i = 0; i < kStageTiles; ++i) words[i] = load_shared4(ring_at + stage + i * Stage::kTileBytes);
         if (half == 0)
           sums.start(starts + 4 * run * V::kTokens, scales + stage,
                      reinterpret_cast<const uint32_t*>(ring + stage + kGroupAt + Stage::kScaleBytes), grouped, block.lane);
@@ -429,7 +430,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   cp_async_wait<0>();
   if (job.slices == 1) return;
   RowsEnd<V> end(job, block.part);
-  end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); }, [&] { end.add(); });
+  end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },
+           [&](int, int) { end.add(); });
 }
 
 }  // namespace fewbit::cuda

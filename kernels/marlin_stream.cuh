@@ -185,9 +185,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
   if ((last & mask) != mask) block.close_batch(last >> shift);
   block.add_warps(last >> shift, (last & mask) + 1);
   cp_async_wait<0>();
-  int own = 0, sharers = 1;
-  const auto share = [&](int o, int n) { own = o, sharers = n; };
-  end_part(job, block.pass, block.part, block.slice, share, [&] {
+  const auto prepare = [](int, int) {};
+  end_part(job, block.pass, block.part, block.slice, prepare, [&](int own, int sharers) {
     add_slices<V::kTokens, V::kDigits ? 8 : 2>(job, block.pass, block.part, block.row0, tokens, own, sharers);
   });
 }

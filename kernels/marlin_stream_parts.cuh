@@ -253,8 +253,8 @@ __device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int p
       if (first + i * stride < quads) OutputQuad(job, chunk[i], at[i] % kQuads, row0 + at[i] / kQuads).store(job, v[i]);
   }
 }
-// Once a block has left the sums of its slice: the part's outputs, by add(), in all blocks that share the part or in the last one
-// alone. prepare(own, sharers) comes before, in the time of waiting: the `own`-th of so many blocks that add.
+// Once a block has left the sums of its slice: the part's outputs, by add(own, sharers) in all blocks that share the part, of
+// which this is the `own`-th, or in the last one alone. prepare(own, sharers) comes before, in the time of waiting.
 template <class Prepare, class Add>
 __device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, const Prepare& prepare, const Add& add) {
   __shared__ bool last;
@@ -267,11 +267,12 @@ __device__ __forceinline__ void end_part(const StreamJob& job, int pass, int par
     else
       last = arrives_last(counter, job.slices);
   }
-  prepare(all ? slice : 0, all ? job.slices : 1);
+  const int own = all ? slice : 0, sharers = all ? job.slices : 1;
+  prepare(own, sharers);
   if (all && threadIdx.x == 0) await_count(counter, job.slices);
   __syncthreads();
   if (!all && !last) return;
-  add();
+  add(own, sharers);
   if (all) leave_meeting(counter, job.slices);
 }
 // Scratch memory and counters for the sums of `rows` rows (of a pass), and who adds them.

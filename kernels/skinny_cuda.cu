@@ -70,7 +70,7 @@ void skinny_product(CudaState& s, SkinnyTypes types, SkinnyJob job, int count, i
       launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count);
     });
     job.x = static_cast<const char*>(job.x) + job.in * bytes_of(types.x);
-    for (SkinnyWeight& weight : job.weights) weight.w += job.in * bytes_of(types.w);
+    for (int i = 0; i < count; ++i) job.weights[i].w += job.in * bytes_of(types.w);
   }
 }
 
