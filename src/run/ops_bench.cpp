@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "src/core/half.h"
 #include "src/core/marlin_layout.h"
@@ -16,6 +17,13 @@ namespace ops {
 namespace {
 
 constexpr int64_t kRandomCount = int64_t{1} << 22, kRandomShift = 4096;
+constexpr int kWarmUp = 3;  // rounds before those that count
+
+double median(std::vector<double> v) {
+  const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
+  std::nth_element(v.begin(), middle, v.end());
+  return *middle;
+}
 
 }  // namespace
 
@@ -71,26 +79,6 @@ std::vector<int64_t> OpsRun::up_to_most(std::initializer_list<int64_t> counts) c
   return kept;
 }
 
-double OpsRun::median_us(int64_t calls, const std::function<void(int64_t)>& body) {
-  const auto all = [&] {
-    for (int64_t i = 0; i < calls; ++i) body(i);
-  };
-  all();
-  const RecordedGraph graph = ex.record(all);
-  const auto replay = [&] { ex.on_cuda() ? ex.replay(graph) : all(); };
-  for (int i = 0; i < 3; ++i) replay();
-  std::vector<int> marks = {ex.mark()};
-  for (int i = 0; i < options_.replays; ++i) {
-    replay();
-    marks.push_back(ex.mark());
-  }
-  std::vector<double> ms;
-  for (size_t i = 1; i < marks.size(); ++i) ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
-  const auto middle = ms.begin() + static_cast<std::ptrdiff_t>(ms.size() / 2);
-  std::nth_element(ms.begin(), middle, ms.end());
-  return *middle * 1000 / static_cast<double>(calls);
-}
-
 bool OpsRun::answers() {
   try {
     ex.sync();
@@ -103,12 +91,14 @@ bool OpsRun::answers() {
 }
 
 // The other rows need not be lost with a failed one: the report shows each, and the command counts them.
-void OpsRun::time(OpRow& row, int64_t calls, const std::function<void(int64_t)>& body) {
+bool OpsRun::tried(OpRow& row, const std::function<void()>& work) {
   try {
-    row.us = median_us(calls, body);
+    work();
+    return true;
   } catch (const Error& e) {
+    if (lost_) throw;
     row.error = e.what();
-    if (answers()) return;
+    if (answers()) return false;
     keep(row);
     lost_ = true;
     throw;
@@ -116,15 +106,57 @@ void OpsRun::time(OpRow& row, int64_t calls, const std::function<void(int64_t)>&
 }
 
 void OpsRun::attempt(OpRow what, const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& e) {
-    if (lost_) throw;
-    what.error = e.what();
-    keep(std::move(what));
-    if (answers()) return;
-    lost_ = true;
-    throw;
+  if (!tried(what, work)) keep(std::move(what));
+}
+
+void OpsRun::time_in_turn(std::span<Timed> ops) {
+  struct Turn {
+    Timed& op;
+    RecordedGraph graph{};
+    std::vector<std::pair<int, int>> marks{};  // before and after each replay
+  };
+  const auto calls = [](const Timed& op) {
+    for (int64_t i = 0; i < op.calls; ++i) op.body(i);
+  };
+  std::vector<Turn> turns;
+  for (Timed& op : ops)
+    tried(op.row, [&] {
+      calls(op);
+      ex.sync();  // or what it does wrong is found in the next one's calls
+      turns.push_back({.op = op, .graph = ex.record([&] { calls(op); })});
+    });
+  int last = ex.mark();
+  for (int i = 0; i < kWarmUp + options_.replays; ++i)
+    for (Turn& t : turns) {
+      if (!t.op.row.error.empty()) continue;
+      const bool ran = tried(t.op.row, [&] {
+        ex.on_cuda() ? ex.replay(t.graph) : calls(t.op);
+        t.marks.emplace_back(last, ex.mark());
+      });
+      last = ran ? t.marks.back().second : ex.mark();
+    }
+  for (Turn& t : turns)
+    if (t.op.row.error.empty())
+      tried(t.op.row, [&] {
+        std::vector<double> ms;
+        for (const auto& [from, to] : std::span(t.marks).subspan(kWarmUp)) ms.push_back(ex.elapsed_ms(from, to));
+        t.op.row.us = median(std::move(ms)) * 1000 / static_cast<double>(t.op.calls);
+      });
+}
+
+void OpsRun::add(Timed op) {
+  time_in_turn({&op, 1});
+  keep(std::move(op.row));
+}
+
+void OpsRun::add_with_peer(Timed peer, std::vector<Timed> ops) {
+  ops.insert(ops.begin(), std::move(peer));
+  time_in_turn(ops);
+  const OpRow same = std::move(ops.front().row);
+  if (!same.error.empty()) keep(same);
+  for (Timed& op : std::span(ops).subspan(1)) {
+    op.row.peer = same.type, op.row.peer_us = same.us;
+    keep(std::move(op.row));
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Times of the ops that inference is made of, one by one: microseconds, bytes and operations per second, and the shares of
 // the ceilings that are measured first in the same process; products also against bf16 weights. A time is the median over
-// replays of one recorded graph that holds many launches; weights are rotated among copies larger together than the L2
-// cache, so they come from memory; data are random.
+// replays of one recorded graph that holds many launches, in turn with the graphs of what it is compared to; weights are
+// rotated among copies larger together than the L2 cache, so they come from memory; data are random.
 #include <limits>
 #include <span>
 #include <string_view>
@@ -59,8 +59,8 @@ struct OpRow {
   double us = 0;
   double gb_per_s = 0, read_share = 0;        // share of OpsReport::read_gb_per_s
   double tflop_per_s = 0, product_share = 0;  // share of OpsReport::product_tflop_per_s
-  // The same work done otherwise in the same run. "bf16": products by bf16 weights through cuBLAS. "op by op": of a layer in
-  // launches of its own.
+  // The same work done otherwise, timed in turn with this. "bf16": products by bf16 weights through cuBLAS. "op by op": of a
+  // layer in launches of its own.
   std::string peer{};
   double peer_us = 0, gain = 0;  // gain = peer_us / us
   std::string error{};           // why there is no time; "" = measured

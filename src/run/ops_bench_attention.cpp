@@ -25,7 +25,7 @@ AttentionArgs args_of(const OpsModel& m) {
 std::string heads_of(const OpsModel& m) { return fmt::format("{}/{} heads of {}", m.heads, m.kv_heads, m.head_dim); }
 
 // One new token of each sequence over `copies` caches in turn, which hold row.context positions of random codes.
-void time_decode(OpsRun& run, OpRow& row, const AttentionArgs& args, DType dtype, int64_t copies) {
+void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType dtype, int64_t copies) {
   Exec& ex = run.ex;
   const int64_t batch = row.rows, context = row.context, heads = args.kv_heads, d = args.head_dim;
   const Tensor scale = ex.alloc_zeros(DType::f32, dtype == DType::i8 ? Shape{batch, heads, context} : Shape{heads});
@@ -44,10 +44,10 @@ void time_decode(OpsRun& run, OpRow& row, const AttentionArgs& args, DType dtype
   Tensor host = Tensor::host(DType::i32, {batch});
   std::fill_n(host.as<int32_t>(), batch, static_cast<int32_t>(context - 1));
   const Tensor positions = ex.to_device(host);
-  run.time(row, std::max<int64_t>(copies, 4), [&](int64_t i) {
-    const auto at = static_cast<size_t>(i % copies);
-    attention_cached(ex, q, positions, {k[at], v[at], scale, scale}, args, out);
-  });
+  run.add({row, std::max<int64_t>(copies, 4), [&](int64_t i) {
+             const auto at = static_cast<size_t>(i % copies);
+             attention_cached(ex, q, positions, {k[at], v[at], scale, scale}, args, out);
+           }});
 }
 
 }  // namespace
@@ -65,10 +65,7 @@ void decode_attention(OpsRun& run, const OpsModel& model) {
         row.rows = batch, row.context = context;
         row.bytes = static_cast<double>(bytes);
         row.flop = 4.0 * static_cast<double>(batch * args.heads * context * args.head_dim);
-        run.attempt(row, [&] {
-          time_decode(run, row, args, dtype, run.copies_for(bytes));
-          run.keep(std::move(row));
-        });
+        run.attempt(row, [&] { add_decode(run, row, args, dtype, run.copies_for(bytes)); });
       }
 }
 
@@ -85,7 +82,7 @@ void prefill_attention(OpsRun& run, const OpsModel& model) {
     OpRow row{.section = "prefill", .model = model.name, .op = heads_of(model), .type = "bf16", .rows = seqs, .context = length};
     row.bytes = 4.0 * static_cast<double>(tokens * (q_width + kv_width));
     row.flop = 2.0 * static_cast<double>(tokens * length * q_width);  // half of the square
-    run.add(row, 4, [&](int64_t) { attention(ex, q, k, v, seqs, args, out); });
+    run.add({row, 4, [&](int64_t) { attention(ex, q, k, v, seqs, args, out); }});
   }
 }
 
@@ -95,7 +92,8 @@ void small_ops(OpsRun& run, const OpsModel& model) {
   const std::vector<int64_t> counts = run.up_to_most({1, 8, 2048}), picked = run.up_to_most({1, 8, 1024});
   run.expect(4 * counts.size() + 2 * picked.size());
   const auto line = [&](const std::string& op, int64_t rows, double bytes, int64_t calls, const std::function<void()>& body) {
-    run.add({.section = "small", .model = model.name, .op = op, .rows = rows, .bytes = bytes}, calls, [&](int64_t) { body(); });
+    OpRow row{.section = "small", .model = model.name, .op = op, .rows = rows, .bytes = bytes};
+    run.add({std::move(row), calls, [&](int64_t) { body(); }});
   };
   const Tensor weight = run.random.normal({hidden}), freq = ex.alloc_zeros(DType::f32, {model.head_dim / 2});
   for (const int64_t rows : counts) {

@@ -29,6 +29,13 @@ struct PackedWeight {
 };
 PackedWeight packed_weight(Exec&, RandomSource&, int64_t out, int64_t in, int bits);
 
+// row.us = microseconds of one call of body(i), i = 0 .. calls - 1.
+struct Timed {
+  OpRow row;
+  int64_t calls = 1;
+  std::function<void(int64_t)> body;
+};
+
 class OpsRun {
  public:
   OpsRun(Exec& exec, const OpsOptions& options, OpsReport& out, std::function<void(double)> tell)
@@ -40,15 +47,15 @@ class OpsRun {
   // Copies of weights (or caches) of so many bytes that are cold when their turn comes again.
   int64_t copies_for(int64_t bytes) const { return std::max<int64_t>(1, (options_.cold_bytes + bytes - 1) / bytes); }
   std::vector<int64_t> up_to_most(std::initializer_list<int64_t> counts) const;
-  // row.us = microseconds of one call of body(i), i = 0 .. calls - 1 in turn; an Error becomes row.error. After one that sticks
-  // to the GPU's context the row is kept, lost() is true and the Error goes on, here and in attempt().
-  void time(OpRow& row, int64_t calls, const std::function<void(int64_t)>& body);
+  // Replays A B C A B C ...: the clock, which a GPU at its power limit moves by what ran in the last second, meets all alike. An
+  // Error becomes its op's row.error, and the others go on. After one that sticks to the GPU's context that row alone is kept,
+  // lost() is true and the Error goes on, here and in attempt().
+  void time_in_turn(std::span<Timed> ops);
   // Adds a timed row with its rates and shares.
   void keep(OpRow row);
-  void add(OpRow row, int64_t calls, const std::function<void(int64_t)>& body) {
-    time(row, calls, body);
-    keep(std::move(row));
-  }
+  void add(Timed op);
+  // In turn with the same work done otherwise, which is a row of its own only where it fails.
+  void add_with_peer(Timed peer, std::vector<Timed> ops);
   // What lays out data for rows: an Error becomes a row with it.
   void attempt(OpRow what, const std::function<void()>& work);
   void note(const std::string& text);  // once
@@ -58,7 +65,7 @@ class OpsRun {
 
  private:
   bool answers();
-  double median_us(int64_t calls, const std::function<void(int64_t)>& body);
+  bool tried(OpRow& row, const std::function<void()>& work);
   const OpsOptions& options_;
   std::function<void(double)> tell_;
   size_t expected_ = 1, kept_ = 0;

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "kernels/byte_gemms.h"
 #include "kernels/gemm.h"
@@ -56,54 +55,14 @@ void library_gemm(Exec& ex, ConstTensorView x, ConstTensorView w, TensorView y) 
   library_gemms(ex, x, std::span(&product, 1));
 }
 
-// One type of plain_block(); `bf16_us`, of cuBLAS, is filled by bf16, which comes first.
-void plain_block_of(OpsRun& run, const OpsModel& model, const PlainType& type, std::map<int64_t, double>& bf16_us) {
-  Exec& ex = run.ex;
-  const std::vector<OpsProduct>& products = model.products;
-  const bool dense = type.weights == DType::bf16;
-  const int64_t weights = weights_of(products), bytes = weights * bytes_of(type.weights), most = widest(products);
-  const int64_t copies = run.copies_for(bytes);
-  std::vector<Tensor> storage;
-  std::vector<TensorView> views;
+// Row-major weights of a block, copy after copy: bf16, or codes of a byte, which every such type reads as its own.
+std::vector<Tensor> plain_copies(OpsRun& run, const std::vector<OpsProduct>& products, bool dense) {
+  const int64_t copies = run.copies_for(weights_of(products) * (dense ? 2 : 1));
+  std::vector<Tensor> list;
   for (int64_t i = 0; i < copies; ++i)
-    for (const OpsProduct& p : products) {
-      storage.push_back(dense ? run.random.normal({p.out, p.in}) : run.random.words({(p.out * p.in + 3) / 4}));
-      views.push_back({storage.back().view().data, type.weights, {p.out, p.in}, storage.back().device()});
-    }
-  const Tensor scales = ex.alloc_zeros(DType::f32, {most});
-  for (const int64_t rows : run.up_to_most(kPlainRows)) {
-    const Tensor x = run.random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
-    OpRow row{.section = "bytes",
-              .model = model.name,
-              .op = block_name(products),
-              .type = type.name,
-              .rows = rows,
-              .bytes = static_cast<double>(bytes),
-              .flop = 2 * static_cast<double>(weights * rows)};
-    const auto time_block = [&](OpRow& timed, const std::function<void(TensorView in, TensorView w, TensorView out)>& product) {
-      run.time(timed, copies, [&](int64_t copy) {
-        for (size_t i = 0; i < products.size(); ++i)
-          product(matrix(x, rows, products[i].in), views[static_cast<size_t>(copy) * products.size() + i],
-                  matrix(y, rows, products[i].out));
-      });
-    };
-    if (dense) {
-      OpRow library = row;
-      time_block(library, [&](TensorView in, TensorView w, TensorView out) { library_gemm(ex, in, w, out); });
-      if (!library.error.empty()) run.keep(library);
-      bf16_us[rows] = library.us;
-    }
-    row.peer = "bf16", row.peer_us = bf16_us[rows];
-    time_block(row, [&](TensorView in, TensorView w, TensorView out) {
-      const GemmProduct floats{.w = w, .y = out};
-      const ByteProduct codes{.w = {.codes = w, .scales = scales.view().row_range(0, w.rows())}, .y = out};
-      if (dense)
-        gemms(ex, in, std::span(&floats, 1));
-      else
-        byte_gemms(ex, in, {.codes = type.input}, std::span(&codes, 1));
-    });
-    run.keep(std::move(row));
-  }
+    for (const OpsProduct& p : products)
+      list.push_back(dense ? run.random.normal({p.out, p.in}) : run.random.words({(p.out * p.in + 3) / 4}));
+  return list;
 }
 
 void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
@@ -118,17 +77,16 @@ void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
     const Tensor x = run.random.normal({rows, p.in}), y = ex.alloc(DType::bf16, {rows, p.out});
     OpRow row{.section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
     row.flop = 2 * static_cast<double>(weights * rows);
-    OpRow floats = row;
-    run.time(floats, std::max<int64_t>(dense_copies, 4), [&](int64_t i) { library_gemm(ex, x, in_turn(dense, i), y); });
-    if (!floats.error.empty()) run.keep(floats);
-    row.peer = "bf16", row.peer_us = floats.us;
     const auto packed = [&](const char* type, double bytes_each, const std::vector<PackedWeight>& copies) {
-      row.type = type;
-      row.bytes = bytes_each * static_cast<double>(weights);
-      run.add(row, std::max<int64_t>(packed_copies, 4), [&](int64_t i) { marlin_gemm(ex, x, in_turn(copies, i).view, {}, y); });
+      OpRow of_type = row;
+      of_type.type = type;
+      of_type.bytes = bytes_each * static_cast<double>(weights);
+      return Timed{of_type, std::max<int64_t>(packed_copies, 4),
+                   [&](int64_t i) { marlin_gemm(ex, x, in_turn(copies, i).view, {}, y); }};
     };
-    packed("int4 g128", kInt4Bytes, four);
-    packed("int8 g128", kInt8Bytes, eight);
+    run.add_with_peer(
+        {row, std::max<int64_t>(dense_copies, 4), [&](int64_t i) { library_gemm(ex, x, in_turn(dense, i), y); }},
+        {packed("int4 g128", kInt4Bytes, four), packed("int8 g128", kInt8Bytes, eight)});
   }
 }
 
@@ -151,34 +109,66 @@ void packed_block(OpsRun& run, const OpsModel& model) {
   run.expect(counts.size());
   for (const int64_t rows : counts) {
     const Tensor x = run.random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
-    const auto time_block = [&](OpRow& row, const std::function<void(size_t, const OpsProduct&)>& product) {
-      run.time(row, std::max(copies, kBlocks), [&](int64_t call) {
-        for (size_t i = 0; i < products.size(); ++i)
-          product(static_cast<size_t>(call % copies) * products.size() + i, products[i]);
-      });
+    const auto block = [&](const OpRow& row, const std::function<void(size_t, const OpsProduct&)>& product) {
+      return Timed{row, std::max(copies, kBlocks), [&, product](int64_t call) {
+                     for (size_t i = 0; i < products.size(); ++i)
+                       product(static_cast<size_t>(call % copies) * products.size() + i, products[i]);
+                   }};
     };
     OpRow row{.section = "block", .model = model.name, .op = block_name(products), .type = "int4 g128", .rows = rows};
     row.flop = 2 * static_cast<double>(weights * rows);
     OpRow floats = row;
     floats.type = "bf16";
     row.bytes = kInt4Bytes * static_cast<double>(weights);
-    time_block(row, [&](size_t i, const OpsProduct& p) {
-      marlin_gemm(ex, matrix(x, rows, p.in), packed[i].view, {}, matrix(y, rows, p.out));
-    });
-    time_block(floats, [&](size_t i, const OpsProduct& p) {
+    Timed peer = block(floats, [&](size_t i, const OpsProduct& p) {
       library_gemm(ex, matrix(x, rows, p.in), dense[i], matrix(y, rows, p.out));
     });
-    if (!floats.error.empty()) run.keep(floats);
-    row.peer = "bf16", row.peer_us = floats.us;
-    run.keep(std::move(row));
+    Timed op = block(row, [&](size_t i, const OpsProduct& p) {
+      marlin_gemm(ex, matrix(x, rows, p.in), packed[i].view, {}, matrix(y, rows, p.out));
+    });
+    run.add_with_peer(std::move(peer), {std::move(op)});
   }
 }
 
 void plain_block(OpsRun& run, const OpsModel& model) {
   if (model.products.empty()) return;
-  run.expect(std::size(kPlainTypes) * run.up_to_most(kPlainRows).size());
-  std::map<int64_t, double> bf16_us;
-  for (const PlainType& type : kPlainTypes) plain_block_of(run, model, type, bf16_us);
+  Exec& ex = run.ex;
+  const std::vector<OpsProduct>& products = model.products;
+  const int64_t weights = weights_of(products), most = widest(products);
+  const std::vector<Tensor> floats = plain_copies(run, products, true), codes = plain_copies(run, products, false);
+  const Tensor scales = ex.alloc_zeros(DType::f32, {most});
+  const std::vector<int64_t> counts = run.up_to_most(kPlainRows);
+  run.expect(std::size(kPlainTypes) * counts.size());
+  for (const int64_t rows : counts) {
+    const Tensor x = run.random.normal({rows * most}), y = ex.alloc(DType::bf16, {rows * most});
+    using Product = std::function<void(TensorView in, TensorView w, TensorView out)>;
+    const auto block = [&](const PlainType& type, const Product& product) {
+      const std::vector<Tensor>& copies = type.weights == DType::bf16 ? floats : codes;
+      OpRow row{.section = "bytes", .model = model.name, .op = block_name(products), .type = type.name, .rows = rows};
+      row.bytes = static_cast<double>(weights * bytes_of(type.weights));
+      row.flop = 2 * static_cast<double>(weights * rows);
+      return Timed{row, static_cast<int64_t>(copies.size() / products.size()), [&, product](int64_t copy) {
+                     for (size_t i = 0; i < products.size(); ++i) {
+                       const OpsProduct& p = products[i];
+                       const Tensor& w = copies[static_cast<size_t>(copy) * products.size() + i];
+                       product(matrix(x, rows, p.in), {w.view().data, type.weights, {p.out, p.in}, w.device()},
+                               matrix(y, rows, p.out));
+                     }
+                   }};
+    };
+    std::vector<Timed> ops;
+    for (const PlainType& type : kPlainTypes)
+      ops.push_back(block(type, [&](TensorView in, TensorView w, TensorView out) {
+        const GemmProduct dense{.w = w, .y = out};
+        const ByteProduct bytes{.w = {.codes = w, .scales = scales.view().row_range(0, w.rows())}, .y = out};
+        if (type.weights == DType::bf16)
+          gemms(ex, in, std::span(&dense, 1));
+        else
+          byte_gemms(ex, in, {.codes = type.input}, std::span(&bytes, 1));
+      }));
+    Timed peer = block(kPlainTypes[0], [&](TensorView in, TensorView w, TensorView out) { library_gemm(ex, in, w, out); });
+    run.add_with_peer(std::move(peer), std::move(ops));
+  }
 }
 
 // On rows that are normed first, into f32.
@@ -200,16 +190,11 @@ void head(OpsRun& run, const OpsModel& model) {
     const auto weights = static_cast<double>(vocab * hidden);
     OpRow library{.section = "head", .model = model.name, .op = "norm, head", .type = "bf16", .in = hidden, .out = vocab};
     library.rows = rows, library.flop = 2 * weights * static_cast<double>(rows);
-    run.time(library, kCalls, [&](int64_t) {
-      rms_norm(ex, x, norm_weight, norm.eps, 0, room);
-      library_gemm(ex, room, bf16_weight, y);
-    });
-    if (!library.error.empty()) run.keep(library);
+    std::vector<Timed> ops;
     const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {
       OpRow row = library;
-      row.type = type, row.bytes = bytes, row.us = 0, row.error = "";
-      row.peer = "bf16", row.peer_us = library.us;
-      run.add(std::move(row), kCalls, [&](int64_t) { product(); });
+      row.type = type, row.bytes = bytes;
+      ops.push_back({std::move(row), kCalls, [product](int64_t) { product(); }});
     };
     line("bf16", 2 * weights, [&] {
       const GemmProduct dense{.w = bf16_weight, .y = y};
@@ -220,13 +205,18 @@ void head(OpsRun& run, const OpsModel& model) {
       const ByteProduct product{.w = {.codes = codes, .scales = scales}, .y = y};
       normed_byte_gemms(ex, x, norm, room, kUnrounded, std::span(&product, 1));
     });
-    if (!packs) continue;
-    line("int4 g128", weights / 2 + 2 * static_cast<double>(group_scales.numel()), [&] {
+    if (packs)
+      line("int4 g128", weights / 2 + 2 * static_cast<double>(group_scales.numel()), [&] {
+        rms_norm(ex, x, norm_weight, norm.eps, 0, room);
+        const TensorView b{words.view().data, DType::i32, {hidden / 16, vocab * 2}, words.device()};
+        const MarlinProduct packed{.w = {.b = b, .s = group_scales, .out = vocab, .in = hidden}, .y = y};
+        marlin_gemms(ex, room, std::span(&packed, 1));
+      });
+    const auto peer = [&](int64_t) {
       rms_norm(ex, x, norm_weight, norm.eps, 0, room);
-      const TensorView b{words.view().data, DType::i32, {hidden / 16, vocab * 2}, words.device()};
-      const MarlinProduct packed{.w = {.b = b, .s = group_scales, .out = vocab, .in = hidden}, .y = y};
-      marlin_gemms(ex, room, std::span(&packed, 1));
-    });
+      library_gemm(ex, room, bf16_weight, y);
+    };
+    run.add_with_peer({std::move(library), kCalls, peer}, std::move(ops));
   }
 }
 

@@ -2,9 +2,11 @@
 #include "src/run/ops_bench.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "src/core/error.h"
 #include "src/run/ops_bench_parts.h"
@@ -123,6 +125,11 @@ TEST(OpsBench, EverySectionMakesItsRows) {
   EXPECT_EQ(peers["head"], 3 * 6);
   EXPECT_EQ(peers["layer"], 5);
   EXPECT_EQ(peers["small"] + peers["attention"] + peers["prefill"], 0);
+  // Types of one product on as many rows are of one rotation, whose peer is measured once.
+  std::map<std::string, std::set<double>> peer_us;
+  for (const OpRow& row : r.rows)
+    if (row.peer_us > 0) peer_us[row.section + ", " + row.op + ", " + std::to_string(row.rows)].insert(row.peer_us);
+  for (const auto& [rotation, times] : peer_us) EXPECT_EQ(times.size(), 1u) << rotation;
   // Least bytes, by hand: the block's weights in 4 bits with an f16 scale for 128 of them.
   const double weights = 256 * 512 + 256 * 256 + 256 * 768 + 384 * 256;
   const auto is = [](const OpRow& row) { return row.section == "block" && row.rows == 8; };
@@ -147,9 +154,9 @@ TEST(OpsBench, AFailureIsARow) {
   ops::OpsRun run(ex, o, report, [&](double f) { told = f; });
   run.expect(3);
   int calls = 0;
-  run.add({.op = "first", .bytes = 8}, 2, [](int64_t) { fail(ErrorKind::device, "no such form"); });
+  run.add({{.op = "first", .bytes = 8}, 2, [](int64_t) { fail(ErrorKind::device, "no such form"); }});
   run.attempt({.op = "second"}, [] { fail(ErrorKind::memory, "no room"); });
-  run.add({.op = "third", .bytes = 8}, 2, [&](int64_t) { ++calls; });
+  run.add({{.op = "third", .bytes = 8}, 2, [&](int64_t) { ++calls; }});
   ASSERT_EQ(report.rows.size(), 3u);
   EXPECT_EQ(report.rows[0].error, "no such form");
   EXPECT_EQ(report.rows[1].error, "no room");
@@ -159,6 +166,81 @@ TEST(OpsBench, AFailureIsARow) {
   EXPECT_EQ(calls, 2 * (1 + 3 + 1)) << "once to make scratch, three to warm up, one replay";
   EXPECT_EQ(told, 1);
   EXPECT_FALSE(run.lost());
+}
+
+// What an OpsRun needs, on the CPU: bodies run at once, in the order in which a GPU would replay their graphs.
+struct InTurn {
+  explicit InTurn(int replays) : options{.sections = {}, .replays = replays} {}
+  ops::Timed op(char name, std::function<void()> also = [] {}) {
+    return {{.op = std::string(1, name), .type = std::string(1, name), .bytes = 8}, 1, [this, name, also](int64_t) {
+              order += name;
+              also();
+            }};
+  }
+  Exec ex = Exec::cpu();
+  OpsOptions options;
+  OpsReport report{.device = "any", .read_gb_per_s = 10, .product_tflop_per_s = 1, .rows = {}, .notes = {}};
+  ops::OpsRun run{ex, options, report, [](double) {}};
+  std::string order;
+};
+
+TEST(OpsBench, AnOpAndItsPeerRunInTurn) {
+  const auto sleep = [](int ms) { return [=] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }; };
+  InTurn t(2);
+  t.run.add_with_peer(t.op('p', sleep(9)), {t.op('a', sleep(6)), t.op('b', sleep(3))});
+  EXPECT_EQ(t.order, "pab" + std::string("pabpabpab") + "pabpab") << "once to make scratch, three to warm up, two replays";
+  ASSERT_EQ(t.report.rows.size(), 2u) << "a peer is no row";
+  const OpRow &a = t.report.rows[0], &b = t.report.rows[1];
+  EXPECT_EQ(a.op + b.op, "ab");
+  // A sleep is never too short: a time that is another's would be.
+  EXPECT_GE(a.us, 6000);
+  EXPECT_GE(b.us, 3000);
+  for (const OpRow& row : {a, b}) {
+    EXPECT_EQ(row.peer, "p");
+    EXPECT_GE(row.peer_us, 9000);
+    EXPECT_DOUBLE_EQ(row.gain, row.peer_us / row.us);
+  }
+  EXPECT_EQ(a.peer_us, b.peer_us) << "one peer, measured once";
+}
+
+TEST(OpsBench, AFailureLeavesTheOthersOfItsRotation) {
+  const auto no = [] { fail(ErrorKind::device, "no such form"); };
+  {
+    InTurn t(2);
+    t.run.add_with_peer(t.op('p', no), {t.op('a'), t.op('b')});
+    EXPECT_EQ(t.order, "pabababababab");
+    ASSERT_EQ(t.report.rows.size(), 3u);
+    EXPECT_EQ(t.report.rows[0].error, "no such form");
+    for (const OpRow& row : {t.report.rows[1], t.report.rows[2]}) {
+      EXPECT_EQ(row.error, "");
+      EXPECT_GT(row.us, 0);
+      EXPECT_EQ(row.peer_us, 0);
+      EXPECT_EQ(row.gain, 0);
+    }
+  }
+  {
+    InTurn t(2);  // fails when some of its replays are timed
+    int left = 5;
+    t.run.add_with_peer(t.op('p'), {t.op('a', [&] { left-- > 0 ? void() : no(); }), t.op('b')});
+    EXPECT_EQ(t.order, "pabpabpabpabpabpab");
+    ASSERT_EQ(t.report.rows.size(), 2u);
+    EXPECT_EQ(t.report.rows[0].error, "no such form");
+    EXPECT_EQ(t.report.rows[0].us, 0);
+    EXPECT_EQ(t.report.rows[1].error, "");
+    EXPECT_GT(t.report.rows[1].us, 0);
+    EXPECT_GT(t.report.rows[1].peer_us, 0);
+  }
+  {
+    InTurn t(2);
+    int left = 2;
+    t.run.add_with_peer(t.op('p'), {t.op('a', [&] { left-- > 0 ? void() : no(); }), t.op('b')});
+    EXPECT_EQ(t.order, "pabpabpabpbpbpb") << "no more turns after the failure";
+  }
+  InTurn t(1);
+  t.run.add_with_peer(t.op('p', no), {t.op('a', no)});
+  EXPECT_EQ(t.order, "pa");
+  EXPECT_EQ(t.report.rows.size(), 2u);
+  EXPECT_FALSE(t.run.lost());
 }
 
 // What the Marlin layout does not take is said and left out; the rest is timed.

@@ -122,7 +122,7 @@ std::string ceilings_of(const OpsReport& r) {
                      r.device, r.read_gb_per_s, r.product_tflop_per_s);
 }
 constexpr const char* kPeers =
-    "bf16 us: the same product by bf16 weights through cuBLAS, in this run\n"
+    "bf16 us: the same product by bf16 weights through cuBLAS, the two timed in turn\n"
     "gain: that time, or the one op by op, over us\n";
 
 std::string section_of(const OpsReport& r, std::string_view name) {
