@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
     for (int i = threadIdx.x; i < S::kPlanes * S::kKeys * 8; i += 128 * S::kGroups)
       if ((last - 1) * S::kKeys + i / 8 % S::kKeys >= range.end)
         reinterpret_cast<uint4*>(tile_of(v_sh, last - 1))[i] = {0, 0, 0, 0};
-    publish_to_tensor_cores();
+    publish_shared();
     meet_threads(1, 128 * S::kGroups);
   }
   wgmma_fence();

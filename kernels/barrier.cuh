@@ -35,6 +35,11 @@ __device__ __forceinline__ void meet_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
+// Counts as having come without waiting.
+__device__ __forceinline__ void arrive_threads(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
+}
+
 // Lanes of a warp that arrive at a barrier. One is enough where something orders what the other lanes did
 // before its arrival: a warp barrier, or a warp-wide wait for what they gave. compute-sanitizer's racecheck
 // follows lane by lane, so a build for it lets all of them arrive.

@@ -118,12 +118,6 @@ struct StepWalk {
 };
 
 #ifdef FEWBIT_SM90A
-// All threads of the cluster meet; what they did to their barriers before is seen by all after.
-__device__ __forceinline__ void cluster_meet() {
-  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-                   : "memory");
-}
-
 // Fills slot `slot` with what `fetch(to)` asks for, once no more than `under_way` - 1 pieces are still on their way, and goes on.
 template <int kBytes, class Fetch>
 __device__ __forceinline__ void fill_slot(const StepRing& ring, int& slot, uint32_t& parity, int under_way, const Fetch& fetch) {

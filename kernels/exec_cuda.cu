@@ -205,7 +205,7 @@ RecordedGraph record(Exec& ex, const std::function<void()>& work) {
   Capture capture{s};
   work();
   FEWBIT_CUDA_CALL(capture.end());
-  s.graph_holds_scratch_ = true;
+  s.scratch_.graph_holds = s.mailbox_.graph_holds = true;
   cudaGraphExec_t exec = nullptr;
   FEWBIT_CUDA_CALL(cudaGraphInstantiate(&exec, capture.graph, 0));
   RecordedGraph out;
@@ -302,7 +302,8 @@ CudaState::~CudaState() {
   if (blas_lt) cublasLtDestroy(blas_lt);
   if (blas) cublasDestroy(blas);
   for (const auto& [data, size] : retired_) memory->release(data, size);
-  if (scratch_) memory->release(scratch_, scratch_size_);
+  for (const Grown& space : {scratch_, mailbox_})
+    if (space.data) memory->release(space.data, space.size);
   memory->release(counters, kCounters * sizeof(uint32_t));
   memory->release(blas_workspace, kBlasWorkspace);
   cudaStreamSynchronize(stream);
@@ -319,20 +320,29 @@ cusolverDnHandle_t CudaState::solver() {
   return solver_;
 }
 
-void* CudaState::scratch(size_t bytes) {
-  if (bytes <= scratch_size_) return scratch_;
+void CudaState::grow(Grown& space, size_t bytes) {
   FEWBIT_ASSERT(!recording);
-  if (scratch_ && graph_holds_scratch_)
-    retired_.emplace_back(scratch_, scratch_size_);
-  else if (scratch_)
-    memory->release(scratch_, scratch_size_);
-  scratch_ = nullptr;
-  scratch_size_ = 0;
-  graph_holds_scratch_ = false;
+  if (space.data && space.graph_holds)
+    retired_.emplace_back(space.data, space.size);
+  else if (space.data)
+    memory->release(space.data, space.size);
+  space = {};
   const size_t size = (bytes + cuda::kScratchStep - 1) / cuda::kScratchStep * cuda::kScratchStep;
-  scratch_ = memory->allocate(size);
-  scratch_size_ = size;
-  return scratch_;
+  space.data = memory->allocate(size);
+  space.size = size;
+}
+
+void* CudaState::scratch(size_t bytes) {
+  if (bytes > scratch_.size) grow(scratch_, bytes);
+  return scratch_.data;
+}
+
+void* CudaState::mailbox(size_t bytes) {
+  if (bytes > mailbox_.size) {
+    grow(mailbox_, bytes);
+    FEWBIT_CUDA_CALL(cudaMemsetAsync(mailbox_.data, 0xff, mailbox_.size, stream));
+  }
+  return mailbox_.data;
 }
 
 void CudaState::staged_upload(const void* from, void* to, size_t bytes) {

@@ -87,6 +87,9 @@ struct CudaState {
     return static_cast<T*>(scratch(static_cast<size_t>(count) * sizeof(T)));
   }
   uint32_t* counters = nullptr;  // [kCounters], zero between ops
+  // Words through which the blocks of a launch hand each other values without counters (kernels/mailbox.cuh): `bytes` of them, all
+  // bits set between ops; every user leaves them so. Grows as scratch() does.
+  void* mailbox(size_t bytes);
 
   cuda::DeviceMemory* memory = nullptr;
   void* blas_workspace = nullptr;
@@ -100,10 +103,14 @@ struct CudaState {
   void staged_upload(const void* from, void* to, size_t bytes);
 
   cusolverDnHandle_t solver_ = nullptr;
-  void* scratch_ = nullptr;
-  size_t scratch_size_ = 0;
-  bool graph_holds_scratch_ = false;
-  std::vector<std::pair<void*, size_t>> retired_;  // scratch blocks that graphs may still use
+  struct Grown {
+    void* data = nullptr;
+    size_t size = 0;
+    bool graph_holds = false;
+  };
+  void grow(Grown& space, size_t bytes);
+  Grown scratch_, mailbox_;
+  std::vector<std::pair<void*, size_t>> retired_;  // of these, what graphs may still use
   void* staging_[2] = {nullptr, nullptr};          // pinned
   cudaEvent_t staging_free_[2] = {nullptr, nullptr};
   int staging_next_ = 0;

@@ -32,6 +32,10 @@ __device__ __forceinline__ void barrier_expect(Barrier barrier, uint32_t bytes) 
                "r"(bytes)
                : "memory");
 }
+// The bytes alone.
+__device__ __forceinline__ void barrier_expect_more(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
 // barrier_wait() and barrier_arrive() by address; the wait lets the warp sleep.
 __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -81,6 +85,50 @@ __device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* a
       : "memory");
 }
 
+// The same box for all blocks of the cluster: to the same place of each one's shared memory, where a barrier at the same place
+// expects it.
+template <int kBlocks>
+__device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUtensorMap* matrix, int column, int row,
+                                                     uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(shared),
+      "l"(matrix), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
+      : "memory");
+}
+
+// All threads of the cluster meet; what they did to their barriers before is seen by all after.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
+                   : "memory");
+}
+// Where a place of shared memory lies in block `rank` of the cluster, and an arrival at a barrier there that orders reads by the
+// tensor cores, waited for, before copies: for other accesses it would need `release`, and that waits for all of them.
+__device__ __forceinline__ uint32_t address_in_cluster(uint32_t shared, int rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void barrier_arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// A box from shared memory to a matrix; what lies outside of the matrix is left out. Ordinary stores to it are published before
+// (publish_shared()); the thread's boxes since its last commit become a group.
+__device__ __forceinline__ void bulk_store_box(const CUtensorMap* matrix, int column, int row, uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(matrix), "r"(column),
+               "r"(row), "r"(shared)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+// Until shared memory is no longer read by all but the last kPending of this thread's groups.
+template <int kPending>
+__device__ __forceinline__ void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
+}
+// Ordinary stores to shared memory before it, reads by the tensor cores or the copy engine after it (and a barrier).
+__device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
 // True in one lane of a converged warp.
 __device__ __forceinline__ bool elected() {
   uint32_t one;
@@ -107,10 +155,6 @@ __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
 // values of N `plane` bytes on. 16 values further along k: + 128.
 __device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
-}
-// Ordinary stores to shared memory before it, reads by the tensor cores after it (and a barrier).
-__device__ __forceinline__ void publish_to_tensor_cores() {
-  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() {
@@ -181,16 +225,26 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
       : FEWBIT_D32(0), FEWBIT_D32(32)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
+template <bool kTransposed = false>
+__device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+      "{%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}\n"
+      : FEWBIT_D32(0), FEWBIT_D32(32), FEWBIT_D32(64), FEWBIT_D32(96)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
+        "n"(static_cast<int>(kTransposed)));
+}
 #undef FEWBIT_D32
 #undef FEWBIT_D8
-
-// Four 8x8 matrices of 16-bit values, transposed: the counterpart of ldmatrix_transposed (kernels/mma.cuh).
-__device__ __forceinline__ void stmatrix_transposed(void* row, const uint32_t (&r)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)),
-      "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-      : "memory");
-}
 
 #endif
 

@@ -24,23 +24,31 @@ __device__ __forceinline__ void allow_successor() {
 #endif
 }
 
+// In clusters of `cluster` blocks.
 template <class... Params, class... Args>
-void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
-                        Args&&... args) {
+void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
+                     Args&&... args) {
   // One split of the L1 for all of them: a multiprocessor must run dry before it can change it.
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = s.stream;
-  config.attrs = &overlap;
-  config.numAttrs = s.sm90() ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = !s.sm90() ? 0 : cluster > 1 ? 2 : 1;
   FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
+}
+template <class... Params, class... Args>
+void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
+                        Args&&... args) {
+  launch_clusters(s, 1, kernel, grid, block, shared, std::forward<Args>(args)...);
 }
 
 // Launches like those of `launch_overlapping` in clusters of `cluster` blocks, of a kernel that takes one job.

@@ -7,17 +7,10 @@
 // What a launch does once, before its first product and after its last, is kept short: those instructions come from beyond the
 // first cache, at several cycles each.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
-#include "kernels/marlin_stream_parts.cuh"
+#include "kernels/marlin_rows_end.cuh"
 #include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
-
-struct RowsJob : StreamJob {
-  int team_shift;                  // log2 of the warps that share the k of a chunk
-  int least_runs, longer;          // runs of 128 values of k of a slice; how many slices, the first ones, have one more
-  int least_chunks, longer_parts;  // chunks of a part; how many parts, the first ones, have one more
-  int x_stride;                    // bytes from row to row of x in shared memory
-};
 
 template <int kColumns_, bool kZeros_>
 struct RowsVariant {
@@ -31,7 +24,8 @@ struct RowsVariant {
   static constexpr int kWarpBytes = kRingBytes + 16 * kLeft;
   static int x_stride(int runs) { return runs * kWarpTiles * marlin::kTileK * 2 + 16; }  // + 16 for the banks
   static size_t shared_bytes(int warps, int runs, int rows) {
-    return static_cast<size_t>(warps) * kWarpBytes + static_cast<size_t>(rows) * x_stride(runs) + runs * kTokens * 4;
+    return static_cast<size_t>(warps) * kWarpBytes + static_cast<size_t>(rows) * x_stride(runs) + runs * kTokens * 4 +
+           size_t{16} * kMostLetters * 32 * warps;
   }
 };
 
@@ -104,94 +98,6 @@ struct RowsFeeder {
     if (grouped()) {
       scales += row_words / 2;
       zeros += row_words / 16;
-    }
-  }
-};
-
-// The four values of every lane, transposed among the four lanes whose numbers differ in bits 2 and 3 only.
-__device__ __forceinline__ float4 transposed(float4 v, int lane) {
-  const bool odd = lane & 4, upper = lane & 8;
-  const float xy = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4), zw = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4);
-  (odd ? v.x : v.y) = xy;
-  (odd ? v.z : v.w) = zw;
-  const float xz = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 8), yw = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 8);
-  (upper ? v.x : v.z) = xz;
-  (upper ? v.y : v.w) = yw;
-  return v;
-}
-
-// Where the sums of a chunk are, as quads in the order of the registers that they are made in: of sub-tile j and a column of eight
-// tokens a lane has outputs lane / 4 and 8 more of two tokens.
-template <class V>
-struct RowsQuad {
-  static constexpr int kOfChunk = marlin::kSubTiles * V::kColumns * 32;
-  int j, column, lane;
-
-  static __device__ __forceinline__ RowsQuad at(int place) {
-    return {place / (32 * V::kColumns), place / 32 % V::kColumns, place % 32};
-  }
-  __device__ __forceinline__ int place() const { return (j * V::kColumns + column) * 32 + lane; }
-  __device__ __forceinline__ bool exists(int rows) const { return 8 * column + lane % 4 * 2 < rows; }
-  // What a lane stores once the four values of every lane are transposed(): one token's.
-  __device__ __forceinline__ int token() const { return 8 * column + lane % 4 * 2 + lane / 4 % 2; }
-  __device__ __forceinline__ OutputQuad output(const RowsJob& job, int chunk) const {
-    return {job, chunk, 4 * j + (lane / 4 & 2) + lane / 16, token()};
-  }
-};
-
-// What add_slices() (marlin_stream_parts.cuh) does, of sums in that order; what can be made before the blocks meet is.
-template <class V>
-struct RowsEnd {
-  static constexpr int kTogether = 2, kAtOnce = 8;
-  using Quad = RowsQuad<V>;
-  const RowsJob& job;
-  int part, quads, stride = 0, first = 0;  // of this thread: the first of the next kTogether, `stride` apart
-  const float4* from[kTogether];
-  OutputQuad to[kTogether];
-  bool wanted[kTogether];
-
-  __device__ __forceinline__ RowsEnd(const RowsJob& j, int part)
-      : job(j), part(part), quads((j.least_chunks + (part < j.longer_parts)) * Quad::kOfChunk) {}
-  // Of `sharers` blocks that share the part's outputs this one is the `own`-th.
-  __device__ __forceinline__ void share(int own, int sharers) {
-    stride = sharers * blockDim.x;
-    first = own * blockDim.x + threadIdx.x;
-    seat();
-  }
-  __device__ __forceinline__ void seat() {
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int e = min(first + i * stride, quads - 1), chunk = part + e / Quad::kOfChunk * job.parts;
-      const Quad quad = Quad::at(e % Quad::kOfChunk);
-      // Of tokens that do not exist nothing was left: those lanes read what the first of four has.
-      from[i] = partial_of<V::kTokens>(job, 0, chunk, 0) + quad.place() - (quad.exists(job.rows) ? 0 : quad.lane % 4);
-      to[i] = quad.output(job, chunk);
-      wanted[i] = first + i * stride < quads && quad.token() < job.rows;
-    }
-  }
-  __device__ __forceinline__ void add() {
-    while (first < quads) {
-      float4 v[kTogether] = {};
-      for (int s0 = 0; s0 < job.slices; s0 += kAtOnce) {
-        float4 some[kAtOnce][kTogether];
-#pragma unroll
-        for (int s = 0; s < kAtOnce; ++s)
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i)
-            if (s0 + s < job.slices) some[s][i] = __ldcg(from[i] + (s0 + s) * Quad::kOfChunk);
-#pragma unroll
-        for (int s = 0; s < kAtOnce; ++s)
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i)
-            if (s0 + s < job.slices) add_quad(v[i], some[s][i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        v[i] = transposed(v[i], threadIdx.x % 32);
-        if (wanted[i]) to[i].store(job, v[i]);
-      }
-      first += kTogether * stride;
-      if (first < quads) seat();
     }
   }
 };
@@ -391,6 +297,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
     return at;
   };
   feeder.template fetch<0>(ring_at + next(fill));
+  const RowsLetters<V> letters{job, reinterpret_cast<typename RowsLetters<V>::Place*>(block.starts + block.runs * V::kTokens) + threadIdx.x};
+  if (job.letters > 0) letters.seat(block.part, block.slice);
   await_predecessor();
   // What is read of x waits behind the words that were asked for before it: the rest of them comes after.
   block.take_x([&] {
@@ -429,9 +337,15 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   }
   cp_async_wait<0>();
   if (job.slices == 1) return;
-  RowsEnd<V> end(job, block.part);
-  end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },
-           [&](int, int) { end.add(); });
+  if (job.letters == 1) {
+    letters.template add<1, 8>();
+  } else if (job.letters == kMostLetters) {
+    letters.template add<kMostLetters, kSlicesOfTwo>();
+  } else {
+    RowsEnd<V> end(job, block.part);
+    end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },
+             [&](int, int) { end.add(); });
+  }
 }
 
 }  // namespace fewbit::cuda

@@ -12,8 +12,8 @@ struct RowsPlan {
   int warps = 0, slices = 0, parts = 0, team = 0;
 };
 
-// What a block's time is made of, in times of half a run by all of 16 warps, for up to 8 rows and for more: fitted to 7,200 timed
-// ways to cut fourteen shapes on an H200 (docs/performance.md); only what differs between the ways counts.
+// What a block's time is made of, in times of half a run by all of 16 warps, for up to 8 rows and for more: fitted to thousands of
+// timed ways to cut fourteen shapes on an H200 (docs/performance.md); only what differs between the ways counts.
 struct RowsCosts {
   double eight;               // half a run by all of 8 warps
   double member, member_row;  // adding the sums of a chunk in a block: for every warp of its team; that for each row
@@ -24,7 +24,7 @@ struct RowsCosts {
 };
 constexpr RowsCosts kRowsCosts[] = {
     {.eight = 1.12, .member = .72, .member_row = .13, .uneven = 0, .run_row = 0, .split = 0, .slice = 1.63, .partial = .53},
-    {.eight = 1.33, .member = 0, .member_row = .067, .uneven = 5.3, .run_row = .019, .split = 14.8, .slice = .78, .partial = .14}};
+    {.eight = .938, .member = 0, .member_row = .054, .uneven = 0, .run_row = .013, .split = 2.87, .slice = 1.06, .partial = .365}};
 
 // Of the ways whose blocks are resident together the one that is quickest, by these costs, for the busiest block.
 template <class V>
@@ -65,11 +65,18 @@ bool launch(CudaState& s, const StreamJob& product) {
   job.team_shift = std::countr_zero(static_cast<unsigned>(plan.team));
   job.least_runs = runs / plan.slices;
   job.longer = runs % plan.slices;
-  const int most = job.least_runs + (job.longer > 0);
+  const int most = job.least_runs + (job.longer > 0), most_chunks = (job.chunks + plan.parts - 1) / plan.parts;
   job.least_chunks = job.chunks / plan.parts;
   job.longer_parts = job.chunks % plan.parts;
   job.x_stride = V::x_stride(most);
-  if (job.slices > 1) set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps);
+  if (job.slices > 1) {
+    const int quads = most_chunks * RowsQuad<V>::kOfChunk, takers = job.slices * 32 * plan.warps;
+    job.letters = quads <= takers ? 1 : quads <= kMostLetters * takers && job.slices <= kSlicesOfTwo ? kMostLetters : 0;
+    if (job.letters > 0)
+      job.partials = static_cast<float*>(s.mailbox(sizeof(float) * job.slices * V::kTokens * job.chunks * marlin::kTileN));
+    else
+      set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps);
+  }
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
   const size_t shared = std::max(V::shared_bytes(plan.warps, most, job.rows), room / 2 + 1);
   auto* kernel = marlin_rows_kernel<V>;

@@ -169,6 +169,11 @@ struct OutputQuad {
     col = (chunk - first_chunk_of(job, weight)) * marlin::kTileN + 4 * quad;
     at = static_cast<int64_t>(row) * job.weights[weight].w.out + col;
   }
+  static __device__ __forceinline__ OutputQuad at_place(int weight, int col, int64_t at) {
+    OutputQuad to;
+    to.weight = weight, to.col = col, to.at = at;
+    return to;
+  }
   __device__ __forceinline__ void store(const StreamJob& job, float4 v) const {
     const StreamWeight& of = job.weights[weight];
     if (!of.w.grouped()) {

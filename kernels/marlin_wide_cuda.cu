@@ -15,11 +15,12 @@ namespace {
 // cuBLAS is faster.
 constexpr int kLeastRows = 17, kMostRows = 2048;
 
-WideMaps maps_of(ConstTensorView x, const WideJob& job, int count, int tokens) {
+template <class S>
+WideMaps maps_of(ConstTensorView x, const WideJob& job, int count) {
   const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);
   WideMaps maps{};
   maps.x = map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data, {in, rows}, {in * sizeof(__nv_bfloat16)},
-                     {kWideDepth, static_cast<cuuint32_t>(tokens)}, CU_TENSOR_MAP_SWIZZLE_128B);
+                     {kWideDepth, S::kTokens / S::kCluster}, CU_TENSOR_MAP_SWIZZLE_128B);
   for (int i = 0; i < count; ++i) {
     const MarlinSource& w = job.weights[i].w;
     const auto out = static_cast<cuuint64_t>(w.out);
@@ -27,9 +28,25 @@ WideMaps maps_of(ConstTensorView x, const WideJob& job, int count, int tokens) {
     maps.words[i] =
         map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
                   {kWords * 4, out / marlin::kTileN * kWords * 4},
-                  {kWords, kWideOuts / marlin::kTileN, kWideTiles}, CU_TENSOR_MAP_SWIZZLE_NONE);
+                  {kWords, S::kChunks, kWideTiles}, CU_TENSOR_MAP_SWIZZLE_NONE);
+    if (job.y_f32) continue;
+    for (const bool slice : {true, false})
+      (slice ? maps.y_slice : maps.y_octet)[i] =
+          map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, job.weights[i].y, {out, rows}, {out * sizeof(__nv_bfloat16)},
+                    {marlin::kTileN, 8u * (slice ? S::kSliceOctets : 1)}, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   return maps;
+}
+
+// How many clusters run at the same time.
+template <class S>
+int most_clusters(CudaState& s) {
+  if constexpr (S::kCluster == 1) {
+    return s.sms();
+  } else {
+    static const int most = ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster, kWideThreads, S::kShared).most_clusters();
+    return most;
+  }
 }
 
 template <class S>
@@ -37,17 +54,16 @@ void launch_wide(CudaState& s, ConstTensorView x, WideJob job, int count) {
   job.row_tiles = (job.rows + S::kTokens - 1) / S::kTokens;
   const int64_t tiles = static_cast<int64_t>(job.out_tiles) * job.row_tiles;
   FEWBIT_ASSERT(tiles < int64_t{1} << 30);
-  const WidePlan plan = plan_wide(s.sms(), tiles, job.steps);
-  const int grid = plan.grid;
+  const WidePlan plan = plan_wide(most_clusters<S>(s), tiles, job.steps);
+  const int grid = plan.clusters * S::kCluster;
   job.shared_tiles = plan.shared_tiles;
-  FEWBIT_ASSERT(2 * job.shared_tiles <= CudaState::kCounters);
+  FEWBIT_ASSERT(2 * S::kCluster * job.shared_tiles <= CudaState::kCounters);
   job.counters = s.counters;
   if (job.shared_tiles > 0)
     job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartQuads);
   auto* kernel = marlin_wide_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  launch_overlapping(s, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job,
-                     maps_of(x, job, count, S::kTokens));
+  launch_clusters(s, S::kCluster, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job, maps_of<S>(x, job, count));
 }
 
 }  // namespace
@@ -78,8 +94,10 @@ bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct>
       launch_wide<WideShape<32, kZeros, kFine>>(s, x, job, count);
     else if (job.rows <= 64)
       launch_wide<WideShape<64, kZeros, kFine>>(s, x, job, count);
-    else
+    else if ((job.rows + 127) / 128 % 2 == 1)  // half of the last tile of 256 would be empty
       launch_wide<WideShape<128, kZeros, kFine>>(s, x, job, count);
+    else
+      launch_wide<WideShape<256, kZeros, kFine>>(s, x, job, count);
   };
   const auto for_zeros = [&](auto zeros) {
     w.group_tiles == 2 ? launch(zeros, std::true_type{}) : launch(zeros, std::false_type{});

@@ -83,6 +83,13 @@ __device__ __forceinline__ void ldmatrix_two_transposed(uint32_t (&r)[4], const 
                : "memory");
 }
 
+// An 8x8 matrix of 16-bit values, transposed in registers.
+__device__ __forceinline__ uint32_t transposed(uint32_t v) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(r) : "r"(v));
+  return r;
+}
+
 // A value that the compiler keeps, where it would work it out anew each time round a loop: the tensor cores wait for every
 // instruction.
 template <class T>
@@ -109,6 +116,13 @@ __device__ __forceinline__ uint4 load_shared4(uint32_t at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
+}
+
+__device__ __forceinline__ void store_shared4(uint32_t at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
 }
 
 // 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).
