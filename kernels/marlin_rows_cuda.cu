@@ -26,6 +26,10 @@ constexpr RowsCosts kRowsCosts[] = {
     {.eight = 1.12, .member = .72, .member_row = .13, .uneven = 0, .run_row = 0, .split = 0, .slice = 1.63, .partial = .53},
     {.eight = .938, .member = 0, .member_row = .054, .uneven = 0, .run_row = .013, .split = 2.87, .slice = 1.06, .partial = .365}};
 
+// Bytes of sums from which on it is slower to take them as they come than to meet: whoever looks for them and empties their place moves
+// them too.
+constexpr size_t kMostMail = size_t{4} << 20;
+
 // Of the ways whose blocks are resident together the one that is quickest, by these costs, for the busiest block.
 template <class V>
 RowsPlan plan_rows(int sms, size_t room, int runs, int chunks, int rows) {
@@ -71,9 +75,10 @@ bool launch(CudaState& s, const StreamJob& product) {
   job.x_stride = V::x_stride(most);
   if (job.slices > 1) {
     const int quads = most_chunks * RowsQuad<V>::kOfChunk, takers = job.slices * 32 * plan.warps;
-    job.letters = quads <= takers ? 1 : quads <= kMostLetters * takers && job.slices <= kSlicesOfTwo ? kMostLetters : 0;
+    const size_t bytes = sizeof(float) * job.slices * V::kTokens * job.chunks * marlin::kTileN;
+    if (bytes < kMostMail) job.letters = quads <= takers ? 1 : quads <= kMostLetters * takers && job.slices <= kSlicesOfTwo ? kMostLetters : 0;
     if (job.letters > 0)
-      job.partials = static_cast<float*>(s.mailbox(sizeof(float) * job.slices * V::kTokens * job.chunks * marlin::kTileN));
+      job.partials = static_cast<float*>(s.mailbox(bytes));
     else
       set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps);
   }
