@@ -3,7 +3,7 @@
 // speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of 64 outputs ("chunks"), and
 // each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for all warps, and a team of
 // warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet. These meet in shared memory, then
-// those of the blocks in scratch memory, always in the order of k.
+// those of the blocks in device memory (marlin_rows_end.cuh), always in the order of k.
 // What a launch does once, before its first product and after its last, is kept short: those instructions come from beyond the
 // first cache, at several cycles each.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.

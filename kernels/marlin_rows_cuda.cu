@@ -76,7 +76,8 @@ bool launch(CudaState& s, const StreamJob& product) {
   if (job.slices > 1) {
     const int quads = most_chunks * RowsQuad<V>::kOfChunk, takers = job.slices * 32 * plan.warps;
     const size_t bytes = sizeof(float) * job.slices * V::kTokens * job.chunks * marlin::kTileN;
-    if (bytes < kMostMail) job.letters = quads <= takers ? 1 : quads <= kMostLetters * takers && job.slices <= kSlicesOfTwo ? kMostLetters : 0;
+    const bool two = quads <= kMostLetters * takers && job.slices <= kSlicesOfTwo;
+    job.letters = bytes >= kMostMail ? 0 : quads <= takers ? 1 : two ? kMostLetters : 0;
     if (job.letters > 0)
       job.partials = static_cast<float*>(s.mailbox(bytes));
     else

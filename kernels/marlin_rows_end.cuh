@@ -111,10 +111,10 @@ template <class V>
 struct RowsLetters {
   using Quad = RowsQuad<V>;
   struct alignas(16) Place {
-    uint32_t from, to;         // quads from the partial sums' first, values from y's
-    int col;                   // among the weight's outputs
+    uint32_t from, to;  // quads from the partial sums' first, values from y's
+    int col;            // among the weight's outputs
     int8_t weight;
-    bool exists, wanted;       // something was left there; it is stored
+    bool exists, wanted;  // something was left there; it is stored
   };
   const RowsJob& job;
   Place* places;  // [kMostLetters, threads], this thread's first
@@ -128,8 +128,9 @@ struct RowsLetters {
       Place place{};
       if (e < quads) {
         const OutputQuad to = quad.output(job, chunk);
-        place = {static_cast<uint32_t>(partial_of<V::kTokens>(job, 0, chunk, 0) - reinterpret_cast<float4*>(job.partials)) + quad.place(),
-                 static_cast<uint32_t>(to.at), to.col, static_cast<int8_t>(to.weight), quad.exists(job.rows), quad.token() < job.rows};
+        const float4* from = partial_of<V::kTokens>(job, 0, chunk, 0) + quad.place();
+        place = {static_cast<uint32_t>(from - reinterpret_cast<float4*>(job.partials)), static_cast<uint32_t>(to.at), to.col,
+                 static_cast<int8_t>(to.weight), quad.exists(job.rows), quad.token() < job.rows};
       }
       places[i * blockDim.x] = place;
     }

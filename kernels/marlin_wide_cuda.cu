@@ -2,6 +2,8 @@
 #include "kernels/marlin_wide.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <type_traits>
 
 #include "kernels/marlin_wide.cuh"
@@ -38,15 +40,19 @@ WideMaps maps_of(ConstTensorView x, const WideJob& job, int count) {
   return maps;
 }
 
-// How many clusters run at the same time.
+// How many clusters run at the same time; none where the GPU has no room for one. Asked for once on each GPU.
 template <class S>
 int most_clusters(CudaState& s) {
-  if constexpr (S::kCluster == 1) {
-    return s.sms();
-  } else {
-    static const int most = ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster, kWideThreads, S::kShared).most_clusters();
-    return most;
-  }
+  if constexpr (S::kCluster == 1) return s.sms();
+  static std::array<std::atomic<int>, 16> known;  // of a device, and one
+  const auto ask = [&] {
+    return ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster, kWideThreads, S::kShared)
+        .most_clusters();
+  };
+  if (static_cast<size_t>(s.device) >= known.size()) return ask();
+  std::atomic<int>& most = known[static_cast<size_t>(s.device)];
+  if (most == 0) most = ask() + 1;
+  return most - 1;
 }
 
 template <class S>
@@ -94,7 +100,8 @@ bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct>
       launch_wide<WideShape<32, kZeros, kFine>>(s, x, job, count);
     else if (job.rows <= 64)
       launch_wide<WideShape<64, kZeros, kFine>>(s, x, job, count);
-    else if ((job.rows + 127) / 128 % 2 == 1)  // half of the last tile of 256 would be empty
+    else if ((job.rows + 127) / 128 % 2 == 1 ||  // half of the last tile of 256 would be empty
+             most_clusters<WideShape<256, kZeros, kFine>>(s) == 0)
       launch_wide<WideShape<128, kZeros, kFine>>(s, x, job, count);
     else
       launch_wide<WideShape<256, kZeros, kFine>>(s, x, job, count);
