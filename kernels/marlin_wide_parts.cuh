@@ -43,14 +43,14 @@ struct WideMaps {
   CUtensorMap x, words[kWideWeights], y_slice[kWideWeights], y_octet[kWideWeights];
 };
 
-// How many clusters, and how many tiles they share: what makes the longest run shortest, a meeting counted as
-// kMeeting stages and one before another run as much. Fewer tiles than clusters: each tile for itself, cut in equal parts; more: whole
+// How many clusters, and how many tiles they share: what makes the longest run shortest, a meeting counted as kMeeting stages, and as
+// much again where runs end in the middle of tiles. Fewer tiles than clusters: each tile for itself, cut in equal parts; more: whole
 // rounds, or the last one or two rounds laid end to end and cut into equal runs.
 struct WidePlan {
   int clusters = 0, shared_tiles = 0;
 };
 inline WidePlan plan_wide(int most, int64_t tiles, int steps) {
-constexpr int kMeeting = 8, kTwoMeetings = 16;
+  constexpr int kMeeting = 8, kTwoMeetings = 2 * kMeeting;
   const int64_t rounds = (tiles + most - 1) / most, work = tiles * steps;
   WidePlan best{static_cast<int>(tiles < most ? tiles : most), 0};
   int64_t least = rounds * steps;
@@ -80,7 +80,7 @@ struct WideShape {
   static constexpr int kOuts = kWideOuts / kCluster;  // of a block
   static constexpr int kChunks = kOuts / marlin::kTileN;
   static constexpr int kOperands = kOuts / 2 / 64;
-  static constexpr int kBand = kWideBandRows / kTokens;         // tiles
+  static constexpr int kBand = kWideBandRows / kTokens;          // tiles
   static constexpr int kChunkBytes = marlin::tile_words(4) * 4;  // of a k-tile
   static constexpr int kTileBytes = kChunks * kChunkBytes;       // of a k-tile, all outputs
   static constexpr int kXBytes = kTokens * kWideDepth * 2;
