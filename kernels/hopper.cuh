@@ -225,7 +225,6 @@ __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bo
       : FEWBIT_D32(0), FEWBIT_D32(32)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
-template <bool kTransposed = false>
 __device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %133, 0;\n"
@@ -238,10 +237,9 @@ __device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], u
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "{%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}\n"
+      "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"
       : FEWBIT_D32(0), FEWBIT_D32(32), FEWBIT_D32(64), FEWBIT_D32(96)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
-        "n"(static_cast<int>(kTransposed)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 #undef FEWBIT_D32
 #undef FEWBIT_D8

@@ -24,6 +24,17 @@ __device__ __forceinline__ void allow_successor() {
 #endif
 }
 
+// What such a launch asks for; a launch without clusters takes the first alone.
+struct OverlapAttributes {
+  cudaLaunchAttribute v[2]{};
+  explicit OverlapAttributes(int cluster) {
+    v[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    v[0].val.programmaticStreamSerializationAllowed = 1;
+    v[1].id = cudaLaunchAttributeClusterDimension;
+    v[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+};
+
 // In clusters of `cluster` blocks.
 template <class... Params, class... Args>
 void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
@@ -31,17 +42,13 @@ void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 
   // One split of the L1 for all of them: a multiprocessor must run dry before it can change it.
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  OverlapAttributes attributes(cluster);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = s.stream;
-  config.attrs = attributes;
+  config.attrs = attributes.v;
   config.numAttrs = !s.sm90() ? 0 : cluster > 1 ? 2 : 1;
   FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
@@ -54,17 +61,14 @@ void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3
 // Launches like those of `launch_overlapping` in clusters of `cluster` blocks, of a kernel that takes one job.
 class ClusterLaunch {
  public:
-  ClusterLaunch(CudaState& s, const void* kernel, int cluster, int blocks, int threads, size_t shared) : kernel_(kernel) {
+  ClusterLaunch(CudaState& s, const void* kernel, int cluster, int blocks, int threads, size_t shared)
+      : kernel_(kernel), attributes_(cluster) {
     FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
-    attributes_[1].id = cudaLaunchAttributeClusterDimension;
-    attributes_[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
     config_.gridDim = dim3(static_cast<unsigned>(blocks));
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = shared;
     config_.stream = s.stream;
-    config_.attrs = attributes_;
+    config_.attrs = attributes_.v;
     config_.numAttrs = 2;
   }
   ClusterLaunch(const ClusterLaunch&) = delete;
@@ -83,7 +87,7 @@ class ClusterLaunch {
 
  private:
   const void* kernel_;
-  cudaLaunchAttribute attributes_[2]{};
+  OverlapAttributes attributes_;
   cudaLaunchConfig_t config_{};
 };
 

@@ -157,7 +157,7 @@ struct RowsLetters {
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       v[i] = transposed(v[i], threadIdx.x % 32);
-      if (place[i].wanted) OutputQuad::at_place(place[i].weight, place[i].col, place[i].to).store(job, v[i]);
+      if (place[i].wanted) OutputQuad(place[i].weight, place[i].col, place[i].to).store(job, v[i]);
     }
     for (int s0 = 0; s0 < job.slices; s0 += kAtOnce)
 #pragma unroll

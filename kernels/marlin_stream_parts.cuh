@@ -164,15 +164,11 @@ struct OutputQuad {
   int64_t at;
 
   OutputQuad() = default;
+  __device__ __forceinline__ OutputQuad(int weight, int col, int64_t at) : weight(weight), col(col), at(at) {}
   __device__ __forceinline__ OutputQuad(const StreamJob& job, int chunk, int quad, int row) : weight(0) {
     while (chunk >= job.weights[weight].end_chunk) ++weight;
     col = (chunk - first_chunk_of(job, weight)) * marlin::kTileN + 4 * quad;
     at = static_cast<int64_t>(row) * job.weights[weight].w.out + col;
-  }
-  static __device__ __forceinline__ OutputQuad at_place(int weight, int col, int64_t at) {
-    OutputQuad to;
-    to.weight = weight, to.col = col, to.at = at;
-    return to;
   }
   __device__ __forceinline__ void store(const StreamJob& job, float4 v) const {
     const StreamWeight& of = job.weights[weight];

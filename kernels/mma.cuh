@@ -118,9 +118,6 @@ __device__ __forceinline__ uint4 load_shared4(uint32_t at) {
   return v;
 }
 
-__device__ __forceinline__ void store_shared4(uint32_t at, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
 }
