@@ -151,11 +151,6 @@ __device__ __forceinline__ void step_feed(const StepJob& job, const typename Wei
 #endif
 
 #ifdef FEWBIT_SM90A
-// The lowest four bits as a number: in the fraction of 2^23.
-__device__ __forceinline__ float small_integer(uint32_t bits) {
-  return __uint_as_float(merge_masked(bits, 0xfu, 0x4b000000u)) - 8388608.f;
-}
-
 // What a computing warp takes from its ring, in turn: pieces in the Marlin layout.
 template <bool kZeros>
 struct StepTaker {

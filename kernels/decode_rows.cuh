@@ -84,7 +84,9 @@ struct RowsWarp {
           ldmatrix(b, at + 32 * i);
           if (!kSlice) add_subnormal_ones(off, b);
         }
-        add_subnormal_tile(part, words[(half * kRunTiles + i) * (kTileBytes4 / 16)], i, b);
+        const uint4 v = words[(half * kRunTiles + i) * (kTileBytes4 / 16)];
+        const uint32_t of_tile[marlin::kSubTiles] = {v.x, v.y, v.z, v.w};
+        add_subnormal_words(part, of_tile, i, b);
       }
     }
     const uint8_t* of_group = piece + kPieceTiles * kTileBytes4;

@@ -1,6 +1,6 @@
 #pragma once
 // y = x W^T on 4-bit Marlin words as they lie, for up to 16 rows of x and groups of 128 or more: the weights are read once, at the
-// speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of 64 outputs ("chunks"), and
+// speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of outputs ("chunks"), and
 // each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for all warps, and a team of
 // warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet. These meet in shared memory, then
 // those of the blocks in device memory (marlin_rows_end.cuh), always in the order of k.
@@ -12,38 +12,46 @@
 
 namespace fewbit::cuda {
 
-template <int kColumns_, bool kZeros_>
+// kWords: of a lane and k-tile. 4: a chunk is a run of 64 outputs; 2: half of one (RowsQuad), so that a warp has half of the sums to hand
+// over; it reads x twice as often for that, and the memory in pieces of 256 bytes.
+template <int kColumns_, int kWords_, bool kZeros_>
 struct RowsVariant {
-  static constexpr int kColumns = kColumns_, kTokens = 8 * kColumns;
+  static constexpr int kColumns = kColumns_, kTokens = 8 * kColumns, kWords = kWords_;
   static constexpr bool kZeros = kZeros_;
-  using Stage = StreamStage<4, false, kZeros>;
+  static constexpr int kOutputs = 16 * kWords;   // of a chunk
+  static constexpr int kTileLanes = 8 * kWords;  // that copy a k-tile of it, and read it
+  // A stage of a warp's ring: words, and, in a run's first, scales and zero points.
+  static constexpr int kTiles = 16 / kWords, kTileBytes = 128 * kWords, kHalves = kWarpTiles / kTiles;
+  static constexpr int kScalesAt = kTiles * kTileBytes, kScaleBytes = 2 * kOutputs;
+  static constexpr int kZerosAt = kScalesAt + kScaleBytes, kZeroBytes = kZeros ? kOutputs / 2 : 0;
+  static constexpr int kStageBytes = (kZerosAt + kZeroBytes + 127) / 128 * 128;  // whole lines
   static constexpr int kStages = kColumns == 1 ? 4 : 3, kMaxWarps = 16;
-  static constexpr int kMostRuns = 16;                          // of a slice
-  static constexpr int kLeft = marlin::kSubTiles * 32;          // quads: a warp's sums of eight tokens
-  static constexpr int kRingBytes = kStages * Stage::kBytes;    // of a warp
+  static constexpr int kMostRuns = 20;                        // of a slice
+  static constexpr int kAtOnce = kWords == 2 ? kColumns : 1;  // columns whose sums a team adds at once
+  static constexpr int kLeft = kWords * kAtOnce * 32;         // quads: a warp's sums of them
+  static constexpr int kRingBytes = kStages * kStageBytes;    // of a warp
   static constexpr int kWarpBytes = kRingBytes + 16 * kLeft;
   static int x_stride(int runs) { return runs * kWarpTiles * marlin::kTileK * 2 + 16; }  // + 16 for the banks
-  static size_t shared_bytes(int warps, int runs, int rows) {
+  static size_t shared_bytes(int warps, int runs, int rows, int letters) {
     return static_cast<size_t>(warps) * kWarpBytes + static_cast<size_t>(rows) * x_stride(runs) + runs * kTokens * 4 +
-           size_t{16} * kMostLetters * 32 * warps;
+           size_t{16} * letters * 32 * warps;
   }
 };
 
-// Where a warp reads next: walks over (chunk, run of its k, half of it).
+// Where a warp reads next: walks over (chunk, run of its k, stage of it).
 template <class V>
 struct RowsFeeder {
-  using Stage = typename V::Stage;
+  static constexpr int kStep = 32 / V::kTileLanes;  // k-tiles that a warp copies at once
   const RowsJob& job;
   int first_run, runs;  // of the warp
   int chunk, step;      // the next, and from one to the next
   int lane;
   int run = 0;
-  const uint32_t* at = nullptr;     // this lane's words of the stage that is next
-  const __half* scales = nullptr;   // this lane's of `run`
-  const uint32_t* zeros = nullptr;  // the same
-  int row_words = 0;                // from k-tile to k-tile
-  int left = 0;                     // k-tiles from the next stage on
-  bool copies_scales;               // this lane
+  const uint32_t* at = nullptr;  // this lane's words of the stage that is next
+  const char* group = nullptr;   // this lane's scales or zero points of `run`
+  int row_words = 0;             // from k-tile to k-tile
+  int left = 0;                  // k-tiles from this lane's first of the next stage on
+  bool copies_group;             // this lane
 
   __device__ __forceinline__ RowsFeeder(const RowsJob& j, int first_run, int runs, int first_chunk, int step, int lane)
       : job(j),
@@ -52,7 +60,7 @@ struct RowsFeeder {
         chunk(first_chunk),
         step(step),
         lane(lane),
-        copies_scales(grouped() && lane < Stage::kScaleBytes / 16) {
+        copies_group(lane < V::kScaleBytes / 16 ? grouped() : lane < (V::kScaleBytes + V::kZeroBytes) / 16) {
     seat();
   }
   __device__ __forceinline__ void seat() {
@@ -60,45 +68,43 @@ struct RowsFeeder {
     int i = 0;
     while (chunk >= job.weights[i].end_chunk) ++i;
     // By index: through a pointer to it the compiler would read the job from memory, behind all words that are on their way.
-    const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i);
-    const int64_t group = grouped() ? first_run : 0;
+    const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i), tile = first_run * kWarpTiles + lane / V::kTileLanes;
+    const int64_t first_group = grouped() ? first_run : 0;
     row_words = out * 2;
-    left = job.in / marlin::kTileK - first_run * kWarpTiles;
-    at = job.weights[i].w.b + static_cast<int64_t>(first_run) * kWarpTiles * row_words + local * marlin::tile_words(4) + 4 * lane;
-    scales = job.weights[i].w.s + group * out + local * marlin::kTileN + 8 * lane;
-    if (V::kZeros) zeros = job.weights[i].w.z + group * (out / 8) + local * (Stage::kZeroBytes / 4) + 4 * lane;
+    left = job.in / marlin::kTileK - tile;
+    at = job.weights[i].w.b + static_cast<int64_t>(tile) * row_words + local * (V::kTileBytes / 4) + 4 * (lane % V::kTileLanes);
+    group = copies_scales()
+                ? reinterpret_cast<const char*>(job.weights[i].w.s + first_group * out + local * V::kOutputs) + 16 * lane
+                : reinterpret_cast<const char*>(job.weights[i].w.z + first_group * (out / 8) + local * (V::kOutputs / 8)) +
+                      (16 * lane - V::kScaleBytes);
   }
   __device__ __forceinline__ bool grouped() const { return job.weights[0].w.grouped(); }  // all are alike
-  // The next stage, which is this half of a run, to this lane's place of a slot.
+  __device__ __forceinline__ bool copies_scales() const { return !V::kZeros || lane < V::kScaleBytes / 16; }
+  // The next stage, a run's kHalf-th, to this lane's place of a slot.
   template <int kHalf>
   __device__ __forceinline__ void fetch(uint32_t to) {
     if (chunk < job.chunks) {
-      if (left >= kStageTiles) {
+      if (left >= V::kTiles) {
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i) cp_async16(to + i * Stage::kTileBytes, at + i * row_words);
+        for (int i = 0; i < V::kTiles; i += kStep) cp_async16(to + i * V::kTileBytes, at + i * row_words);
       } else {
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i)  // beyond: zeros, they meet zeros of x
-          cp_async16(to + i * Stage::kTileBytes, i < left ? at + i * row_words : job.weights[0].w.b, i < left);
+        for (int i = 0; i < V::kTiles; i += kStep)  // beyond: zeros, they meet zeros of x
+          cp_async16(to + i * V::kTileBytes, i < left ? at + i * row_words : job.weights[0].w.b, i < left);
       }
-      at += kStageTiles * row_words;
-      left -= kStageTiles;
-      if (kHalf == 0) fetch_group(to + kStageTiles * Stage::kTileBytes);
-      if (kHalf == 1 && ++run == runs) {
+      at += V::kTiles * row_words;
+      left -= V::kTiles;
+      if (kHalf == 0) {
+        if (copies_group) cp_async16(to + V::kScalesAt, group);
+        if (grouped()) group += copies_scales() ? row_words : row_words / 4;
+      }
+      if (kHalf == V::kHalves - 1 && ++run == runs) {
         run = 0;
         chunk += step;
         seat();
       }
     }
     cp_async_commit();
-  }
-  __device__ __forceinline__ void fetch_group(uint32_t to) {
-    if (copies_scales) cp_async16(to, scales);
-    if (V::kZeros && lane < Stage::kZeroBytes / 16) cp_async16(to + Stage::kScaleBytes, zeros);
-    if (grouped()) {
-      scales += row_words / 2;
-      zeros += row_words / 16;
-    }
   }
 };
 
@@ -128,19 +134,32 @@ struct RowsBlock {
         teams(warps >> j.team_shift),
         member(warp & (members - 1)) {}
 
-  // x of the slice to shared memory, half a row of the longest slice at a time, two of them together. `meanwhile` is called once,
-  // when what is read is on its way.
+  // x of the slice to shared memory. `meanwhile` is called once, when what is read is on its way.
   template <class Meanwhile>
   __device__ __forceinline__ void take_x(const Meanwhile& meanwhile) const {
-    constexpr int kValues = 8, kPieces = V::kMostRuns * kWarpTiles * marlin::kTileK / kValues / 32 / 2;  // of a lane and half
+    // As few as the slice needs: where they are not needed, their instructions would still have to come.
+    if (kColumns == 2 && runs > 16)
+      copy_x<3>(meanwhile);
+    else
+      copy_x<2>(meanwhile);
+    __syncthreads();
+    add_x();
+    __syncthreads();
+  }
+  // Eight runs of a row at a time, kTogether of them.
+  template <int kTogether, class Meanwhile>
+  __device__ __forceinline__ void copy_x(const Meanwhile& meanwhile) const {
+    constexpr int kValues = 8, kPieces = 4;  // of a lane and eight runs
     const int pieces = runs * kWarpTiles * 2, given = min(pieces, job.in / kValues - first_run * kWarpTiles * 2);
-    for (int first = warp; first < 2 * kTokens; first += 2 * warps) {
-      uint4 v[2][kPieces];
+    const int parts = (pieces + 32 * kPieces - 1) / (32 * kPieces) * kTokens;
+    int first = warp;
+    do {
+      uint4 v[kTogether][kPieces];
       const auto each = [&](const auto& body) {  // body(its registers, row, first piece of the lane)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int half = first + i * warps, row = half % kTokens, from = half / kTokens * (32 * kPieces);
-          if (half < 2 * kTokens && row < job.rows && from < pieces) body(v[i], row, from + lane);
+        for (int i = 0; i < kTogether; ++i) {
+          const int part = first + i * warps, row = part % kTokens, from = part / kTokens * (32 * kPieces);
+          if (row < job.rows && from < pieces) body(v[i], row, from + lane);
         }
       };
       each([&](uint4 (&of)[kPieces], int row, int piece) {
@@ -155,10 +174,7 @@ struct RowsBlock {
         for (int i = 0; i < kPieces; ++i)
           if (piece + 32 * i < pieces) to[32 * i] = raised(of[i], lane % 2 == 0);
       });
-    }
-    __syncthreads();
-    add_x();
-    __syncthreads();
+    } while ((first += kTogether * warps) < parts);
   }
   // The sums of x over every run, as the product with codes that are all 1.
   __device__ __forceinline__ void add_x() const {
@@ -186,42 +202,42 @@ struct RowsBlock {
     else
       meet_threads(1 + team, 32 * members);
   }
-  // Adds the team's sums of a chunk, eight tokens at a time, and leaves them for the other slices, or stores them.
-  __device__ __forceinline__ void add_team(const float (&sum)[marlin::kSubTiles][kColumns][4], int chunk) const {
+  // Adds the team's sums of a chunk and leaves them for the other slices, or stores them. `again`: not the team's first.
+  __device__ __forceinline__ void add_team(const float (&sum)[V::kWords][kColumns][4], int chunk, bool again) const {
+    using Quad = RowsQuad<V>;
+    constexpr int kRows = V::kWords * V::kAtOnce;  // of quads
     const bool alone = job.slices == 1;
-    float4* partial = partial_of<kTokens>(job, 0, chunk, slice);
+    float4* partial = rows_partial<V>(job, chunk, slice);
+    float4* own = left + warp * V::kLeft + lane;
+    const float4* all = left + (warp - member) * V::kLeft + lane;
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      float4 v[marlin::kSubTiles];
-#pragma unroll
-      for (int j = 0; j < marlin::kSubTiles; ++j)
-        v[j] = {sum[j][c][0] * kLower, sum[j][c][1] * kLower, sum[j][c][2] * kLower, sum[j][c][3] * kLower};
-      RowsQuad<V> quad{0, c, lane};
-      const bool exists = quad.exists(job.rows);
+    for (int first = 0; first < kColumns; first += V::kAtOnce) {
+      const auto quad = [&](int row) -> Quad { return {row / V::kAtOnce, first + row % V::kAtOnce, lane}; };
+      const auto value = [&](int row) -> float4 {
+        const float(&of)[4] = sum[row / V::kAtOnce][first + row % V::kAtOnce];
+        return {of[0] * kLower, of[1] * kLower, of[2] * kLower, of[3] * kLower};
+      };
       if (members == 1 && !alone) {
 #pragma unroll
-        for (int j = 0; j < marlin::kSubTiles; ++j) {
-          quad.j = j;
-          if (exists) store_partial(partial + quad.place(), v[j]);
-        }
+        for (int row = 0; row < kRows; ++row)
+          if (quad(row).exists(job.rows)) store_partial(partial + quad(row).place(), value(row));
         continue;
       }
-      float4* own = left + warp * V::kLeft + lane;
-      const float4* all = left + (warp - member) * V::kLeft + lane;
-      await_team();  // all have read what was there
+      if (again || first > 0) await_team();  // all have read what was there
 #pragma unroll
-      for (int j = 0; j < marlin::kSubTiles; ++j) own[32 * j] = v[j];
+      for (int row = 0; row < kRows; ++row) own[32 * row] = value(row);
       await_team();
 #pragma unroll 1
-      for (quad.j = member; quad.j < marlin::kSubTiles; quad.j += members) {
-        float4 total = all[32 * quad.j];
+      for (int row = member; row < kRows; row += members) {
+        float4 total = all[32 * row];
 #pragma unroll 4
-        for (int w = 1; w < members; ++w) add_quad(total, all[w * V::kLeft + 32 * quad.j]);
+        for (int w = 1; w < members; ++w) add_quad(total, all[w * V::kLeft + 32 * row]);
+        const Quad at = quad(row);
         if (alone) {
           total = transposed(total, lane);
-          if (quad.token() < job.rows) quad.output(job, chunk).store(job, total);
-        } else if (exists) {
-          store_partial(partial + quad.place(), total);
+          if (at.token() < job.rows) at.output(job, chunk).store(job, total);
+        } else if (at.exists(job.rows)) {
+          store_partial(partial + at.place(), total);
         }
       }
     }
@@ -231,53 +247,54 @@ struct RowsBlock {
 // The sums of a warp's k of one chunk.
 template <class V>
 struct RowsSums {
-  static constexpr int kColumns = V::kColumns;
-  float sum[marlin::kSubTiles][kColumns][4] = {};
-  float part[marlin::kSubTiles][kColumns][4];  // of the group at hand
-  alignas(16) __half scales[8];                // its scales, index as in marlin::fragment_scale()
+  static constexpr int kColumns = V::kColumns, kWords = V::kWords;
+  float sum[kWords][kColumns][4] = {};
+  float part[kWords][kColumns][4];  // of the group at hand
+  uint32_t scales[kWords];          // its scales, of the words' outputs
 
-  // `starts`: of the run, this lane's first column. `own_scales`: this lane's. `zero_words`: of the group.
-  __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, const uint32_t* zero_words, bool grouped, int lane) {
-    *reinterpret_cast<uint4*>(scales) = load_shared4(own_scales);
+  // `starts`: of the run, this lane's first column. `own_scales`: this lane's; `own_zeros`: the word that this lane's are in.
+  __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, uint32_t own_zeros, bool grouped, int lane) {
+    load_shared_words(scales, own_scales);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (!grouped) scales[i] = __half(1.f);  // applied where outputs are stored
-    LaneZeros<4> zeros;
-    if constexpr (V::kZeros) zeros.set_words(zero_words, lane);
+    for (int j = 0; j < kWords; ++j)
+      if (!grouped) scales[j] = 0x3c003c00u;  // one: applied where outputs are stored
+    uint32_t zeros = 0;
+    if constexpr (V::kZeros) zeros = load_shared(own_zeros) >> (lane / V::kTileLanes * 4 * kWords);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const uint2 pair = load_shared2(starts + 32 * c);
       const float2 start = {__uint_as_float(pair.x), __uint_as_float(pair.y)};
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const float times = V::kZeros ? 128.f - __uint_as_float(zeros.v[n] << 16) : 1.f;
+      for (int n = 0; n < 2 * kWords; ++n) {
+        const float times = V::kZeros ? -small_integer(zeros >> (4 * marlin::fragment_zero_field(n, 4))) : 1.f;
         part[n / 2][c][n % 2 * 2] = times * start.x;
         part[n / 2][c][n % 2 * 2 + 1] = times * start.y;
       }
     }
   }
   // The products of a stage; `x`: this lane's row of its first k-tile.
-  __device__ __forceinline__ void add_stage(const uint4 (&words)[kStageTiles], uint32_t x) {
+  __device__ __forceinline__ void add_stage(const uint32_t (&words)[V::kTiles][kWords], uint32_t x) {
     uint32_t b[4];
 #pragma unroll
-    for (int i = 0; i < kStageTiles; ++i) {
+    for (int i = 0; i < V::kTiles; ++i) {
       if (kColumns == 2 || i % 2 == 0) ldmatrix(b, x + i * 32);
-      add_subnormal_tile(part, words[i], i, b);
+      add_subnormal_words(part, words[i], i, b);
     }
   }
   __device__ __forceinline__ void end() {
 #pragma unroll
-    for (int j = 0; j < marlin::kSubTiles; ++j)
+    for (int j = 0; j < kWords; ++j) {
+      const float2 scale = __half22float2(*reinterpret_cast<const __half2*>(&scales[j]));
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[j][c][i] = fmaf(__half2float(scales[2 * j + i / 2]), part[j][c][i], sum[j][c][i]);
+        for (int i = 0; i < 4; ++i) sum[j][c][i] = fmaf(i < 2 ? scale.x : scale.y, part[j][c][i], sum[j][c][i]);
+    }
   }
 };
 
 template <class V>
 __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const __grid_constant__ RowsJob job) {
-  using Stage = typename V::Stage;
   extern __shared__ __align__(128) uint8_t shared[];  // rings off a line cost every copy a pass more
   allow_successor();
   RowsBlock<V> block(job);
@@ -293,7 +310,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   uint32_t fill = 0, slot = 0;                                    // the slots that are filled and read next, in bytes
   const auto next = [](uint32_t& of) {
     const uint32_t at = of;
-    of = of + Stage::kBytes == V::kRingBytes ? 0 : of + Stage::kBytes;
+    of = of + V::kStageBytes == V::kRingBytes ? 0 : of + V::kStageBytes;
     return at;
   };
   feeder.template fetch<0>(ring_at + next(fill));
@@ -302,38 +319,39 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   await_predecessor();
   // What is read of x waits behind the words that were asked for before it: the rest of them comes after.
   block.take_x([&] {
-    feeder.template fetch<1>(ring_at + next(fill));
+    feeder.template fetch<1 % V::kHalves>(ring_at + next(fill));
     if constexpr (V::kStages == 4) feeder.template fetch<0>(ring_at + next(fill));
   });
 
-  constexpr int kGroupAt = kStageTiles * Stage::kTileBytes;  // of a slot: scales, zero points
   const bool grouped = feeder.grouped();
   const uint32_t x = kept_address(block.lane_x() + first_run * (kWarpTiles * 32));
   const uint32_t starts = kept_address(block.starts + first_run * V::kTokens + block.lane % 4 * 2);
-  const uint32_t scales = kept_address(ring + kGroupAt + 2 * marlin::fragment_scale(block.lane, 0, true));
+  // This lane's words of a slot's first k-tile, its scales, the word that its zero points are in.
+  const int own = block.lane % V::kTileLanes, upper = block.lane / V::kTileLanes * (4 * V::kWords);
+  const uint32_t own_words = kept_address(ring + 16 * own + upper);
+  const uint32_t own_scales = kept_address(ring + V::kScalesAt + 16 * (own / 4) + upper);
+  const uint32_t own_zeros = V::kZeros ? kept_address(ring + V::kZerosAt + 4 * (own / 4)) : 0;
   for (int chunk = first_chunk; chunk < job.chunks; chunk += step) {
     RowsSums<V> sums;
     for (int run = 0; run < runs; ++run) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < V::kHalves; ++half) {
         cp_async_wait<V::kStages - 2>();
         __syncwarp();  // all lanes' copies of this stage are there, and all have read the stage before
         const uint32_t stage = next(slot);
-        uint4 words[kStageTiles];
+        uint32_t words[V::kTiles][V::kWords];
 #pragma unroll
-        for (int i = 0; i < kStageTiles; ++i) words[i] = load_shared4(ring_at + stage + i * Stage::kTileBytes);
-        if (half == 0)
-          sums.start(starts + 4 * run * V::kTokens, scales + stage,
-                     reinterpret_cast<const uint32_t*>(ring + stage + kGroupAt + Stage::kScaleBytes), grouped, block.lane);
-        if ((half + V::kStages - 1) % 2 == 0)
+        for (int i = 0; i < V::kTiles; ++i) load_shared_words(words[i], own_words + stage + i * V::kTileBytes);
+        if (half == 0) sums.start(starts + 4 * run * V::kTokens, own_scales + stage, own_zeros + stage, grouped, block.lane);
+        if ((half + V::kStages - 1) % V::kHalves == 0)
           feeder.template fetch<0>(ring_at + next(fill));
         else
-          feeder.template fetch<1>(ring_at + next(fill));
-        sums.add_stage(words, x + (run * kWarpTiles + half * kStageTiles) * 32);
+          feeder.template fetch<V::kHalves - 1>(ring_at + next(fill));
+        sums.add_stage(words, x + (run * kWarpTiles + half * V::kTiles) * 32);
       }
       sums.end();
     }
-    block.add_team(sums.sum, chunk);
+    block.add_team(sums.sum, chunk, chunk != first_chunk);
   }
   cp_async_wait<0>();
   if (job.slices == 1) return;

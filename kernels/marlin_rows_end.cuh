@@ -28,11 +28,13 @@ __device__ __forceinline__ float4 transposed(float4 v, int lane) {
   return v;
 }
 
-// Where the sums of a chunk are, as quads in the order of the registers that they are made in: of sub-tile j and a column of eight
-// tokens a lane has outputs lane / 4 and 8 more of two tokens.
+// Where the sums of a chunk are, as quads in the order of the registers that they are made in. A lane has kWords words of a k-tile. Four
+// are all that it has in a run of 64 outputs: of sub-tile j, outputs lane / 4 and 8 more. Two are of a chunk of 32 outputs, whose words
+// lie side by side: the first four of eight neighbours each in the even chunks, the last four in the odd ones; the upper half of a warp
+// has sub-tiles 2 and 3. A quad is two outputs of two tokens.
 template <class V>
 struct RowsQuad {
-  static constexpr int kOfChunk = marlin::kSubTiles * V::kColumns * 32;
+  static constexpr int kOfChunk = V::kWords * V::kColumns * 32;
   int j, column, lane;
 
   static __device__ __forceinline__ RowsQuad at(int place) {
@@ -43,9 +45,21 @@ struct RowsQuad {
   // What a lane stores once the four values of every lane are transposed(): one token's.
   __device__ __forceinline__ int token() const { return 8 * column + lane % 4 * 2 + lane / 4 % 2; }
   __device__ __forceinline__ OutputQuad output(const RowsJob& job, int chunk) const {
-    return {job, chunk, 4 * j + (lane / 4 & 2) + lane / 16, token()};
+    constexpr int kOfRun = marlin::kTileN / V::kOutputs;
+    int weight = 0;
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
+    const int local = chunk - first_chunk_of(job, weight), sub_tile = lane / V::kTileLanes * V::kWords + j;
+    const int quad = 4 * sub_tile + (lane / 4 & 2) + (kOfRun == 1 ? lane / 16 : local % kOfRun);
+    const int col = local / kOfRun * marlin::kTileN + 4 * quad;
+    return {weight, col, static_cast<int64_t>(token()) * job.weights[weight].w.out + col};
   }
 };
+
+// The sums that a slice leaves of a chunk.
+template <class V>
+__device__ __forceinline__ float4* rows_partial(const RowsJob& job, int chunk, int slice) {
+  return reinterpret_cast<float4*>(job.partials) + static_cast<int64_t>(chunk * job.slices + slice) * RowsQuad<V>::kOfChunk;
+}
 
 // What add_slices() (marlin_stream_parts.cuh) does, of sums in that order; what can be made before the blocks meet is.
 template <class V>
@@ -72,7 +86,7 @@ struct RowsEnd {
       const int e = min(first + i * stride, quads - 1), chunk = part + e / Quad::kOfChunk * job.parts;
       const Quad quad = Quad::at(e % Quad::kOfChunk);
       // Of tokens that do not exist nothing was left: those lanes read what the first of four has.
-      from[i] = partial_of<V::kTokens>(job, 0, chunk, 0) + quad.place() - (quad.exists(job.rows) ? 0 : quad.lane % 4);
+      from[i] = rows_partial<V>(job, chunk, 0) + quad.place() - (quad.exists(job.rows) ? 0 : quad.lane % 4);
       to[i] = quad.output(job, chunk);
       wanted[i] = first + i * stride < quads && quad.token() < job.rows;
     }
@@ -128,7 +142,7 @@ struct RowsLetters {
       Place place{};
       if (e < quads) {
         const OutputQuad to = quad.output(job, chunk);
-        const float4* from = partial_of<V::kTokens>(job, 0, chunk, 0) + quad.place();
+        const float4* from = rows_partial<V>(job, chunk, 0) + quad.place();
         place = {static_cast<uint32_t>(from - reinterpret_cast<float4*>(job.partials)), static_cast<uint32_t>(to.at), to.col,
                  static_cast<int8_t>(to.weight), quad.exists(job.rows), quad.token() < job.rows};
       }

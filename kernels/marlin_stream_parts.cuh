@@ -276,15 +276,15 @@ __device__ __forceinline__ void end_part(const StreamJob& job, int pass, int par
   add(own, sharers);
   if (all) leave_meeting(counter, job.slices);
 }
-// Scratch memory and counters for the sums of `rows` rows (of a pass), and who adds them.
+// Scratch memory and counters for the sums of `rows` rows (of a pass) in chunks of `outputs`, and who adds them.
 template <int kTokens>
-void set_meeting(CudaState& s, StreamJob& job, int rows, int threads) {
+void set_meeting(CudaState& s, StreamJob& job, int rows, int threads, int outputs = marlin::kTileN) {
   constexpr int kQuadsOfLastBlock = 4;  // for each thread: the last block adds no more than these alone
   FEWBIT_ASSERT(2 * job.passes * job.parts <= CudaState::kCounters);
   job.counters = s.counters;
-  job.partials = s.scratch_of<float>(static_cast<int64_t>(job.passes) * job.slices * kTokens * job.chunks * marlin::kTileN);
+  job.partials = s.scratch_of<float>(static_cast<int64_t>(job.passes) * job.slices * kTokens * job.chunks * outputs);
   const int most = (job.chunks + job.parts - 1) / job.parts;
-  job.share_end = most * rows * kQuads * job.slices > kQuadsOfLastBlock * threads;
+  job.share_end = most * rows * (outputs / 4) * job.slices > kQuadsOfLastBlock * threads;
 }
 
 // 4 bits, groups of 128 and more: the kernel of marlin_rows.cuh, 16 rows at a time. False where it finds no way to cut the product.

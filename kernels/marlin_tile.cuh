@@ -51,6 +51,11 @@ __device__ __forceinline__ uint32_t merge_masked(uint32_t value, uint32_t mask, 
   return r;
 }
 
+// The lowest four bits as a number: in the fraction of 2^23.
+__device__ __forceinline__ float small_integer(uint32_t bits) {
+  return __uint_as_float(merge_masked(bits, 0xfu, 0x4b000000u)) - 8388608.f;
+}
+
 // Registers of the weight operand of sub-tile j: (code - zero) as bf16. `words`: the lane's own words of the
 // tile.
 template <int kBits>

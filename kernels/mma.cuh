@@ -118,6 +118,19 @@ __device__ __forceinline__ uint4 load_shared4(uint32_t at) {
   return v;
 }
 
+// Two or four of them.
+template <int kWords>
+__device__ __forceinline__ void load_shared_words(uint32_t (&v)[kWords], uint32_t at) {
+  static_assert(kWords == 2 || kWords == 4);
+  if constexpr (kWords == 2) {
+    const uint2 two = load_shared2(at);
+    v[0] = two.x, v[1] = two.y;
+  } else {
+    const uint4 four = load_shared4(at);
+    v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+  }
+}
+
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
 }

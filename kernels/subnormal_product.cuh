@@ -37,15 +37,14 @@ __device__ __forceinline__ int subnormal_x_offset(int lane, int rows, int row_by
   return min(row, rows - 1) * row_bytes + (kColumns == 2 ? lane / 8 % 2 : lane / 8) * 16;
 }
 
-// part[sub-tile][column] += the lane's words of k-tile `tile` times what ldmatrix read: of one column, the tile and its neighbour.
-template <int kColumns>
-__device__ __forceinline__ void add_subnormal_tile(float (&part)[marlin::kSubTiles][kColumns][4], const uint4& words, int tile,
-                                                   const uint32_t (&x)[4]) {
-  const uint32_t of_tile[4] = {words.x, words.y, words.z, words.w};
+// part[i][column] += words[i] times what ldmatrix read of k-tile `tile`: of one column, the tile and its neighbour.
+template <int kWords, int kColumns>
+__device__ __forceinline__ void add_subnormal_words(float (&part)[kWords][kColumns][4], const uint32_t (&words)[kWords], int tile,
+                                                    const uint32_t (&x)[4]) {
 #pragma unroll
-  for (int j = 0; j < marlin::kSubTiles; ++j) {
+  for (int j = 0; j < kWords; ++j) {
     uint32_t a[4];
-    subnormal_fragment(a, of_tile[j]);
+    subnormal_fragment(a, words[j]);
     if constexpr (kColumns == 2) {
       mma_bf16(part[j][0], a, x[0], x[1]);
       mma_bf16(part[j][1], a, x[2], x[3]);

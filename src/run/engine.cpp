@@ -80,6 +80,7 @@ void Engine::make_ways() {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
+    if (options_.batch > options_.most_in_launches) return fmt::format("more than {} sequences", options_.most_in_launches);
     return "";
   };
   near_.why = asks_for_ops();

@@ -186,6 +186,23 @@ TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
 
 // Activations beyond the range of f16 too, and whatever the other rows hold; up to the bounds of kernels/marlin_gemm.h where it
 // has some.
+// So large that a slice of k is as long as x finds room for, and that more than eight rows are computed 64 outputs at a time.
+TEST(MarlinGemmCuda, RowsOfLargeProductsEqualTheirOwn) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  for (const Case& c : {Case{8192, 28672, 128, 4, false}, Case{8192, 28672, 128, 4, true}, Case{5120, 27648, 128, 4, false}}) {
+    const Weight w(ex, c, 17);
+    for (const int64_t rows : {16, 11, 8}) {
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), all = product(ex, w, x, DType::f32);
+      for (const int64_t row : {int64_t{0}, rows / 2, rows - 1}) {
+        const Tensor alone = product(ex, w, x.view().row_range(row, row + 1), DType::f32);
+        EXPECT_LE(relative_error(all.view().row_range(row, row + 1), alone), tol::kBf16Op)
+            << c.out << "x" << c.in << " zeros " << c.zeros << " row " << row << " of " << rows;
+      }
+    }
+  }
+}
+
 TEST(MarlinGemmCuda, ARowTimesAPowerOfTwoGivesItsProductTimesThat) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);

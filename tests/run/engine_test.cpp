@@ -193,7 +193,8 @@ TEST(Engine, CudaRowsInLaunchesEqualOpByOp) {
   for (const int64_t batch : {2, 16}) {
     const std::vector<int32_t> ids = random_ids(static_cast<size_t>(batch) * 20, 5);
     const auto engine = [&](bool graph, bool launches) {
-      return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 32, .graph = graph, .one_launch = launches});
+      return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 32, .graph = graph, .one_launch = launches,
+                            .most_in_launches = 16});
     };
     Engine recorded = engine(true, true), eager = engine(false, true), by_op = engine(true, false);
     for (Engine* e : {&recorded, &eager, &by_op}) e->prefill(ids);
@@ -206,6 +207,23 @@ TEST(Engine, CudaRowsInLaunchesEqualOpByOp) {
       EXPECT_LE(relative_error(a, ops), tol::kLogitsBf16) << batch << " sequences, step " << i;
     }
   }
+}
+
+// Steps of more than a few sequences are faster op by op, and taken so.
+TEST(Engine, CudaMoreThanAFewSequencesGoOpByOp) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const TempDir dir;
+  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 1}, {});
+  const Checkpoint c = Checkpoint::open(dir.path() / "m");
+  const EngineOptions options{.load = {.dtype = DType::bf16}, .batch = 4, .capacity = 32};
+  Engine engine(ex, c, options);
+  EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
+  engine.resize(5, 32);
+  EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
+  EXPECT_EQ(engine.why_not_together(), "more than 4 sequences");
+  engine.resize(2, 32);
+  EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
 }
 
 TEST(Engine, CudaOneLaunchEqualsOpByOpInBytes) {
