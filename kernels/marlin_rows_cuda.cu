@@ -1,17 +1,12 @@
 // Launches of the kernel of marlin_rows.cuh, and how the work is cut.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "kernels/marlin_rows.cuh"
 
 namespace fewbit::cuda {
 namespace {
-
-// `parts` blocks share the chunks, `slices` blocks the k of each; teams of `team` warps have a chunk.
-struct RowsPlan {
-  int warps = 0, slices = 0, parts = 0, team = 0;  // no warps: there is no way
-  double time = 0;
-};
 
 // What a product's time is made of, in times of a stage of four words by all of 16 warps (about 1 us of an H200): fitted to thousands
 // of timed ways to cut fourteen shapes (docs/performance.md); only what differs between the ways counts.
@@ -38,7 +33,7 @@ constexpr RowsCosts kRowsCosts<RowsVariant<2, 2, kZeros>> = {
 // them too.
 constexpr size_t kMostMail = size_t{4} << 20;
 
-// A way to cut a product, as the kernel's variant counts.
+// A way to cut a product, as the kernel's variant counts: `parts` blocks of `warps` warps share the chunks, `slices` blocks the k of each.
 template <class V>
 struct RowsCut {
   int runs, chunks, rows;
@@ -59,13 +54,19 @@ RowsCut<V> cut_of(const StreamJob& product, int warps, int slices, int sms) {
   const int runs = (product.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles, chunks = product.chunks * (marlin::kTileN / V::kOutputs);
   return {runs, chunks, product.rows, warps, slices, std::min(chunks, sms / slices)};
 }
+template <class V>
+struct RowsPlan {
+  RowsCut<V> cut{};
+  int team = 0;  // warps that have a chunk together; 0: there is no way
+  double time = std::numeric_limits<double>::infinity();
+};
 size_t room_of(const CudaState& s) { return s.max_shared() - kStaticShared; }
 
 // Of the ways whose blocks are resident together the one that is quickest, by these costs, for the busiest block.
 template <class V>
-RowsPlan plan_rows(const CudaState& s, const StreamJob& product) {
+RowsPlan<V> plan_rows(const CudaState& s, const StreamJob& product) {
   constexpr RowsCosts of = kRowsCosts<V>;
-  RowsPlan best;
+  RowsPlan<V> best;
   for (const int warps : {16, 8}) {
     for (int slices = 1; slices <= s.sms(); ++slices) {
       const RowsCut<V> cut = cut_of<V>(product, warps, slices, s.sms());
@@ -77,7 +78,7 @@ RowsPlan plan_rows(const CudaState& s, const StreamJob& product) {
         double time = of.once + V::kHalves * rounds * ((most + team - 1) / team) * (warps == 8 ? of.eight : of.stage) +
                       rounds * team * (of.member + product.rows * of.member_row) + product.rows * most * of.run_row;
         if (slices > 1) time += slices * of.slice + mine * of.partial;
-        if (best.warps == 0 || time < best.time) best = {warps, slices, cut.parts, team, time};
+        if (time < best.time) best = {cut, team, time};
       }
     }
   }
@@ -85,33 +86,35 @@ RowsPlan plan_rows(const CudaState& s, const StreamJob& product) {
 }
 
 template <class V>
-void launch(CudaState& s, const StreamJob& product, const RowsPlan& plan) {
-  const RowsCut<V> cut = cut_of<V>(product, plan.warps, plan.slices, s.sms());
+bool launch(CudaState& s, const StreamJob& product, const RowsPlan<V>& plan) {
+  if (plan.team == 0) return false;
+  const RowsCut<V>& cut = plan.cut;
   RowsJob job{};
   static_cast<StreamJob&>(job) = product;
   constexpr int kOfRun = marlin::kTileN / V::kOutputs;
   job.chunks = cut.chunks;
   for (StreamWeight& weight : job.weights) weight.end_chunk *= kOfRun;
   job.passes = 1;
-  job.slices = plan.slices;
-  job.parts = plan.parts;
+  job.slices = cut.slices;
+  job.parts = cut.parts;
   job.team_shift = std::countr_zero(static_cast<unsigned>(plan.team));
-  job.least_runs = cut.runs / plan.slices;
-  job.longer = cut.runs % plan.slices;
-  job.least_chunks = cut.chunks / plan.parts;
-  job.longer_parts = cut.chunks % plan.parts;
+  job.least_runs = cut.runs / cut.slices;
+  job.longer = cut.runs % cut.slices;
+  job.least_chunks = cut.chunks / cut.parts;
+  job.longer_parts = cut.chunks % cut.parts;
   job.x_stride = V::x_stride(cut.most_runs());
   job.letters = cut.letters();
   if (job.letters > 0)
     job.partials = static_cast<float*>(s.mailbox(cut.partial_bytes()));
   else if (job.slices > 1)
-    set_meeting<V::kTokens>(s, job, job.rows, 32 * plan.warps, V::kOutputs);
+    set_meeting<V::kTokens>(s, job, job.rows, 32 * cut.warps, V::kOutputs);
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
   const size_t shared = std::max(cut.shared_bytes(), room_of(s) / 2 + 1);
   auto* kernel = marlin_rows_kernel<V>;
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  launch_overlapping(s, kernel, dim3(job.slices, job.parts), dim3(32 * plan.warps), shared, job);
+  launch_overlapping(s, kernel, dim3(job.slices, job.parts), dim3(32 * cut.warps), shared, job);
+  return true;
 }
 
 template <bool kZeros>
@@ -119,19 +122,10 @@ bool launch_planned(CudaState& s, const StreamJob& product) {
   using Eight = RowsVariant<1, 4, kZeros>;
   using Wide = RowsVariant<2, 4, kZeros>;
   using Narrow = RowsVariant<2, 2, kZeros>;
-  if (product.rows <= Eight::kTokens) {
-    const RowsPlan plan = plan_rows<Eight>(s, product);
-    if (plan.warps > 0) launch<Eight>(s, product, plan);
-    return plan.warps > 0;
-  }
-  const RowsPlan wide = plan_rows<Wide>(s, product), narrow = plan_rows<Narrow>(s, product);
-  if (wide.warps > 0 && (narrow.warps == 0 || wide.time < narrow.time))
-    launch<Wide>(s, product, wide);
-  else if (narrow.warps > 0)
-    launch<Narrow>(s, product, narrow);
-  else
-    return false;
-  return true;
+  if (product.rows <= Eight::kTokens) return launch(s, product, plan_rows<Eight>(s, product));
+  const auto wide = plan_rows<Wide>(s, product);
+  const auto narrow = plan_rows<Narrow>(s, product);
+  return wide.time < narrow.time ? launch(s, product, wide) : launch(s, product, narrow);
 }
 
 }  // namespace

@@ -40,23 +40,13 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMaps
     barrier_arrive(empty_at + 8 * at);
     if constexpr (S::kCluster == 2) barrier_arrive_in_cluster(twin_empty_at + 8 * at);
   };
-  struct Words {
-    uint32_t v[S::kOperands];
-  };
-  const auto load_words = [](uint32_t at) -> Words {
-    if constexpr (S::kOperands == 1) {
-      return {load_shared(at)};
-    } else {
-      const uint2 two = load_shared2(at);
-      return {two.x, two.y};
-    }
-  };
   // Of the stage's i-th group.
   const auto set_group = [&](int i) {
     const int at = slot * S::kGroups + i;
-    const auto pairs = load_words(scales_at + at * S::kScaleBytes);
+    uint32_t pairs[S::kOperands];
+    load_shared_words(pairs, scales_at + at * S::kScaleBytes);
 #pragma unroll
-    for (int m = 0; m < S::kOperands; ++m) group.set_scales(pairs.v[m], m);
+    for (int m = 0; m < S::kOperands; ++m) group.set_scales(pairs[m], m);
     if constexpr (S::kZeros) group.set_zeros(load_shared(zeros_at + at * S::kZeroBytes), l);
   };
   while (walk.next(run)) {
@@ -64,10 +54,10 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMaps
     int before = 0;
     for (int step = run.from; step < run.to; ++step) {
       barrier_await(full_at + 8 * slot, phase);
-      Words words[kWideTiles];
+      uint32_t words[kWideTiles][S::kOperands];
 #pragma unroll
       for (int i = 0; i < kWideTiles; ++i)
-        words[i] = load_words(words_at + slot * S::kWordBytes + i * S::kTileBytes);
+        load_shared_words(words[i], words_at + slot * S::kWordBytes + i * S::kTileBytes);
       // From a lane, so that the compiler takes the address for uniform: one instruction in place of four for
       // each k-tile.
       const uint64_t x = x_at + __shfl_sync(0xffffffffu, slot, 0) * (S::kXBytes >> 4);
@@ -76,7 +66,7 @@ __device__ __forceinline__ void wide_products(const WideJob& job, const WideMaps
         if (S::kFine ? i % 2 == 0 : i == 0) set_group(i / 2);
         uint32_t a[S::kOperands][4];
 #pragma unroll
-        for (int m = 0; m < S::kOperands; ++m) group.operand(a[m], words[i].v[m], m);
+        for (int m = 0; m < S::kOperands; ++m) group.operand(a[m], words[i][m], m);
         wgmma_fence();
 #pragma unroll
         for (int m = 0; m < S::kOperands; ++m) wgmma(sums[m], a[m], x + 2 * i, true);

@@ -118,11 +118,13 @@ __device__ __forceinline__ uint4 load_shared4(uint32_t at) {
   return v;
 }
 
-// Two or four of them.
+// So many of them.
 template <int kWords>
 __device__ __forceinline__ void load_shared_words(uint32_t (&v)[kWords], uint32_t at) {
-  static_assert(kWords == 2 || kWords == 4);
-  if constexpr (kWords == 2) {
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
+  if constexpr (kWords == 1) {
+    v[0] = load_shared(at);
+  } else if constexpr (kWords == 2) {
     const uint2 two = load_shared2(at);
     v[0] = two.x, v[1] = two.y;
   } else {
