@@ -130,21 +130,25 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
     const char* recipe;
     double worst;  // perplexity against bf16's on the same windows, at most this factor
     double close = tol::kPackedPerplexity;
+    int samples = 4;  // of 256 tokens
   };
   const auto score = [&](const std::string& model, const std::string& more) {
-    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 8 " + more);
+    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 16 " + more);
   };
   const double base = score(kDemo, "")["perplexity"];
   constexpr double kCoarse = tol::kPackedPerplexityCoarse;
+  constexpr int kMore = 32;  // on four samples GPTQ at 8 bits adds 1 to 3 % to the perplexity, by BLAS kernel and seed; on these .2 %
   for (const Case& c : {Case{"rtn int8 g128", 1.01}, Case{"rtn int4 g64", 1.3}, Case{"rtn int4 gch asym", 1.6}, Case{"gptq int4 g32", 1.2},
                         Case{"gptq int3 g128", 1.8}, Case{"gptq int2 g32", 20, kCoarse}, Case{"gptq int4 g128 format=gptq", 1.2},
                         Case{"gptq int4 g128 asym format=gptq", 1.2}, Case{"gptq int4 g128 act=full format=gptq", 1.2},
                         Case{"gptq int4 g128 act=gar", 1.2}, Case{"awq int4 g128", 1.25}, Case{"awq+gptq int4 g128", 1.2},
-                        Case{"rtn w8a8", 1.01}, Case{"gptq w8a8", 1.01}, Case{"gptq w8a8 acts=tensor", 1.2, kCoarse},
-                        Case{"fp8", 1.02}, Case{"fp8 tensor acts=tensor", 1.04}, Case{"fp8 block128", 1.02}, Case{"gptq fp8", 1.02},
+                        Case{"rtn w8a8", 1.01}, Case{"gptq w8a8", 1.01, tol::kPackedPerplexity, kMore},
+                        Case{"gptq w8a8 acts=tensor", 1.2, kCoarse}, Case{"fp8", 1.02}, Case{"fp8 tensor acts=tensor", 1.04},
+                        Case{"fp8 block128", 1.02}, Case{"gptq fp8", 1.02, tol::kPackedPerplexity, kMore},
                         Case{"fp8 format=marlin", 1.02}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));
-    const ProcessResult r = run("quantize '" + std::string(c.recipe) + "' " + kDemo + " " + out + kFast);
+    const std::string calibration = " --seq-len 256 --device cpu --samples " + std::to_string(c.samples);
+    const ProcessResult r = run("quantize '" + std::string(c.recipe) + "' " + kDemo + " " + out + calibration);
     ASSERT_EQ(r.exit_code, 0) << c.recipe << ": " << r.err;
     const ProcessResult v = run("evaluate verify " + out + " --device cpu");
     EXPECT_EQ(v.exit_code, 0) << c.recipe << ": " << v.out << v.err;
