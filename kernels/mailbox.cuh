@@ -9,12 +9,12 @@ namespace fewbit::cuda {
 
 inline constexpr uint32_t kEmptyLetter = 0xffffffffu;
 
-// As it is now; all four words in one request, past the first-level cache.
-__device__ __forceinline__ float4 peek_letter(const float4* at) {
-  float4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(at)
+// As it is now, zeros where it is not wanted; all four words in one request, past the first-level cache.
+__device__ __forceinline__ float4 peek_letter(const float4* at, bool wanted) {
+  float4 v{};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n}\n"
+               : "+f"(v.x), "+f"(v.y), "+f"(v.z), "+f"(v.w)
+               : "l"(at), "r"(static_cast<int>(wanted))
                : "memory");
   return v;
 }
@@ -28,9 +28,11 @@ __device__ __forceinline__ bool has_empty(const float4& v) {
 }
 // Of a sum of letters: one of them may be empty. NaN where it is.
 __device__ __forceinline__ bool may_lack(const float4& sum) { return isnan(sum.x + sum.y + sum.z + sum.w); }
-__device__ __forceinline__ void empty_letter(float4* at) {
-  const float none = __uint_as_float(kEmptyLetter);
-  __stcg(at, float4{none, none, none, none});
+// `empty`: kEmptyLetter four times, the same registers for every letter.
+__device__ __forceinline__ void empty_letter(float4* at, const uint32_t (&empty)[4], bool wanted) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.cg.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"l"(at), "r"(empty[0]),
+               "r"(empty[1]), "r"(empty[2]), "r"(empty[3]), "r"(static_cast<int>(wanted))
+               : "memory");
 }
 
 }  // namespace fewbit::cuda

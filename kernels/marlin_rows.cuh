@@ -5,7 +5,7 @@
 // warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet. These meet in shared memory, then
 // those of the blocks in device memory (marlin_rows_end.cuh), always in the order of k.
 // What a launch does once, before its first product and after its last, is kept short: those instructions come from beyond the
-// first cache, at several cycles each.
+// first cache, at several cycles each. Of these, whatever does not lead to x waits until x is on its way.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
 #include "kernels/marlin_rows_end.cuh"
 #include "kernels/subnormal_product.cuh"
@@ -71,8 +71,8 @@ struct RowsFeeder {
     const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i), tile = first_run * kWarpTiles + lane / V::kTileLanes;
     const int64_t first_group = grouped() ? first_run : 0;
     row_words = out * 2;
-    left = job.in / marlin::kTileK - tile;
-    at = job.weights[i].w.b + static_cast<int64_t>(tile) * row_words + local * (V::kTileBytes / 4) + 4 * (lane % V::kTileLanes);
+    left = static_cast<unsigned>(job.in) / marlin::kTileK - tile;
+    at = job.weights[i].w.b + static_cast<int64_t>(tile) * row_words + (local * (V::kTileBytes / 4) + 4 * (lane % V::kTileLanes));
     group = copies_scales()
                 ? reinterpret_cast<const char*>(job.weights[i].w.s + first_group * out + local * V::kOutputs) + 16 * lane
                 : reinterpret_cast<const char*>(job.weights[i].w.z + first_group * (out / 8) + local * (V::kOutputs / 8)) +
@@ -134,10 +134,11 @@ struct RowsBlock {
         teams(warps >> j.team_shift),
         member(warp & (members - 1)) {}
 
-  // x of the slice to shared memory. `meanwhile` is called once, when what is read is on its way.
+  // Waits for the predecessor, which may write x, and brings x of the slice to shared memory. `meanwhile` is called once, when what is
+  // read is on its way.
   template <class Meanwhile>
   __device__ __forceinline__ void take_x(const Meanwhile& meanwhile) const {
-    // As few as the slice needs: where they are not needed, their instructions would still have to come.
+    // As few at once as the slice needs: where they are not needed, their instructions would still have to come.
     if (kColumns == 2 && runs > 16)
       copy_x<3>(meanwhile);
     else
@@ -146,35 +147,43 @@ struct RowsBlock {
     add_x();
     __syncthreads();
   }
-  // Eight runs of a row at a time, kTogether of them.
+  // A warp has a row, or with others a part of one; where there are fewer warps than rows, two of them. Of these it takes eight runs
+  // at a time, kTogether of them at once.
   template <int kTogether, class Meanwhile>
   __device__ __forceinline__ void copy_x(const Meanwhile& meanwhile) const {
-    constexpr int kValues = 8, kPieces = 4;  // of a lane and eight runs
-    const int pieces = runs * kWarpTiles * 2, given = min(pieces, job.in / kValues - first_run * kWarpTiles * 2);
-    const int parts = (pieces + 32 * kPieces - 1) / (32 * kPieces) * kTokens;
-    int first = warp;
+    constexpr int kRun = kWarpTiles * 2, kPieces = 4, kSpan = 32 * kPieces;  // pieces of eight values: of a run; of a lane, of a warp
+    const int in = static_cast<unsigned>(job.in) / 8, pieces = runs * kRun, given = min(pieces, in - first_run * kRun);
+    const bool few = warps < kTokens;
+    const int rows_on = few ? warps : 0, pieces_on = kept(few ? 0 : warps / kTokens * kSpan);  // from one to the next of kTogether
+    const int row = warp % kTokens, start = warp / kTokens * kSpan;
+    const auto* from =
+        kept(reinterpret_cast<const uint4*>(job.x) + static_cast<int64_t>(row) * in + (first_run * kRun + start + lane));
+    uint32_t to = kept_address(x + row * job.x_stride + 16 * (start + lane));
+    int first = start;
+    await_predecessor();
     do {
       uint4 v[kTogether][kPieces];
-      const auto each = [&](const auto& body) {  // body(its registers, row, first piece of the lane)
+      const auto each = [&](const auto& body) {  // body(i, pieces before this lane's first)
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int part = first + i * warps, row = part % kTokens, from = part / kTokens * (32 * kPieces);
-          if (row < job.rows && from < pieces) body(v[i], row, from + lane);
-        }
+        for (int i = 0; i < kTogether; ++i)
+          if (row + i * rows_on < job.rows && first + i * pieces_on < pieces) body(i, first + i * pieces_on + lane);
       };
-      each([&](uint4 (&of)[kPieces], int row, int piece) {
-        const auto* from = reinterpret_cast<const uint4*>(job.x + static_cast<int64_t>(row) * job.in) + first_run * kWarpTiles * 2 + piece;
+      each([&](int i, int before) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i) of[i] = piece + 32 * i < given ? __ldcg(from + 32 * i) : uint4{0, 0, 0, 0};
+        for (int k = 0; k < kPieces; ++k)
+          v[i][k] = load_past_l1(from + i * (static_cast<int64_t>(rows_on) * in + pieces_on) + 32 * k, 32 * k < given - before);
       });
-      if (first == warp) meanwhile();
-      each([&](uint4 (&of)[kPieces], int row, int piece) {
-        auto* to = reinterpret_cast<uint4*>(x + row * job.x_stride) + piece;
+      if (first == start) meanwhile();
+      each([&](int i, int before) {
 #pragma unroll
-        for (int i = 0; i < kPieces; ++i)
-          if (piece + 32 * i < pieces) to[32 * i] = raised(of[i], lane % 2 == 0);
+        for (int k = 0; k < kPieces; ++k)
+          store_shared(to + i * (rows_on * job.x_stride + 16 * pieces_on) + 512 * k, raised(v[i][k], lane % 2 == 0), 32 * k < pieces - before);
       });
-    } while ((first += kTogether * warps) < parts);
+      const int step = few ? kSpan : kTogether * pieces_on;
+      first += step;
+      from += step;
+      to += 16 * step;
+    } while (first < pieces);
   }
   // The sums of x over every run, as the product with codes that are all 1.
   __device__ __forceinline__ void add_x() const {
@@ -314,23 +323,23 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
     return at;
   };
   feeder.template fetch<0>(ring_at + next(fill));
+  const bool grouped = feeder.grouped();
   const RowsLetters<V> letters{job, reinterpret_cast<typename RowsLetters<V>::Place*>(block.starts + block.runs * V::kTokens) + threadIdx.x};
-  if (job.letters > 0) letters.seat(block.part, block.slice);
-  await_predecessor();
-  // What is read of x waits behind the words that were asked for before it: the rest of them comes after.
+  // This lane's row of x, its sums of x; of a slot, its words of the first k-tile, its scales, the word that its zero points are in.
+  uint32_t x, starts, own_words, own_scales, own_zeros = 0;
   block.take_x([&] {
+    // What is read of x waits behind the words that were asked for before it: the rest of them comes now.
     feeder.template fetch<1 % V::kHalves>(ring_at + next(fill));
     if constexpr (V::kStages == 4) feeder.template fetch<0>(ring_at + next(fill));
+    if (job.letters > 0) letters.seat(block.part, block.slice);
+    const int own = block.lane % V::kTileLanes, upper = block.lane / V::kTileLanes * (4 * V::kWords);
+    x = kept_address(block.lane_x() + first_run * (kWarpTiles * 32));
+    starts = kept_address(block.starts + first_run * V::kTokens + block.lane % 4 * 2);
+    own_words = kept_address(ring + 16 * own + upper);
+    own_scales = kept_address(ring + V::kScalesAt + 16 * (own / 4) + upper);
+    if constexpr (V::kZeros) own_zeros = kept_address(ring + V::kZerosAt + 4 * (own / 4));
   });
 
-  const bool grouped = feeder.grouped();
-  const uint32_t x = kept_address(block.lane_x() + first_run * (kWarpTiles * 32));
-  const uint32_t starts = kept_address(block.starts + first_run * V::kTokens + block.lane % 4 * 2);
-  // This lane's words of a slot's first k-tile, its scales, the word that its zero points are in.
-  const int own = block.lane % V::kTileLanes, upper = block.lane / V::kTileLanes * (4 * V::kWords);
-  const uint32_t own_words = kept_address(ring + 16 * own + upper);
-  const uint32_t own_scales = kept_address(ring + V::kScalesAt + 16 * (own / 4) + upper);
-  const uint32_t own_zeros = V::kZeros ? kept_address(ring + V::kZerosAt + 4 * (own / 4)) : 0;
   for (int chunk = first_chunk; chunk < job.chunks; chunk += step) {
     RowsSums<V> sums;
     for (int run = 0; run < runs; ++run) {
@@ -356,9 +365,12 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   cp_async_wait<0>();
   if (job.slices == 1) return;
   if (job.letters == 1) {
-    letters.template add<1, 8>();
+    if (job.slices <= kFewSlices)
+      letters.template add<1, kFewSlices>();
+    else
+      letters.template add<1, 8>();
   } else if (job.letters == kMostLetters) {
-    letters.template add<kMostLetters, kSlicesOfTwo>();
+    letters.template add<kMostLetters, kFewSlices>();
   } else {
     RowsEnd<V> end(job, block.part);
     end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },

@@ -45,7 +45,7 @@ struct RowsCut {
   int letters() const {  // as RowsJob has it
     if (slices == 1 || partial_bytes() >= kMostMail) return 0;
     const int quads = most_chunks() * RowsQuad<V>::kOfChunk, takers = slices * 32 * warps;
-    return quads <= takers ? 1 : quads <= kMostLetters * takers && slices <= kSlicesOfTwo ? kMostLetters : 0;
+    return quads <= takers ? 1 : quads <= kMostLetters * takers && slices <= kFewSlices ? kMostLetters : 0;
   }
   size_t shared_bytes() const { return V::shared_bytes(warps, most_runs(), rows, letters()); }
 };

@@ -13,8 +13,8 @@ struct RowsJob : StreamJob {
   int letters;                     // sums go through the mailbox, so many quads for each thread at most; 0: blocks meet
 };
 
-// Quads of a thread that are added as they come; two of them, where there are so few slices that one request serves all.
-constexpr int kMostLetters = 2, kSlicesOfTwo = 4;
+// Quads of a thread that are added as they come; two of them only where there are so few slices that one request serves all.
+constexpr int kMostLetters = 2, kFewSlices = 4;
 
 // The four values of every lane, transposed among the four lanes whose numbers differ in bits 2 and 3 only.
 __device__ __forceinline__ float4 transposed(float4 v, int lane) {
@@ -48,9 +48,10 @@ struct RowsQuad {
     constexpr int kOfRun = marlin::kTileN / V::kOutputs;
     int weight = 0;
     while (chunk >= job.weights[weight].end_chunk) ++weight;
-    const int local = chunk - first_chunk_of(job, weight), sub_tile = lane / V::kTileLanes * V::kWords + j;
-    const int quad = 4 * sub_tile + (lane / 4 & 2) + (kOfRun == 1 ? lane / 16 : local % kOfRun);
-    const int col = local / kOfRun * marlin::kTileN + 4 * quad;
+    const unsigned local = chunk - first_chunk_of(job, weight);
+    const int sub_tile = lane / V::kTileLanes * V::kWords + j;
+    const int quad = 4 * sub_tile + (lane / 4 & 2) + static_cast<int>(kOfRun == 1 ? lane / 16 : local % kOfRun);
+    const int col = static_cast<int>(local / kOfRun) * marlin::kTileN + 4 * quad;
     return {weight, col, static_cast<int64_t>(token()) * job.weights[weight].w.out + col};
   }
 };
@@ -127,24 +128,27 @@ struct RowsLetters {
   struct alignas(16) Place {
     uint32_t from, to;  // quads from the partial sums' first, values from y's
     int col;            // among the weight's outputs
-    int8_t weight;
-    bool exists, wanted;  // something was left there; it is stored
+    uint32_t marks;     // 1: something was left there; 2: it is stored; above: the weight
+
+    __device__ __forceinline__ bool exists() const { return marks & 1; }
+    __device__ __forceinline__ bool wanted() const { return marks & 2; }
+    __device__ __forceinline__ OutputQuad output() const { return {static_cast<int>(marks >> 2), col, to}; }
   };
   const RowsJob& job;
   Place* places;  // [kMostLetters, threads], this thread's first
 
   __device__ __forceinline__ void seat(int part, int own) const {
-    const int quads = (job.least_chunks + (part < job.longer_parts)) * Quad::kOfChunk;
+    const unsigned quads = (job.least_chunks + (part < job.longer_parts)) * Quad::kOfChunk;
 #pragma unroll 1
     for (int i = 0; i < job.letters; ++i) {
-      const int e = (own + i * job.slices) * blockDim.x + threadIdx.x, chunk = part + e / Quad::kOfChunk * job.parts;
+      const unsigned e = (own + i * job.slices) * blockDim.x + threadIdx.x;
+      const int chunk = part + static_cast<int>(e / Quad::kOfChunk) * job.parts;
       const Quad quad = Quad::at(e % Quad::kOfChunk);
       Place place{};
       if (e < quads) {
         const OutputQuad to = quad.output(job, chunk);
-        const float4* from = rows_partial<V>(job, chunk, 0) + quad.place();
-        place = {static_cast<uint32_t>(from - reinterpret_cast<float4*>(job.partials)), static_cast<uint32_t>(to.at), to.col,
-                 static_cast<int8_t>(to.weight), quad.exists(job.rows), quad.token() < job.rows};
+        place = {static_cast<uint32_t>(chunk * job.slices * Quad::kOfChunk + quad.place()), static_cast<uint32_t>(to.at), to.col,
+                 static_cast<uint32_t>(to.weight << 2 | (quad.token() < job.rows) << 1 | quad.exists(job.rows))};
       }
       places[i * blockDim.x] = place;
     }
@@ -154,37 +158,39 @@ struct RowsLetters {
   __device__ __forceinline__ void add() const {
     Place place[kTogether];
     float4* from[kTogether];
+    int slices[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       place[i] = places[i * blockDim.x];
-      from[i] = reinterpret_cast<float4*>(job.partials) + place[i].from;
+      from[i] = kept(reinterpret_cast<float4*>(job.partials) + place[i].from);
+      slices[i] = place[i].exists() ? job.slices : 0;
     }
     if (V::kColumns > 1) {
       // One lane looks whether the last slice has come: all of them looking for all would take the L2 from who still computes.
-      if (threadIdx.x % 32 == 0 && place[0].exists)
+      if (threadIdx.x % 32 == 0 && place[0].exists())
         while (__float_as_uint(peek_word(from[0] + (job.slices - 1) * Quad::kOfChunk)) == kEmptyLetter) __nanosleep(20);
       __syncwarp();
     }
     float4 v[kTogether];
-    while (!read<kTogether, kAtOnce>(v, place, from)) {
+    while (!read<kTogether, kAtOnce>(v, slices, from)) {
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
       v[i] = transposed(v[i], threadIdx.x % 32);
-      if (place[i].wanted) OutputQuad(place[i].weight, place[i].col, place[i].to).store(job, v[i]);
+      if (place[i].wanted()) place[i].output().store(job, v[i]);
     }
+    const uint32_t empty[4] = {kept(kEmptyLetter), kept(kEmptyLetter), kept(kEmptyLetter), kept(kEmptyLetter)};
     for (int s0 = 0; s0 < job.slices; s0 += kAtOnce)
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s)
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i)
-          if (s0 + s < job.slices && place[i].exists) empty_letter(from[i] + (s0 + s) * Quad::kOfChunk);
+        for (int i = 0; i < kTogether; ++i) empty_letter(from[i] + s0 * Quad::kOfChunk + s * Quad::kOfChunk, empty, s < slices[i] - s0);
   }
 
  private:
   // The sums over all slices, in the order of k; false where some had not come.
   template <int kTogether, int kAtOnce>
-  __device__ __forceinline__ bool read(float4 (&v)[kTogether], const Place (&place)[kTogether], float4* const (&from)[kTogether]) const {
+  __device__ __forceinline__ bool read(float4 (&v)[kTogether], const int (&slices)[kTogether], float4* const (&from)[kTogether]) const {
     bool lacks = false;
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) v[i] = {};
@@ -194,7 +200,7 @@ struct RowsLetters {
       for (int s = 0; s < kAtOnce; ++s)
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
-          some[s][i] = s0 + s < job.slices && place[i].exists ? peek_letter(from[i] + (s0 + s) * Quad::kOfChunk) : float4{};
+          some[s][i] = peek_letter(from[i] + s0 * Quad::kOfChunk + s * Quad::kOfChunk, s < slices[i] - s0);
       bool may = false;
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {

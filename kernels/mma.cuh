@@ -94,8 +94,11 @@ __device__ __forceinline__ uint32_t transposed(uint32_t v) {
 // instruction.
 template <class T>
 __device__ __forceinline__ T kept(T v) {
-  static_assert(sizeof(T) == 4);
-  asm volatile("" : "+r"(v));
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  if constexpr (sizeof(T) == 4)
+    asm volatile("" : "+r"(v));
+  else
+    asm volatile("" : "+l"(v));
   return v;
 }
 __device__ __forceinline__ uint32_t kept_address(const void* shared) {
@@ -135,6 +138,21 @@ __device__ __forceinline__ void load_shared_words(uint32_t (&v)[kWords], uint32_
 
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(at), "r"(v) : "memory");
+}
+// 16 bytes, where they are wanted: by a predicate, since behind a branch the compiler would work out the address anew.
+__device__ __forceinline__ void store_shared(uint32_t at, uint4 v, bool wanted) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"r"(at), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w), "r"(static_cast<int>(wanted))
+               : "memory");
+}
+// 16 bytes of global memory, past the first-level cache; zeros where they are not wanted.
+__device__ __forceinline__ uint4 load_past_l1(const uint4* at, bool wanted) {
+  uint4 v{};
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];\n}\n"
+               : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
+               : "l"(at), "r"(static_cast<int>(wanted))
+               : "memory");
+  return v;
 }
 
 // 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).

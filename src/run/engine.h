@@ -18,7 +18,7 @@ struct EngineOptions {
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
   bool one_launch = true;        // steps of few sequences take all layers in one launch, or one each, where they can (CUDA)
-  int64_t most_in_launches = 4;  // sequences of such steps, 16 at most; more are faster op by op (docs/performance.md)
+  int64_t most_in_launches = 2;  // sequences of such steps, 16 at most; more are faster op by op (docs/performance.md)
   int64_t long_context = -1;     // over more positions in sight attention has launches of its own; -1: long_context() of the cache
 };
 

@@ -216,12 +216,12 @@ TEST(Engine, CudaMoreThanAFewSequencesGoOpByOp) {
   const TempDir dir;
   synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 1}, {});
   const Checkpoint c = Checkpoint::open(dir.path() / "m");
-  const EngineOptions options{.load = {.dtype = DType::bf16}, .batch = 4, .capacity = 32};
+  const EngineOptions options{.load = {.dtype = DType::bf16}, .batch = 2, .capacity = 32};
   Engine engine(ex, c, options);
   EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
-  engine.resize(5, 32);
+  engine.resize(3, 32);
   EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
-  EXPECT_EQ(engine.why_not_together(), "more than 4 sequences");
+  EXPECT_EQ(engine.why_not_together(), "more than 2 sequences");
   engine.resize(2, 32);
   EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
 }
