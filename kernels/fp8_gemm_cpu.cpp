@@ -1,9 +1,11 @@
-// FP8 products on the CPU: the values of the codes in f32. Few rows: a row of the weight is widened once and multiplied
-// with all of them; many: tiles through BLAS.
+// FP8 products on the CPU: the values of the codes in f32. Few rows: made in registers, as the codes come from memory
+// (kernels/byte_dot.h), or else a row of the weight is widened once and multiplied with all of them; many: tiles through BLAS.
 #include "kernels/fp8_gemm.h"
 
 #include <algorithm>
+#include <array>
 
+#include "kernels/byte_dot.h"
 #include "kernels/cast.h"
 #include "kernels/cpu_rows.h"
 #include "kernels/cpu_tiles.h"
@@ -22,6 +24,7 @@ FEWBIT_HOT void f8_times(const uint8_t* codes, float scale, float* out, int64_t 
 namespace {
 
 constexpr int64_t kFewRows = 8;
+constexpr int64_t kCodesAtOnce = 1 << 17;  // of a thread, as in row_gemm
 
 // Rows [begin, end) of the weight as f32.
 const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, float* room) {
@@ -33,12 +36,18 @@ const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, f
 
 void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows(), in = x.cols();
-  parallel_for(w.codes.rows(), std::max<int64_t>(1, 65536 / in), [&](int64_t begin, int64_t end) {
+  const bool in_registers = f8_dots_fit(in);
+  parallel_for(w.codes.rows(), std::max<int64_t>(1, kCodesAtOnce / in), [&](int64_t begin, int64_t end) {
     float* row = scratch(Scratch::w, in);
     float* sums = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
+    std::array<float, kFewRows> of_output{};
     for (int64_t o = begin; o < end; ++o) {
-      widened_rows(w, o, o + 1, row);
-      for (int64_t r = 0; r < rows; ++r) sums[r * (end - begin) + o - begin] = dot(x.as<float>() + r * in, row, in);
+      const uint8_t* codes = w.codes.as<uint8_t>() + o * in;
+      if (!in_registers || !f8_dots(byte_loops(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, of_output.data())) {
+        widened_rows(w, o, o + 1, row);
+        for (int64_t r = 0; r < rows; ++r) of_output[static_cast<size_t>(r)] = dot(x.as<float>() + r * in, row, in);
+      }
+      for (int64_t r = 0; r < rows; ++r) sums[r * (end - begin) + o - begin] = of_output[static_cast<size_t>(r)];
     }
     for (int64_t r = 0; r < rows; ++r) store_row(sums + r * (end - begin), bias, begin, end, y, r);
   });

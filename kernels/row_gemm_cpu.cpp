@@ -1,10 +1,12 @@
-// Products with the CPU's own layout of integer linears. Few rows of x: level by level, a sum per group. Many
-// rows: the weight is made f32 in tiles and multiplied by BLAS.
+// Products with the CPU's own layout of integer linears. Few rows of x: a sum per group, of levels made in registers as the codes come from
+// memory (kernels/nibble_dot.h, kernels/byte_dot.h) or, where these do not fit, written down first. Many rows: the weight is made f32 in
+// tiles and multiplied by BLAS.
 #include "kernels/row_gemm.h"
 
 #include <algorithm>
 #include <array>
 
+#include "kernels/byte_dot.h"
 #include "kernels/cpu_rows.h"
 #include "kernels/cpu_tiles.h"
 #include "kernels/nibble_dot.h"
@@ -33,7 +35,7 @@ FEWBIT_HOT void byte_levels(const uint8_t* bytes, float zero, float* out, int64_
 namespace {
 
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kNibblesAtOnce = 1 << 18;  // of a thread: where its share begins nothing has been asked for ahead
+constexpr int64_t kBytesAtOnce = 1 << 17;  // of a thread: where its share begins nothing has been asked for ahead
 
 struct RowReader {
   const RowPackedView& w;
@@ -102,17 +104,38 @@ void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, 
   });
 }
 
-void few_rows_in_registers(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
-  const int64_t rows = x.rows();
-  const NibbleInput input(w, x);
-  parallel_for(w.out(), std::max<int64_t>(1, kNibblesAtOnce / w.in), [&](int64_t begin, int64_t end) {
+// dots(o, sums): of all rows of x with row o of the linear.
+template <class Dots>
+void few_rows_in_registers(int64_t rows, const RowPackedView& w, ConstTensorView bias, TensorView y, const Dots& dots) {
+  parallel_for(w.out(), std::max<int64_t>(1, kBytesAtOnce / w.codes.cols()), [&](int64_t begin, int64_t end) {
     float* by_row = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
     std::array<float, kFewRows> sums{};
     for (int64_t o = begin; o < end; ++o) {
-      nibble_dots(w, input, o, sums.data());
+      dots(o, sums.data());
       for (int64_t r = 0; r < rows; ++r) by_row[r * (end - begin) + o - begin] = sums[static_cast<size_t>(r)];
     }
     for (int64_t r = 0; r < rows; ++r) store_row(by_row + r * (end - begin), bias, begin, end, y, r);
+  });
+}
+
+void few_nibble_rows(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
+  const NibbleInput input(w, x);
+  few_rows_in_registers(x.rows(), w, bias, y, [&](int64_t o, float* sums) { nibble_dots(w, input, o, sums); });
+}
+
+void few_byte_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, TensorView y) {
+  const RowPackedView& w = reader.w;
+  const int64_t rows = x.rows(), in = w.in, groups = reader.groups;
+  float* xs = scratch(Scratch::x, x.numel());  // of this thread; the others only read it
+  widen_rows(x.dtype, x.data, rows, in, in, xs);
+  few_rows_in_registers(rows, w, bias, y, [&](int64_t o, float* sums) {
+    const LevelRow row{.codes = w.codes.as<uint8_t>() + o * in,
+                       .scales = w.scales.as<float>() + o * groups,
+                       .zeros = w.zeros.data ? w.zeros.as<uint8_t>() + o * groups : nullptr,
+                       .zero = 1 << (w.bits - 1),
+                       .group = groups == 1 ? in : w.group,
+                       .in = in};
+    level_dots(byte_loops(), row, xs, rows, sums);
   });
 }
 
@@ -126,8 +149,11 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
-  if (x.rows() <= kFewRows)
-    return nibble_dots_fit(w) ? few_rows_in_registers(x, w, bias, y) : few_rows(x, reader, bias, y);
+  if (x.rows() <= kFewRows) {
+    if (nibble_dots_fit(w)) return few_nibble_rows(x, w, bias, y);
+    if (!reader.nibbles && !w.group_of.data && level_dots_fit(w.in, reader.groups == 1 ? w.in : w.group)) return few_byte_rows(x, reader, bias, y);
+    return few_rows(x, reader, bias, y);
+  }
   const auto weight = [&](int64_t begin, int64_t end, float* out) {
     for (int64_t o = begin; o < end; ++o) reader.values(o, out + (o - begin) * w.in);
     return out;

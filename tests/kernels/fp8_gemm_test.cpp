@@ -64,6 +64,18 @@ void every_shape(Exec& ex) {
 
 FEWBIT_OP_TEST(Fp8Gemm, MatchesTheDoubleProduct) { every_shape(ex); }
 
+TEST(Fp8Gemm, OneRowKeepsANanOfTheWeight) {
+  Exec ex = Exec::cpu();
+  const Tensor x = random_normal(DType::f32, {1, 128}, 1), w = random_f8({3, 128}, 2), scales = Tensor::host(DType::f32, {3});
+  for (int64_t o = 0; o < 3; ++o) scales.as<float>()[o] = 0.01f;
+  w.as<uint8_t>()[128 + 77] = 0xff;
+  const Tensor y = poisoned(ex, DType::f32, {1, 3});
+  fp8_gemm(ex, x, kF8, {.codes = w, .scales = scales}, ConstTensorView{}, y);
+  EXPECT_TRUE(std::isfinite(y.as<float>()[0]));
+  EXPECT_TRUE(std::isnan(y.as<float>()[1]));
+  EXPECT_TRUE(std::isfinite(y.as<float>()[2]));
+}
+
 #ifdef FEWBIT_HAS_CUDA
 TEST(Fp8Gemm, CudaWithoutFp8TensorCoresToo) {
   FEWBIT_NEEDS_GPU();
