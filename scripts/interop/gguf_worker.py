@@ -79,7 +79,7 @@ def checksums(path):
     heads = {"attn_q": "head_count", "attn_k": "head_count_kv"}
     sums = {}
     for t in reader.tensors:
-        if t.name == "rope_freqs.weight":
+        if t.name.startswith(("rope_freqs.", "rope_factors_")):
             continue
         values = quants.dequantize(t.data, t.tensor_type).reshape([int(d) for d in t.shape[::-1]])
         part = t.name.split(".")[2] if t.name.startswith("blk.") else ""

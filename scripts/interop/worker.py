@@ -1,8 +1,9 @@
 """Loads and writes checkpoints with other people's tools; run by scripts/interop/run in a tool's environment.
 
 Reads a list of jobs as JSON from standard input and prints a line "RESULT {json}" for each. A job names a function of
-LOADERS (a checkpoint of ours, by their code: "perplexity") or of WRITERS (a checkpoint of theirs at "out", and its "perplexity" by
-their code). A job that raises becomes {"error": …}. Perplexity is over every token but a window's first, in float32.
+LOADERS (a checkpoint of ours, by their code: "perplexity", and where the job has "logits", a cache of `evaluate compare`, how far ours
+are from theirs: "logits_error") or of WRITERS (a checkpoint of theirs at "out", and its "perplexity" by their code). A job that raises
+becomes {"error": …}. Perplexity is over every token but a window's first, in float32.
 """
 import contextlib
 import importlib.util
@@ -52,6 +53,18 @@ def perplexity(model, ids):
     return math.exp(total / count)
 
 
+def logits_error(model, ids, cache):
+    """||ours - theirs|| / ||theirs|| over all positions but a window's last; ours as `evaluate compare --base-cache` keeps them."""
+    coded, off, size = tensors_of(cache), 0.0, 0.0
+    with torch.no_grad():
+        for i, window in enumerate(ids.long()):
+            code, top, step = (coded[f"{name}.{i:06d}"].double() for name in ("code", "top", "step"))
+            theirs = model(window[None]).logits[0, :-1].double()
+            off += (top[:, None] - step[:, None] * code - theirs).square().sum().item()
+            size += theirs.square().sum().item()
+    return math.sqrt(off / size)
+
+
 def pretrained(folder, dtype=torch.float32, **more):
     from transformers import AutoModelForCausalLM
 
@@ -96,7 +109,11 @@ def module_state(state, module):
 
 def load_transformers(job):
     try:
-        return {"perplexity": perplexity(pretrained(job["checkpoint"]), job["ids"])}
+        model = pretrained(job["checkpoint"])
+        result = {"perplexity": perplexity(model, job["ids"])}
+        if "logits" in job:
+            result["logits_error"] = logits_error(model, job["ids"], job["logits"])
+        return result
     except RuntimeError as e:
         if "same dtype" not in str(e):
             raise
@@ -287,6 +304,25 @@ def write_autoawq(job):
     return load_autoawq({**job, "checkpoint": job["out"]})
 
 
+def write_longrope(job):
+    """A random Phi-3 whose rotation has two tables, as Phi-4-mini's; scores are large, so that a wrong angle shows."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    torch.manual_seed(0)
+    features = 24  # half of 0.75 * 64
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1 + 0.02 * i for i in range(features)], "long_factor": [1 + 0.1 * i * i for i in range(features)],
+            "original_max_position_embeddings": job["original"]}
+    config = Phi3Config(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+                        vocab_size=384, max_position_embeddings=4 * job["original"], original_max_position_embeddings=job["original"],
+                        rope_parameters=rope, initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model = Phi3ForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(job["out"])
+    for path, windows in job["windows"].items():
+        save_file({"input_ids": torch.randint(3, 384, windows, dtype=torch.int32)}, path)
+    return {}
+
+
 def write_gptqmodel(job):
     """GPTQModel's own quantization of the whole model on a few windows of the text."""
     from gptqmodel import GPTQModel
@@ -303,7 +339,7 @@ def write_gptqmodel(job):
 
 LOADERS = {"transformers": load_transformers, "transformers-gguf": load_transformers_gguf,
            "compressed-tensors": load_compressed_tensors, "autoawq": load_autoawq, "gptqmodel": load_gptqmodel}
-WRITERS = {"compressed-tensors": write_compressed_tensors, "autoawq": write_autoawq, "gptqmodel": write_gptqmodel}
+WRITERS = {"longrope": write_longrope, "compressed-tensors": write_compressed_tensors, "autoawq": write_autoawq, "gptqmodel": write_gptqmodel}
 
 
 def ids_of(job):
@@ -323,7 +359,8 @@ def do(job):
     if job["what"] == "ids":
         return {"windows": len(ids_of(job))}
     table = LOADERS if job["what"] == "load" else WRITERS
-    return table[job["tool"]]({**job, "ids": load_file(job["ids"])["input_ids"]})
+    ids = {"ids": load_file(job["ids"])["input_ids"]} if "ids" in job else {}
+    return table[job["tool"]]({**job, **ids})
 
 
 def main():

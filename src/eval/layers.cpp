@@ -86,7 +86,7 @@ class BlockRunner {
       : ex_(ex),
         c_(c),
         options_(o),
-        ropes_(ex, c.spec),
+        ropes_(ex, c.spec, in.x.rows() / seqs),
         slots_(ex, c.spec, in.x.rows(), o.dtype),
         positions_(in.positions),
         seqs_(seqs) {}

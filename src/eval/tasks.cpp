@@ -129,7 +129,12 @@ std::vector<TaskAnswer> answer_tasks(Runner& runner, const Tokenizer& tokenizer,
   for (size_t begin = 0; begin < sequences.size();) {
     const size_t limit =
         std::max<size_t>(1, static_cast<size_t>(o.batch_tokens) / sequences[begin].ids.size());
-    const size_t end = std::min(sequences.size(), begin + limit);
+    size_t end = std::min(sequences.size(), begin + limit);
+    // A score must not depend on what shares the batch: LongRoPE turns a batch by its length.
+    const auto turns_long = [&](size_t i) {
+      return fewbit::turns_long(runner.spec(), static_cast<int64_t>(sequences[i].ids.size()));
+    };
+    while (turns_long(begin) != turns_long(end - 1)) --end;
     const std::span<const Sequence> batch = std::span(sequences).subspan(begin, end - begin);
     const std::vector<double> found = logprobs(runner, batch);
     for (size_t k = 0; k < batch.size(); ++k) answers[batch[k].item].logprob[batch[k].choice] = found[k];

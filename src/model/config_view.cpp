@@ -1,6 +1,6 @@
 // Typed access to config.json. Every message names the file and the key; the rotary formulas are those of
-// Hugging Face transformers (modeling_rope_utils.py), the RoPE scalings those of Llama 3.1 and of YaRN (arXiv
-// 2309.00071).
+// Hugging Face transformers (modeling_rope_utils.py), the RoPE scalings those of Llama 3.1, of YaRN (arXiv
+// 2309.00071) and of LongRoPE (arXiv 2402.13753).
 #include "src/model/config_view.h"
 
 #include <fmt/format.h>
@@ -168,6 +168,7 @@ struct RopeSettings {
   std::string type = "default";
   double theta = 10000, partial = 1;
   int64_t max_positions = 0;
+  int64_t original_positions = 0;  // of longrope: original_max_position_embeddings of the root, else of the object
 
   const json* get(const std::string& key) const { return member(object, key); }
   double number(const std::string& key) const { return as_f64(where, at + "." + key, get(key)); }
@@ -220,6 +221,14 @@ RopeSettings read_rope(const json& root, const std::string& where, const std::st
   if (s.get("partial_rotary_factor")) s.partial = s.number("partial_rotary_factor");
   for (const char* key : {"type", "rope_type"})
     if (const json* t = s.get(key)) s.type = as_str(where, s.at + "." + key, t);
+  if (s.type == "su") s.type = "longrope";  // its name before it was published
+  if (s.type == "longrope") {
+    const std::string key = "original_max_position_embeddings";
+    const json* at_root = member(root, key);
+    s.original_positions = at_root ? as_i64(where, key, at_root) : as_i64(where, s.at + "." + key, s.get(key));
+    if (s.original_positions < 2)
+      wrong_type(where, at_root ? key : s.at + "." + key, "an integer above 1", at_root ? at_root : s.get(key));
+  }
   return s;
 }
 
@@ -280,17 +289,40 @@ double scale_yarn(const RopeSettings& s, std::vector<double>& inv_freq) {
                                  : yarn_mscale(factor, 1);
 }
 
-// Every frequency has a divisor of its own: how a GGUF file tells Llama 3.1's scaling.
-void divide_by_factors(const RopeSettings& s, std::vector<double>& inv_freq) {
-  const json* factors = s.get("factors");
-  const std::string expected = fmt::format("{} positive numbers", inv_freq.size());
-  if (!factors || !factors->is_array() || factors->size() != inv_freq.size())
-    wrong_type(s.where, s.at + ".factors", expected.c_str(), factors);
+// Every frequency has a divisor of its own, in the list `key`: "factors" is how a GGUF file tells Llama 3.1's scaling.
+void divide_by(const RopeSettings& s, const std::string& key, std::vector<double>& inv_freq) {
+  const json* factors = s.get(key);
+  const std::string at = s.at + "." + key, expected = fmt::format("{} positive numbers", inv_freq.size());
+  if (!factors || !factors->is_array()) wrong_type(s.where, at, expected.c_str(), factors);
+  if (factors->size() != inv_freq.size())
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: {}: expected {}, found {} entries", s.where, at, expected, factors->size()));
   for (size_t i = 0; i < inv_freq.size(); ++i) {
-    const double divisor = as_f64(s.where, s.at + ".factors", &(*factors)[i]);
-    if (!(divisor > 0)) wrong_type(s.where, s.at + ".factors", expected.c_str(), factors);
-    inv_freq[i] /= divisor;
+    const json& entry = (*factors)[i];
+    if (!entry.is_number() || !(entry.get<double>() > 0))
+      wrong_type(s.where, fmt::format("{}[{}]", at, i), "a number above 0", &entry);
+    inv_freq[i] /= entry.get<double>();
   }
+}
+
+// LongRoPE: divisors for sequences within the original context and others for longer ones. A `factor` in the config goes before
+// the ratio of the contexts, as in transformers 5.
+RopeParams scale_longrope(const RopeSettings& s, const std::vector<double>& inv_freq) {
+  // A factor on cos and sin for each table: no model of the architectures read here has them.
+  for (const char* key : {"short_mscale", "long_mscale"})
+    if (s.get(key)) fail(ErrorKind::unsupported, fmt::format("{}: {}.{} is not supported", s.where, s.at, key));
+  std::vector<double> within = inv_freq, beyond = inv_freq;
+  divide_by(s, "short_factor", within);
+  divide_by(s, "long_factor", beyond);
+  const auto original = static_cast<double>(s.original_positions);
+  const double factor = s.get("factor") ? s.positive("factor") : static_cast<double>(s.max_positions) / original;
+  const double scale = s.get("attention_factor") ? s.positive("attention_factor")
+                       : factor <= 1             ? 1
+                                                 : std::sqrt(1 + std::log(factor) / std::log(original));
+  return {.inv_freq = {within.begin(), within.end()},
+          .attention_scale = static_cast<float>(scale),
+          .long_inv_freq = {beyond.begin(), beyond.end()},
+          .original_positions = s.original_positions};
 }
 
 }  // namespace
@@ -325,11 +357,13 @@ RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const 
   } else if (s.type == "yarn") {
     params.attention_scale = static_cast<float>(scale_yarn(s, inv_freq));
   } else if (s.type == "factors") {
-    divide_by_factors(s, inv_freq);
+    divide_by(s, "factors", inv_freq);
+  } else if (s.type == "longrope") {
+    return scale_longrope(s, inv_freq);
   } else if (s.type != "default") {
     fail(ErrorKind::unsupported,
-         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn", where(),
-                     s.at, s.type));
+         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn, longrope",
+                     where(), s.at, s.type));
   }
   params.inv_freq.assign(inv_freq.begin(), inv_freq.end());
   return params;

@@ -42,8 +42,8 @@ class ConfigView {
   void must_equal(const std::string& key, const std::string& value) const;  // absent passes
   void must_be_false(const std::string& key) const;                         // absent passes
 
-  // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn, and factors of a GGUF
-  // file), either spelling. An unknown rope type is refused by name. `section` picks a layer type's entry
+  // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn, longrope, and factors of a
+  // GGUF file), either spelling. An unknown rope type is refused by name. `section` picks a layer type's entry
   // where rope_parameters is nested (Gemma 3).
   RopeParams rope(int64_t head_dim, const std::string& section = "") const;
   // What the config says of that, either spelling, before any arithmetic. `values`: the JSON object of a

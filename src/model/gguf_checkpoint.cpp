@@ -18,8 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using gguf::FileTensor;
 
-constexpr const char* kRopeFactors = "rope_freqs.weight";
-
 bool is_float(const gguf::BlockType& t) {
   return t.plain == DType::f32 || t.plain == DType::f16 || t.plain == DType::bf16;
 }
@@ -52,7 +50,7 @@ class Assembly {
 
   // What no part of the model reads would be left out silently.
   void refuse_unknown() {
-    expected_.insert(kRopeFactors);
+    expected_.insert({kRopeFreqs, kRopeLong, kRopeShort});  // read with the config
     for (const auto& [name, t] : found_)
       if (!expected_.count(name)) complain(name, "is no tensor of this architecture");
   }
@@ -115,18 +113,19 @@ class Assembly {
   std::vector<std::string> complaints_;
 };
 
-std::vector<float> rope_factors(const gguf::File& parsed, const MappedFile& file) {
+GgufRopeFactors rope_factors(const gguf::File& parsed, const MappedFile& file) {
+  GgufRopeFactors found;
   for (const FileTensor& t : parsed.tensors) {
-    if (t.name != kRopeFactors) continue;
+    if (t.name != kRopeFreqs && t.name != kRopeLong && t.name != kRopeShort) continue;
     if (t.type != &gguf::type_f32 || t.shape.rank() != 1)
       fail(ErrorKind::checkpoint, file.path().string() + ": tensor '" + t.name +
                                       "': expected f32 of one dimension, found " + std::string(t.type->name) +
                                       " " + t.shape.str());
-    std::vector<float> values(static_cast<size_t>(t.shape.numel()));
+    std::vector<float>& values = found[t.name];
+    values.resize(static_cast<size_t>(t.shape.numel()));
     std::memcpy(values.data(), file.bytes().data() + t.begin, static_cast<size_t>(t.bytes));
-    return values;
   }
-  return {};
+  return found;
 }
 
 }  // namespace

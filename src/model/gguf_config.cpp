@@ -133,6 +133,7 @@ class Saying {
     if (family_.sliding_rotation) sliding_rotation(r.type);
     if (r.type == "default" && c_.has("original_max_position_embeddings"))
       put("rope.scaling.original_context_length", c_.i64("original_max_position_embeddings"));
+    if (r.type == "longrope") return long_rotation();
     if (r.type != "linear" && r.type != "yarn") return;  // default, or factors in a tensor of their own
     set("rope.scaling.type", r.type);
     set("rope.scaling.factor", static_cast<float>(values.value("factor", 1.0)));
@@ -142,6 +143,14 @@ class Saying {
       if (values.contains(key) && !values[key].is_null()) cannot_say(fmt::format("YaRN's {}", key));
     put("rope.scaling.original_context_length",
         values.value("original_max_position_embeddings", c_.i64("max_position_embeddings", 0)));
+  }
+
+  // The type of scaling stays unsaid: readers take the tensors without it.
+  void long_rotation() {
+    if (!family_.long_rope) cannot_say("LongRoPE");
+    const RopeParams& params = op_of<Rope>(spec_.kinds.front())->params;
+    put("rope.scaling.original_context_length", params.original_positions);
+    set("rope.scaling.attn_factor", params.attention_scale);
   }
 
   // Scaling belongs to the layers that see everything.
@@ -173,17 +182,22 @@ class Saying {
 
 gguf::Metadata gguf_metadata(const ConfigView& c, const ModelSpec& spec) { return Saying(c, spec).all(); }
 
-std::vector<float> gguf_rope_factors(const ConfigView& c, const ModelSpec& spec) {
+GgufRopeFactors gguf_rope_factors(const ConfigView& c, const ModelSpec& spec) {
   if (gguf_family_of(spec).sliding_rotation) return {};
   const ConfigView::RopeText r = c.rope_text();
   if (r.type == "default" || r.type == "linear" || r.type == "yarn") return {};
+  if (r.type == "longrope") {
+    const json values = json::parse(r.values);
+    return {{kRopeLong, values["long_factor"].get<std::vector<float>>()},
+            {kRopeShort, values["short_factor"].get<std::vector<float>>()}};
+  }
   const Rope& rope = *op_of<Rope>(spec.kinds.front());
   std::vector<float> factors;
   const auto rot = static_cast<double>(2 * rope.params.inv_freq.size());
   for (size_t i = 0; i < rope.params.inv_freq.size(); ++i)
     factors.push_back(static_cast<float>(std::pow(r.theta, -2.0 * static_cast<double>(i) / rot) /
                                          static_cast<double>(rope.params.inv_freq[i])));
-  return factors;
+  return {{kRopeFreqs, std::move(factors)}};
 }
 
 }  // namespace fewbit

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/core/strings.h"
 #include "src/model/gguf_config.h"
@@ -16,7 +17,7 @@ using nlohmann::json;
 // Reads the keys of one file.
 class Reading {
  public:
-  Reading(const gguf::File& f, const std::vector<float>& rope_factors)
+  Reading(const gguf::File& f, const GgufRopeFactors& rope_factors)
       : file_(f),
         m_(f.metadata),
         arch_(m_.text("general.architecture")),
@@ -69,21 +70,28 @@ class Reading {
   }
 
   // Keys of rotary scaling that would change the frequencies and are not understood.
-  void refuse_other_scaling() const {
+  void refuse_other_scaling(const std::set<std::string>& understood) const {
     const std::string prefix = key("rope.scaling.");
     for (const auto& [name, value] : m_.values()) {
       if (!starts_with(name, prefix)) continue;
       const std::string rest = name.substr(prefix.size());
-      if (rest == "type" || rest == "factor" || rest == "original_context_length" || rest == "finetuned")
-        continue;
+      if (understood.count(rest)) continue;
       fail(ErrorKind::unsupported, m_.where() + ": " + name + " is not supported");
     }
   }
 
-  json rotation() const {
-    refuse_other_scaling();
+  json scaled_rotation() const {
     json rope = {{"rope_theta", m_.number(key("rope.freq_base"), 10000)}, {"rope_type", "default"}};
     const std::string type = m_.text(key("rope.scaling.type"), "none");
+    const bool two_tables = factors_.count(kRopeLong) || factors_.count(kRopeShort);
+    if (two_tables && family_.long_rope && (type == "none" || type == "longrope")) {
+      put_long_rope(rope);
+      return rope;
+    }
+    refuse_other_scaling({"type", "factor", "original_context_length", "finetuned"});
+    if (two_tables)
+      fail(ErrorKind::unsupported, fmt::format("{}: {} beside {} scaling, in architecture {}", m_.where(),
+                                               factors_.begin()->first, type, arch_));
     if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
       rope["factor"] = m_.number(key("rope.scaling.factor"));
@@ -93,13 +101,33 @@ class Reading {
       fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn",
                                                m_.where(), key("rope.scaling.type"), type));
     }
-    if (!factors_.empty()) {
+    if (factors_.count(kRopeFreqs)) {
       if (type != "none")
         fail(ErrorKind::unsupported,
              fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
       rope["rope_type"] = "factors";
-      rope["factors"] = factors_;
+      rope["factors"] = factors_.at(kRopeFreqs);
     }
+    return rope;
+  }
+
+  void put_long_rope(json& rope) const {
+    refuse_other_scaling({"type", "original_context_length", "finetuned", "attn_factor"});
+    for (const auto& [name, other] : {std::pair{kRopeLong, kRopeShort}, {kRopeShort, kRopeLong}})
+      if (!factors_.count(name))
+        fail(ErrorKind::checkpoint,
+             fmt::format("{}: tensor '{}': expected beside {}, found nothing", m_.where(), name, other));
+    if (factors_.count(kRopeFreqs))
+      fail(ErrorKind::unsupported, fmt::format("{}: {} beside {}", m_.where(), kRopeFreqs, kRopeLong));
+    rope["rope_type"] = "longrope";
+    rope["long_factor"] = factors_.at(kRopeLong);
+    rope["short_factor"] = factors_.at(kRopeShort);
+    rope["attention_factor"] = m_.number(key("rope.scaling.attn_factor"), 1);
+    rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+  }
+
+  json rotation() const {
+    json rope = scaled_rotation();
     const int64_t features = get("rope.dimension_count", head_dim_);
     if (features != head_dim_) {
       if (!family_.partial_rotary)
@@ -189,12 +217,12 @@ class Reading {
   int64_t experts_;
   const GgufFamily& family_;
   int64_t heads_, hidden_, head_dim_, layers_;
-  const std::vector<float>& factors_;
+  const GgufRopeFactors& factors_;
 };
 
 }  // namespace
 
-std::string config_from_gguf(const gguf::File& f, const std::vector<float>& rope_factors) {
+std::string config_from_gguf(const gguf::File& f, const GgufRopeFactors& rope_factors) {
   return Reading(f, rope_factors).config().dump(1);
 }
 

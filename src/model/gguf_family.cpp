@@ -48,7 +48,8 @@ constexpr GgufFamily kFamilies[] = {
      .gguf = "phi3",
      .model_type = "phi3",
      .partial_rotary = true,
-     .window_period = GgufFamily::kEveryLayer},
+     .window_period = GgufFamily::kEveryLayer,
+     .long_rope = true},
 };
 
 template <class Same>

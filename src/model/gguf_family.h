@@ -24,6 +24,7 @@ struct GgufFamily {
   float attention_cap = 0, logit_cap = 0;  // where the file does not say; 0 = none
   bool logit_cap_key = false;
   bool sliding_rotation = false;  // windowed layers turn by rope.freq_base_swa
+  bool long_rope = false;         // LongRoPE's tables have tensors
   int64_t scaled_by_width = 0;    // a model of so many layers divides scores by sqrt(hidden / heads)
   bool gemma = false;             // two more norms in a block, gelu, a scaled embedding
   bool untied = true;             // a head of its own is possible

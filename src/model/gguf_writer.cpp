@@ -97,10 +97,10 @@ void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& g
   Writing writing(c, given);
   std::vector<gguf::TensorToWrite> tensors;
   for (const GgufTensor& g : gguf_tensors(c.spec)) tensors.push_back(writing.tensor(g));
-  if (const std::vector<float> factors = gguf_rope_factors(c.config, c.spec); !factors.empty()) {
+  for (const auto& [name, factors] : gguf_rope_factors(c.config, c.spec)) {
     const Shape shape{static_cast<int64_t>(factors.size())};
-    tensors.push_back({"rope_freqs.weight", &gguf::type_f32, shape,
-                       [=] { return Tensor::host_from<float>(DType::f32, shape, factors); }});
+    tensors.push_back({name, &gguf::type_f32, shape,
+                       [shape, factors = factors] { return Tensor::host_from<float>(DType::f32, shape, factors); }});
   }
   for (const FileType& t : kFileTypes)
     if (t.type == &writing.commonest()) metadata.set("general.file_type", t.id);

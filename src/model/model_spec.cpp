@@ -19,6 +19,14 @@ const Op* find_op(const std::vector<BlockOp>& block) {
   return nullptr;
 }
 
+// An op with two tables; layers that have two share the limit.
+const Rope* long_rope(const ModelSpec& spec) {
+  for (const std::vector<BlockOp>& block : spec.kinds)
+    for (const BlockOp& op : block)
+      if (const Rope* r = std::get_if<Rope>(&op); r && r->params.original_positions > 0) return r;
+  return nullptr;
+}
+
 int64_t elements(const std::vector<NamedDense>& tensors) {
   int64_t n = 0;
   for (const NamedDense& t : tensors) n += t.shape.numel();
@@ -41,6 +49,19 @@ std::string attention_module(const std::vector<BlockOp>& block) {
     for (const LinearDef& l : linears_of(op))
       if (a && l.out == fused_source(block, a->k)) return l.name.substr(0, l.name.rfind('.'));
   bug("a block without a linear that makes keys");
+}
+
+bool turns_long(const ModelSpec& spec, int64_t longest) {
+  const Rope* rope = long_rope(spec);
+  return rope && rope->params.turns_long(longest);
+}
+
+std::string long_rope_line(const ModelSpec& spec, int64_t longest) {
+  const Rope* rope = long_rope(spec);
+  if (!rope) return "";
+  return fmt::format("LongRoPE: the {} table, that of sequences of {} {} positions",
+                     rope->params.turns_long(longest) ? "long" : "short",
+                     rope->params.turns_long(longest) ? "more than" : "up to", rope->params.original_positions);
 }
 
 Slot fused_source(const std::vector<BlockOp>& block, Slot slot) {
@@ -166,6 +187,10 @@ std::string describe(const ModelSpec& spec) {
     for (int k : spec.kind_of_layer) count += k == static_cast<int>(kind);
     s += fmt::format("block kind {} ({} layers):\n", kind, count);
     for (const BlockOp& op : spec.kinds[kind]) {
+      if (const Rope* r = std::get_if<Rope>(&op); r && r->params.original_positions > 0)
+        s += fmt::format("  rotation: LongRoPE, a table for sequences of up to {} positions and one for longer ones, "
+                         "cos and sin times {:.5f}\n",
+                         r->params.original_positions, r->params.attention_scale);
       if (const Attention* a = std::get_if<Attention>(&op))
         s +=
             fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,

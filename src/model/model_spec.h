@@ -60,6 +60,13 @@ struct HeadNorm {  // in place, per head
 struct RopeParams {
   std::vector<float> inv_freq;  // [rot / 2], scaling of the config already applied
   float attention_scale = 1;
+  // LongRoPE: another table for runs whose sequences may have more than `original_positions`; 0: one table for all.
+  std::vector<float> long_inv_freq{};
+  int64_t original_positions = 0;
+
+  bool turns_long(int64_t longest) const { return original_positions > 0 && longest > original_positions; }
+  // That of a run whose sequences have up to `longest` positions.
+  const std::vector<float>& table(int64_t longest) const { return turns_long(longest) ? long_inv_freq : inv_freq; }
 };
 struct Rope {  // in place
   std::vector<Slot> slots;
@@ -135,6 +142,10 @@ struct ModelSpec {
 // of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
+// Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the long
+// one (false where there is one for all), and that as a line for people ("" then).
+bool turns_long(const ModelSpec&, int64_t longest);
+std::string long_rope_line(const ModelSpec&, int64_t longest);
 // The slot that a linear writes for `slot`: the fused one where a Split takes it apart, else the slot itself.
 Slot fused_source(const std::vector<BlockOp>& block, Slot slot);
 

@@ -23,7 +23,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       plan_(plan),
       job_(job),
       journal_(journal),
-      ropes_(ex, c.spec),
+      ropes_(ex, c.spec, windows.length),
       phases_(ex),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, windows.count > 0),

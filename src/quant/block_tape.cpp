@@ -50,7 +50,7 @@ BlockTape::BlockTape(Exec& ex, const ModelSpec& spec, int64_t layer, int64_t seq
       seen_[{i, s}] =
           ex.alloc(DType::f32, {tokens, s == Slot::x ? spec.hidden : slot_features(spec, ops_, s)});
     if (const Rope* rope = std::get_if<Rope>(&ops_[i])) {
-      std::vector<float> negated(rope->params.inv_freq);
+      std::vector<float> negated(rope->params.table(len));
       for (float& f : negated) f = -f;
       inverse_rope_[i] =
           ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(negated.size())}, negated));

@@ -49,7 +49,7 @@ class Measurement {
         ckpt_(c),
         job_(job),
         runner_(ex, c, {.dtype = job.dtype}),
-        ropes_(ex, c.spec),
+        ropes_(ex, c.spec, job.calibration->length),
         calibration_(ex, c.spec, states_of(ex, c, *job.calibration, job.dtype), job.calibration->count),
         held_(states_of(ex, c, *job.held_out, job.dtype)),
         base_(copy_of(held_)) {

@@ -264,17 +264,20 @@ Activations SlotBuffers::bind(TensorView x, int kind) const {
   return act;
 }
 
-RopeTables::RopeTables(Exec& ex, const ModelSpec& spec) {
+RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longest_(longest) {
+  const auto upload = [&](const std::vector<float>& f) {
+    if (!f.empty() && !tables_.count(f))
+      tables_.emplace(f, ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(f.size())}, f)));
+  };
   for (const std::vector<BlockOp>& block : spec.kinds)
     for (const BlockOp& op : block)
-      if (const Rope* r = std::get_if<Rope>(&op); r && !tables_.count(r->params.inv_freq)) {
-        const std::vector<float>& f = r->params.inv_freq;
-        tables_.emplace(
-            f, ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(f.size())}, f)));
+      if (const Rope* r = std::get_if<Rope>(&op)) {
+        upload(r->params.inv_freq);
+        upload(r->params.long_inv_freq);
       }
 }
 
-ConstTensorView RopeTables::inv_freq(const Rope& op) const { return tables_.at(op.params.inv_freq); }
+ConstTensorView RopeTables::inv_freq(const Rope& op) const { return tables_.at(op.params.table(longest_)); }
 
 void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes,
             const TokenLayout& layout, Activations& act) {

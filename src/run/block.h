@@ -59,13 +59,16 @@ class SlotBuffers {
   std::vector<std::array<int64_t, kSlots>> widths_{};  // by kind; 0 = not used
 };
 
-// The rope tables of a model, uploaded once: op -> device tensor of inv_freq.
+// The rope tables of a model, uploaded once: op -> device tensor of inv_freq. LongRoPE has two; the run decides once, by
+// `longest`, the positions that its longest sequence can have.
 class RopeTables {
  public:
-  RopeTables(Exec&, const ModelSpec&);
+  RopeTables(Exec&, const ModelSpec&, int64_t longest);
+  void fit(int64_t longest) { longest_ = longest; }  // for another run
   ConstTensorView inv_freq(const Rope& op) const;
 
  private:
+  int64_t longest_;
   std::map<std::vector<float>, Tensor> tables_;
 };
 

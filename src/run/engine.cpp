@@ -39,7 +39,7 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       spec_(c.spec),
       options_(checked(o)),
       ends_(load_ends(ex, c, o.load, &notes_)),
-      ropes_(ex, c.spec),
+      ropes_(ex, c.spec, o.capacity),
       prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
       decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
   const ProfileRange range("load");
@@ -58,6 +58,8 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
 }
 
 void Engine::alloc_buffers() {
+  if (std::string line = long_rope_line(spec_, options_.capacity); !line.empty() && std::ranges::count(notes_, line) == 0)
+    notes_.push_back(std::move(line));
   const DType dtype = options_.load.dtype;
   const int64_t batch = options_.batch;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
@@ -124,6 +126,7 @@ void Engine::resize(int64_t batch, int64_t capacity) {
   near_ = StepWay{}, far_ = StepWay{};
   length_ = 0;
   kv_.clear();
+  ropes_.fit(capacity);
   prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
   decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
   alloc_buffers();

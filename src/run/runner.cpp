@@ -4,7 +4,7 @@
 namespace fewbit {
 
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
-    : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec) {
+    : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec, 0) {
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
     blocks_.push_back(load_block(ex, c, layer, o, &linears));
@@ -46,6 +46,7 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
     slots_ = std::make_unique<SlotBuffers>(ex_, spec_, x.rows(), options_.dtype);
   }
   need_kv(seqs, x.rows() / seqs);
+  ropes_.fit(x.rows() / seqs);
   const int kind = spec_.kind(layer);
   const KvCache cache = kv_.empty() ? KvCache{} : view_of(kv_[static_cast<size_t>(kind)],
                                                           kv_scales_[static_cast<size_t>(layer)]);

@@ -48,7 +48,7 @@ class Runner {
   std::vector<std::string> notes_;
   Ends ends_;
   std::vector<BlockWeights> blocks_;
-  RopeTables ropes_;
+  RopeTables ropes_;  // fitted to the length of every pass
   std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
   PhaseClock* clock_ = nullptr;
   // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the

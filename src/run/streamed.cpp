@@ -39,7 +39,7 @@ std::vector<std::string> run_streamed(
   const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
   std::vector<std::string> lines;
   const Ends ends = load_ends(ex, c, o, &lines);
-  const RopeTables ropes(ex, spec);
+  const RopeTables ropes(ex, spec, len);
   WaitingStates states(ex, tokens, spec.hidden, o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
   const auto for_batches = [&](const auto& f) {

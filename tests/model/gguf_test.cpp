@@ -147,6 +147,67 @@ TEST(GgufConfig, WhatAFileCannotSayIsRefused) {
   EXPECT_EQ(changed("tiny-phi3", "partial_rotary_factor", 0.5), "");
 }
 
+// LongRoPE as llama.cpp's files have it: two tensors, the factor on cos and sin, the limit.
+TEST(GgufConfig, LongRopeComesBack) {
+  const TempDir dir;
+  synthesize(dir / "m", {.preset = "tiny-phi3"}, {});
+  nlohmann::json config = nlohmann::json::parse(std::ifstream(dir / "m/config.json"));
+  nlohmann::json within = nlohmann::json::array(), beyond = within;
+  for (int i = 0; i < 24; ++i) {
+    within.push_back(1 + 0.1 * i);
+    beyond.push_back(1.3 * (i + 1));
+  }
+  config["partial_rotary_factor"] = 0.75;
+  config["original_max_position_embeddings"] = 128;
+  config["rope_scaling"] = {{"type", "su"}, {"short_factor", within}, {"long_factor", beyond}};
+  std::ofstream(dir / "m/config.json") << config;
+  const Checkpoint before = Checkpoint::open(dir / "m");
+  write_gguf(before, dir / "m.gguf", {}, {});
+  const Checkpoint after = Checkpoint::open(dir / "m.gguf");
+  const RopeParams &a = op_of<Rope>(after.spec).params, &b = op_of<Rope>(before.spec).params;
+  EXPECT_GT(b.attention_scale, 1.f);
+  EXPECT_EQ(a.attention_scale, b.attention_scale);
+  EXPECT_EQ(a.original_positions, 128);
+  for (const auto& [found, expected] : {std::pair{&a.inv_freq, &b.inv_freq}, {&a.long_inv_freq, &b.long_inv_freq}}) {
+    ASSERT_EQ(found->size(), 24u);
+    for (size_t i = 0; i < found->size(); ++i) EXPECT_LE(std::fabs((*found)[i] / (*expected)[i] - 1), tol::kF32Op) << i;
+  }
+  EXPECT_NE(a.inv_freq, a.long_inv_freq);
+  write_gguf(after, dir / "again.gguf", {}, {});  // a config made from metadata says the same
+  EXPECT_EQ(op_of<Rope>(Checkpoint::open(dir / "again.gguf").spec).params.long_inv_freq, a.long_inv_freq);
+
+  const MappedFile mapped(dir / "m.gguf");
+  const gguf::File f = gguf::parse(mapped.bytes(), "m.gguf");
+  const auto without = [&](const std::string& tensor, const std::function<void(gguf::Metadata&)>& change, ErrorKind kind) {
+    std::vector<gguf::TensorToWrite> tensors;
+    for (const gguf::FileTensor& t : f.tensors)
+      if (t.name != tensor)
+        tensors.push_back({t.name, t.type, t.shape, [&mapped, t] {
+                             Tensor bytes = Tensor::host(DType::u8, {t.bytes});
+                             std::copy_n(mapped.bytes().data() + t.begin, t.bytes, bytes.as<uint8_t>());
+                             return bytes;
+                           }});
+    gguf::Metadata m = f.metadata;
+    if (change) change(m);
+    gguf::write(dir / "n.gguf", m, tensors);
+    return message_of([&] { Checkpoint::open(dir / "n.gguf"); }, kind);
+  };
+  EXPECT_NE(without("rope_factors_short.weight", {}, ErrorKind::checkpoint)
+                .find("tensor 'rope_factors_short.weight': expected beside rope_factors_long.weight, found nothing"),
+            std::string::npos);
+  EXPECT_NE(without("", [](auto& m) { m.set("phi3.rope.scaling.factor", 2.f); }, ErrorKind::unsupported)
+                .find("phi3.rope.scaling.factor is not supported"),
+            std::string::npos);
+  EXPECT_EQ(without("", [](auto& m) { m.set("phi3.rope.scaling.type", std::string("longrope")); }, ErrorKind::checkpoint), "");
+
+  nlohmann::json llama = tiny_config("tiny");
+  llama["rope_scaling"] = {{"type", "longrope"},
+                           {"original_max_position_embeddings", 128},
+                           {"short_factor", std::vector<double>(16, 1)},
+                           {"long_factor", std::vector<double>(16, 2)}};
+  EXPECT_NE(refusal_of(llama).find("LongRoPE cannot be said in GGUF of architecture llama"), std::string::npos);
+}
+
 // A tiny dense model of the built-in shapes, with blocks for some linears.
 class GgufBlocksModel : public ::testing::Test {
  protected:

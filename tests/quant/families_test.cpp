@@ -1,11 +1,16 @@
 // Whole runs on the golden models of families whose blocks differ from Llama's: fused linears, norms behind linears,
 // soft caps, two rotations. (tests/quant/moe_test.cpp has the mixtures of experts.)
+#include <fmt/format.h>
+
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 
 #include "src/eval/perplexity.h"
 #include "src/eval/verify.h"
+#include "src/model/synth.h"
 #include "src/quant/pipeline.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
@@ -75,6 +80,40 @@ INSTANTIATE_TEST_SUITE_P(Goldens, FamilyRun,
                              if (ch == '-' || ch == ' ' || ch == '+' || ch == '=') ch = '_';
                            return name;
                          });
+
+// LongRoPE's two tables: the codes are those of a model that has the one which the windows' length picks.
+TEST(LongRope, CalibrationTakesTheTableOfItsWindows) {
+  using nlohmann::json;
+  constexpr int64_t kOriginal = 16;
+  const TempDir dir;
+  synthesize(dir / "m", {.preset = "tiny-phi3"}, {});
+  json config = json::parse(std::ifstream(dir / "m/config.json"));
+  config["original_max_position_embeddings"] = kOriginal;
+  std::vector<double> within(32, 1), beyond;
+  for (size_t i = 0; i < within.size(); ++i) beyond.push_back(static_cast<double>(2 * i + 1));
+  int runs = 0;
+  const auto hashes = [&](const json& rope, int64_t length) {
+    config["rope_scaling"] = rope;
+    std::ofstream(dir / "m/config.json") << config;
+    const Checkpoint c = Checkpoint::open(dir / "m");
+    std::vector<int32_t> ids;
+    for (int32_t i = 0; i < 16 * length; ++i) ids.push_back(i * 7 % 512);
+    const QuantPlan plan = make_plan(c, {.base = parse_recipe("awq+gptq int4 g64"), .tokens = 16 * length});
+    Exec ex = Exec::cpu();
+    std::vector<std::string> found;
+    for (const LinearRecord& l : run_pipeline(ex, c, plan, windows_from_ids(ids, 16, length, "ids"),
+                                              {.recipe = "", .out = dir / fmt::format("out{}", runs++)})
+                                     .linears)
+      found.push_back(fmt::format("{} {}", l.name, l.hash));
+    return found;
+  };
+  const json both = {{"type", "longrope"}, {"short_factor", within}, {"long_factor", beyond}, {"attention_factor", 1.0}};
+  const auto one = [](const std::vector<double>& factors) { return json{{"type", "factors"}, {"factors", factors}}; };
+  const auto shorter = hashes(both, kOriginal), longer = hashes(both, 2 * kOriginal);
+  EXPECT_EQ(shorter, hashes(one(within), kOriginal));
+  EXPECT_EQ(longer, hashes(one(beyond), 2 * kOriginal));
+  EXPECT_NE(longer, hashes(one(within), 2 * kOriginal));
+}
 
 }  // namespace
 }  // namespace fewbit::test

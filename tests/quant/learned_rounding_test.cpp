@@ -3,6 +3,8 @@
 #include "src/quant/learned_rounding.h"
 
 #include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "kernels/dequantize.h"
@@ -17,10 +19,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A made model, and those of the reference folder that are there: biases, norms of heads, windows.
+// A rotation of two tables.
+void add_long_rope(const fs::path& dir, std::vector<fs::path>& all) {
+  synthesize(dir, {.preset = "tiny"}, {});
+  nlohmann::json c = nlohmann::json::parse(std::ifstream(dir / "config.json"));
+  c["rope_scaling"] = {{"type", "longrope"},
+                       {"original_max_position_embeddings", 20},
+                       {"short_factor", std::vector<double>(16, 1)},
+                       {"long_factor", std::vector<double>(16, 3)}};
+  std::ofstream(dir / "config.json") << c;
+  all.push_back(dir);
+}
+
+// A made model, one with LongRoPE, and those of the reference folder that are there: biases, norms of heads, windows.
 std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
+  add_long_rope(dir / "long", all);
   for (const char* name : {"qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
@@ -44,7 +59,7 @@ struct BlockBench {
   BlockBench(const std::string& backend, const fs::path& model, int64_t s, int64_t l)
       : ex(Exec::from_name(backend)),
         c(Checkpoint::open(model)),
-        ropes(ex, c.spec),
+        ropes(ex, c.spec, l),
         weights(load_block(ex, c, 0, {.dtype = DType::f32}, nullptr)),
         seqs(s),
         len(l),

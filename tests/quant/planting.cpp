@@ -53,8 +53,9 @@ Channels by_salience(ConstTensorView x, const Absorber& a, const BlockF32& block
   return order;
 }
 
+constexpr int64_t kLength = 256, kWindows = 8;
+
 Stream start_stream(Exec& ex, const Checkpoint& c) {
-  constexpr int64_t kLength = 256, kWindows = 8;
   const Windows w = cut_windows(Tokenizer::open(c.dir), builtin_evaluation(), kLength, kWindows, "builtin");
   const int64_t tokens = static_cast<int64_t>(w.ids.size());
   Tensor x = ex.alloc(DType::f32, {tokens, c.spec.hidden});
@@ -89,7 +90,7 @@ void plant_outliers(const Checkpoint& c, const Planting& planting, const fs::pat
   const bool salient = planting.where == Planting::Where::salient;
   std::optional<Stream> stream;
   if (salient) stream.emplace(start_stream(ex, c));
-  const RopeTables ropes(ex, c.spec);
+  const RopeTables ropes(ex, c.spec, kLength);
   std::map<std::string, Tensor> changed;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     const std::vector<BlockOp>& ops = c.spec.block(layer);

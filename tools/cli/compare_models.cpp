@@ -69,7 +69,9 @@ Checkpoint open_for_comparison(const CompareArgs& a, const Baseline& base, const
 DivergenceResult compare_with(Exec& ex, const CompareArgs& a, const Baseline& base, const Checkpoint& model,
                               Progress& progress) {
   Runner runner(ex, model, a.load());
-  for (const std::string& note : runner.notes()) say(a.common, "note: " + model.dir.string() + ": " + note + "\n");
+  std::vector<std::string> notes = runner.notes();
+  if (std::string line = long_rope_line(model.spec, base.windows().windows.length); !line.empty()) notes.push_back(std::move(line));
+  for (const std::string& note : notes) say(a.common, "note: " + model.dir.string() + ": " + note + "\n");
   return divergence(ex, base.logits(), logits_from(ex, runner, base.windows()), base.windows(),
                     {.batch_tokens = a.tokens_per_pass(ex),
                      .worst = a.worst,

@@ -31,6 +31,7 @@ PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c
     notes = runner.notes();
     r = perplexity(runner, w, a.tokens_per_pass(ex), report_to(progress, "evaluating"));
   }
+  if (std::string line = long_rope_line(c.spec, w.windows.length); !line.empty()) notes.push_back(std::move(line));
   for (const std::string& note : notes) say(a.common, "note: " + note + "\n");
   return r;
 }
