@@ -69,18 +69,18 @@ piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Ca
 piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
 piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
 piece initcheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
-piece racecheck factor 'Factor*' 3
-piece racecheck refine 'Refine.*' 4
+piece racecheck factor 'Factor.IsThe*'
+piece racecheck refine 'Refine.*:-Refine.EveryStep*' 3
 piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'
-piece racecheck fp8 'Fp8Gemm.Cuda*' 2
+piece racecheck fp8 'Fp8Gemm.CudaSmall*'
 piece racecheck int8 'Int8Gemm.Cuda*' 2
-piece racecheck few-rows 'FewRows.Cuda*' 4
+piece racecheck few-rows 'FewRows.Cuda*:-FewRows.CudaSeveral*' 4
 piece racecheck scales 'Choose*.Cuda*'
 piece racecheck fp4 'RoundFp4.Cuda*' 2
 piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*:MarlinGemmCuda.OutputsThatRepeat*' 2
 piece racecheck gram 'GramLoss.*'
-piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*'
-piece memcheck all '*:-*_cpu' 6
+piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*' 4
+piece memcheck all '*:-*_cpu' 14
 piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaANorm*:FewRows.CudaUnrounded*' 4
 wait
 

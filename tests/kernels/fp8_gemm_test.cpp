@@ -84,6 +84,18 @@ TEST(Fp8Gemm, CudaWithoutFp8TensorCoresToo) {
   EXPECT_FALSE(has_fp8_products(ex));
   every_shape(ex);
 }
+
+// What ends soon under compute-sanitizer.
+TEST(Fp8Gemm, CudaSmallProducts) {
+  FEWBIT_NEEDS_GPU();
+  for (const bool sm80 : {false, true}) {
+    Exec ex = Exec::cuda(0);
+    cuda::force_sm80_path(ex, sm80);
+    for (const RowQuant& quant : {kF8, kUnrounded})
+      for (const ProductShape& s : {ProductShape{5, 128, 64}, ProductShape{17, 128, 64}, ProductShape{40, 100, 45}})
+        matches(ex, s, DType::bf16, DType::bf16, true, quant);
+  }
+}
 #endif
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Products of few rows with several weights at once (kernels/gemm.h, kernels/byte_gemms.h): against the
 // products one by one on the CPU, at the borders of what a GPU streams, and the bits of a row among others.
+#include <array>
 #include <cstring>
+#include <span>
 
 #include "kernels/byte_gemms.h"
 #include "kernels/gemm.h"
@@ -87,12 +89,12 @@ double limit(DType type, DType y_dtype, int64_t rows, int64_t in) {
   return in < 1024 || rows > 16 ? tol::kBf16Op : rows > 8 ? tol::kF8Product : tol::kF32Product;
 }
 
-FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) {
+void give_their_products(Exec& ex, std::span<const Case> cases, std::span<const int64_t> row_counts) {
   Exec host = Exec::cpu();
   for (const DType type : kTypes)
-    for (const Case& c : kCases) {
+    for (const Case& c : cases) {
       const Weights w(ex, c, type), reference(host, c, type);
-      for (const int64_t rows : kRows) {
+      for (const int64_t rows : row_counts) {
         const Tensor x = random_normal(DType::bf16, {rows, c.in}, 4);
         for (const DType y_dtype : {DType::f32, DType::bf16})
           for (const Weights::Kind kind : {Weights::plain, Weights::biased, Weights::added}) {
@@ -106,6 +108,15 @@ FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) {
           }
       }
     }
+}
+
+FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) { give_their_products(ex, kCases, kRows); }
+
+// What ends soon under compute-sanitizer.
+TEST(FewRows, CudaSmallProducts) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  give_their_products(ex, std::span(kCases).first(3), std::array<int64_t, 3>{2, 9, 17});
 }
 
 // A norm before the products, against the norm and the products: the same bits.
