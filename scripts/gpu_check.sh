@@ -81,7 +81,7 @@ piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.C
 piece racecheck gram 'GramLoss.*'
 piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*' 4
 piece memcheck all '*:-*_cpu' 14
-piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaANorm*:FewRows.CudaUnrounded*' 4
+piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaSmall*:FewRows.CudaANorm*:FewRows.CudaUnrounded*' 4
 wait
 
 for p in "${pieces[@]}"; do
