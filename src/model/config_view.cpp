@@ -221,7 +221,8 @@ RopeSettings read_rope(const json& root, const std::string& where, const std::st
   if (s.get("partial_rotary_factor")) s.partial = s.number("partial_rotary_factor");
   for (const char* key : {"type", "rope_type"})
     if (const json* t = s.get(key)) s.type = as_str(where, s.at + "." + key, t);
-  if (s.type == "su") s.type = "longrope";  // its name before it was published
+  // Names from before it was published. YaRN has no such lists: under its name transformers reads LongRoPE as well.
+  if (s.type == "su" || (s.type == "yarn" && s.get("short_factor") && s.get("long_factor"))) s.type = "longrope";
   if (s.type == "longrope") {
     const std::string key = "original_max_position_embeddings";
     const json* at_root = member(root, key);

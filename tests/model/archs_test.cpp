@@ -349,9 +349,10 @@ TEST(Archs, LongRopeByHand) {
   EXPECT_TRUE(turns_long(spec_of(c), 33));
   EXPECT_NE(describe(spec_of(c)).find("up to 32 positions and one for longer ones, cos and sin times 1.34164"),
             std::string::npos);
-  // The first name of the type, and the newer spelling, which has all in one object.
-  json su = c, newer = llama();
+  // Two earlier names of the type, and the newer spelling, which has all in one object.
+  json su = c, yarn = c, newer = llama();
   su["rope_scaling"]["type"] = "su";
+  yarn["rope_scaling"]["type"] = "yarn";
   newer["architectures"] = {"Phi3ForCausalLM"};
   newer["head_dim"] = 8;
   newer["rope_parameters"] = c["rope_scaling"];
@@ -360,7 +361,7 @@ TEST(Archs, LongRopeByHand) {
                                    {"rope_theta", 1e6},
                                    {"partial_rotary_factor", 0.75},
                                    {"original_max_position_embeddings", 32}});
-  for (const json& other : {su, newer}) {
+  for (const json& other : {su, yarn, newer}) {
     EXPECT_EQ(params(other).inv_freq, p.inv_freq);
     EXPECT_EQ(params(other).long_inv_freq, p.long_inv_freq);
     EXPECT_EQ(params(other).attention_scale, p.attention_scale);
