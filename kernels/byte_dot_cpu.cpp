@@ -2,20 +2,14 @@
 
 #include <algorithm>
 
+#include "kernels/x86_loops.h"
 #include "src/core/error.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define FEWBIT_X86 1
-#endif
 
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kLanes = 64;      // partial sums of dot() (kernels/cpu_rows.h), and a line of codes
+constexpr int64_t kLanes = 64;       // partial sums of dot() (kernels/cpu_rows.h), and a line of codes
 constexpr int64_t kLeastGroup = 16;  // codes that share a scale
-constexpr int64_t kAhead = 2048;    // bytes, as in nibble_dot_cpu.cpp
-constexpr int kRowsAtOnce = 4;
 
 #ifdef FEWBIT_X86
 

@@ -3,7 +3,6 @@
 #include "kernels/fp8_gemm.h"
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/byte_dot.h"
 #include "kernels/cast.h"
@@ -23,9 +22,6 @@ FEWBIT_HOT void f8_times(const uint8_t* codes, float scale, float* out, int64_t 
 
 namespace {
 
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kCodesAtOnce = 1 << 17;  // of a thread, as in row_gemm
-
 // Rows [begin, end) of the weight as f32.
 const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, float* room) {
   const int64_t in = w.codes.cols();
@@ -37,19 +33,11 @@ const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, f
 void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows(), in = x.cols();
   const bool in_registers = f8_dots_fit(in);
-  parallel_for(w.codes.rows(), std::max<int64_t>(1, kCodesAtOnce / in), [&](int64_t begin, int64_t end) {
-    float* row = scratch(Scratch::w, in);
-    float* sums = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
-    std::array<float, kFewRows> of_output{};
-    for (int64_t o = begin; o < end; ++o) {
-      const uint8_t* codes = w.codes.as<uint8_t>() + o * in;
-      if (!in_registers || !f8_dots(byte_loops(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, of_output.data())) {
-        widened_rows(w, o, o + 1, row);
-        for (int64_t r = 0; r < rows; ++r) of_output[static_cast<size_t>(r)] = dot(x.as<float>() + r * in, row, in);
-      }
-      for (int64_t r = 0; r < rows; ++r) sums[r * (end - begin) + o - begin] = of_output[static_cast<size_t>(r)];
-    }
-    for (int64_t r = 0; r < rows; ++r) store_row(sums + r * (end - begin), bias, begin, end, y, r);
+  product_by_outputs(rows, w.codes.rows(), in, bias, y, [&](int64_t o, float* sums) {
+    const uint8_t* codes = w.codes.as<uint8_t>() + o * in;
+    if (in_registers && f8_dots(byte_loops(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, sums)) return;
+    const float* row = widened_rows(w, o, o + 1, scratch(Scratch::w, in));
+    for (int64_t r = 0; r < rows; ++r) sums[r] = dot(x.as<float>() + r * in, row, in);
   });
 }
 
@@ -66,7 +54,7 @@ void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightVi
     cpu::cast(ex, x, rounded);
   else
     cpu::round_rows(ex, x, q, rounded);
-  if (x.rows() <= kFewRows) return few_rows(rounded, w, bias, y);
+  if (x.rows() <= kRowsByOutputs) return few_rows(rounded, w, bias, y);
   const auto weight = [&](int64_t begin, int64_t end, float* room) { return widened_rows(w, begin, end, room); };
   tiled_product(rounded, w.codes.rows(), weight, bias, y);
 }

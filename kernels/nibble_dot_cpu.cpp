@@ -4,11 +4,7 @@
 #include <array>
 
 #include "kernels/cpu_rows.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-#define FEWBIT_X86 1
-#endif
+#include "kernels/x86_loops.h"
 
 namespace fewbit::cpu {
 namespace {
@@ -16,8 +12,6 @@ namespace {
 constexpr int64_t kChunk = 64;       // columns of one step: 32 bytes of codes
 constexpr int64_t kHalf = kChunk / 2;  // a group spans at least this many columns
 constexpr int64_t kWide = 128;  // columns of a step where groups have whole ones: a register of codes
-constexpr int kRowsAtOnce = 4;
-constexpr int64_t kAhead = 2048;  // bytes: too little work per line for the reordering of instructions to reach far enough
 
 int64_t chunks_of(int64_t in) { return (in + kChunk - 1) / kChunk; }
 

@@ -4,7 +4,6 @@
 #include "kernels/row_gemm.h"
 
 #include <algorithm>
-#include <array>
 
 #include "kernels/byte_dot.h"
 #include "kernels/cpu_rows.h"
@@ -33,9 +32,6 @@ FEWBIT_HOT void byte_levels(const uint8_t* bytes, float zero, float* out, int64_
 }  // namespace hot
 
 namespace {
-
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kBytesAtOnce = 1 << 17;  // of a thread: where its share begins nothing has been asked for ahead
 
 struct RowReader {
   const RowPackedView& w;
@@ -78,57 +74,43 @@ struct RowReader {
   }
 };
 
-void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, TensorView y) {
-  const RowPackedView& w = reader.w;
-  const int64_t rows = x.rows(), in = w.in, out = w.out();
-  float* xs = scratch(Scratch::x, x.numel());  // of this thread; the others only read it
-  widen_rows(x.dtype, x.data, rows, in, in, xs);
-  parallel_for(out, std::max<int64_t>(1, 65536 / in), [&](int64_t begin, int64_t end) {
-    float* row = scratch(Scratch::w, in);
-    float* sums = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
-    std::fill_n(sums, (end - begin) * rows, 0.f);
-    for (int64_t o = begin; o < end; ++o) {
-      if (!reader.by_ranges()) {
-        reader.values(o, row);
-        for (int64_t r = 0; r < rows; ++r) sums[r * (end - begin) + o - begin] = dot(xs + r * in, row, in);
-        continue;
-      }
-      for (int64_t g = 0; g < reader.groups; ++g) {
-        const int64_t c0 = g * w.group, c1 = std::min(in, c0 + w.group);
-        reader.levels(o, c0, c1, reader.zero(o, g), row);
-        for (int64_t r = 0; r < rows; ++r)
-          sums[r * (end - begin) + o - begin] += reader.scale(o, g) * dot(xs + r * in + c0, row, c1 - c0);
-      }
-    }
-    for (int64_t r = 0; r < rows; ++r) store_row(sums + r * (end - begin), bias, begin, end, y, r);
-  });
+// x [rows, in] as f32: scratch of this thread, which the others only read.
+const float* widened(ConstTensorView x) {
+  float* xs = scratch(Scratch::x, x.numel());
+  widen_rows(x.dtype, x.data, x.rows(), x.cols(), x.cols(), xs);
+  return xs;
 }
 
-// dots(o, sums): of all rows of x with row o of the linear.
-template <class Dots>
-void few_rows_in_registers(int64_t rows, const RowPackedView& w, ConstTensorView bias, TensorView y, const Dots& dots) {
-  parallel_for(w.out(), std::max<int64_t>(1, kBytesAtOnce / w.codes.cols()), [&](int64_t begin, int64_t end) {
-    float* by_row = scratch(Scratch::y, (end - begin) * rows);  // [rows, end - begin]
-    std::array<float, kFewRows> sums{};
-    for (int64_t o = begin; o < end; ++o) {
-      dots(o, sums.data());
-      for (int64_t r = 0; r < rows; ++r) by_row[r * (end - begin) + o - begin] = sums[static_cast<size_t>(r)];
+void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, TensorView y) {
+  const RowPackedView& w = reader.w;
+  const int64_t rows = x.rows(), in = w.in;
+  const float* xs = widened(x);
+  product_by_outputs(rows, w.out(), reader.row_bytes, bias, y, [&](int64_t o, float* sums) {
+    float* row = scratch(Scratch::w, in);
+    if (!reader.by_ranges()) {
+      reader.values(o, row);
+      for (int64_t r = 0; r < rows; ++r) sums[r] = dot(xs + r * in, row, in);
+      return;
     }
-    for (int64_t r = 0; r < rows; ++r) store_row(by_row + r * (end - begin), bias, begin, end, y, r);
+    std::fill_n(sums, rows, 0.f);
+    for (int64_t g = 0; g < reader.groups; ++g) {
+      const int64_t c0 = g * w.group, c1 = std::min(in, c0 + w.group);
+      reader.levels(o, c0, c1, reader.zero(o, g), row);
+      for (int64_t r = 0; r < rows; ++r) sums[r] += reader.scale(o, g) * dot(xs + r * in + c0, row, c1 - c0);
+    }
   });
 }
 
 void few_nibble_rows(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
   const NibbleInput input(w, x);
-  few_rows_in_registers(x.rows(), w, bias, y, [&](int64_t o, float* sums) { nibble_dots(w, input, o, sums); });
+  product_by_outputs(x.rows(), w.out(), w.codes.cols(), bias, y, [&](int64_t o, float* sums) { nibble_dots(w, input, o, sums); });
 }
 
 void few_byte_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, TensorView y) {
   const RowPackedView& w = reader.w;
   const int64_t rows = x.rows(), in = w.in, groups = reader.groups;
-  float* xs = scratch(Scratch::x, x.numel());  // of this thread; the others only read it
-  widen_rows(x.dtype, x.data, rows, in, in, xs);
-  few_rows_in_registers(rows, w, bias, y, [&](int64_t o, float* sums) {
+  const float* xs = widened(x);
+  product_by_outputs(rows, w.out(), reader.row_bytes, bias, y, [&](int64_t o, float* sums) {
     const LevelRow row{.codes = w.codes.as<uint8_t>() + o * in,
                        .scales = w.scales.as<float>() + o * groups,
                        .zeros = w.zeros.data ? w.zeros.as<uint8_t>() + o * groups : nullptr,
@@ -149,7 +131,7 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
-  if (x.rows() <= kFewRows) {
+  if (x.rows() <= kRowsByOutputs) {
     if (nibble_dots_fit(w)) return few_nibble_rows(x, w, bias, y);
     if (!reader.nibbles && !w.group_of.data && level_dots_fit(w.in, reader.groups == 1 ? w.in : w.group)) return few_byte_rows(x, reader, bias, y);
     return few_rows(x, reader, bias, y);
