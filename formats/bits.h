@@ -28,8 +28,7 @@ constexpr void pack_run(const uint8_t* values, int64_t count, uint32_t* words) {
     pending >>= 32;
     have -= 32;
   }
-  for (const int64_t all = words_for(count, kBits); w < all; pending = 0)
-    words[w++] = static_cast<uint32_t>(pending);
+  for (const int64_t all = words_for(count, kBits); w < all; pending = 0) words[w++] = static_cast<uint32_t>(pending);
 }
 
 template <int kBits>
@@ -100,7 +99,6 @@ T load(const void* base, int64_t i) {
 }
 
 static_assert(words_for(32, 3) == 3 && words_for(33, 3) == 6 && words_for(9, 4) == 2 && words_for(8, 4) == 1);
-static_assert(repeated(7, 4) == 0x77777777u && repeated(1, 2) == 0x55555555u &&
-              repeated(127, 8) == 0x7f7f7f7fu);
+static_assert(repeated(7, 4) == 0x77777777u && repeated(1, 2) == 0x55555555u && repeated(127, 8) == 0x7f7f7f7fu);
 
 }  // namespace fewbit::bits

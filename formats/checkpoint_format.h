@@ -20,8 +20,8 @@ struct LinearFormat {
 
 struct QuantizationSummary {
   std::map<std::string, LinearFormat> linears;  // by full linear name, "model.layers.0.self_attn.q_proj"
-  std::vector<std::string> dense;  // linears that stay as they are, for readers that must be told
-  bool fp8_kv_cache = false;       // the checkpoint has static scales for one (formats/kv_scales.h)
+  std::vector<std::string> dense;               // linears that stay as they are, for readers that must be told
+  bool fp8_kv_cache = false;                    // the checkpoint has static scales for one (formats/kv_scales.h)
   // Why the k_scale and v_scale of a checkpoint are not those of an FP8 cache; "" where they would be.
   std::string foreign_kv_cache{};
 };
@@ -43,15 +43,15 @@ struct CheckpointFormat {
   ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
   bool fp8_kv_cache = false;  // has a place for the scales of an FP8 key/value cache
   bool packed_ends = false;   // its config can say that the head or the embedding is packed
-  bool gguf = false;  // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
+  bool gguf = false;          // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();
 const CheckpointFormat& checkpoint_format(std::string_view name);  // Error{usage} listing the known ones
 
 // The packing a linear gets, or null with the reasons of all candidates in `why_not`.
-const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in,
-                              bool act_order, std::string* why_not);
+const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in, bool act_order,
+                              std::string* why_not);
 
 // Reads the `quantization_config` of a config.json, or else `side`, the first of kSideFiles that the directory
 // has. `config_json` is the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and
@@ -63,8 +63,7 @@ QuantizationSummary read_quantization(const std::string& config_json, const Conf
                                       std::string* name);
 
 // Files beside config.json that hold a quantization config, in the order in which readers look for them.
-inline constexpr std::string_view kSideFiles[] = {"quantize_config.json", "quant_config.json",
-                                                   "hf_quant_config.json"};
+inline constexpr std::string_view kSideFiles[] = {"quantize_config.json", "quant_config.json", "hf_quant_config.json"};
 
 #define FEWBIT_FORMAT(id) extern const CheckpointFormat format_##id;
 #include "formats/formats.def"

@@ -123,8 +123,7 @@ ConfigObject ConfigTree::root() const { return {&impl_->json, impl_->where}; }
 
 NamePattern::NamePattern(const std::string& expression, const std::string& where) try : regex_(expression) {
 } catch (const std::regex_error& e) {
-  fail(ErrorKind::unsupported,
-       where + ": cannot read the regular expression \"" + expression + "\": " + e.what());
+  fail(ErrorKind::unsupported, where + ": cannot read the regular expression \"" + expression + "\": " + e.what());
 }
 
 bool NamePattern::matches(const std::string& name) const {

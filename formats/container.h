@@ -37,7 +37,7 @@ class CheckpointWriter {
  public:
   virtual ~CheckpointWriter() = default;
   virtual void add(const std::string& name, ConstTensorView host) = 0;  // bytes are taken before it returns
-  virtual void finish() = 0;  // closes shards, writes the index, renames
+  virtual void finish() = 0;                                            // closes shards, writes the index, renames
 };
 
 struct WriterOptions {

@@ -32,8 +32,7 @@ std::vector<float> values_of(ConstTensorView t, const std::string& name, int64_t
     values.push_back(element(t, i));
     if (!(values.back() > 0) || !std::isfinite(values.back()))
       fail(ErrorKind::checkpoint, "tensor '" + name + "': expected positive scales (f32, f16 or bf16), found " +
-                                      std::to_string(values.back()) + " of type " +
-                                      std::string(name_of(t.dtype)));
+                                      std::to_string(values.back()) + " of type " + std::string(name_of(t.dtype)));
   }
   return values;
 }

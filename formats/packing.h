@@ -41,8 +41,7 @@ struct Packing {
   std::vector<TensorPlan> (*tensors)(const QuantSpec&, int64_t out, int64_t in, bool act_order);
   PackedLinear (*pack)(std::string_view linear, const QuantizedLinear&);  // null: refuses everything, is only read
   // Error{checkpoint} naming the tensor where one is missing or has the wrong dtype or shape.
-  QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in,
-                            const TensorSource&);
+  QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in, const TensorSource&);
 };
 
 const std::vector<const Packing*>& packings();

@@ -34,19 +34,18 @@ int64_t packed_bytes(const Packing& p, const QuantSpec& spec, int64_t out, int64
 
 bool TensorPlan::takes(const ConstTensorView& found) const {
   const auto same = [&](DType d, const Shape& s) { return found.dtype == d && found.shape == s; };
-  return same(dtype, shape) || std::any_of(also_read.begin(), also_read.end(),
-                                           [&](const Form& f) { return same(f.dtype, f.shape); });
+  return same(dtype, shape) ||
+         std::any_of(also_read.begin(), also_read.end(), [&](const Form& f) { return same(f.dtype, f.shape); });
 }
 
 ConstTensorView expect_tensor(const TensorSource& source, std::string_view linear, const TensorPlan& plan) {
   const std::string name = std::string(linear) + '.' + plan.suffix;
   const std::string expected = "expected " + std::string(name_of(plan.dtype)) + ' ' + plan.shape.str();
   const ConstTensorView v = source(name);
-  if (!v.data && plan.shape.numel() > 0)
-    fail(ErrorKind::checkpoint, "tensor '" + name + "' is missing; " + expected);
+  if (!v.data && plan.shape.numel() > 0) fail(ErrorKind::checkpoint, "tensor '" + name + "' is missing; " + expected);
   if (!plan.takes(v)) {
-    fail(ErrorKind::checkpoint, "tensor '" + name + "': " + expected + ", found " +
-                                    std::string(name_of(v.dtype)) + ' ' + v.shape.str());
+    fail(ErrorKind::checkpoint,
+         "tensor '" + name + "': " + expected + ", found " + std::string(name_of(v.dtype)) + ' ' + v.shape.str());
   }
   return v;
 }

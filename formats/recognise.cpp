@@ -58,8 +58,8 @@ Recognised recognise(const CheckpointIndex& index) {
   }
   Recognised r;
   for (const auto& [name, module] : modules) {
-    const auto it = std::find_if(signatures().begin(), signatures().end(),
-                                 [&](const Signature& s) { return fits(s, module); });
+    const auto it =
+        std::find_if(signatures().begin(), signatures().end(), [&](const Signature& s) { return fits(s, module); });
     const bool dense = it != signatures().end() && it + 1 == signatures().end();
     if (it == signatures().end() || (dense && !is_float(module.at("weight")->dtype))) {
       const bool quantized =

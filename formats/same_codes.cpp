@@ -55,8 +55,7 @@ std::vector<QuantSpec> grids_of(const QuantizedLinear& q) {
 
 // What a packing may store rounded, or as another number: multipliers as f32 or one over it, and GGUF's
 // minima in the place of zero points. "" where `q` comes back to the bit.
-std::string lost_in(const Packing& packing, const QuantizedLinear& given, const QuantSpec& grid,
-                    bool minima) {
+std::string lost_in(const Packing& packing, const QuantizedLinear& given, const QuantSpec& grid, bool minima) {
   if (!given.global_scale && !given.input_scale && (!minima || grid.symmetric)) return "";
   const QuantizedLinear q = on_grid(clone(given), grid);
   const PackedLinear packed = packing.pack("x", q);
@@ -68,10 +67,8 @@ std::string lost_in(const Packing& packing, const QuantizedLinear& given, const 
   const std::string lost = std::string(packing.name) + " does not give back to the bit ";
   try {
     const QuantizedLinear back = packing.unpack("x", q.spec, q.out(), q.in(), source);
-    if (back.global_scale != q.global_scale)
-      return lost + "a global scale of " + std::to_string(*q.global_scale);
-    if (back.input_scale != q.input_scale)
-      return lost + "a scale of inputs of " + std::to_string(*q.input_scale);
+    if (back.global_scale != q.global_scale) return lost + "a global scale of " + std::to_string(*q.global_scale);
+    if (back.input_scale != q.input_scale) return lost + "a scale of inputs of " + std::to_string(*q.input_scale);
     return content_hash(back) == content_hash(q) ? "" : lost + "these zero points";
   } catch (const Error& e) {
     return lost + "these zero points (" + e.what() + ")";

@@ -35,8 +35,8 @@ void add(Exec& ex, ConstTensorView h, TensorView x) {
   dispatch_f32_bf16(x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool vectors = aligned16(h.as<T>()) && aligned16(x.as<T>());
-    launch_overlapping(ex.cuda_state(), add_kernel<T>, dim3(blocks), dim3(kThreads), 0, h.as<T>(), x.as<T>(),
-                       n, vectors);
+    launch_overlapping(ex.cuda_state(), add_kernel<T>, dim3(blocks), dim3(kThreads), 0, h.as<T>(), x.as<T>(), n,
+                       vectors);
   });
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 // One warp's step of attention of few query rows: 16 keys, or a multiple, that stand in shared memory against up to 16
 // queries. The products are turned: keys are the 16 rows of S^T = K Q^T, dims those of O^T = V^T P^T, and queries the 8
-// columns of each, so that the four queries which share a kv head fill half a tile and not a quarter. With lane = 4 g + t a
-// lane holds scores of keys g and g + 8 of 16 and of queries 2t and 2t + 1 of eight (the mma C layout). Scores live in
-// the base-2 logarithm's domain.
+// columns of each, so that the four queries which share a kv head fill half a tile and not a quarter. With lane = 4 g +
+// t a lane holds scores of keys g and g + 8 of 16 and of queries 2t and 2t + 1 of eight (the mma C layout). Scores live
+// in the base-2 logarithm's domain.
 #include "kernels/attention_tile.cuh"
 
 namespace fewbit::cuda {
@@ -32,8 +32,8 @@ struct WarpColumns {
   using Scores = float[kUnits][kGroups][4];
 
   float o[kGroups][kSteps][4];
-  float m[kGroups][2], l[kGroups][2];  // of queries 2t and 2t + 1: what weights are relative to, and this lane's part of
-                                       // their sum
+  // Of queries 2t and 2t + 1: the maximum that weights are relative to, and this lane's part of their sum.
+  float m[kGroups][2], l[kGroups][2];
   uint32_t q[kGroups][kKeepQ ? kSteps : 1][2];
   const __nv_bfloat16* q_row[kGroups];  // of query g
   bool is_query[kGroups];               // false past the last, where q_row is any other
@@ -67,8 +67,8 @@ struct WarpColumns {
     }
   }
 
-  // The B operand of 16 dims is what load_q() reads, after finish_q(). Every load is made, of other values where these are
-  // missing: a condition for each holds them up.
+  // The B operand of 16 dims is what load_q() reads, after finish_q(). Every load is made, of other values where these
+  // are missing: a condition for each holds them up.
   __device__ __forceinline__ void load_q(uint32_t (&b)[2], int j, int k) const {
     const int t = threadIdx.x % 4;
     if constexpr (kIsCode<C>) {
@@ -158,8 +158,9 @@ struct WarpColumns {
 
   // Scales (and caps) the scores; keys that a query does not see become minus infinity where `masked`.
   // key_scales [kKeys]: of codes with a scale per token. position: of this lane's queries.
-  __device__ __forceinline__ void finish_scores(Scores& s, const float* key_scales, float scale, float softcap, bool masked,
-                                                int first_key, const int (&position)[kGroups][2], int window) {
+  __device__ __forceinline__ void finish_scores(Scores& s, const float* key_scales, float scale, float softcap,
+                                                bool masked, int first_key, const int (&position)[kGroups][2],
+                                                int window) {
     const float by = softcap > 0 ? scale / softcap : scale * kLog2e;
     for_scores(s, [&](float& x, int key, int, int) { x *= kTokenScales<C> ? by * key_scales[key] : by; });
     if (softcap > 0) for_scores(s, [&](float& x, int, int, int) { x = softcap * kLog2e * tanhf(x); });
@@ -170,8 +171,8 @@ struct WarpColumns {
     });
   }
 
-  // Turns s into weights. The reference they are relative to follows the maximum only when that has run away from it, so
-  // that most steps neither ask the other lanes for their maxima nor scale what was summed before.
+  // Turns s into weights. The reference they are relative to follows the maximum only when that has run away from it,
+  // so that most steps neither ask the other lanes for their maxima nor scale what was summed before.
   __device__ __forceinline__ void softmax(Scores& s) {
     bool behind = false;
     for_scores(s, [&](float& x, int, int j, int c) { behind |= x > m[j][c] + kSlack; });

@@ -106,8 +106,7 @@ void few_queries(const Head& head, const AttentionArgs& a) {
     float* query = scratch(Scratch::x, d);
     widen(static_cast<const T*>(head.q.data) + i * head.q.ld, query, d);
     float* scores = scratch(Scratch::scores, n);
-    for (int64_t j = 0; j < n; ++j)
-      scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
+    for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
     const double sum = softmax(scores, n, a);
     float* values = scratch(Scratch::y, d);
     std::fill_n(values, d, 0.f);
@@ -237,8 +236,8 @@ void append(ConstTensorView x, const int32_t* positions, TensorView cache, Tenso
 
 }  // namespace
 
-void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs,
-               const AttentionArgs& a, TensorView out) {
+void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs& a,
+               TensorView out) {
   check_queries(q, a, out);
   const int64_t kv_cols = a.kv_heads * a.head_dim;
   FEWBIT_ASSERT(seqs > 0 && q.rows() % seqs == 0 && k.rows() == q.rows() && v.rows() == q.rows());
@@ -273,8 +272,8 @@ void kv_append(Exec&, ConstTensorView k, ConstTensorView v, ConstTensorView posi
   });
 }
 
-void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const KvCache& cache,
-                      const AttentionArgs& a, TensorView out) {
+void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const KvCache& cache, const AttentionArgs& a,
+                      TensorView out) {
   check_queries(q, a, out);
   const Shape& c = cache.k.shape;
   FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[3] == a.head_dim && q.rows() % c[0] == 0);

@@ -87,8 +87,7 @@ __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_h
   await_predecessor();
   const int64_t row = blockIdx.x, width = static_cast<int64_t>(kv_heads) * d;
   const int64_t seq = row / len, position = positions[row];
-  for (int64_t c = static_cast<int64_t>(threadIdx.x) * kN; c < width;
-       c += static_cast<int64_t>(blockDim.x) * kN) {
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * kN; c < width; c += static_cast<int64_t>(blockDim.x) * kN) {
     const int64_t to = ((seq * kv_heads + c / d) * capacity + position) * d + c % d;
     store_vec(k_cache + to, load_vec<T, kN>(k + row * width + c));
     store_vec(v_cache + to, load_vec<T, kN>(v + row * width + c));
@@ -100,8 +99,8 @@ template <class T, class C>
 __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
                                    const T* __restrict__ v, const int32_t* __restrict__ positions,
                                    C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
-                                   C* __restrict__ v_cache, float* __restrict__ k_scales,
-                                   float* __restrict__ v_scales, int len, int64_t capacity, int d) {
+                                   C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales,
+                                   int len, int64_t capacity, int d) {
   allow_successor();
   await_predecessor();
   const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
@@ -150,8 +149,8 @@ void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView p
                          cache.v_scales.as<float>(), len, capacity, width);
     } else {
       constexpr int kN = kVec16<T>;
-      const bool vectors = aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(cache.k.as<T>()) &&
-                           aligned16(cache.v.as<T>());
+      const bool vectors =
+          aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(cache.k.as<T>()) && aligned16(cache.v.as<T>());
       auto* kernel = vectors ? kv_append_kernel<T, kN> : kv_append_kernel<T, 1>;
       launch_overlapping(s, kernel, dim3(blocks), dim3(128), 0, k.as<T>(), v.as<T>(), positions.as<int32_t>(),
                          cache.k.as<T>(), cache.v.as<T>(), len, static_cast<int>(kv_heads), capacity, width);

@@ -1,11 +1,11 @@
 #pragma once
-// Attention of few query rows over the cache (decode), bf16 queries. The query heads that share a kv head, for all
-// new tokens, are the 8 or 16 columns of one tile (attention_columns.cuh), so K and V are read once for all of them. The
+// Attention of few query rows over the cache (decode), bf16 queries. The query heads that share a kv head, for all new
+// tokens, are the 8 or 16 columns of one tile (attention_columns.cuh), so K and V are read once for all of them. The
 // keys in sight are cut into `splits` equal runs of tiles of 16 keys, one a block, and inside a block the warps take
-// tiles in turn, each with its own ring of shared memory and no barrier. The number of splits is fixed by the shapes; how
-// many keys each gets follows from the positions on the device, so a recorded launch serves every position. Every block
-// leaves (m, l, O) in f32; a second kernel adds them in the order of the splits. Bytes: the keys and values
-// in sight, once.
+// tiles in turn, each with its own ring of shared memory and no barrier. The number of splits is fixed by the shapes;
+// how many keys each gets follows from the positions on the device, so a recorded launch serves every position. Every
+// block leaves (m, l, O) in f32; a second kernel adds them in the order of the splits. Bytes: the keys and values in
+// sight, once.
 #include <algorithm>
 
 #include "kernels/attention_columns.cuh"
@@ -20,25 +20,24 @@ struct DecodePartials {
   float* o;   // [rows of all tiles, splits, d]
   int splits;
   int group, rows, row_tiles;  // query heads a kv head; that times the new tokens of a sequence; tiles of them
-  // The kernel right before writes, of what is read here, only the new keys and the queries, and began this one after all
-  // before it had ended; one new token a sequence.
+  // The kernel right before writes, of what is read here, only the new keys and the queries, and began this one after
+  // all before it had ended; one new token a sequence.
   bool behind_append;
 };
 
 template <int D, class C, int kGroups>
 struct DecodeShape {
   static constexpr int kRows = 8 * kGroups, kKeys = 16;
-  // With the registers of one group of columns and the shared memory of codes 16 warps fit on a multiprocessor. A block takes
-  // at most 99 KiB of shared memory.
+  // With the registers of one group of columns and the shared memory of codes 16 warps fit on a multiprocessor. A block
+  // takes at most 99 KiB of shared memory.
   static constexpr bool kMany = kIsCode<C> && kGroups == 1;
   static constexpr int kWarps = D <= 128 ? (kMany ? 8 : 4) : (kIsCode<C> ? 4 : 2), kThreads = 32 * kWarps;
   static constexpr int kBlocks = D <= 128 && !kMany ? 3 : 2;  // on a multiprocessor
   static constexpr int kStages = D <= 128 && kIsCode<C> && !kMany ? 4 : 2;
   static constexpr int kTile = kKeys * kRowStride<C, D>;  // values of a warp's K or V tile
-  static constexpr int kSumStride = D + 4;  // floats: eight bytes of 16 lanes fall into different banks
+  static constexpr int kSumStride = D + 4;                // floats: eight bytes of 16 lanes fall into different banks
   // Bytes of a warp: its ring, and later its sums.
-  static constexpr int kWarpSpace =
-      std::max<int>(sizeof(C) * 2 * kStages * kTile, sizeof(float) * kRows * kSumStride);
+  static constexpr int kWarpSpace = std::max<int>(sizeof(C) * 2 * kStages * kTile, sizeof(float) * kRows * kSumStride);
   static constexpr int kScales = kTokenScales<C> ? kWarps * kStages * 2 * kKeys : 0;
   static constexpr size_t kShared = kWarps * kWarpSpace + sizeof(float) * kScales;
 };
@@ -46,7 +45,8 @@ struct DecodeShape {
 // Adds the warps' states; warp w's O [kRows, kSumStride] lies at o_sh + w * space, its (m, l) in ml_sh [kWarps, kRows,
 // 2]. Rows of the tile below `rows`.
 template <class S, class F>
-__device__ __forceinline__ void merge_warps(const float* o_sh, int space, const float* ml_sh, int rows, int d, F&& put) {
+__device__ __forceinline__ void merge_warps(const float* o_sh, int space, const float* ml_sh, int rows, int d,
+                                            F&& put) {
   const int half = d / 2;
   for (int e = threadIdx.x; e < rows * half; e += S::kThreads) {
     const int row = e / half, col = e % half * 2;
@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(DecodeShape<D, C, kGroups>::kThreads, DecodeSh
       cp_async_commit();
     }
   };
-  // Keys older than the new one may be read before the kernel has ended that writes the new one. Only the first stage: what
-  // that kernel still has to do, and the queries, queue behind it.
+  // Keys older than the new one may be read before the kernel has ended that writes the new one. Only the first stage:
+  // what that kernel still has to do, and the queries, queue behind it.
   const bool early = partials.behind_append && min(first + 1, tiles.y) * S::kKeys < range.end;
   if (early) {
     fill(0, 1, false);
@@ -212,8 +212,7 @@ __global__ void __launch_bounds__(DecodeShape<D, C, kGroups>::kThreads, DecodeSh
   int stage = 0;
   for (int tile = first; tile < tiles.y; tile += S::kWarps) {
     const int first_key = tile * S::kKeys;
-    const bool masked =
-        first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
+    const bool masked = first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
     const int next = tile + S::kStages * S::kWarps;
     const float* key_scales = my_scales + 2 * stage * S::kKeys;
     typename Warp::Scores s;
@@ -246,7 +245,8 @@ __global__ void __launch_bounds__(DecodeShape<D, C, kGroups>::kThreads, DecodeSh
   if (lane < 4)
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
-      *reinterpret_cast<float4*>(ml_sh + (warp * S::kRows + 8 * j + 2 * lane) * 2) = {w.m[j][0], w.l[j][0], w.m[j][1], w.l[j][1]};
+      *reinterpret_cast<float4*>(ml_sh + (warp * S::kRows + 8 * j + 2 * lane) * 2) = {w.m[j][0], w.l[j][0], w.m[j][1],
+                                                                                      w.l[j][1]};
   __syncthreads();
   merge_warps<S>(o_sh, kSpace, ml_sh, rows, a.d, [&](int row, int col, float m, float l, float2 sum) {
     if (partials.splits == 1) {
@@ -259,8 +259,8 @@ __global__ void __launch_bounds__(DecodeShape<D, C, kGroups>::kThreads, DecodeSh
   });
 }
 
-// One block a query row: adds the splits in their order, a part of the threads every few of them. All loads are under way
-// at once: a split without keys has left zeros.
+// One block a query row: adds the splits in their order, a part of the threads every few of them. All loads are under
+// way at once: a split without keys has left zeros.
 inline constexpr int kCombineThreads = 128;
 template <class C>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -283,7 +283,8 @@ __global__ void __launch_bounds__(kCombineThreads)
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int s = first + part + i * parts;
-      ahead[i] = part < parts && s < p.splits ? *reinterpret_cast<const float4*>(o + s * a.d + quad * 4) : float4{0, 0, 0, 0};
+      ahead[i] =
+          part < parts && s < p.splits ? *reinterpret_cast<const float4*>(o + s * a.d + quad * 4) : float4{0, 0, 0, 0};
     }
   };
   load(0);
@@ -329,8 +330,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   *reinterpret_cast<uint2*>(a.out + (token * a.heads + head) * a.d + quad * 4) = packed;
 }
 
-// Splits of a launch: as many blocks as run at once, but never fewer keys than one round of the warps; and none where every
-// multiprocessor has a block already and few keys, as adding splits takes longer than they save.
+// Splits of a launch: as many blocks as run at once, but never fewer keys than one round of the warps; and none where
+// every multiprocessor has a block already and few keys, as adding splits takes longer than they save.
 template <class S>
 int decode_splits(int sms, int64_t tiles, int64_t keys) {
   constexpr int64_t kFewKeys = 2048;
@@ -362,7 +363,8 @@ void launch_decode_of(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, 
   }
   launch_overlapping(s, kernel, dim3(p.splits, a.kv_heads * row_tiles, a.seqs), dim3(S::kThreads), S::kShared, a, p);
   if (p.splits > 1)
-    launch_overlapping(s, combine_splits_kernel<C>, dim3(static_cast<unsigned>(all_rows)), dim3(kCombineThreads), 0, a, p);
+    launch_overlapping(s, combine_splits_kernel<C>, dim3(static_cast<unsigned>(all_rows)), dim3(kCombineThreads), 0, a,
+                       p);
 }
 
 template <int D, class C>

@@ -12,9 +12,9 @@ namespace fewbit::cuda {
 template <int D, class C>
 struct FlashShape {
   static constexpr int kRows = 64, kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kKeys = D <= 128 ? 64 : 32;  // 99 KiB of shared memory at most
+  static constexpr int kKeys = D <= 128 ? 64 : 32;              // 99 KiB of shared memory at most
   static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // of Q
-  static constexpr int kTile = kKeys * kRowStride<C, D>;         // values of a K or a V tile
+  static constexpr int kTile = kKeys * kRowStride<C, D>;        // values of a K or a V tile
   static constexpr int kScales = kTokenScales<C> ? 2 * 2 * kKeys : 0;
   static constexpr size_t kShared =
       sizeof(__nv_bfloat16) * kRows * kStride + sizeof(C) * 4 * kTile + sizeof(float) * kScales;
@@ -25,10 +25,10 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
     flash_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a) {
   using S = FlashShape<D, C>;
   extern __shared__ __align__(128) uint8_t shared[];
-  auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);              // [kRows, kStride]
-  auto* k_sh = reinterpret_cast<C*>(q_sh + S::kRows * S::kStride);    // [2, kKeys, stride]
-  auto* v_sh = k_sh + 2 * S::kTile;                                   // [2, kKeys, stride]
-  auto* scales_sh = reinterpret_cast<float*>(v_sh + 2 * S::kTile);    // [2, 2, kKeys]
+  auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);            // [kRows, kStride]
+  auto* k_sh = reinterpret_cast<C*>(q_sh + S::kRows * S::kStride);  // [2, kKeys, stride]
+  auto* v_sh = k_sh + 2 * S::kTile;                                 // [2, kKeys, stride]
+  auto* scales_sh = reinterpret_cast<float*>(v_sh + 2 * S::kTile);  // [2, 2, kKeys]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row0 = (gridDim.x - 1 - blockIdx.x) * S::kRows;  // the rows with most keys start first
   const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads), seq = blockIdx.z;
@@ -41,8 +41,7 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
     return i >= a.len ? -1 : a.positions ? a.positions[static_cast<int64_t>(seq) * a.len + i] : i;
   };
   const auto query_row = [&](int row) {
-    return (static_cast<int64_t>(seq) * a.len + row0 + row) * a.heads * a.d +
-           static_cast<int64_t>(head) * a.d;
+    return (static_cast<int64_t>(seq) * a.len + row0 + row) * a.heads * a.d + static_cast<int64_t>(head) * a.d;
   };
   const KeyRange range = key_range(position_of(lane), position_of(lane + 32), a.window, a.keys);
   const int my_positions[2] = {position_of(warp * 16 + lane / 4), position_of(warp * 16 + lane / 4 + 8)};
@@ -79,8 +78,7 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
     __syncthreads();  // this tile is there for all, and all are done with the one before
     if (tile + 1 < last) fetch(tile + 1);
     const int first_key = tile * S::kKeys;
-    const bool masked =
-        first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
+    const bool masked = first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
     float s[S::kKeys / 8][4];
     const float* key_scales = scales_sh + tile % 2 * 2 * S::kKeys;
     w.scores(s, k_sh + tile % 2 * S::kTile);
@@ -98,8 +96,7 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
   for (int r = 0; r < 2; ++r) {
     const float factor = value_scale / w.l[r];
     w.for_pairs(r, [&](int col, float x, float y) {
-      *reinterpret_cast<uint32_t*>(mine + (lane / 4 + 8 * r) * S::kStride + col) =
-          pack_bf16(x * factor, y * factor);
+      *reinterpret_cast<uint32_t*>(mine + (lane / 4 + 8 * r) * S::kStride + col) = pack_bf16(x * factor, y * factor);
     });
   }
   __syncwarp();

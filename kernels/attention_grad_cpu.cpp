@@ -38,8 +38,7 @@ void weigh(float* row, float* slope, int64_t begin, int64_t end, int64_t n, cons
   std::fill(row + end, row + n, 0.f);
 }
 
-void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t q1,
-                 std::vector<float>& room) {
+void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t q1, std::vector<float>& room) {
   const int64_t d = a.head_dim, rows = q1 - q0;
   const auto first_key = [&](int64_t i) { return a.window > 0 ? std::max<int64_t>(0, i - a.window + 1) : 0; };
   const int64_t k0 = first_key(q0), n = q1 - k0;
@@ -48,8 +47,7 @@ void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t 
   const float *k = h.k + k0 * h.kv_ld, *v = h.v + k0 * h.kv_ld;
   const float *q = h.q + q0 * h.q_ld, *dy = h.dy + q0 * h.q_ld;
   blas::gemm(CblasNoTrans, CblasTrans, rows, n, d, a.scale, q, h.q_ld, k, h.kv_ld, 0.f, p, n);
-  for (int64_t i = 0; i < rows; ++i)
-    weigh(p + i * n, slope + i * n, first_key(q0 + i) - k0, q0 + i + 1 - k0, n, a);
+  for (int64_t i = 0; i < rows; ++i) weigh(p + i * n, slope + i * n, first_key(q0 + i) - k0, q0 + i + 1 - k0, n, a);
   blas::gemm(CblasTrans, CblasNoTrans, n, d, rows, 1.f, p, n, dy, h.q_ld, 1.f, h.dv + k0 * h.kv_ld, h.kv_ld);
   blas::gemm(CblasNoTrans, CblasTrans, rows, n, d, 1.f, dy, h.q_ld, v, h.kv_ld, 0.f, dp, n);
   for (int64_t i = 0; i < rows; ++i) {
@@ -62,10 +60,8 @@ void query_block(const HeadGrad& h, const AttentionArgs& a, int64_t q0, int64_t 
     if (a.softcap > 0)
       for (int64_t j = begin; j < end; ++j) di[j] *= slope[i * n + j];
   }
-  blas::gemm(CblasNoTrans, CblasNoTrans, rows, d, n, a.scale, dp, n, k, h.kv_ld, 0.f, h.dq + q0 * h.q_ld,
-             h.q_ld);
-  blas::gemm(CblasTrans, CblasNoTrans, n, d, rows, a.scale, dp, n, q, h.q_ld, 1.f, h.dk + k0 * h.kv_ld,
-             h.kv_ld);
+  blas::gemm(CblasNoTrans, CblasNoTrans, rows, d, n, a.scale, dp, n, k, h.kv_ld, 0.f, h.dq + q0 * h.q_ld, h.q_ld);
+  blas::gemm(CblasTrans, CblasNoTrans, n, d, rows, a.scale, dp, n, q, h.q_ld, 1.f, h.dk + k0 * h.kv_ld, h.kv_ld);
 }
 
 }  // namespace
@@ -91,8 +87,7 @@ void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorV
                           grads.v.as<float>() + kv_at,
                           q_ld,
                           kv_ld};
-      for (int64_t q0 = 0; q0 < len; q0 += kQueryBlock)
-        query_block(head, a, q0, std::min(len, q0 + kQueryBlock), room);
+      for (int64_t q0 = 0; q0 < len; q0 += kQueryBlock) query_block(head, a, q0, std::min(len, q0 + kQueryBlock), room);
     }
   });
 }

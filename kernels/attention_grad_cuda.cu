@@ -77,10 +77,9 @@ struct Product {
 
 // c = alpha op(a) op(b) + beta c for every matrix of the batch; column-major cuBLAS is asked for c^T.
 void multiply(CudaState& s, int64_t count, const Product& p) {
-  FEWBIT_CUBLAS_CALL(cublasSgemmStridedBatched_64(s.blas, p.tb ? CUBLAS_OP_T : CUBLAS_OP_N,
-                                                  p.ta ? CUBLAS_OP_T : CUBLAS_OP_N, p.n, p.m, p.k, &p.alpha,
-                                                  p.b.data, p.b.ld, p.b.stride, p.a.data, p.a.ld, p.a.stride,
-                                                  &p.beta, p.c.data, p.c.ld, p.c.stride, count));
+  FEWBIT_CUBLAS_CALL(cublasSgemmStridedBatched_64(
+      s.blas, p.tb ? CUBLAS_OP_T : CUBLAS_OP_N, p.ta ? CUBLAS_OP_T : CUBLAS_OP_N, p.n, p.m, p.k, &p.alpha, p.b.data,
+      p.b.ld, p.b.stride, p.a.data, p.a.ld, p.a.stride, &p.beta, p.c.data, p.c.ld, p.c.stride, count));
 }
 
 }  // namespace
@@ -90,8 +89,7 @@ void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorV
   const int64_t d = a.head_dim, q_ld = a.heads * d, kv_ld = a.kv_heads * d, len = q.rows() / seqs;
   if (len == 0) return;
   CudaState& s = ex.cuda_state();
-  const Tensor weights = ex.alloc(DType::f32, {seqs * len, len}),
-               scores = ex.alloc(DType::f32, {seqs * len, len});
+  const Tensor weights = ex.alloc(DType::f32, {seqs * len, len}), scores = ex.alloc(DType::f32, {seqs * len, len});
   const Tensor log_sum = ex.alloc(DType::f32, {seqs * len});
   const Batch p = batch(weights.as<float>(), len, len * len), ds = batch(scores.as<float>(), len, len * len);
   const auto rows = static_cast<unsigned>(seqs * len);
@@ -103,34 +101,18 @@ void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorV
     };
     const float add = h % shared == 0 ? 0.f : 1.f;
     multiply(s, seqs,
-             {.a = of_head(q),
-              .b = of_key_head(k),
-              .c = p,
-              .tb = true,
-              .m = len,
-              .n = len,
-              .k = d,
-              .alpha = a.scale});
-    weigh_kernel<<<rows, kThreads, 0, s.stream>>>(weights.as<float>(), log_sum.as<float>(), len, a.window,
-                                                  a.softcap);
-    FEWBIT_CUDA_LAUNCHED();
-    multiply(s, seqs,
-             {.a = p,
-              .b = of_head(dy),
-              .c = of_key_head(grads.v),
-              .ta = true,
-              .m = len,
-              .n = d,
-              .k = len,
-              .beta = add});
-    multiply(s, seqs,
-             {.a = of_head(dy), .b = of_key_head(v), .c = ds, .tb = true, .m = len, .n = len, .k = d});
-    score_grad_kernel<<<rows, kThreads, 0, s.stream>>>(weights.as<float>(), log_sum.as<float>(),
-                                                       scores.as<float>(), len, a.window, a.softcap);
+             {.a = of_head(q), .b = of_key_head(k), .c = p, .tb = true, .m = len, .n = len, .k = d, .alpha = a.scale});
+    weigh_kernel<<<rows, kThreads, 0, s.stream>>>(weights.as<float>(), log_sum.as<float>(), len, a.window, a.softcap);
     FEWBIT_CUDA_LAUNCHED();
     multiply(
         s, seqs,
-        {.a = ds, .b = of_key_head(k), .c = of_head(grads.q), .m = len, .n = d, .k = len, .alpha = a.scale});
+        {.a = p, .b = of_head(dy), .c = of_key_head(grads.v), .ta = true, .m = len, .n = d, .k = len, .beta = add});
+    multiply(s, seqs, {.a = of_head(dy), .b = of_key_head(v), .c = ds, .tb = true, .m = len, .n = len, .k = d});
+    score_grad_kernel<<<rows, kThreads, 0, s.stream>>>(weights.as<float>(), log_sum.as<float>(), scores.as<float>(),
+                                                       len, a.window, a.softcap);
+    FEWBIT_CUDA_LAUNCHED();
+    multiply(s, seqs,
+             {.a = ds, .b = of_key_head(k), .c = of_head(grads.q), .m = len, .n = d, .k = len, .alpha = a.scale});
     multiply(s, seqs,
              {.a = ds,
               .b = of_head(q),

@@ -13,8 +13,8 @@ inline constexpr int kPlainRows = 32, kPlainKeys = 32, kPlainThreads = 256;
 inline constexpr int kPlainPerRow = kPlainThreads / kPlainRows;  // threads of a row: 8
 
 inline size_t plain_shared(int d) {  // Q and K rows one value longer than d, for the banks; V; the weights
-  return sizeof(float) * static_cast<size_t>(kPlainRows * (d + 1) + kPlainKeys * (d + 1) + kPlainKeys * d +
-                                             kPlainRows * kPlainKeys);
+  return sizeof(float) *
+         static_cast<size_t>(kPlainRows * (d + 1) + kPlainKeys * (d + 1) + kPlainKeys * d + kPlainRows * kPlainKeys);
 }
 
 // kColumns: output columns a thread can own; head_dim <= 8 * kColumns.
@@ -108,14 +108,12 @@ __global__ void __launch_bounds__(kPlainThreads)
 template <class T, class C>
 void launch_plain(CudaState& s, const AttentionSource<T, C>& a) {
   if (a.d > 256)
-    fail(ErrorKind::unsupported,
-         "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 256 is built in");
+    fail(ErrorKind::unsupported, "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 256 is built in");
   auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 8>
                  : a.d <= 128 ? plain_attention_kernel<T, C, 16>
                               : plain_attention_kernel<T, C, 32>;
   const size_t shared = plain_shared(a.d);
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   const dim3 grid((a.len + kPlainRows - 1) / kPlainRows, a.heads, a.seqs);
   kernel<<<grid, kPlainThreads, shared, s.stream>>>(a);
   FEWBIT_CUDA_LAUNCHED();

@@ -48,7 +48,7 @@ struct WarpAttention {
   static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // values from row to row of Q in shared memory
   static constexpr int kKvStride = kRowStride<C, D>;
   static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;  // the weights are f16
-  static constexpr bool kKeepQ = D <= 128;  // else Q is read again for every tile: registers
+  static constexpr bool kKeepQ = D <= 128;                        // else Q is read again for every tile: registers
   static constexpr int kQ = kKeepQ ? D / 16 : 1;
 
   float o[D / 8][4];  // the mma C layout: rows g and g + 8
@@ -129,8 +129,8 @@ struct WarpAttention {
   // Scales (and caps) the scores; keys that a row does not see become minus infinity where `masked`.
   // key_scales [kKeys]: of codes with a scale per token.
   __device__ __forceinline__ void finish_scores(float (&s)[kKeys / 8][4], const float* key_scales, float scale,
-                                                float softcap, bool masked, int first_key,
-                                                const int (&position)[2], int window) {
+                                                float softcap, bool masked, int first_key, const int (&position)[2],
+                                                int window) {
     const int t = threadIdx.x % 4;
     const auto for_all = [&](auto&& f) {
 #pragma unroll
@@ -230,8 +230,7 @@ struct WarpAttention {
     a[2] = pack(s[2 * k + 1][0], s[2 * k + 1][1]);
     a[3] = pack(s[2 * k + 1][2], s[2 * k + 1][3]);
   }
-  static __device__ __forceinline__ void mma_values(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                    uint32_t b1) {
+  static __device__ __forceinline__ void mma_values(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if constexpr (kHalfValues)
       mma_f16(c, a, b0, b1);
     else

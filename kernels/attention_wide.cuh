@@ -93,8 +93,7 @@ struct WideRows {
   }
 };
 
-__device__ __forceinline__ void mask_scores(float (&s)[64], int first_key, const int (&position)[2],
-                                            int window) {
+__device__ __forceinline__ void mask_scores(float (&s)[64], int first_key, const int (&position)[2], int window) {
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int key = first_key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2, p = position[i / 2 % 2];
@@ -111,8 +110,7 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
 #ifdef FEWBIT_SM90A
   using S = AttentionWide<D>;
   extern __shared__ uint8_t shared[];
-  __shared__ uint64_t q_full, k_full[S::kStages], v_full[S::kStages], k_empty[S::kStages],
-      v_empty[S::kStages];
+  __shared__ uint64_t q_full, k_full[S::kStages], v_full[S::kStages], k_empty[S::kStages], v_empty[S::kStages];
   uint8_t* q_sh = shared + (1024 - shared_address(shared) % 1024) % 1024;  // [planes, kRows, 64]
   uint8_t* k_sh = q_sh + S::kQueryBytes;                                   // [kStages, planes, kKeys, 64]
   uint8_t* v_sh = k_sh + S::kStages * S::kTileBytes;                       // the same
@@ -155,8 +153,8 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
         barrier_await(shared_address(empty + stage), parity ^ 1);
         barrier_expect(full + stage, S::kTileBytes);
         for (int p = 0; p < S::kPlanes; ++p)
-          bulk_copy_box(to + stage * S::kTileBytes + p * S::kPlane, map, 64 * p, tile * S::kKeys, kv_head,
-                        seq, full + stage);
+          bulk_copy_box(to + stage * S::kTileBytes + p * S::kPlane, map, 64 * p, tile * S::kKeys, kv_head, seq,
+                        full + stage);
       };
       fetch(k_sh, &maps.k, k_full, k_empty);
       fetch(v_sh, &maps.v, v_full, v_empty);
@@ -173,9 +171,7 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
   const auto leave = [&](uint64_t* empty, int tile) {
     if (lane < kArrivingLanes) barrier_arrive(empty + (tile - first) % S::kStages);
   };
-  const auto tile_of = [&](uint8_t* tiles, int tile) {
-    return tiles + (tile - first) % S::kStages * S::kTileBytes;
-  };
+  const auto tile_of = [&](uint8_t* tiles, int tile) { return tiles + (tile - first) % S::kStages * S::kTileBytes; };
   const float by = a.softcap > 0 ? kLog2e : a.scale * kLog2e;
   const auto finish_scores = [&](float(&s)[64], int tile) {
     const int first_key = tile * S::kKeys;
@@ -253,8 +249,8 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
   for (int c = lane; c < 16 * (D / 8); c += 32) {
     const int row = c / (D / 8), at = c % (D / 8), i = row0 + group * 64 + warp * 16 + row;
     if (i < a.len)
-      *reinterpret_cast<uint4*>(a.out + ((static_cast<int64_t>(seq) * a.len + i) * a.heads + head) * D +
-                                8 * at) = *reinterpret_cast<const uint4*>(piece(row, at));
+      *reinterpret_cast<uint4*>(a.out + ((static_cast<int64_t>(seq) * a.len + i) * a.heads + head) * D + 8 * at) =
+          *reinterpret_cast<const uint4*>(piece(row, at));
   }
 #endif
 }
@@ -275,8 +271,7 @@ void launch_attention_wide(CudaState& s, const AttentionSource<__nv_bfloat16>& a
     return map_of<4>(
         CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data,
         {D, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(a.seqs)},
-        {bytes(row), bytes(head), bytes(seq)}, {64, static_cast<cuuint32_t>(box), 1, 1},
-        CU_TENSOR_MAP_SWIZZLE_128B);
+        {bytes(row), bytes(head), bytes(seq)}, {64, static_cast<cuuint32_t>(box), 1, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
   };
   const int64_t width = static_cast<int64_t>(a.heads) * D;
   const AttentionMaps maps{.q = map(a.q, a.len, a.heads, width, D, a.len * width, S::kRows),

@@ -9,24 +9,21 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 __device__ __forceinline__ uint32_t shared_address(uint32_t address) { return address; }
 __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals)
-               : "memory");
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-  asm volatile(
-      "{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
-      : "memory");
+  asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
+               : "memory");
 }
 // Returns when the phase of this parity is complete; the phase before the first counts as one of parity 1.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
   const auto at = shared_address(barrier);
   uint32_t done = 0;
   do {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(at), "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
   } while (!done);
 }
 

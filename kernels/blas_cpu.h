@@ -19,29 +19,27 @@ namespace fewbit::blas {
 void use_one_thread();
 
 // c = alpha op(a) op(b) + beta c, row-major.
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, float alpha,
-                 const float* a, int64_t lda, const float* b, int64_t ldb, float beta, float* c,
-                 int64_t ldc) {
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
+                 int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a,
               static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
-inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, double alpha,
-                 const double* a, int64_t lda, const double* b, int64_t ldb, double beta, double* c,
-                 int64_t ldc) {
+inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, double alpha, const double* a,
+                 int64_t lda, const double* b, int64_t ldb, double beta, double* c, int64_t ldc) {
   cblas_dgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a,
               static_cast<int>(lda), b, static_cast<int>(ldb), beta, c, static_cast<int>(ldc));
 }
 
 // b = b op(a)^-1 for a triangular a [n, n] and b [m, n], row-major.
-inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const float* a,
-                        int64_t lda, float* b, int64_t ldb) {
-  cblas_strsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n),
-              1.f, a, static_cast<int>(lda), b, static_cast<int>(ldb));
+inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const float* a, int64_t lda,
+                        float* b, int64_t ldb) {
+  cblas_strsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n), 1.f, a,
+              static_cast<int>(lda), b, static_cast<int>(ldb));
 }
-inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const double* a,
-                        int64_t lda, double* b, int64_t ldb) {
-  cblas_dtrsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n), 1.,
-              a, static_cast<int>(lda), b, static_cast<int>(ldb));
+inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t n, const double* a, int64_t lda,
+                        double* b, int64_t ldb) {
+  cblas_dtrsm(CblasRowMajor, CblasRight, uplo, ta, CblasNonUnit, static_cast<int>(m), static_cast<int>(n), 1., a,
+              static_cast<int>(lda), b, static_cast<int>(ldb));
 }
 
 // In-place Cholesky of the lower triangle of a row-major matrix (LAPACK's upper one, seen column-major).

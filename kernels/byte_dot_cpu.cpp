@@ -16,7 +16,8 @@ constexpr int64_t kLeastGroup = 16;  // codes that share a scale
 #define FEWBIT_AVX512_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define FEWBIT_AVX2_TARGET __attribute__((target("avx2,fma,f16c")))
 
-// E4M3 in the place of an f16 is 2^-8 of its value, below the smallest normal one too: the sign to bit 15, the rest to bits 13 to 7.
+// E4M3 in the place of an f16 is 2^-8 of its value, below the smallest normal one too: the sign to bit 15, the rest to
+// bits 13 to 7.
 constexpr float kOfF16 = 256.f;
 constexpr int16_t kF16Bits = static_cast<int16_t>(0xbfff);  // without bit 14, to which the sign comes as well
 constexpr int8_t kNan = 0x7f;                               // whatever its sign
@@ -44,13 +45,15 @@ FEWBIT_AVX512_TARGET bool f8_avx512(const uint8_t* codes, float scale, const flo
     const __m512i line = _mm512_loadu_si512(codes + i);
     nans |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(line, nan), nan);
     for (int half = 0; half < 2; ++half) {
-      const __m512i wide = _mm512_cvtepi8_epi16(half == 0 ? _mm512_castsi512_si256(line) : _mm512_extracti64x4_epi64(line, 1));
+      const __m512i wide =
+          _mm512_cvtepi8_epi16(half == 0 ? _mm512_castsi512_si256(line) : _mm512_extracti64x4_epi64(line, 1));
       const __m512i f16 = _mm512_and_si512(_mm512_slli_epi16(wide, 7), bits);
       for (int q = 0; q < 2; ++q) {
         const int at = 2 * half + q;
         const __m256i part = q == 0 ? _mm512_castsi512_si256(f16) : _mm512_extracti64x4_epi64(f16, 1);
         const __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(part), factor);
-        for (int r = 0; r < kRows; ++r) sum[r][at] = _mm512_fmadd_ps(_mm512_loadu_ps(x + r * in + i + 16 * at), value, sum[r][at]);
+        for (int r = 0; r < kRows; ++r)
+          sum[r][at] = _mm512_fmadd_ps(_mm512_loadu_ps(x + r * in + i + 16 * at), value, sum[r][at]);
       }
     }
   }
@@ -135,8 +138,10 @@ FEWBIT_AVX2_TARGET void levels_avx2(const LevelRow& w, const float* x, float* su
 ByteLoops byte_loops() {
 #ifdef FEWBIT_X86
   static const ByteLoops found = [] {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return ByteLoops::none;
-    const bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+      return ByteLoops::none;
+    const bool wide =
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     return wide ? ByteLoops::avx512 : ByteLoops::avx2;
   }();
   return found;
@@ -152,7 +157,8 @@ bool level_dots_fit(int64_t in, int64_t group) {
 
 #ifdef FEWBIT_X86
 
-bool f8_dots(ByteLoops loops, const uint8_t* codes, float scale, const float* x, int64_t rows, int64_t in, float* sums) {
+bool f8_dots(ByteLoops loops, const uint8_t* codes, float scale, const float* x, int64_t rows, int64_t in,
+             float* sums) {
   int64_t r = 0;
   if (loops == ByteLoops::avx512)
     for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
@@ -171,7 +177,9 @@ void level_dots(ByteLoops loops, const LevelRow& w, const float* x, int64_t rows
 
 #else
 
-bool f8_dots(ByteLoops, const uint8_t*, float, const float*, int64_t, int64_t, float*) { bug("no vector loops on this machine"); }
+bool f8_dots(ByteLoops, const uint8_t*, float, const float*, int64_t, int64_t, float*) {
+  bug("no vector loops on this machine");
+}
 void level_dots(ByteLoops, const LevelRow&, const float*, int64_t, float*) { bug("no vector loops on this machine"); }
 
 #endif

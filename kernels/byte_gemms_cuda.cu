@@ -24,7 +24,8 @@ int launches_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::s
   return launches;
 }
 
-// Whether the library's products are quicker than so many launches: its tensor cores take x in codes, and all rows at once.
+// Whether the library's products are quicker than so many launches: its tensor cores take x in codes, and all rows at
+// once.
 bool library_is_quicker(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
                         int launches) {
   const bool unrounded = q.codes == DType::f16;
@@ -61,7 +62,8 @@ void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant
   job.x = x.data;
   if (!job.quantize) {
     const int64_t codes = aligned_bytes(rows * in * bytes_of(q.codes)), scales = aligned_bytes(4 * rows);
-    auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + (launches > 1 ? 4 * rows * outs : 0))));
+    auto* room =
+        static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + (launches > 1 ? 4 * rows * outs : 0))));
     launch_quantize_rows(s, x, q, room, reinterpret_cast<float*>(room + codes));
     job.x = room;
     job.x_scales = reinterpret_cast<const float*>(room + codes);
@@ -77,8 +79,7 @@ void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant
 void check_products(ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
   FEWBIT_ASSERT((q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0);
   FEWBIT_ASSERT(q.codes != DType::i8 || x.cols() < (1 << 17));
-  for (const ByteProduct& p : products)
-    FEWBIT_ASSERT(p.w.codes.dtype == types_of(q).w && !(p.add && p.bias.data));
+  for (const ByteProduct& p : products) FEWBIT_ASSERT(p.w.codes.dtype == types_of(q).w && !(p.add && p.bias.data));
 }
 
 }  // namespace
@@ -106,13 +107,11 @@ void by_rows(CudaState& s, const RowSource& source, const RowQuant& q, std::span
     fp8_products(s, source, q, tasks);
 }
 
-void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
-         bool settled) {
+void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products, bool settled) {
   check_products(x, q, products);
   if (x.rows() == 0) return;
   while (!products.empty()) {
-    const std::span<const ByteProduct> some =
-        products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
+    const std::span<const ByteProduct> some = products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
     products = products.subspan(some.size());
     if (streamed_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
     if (q.codes != DType::f16) {

@@ -20,19 +20,20 @@
 
 namespace fewbit::cuda {
 
-inline constexpr int64_t kFewByteRows = 16, kLeastLibraryRows = 9;  // between them the library has the shapes that it takes
+// between them the library has the shapes that it takes
+inline constexpr int64_t kFewByteRows = 16, kLeastLibraryRows = 9;
 inline constexpr int kByteWarps = 4, kByteOuts = 2;
 inline constexpr float kLowerDigit = 16;  // of x in two digits of E4M3: what the lower one is multiplied by
 
 // One product as raw device memory: codes of x and of the weight, their scales, and y.
 struct ByteTask {
-  const uint8_t* x = nullptr;        // [rows, in]
-  const float* x_scales = nullptr;   // [rows]
-  const uint8_t* w = nullptr;        // [out, in]
-  const float* w_scales = nullptr;   // [out]
-  const void* bias = nullptr;        // [out] of bias_dtype, or null
-  void* y = nullptr;                 // [rows, out] of y_dtype
-  bool add = false;                  // y += the product
+  const uint8_t* x = nullptr;       // [rows, in]
+  const float* x_scales = nullptr;  // [rows]
+  const uint8_t* w = nullptr;       // [out, in]
+  const float* w_scales = nullptr;  // [out]
+  const void* bias = nullptr;       // [out] of bias_dtype, or null
+  void* y = nullptr;                // [rows, out] of y_dtype
+  bool add = false;                 // y += the product
   DType bias_dtype = DType::bf16, y_dtype = DType::bf16;
   int64_t rows = 0, in = 0, out = 0;
 };
@@ -50,10 +51,9 @@ __device__ __forceinline__ void store_scaled(Sum sum, float x_scale, float w_sca
 //   using Sum; static Sum dot16(uint4 x, uint4 w, Sum); static Sum dot1(uint8_t x, uint8_t w, Sum)
 template <class Code, int kRows, class Bias, class Y>
 __global__ void __launch_bounds__(kByteWarps * 32)
-    few_rows_kernel(const uint8_t* __restrict__ x, const float* __restrict__ x_scales,
-                    const uint8_t* __restrict__ w, const float* __restrict__ w_scales,
-                    const Bias* __restrict__ bias, Y* __restrict__ y, int rows, int64_t in, int64_t out,
-                    bool vectors, bool add) {
+    few_rows_kernel(const uint8_t* __restrict__ x, const float* __restrict__ x_scales, const uint8_t* __restrict__ w,
+                    const float* __restrict__ w_scales, const Bias* __restrict__ bias, Y* __restrict__ y, int rows,
+                    int64_t in, int64_t out, bool vectors, bool add) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t o0 = (static_cast<int64_t>(blockIdx.x) * kByteWarps + warp) * kByteOuts;
   if (o0 >= out) return;
@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kByteWarps * 32)
     for (int r = 0; r < kRows; ++r) {
       if (r >= rows) break;
 #pragma unroll
-      for (int k = 0; k < kByteOuts; ++k)
-        sums[r][k] = Code::dot1(x[r * in + i], rows_of_w[k][i], sums[r][k]);
+      for (int k = 0; k < kByteOuts; ++k) sums[r][k] = Code::dot1(x[r * in + i], rows_of_w[k][i], sums[r][k]);
     }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -108,9 +107,9 @@ void launch_few_rows(cudaStream_t stream, const ByteTask& t) {
     using Bias = typename decltype(bias)::type;
     using Y = typename decltype(y)::type;
     const auto launch = [&](auto kernel) {
-      kernel<<<blocks, kByteWarps * 32, 0, stream>>>(t.x, t.x_scales, t.w, t.w_scales,
-                                                     static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y),
-                                                     static_cast<int>(t.rows), t.in, t.out, vectors, t.add);
+      kernel<<<blocks, kByteWarps * 32, 0, stream>>>(t.x, t.x_scales, t.w, t.w_scales, static_cast<const Bias*>(t.bias),
+                                                     static_cast<Y*>(t.y), static_cast<int>(t.rows), t.in, t.out,
+                                                     vectors, t.add);
     };
     if (t.rows == 1) return launch(few_rows_kernel<Code, 1, Bias, Y>);
     if (t.rows <= 4) return launch(few_rows_kernel<Code, 4, Bias, Y>);
@@ -146,8 +145,8 @@ void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t, const S
     using Bias = typename decltype(bias)::type;
     using Y = typename decltype(y)::type;
     const dim3 grid(static_cast<unsigned>(t.rows), static_cast<unsigned>((t.out + kScaleSpan - 1) / kScaleSpan));
-    scale_sums_kernel<<<grid, kScaleThreads, 0, stream>>>(sums, lower, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias),
-                                                          static_cast<Y*>(t.y), t.out, t.add);
+    scale_sums_kernel<<<grid, kScaleThreads, 0, stream>>>(
+        sums, lower, t.x_scales, t.w_scales, static_cast<const Bias*>(t.bias), static_cast<Y*>(t.y), t.out, t.add);
   });
   FEWBIT_CUDA_LAUNCHED();
 }
@@ -155,8 +154,8 @@ void scale_sums(cudaStream_t stream, const Sum* sums, const ByteTask& t, const S
 // Whether cuBLASLt takes 8-bit matrices of this shape; it wants rows of 16 bytes.
 inline bool library_takes(const ByteTask& t) { return t.in % 16 == 0 && t.out % 16 == 0 && aligned16(t.w); }
 
-// Whether its product of E4M3 codes by rows and outputs scaled takes this one: compute capability 9.0 alone. Of fewer rows
-// the raw sums are few, and the library can cut a long sum in parts.
+// Whether its product of E4M3 codes by rows and outputs scaled takes this one: compute capability 9.0 alone. Of fewer
+// rows the raw sums are few, and the library can cut a long sum in parts.
 inline constexpr int64_t kLeastScaledRows = 256;
 inline bool library_scales(const CudaState& s, const ByteTask& t) {
   return s.sm90() && t.rows >= kLeastScaledRows && aligned16(t.w_scales) && aligned16(static_cast<const char*>(t.y));
@@ -259,6 +258,7 @@ void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std:
 // y = x W^T + bias, or y += x W^T, of E4M3 weights and x as it is (kernels/fp8_unrounded_cuda.cu).
 void unrounded_products(CudaState& s, ConstTensorView x, std::span<const ByteProduct> products);
 // kernels/byte_gemms.h for such a source; false, and nothing done, where the ops before must run by themselves.
-bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteProduct> products);
+bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q,
+                         std::span<const ByteProduct> products);
 
 }  // namespace fewbit::cuda

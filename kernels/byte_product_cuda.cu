@@ -17,8 +17,8 @@ void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
 // A row-major matrix is its transpose: `columns` neighbours in memory.
 cublasLtMatrixLayout_t layout_of(cudaDataType_t type, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout = nullptr;
-  FEWBIT_CUBLAS_CALL(cublasLtMatrixLayoutCreate(&layout, type, static_cast<uint64_t>(columns),
-                                                static_cast<uint64_t>(rows), columns));
+  FEWBIT_CUBLAS_CALL(
+      cublasLtMatrixLayoutCreate(&layout, type, static_cast<uint64_t>(columns), static_cast<uint64_t>(rows), columns));
   return layout;
 }
 
@@ -65,15 +65,14 @@ LibraryProduct::LibraryProduct(CudaState& s, const LibraryTypes& types, const By
     const size_t workspace = CudaState::kBlasWorkspace;
     cublasLtMatmulHeuristicResult_t best{};
     int count = 0;
-    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                                 &workspace, sizeof workspace);
     if (status == CUBLAS_STATUS_SUCCESS)
-      status = cublasLtMatmulAlgoGetHeuristic(s.blas_lt, product, w_.get(), x_.get(), y_.get(), y_.get(),
-                                              preference, 1, &best, &count);
+      status = cublasLtMatmulAlgoGetHeuristic(s.blas_lt, product, w_.get(), x_.get(), y_.get(), y_.get(), preference, 1,
+                                              &best, &count);
     cublasLtMatmulPreferenceDestroy(preference);
     // Libraries older than this way of scaling call it invalid.
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (scales && status == CUBLAS_STATUS_INVALID_VALUE))
-      return std::nullopt;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED || (scales && status == CUBLAS_STATUS_INVALID_VALUE)) return std::nullopt;
     FEWBIT_CUBLAS_CALL(status);
     return count > 0 ? std::optional(best.algo) : std::nullopt;
   });
@@ -102,9 +101,8 @@ void LibraryProduct::run(CudaState& s, const ByteTask& t, void* to) const {
   const float one_f = 1, beta_f = add ? 1.f : 0.f;
   const void* one = integer_ ? static_cast<const void*>(&one_i) : &one_f;
   const void* beta = integer_ ? static_cast<const void*>(&zero_i) : &beta_f;
-  FEWBIT_CUBLAS_CALL(cublasLtMatmul(s.blas_lt, product_.get(), one, t.w, w_.get(), t.x, x_.get(), beta, to,
-                                    y_.get(), to, y_.get(), &*algorithm_, s.blas_workspace,
-                                    CudaState::kBlasWorkspace, s.stream));
+  FEWBIT_CUBLAS_CALL(cublasLtMatmul(s.blas_lt, product_.get(), one, t.w, w_.get(), t.x, x_.get(), beta, to, y_.get(),
+                                    to, y_.get(), &*algorithm_, s.blas_workspace, CudaState::kBlasWorkspace, s.stream));
 }
 
 }  // namespace fewbit::cuda

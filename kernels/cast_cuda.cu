@@ -76,16 +76,15 @@ void cast(Exec& ex, ConstTensorView x, TensorView y) {
   FEWBIT_ASSERT(y.numel() == n);
   if (n == 0) return;
   if (x.dtype == y.dtype) return ex.copy(x, y);
-  const bool vectors =
-      aligned16(static_cast<const char*>(x.data)) && aligned16(static_cast<const char*>(y.data));
+  const bool vectors = aligned16(static_cast<const char*>(x.data)) && aligned16(static_cast<const char*>(y.data));
   const int64_t blocks = (n + kThreads * kN - 1) / (kThreads * kN);
   FEWBIT_ASSERT(blocks < (int64_t{1} << 31));
   dispatch_source(x.dtype, [&](auto in) {
     dispatch_target(y.dtype, [&](auto out) {
       using In = typename decltype(in)::type;
       using Out = typename decltype(out)::type;
-      cast_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, ex.cuda_state().stream>>>(
-          x.as<In>(), y.as<Out>(), n, vectors);
+      cast_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, ex.cuda_state().stream>>>(x.as<In>(), y.as<Out>(), n,
+                                                                                          vectors);
     });
   });
   FEWBIT_CUDA_LAUNCHED();

@@ -63,8 +63,8 @@ void choose_scales(Exec&, ConstTensorView w, ConstTensorView h, int64_t group, c
     for (int64_t o = begin; o < end; ++o)
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t first = g * group, count = std::min(group, in - first);
-        const GridChoice best = search_group(w.as<float>() + o * in + first,
-                                             importance ? importance + first : nullptr, count, search);
+        const GridChoice best =
+            search_group(w.as<float>() + o * in + first, importance ? importance + first : nullptr, count, search);
         scales.as<float>()[o * groups + g] = best.scale;
         if (!search.symmetric) zeros.as<uint8_t>()[o * groups + g] = static_cast<uint8_t>(best.zero);
       }

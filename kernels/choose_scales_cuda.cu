@@ -11,8 +11,7 @@ namespace {
 constexpr int kWarps = 8;
 
 template <int K>  // candidates per lane
-__global__ void __launch_bounds__(kWarps * 32)
-    choose_scales_kernel(ScaleTask t, int64_t groups, int candidates) {
+__global__ void __launch_bounds__(kWarps * 32) choose_scales_kernel(ScaleTask t, int64_t groups, int candidates) {
   __shared__ float staged[kWarps][2][kSearchRun];  // weights and importance of a run
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t task = static_cast<int64_t>(blockIdx.x) * kWarps + warp;

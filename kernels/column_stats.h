@@ -12,8 +12,12 @@ struct ColumnUnit {
   ConstTensorView unit{};
   int64_t group = 0;  // columns that share a unit
 };
-namespace cpu  { void column_stats(Exec&, ConstTensorView x, const ColumnUnit&, TensorView absmax, TensorView abssum); }
-namespace cuda { void column_stats(Exec&, ConstTensorView x, const ColumnUnit&, TensorView absmax, TensorView abssum); }
+namespace cpu {
+void column_stats(Exec&, ConstTensorView x, const ColumnUnit&, TensorView absmax, TensorView abssum);
+}
+namespace cuda {
+void column_stats(Exec&, ConstTensorView x, const ColumnUnit&, TensorView absmax, TensorView abssum);
+}
 inline void column_stats(Exec& ex, ConstTensorView x, const ColumnUnit& u, TensorView absmax, TensorView abssum) {
   pick(ex, &cpu::column_stats, FEWBIT_CUDA_OP(column_stats))(ex, x, u, absmax, abssum);
 }

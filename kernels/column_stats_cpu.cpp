@@ -39,8 +39,7 @@ void stats_as(Mat<const T> x, const ColumnUnit& u, float* absmax, double* abssum
 void column_stats(Exec&, ConstTensorView x, const ColumnUnit& u, TensorView absmax, TensorView abssum) {
   FEWBIT_ASSERT(absmax.numel() == x.cols() && abssum.numel() == x.cols());
   FEWBIT_ASSERT(!u.unit.data || (u.group > 0 && u.unit.rows() == x.rows()));
-  if (x.dtype == DType::f32)
-    return stats_as<float>(mat<float>(x), u, absmax.as<float>(), abssum.as<double>());
+  if (x.dtype == DType::f32) return stats_as<float>(mat<float>(x), u, absmax.as<float>(), abssum.as<double>());
   FEWBIT_ASSERT(x.dtype == DType::bf16);
   stats_as<bf16>(mat<bf16>(x), u, absmax.as<float>(), abssum.as<double>());
 }

@@ -14,9 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>  // float or __nv_bfloat16
-__global__ void chunk_kernel(const T* __restrict__ x, const float* __restrict__ unit,
-                             float* __restrict__ maxima, double* __restrict__ sums, int64_t rows,
-                             int64_t cols, int64_t group) {
+__global__ void chunk_kernel(const T* __restrict__ x, const float* __restrict__ unit, float* __restrict__ maxima,
+                             double* __restrict__ sums, int64_t rows, int64_t cols, int64_t group) {
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j >= cols) return;
   const int64_t groups = unit ? (cols + group - 1) / group : 0;
@@ -34,8 +33,7 @@ __global__ void chunk_kernel(const T* __restrict__ x, const float* __restrict__ 
 }
 
 __global__ void merge_kernel(const float* __restrict__ maxima, const double* __restrict__ sums,
-                             float* __restrict__ absmax, double* __restrict__ abssum, int64_t chunks,
-                             int64_t cols) {
+                             float* __restrict__ absmax, double* __restrict__ abssum, int64_t chunks, int64_t cols) {
   const int64_t j = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (j >= cols) return;
   for (int64_t c = 0; c < chunks; ++c) {
@@ -57,8 +55,7 @@ void column_stats(Exec& ex, ConstTensorView x, const ColumnUnit& u, TensorView a
   const cudaStream_t stream = ex.cuda_state().stream;
   const unsigned across = static_cast<unsigned>((cols + kThreads - 1) / kThreads);
   for (int64_t r = 0; r < rows; r += kMaxChunks * kColumnChunk) {
-    const int64_t n = std::min(rows - r, kMaxChunks * kColumnChunk),
-                  chunks = (n + kColumnChunk - 1) / kColumnChunk;
+    const int64_t n = std::min(rows - r, kMaxChunks * kColumnChunk), chunks = (n + kColumnChunk - 1) / kColumnChunk;
     const Tensor maxima = ex.alloc(DType::f32, {chunks, cols}), sums = ex.alloc(DType::f64, {chunks, cols});
     const dim3 grid(across, static_cast<unsigned>(chunks));
     const float* units = unit ? unit + r * groups : nullptr;

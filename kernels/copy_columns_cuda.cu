@@ -30,8 +30,8 @@ void copy_columns(Exec& ex, ConstTensorView from, int64_t from_begin, TensorView
     using T = typename decltype(type)::type;
     const T* source = from.as<T>() + from_begin;
     T* target = to.as<T>() + to_begin;
-    const bool vectors = from.cols() % 8 == 0 && to.cols() % 8 == 0 && cols % 8 == 0 && aligned16(source) &&
-                         aligned16(target);
+    const bool vectors =
+        from.cols() % 8 == 0 && to.cols() % 8 == 0 && cols % 8 == 0 && aligned16(source) && aligned16(target);
     auto* kernel = vectors ? copy_columns_kernel<T, 8> : copy_columns_kernel<T, 1>;
     launch_overlapping(ex.cuda_state(), kernel, dim3(static_cast<unsigned>(to.rows())), dim3(kThreads), 0, source,
                        from.cols(), target, to.cols(), cols);

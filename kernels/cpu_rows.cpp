@@ -62,9 +62,7 @@ FEWBIT_HOT void narrow(const float* x, bf16* y, int64_t n) {
   }
 }
 
-void widen(const float* x, float* y, int64_t n) {
-  std::memmove(y, x, static_cast<size_t>(n) * sizeof(float));
-}
+void widen(const float* x, float* y, int64_t n) { std::memmove(y, x, static_cast<size_t>(n) * sizeof(float)); }
 void narrow(const float* x, float* y, int64_t n) { widen(x, y, n); }
 
 FEWBIT_HOT float dot(const float* a, const float* b, int64_t n) {
@@ -80,8 +78,7 @@ FEWBIT_HOT float dot(const float* a, const bf16* b, int64_t n) {
   float lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes)
-    for (int l = 0; l < kLanes; ++l)
-      lanes[l] += a[i + l] * bits_to_float(static_cast<uint32_t>(b[i + l].bits) << 16);
+    for (int l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * bits_to_float(static_cast<uint32_t>(b[i + l].bits) << 16);
   for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * static_cast<float>(b[i + l]);
   return tree_sum(lanes);
 }
@@ -144,8 +141,7 @@ FEWBIT_HOT double sum_of_exp(const float* x, float shift, int64_t n) {
   return total;
 }
 
-FEWBIT_HOT void gated_sigmoid(const float* gate, const float* up, float scale, float cubic, float* y,
-                              int64_t n) {
+FEWBIT_HOT void gated_sigmoid(const float* gate, const float* up, float scale, float cubic, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const float g = gate[i];
     const float a = scale * (g + cubic * g * g * g);

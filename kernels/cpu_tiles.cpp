@@ -15,12 +15,10 @@ constexpr int64_t kTileFloats = int64_t{1} << 20;  // of x and of W in a tile: 4
 
 }  // namespace
 
-void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y,
-               int64_t row) {
+void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t end, TensorView y, int64_t row) {
   const int64_t n = end - begin;
   const auto bias_at = [&](int64_t i) {
-    return bias.dtype == DType::f32 ? bias.as<float>()[begin + i]
-                                    : static_cast<float>(bias.as<bf16>()[begin + i]);
+    return bias.dtype == DType::f32 ? bias.as<float>()[begin + i] : static_cast<float>(bias.as<bf16>()[begin + i]);
   };
   for_float_type(y.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -32,14 +30,12 @@ void store_row(const float* sums, ConstTensorView bias, int64_t begin, int64_t e
   });
 }
 
-void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, ConstTensorView bias,
-                   TensorView y) {
+void tiled_product(ConstTensorView x, int64_t out, const WeightRows& weight, ConstTensorView bias, TensorView y) {
   blas::use_one_thread();
   const int64_t rows = x.rows(), in = x.cols();
   const int64_t tile_rows = std::clamp<int64_t>(kTileFloats / std::max<int64_t>(1, in), 64, 512);
   const int64_t tile_outs = std::clamp<int64_t>(kTileFloats / std::max<int64_t>(1, in), 64, 256);
-  const int64_t tiles_down = (rows + tile_rows - 1) / tile_rows,
-                tiles_across = (out + tile_outs - 1) / tile_outs;
+  const int64_t tiles_down = (rows + tile_rows - 1) / tile_rows, tiles_across = (out + tile_outs - 1) / tile_outs;
   parallel_for(tiles_down * tiles_across, 1, [&](int64_t tile, int64_t) {
     const int64_t r0 = tile / tiles_across * tile_rows, r1 = std::min(rows, r0 + tile_rows);
     const int64_t o0 = tile % tiles_across * tile_outs, o1 = std::min(out, o0 + tile_outs);

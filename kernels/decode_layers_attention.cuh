@@ -1,8 +1,8 @@
 #pragma once
-// Attention of one new token over its cache inside decode_layers_cuda.cu. A block has up to four query heads of one kv head
-// and an equal run of the keys in sight; the block whose run ends at the new token makes its key and value first. In a
-// warp eight lanes share a key, so four keys are in hand at a time. Each block leaves (m, l, O) in f32; the last of a
-// set of heads adds them in the order of the runs.
+// Attention of one new token over its cache inside decode_layers_cuda.cu. A block has up to four query heads of one kv
+// head and an equal run of the keys in sight; the block whose run ends at the new token makes its key and value first.
+// In a warp eight lanes share a key, so four keys are in hand at a time. Each block leaves (m, l, O) in f32; the last
+// of a set of heads adds them in the order of the runs.
 #include "kernels/decode_layers_product.cuh"
 #include "kernels/hadamard.cuh"
 #include "kernels/kv_quantize.cuh"
@@ -12,10 +12,10 @@
 
 namespace fewbit::cuda {
 
-inline constexpr int kKeyLanes = 8;                                // lanes of a key
+inline constexpr int kKeyLanes = 8;  // lanes of a key
 inline constexpr int kWarpKeys = 32 / kKeyLanes;
-inline constexpr int kRoundKeys = kWarpKeys * kStepWarps;          // keys a block has in hand
-inline constexpr int kStepRows = kHeadsTogether + 2;               // queries, the new key, the new value
+inline constexpr int kRoundKeys = kWarpKeys * kStepWarps;  // keys a block has in hand
+inline constexpr int kStepRows = kHeadsTogether + 2;       // queries, the new key, the new value
 
 // Shared memory of attention, in the order of its parts; 16-byte aligned.
 template <int D>
@@ -60,7 +60,8 @@ struct StepAttention {
 // kN values of a row of the cache, as they lie.
 template <int kN, class C>
 struct RowPart {
-  using Word = std::conditional_t<kN * sizeof(C) % 16 == 0, uint4, std::conditional_t<kN * sizeof(C) % 8 == 0, uint2, uint32_t>>;
+  using Word =
+      std::conditional_t<kN * sizeof(C) % 16 == 0, uint4, std::conditional_t<kN * sizeof(C) % 8 == 0, uint2, uint32_t>>;
   static constexpr int kWords = kN * sizeof(C) / sizeof(Word), kEach = kN / kWords;
   Word words[kWords];
 
@@ -80,7 +81,8 @@ __device__ __forceinline__ const C* cache_row(const StepJob& job, const void* ca
 
 // The block's keys and values on their way to the L2 while the weights stream; no more than half a megabyte.
 template <int D, class C>
-__device__ __forceinline__ void step_prefetch_keys(const StepJob& job, const StepLayer& layer, const StepAttention& own) {
+__device__ __forceinline__ void step_prefetch_keys(const StepJob& job, const StepLayer& layer,
+                                                   const StepAttention& own) {
   if (own.none) return;
   constexpr int kLine = 128, kMost = 2048;
   const int lines = min(static_cast<int>((own.end - own.begin) * D * sizeof(C) / kLine), kMost);
@@ -91,17 +93,18 @@ __device__ __forceinline__ void step_prefetch_keys(const StepJob& job, const Ste
   }
 }
 
-// Row `row` of the block's queries (below kHeadsTogether), its key or its value: from the product, normed, turned, rounded
-// where the ops round. A warp's work.
+// Row `row` of the block's queries (below kHeadsTogether), its key or its value: from the product, normed, turned,
+// rounded where the ops round. A warp's work.
 template <int D>
-__device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& layer, int which, int head, const float* turns,
-                                         __nv_bfloat16* row, float* wide) {
+__device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& layer, int which, int head,
+                                         const float* turns, __nv_bfloat16* row, float* wide) {
   const int lane = threadIdx.x % 32;
-  const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) + ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
+  const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) +
+                     ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
   float v[D / 32];
 #pragma unroll
-  for (int i = 0; i < D / 32; ++i)  // not as bf16: that __ldcg is not volatile, and was moved out of the loop over layers
-    v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + lane + 32 * i)) << 16);
+  // not as bf16: that __ldcg is not volatile, and was moved out of the loop over layers
+  for (int i = 0; i < D / 32; ++i) v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + lane + 32 * i)) << 16);
   if (which < 2 && layer.head_norm[which]) {
     float squares = 0;
 #pragma unroll
@@ -122,10 +125,11 @@ __device__ __forceinline__ void step_row(const StepJob& job, const StepLayer& la
   __syncwarp();
 }
 
-// Attention outside: the new token's queries are left in job.qkv as it reads them, its key and value in the cache. A head at a
-// time for each warp, neighbouring heads in other blocks.
+// Attention outside: the new token's queries are left in job.qkv as it reads them, its key and value in the cache. A
+// head at a time for each warp, neighbouring heads in other blocks.
 template <int D, class C>
-__device__ __forceinline__ void step_append(const StepJob& job, const StepLayer& layer, int position, const float* turns, uint8_t* shared) {
+__device__ __forceinline__ void step_append(const StepJob& job, const StepLayer& layer, int position,
+                                            const float* turns, uint8_t* shared) {
   auto& space = *reinterpret_cast<StepAppendSpace<D>*>(shared);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, blocks = gridDim.x;
   __nv_bfloat16* row = space.rows[warp];
@@ -144,8 +148,8 @@ __device__ __forceinline__ void step_append(const StepJob& job, const StepLayer&
 }
 
 template <int D, class C>
-__device__ __forceinline__ void step_attention(const StepJob& job, const StepLayer& layer, const StepAttention& own, int position,
-                                               const float* turns, uint8_t* shared) {
+__device__ __forceinline__ void step_attention(const StepJob& job, const StepLayer& layer, const StepAttention& own,
+                                               int position, const float* turns, uint8_t* shared) {
   if (own.none) return;
   auto& space = *reinterpret_cast<StepAttentionSpace<D>*>(shared);
   __shared__ bool last;
@@ -168,7 +172,8 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
   const int part = lane % kKeyLanes * kN, key_lane = lane / kKeyLanes;
   const int64_t scales_at = kTokenScales<C> ? kv_head * job.capacity : kv_head;
   float factor = job.scale * kLog2e, value_factor = 1.f;
-  if constexpr (kIsCode<C> && !kTokenScales<C>) factor *= layer.k_scales[scales_at], value_factor = layer.v_scales[scales_at];
+  if constexpr (kIsCode<C> && !kTokenScales<C>)
+    factor *= layer.k_scales[scales_at], value_factor = layer.v_scales[scales_at];
   float m[kHeadsTogether], l[kHeadsTogether], o[kHeadsTogether][kN];
 #pragma unroll
   for (int h = 0; h < kHeadsTogether; ++h) {
@@ -178,9 +183,7 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
   }
   // A round's rows are asked for before the round before is worked on.
   const auto key_of = [&](int base) { return min(base + key_lane, own.end - 1); };
-  const auto row_of = [&](const void* cache, int key) {
-    return cache_row<C>(job, cache, kv_head, key, D) + part;
-  };
+  const auto row_of = [&](const void* cache, int key) { return cache_row<C>(job, cache, kv_head, key, D) + part; };
   using Row = RowPart<kN, C>;
   int base = own.begin + warp * kWarpKeys;
   Row k, v;
@@ -231,7 +234,8 @@ __device__ __forceinline__ void step_attention(const StepJob& job, const StepLay
     for (int i = 0; i < kN; ++i) o[h][i] *= keep;
   }
   // The four lanes of a part add; each ends with one head.
-  const auto halve = [&](float low, float high, int other) {  // the lower lane keeps the sum of `low`, the upper of `high`
+  // the lower lane keeps the sum of `low`, the upper of `high`
+  const auto halve = [&](float low, float high, int other) {
     const bool upper = lane & other;
     const float sent = __shfl_xor_sync(0xffffffffu, upper ? low : high, other);
     return (upper ? high : low) + sent;

@@ -1,10 +1,11 @@
 #pragma once
-// E4M3 weights [out, in] as they lie, with a scale for each output, in decode_layers_kernel.cuh. The input of a product is
-// rounded to E4M3 with one scale for all of it. Codes of both are exact in f16, their products in f32.
+// E4M3 weights [out, in] as they lie, with a scale for each output, in decode_layers_kernel.cuh. The input of a product
+// is rounded to E4M3 with one scale for all of it. Codes of both are exact in f16, their products in f32.
 //
-// A piece is 32 rows of 128 bytes. Lane 4 g + t takes 16 neighbouring bytes of rows g, g + 8, g + 16 and g + 24 at a time, which
-// stand for whatever k the tensor cores believe, as long as the input has the same; the halves of every other row are
-// exchanged in shared memory, so that the eight lanes of a quarter of a load find eight places in the banks.
+// A piece is 32 rows of 128 bytes. Lane 4 g + t takes 16 neighbouring bytes of rows g, g + 8, g + 16 and g + 24 at a
+// time, which stand for whatever k the tensor cores believe, as long as the input has the same; the halves of every
+// other row are exchanged in shared memory, so that the eight lanes of a quarter of a load find eight places in the
+// banks.
 #include "kernels/decode_layers_kernel.cuh"
 #include "kernels/row_grid.h"
 #include "kernels/skinny_formats.cuh"
@@ -22,8 +23,8 @@ struct StepByteSource {
   __device__ __forceinline__ void seat(const StepWeight& weight, int /*outputs*/, int inputs, int chunk, int k) {
     const int lane = threadIdx.x % 32;
     four_rows = 4 * static_cast<int64_t>(inputs);
-    codes = static_cast<const uint8_t*>(weight.codes) + (chunk * kByteOutputs + lane / 8) * static_cast<int64_t>(inputs) +
-            k * kPieceK + lane % 8 * 16;
+    codes = static_cast<const uint8_t*>(weight.codes) +
+            (chunk * kByteOutputs + lane / 8) * static_cast<int64_t>(inputs) + k * kPieceK + lane % 8 * 16;
   }
   __device__ __forceinline__ void fetch(uint8_t* to) {
     const int lane = threadIdx.x % 32;
@@ -34,7 +35,8 @@ struct StepByteSource {
   }
 };
 
-// The input of a product as f16: first the block's values in bf16, then, once the largest of all is known, those of their codes.
+// The input of a product as f16: first the block's values in bf16, then, once the largest of all is known, those of
+// their codes.
 struct StepByteInput {
   uint8_t* x;  // [needed, 128] of two bytes
   StepSpace space;
@@ -51,7 +53,8 @@ struct StepByteInput {
     for (int i = 0; i < 8; ++i) most = larger_abs(most, v[i]);
     const int own = n - first * kPieceK;
     if (own < 0 || own >= needed * kPieceK) return;
-    *reinterpret_cast<uint4*>(x + 2 * own) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+    *reinterpret_cast<uint4*>(x + 2 * own) = {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
+                                              pack_bf16(v[6], v[7])};
   }
   // All computing threads, when everything is put; another compute_sync() before the values are read.
   // `shared`: the blocks of the cluster have put a slice each, else all of them everything.
@@ -65,7 +68,8 @@ struct StepByteInput {
     if (shared) {
       float* sent = space.most + kStepWarps;
       if (threadIdx.x == 0) barrier_expect(space.most_barrier, kStepSlices * static_cast<int>(sizeof(float)));
-      if (threadIdx.x < kStepSlices) send_to_block(static_cast<int>(threadIdx.x), sent + slice, space.most_barrier, most);
+      if (threadIdx.x < kStepSlices)
+        send_to_block(static_cast<int>(threadIdx.x), sent + slice, space.most_barrier, most);
       barrier_await(shared_address(space.most_barrier), parity);
 #pragma unroll
       for (int s = 0; s < kStepSlices; ++s) most = larger_abs(most, sent[s]);
@@ -90,8 +94,8 @@ __device__ __forceinline__ int2 values_of(const StepJob& job, int product, const
 }
 __device__ __forceinline__ void finish_input(int product, StepByteInput& input) { input.finish(product == kDown); }
 
-// The norm of the residual stream; waits for the phase before once the norm's weight is at hand. Every block norms all of the
-// stream, at most kMostNormedBytes values, since its scale hangs on all.
+// The norm of the residual stream; waits for the phase before once the norm's weight is at hand. Every block norms all
+// of the stream, at most kMostNormedBytes values, since its scale hangs on all.
 template <class Sync>
 __device__ __forceinline__ void normed_input(const StepJob& job, StepByteInput& input, const __nv_bfloat16* weight,
                                              const Sync& sync, float* shared) {
@@ -143,7 +147,8 @@ struct StepByteTaker {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       const uint8_t* half = row + (s ^ g % 2) * (kPieceK / 2);
-      const uint4 first = *reinterpret_cast<const uint4*>(x + s * kPieceK), second = *reinterpret_cast<const uint4*>(x + s * kPieceK + 16);
+      const uint4 first = *reinterpret_cast<const uint4*>(x + s * kPieceK),
+                  second = *reinterpret_cast<const uint4*>(x + s * kPieceK + 16);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const uint4 low = *reinterpret_cast<const uint4*>(half + 16 * j * kPieceK);
@@ -159,7 +164,8 @@ struct StepByteTaker {
     if (++slot == ring.count) slot = 0, parity ^= 1;
   }
   // The warp's pieces of so many chunks; leaves the sums of each, [rounds, kStepWarps, 32].
-  __device__ __forceinline__ void multiply_rounds(int begin, int end, int rounds, const StepByteInput& input, float* sums) {
+  __device__ __forceinline__ void multiply_rounds(int begin, int end, int rounds, const StepByteInput& input,
+                                                  float* sums) {
     const int lane = threadIdx.x % 32;
     float* mine = sums + threadIdx.x / 32 * kByteOutputs + lane / 4;
 #pragma unroll 1
@@ -190,7 +196,8 @@ struct StepBytes {
   static constexpr int kPieceBytes = kBytePieceBytes;
   static constexpr int kInputBytes = 2 * kPieceK, kNoteBytes = 0;
 
-  __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int product, const StepLayer& layer, int index) {
+  __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int product,
+                                                const StepLayer& layer, int index) {
     return {.x = space.x,
             .space = space,
             .first = part.k0,

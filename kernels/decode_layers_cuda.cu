@@ -1,6 +1,6 @@
-// The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself or, with attention
-// apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights without zero points, in
-// decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for bytes.
+// The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself or, with
+// attention apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights
+// without zero points, in decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for bytes.
 #include "kernels/decode_layers.h"
 
 #include <algorithm>
@@ -22,7 +22,9 @@ constexpr size_t kStaticShared = 7168;  // at most, of the kernel
 // Blocks that run at the same time; of every kernel as many, all of which take a multiprocessor for a block.
 int most_blocks(CudaState& s) {
   const StepKernel kernel = step_kernel<StepPacked>(128, DType::bf16, true);
-  return kStepSlices * ClusterLaunch(s, kernel.function, kStepSlices, kStepSlices, kAllStepThreads, s.max_shared() - kStaticShared).most_clusters();
+  return kStepSlices *
+         ClusterLaunch(s, kernel.function, kStepSlices, kStepSlices, kAllStepThreads, s.max_shared() - kStaticShared)
+             .most_clusters();
 }
 
 std::array<const DecodeLinear*, kStepWeights> linears_of(const DecodeLayer& l) {
@@ -75,9 +77,9 @@ bool several_sequences(const std::vector<DecodeLayer>& layers) { return layers.f
 struct StepLayout {
   StepJob job{};
   StepKernel kernel{};
-  size_t shared = 0;      // bytes of a block
-  size_t workspace = 0;   // bytes
-  int layer_bytes = 0;    // of the table
+  size_t shared = 0;     // bytes of a block
+  size_t workspace = 0;  // bytes
+  int layer_bytes = 0;   // of the table
   std::string refusal;
 };
 
@@ -128,7 +130,8 @@ StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLay
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps +
                          static_cast<size_t>(pieces) * kind.note_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, out.kernel.attention_bytes) + 15) / 16 * 16);
-  const size_t fixed = job.work_bytes + static_cast<size_t>(out.layer_bytes) * job.count + 4 * static_cast<size_t>(a.head_dim);
+  const size_t fixed =
+      job.work_bytes + static_cast<size_t>(out.layer_bytes) * job.count + 4 * static_cast<size_t>(a.head_dim);
   for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
     out.shared = fixed + static_cast<size_t>(kStepWarps) * job.slots * kind.piece_bytes;
     job.under_way = job.slots == kMostSlots ? 1 : kMostUnderWay;  // measured; a short ring must fill faster
@@ -145,7 +148,8 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
   if (!s.sm90()) return "steps in one launch want compute capability 9.0";
   if (std::string why = refuses_layers(layers); !why.empty()) return why;
   if (several_sequences(layers))
-    return std::holds_alternative<ByteView>(layers.front().q) ? "8-bit weights, several sequences" : refuses_rows(ex, layers, form);
+    return std::holds_alternative<ByteView>(layers.front().q) ? "8-bit weights, several sequences"
+                                                              : refuses_rows(ex, layers, form);
   return layout_of(s, most_blocks(s), layers, form).refusal;
 }
 
@@ -180,7 +184,8 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
     t.head_norm[0] = values(l.q_norm), t.head_norm[1] = values(l.k_norm);
     t.k = l.cache.k.data, t.v = l.cache.v.data;
     t.k_scales = static_cast<float*>(l.cache.k_scales.data), t.v_scales = static_cast<float*>(l.cache.v_scales.data);
-    std::memcpy(to, &t, static_cast<size_t>(layout.layer_bytes));  // without zero points: a StepLayer, which is the beginning
+    // without zero points: a StepLayer, which is the beginning
+    std::memcpy(to, &t, static_cast<size_t>(layout.layer_bytes));
     to += layout.layer_bytes;
   }
   stack.table = ex.to_device(table);
@@ -193,7 +198,8 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
   StepLayout layout = layout_of(s, stack.blocks, stack.layers, stack.form);
   StepJob& job = layout.job;
   const DecodeForm& form = stack.form;
-  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.numel() == job.hidden && position.dtype == DType::i32 && position.numel() == 1);
+  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.numel() == job.hidden && position.dtype == DType::i32 &&
+                position.numel() == 1);
   const ConstTensorView cache = stack.layers.front().cache.k;
   job.layers = stack.table.as<uint8_t>();
   job.eps = form.eps;

@@ -1,6 +1,6 @@
 #pragma once
-// The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and the
-// activation included, from what the phase before left in memory.
+// The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and
+// the activation included, from what the phase before left in memory.
 #include "kernels/decode_layers_job.cuh"
 #include "kernels/digit_product.cuh"
 #include "kernels/grid_wait.cuh"
@@ -29,8 +29,8 @@ __device__ __forceinline__ void compute_sync() {  // of the warps that compute
 
 // Shared memory for the inputs of products.
 struct StepSpace {
-  uint8_t *x, *notes;     // [pieces] of a kind's input and note bytes
-  float* most;            // [kStepWarps + kStepSlices], for the largest magnitudes of warps and blocks
+  uint8_t *x, *notes;  // [pieces] of a kind's input and note bytes
+  float* most;         // [kStepWarps + kStepSlices], for the largest magnitudes of warps and blocks
   uint64_t* most_barrier;
 };
 
@@ -40,8 +40,8 @@ struct StepInput {
   DigitGroup* pieces;  // [needed]
   int first, needed;
 
-  // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a whole
-  // warp must call. Lanes that are not `active` have none.
+  // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a
+  // whole warp must call. Lanes that are not `active` have none.
   __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
     constexpr int kLanes = kPieceK / 8;
     float most = 0;
@@ -61,7 +61,8 @@ struct StepInput {
     }
     sum = warp_reduce(sum, Sum{}, kLanes);
     finite = __all_sync(0xffffffffu, finite);
-    // This lane has the lower or upper half of a k-tile, its neighbour the other: each makes the words of half of the pairs.
+    // This lane has the lower or upper half of a k-tile, its neighbour the other: each makes the words of half of the
+    // pairs.
     const bool upper = n % 16 >= 8;
     int32_t low[4], high[4];
 #pragma unroll
@@ -103,7 +104,7 @@ struct StepSync {
     target += gridDim.x;
   }
   __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
-    if (!kWhole && target == 0) return;  // saves a trip to the counter, in every layer
+    if (!kWhole && target == 0) return;           // saves a trip to the counter, in every layer
     if (threadIdx.x == 0) await_count(counters, target);
     compute_sync();
   }
@@ -123,8 +124,8 @@ __device__ __forceinline__ float compute_sum(float x, float* shared) {
   return warp_reduce(shared[threadIdx.x % kStepWarps], Sum{}, kStepWarps);
 }
 
-// The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at hand.
-// The block reads all of the stream, for its mean square, and keeps what its slice needs.
+// The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at
+// hand. The block reads all of the stream, for its mean square, and keeps what its slice needs.
 template <class Sync>
 __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput& input, const __nv_bfloat16* weight,
                                              const Sync& sync, float* shared) {
@@ -176,7 +177,8 @@ __device__ __forceinline__ void plain_input(const StepJob& job, int product, Inp
   const auto [begin, end] = values_of(job, product, input);
   constexpr int kStride = 8 * kStepThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
 #pragma unroll 1
-  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end; n += kTogether * kStride) {
+  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
+       n += kTogether * kStride) {
     uint4 loaded[kTogether] = {}, ups[kTogether] = {};
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)

@@ -1,10 +1,11 @@
 #pragma once
 // What the kernel of decode_layers_kernel.cuh is told, and how a product is cut among the blocks of the grid.
 //
-// A product is cut in pieces of some outputs (a "chunk": 64, a column of the Marlin layout, or 32 rows of bytes) times 128
-// values of k (in the Marlin layout a group of scales). The blocks of a cluster have a slice of k each, and the clusters every
-// so manieth chunk: neighbours in memory are read at the same time by neighbouring blocks, and a block stays in the few pages of
-// its rows. The blocks of a cluster send each other their sums; each finishes its share of the outputs of every chunk.
+// A product is cut in pieces of some outputs (a "chunk": 64, a column of the Marlin layout, or 32 rows of bytes) times
+// 128 values of k (in the Marlin layout a group of scales). The blocks of a cluster have a slice of k each, and the
+// clusters every so manieth chunk: neighbours in memory are read at the same time by neighbouring blocks, and a block
+// stays in the few pages of its rows. The blocks of a cluster send each other their sums; each finishes its share of
+// the outputs of every chunk.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -18,19 +19,23 @@ inline constexpr int kStepThreads = 32 * kStepWarps, kAllStepThreads = 2 * kStep
 // Registers of a computing and of a feeding thread: no more in all than the launch got.
 inline constexpr int kComputeRegisters = 200, kFeedRegisters = 48;
 inline constexpr int kPieceTiles = 8, kPieceK = kPieceTiles * marlin::kTileK;
-inline constexpr int kTileBytes4 = marlin::kTileK * marlin::kTileN / 2;             // of 4-bit words
+inline constexpr int kTileBytes4 = marlin::kTileK * marlin::kTileN / 2;  // of 4-bit words
 // Words, a row of scales and one of zero points; whole lines.
 constexpr int packed_piece_bytes(bool zeros) {
   return (kPieceTiles * kTileBytes4 + marlin::kTileN * 2 + (zeros ? marlin::kTileN / 2 : 0) + 127) / 128 * 128;
 }
-inline constexpr int kMostSlots = 5, kLeastSlots = 3;                               // pieces a warp has room for
-inline constexpr int kMostUnderWay = 2;                                             // pieces that a feeding warp has asked for
-inline constexpr int kStepSlices = 2;                                               // blocks of a cluster
-inline constexpr int kOutputsTogether = 512;                                        // of chunks whose sums are sent at a time
-inline constexpr int kMostOwnOutputs = 256;                                         // of the hidden state, of a block
-inline constexpr int kMostNormedBytes = 8192;                                       // hidden values where weights are bytes
-inline constexpr int kHeadsTogether = 4;                                            // query heads of a block of attention
-inline constexpr int kStepWeights = 7;                                              // q k v o gate up down
+inline constexpr int kMostSlots = 5, kLeastSlots = 3;  // pieces a warp has room for
+// pieces that a feeding warp has asked for
+inline constexpr int kMostUnderWay = 2;
+inline constexpr int kStepSlices = 2;  // blocks of a cluster
+// of chunks whose sums are sent at a time
+inline constexpr int kOutputsTogether = 512;
+inline constexpr int kMostOwnOutputs = 256;  // of the hidden state, of a block
+// hidden values where weights are bytes
+inline constexpr int kMostNormedBytes = 8192;
+// query heads of a block of attention
+inline constexpr int kHeadsTogether = 4;
+inline constexpr int kStepWeights = 7;  // q k v o gate up down
 
 enum StepProduct : int { kQkv, kOut, kGateUp, kDown, kStepProducts };
 
@@ -75,7 +80,8 @@ struct StepJob {
   int end_q, end_k, end_gate;  // chunks of q, of q and k, of gate
   int hidden, heads, kv_heads, inner;
   float eps, head_eps, weight_offset;
-  // Attention: block i has split i % splits of the i / splits-th set of up to kHeadsTogether query heads of one kv head.
+  // Attention: block i has split i % splits of the i / splits-th set of up to kHeadsTogether query heads of one kv
+  // head.
   int sets, splits;  // sets of a kv head
   float scale;
   int visible;  // positions that a query sees; 0: all
@@ -86,17 +92,18 @@ struct StepJob {
   int run;  // of the Hadamard matrix; 0: none
   const int32_t* position;
 
-  __nv_bfloat16* x;                // [hidden]: the residual stream
-  __nv_bfloat16 *qkv, *attended;   // [(heads + 2 kv_heads) * head_dim], [heads * head_dim]
-  __nv_bfloat16* gate_up;          // [2 * inner]
-  float* o_parts;                  // [kv_heads * sets * splits, kHeadsTogether, head_dim]
-  float2* ml_parts;                // the same without head_dim: maximum (base 2), sum
-  uint32_t* counters;              // [2 + kv_heads * sets], zero between launches
-  int slots;                       // of a warp's ring
-  int under_way;                   // pieces that a feeding warp has asked for, up to kMostUnderWay
-  int input_bytes;                 // shared memory for the input of a product
-  int work_bytes;                  // for input, its sums and the warps' sums, or for attention
-  // Read where attention is outside: the launch has the products from `first` on, before `end`, counted through its layers.
+  __nv_bfloat16* x;               // [hidden]: the residual stream
+  __nv_bfloat16 *qkv, *attended;  // [(heads + 2 kv_heads) * head_dim], [heads * head_dim]
+  __nv_bfloat16* gate_up;         // [2 * inner]
+  float* o_parts;                 // [kv_heads * sets * splits, kHeadsTogether, head_dim]
+  float2* ml_parts;               // the same without head_dim: maximum (base 2), sum
+  uint32_t* counters;             // [2 + kv_heads * sets], zero between launches
+  int slots;                      // of a warp's ring
+  int under_way;                  // pieces that a feeding warp has asked for, up to kMostUnderWay
+  int input_bytes;                // shared memory for the input of a product
+  int work_bytes;                 // for input, its sums and the warps' sums, or for attention
+  // Read where attention is outside: the launch has the products from `first` on, before `end`, counted through its
+  // layers.
   int first, end;
 };
 
@@ -122,10 +129,10 @@ struct StepKernel {
 };
 // What the host must know of a kind of weights.
 struct StepKind {
-  int outputs;                  // of a chunk
-  int piece_bytes;              // in a ring
-  int input_bytes, note_bytes;  // of a piece of the input in shared memory
-  int layer_bytes;              // of StepLayer, or what has more
+  int outputs;                                                      // of a chunk
+  int piece_bytes;                                                  // in a ring
+  int input_bytes, note_bytes;                                      // of a piece of the input in shared memory
+  int layer_bytes;                                                  // of StepLayer, or what has more
   StepKernel (*kernel)(int64_t head_dim, DType cache, bool whole);  // whole: attention is inside
 };
 StepKind byte_step_kind();

@@ -1,15 +1,16 @@
 #pragma once
-// One launch for all layers: a block lives on every multiprocessor, the phases of a layer (q k v, attention, o, gate and
-// up, down) are divided by waiting for all blocks, and warps of their own fetch the weights of the phases to come meanwhile
-// (decode_layers_product.cuh). Norms, RoPE and the activation are worked out by whoever reads them
+// One launch for all layers: a block lives on every multiprocessor, the phases of a layer (q k v, attention, o, gate
+// and up, down) are divided by waiting for all blocks, and warps of their own fetch the weights of the phases to come
+// meanwhile (decode_layers_product.cuh). Norms, RoPE and the activation are worked out by whoever reads them
 // (decode_layers_input.cuh), the residual by whoever finishes an output. Bound by the weights, and by the waits between
 // phases where they are longer than the rings of weights last.
 //
-// With attention outside a launch has the products from one run of attention to the next: o, gate and up, down, and q k v of the
-// layer after, with what makes them queries and rows of the cache. Its weights stream from the start too, while the attention before
-// it ends.
+// With attention outside a launch has the products from one run of attention to the next: o, gate and up, down, and q k
+// v of the layer after, with what makes them queries and rows of the cache. Its weights stream from the start too,
+// while the attention before it ends.
 //
-// What the weights are is a class `Weights`: StepPackedOf of decode_layers_product.cuh, StepBytes of decode_layers_bytes.cuh.
+// What the weights are is a class `Weights`: StepPackedOf of decode_layers_product.cuh, StepBytes of
+// decode_layers_bytes.cuh.
 #include "kernels/decode_layers_attention.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/launch.cuh"
@@ -37,14 +38,14 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   if (threadIdx.x < kStepWarps) StepRing(shared, barriers, threadIdx.x, job.slots, kPieceBytes).init();
   if (threadIdx.x < 2) barrier_init(mail_barriers + threadIdx.x, 1);
   if (threadIdx.x == 0) barrier_init(&most_barrier, 1);
-  if (threadIdx.x < kStepProducts)
-    parts[threadIdx.x].set(job.cut[threadIdx.x], slice, cluster, clusters());
+  if (threadIdx.x < kStepProducts) parts[threadIdx.x].set(job.cut[threadIdx.x], slice, cluster, clusters());
   __syncthreads();
   cluster_meet();  // the barriers are ready
   if (threadIdx.x >= kStepThreads) {
     give_registers<kFeedRegisters>();
     const int warp = (threadIdx.x - kStepThreads) / 32;
-    return step_feed<Weights, kWhole>(job, layers, parts, StepRing(shared, barriers, warp, job.slots, kPieceBytes), warp);
+    return step_feed<Weights, kWhole>(job, layers, parts, StepRing(shared, barriers, warp, job.slots, kPieceBytes),
+                                      warp);
   }
   take_registers<kComputeRegisters>();
 
@@ -53,14 +54,16 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   typename Weights::Taker taker{StepRing(shared, barriers, threadIdx.x / 32, job.slots, kPieceBytes)};
   StepMail<Weights> mail{mail_sums, mail_barriers};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
-  // Attention starts once every block has come here, so it takes no block's place; it finds room as they end. All before this
-  // launch has ended by then, older keys are there (AttentionArgs::behind_append).
+  // Attention starts once every block has come here, so it takes no block's place; it finds room as they end. All
+  // before this launch has ended by then, older keys are there (AttentionArgs::behind_append).
   if constexpr (!kWhole) allow_successor();
   const int position = *job.position;
   if constexpr (kWhole)
-    rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
+    rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x,
+                kStepThreads);
   for (int e = threadIdx.x; e < parts[kOut].rounds * kOwnOutputs; e += kStepThreads)
-    own_x[e] = to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + slice * kOwnOutputs + e % kOwnOutputs]);
+    own_x[e] =
+        to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + slice * kOwnOutputs + e % kOwnOutputs]);
   compute_sync();
   const StepAttention own(job, position, blockIdx.x);
   StepSync<kWhole> sync{job.counters};
@@ -95,7 +98,8 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
     sync.leave();
   } else {
     if ((job.end - 1) % kStepProducts == kQkv) {  // attention comes next
-      rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x, kStepThreads);
+      rope_angles(turns, static_cast<float>(position), job.inv_freq, job.half, job.attention_scale, threadIdx.x,
+                  kStepThreads);
       sync.wait();
       step_append<D, C>(job, layers[job.count - 1], position, turns, work);
     }

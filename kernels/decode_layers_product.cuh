@@ -1,7 +1,7 @@
 #pragma once
-// The products of decode_layers_kernel.cuh. The pieces reach the computing warps through rings of shared memory, filled by
-// warps that do nothing else. What comes next is known from the start, through all products and layers, so that the weights
-// stream on while the blocks wait for each other.
+// The products of decode_layers_kernel.cuh. The pieces reach the computing warps through rings of shared memory, filled
+// by warps that do nothing else. What comes next is known from the start, through all products and layers, so that the
+// weights stream on while the blocks wait for each other.
 #include "kernels/decode_layers_input.cuh"
 #include "kernels/hopper.cuh"
 #include "kernels/marlin_tile.cuh"
@@ -14,7 +14,8 @@ struct StepRing {
   uint64_t *full, *empty;
   int count;
 
-  __device__ __forceinline__ StepRing(uint8_t* rings, uint64_t* barriers, int warp, int slots_of_a_warp, int piece_bytes)
+  __device__ __forceinline__ StepRing(uint8_t* rings, uint64_t* barriers, int warp, int slots_of_a_warp,
+                                      int piece_bytes)
       : slots(rings + warp * slots_of_a_warp * piece_bytes),
         full(barriers + warp * 2 * kMostSlots),
         empty(full + kMostSlots),
@@ -46,8 +47,10 @@ struct StepPackedSource {
   __device__ __forceinline__ void seat(const StepWeight& weight, int outputs, int /*inputs*/, int chunk, int k) {
     const int lane = threadIdx.x % 32;
     out = outputs;
-    words = static_cast<const uint32_t*>(weight.codes) + static_cast<int64_t>(k) * kPieceTiles * (2 * out) + chunk * marlin::tile_words(4) + 4 * lane;
-    scales = static_cast<const __half*>(weight.scales) + static_cast<int64_t>(k) * out + chunk * marlin::kTileN + 8 * (lane % 8);
+    words = static_cast<const uint32_t*>(weight.codes) + static_cast<int64_t>(k) * kPieceTiles * (2 * out) +
+            chunk * marlin::tile_words(4) + 4 * lane;
+    scales = static_cast<const __half*>(weight.scales) + static_cast<int64_t>(k) * out + chunk * marlin::kTileN +
+             8 * (lane % 8);
   }
   // After seat(), of the same piece: the weight's zero points.
   __device__ __forceinline__ void seat_zeros(const uint32_t* of_weight, int chunk, int k) {
@@ -68,20 +71,21 @@ struct StepPackedSource {
   }
 };
 
-// Where a warp's pieces lie: walks over them product by product and layer by layer, through all layers or (not kWhole) the
-// part of them that StepJob::first and end name.
+// Where a warp's pieces lie: walks over them product by product and layer by layer, through all layers or (not kWhole)
+// the part of them that StepJob::first and end name.
 template <class Weights, bool kWhole>
 struct StepWalk {
   const StepJob& job;
   const typename Weights::Layer* layers;  // [count], in shared memory
-  const StepPart* parts;    // [kStepProducts], in shared memory
+  const StepPart* parts;                  // [kStepProducts], in shared memory
   int warp;
   int layer = 0, product = -1;
   int begin = 0, k = 0, end = 0;  // the warp's pieces of a chunk, and the one at hand
   int chunk = 0, rounds = 0;      // the chunk at hand, and how many are left with it
   typename Weights::Source source;
 
-  __device__ __forceinline__ StepWalk(const StepJob& j, const typename Weights::Layer* in_layers, const StepPart* in_parts, int of_warp)
+  __device__ __forceinline__ StepWalk(const StepJob& j, const typename Weights::Layer* in_layers,
+                                      const StepPart* in_parts, int of_warp)
       : job(j), layers(in_layers), parts(in_parts), warp(of_warp) {
     if constexpr (!kWhole) product = job.first - 1;
     next_product();
@@ -118,9 +122,11 @@ struct StepWalk {
 };
 
 #ifdef FEWBIT_SM90A
-// Fills slot `slot` with what `fetch(to)` asks for, once no more than `under_way` - 1 pieces are still on their way, and goes on.
+// Fills slot `slot` with what `fetch(to)` asks for, once no more than `under_way` - 1 pieces are still on their way,
+// and goes on.
 template <int kBytes, class Fetch>
-__device__ __forceinline__ void fill_slot(const StepRing& ring, int& slot, uint32_t& parity, int under_way, const Fetch& fetch) {
+__device__ __forceinline__ void fill_slot(const StepRing& ring, int& slot, uint32_t& parity, int under_way,
+                                          const Fetch& fetch) {
   barrier_await(shared_address(ring.empty + slot), parity);
   if (under_way == 1)
     cp_async_wait<0>();
@@ -140,12 +146,13 @@ __device__ __forceinline__ void fill_slot(const StepRing& ring, int& slot, uint3
 // The life of a feeding warp: as far ahead as its ring has room, but with few pieces under way: together they keep the
 // memory busy, and what the computing warps read and write in between waits behind them.
 template <class Weights, bool kWhole>
-__device__ __forceinline__ void step_feed(const StepJob& job, const typename Weights::Layer* layers, const StepPart* parts,
-                                          const StepRing& ring, int warp) {
+__device__ __forceinline__ void step_feed(const StepJob& job, const typename Weights::Layer* layers,
+                                          const StepPart* parts, const StepRing& ring, int warp) {
   StepWalk<Weights, kWhole> walk(job, layers, parts, warp);
   int slot = 0;
   uint32_t parity = 1;
-  while (!walk.done()) fill_slot<Weights::kPieceBytes>(ring, slot, parity, job.under_way, [&](uint8_t* to) { walk.fetch(to); });
+  while (!walk.done())
+    fill_slot<Weights::kPieceBytes>(ring, slot, parity, job.under_way, [&](uint8_t* to) { walk.fetch(to); });
   cp_async_wait<0>();
 }
 #endif
@@ -159,9 +166,11 @@ struct StepTaker {
   uint32_t parity = 0;
 
   // Adds the warp's next piece to the lane's totals by digit.
-  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const DigitLane& lane, float (&total)[8]) {
+  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const DigitLane& lane,
+                                                 float (&total)[8]) {
     const uint8_t* x = input.x + index * kGroupDigitBytes + lane.offset;
-    // Sums begin with what codes - 8 take off, or with nothing: then an eighth of that is taken for each unit of a zero point.
+    // Sums begin with what codes - 8 take off, or with nothing: then an eighth of that is taken for each unit of a zero
+    // point.
     const int of_eight = lane.start(input.pieces[index]), start = kZeros ? kOffset : of_eight;
     int32_t part[2][4] = {{start, start, start, start}, {start, start, start, start}};
     const float piece_scale = input.pieces[index].scale;
@@ -181,7 +190,8 @@ struct StepTaker {
         slot_at + kPieceTiles * kTileBytes4 + 2 * marlin::fragment_scale(threadIdx.x % 32, 0, true));
     uint32_t zeros = 0;
     if constexpr (kZeros)
-      zeros = reinterpret_cast<const uint32_t*>(slot_at + kPieceTiles * kTileBytes4 + marlin::kTileN * 2)[marlin::fragment_zero_word(threadIdx.x % 32, 0, 4)];
+      zeros = reinterpret_cast<const uint32_t*>(slot_at + kPieceTiles * kTileBytes4 +
+                                                marlin::kTileN * 2)[marlin::fragment_zero_word(threadIdx.x % 32, 0, 4)];
     __syncwarp();  // all lanes have read the slot
     if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + slot);
     if (++slot == ring.count) slot = 0, parity ^= 1;
@@ -279,12 +289,14 @@ struct StepEnd {
   }
 };
 
-// A product: the block's pieces, the sums of the cluster, the end. `sums` [rounds together, kStepWarps, outputs of a chunk].
+// A product: the block's pieces, the sums of the cluster, the end. `sums` [rounds together, kStepWarps, outputs of a
+// chunk].
 template <class Weights>
 __device__ __forceinline__ void step_multiply(int product, const StepPart& part, const typename Weights::Input& input,
-                                              typename Weights::Taker& taker, StepMail<Weights>& mail, int slice, float* sums,
-                                              const StepEnd<Weights>& end) {
-  constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs, kRoundsTogether = Weights::kRoundsTogether;
+                                              typename Weights::Taker& taker, StepMail<Weights>& mail, int slice,
+                                              float* sums, const StepEnd<Weights>& end) {
+  constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs,
+                kRoundsTogether = Weights::kRoundsTogether;
   const int warp = threadIdx.x / 32;
   const int first_piece = part.warp_begin(warp), end_piece = part.warp_begin(warp + 1);
 #pragma unroll 1
@@ -306,7 +318,9 @@ __device__ __forceinline__ void step_multiply(int product, const StepPart& part,
       mail.send(slice, of, output, sum);
     }
     mail.wait();
-    if (r < rounds) end.finish(product, chunk, n, first + r, Weights::finished(mail.sum(r, threadIdx.x % kOwnOutputs), factor, input));
+    if (r < rounds)
+      end.finish(product, chunk, n, first + r,
+                 Weights::finished(mail.sum(r, threadIdx.x % kOwnOutputs), factor, input));
     mail.turn();
     if (first + kRoundsTogether < part.rounds) compute_sync();  // the sums have been read
   }
@@ -328,7 +342,8 @@ struct StepPackedOf {
   static constexpr int kPieceBytes = packed_piece_bytes(kZeros);
   static constexpr int kInputBytes = kGroupDigitBytes, kNoteBytes = sizeof(DigitGroup);  // of a piece of the input
 
-  __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&, int) {
+  __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&,
+                                                int) {
     return {space.x, reinterpret_cast<DigitGroup*>(space.notes), part.k0, part.length};
   }
   __device__ __forceinline__ static float factor(const StepWeight&, int) { return 1; }

@@ -1,12 +1,14 @@
 #pragma once
-// What stands between two runs of attention in a decode step of 2 to 16 sequences, in one launch: o, gate and up, down of a layer,
-// then q, k, v of the next, with the norms, the activation and the residual, and where asked RoPE and the append. As in
-// decode_layers_kernel.cuh a block lives on every multiprocessor, warps of their own stream the weights through rings and run ahead
-// while the blocks wait for each other, and the two blocks of a cluster have a half of k each.
+// What stands between two runs of attention in a decode step of 2 to 16 sequences, in one launch: o, gate and up, down
+// of a layer, then q, k, v of the next, with the norms, the activation and the residual, and where asked RoPE and the
+// append. As in decode_layers_kernel.cuh a block lives on every multiprocessor, warps of their own stream the weights
+// through rings and run ahead while the blocks wait for each other, and the two blocks of a cluster have a half of k
+// each.
 //
-// Codes are the row operand of bf16 products as they lie: masked out of their words they are bf16 subnormals, whose steps are
-// equal; activations are the column operand, under a power of two that keeps the products normal (decode_rows_job.cuh). A norm's
-// mean square is worked into its outputs, not its inputs, so that it need not be known before them.
+// Codes are the row operand of bf16 products as they lie: masked out of their words they are bf16 subnormals, whose
+// steps are equal; activations are the column operand, under a power of two that keeps the products normal
+// (decode_rows_job.cuh). A norm's mean square is worked into its outputs, not its inputs, so that it need not be known
+// before them.
 #include "kernels/decode_rows_append.cuh"
 #include "kernels/decode_rows_end.cuh"
 #include "kernels/decode_rows_input.cuh"
@@ -16,7 +18,8 @@ namespace fewbit::cuda {
 
 #ifdef FEWBIT_SM90A
 // A warp's ring; the first `more` warps have a slot more than the others.
-__device__ __forceinline__ StepRing rows_ring(uint8_t* rings, uint64_t* barriers, int warp, const RowsStepJob& job, int piece_bytes) {
+__device__ __forceinline__ StepRing rows_ring(uint8_t* rings, uint64_t* barriers, int warp, const RowsStepJob& job,
+                                              int piece_bytes) {
   StepRing ring(rings, barriers, warp, job.slots, piece_bytes);
   ring.slots += min(warp, job.more) * piece_bytes;
   ring.count += warp < job.more;
@@ -40,7 +43,8 @@ __device__ __forceinline__ void rows_feed(const RowsProduct* products, int count
       if constexpr (kZeros) source.seat_zeros(p.zeros[seat.weight], seat.chunk, share.k0 + share.begin);
 #pragma unroll 1
       for (int k = share.begin; k < share.end; ++k)
-        fill_slot<packed_piece_bytes(kZeros)>(ring, slot, parity, kMostUnderWay, [&](uint8_t* to) { source.fetch(to); });
+        fill_slot<packed_piece_bytes(kZeros)>(ring, slot, parity, kMostUnderWay,
+                                              [&](uint8_t* to) { source.fetch(to); });
     }
   }
   cp_async_wait<0>();
@@ -57,12 +61,13 @@ struct RowsWarp {
   int slot = 0;
   uint32_t parity = 0;
 
-  // Adds the ring's next piece times x. `half_at(half)` gives this lane's row of the first tile of half of the piece; `starts` what
-  // codes - 8 take off, null where that is found on the way.
+  // Adds the ring's next piece times x. `half_at(half)` gives this lane's row of the first tile of half of the piece;
+  // `starts` what codes - 8 take off, null where that is found on the way.
   template <bool kSlice, class HalfAt>
   __device__ __forceinline__ void multiply_piece(float (&total)[kSums], const float* starts, const HalfAt& half_at) {
     const int lane = threadIdx.x % 32;
-    float part[marlin::kSubTiles][kColumns][4], off[kColumns][4] = {};  // off: of the two tokens, the sums of x times -8, or times 1
+    // off: of the two tokens, the sums of x times -8, or times 1
+    float part[marlin::kSubTiles][kColumns][4], off[kColumns][4] = {};
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       if (kSlice) off[c][0] = starts[8 * c], off[c][1] = starts[8 * c + 1];
@@ -91,16 +96,19 @@ struct RowsWarp {
     }
     const uint8_t* of_group = piece + kPieceTiles * kTileBytes4;
     alignas(16) __half scales[8];
-    *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(of_group + 2 * marlin::fragment_scale(lane, 0, true));
+    *reinterpret_cast<uint4*>(scales) =
+        *reinterpret_cast<const uint4*>(of_group + 2 * marlin::fragment_scale(lane, 0, true));
     uint32_t zeros = 0;
-    if constexpr (kZeros) zeros = reinterpret_cast<const uint32_t*>(of_group + marlin::kTileN * 2)[marlin::fragment_zero_word(lane, 0, 4)];
+    if constexpr (kZeros)
+      zeros = reinterpret_cast<const uint32_t*>(of_group + marlin::kTileN * 2)[marlin::fragment_zero_word(lane, 0, 4)];
     __syncwarp();  // all lanes have read the slot
     if (lane < kArrivingLanes) barrier_arrive(ring.empty + slot);
     if (++slot == ring.count) slot = 0, parity ^= 1;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float unit = kSlice ? 0.f : -8.f;  // how often `off` is added
-      if constexpr (kZeros) unit = small_integer(zeros >> (4 * marlin::fragment_zero_field(n, 4))) * (kSlice ? .125f : -1.f);
+      if constexpr (kZeros)
+        unit = small_integer(zeros >> (4 * marlin::fragment_zero_field(n, 4))) * (kSlice ? .125f : -1.f);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
 #pragma unroll
@@ -134,7 +142,8 @@ struct RowsWarp {
     const typename Finish::Party party(p, share);
     const RowsInput input = p.input;
     const bool plain = p.plain;
-    const int chunks = share.local > share.team ? (share.local - share.team + share.teams - 1) / share.teams : 0;  // of the team
+    // of the team
+    const int chunks = share.local > share.team ? (share.local - share.team + share.teams - 1) / share.teams : 0;
     take_input(p, share, chunks);
 #pragma unroll 1
     for (int round = 0; round < chunks; ++round) {
@@ -144,12 +153,14 @@ struct RowsWarp {
       if (input == RowsInput::slice) {
 #pragma unroll 1
         for (int piece = share.begin; piece < share.end; ++piece)
-          multiply_piece<true>(total, x.starts_of(piece), [&](int half) { return x.in_slice(piece) + half * (2 * kRunK); });
+          multiply_piece<true>(total, x.starts_of(piece),
+                               [&](int half) { return x.in_slice(piece) + half * (2 * kRunK); });
       } else {
         const uint8_t* own = x.in_own(share) - 2 * kRunK;
 #pragma unroll 1
         for (int piece = share.begin; piece < share.end; ++piece)
-          multiply_piece<false>(total, nullptr, [&](int) { return input == RowsInput::own ? own += 2 * kRunK : x.next_run(plain); });
+          multiply_piece<false>(total, nullptr,
+                                [&](int) { return input == RowsInput::own ? own += 2 * kRunK : x.next_run(plain); });
       }
       end.end_chunk(p, share, party, seat, round, round + 1 == chunks, before, total);
     }
@@ -166,7 +177,8 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_rows_kernel(const _
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr int kPieceBytes = packed_piece_bytes(kZeros);
   __shared__ RowsProduct products[kRowsProducts];
-  __shared__ uint64_t barriers[kStepWarps * 2 * kMostSlots], arrived[kStepWarps], taken[kStepWarps], own_there[kStepWarps], slice_there;
+  __shared__ uint64_t barriers[kStepWarps * 2 * kMostSlots], arrived[kStepWarps], taken[kStepWarps],
+      own_there[kStepWarps], slice_there;
   __shared__ float reduce[kStepWarps * kMostRows];
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(products) / 8); i += kAllStepThreads)
     reinterpret_cast<uint64_t*>(products)[i] = reinterpret_cast<const uint64_t*>(job.products)[i];
@@ -190,7 +202,8 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_rows_kernel(const _
   RowsWarp<kColumns, kZeros> computing{
       .x = {.job = job, .x = x, .starts = starts, .slice_there = &slice_there, .own_there = own_there + warp},
       .end = {.job = job, .mail = mail, .arrived = arrived, .taken = taken, .reduce = reduce},
-      .ring = rows_ring(shared, barriers, warp, job, kPieceBytes)};
+      .ring = rows_ring(shared, barriers, warp, job, kPieceBytes),
+  };
   StepSync<false> sync{job.counters};
   await_predecessor();  // the feeding warps do not: weights are nobody's output
   allow_successor();    // every block has come here when it starts, so it takes no block's place

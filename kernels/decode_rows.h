@@ -1,6 +1,6 @@
 #pragma once
-// decode_layers() of 2 to 16 sequences on a GPU: a launch of decode_rows.cuh for what stands between two runs of attention, ops for
-// the rest.
+// decode_layers() of 2 to 16 sequences on a GPU: a launch of decode_rows.cuh for what stands between two runs of
+// attention, ops for the rest.
 #include "kernels/decode_layers.h"
 
 namespace fewbit::cuda {

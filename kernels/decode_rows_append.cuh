@@ -1,5 +1,6 @@
 #pragma once
-// The last of a launch of decode_rows.cuh: q and k are normed and turned, k and v go to the cache, as rope_append() does.
+// The last of a launch of decode_rows.cuh: q and k are normed and turned, k and v go to the cache, as rope_append()
+// does.
 #include "kernels/decode_rows_job.cuh"
 #include "kernels/hadamard.cuh"
 #include "kernels/kv_quantize.cuh"
@@ -8,7 +9,9 @@
 namespace fewbit::cuda {
 
 // Shared memory of a warp for heads of so many values: cosines and sines, the head, the head in f32.
-constexpr int rows_append_bytes(int head_dim) { return head_dim * static_cast<int>(2 * sizeof(float) + sizeof(__nv_bfloat16)); }
+constexpr int rows_append_bytes(int head_dim) {
+  return head_dim * static_cast<int>(2 * sizeof(float) + sizeof(__nv_bfloat16));
+}
 
 // A head at a time for each warp, neighbouring heads in other blocks. C: what the cache holds.
 template <class C>
@@ -45,9 +48,11 @@ struct RowsAppender {
       const int row = task / of_row(), of_all = task % of_row();
       const int which = (of_all >= job.heads) + (of_all >= job.heads + job.kv_heads);
       const int n = of_all - (which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads);
-      __nv_bfloat16* values = job.qkv[which] + (static_cast<int64_t>(row) * (which == 0 ? job.heads : job.kv_heads) + n) * d;
+      __nv_bfloat16* values =
+          job.qkv[which] + (static_cast<int64_t>(row) * (which == 0 ? job.heads : job.kv_heads) + n) * d;
       set_angles(row);
-      for (int i = lane; i < d; i += 32) reinterpret_cast<unsigned short*>(head)[i] = __ldcg(reinterpret_cast<const unsigned short*>(values) + i);
+      for (int i = lane; i < d; i += 32)
+        reinterpret_cast<unsigned short*>(head)[i] = __ldcg(reinterpret_cast<const unsigned short*>(values) + i);
       __syncwarp();
       if (which < 2 && job.head_norm[which]) norm(job.head_norm[which]);
       if (which < 2) turn_head(head, head, turns, job.half, lane);
@@ -67,7 +72,8 @@ struct RowsAppender {
     float squares = 0;
     for (int i = lane; i < d; i += 32) squares = fmaf(to_f32(head[i]), to_f32(head[i]), squares);
     const float inv = 1.f / sqrtf(warp_sum(squares) / static_cast<float>(d) + job.head_eps);
-    for (int i = lane; i < d; i += 32) head[i] = __float2bfloat16_rn(to_f32(head[i]) * inv * (to_f32(weight[i]) + job.weight_offset));
+    for (int i = lane; i < d; i += 32)
+      head[i] = __float2bfloat16_rn(to_f32(head[i]) * inv * (to_f32(weight[i]) + job.weight_offset));
     __syncwarp();
   }
 };

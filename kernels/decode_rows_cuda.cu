@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kStaticShared = 3072;  // at most, of the kernel
 constexpr int kLeastSlots = 16;         // pieces that the rings of a block must have room for
-// Measured (docs/performance.md): up to so many rows a warp's own part comes in bulk copies, and RoPE and the append are in the launch.
+// Measured (docs/performance.md): up to so many rows a warp's own part comes in bulk copies, and RoPE and the append
+// are in the launch.
 constexpr int kMostOwnRows = 2;
 constexpr int64_t kMostAppendedRows = 8;
 
@@ -29,7 +30,8 @@ const __nv_bfloat16* values(ConstTensorView v) { return static_cast<const __nv_b
 
 const void* kernel_of(int64_t rows, bool zeros, DType cache) {
   if (rows > kMostAppendedRows)
-    return reinterpret_cast<const void*>(zeros ? &decode_rows_kernel<2, true, __nv_bfloat16> : &decode_rows_kernel<2, false, __nv_bfloat16>);
+    return reinterpret_cast<const void*>(zeros ? &decode_rows_kernel<2, true, __nv_bfloat16>
+                                               : &decode_rows_kernel<2, false, __nv_bfloat16>);
   const void* kernel = nullptr;
   dispatch_stored(Type<__nv_bfloat16>{}, cache, [&](auto code) {
     using C = typename decltype(code)::type;
@@ -64,7 +66,8 @@ int member_shift(int local, bool paired) {
 }
 
 // The products from the end of `ended` (attention has left its values) to q, k, v of `begun`, which may be null.
-RowsLayout layout_of(const CudaState& s, int blocks, int64_t rows, const DecodeForm& form, const DecodeLayer& ended, const DecodeLayer* begun) {
+RowsLayout layout_of(const CudaState& s, int blocks, int64_t rows, const DecodeForm& form, const DecodeLayer& ended,
+                     const DecodeLayer* begun) {
   RowsLayout layout;
   RowsStepJob& job = layout.job;
   const int clusters = blocks / kStepSlices, piece_bytes = packed_piece_bytes(has_zeros(ended.q));
@@ -121,14 +124,19 @@ RowsLayout layout_of(const CudaState& s, int blocks, int64_t rows, const DecodeF
   job.x_own = job.x_bytes / kStepWarps / 128 * 128;
   for (int i = 0; i < job.count; ++i) {
     RowsProduct& p = job.products[i];
-    const int of_block = (p.pieces + kStepSlices - 1) / kStepSlices, own = (of_block + (1 << p.member_shift) - 1) >> p.member_shift;
+    const int of_block = (p.pieces + kStepSlices - 1) / kStepSlices,
+              own = (of_block + (1 << p.member_shift) - 1) >> p.member_shift;
     const bool fits = job.rows <= kMostOwnRows && job.rows * (own * kPieceRowBytes + 16) <= job.x_own;
     p.input = p.normed ? RowsInput::slice : fits ? RowsInput::own : RowsInput::runs;
   }
-  const size_t fixed = static_cast<size_t>(job.x_bytes) + kStepWarps * kMailBytes + sizeof(float) * kMostRows * static_cast<size_t>(most);
+  const size_t fixed = static_cast<size_t>(job.x_bytes) + kStepWarps * kMailBytes +
+                       sizeof(float) * kMostRows * static_cast<size_t>(most);
   const size_t room = s.max_shared() - kStaticShared;
-  const int slots = fixed >= room ? 0 : std::min(static_cast<int>((room - fixed) / static_cast<size_t>(piece_bytes)), kStepWarps * kMostSlots);
-  if (kStepWarps * rows_append_bytes(static_cast<int>(form.attention.head_dim)) > job.x_bytes) layout.refusal = "too many values in a head";
+  const int slots = fixed >= room ? 0
+                                  : std::min(static_cast<int>((room - fixed) / static_cast<size_t>(piece_bytes)),
+                                             kStepWarps * kMostSlots);
+  if (kStepWarps * rows_append_bytes(static_cast<int>(form.attention.head_dim)) > job.x_bytes)
+    layout.refusal = "too many values in a head";
   if (slots < kLeastSlots) layout.refusal = "too little shared memory for the inputs of the products";
   job.slots = slots / kStepWarps;
   job.more = slots % kStepWarps;
@@ -156,7 +164,9 @@ struct RowsSpace {
       bytes += (n + 127) / 128 * 128;
       return from;
     };
-    const auto matrix = [&](int64_t cols) { return reinterpret_cast<__nv_bfloat16*>(take(2 * static_cast<size_t>(rows * cols))); };
+    const auto matrix = [&](int64_t cols) {
+      return reinterpret_cast<__nv_bfloat16*>(take(2 * static_cast<size_t>(rows * cols)));
+    };
     q = matrix(out_of(l.q)), k = matrix(out_of(l.k)), v = matrix(out_of(l.v)), attended = matrix(out_of(l.q));
     weighed = matrix(out_of(l.o)), activated = matrix(out_of(l.gate));
     squares = reinterpret_cast<float*>(take(sizeof(float) * static_cast<size_t>(blocks) * kMostRows));
@@ -173,15 +183,18 @@ std::string refuses_rows(const Exec& ex, const std::vector<DecodeLayer>& layers,
   if (form.act != ActKind::silu) return "SiLU only";
   const int blocks = most_blocks(s);
   if (blocks == 0) return "no room for a cluster of blocks";
-  // Two chunks for a cluster cost it twice the time; with most of the clusters at rest meanwhile, ops are faster (docs/performance.md).
-  if (out_of(l.o) > int64_t{marlin::kTileN} * blocks / kStepSlices) return "several sequences, and more hidden values than the blocks take at once";
+  // Two chunks for a cluster cost it twice the time; with most of the clusters at rest meanwhile, ops are faster
+  // (docs/performance.md).
+  if (out_of(l.o) > int64_t{marlin::kTileN} * blocks / kStepSlices)
+    return "several sequences, and more hidden values than the blocks take at once";
   return layout_of(s, blocks, rows, form, l, &l).refusal;
 }
 
 void prepare_rows(Exec& ex, DecodeStack& stack) {
   stack.blocks = most_blocks(ex.cuda_state());
   const DecodeLayer& l = stack.layers.front();
-  stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(RowsSpace(nullptr, l, l.cache.k.shape[0], stack.blocks).bytes)});
+  stack.workspace =
+      ex.alloc(DType::u8, {static_cast<int64_t>(RowsSpace(nullptr, l, l.cache.k.shape[0], stack.blocks).bytes)});
 }
 
 void decode_rows(Exec& ex, const DecodeStack& stack, ConstTensorView positions, TensorView x) {
@@ -189,17 +202,20 @@ void decode_rows(Exec& ex, const DecodeStack& stack, ConstTensorView positions, 
   const DecodeForm& form = stack.form;
   const DecodeLayer& first = stack.layers.front();
   const int64_t rows = x.rows();
-  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.cols() == out_of(first.o) && positions.dtype == DType::i32 && positions.numel() == rows &&
-                rows == first.cache.k.shape[0]);
+  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.cols() == out_of(first.o) && positions.dtype == DType::i32 &&
+                positions.numel() == rows && rows == first.cache.k.shape[0]);
   const RowsSpace space(const_cast<uint8_t*>(stack.workspace.as<uint8_t>()), first, rows, stack.blocks);
-  const auto matrix = [&](__nv_bfloat16* data, const DecodeLinear& of) { return TensorView{data, DType::bf16, {rows, out_of(of)}, x.device}; };
+  const auto matrix = [&](__nv_bfloat16* data, const DecodeLinear& of) {
+    return TensorView{data, DType::bf16, {rows, out_of(of)}, x.device};
+  };
   const TensorView q = matrix(space.q, first.q), k = matrix(space.k, first.k), v = matrix(space.v, first.v);
   const TensorView attended = matrix(space.attended, first.q), normed = matrix(space.weighed, first.o);
   cuda::rms_norm(ex, x, first.input_norm, form.eps, form.weight_offset, normed);
   const auto product = [&](const DecodeLinear& w, ConstTensorView bias, TensorView y) {
     return MarlinProduct{.w = std::get<MarlinView>(w), .bias = bias, .y = y};
   };
-  const MarlinProduct qkv[] = {product(first.q, first.q_bias, q), product(first.k, first.k_bias, k), product(first.v, first.v_bias, v)};
+  const MarlinProduct qkv[] = {product(first.q, first.q_bias, q), product(first.k, first.k_bias, k),
+                               product(first.v, first.v_bias, v)};
   cuda::marlin_gemms(ex, normed, qkv);
   const auto norm_heads = [&](TensorView heads, ConstTensorView weight) {
     const TensorView of_heads = heads.reshaped({heads.numel() / form.attention.head_dim, form.attention.head_dim});
@@ -215,7 +231,8 @@ void decode_rows(Exec& ex, const DecodeStack& stack, ConstTensorView positions, 
       cuda::rope_append(ex, q, k, v, positions, form.rope, l.cache);
     }
     cuda::attention_cached(ex, q, positions, l.cache, attention, attended);
-    RowsLayout layout = layout_of(s, stack.blocks, rows, form, l, i + 1 < stack.layers.size() ? &stack.layers[i + 1] : nullptr);
+    RowsLayout layout =
+        layout_of(s, stack.blocks, rows, form, l, i + 1 < stack.layers.size() ? &stack.layers[i + 1] : nullptr);
     RowsStepJob& job = layout.job;
     job.stream = static_cast<__nv_bfloat16*>(x.data);
     job.weighed = space.weighed, job.activated = space.activated, job.squares = space.squares;

@@ -1,5 +1,6 @@
 #pragma once
-// The activations of the products of decode_rows.cuh, in shared memory as the column operand reads them: 8 * kColumns rows of x.
+// The activations of the products of decode_rows.cuh, in shared memory as the column operand reads them: 8 * kColumns
+// rows of x.
 #include "kernels/decode_rows_job.cuh"
 #include "kernels/hopper.cuh"
 
@@ -21,8 +22,9 @@ template <int kColumns>
 struct RowsX {
   static constexpr int kRuns = kRunRows / (8 * kColumns);  // that a warp has room for
   const RowsStepJob& job;
-  uint8_t* x;           // slice [rows, x_row]; or [warps, x_own] of own parts [rows, own_row()]; or [warps, kRuns, 8 * kColumns, kRunRow]
-  float* starts;        // [pieces of the slice, kMostRows]: what codes - 8 take off
+  // slice [rows, x_row]; or [warps, x_own] of own parts [rows, own_row()]; or [warps, kRuns, 8 * kColumns, kRunRow]
+  uint8_t* x;
+  float* starts;  // [pieces of the slice, kMostRows]: what codes - 8 take off
   uint64_t* slice_there;
   uint64_t* own_there;  // of this warp
   uint32_t slice_parity = 0, own_parity = 0;
@@ -35,7 +37,9 @@ struct RowsX {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
   // The offset that this lane gives to ldmatrix, rows `row` bytes apart.
-  __device__ __forceinline__ int lane_offset(int row) const { return subnormal_x_offset<kColumns>(lane(), job.rows, row); }
+  __device__ __forceinline__ int lane_offset(int row) const {
+    return subnormal_x_offset<kColumns>(lane(), job.rows, row);
+  }
   static __device__ __forceinline__ const uint8_t* at(const RowsProduct& p, int row, int piece) {
     return reinterpret_cast<const uint8_t*>(p.x) + (int64_t{row} * p.pieces + piece) * kPieceRowBytes;
   }
@@ -49,14 +53,19 @@ struct RowsX {
     if (threadIdx.x == 0) barrier_expect(slice_there, job.rows * bytes);
     if (lane() == 0)
 #pragma unroll 1
-      for (int row = warp(); row < job.rows; row += kStepWarps) bulk_copy(x + row * job.x_row, at(p, row, share.k0), bytes, slice_there);
+      for (int row = warp(); row < job.rows; row += kStepWarps)
+        bulk_copy(x + row * job.x_row, at(p, row, share.k0), bytes, slice_there);
   }
   __device__ __forceinline__ void await_slice() {
     barrier_await(shared_address(slice_there), slice_parity);
     slice_parity ^= 1;
   }
-  __device__ __forceinline__ const uint8_t* in_slice(int piece) const { return x + lane_offset(job.x_row) + piece * kPieceRowBytes; }
-  __device__ __forceinline__ const float* starts_of(int piece) const { return starts + piece * kMostRows + lane() % 4 * 2; }
+  __device__ __forceinline__ const uint8_t* in_slice(int piece) const {
+    return x + lane_offset(job.x_row) + piece * kPieceRowBytes;
+  }
+  __device__ __forceinline__ const float* starts_of(int piece) const {
+    return starts + piece * kMostRows + lane() % 4 * 2;
+  }
   __device__ __forceinline__ void set_starts(const RowsShare& share) const {
 #pragma unroll 2
     for (int piece = warp(); piece < share.length; piece += kStepWarps) {
@@ -70,8 +79,8 @@ struct RowsX {
       if (lane() < 4)
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
-          *reinterpret_cast<float2*>(starts + piece * kMostRows + 8 * c + 2 * lane()) = {-8 * (sum[0][c][0] + sum[1][c][0]),
-                                                                                         -8 * (sum[0][c][1] + sum[1][c][1])};
+          *reinterpret_cast<float2*>(starts + piece * kMostRows + 8 * c + 2 * lane()) = {
+              -8 * (sum[0][c][0] + sum[1][c][0]), -8 * (sum[0][c][1] + sum[1][c][1])};
     }
   }
 
@@ -83,7 +92,8 @@ struct RowsX {
     publish();
     if (lane() == 0) barrier_expect(own_there, job.rows * bytes);
     __syncwarp();
-    if (lane() < job.rows && bytes > 0) bulk_copy(to + lane() * own_row(pieces), at(p, lane(), share.k0 + share.begin), bytes, own_there);
+    if (lane() < job.rows && bytes > 0)
+      bulk_copy(to + lane() * own_row(pieces), at(p, lane(), share.k0 + share.begin), bytes, own_there);
     barrier_await(shared_address(own_there), own_parity);
     own_parity ^= 1;
     if (p.plain)
@@ -107,7 +117,9 @@ struct RowsX {
 #pragma unroll 1
     for (int n = 0; n < kRuns; ++n) ask_run();
   }
-  __device__ __forceinline__ uint8_t* run_at(int n) const { return x + (warp() * kRuns + n % kRuns) * (8 * kColumns * kRunRow); }
+  __device__ __forceinline__ uint8_t* run_at(int n) const {
+    return x + (warp() * kRuns + n % kRuns) * (8 * kColumns * kRunRow);
+  }
   // One group of copies in any case.
   __device__ __forceinline__ void ask_run() {
     if (asked < in_all) {
@@ -132,7 +144,8 @@ struct RowsX {
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
         const int row = 4 * i + lane() / 8;
-        if (row < job.rows) raise(at + row * kRunRow + 16 * (lane() % 8), lane() % 2 == 0);  // what it has copied itself
+        // what it has copied itself
+        if (row < job.rows) raise(at + row * kRunRow + 16 * (lane() % 8), lane() % 2 == 0);
       }
     __syncwarp();  // all lanes' copies are there
     return at + lane_offset(kRunRow);

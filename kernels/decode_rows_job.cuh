@@ -1,19 +1,21 @@
 #pragma once
 // What the kernel of decode_rows.cuh is told, and how a product is cut.
 //
-// The blocks of a cluster have a half of k each, and the clusters every so manieth chunk of 64 outputs (gate and up: a chunk of
-// each). In a block some warps, a "team", share the k of a chunk, as many as leave a team for each of the cluster's chunks.
+// The blocks of a cluster have a half of k each, and the clusters every so manieth chunk of 64 outputs (gate and up: a
+// chunk of each). In a block some warps, a "team", share the k of a chunk, as many as leave a team for each of the
+// cluster's chunks.
 #include "kernels/decode_layers_product.cuh"
 #include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
 inline constexpr int kMostRows = 16, kMostRowsBlocks = 144;
-inline constexpr int kRowsProducts = 4;  // of a launch
-inline constexpr int kRowsParts = 3;     // linears of a product
+inline constexpr int kRowsProducts = 4;             // of a launch
+inline constexpr int kRowsParts = 3;                // linears of a product
 inline constexpr int kPieceRowBytes = 2 * kPieceK;  // of a row of x
 
-// How x comes: the block's slice of k, once for all of its warps; to each warp its own part of k, whole; the same run by run.
+// How x comes: the block's slice of k, once for all of its warps; to each warp its own part of k, whole; the same run
+// by run.
 enum class RowsInput : int { slice, own, runs };
 enum class RowsEnd : int { store, residual, activated };
 
@@ -30,8 +32,9 @@ struct RowsProduct {
   int pieces;                                  // of k
   int member_shift;                            // log2 of the warps of a team
   RowsInput input;
-  bool plain;                                  // x is not kept times kRaise; not of `slice`
-  bool normed;                                 // outputs are divided by the root mean square of the stream; `slice` only
+  bool plain;  // x is not kept times kRaise; not of `slice`
+  // outputs are divided by the root mean square of the stream; `slice` only
+  bool normed;
   RowsEnd end;
 };
 // What becomes of q, k and v.
@@ -60,7 +63,7 @@ struct RowsStepJob {
   float* squares;            // [blocks, kMostRows]: sums over each block's outputs of the stream
   uint32_t* counters;        // [2], zero between launches
   int slots, more;           // of a warp's ring; warps that have one more
-  int x_bytes, x_row, x_own; // shared memory for x; from row to row of a slice of it; for a warp's own part
+  int x_bytes, x_row, x_own;  // shared memory for x; from row to row of a slice of it; for a warp's own part
 };
 
 // The place of a block's cluster among those that a product's units go round.
@@ -68,7 +71,8 @@ __device__ __forceinline__ int rows_cluster(const RowsProduct& p) {
   const int cluster = blockIdx.x / kStepSlices - p.shift;
   return cluster < 0 ? cluster + clusters() : cluster;
 }
-// What a warp does of a product: the chunks team, team + teams, ... of the cluster's `local`, of each the pieces [begin, end).
+// What a warp does of a product: the chunks team, team + teams, ... of the cluster's `local`, of each the pieces
+// [begin, end).
 struct RowsShare {
   int local;
   int k0, length;  // pieces of the block; begin and end are relative to k0

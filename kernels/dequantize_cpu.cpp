@@ -20,8 +20,8 @@ namespace cpu {
 
 void dequantize(Exec&, const CodedView& q, TensorView w) {
   const int64_t out = q.codes.rows(), in = q.codes.cols(), groups = q.scales.cols();
-  FEWBIT_ASSERT(w.rows() == out && w.cols() == in &&
-                q.scales.rows() == (out + q.out_group - 1) / q.out_group && q.group > 0);
+  FEWBIT_ASSERT(w.rows() == out && w.cols() == in && q.scales.rows() == (out + q.out_group - 1) / q.out_group &&
+                q.group > 0);
   FEWBIT_ASSERT(w.dtype == DType::f32 || w.dtype == DType::bf16);
   const int mid = 1 << (q.bits - 1);
   const int32_t* group_of = q.group_of.data ? q.group_of.as<int32_t>() : nullptr;
@@ -32,8 +32,7 @@ void dequantize(Exec&, const CodedView& q, TensorView w) {
       for (int64_t i = 0; i < in; ++i) {
         const int64_t g = group_of ? group_of[i] : i / q.group;
         const int code = q.codes.as<uint8_t>()[o * in + i];
-        const float level =
-            levels ? levels[code] : static_cast<float>(code - (zeros ? zeros[o * groups + g] : mid));
+        const float level = levels ? levels[code] : static_cast<float>(code - (zeros ? zeros[o * groups + g] : mid));
         const float value = level * q.scales.as<float>()[o / q.out_group * groups + g];
         if (w.dtype == DType::f32)
           w.as<float>()[o * in + i] = value;

@@ -1,13 +1,13 @@
 #pragma once
-// Products of one row of x with 4-bit Marlin words by the int8 tensor cores, exact in integers, with hardly an instruction
-// a weight. The words are the operand as they lie: a byte of a word is
+// Products of one row of x with 4-bit Marlin words by the int8 tensor cores, exact in integers, with hardly an
+// instruction a weight. The words are the operand as they lie: a byte of a word is
 //   low + 16 high,   low and high the codes of one output at two values of k (lower and upper half of a k-tile),
 // and one mask leaves 16 high. So, with x as integers X,
 //   16 (low X_low + high X_high) = (low + 16 high) * 16 X_low + 16 high * (X_high - 16 X_low),
-// and the two factors of x are written in base 256 with digits -128 .. 127, each digit in a column of its own: one row of x
-// leaves the columns of the product idle otherwise. Bytes 0 and 2 of a word belong to output g of a sub-tile, bytes 1 and 3 to
-// output g + 8 (kernels/marlin_fragment.h): columns of even number meet the former, those of odd number the latter, and zeros
-// the rest. Three digits hold 17 times a value of 18 bits and a sign.
+// and the two factors of x are written in base 256 with digits -128 .. 127, each digit in a column of its own: one row
+// of x leaves the columns of the product idle otherwise. Bytes 0 and 2 of a word belong to output g of a sub-tile,
+// bytes 1 and 3 to output g + 8 (kernels/marlin_fragment.h): columns of even number meet the former, those of odd
+// number the latter, and zeros the rest. Three digits hold 17 times a value of 18 bits and a sign.
 #include "kernels/marlin_fragment.h"
 #include "kernels/mma.cuh"
 #include "kernels/powers.cuh"
@@ -15,16 +15,17 @@
 namespace fewbit::cuda {
 
 inline constexpr int kDigits = 3;
-inline constexpr int kDigitBits = 18;                                       // of |X|, at most
-inline constexpr int kDigitGroup = 128;                                     // values of k with a common power of two
+inline constexpr int kDigitBits = 18;    // of |X|, at most
+inline constexpr int kDigitGroup = 128;  // values of k with a common power of two
 inline constexpr int kGroupTiles = kDigitGroup / marlin::kTileK;
-inline constexpr int kGroupDigitBytes = kDigits * 4 * 4 * kGroupTiles;      // [tiles / 4, digit, t, tiles % 4] words
-// Sums begin about this integer, which as an f32 is 1.5 * 2^23, whose steps are one: read as f32 they need no conversion. They stay
-// within 2^22 of it: 64 values each of 255 * 128 and 240 * 128 in magnitude, and 2^16 for what codes - 8 take off.
+inline constexpr int kGroupDigitBytes = kDigits * 4 * 4 * kGroupTiles;  // [tiles / 4, digit, t, tiles % 4] words
+// Sums begin about this integer, which as an f32 is 1.5 * 2^23, whose steps are one: read as f32 they need no
+// conversion. They stay within 2^22 of it: 64 values each of 255 * 128 and 240 * 128 in magnitude, and 2^16 for what
+// codes - 8 take off.
 inline constexpr int kOffset = 0x4b400000;
 
-// Where the word of a k-tile stands in its group's digits: of t (k 2t, 2t+1 and 2t+8, 2t+9), the pair of the first factor
-// in the lower half, that of the second in the upper.
+// Where the word of a k-tile stands in its group's digits: of t (k 2t, 2t+1 and 2t+8, 2t+9), the pair of the first
+// factor in the lower half, that of the second in the upper.
 __device__ __forceinline__ constexpr int digit_word_at(int tile, int digit, int t) {
   return ((tile / 4 * kDigits + digit) * 4 + t) * 16 + tile % 4 * 4;
 }
@@ -33,7 +34,8 @@ __device__ __forceinline__ constexpr int digit_word_at(int tile, int digit, int 
 __device__ __forceinline__ uint32_t digits_of(int32_t v) { return (static_cast<uint32_t>(v) + 0x808080u) ^ 0x808080u; }
 
 // Digit words of two pairs of values, of the lower and the upper half of a tile.
-__device__ __forceinline__ void digit_words(uint32_t (&words)[kDigits], const int32_t (&low)[2], const int32_t (&high)[2]) {
+__device__ __forceinline__ void digit_words(uint32_t (&words)[kDigits], const int32_t (&low)[2],
+                                            const int32_t (&high)[2]) {
   uint32_t first[2], second[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -62,14 +64,12 @@ struct DigitGroup {
   }
 };
 // The power of two that brings values up to `most` to kDigitBits bits.
-__device__ __forceinline__ int digit_power(float most) {
-  return power_to_bits(most, kDigitBits);
-}
+__device__ __forceinline__ int digit_power(float most) { return power_to_bits(most, kDigitBits); }
 
 // How a lane takes part: its column of the product's second operand, its digit of the sums.
 struct DigitLane {
-  int offset;              // of its words in a group's digits, tile 0
-  uint32_t lower, upper;   // which bytes of a word go where, in the two registers of the operand
+  int offset;             // of its words in a group's digits, tile 0
+  uint32_t lower, upper;  // which bytes of a word go where, in the two registers of the operand
   int t;
 
   __device__ __forceinline__ explicit DigitLane(int lane) : t(lane % 4) {
@@ -82,7 +82,8 @@ struct DigitLane {
   __device__ __forceinline__ void add_tile(int32_t (&sums)[2][4], const uint4& words, uint32_t digits) const {
     add_words(sums, words, __byte_perm(digits, 0, lower), __byte_perm(digits, 0, upper));
   }
-  static __device__ __forceinline__ void add_words(int32_t (&sums)[2][4], const uint4& words, uint32_t b0, uint32_t b1) {
+  static __device__ __forceinline__ void add_words(int32_t (&sums)[2][4], const uint4& words, uint32_t b0,
+                                                   uint32_t b1) {
     constexpr uint32_t kHigh = 0xf0f0f0f0u;
     const uint32_t a[2][4] = {{words.x, words.y, words.x & kHigh, words.y & kHigh},
                               {words.z, words.w, words.z & kHigh, words.w & kHigh}};

@@ -9,8 +9,12 @@ namespace fewbit {
 struct DivergenceOut {
   TensorView kl{}, top1{}, top5{};
 };
-namespace cpu  { void divergence(Exec&, ConstTensorView base, ConstTensorView model, const DivergenceOut&); }
-namespace cuda { void divergence(Exec&, ConstTensorView base, ConstTensorView model, const DivergenceOut&); }
+namespace cpu {
+void divergence(Exec&, ConstTensorView base, ConstTensorView model, const DivergenceOut&);
+}
+namespace cuda {
+void divergence(Exec&, ConstTensorView base, ConstTensorView model, const DivergenceOut&);
+}
 inline void divergence(Exec& ex, ConstTensorView base, ConstTensorView model, const DivergenceOut& out) {
   pick(ex, &cpu::divergence, FEWBIT_CUDA_OP(divergence))(ex, base, model, out);
 }

@@ -95,8 +95,7 @@ void divergence(Exec& ex, ConstTensorView base, ConstTensorView model, const Div
   FEWBIT_ASSERT(model.rows() == rows && model.cols() == vocab && vocab >= kTop && out.kl.numel() == rows);
   if (rows == 0) return;
   divergence_kernel<<<static_cast<unsigned>(rows), kThreads, 0, ex.cuda_state().stream>>>(
-      base.as<float>(), model.as<float>(), out.kl.as<double>(), out.top1.as<int32_t>(),
-      out.top5.as<int32_t>(), vocab);
+      base.as<float>(), model.as<float>(), out.kl.as<double>(), out.top1.as<int32_t>(), out.top5.as<int32_t>(), vocab);
   FEWBIT_CUDA_LAUNCHED();
 }
 

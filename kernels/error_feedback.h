@@ -21,9 +21,16 @@ struct ErrorFeedbackArgs {
 // with live scales, read with fixed ones · loss [out] f64: sum of e^2 per row = row's share of tr(D H D^T) exactly;
 // overwritten. Scales of a group are chosen from the live weights of all its columns at its first one; by
 // ScaleRule::loop_grid, which only this op knows, with the group's own share of that sum as the measure.
-namespace cpu  { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
-namespace cuda { void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros, TensorView loss); }
-inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss) {
+namespace cpu {
+void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss);
+}
+namespace cuda {
+void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss);
+}
+inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
+                           TensorView loss) {
   const int64_t out = a.w.rows(), in = a.w.cols();
   FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
   FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);

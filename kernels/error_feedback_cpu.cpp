@@ -44,8 +44,8 @@ struct Trial {
 };
 
 // The sum of e^2 that each candidate would have over live[0, n); u: the group's square of U_BB, its rows ld apart.
-FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, int64_t n, const Candidates& c,
-                               Trial& t, float* total) {
+FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, int64_t n, const Candidates& c, Trial& t,
+                               float* total) {
   constexpr int kLanes = 32;
   static_assert(kMaxCandidates % kLanes == 0);
   for (int first = 0; first < c.count; first += kLanes) {
@@ -91,8 +91,7 @@ class RowBlock {
         zeros_(zeros.data ? zeros.as<uint8_t>() : nullptr),
         loss_(loss.as<double>()) {}
 
-  void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles,
-           const std::vector<float>& inverse) {
+  void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles, const std::vector<float>& inverse) {
     first_ = begin;
     rows_ = end - begin;
     delta_.assign(static_cast<size_t>(rows_ * w_.cols), 0.f);
@@ -118,16 +117,15 @@ class RowBlock {
   void residual(int64_t begin, int64_t end, std::vector<float>& x) const {
     x.assign(static_cast<size_t>(rows_ * (end - begin)), 0.f);
     if (begin > 0)
-      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, end - begin, begin, 1.f, delta_.data(), w_.cols,
-                 &r_(0, begin), r_.ld, 0.f, x.data(), end - begin);
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, end - begin, begin, 1.f, delta_.data(), w_.cols, &r_(0, begin),
+                 r_.ld, 0.f, x.data(), end - begin);
   }
 
   // Scales of a group larger than a tile: live weights of all its columns, live_G = w_G + X_G R_GG^-1.
   void choose_spanning(int64_t begin) {
     const int64_t end = std::min(w_.cols, begin + args_.group), n = end - begin;
     residual(begin, end, x_);
-    if (begin > 0)
-      blas::solve_right(CblasUpper, CblasNoTrans, rows_, n, &r_(begin, begin), r_.ld, x_.data(), n);
+    if (begin > 0) blas::solve_right(CblasUpper, CblasNoTrans, rows_, n, &r_(begin, begin), r_.ld, x_.data(), n);
     for (int64_t o = 0; o < rows_; ++o) {
       float* live = x_.data() + o * n;
       for (int64_t i = 0; i < n; ++i) live[i] += w_(first_ + o, begin + i);
@@ -138,11 +136,10 @@ class RowBlock {
   void bring_up_to_date(const ColumnTile& t, const float* u) {
     residual(t.begin, t.end, x_);
     live_.resize(static_cast<size_t>(rows_ * t.size()));
-    for (int64_t o = 0; o < rows_; ++o)
-      std::copy_n(&w_(first_ + o, t.begin), t.size(), live_.data() + o * t.size());
+    for (int64_t o = 0; o < rows_; ++o) std::copy_n(&w_(first_ + o, t.begin), t.size(), live_.data() + o * t.size());
     if (t.begin > 0)
-      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, t.size(), t.size(), 1.f, x_.data(), t.size(), u,
-                 kTileCols, 1.f, live_.data(), t.size());
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, t.size(), t.size(), 1.f, x_.data(), t.size(), u, kTileCols, 1.f,
+                 live_.data(), t.size());
   }
 
   void store_grid(int64_t row, int64_t g, const GridChoice& c) {

@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kTile)
 }
 
 // live[row, i] = w[row, begin + i] + live[row, i]
-__global__ void add_weights_kernel(const float* __restrict__ w, float* __restrict__ live, int64_t in,
-                                   int64_t begin, int64_t cols, bool first) {
+__global__ void add_weights_kernel(const float* __restrict__ w, float* __restrict__ live, int64_t in, int64_t begin,
+                                   int64_t cols, bool first) {
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)
     live[row * cols + i] = w[row * in + begin + i] + (first ? 0.f : live[row * cols + i]);
@@ -56,8 +56,7 @@ __global__ void add_weights_kernel(const float* __restrict__ w, float* __restric
 
 class Loop {
  public:
-  Loop(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
-       TensorView loss)
+  Loop(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
       : ex_(ex),
         s_(ex.cuda_state()),
         a_(a),
@@ -92,8 +91,7 @@ class Loop {
     int64_t strip = 0;
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const ColumnTile& tile = tiles_[t];
-      if (!a_.group_of.data && a_.group > kTileCols && tile.begin % a_.group == 0)
-        choose_spanning(tile.begin);
+      if (!a_.group_of.data && a_.group > kTileCols && tile.begin % a_.group == 0) choose_spanning(tile.begin);
       if (t == 0 || tile.end - strip > kStripCols) {
         strip = tile.begin;
         int64_t end = tile.end;
@@ -138,11 +136,11 @@ class Loop {
       // Row-major X R_GG^-1 is R_GG^-T X^T column-major, where R_GG's memory reads as a lower triangle.
       const float one = 1;
       FEWBIT_CUBLAS_CALL(cublasStrsm_64(s_.blas, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_LOWER, CUBLAS_OP_N,
-                                        CUBLAS_DIAG_NON_UNIT, n, out_, &one,
-                                        a_.r.as<float>() + begin * in_ + begin, in_, live.as<float>(), n));
+                                        CUBLAS_DIAG_NON_UNIT, n, out_, &one, a_.r.as<float>() + begin * in_ + begin,
+                                        in_, live.as<float>(), n));
     }
-    add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(),
-                                                                           in_, begin, n, begin == 0);
+    add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(), in_,
+                                                                           begin, n, begin == 0);
     FEWBIT_CUDA_LAUNCHED();
     const int64_t g = begin / a_.group, groups = scales_.cols();
     launch_choose_scales(s_.stream, {.w = live.as<float>(),
@@ -162,11 +160,9 @@ class Loop {
     walk_.x = tile.begin == 0 ? nullptr : strip_.as<float>() + (tile.begin - strip);
     walk_.begin = tile.begin;
     walk_.size = static_cast<int>(tile.size());
-    const int64_t blocks =
-        std::min((out_ + kWarps - 1) / kWarps, static_cast<int64_t>(s_.sms()) * kBlocksPerSm);
+    const int64_t blocks = std::min((out_ + kWarps - 1) / kWarps, static_cast<int64_t>(s_.sms()) * kBlocksPerSm);
     const auto start = [&](auto* kernel) {
-      FEWBIT_CUDA_CALL(
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+      FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
       kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
     };
     if (a_.grid == Grid::f8_e4m3)
@@ -190,8 +186,8 @@ class Loop {
 
 }  // namespace
 
-void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales,
-                    TensorView zeros, TensorView loss) {
+void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss) {
   ex.zero(loss);
   if (a.w.rows() > 0) Loop(ex, a, codes, scales, zeros, loss).run();
 }

@@ -1,8 +1,9 @@
 #pragma once
 // The walk over one tile of at most 128 columns (kernels/error_feedback_cuda.cu). A warp owns a row, four neighbouring
 // columns a lane, all in registers; U_BB = R_BB^-1 (64 KiB) is in shared memory, read as one 16-byte vector a lane and
-// column. One pass turns the residual of earlier columns into live weights, searches each group's scale when it reaches its
-// first column, rounds, and feeds errors forward. With ScaleRule::loop_grid the search is a trial walk per candidate.
+// column. One pass turns the residual of earlier columns into live weights, searches each group's scale when it reaches
+// its first column, rounds, and feeds errors forward. With ScaleRule::loop_grid the search is a trial walk per
+// candidate.
 #include "kernels/column_tiles.h"
 #include "kernels/error_feedback.h"
 #include "kernels/f8_grid.h"
@@ -44,8 +45,8 @@ struct Shared {
 };
 
 template <int K>
-__device__ __forceinline__ GridChoice search_live(const float* live, const float* h, int n,
-                                                  const ScaleSearch& search, int candidates) {
+__device__ __forceinline__ GridChoice search_live(const float* live, const float* h, int n, const ScaleSearch& search,
+                                                  int candidates) {
   const int lane = threadIdx.x % 32;
   GroupRange range;
   for (int i = lane; i < n; i += 32) {
@@ -61,9 +62,8 @@ __device__ __forceinline__ GridChoice search_live(const float* live, const float
 // The sum of e^2 of each of two grids over the columns [from, to) of the tile, tried on a copy of the row's
 // live weights; the same on every lane. Two at a time, so that one's chain of dependent steps hides the
 // other's.
-__device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], const Shared& sh,
-                                          int from, int to, int max_code, const GridChoice (&grid)[2],
-                                          float (&loss)[2]) {
+__device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], const Shared& sh, int from,
+                                          int to, int max_code, const GridChoice (&grid)[2], float (&loss)[2]) {
   const int lane = threadIdx.x % 32;
   float w[2][4], inverse[2], lo[2], hi[2];
 #pragma unroll
@@ -96,9 +96,8 @@ __device__ __forceinline__ void try_grids(const float (&live)[4], const float (&
 }
 
 // ScaleRule::loop_grid for the columns [from, to) of the tile.
-__device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], const float (&diag)[4],
-                                                     const Shared& sh, int from, int to,
-                                                     const ScaleSearch& search, int candidates) {
+__device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], const float (&diag)[4], const Shared& sh,
+                                                     int from, int to, const ScaleSearch& search, int candidates) {
   const int first = 4 * (threadIdx.x % 32);
   GroupRange range;
 #pragma unroll
@@ -212,8 +211,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
         const int j = 4 * owner + i;
         if (j >= t.size) break;
         // Every lane rounds its own i-th column; only the owner's counts.
-        const float level =
-            kF8 ? f8_round(live[i] / scale[i]) : grid_level(live[i], scale[i], zero[i], max_code);
+        const float level = kF8 ? f8_round(live[i] / scale[i]) : grid_level(live[i], scale[i], zero[i], max_code);
         const float q = level * scale[i];
         const float mine = (live[i] - q) * diag[i];
         const float e = __shfl_sync(kAllLanes, mine, owner);

@@ -33,9 +33,9 @@ class Exec {
   bool on_cuda() const { return device_.kind == Device::cuda; }
   std::string device_name() const;  // "NVIDIA H200", "CPU (2 threads)"
 
-  Tensor alloc(DType dtype, Shape shape);        // uninitialised, on this device
-  Tensor alloc_zeros(DType dtype, Shape shape);  // zeroed in stream order
-  Tensor alloc_pinned(DType dtype, Shape shape); // host memory the device can copy from; plain host memory on the CPU
+  Tensor alloc(DType dtype, Shape shape);         // uninitialised, on this device
+  Tensor alloc_zeros(DType dtype, Shape shape);   // zeroed in stream order
+  Tensor alloc_pinned(DType dtype, Shape shape);  // host memory the device can copy from; plain host memory on the CPU
   // Copies bytes between host and this device in either direction, in stream order; equal byte counts. When the
   // destination or an unpinned source is host memory the call returns after the copy is done.
   void copy(ConstTensorView from, TensorView to);
@@ -48,8 +48,8 @@ class Exec {
   RecordedGraph record(const std::function<void()>& work);
   void replay(const RecordedGraph& graph);
 
-  int64_t peak_bytes() const;   // largest device memory held through alloc() at one time; host bytes on the CPU
-  int64_t free_bytes() const;   // what the device says is free now; 0 on the CPU (not known)
+  int64_t peak_bytes() const;  // largest device memory held through alloc() at one time; host bytes on the CPU
+  int64_t free_bytes() const;  // what the device says is free now; 0 on the CPU (not known)
   int64_t total_bytes() const;
 
   // Seconds between two points of the stream: mark() records, elapsed_ms() waits for the later mark.

@@ -79,8 +79,7 @@ Exec Exec::from_name(const std::string& name) {
   if (name == "cpu") return cpu();
   if (name == "auto") return cuda_available() ? cuda(0) : cpu();
   if (name == "cuda") return cuda(0);
-  if (name.rfind("cuda:", 0) == 0 && name.size() > 5 &&
-      name.find_first_not_of("0123456789", 5) == std::string::npos)
+  if (name.rfind("cuda:", 0) == 0 && name.size() > 5 && name.find_first_not_of("0123456789", 5) == std::string::npos)
     return cuda(std::stoi(name.substr(5)));
   fail(ErrorKind::usage, "unknown device \"" + name + "\"; known: auto, cpu, cuda, cuda:N");
 }

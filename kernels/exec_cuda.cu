@@ -78,8 +78,7 @@ void check(cusolverStatus_t status, const char* expression, const char* file, in
 void* DeviceMemory::allocate(size_t size) {
   void* p = nullptr;
   cudaError_t status = cudaMallocAsync(&p, std::max<size_t>(size, 1), stream);
-  if (status ==
-      cudaErrorMemoryAllocation) {  // frees still under way, or memory the pool holds in other sizes
+  if (status == cudaErrorMemoryAllocation) {  // frees still under way, or memory the pool holds in other sizes
     cudaGetLastError();
     cudaMemPool_t pool = nullptr;
     FEWBIT_CUDA_CALL(cudaStreamSynchronize(stream));
@@ -261,13 +260,11 @@ CudaState::CudaState(int device_index) : device(device_index) {
   int count = 0;
   FEWBIT_CUDA_CALL(cudaGetDeviceCount(&count));
   if (device < 0 || device >= count)
-    fail(ErrorKind::device,
-         "no GPU " + std::to_string(device) + ": this machine has " + std::to_string(count));
+    fail(ErrorKind::device, "no GPU " + std::to_string(device) + ": this machine has " + std::to_string(count));
   FEWBIT_CUDA_CALL(cudaGetDeviceProperties(&props, device));
   if (props.major < 8)
-    fail(ErrorKind::device, std::string(props.name) + " has compute capability " +
-                                std::to_string(props.major) + "." + std::to_string(props.minor) +
-                                "; 8.0 or newer is needed, use --device cpu");
+    fail(ErrorKind::device, std::string(props.name) + " has compute capability " + std::to_string(props.major) + "." +
+                                std::to_string(props.minor) + "; 8.0 or newer is needed, use --device cpu");
   FEWBIT_CUDA_CALL(cudaSetDevice(device));
   FEWBIT_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaMemPool_t pool = nullptr;
@@ -282,11 +279,9 @@ CudaState::CudaState(int device_index) : device(device_index) {
   FEWBIT_CUDA_CALL(cudaMemsetAsync(counters, 0, kCounters * sizeof(uint32_t), stream));
   FEWBIT_CUBLAS_CALL(cublasCreate(&blas));
   FEWBIT_CUBLAS_CALL(cublasSetStream(blas, stream));
-  FEWBIT_CUBLAS_CALL(
-      cublasSetWorkspace(blas, blas_workspace, kBlasWorkspace));  // after the stream, which resets it
+  FEWBIT_CUBLAS_CALL(cublasSetWorkspace(blas, blas_workspace, kBlasWorkspace));  // after the stream, which resets it
   FEWBIT_CUBLAS_CALL(cublasSetMathMode(
-      blas,
-      static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+      blas, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
   FEWBIT_CUBLAS_CALL(cublasLtCreate(&blas_lt));
 }
 

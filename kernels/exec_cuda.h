@@ -87,8 +87,8 @@ struct CudaState {
     return static_cast<T*>(scratch(static_cast<size_t>(count) * sizeof(T)));
   }
   uint32_t* counters = nullptr;  // [kCounters], zero between ops
-  // Words through which the blocks of a launch hand each other values without counters (kernels/mailbox.cuh): `bytes` of them, all
-  // bits set between ops; every user leaves them so. Grows as scratch() does.
+  // Words through which the blocks of a launch hand each other values without counters (kernels/mailbox.cuh): `bytes`
+  // of them, all bits set between ops; every user leaves them so. Grows as scratch() does.
   void* mailbox(size_t bytes);
 
   cuda::DeviceMemory* memory = nullptr;

@@ -12,8 +12,12 @@ struct [[nodiscard]] FactorStatus {
   int64_t pivot = 0;
   bool ok() const { return pivot == 0; }
 };
-namespace cpu  { FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r); }
-namespace cuda { FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r); }
+namespace cpu {
+FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r);
+}
+namespace cuda {
+FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r);
+}
 inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision p, TensorView r) {
   return pick(ex, &cpu::factorize, FEWBIT_CUDA_OP(factorize))(ex, h, lambda, p, r);
 }
@@ -24,9 +28,16 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 // solved in f64. A zero on the diagonal of gram (an input never seen) counts as 1 in the inverse; with it the shift of
 // that column is zero.   w, target [out, n] f32; cross, gram [n, n] f32. Returns the factorisation's status; target is
 // untouched when it fails.
-namespace cpu  { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target); }
-namespace cuda { FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target); }
-inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView target) {
+namespace cpu {
+FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target);
+}
+namespace cuda {
+FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target);
+}
+inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
+                                  float lambda, TensorView target) {
   return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target);
 }
 }  // namespace fewbit

@@ -73,11 +73,10 @@ FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision precisi
                                      : factorize_as<double>(h.as<float>(), lambda, n, r.as<float>());
 }
 
-FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
-                           float lambda, TensorView target) {
+FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target) {
   const int64_t out = w.rows(), n = w.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape &&
-                target.shape == w.shape);
+  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
   std::vector<double> factor(static_cast<size_t>(n * n)), shift(static_cast<size_t>(n * n));
   std::atomic<bool> finite{true};
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {
@@ -94,13 +93,11 @@ FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, Cons
     const int64_t rows = end - begin;
     const std::vector<double> wide(w.as<float>() + begin * n, w.as<float>() + end * n);
     std::vector<double> x(static_cast<size_t>(rows * n));
-    blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, n, 1.0, wide.data(), n, shift.data(), n, 0.0, x.data(),
-               n);
+    blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, n, 1.0, wide.data(), n, shift.data(), n, 0.0, x.data(), n);
     blas::solve_right(CblasLower, CblasTrans, rows, n, factor.data(), n, x.data(), n);
     blas::solve_right(CblasLower, CblasNoTrans, rows, n, factor.data(), n, x.data(), n);
     for (int64_t i = 0; i < rows * n; ++i)
-      target.as<float>()[begin * n + i] =
-          static_cast<float>(wide[static_cast<size_t>(i)] + x[static_cast<size_t>(i)]);
+      target.as<float>()[begin * n + i] = static_cast<float>(wide[static_cast<size_t>(i)] + x[static_cast<size_t>(i)]);
   });
   return {};
 }

@@ -17,8 +17,7 @@ enum Flag : int { kInfo, kNonfinite, kFlags };
 
 // a[k] = h[last - k], damped; flags[kNonfinite] is raised where an entry is not finite.
 template <class T>  // f32 or f64, of the copy
-__global__ void reversed_copy_kernel(const float* __restrict__ h, T* __restrict__ a, int* flags, T lambda,
-                                     int64_t n) {
+__global__ void reversed_copy_kernel(const float* __restrict__ h, T* __restrict__ a, int* flags, T lambda, int64_t n) {
   const int64_t last = n * n - 1, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k <= last; k += step) {
     const float v = h[last - k];
@@ -30,8 +29,7 @@ __global__ void reversed_copy_kernel(const float* __restrict__ h, T* __restrict_
 // r = the reversed lower triangle of a, zero below its own diagonal; a diagonal that is not finite raises the
 // flag.
 template <class T>
-__global__ void reversed_factor_kernel(const T* __restrict__ a, float* __restrict__ r, int* flags,
-                                       int64_t n) {
+__global__ void reversed_factor_kernel(const T* __restrict__ a, float* __restrict__ r, int* flags, int64_t n) {
   const int64_t last = n * n - 1, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k <= last; k += step) {
     const int64_t i = k / n, j = k % n;
@@ -56,8 +54,7 @@ __global__ void shift_system_kernel(const float* __restrict__ cross, const float
 
 __global__ void widen_kernel(const float* __restrict__ from, double* __restrict__ to, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
-    to[k] = from[k];
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) to[k] = from[k];
 }
 
 __global__ void add_shift_kernel(const float* __restrict__ w, const double* __restrict__ shift,
@@ -90,13 +87,12 @@ class Flags {
 void potrf(Exec& ex, cudaDataType_t type, void* a, int64_t n, Flags& flags) {
   CudaState& s = ex.cuda_state();
   size_t on_device = 0, on_host = 0;
-  FEWBIT_CUSOLVER_CALL(cusolverDnXpotrf_bufferSize(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, type, a, n,
-                                                   type, &on_device, &on_host));
+  FEWBIT_CUSOLVER_CALL(cusolverDnXpotrf_bufferSize(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, type, a, n, type,
+                                                   &on_device, &on_host));
   const Tensor room = ex.alloc(DType::u8, {static_cast<int64_t>(on_device) + 1});
   std::vector<char> host_room(on_host + 1);
   FEWBIT_CUSOLVER_CALL(cusolverDnXpotrf(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, type, a, n, type,
-                                        room.view().data, on_device, host_room.data(), on_host,
-                                        flags.data() + kInfo));
+                                        room.view().data, on_device, host_room.data(), on_host, flags.data() + kInfo));
 }
 
 template <class T>
@@ -105,8 +101,7 @@ FactorStatus factorize_as(Exec& ex, const float* h, float lambda, int64_t n, flo
   CudaState& s = ex.cuda_state();
   const Tensor a = ex.alloc(dtype, {n, n});
   Flags flags(ex);
-  reversed_copy_kernel<T>
-      <<<blocks_for(n * n), kThreads, 0, s.stream>>>(h, a.as<T>(), flags.data(), lambda, n);
+  reversed_copy_kernel<T><<<blocks_for(n * n), kThreads, 0, s.stream>>>(h, a.as<T>(), flags.data(), lambda, n);
   FEWBIT_CUDA_LAUNCHED();
   potrf(ex, type, a.as<T>(), n, flags);
   if (const FactorStatus status = flags.status(); !status.ok()) return status;
@@ -125,16 +120,15 @@ FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision prec
              : factorize_as<double>(ex, h.as<float>(), lambda, n, r.as<float>(), DType::f64, CUDA_R_64F);
 }
 
-FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
-                           float lambda, TensorView target) {
+FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target) {
   const int64_t out = w.rows(), n = w.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape &&
-                target.shape == w.shape);
+  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
   CudaState& s = ex.cuda_state();
   const Tensor a = ex.alloc(DType::f64, {n, n}), d = ex.alloc(DType::f64, {n, n});
   Flags flags(ex);
-  shift_system_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(
-      cross.as<float>(), gram.as<float>(), a.as<double>(), d.as<double>(), flags.data(), lambda, n);
+  shift_system_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(cross.as<float>(), gram.as<float>(), a.as<double>(),
+                                                                    d.as<double>(), flags.data(), lambda, n);
   FEWBIT_CUDA_LAUNCHED();
   potrf(ex, CUDA_R_64F, a.as<double>(), n, flags);
   if (const FactorStatus status = flags.status(); !status.ok()) return status;
@@ -143,18 +137,17 @@ FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, C
   for (int64_t begin = 0; begin < out; begin += most) {
     const int64_t rows = std::min(most, out - begin);
     const double one = 1, zero = 0;
-    widen_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n,
-                                                                  wide.as<double>(), rows * n);
+    widen_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, wide.as<double>(),
+                                                                  rows * n);
     FEWBIT_CUDA_LAUNCHED();
     // Row-major X = W D is X^T = D^T W^T column-major; the rows of X are the right-hand sides of a symmetric
     // system.
     FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, rows, n, &one, d.as<double>(), n,
                                       wide.as<double>(), n, &zero, shift.as<double>(), n));
     FEWBIT_CUSOLVER_CALL(cusolverDnXpotrs(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, rows, CUDA_R_64F,
-                                          a.as<double>(), n, CUDA_R_64F, shift.as<double>(), n,
-                                          flags.data() + kInfo));
-    add_shift_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(
-        w.as<float>() + begin * n, shift.as<double>(), target.as<float>() + begin * n, rows * n);
+                                          a.as<double>(), n, CUDA_R_64F, shift.as<double>(), n, flags.data() + kInfo));
+    add_shift_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, shift.as<double>(),
+                                                                      target.as<float>() + begin * n, rows * n);
     FEWBIT_CUDA_LAUNCHED();
   }
   return {};

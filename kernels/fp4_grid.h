@@ -11,8 +11,7 @@ namespace fewbit {
 // Code of E2M1 nearest to x; ties go to the even index.
 FEWBIT_HD uint8_t e2m1_code(float x) {
   const float a = fabsf(x);
-  const int index =
-      (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.f);
+  const int index = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.f);
   return static_cast<uint8_t>(index | (x < 0 ? 8 : 0));
 }
 
@@ -24,8 +23,7 @@ FEWBIT_HD float e2m1_value(uint8_t code) {
 
 // The value of a positive scale's code: E4M3 (code 1 to 126) or E8M0 (0 to 254).
 FEWBIT_HD float scale_value(int code, DType dtype) {
-  if (dtype == DType::f8_e8m0)
-    return std::bit_cast<float>(code == 0 ? 0x00400000u : static_cast<uint32_t>(code) << 23);
+  if (dtype == DType::f8_e8m0) return std::bit_cast<float>(code == 0 ? 0x00400000u : static_cast<uint32_t>(code) << 23);
   const auto m = static_cast<float>(code & 7);
   if (code < 8) return m * 0x1p-9f;
   return (8.f + m) * std::bit_cast<float>(static_cast<uint32_t>((code >> 3) + 117) << 23);
@@ -39,8 +37,7 @@ FEWBIT_HD int scale_floor(float s, DType dtype) {
   const int exponent = static_cast<int>(bits >> 23);  // biased by 127
   int code = exponent;
   if (dtype != DType::f8_e8m0) {
-    code = exponent < 121 ? static_cast<int>(s * 0x1p9f)
-                          : (exponent - 120) * 8 + static_cast<int>((bits >> 20) & 7);
+    code = exponent < 121 ? static_cast<int>(s * 0x1p9f) : (exponent - 120) * 8 + static_cast<int>((bits >> 20) & 7);
     if (exponent > 135) code = 126;
   }
   const int least = dtype == DType::f8_e8m0 ? 0 : 1, most = largest_scale(dtype);

@@ -1,5 +1,6 @@
 // FP8 products on the CPU: the values of the codes in f32. Few rows: made in registers, as the codes come from memory
-// (kernels/byte_dot.h), or else a row of the weight is widened once and multiplied with all of them; many: tiles through BLAS.
+// (kernels/byte_dot.h), or else a row of the weight is widened once and multiplied with all of them; many: tiles
+// through BLAS.
 #include "kernels/fp8_gemm.h"
 
 #include <algorithm>
@@ -45,7 +46,8 @@ void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, 
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
               TensorView y) {
-  FEWBIT_ASSERT((q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0 && w.codes.dtype == DType::f8_e4m3);
+  FEWBIT_ASSERT((q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0 &&
+                w.codes.dtype == DType::f8_e4m3);
   FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == w.codes.rows());
   FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == w.codes.rows());
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.codes.rows() && bias.dtype == x.dtype));

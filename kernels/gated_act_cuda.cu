@@ -37,10 +37,9 @@ void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, 
   dispatch_f32_bf16(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool vectors = aligned16(gate.as<T>()) && aligned16(up.as<T>()) && aligned16(out.as<T>());
-    auto* kernel =
-        act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
-    launch_overlapping(ex.cuda_state(), kernel, dim3(blocks), dim3(kThreads), 0, gate.as<T>(), up.as<T>(),
-                       out.as<T>(), n, vectors);
+    auto* kernel = act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
+    launch_overlapping(ex.cuda_state(), kernel, dim3(blocks), dim3(kThreads), 0, gate.as<T>(), up.as<T>(), out.as<T>(),
+                       n, vectors);
   });
 }
 

@@ -8,8 +8,8 @@
 
 namespace fewbit::cpu {
 
-void gated_act_grad(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, ConstTensorView dy,
-                    TensorView d_gate, TensorView d_up) {
+void gated_act_grad(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, ConstTensorView dy, TensorView d_gate,
+                    TensorView d_up) {
   const int64_t n = dy.numel();
   FEWBIT_ASSERT(gate.numel() == n && up.numel() == n && d_gate.numel() == n && d_up.numel() == n);
   constexpr float kTwoSqrtTwoOverPi = 1.5957691216057308f;

@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void gated_act_grad_kernel(const float* __restrict__ gate, const float* __restrict__ up,
-                                      float scale, float cubic, const float* __restrict__ dy,
-                                      float* __restrict__ d_gate, float* __restrict__ d_up, int64_t n) {
+__global__ void gated_act_grad_kernel(const float* __restrict__ gate, const float* __restrict__ up, float scale,
+                                      float cubic, const float* __restrict__ dy, float* __restrict__ d_gate,
+                                      float* __restrict__ d_up, int64_t n) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < n; i += step) {
     const float g = gate[i], grad = dy[i];
@@ -30,8 +30,8 @@ void gated_act_grad(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind 
   if (n == 0) return;
   const bool silu = act == ActKind::silu;
   gated_act_grad_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(
-      gate.as<float>(), up.as<float>(), silu ? 1.f : 1.5957691216057308f, silu ? 0.f : 0.044715f,
-      dy.as<float>(), d_gate.as<float>(), d_up.as<float>(), n);
+      gate.as<float>(), up.as<float>(), silu ? 1.f : 1.5957691216057308f, silu ? 0.f : 0.044715f, dy.as<float>(),
+      d_gate.as<float>(), d_up.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -10,8 +10,12 @@ namespace fewbit {
 //   bias  [out]        the dtype of x; data == nullptr means none. Added in f32 before the rounding to y.
 //   y     [rows, out]  f32, or the dtype of x; overwritten
 // Never TF32.
-namespace cpu  { void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y); }
-namespace cuda { void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y); }
+namespace cpu {
+void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y);
+}
+namespace cuda {
+void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y);
+}
 inline void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::gemm, FEWBIT_CUDA_OP(gemm))(ex, x, w, bias, y);
 }
@@ -25,14 +29,22 @@ struct GemmProduct {
   bool add = false;  // y += the product, rounded once; no bias then
 };
 inline constexpr int kGemmsAtOnce = 3;
-namespace cpu  { void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
-namespace cuda { void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+namespace cpu {
+void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
+}
+namespace cuda {
+void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
+}
 inline void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   pick(ex, &cpu::gemms, FEWBIT_CUDA_OP(gemms))(ex, x, products);
 }
 // The same by cuBLAS whatever the rows: what ours are measured against (src/run/ops_bench.h).
-namespace cpu  { void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
-namespace cuda { void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products); }
+namespace cpu {
+void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
+}
+namespace cuda {
+void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
+}
 inline void library_gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   pick(ex, &cpu::library_gemms, FEWBIT_CUDA_OP(library_gemms))(ex, x, products);
 }
@@ -45,7 +57,11 @@ struct MatmulArgs {
   Trans ta = Trans::no, tb = Trans::no;
   float alpha = 1, beta = 0;
 };
-namespace cpu  { void matmul(Exec&, const MatmulArgs&); }
-namespace cuda { void matmul(Exec&, const MatmulArgs&); }
+namespace cpu {
+void matmul(Exec&, const MatmulArgs&);
+}
+namespace cuda {
+void matmul(Exec&, const MatmulArgs&);
+}
 inline void matmul(Exec& ex, const MatmulArgs& args) { pick(ex, &cpu::matmul, FEWBIT_CUDA_OP(matmul))(ex, args); }
 }  // namespace fewbit

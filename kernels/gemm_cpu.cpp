@@ -77,9 +77,9 @@ void matmul(Exec&, const MatmulArgs& m) {
   parallel_for(down * across, 1, [&](int64_t tile, int64_t) {
     const int64_t r0 = tile / across * kRows, r1 = std::min(m.c.rows, r0 + kRows);
     const int64_t c0 = tile % across * kCols, c1 = std::min(m.c.cols, c0 + kCols);
-    blas::gemm(ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, r1 - r0, c1 - c0, inner,
-               m.alpha, m.a.data + (ta ? r0 : r0 * m.a.ld), m.a.ld, m.b.data + (tb ? c0 * m.b.ld : c0),
-               m.b.ld, m.beta, m.c.data + r0 * m.c.ld + c0, m.c.ld);
+    blas::gemm(ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, r1 - r0, c1 - c0, inner, m.alpha,
+               m.a.data + (ta ? r0 : r0 * m.a.ld), m.a.ld, m.b.data + (tb ? c0 * m.b.ld : c0), m.b.ld, m.beta,
+               m.c.data + r0 * m.c.ld + c0, m.c.ld);
   });
 }
 

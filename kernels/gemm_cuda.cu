@@ -47,9 +47,8 @@ void lay_bias(CudaState& s, ConstTensorView bias, TensorView y) {
 void dense_product(CudaState& s, const DenseProduct& p) {
   const float one = 1, beta = p.add ? 1.f : 0.f;
   FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_T, CUBLAS_OP_N, p.out, p.rows, p.in, &one, p.w,
-                                     data_type(p.in_dtype), p.in, p.x, data_type(p.in_dtype), p.in, &beta,
-                                     p.y, data_type(p.y_dtype), p.y_stride, CUBLAS_COMPUTE_32F,
-                                     CUBLAS_GEMM_DEFAULT));
+                                     data_type(p.in_dtype), p.in, p.x, data_type(p.in_dtype), p.in, &beta, p.y,
+                                     data_type(p.y_dtype), p.y_stride, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 namespace {
@@ -141,9 +140,8 @@ void matmul(Exec& ex, const MatmulArgs& m) {
   FEWBIT_ASSERT((m.tb == Trans::no ? m.b.rows : m.b.cols) == inner);
   FEWBIT_ASSERT((m.tb == Trans::no ? m.b.cols : m.b.rows) == m.c.cols);
   if (m.c.rows == 0 || m.c.cols == 0) return;
-  FEWBIT_CUBLAS_CALL(cublasSgemm_64(ex.cuda_state().blas, operation(m.tb), operation(m.ta), m.c.cols,
-                                    m.c.rows, inner, &m.alpha, m.b.data, m.b.ld, m.a.data, m.a.ld, &m.beta,
-                                    m.c.data, m.c.ld));
+  FEWBIT_CUBLAS_CALL(cublasSgemm_64(ex.cuda_state().blas, operation(m.tb), operation(m.ta), m.c.cols, m.c.rows, inner,
+                                    &m.alpha, m.b.data, m.b.ld, m.a.data, m.a.ld, &m.beta, m.c.data, m.c.ld));
 }
 
 }  // namespace fewbit::cuda

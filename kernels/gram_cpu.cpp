@@ -31,8 +31,7 @@ const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, std::vecto
 // d[I, J] += a[:, I]^T b[:, J] for one tile, the tokens of one chunk.
 void add_tile(const float* a, const float* b, int64_t tokens, Mat<float> d, int64_t i0, int64_t j0) {
   const int64_t n = d.cols, i1 = std::min(n, i0 + kTile), j1 = std::min(n, j0 + kTile);
-  blas::gemm(CblasTrans, CblasNoTrans, i1 - i0, j1 - j0, tokens, 1.f, a + i0, n, b + j0, n, 1.f, &d(i0, j0),
-             n);
+  blas::gemm(CblasTrans, CblasNoTrans, i1 - i0, j1 - j0, tokens, 1.f, a + i0, n, b + j0, n, 1.f, &d(i0, j0), n);
 }
 
 }  // namespace

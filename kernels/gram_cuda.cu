@@ -18,17 +18,16 @@ cudaDataType_t data_type(DType d) {
 }
 
 // d[I, J] += a[tokens, I]^T b[tokens, J], row-major with n columns; I and J are [i0, i1) and [j0, j1).
-void add_block(CudaState& s, ConstTensorView a, ConstTensorView b, float* d, int64_t i0, int64_t i1,
-               int64_t j0, int64_t j1) {
+void add_block(CudaState& s, ConstTensorView a, ConstTensorView b, float* d, int64_t i0, int64_t i1, int64_t j0,
+               int64_t j1) {
   const int64_t n = a.cols();
   const float one = 1;
   const auto at = [&](ConstTensorView v, int64_t column) {
     return static_cast<const char*>(v.data) + column * bytes_of(v.dtype);
   };
-  FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_T, j1 - j0, i1 - i0, a.rows(), &one,
-                                     at(b, j0), data_type(b.dtype), n, at(a, i0), data_type(a.dtype), n, &one,
-                                     d + i0 * n + j0, CUDA_R_32F, n, CUBLAS_COMPUTE_32F,
-                                     CUBLAS_GEMM_DEFAULT));
+  FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_T, j1 - j0, i1 - i0, a.rows(), &one, at(b, j0),
+                                     data_type(b.dtype), n, at(a, i0), data_type(a.dtype), n, &one, d + i0 * n + j0,
+                                     CUDA_R_32F, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 // g[i, j] = g[j, i] for i < j.

@@ -21,10 +21,9 @@ void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, T
     const int64_t rows = end - begin;
     std::vector<double> delta(static_cast<size_t>(rows * n)), product(delta.size());
     for (int64_t i = 0; i < rows * n; ++i)
-      delta[static_cast<size_t>(i)] = static_cast<double>(a.as<float>()[begin * n + i]) -
-                                      static_cast<double>(b.as<float>()[begin * n + i]);
-    blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, n, 1.0, delta.data(), n, wide.data(), n, 0.0,
-               product.data(), n);
+      delta[static_cast<size_t>(i)] =
+          static_cast<double>(a.as<float>()[begin * n + i]) - static_cast<double>(b.as<float>()[begin * n + i]);
+    blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, n, 1.0, delta.data(), n, wide.data(), n, 0.0, product.data(), n);
     for (int64_t o = 0; o < rows; ++o) {
       double sum = 0;
       for (int64_t i = 0; i < n; ++i)

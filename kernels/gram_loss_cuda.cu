@@ -16,12 +16,11 @@ constexpr int64_t kRowsAtOnce = 4096;
 
 __global__ void widen_kernel(const float* __restrict__ from, double* __restrict__ to, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
-    to[k] = from[k];
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) to[k] = from[k];
 }
 
-__global__ void difference_kernel(const float* __restrict__ a, const float* __restrict__ b,
-                                  double* __restrict__ delta, int64_t count) {
+__global__ void difference_kernel(const float* __restrict__ a, const float* __restrict__ b, double* __restrict__ delta,
+                                  int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
     delta[k] = static_cast<double>(a[k]) - static_cast<double>(b[k]);
@@ -48,8 +47,7 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
   const int64_t most = std::min(out, kRowsAtOnce);
   const Tensor wide = ex.alloc(DType::f64, {n, n});
   const Tensor delta = ex.alloc(DType::f64, {most, n}), product = ex.alloc(DType::f64, {most, n});
-  widen_kernel<<<grid_for(n * n, kThreads, 8192), kThreads, 0, s.stream>>>(h.as<float>(), wide.as<double>(),
-                                                                           n * n);
+  widen_kernel<<<grid_for(n * n, kThreads, 8192), kThreads, 0, s.stream>>>(h.as<float>(), wide.as<double>(), n * n);
   FEWBIT_CUDA_LAUNCHED();
   for (int64_t begin = 0; begin < out; begin += most) {
     const int64_t rows = std::min(most, out - begin);
@@ -57,10 +55,10 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
     difference_kernel<<<grid_for(rows * n, kThreads, 8192), kThreads, 0, s.stream>>>(
         a.as<float>() + begin * n, b.as<float>() + begin * n, delta.as<double>(), rows * n);
     FEWBIT_CUDA_LAUNCHED();
-    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, rows, n, &one, wide.as<double>(),
-                                      n, delta.as<double>(), n, &zero, product.as<double>(), n));
-    row_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(
-        delta.as<double>(), product.as<double>(), loss.as<double>() + begin, n);
+    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, rows, n, &one, wide.as<double>(), n,
+                                      delta.as<double>(), n, &zero, product.as<double>(), n));
+    row_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(delta.as<double>(), product.as<double>(),
+                                                                           loss.as<double>() + begin, n);
     FEWBIT_CUDA_LAUNCHED();
   }
 }

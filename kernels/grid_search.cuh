@@ -44,8 +44,7 @@ struct LaneSearch {
     for (int i = 0; i < n; ++i) {
       const float wi = w[i], hi_i = h ? h[i] : 1.f;
 #pragma unroll
-      for (int k = 0; k < K; ++k)
-        run[k] = add_rn(run[k], search_error(wi, hi_i, scale[k], inverse[k], lo[k], hi[k]));
+      for (int k = 0; k < K; ++k) run[k] = add_rn(run[k], search_error(wi, hi_i, scale[k], inverse[k], lo[k], hi[k]));
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) total[k] += run[k];
@@ -67,8 +66,7 @@ struct LaneSearch {
     for (int lane = 16; lane > 0; lane /= 2) {
       const double other = __shfl_xor_sync(kAllLanes, error, lane);
       const int other_at = __shfl_xor_sync(kAllLanes, at, lane);
-      const float other_s = __shfl_xor_sync(kAllLanes, s, lane),
-                  other_zero = __shfl_xor_sync(kAllLanes, zero, lane);
+      const float other_s = __shfl_xor_sync(kAllLanes, s, lane), other_zero = __shfl_xor_sync(kAllLanes, zero, lane);
       if (other < error || (other == error && other_at < at)) {
         error = other;
         at = other_at;

@@ -1,7 +1,7 @@
 #pragma once
-// Blocks of a launch that wait for each other at a counter in device memory. One thread of a block does each of these, behind
-// a barrier of the threads whose writes are meant; what they wrote before is seen after by all that were waited for. Blocks that
-// wait must be resident together.
+// Blocks of a launch that wait for each other at a counter in device memory. One thread of a block does each of these,
+// behind a barrier of the threads whose writes are meant; what they wrote before is seen after by all that were waited
+// for. Blocks that wait must be resident together.
 #include <cstdint>
 
 namespace fewbit::cuda {

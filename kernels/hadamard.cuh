@@ -1,5 +1,6 @@
 #pragma once
-// The fast Walsh-Hadamard transform of a run of values, by a warp: the stages of kernels/hadamard_cpu.cpp, in their order.
+// The fast Walsh-Hadamard transform of a run of values, by a warp: the stages of kernels/hadamard_cpu.cpp, in their
+// order.
 #include "kernels/vec.cuh"
 
 namespace fewbit::cuda {
@@ -44,8 +45,8 @@ __device__ __forceinline__ void hadamard_lanes(const T* x, T* to, float scale, i
   for (int i = 0; i < kEach; ++i) to[kEach * lane + i] = from_f32<T>(v[i] * scale);
 }
 
-// A head of d values in runs, rounded once, from x to `to`, which may be x; `wide`: d floats of shared memory. What lanes wrote to
-// x is seen by the others: the caller has synchronized the warp.
+// A head of d values in runs, rounded once, from x to `to`, which may be x; `wide`: d floats of shared memory. What
+// lanes wrote to x is seen by the others: the caller has synchronized the warp.
 template <class T>
 __device__ __forceinline__ void hadamard_head(const T* x, T* to, float* wide, int d, int run, float scale, int lane) {
   if (run == d && d == 64) return hadamard_lanes<2>(x, to, scale, lane);

@@ -1,5 +1,5 @@
-// The fast Walsh-Hadamard transform: log2(run) stages of sums and differences, scaled once at the end. The CUDA half does
-// the same operations in the same order, so both choose the same codes afterwards.
+// The fast Walsh-Hadamard transform: log2(run) stages of sums and differences, scaled once at the end. The CUDA half
+// does the same operations in the same order, so both choose the same codes afterwards.
 #include "kernels/hadamard.h"
 
 #include <cmath>

@@ -28,8 +28,7 @@ __device__ __forceinline__ void barrier_publish() {
 // by pointer or address.
 template <class Barrier>
 __device__ __forceinline__ void barrier_expect(Barrier barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)),
-               "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 // The bytes alone.
@@ -49,13 +48,11 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
 }
 // Neighbouring bytes; addresses and size multiples of 16.
 template <class Shared, class Barrier>
-__device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uint32_t bytes,
-                                          Barrier barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
-          shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
+__device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uint32_t bytes, Barrier barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 // The box of a matrix at (column, row); what lies outside of the matrix becomes zeros and counts as bytes.
 template <class Shared, class Barrier>
@@ -68,16 +65,16 @@ __device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* 
       : "memory");
 }
 template <class Shared, class Barrier>
-__device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* array, int column, int row,
-                                              int plane, Barrier barrier) {
+__device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* array, int column, int row, int plane,
+                                              Barrier barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4}], [%5];\n" ::"r"(shared_address(shared)),
       "l"(array), "r"(column), "r"(row), "r"(plane), "r"(shared_address(barrier))
       : "memory");
 }
-__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* array, int column, int row,
-                                              int plane, int volume, uint64_t* barrier) {
+__device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* array, int column, int row, int plane,
+                                              int volume, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3, %4, %5}], [%6];\n" ::"r"(shared_address(shared)),
@@ -85,8 +82,8 @@ __device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* a
       : "memory");
 }
 
-// The same box for all blocks of the cluster: to the same place of each one's shared memory, where a barrier at the same place
-// expects it.
+// The same box for all blocks of the cluster: to the same place of each one's shared memory, where a barrier at the
+// same place expects it.
 template <int kBlocks>
 __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUtensorMap* matrix, int column, int row,
                                                      uint32_t barrier) {
@@ -99,11 +96,14 @@ __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUte
 
 // All threads of the cluster meet; what they did to their barriers before is seen by all after.
 __device__ __forceinline__ void cluster_meet() {
-  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::
-                   : "memory");
+  asm volatile(
+      "fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire."
+      "aligned;\n" ::
+          : "memory");
 }
-// Where a place of shared memory lies in block `rank` of the cluster, and an arrival at a barrier there that orders reads by the
-// tensor cores, waited for, before copies: for other accesses it would need `release`, and that waits for all of them.
+// Where a place of shared memory lies in block `rank` of the cluster, and an arrival at a barrier there that orders
+// reads by the tensor cores, waited for, before copies: for other accesses it would need `release`, and that waits for
+// all of them.
 __device__ __forceinline__ uint32_t address_in_cluster(uint32_t shared, int rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared), "r"(rank));
@@ -113,11 +113,11 @@ __device__ __forceinline__ void barrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// A box from shared memory to a matrix; what lies outside of the matrix is left out. Ordinary stores to it are published before
-// (publish_shared()); the thread's boxes since its last commit become a group.
+// A box from shared memory to a matrix; what lies outside of the matrix is left out. Ordinary stores to it are
+// published before (publish_shared()); the thread's boxes since its last commit become a group.
 __device__ __forceinline__ void bulk_store_box(const CUtensorMap* matrix, int column, int row, uint32_t shared) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(matrix), "r"(column),
-               "r"(row), "r"(shared)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(matrix),
+               "r"(column), "r"(row), "r"(shared)
                : "memory");
 }
 __device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
@@ -157,9 +157,7 @@ __device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, 
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory");
-}
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
@@ -171,9 +169,9 @@ __device__ __forceinline__ void pin(float (&v)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(v[i])::"memory");
 }
 
-#define FEWBIT_D8(i)                                                                          \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
-      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FEWBIT_D8(i)                                                                                          \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
 #define FEWBIT_D32(i) FEWBIT_D8(i), FEWBIT_D8(i + 8), FEWBIT_D8(i + 16), FEWBIT_D8(i + 24)
 
 // d = a b, or d += a b. kTransposed: b from wgmma_matrix_transposed().

@@ -15,12 +15,21 @@ struct ByteProduct {
 };
 // y = Q(x) W^T + bias, both in int8, products summed in int32 (exact), then
 //   y[r, o] = sum * x_scale[r] * scale[o] + bias[o]   in f32, rounded once.
-//   x [rows, in] f32 | bf16, quantized by `q` (i8, no groups) · bias [out] dtype of x or null · y [rows, out] dtype of x
+//   x [rows, in] f32 | bf16, quantized by `q` (i8, no groups) · bias [out] dtype of x or null · y [rows, out] dtype of
+//     x
 //   or f32; overwritten. in < 2^17, so that int32 holds every sum. CPU and CUDA give the same bits.
-// CUDA: up to 16 rows by a kernel of our own, more by cuBLASLt where in and out are multiples of 16, else again by ours.
-namespace cpu  { void int8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
-namespace cuda { void int8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y); }
-inline void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
+// CUDA: up to 16 rows by a kernel of our own, more by cuBLASLt where in and out are multiples of 16, else again by
+// ours.
+namespace cpu {
+void int8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+               TensorView y);
+}
+namespace cuda {
+void int8_gemm(Exec&, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+               TensorView y);
+}
+inline void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+                      TensorView y) {
   pick(ex, &cpu::int8_gemm, FEWBIT_CUDA_OP(int8_gemm))(ex, x, q, w, bias, y);
 }
 }  // namespace fewbit

@@ -60,8 +60,8 @@ void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightV
       for (; o < o1; ++o) sums[o - o0] = hot::one_dot(row, weight + o * in, in);
       float values[kTile];
       for (o = o0; o < o1; ++o)
-        values[o - o0] = mul_rn(mul_rn(static_cast<float>(sums[o - o0]), scales.as<float>()[r]),
-                                w.scales.as<float>()[o]);
+        values[o - o0] =
+            mul_rn(mul_rn(static_cast<float>(sums[o - o0]), scales.as<float>()[r]), w.scales.as<float>()[o]);
       store_row(values, bias, o0, o1, y, r);
     }
   });

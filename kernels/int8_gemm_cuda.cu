@@ -43,8 +43,9 @@ void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std
     return rows < kLeastLibraryRows ? 0 : most;
   };
   for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t, uint8_t* room) {
-    const std::optional<LibraryProduct> product =
-        t.rows >= kLeastLibraryRows && library_takes(t) ? std::optional(LibraryProduct::raw(s, kInt8, t)) : std::nullopt;
+    const std::optional<LibraryProduct> product = t.rows >= kLeastLibraryRows && library_takes(t)
+                                                      ? std::optional(LibraryProduct::raw(s, kInt8, t))
+                                                      : std::nullopt;
     if (!product || !*product) return in_runs(s, t);
     product->run(s, t, room);
     scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);

@@ -80,11 +80,9 @@ inline int scale_candidates(const ScaleSearch& s) {
 FEWBIT_HD GridChoice scale_candidate(const ScaleSearch& s, const GroupRange& r, int c) {
   const int max_code = (1 << s.bits) - 1, mid = 1 << (s.bits - 1);
   const bool searched = s.rule != ScaleRule::absmax;
-  const float factor =
-      !searched ? 1.f : add_rn(s.lo, mul_rn(kScaleStep, static_cast<float>(s.symmetric ? c / 2 : c)));
+  const float factor = !searched ? 1.f : add_rn(s.lo, mul_rn(kScaleStep, static_cast<float>(s.symmetric ? c / 2 : c)));
   if (s.symmetric) {
-    const float step =
-        searched ? r.absmax() / static_cast<float>(mid) : 2 * r.absmax() / static_cast<float>(max_code);
+    const float step = searched ? r.absmax() / static_cast<float>(mid) : 2 * r.absmax() / static_cast<float>(max_code);
     if (!(step > 0)) return {stored_scale(1.f, s.scale_dtype), mid};
     const float scale = stored_scale(mul_rn(factor, step), s.scale_dtype);
     return {searched && c % 2 == 1 ? -scale : scale, mid};

@@ -87,8 +87,8 @@ __device__ __forceinline__ void value_codes(F8Code, uint32_t word, uint32_t& eve
 __device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {  // int8 in bytes 0 and 2
   // (128 + low seven bits) - (128, or 256 for a negative code): sums of bits in the fraction of 128.
   const uint32_t low = and_or(codes, 0x007f007fu, 0x43004300u), sign = and_or(codes, 0x00800080u, 0x43004300u);
-  return bits_of(__hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low),
-                         *reinterpret_cast<const __nv_bfloat162*>(&sign)));
+  return bits_of(
+      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low), *reinterpret_cast<const __nv_bfloat162*>(&sign)));
 }
 __device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
   even = two_bf16(word);

@@ -25,8 +25,7 @@ __device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
 // A row of d values to place `at` of the cache (sequence, kv head, position), with its scale: the kv head's,
 // or one of its own.
 template <class T, class C>
-__device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head,
-                                          int d) {
+__device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
   if constexpr (kIsCode<C>) {
     float* scale = scales + (kTokenScales<C> ? at : kv_head);
     const float used = quantize_row(x, cache + at * d, kTokenScales<C> ? 0.f : *scale, d);

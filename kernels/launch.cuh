@@ -1,12 +1,12 @@
 #pragma once
-// Launches that overlap their predecessor (programmatic dependent launch, compute capability 9.0). A kernel
-// started by `launch_overlapping` may begin while the kernel before it in the stream still runs. It must call
-// await_predecessor() before it reads anything an earlier kernel wrote, and before it writes anything at all;
-// up to there it may only touch what no kernel of the stream writes early (weights). allow_successor() lets
-// the next such kernel begin; every kernel that calls it also waits, so waiting for the predecessor is
-// waiting for all before it. A kernel that calls it after its own wait lets the next one begin only when all before it have
-// ended: right behind such a kernel, what it does not write itself may be read at once, past the first-level cache (lines of
-// it may hold the neighbours of what is still written).
+// Launches that overlap their predecessor (programmatic dependent launch, compute capability 9.0). A kernel started by
+// `launch_overlapping` may begin while the kernel before it in the stream still runs. It must call await_predecessor()
+// before it reads anything an earlier kernel wrote, and before it writes anything at all; up to there it may only touch
+// what no kernel of the stream writes early (weights). allow_successor() lets the next such kernel begin; every kernel
+// that calls it also waits, so waiting for the predecessor is waiting for all before it. A kernel that calls it after
+// its own wait lets the next one begin only when all before it have ended: right behind such a kernel, what it does not
+// write itself may be read at once, past the first-level cache (lines of it may hold the neighbours of what is still
+// written).
 #include <utility>
 
 #include "kernels/exec_cuda.h"
@@ -40,8 +40,8 @@ template <class... Params, class... Args>
 void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
                      Args&&... args) {
   // One split of the L1 for all of them: a multiprocessor must run dry before it can change it.
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                        cudaSharedmemCarveoutMaxShared));
+  FEWBIT_CUDA_CALL(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   OverlapAttributes attributes(cluster);
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
@@ -53,8 +53,7 @@ void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 
   FEWBIT_CUDA_CALL(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...));
 }
 template <class... Params, class... Args>
-void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
-                        Args&&... args) {
+void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, Args&&... args) {
   launch_clusters(s, 1, kernel, grid, block, shared, std::forward<Args>(args)...);
 }
 
@@ -63,7 +62,8 @@ class ClusterLaunch {
  public:
   ClusterLaunch(CudaState& s, const void* kernel, int cluster, int blocks, int threads, size_t shared)
       : kernel_(kernel), attributes_(cluster) {
-    FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+    FEWBIT_CUDA_CALL(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     config_.gridDim = dim3(static_cast<unsigned>(blocks));
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = shared;

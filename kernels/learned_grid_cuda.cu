@@ -28,8 +28,7 @@ void for_groups(Exec& ex, const LearnedGrid& grid, const F& f) {
 struct Start {
   const uint8_t* codes;
   __device__ void operator()(const LearnedView& v, int64_t at, const LearnedGroup& g, int lane) const {
-    for (int64_t i = g.first + lane; i < g.first + g.count; i += 32)
-      v.level[i] = static_cast<float>(codes[i] - g.zero);
+    for (int64_t i = g.first + lane; i < g.first + g.count; i += 32) v.level[i] = static_cast<float>(codes[i] - g.zero);
     if (lane == 0) v.factor[at] = 1, v.mean[at] = v.square[at] = 0;
   }
 };

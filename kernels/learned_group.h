@@ -15,9 +15,7 @@ struct LearnedGroup {
   FEWBIT_HD float rounded(float level) const {
     return round_even(clamp_to(level, static_cast<float>(-zero), static_cast<float>(max_code - zero)));
   }
-  FEWBIT_HD uint8_t code(float level) const {
-    return static_cast<uint8_t>(static_cast<int>(rounded(level)) + zero);
-  }
+  FEWBIT_HD uint8_t code(float level) const { return static_cast<uint8_t>(static_cast<int>(rounded(level)) + zero); }
 };
 
 // Plain pointers and sizes of a LearnedGrid, for kernels.

@@ -17,18 +17,12 @@ FEWBIT_HD constexpr int tile_words(int bits) { return kTileK * kTileN * bits / 3
 FEWBIT_HD constexpr int lane_words(int bits) { return tile_words(bits) / 32; }  // 4 or 8, side by side
 
 // What the fragment wants.
-FEWBIT_HD constexpr int fragment_output(int lane, int j, int reg) {
-  return 16 * j + lane / 4 + 8 * (reg % 2);
-}
-FEWBIT_HD constexpr int fragment_k(int lane, int reg, int half) {
-  return 2 * (lane % 4) + half + 8 * (reg / 2);
-}
+FEWBIT_HD constexpr int fragment_output(int lane, int j, int reg) { return 16 * j + lane / 4 + 8 * (reg % 2); }
+FEWBIT_HD constexpr int fragment_k(int lane, int reg, int half) { return 2 * (lane % 4) + half + 8 * (reg / 2); }
 
 // Where it lies: the word among the lane's own, and the field of the low half.
 FEWBIT_HD constexpr int fragment_word(int j, int reg, int bits) { return bits == 4 ? j : 2 * j + reg % 2; }
-FEWBIT_HD constexpr int fragment_field(int reg, int bits) {
-  return bits == 4 ? reg / 2 + 2 * (reg % 2) : reg / 2;
-}
+FEWBIT_HD constexpr int fragment_field(int reg, int bits) { return bits == 4 ? reg / 2 + 2 * (reg % 2) : reg / 2; }
 // The field of the high half: 4 bits: 16 bits above, so that one mask takes both. 8 bits: two bytes above.
 FEWBIT_HD constexpr int fragment_high_field(int reg, int bits) {
   return fragment_field(reg, bits) + (bits == 4 ? 4 : 2);
@@ -37,8 +31,7 @@ FEWBIT_HD constexpr int fragment_high_field(int reg, int bits) {
 // Scales and zero points of the lane's eight outputs, index 2 j + reg % 2, within a group's run of 64
 // outputs. Grouped: eight neighbours from 8 g on. One group: scattered.
 FEWBIT_HD constexpr int fragment_scale(int lane, int index, bool grouped) {
-  return grouped ? 8 * (lane / 4) + index
-                 : 32 * (index / 4) + 8 * (lane / 8) + 2 * (index % 4) + lane / 4 % 2;
+  return grouped ? 8 * (lane / 4) + index : 32 * (index / 4) + 8 * (lane / 8) + 2 * (index % 4) + lane / 4 % 2;
 }
 // Zero points: 4 bits: one word a lane; 8 bits: two.
 FEWBIT_HD constexpr int fragment_zero_word(int lane, int index, int bits) {

@@ -13,17 +13,21 @@ struct MarlinView {
   int64_t groups() const { return s.rows(); }
   int64_t group() const { return in / groups(); }
 };
-// y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits):
-// codes times activations are exact (docs/numerics.md has the forms that they take), a group's products are summed in
-// f32 and multiplied by the group's scale in f32; of 4 bits and groups of 128 and more for activations from 2^-57 to 2^63:
-// smaller ones lose bits, larger ones become infinite.
-// More rows: the weight is (code - zero) * scale in bf16.
+// y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits): codes
+// times activations are exact (docs/numerics.md has the forms that they take), a group's products are summed in f32 and
+// multiplied by the group's scale in f32; of 4 bits and groups of 128 and more for activations from 2^-57 to 2^63:
+// smaller ones lose bits, larger ones become infinite. More rows: the weight is (code - zero) * scale in bf16.
 //   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
 //   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given
-//   (shape, rows). On a GPU 17 to 2,048 rows of 4 bits take marlin_wide.h on Hopper; else, from 65 rows on, the weight is
+//   (shape, rows). On a GPU 17 to 2,048 rows of 4 bits take marlin_wide.h on Hopper; else, from 65 rows on, the weight
+//     is
 //   dequantized once to bf16 and multiplied densely.
-namespace cpu  { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
-namespace cuda { void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y); }
+namespace cpu {
+void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y);
+}
+namespace cuda {
+void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y);
+}
 inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::marlin_gemm, FEWBIT_CUDA_OP(marlin_gemm))(ex, x, w, bias, y);
 }
@@ -37,14 +41,22 @@ struct MarlinProduct {
   bool add = false;  // y += the product, rounded once; no bias then
 };
 inline constexpr int kFusedProducts = 3;
-namespace cpu  { void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products); }
-namespace cuda { void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products); }
+namespace cpu {
+void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products);
+}
+namespace cuda {
+void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products);
+}
 inline void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> products) {
   pick(ex, &cpu::marlin_gemms, FEWBIT_CUDA_OP(marlin_gemms))(ex, x, products);
 }
 // w [out, in] f32 | bf16 = the dequantized weight, row-major; overwritten.
-namespace cpu  { void marlin_dequantize(Exec&, const MarlinView& m, TensorView w); }
-namespace cuda { void marlin_dequantize(Exec&, const MarlinView& m, TensorView w); }
+namespace cpu {
+void marlin_dequantize(Exec&, const MarlinView& m, TensorView w);
+}
+namespace cuda {
+void marlin_dequantize(Exec&, const MarlinView& m, TensorView w);
+}
 inline void marlin_dequantize(Exec& ex, const MarlinView& m, TensorView w) {
   pick(ex, &cpu::marlin_dequantize, FEWBIT_CUDA_OP(marlin_dequantize))(ex, m, w);
 }

@@ -24,8 +24,7 @@ constexpr auto tile_places() {
   std::array<Place, marlin::kTileK * marlin::kTileN> places{};
   constexpr int kFields = 32 / kBits;
   for (size_t i = 0; i < places.size(); ++i) {
-    const auto [k, n] =
-        marlin::element_of(0, static_cast<int64_t>(i) / kFields, static_cast<int>(i) % kFields, kBits);
+    const auto [k, n] = marlin::element_of(0, static_cast<int64_t>(i) / kFields, static_cast<int>(i) % kFields, kBits);
     places[i] = {static_cast<uint8_t>(k), static_cast<uint8_t>(n)};
   }
   return places;
@@ -34,8 +33,7 @@ constexpr auto tile_places() {
 void check(const MarlinView& w) {
   FEWBIT_ASSERT(w.bits == 4 || w.bits == 8);
   FEWBIT_ASSERT(w.in % marlin::kTileK == 0 && w.out % marlin::kTileN == 0 && w.in % w.groups() == 0);
-  FEWBIT_ASSERT(w.b.numel() == w.in / marlin::kTileK * marlin::words_per_row(w.out, w.bits) &&
-                w.b.dtype == DType::i32);
+  FEWBIT_ASSERT(w.b.numel() == w.in / marlin::kTileK * marlin::words_per_row(w.out, w.bits) && w.b.dtype == DType::i32);
   FEWBIT_ASSERT(w.s.dtype == DType::f16 && w.s.cols() == w.out);
   FEWBIT_ASSERT(!w.z.data ||
                 (w.z.dtype == DType::i32 && w.z.rows() == w.groups() && w.z.cols() == w.out * w.bits / 32));
@@ -62,10 +60,8 @@ void unpack_levels(const MarlinView& w, int64_t n0, float* levels) {
   std::array<float, marlin::kTileN> zeros{};
   for (int64_t k0 = 0; k0 < w.in; k0 += marlin::kTileK) {
     if (k0 % group == 0)
-      for (int64_t n = 0; n < marlin::kTileN; ++n)
-        zeros[static_cast<size_t>(n)] = zero_at(w, k0 / group, n0 + n);
-    const uint32_t* words =
-        w.b.as<uint32_t>() + k0 / marlin::kTileK * row_words + n0 / marlin::kTileN * kWords;
+      for (int64_t n = 0; n < marlin::kTileN; ++n) zeros[static_cast<size_t>(n)] = zero_at(w, k0 / group, n0 + n);
+    const uint32_t* words = w.b.as<uint32_t>() + k0 / marlin::kTileK * row_words + n0 / marlin::kTileN * kWords;
     for (size_t i = 0; i < kPlaces.size(); ++i) {
       const uint32_t code = (words[i / kFields] >> (i % kFields * kBits)) & ((1u << kBits) - 1);
       levels[kPlaces[i].n * w.in + k0 + kPlaces[i].k] = static_cast<float>(code) - zeros[kPlaces[i].n];

@@ -1,5 +1,5 @@
-// y = x W^T on Marlin words as they lie: few rows by the kernels of marlin_stream.cuh and marlin_rows.cuh, which read the weights
-// once; more by that of marlin_wide.cuh where it runs; else, above 64 rows, the weight is dequantized into
+// y = x W^T on Marlin words as they lie: few rows by the kernels of marlin_stream.cuh and marlin_rows.cuh, which read
+// the weights once; more by that of marlin_wide.cuh where it runs; else, above 64 rows, the weight is dequantized into
 // scratch memory, a slab of outputs at a time, and multiplied by cuBLAS.
 #include <algorithm>
 
@@ -14,12 +14,10 @@ namespace fewbit::cuda {
 
 MarlinSource source_of(const MarlinView& m) {
   FEWBIT_ASSERT((m.bits == 4 || m.bits == 8) && m.b.dtype == DType::i32 && m.s.dtype == DType::f16);
-  FEWBIT_ASSERT(m.b.numel() == m.in / 16 * marlin::words_per_row(m.out, m.bits) &&
-                m.s.numel() == m.groups() * m.out);
+  FEWBIT_ASSERT(m.b.numel() == m.in / 16 * marlin::words_per_row(m.out, m.bits) && m.s.numel() == m.groups() * m.out);
   FEWBIT_ASSERT(marlin::admits(m.out, m.in, m.group(), m.bits) && m.groups() * m.group() == m.in);
   FEWBIT_ASSERT(!m.z.data || m.z.numel() == m.groups() * m.out * m.bits / 32);
-  FEWBIT_ASSERT(aligned16(static_cast<const char*>(m.b.data)) &&
-                aligned16(static_cast<const char*>(m.s.data)) &&
+  FEWBIT_ASSERT(aligned16(static_cast<const char*>(m.b.data)) && aligned16(static_cast<const char*>(m.s.data)) &&
                 aligned16(static_cast<const char*>(m.z.data)));
   return {.b = static_cast<const uint32_t*>(m.b.data),
           .s = static_cast<const __half*>(m.s.data),
@@ -65,8 +63,8 @@ bool launch_streamed(CudaState& s, StreamJob job) {
   const size_t room = s.max_shared() - kStaticShared;
   const int runs = (job.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles;
   job.passes = (job.rows + V::kTokens - 1) / V::kTokens;
-  const StreamPlan plan = plan_stream(s.sms(), runs, job.chunks, job.passes,
-                                      std::min(V::kMaxWarps, static_cast<int>(room / warp_bytes)));
+  const StreamPlan plan =
+      plan_stream(s.sms(), runs, job.chunks, job.passes, std::min(V::kMaxWarps, static_cast<int>(room / warp_bytes)));
   if (plan.warps == 0) return false;
   job.slices = plan.slices;
   job.parts = plan.parts;
@@ -80,14 +78,13 @@ bool launch_streamed(CudaState& s, StreamJob job) {
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
   const size_t shared = std::max(used, room / 2 + 1);
   auto* kernel = marlin_stream_kernel<V>;
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   launch_overlapping(s, kernel, dim3(job.parts * job.slices * job.passes), dim3(32 * plan.warps), shared, job);
   return true;
 }
 
-// 8 columns serve decoding of up to 8 sequences; 16 and 32 read the words once for more rows. Groups of 32 and 64 end inside a
-// warp's 128 values, which costs registers: no 32 columns there. One row of 4 bits has its own arithmetic.
+// 8 columns serve decoding of up to 8 sequences; 16 and 32 read the words once for more rows. Groups of 32 and 64 end
+// inside a warp's 128 values, which costs registers: no 32 columns there. One row of 4 bits has its own arithmetic.
 template <int kBits, bool kZeros>
 bool launch_for_rows(CudaState& s, const StreamJob& job, bool fine) {
   if constexpr (kBits == 4) {
@@ -124,8 +121,8 @@ __global__ void __launch_bounds__(32 * kDequantTiles)
     if (w.z) zeros.set_words(w.z + group * (w.out * kBits / 32) + chunk * (2 * kBits), lane);
     alignas(16) __half scales[8];
     if (w.grouped())
-      *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(
-          w.s + group * w.out + chunk * marlin::kTileN + marlin::fragment_scale(lane, 0, true));
+      *reinterpret_cast<uint4*>(scales) = *reinterpret_cast<const uint4*>(w.s + group * w.out + chunk * marlin::kTileN +
+                                                                          marlin::fragment_scale(lane, 0, true));
     else
       lane_scales_one_group(scales, w, chunk, lane);
     uint32_t words[kBits];
@@ -153,8 +150,8 @@ __global__ void __launch_bounds__(32 * kDequantTiles)
   for (int e = threadIdx.x; e < marlin::kTileN * kPieces; e += 32 * kDequantTiles) {
     const int row = e / kPieces, col = e % kPieces * kVec16<Out>;
     if (k0 + col < w.in)
-      *reinterpret_cast<uint4*>(to + (static_cast<int64_t>(blockIdx.y) * marlin::kTileN + row) * w.in + k0 +
-                                col) = *reinterpret_cast<const uint4*>(tile_sh + row * kStride + col);
+      *reinterpret_cast<uint4*>(to + (static_cast<int64_t>(blockIdx.y) * marlin::kTileN + row) * w.in + k0 + col) =
+          *reinterpret_cast<const uint4*>(tile_sh + row * kStride + col);
   }
 }
 
@@ -202,8 +199,8 @@ void check_product(ConstTensorView x, const MarlinProduct& p) {
 }
 
 bool may_share_a_launch(const MarlinProduct& a, const MarlinProduct& b) {
-  return a.w.bits == b.w.bits && a.w.groups() == b.w.groups() &&
-         (a.w.z.data != nullptr) == (b.w.z.data != nullptr) && a.y.dtype == b.y.dtype;
+  return a.w.bits == b.w.bits && a.w.groups() == b.w.groups() && (a.w.z.data != nullptr) == (b.w.z.data != nullptr) &&
+         a.y.dtype == b.y.dtype;
 }
 
 // False where the product is cut in too many pieces to be resident together.

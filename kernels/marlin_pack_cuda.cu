@@ -1,5 +1,5 @@
-// Codes to Marlin words: a thread a word, a block a tile of 16 x 64, so that its bytes are read from 64 rows, 16 side by
-// side, and neighbouring blocks take the rest of the lines from the L2.
+// Codes to Marlin words: a thread a word, a block a tile of 16 x 64, so that its bytes are read from 64 rows, 16 side
+// by side, and neighbouring blocks take the rest of the lines from the L2.
 #include <cuda_fp16.h>
 
 #include "kernels/exec_cuda.h"

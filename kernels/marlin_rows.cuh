@@ -1,19 +1,19 @@
 #pragma once
-// y = x W^T on 4-bit Marlin words as they lie, for up to 16 rows of x and groups of 128 or more: the weights are read once, at the
-// speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of outputs ("chunks"), and
-// each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for all warps, and a team of
-// warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet. These meet in shared memory, then
-// those of the blocks in device memory (marlin_rows_end.cuh), always in the order of k.
-// What a launch does once, before its first product and after its last, is kept short: those instructions come from beyond the
-// first cache, at several cycles each. Of these, whatever does not lead to x waits until x is on its way.
+// y = x W^T on 4-bit Marlin words as they lie, for up to 16 rows of x and groups of 128 or more: the weights are read
+// once, at the speed of memory. As in marlin_stream.cuh a block keeps a slice of k and walks over runs of outputs
+// ("chunks"), and each warp pulls its words through a ring of its own. Here x of the slice lies in shared memory for
+// all warps, and a team of warps has a chunk: the fewer they are, the longer a warp adds in registers before sums meet.
+// These meet in shared memory, then those of the blocks in device memory (marlin_rows_end.cuh), always in the order of
+// k. What a launch does once, before its first product and after its last, is kept short: those instructions come from
+// beyond the first cache, at several cycles each. Of these, whatever does not lead to x waits until x is on its way.
 // Blocks that wait for each other must be resident together: plan_rows() asks for no more than one a multiprocessor.
 #include "kernels/marlin_rows_end.cuh"
 #include "kernels/subnormal_product.cuh"
 
 namespace fewbit::cuda {
 
-// kWords: of a lane and k-tile. 4: a chunk is a run of 64 outputs; 2: half of one (RowsQuad), so that a warp has half of the sums to hand
-// over; it reads x twice as often for that, and the memory in pieces of 256 bytes.
+// kWords: of a lane and k-tile. 4: a chunk is a run of 64 outputs; 2: half of one (RowsQuad), so that a warp has half
+// of the sums to hand over; it reads x twice as often for that, and the memory in pieces of 256 bytes.
 template <int kColumns_, int kWords_, bool kZeros_>
 struct RowsVariant {
   static constexpr int kColumns = kColumns_, kTokens = 8 * kColumns, kWords = kWords_;
@@ -67,16 +67,20 @@ struct RowsFeeder {
     if (chunk >= job.chunks) return;
     int i = 0;
     while (chunk >= job.weights[i].end_chunk) ++i;
-    // By index: through a pointer to it the compiler would read the job from memory, behind all words that are on their way.
-    const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i), tile = first_run * kWarpTiles + lane / V::kTileLanes;
+    // By index: through a pointer to it the compiler would read the job from memory, behind all words that are on their
+    // way.
+    const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i),
+              tile = first_run * kWarpTiles + lane / V::kTileLanes;
     const int64_t first_group = grouped() ? first_run : 0;
     row_words = out * 2;
     left = static_cast<unsigned>(job.in) / marlin::kTileK - tile;
-    at = job.weights[i].w.b + static_cast<int64_t>(tile) * row_words + (local * (V::kTileBytes / 4) + 4 * (lane % V::kTileLanes));
-    group = copies_scales()
-                ? reinterpret_cast<const char*>(job.weights[i].w.s + first_group * out + local * V::kOutputs) + 16 * lane
-                : reinterpret_cast<const char*>(job.weights[i].w.z + first_group * (out / 8) + local * (V::kOutputs / 8)) +
-                      (16 * lane - V::kScaleBytes);
+    at = job.weights[i].w.b + static_cast<int64_t>(tile) * row_words +
+         (local * (V::kTileBytes / 4) + 4 * (lane % V::kTileLanes));
+    group =
+        copies_scales()
+            ? reinterpret_cast<const char*>(job.weights[i].w.s + first_group * out + local * V::kOutputs) + 16 * lane
+            : reinterpret_cast<const char*>(job.weights[i].w.z + first_group * (out / 8) + local * (V::kOutputs / 8)) +
+                  (16 * lane - V::kScaleBytes);
   }
   __device__ __forceinline__ bool grouped() const { return job.weights[0].w.grouped(); }  // all are alike
   __device__ __forceinline__ bool copies_scales() const { return !V::kZeros || lane < V::kScaleBytes / 16; }
@@ -114,11 +118,12 @@ struct RowsBlock {
   static constexpr int kTokens = V::kTokens, kColumns = V::kColumns;
   const RowsJob& job;
   int lane, warp, warps, slice, part;
-  int first_run, runs;                 // of the slice
-  int members, team, teams, member;    // warps of a team; this warp's
-  uint8_t* x;                          // [rows, x_stride], raised (subnormal_product.cuh)
-  float* starts;                       // [runs, kTokens]: the sum of x as products with codes come, times -8 unless kZeros
-  float4* left;                        // [warps, kLeft]
+  int first_run, runs;               // of the slice
+  int members, team, teams, member;  // warps of a team; this warp's
+  uint8_t* x;                        // [rows, x_stride], raised (subnormal_product.cuh)
+  // [runs, kTokens]: the sum of x as products with codes come, times -8 unless kZeros
+  float* starts;
+  float4* left;  // [warps, kLeft]
 
   __device__ __forceinline__ explicit RowsBlock(const RowsJob& j)
       : job(j),
@@ -134,8 +139,8 @@ struct RowsBlock {
         teams(warps >> j.team_shift),
         member(warp & (members - 1)) {}
 
-  // Waits for the predecessor, which may write x, and brings x of the slice to shared memory. `meanwhile` is called once, when what is
-  // read is on its way.
+  // Waits for the predecessor, which may write x, and brings x of the slice to shared memory. `meanwhile` is called
+  // once, when what is read is on its way.
   template <class Meanwhile>
   __device__ __forceinline__ void take_x(const Meanwhile& meanwhile) const {
     // As few at once as the slice needs: where they are not needed, their instructions would still have to come.
@@ -147,17 +152,19 @@ struct RowsBlock {
     add_x();
     __syncthreads();
   }
-  // A warp has a row, or with others a part of one; where there are fewer warps than rows, two of them. Of these it takes eight runs
-  // at a time, kTogether of them at once.
+  // A warp has a row, or with others a part of one; where there are fewer warps than rows, two of them. Of these it
+  // takes eight runs at a time, kTogether of them at once.
   template <int kTogether, class Meanwhile>
   __device__ __forceinline__ void copy_x(const Meanwhile& meanwhile) const {
-    constexpr int kRun = kWarpTiles * 2, kPieces = 4, kSpan = 32 * kPieces;  // pieces of eight values: of a run; of a lane, of a warp
+    // pieces of eight values: of a run; of a lane, of a warp
+    constexpr int kRun = kWarpTiles * 2, kPieces = 4, kSpan = 32 * kPieces;
     const int in = static_cast<unsigned>(job.in) / 8, pieces = runs * kRun, given = min(pieces, in - first_run * kRun);
     const bool few = warps < kTokens;
-    const int rows_on = few ? warps : 0, pieces_on = kept(few ? 0 : warps / kTokens * kSpan);  // from one to the next of kTogether
+    // from one to the next of kTogether
+    const int rows_on = few ? warps : 0, pieces_on = kept(few ? 0 : warps / kTokens * kSpan);
     const int row = warp % kTokens, start = warp / kTokens * kSpan;
-    const auto* from =
-        kept(reinterpret_cast<const uint4*>(job.x) + static_cast<int64_t>(row) * in + (first_run * kRun + start + lane));
+    const auto* from = kept(reinterpret_cast<const uint4*>(job.x) + static_cast<int64_t>(row) * in +
+                            (first_run * kRun + start + lane));
     uint32_t to = kept_address(x + row * job.x_stride + 16 * (start + lane));
     int first = start;
     await_predecessor();
@@ -171,13 +178,15 @@ struct RowsBlock {
       each([&](int i, int before) {
 #pragma unroll
         for (int k = 0; k < kPieces; ++k)
-          v[i][k] = load_past_l1(from + i * (static_cast<int64_t>(rows_on) * in + pieces_on) + 32 * k, 32 * k < given - before);
+          v[i][k] = load_past_l1(from + i * (static_cast<int64_t>(rows_on) * in + pieces_on) + 32 * k,
+                                 32 * k < given - before);
       });
       if (first == start) meanwhile();
       each([&](int i, int before) {
 #pragma unroll
         for (int k = 0; k < kPieces; ++k)
-          store_shared(to + i * (rows_on * job.x_stride + 16 * pieces_on) + 512 * k, raised(v[i][k], lane % 2 == 0), 32 * k < pieces - before);
+          store_shared(to + i * (rows_on * job.x_stride + 16 * pieces_on) + 512 * k, raised(v[i][k], lane % 2 == 0),
+                       32 * k < pieces - before);
       });
       const int step = few ? kSpan : kTogether * pieces_on;
       first += step;
@@ -199,11 +208,14 @@ struct RowsBlock {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-          for (int i = 0; i < 2; ++i) starts[run * kTokens + 8 * c + 2 * lane + i] = (V::kZeros ? 1.f : -8.f) * sum[c][i];
+          for (int i = 0; i < 2; ++i)
+            starts[run * kTokens + 8 * c + 2 * lane + i] = (V::kZeros ? 1.f : -8.f) * sum[c][i];
     }
   }
   // The row that this lane gives to ldmatrix.
-  __device__ __forceinline__ const uint8_t* lane_x() const { return x + subnormal_x_offset<kColumns>(lane, job.rows, job.x_stride); }
+  __device__ __forceinline__ const uint8_t* lane_x() const {
+    return x + subnormal_x_offset<kColumns>(lane, job.rows, job.x_stride);
+  }
 
   __device__ __forceinline__ void await_team() const {
     if (members == 1)
@@ -211,7 +223,8 @@ struct RowsBlock {
     else
       meet_threads(1 + team, 32 * members);
   }
-  // Adds the team's sums of a chunk and leaves them for the other slices, or stores them. `again`: not the team's first.
+  // Adds the team's sums of a chunk and leaves them for the other slices, or stores them. `again`: not the team's
+  // first.
   __device__ __forceinline__ void add_team(const float (&sum)[V::kWords][kColumns][4], int chunk, bool again) const {
     using Quad = RowsQuad<V>;
     constexpr int kRows = V::kWords * V::kAtOnce;  // of quads
@@ -261,8 +274,10 @@ struct RowsSums {
   float part[kWords][kColumns][4];  // of the group at hand
   uint32_t scales[kWords];          // its scales, of the words' outputs
 
-  // `starts`: of the run, this lane's first column. `own_scales`: this lane's; `own_zeros`: the word that this lane's are in.
-  __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, uint32_t own_zeros, bool grouped, int lane) {
+  // `starts`: of the run, this lane's first column. `own_scales`: this lane's; `own_zeros`: the word that this lane's
+  // are in.
+  __device__ __forceinline__ void start(uint32_t starts, uint32_t own_scales, uint32_t own_zeros, bool grouped,
+                                        int lane) {
     load_shared_words(scales, own_scales);
 #pragma unroll
     for (int j = 0; j < kWords; ++j)
@@ -324,8 +339,10 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
   };
   feeder.template fetch<0>(ring_at + next(fill));
   const bool grouped = feeder.grouped();
-  const RowsLetters<V> letters{job, reinterpret_cast<typename RowsLetters<V>::Place*>(block.starts + block.runs * V::kTokens) + threadIdx.x};
-  // This lane's row of x, its sums of x; of a slot, its words of the first k-tile, its scales, the word that its zero points are in.
+  const RowsLetters<V> letters{
+      job, reinterpret_cast<typename RowsLetters<V>::Place*>(block.starts + block.runs * V::kTokens) + threadIdx.x};
+  // This lane's row of x, its sums of x; of a slot, its words of the first k-tile, its scales, the word that its zero
+  // points are in.
   uint32_t x, starts, own_words, own_scales, own_zeros = 0;
   block.take_x([&] {
     // What is read of x waits behind the words that were asked for before it: the rest of them comes now.
@@ -351,7 +368,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
         uint32_t words[V::kTiles][V::kWords];
 #pragma unroll
         for (int i = 0; i < V::kTiles; ++i) load_shared_words(words[i], own_words + stage + i * V::kTileBytes);
-        if (half == 0) sums.start(starts + 4 * run * V::kTokens, own_scales + stage, own_zeros + stage, grouped, block.lane);
+        if (half == 0)
+          sums.start(starts + 4 * run * V::kTokens, own_scales + stage, own_zeros + stage, grouped, block.lane);
         if ((half + V::kStages - 1) % V::kHalves == 0)
           feeder.template fetch<0>(ring_at + next(fill));
         else
@@ -373,8 +391,9 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_rows_kernel(const
     letters.template add<kMostLetters, kFewSlices>();
   } else {
     RowsEnd<V> end(job, block.part);
-    end_part(job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },
-             [&](int, int) { end.add(); });
+    end_part(
+        job, 0, block.part, block.slice, [&](int own, int sharers) { end.share(own, sharers); },
+        [&](int, int) { end.add(); });
   }
 }
 

@@ -8,32 +8,59 @@
 namespace fewbit::cuda {
 namespace {
 
-// What a product's time is made of, in times of a stage of four words by all of 16 warps (about 1 us of an H200): fitted to thousands
-// of timed ways to cut fourteen shapes (docs/performance.md); only what differs between the ways counts.
+// What a product's time is made of, in times of a stage of four words by all of 16 warps (about 1 us of an H200):
+// fitted to thousands of timed ways to cut fourteen shapes (docs/performance.md); only what differs between the ways
+// counts.
 struct RowsCosts {
   double stage, eight;        // a stage by all of 16 warps, and of 8
   double member, member_row;  // adding the sums of a chunk in a block: for every warp of its team; that for each row
   double run_row;             // reading x: a row of a run
   double slice, partial;      // leaving sums for other blocks: for each of them; for each chunk
-  double once;                // where most products take another variant: its instructions must come, and then theirs again
+  // where most products take another variant: its instructions must come, and then theirs again
+  double once;
 };
 template <class V>
 constexpr RowsCosts kRowsCosts{};
 template <bool kZeros>
 constexpr RowsCosts kRowsCosts<RowsVariant<1, 4, kZeros>> = {
-    .stage = 1, .eight = 1.12, .member = .72, .member_row = .13, .run_row = 0, .slice = 1.63, .partial = .53, .once = 0};
+    .stage = 1,
+    .eight = 1.12,
+    .member = .72,
+    .member_row = .13,
+    .run_row = 0,
+    .slice = 1.63,
+    .partial = .53,
+    .once = 0,
+};
 template <bool kZeros>
 constexpr RowsCosts kRowsCosts<RowsVariant<2, 4, kZeros>> = {
-    .stage = 1, .eight = 9, .member = 0, .member_row = .052, .run_row = .061, .slice = .251, .partial = .505, .once = 5.63};
+    .stage = 1,
+    .eight = 9,
+    .member = 0,
+    .member_row = .052,
+    .run_row = .061,
+    .slice = .251,
+    .partial = .505,
+    .once = 5.63,
+};
 template <bool kZeros>
 constexpr RowsCosts kRowsCosts<RowsVariant<2, 2, kZeros>> = {
-    .stage = 1.221, .eight = .747, .member = 0, .member_row = .12, .run_row = .03, .slice = .436, .partial = .279, .once = 0};
+    .stage = 1.221,
+    .eight = .747,
+    .member = 0,
+    .member_row = .12,
+    .run_row = .03,
+    .slice = .436,
+    .partial = .279,
+    .once = 0,
+};
 
-// Bytes of sums from which on it is slower to take them as they come than to meet: whoever looks for them and empties their place moves
-// them too.
+// Bytes of sums from which on it is slower to take them as they come than to meet: whoever looks for them and empties
+// their place moves them too.
 constexpr size_t kMostMail = size_t{4} << 20;
 
-// A way to cut a product, as the kernel's variant counts: `parts` blocks of `warps` warps share the chunks, `slices` blocks the k of each.
+// A way to cut a product, as the kernel's variant counts: `parts` blocks of `warps` warps share the chunks, `slices`
+// blocks the k of each.
 template <class V>
 struct RowsCut {
   int runs, chunks, rows;
@@ -51,7 +78,8 @@ struct RowsCut {
 };
 template <class V>
 RowsCut<V> cut_of(const StreamJob& product, int warps, int slices, int sms) {
-  const int runs = (product.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles, chunks = product.chunks * (marlin::kTileN / V::kOutputs);
+  const int runs = (product.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles,
+            chunks = product.chunks * (marlin::kTileN / V::kOutputs);
   return {runs, chunks, product.rows, warps, slices, std::min(chunks, sms / slices)};
 }
 template <class V>
@@ -111,8 +139,7 @@ bool launch(CudaState& s, const StreamJob& product, const RowsPlan<V>& plan) {
   // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
   const size_t shared = std::max(cut.shared_bytes(), room_of(s) / 2 + 1);
   auto* kernel = marlin_rows_kernel<V>;
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   launch_overlapping(s, kernel, dim3(job.slices, job.parts), dim3(32 * cut.warps), shared, job);
   return true;
 }

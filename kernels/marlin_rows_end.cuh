@@ -13,25 +13,28 @@ struct RowsJob : StreamJob {
   int letters;                     // sums go through the mailbox, so many quads for each thread at most; 0: blocks meet
 };
 
-// Quads of a thread that are added as they come; two of them only where there are so few slices that one request serves all.
+// Quads of a thread that are added as they come; two of them only where there are so few slices that one request serves
+// all.
 constexpr int kMostLetters = 2, kFewSlices = 4;
 
 // The four values of every lane, transposed among the four lanes whose numbers differ in bits 2 and 3 only.
 __device__ __forceinline__ float4 transposed(float4 v, int lane) {
   const bool odd = lane & 4, upper = lane & 8;
-  const float xy = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4), zw = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4);
+  const float xy = __shfl_xor_sync(0xffffffffu, odd ? v.x : v.y, 4),
+              zw = __shfl_xor_sync(0xffffffffu, odd ? v.z : v.w, 4);
   (odd ? v.x : v.y) = xy;
   (odd ? v.z : v.w) = zw;
-  const float xz = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 8), yw = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 8);
+  const float xz = __shfl_xor_sync(0xffffffffu, upper ? v.x : v.z, 8),
+              yw = __shfl_xor_sync(0xffffffffu, upper ? v.y : v.w, 8);
   (upper ? v.x : v.z) = xz;
   (upper ? v.y : v.w) = yw;
   return v;
 }
 
-// Where the sums of a chunk are, as quads in the order of the registers that they are made in. A lane has kWords words of a k-tile. Four
-// are all that it has in a run of 64 outputs: of sub-tile j, outputs lane / 4 and 8 more. Two are of a chunk of 32 outputs, whose words
-// lie side by side: the first four of eight neighbours each in the even chunks, the last four in the odd ones; the upper half of a warp
-// has sub-tiles 2 and 3. A quad is two outputs of two tokens.
+// Where the sums of a chunk are, as quads in the order of the registers that they are made in. A lane has kWords words
+// of a k-tile. Four are all that it has in a run of 64 outputs: of sub-tile j, outputs lane / 4 and 8 more. Two are of
+// a chunk of 32 outputs, whose words lie side by side: the first four of eight neighbours each in the even chunks, the
+// last four in the odd ones; the upper half of a warp has sub-tiles 2 and 3. A quad is two outputs of two tokens.
 template <class V>
 struct RowsQuad {
   static constexpr int kOfChunk = V::kWords * V::kColumns * 32;
@@ -59,7 +62,8 @@ struct RowsQuad {
 // The sums that a slice leaves of a chunk.
 template <class V>
 __device__ __forceinline__ float4* rows_partial(const RowsJob& job, int chunk, int slice) {
-  return reinterpret_cast<float4*>(job.partials) + static_cast<int64_t>(chunk * job.slices + slice) * RowsQuad<V>::kOfChunk;
+  return reinterpret_cast<float4*>(job.partials) +
+         static_cast<int64_t>(chunk * job.slices + slice) * RowsQuad<V>::kOfChunk;
 }
 
 // What add_slices() (marlin_stream_parts.cuh) does, of sums in that order; what can be made before the blocks meet is.
@@ -119,9 +123,9 @@ struct RowsEnd {
   }
 };
 
-// The same where a thread has no more than kMostLetters quads to add: as they come (kernels/mailbox.cuh), with no meeting. Where they
-// are and where they go is worked out in the time of waiting for x, and put away in shared memory: at the end every instruction
-// counts.
+// The same where a thread has no more than kMostLetters quads to add: as they come (kernels/mailbox.cuh), with no
+// meeting. Where they are and where they go is worked out in the time of waiting for x, and put away in shared memory:
+// at the end every instruction counts.
 template <class V>
 struct RowsLetters {
   using Quad = RowsQuad<V>;
@@ -147,7 +151,8 @@ struct RowsLetters {
       Place place{};
       if (e < quads) {
         const OutputQuad to = quad.output(job, chunk);
-        place = {static_cast<uint32_t>(chunk * job.slices * Quad::kOfChunk + quad.place()), static_cast<uint32_t>(to.at), to.col,
+        place = {static_cast<uint32_t>(chunk * job.slices * Quad::kOfChunk + quad.place()),
+                 static_cast<uint32_t>(to.at), to.col,
                  static_cast<uint32_t>(to.weight << 2 | (quad.token() < job.rows) << 1 | quad.exists(job.rows))};
       }
       places[i * blockDim.x] = place;
@@ -166,7 +171,8 @@ struct RowsLetters {
       slices[i] = place[i].exists() ? job.slices : 0;
     }
     if (V::kColumns > 1) {
-      // One lane looks whether the last slice has come: all of them looking for all would take the L2 from who still computes.
+      // One lane looks whether the last slice has come: all of them looking for all would take the L2 from who still
+      // computes.
       if (threadIdx.x % 32 == 0 && place[0].exists())
         while (__float_as_uint(peek_word(from[0] + (job.slices - 1) * Quad::kOfChunk)) == kEmptyLetter) __nanosleep(20);
       __syncwarp();
@@ -184,13 +190,15 @@ struct RowsLetters {
 #pragma unroll
       for (int s = 0; s < kAtOnce; ++s)
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) empty_letter(from[i] + s0 * Quad::kOfChunk + s * Quad::kOfChunk, empty, s < slices[i] - s0);
+        for (int i = 0; i < kTogether; ++i)
+          empty_letter(from[i] + s0 * Quad::kOfChunk + s * Quad::kOfChunk, empty, s < slices[i] - s0);
   }
 
  private:
   // The sums over all slices, in the order of k; false where some had not come.
   template <int kTogether, int kAtOnce>
-  __device__ __forceinline__ bool read(float4 (&v)[kTogether], const int (&slices)[kTogether], float4* const (&from)[kTogether]) const {
+  __device__ __forceinline__ bool read(float4 (&v)[kTogether], const int (&slices)[kTogether],
+                                       float4* const (&from)[kTogether]) const {
     bool lacks = false;
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) v[i] = {};

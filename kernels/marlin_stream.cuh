@@ -1,13 +1,13 @@
 #pragma once
-// y = x W^T on Marlin words as they lie, for few rows of x: the weights are read once, at the speed of memory. 4 bits in groups of
-// 128 and more come here for one row; marlin_rows.cuh has the rest of those.
-// A block keeps a slice of k for as long as it lives and walks over runs of 64 outputs ("chunks"); each of its warps keeps 128 values
-// of that slice ("its tiles"), with x of them at hand in registers or shared memory, so that x is read once a block. A warp
-// pulls its words through a ring of its own by asynchronous copies, without a barrier, and multiplies them on the tensor
-// cores as the 16-row operand (marlin_stream_sums.cuh). The warps' sums are added in shared memory, a batch of chunks at a time;
-// blocks leave theirs in scratch memory, and the last of those that have the slices of the same chunks adds them, always in
-// the order of k, or all of them do together where that is much. Blocks that wait for each other must be resident together:
-// plan_stream() asks for no more than one a multiprocessor.
+// y = x W^T on Marlin words as they lie, for few rows of x: the weights are read once, at the speed of memory. 4 bits
+// in groups of 128 and more come here for one row; marlin_rows.cuh has the rest of those. A block keeps a slice of k
+// for as long as it lives and walks over runs of 64 outputs ("chunks"); each of its warps keeps 128 values of that
+// slice ("its tiles"), with x of them at hand in registers or shared memory, so that x is read once a block. A warp
+// pulls its words through a ring of its own by asynchronous copies, without a barrier, and multiplies them on the
+// tensor cores as the 16-row operand (marlin_stream_sums.cuh). The warps' sums are added in shared memory, a batch of
+// chunks at a time; blocks leave theirs in scratch memory, and the last of those that have the slices of the same
+// chunks adds them, always in the order of k, or all of them do together where that is much. Blocks that wait for each
+// other must be resident together: plan_stream() asks for no more than one a multiprocessor.
 #include <type_traits>
 
 #include "kernels/marlin_stream_sums.cuh"
@@ -44,8 +44,8 @@ struct StreamBlock {
   __device__ __forceinline__ float* sums_of(int batch, int of_warp) const {
     return sums + (((batch % kBuffers * warps + of_warp) * tokens * kSumStride) << shift());
   }
-  // Leaves the warp's sums of the block's `unit`-th chunk. The buffer is free once all warps have added the batch that had it
-  // before: each lane waits for that before it writes the first chunk of the next.
+  // Leaves the warp's sums of the block's `unit`-th chunk. The buffer is free once all warps have added the batch that
+  // had it before: each lane waits for that before it writes the first chunk of the next.
   template <class Sums, class Columns>
   __device__ __forceinline__ void leave(const Sums& v, const Columns& x, int unit) const {
     const int batch = unit >> shift(), kept = unit & ((1 << shift()) - 1);
@@ -79,8 +79,8 @@ struct StreamBlock {
   }
 };
 
-// Variants of the kernel: kTokens 8, 16 or 32; kFine: groups end inside of a warp's k. Of 4 bits and not kFine only kTokens 1,
-// with zero points of 8: marlin_rows.cuh has the rest.
+// Variants of the kernel: kTokens 8, 16 or 32; kFine: groups end inside of a warp's k. Of 4 bits and not kFine only
+// kTokens 1, with zero points of 8: marlin_rows.cuh has the rest.
 template <int kBits_, int kTokens_, bool kFine_, bool kZeros_>
 struct StreamVariant {
   static constexpr int kBits = kBits_, kTokens = kTokens_, kColumnTiles = (kTokens + 7) / 8;
@@ -88,16 +88,17 @@ struct StreamVariant {
   static constexpr bool kDigits = kTokens == 1;
   static constexpr int kMaxWarps = kDigits || kTokens > 16 ? 12 : 16;  // digits: 12 with longer rings do as much as 16
   static constexpr int kStages = kDigits ? 4 : 3;
-  // Buffers for sums. One: a batch of up to 2^kMostBatchShift chunks, added when the next begins. Two: a chunk each, added one
-  // chunk late.
+  // Buffers for sums. One: a batch of up to 2^kMostBatchShift chunks, added when the next begins. Two: a chunk each,
+  // added one chunk late.
   static constexpr int kBuffers = kDigits || kTokens > 16 ? 1 : 2;
   static constexpr int kMostBatchShift = kBuffers == 1 ? 3 : 0;
-  static constexpr int kAhead = kFine && kTokens == 16 ? 2 : 16 / kBits;  // tiles whose words are read before the first is used
+  // tiles whose words are read before the first is used
+  static constexpr int kAhead = kFine && kTokens == 16 ? 2 : 16 / kBits;
   using Stage = StreamStage<kBits, kFine, kZeros>;
   using Columns = std::conditional_t<kDigits, DigitColumns, StreamColumns<kColumnTiles>>;
   using Sums = std::conditional_t<kDigits, DigitSums, StreamSums<kColumnTiles>>;
-  static constexpr int kRingBytes = kStages * Stage::kBytes;        // of a warp
-  static constexpr int kSumBytes = kBuffers * kSumStride * 4;       // of a warp and a token, for a batch of one chunk
+  static constexpr int kRingBytes = kStages * Stage::kBytes;   // of a warp
+  static constexpr int kSumBytes = kBuffers * kSumStride * 4;  // of a warp and a token, for a batch of one chunk
   static constexpr int kTokenBytes = kSumBytes + Columns::kTokenBytes;
 };
 
@@ -115,10 +116,11 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
   block.sums = reinterpret_cast<float*>(sums);
   block.full = barriers;
   block.empty = barriers + V::kBuffers;
-  uint8_t* x_sh = sums + tokens * (((block.warps * V::kSumBytes) << block.shift()) + block.warp * V::Columns::kTokenBytes);
+  uint8_t* x_sh =
+      sums + tokens * (((block.warps * V::kSumBytes) << block.shift()) + block.warp * V::Columns::kTokenBytes);
 
-  StreamFeeder<V::kBits, V::kFine, V::kZeros> feeder(
-      job, (block.slice * block.warps + block.warp) * kWarpTiles, block.part, lane);
+  StreamFeeder<V::kBits, V::kFine, V::kZeros> feeder(job, (block.slice * block.warps + block.warp) * kWarpTiles,
+                                                     block.part, lane);
   int fill = 0;  // the slot that is filled next
   const auto fetch = [&](int part) {
     feeder.fetch(ring + fill * Stage::kBytes, part);
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
   const bool grouped = job.weights[0].w.grouped();
   const bool has_scales = grouped && feeder.tiles > 0;  // else they stay zero: nothing was fetched
   StreamGroup<V::kBits, V::kZeros> group(grouped ? 0.f : 1.f);
-  int slot = 0, unit = 0;                               // unit: chunks that this block has done
+  int slot = 0, unit = 0;  // unit: chunks that this block has done
   const int shift = block.shift(), mask = (1 << shift) - 1;
   for (int chunk = block.part; chunk < job.chunks; chunk += job.parts, ++unit) {
     typename V::Sums sum, part;
@@ -170,7 +172,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
         if constexpr (V::kFine)
           if (i % 2 == 1) sum.add(part, group);
       }
-      if (V::kBuffers == 1 && p == 0 && unit > 0 && (unit & mask) == 0) block.add_warps((unit >> shift) - 1, 1 << shift);
+      if (V::kBuffers == 1 && p == 0 && unit > 0 && (unit & mask) == 0)
+        block.add_warps((unit >> shift) - 1, 1 << shift);
     }
     if constexpr (V::kFine) {
       block.leave(sum, x, unit);
@@ -179,7 +182,8 @@ __global__ void __launch_bounds__(32 * V::kMaxWarps, 1) marlin_stream_kernel(con
       block.leave(part, x, unit);
     }
     if ((unit & mask) == mask) block.close_batch(unit >> shift);
-    if (V::kBuffers == 2 && unit > 0) block.add_warps(unit - 1, 1);  // no warp waits for one that is less than a chunk behind
+    // no warp waits for one that is less than a chunk behind
+    if (V::kBuffers == 2 && unit > 0) block.add_warps(unit - 1, 1);
   }
   const int last = unit - 1;
   if ((last & mask) != mask) block.close_batch(last >> shift);

@@ -1,6 +1,6 @@
 #pragma once
-// What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, and the ways in which
-// warps and blocks wait for each other.
+// What the kernel of marlin_stream.cuh is put together from: the job, the walk of a warp over its words, and the ways
+// in which warps and blocks wait for each other.
 #include "kernels/barrier.cuh"
 #include "kernels/grid_wait.cuh"
 #include "kernels/launch.cuh"
@@ -113,8 +113,8 @@ struct StreamFeeder {
       const uint32_t* from = words + (valid ? (first + i) * row_words : 0);
 #pragma unroll
       for (int u = 0; u < kUnits / 32; ++u)
-        cp_async16(to + i * Stage::kTileBytes + 16 * marlin::unit_position(lane + 32 * u, kBits),
-                   from + 128 * u, valid);
+        cp_async16(to + i * Stage::kTileBytes + 16 * marlin::unit_position(lane + 32 * u, kBits), from + 128 * u,
+                   valid);
     }
   }
   // Scales and zero points of the groups that start in a stage; those past the end repeat the last.
@@ -128,9 +128,9 @@ struct StreamFeeder {
                    kFine ? scales + static_cast<int64_t>(group) * w.out : scales);
       if (kZeros && lane < Stage::kZeroBytes / 16) {
         const int local = chunk - first_chunk_of(job, weight);
-        cp_async16(to + i * Stage::kGroupBytes + Stage::kScaleBytes + 16 * lane,
-                   w.z + static_cast<int64_t>(group) * (w.out * kBits / 32) +
-                       local * (Stage::kZeroBytes / 4) + 4 * lane);
+        cp_async16(
+            to + i * Stage::kGroupBytes + Stage::kScaleBytes + 16 * lane,
+            w.z + static_cast<int64_t>(group) * (w.out * kBits / 32) + local * (Stage::kZeroBytes / 4) + 4 * lane);
       }
     }
   }
@@ -157,8 +157,8 @@ __device__ __forceinline__ void add_quad(float4& a, float4 b) {
   a.w += b.w;
 }
 
-// Four neighbouring outputs of one row: from `quad` of a chunk on. Made early where it can be, and kept short: every launch ends
-// with it.
+// Four neighbouring outputs of one row: from `quad` of a chunk on. Made early where it can be, and kept short: every
+// launch ends with it.
 struct OutputQuad {
   int weight, col;
   int64_t at;
@@ -179,7 +179,8 @@ struct OutputQuad {
     }
     if (of.bias) {
       const __nv_bfloat16* bias = of.bias + col;
-      add_quad(v, {__bfloat162float(bias[0]), __bfloat162float(bias[1]), __bfloat162float(bias[2]), __bfloat162float(bias[3])});
+      add_quad(v, {__bfloat162float(bias[0]), __bfloat162float(bias[1]), __bfloat162float(bias[2]),
+                   __bfloat162float(bias[3])});
     }
     if (job.y_f32) {
       auto* y = reinterpret_cast<float4*>(static_cast<float*>(of.y) + at);
@@ -189,8 +190,8 @@ struct OutputQuad {
       auto* y = reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(of.y) + at);
       if (of.add) {
         const uint2 before = *y;
-        add_quad(v, {__uint_as_float(before.x << 16), __uint_as_float(before.x & 0xffff0000u), __uint_as_float(before.y << 16),
-                     __uint_as_float(before.y & 0xffff0000u)});
+        add_quad(v, {__uint_as_float(before.x << 16), __uint_as_float(before.x & 0xffff0000u),
+                     __uint_as_float(before.y << 16), __uint_as_float(before.y & 0xffff0000u)});
       }
       *y = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
     }
@@ -207,8 +208,8 @@ __device__ __forceinline__ float4* partial_of(const StreamJob& job, int pass, in
 __device__ __forceinline__ void store_partial(float4* to, float4 v) {
   uint64_t keep;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(keep));
-  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
-               "l"(keep)
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w), "l"(keep)
                : "memory");
 }
 
@@ -217,10 +218,12 @@ __device__ __forceinline__ void leave_meeting(uint32_t* counter, uint32_t expect
   if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;
 }
 
-// Adds the slices of the part's chunks for `tokens` rows from row0 on, in the order of k: of `sharers` blocks that do so together,
-// the `own`-th. Every trip to the L2 takes its time, so a thread asks for the quads of kAtOnce slices at once.
+// Adds the slices of the part's chunks for `tokens` rows from row0 on, in the order of k: of `sharers` blocks that do
+// so together, the `own`-th. Every trip to the L2 takes its time, so a thread asks for the quads of kAtOnce slices at
+// once.
 template <int kTokens, int kAtOnce>
-__device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int part, int row0, int tokens, int own, int sharers) {
+__device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int part, int row0, int tokens, int own,
+                                           int sharers) {
   constexpr int kTogether = 2;
   const int of_chunk = tokens * kQuads, quads = (job.chunks - part + job.parts - 1) / job.parts * of_chunk;
   const int stride = sharers * blockDim.x;
@@ -254,10 +257,12 @@ __device__ __forceinline__ void add_slices(const StreamJob& job, int pass, int p
       if (first + i * stride < quads) OutputQuad(job, chunk[i], at[i] % kQuads, row0 + at[i] / kQuads).store(job, v[i]);
   }
 }
-// Once a block has left the sums of its slice: the part's outputs, by add(own, sharers) in all blocks that share the part, of
-// which this is the `own`-th, or in the last one alone. prepare(own, sharers) comes before, in the time of waiting.
+// Once a block has left the sums of its slice: the part's outputs, by add(own, sharers) in all blocks that share the
+// part, of which this is the `own`-th, or in the last one alone. prepare(own, sharers) comes before, in the time of
+// waiting.
 template <class Prepare, class Add>
-__device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, const Prepare& prepare, const Add& add) {
+__device__ __forceinline__ void end_part(const StreamJob& job, int pass, int part, int slice, const Prepare& prepare,
+                                         const Add& add) {
   __shared__ bool last;
   uint32_t* counter = job.counters + 2 * (pass * job.parts + part);
   const bool all = job.share_end;
@@ -287,7 +292,8 @@ void set_meeting(CudaState& s, StreamJob& job, int rows, int threads, int output
   job.share_end = most * rows * (outputs / 4) * job.slices > kQuadsOfLastBlock * threads;
 }
 
-// 4 bits, groups of 128 and more: the kernel of marlin_rows.cuh, 16 rows at a time. False where it finds no way to cut the product.
+// 4 bits, groups of 128 and more: the kernel of marlin_rows.cuh, 16 rows at a time. False where it finds no way to cut
+// the product.
 bool marlin_rows(CudaState& s, StreamJob job);
 
 }  // namespace fewbit::cuda

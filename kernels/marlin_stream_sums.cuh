@@ -1,6 +1,6 @@
 #pragma once
-// The arithmetic of a warp of marlin_stream.cuh: 128 values of k of up to kTokens rows of x as the column operand of the tensor
-// cores, and the sums of one chunk of 64 outputs. Two kinds, which share their interface:
+// The arithmetic of a warp of marlin_stream.cuh: 128 values of k of up to kTokens rows of x as the column operand of
+// the tensor cores, and the sums of one chunk of 64 outputs. Two kinds, which share their interface:
 //   StreamSums   8 bits, or groups that end inside of the 128 values: (code - zero) in bf16
 //   DigitSums    4 bits, one group, one row, zero points of 8: the words as they lie, in int8
 #include "kernels/digit_product.cuh"
@@ -27,8 +27,8 @@ struct StreamGroup {
   }
 };
 
-// x in shared memory of the warp [tokens, kTokenBytes]: a k-tile's pairs of values in the order of marlin::pair_slot, zeros past
-// the end of k.
+// x in shared memory of the warp [tokens, kTokenBytes]: a k-tile's pairs of values in the order of marlin::pair_slot,
+// zeros past the end of k.
 template <int kColumns>
 struct StreamColumns {
   static constexpr int kTokenBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // + 32 for the banks
@@ -36,8 +36,8 @@ struct StreamColumns {
   static constexpr int kHalves = 2 * kWarpTiles / kLanes;                   // runs of eight values of a lane
   const uint8_t* at[kColumns];                                              // this lane's pairs of k-tile 0
 
-  __device__ __forceinline__ StreamColumns(uint8_t* to, const StreamJob& job, int row0, int tokens, int tile0, int tiles,
-                                           int lane) {
+  __device__ __forceinline__ StreamColumns(uint8_t* to, const StreamJob& job, int row0, int tokens, int tile0,
+                                           int tiles, int lane) {
     const int token = lane / kLanes, first = lane % kLanes;
     const __nv_bfloat16* from =
         job.x + static_cast<int64_t>(row0 + min(token, tokens - 1)) * job.in + tile0 * marlin::kTileK;
@@ -58,8 +58,8 @@ struct StreamColumns {
         pairs[marlin::pair_slot(pair + 3)] = v[i].w;
       }
     __syncwarp();
-    // Columns past the last token repeat it: a column of the product depends on its own activations only, and those are not
-    // stored.
+    // Columns past the last token repeat it: a column of the product depends on its own activations only, and those are
+    // not stored.
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) at[c] = to + min(8 * c + lane / 4, tokens - 1) * kTokenBytes + lane % 4 * 8;
   }
@@ -90,7 +90,8 @@ struct StreamSums {
   }
   // The products of a k-tile.
   template <class Columns, class Group, int kBits>
-  __device__ __forceinline__ void add_tile(const Columns& x, int tile, const uint32_t (&words)[kBits], const Group& group) {
+  __device__ __forceinline__ void add_tile(const Columns& x, int tile, const uint32_t (&words)[kBits],
+                                           const Group& group) {
     uint2 pairs[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) pairs[c] = x.pairs(c, tile);
@@ -143,12 +144,14 @@ struct DigitColumns {
   int32_t start;
   float scale;
 
-  __device__ __forceinline__ DigitColumns(uint8_t*, const StreamJob& job, int row0, int, int tile0, int tiles, int of_lane)
+  __device__ __forceinline__ DigitColumns(uint8_t*, const StreamJob& job, int row0, int, int tile0, int tiles,
+                                          int of_lane)
       : lane(of_lane) {
     // This lane's: pair t of the lower and of the upper half of a tile.
     const int tile = of_lane / 4;
     const auto* from = reinterpret_cast<const uint32_t*>(job.x + static_cast<int64_t>(row0) * job.in +
-                                                         (tile0 + tile) * marlin::kTileK) + lane.t;
+                                                         (tile0 + tile) * marlin::kTileK) +
+                       lane.t;
     const bool valid = tile < tiles;
     const uint32_t pairs[2] = {valid ? from[0] : 0, valid ? from[4] : 0};
     const float v[4] = {__uint_as_float(pairs[0] << 16), __uint_as_float(pairs[0] & 0xffff0000u),

@@ -68,8 +68,8 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
       // A bf16 of exponent 2^7 has steps of one: 0x4300 | code is 128 + code. One mask takes the low and the
       // high half.
       uint32_t pair = merge_masked(word >> (4 * marlin::fragment_field(reg, 4)), 0x000f000fu, 0x43004300u);
-      const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&pair),
-                                           *reinterpret_cast<const __nv_bfloat162*>(&zero));
+      const __nv_bfloat162 value =
+          __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&pair), *reinterpret_cast<const __nv_bfloat162*>(&zero));
       a[reg] = *reinterpret_cast<const uint32_t*>(&value);
     } else {
       // An f32 of exponent 2^23 has steps of one; the difference has eight significant bits, so its upper
@@ -77,18 +77,16 @@ __device__ __forceinline__ void fragment(uint32_t (&a)[4], const uint32_t (&word
       const uint32_t low = __byte_perm(word, 0x4b000000u, 0x7440 + marlin::fragment_field(reg, 8));
       const uint32_t high = __byte_perm(word, 0x4b000000u, 0x7440 + marlin::fragment_high_field(reg, 8));
       const float base = __uint_as_float(zero);
-      a[reg] = __byte_perm(__float_as_uint(__uint_as_float(low) - base),
-                           __float_as_uint(__uint_as_float(high) - base), 0x7632);
+      a[reg] = __byte_perm(__float_as_uint(__uint_as_float(low) - base), __float_as_uint(__uint_as_float(high) - base),
+                           0x7632);
     }
   }
 }
 
 // The lane's eight scales of a row of `s` in the one-group layout; `chunk` is the run of 64 outputs.
-__device__ __forceinline__ void lane_scales_one_group(__half (&scales)[8], const MarlinSource& w, int chunk,
-                                                      int lane) {
+__device__ __forceinline__ void lane_scales_one_group(__half (&scales)[8], const MarlinSource& w, int chunk, int lane) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    scales[i] = w.s[chunk * marlin::kTileN + marlin::fragment_scale(lane, i, false)];
+  for (int i = 0; i < 8; ++i) scales[i] = w.s[chunk * marlin::kTileN + marlin::fragment_scale(lane, i, false)];
 }
 
 }  // namespace fewbit::cuda

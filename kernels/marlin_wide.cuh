@@ -1,13 +1,14 @@
 #pragma once
-// The Marlin product for many rows on Hopper. A block owns a tile of 256 outputs and kTokens rows of x; of 256 rows the two blocks
-// of a cluster have half of the outputs each, and x is copied once for both. A block walks over k, 64 values a stage. Three warps
-// keep the stages filled by bulk copies: the words as they lie, scales and zero points of the stage's groups, and x through a tensor
-// map in the 128-byte swizzle. Two warpgroups have half of the block's outputs each: a lane turns its words into
-// (code - zero) * scale, rounded to bf16, in registers, which are the 64-row operand of wgmma; the next k-tile is turned while the
-// tensor cores work on this one.
+// The Marlin product for many rows on Hopper. A block owns a tile of 256 outputs and kTokens rows of x; of 256 rows the
+// two blocks of a cluster have half of the outputs each, and x is copied once for both. A block walks over k, 64 values
+// a stage. Three warps keep the stages filled by bulk copies: the words as they lie, scales and zero points of the
+// stage's groups, and x through a tensor map in the 128-byte swizzle. Two warpgroups have half of the block's outputs
+// each: a lane turns its words into (code - zero) * scale, rounded to bf16, in registers, which are the 64-row operand
+// of wgmma; the next k-tile is turned while the tensor cores work on this one.
 //
-// The grid is resident. Tiles that make up whole rounds of the grid are computed whole; the remaining ones (all of them, where there
-// are few) are cut along k into runs of equal length, one a cluster, and come last (marlin_wide_end.cuh).
+// The grid is resident. Tiles that make up whole rounds of the grid are computed whole; the remaining ones (all of
+// them, where there are few) are cut along k into runs of equal length, one a cluster, and come last
+// (marlin_wide_end.cuh).
 #include "kernels/launch.cuh"
 #include "kernels/marlin_wide_end.cuh"
 

@@ -27,10 +27,9 @@ WideMaps maps_of(ConstTensorView x, const WideJob& job, int count) {
     const MarlinSource& w = job.weights[i].w;
     const auto out = static_cast<cuuint64_t>(w.out);
     constexpr cuuint32_t kWords = marlin::tile_words(4);
-    maps.words[i] =
-        map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
-                  {kWords * 4, out / marlin::kTileN * kWords * 4},
-                  {kWords, S::kChunks, kWideTiles}, CU_TENSOR_MAP_SWIZZLE_NONE);
+    maps.words[i] = map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
+                              {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, kWideTiles},
+                              CU_TENSOR_MAP_SWIZZLE_NONE);
     if (job.y_f32) continue;
     for (const bool slice : {true, false})
       (slice ? maps.y_slice : maps.y_octet)[i] =
@@ -46,7 +45,8 @@ int most_clusters(CudaState& s) {
   if constexpr (S::kCluster == 1) return s.sms();
   static std::array<std::atomic<int>, 16> known;  // of a device, and one
   const auto ask = [&] {
-    return ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster, kWideThreads, S::kShared)
+    return ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster,
+                         kWideThreads, S::kShared)
         .most_clusters();
   };
   if (static_cast<size_t>(s.device) >= known.size()) return ask();
@@ -65,8 +65,7 @@ void launch_wide(CudaState& s, ConstTensorView x, WideJob job, int count) {
   job.shared_tiles = plan.shared_tiles;
   FEWBIT_ASSERT(2 * S::kCluster * job.shared_tiles <= CudaState::kCounters);
   job.counters = s.counters;
-  if (job.shared_tiles > 0)
-    job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartQuads);
+  if (job.shared_tiles > 0) job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartQuads);
   auto* kernel = marlin_wide_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   launch_clusters(s, S::kCluster, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job, maps_of<S>(x, job, count));

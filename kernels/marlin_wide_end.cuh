@@ -11,13 +11,14 @@ __device__ __forceinline__ void add_quad(float* to, const float4& more) {
   to[0] += more.x, to[1] += more.y, to[2] += more.z, to[3] += more.w;
 }
 
-// What happens to a lane's sums on their way to y: f32 at once; bf16 through shared memory, a slice at a time, and from there by the
-// copy engine. The instructions for a slice stand once and serve all of a tile: what is executed only once takes several times
-// as long.
+// What happens to a lane's sums on their way to y: f32 at once; bf16 through shared memory, a slice at a time, and from
+// there by the copy engine. The instructions for a slice stand once and serve all of a tile: what is executed only once
+// takes several times as long.
 template <class S>
 class WideEnd {
  public:
-  static constexpr int kPairs = 2 * S::kOperands;  // of an octet: two tokens of an output of each operand and half of its rows
+  // of an octet: two tokens of an output of each operand and half of its rows
+  static constexpr int kPairs = 2 * S::kOperands;
 
   __device__ __forceinline__ WideEnd(const WideJob& job, const WideMaps& maps, const WideLane<S>& l, uint8_t* slices,
                                      uint64_t* before)
@@ -45,8 +46,8 @@ class WideEnd {
     }
   }
   __device__ __forceinline__ int octets() const { return octets_; }  // of tokens that exist
-  // Octets [first, first + count) of the tile: sum(octet from `first` on, operand, which of the lane's four), with indices that the
-  // compiler knows.
+  // Octets [first, first + count) of the tile: sum(octet from `first` on, operand, which of the lane's four), with
+  // indices that the compiler knows.
   template <class Sum>
   __device__ __forceinline__ void store(int first, int count, const Sum& sum) {
     if (job_.y_f32) {
@@ -109,7 +110,8 @@ class WideEnd {
       }
   }
 
-  // A slice is [64 outputs][octet][token][64] in the 128-byte swizzle; body(its plane's address, first output). By one lane.
+  // A slice is [64 outputs][octet][token][64] in the 128-byte swizzle; body(its plane's address, first output). By one
+  // lane.
   template <class Body>
   __device__ __forceinline__ void each_plane(const Body& body) const {
 #pragma unroll
@@ -119,13 +121,13 @@ class WideEnd {
         body(slices_ + slice_ * S::kSliceBytes + plane * S::kPlaneBytes, column);
     }
   }
-  // Where the lane's words of a slice lie: transposed, it has of a token of eight two neighbouring outputs of its warp's, those of
-  // sub-tile `sub` (WideLane).
+  // Where the lane's words of a slice lie: transposed, it has of a token of eight two neighbouring outputs of its
+  // warp's, those of sub-tile `sub` (WideLane).
   template <class Body>
   __device__ __forceinline__ void each_word(const Body& body) const {
     const int token = l_.lane / 4, pair = l_.lane % 4, sub = S::kOperands * ((l_.warp ^ pair) % WideLane<S>::kWarps);
-    const uint32_t at = slices_ + slice_ * S::kSliceBytes + l_.warp / WideLane<S>::kWarps * S::kPlaneBytes + token * 128 +
-                        (2 * sub ^ token) * 16 + pair * 4;
+    const uint32_t at = slices_ + slice_ * S::kSliceBytes + l_.warp / WideLane<S>::kWarps * S::kPlaneBytes +
+                        token * 128 + (2 * sub ^ token) * 16 + pair * 4;
 #pragma unroll
     for (int i = 0; i < S::kSliceOctets; ++i)
 #pragma unroll
@@ -152,10 +154,12 @@ class WideEnd {
       parity_ ^= 1;
       each_word([&](int i, int e, uint32_t there) { pairs[i][e] = load_shared(there); });
 #pragma unroll
-      for (int n = 0; n < S::kSliceOctets * kPairs; ++n) pairs[n / kPairs][n % kPairs] = transposed(pairs[n / kPairs][n % kPairs]);
+      for (int n = 0; n < S::kSliceOctets * kPairs; ++n)
+        pairs[n / kPairs][n % kPairs] = transposed(pairs[n / kPairs][n % kPairs]);
     } else {
 #pragma unroll
-      for (int n = 0; n < S::kSliceOctets * kPairs; ++n) pairs[n / kPairs][n % kPairs] = pack_bf16(bias_[n % kPairs], bias_[n % kPairs]);
+      for (int n = 0; n < S::kSliceOctets * kPairs; ++n)
+        pairs[n / kPairs][n % kPairs] = pack_bf16(bias_[n % kPairs], bias_[n % kPairs]);
     }
   }
   template <class Sum>
@@ -165,13 +169,15 @@ class WideEnd {
 #pragma unroll
       for (int e = 0; e < kPairs; ++e) {
         const float low = __uint_as_float(pairs[i][e] << 16), high = __uint_as_float(pairs[i][e] & 0xffff0000u);
-        pairs[i][e] = pack_bf16(fmaf(sum(i, e / 2, e % 2 * 2), factor_[e], low), fmaf(sum(i, e / 2, e % 2 * 2 + 1), factor_[e], high));
+        pairs[i][e] = pack_bf16(fmaf(sum(i, e / 2, e % 2 * 2), factor_[e], low),
+                                fmaf(sum(i, e / 2, e % 2 * 2 + 1), factor_[e], high));
       }
   }
   __device__ __forceinline__ void finish(uint32_t (&pairs)[S::kSliceOctets][kPairs], int first, int count) {
     // One after the other for all of them: each takes its time.
 #pragma unroll
-    for (int n = 0; n < S::kSliceOctets * kPairs; ++n) pairs[n / kPairs][n % kPairs] = transposed(pairs[n / kPairs][n % kPairs]);
+    for (int n = 0; n < S::kSliceOctets * kPairs; ++n)
+      pairs[n / kPairs][n % kPairs] = transposed(pairs[n / kPairs][n % kPairs]);
     each_word([&](int i, int e, uint32_t there) { store_shared(there, pairs[i][e]); });
     publish_shared();
     meet_threads(kWideGroupMeets + l_.group, 128);
@@ -199,14 +205,16 @@ __device__ __forceinline__ uint32_t* wide_counter(const WideJob& job, int tile) 
 template <class S>
 __device__ __forceinline__ float4* wide_partial(const WideJob& job, const WideMeeting<S>& meeting, int member) {
   const int block = (meeting.first + member) * S::kCluster + wide_rank<S>();
-  return reinterpret_cast<float4*>(job.partials) + (2 * block + (member < meeting.adding)) * int64_t{S::kPartQuads} + threadIdx.x;
+  return reinterpret_cast<float4*>(job.partials) + (2 * block + (member < meeting.adding)) * int64_t{S::kPartQuads} +
+         threadIdx.x;
 }
 
-// This block's share of a tile: what the clusters of a meeting have left, in the order of k; `own` lies in shared memory. Every trip
-// to the L2 takes its time: what kAtOnce clusters have left of up to kMost octets is asked for at once, and the next before these
-// are stored.
+// This block's share of a tile: what the clusters of a meeting have left, in the order of k; `own` lies in shared
+// memory. Every trip to the L2 takes its time: what kAtOnce clusters have left of up to kMost octets is asked for at
+// once, and the next before these are stored.
 template <class S, int kMost, int kAtOnce>
-__device__ __forceinline__ void add_share(const WideJob& job, const WideMeeting<S>& meeting, const float4* own, WideEnd<S>& end) {
+__device__ __forceinline__ void add_share(const WideJob& job, const WideMeeting<S>& meeting, const float4* own,
+                                          WideEnd<S>& end) {
   constexpr int kM = S::kOperands, kQuads = kMost * kM;
   float4 some[kAtOnce][kQuads];
   const auto ask = [&](int octet, int member) {
@@ -241,7 +249,8 @@ __device__ __forceinline__ void add_share(const WideJob& job, const WideMeeting<
   }
 }
 
-// Leaves a block's sums of a part of k of a tile, for others or, its share, in shared memory; adds its share of them all.
+// Leaves a block's sums of a part of k of a tile, for others or, its share, in shared memory; adds its share of them
+// all.
 template <class S>
 __device__ __forceinline__ void end_shared(const WideJob& job, const WideMeeting<S>& meeting, int tile, WideEnd<S>& end,
                                            const float (&sums)[S::kOperands][S::kTokens / 2], uint8_t* own_sums) {
@@ -270,7 +279,8 @@ __device__ __forceinline__ void end_shared(const WideJob& job, const WideMeeting
   if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == static_cast<uint32_t>(meeting.adding) - 1)
     counter[0] = counter[1] = 0;  // all have been waited for
 }
-// A warp that feeds nothing says so when the block's sums of a shared tile lie where others find them: they that made them go on.
+// A warp that feeds nothing says so when the block's sums of a shared tile lie where others find them: they that made
+// them go on.
 template <class S>
 __device__ __forceinline__ void announce(const WideJob& job) {
   WideWalk<S> walk(job);

@@ -13,8 +13,8 @@ constexpr int kWideTiles = 4;    // k-tiles of a stage
 constexpr int kWideDepth = kWideTiles * marlin::kTileK;
 constexpr int kWideMultiplying = 2 * 128;             // threads of the two warpgroups that multiply
 constexpr int kWideThreads = kWideMultiplying + 128;  // and one that feeds them
-// Numbered barriers of a block: of a warpgroup (this and the next), of both, and of both with the warp that announces their sums,
-// of a run that is not their last and of the last.
+// Numbered barriers of a block: of a warpgroup (this and the next), of both, and of both with the warp that announces
+// their sums, of a run that is not their last and of the last.
 constexpr int kWideGroupMeets = 1, kWideMeet = 3, kWideLeftFirst = 4, kWideLeftLast = 5;
 constexpr int kWideBandRows = 1024;  // rows of x that are worked on together: they stay in the L2
 
@@ -43,9 +43,9 @@ struct WideMaps {
   CUtensorMap x, words[kWideWeights], y_slice[kWideWeights], y_octet[kWideWeights];
 };
 
-// How many clusters, and how many tiles they share: what makes the longest run shortest, a meeting counted as kMeeting stages, and as
-// much again where runs end in the middle of tiles. Fewer tiles than clusters: each tile for itself, cut in equal parts; more: whole
-// rounds, or the last one or two rounds laid end to end and cut into equal runs.
+// How many clusters, and how many tiles they share: what makes the longest run shortest, a meeting counted as kMeeting
+// stages, and as much again where runs end in the middle of tiles. Fewer tiles than clusters: each tile for itself, cut
+// in equal parts; more: whole rounds, or the last one or two rounds laid end to end and cut into equal runs.
 struct WidePlan {
   int clusters = 0, shared_tiles = 0;
 };
@@ -70,8 +70,8 @@ struct WideRun {
   int tile, from, to;
 };
 
-// kCluster blocks share a tile: each has its part of the outputs, and a copy of x serves all of them. A warpgroup has kOperands
-// times 64 outputs. kFine: groups end inside of a stage.
+// kCluster blocks share a tile: each has its part of the outputs, and a copy of x serves all of them. A warpgroup has
+// kOperands times 64 outputs. kFine: groups end inside of a stage.
 template <int kTokens_, bool kZeros_, bool kFine_>
 struct WideShape {
   static constexpr int kTokens = kTokens_;
@@ -85,11 +85,12 @@ struct WideShape {
   static constexpr int kTileBytes = kChunks * kChunkBytes;       // of a k-tile, all outputs
   static constexpr int kXBytes = kTokens * kWideDepth * 2;
   static constexpr int kWordBytes = kWideTiles * kTileBytes;
-  static constexpr int kGroups = kFine ? 2 : 1;  // that can begin in a stage
+  static constexpr int kGroups = kFine ? 2 : 1;                                       // that can begin in a stage
   static constexpr int kScaleBytes = kOuts * 2, kZeroBytes = kZeros ? kOuts / 2 : 0;  // of a group
   static constexpr int kStageBytes = kXBytes + kWordBytes + kGroups * (kScaleBytes + kZeroBytes);
   static constexpr int kStages = kTokens == 256 ? 5 : kTokens == 128 ? 7 : 12;
-  // A slice of the results of a warpgroup, which leaves through shared memory at a time: its outputs of so many octets of tokens.
+  // A slice of the results of a warpgroup, which leaves through shared memory at a time: its outputs of so many octets
+  // of tokens.
   static constexpr int kOctets = kTokens / 8, kSliceOctets = 8 / kOperands;
   static constexpr int kBoxBytes = 8 * marlin::kTileN * 2;
   static constexpr int kPlaneBytes = kSliceOctets * kBoxBytes, kSliceBytes = kOperands * kPlaneBytes;
@@ -125,8 +126,7 @@ struct WideWalk {
   }
   // The cluster that has a unit.
   __device__ __forceinline__ static int cluster_of(const WideJob& job, int unit) {
-    return static_cast<int>((static_cast<int64_t>(unit + 1) * clusters() - 1) /
-                            (job.shared_tiles * job.steps));
+    return static_cast<int>((static_cast<int64_t>(unit + 1) * clusters() - 1) / (job.shared_tiles * job.steps));
   }
   __device__ __forceinline__ explicit WideWalk(const WideJob& j)
       : job(j),
@@ -149,9 +149,9 @@ struct WideWalk {
   }
 };
 
-// The clusters that share a tile, when one of them has done its run of it: those whose runs are their last wait for each other and
-// add the sums, a share of the tokens each, in the order of k; the one that goes on to another tile, if any, is the last of them
-// in that order.
+// The clusters that share a tile, when one of them has done its run of it: those whose runs are their last wait for
+// each other and add the sums, a share of the tokens each, in the order of k; the one that goes on to another tile, if
+// any, is the last of them in that order.
 template <class S>
 struct WideMeeting {
   int first, count;  // clusters
@@ -246,18 +246,18 @@ __device__ __forceinline__ void feed_x(const WideJob& job, const WideMaps& maps,
       bulk_copy_box(to + slot * S::kXBytes, &maps.x, step * kWideDepth, place.row, barrier);
     else  // each block copies a part for all of them
       bulk_copy_box_to_all<S::kCluster>(to + slot * S::kXBytes + wide_rank<S>() * (S::kXBytes / S::kCluster), &maps.x,
-                                        step * kWideDepth, place.row + wide_rank<S>() * (S::kTokens / S::kCluster), barrier);
+                                        step * kWideDepth, place.row + wide_rank<S>() * (S::kTokens / S::kCluster),
+                                        barrier);
   });
 }
 template <class S>
-__device__ __forceinline__ void feed_words(const WideJob& job, const WideMaps& maps,
-                                           const WideMemory<S>& memory, uint64_t* full, uint64_t* empty) {
+__device__ __forceinline__ void feed_words(const WideJob& job, const WideMaps& maps, const WideMemory<S>& memory,
+                                           uint64_t* full, uint64_t* empty) {
   const uint32_t to = kept_address(memory.words);
   feed<S>(job, full, empty, [&](const WidePlace<S>& place, int step, int slot, uint32_t barrier) {
     if (!elected()) return;
     barrier_expect(barrier, S::kWordBytes);
-    bulk_copy_box(to + slot * S::kWordBytes, &maps.words[place.weight], 0, place.chunk, step * kWideTiles,
-                  barrier);
+    bulk_copy_box(to + slot * S::kWordBytes, &maps.words[place.weight], 0, place.chunk, step * kWideTiles, barrier);
   });
 }
 template <class S>
@@ -266,8 +266,7 @@ __device__ __forceinline__ void feed_groups(const WideJob& job, const WideMemory
   const uint32_t to_scales = kept_address(memory.scales), to_zeros = kept_address(memory.zeros);
   feed<S>(job, full, empty, [&](const WidePlace<S>& place, int step, int slot, uint32_t barrier) {
     const MarlinSource& w = job.weights[place.weight].w;
-    const int scale_bytes = w.grouped() ? place.chunks * 128 : 0,
-              zero_bytes = S::kZeros ? place.chunks * 32 : 0;
+    const int scale_bytes = w.grouped() ? place.chunks * 128 : 0, zero_bytes = S::kZeros ? place.chunks * 32 : 0;
     if (!elected()) return;
     barrier_expect(barrier, S::kGroups * (scale_bytes + zero_bytes));
 #pragma unroll
@@ -275,11 +274,10 @@ __device__ __forceinline__ void feed_groups(const WideJob& job, const WideMemory
       const int64_t group = min(step * kWideTiles + 2 * i, w.k_tiles() - 1) >> job.group_shift;
       const int at = slot * S::kGroups + i;
       if (scale_bytes)
-        bulk_copy(to_scales + at * S::kScaleBytes, w.s + group * w.out + place.chunk * marlin::kTileN,
-                  scale_bytes, barrier);
-      if (S::kZeros)
-        bulk_copy(to_zeros + at * S::kZeroBytes, w.z + group * (w.out / 8) + place.chunk * 8, zero_bytes,
+        bulk_copy(to_scales + at * S::kScaleBytes, w.s + group * w.out + place.chunk * marlin::kTileN, scale_bytes,
                   barrier);
+      if (S::kZeros)
+        bulk_copy(to_zeros + at * S::kZeroBytes, w.z + group * (w.out / 8) + place.chunk * 8, zero_bytes, barrier);
     }
   });
 }
@@ -308,11 +306,12 @@ struct WideLane {
 
 // Scales and zero points of a lane's outputs, each twice side by side, and the weights they make of codes.
 //
-// With zero points: 128 + code, which is 0x4300 | code as bf16, less 128 + zero, times scale, is rounded once. Without them one
-// instruction does that: bits 0 to 7 of a bf16 whose others are zero count as an integer of units of 2^-133 (subnormals, and the
-// normal numbers of the least exponent, which have the same unit), so a code at bit 0 or 4 is code * 2^-133 or 2^-129, and
-// code * scale - 8 * scale is a multiplication and addition with one rounding, 8 * scale being exact. Scales up to 2^16 times
-// 2^133 are too large for a bf16: the weights are left 2^kWideDown times as large, and the sums multiplied by the inverse.
+// With zero points: 128 + code, which is 0x4300 | code as bf16, less 128 + zero, times scale, is rounded once. Without
+// them one instruction does that: bits 0 to 7 of a bf16 whose others are zero count as an integer of units of 2^-133
+// (subnormals, and the normal numbers of the least exponent, which have the same unit), so a code at bit 0 or 4 is code
+// * 2^-133 or 2^-129, and code * scale - 8 * scale is a multiplication and addition with one rounding, 8 * scale being
+// exact. Scales up to 2^16 times 2^133 are too large for a bf16: the weights are left 2^kWideDown times as large, and
+// the sums multiplied by the inverse.
 constexpr int kWideDown = -22;  // power of two
 template <class S>
 struct WideGroup {
@@ -339,8 +338,7 @@ struct WideGroup {
 #pragma unroll
     for (int m = 0; m < S::kOperands; ++m)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        zero[m][r] = (0x4300u | (word >> 4 * (l.sub + m + 4 * r) & 15u)) * 0x10001u;
+      for (int r = 0; r < 2; ++r) zero[m][r] = (0x4300u | (word >> 4 * (l.sub + m + 4 * r) & 15u)) * 0x10001u;
   }
   // (code - zero) * scale of a word's eight codes; 2^kWideDown times that without zero points.
   __device__ __forceinline__ void operand(uint32_t (&a)[4], uint32_t word, int m) const {
@@ -349,7 +347,8 @@ struct WideGroup {
       const int bit = 4 * marlin::fragment_field(reg, 4), r = reg % 2;
       if constexpr (S::kZeros) {
         const uint32_t pair = merge_masked(word >> bit, 0x000f000fu, 0x43004300u);
-        a[reg] = bits_of(__hmul2(as_pair(bits_of(__hsub2(as_pair(pair), as_pair(zero[m][r])))), as_pair(scale[m][r][0])));
+        a[reg] =
+            bits_of(__hmul2(as_pair(bits_of(__hsub2(as_pair(pair), as_pair(zero[m][r])))), as_pair(scale[m][r][0])));
       } else {
         const uint32_t pair = word >> bit / 8 * 8 & 0x000f000fu << bit % 8;
         a[reg] = bits_of(__hfma2(as_pair(pair), as_pair(scale[m][r][bit % 8 / 4]), as_pair(zero[m][r])));
@@ -361,7 +360,9 @@ struct WideGroup {
   __device__ __forceinline__ static __nv_bfloat162 as_pair(const uint32_t& v) {
     return *reinterpret_cast<const __nv_bfloat162*>(&v);
   }
-  __device__ __forceinline__ static uint32_t bits_of(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+  __device__ __forceinline__ static uint32_t bits_of(__nv_bfloat162 v) {
+    return *reinterpret_cast<const uint32_t*>(&v);
+  }
   // Twice, as bf16.
   __device__ __forceinline__ static constexpr uint32_t power_of_two(int exponent) {
     return static_cast<uint32_t>(127 + exponent) << 7 | static_cast<uint32_t>(127 + exponent) << 23;

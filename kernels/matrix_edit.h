@@ -10,21 +10,27 @@ namespace fewbit {
 //   permute:        y[i, j] = x[row_of[i], col_of[j]]            x, y [rows, cols] f32 | u8; the lists i32 on the same
 //                   device, data == nullptr: that axis stays. y is another tensor than x
 //   count_nonfinite: number of infinities and NaNs of an f32 tensor; waits for the device
-namespace cpu  { void diagonal(Exec&, ConstTensorView h, TensorView d);
-                 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
-                 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
-                 void scale_columns(Exec&, ConstTensorView s, TensorView w);
-                 void scale_rows(Exec&, ConstTensorView s, TensorView w);
-                 void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
-                 int64_t count_nonfinite(Exec&, ConstTensorView x); }
-namespace cuda { void diagonal(Exec&, ConstTensorView h, TensorView d);
-                 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
-                 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
-                 void scale_columns(Exec&, ConstTensorView s, TensorView w);
-                 void scale_rows(Exec&, ConstTensorView s, TensorView w);
-                 void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
-                 int64_t count_nonfinite(Exec&, ConstTensorView x); }
-inline void diagonal(Exec& ex, ConstTensorView h, TensorView d) { pick(ex, &cpu::diagonal, FEWBIT_CUDA_OP(diagonal))(ex, h, d); }
+namespace cpu {
+void diagonal(Exec&, ConstTensorView h, TensorView d);
+void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void scale_columns(Exec&, ConstTensorView s, TensorView w);
+void scale_rows(Exec&, ConstTensorView s, TensorView w);
+void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
+int64_t count_nonfinite(Exec&, ConstTensorView x);
+}  // namespace cpu
+namespace cuda {
+void diagonal(Exec&, ConstTensorView h, TensorView d);
+void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void scale_columns(Exec&, ConstTensorView s, TensorView w);
+void scale_rows(Exec&, ConstTensorView s, TensorView w);
+void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
+int64_t count_nonfinite(Exec&, ConstTensorView x);
+}  // namespace cuda
+inline void diagonal(Exec& ex, ConstTensorView h, TensorView d) {
+  pick(ex, &cpu::diagonal, FEWBIT_CUDA_OP(diagonal))(ex, h, d);
+}
 inline void add_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
   pick(ex, &cpu::add_diagonal, FEWBIT_CUDA_OP(add_diagonal))(ex, d, h);
 }

@@ -40,8 +40,7 @@ __global__ void permute_kernel(const T* __restrict__ x, const int32_t* __restric
 }
 
 // count += the bad values; whole numbers, so the order of the additions does not matter.
-__global__ void count_nonfinite_kernel(const float* __restrict__ x, unsigned long long* count,
-                                       int64_t numel) {
+__global__ void count_nonfinite_kernel(const float* __restrict__ x, unsigned long long* count, int64_t numel) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   unsigned long long here = 0;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < numel; k += step)
@@ -54,16 +53,14 @@ __global__ void count_nonfinite_kernel(const float* __restrict__ x, unsigned lon
 void diagonal(Exec& ex, ConstTensorView h, TensorView d) {
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && d.numel() == n);
-  diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(h.as<float>(),
-                                                                                  d.as<float>(), n);
+  diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(h.as<float>(), d.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
 }
 
 void add_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && d.numel() == n);
-  add_diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(d.as<float>(),
-                                                                                      h.as<float>(), n);
+  add_diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(d.as<float>(), h.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
 }
 
@@ -86,8 +83,8 @@ void scale_columns(Exec& ex, ConstTensorView s, TensorView w) {
 void scale_rows(Exec& ex, ConstTensorView s, TensorView w) {
   FEWBIT_ASSERT(s.numel() == w.rows());
   if (w.rows() == 0) return;
-  scale_kernel<true><<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(
-      s.as<float>(), w.as<float>(), w.cols());
+  scale_kernel<true><<<static_cast<unsigned>(w.rows()), kThreads, 0, ex.cuda_state().stream>>>(s.as<float>(),
+                                                                                               w.as<float>(), w.cols());
   FEWBIT_CUDA_LAUNCHED();
 }
 
@@ -99,11 +96,10 @@ void permute(Exec& ex, ConstTensorView x, ConstTensorView row_of, ConstTensorVie
   const int32_t* cols = col_of.data ? col_of.as<int32_t>() : nullptr;
   const unsigned blocks = static_cast<unsigned>(x.rows());
   if (x.dtype == DType::f32)
-    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<float>(), rows, cols, y.as<float>(),
-                                                                    x.cols());
+    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<float>(), rows, cols, y.as<float>(), x.cols());
   else
-    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<uint8_t>(), rows, cols,
-                                                                    y.as<uint8_t>(), x.cols());
+    permute_kernel<<<blocks, kThreads, 0, ex.cuda_state().stream>>>(x.as<uint8_t>(), rows, cols, y.as<uint8_t>(),
+                                                                    x.cols());
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// The instructions of compute capability 8.0 that the matrix kernels are built from: mma.m16n8k16 on bf16 and f16
-// with f32 sums and m16n8k32 on int8, ldmatrix, and asynchronous copies into shared memory. With lane = 4 * g + t a warp holds
+// The instructions of compute capability 8.0 that the matrix kernels are built from: mma.m16n8k16 on bf16 and f16 with
+// f32 sums and m16n8k32 on int8, ldmatrix, and asynchronous copies into shared memory. With lane = 4 * g + t a warp
+// holds
 //   A (16 x 16)  a[0] row g, k 2t 2t+1    a[1] row g+8, same k    a[2] row g, k 2t+8 2t+9    a[3] row g+8, k
 //   2t+8 2t+9 B (16 x 8)   b[0] k 2t 2t+1, column g   b[1] k 2t+8 2t+9, column g C (16 x 8)   c[0] c[1] row
 //   g, columns 2t 2t+1    c[2] c[3] row g+8, the same columns
@@ -90,8 +91,8 @@ __device__ __forceinline__ uint32_t transposed(uint32_t v) {
   return r;
 }
 
-// A value that the compiler keeps, where it would work it out anew each time round a loop: the tensor cores wait for every
-// instruction.
+// A value that the compiler keeps, where it would work it out anew each time round a loop: the tensor cores wait for
+// every instruction.
 template <class T>
 __device__ __forceinline__ T kept(T v) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
@@ -117,7 +118,10 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t at) {
 }
 __device__ __forceinline__ uint4 load_shared4(uint32_t at) {
   uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
   return v;
 }
 
@@ -141,8 +145,8 @@ __device__ __forceinline__ void store_shared(uint32_t at, uint32_t v) {
 }
 // 16 bytes, where they are wanted: by a predicate, since behind a branch the compiler would work out the address anew.
 __device__ __forceinline__ void store_shared(uint32_t at, uint4 v, bool wanted) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"r"(at), "r"(v.x), "r"(v.y),
-               "r"(v.z), "r"(v.w), "r"(static_cast<int>(wanted))
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.shared.v4.u32 [%0], {%1, %2, %3, %4};\n}\n" ::"r"(at),
+               "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(static_cast<int>(wanted))
                : "memory");
 }
 // 16 bytes of global memory, past the first-level cache; zeros where they are not wanted.
@@ -158,8 +162,7 @@ __device__ __forceinline__ uint4 load_past_l1(const uint4* at, bool wanted) {
 // 16 bytes (or 4) from global to shared memory; zeros where !valid (the address must still be a mapped one).
 __device__ __forceinline__ void cp_async16(uint32_t shared, const void* global, bool valid = true) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid = true) {
   cp_async16(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), global, valid);

@@ -9,16 +9,16 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kChunk = 64;       // columns of one step: 32 bytes of codes
+constexpr int64_t kChunk = 64;         // columns of one step: 32 bytes of codes
 constexpr int64_t kHalf = kChunk / 2;  // a group spans at least this many columns
-constexpr int64_t kWide = 128;  // columns of a step where groups have whole ones: a register of codes
+constexpr int64_t kWide = 128;         // columns of a step where groups have whole ones: a register of codes
 
 int64_t chunks_of(int64_t in) { return (in + kChunk - 1) / kChunk; }
 
 bool has_bf16_products() {
 #ifdef FEWBIT_X86
-  static const bool has = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl");
+  static const bool has =
+      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   return has;
 #else
   return false;
@@ -115,8 +115,9 @@ struct RowSums {
   }
 };
 
-// The loop of most checkpoints: groups of whole 128 columns. A word of the register holds four codes, and the permutation
-// reads the low five bits of its indices: shifts and one mask are all that stands between memory and levels.
+// The loop of most checkpoints: groups of whole 128 columns. A word of the register holds four codes, and the
+// permutation reads the low five bits of its indices: shifts and one mask are all that stands between memory and
+// levels.
 template <int kRows>
 FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
   const __m512i low = _mm512_set1_epi16(15);
@@ -149,8 +150,9 @@ FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, in
   rows.store(sums);
 }
 
-// Any groups of 32 columns and more. A permutation of words looks 32 levels up at once; one instruction multiplies 32 of them with bf16 inputs and adds pairs
-// in f32. The two halves of a chunk may belong to two groups: their levels lie in the two halves of the table.
+// Any groups of 32 columns and more. A permutation of words looks 32 levels up at once; one instruction multiplies 32
+// of them with bf16 inputs and adds pairs in f32. The two halves of a chunk may belong to two groups: their levels lie
+// in the two halves of the table.
 template <int kRows>
 FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
   const __m512i second_half = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
@@ -163,8 +165,8 @@ FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, in
     const int64_t left = w.bytes - c * 32;
     if (c % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 32 + kAhead, _MM_HINT_T0);
     const auto* at = reinterpret_cast<const __m256i*>(w.codes + c * 32);
-    const __m512i words = _mm512_cvtepu8_epi16(left >= 32 ? _mm256_loadu_si256(at)
-                                                          : _mm256_maskz_loadu_epi8((1u << left) - 1, at));
+    const __m512i words =
+        _mm512_cvtepu8_epi16(left >= 32 ? _mm256_loadu_si256(at) : _mm256_maskz_loadu_epi8((1u << left) - 1, at));
     // Past the last column codes and inputs are zeros, whatever their group.
     const int64_t g0 = group.next(), g1 = left > 16 ? group.next() : g0;
     if (w.zeros) lookup = two_halves(table[w.zeros[g0]], table[w.zeros[g1]]);
@@ -227,8 +229,9 @@ NibbleInput::NibbleInput(const RowPackedView& w, ConstTensorView x)
   data_ = to;
   for (int64_t r = 0; r < rows_; ++r, to += row_bytes_) {
     if (words_)
-      (by_four_ ? split_columns<kWide, 4, uint16_t, uint16_t> : split_columns<kChunk, 2, uint16_t, uint16_t>)(
-          static_cast<const uint16_t*>(x.data) + r * in, in, reinterpret_cast<uint16_t*>(to));
+      (by_four_ ? split_columns<kWide, 4, uint16_t, uint16_t>
+                : split_columns<kChunk, 2, uint16_t, uint16_t>)(static_cast<const uint16_t*>(x.data) + r * in, in,
+                                                                reinterpret_cast<uint16_t*>(to));
     else
       for_float_type(x.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;

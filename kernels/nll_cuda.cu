@@ -1,6 +1,6 @@
-// One block a row (argmax: several where rows are few), 16-byte loads where the row is aligned. The log-sum-exp takes one pass: each thread keeps
-// its running maximum and the sum about it, and the threads' pairs are merged about the row's maximum in a
-// fixed order.
+// One block a row (argmax: several where rows are few), 16-byte loads where the row is aligned. The log-sum-exp takes
+// one pass: each thread keeps its running maximum and the sum about it, and the threads' pairs are merged about the
+// row's maximum in a fixed order.
 #include <algorithm>
 #include <cfloat>
 
@@ -19,8 +19,8 @@ __device__ __forceinline__ float capped(float z, float softcap) {
   return softcap > 0 ? softcap * tanhf(z / softcap) : z;
 }
 
-// Calls f(value, index) for this thread's values of the part [begin, end) of a row, in ascending order of the index; `begin` a
-// multiple of kN.
+// Calls f(value, index) for this thread's values of the part [begin, end) of a row, in ascending order of the index;
+// `begin` a multiple of kN.
 template <int kN, class F>
 __device__ __forceinline__ void for_row(const float* row, int64_t begin, int64_t end, F f) {
   for (int64_t c = begin + static_cast<int64_t>(threadIdx.x) * kN; c < end; c += static_cast<int64_t>(kThreads) * kN) {
@@ -153,7 +153,8 @@ void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {
   auto* kernel = aligned16(logits.as<float>(), vocab) ? argmax_kernel<4> : argmax_kernel<1>;
   CudaState& s = ex.cuda_state();
   constexpr int64_t kStep = 4 * kThreads;  // values that a block takes at once
-  const int64_t wanted = std::clamp<int64_t>(s.sms() / rows, 1, std::min<int64_t>(kMostParts, (vocab + kStep - 1) / kStep));
+  const int64_t wanted =
+      std::clamp<int64_t>(s.sms() / rows, 1, std::min<int64_t>(kMostParts, (vocab + kStep - 1) / kStep));
   const int64_t part_size = (vocab + wanted * kStep - 1) / (wanted * kStep) * kStep;
   const int64_t parts = (vocab + part_size - 1) / part_size;
   Best* found = parts > 1 ? s.scratch_of<Best>(rows * parts) : nullptr;

@@ -1,7 +1,7 @@
-// Narrow rows (the heads of a per-head norm) have a warp each, wide ones a block each, so that both fill the GPU. A wide row
-// of up to kMostHeld vectors a thread stays in registers, and its weight is on the way at the same time: one trip to memory.
-// Others are read twice, the second time from the cache: once for the sum of squares, once to be scaled. A
-// thread writes only what it has read itself, which is what lets y be x.
+// Narrow rows (the heads of a per-head norm) have a warp each, wide ones a block each, so that both fill the GPU. A
+// wide row of up to kMostHeld vectors a thread stays in registers, and its weight is on the way at the same time: one
+// trip to memory. Others are read twice, the second time from the cache: once for the sum of squares, once to be
+// scaled. A thread writes only what it has read itself, which is what lets y be x.
 #include "kernels/launch.cuh"
 #include "kernels/norm.h"
 #include "kernels/reduce.cuh"
@@ -41,8 +41,8 @@ __device__ __forceinline__ float squares(const T* x, int64_t cols, int first, in
 }
 
 template <class T, int kN>
-__device__ __forceinline__ void scale_row(const T* x, const T* __restrict__ weight, float inv, float offset,
-                                          T* y, int64_t cols, int first, int step) {
+__device__ __forceinline__ void scale_row(const T* x, const T* __restrict__ weight, float inv, float offset, T* y,
+                                          int64_t cols, int first, int step) {
   for (int64_t c = static_cast<int64_t>(first) * kN; c < cols; c += static_cast<int64_t>(step) * kN)
     store_vec(y + c, scaled<T, kN>(load_vec<T, kN>(x + c), load_vec<T, kN>(weight + c), inv, offset));
 }
@@ -69,12 +69,11 @@ __global__ void rms_norm_kernel(const T* x,                    // [rows, cols], 
 
 // A block per row, which has at most kHeld vectors for each thread.
 template <class T, int kHeld>
-__global__ void __launch_bounds__(kBlockThreads)
-    held_rms_norm_kernel(const T* x,                    // [rows, cols], may be y
-                         const T* __restrict__ weight,  // [cols]
-                         float eps, float offset,
-                         T* y,  // [rows, cols]
-                         int64_t cols) {
+__global__ void __launch_bounds__(kBlockThreads) held_rms_norm_kernel(const T* x,  // [rows, cols], may be y
+                                                                      const T* __restrict__ weight,  // [cols]
+                                                                      float eps, float offset,
+                                                                      T* y,  // [rows, cols]
+                                                                      int64_t cols) {
   constexpr int kN = kVec16<T>;
   __shared__ float partial[32];
   allow_successor();
@@ -100,24 +99,23 @@ template <class T, int kN>
 void launch(CudaState& s, const T* x, const T* weight, float eps, float offset, TensorView y) {
   const int64_t rows = y.rows(), cols = y.cols();
   if (cols <= kWarpColumns)
-    launch_overlapping(s, rms_norm_kernel<T, kN, true>,
-                       dim3(static_cast<unsigned>((rows + kWarpRows - 1) / kWarpRows)), dim3(32 * kWarpRows),
-                       0, x, weight, eps, offset, y.as<T>(), rows, cols);
+    launch_overlapping(s, rms_norm_kernel<T, kN, true>, dim3(static_cast<unsigned>((rows + kWarpRows - 1) / kWarpRows)),
+                       dim3(32 * kWarpRows), 0, x, weight, eps, offset, y.as<T>(), rows, cols);
   else if (kN > 1 && cols <= int64_t{kMostHeld} * kBlockThreads * kVec16<T>) {
     const int64_t held = (cols + kBlockThreads * kVec16<T> - 1) / (kBlockThreads * kVec16<T>);
     auto* kernel = held == 1   ? held_rms_norm_kernel<T, 1>
                    : held == 2 ? held_rms_norm_kernel<T, 2>
                                : held_rms_norm_kernel<T, kMostHeld>;
-    launch_overlapping(s, kernel, dim3(static_cast<unsigned>(rows)), dim3(kBlockThreads), 0, x, weight, eps, offset, y.as<T>(), cols);
+    launch_overlapping(s, kernel, dim3(static_cast<unsigned>(rows)), dim3(kBlockThreads), 0, x, weight, eps, offset,
+                       y.as<T>(), cols);
   } else
-    launch_overlapping(s, rms_norm_kernel<T, kN, false>, dim3(static_cast<unsigned>(rows)),
-                       dim3(kBlockThreads), 0, x, weight, eps, offset, y.as<T>(), rows, cols);
+    launch_overlapping(s, rms_norm_kernel<T, kN, false>, dim3(static_cast<unsigned>(rows)), dim3(kBlockThreads), 0, x,
+                       weight, eps, offset, y.as<T>(), rows, cols);
 }
 
 }  // namespace
 
-void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset,
-              TensorView y) {
+void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y) {
   FEWBIT_ASSERT(x.dtype == y.dtype && x.dtype == weight.dtype && x.shape == y.shape);
   if (x.numel() == 0) return;
   FEWBIT_ASSERT(weight.numel() == x.cols());

@@ -105,15 +105,13 @@ bool prepares_rows(const RowSource& source, const RowQuant& q) {
   const ConstTensorView& x = source.x;
   const int64_t in = x.cols();
   if (q.codes != DType::i8 && q.codes != DType::f8_e4m3) return false;
-  if (x.dtype != DType::bf16 || q.group != 0 || in % kN != 0 || in > int64_t{kThreads} * kN * kMostUnits)
-    return false;
+  if (x.dtype != DType::bf16 || q.group != 0 || in % kN != 0 || in > int64_t{kThreads} * kN * kMostUnits) return false;
   if (x.rows() >= int64_t{1} << 31 || !aligned16(x.as<__nv_bfloat16>())) return false;
   if (source.norm) return in >= kLeastNormed && aligned16(source.norm->weight.as<__nv_bfloat16>());
   return !source.up.data || aligned16(source.up.as<__nv_bfloat16>());
 }
 
-void launch_prepare_rows(CudaState& s, const RowSource& source, const RowQuant& q, void* codes,
-                         float* scales) {
+void launch_prepare_rows(CudaState& s, const RowSource& source, const RowQuant& q, void* codes, float* scales) {
   const ConstTensorView& x = source.x;
   FEWBIT_ASSERT(prepares_rows(source, q) && !(source.norm && source.up.data));
   if (x.rows() == 0) return;

@@ -1,6 +1,7 @@
 #pragma once
 // ProfileRange: gives what the host issues while it lives a name in Nsight Systems and Nsight Compute (NVTX, domain
-// "fewbit"). Ranges nest. Nothing in a build without CUDA; without a profiler attached a range is two calls that return.
+// "fewbit"). Ranges nest. Nothing in a build without CUDA; without a profiler attached a range is two calls that
+// return.
 namespace fewbit {
 
 class ProfileRange {

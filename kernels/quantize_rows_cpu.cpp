@@ -15,8 +15,7 @@ namespace fewbit::cpu {
 namespace hot {
 
 FEWBIT_HOT void int8_codes(const float* x, float inverse, int8_t* codes, int64_t n) {
-  for (int64_t i = 0; i < n; ++i)
-    codes[i] = static_cast<int8_t>(static_cast<int>(int8_level(mul_rn(x[i], inverse))));
+  for (int64_t i = 0; i < n; ++i) codes[i] = static_cast<int8_t>(static_cast<int>(int8_level(mul_rn(x[i], inverse))));
 }
 FEWBIT_HOT void f8_codes(const float* x, float inverse, uint8_t* codes, int64_t n) {
   for (int64_t i = 0; i < n; ++i) codes[i] = f8_code(mul_rn(x[i], inverse));

@@ -1,5 +1,6 @@
-// Activations to 8 bits, or to f16 under a power of two. A block takes a row (or a group of one): one pass for its largest magnitude, which is exact
-// in any order, and one for the codes; the second read comes from the cache. Bound by the one read from memory.
+// Activations to 8 bits, or to f16 under a power of two. A block takes a row (or a group of one): one pass for its
+// largest magnitude, which is exact in any order, and one for the codes; the second read comes from the cache. Bound by
+// the one read from memory.
 #include "kernels/cast.h"
 #include "kernels/dense.cuh"
 #include "kernels/launch.cuh"
@@ -18,8 +19,7 @@ __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
   __shared__ float warps[kThreads / 32];
   float most = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
-  for (int lane = 16; lane > 0; lane /= 2)
-    most = larger_abs(most, __shfl_xor_sync(0xffffffffu, most, lane));
+  for (int lane = 16; lane > 0; lane /= 2) most = larger_abs(most, __shfl_xor_sync(0xffffffffu, most, lane));
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
   __syncthreads();
   most = warps[0];
@@ -29,11 +29,10 @@ __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
 }
 
 template <DType kCodes, class T, class Code>
-__global__ void __launch_bounds__(kThreads)
-    quantize_kernel(const T* __restrict__ x,     // [groups, n]
-                    Code* __restrict__ codes,    // [groups, n]
-                    float* __restrict__ scales,  // [groups]
-                    int64_t n, float fixed) {
+__global__ void __launch_bounds__(kThreads) quantize_kernel(const T* __restrict__ x,     // [groups, n]
+                                                            Code* __restrict__ codes,    // [groups, n]
+                                                            float* __restrict__ scales,  // [groups]
+                                                            int64_t n, float fixed) {
   allow_successor();
   await_predecessor();
   const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
@@ -50,12 +49,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, class Y, bool kF8>
-__global__ void __launch_bounds__(kThreads)
-    round_kernel(const T* x,  // [groups, n]; may be y
-                 Y* y,        // [groups, n]
-                 int64_t n, float fixed) {
+__global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [groups, n]; may be y
+                                                         Y* y,        // [groups, n]
+                                                         int64_t n, float fixed) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
-  const float scale = scale_of<kF8 ? DType::f8_e4m3 : DType::i8>(x + at, n, fixed), inverse = 1.f / scale;
+  const float scale = scale_of < kF8 ? DType::f8_e4m3 : DType::i8 > (x + at, n, fixed), inverse = 1.f / scale;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     const float scaled = mul_rn(to_f32(x[at + i]), inverse);
     y[at + i] = from_f32<Y>(mul_rn(kF8 ? f8_round(scaled) : int8_level(scaled), scale));
@@ -106,7 +104,8 @@ void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, vo
     if (q.codes == DType::f16)
       launch(quantize_kernel<DType::f16, T, __half>, static_cast<__half*>(codes));
     else
-      launch(q.codes == DType::f8_e4m3 ? quantize_kernel<DType::f8_e4m3, T, uint8_t> : quantize_kernel<DType::i8, T, uint8_t>,
+      launch(q.codes == DType::f8_e4m3 ? quantize_kernel<DType::f8_e4m3, T, uint8_t>
+                                       : quantize_kernel<DType::i8, T, uint8_t>,
              static_cast<uint8_t*>(codes));
   });
 }

@@ -36,8 +36,7 @@ void read_all(Exec& ex, ConstTensorView data, TensorView out) {
   CudaState& s = ex.cuda_state();
   ex.zero(out);
   read_kernel<<<s.sms() * kBlocksPerSm, kThreads, 0, s.stream>>>(static_cast<const uint4*>(data.data),
-                                                               data.bytes() / 16,
-                                                               static_cast<uint32_t*>(out.data));
+                                                                 data.bytes() / 16, static_cast<uint32_t*>(out.data));
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -44,8 +44,6 @@ template <class T>
 __device__ __forceinline__ T block_sum(T x, T* shared) {
   return block_reduce(x, Sum{}, T(0), shared);
 }
-__device__ __forceinline__ float block_max(float x, float* shared) {
-  return block_reduce(x, Max{}, -INFINITY, shared);
-}
+__device__ __forceinline__ float block_max(float x, float* shared) { return block_reduce(x, Max{}, -INFINITY, shared); }
 
 }  // namespace fewbit::cuda

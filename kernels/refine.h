@@ -15,10 +15,14 @@ struct RefineArgs {
   int64_t group = 128;
   DType scale_dtype = DType::f16;
 };
-namespace cpu  { void refit_scales(Exec&, const RefineArgs&, ConstTensorView codes, TensorView scales);
-                 void descend_codes(Exec&, const RefineArgs&, ConstTensorView scales, TensorView codes); }
-namespace cuda { void refit_scales(Exec&, const RefineArgs&, ConstTensorView codes, TensorView scales);
-                 void descend_codes(Exec&, const RefineArgs&, ConstTensorView scales, TensorView codes); }
+namespace cpu {
+void refit_scales(Exec&, const RefineArgs&, ConstTensorView codes, TensorView scales);
+void descend_codes(Exec&, const RefineArgs&, ConstTensorView scales, TensorView codes);
+}  // namespace cpu
+namespace cuda {
+void refit_scales(Exec&, const RefineArgs&, ConstTensorView codes, TensorView scales);
+void descend_codes(Exec&, const RefineArgs&, ConstTensorView scales, TensorView codes);
+}  // namespace cuda
 inline void refit_scales(Exec& ex, const RefineArgs& a, ConstTensorView codes, TensorView scales) {
   pick(ex, &cpu::refit_scales, FEWBIT_CUDA_OP(refit_scales))(ex, a, codes, scales);
 }

@@ -71,8 +71,7 @@ void refit_row(double* a, double* b, int64_t groups, DType scale_dtype, float* s
 
 void refit_scales(Exec&, const RefineArgs& args, ConstTensorView codes, TensorView scales) {
   const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n &&
-                args.group > 0);
+  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
   blas::use_one_thread();
   const GroupOrder by_group = order_by_group(args, groups);
   const std::vector<int64_t>&order = by_group.order, &start = by_group.start;
@@ -91,23 +90,21 @@ void refit_scales(Exec&, const RefineArgs& args, ConstTensorView codes, TensorVi
       for (int64_t g = 0; g < groups; ++g)
         for (int64_t k = start[static_cast<size_t>(g)]; k < start[static_cast<size_t>(g + 1)]; ++k) {
           const int64_t at = (begin + o) * n + order[static_cast<size_t>(k)];
-          const int zero =
-              args.zeros.data ? args.zeros.as<uint8_t>()[(begin + o) * groups + g] : 1 << (args.bits - 1);
+          const int zero = args.zeros.data ? args.zeros.as<uint8_t>()[(begin + o) * groups + g] : 1 << (args.bits - 1);
           level[static_cast<size_t>(o * n + k)] = codes.as<uint8_t>()[at] - zero;
           target[static_cast<size_t>(o * n + k)] = args.target.as<float>()[at];
         }
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = start[static_cast<size_t>(g)], width = start[static_cast<size_t>(g + 1)] - first;
       if (width == 0) continue;
-      blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, width, 1.0, level.data() + first, n,
-                 h.data() + first * n, n, 0.0, z.data(), n);
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, width, 1.0, level.data() + first, n, h.data() + first * n, n, 0.0,
+                 z.data(), n);
       for (int64_t o = 0; o < rows; ++o) {
         const double *zo = z.data() + o * n, *lo = level.data() + o * n, *to = target.data() + o * n;
         b[static_cast<size_t>(o * groups + g)] = std::inner_product(zo, zo + n, to, 0.0);
         for (int64_t k = 0; k < groups; ++k) {
           const int64_t s = start[static_cast<size_t>(k)], e = start[static_cast<size_t>(k + 1)];
-          a[static_cast<size_t>((o * groups + g) * groups + k)] =
-              std::inner_product(zo + s, zo + e, lo + s, 0.0);
+          a[static_cast<size_t>((o * groups + g) * groups + k)] = std::inner_product(zo + s, zo + e, lo + s, 0.0);
         }
       }
     }
@@ -119,8 +116,7 @@ void refit_scales(Exec&, const RefineArgs& args, ConstTensorView codes, TensorVi
 
 void descend_codes(Exec&, const RefineArgs& args, ConstTensorView scales, TensorView codes) {
   const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n &&
-                args.group > 0);
+  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
   blas::use_one_thread();
   const Mat<const float> h = mat<float>(args.h);
   const std::vector<ColumnTile> tiles = column_tiles(n, 0);

@@ -1,6 +1,6 @@
 // Descent over codes: the product P = (T - Q) H is brought tile by tile by cuBLAS (strips of 1024 columns, as in
-// error_feedback); one kernel walks the 128 columns of a tile, a warp per row, four columns a lane, H_BB in shared memory.
-// The refit of scales stands in kernels/refit_cuda.cu.
+// error_feedback); one kernel walks the 128 columns of a tile, a warp per row, four columns a lane, H_BB in shared
+// memory. The refit of scales stands in kernels/refit_cuda.cu.
 #include <algorithm>
 
 #include "kernels/column_tiles.h"
@@ -113,13 +113,11 @@ __global__ void delta_kernel(const float* __restrict__ target, const Descent t) 
 
 void descend_codes(Exec& ex, const RefineArgs& args, ConstTensorView scales, TensorView codes) {
   const int64_t out = args.target.rows(), n = args.target.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n &&
-                args.group > 0);
+  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
   if (out == 0) return;
   CudaState& s = ex.cuda_state();
   const Tensor delta = ex.alloc(DType::f32, {out, n});
-  const Tensor product = ex.alloc(DType::f32, {out, kStripCols}),
-               change = ex.alloc(DType::f32, {out, kStripCols});
+  const Tensor product = ex.alloc(DType::f32, {out, kStripCols}), change = ex.alloc(DType::f32, {out, kStripCols});
   Descent t{.h = args.h.as<float>(),
             .scales = scales.as<float>(),
             .zeros = args.zeros.data ? args.zeros.as<uint8_t>() : nullptr,
@@ -139,10 +137,9 @@ void descend_codes(Exec& ex, const RefineArgs& args, ConstTensorView scales, Ten
   delta_kernel<<<static_cast<unsigned>(out), kThreads, 0, s.stream>>>(args.target.as<float>(), t);
   FEWBIT_CUDA_LAUNCHED();
   constexpr int kShared = kTile * kTile * static_cast<int>(sizeof(float));
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(descend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const unsigned blocks = static_cast<unsigned>(
-      std::min((out + kWarps - 1) / kWarps, static_cast<int64_t>(s.sms()) * kBlocksPerSm));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(descend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  const unsigned blocks =
+      static_cast<unsigned>(std::min((out + kWarps - 1) / kWarps, static_cast<int64_t>(s.sms()) * kBlocksPerSm));
   const Mat<const float> h = mat<float>(args.h);
   for (int64_t strip = 0; strip < n; strip += kStripCols) {
     const int64_t strip_end = std::min(n, strip + kStripCols);

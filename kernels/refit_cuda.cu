@@ -1,7 +1,7 @@
 // Refit of scales: with C the levels, each row's normal equations A = C^T H C, b = C^T H t are gathered group by group:
 // one f64 product Z_g = C_g H_g (all rows at once) and one kernel of dots, a block per row. The systems are solved by
-// cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s* plus
-// |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
+// cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
+// plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -28,9 +28,7 @@ GroupOrder order_by_group(Exec& ex, const RefineArgs& a, int64_t groups) {
   const int64_t n = a.target.cols();
   Tensor host;
   if (a.group_of.data) host = ex.to_host(a.group_of);
-  const auto group = [&](int64_t i) {
-    return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / a.group);
-  };
+  const auto group = [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / a.group); };
   GroupOrder o;
   o.order.resize(static_cast<size_t>(n));
   std::iota(o.order.begin(), o.order.end(), 0);
@@ -67,8 +65,7 @@ __global__ void gather_rows_kernel(const uint8_t* __restrict__ codes, const uint
 // Row g of a row's A and its b from Z_g: a block per row, a warp per group of columns in turn.
 __global__ void normal_row_kernel(const double* __restrict__ z, const float* __restrict__ level,
                                   const float* __restrict__ target, const int32_t* __restrict__ start,
-                                  double* __restrict__ a, double* __restrict__ b, int64_t n, int groups,
-                                  int g) {
+                                  double* __restrict__ a, double* __restrict__ b, int64_t n, int groups, int g) {
   __shared__ double room[32];
   const int64_t row = blockIdx.x, base = row * n;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -89,8 +86,8 @@ __global__ void normal_row_kernel(const double* __restrict__ z, const float* __r
 
 // Groups whose levels are all zero have no say: their scale stays. Also lists the systems for the batched
 // solver.
-__global__ void mend_kernel(double* a, double* b, const float* __restrict__ scales, double** a_list,
-                            double** b_list, int64_t rows, int groups) {
+__global__ void mend_kernel(double* a, double* b, const float* __restrict__ scales, double** a_list, double** b_list,
+                            int64_t rows, int groups) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (k >= rows * groups) return;
   const int64_t row = k / groups, g = k % groups;
@@ -107,10 +104,9 @@ __global__ void mend_kernel(double* a, double* b, const float* __restrict__ scal
 
 // Takes the rounded solution of a row where its loss is below that of the old scales; a block per row.
 // Shared memory: the two distances from the exact solution, [2, groups].
-__global__ void accept_kernel(
-    const double* __restrict__ factor,  // [rows, groups, groups], lower, column-major
-    const double* __restrict__ solved,  // [rows, groups]
-    const int* __restrict__ info, float* __restrict__ scales, int groups, DType dtype) {
+__global__ void accept_kernel(const double* __restrict__ factor,  // [rows, groups, groups], lower, column-major
+                              const double* __restrict__ solved,  // [rows, groups]
+                              const int* __restrict__ info, float* __restrict__ scales, int groups, DType dtype) {
   extern __shared__ double distance[];
   __shared__ double room[32];
   const int64_t row = blockIdx.x;
@@ -166,8 +162,8 @@ class Refit {
     group_at_ = upload(at);
     start_on_device_ = upload(start_);
     wide_ = ex.alloc(DType::f64, {n_, n_});
-    gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(
-        a.h.as<float>(), order_.as<int32_t>(), wide_.as<double>(), n_);
+    gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(a.h.as<float>(), order_.as<int32_t>(),
+                                                                              wide_.as<double>(), n_);
     FEWBIT_CUDA_LAUNCHED();
     factor_ = ex.alloc(DType::f64, {most, n_});
     level_ = ex.alloc(DType::f32, {most, n_});
@@ -184,8 +180,8 @@ class Refit {
     float* s = scales.as<float>() + begin * groups_;
     gather_rows_kernel<<<blocks, kThreads, 0, s_.stream>>>(
         codes.as<uint8_t>() + begin * n_, a_.zeros.data ? a_.zeros.as<uint8_t>() + begin * groups_ : nullptr,
-        a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(),
-        factor_.as<double>(), level_.as<float>(), target_.as<float>(), n_, groups_, 1 << (a_.bits - 1));
+        a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), factor_.as<double>(),
+        level_.as<float>(), target_.as<float>(), n_, groups_, 1 << (a_.bits - 1));
     FEWBIT_CUDA_LAUNCHED();
     for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
     auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
@@ -194,11 +190,10 @@ class Refit {
         a_rows_.as<double>(), b_rows_.as<double>(), s, a_list, b_list, rows, static_cast<int>(groups_));
     FEWBIT_CUDA_LAUNCHED();
     const int order = static_cast<int>(groups_), batch = static_cast<int>(rows);
-    FEWBIT_CUSOLVER_CALL(cusolverDnDpotrfBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, a_list, order,
-                                                 info_.as<int32_t>(), batch));
-    FEWBIT_CUSOLVER_CALL(cusolverDnDpotrsBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, 1, a_list, order,
-                                                 b_list, order, info_.as<int32_t>() + info_.numel() - 1,
-                                                 batch));
+    FEWBIT_CUSOLVER_CALL(
+        cusolverDnDpotrfBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, a_list, order, info_.as<int32_t>(), batch));
+    FEWBIT_CUSOLVER_CALL(cusolverDnDpotrsBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, 1, a_list, order, b_list,
+                                                 order, info_.as<int32_t>() + info_.numel() - 1, batch));
     accept_kernel<<<blocks, kThreads, static_cast<size_t>(2 * groups_) * sizeof(double), s_.stream>>>(
         a_rows_.as<double>(), b_rows_.as<double>(), info_.as<int32_t>(), s, order, a_.scale_dtype);
     FEWBIT_CUDA_LAUNCHED();
@@ -213,12 +208,12 @@ class Refit {
     } else {
       // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
       FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, n_, rows, width, &one,
-                                        wide_.as<double>() + first * n_, n_, factor_.as<double>() + first, n_,
-                                        &zero, z_.as<double>(), n_));
+                                        wide_.as<double>() + first * n_, n_, factor_.as<double>() + first, n_, &zero,
+                                        z_.as<double>(), n_));
     }
     normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_on_device_.as<int32_t>(),
-        a_rows_.as<double>(), b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
+        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_on_device_.as<int32_t>(), a_rows_.as<double>(),
+        b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
     FEWBIT_CUDA_LAUNCHED();
   }
 
@@ -237,15 +232,13 @@ class Refit {
 
 void refit_scales(Exec& ex, const RefineArgs& args, ConstTensorView codes, TensorView scales) {
   const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n &&
-                args.group > 0);
+  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
   if (out == 0) return;
   const int64_t per_row = (3 * n + groups * groups) * static_cast<int64_t>(sizeof(double));
   const int64_t most = std::clamp<int64_t>(kRefitBytes / per_row, 1, out);
   const GroupOrder by_group = order_by_group(ex, args, groups);
   Refit refit(ex, args, by_group, most);
-  for (int64_t begin = 0; begin < out; begin += most)
-    refit.run(begin, std::min(most, out - begin), codes, scales);
+  for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin), codes, scales);
 }
 
 }  // namespace fewbit::cuda

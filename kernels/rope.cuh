@@ -4,8 +4,8 @@
 
 namespace fewbit::cuda {
 
-// table [2, half]: cosines, then sines, times `scale`; with the precise sincosf, as positions reach 10^5 radians. Thread `first`
-// of `step` threads.
+// table [2, half]: cosines, then sines, times `scale`; with the precise sincosf, as positions reach 10^5 radians.
+// Thread `first` of `step` threads.
 __device__ __forceinline__ void rope_angles(float* table, float position, const float* inv_freq, int half, float scale,
                                             int first, int step) {
   for (int i = first; i < half; i += step) {

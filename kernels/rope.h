@@ -7,9 +7,16 @@ namespace fewbit {
 //   x          [tokens, heads * head_dim]  f32 | bf16; computed in f32, rounded once. rot = 2 * |inv_freq| <= head_dim
 //   positions  [tokens]                    i32
 //   inv_freq   [rot / 2]                   f32
-namespace cpu  { void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim, float attention_scale); }
-namespace cuda { void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim, float attention_scale); }
-inline void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim, float attention_scale) {
+namespace cpu {
+void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
+          float attention_scale);
+}
+namespace cuda {
+void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
+          float attention_scale);
+}
+inline void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
+                 float attention_scale) {
   pick(ex, &cpu::rope, FEWBIT_CUDA_OP(rope))(ex, x, positions, inv_freq, head_dim, attention_scale);
 }
 }  // namespace fewbit

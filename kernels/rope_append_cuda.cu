@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(32 * kWarps)
                        const T* __restrict__ k,  // [tokens, kv_heads * d]
                        const T* __restrict__ v, const int32_t* __restrict__ positions,
                        const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
-                       C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales, RopeSizes s) {
+                       C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales,
+                       RopeSizes s) {
   // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
   extern __shared__ float table[];
   // In this order, so that who comes behind finds what earlier kernels wrote (AttentionArgs::behind_append).
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(32 * kWarps)
       for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = from[i];
     __syncwarp();
     if (s.run > 0)
-      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale, lane);
+      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
+                    lane);
   };
   if (of_q) return turn(q_row, q_row);
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
@@ -89,7 +91,8 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                         .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
   const int all = sizes.heads + 2 * sizes.kv_heads;
   const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
-  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) + static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
+  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) +
+                        static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;

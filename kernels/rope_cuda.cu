@@ -15,8 +15,8 @@ constexpr int kHeads = 8;  // heads of one block
 // kN: values per thread and step; 16 bytes, or 1 where half a head is not a multiple of that.
 template <class T, int kN>
 __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
-                            const int32_t* __restrict__ positions, const float* __restrict__ inv_freq,
-                            int half, int heads, int head_dim, float attention_scale) {
+                            const int32_t* __restrict__ positions, const float* __restrict__ inv_freq, int half,
+                            int heads, int head_dim, float attention_scale) {
   extern __shared__ float table[];  // [2, half]: cosines, sines
   allow_successor();
   await_predecessor();
@@ -57,9 +57,9 @@ void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv
     constexpr int kN = kVec16<T>;
     const bool vectors = half % kN == 0 && aligned16(x.as<T>(), head_dim);
     auto* kernel = vectors ? rope_kernel<T, kN> : rope_kernel<T, 1>;
-    launch_overlapping(ex.cuda_state(), kernel, grid, dim3(kThreads), shared, x.as<T>(),
-                       positions.as<int32_t>(), inv_freq.as<float>(), static_cast<int>(half),
-                       static_cast<int>(heads), static_cast<int>(head_dim), attention_scale);
+    launch_overlapping(ex.cuda_state(), kernel, grid, dim3(kThreads), shared, x.as<T>(), positions.as<int32_t>(),
+                       inv_freq.as<float>(), static_cast<int>(half), static_cast<int>(heads),
+                       static_cast<int>(head_dim), attention_scale);
   });
 }
 

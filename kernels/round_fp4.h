@@ -15,8 +15,12 @@ struct Fp4Rounding {
   float global = 1;                    // a power of two
   bool search = true;
 };
-namespace cpu  { void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales); }
-namespace cuda { void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales); }
+namespace cpu {
+void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales);
+}
+namespace cuda {
+void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales);
+}
 inline void round_fp4(Exec& ex, const Fp4Rounding& a, TensorView codes, TensorView scales) {
   pick(ex, &cpu::round_fp4, FEWBIT_CUDA_OP(round_fp4))(ex, a, codes, scales);
 }

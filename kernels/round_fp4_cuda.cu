@@ -12,8 +12,7 @@ __global__ void round_fp4_kernel(const float* __restrict__ w,  // [all groups, g
                                  const float* __restrict__ h,  // [in] or null
                                  uint8_t* __restrict__ codes,  // as w
                                  float* __restrict__ scales,   // [all groups]
-                                 int64_t all, int64_t groups, int group, DType dtype, float global,
-                                 bool search) {
+                                 int64_t all, int64_t groups, int group, DType dtype, float global, bool search) {
   const int64_t k = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
   if (k >= all) return;
   const Fp4Group g{w + k * group, h ? h + (k % groups) * group : nullptr, group};
@@ -28,10 +27,9 @@ void round_fp4(Exec& ex, const Fp4Rounding& a, TensorView codes, TensorView scal
   const int64_t groups = a.w.cols() / a.group, all = a.w.rows() * groups;
   FEWBIT_ASSERT(a.w.cols() % a.group == 0 && scales.numel() == all && codes.numel() == a.w.numel());
   if (all == 0) return;
-  round_fp4_kernel<<<static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0,
-                     ex.cuda_state().stream>>>(a.w.as<float>(), a.h.data ? a.h.as<float>() : nullptr,
-                                               codes.as<uint8_t>(), scales.as<float>(), all, groups,
-                                               static_cast<int>(a.group), a.scale_dtype, a.global, a.search);
+  round_fp4_kernel<<<static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0, ex.cuda_state().stream>>>(
+      a.w.as<float>(), a.h.data ? a.h.as<float>() : nullptr, codes.as<uint8_t>(), scales.as<float>(), all, groups,
+      static_cast<int>(a.group), a.scale_dtype, a.global, a.search);
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -11,17 +11,18 @@ namespace fewbit {
 //                     the calls.
 //     x [n, cols] f32 | bf16 · rows [n] i32 in [0, y.rows()) · weights [n] f32 · y [tokens, cols] f32
 // Rows of the tokens of an expert are gathered with embed(), scale 1.
-namespace cpu  { void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
-                 void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights,
-                                       TensorView y); }
-namespace cuda { void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
-                 void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights,
-                                       TensorView y); }
+namespace cpu {
+void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
+void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y);
+}  // namespace cpu
+namespace cuda {
+void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
+void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y);
+}  // namespace cuda
 inline void route(Exec& ex, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights) {
   pick(ex, &cpu::route, FEWBIT_CUDA_OP(route))(ex, logits, renormalise, ids, weights);
 }
-inline void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights,
-                             TensorView y) {
+inline void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y) {
   pick(ex, &cpu::scatter_add_rows, FEWBIT_CUDA_OP(scatter_add_rows))(ex, x, rows, weights, y);
 }
 }  // namespace fewbit

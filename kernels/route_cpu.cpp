@@ -15,9 +15,7 @@ namespace {
 
 void route_token(const float* z, std::vector<int32_t>& order, bool renormalise, int64_t top_k, int32_t* ids,
                  float* weights) {
-  const auto rank = [z](int32_t e) {
-    return std::isnan(z[e]) ? -std::numeric_limits<float>::infinity() : z[e];
-  };
+  const auto rank = [z](int32_t e) { return std::isnan(z[e]) ? -std::numeric_limits<float>::infinity() : z[e]; };
   std::iota(order.begin(), order.end(), 0);
   std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
                     [&](int32_t a, int32_t b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a < b; });

@@ -26,8 +26,7 @@ __device__ __forceinline__ bool before(Choice a, Choice b) {
 
 __device__ __forceinline__ Choice warp_best(Choice c) {
   for (int lane = 16; lane > 0; lane /= 2) {
-    const Choice other{__shfl_xor_sync(0xffffffffu, c.logit, lane),
-                       __shfl_xor_sync(0xffffffffu, c.expert, lane)};
+    const Choice other{__shfl_xor_sync(0xffffffffu, c.logit, lane), __shfl_xor_sync(0xffffffffu, c.expert, lane)};
     if (before(other, c)) c = other;
   }
   return c;
@@ -95,15 +94,13 @@ void route(Exec& ex, ConstTensorView logits, bool renormalise, TensorView ids, T
   FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
   FEWBIT_ASSERT(ids.rows() == tokens && ids.shape == weights.shape && top_k >= 1 && top_k <= experts);
   if (tokens == 0) return;
-  route_kernel<<<static_cast<unsigned>((tokens + kWarps - 1) / kWarps), kThreads, 0,
-                 ex.cuda_state().stream>>>(logits.as<float>(), renormalise, ids.as<int32_t>(),
-                                           weights.as<float>(), tokens, static_cast<int>(experts),
-                                           static_cast<int>(top_k));
+  route_kernel<<<static_cast<unsigned>((tokens + kWarps - 1) / kWarps), kThreads, 0, ex.cuda_state().stream>>>(
+      logits.as<float>(), renormalise, ids.as<int32_t>(), weights.as<float>(), tokens, static_cast<int>(experts),
+      static_cast<int>(top_k));
   FEWBIT_CUDA_LAUNCHED();
 }
 
-void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights,
-                      TensorView y) {
+void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y) {
   const int64_t n = rows.numel(), cols = y.cols();
   FEWBIT_ASSERT(rows.dtype == DType::i32 && weights.dtype == DType::f32 && y.dtype == DType::f32);
   FEWBIT_ASSERT(x.rows() == n && x.cols() == cols && weights.numel() == n);
@@ -112,8 +109,8 @@ void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTe
     using T = typename decltype(type)::type;
     const bool vectors = cols % 8 == 0 && aligned16(x.as<T>()) && aligned16(y.as<float>());
     auto* kernel = vectors ? scatter_add_kernel<T, 8> : scatter_add_kernel<T, 1>;
-    kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(
-        x.as<T>(), rows.as<int32_t>(), weights.as<float>(), y.as<float>(), cols);
+    kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(x.as<T>(), rows.as<int32_t>(),
+                                                                              weights.as<float>(), y.as<float>(), cols);
   });
   FEWBIT_CUDA_LAUNCHED();
 }

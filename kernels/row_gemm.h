@@ -14,5 +14,7 @@ struct RowPackedView {
 };
 // y = x W^T + bias.   x [rows, in] f32 | bf16 · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
 // Same arithmetic as marlin_gemm: levels exact, f32 sums per group, times the f32 scale. CPU only.
-namespace cpu { void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y); }
+namespace cpu {
+void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y);
+}
 }  // namespace fewbit

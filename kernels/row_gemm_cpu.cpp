@@ -1,6 +1,6 @@
-// Products with the CPU's own layout of integer linears. Few rows of x: a sum per group, of levels made in registers as the codes come from
-// memory (kernels/nibble_dot.h, kernels/byte_dot.h) or, where these do not fit, written down first. Many rows: the weight is made f32 in
-// tiles and multiplied by BLAS.
+// Products with the CPU's own layout of integer linears. Few rows of x: a sum per group, of levels made in registers as
+// the codes come from memory (kernels/nibble_dot.h, kernels/byte_dot.h) or, where these do not fit, written down first.
+// Many rows: the weight is made f32 in tiles and multiplied by BLAS.
 #include "kernels/row_gemm.h"
 
 #include <algorithm>
@@ -103,7 +103,8 @@ void few_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, 
 
 void few_nibble_rows(ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
   const NibbleInput input(w, x);
-  product_by_outputs(x.rows(), w.out(), w.codes.cols(), bias, y, [&](int64_t o, float* sums) { nibble_dots(w, input, o, sums); });
+  product_by_outputs(x.rows(), w.out(), w.codes.cols(), bias, y,
+                     [&](int64_t o, float* sums) { nibble_dots(w, input, o, sums); });
 }
 
 void few_byte_rows(ConstTensorView x, const RowReader& reader, ConstTensorView bias, TensorView y) {
@@ -125,15 +126,15 @@ void few_byte_rows(ConstTensorView x, const RowReader& reader, ConstTensorView b
 
 void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y) {
   const RowReader reader(w);
-  FEWBIT_ASSERT(x.cols() == w.in && y.rows() == x.rows() && y.cols() == w.out() && w.bits >= 1 &&
-                w.bits <= 8);
+  FEWBIT_ASSERT(x.cols() == w.in && y.rows() == x.rows() && y.cols() == w.out() && w.bits >= 1 && w.bits <= 8);
   FEWBIT_ASSERT(w.codes.dtype == DType::u8 && reader.row_bytes == (reader.nibbles ? (w.in + 1) / 2 : w.in));
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
   if (x.rows() <= kRowsByOutputs) {
     if (nibble_dots_fit(w)) return few_nibble_rows(x, w, bias, y);
-    if (!reader.nibbles && !w.group_of.data && level_dots_fit(w.in, reader.groups == 1 ? w.in : w.group)) return few_byte_rows(x, reader, bias, y);
+    if (!reader.nibbles && !w.group_of.data && level_dots_fit(w.in, reader.groups == 1 ? w.in : w.group))
+      return few_byte_rows(x, reader, bias, y);
     return few_rows(x, reader, bias, y);
   }
   const auto weight = [&](int64_t begin, int64_t end, float* out) {

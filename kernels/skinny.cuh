@@ -1,21 +1,20 @@
 #pragma once
-// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8,
-// row-major. Nothing but the weights costs time, so everything serves one aim: keep reading them.
+// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8, row-major.
+// Nothing but the weights costs time, so everything serves one aim: keep reading them.
 //
-// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a
-// slice of k, whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product,
-// x (8 rows at a time) the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight
-// (sixteen) values that a lane holds stand for whatever k the instruction believes, as long as both operands
-// agree, and a lane reads from shared memory just what it has copied there itself: no barrier, no bank
-// conflict, some twenty instructions on a KiB. A ring of kDepth such copies a lane runs ahead over the tiles'
-// borders and is filled before the kernel before it in the stream has ended (launch.cuh); held in registers
-// it would leave no room for the next kernel's. Sums are f32 (int32 for int8) and are added over the warps in
-// their order; which k a warp has depends on `in` alone, so that a row gives the same bits among any number
-// of rows. That ends where x finds no room in shared memory: k is then cut in as many launches as it needs, each of which
-// leaves its sums for the next, since to read the weights once for some rows and again for others costs far more.
+// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a slice of k,
+// whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product, x (8 rows at a time)
+// the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight (sixteen) values that a lane holds
+// stand for whatever k the instruction believes, as long as both operands agree, and a lane reads from shared memory
+// just what it has copied there itself: no barrier, no bank conflict, some twenty instructions on a KiB. A ring of
+// kDepth such copies a lane runs ahead over the tiles' borders and is filled before the kernel before it in the stream
+// has ended (launch.cuh); held in registers it would leave no room for the next kernel's. Sums are f32 (int32 for int8)
+// and are added over the warps in their order; which k a warp has depends on `in` alone, so that a row gives the same
+// bits among any number of rows. That ends where x finds no room in shared memory: k is then cut in as many launches as
+// it needs, each of which leaves its sums for the next, since to read the weights once for some rows and again for
+// others costs far more.
 //
-// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all
-// wait for.
+// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all wait for.
 #include <algorithm>
 
 #include "kernels/launch.cuh"
@@ -43,7 +42,7 @@ struct SkinnyVariant {
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr int kDepth = kDepth_;  // slots of a warp's ring, all but one under way
   static constexpr int kRingBytes = kDepth * kSlotBytes;
-  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
+  static constexpr int kBlocks = kBlocks_;          // on a multiprocessor
   static constexpr int kSumBuffers = kSumBuffers_;  // of the tiles' sums: one barrier a tile with two
   static constexpr int kOuts = 16, kSumStride = kOuts + 4;
 };
@@ -97,8 +96,7 @@ struct SkinnyFeeder {
 
 // The warp's steps of the rows of x, to their place in shared memory [rows, pitch].
 template <class Format>
-__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first,
-                                           int steps) {
+__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first, int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
   constexpr int kCodeWiden = Format::kCodeBytes / Format::kBytes;
   const int64_t row_bytes = static_cast<int64_t>(job.stride) * Format::kCodeBytes;
@@ -132,8 +130,7 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
 #pragma unroll
         for (int i = 0; i < 8; ++i) squares = fmaf(to_f32(unit[i]), to_f32(unit[i]), squares);
       });
-      const float inverse =
-          1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
+      const float inverse = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
       for_units([&](auto& unit, int c) {
         const auto weight = load_vec<__nv_bfloat16, 8>(job.norm + c);
 #pragma unroll
@@ -142,8 +139,7 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
       });
     }
     if constexpr (Format::kBytes == 2) {
-      for_units(
-          [&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
+      for_units([&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
     } else {
       float most = 0;
       for_units([&](auto& unit, int) {
@@ -173,8 +169,7 @@ struct SkinnyOutput {
   int64_t at;
   int of = -1;  // which weight's; -1: not an output. A pointer to it would have the compiler read the job from memory.
 
-  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o,
-                                       const float* x_scales) {
+  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o, const float* x_scales) {
     if (row >= job.rows) return;
     int which = 0;
     while (tile >= job.weights[which].end_tile) ++which;
@@ -191,7 +186,8 @@ struct SkinnyOutput {
     }
     if (w.bias) bias = __bfloat162float(w.bias[o]);
     if (w.add)
-      before = job.y_f32 ? static_cast<const float*>(w.y)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(w.y)[at]);
+      before =
+          job.y_f32 ? static_cast<const float*>(w.y)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(w.y)[at]);
   }
   __device__ __forceinline__ void store(const SkinnyJob& job, Sum sum) const {
     const SkinnyWeight& w = job.weights[of];
@@ -212,8 +208,7 @@ struct SkinnyOutput {
 };
 
 template <class V>
-__global__ void __launch_bounds__(V::kThreads, V::kBlocks)
-    skinny_kernel(const __grid_constant__ SkinnyJob job) {
+__global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const __grid_constant__ SkinnyJob job) {
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
   // The warps' rings, x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride].
@@ -256,8 +251,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
       const uint4 low = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes);
       const uint4 high = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes + 512);
 #pragma unroll
-      for (int c = 0; c < V::kColumns; ++c)
-        Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
+      for (int c = 0; c < V::kColumns; ++c) Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
       feeder.fetch(ring + (d + V::kDepth - 1) % V::kDepth * kSlotBytes);
       if (++step < steps) continue;
       // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is
@@ -268,8 +262,7 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = 8 * c + lane % 4 * 2 + j % 2;
-          if (row < job.rows)
-            of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
+          if (row < job.rows) of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
           sums[c][j] = 0;
         }
       SkinnyOutput<Sum> output;
@@ -300,12 +293,10 @@ size_t skinny_shared(int rows, int in) {
 template <class V>
 void launch_skinny(CudaState& s, SkinnyJob job, int count) {
   job.tiles = 0;
-  for (int i = 0; i < count; ++i)
-    job.weights[i].end_tile = job.tiles += (job.weights[i].out + V::kOuts - 1) / V::kOuts;
+  for (int i = 0; i < count; ++i) job.weights[i].end_tile = job.tiles += (job.weights[i].out + V::kOuts - 1) / V::kOuts;
   const size_t shared = skinny_shared<V>(job.rows, job.in);
   auto* kernel = skinny_kernel<V>;
-  FEWBIT_CUDA_CALL(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocks * s.sms()))),
                      dim3(V::kThreads), shared, job);
 }

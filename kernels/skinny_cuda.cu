@@ -21,8 +21,7 @@ template <class F>
 auto with_variant(SkinnyTypes types, int rows, F&& f) {
   if (types.w == DType::bf16) return f(static_cast<Bf16*>(nullptr));
   if (types.w == DType::i8)
-    return rows <= 8 ? f(static_cast<Bytes<SkinnyI8, 1>*>(nullptr))
-                     : f(static_cast<Bytes<SkinnyI8, 2>*>(nullptr));
+    return rows <= 8 ? f(static_cast<Bytes<SkinnyI8, 1>*>(nullptr)) : f(static_cast<Bytes<SkinnyI8, 2>*>(nullptr));
   FEWBIT_ASSERT(types.w == DType::f8_e4m3);
   if (types.x == DType::f16)
     return rows <= 8 ? f(static_cast<Bytes<SkinnyF8<F8Input::unrounded>, 1>*>(nullptr))
@@ -44,8 +43,9 @@ bool skinny_prepares(int64_t rows, int64_t in) { return rows * in <= kPreparedHe
 
 int skinny_launches(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x) {
   const int64_t row_bytes = in * bytes_of(types.w), steps = row_bytes / kStepBytes;
-  if (rows > (types.w == DType::bf16 ? kMostBf16Rows : SkinnyJob::kRows) || row_bytes % kStepBytes != 0 || steps < kWarps ||
-      row_bytes >= 1 << 20 || !aligned16(static_cast<const char*>(w)) || !aligned16(static_cast<const char*>(x)))
+  if (rows > (types.w == DType::bf16 ? kMostBf16Rows : SkinnyJob::kRows) || row_bytes % kStepBytes != 0 ||
+      steps < kWarps || row_bytes >= 1 << 20 || !aligned16(static_cast<const char*>(w)) ||
+      !aligned16(static_cast<const char*>(x)))
     return 0;
   const int64_t most = types.w == DType::bf16 ? 1 : steps / kWarps;  // cuBLAS has what is left of bf16
   for (int launches = 1; launches <= most; ++launches) {
@@ -66,9 +66,8 @@ void skinny_product(CudaState& s, SkinnyTypes types, SkinnyJob job, int count, i
     job.in = steps_of_launch(steps, launch, launches) * values_of_step(types);
     job.resumes = launch > 0;
     job.pauses = launch + 1 < launches;
-    with_variant(types, job.rows, [&](auto* variant) {
-      launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count);
-    });
+    with_variant(types, job.rows,
+                 [&](auto* variant) { launch_skinny<std::remove_pointer_t<decltype(variant)>>(s, job, count); });
     job.x = static_cast<const char*>(job.x) + job.in * bytes_of(types.x);
     for (int i = 0; i < count; ++i) job.weights[i].w += job.in * bytes_of(types.w);
   }

@@ -6,9 +6,9 @@
 
 namespace fewbit::cuda {
 
-// What a format gives: the type of a sum, the bytes of a value of the weight, of x as codes in memory and of x in shared
-// memory, and sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g + 8 in
-// `high`, lane = 4 g + t; `x` points to the values that go with them.
+// What a format gives: the type of a sum, the bytes of a value of the weight, of x as codes in memory and of x in
+// shared memory, and sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g
+// + 8 in `high`, lane = 4 g + t; `x` points to the values that go with them.
 
 // Those that `kMma` multiplies as weights and x lie: two products a step.
 template <class S, int kValueBytes, void (*kMma)(S (&)[4], const uint32_t (&)[4], uint32_t, uint32_t)>
@@ -62,8 +62,7 @@ struct SkinnyF8 {
       *reinterpret_cast<uint4*>(to + 16) = *reinterpret_cast<const uint4*>(from + 16);
     } else if constexpr (kWide) {
       *reinterpret_cast<uint4*>(to) = {two_f16(v.x), two_f16(v.x >> 16), two_f16(v.y), two_f16(v.y >> 16)};
-      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w),
-                                            two_f16(v.w >> 16)};
+      *reinterpret_cast<uint4*>(to + 16) = {two_f16(v.z), two_f16(v.z >> 16), two_f16(v.w), two_f16(v.w >> 16)};
     } else {
       *reinterpret_cast<uint4*>(to) = v;
     }
@@ -87,7 +86,8 @@ struct SkinnyF8 {
 };
 struct SkinnyI8 : SkinnyAsIs<int32_t, 1, mma_i8> {
   static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
-    *reinterpret_cast<uint2*>(to) = {codes_of<false>({x[0], x[1], x[2], x[3]}), codes_of<false>({x[4], x[5], x[6], x[7]})};
+    *reinterpret_cast<uint2*>(to) = {codes_of<false>({x[0], x[1], x[2], x[3]}),
+                                     codes_of<false>({x[4], x[5], x[6], x[7]})};
   }
   static __device__ __forceinline__ float scale(float most, float fixed) { return row_scale(most, fixed, 127.f); }
 };

@@ -24,7 +24,8 @@ struct SkinnyJob {
   const void* x;                   // [rows, in]: bf16, or the codes that go with the weights
   const float* x_scales;           // [rows], of codes
   int rows, in;
-  int stride;            // values from row to row of x and of the weights, more than `in` where k is cut; filled in by the launch
+  // values from row to row of x and of the weights, more than `in` where k is cut; filled in by the launch
+  int stride;
   bool resumes, pauses;  // begins with the sums of the launch before; leaves its own for the next; the same
   int tiles;             // over all weights; the same
   bool y_f32;            // else bf16
@@ -41,13 +42,13 @@ struct SkinnyJob {
 struct SkinnyTypes {
   DType w, x;
 };
-// Launches that so many rows of `in` values at x take with weights at `w`: one, or more that have a part of k each where x
-// finds no room in shared memory; 0 where such weights are not streamed.
+// Launches that so many rows of `in` values at x take with weights at `w`: one, or more that have a part of k each
+// where x finds no room in shared memory; 0 where such weights are not streamed.
 int skinny_launches(const CudaState& s, SkinnyTypes types, int64_t rows, int64_t in, const void* w, const void* x);
 // Whether x is quantized, or normed, in the kernel; then one launch is enough.
 bool skinny_prepares(int64_t rows, int64_t in);
-// For `count` weights; skinny_launches() said `launches` for each. The job is that of the whole product; where there are
-// several launches its x are codes and its weights have sums.
+// For `count` weights; skinny_launches() said `launches` for each. The job is that of the whole product; where there
+// are several launches its x are codes and its weights have sums.
 void skinny_product(CudaState& s, SkinnyTypes types, SkinnyJob job, int count, int launches);
 
 inline void lay_norm(SkinnyJob& job, const RowNorm* norm) {
@@ -59,8 +60,8 @@ inline void lay_norm(SkinnyJob& job, const RowNorm* norm) {
 }
 // The products of kernels/gemm.h and kernels/byte_gemms.h by this kernel; false, and nothing done, where it
 // does not take them. `settled` as in SkinnyJob; `norm` may be null.
-bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm,
-                    std::span<const GemmProduct> products, bool settled);
+bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
+                    bool settled);
 bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
                          std::span<const ByteProduct> products, bool settled);
 

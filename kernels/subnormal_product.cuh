@@ -1,15 +1,15 @@
 #pragma once
-// Up to 16 rows of x times 4-bit Marlin words by mma.m16n8k16, the codes as they lie: masked out of their words they are subnormals.
-// The weights are the row operand; kColumns, 1 or 2, columns of the other hold eight rows of x each.
+// Up to 16 rows of x times 4-bit Marlin words by mma.m16n8k16, the codes as they lie: masked out of their words they
+// are subnormals. The weights are the row operand; kColumns, 1 or 2, columns of the other hold eight rows of x each.
 #include "kernels/marlin_fragment.h"
 #include "kernels/mma.cuh"
 
 namespace fewbit::cuda {
 
-// The codes as bf16 subnormals, with the fewest instructions: bits 0 to 7 of a bf16 count in steps of 2^-133, past the smallest
-// normal number too. So registers 0 and 1 are 2^-133 * code, and 2 and 3, the upper eight of a k-tile's values, 2^-129 * code.
-// Activations are multiplied by kRaise and kRaiseUpper, so that products are normal, and sums by kLower in the end: exact for
-// activations from 2^-57 to 2^63.
+// The codes as bf16 subnormals, with the fewest instructions: bits 0 to 7 of a bf16 count in steps of 2^-133, past the
+// smallest normal number too. So registers 0 and 1 are 2^-133 * code, and 2 and 3, the upper eight of a k-tile's
+// values, 2^-129 * code. Activations are multiplied by kRaise and kRaiseUpper, so that products are normal, and sums by
+// kLower in the end: exact for activations from 2^-57 to 2^63.
 inline constexpr float kRaise = 0x1p64f, kRaiseUpper = 0x1p60f, kLower = 0x1p69f;
 __device__ __forceinline__ void subnormal_fragment(uint32_t (&a)[4], uint32_t word) {
   const uint32_t down = word >> 8;
@@ -29,8 +29,9 @@ __device__ __forceinline__ uint4 raised(uint4 v, bool lower) {
   return v;
 }
 
-// The offset that this lane gives to ldmatrix, rows of x `row_bytes` apart: of 16 rows and a k-tile, or of 8 and two. Past the last
-// row it is the last: a column of the product depends on its own activations only, and those are not stored.
+// The offset that this lane gives to ldmatrix, rows of x `row_bytes` apart: of 16 rows and a k-tile, or of 8 and two.
+// Past the last row it is the last: a column of the product depends on its own activations only, and those are not
+// stored.
 template <int kColumns>
 __device__ __forceinline__ int subnormal_x_offset(int lane, int rows, int row_bytes) {
   const int row = lane % 8 + (kColumns == 2 ? lane / 16 * 8 : 0);
@@ -39,8 +40,8 @@ __device__ __forceinline__ int subnormal_x_offset(int lane, int rows, int row_by
 
 // part[i][column] += words[i] times what ldmatrix read of k-tile `tile`: of one column, the tile and its neighbour.
 template <int kWords, int kColumns>
-__device__ __forceinline__ void add_subnormal_words(float (&part)[kWords][kColumns][4], const uint32_t (&words)[kWords], int tile,
-                                                    const uint32_t (&x)[4]) {
+__device__ __forceinline__ void add_subnormal_words(float (&part)[kWords][kColumns][4], const uint32_t (&words)[kWords],
+                                                    int tile, const uint32_t (&x)[4]) {
 #pragma unroll
   for (int j = 0; j < kWords; ++j) {
     uint32_t a[4];

@@ -13,8 +13,7 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult result{};
 #if CUDART_VERSION >= 12050
-    FEWBIT_CUDA_CALL(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
+    FEWBIT_CUDA_CALL(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &result));
 #else
     FEWBIT_CUDA_CALL(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &f, cudaEnableDefault, &result));
 #endif
@@ -27,14 +26,13 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 // Sizes and box in values, the innermost first; strides in bytes, of all but the innermost.
 template <size_t kRank>
 CUtensorMap map_of(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kRank],
-                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank],
-                   CUtensorMapSwizzle swizzle) {
+                   const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMapSwizzle swizzle) {
   CUtensorMap map{};
   static_assert(kRank <= 4);
   const cuuint32_t each[4] = {1, 1, 1, 1};
-  const CUresult status = tensor_map_encoder()(
-      &map, type, kRank, const_cast<void*>(data), sizes, strides, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = tensor_map_encoder()(&map, type, kRank, const_cast<void*>(data), sizes, strides, box, each,
+                                               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   FEWBIT_ASSERT(status == CUDA_SUCCESS);
   return map;
 }

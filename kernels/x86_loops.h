@@ -9,7 +9,8 @@
 
 namespace fewbit::cpu {
 
-inline constexpr int64_t kAhead = 2048;  // bytes: too little work per line for the reordering of instructions to reach far enough
-inline constexpr int kRowsAtOnce = 4;    // of x, for a row of codes
+// bytes: too little work per line for the reordering of instructions to reach far enough
+inline constexpr int64_t kAhead = 2048;
+inline constexpr int kRowsAtOnce = 4;  // of x, for a row of codes
 
 }  // namespace fewbit::cpu

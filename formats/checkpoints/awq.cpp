@@ -19,8 +19,8 @@ std::string cannot_describe(const QuantizationSummary& summary) {
   const LinearFormat common = fewbit_map::most_common(summary);
   for (const auto& [name, f] : summary.linears) {
     if (f.spec.group != common.spec.group)
-      return name + " has group " + std::to_string(f.spec.group) + " and others " +
-             std::to_string(common.spec.group) + "; an AWQ config has one group size for all";
+      return name + " has group " + std::to_string(f.spec.group) + " and others " + std::to_string(common.spec.group) +
+             "; an AWQ config has one group size for all";
     for (const std::string& dense : summary.dense)
       if (name.find(dense) != std::string::npos)
         return dense + " stays dense and is a part of the name " + name +
@@ -76,8 +76,7 @@ QuantizationSummary read_awq(const ReadRequest& r, std::string& name) {
   const char* bits = either(config, "bits", "w_bit");
   f.spec.bits = fewbit_map::read_bits(config, nullptr, bits);
   if (f.spec.bits != 4) config.unsupported(bits, "4");
-  f.spec.group =
-      fewbit_map::read_group_size(config, nullptr, either(config, "group_size", "q_group_size"));
+  f.spec.group = fewbit_map::read_group_size(config, nullptr, either(config, "group_size", "q_group_size"));
   f.spec.symmetric = false;
   for (const std::string& linear : r.linears) {
     if (fewbit_map::packed(r.tensor, linear, f)) {

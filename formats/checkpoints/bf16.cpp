@@ -10,6 +10,10 @@ std::string write_config(const QuantizationSummary&) { return ""; }
 }  // namespace
 
 constinit const CheckpointFormat format_bf16 = {
-    .name = "bf16", .summary = "dense weights", .candidates = candidates, .write_config = write_config};
+    .name = "bf16",
+    .summary = "dense weights",
+    .candidates = candidates,
+    .write_config = write_config,
+};
 
 }  // namespace fewbit

@@ -131,19 +131,15 @@ std::string write_config(const QuantizationSummary& summary) {
   c["quantization_status"] = "compressed";
   c["global_compression_ratio"] = nullptr;
   if (summary.fp8_kv_cache)
-    c["kv_cache_scheme"] = {{"num_bits", 8},
-                            {"type", "float"},
-                            {"strategy", "tensor"},
-                            {"dynamic", false},
-                            {"symmetric", true}};
+    c["kv_cache_scheme"] = {
+        {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"dynamic", false}, {"symmetric", true}};
   c["ignore"] = summary.dense;
   if (!summary.linears.count("lm_head") &&
       std::find(summary.dense.begin(), summary.dense.end(), "lm_head") == summary.dense.end())
     c["ignore"].push_back("lm_head");
   c["config_groups"] = ordered_json::object();
   for (size_t i = 0; i < groups.size(); ++i) {
-    groups[i].scheme["targets"] =
-        groups.size() == 1 ? ordered_json({"Linear"}) : ordered_json(groups[i].names);
+    groups[i].scheme["targets"] = groups.size() == 1 ? ordered_json({"Linear"}) : ordered_json(groups[i].names);
     if (groups.size() == 1)  // an embedding is of another class
       for (const std::string& name : groups[i].names)
         if (ends_with(name, "embed_tokens")) groups[i].scheme["targets"].push_back(name);
@@ -190,8 +186,7 @@ void read_block(const ConfigObject& w, QuantSpec& spec) {
   } else {
     block = w.integers("block_structure");
   }
-  if (block.size() != 2 || block[0] < 2 || block[1] < 1)
-    w.wrong("block_structure", "[outputs, inputs] of a block");
+  if (block.size() != 2 || block[0] < 2 || block[1] < 1) w.wrong("block_structure", "[outputs, inputs] of a block");
   spec.out_group = block[0];
   spec.group = block[1];
 }
@@ -317,9 +312,9 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
   if (const auto transforms = config.object("transform_config"))
     if (const auto groups = transforms->object("config_groups"); groups && !groups->members().empty())
       transforms->unsupported("config_groups", "no transforms");
-  if (std::find(linears.begin(), linears.end(), "lm_head") == linears.end() &&
-      tensor("lm_head.weight_scale").data)
-    fail(ErrorKind::unsupported, "tensor 'lm_head.weight_scale': a quantized head where the model has no head of its own");
+  if (std::find(linears.begin(), linears.end(), "lm_head") == linears.end() && tensor("lm_head.weight_scale").data)
+    fail(ErrorKind::unsupported,
+         "tensor 'lm_head.weight_scale': a quantized head where the model has no head of its own");
 }
 
 // Scales are used for an FP8 cache only where they were made for one.
@@ -367,6 +362,7 @@ constinit const CheckpointFormat format_compressed_tensors = {
     .candidates = candidates,
     .write_config = write_config,
     .fp8_kv_cache = true,
-    .packed_ends = true};
+    .packed_ends = true,
+};
 
 }  // namespace fewbit

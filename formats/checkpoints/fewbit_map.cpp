@@ -42,9 +42,7 @@ LinearFormat read_entry(const ConfigObject& o, std::initializer_list<const Packi
 }
 
 // The tensor that holds a linear's codes: the first of the packing's plan, whatever the shape.
-TensorPlan codes_plan(const LinearFormat& f) {
-  return f.packing->tensors(f.spec, 256, 256, f.act_order)[0];
-}
+TensorPlan codes_plan(const LinearFormat& f) { return f.packing->tensors(f.spec, 256, 256, f.act_order)[0]; }
 std::string codes_tensor(const std::string& linear, const LinearFormat& f) {
   return linear + '.' + codes_plan(f).suffix;
 }
@@ -58,16 +56,14 @@ bool same(const LinearFormat& a, const LinearFormat& b) {
 LinearFormat most_common(const QuantizationSummary& summary) {
   std::vector<std::pair<LinearFormat, int64_t>> counts;
   for (const auto& [name, format] : summary.linears) {
-    const auto it =
-        std::find_if(counts.begin(), counts.end(), [&](const auto& c) { return same(c.first, format); });
+    const auto it = std::find_if(counts.begin(), counts.end(), [&](const auto& c) { return same(c.first, format); });
     if (it == counts.end()) {
       counts.emplace_back(format, 1);
     } else {
       ++it->second;
     }
   }
-  return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })
-      ->first;
+  return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;
 }
 
 std::string text(const QuantizationSummary& summary) {
@@ -136,8 +132,7 @@ void read(const ConfigObject& fewbit, std::initializer_list<const Packing*> fami
     if (it != listed.end()) listed.erase(it);
   }
   if (!listed.empty())
-    fail(ErrorKind::checkpoint,
-         fewbit.where + ".linears." + listed.begin()->first + ": the model has no such linear");
+    fail(ErrorKind::checkpoint, fewbit.where + ".linears." + listed.begin()->first + ": the model has no such linear");
 }
 
 }  // namespace fewbit::fewbit_map

@@ -27,8 +27,8 @@ std::string cannot_describe(const QuantizationSummary& summary) {
       return name + " has a scale per output, and an fp8 config knows one per linear or per block; " +
              "compressed-tensors and modelopt have words for it";
     const bool blocks = in_blocks(common.spec) && f.spec.out_group == common.spec.out_group;
-    if (f.packing == common.packing && f.spec.group == common.spec.group &&
-        (blocks || !in_blocks(common.spec)) && f.spec.activations == common.spec.activations)
+    if (f.packing == common.packing && f.spec.group == common.spec.group && (blocks || !in_blocks(common.spec)) &&
+        f.spec.activations == common.spec.activations)
       continue;
     return name + " (" + f.spec.str() + ") and " + first + " (" + common.spec.str() +
            ") differ; an fp8 config has one scheme for all";
@@ -90,6 +90,7 @@ constinit const CheckpointFormat format_fp8 = {
     .summary = "FP8, one scale per linear or per 128 x 128 block (DeepSeek)",
     .candidates = candidates,
     .write_config = write_config,
-    .cannot_describe = cannot_describe};
+    .cannot_describe = cannot_describe,
+};
 
 }  // namespace fewbit

@@ -27,6 +27,7 @@ constinit const CheckpointFormat format_gguf = {
     .candidates = candidates,
     .write_config = write_config,
     .packed_ends = true,
-    .gguf = true};
+    .gguf = true,
+};
 
 }  // namespace fewbit

@@ -16,9 +16,7 @@ std::string write_config(const QuantizationSummary& summary) {
   return gptq_config::write(summary, {.checkpoint_format = "", .dynamic = gptq_config::Dynamic::when_mixed});
 }
 
-ConfigFile side_file(const QuantizationSummary& summary) {
-  return {"quantize_config.json", write_config(summary)};
-}
+ConfigFile side_file(const QuantizationSummary& summary) { return {"quantize_config.json", write_config(summary)}; }
 
 }  // namespace
 

@@ -40,10 +40,12 @@ Rules rules_of_wholes(const Rules& rules) {
   for (const auto& [name, rule] : rules) {
     const std::string prefix = name.substr(0, name.rfind('.') + 1);
     for (const FusedName& f : fused_names())
-      if (std::all_of(f.parts.begin(), f.parts.end(), [&](const std::string& part) {
-            const auto it = rules.find(prefix + part);
-            return it != rules.end() && it->second == rule;
-          }) && name == prefix + f.parts[0])
+      if (std::all_of(f.parts.begin(), f.parts.end(),
+                      [&](const std::string& part) {
+                        const auto it = rules.find(prefix + part);
+                        return it != rules.end() && it->second == rule;
+                      }) &&
+          name == prefix + f.parts[0])
         wholes[prefix + f.whole] = rule;
   }
   return wholes;

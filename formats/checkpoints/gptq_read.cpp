@@ -27,8 +27,7 @@ std::vector<Rule> read_rules(const ConfigObject& config) {
   if (!dynamic) return rules;
   for (const auto& [key, value] : dynamic->members()) {
     const bool prefixed = starts_with(key, "-:") || starts_with(key, "+:");
-    rules.push_back(
-        {NamePattern(key.substr(prefixed ? 2 : 0), dynamic->where), key[0] == '-' && prefixed, value});
+    rules.push_back({NamePattern(key.substr(prefixed ? 2 : 0), dynamic->where), key[0] == '-' && prefixed, value});
   }
   return rules;
 }
@@ -47,9 +46,9 @@ void read_uniform(const ReadRequest& r, const Packing& packing, QuantizationSumm
   base.spec.group = fewbit_map::read_group_size(config, nullptr);
   base.spec.symmetric = config.flag("sym", true);
   if (&packing == &packing_marlin && (base.spec.bits != 4 || !base.spec.symmetric || base.act_order)) {
-    fail(ErrorKind::unsupported,
-         config.where + ": checkpoint_format marlin wants bits 4, sym true, desc_act false, found " +
-             base.spec.str() + (base.act_order ? ", desc_act true" : ""));
+    fail(ErrorKind::unsupported, config.where +
+                                     ": checkpoint_format marlin wants bits 4, sym true, desc_act false, found " +
+                                     base.spec.str() + (base.act_order ? ", desc_act true" : ""));
   }
   const std::vector<Rule> rules = read_rules(config);
   for (const std::string& linear : r.linears) {

@@ -12,9 +12,7 @@ std::string write_config(const QuantizationSummary& summary) {
   return gptq_config::write(summary, {.checkpoint_format = "marlin", .map = gptq_config::Map::always});
 }
 
-ConfigFile side_file(const QuantizationSummary& summary) {
-  return {"quantize_config.json", write_config(summary)};
-}
+ConfigFile side_file(const QuantizationSummary& summary) { return {"quantize_config.json", write_config(summary)}; }
 
 }  // namespace
 
@@ -24,6 +22,7 @@ constinit const CheckpointFormat format_marlin = {
     .candidates = candidates,
     .write_config = write_config,
     .side_file = side_file,
-    .packed_ends = true};
+    .packed_ends = true,
+};
 
 }  // namespace fewbit

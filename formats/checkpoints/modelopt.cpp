@@ -22,8 +22,7 @@ std::vector<const Packing*> candidates(const QuantSpec& spec) {
 }
 
 std::string algorithm_of(const LinearFormat& f) {
-  if (f.packing == &packing_modelopt_nvfp4)
-    return f.spec.activations == ActQuant::none ? "W4A16_NVFP4" : "NVFP4";
+  if (f.packing == &packing_modelopt_nvfp4) return f.spec.activations == ActQuant::none ? "W4A16_NVFP4" : "NVFP4";
   return f.spec.out_group == 1 ? "FP8_PER_CHANNEL_PER_TOKEN" : "FP8";
 }
 
@@ -79,8 +78,7 @@ ConfigFile side_file(const QuantizationSummary& summary) {
   ordered_json q = {{"quant_algo", algorithm_of(f)}, {"kv_cache_quant_algo", nullptr}};
   if (f.spec.group != -1) q["group_size"] = f.spec.group;
   q["exclude_modules"] = excluded(summary);
-  return {"hf_quant_config.json",
-          ordered_json{{"producer", producer()}, {"quantization", std::move(q)}}.dump(2)};
+  return {"hf_quant_config.json", ordered_json{{"producer", producer()}, {"quantization", std::move(q)}}.dump(2)};
 }
 
 // The format of a linear with the named algorithm; what depends on the tensors comes from them.
@@ -101,8 +99,7 @@ LinearFormat format_of(const std::string& algorithm, const std::string& linear, 
     f = {.packing = &packing_modelopt_nvfp4, .spec = kNvfp4};
     if (is_static && algorithm == "NVFP4") f.spec.activations = ActQuant::tensor;
   } else {
-    config.unsupported("quant_algo",
-                       "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MIXED_PRECISION");
+    config.unsupported("quant_algo", "FP8, FP8_PER_CHANNEL_PER_TOKEN, FP8_PB_WO, NVFP4, W4A16_NVFP4, MIXED_PRECISION");
   }
   return f;
 }

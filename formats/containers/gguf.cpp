@@ -41,8 +41,8 @@ class Writer final : public CheckpointWriter {
   explicit Writer(fs::path dir) : dir_(std::move(dir)) {}
 
   void add(const std::string& name, ConstTensorView host) override {
-    tensors_.push_back({name, &gguf::block_type_of(host.dtype), host.shape,
-                        [this, i = held_.size()] { return std::move(held_[i]); }});
+    tensors_.push_back(
+        {name, &gguf::block_type_of(host.dtype), host.shape, [this, i = held_.size()] { return std::move(held_[i]); }});
     held_.push_back(clone_host(host));
   }
   void finish() override {
@@ -64,10 +64,7 @@ std::unique_ptr<CheckpointWriter> create(const fs::path& dir, const WriterOption
 
 }  // namespace
 
-constinit const Container container_gguf = {.name = "gguf",
-                                            .summary = "a .gguf file, or a folder with one",
-                                            .probe = probe,
-                                            .open = open,
-                                            .create = create};
+constinit const Container container_gguf = {
+    .name = "gguf", .summary = "a .gguf file, or a folder with one", .probe = probe, .open = open, .create = create};
 
 }  // namespace fewbit

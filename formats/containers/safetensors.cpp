@@ -48,8 +48,7 @@ json parse_strictly(const MappedFile& file) {
   const auto watch = [&](int, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
-    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second &&
-        duplicate.empty())
+    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second && duplicate.empty())
       duplicate = value.get<std::string>();
     return true;
   };
@@ -74,8 +73,7 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   std::map<std::string, std::string> map;
   for (const auto& [name, value] : tree["weight_map"].items()) {
     const std::string entry = where + ": weight_map '" + printable(name) + "': ";
-    if (!value.is_string())
-      fail(ErrorKind::checkpoint, entry + "expected a file name, found " + value.type_name());
+    if (!value.is_string()) fail(ErrorKind::checkpoint, entry + "expected a file name, found " + value.type_name());
     const std::string shard = value.get<std::string>();
     if (shard.empty() || shard != fs::path(shard).filename().string() || shard == "." || shard == ".." ||
         shard.find('\0') != std::string::npos)
@@ -94,10 +92,9 @@ void add_file(CheckpointIndex& index, const fs::path& path) {
     t.file = number;
     const auto [at, fresh] = index.tensors.emplace(t.name, t);
     if (!fresh) {
-      fail(ErrorKind::checkpoint,
-           path.string() + ": tensor '" + printable(t.name) + "' is also in " +
-               index.files[static_cast<size_t>(at->second.file)].path().filename().string() +
-               ", expected it in one shard");
+      fail(ErrorKind::checkpoint, path.string() + ": tensor '" + printable(t.name) + "' is also in " +
+                                      index.files[static_cast<size_t>(at->second.file)].path().filename().string() +
+                                      ", expected it in one shard");
     }
   }
 }
@@ -110,27 +107,24 @@ CheckpointIndex open_sharded(const fs::path& dir) {
   CheckpointIndex index;
   for (const std::string& shard : shards) {
     if (!is_file(dir / shard))
-      fail(ErrorKind::checkpoint,
-           index_path.string() + ": names shard " + printable(shard) + ", which is missing");
+      fail(ErrorKind::checkpoint, index_path.string() + ": names shard " + printable(shard) + ", which is missing");
     add_file(index, dir / shard);
   }
   for (const auto& [name, shard] : weight_map) {
     const auto at = index.tensors.find(name);
-    const std::string found =
-        at == index.tensors.end()
-            ? "it nowhere"
-            : index.files[static_cast<size_t>(at->second.file)].path().filename().string();
+    const std::string found = at == index.tensors.end()
+                                  ? "it nowhere"
+                                  : index.files[static_cast<size_t>(at->second.file)].path().filename().string();
     if (found != shard) {
       fail(ErrorKind::checkpoint, index_path.string() + ": tensor '" + printable(name) +
-                                      "' is missing in its shard, expected it in " + shard + ", found " +
-                                      found);
+                                      "' is missing in its shard, expected it in " + shard + ", found " + found);
     }
   }
   for (const auto& [name, t] : index.tensors)
     if (!weight_map.count(name)) {
       fail(ErrorKind::checkpoint, index.files[static_cast<size_t>(t.file)].path().string() + ": tensor '" +
-                                      printable(name) +
-                                      "' is not in the index, expected every tensor of a shard in " + kIndex);
+                                      printable(name) + "' is not in the index, expected every tensor of a shard in " +
+                                      kIndex);
     }
   return index;
 }
@@ -163,6 +157,7 @@ constinit const Container container_safetensors = {
     .summary = "model.safetensors, or shards with model.safetensors.index.json",
     .probe = probe,
     .open = open,
-    .create = safetensors::create_writer};
+    .create = safetensors::create_writer,
+};
 
 }  // namespace fewbit

@@ -16,14 +16,12 @@ namespace {
 using nlohmann::json;
 
 // Types of the format that have no counterpart in DType.
-constexpr std::string_view kForeignTypes[] = {"C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
-                                              "F4",  "F6_E2M3",     "F6_E3M2"};
+constexpr std::string_view kForeignTypes[] = {"C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4", "F6_E2M3", "F6_E3M2"};
 
 // Ascending order of the reference writer; files are laid out in the descending one.
-constexpr DType kOrder[] = {DType::boolean, DType::u8,      DType::i8,  DType::f8_e5m2,
-                            DType::f8_e4m3, DType::f8_e8m0, DType::i16, DType::u16,
-                            DType::f16,     DType::bf16,    DType::i32, DType::u32,
-                            DType::f32,     DType::f64,     DType::i64, DType::u64};
+constexpr DType kOrder[] = {DType::boolean, DType::u8,  DType::i8,  DType::f8_e5m2, DType::f8_e4m3, DType::f8_e8m0,
+                            DType::i16,     DType::u16, DType::f16, DType::bf16,    DType::i32,     DType::u32,
+                            DType::f32,     DType::f64, DType::i64, DType::u64};
 
 int rank_of(DType d) { return static_cast<int>(std::find(std::begin(kOrder), std::end(kOrder), d) - kOrder); }
 
@@ -77,8 +75,7 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
     }
     field_ = v;
     if (!seen_.insert(v).second) {
-      return refuse((at_ == At::metadata ? "__metadata__: " : tensor()) + "duplicate key '" + printable(v) +
-                    "'");
+      return refuse((at_ == At::metadata ? "__metadata__: " : tensor()) + "duplicate key '" + printable(v) + "'");
     }
     if (at_ == At::tensor && v != "dtype" && v != "shape" && v != "data_offsets")
       return refuse(tensor() + "unknown key '" + printable(v) + "', expected dtype, shape, data_offsets");
@@ -130,8 +127,7 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
         break;
     }
     return refuse(tensor() + field_ + ": expected " +
-                  (field_ == "dtype" ? "a string" : "an array of non-negative integers") + ", found " +
-                  found);
+                  (field_ == "dtype" ? "a string" : "an array of non-negative integers") + ", found " + found);
   }
 
   bool take_tensor() {
@@ -139,10 +135,8 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
       if (!seen_.count(needed)) return refuse(tensor() + "key '" + needed + "' is missing");
     const auto dtype = dtype_from_safetensors(dtype_);
     if (!dtype) {
-      foreign =
-          std::find(std::begin(kForeignTypes), std::end(kForeignTypes), dtype_) != std::end(kForeignTypes);
-      return refuse(tensor() + (foreign ? "unsupported dtype \"" : "unknown dtype \"") + printable(dtype_) +
-                    '"');
+      foreign = std::find(std::begin(kForeignTypes), std::end(kForeignTypes), dtype_) != std::end(kForeignTypes);
+      return refuse(tensor() + (foreign ? "unsupported dtype \"" : "unknown dtype \"") + printable(dtype_) + '"');
     }
     if (shape_.size() > static_cast<size_t>(Shape::kMaxRank)) {
       foreign = true;
@@ -162,8 +156,8 @@ class HeaderEvents final : public nlohmann::json_sax<json> {
     }
     const Shape shape{std::span<const int64_t>(shape_)};
     if (end - begin != bytes) {
-      return refuse(tensor() + dtype_ + " " + shape.str() + ": wrong size, expected " +
-                    std::to_string(bytes) + " bytes, found " + std::to_string(end - begin));
+      return refuse(tensor() + dtype_ + " " + shape.str() + ": wrong size, expected " + std::to_string(bytes) +
+                    " bytes, found " + std::to_string(end - begin));
     }
     header.tensors.push_back({name_, *dtype, shape, 0, begin, bytes});
     return true;
@@ -187,17 +181,16 @@ void check_coverage(const Header& header, int64_t data_bytes, const std::string&
   int64_t at = 0;
   for (const TensorInfo* t : order) {
     if (t->begin != at) {
-      fail(ErrorKind::checkpoint, where + ": tensor '" + printable(t->name) + "': " +
-                                      (t->begin < at ? "overlaps its predecessor" : "a hole lies before it") +
-                                      ", expected data_offsets to begin at " + std::to_string(at) +
-                                      ", found " + std::to_string(t->begin));
+      fail(ErrorKind::checkpoint, where + ": tensor '" + printable(t->name) +
+                                      "': " + (t->begin < at ? "overlaps its predecessor" : "a hole lies before it") +
+                                      ", expected data_offsets to begin at " + std::to_string(at) + ", found " +
+                                      std::to_string(t->begin));
     }
     at += t->bytes;
   }
   if (at != data_bytes) {
-    fail(ErrorKind::checkpoint, where + ": " + std::to_string(data_bytes - at) +
-                                    " trailing bytes, expected " + std::to_string(at) +
-                                    " bytes of data, found " + std::to_string(data_bytes));
+    fail(ErrorKind::checkpoint, where + ": " + std::to_string(data_bytes - at) + " trailing bytes, expected " +
+                                    std::to_string(at) + " bytes of data, found " + std::to_string(data_bytes));
   }
 }
 
@@ -222,9 +215,8 @@ std::string printable(std::string_view text) {
 
 Header parse(std::span<const uint8_t> file, const std::string& where) {
   if (file.size() < 8) {
-    fail(ErrorKind::checkpoint, where +
-                                    ": too short for a safetensors file, expected at least 8 bytes, found " +
-                                    std::to_string(file.size()));
+    fail(ErrorKind::checkpoint,
+         where + ": too short for a safetensors file, expected at least 8 bytes, found " + std::to_string(file.size()));
   }
   uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
@@ -234,9 +226,8 @@ Header parse(std::span<const uint8_t> file, const std::string& where) {
                                     " bytes; is this a safetensors file?");
   }
   if (length > file.size() - 8) {
-    fail(ErrorKind::checkpoint, where + ": header length " + std::to_string(length) +
-                                    " exceeds the file of " + std::to_string(file.size()) +
-                                    " bytes; the file is cut short");
+    fail(ErrorKind::checkpoint, where + ": header length " + std::to_string(length) + " exceeds the file of " +
+                                    std::to_string(file.size()) + " bytes; the file is cut short");
   }
   const auto text = file.subspan(8, length);
   // The JSON parser would silently skip a byte order mark.
@@ -274,8 +265,7 @@ std::string serialize(const std::vector<const TensorInfo*>& tensors) {
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kMaxHeader)
-    fail(ErrorKind::unsupported,
-         "a header of " + std::to_string(text.size()) + " bytes exceeds the format's limit");
+    fail(ErrorKind::unsupported, "a header of " + std::to_string(text.size()) + " bytes exceeds the format's limit");
   const uint64_t length = text.size();
   std::string word(8, '\0');
   std::memcpy(word.data(), &length, 8);

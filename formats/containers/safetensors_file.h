@@ -33,7 +33,6 @@ std::string serialize(const std::vector<const TensorInfo*>& tensors);
 // Text for a message: control characters escaped, one line, at most 200 bytes.
 std::string printable(std::string_view text);
 
-std::unique_ptr<CheckpointWriter> create_writer(const std::filesystem::path& dir,
-                                                const WriterOptions& options);
+std::unique_ptr<CheckpointWriter> create_writer(const std::filesystem::path& dir, const WriterOptions& options);
 
 }  // namespace fewbit::safetensors

@@ -145,16 +145,14 @@ class Writer final : public CheckpointWriter {
   }
 
   void check_name(const std::string& name) {
-    if (name == "__metadata__")
-      fail(ErrorKind::checkpoint, dir_.string() + ": a tensor cannot be called __metadata__");
+    if (name == "__metadata__") fail(ErrorKind::checkpoint, dir_.string() + ": a tensor cannot be called __metadata__");
     try {
       (void)nlohmann::json(name).dump();
     } catch (const nlohmann::json::exception&) {
       fail(ErrorKind::checkpoint, dir_.string() + ": tensor name '" + printable(name) + "' is not UTF-8");
     }
     if (!names_.insert(name).second)
-      fail(ErrorKind::checkpoint,
-           dir_.string() + ": tensor '" + printable(name) + "' would be written twice");
+      fail(ErrorKind::checkpoint, dir_.string() + ": tensor '" + printable(name) + "' would be written twice");
   }
 
   void close_shard() {
@@ -197,8 +195,7 @@ class Writer final : public CheckpointWriter {
   static void rename(const fs::path& from, const fs::path& to) {
     std::error_code ec;
     fs::rename(from, to, ec);
-    if (ec)
-      fail(ErrorKind::io, to.string() + ": cannot rename " + from.filename().string() + ": " + ec.message());
+    if (ec) fail(ErrorKind::io, to.string() + ": cannot rename " + from.filename().string() + ": " + ec.message());
   }
 
   fs::path dir_;

@@ -30,8 +30,7 @@ Affine fit(const Sums& s, MinSign sign, double* error) {
     min = 0;
     scale = s.cc > 0 ? s.xc / s.cc : 0;
   }
-  *error =
-      s.xx - 2 * (scale * s.xc + min * s.x) + scale * scale * s.cc + 2 * scale * min * s.c + min * min * s.w;
+  *error = s.xx - 2 * (scale * s.xc + min * s.x) + scale * scale * s.cc + 2 * scale * min * s.c + min * min * s.w;
   return {static_cast<float>(scale), static_cast<float>(min)};
 }
 

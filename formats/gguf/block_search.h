@@ -34,8 +34,7 @@ inline float store_f16(uint8_t* at, float v) {
 
 // sum weight (x - decoded)^2 of a block.
 template <int kElements>
-double block_error(void (*decode)(const uint8_t*, float*), const float* x, const float* weight,
-                   const uint8_t* block) {
+double block_error(void (*decode)(const uint8_t*, float*), const float* x, const float* weight, const uint8_t* block) {
   float values[kElements];
   decode(block, values);
   double sum = 0;
@@ -48,8 +47,8 @@ double block_error(void (*decode)(const uint8_t*, float*), const float* x, const
 
 // Replaces `block` by `found` where that is nearer to x: a search never ends worse than the plain rule.
 template <int kElements>
-void keep_better(void (*decode)(const uint8_t*, float*), const float* x, const float* weight,
-                 const uint8_t* found, int64_t bytes, uint8_t* block) {
+void keep_better(void (*decode)(const uint8_t*, float*), const float* x, const float* weight, const uint8_t* found,
+                 int64_t bytes, uint8_t* block) {
   if (block_error<kElements>(decode, x, weight, found) < block_error<kElements>(decode, x, weight, block))
     std::memcpy(block, found, static_cast<size_t>(bytes));
 }

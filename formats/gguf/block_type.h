@@ -26,10 +26,9 @@ struct BlockType {
 };
 
 const std::vector<const BlockType*>& block_types();
-const BlockType* find_block_type(uint32_t id);  // null where unknown
-const BlockType& block_type(
-    std::string_view name);                   // Error{usage} listing those that weights can be written in
-const BlockType& block_type_of(DType plain);  // Error{unsupported} for a dtype that GGUF lacks
+const BlockType* find_block_type(uint32_t id);       // null where unknown
+const BlockType& block_type(std::string_view name);  // Error{usage} listing those that weights can be written in
+const BlockType& block_type_of(DType plain);         // Error{unsupported} for a dtype that GGUF lacks
 // Bytes of `cols` values of one row; cols is a multiple of the type's elements.
 int64_t row_bytes(const BlockType&, int64_t cols);
 

@@ -14,8 +14,8 @@ namespace fewbit::gguf {
 struct FileTensor {
   std::string name;
   const BlockType* type = nullptr;
-  Shape shape{};  // outermost first, as everywhere here; the file has it reversed. The last dimension is in
-                  // blocks
+  // Outermost first, as everywhere here; the file has it reversed. The last dimension is in blocks.
+  Shape shape{};
   int64_t begin = 0;  // absolute in the file
   int64_t bytes = 0;
 
@@ -43,8 +43,7 @@ struct TensorToWrite {
 // Writes `path` under another name and renames it at the end. One tensor is in memory at a time. Adds
 // general.alignment only where the metadata has none. Error{checkpoint} for names that GGUF does not admit,
 // Error{io}.
-void write(const std::filesystem::path& path, const Metadata& metadata,
-           const std::vector<TensorToWrite>& tensors);
+void write(const std::filesystem::path& path, const Metadata& metadata, const std::vector<TensorToWrite>& tensors);
 
 // Bytes of a tensor of this type and shape. The last dimension is a multiple of the type's elements.
 int64_t tensor_bytes(const BlockType&, const Shape&);

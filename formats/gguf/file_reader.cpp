@@ -25,9 +25,7 @@ class Reader {
  public:
   Reader(std::span<const uint8_t> bytes, std::string where) : bytes_(bytes), where_(std::move(where)) {}
 
-  [[noreturn]] void refuse(const std::string& what) const {
-    fail(ErrorKind::checkpoint, where_ + ": " + what);
-  }
+  [[noreturn]] void refuse(const std::string& what) const { fail(ErrorKind::checkpoint, where_ + ": " + what); }
   size_t at() const { return at_; }
   uint64_t left() const { return bytes_.size() - at_; }
   const std::string& where() const { return where_; }
@@ -90,8 +88,7 @@ void with_alternative(size_t index, F&& f) {
 Array read_array(Reader& r, const std::string& key) {
   const auto type = r.number<uint32_t>("the type of " + key);
   if (type == kArrayType || type >= std::variant_size_v<Array>)
-    fail(ErrorKind::unsupported,
-         r.where() + ": " + key + ": arrays of type " + std::to_string(type) + " are not read");
+    fail(ErrorKind::unsupported, r.where() + ": " + key + ": arrays of type " + std::to_string(type) + " are not read");
   Array out;
   with_alternative<Array>(type, [&]<class List>() {
     if constexpr (!std::is_same_v<List, std::monostate>) {
@@ -136,8 +133,7 @@ FileTensor read_tensor(Reader& r) {
   const std::string what = "tensor '" + shown(t.name) + "'";
   if (t.name.empty()) r.refuse("a tensor has no name");
   const auto rank = r.number<uint32_t>(what);
-  if (rank < 1 || rank > kMaxDims)
-    r.refuse(what + ": expected 1 to 4 dimensions, found " + std::to_string(rank));
+  if (rank < 1 || rank > kMaxDims) r.refuse(what + ": expected 1 to 4 dimensions, found " + std::to_string(rank));
   int64_t dims[kMaxDims], elements = 1;
   for (uint32_t i = 0; i < rank; ++i) {
     const auto d = r.number<uint64_t>(what);
@@ -165,8 +161,7 @@ FileTensor read_tensor(Reader& r) {
 int64_t alignment_of(const Metadata& m) {
   const int64_t a = m.integer("general.alignment", kAlignment);
   if (a < 1 || a > (1 << 30) || (a & (a - 1)) != 0)
-    fail(ErrorKind::checkpoint,
-         m.where() + ": general.alignment: expected a power of two, found " + std::to_string(a));
+    fail(ErrorKind::checkpoint, m.where() + ": general.alignment: expected a power of two, found " + std::to_string(a));
   return a;
 }
 
@@ -185,8 +180,7 @@ void place(std::vector<FileTensor>& tensors, const Reader& r, int64_t alignment,
     t.begin += data;
     order.push_back(&t);
   }
-  std::sort(order.begin(), order.end(),
-            [](const FileTensor* a, const FileTensor* b) { return a->begin < b->begin; });
+  std::sort(order.begin(), order.end(), [](const FileTensor* a, const FileTensor* b) { return a->begin < b->begin; });
   for (size_t i = 1; i < order.size(); ++i)
     if (order[i - 1]->begin + order[i - 1]->bytes > order[i]->begin)
       r.refuse("tensor '" + shown(order[i]->name) + "': overlaps tensor '" + shown(order[i - 1]->name) + "'");
@@ -201,13 +195,11 @@ File parse(std::span<const uint8_t> bytes, const std::string& where) {
   File file{.metadata = Metadata(where), .tensors = {}};
   for (uint64_t i = 0; i < pairs; ++i) {
     const std::string key = r.text("a metadata key");
-    if (key.empty() || file.metadata.has(key))
-      r.refuse("metadata key '" + shown(key) + "': empty or there twice");
+    if (key.empty() || file.metadata.has(key)) r.refuse("metadata key '" + shown(key) + "': empty or there twice");
     file.metadata.set(key, read_value(r, shown(key)));
   }
   if (file.metadata.integer("split.count", 1) > 1)
-    fail(ErrorKind::unsupported, where + ": is one of " +
-                                     std::to_string(file.metadata.integer("split.count")) +
+    fail(ErrorKind::unsupported, where + ": is one of " + std::to_string(file.metadata.integer("split.count")) +
                                      " parts; put them together first (llama-gguf-split --merge)");
   std::set<std::string> names;
   for (uint64_t i = 0; i < tensors; ++i) {

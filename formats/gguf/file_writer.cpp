@@ -68,8 +68,7 @@ void put_value(std::string& out, const Value& value) {
 
 int64_t aligned(int64_t n, int64_t alignment) { return (n + alignment - 1) / alignment * alignment; }
 
-std::string header_of(const Metadata& metadata, const std::vector<TensorToWrite>& tensors,
-                      int64_t alignment) {
+std::string header_of(const Metadata& metadata, const std::vector<TensorToWrite>& tensors, int64_t alignment) {
   std::string out = "GGUF";
   put<uint32_t>(out, kVersion);
   put<uint64_t>(out, tensors.size());
@@ -101,8 +100,7 @@ void check(const fs::path& path, const std::vector<TensorToWrite>& tensors) {
   for (const TensorToWrite& t : tensors) {
     const std::string what = path.string() + ": tensor '" + t.name + "': ";
     if (t.name.empty() || t.name.size() > kLongestName)
-      fail(ErrorKind::checkpoint,
-           what + "GGUF wants a name of 1 to " + std::to_string(kLongestName) + " bytes");
+      fail(ErrorKind::checkpoint, what + "GGUF wants a name of 1 to " + std::to_string(kLongestName) + " bytes");
     if (!names.insert(t.name).second) fail(ErrorKind::checkpoint, what + "would be written twice");
     if (t.shape.rank() < 1 || t.shape.rank() > 4)
       fail(ErrorKind::unsupported, what + "GGUF wants 1 to 4 dimensions, found " + t.shape.str());
@@ -127,8 +125,7 @@ class Output {
   Output& operator=(const Output&) = delete;
 
   void write(const void* data, int64_t bytes) {
-    if (bytes > 0 &&
-        std::fwrite(data, 1, static_cast<size_t>(bytes), file_.get()) != static_cast<size_t>(bytes))
+    if (bytes > 0 && std::fwrite(data, 1, static_cast<size_t>(bytes), file_.get()) != static_cast<size_t>(bytes))
       refuse("cannot write");
   }
   void finish() {

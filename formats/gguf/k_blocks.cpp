@@ -72,8 +72,7 @@ int rounded_scale(float v, float unit) {
 
 // Integer scales for given d and dmin: of the nearest ones and their neighbours (`reach` apart) the pair that
 // leaves the least error, with the codes that belong to it.
-void choose_sub_scales(const float* x, const float* w, const Affine* wanted, int reach, int top,
-                       AffineSuper& s) {
+void choose_sub_scales(const float* x, const float* w, const Affine* wanted, int reach, int top, AffineSuper& s) {
   s.error = 0;
   for (int j = 0; j < kSubBlocks; ++j) {
     const float *xs = x + j * kSub, *ws = w + j * kSub;
@@ -174,8 +173,7 @@ struct AffineK {
       const int j = x / kSub;
       int v = (block[kLow + 32 * (x / 64) + x % 32] >> (4 * (x % 64 / 32))) & 15;
       if constexpr (kBits == 5) v |= ((block[kHigh + x % 32] >> j) & 1) << 4;
-      values[x] = d * static_cast<float>(sub.scale[j]) * static_cast<float>(v) -
-                  dmin * static_cast<float>(sub.min[j]);
+      values[x] = d * static_cast<float>(sub.scale[j]) * static_cast<float>(v) - dmin * static_cast<float>(sub.min[j]);
     }
   }
   static void store(const AffineSuper& s, uint8_t* block) {
@@ -185,8 +183,7 @@ struct AffineK {
     store_scales(s.sub, block + kScales);
     for (int x = 0; x < kSuper; ++x) {
       block[kLow + 32 * (x / 64) + x % 32] |= static_cast<uint8_t>((s.codes[x] & 15) << (4 * (x % 64 / 32)));
-      if constexpr (kBits == 5)
-        block[kHigh + x % 32] |= static_cast<uint8_t>((s.codes[x] >> 4) << (x / kSub));
+      if constexpr (kBits == 5) block[kHigh + x % 32] |= static_cast<uint8_t>((s.codes[x] >> 4) << (x / kSub));
     }
   }
   static void encode_plain(const float* x, uint8_t* block) { store(plain_super(x, kTop), block); }
@@ -259,8 +256,8 @@ void choose_six_scales(const float* x, const float* w, const float* wanted, int 
 
 // d such that the largest scale becomes -128.
 void common_six_scale(const float* wanted, SixSuper& s) {
-  const float* extreme = std::max_element(wanted, wanted + kSixSubBlocks,
-                                          [](float a, float b) { return std::fabs(a) < std::fabs(b); });
+  const float* extreme =
+      std::max_element(wanted, wanted + kSixSubBlocks, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
   s.d = round_to_f16(*extreme / -128);
 }
 
@@ -269,9 +266,8 @@ void encode_plain_q6_k(const float* x, uint8_t* block) {
   float wanted[kSixSubBlocks];
   for (int j = 0; j < kSixSubBlocks; ++j) {
     const float* sub = x + j * kSixSub;
-    wanted[j] = *std::max_element(sub, sub + kSixSub, [](float a, float b) {
-      return std::fabs(a) < std::fabs(b);
-    }) / -32;
+    wanted[j] =
+        *std::max_element(sub, sub + kSixSub, [](float a, float b) { return std::fabs(a) < std::fabs(b); }) / -32;
   }
   SixSuper s;
   common_six_scale(wanted, s);

@@ -23,9 +23,9 @@ std::optional<fs::path> locate(const fs::path& path) {
   if (found.empty()) return std::nullopt;
   std::sort(found.begin(), found.end());
   if (found.size() > 1)
-    fail(ErrorKind::checkpoint, path.string() + ": expected one .gguf file, found " +
-                                    std::to_string(found.size()) + " (" + found[0].filename().string() +
-                                    ", " + found[1].filename().string() + " …); name the file itself");
+    fail(ErrorKind::checkpoint, path.string() + ": expected one .gguf file, found " + std::to_string(found.size()) +
+                                    " (" + found[0].filename().string() + ", " + found[1].filename().string() +
+                                    " …); name the file itself");
   return found[0];
 }
 

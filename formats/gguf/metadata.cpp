@@ -43,8 +43,8 @@ const Value& Metadata::need(const std::string& key, const char* expected) const 
 }
 
 void Metadata::wrong(const std::string& key, const char* expected, const Value* found) const {
-  fail(ErrorKind::checkpoint, where_ + ": " + key + ": expected " + expected + ", found " +
-                                  (found ? kTypeNames[found->index()] : "nothing"));
+  fail(ErrorKind::checkpoint,
+       where_ + ": " + key + ": expected " + expected + ", found " + (found ? kTypeNames[found->index()] : "nothing"));
 }
 
 int64_t Metadata::integer(const std::string& key) const {
@@ -53,9 +53,7 @@ int64_t Metadata::integer(const std::string& key) const {
   if (!n) wrong(key, "an integer", &v);
   return *n;
 }
-int64_t Metadata::integer(const std::string& key, int64_t fallback) const {
-  return has(key) ? integer(key) : fallback;
-}
+int64_t Metadata::integer(const std::string& key, int64_t fallback) const { return has(key) ? integer(key) : fallback; }
 
 double Metadata::number(const std::string& key) const {
   const Value& v = need(key, "a number");
@@ -65,9 +63,7 @@ double Metadata::number(const std::string& key) const {
   if (!n) wrong(key, "a number", &v);
   return static_cast<double>(*n);
 }
-double Metadata::number(const std::string& key, double fallback) const {
-  return has(key) ? number(key) : fallback;
-}
+double Metadata::number(const std::string& key, double fallback) const { return has(key) ? number(key) : fallback; }
 
 bool Metadata::flag(const std::string& key, bool fallback) const {
   const Value* v = find(key);

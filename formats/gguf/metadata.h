@@ -10,12 +10,12 @@
 namespace fewbit::gguf {
 
 // Alternative 9 of a value is an array; arrays of arrays are not read by anyone and have no alternative here.
-using Array = std::variant<std::vector<uint8_t>, std::vector<int8_t>, std::vector<uint16_t>,
-                           std::vector<int16_t>, std::vector<uint32_t>, std::vector<int32_t>,
-                           std::vector<float>, std::vector<bool>, std::vector<std::string>, std::monostate,
-                           std::vector<uint64_t>, std::vector<int64_t>, std::vector<double>>;
-using Value = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool, std::string,
-                           Array, uint64_t, int64_t, double>;
+using Array = std::variant<std::vector<uint8_t>, std::vector<int8_t>, std::vector<uint16_t>, std::vector<int16_t>,
+                           std::vector<uint32_t>, std::vector<int32_t>, std::vector<float>, std::vector<bool>,
+                           std::vector<std::string>, std::monostate, std::vector<uint64_t>, std::vector<int64_t>,
+                           std::vector<double>>;
+using Value = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool, std::string, Array,
+                           uint64_t, int64_t, double>;
 
 // Reads convert between the widths of a kind (any integer type is an integer). Error{checkpoint} names file
 // and key, what was expected and what was found; a fallback is taken only where the key is absent.
@@ -38,10 +38,9 @@ class Metadata {
   std::string text(const std::string& key) const;
   std::string text(const std::string& key, const std::string& fallback) const;
   const std::vector<std::string>& texts(const std::string& key) const;  // an array of strings
-  std::vector<int64_t> integers(const std::string& key) const;  // an array of any integers; absent: {}
-  std::vector<float> numbers(const std::string& key) const;     // an array of f32; absent: {}
-  std::vector<bool> flags(
-      const std::string& key) const;  // an array of bools, or of integers (0 = false); absent: {}
+  std::vector<int64_t> integers(const std::string& key) const;          // an array of any integers; absent: {}
+  std::vector<float> numbers(const std::string& key) const;             // an array of f32; absent: {}
+  std::vector<bool> flags(const std::string& key) const;  // an array of bools, or of integers (0 = false); absent: {}
   bool is_array(const std::string& key) const;
 
  private:

@@ -62,8 +62,7 @@ struct Nibbles {
     const float inverse = d != 0 ? 1 / d : 0;
     const float half = kMin ? 0.5f : kMid + 0.5f;
     int codes[kBlock];
-    for (int i = 0; i < kBlock; ++i)
-      codes[i] = std::min(static_cast<int>((x[i] - least) * inverse + half), kTop);
+    for (int i = 0; i < kBlock; ++i) codes[i] = std::min(static_cast<int>((x[i] - least) * inverse + half), kTop);
     put(block, codes);
   }
 
@@ -97,8 +96,7 @@ void encode_plain_q8_0(const float* x, uint8_t* block) {
   for (int i = 0; i < kBlock; ++i) largest = std::max(largest, std::fabs(x[i]));
   const float d = largest / 127, inverse = d != 0 ? 1 / d : 0;
   store_f16(block, d);
-  for (int i = 0; i < kBlock; ++i)
-    block[2 + i] = static_cast<uint8_t>(static_cast<int>(std::round(x[i] * inverse)));
+  for (int i = 0; i < kBlock; ++i) block[2 + i] = static_cast<uint8_t>(static_cast<int>(std::round(x[i] * inverse)));
 }
 
 void encode_q8_0(const float* x, const float* weight, uint8_t* block) {

@@ -15,7 +15,7 @@
 namespace fewbit {
 namespace {
 
-constexpr int kFields = 8;          // nibbles of a word
+constexpr int kFields = 8;            // nibbles of a word
 constexpr int64_t kWordsAtOnce = 16;  // one cache line of a row of words
 
 constexpr int output_of(int field) { return ((field & 3) << 1) | (field >> 2); }
@@ -69,8 +69,7 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   if (act_order) return "AWQ has no room for reordered groups (act-order)";
   if (out % kFields != 0) return "AWQ wants N % 8 = 0, here N = " + std::to_string(out);
   if (in % spec.group_size(in) != 0) {
-    return "AWQ wants K % group = 0, here K = " + std::to_string(in) + ", group " +
-           std::to_string(spec.group);
+    return "AWQ wants K % group = 0, here K = " + std::to_string(in) + ", group " + std::to_string(spec.group);
   }
   return "";
 }
@@ -103,9 +102,9 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   QuantizedLinear q;
   q.spec = spec;
   q.codes = unpack_columns(expect_tensor(source, linear, plan[0]));
-  q.zeros = integer_grid::zeros_from_file(unpack_columns(expect_tensor(source, linear, plan[1])), spec, prefix + "qzeros");
-  q.scales =
-      integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
+  q.zeros =
+      integer_grid::zeros_from_file(unpack_columns(expect_tensor(source, linear, plan[1])), spec, prefix + "qzeros");
+  q.scales = integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
   return q;
 }
 

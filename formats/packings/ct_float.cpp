@@ -14,8 +14,8 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
     return "float-quantized holds FP8 (E4M3), not " + spec.str();
   if (std::string why = ct::refuses_scales(spec, out, in); !why.empty()) return why;
   if (spec.group == -1 && spec.out_group != 1 && !ct::per_tensor(spec, out))
-    return "whole rows share a scale with no other output or with all " + std::to_string(out) +
-           ", not with " + std::to_string(spec.out_group);
+    return "whole rows share a scale with no other output or with all " + std::to_string(out) + ", not with " +
+           std::to_string(spec.out_group);
   if (act_order) return "float-quantized has no room for reordered groups (act-order)";
   return "";
 }

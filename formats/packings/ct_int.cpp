@@ -15,11 +15,10 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
     return "int-quantized is for int8 activations; weight-only int8 is pack-quantized";
   if (std::string why = ct::refuses_scales(spec, out, in); !why.empty()) return why;
   if (spec.group != -1)
-    return "int-quantized has one scale per output (group -1), not one per " + std::to_string(spec.group) +
-           " inputs";
+    return "int-quantized has one scale per output (group -1), not one per " + std::to_string(spec.group) + " inputs";
   if (spec.out_group != 1 && !ct::per_tensor(spec, out))
-    return "int-quantized has a scale per output or one of all, not one for " +
-           std::to_string(spec.out_group) + " outputs";
+    return "int-quantized has a scale per output or one of all, not one for " + std::to_string(spec.out_group) +
+           " outputs";
   if (act_order) return "int-quantized has no groups to reorder (act-order)";
   return "";
 }

@@ -5,10 +5,8 @@
 namespace fewbit {
 namespace {
 
-constexpr fp4::Layout kLayout{.spec = kMxfp4,
-                              .activations = ActQuant::token,
-                              .codes = "weight_packed",
-                              .scales = "weight_scale"};
+constexpr fp4::Layout kLayout{
+    .spec = kMxfp4, .activations = ActQuant::token, .codes = "weight_packed", .scales = "weight_scale"};
 
 }  // namespace
 

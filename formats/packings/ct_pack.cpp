@@ -85,8 +85,7 @@ Tensor unpack_zeros(ConstTensorView words, int64_t out, int bits) {
   std::vector<uint8_t> column(static_cast<size_t>(out));
   std::vector<uint32_t> line(static_cast<size_t>(rows));
   for (int64_t g = 0; g < groups; ++g) {
-    for (int64_t r = 0; r < rows; ++r)
-      line[static_cast<size_t>(r)] = bits::load<uint32_t>(words.data, r * groups + g);
+    for (int64_t r = 0; r < rows; ++r) line[static_cast<size_t>(r)] = bits::load<uint32_t>(words.data, r * groups + g);
     unpack_line(line, out, bits, column.data());
     for (int64_t n = 0; n < out; ++n) zeros.as<uint8_t>()[n * groups + g] = column[static_cast<size_t>(n)];
   }
@@ -103,8 +102,8 @@ Tensor shape_tensor(int64_t out, int64_t in) {
 void expect_shape(ConstTensorView found, int64_t out, int64_t in, std::string_view linear) {
   const Shape stored{bits::load<int64_t>(found.data, 0), bits::load<int64_t>(found.data, 1)};
   if (!(stored == Shape{out, in}))
-    fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + ".weight_shape': expected " +
-                                    Shape{out, in}.str() + ", found " + stored.str());
+    fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + ".weight_shape': expected " + Shape{out, in}.str() +
+                                    ", found " + stored.str());
 }
 
 // A -1 anywhere: the writer never filled it.
@@ -134,8 +133,8 @@ std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in, 
       ct::scale_plan(spec, out, in),
       {"weight_shape", DType::i64, {2}}};
   if (!spec.symmetric)
-    plan.push_back(words("weight_zero_point", {released_words(out, spec.bits), groups},
-                         {dense_words(out, spec.bits), groups}));
+    plan.push_back(
+        words("weight_zero_point", {released_words(out, spec.bits), groups}, {dense_words(out, spec.bits), groups}));
   if (act_order) plan.push_back({"weight_g_idx", DType::i32, {in}});
   return plan;
 }
@@ -179,6 +178,7 @@ constinit const Packing packing_ct_pack = {
     .refuses = refuses,
     .tensors = tensors,
     .pack = pack,
-    .unpack = unpack};
+    .unpack = unpack,
+};
 
 }  // namespace fewbit

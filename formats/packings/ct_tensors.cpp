@@ -28,9 +28,8 @@ void add_single_forms(TensorPlan& plan, DType dtype) {
 }
 
 [[noreturn]] void not_finite(std::string_view linear, const std::string& suffix, float found, int64_t at) {
-  fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + '.' + suffix +
-                                  "': expected finite scales, found " + std::to_string(found) +
-                                  " at element " + std::to_string(at));
+  fail(ErrorKind::checkpoint, "tensor '" + std::string(linear) + '.' + suffix + "': expected finite scales, found " +
+                                  std::to_string(found) + " at element " + std::to_string(at));
 }
 
 Tensor flipped(ConstTensorView from, DType dtype, uint8_t flip) {
@@ -59,8 +58,7 @@ std::string refuses_scales(const QuantSpec& spec, int64_t out, int64_t in) {
 }
 
 TensorPlan scale_plan(const QuantSpec& spec, int64_t out, int64_t in) {
-  TensorPlan plan{
-      "weight_scale", spec.scale_dtype, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)}};
+  TensorPlan plan{"weight_scale", spec.scale_dtype, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)}};
   if (per_tensor(spec, out)) plan.shape = {1};
   if (plan.shape.numel() == 1) add_single_forms(plan, plan.dtype);
   return plan;

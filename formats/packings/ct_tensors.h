@@ -55,20 +55,20 @@ constexpr Packing packing_of(std::string_view name, std::string_view summary) {
   return {.name = name,
           .summary = summary,
           .refuses = kRefuses,
-          .tensors = [](const QuantSpec& spec, int64_t out, int64_t in, bool) {
-            return byte_tensors(kKind, spec, out, in);
-          },
-          .pack = [](std::string_view linear, const QuantizedLinear& q) {
-            FEWBIT_ASSERT(kRefuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
-            return pack_bytes(kKind, linear, q);
-          },
-          .unpack = [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
-            if (const std::string why = kRefuses(spec, out, in, false); !why.empty())
-              fail(ErrorKind::unsupported,
-                   std::string(linear) + ": cannot be read as " + kKind.known_as + ": " + why);
-            return unpack_bytes(kKind, linear, spec, {out, in}, source);
-          }};
+          .tensors = [](const QuantSpec& spec, int64_t out, int64_t in,
+                        bool) { return byte_tensors(kKind, spec, out, in); },
+          .pack =
+              [](std::string_view linear, const QuantizedLinear& q) {
+                FEWBIT_ASSERT(kRefuses(q.spec, q.out(), q.in(), q.group_of.has_value()).empty());
+                return pack_bytes(kKind, linear, q);
+              },
+          .unpack =
+              [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in, const TensorSource& source) {
+                if (const std::string why = kRefuses(spec, out, in, false); !why.empty())
+                  fail(ErrorKind::unsupported,
+                       std::string(linear) + ": cannot be read as " + kKind.known_as + ": " + why);
+                return unpack_bytes(kKind, linear, spec, {out, in}, source);
+              }};
 }
 
 }  // namespace fewbit::ct

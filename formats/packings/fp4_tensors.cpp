@@ -79,9 +79,8 @@ std::string refuses(const Layout& l, const QuantSpec& spec, int64_t out, int64_t
 }
 
 std::vector<TensorPlan> tensors(const Layout& l, const QuantSpec& spec, int64_t out, int64_t in) {
-  std::vector<TensorPlan> plan = {
-      {l.codes, DType::u8, {out, in / 2}},
-      {l.scales, stored_type(spec.scale_dtype), {out, in / spec.group}}};
+  std::vector<TensorPlan> plan = {{l.codes, DType::u8, {out, in / 2}},
+                                  {l.scales, stored_type(spec.scale_dtype), {out, in / spec.group}}};
   if (spec.scale_dtype == DType::f8_e8m0) plan[1].also_read = {{DType::f8_e8m0, plan[1].shape}};
   const Shape single = l.single_rank == 0 ? Shape{} : Shape{1};
   if (l.global) plan.push_back(ct::single_plan(l.global, single));
@@ -110,11 +109,10 @@ QuantizedLinear unpack(const Layout& l, std::string_view linear, const QuantSpec
   QuantizedLinear q;
   q.spec = spec;
   q.codes = unpack_codes(expect_tensor(source, linear, plan[0]));
-  q.scales = unpack_scales(expect_tensor(source, linear, plan[1]), spec.scale_dtype,
-                           std::string(linear) + '.' + l.scales);
+  q.scales =
+      unpack_scales(expect_tensor(source, linear, plan[1]), spec.scale_dtype, std::string(linear) + '.' + l.scales);
   if (l.global) q.global_scale = turned(l, ct::single_from_file(source, linear, plan[2]));
-  if (spec.activations == ActQuant::tensor)
-    q.input_scale = turned(l, ct::single_from_file(source, linear, plan[3]));
+  if (spec.activations == ActQuant::tensor) q.input_scale = turned(l, ct::single_from_file(source, linear, plan[3]));
   return q;
 }
 

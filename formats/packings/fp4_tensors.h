@@ -26,21 +26,19 @@ struct Layout {
 std::string refuses(const Layout&, const QuantSpec&, int64_t out, int64_t in, bool act_order);
 std::vector<TensorPlan> tensors(const Layout&, const QuantSpec&, int64_t out, int64_t in);
 PackedLinear pack(const Layout&, std::string_view linear, const QuantizedLinear&);
-QuantizedLinear unpack(const Layout&, std::string_view linear, const QuantSpec&, Shape out_in,
-                       const TensorSource&);
+QuantizedLinear unpack(const Layout&, std::string_view linear, const QuantSpec&, Shape out_in, const TensorSource&);
 
 template <const Layout& kLayout>
 constexpr Packing packing_of(std::string_view name, std::string_view summary) {
-  return {.name = name,
-          .summary = summary,
-          .refuses = [](const QuantSpec& spec, int64_t out, int64_t in,
-                        bool act_order) { return refuses(kLayout, spec, out, in, act_order); },
-          .tensors = [](const QuantSpec& spec, int64_t out, int64_t in, bool) {
-            return tensors(kLayout, spec, out, in);
-          },
-          .pack = [](std::string_view linear, const QuantizedLinear& q) { return pack(kLayout, linear, q); },
-          .unpack = [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
-                       const TensorSource& source) {
+  return {
+      .name = name,
+      .summary = summary,
+      .refuses = [](const QuantSpec& spec, int64_t out, int64_t in,
+                    bool act_order) { return refuses(kLayout, spec, out, in, act_order); },
+      .tensors = [](const QuantSpec& spec, int64_t out, int64_t in, bool) { return tensors(kLayout, spec, out, in); },
+      .pack = [](std::string_view linear, const QuantizedLinear& q) { return pack(kLayout, linear, q); },
+      .unpack =
+          [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in, const TensorSource& source) {
             return unpack(kLayout, linear, spec, {out, in}, source);
           }};
 }

@@ -9,14 +9,12 @@ namespace {
 constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .known_as = "fp8", .flat = true};
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
-  if (spec.grid != Grid::f8_e4m3 || spec.bits != 8 || !spec.symmetric)
-    return "it holds FP8 (E4M3), not " + spec.str();
+  if (spec.grid != Grid::f8_e4m3 || spec.bits != 8 || !spec.symmetric) return "it holds FP8 (E4M3), not " + spec.str();
   if (spec.activations == ActQuant::none)
     return "its readers quantize activations, dynamically or with a static scale; weight-only FP8 goes to "
            "compressed-tensors";
   if (std::string why = ct::refuses_scales(spec, out, in); !why.empty()) return why;
-  if (spec.scale_dtype != DType::f32)
-    return "its scales are f32, not " + std::string(name_of(spec.scale_dtype));
+  if (spec.scale_dtype != DType::f32) return "its scales are f32, not " + std::string(name_of(spec.scale_dtype));
   if (spec.group != -1 || (spec.out_group != 1 && !ct::per_tensor(spec, out)))
     return "it has one scale per output or one of all " + std::to_string(out) + " outputs, not one for " +
            std::to_string(spec.out_group) + " outputs and " + std::to_string(spec.group_size(in)) + " inputs";

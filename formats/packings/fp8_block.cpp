@@ -10,10 +10,8 @@ constexpr ct::ByteWeights kE4m3{.dtype = DType::f8_e4m3, .known_as = "block FP8"
 
 std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
   if (out < 1 || in < 1) return "the shape " + Shape{out, in}.str() + " is empty";
-  if (spec.grid != Grid::f8_e4m3 || spec.bits != 8 || !spec.symmetric)
-    return "it holds FP8 (E4M3), not " + spec.str();
-  if (spec.scale_dtype != DType::f32)
-    return "its scales are f32, not " + std::string(name_of(spec.scale_dtype));
+  if (spec.grid != Grid::f8_e4m3 || spec.bits != 8 || !spec.symmetric) return "it holds FP8 (E4M3), not " + spec.str();
+  if (spec.scale_dtype != DType::f32) return "its scales are f32, not " + std::string(name_of(spec.scale_dtype));
   if (spec.activations != ActQuant::token)
     return "readers of block FP8 quantize activations dynamically, so the recipe must too";
   if (spec.group < 2 || spec.out_group < 2)

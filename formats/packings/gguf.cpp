@@ -58,8 +58,8 @@ PackedLinear pack(const BlockType& type, std::string_view linear, const Quantize
   return packed;
 }
 
-QuantizedLinear unpack(const BlockType& type, std::string_view linear, const QuantSpec& spec, int64_t out,
-                       int64_t in, const TensorSource& source) {
+QuantizedLinear unpack(const BlockType& type, std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in,
+                       const TensorSource& source) {
   if (const std::string why = refuses(type, spec, out, in, false); !why.empty())
     fail(ErrorKind::unsupported, std::string(linear) + ": cannot be read: " + why);
   const TensorPlan plan = tensors(type, out, in)[0];
@@ -74,14 +74,12 @@ QuantizedLinear unpack(const BlockType& type, std::string_view linear, const Qua
     for (int64_t i = begin; i < end; ++i) {
       const BlockCodes c = gguf::load_codes(type, file.as<uint8_t>() + i * type.bytes);
       if (!std::isfinite(c.d) || !std::isfinite(c.m))
-        fail(ErrorKind::checkpoint,
-             tensor + ": expected finite scales, found another in block " + std::to_string(i));
+        fail(ErrorKind::checkpoint, tensor + ": expected finite scales, found another in block " + std::to_string(i));
       if (q.zeros) {
         const int zero = gguf::zero_point(c, spec.max_code());
         if (zero < 0)
-          fail(ErrorKind::unsupported,
-               tensor + ": block " + std::to_string(i) +
-                   " has a minimum that is no multiple of its scale: no integer grid");
+          fail(ErrorKind::unsupported, tensor + ": block " + std::to_string(i) +
+                                           " has a minimum that is no multiple of its scale: no integer grid");
         q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(zero);
       }
       q.scales.as<float>()[i] = c.d;
@@ -105,15 +103,10 @@ constexpr Packing packing_of(std::string_view name, std::string_view summary) {
 
 }  // namespace
 
-constinit const Packing packing_gguf_q4_0 =
-    packing_of<gguf::type_q4_0>("gguf_q4_0", "GGUF blocks: int4 g32 sym");
-constinit const Packing packing_gguf_q4_1 =
-    packing_of<gguf::type_q4_1>("gguf_q4_1", "GGUF blocks: int4 g32 asym");
-constinit const Packing packing_gguf_q5_0 =
-    packing_of<gguf::type_q5_0>("gguf_q5_0", "GGUF blocks: int5 g32 sym");
-constinit const Packing packing_gguf_q5_1 =
-    packing_of<gguf::type_q5_1>("gguf_q5_1", "GGUF blocks: int5 g32 asym");
-constinit const Packing packing_gguf_q8_0 =
-    packing_of<gguf::type_q8_0>("gguf_q8_0", "GGUF blocks: int8 g32 sym");
+constinit const Packing packing_gguf_q4_0 = packing_of<gguf::type_q4_0>("gguf_q4_0", "GGUF blocks: int4 g32 sym");
+constinit const Packing packing_gguf_q4_1 = packing_of<gguf::type_q4_1>("gguf_q4_1", "GGUF blocks: int4 g32 asym");
+constinit const Packing packing_gguf_q5_0 = packing_of<gguf::type_q5_0>("gguf_q5_0", "GGUF blocks: int5 g32 sym");
+constinit const Packing packing_gguf_q5_1 = packing_of<gguf::type_q5_1>("gguf_q5_1", "GGUF blocks: int5 g32 asym");
+constinit const Packing packing_gguf_q8_0 = packing_of<gguf::type_q8_0>("gguf_q8_0", "GGUF blocks: int8 g32 sym");
 
 }  // namespace fewbit

@@ -15,12 +15,12 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool) {
   if (!spec.symmetric)
     return "GPTQ v1 stores zero points minus one and cannot hold a zero of 0; asymmetric grids go to gptq_v2";
   if (out % 32 != 0 || in % 32 != 0) {
-    return "GPTQ v1 wants N % 32 = 0 and K % 32 = 0, here N = " + std::to_string(out) +
-           ", K = " + std::to_string(in) + "; gptq_v2 takes every shape";
+    return "GPTQ v1 wants N % 32 = 0 and K % 32 = 0, here N = " + std::to_string(out) + ", K = " + std::to_string(in) +
+           "; gptq_v2 takes every shape";
   }
   if (in % spec.group_size(in) != 0) {
-    return "GPTQ v1 wants K % group = 0, here K = " + std::to_string(in) + ", group " +
-           std::to_string(spec.group) + "; gptq_v2 takes a short last group";
+    return "GPTQ v1 wants K % group = 0, here K = " + std::to_string(in) + ", group " + std::to_string(spec.group) +
+           "; gptq_v2 takes a short last group";
   }
   return "";
 }

@@ -1,7 +1,7 @@
-// GPTQ v2, "checkpoint_format": "gptq_v2": zero points stored as they are. It is also the general integer
-// layout: 2 to 8 bits (5, 6 and 7 for our own readers), any group, any order of inputs, and every shape. Where K or N does not fill
-// whole words the last word is padded with zero fields (rows of qweight = ceil(K*bits/32), columns of qzeros
-// = ceil(N*bits/32); at 3, 5, 6, 7 bits bits*ceil(K/32) and bits*ceil(N/32)), and the last group may be short.
+// GPTQ v2, "checkpoint_format": "gptq_v2": zero points stored as they are. It is also the general integer layout: 2 to
+// 8 bits (5, 6 and 7 for our own readers), any group, any order of inputs, and every shape. Where K or N does not fill
+// whole words the last word is padded with zero fields (rows of qweight = ceil(K*bits/32), columns of qzeros =
+// ceil(N*bits/32); at 3, 5, 6, 7 bits bits*ceil(K/32) and bits*ceil(N/32)), and the last group may be short.
 // docs/formats/gptq.md has the bytes.
 #include "formats/packings/gptq_words.h"
 #include "formats/packings/integer_grid.h"

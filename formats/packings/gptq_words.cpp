@@ -119,8 +119,8 @@ PackedLinear pack(std::string_view linear, const QuantizedLinear& q, ZeroOffset 
   return p;
 }
 
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out_in,
-                       const TensorSource& source, ZeroOffset offset) {
+QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out_in, const TensorSource& source,
+                       ZeroOffset offset) {
   const int64_t out = out_in[0], in = out_in[1];
   const std::string prefix = std::string(linear) + '.';
   if (const std::string why = integer_grid::refuses(spec, out, in); !why.empty())
@@ -131,8 +131,7 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out
   q.codes = unpack_codes(expect_tensor(source, linear, plan[0]), spec, out, in);
   q.zeros = integer_grid::zeros_from_file(unpack_zeros(expect_tensor(source, linear, plan[1]), spec, out, offset), spec,
                                           prefix + "qzeros");
-  q.scales =
-      integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
+  q.scales = integer_grid::scales_from_file(expect_tensor(source, linear, plan[2]), prefix + "scales", same_column);
   q.group_of = integer_grid::groups_from_file(expect_tensor(source, linear, plan[3]), spec, prefix + "g_idx");
   return q;
 }

@@ -17,7 +17,7 @@ enum class ZeroOffset : uint8_t { none = 0, one = 1 };  // what was subtracted f
 std::vector<TensorPlan> tensors(const QuantSpec& spec, int64_t out, int64_t in);
 // With ZeroOffset::one every zero point must be at least 1.
 PackedLinear pack(std::string_view linear, const QuantizedLinear& q, ZeroOffset offset);
-QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out_in,
-                       const TensorSource& source, ZeroOffset offset);
+QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, Shape out_in, const TensorSource& source,
+                       ZeroOffset offset);
 
 }  // namespace fewbit::gptq_words

@@ -14,8 +14,7 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in) {
   if (spec.bits < 2 || spec.bits > 8) return "it holds 2 to 8 bits, not " + std::to_string(spec.bits);
   if (spec.group != -1 && spec.group < 1)
     return "the group size must be -1 or positive, not " + std::to_string(spec.group);
-  if (spec.scale_dtype != DType::f16)
-    return "its scales are f16, not " + std::string(name_of(spec.scale_dtype));
+  if (spec.scale_dtype != DType::f16) return "its scales are f16, not " + std::string(name_of(spec.scale_dtype));
   if (spec.out_group != 1)
     return "it has a scale for every output, not one for " + std::to_string(spec.out_group) + " outputs";
   return "";
@@ -30,8 +29,7 @@ Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n)) {
   const int64_t out = scales.shape()[0], groups = scales.shape()[1];
   Tensor file = Tensor::host(DType::f16, {groups, out});
   for (int64_t n = 0; n < out; ++n)
-    for (int64_t g = 0; g < groups; ++g)
-      file.as<f16>()[g * out + column(n)] = scales.as<float>()[n * groups + g];
+    for (int64_t g = 0; g < groups; ++g) file.as<f16>()[g * out + column(n)] = scales.as<float>()[n * groups + g];
   return file;
 }
 
@@ -42,9 +40,8 @@ Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t
     for (int64_t g = 0; g < groups; ++g) {
       const float s = f16_to_f32(bits::load<uint16_t>(file.data, g * out + column(n)));
       if (!std::isfinite(s)) {
-        fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected finite scales, found " +
-                                        std::to_string(s) + " in row " + std::to_string(g) + ", column " +
-                                        std::to_string(column(n)));
+        fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected finite scales, found " + std::to_string(s) +
+                                        " in row " + std::to_string(g) + ", column " + std::to_string(column(n)));
       }
       scales.as<float>()[n * groups + g] = s;
     }
@@ -56,9 +53,8 @@ std::optional<Tensor> zeros_from_file(Tensor zeros, const QuantSpec& spec, const
   for (int64_t i = 0; i < zeros.numel(); ++i) {
     const int zero = zeros.as<uint8_t>()[i];
     if (zero == spec.mid_code()) continue;
-    fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected zero point " +
-                                    std::to_string(spec.mid_code()) + " everywhere (sym is true), found " +
-                                    std::to_string(zero) + " at output " +
+    fail(ErrorKind::checkpoint, "tensor '" + tensor + "': expected zero point " + std::to_string(spec.mid_code()) +
+                                    " everywhere (sym is true), found " + std::to_string(zero) + " at output " +
                                     std::to_string(i / zeros.shape()[1]));
   }
   return std::nullopt;

@@ -18,12 +18,12 @@ std::string refuses_odd_bits(const QuantSpec& spec);
 Tensor scales_to_file(const Tensor& scales, int64_t (*column)(int64_t n));
 Tensor scales_from_file(ConstTensorView file, const std::string& tensor, int64_t (*column)(int64_t n));
 
-// Zero points [out, G] u8 as the neutral form has them: none where the spec is symmetric, and then Error{checkpoint} naming
-// `tensor` unless every one is that of the symmetric grid.
+// Zero points [out, G] u8 as the neutral form has them: none where the spec is symmetric, and then Error{checkpoint}
+// naming `tensor` unless every one is that of the symmetric grid.
 std::optional<Tensor> zeros_from_file(Tensor zeros, const QuantSpec& spec, const std::string& tensor);
 
-// group_of from a file's I32 [in], or nothing when the groups are consecutive. Error{checkpoint} naming `tensor` for a group
-// that there is none of.
+// group_of from a file's I32 [in], or nothing when the groups are consecutive. Error{checkpoint} naming `tensor` for a
+// group that there is none of.
 std::optional<Tensor> groups_from_file(ConstTensorView file, const QuantSpec& spec, const std::string& tensor);
 
 }  // namespace fewbit::integer_grid

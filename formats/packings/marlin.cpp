@@ -78,8 +78,7 @@ Tensor pack_codes(const Tensor& codes) {
     for (int64_t n = 0; n < kTileN; ++n)
       std::copy_n(codes.as<uint8_t>() + (n0 + n) * in + k0, inputs, block.codes + n * kBlockK);
     for (int64_t k = 0; k < inputs; k += kTileK)
-      pack_tile<kBits>(block.codes + k,
-                       words.as<uint32_t>() + (k0 + k) / kTileK * per_row + n0 * kTileK * kBits / 32);
+      pack_tile<kBits>(block.codes + k, words.as<uint32_t>() + (k0 + k) / kTileK * per_row + n0 * kTileK * kBits / 32);
   });
   return words;
 }
@@ -108,8 +107,8 @@ Tensor pack_zeros(const Tensor& zeros, int bits) {
   for (int64_t n = 0; n < out; ++n)
     for (int64_t g = 0; g < groups; ++g) {
       const marlin::WordPos at = marlin::zero_of(g, n, bits);
-      words.as<uint32_t>()[at.row * words.cols() + at.col] |=
-          static_cast<uint32_t>(zeros.as<uint8_t>()[n * groups + g]) << (bits * at.field);
+      words.as<uint32_t>()[at.row * words.cols() + at.col] |= static_cast<uint32_t>(zeros.as<uint8_t>()[n * groups + g])
+                                                              << (bits * at.field);
     }
   return words;
 }
@@ -121,8 +120,7 @@ Tensor unpack_zeros(ConstTensorView words, int64_t out, int bits) {
     for (int64_t g = 0; g < groups; ++g) {
       const marlin::WordPos at = marlin::zero_of(g, n, bits);
       const uint32_t word = bits::load<uint32_t>(words.data, at.row * cols + at.col);
-      zeros.as<uint8_t>()[n * groups + g] =
-          static_cast<uint8_t>((word >> (bits * at.field)) & ((1u << bits) - 1));
+      zeros.as<uint8_t>()[n * groups + g] = static_cast<uint8_t>((word >> (bits * at.field)) & ((1u << bits) - 1));
     }
   return zeros;
 }
@@ -136,12 +134,11 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   if (spec.bits != 4 && spec.bits != 8) return "Marlin holds 4 or 8 bits, not " + std::to_string(spec.bits);
   if (act_order) return "Marlin has no room for reordered groups (act-order)";
   if (out % kTileN != 0 || in % kTileK != 0) {
-    return "Marlin wants N % 64 = 0 and K % 16 = 0, here N = " + std::to_string(out) +
-           ", K = " + std::to_string(in);
+    return "Marlin wants N % 64 = 0 and K % 16 = 0, here N = " + std::to_string(out) + ", K = " + std::to_string(in);
   }
   if (!marlin::admits(out, in, spec.group, spec.bits)) {
-    return "Marlin wants groups of 32, 64, 128 that divide K, or one per row, here K = " +
-           std::to_string(in) + ", group " + std::to_string(spec.group);
+    return "Marlin wants groups of 32, 64, 128 that divide K, or one per row, here K = " + std::to_string(in) +
+           ", group " + std::to_string(spec.group);
   }
   return "";
 }
@@ -175,8 +172,8 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   q.spec = spec;
   const ConstTensorView words = expect_tensor(source, linear, plan[0]);
   q.codes = spec.bits == 4 ? unpack_codes<4>(words, out, in) : unpack_codes<8>(words, out, in);
-  q.scales = integer_grid::scales_from_file(expect_tensor(source, linear, plan[1]),
-                                            std::string(linear) + ".s", scale_columns(spec.groups(in)));
+  q.scales = integer_grid::scales_from_file(expect_tensor(source, linear, plan[1]), std::string(linear) + ".s",
+                                            scale_columns(spec.groups(in)));
   if (!spec.symmetric) q.zeros = unpack_zeros(expect_tensor(source, linear, plan[2]), out, spec.bits);
   return q;
 }

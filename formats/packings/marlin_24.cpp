@@ -75,8 +75,7 @@ std::string unreadable(const QuantSpec& spec, int64_t out, int64_t in) {
   if ((spec.bits != 4 && spec.bits != 8) || !spec.symmetric)
     return "marlin-24 holds 4 or 8 bits, symmetric, not " + spec.str();
   if (out % 128 != 0 || in % 128 != 0)
-    return "marlin-24 has N % 128 = 0 and K % 128 = 0, here N = " + std::to_string(out) +
-           ", K = " + std::to_string(in);
+    return "marlin-24 has N % 128 = 0 and K % 128 = 0, here N = " + std::to_string(out) + ", K = " + std::to_string(in);
   if (spec.group != -1 && spec.group != 128)
     return "marlin-24 has groups of 128 or one per row, not of " + std::to_string(spec.group);
   return "";
@@ -100,11 +99,11 @@ QuantizedLinear read(const Names& names, std::string_view linear, const QuantSpe
   const std::vector<TensorPlan> plan = plan_of(names, spec, out, in);
   QuantizedLinear q;
   q.spec = spec;
-  q.codes = unpack_codes(expect_tensor(source, linear, plan[0]), expect_tensor(source, linear, plan[2]), out, in,
-                         spec.bits);
-  q.scales = integer_grid::scales_from_file(expect_tensor(source, linear, plan[1]),
-                                            std::string(linear) + '.' + names.scales,
-                                            spec.groups(in) > 1 ? grouped_column : same_column);
+  q.codes =
+      unpack_codes(expect_tensor(source, linear, plan[0]), expect_tensor(source, linear, plan[2]), out, in, spec.bits);
+  q.scales =
+      integer_grid::scales_from_file(expect_tensor(source, linear, plan[1]), std::string(linear) + '.' + names.scales,
+                                     spec.groups(in) > 1 ? grouped_column : same_column);
   return q;
 }
 
@@ -133,6 +132,7 @@ constinit const Packing packing_ct_marlin_24 = {
     .refuses = refuses,
     .tensors = tensors<kCompressedTensors>,
     .pack = nullptr,
-    .unpack = unpack<kCompressedTensors>};
+    .unpack = unpack<kCompressedTensors>,
+};
 
 }  // namespace fewbit

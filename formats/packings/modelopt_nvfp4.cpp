@@ -16,7 +16,6 @@ constexpr fp4::Layout kLayout{.spec = kNvfp4,
 
 }  // namespace
 
-constinit const Packing packing_modelopt_nvfp4 =
-    fp4::packing_of<kLayout>("modelopt_nvfp4", "ModelOpt NVFP4");
+constinit const Packing packing_modelopt_nvfp4 = fp4::packing_of<kLayout>("modelopt_nvfp4", "ModelOpt NVFP4");
 
 }  // namespace fewbit

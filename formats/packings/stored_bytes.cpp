@@ -4,8 +4,8 @@
 
 namespace fewbit {
 
-std::optional<StoredBytes> stored_bytes(const Packing& p, std::string_view linear, const QuantSpec& spec,
-                                        int64_t out, int64_t in, const TensorSource& source) {
+std::optional<StoredBytes> stored_bytes(const Packing& p, std::string_view linear, const QuantSpec& spec, int64_t out,
+                                        int64_t in, const TensorSource& source) {
   const bool f8 = &p == &packing_ct_float || &p == &packing_fp8, i8 = &p == &packing_ct_int;
   if ((!f8 && !i8) || !p.refuses(spec, out, in, false).empty()) return std::nullopt;
   const ct::ByteWeights kind{.dtype = f8 ? DType::f8_e4m3 : DType::i8, .known_as = p.name.data()};

@@ -31,12 +31,7 @@ int64_t enough_tokens(int64_t in) { return 2 * in; }
 
 ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x,
                            ConstTensorView x_full)
-    : ex_(ex),
-      op_(op),
-      weights_(weights),
-      x_(x),
-      x_full_(x_full),
-      routing_(route_tokens(ex, op, weights, x)) {}
+    : ex_(ex), op_(op), weights_(weights), x_(x), x_full_(x_full), routing_(route_tokens(ex, op, weights, x)) {}
 
 std::vector<int64_t> ExpertInputs::tokens() const {
   std::vector<int64_t> n;
@@ -47,8 +42,7 @@ std::vector<int64_t> ExpertInputs::tokens() const {
 std::vector<int> ExpertInputs::starved() const {
   std::vector<int> out;
   for (int e = 0; e < op_.experts; ++e)
-    if (routing_.tokens(e) < enough_tokens(std::max(op_.gate.in_features, op_.down.in_features)))
-      out.push_back(e);
+    if (routing_.tokens(e) < enough_tokens(std::max(op_.gate.in_features, op_.down.in_features))) out.push_back(e);
   return out;
 }
 
@@ -84,10 +78,10 @@ InputStats ExpertInputs::own_activation(int expert, const InputRounding& roundin
   const std::string gate = op_.of_expert(op_.gate, expert).name, up = op_.of_expert(op_.up, expert).name;
   const Tensor act = expert_activation(ex_, op_, quantized(gate), quantized(up), gather_rows(ex_, x_, rows));
   if (!x_full_.data) return observe_input(ex_, act, {}, rounding);
-  return observe_input(ex_, act,
-                       expert_activation(ex_, op_, weights_.linears.at(gate), weights_.linears.at(up),
-                                         gather_rows(ex_, x_full_, rows)),
-                       rounding);
+  return observe_input(
+      ex_, act,
+      expert_activation(ex_, op_, weights_.linears.at(gate), weights_.linears.at(up), gather_rows(ex_, x_full_, rows)),
+      rounding);
 }
 
 InputStats ExpertInputs::of_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {

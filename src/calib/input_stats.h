@@ -11,14 +11,12 @@ namespace fewbit {
 
 enum class Needs : uint8_t {
   nothing = 0,
-  gram = 1,   // sum over tokens of x x^T of the quantized stream
-  cross = 2,  // sum over tokens of x_full x_quantized^T; with gram it gives the shift of targets
+  gram = 1,     // sum over tokens of x x^T of the quantized stream
+  cross = 2,    // sum over tokens of x_full x_quantized^T; with gram it gives the shift of targets
   columns = 4,  // ActivationStats of the block before any of its linears is quantized
   range = 8,    // the largest magnitude of the input, for a static scale
 };
-constexpr Needs operator|(Needs a, Needs b) {
-  return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b));
-}
+constexpr Needs operator|(Needs a, Needs b) { return static_cast<Needs>(static_cast<int>(a) | static_cast<int>(b)); }
 constexpr Needs without(Needs set, Needs bits) {
   return static_cast<Needs>(static_cast<int>(set) & ~static_cast<int>(bits));
 }

@@ -55,8 +55,7 @@ void Stream::release_after(size_t index) {
 void Stream::run(size_t index, const BlockWeights& weights, const RopeTables& ropes) {
   const BlockOp& op = (*ops_)[index];
   allocate_for(index);
-  run_op(ex_, op, weights, ropes, TokenLayout{.seqs = seqs_, .positions = positions_, .cache = nullptr},
-         activations_);
+  run_op(ex_, op, weights, ropes, TokenLayout{.seqs = seqs_, .positions = positions_, .cache = nullptr}, activations_);
   release_after(index);
 }
 

@@ -29,8 +29,7 @@ class Hasher {
 
  private:
   void flush() {
-    state_ = (((state_ ^ mix64(word_)) << 27) | ((state_ ^ mix64(word_)) >> 37)) * 0x9fb21c651e98df25ull +
-             0x52dce729;
+    state_ = (((state_ ^ mix64(word_)) << 27) | ((state_ ^ mix64(word_)) >> 37)) * 0x9fb21c651e98df25ull + 0x52dce729;
     word_ = 0;
   }
   uint64_t state_ = 0x243f6a8885a308d3ull, word_ = 0, length_ = 0;

@@ -13,8 +13,7 @@ namespace fewbit {
 
 // Error{usage} that lists the table's names and says `what` was looked for.
 template <class E, size_t N>
-E from_name(const std::array<std::pair<E, std::string_view>, N>& table, std::string_view what,
-            std::string_view name) {
+E from_name(const std::array<std::pair<E, std::string_view>, N>& table, std::string_view what, std::string_view name) {
   std::string known;
   for (const auto& [value, text] : table) {
     if (text == name) return value;

@@ -51,8 +51,8 @@ struct Job {
   }
 };
 
-// True as soon as `ready` is, false if it is not after a while. A decode step on the CPU hands out a hundred jobs of some
-// hundred microseconds; to be put to sleep and woken between them costs a tenth of it.
+// True as soon as `ready` is, false if it is not after a while. A decode step on the CPU hands out a hundred jobs of
+// some hundred microseconds; to be put to sleep and woken between them costs a tenth of it.
 template <class Ready>
 bool spin(const Ready& ready) {
   constexpr auto kWhile = std::chrono::microseconds(100);

@@ -19,9 +19,9 @@ std::string QuantSpec::str() const {
   } else {
     s = grid == Grid::integer ? "int" + std::to_string(bits) : "fp8";
     if (out_group == 1)
-    s += group == -1 ? " gch" : " g" + std::to_string(group);
-  else
-    s += group == -1 ? " tensor" : " block" + std::to_string(out_group);
+      s += group == -1 ? " gch" : " g" + std::to_string(group);
+    else
+      s += group == -1 ? " tensor" : " block" + std::to_string(out_group);
   }
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";
@@ -63,8 +63,7 @@ int64_t first_above(const uint8_t* codes, int64_t n, int top, uint8_t mask = 0xf
     uint8_t largest = 0;
     for (int64_t i = begin; i < end; ++i) largest = std::max<uint8_t>(largest, codes[i] & mask);
     if (largest <= top) return;
-    const int64_t at =
-        std::find_if(codes + begin, codes + end, [&](uint8_t c) { return (c & mask) > top; }) - codes;
+    const int64_t at = std::find_if(codes + begin, codes + end, [&](uint8_t c) { return (c & mask) > top; }) - codes;
     for (int64_t seen = first; at < seen && !first.compare_exchange_weak(seen, at);) {
     }
   });
@@ -95,14 +94,12 @@ std::string check_multiplier(double s, const char* what) {
 
 // The scales that stand beside scales: of static activations and of the second level.
 std::string check_multipliers(const QuantizedLinear& q) {
-  if (q.spec.activations != ActQuant::tensor && q.input_scale)
-    return "activations that are not static carry a scale";
+  if (q.spec.activations != ActQuant::tensor && q.input_scale) return "activations that are not static carry a scale";
   if (q.spec.activations == ActQuant::tensor && !q.input_scale) return "static activations lack their scale";
   if (q.spec.two_level() != q.global_scale.has_value())
     return q.global_scale ? "scales of one level carry a global scale" : "the global scale is missing";
   if (q.input_scale)
-    if (std::string what = check_multiplier(*q.input_scale, "scale of the activations"); !what.empty())
-      return what;
+    if (std::string what = check_multiplier(*q.input_scale, "scale of the activations"); !what.empty()) return what;
   return q.global_scale ? check_multiplier(*q.global_scale, "global scale") : "";
 }
 
@@ -117,12 +114,10 @@ std::string check(const QuantizedLinear& q) {
   const int64_t scale_rows = (out + spec.out_group - 1) / spec.out_group;
   if (!(q.scales.shape() == Shape{scale_rows, groups}))
     return "scales have shape " + q.scales.shape().str() + ", expected " + Shape{scale_rows, groups}.str();
-  if (q.codes.dtype() != DType::u8 || q.scales.dtype() != DType::f32)
-    return "codes must be u8 and scales f32";
+  if (q.codes.dtype() != DType::u8 || q.scales.dtype() != DType::f32) return "codes must be u8 and scales f32";
   if (spec.symmetric == q.zeros.has_value() && spec.grid == Grid::integer)
     return spec.symmetric ? "a symmetric grid carries zero points" : "an asymmetric grid lacks zero points";
-  if (q.zeros && !(q.zeros->shape() == Shape{out, groups}))
-    return "zeros have shape " + q.zeros->shape().str();
+  if (q.zeros && !(q.zeros->shape() == Shape{out, groups})) return "zeros have shape " + q.zeros->shape().str();
   const uint8_t* c = q.codes.as<uint8_t>();
   if (spec.grid != Grid::f8_e4m3) {
     const int top = spec.max_code();
@@ -140,8 +135,7 @@ std::string check(const QuantizedLinear& q) {
   for (int64_t i = 0; i < q.scales.numel(); ++i) {
     if (!std::isfinite(s[i])) return "scale " + std::to_string(i) + " is not finite";
     if (!holds(spec.scale_dtype, s[i]))
-      return "scale " + std::to_string(i) + " is not representable in " +
-             std::string(name_of(spec.scale_dtype));
+      return "scale " + std::to_string(i) + " is not representable in " + std::string(name_of(spec.scale_dtype));
   }
   if (q.group_of) {
     if (!(q.group_of->shape() == Shape{in})) return "group_of has shape " + q.group_of->shape().str();

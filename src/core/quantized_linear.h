@@ -49,9 +49,17 @@ struct QuantSpec {
 // The two grids of 4-bit floats: E4M3 scales per 16 inputs under a global scale, and powers of two (E8M0) per
 // 32 inputs.
 inline constexpr QuantSpec kNvfp4{
-    .grid = Grid::f4_e2m1, .bits = 4, .group = 16, .scale_dtype = DType::f8_e4m3};
+    .grid = Grid::f4_e2m1,
+    .bits = 4,
+    .group = 16,
+    .scale_dtype = DType::f8_e4m3,
+};
 inline constexpr QuantSpec kMxfp4{
-    .grid = Grid::f4_e2m1, .bits = 4, .group = 32, .scale_dtype = DType::f8_e8m0};
+    .grid = Grid::f4_e2m1,
+    .bits = 4,
+    .group = 32,
+    .scale_dtype = DType::f8_e8m0,
+};
 
 // value(o, i) = (codes[o, i] - zeros[o, g]) * scales[o, g],   g = group_of ? group_of[i] : i / group
 //   symmetric: the zero is 2^(bits-1). Float grids: decode(code) takes the place of code - zero. With two
@@ -59,10 +67,10 @@ inline constexpr QuantSpec kMxfp4{
 // Columns stay in checkpoint order. Scales may be negative, unless they are E4M3 or E8M0.
 struct QuantizedLinear {
   QuantSpec spec{};
-  Tensor codes{};                       // [out, in]        u8
-  Tensor scales{};                      // [out/out_group, G] f32, representable in spec.scale_dtype
-  std::optional<Tensor> zeros{};        // [out, G]         u8; absent when symmetric
-  std::optional<Tensor> group_of{};     // [in]             i32; absent when groups are consecutive
+  Tensor codes{};                    // [out, in]        u8
+  Tensor scales{};                   // [out/out_group, G] f32, representable in spec.scale_dtype
+  std::optional<Tensor> zeros{};     // [out, G]         u8; absent when symmetric
+  std::optional<Tensor> group_of{};  // [in]             i32; absent when groups are consecutive
   // Multipliers. Double, so that a file's f32 comes back to the bit whether it holds the scale or, as some
   // formats do, one over it.
   std::optional<double> input_scale{};   // static activations

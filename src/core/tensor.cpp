@@ -12,8 +12,8 @@ void free_host(void* data, size_t, void*) { std::free(data); }
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Large tensors ask for huge pages where the system leaves the choice to programs: a stream of weights otherwise waits for
-// address translation every 4 KiB.
+// Large tensors ask for huge pages where the system leaves the choice to programs: a stream of weights otherwise waits
+// for address translation every 4 KiB.
 void* allocate(size_t bytes) {
   const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
   const size_t padded = (bytes + 64 + alignment - 1) / alignment * alignment;

@@ -40,16 +40,13 @@ Items items_of(const DiffSide& side, const std::vector<NamedLinear>& linears) {
 std::string shown(const DiffSide& side, const Item& item) {
   if (item.linear) {
     const LinearFormat& f = side.checkpoint()->quantization.linears.at(item.linear->name);
-    return std::string(f.packing->name) + ' ' + f.spec.str() + ' ' +
-           Shape{item.linear->out, item.linear->in}.str();
+    return std::string(f.packing->name) + ' ' + f.spec.str() + ' ' + Shape{item.linear->out, item.linear->in}.str();
   }
   return std::string(item.info->stored.empty() ? name_of(item.info->dtype) : item.info->stored) + ' ' +
          item.info->shape.str();
 }
 
-Shape shape_of(const Item& item) {
-  return item.linear ? Shape{item.linear->out, item.linear->in} : item.info->shape;
-}
+Shape shape_of(const Item& item) { return item.linear ? Shape{item.linear->out, item.linear->in} : item.info->shape; }
 
 QuantizedLinear codes_of(const DiffSide& side, const NamedLinear& l) {
   return side.checkpoint()->unpack(l.name, l.out, l.in);
@@ -131,8 +128,7 @@ void release(const DiffSide& side, const std::string& name, const Item& item) {
     side.store().release(name);
 }
 
-TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& name, const Item& a,
-                   const Item& b) {
+TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& name, const Item& a, const Item& b) {
   TensorDiff d{.name = name, .a = shown(sa, a), .b = shown(sb, b)};
   if (!(shape_of(a) == shape_of(b))) {
     d.state = Sameness::reshaped;
@@ -156,12 +152,9 @@ TensorDiff compare(const DiffSide& sa, const DiffSide& sb, const std::string& na
 
 // Absent and reshaped tensors first, then by relative difference.
 bool worse(const TensorDiff& a, const TensorDiff& b) {
-  const auto rank = [](Sameness s) {
-    return s == Sameness::different ? 0 : s <= Sameness::same_values ? 1 : -1;
-  };
+  const auto rank = [](Sameness s) { return s == Sameness::different ? 0 : s <= Sameness::same_values ? 1 : -1; };
   if (rank(a.state) != rank(b.state)) return rank(a.state) < rank(b.state);
-  if (a.state == b.state && a.state == Sameness::different && a.relative != b.relative)
-    return a.relative > b.relative;
+  if (a.state == b.state && a.state == Sameness::different && a.relative != b.relative) return a.relative > b.relative;
   if (a.state != b.state) return a.state > b.state;
   return a.name < b.name;
 }
@@ -169,8 +162,7 @@ bool worse(const TensorDiff& a, const TensorDiff& b) {
 }  // namespace
 
 const char* name_of(Sameness s) {
-  constexpr const char* kNames[] = {"identical",   "same values", "different",
-                                    "other shape", "only in A",   "only in B"};
+  constexpr const char* kNames[] = {"identical", "same values", "different", "other shape", "only in A", "only in B"};
   return kNames[static_cast<size_t>(s)];
 }
 
@@ -192,8 +184,7 @@ DiffSide DiffSide::open(const fs::path& path) {
   return side;
 }
 
-CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b,
-                                const std::function<void(double)>& progress) {
+CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b, const std::function<void(double)>& progress) {
   const auto linears_in = [](const DiffSide& s) {
     return s.checkpoint() ? s.checkpoint()->linears() : std::vector<NamedLinear>();
   };

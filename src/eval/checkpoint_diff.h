@@ -20,16 +20,15 @@ enum class Sameness : uint8_t {
   only_a,
   only_b,
 };
-const char* name_of(
-    Sameness);  // "identical", "same values", "different", "other shape", "only in A", "only in B"
+const char* name_of(Sameness);  // "identical", "same values", "different", "other shape", "only in A", "only in B"
 
 struct TensorDiff {
   std::string name;  // of a packed linear "<linear>.weight"
   Sameness state = Sameness::identical;
-  std::string a, b;     // "bf16 [256, 256]", "marlin int4 g128 sym [256, 256]"; "" where it is absent
-  double max_abs = 0;   // largest |B - A|; not finite where a value of one side is not a number
-  double relative = 0;  // ||B - A|| / ||A||; infinite where A is zero and B is not
-  int64_t values = 0;   // that differ; of tensors without a float type, bytes
+  std::string a, b;                // "bf16 [256, 256]", "marlin int4 g128 sym [256, 256]"; "" where it is absent
+  double max_abs = 0;              // largest |B - A|; not finite where a value of one side is not a number
+  double relative = 0;             // ||B - A|| / ||A||; infinite where A is zero and B is not
+  int64_t values = 0;              // that differ; of tensors without a float type, bytes
   std::optional<int64_t> codes{};  // that differ, where both sides are packed with the same shape and bits
 };
 
@@ -52,7 +51,6 @@ class DiffSide {
   std::optional<WeightStore> store_{};
 };
 
-CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b,
-                                const std::function<void(double)>& progress);
+CheckpointDiff diff_checkpoints(const DiffSide& a, const DiffSide& b, const std::function<void(double)>& progress);
 
 }  // namespace fewbit

@@ -39,8 +39,7 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-void add_rows(Exec& ex, ConstTensorView base, ConstTensorView model, std::span<const int32_t> targets,
-              Tokens& out) {
+void add_rows(Exec& ex, ConstTensorView base, ConstTensorView model, std::span<const int32_t> targets, Tokens& out) {
   const int64_t rows = base.rows();
   const Tensor kl = ex.alloc(DType::f64, {rows}), top1 = ex.alloc(DType::i32, {rows}),
                top5 = ex.alloc(DType::i32, {rows});
@@ -84,9 +83,8 @@ void summarise_kl(const Tokens& t, const ScoredWindows& w, DivergenceResult& r) 
   const MeanAndError m = by_windows(t.kl, w);
   std::vector<double> sorted = t.kl;
   std::sort(sorted.begin(), sorted.end());
-  r.kl = {
-      m.mean,       m.stderr_, percentile(sorted, 0.50), percentile(sorted, 0.90), percentile(sorted, 0.99),
-      sorted.back()};
+  r.kl = {m.mean,       m.stderr_, percentile(sorted, 0.50), percentile(sorted, 0.90), percentile(sorted, 0.99),
+          sorted.back()};
 }
 
 void summarise_shifts(const Tokens& t, DivergenceResult& r) {
@@ -96,8 +94,7 @@ void summarise_shifts(const Tokens& t, DivergenceResult& r) {
     const double d = std::exp(-t.nll[i]) - std::exp(-t.base_nll[i]);
     sum += d;
     squares += d * d;
-    const auto bin =
-        std::upper_bound(kShiftEdges.begin() + 1, kShiftEdges.end() - 1, d) - kShiftEdges.begin() - 1;
+    const auto bin = std::upper_bound(kShiftEdges.begin() + 1, kShiftEdges.end() - 1, d) - kShiftEdges.begin() - 1;
     ++r.shifts[static_cast<size_t>(bin)];
   }
   const auto n = static_cast<double>(t.kl.size());
@@ -116,9 +113,8 @@ void name_worst(const Tokens& t, const ScoredWindows& w, int64_t count, Divergen
     int64_t window = 0, row = static_cast<int64_t>(i);
     while (row >= w.scored_in(window)) row -= w.scored_in(window++);
     const int64_t position = w.first_of(window) + row;
-    r.worst.push_back(
-        {window, position, w.windows.ids[static_cast<size_t>(window * w.windows.length + position)],
-         t.base_top[i], t.model_top[i], t.kl[i], std::exp(-t.base_nll[i]), std::exp(-t.nll[i])});
+    r.worst.push_back({window, position, w.windows.ids[static_cast<size_t>(window * w.windows.length + position)],
+                       t.base_top[i], t.model_top[i], t.kl[i], std::exp(-t.base_nll[i]), std::exp(-t.nll[i])});
   }
 }
 
@@ -148,16 +144,15 @@ DivergenceResult summarise(const Tokens& t, const ScoredWindows& w, int64_t wors
 
 }  // namespace
 
-DivergenceResult divergence(Exec& ex, const LogitSource& base, const LogitSource& model,
-                            const ScoredWindows& w, const DivergenceOptions& o) {
+DivergenceResult divergence(Exec& ex, const LogitSource& base, const LogitSource& model, const ScoredWindows& w,
+                            const DivergenceOptions& o) {
   if (model.vocab != base.vocab)
     fail(ErrorKind::usage,
-         fmt::format("the models have different vocabularies ({} and {} entries) and cannot be compared",
-                     base.vocab, model.vocab));
+         fmt::format("the models have different vocabularies ({} and {} entries) and cannot be compared", base.vocab,
+                     model.vocab));
   const Stopwatch watch;
   const Windows& all = w.windows;
-  const int64_t limit = std::max<int64_t>(1, o.batch_tokens / all.length),
-                chunk = logit_rows_at_once(ex, base.vocab);
+  const int64_t limit = std::max<int64_t>(1, o.batch_tokens / all.length), chunk = logit_rows_at_once(ex, base.vocab);
   Tokens tokens;
   for (int64_t begin = 0; begin < all.count;) {
     const int64_t end = w.run_end(begin, limit), rows = (end - begin) * w.scored_in(begin);

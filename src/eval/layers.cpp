@@ -118,13 +118,12 @@ class BlockRunner {
 
 void check_alike(const ModelSpec& a, const ModelSpec& b) {
   if (a.layers != b.layers || a.hidden != b.hidden)
-    fail(ErrorKind::usage,
-         fmt::format("--layers needs the same blocks: {} of width {} against {} of width {}", a.layers,
-                     a.hidden, b.layers, b.hidden));
+    fail(ErrorKind::usage, fmt::format("--layers needs the same blocks: {} of width {} against {} of width {}",
+                                       a.layers, a.hidden, b.layers, b.hidden));
 }
 
-Tensor embedded(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::span<const int32_t> ids,
-                int64_t seqs, Tensor* positions) {
+Tensor embedded(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::span<const int32_t> ids, int64_t seqs,
+                Tensor* positions) {
   EmbeddedTokens in = embed_tokens(ex, c.spec, load_ends(ex, c, {.dtype = o.dtype}), ids, seqs, o.dtype);
   *positions = std::move(in.positions);
   return std::move(in.x);
@@ -151,8 +150,7 @@ std::vector<LayerCloseness> layer_closeness(Exec& ex, const Checkpoint& base, co
     result.layer = layer;
     const Tensor alone = copy_of(ex, in.x);
     std::map<std::string, Tensor> expected;
-    base_block.run(in.x,
-                   [&](const std::string& name, ConstTensorView y) { expected[name] = host_f32(ex, y); });
+    base_block.run(in.x, [&](const std::string& name, ConstTensorView y) { expected[name] = host_f32(ex, y); });
     model_block.run(alone, [&](const std::string& name, ConstTensorView y) {
       if (const auto it = expected.find(name); it != expected.end())
         result.linears.push_back({name, fitted_closeness(it->second, host_f32(ex, y))});

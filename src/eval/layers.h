@@ -32,8 +32,8 @@ struct LayerCloseness {
 
 // Over the first windows that make up at most `max_tokens` tokens (at least one). Error{usage} where the
 // models do not have the same blocks.
-std::vector<LayerCloseness> layer_closeness(Exec&, const Checkpoint& base, const Checkpoint& model,
-                                            const LoadOptions&, const Windows&, int64_t max_tokens,
+std::vector<LayerCloseness> layer_closeness(Exec&, const Checkpoint& base, const Checkpoint& model, const LoadOptions&,
+                                            const Windows&, int64_t max_tokens,
                                             const std::function<void(int64_t, int64_t)>& progress = {});
 
 }  // namespace fewbit

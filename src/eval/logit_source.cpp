@@ -45,9 +45,8 @@ struct Cache {
   Tensor get(const std::string& name, DType dtype, const Shape& shape, const fs::path& dir) const {
     const auto it = index.tensors.find(name);
     if (it == index.tensors.end() || it->second.dtype != dtype || !(it->second.shape == shape))
-      fail(ErrorKind::checkpoint,
-           fmt::format("{}: no tensor {} {} {}; remove the folder to make the cache anew", dir.string(), name,
-                       name_of(dtype), shape.str()));
+      fail(ErrorKind::checkpoint, fmt::format("{}: no tensor {} {} {}; remove the folder to make the cache anew",
+                                              dir.string(), name, name_of(dtype), shape.str()));
     return clone_host(index.view(it->second));
   }
 };
@@ -100,11 +99,9 @@ LogitSource logits_from(Exec& ex, Runner& runner, const ScoredWindows& w) {
                 std::span(w.windows.ids)
                     .subspan(static_cast<size_t>(begin * len), static_cast<size_t>((end - begin) * len));
             const Tensor x = runner.hidden(ids, end - begin);
-            const auto rows =
-                std::make_shared<Tensor>(predicting_rows(ex, x, end - begin, w.first_of(begin)));
-            return [&runner, rows](int64_t from, int64_t to) {
-              return runner.logits(rows->view().row_range(from, to));
-            };
+            const auto rows = std::make_shared<Tensor>(predicting_rows(ex, x, end - begin, w.first_of(begin)));
+            return
+                [&runner, rows](int64_t from, int64_t to) { return runner.logits(rows->view().row_range(from, to)); };
           }};
 }
 
@@ -120,8 +117,7 @@ void write_logit_cache(Exec& ex, const fs::path& dir, const CacheKey& key, const
     for (int64_t begin = 0; begin < w.windows.count;) {
       const int64_t end = w.run_end(begin, limit), rows = w.scored_in(begin);
       const BatchLogits logits = base.windows(begin, end);
-      for (int64_t i = begin; i < end; ++i)
-        add_window(*writer, ex, logits, i, (i - begin) * rows, rows, base.vocab);
+      for (int64_t i = begin; i < end; ++i) add_window(*writer, ex, logits, i, (i - begin) * rows, rows, base.vocab);
       begin = end;
       if (progress) progress(begin, w.windows.count);
     }
@@ -148,9 +144,8 @@ LogitSource logits_from_cache(Exec& ex, const fs::path& dir, const CacheKey& key
     const std::string theirs = found.contains(name) ? found[name].dump() : "nothing";
     if (theirs != expected.dump())
       fail(ErrorKind::usage,
-           fmt::format(
-               "{}: was made with another {} ({}, expected {}); give another --base-cache, or remove it",
-               dir.string(), name, theirs, expected.dump()));
+           fmt::format("{}: was made with another {} ({}, expected {}); give another --base-cache, or remove it",
+                       dir.string(), name, theirs, expected.dump()));
   }
   const auto cache = std::make_shared<Cache>(Cache{container_safetensors.open(dir)});
   return {vocab, [&ex, &w, cache, dir, vocab](int64_t begin, int64_t) -> BatchLogits {
@@ -162,10 +157,9 @@ LogitSource logits_from_cache(Exec& ex, const fs::path& dir, const CacheKey& key
                 const int64_t window = begin + at / rows, in_window = at % rows,
                               n = std::min(rows - in_window, to - at);
                 if (held->first != window)
-                  *held = {window,
-                           CodedRows{cache->get(numbered("code", window), DType::u16, {rows, vocab}, dir),
-                                     cache->get(numbered("top", window), DType::f32, {rows}, dir),
-                                     cache->get(numbered("step", window), DType::f32, {rows}, dir)}};
+                  *held = {window, CodedRows{cache->get(numbered("code", window), DType::u16, {rows, vocab}, dir),
+                                             cache->get(numbered("top", window), DType::f32, {rows}, dir),
+                                             cache->get(numbered("step", window), DType::f32, {rows}, dir)}};
                 ex.copy(decode_rows(held->second, in_window, in_window + n),
                         out.view().row_range(at - from, at - from + n));
                 at += n;

@@ -35,8 +35,7 @@ double error_of_tokens(const std::vector<float>& losses, double mean) {
 }
 
 std::span<const int32_t> ids_of(const Windows& w, int64_t begin, int64_t end) {
-  return std::span(w.ids).subspan(static_cast<size_t>(begin * w.length),
-                                  static_cast<size_t>((end - begin) * w.length));
+  return std::span(w.ids).subspan(static_cast<size_t>(begin * w.length), static_cast<size_t>((end - begin) * w.length));
 }
 
 }  // namespace
@@ -86,9 +85,8 @@ PerplexityResult perplexity(Runner& runner, const ScoredWindows& w, int64_t batc
   return r;
 }
 
-PerplexityResult perplexity_streamed(Exec& ex, const Checkpoint& c, const LoadOptions& load,
-                                     const ScoredWindows& w, int64_t batch_tokens,
-                                     std::vector<std::string>* notes,
+PerplexityResult perplexity_streamed(Exec& ex, const Checkpoint& c, const LoadOptions& load, const ScoredWindows& w,
+                                     int64_t batch_tokens, std::vector<std::string>* notes,
                                      const std::function<void(int64_t, int64_t)>& progress) {
   check_windows(w.windows);
   const Stopwatch watch;
@@ -97,17 +95,16 @@ PerplexityResult perplexity_streamed(Exec& ex, const Checkpoint& c, const LoadOp
                           .seqs = w.windows.count,
                           .batch_seqs = std::max<int64_t>(1, batch_tokens / w.windows.length),
                           .progress = progress};
-  *notes =
-      run_streamed(ex, c, load, pass, [&](int64_t begin, int64_t end, ConstTensorView x, const Ends& ends) {
-        for (int64_t i = begin; i < end;) {
-          const int64_t stop = w.run_end(i, end - i), len = w.windows.length;
-          const std::vector<float> part =
-              nll_of_states(ex, c.spec, ends, x.row_range((i - begin) * len, (stop - begin) * len),
-                            ids_of(w.windows, i, stop), stop - i, w.first_of(i));
-          losses.insert(losses.end(), part.begin(), part.end());
-          i = stop;
-        }
-      });
+  *notes = run_streamed(ex, c, load, pass, [&](int64_t begin, int64_t end, ConstTensorView x, const Ends& ends) {
+    for (int64_t i = begin; i < end;) {
+      const int64_t stop = w.run_end(i, end - i), len = w.windows.length;
+      const std::vector<float> part =
+          nll_of_states(ex, c.spec, ends, x.row_range((i - begin) * len, (stop - begin) * len),
+                        ids_of(w.windows, i, stop), stop - i, w.first_of(i));
+      losses.insert(losses.end(), part.begin(), part.end());
+      i = stop;
+    }
+  });
   PerplexityResult r = summarise(w, losses);
   r.seconds = watch.seconds();
   return r;

@@ -16,8 +16,7 @@ constexpr std::array<std::string_view, 4> kNames = {"plain", "gptq", "llama.cpp"
 
 void check_context(int64_t context, int64_t max_positions, const std::string& what) {
   if (context > max_positions)
-    fail(ErrorKind::usage,
-         fmt::format("{} {} exceeds the model's {} positions", what, context, max_positions));
+    fail(ErrorKind::usage, fmt::format("{} {} exceeds the model's {} positions", what, context, max_positions));
   if (context < 2) fail(ErrorKind::usage, fmt::format("{} {}: expected at least 2", what, context));
 }
 
@@ -25,8 +24,7 @@ void check_context(int64_t context, int64_t max_positions, const std::string& wh
 void score_second_half(ScoredWindows& out, const Tokenizer* tokenizer) {
   Windows& w = out.windows;
   if (w.length < 4)
-    fail(ErrorKind::usage,
-         fmt::format("protocol llama.cpp needs windows of at least 4 tokens, found {}", w.length));
+    fail(ErrorKind::usage, fmt::format("protocol llama.cpp needs windows of at least 4 tokens, found {}", w.length));
   out.first.assign(static_cast<size_t>(w.count), w.length / 2 + 1);
   if (!tokenizer || !tokenizer->bos()) return;
   for (int64_t i = 0; i < w.count; ++i) w.ids[static_cast<size_t>(i * w.length)] = *tokenizer->bos();
@@ -67,8 +65,7 @@ std::string_view name_of(Protocol p) { return kNames[static_cast<size_t>(p)]; }
 Protocol protocol_from(std::string_view name) {
   const auto it = std::find(kNames.begin(), kNames.end(), name);
   if (it == kNames.end())
-    fail(ErrorKind::usage,
-         fmt::format("unknown --protocol \"{}\"; known: plain gptq llama.cpp sliding", name));
+    fail(ErrorKind::usage, fmt::format("unknown --protocol \"{}\"; known: plain gptq llama.cpp sliding", name));
   return static_cast<Protocol>(it - kNames.begin());
 }
 
@@ -96,8 +93,8 @@ ScoredWindows make_windows(const ProtocolOptions& o, const Tokenizer& tokenizer,
                                        : tokenize(tokenizer, documents);
   const auto tokens = static_cast<int64_t>(ids.size());
   if (o.protocol == Protocol::llama_cpp && tokens < 2 * context)
-    fail(ErrorKind::usage, fmt::format("{}: {} tokens; protocol llama.cpp needs at least two windows of {}",
-                                       source, tokens, context));
+    fail(ErrorKind::usage,
+         fmt::format("{}: {} tokens; protocol llama.cpp needs at least two windows of {}", source, tokens, context));
   ScoredWindows out = o.protocol == Protocol::sliding
                           ? slide(ids, context, o.stride > 0 ? o.stride : context / 2, o.max_windows, source)
                           : ScoredWindows(cut_windows(ids, context, o.max_windows, source));

@@ -22,8 +22,8 @@ Protocol protocol_from(std::string_view name);  // Error{usage} listing the name
 struct ProtocolOptions {
   Protocol protocol = Protocol::plain;
   int64_t context =
-      0;  // tokens per window; 0 = the protocol's own (2048, llama.cpp 512), at most the model's positions
-  int64_t stride = 0;       // of `sliding`; 0 = half the context
+      0;               // tokens per window; 0 = the protocol's own (2048, llama.cpp 512), at most the model's positions
+  int64_t stride = 0;  // of `sliding`; 0 = half the context
   int64_t max_windows = 0;  // 0 = all
 };
 
@@ -47,11 +47,10 @@ struct ScoredWindows {
 };
 
 // Error{usage} where the text gives not one window (llama.cpp: two), or the context exceeds `max_positions`.
-ScoredWindows make_windows(const ProtocolOptions&, const Tokenizer&, const Documents&,
-                           const std::string& source, int64_t max_positions);
+ScoredWindows make_windows(const ProtocolOptions&, const Tokenizer&, const Documents&, const std::string& source,
+                           int64_t max_positions);
 // Windows that are there already (pre-tokenized): Error{usage} for `sliding` and where they exceed
 // `max_positions`. `tokenizer` may be null; llama.cpp takes the BOS from it.
-ScoredWindows score_windows(const ProtocolOptions&, Windows, const Tokenizer* tokenizer,
-                            int64_t max_positions);
+ScoredWindows score_windows(const ProtocolOptions&, Windows, const Tokenizer* tokenizer, int64_t max_positions);
 
 }  // namespace fewbit

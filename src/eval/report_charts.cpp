@@ -52,15 +52,14 @@ std::string divergence_chart(const Report& r) {
   }
   const Axis x = log_axis(low, high, kLabels, kWidth - kRight);
   const double height = kRow * static_cast<double>(r.models.size()) + kAxis + 4;
-  std::string s = bottom_axis(x, powers_of_ten(x.from, x.to), height,
-                              "KL per token, nats: mean, median to 99th percentile");
+  std::string s =
+      bottom_axis(x, powers_of_ten(x.from, x.to), height, "KL per token, nats: mean, median to 99th percentile");
   for (size_t i = 0; i < r.models.size(); ++i) {
     const ReportModel& m = r.models[i];
     const double y = row_y(i), p50 = std::max(m.kl_p50, x.from), p99 = std::max(m.kl_p99, x.from);
     s += row_label(i, m.name) + line(x.at(p50), y, x.at(p99), y, "span");
-    s +=
-        dot(x.at(std::max(m.kl_mean, x.from)), y,
-            fmt::format("{}: mean {:.5f}, median {:.5f}, p99 {:.5f}", m.name, m.kl_mean, m.kl_p50, m.kl_p99));
+    s += dot(x.at(std::max(m.kl_mean, x.from)), y,
+             fmt::format("{}: mean {:.5f}, median {:.5f}, p99 {:.5f}", m.name, m.kl_mean, m.kl_p50, m.kl_p99));
   }
   return svg(kWidth, height, "KL divergence from the baseline", s);
 }
@@ -107,8 +106,7 @@ double largest_error(const Report& r) {
 
 std::string heat_map(const ReportModel& m, double largest) {
   std::vector<std::string> parts;
-  std::map<int64_t, std::map<std::string, double>>
-      cells;  // the mean over experts where a layer has many of a kind
+  std::map<int64_t, std::map<std::string, double>> cells;  // the mean over experts where a layer has many of a kind
   std::map<std::pair<int64_t, std::string>, int> counts;
   for (const ReportLinear& l : m.linears) {
     if (std::find(parts.begin(), parts.end(), l.part) == parts.end()) parts.push_back(l.part);
@@ -121,8 +119,8 @@ std::string heat_map(const ReportModel& m, double largest) {
   std::string s;
   for (size_t p = 0; p < parts.size(); ++p) {
     const std::string& name = parts[p];
-    s += text(kLeft + cell_w * (static_cast<double>(p) + 0.5), 11, name.substr(0, name.find("_proj")),
-              "middle", " class=\"tick\"");
+    s += text(kLeft + cell_w * (static_cast<double>(p) + 0.5), 11, name.substr(0, name.find("_proj")), "middle",
+              " class=\"tick\"");
   }
   double y = kTop;
   for (const auto& [layer, row] : cells) {

@@ -21,7 +21,8 @@ h1 { font-size: 1.5rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.05rem; margin: 0 0 .5rem; }
 h3 { font-size: .9rem; font-weight: 600; margin: .6rem 0 .2rem; overflow-wrap: anywhere; }
 p { margin: .2rem 0 .6rem; color: var(--soft); font-size: .9rem; }
-section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 1rem; margin-top: 1rem; }
+section { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 1rem;
+  margin-top: 1rem; }
 .charts { display: grid; gap: 0 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
 .charts .tall { grid-row: span 2; }
 .maps { display: grid; gap: .4rem 1.6rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 18rem), 1fr)); }
@@ -39,17 +40,23 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 svg text { fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 .grid { stroke: var(--rule); } .base { stroke: var(--soft); stroke-dasharray: 4 3; }
-.whisker { stroke: var(--accent); stroke-width: 2; } .span { stroke: var(--span); stroke-width: 6; stroke-linecap: round; }
+.whisker { stroke: var(--accent); stroke-width: 2; }
+.span { stroke: var(--span); stroke-width: 6; stroke-linecap: round; }
 .dot { fill: var(--accent); } .heat { fill: var(--heat); }
-.reach { fill: var(--accent); fill-opacity: .06; } .roof { fill: none; stroke: var(--ink); stroke-width: 1.6; stroke-linejoin: round; }
-.c0 { --c: #5d6873; } .c1 { --c: #1f6f8b; } .c2 { --c: #b3402a; } .c3 { --c: #5b7a1f; } .c4 { --c: #7a4fa3; } .c5 { --c: #a86e12; }
-@media (prefers-color-scheme: dark) { .c0 { --c: #9aa6b1; } .c1 { --c: #6cc3df; } .c2 { --c: #f08a6b; } .c3 { --c: #a7c957; }
+.reach { fill: var(--accent); fill-opacity: .06; }
+.roof { fill: none; stroke: var(--ink); stroke-width: 1.6; stroke-linejoin: round; }
+.c0 { --c: #5d6873; } .c1 { --c: #1f6f8b; } .c2 { --c: #b3402a; } .c3 { --c: #5b7a1f; }
+.c4 { --c: #7a4fa3; } .c5 { --c: #a86e12; }
+@media (prefers-color-scheme: dark) {
+  .c0 { --c: #9aa6b1; } .c1 { --c: #6cc3df; } .c2 { --c: #f08a6b; } .c3 { --c: #a7c957; }
   .c4 { --c: #c39be6; } .c5 { --c: #e9b44c; } }
-circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); } .drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
+circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); }
+.drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
 .roofline svg { max-width: 40rem; margin: 0 auto; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; justify-content: center; padding: 0; margin: .2rem 0 .8rem;
   list-style: none; font-size: .85rem; }
-.legend span { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; background: var(--c); margin-right: .4rem; }
+.legend span { display: inline-block; width: .7rem; height: .7rem; border-radius: 3px; background: var(--c);
+  margin-right: .4rem; }
 .ramp { display: inline-block; width: 6rem; height: .7rem; vertical-align: middle; border-radius: 3px;
   background: linear-gradient(to right, transparent, var(--heat)); border: 1px solid var(--rule); }
 )";
@@ -66,8 +73,7 @@ std::string table(const std::vector<std::string>& head, const std::vector<std::v
   return s + "</tbody></table></div>\n";
 }
 
-std::string section(const std::string& title, const std::string& note, const std::string& body,
-                    const char* kind = "") {
+std::string section(const std::string& title, const std::string& note, const std::string& body, const char* kind = "") {
   return fmt::format("<section class=\"{}\">\n<h2>{}</h2>\n{}{}</section>\n", kind, escaped(title),
                      note.empty() ? "" : "<p>" + escaped(note) + "</p>\n", body);
 }
@@ -87,8 +93,8 @@ std::vector<std::string> summary_row(const ReportModel& m, bool base) {
 std::string summary(const Report& r) {
   std::vector<std::vector<std::string>> rows = {summary_row(r.base, true)};
   for (const ReportModel& m : r.models) rows.push_back(summary_row(m, false));
-  return table({"checkpoint", "recipe", "bits", "size", "perplexity", "against the baseline", "KL",
-                "same top-1", "top-5 overlap"},
+  return table({"checkpoint", "recipe", "bits", "size", "perplexity", "against the baseline", "KL", "same top-1",
+                "top-5 overlap"},
                rows);
 }
 
@@ -96,14 +102,13 @@ std::string heat_maps(const Report& r) {
   const double largest = largest_error(r);
   std::string maps;
   for (const ReportModel& m : r.models)
-    if (!m.linears.empty())
-      maps += fmt::format("<div><h3>{}</h3>\n{}</div>\n", escaped(m.name), heat_map(m, largest));
+    if (!m.linears.empty()) maps += fmt::format("<div><h3>{}</h3>\n{}</div>\n", escaped(m.name), heat_map(m, largest));
   if (maps.empty()) return "";
-  return section("Error of every linear",
-                 "Relative error of the outputs on the calibration text (of the weights where a method needs "
-                 "none); a row per layer.",
-                 fmt::format("<p>0 <span class=\"ramp\"></span> {:.3f}</p>\n<div class=\"maps\">\n{}</div>\n",
-                             largest, maps));
+  return section(
+      "Error of every linear",
+      "Relative error of the outputs on the calibration text (of the weights where a method needs "
+      "none); a row per layer.",
+      fmt::format("<p>0 <span class=\"ramp\"></span> {:.3f}</p>\n<div class=\"maps\">\n{}</div>\n", largest, maps));
 }
 
 std::string latency(const Report& r) {
@@ -117,18 +122,16 @@ std::string latency(const Report& r) {
   add(r.base);
   for (const ReportModel& m : r.models) add(m);
   if (rows.empty()) return "";
-  return section("Latency", "",
-                 table({"checkpoint", "ms per token", "p99", "tokens/s", "first token, ms",
-                        "prefill, tokens/s", "device"},
-                       rows));
+  return section(
+      "Latency", "",
+      table({"checkpoint", "ms per token", "p99", "tokens/s", "first token, ms", "prefill, tokens/s", "device"}, rows));
 }
 
 std::string legend(const Roofline& r) {
   std::string s = "<ul class=\"legend\"><li>● decode step</li><li>◆ prompt</li>";
   const ReportModel* last = nullptr;
   for (const Roofline::Pass& p : r.passes) {
-    if (p.model != last)
-      s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", p.colour, escaped(p.model->name));
+    if (p.model != last) s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", p.colour, escaped(p.model->name));
     last = p.model;
   }
   return s + "</ul>\n";
@@ -137,22 +140,20 @@ std::string legend(const Roofline& r) {
 std::string roofline(const Roofline& r) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& [model, colour, p] : r.passes)
-    rows.push_back({model->name,
-                    fmt::format("{} {}", p.decode ? "step after" : "prompt of", p.prompt_tokens),
-                    fmt::format("{}", p.batch),
-                    fmt::format("{:.4g}", p.flop_per_byte()),
-                    fmt::format("{:.4g}", p.gb_per_s()),
-                    fmt::format("{:.1f} %", 100 * p.gb_per_s() / r.read_gb_per_s),
+    rows.push_back({model->name, fmt::format("{} {}", p.decode ? "step after" : "prompt of", p.prompt_tokens),
+                    fmt::format("{}", p.batch), fmt::format("{:.4g}", p.flop_per_byte()),
+                    fmt::format("{:.4g}", p.gb_per_s()), fmt::format("{:.1f} %", 100 * p.gb_per_s() / r.read_gb_per_s),
                     fmt::format("{:.4g}", p.tflop_per_s),
                     fmt::format("{:.1f} %", 100 * p.tflop_per_s / r.product_tflop_per_s)});
-  return section("Roofline of " + r.device,
-                 "What a pass reached of what its weights and cache, read once, would allow. The slope is the read rate and "
-                 "the level the rate of a large product in the type of the activations, both measured in the same run; "
-                 "products of 8 bits may pass the level.",
-                 roofline_chart(r) + legend(r) +
-                     table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
-                           rows),
-                 "roofline");
+  return section(
+      "Roofline of " + r.device,
+      "What a pass reached of what its weights and cache, read once, would allow. The slope is the read rate and "
+      "the level the rate of a large product in the type of the activations, both measured in the same run; "
+      "products of 8 bits may pass the level.",
+      roofline_chart(r) + legend(r) +
+          table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
+                rows),
+      "roofline");
 }
 
 std::string origin(const Report& r) {
@@ -198,8 +199,8 @@ std::string to_html(const Report& r) {
     s += section("Perplexity", "Bars are the standard error of the ratio to the baseline (dashed).",
                  perplexity_chart(r));
     s += section("Bits against quality", "Further down is closer to the baseline.", bits_chart(r), "tall");
-    s += section("Distance of the distributions",
-                 "How far the next-token distributions are from the baseline's.", divergence_chart(r));
+    s += section("Distance of the distributions", "How far the next-token distributions are from the baseline's.",
+                 divergence_chart(r));
     s += "</div>\n";
   }
   s += heat_maps(r) + latency(r);

@@ -9,11 +9,11 @@ namespace {
 
 std::string row(const ReportModel& m, bool base) {
   std::string s = fmt::format("| {} | {} | {:.3f} | {} | {:.4f} ± {:.4f} |", m.name,
-                              m.recipe.empty() ? (base ? "baseline" : "–") : m.recipe, m.bits,
-                              human_bytes(m.bytes), m.perplexity, m.stderr_);
+                              m.recipe.empty() ? (base ? "baseline" : "–") : m.recipe, m.bits, human_bytes(m.bytes),
+                              m.perplexity, m.stderr_);
   if (base) return s + " – | – | – | – |\n";
-  return s + fmt::format(" {} | {:.5f} ± {:.5f} | {:.2f} ± {:.2f} % | {:.2f} % |\n", shown_ratio(m),
-                         m.kl_mean, m.kl_stderr, 100 * m.top1, 100 * m.top1_stderr, 100 * m.top5);
+  return s + fmt::format(" {} | {:.5f} ± {:.5f} | {:.2f} ± {:.2f} % | {:.2f} % |\n", shown_ratio(m), m.kl_mean,
+                         m.kl_stderr, 100 * m.top1, 100 * m.top1_stderr, 100 * m.top5);
 }
 
 std::string latency_row(const ReportModel& m) {

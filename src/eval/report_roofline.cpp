@@ -1,5 +1,5 @@
-// Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. With the bytes that a pass must read at least, not those it did
-// read: the distance to the roof is all that is left to gain.
+// Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009. With the bytes that a pass must read at least, not those
+// it did read: the distance to the roof is all that is left to gain.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,9 +39,8 @@ std::vector<double> log_ticks(const Axis& a) {
 
 std::string mark(double x, double y, const Roofline::Pass& p, const std::string& title) {
   const std::string shape =
-      p.pass.decode
-          ? fmt::format("circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"", p.colour, x, y)
-          : fmt::format("path class=\"c{}\" d=\"M{:.1f} {:.1f}l6 6l-6 6l-6 -6z\"", p.colour, x, y - 6);
+      p.pass.decode ? fmt::format("circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"", p.colour, x, y)
+                    : fmt::format("path class=\"c{}\" d=\"M{:.1f} {:.1f}l6 6l-6 6l-6 -6z\"", p.colour, x, y - 6);
   return fmt::format("<{}><title>{}</title></{}>\n", shape, escaped(title), p.pass.decode ? "circle" : "path");
 }
 
@@ -82,9 +81,8 @@ std::string roofline_chart(const Roofline& r) {
   const Axis x{rounded(left / 1.5, false), rounded(right * 1.5, true), kLeft, kWidth - kRight, true};
   const Axis y{rounded(low / 1.5, false), rounded(high * 1.2, true), kHeight - kAxis, kTop, true};
   const double floor = std::max(x.from, 1e3 * y.from / r.read_gb_per_s);  // where the slope enters the chart
-  const std::string roof =
-      fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}", x.at(floor), y.at(r.roof(floor)), x.at(ridge),
-                  y.at(r.product_tflop_per_s), x.end, y.at(r.product_tflop_per_s));
+  const std::string roof = fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}", x.at(floor), y.at(r.roof(floor)),
+                                       x.at(ridge), y.at(r.product_tflop_per_s), x.end, y.at(r.product_tflop_per_s));
   std::string s = fmt::format("<polygon class=\"reach\" points=\"{:.1f},{:.1f} {} {:.1f},{:.1f}\"/>\n", x.at(floor),
                               y.begin, roof, x.end, y.begin);
   s += bottom_axis(x, log_ticks(x), kHeight, "operations per byte of weights and cache", kTop);
@@ -103,14 +101,15 @@ std::string roofline_chart(const Roofline& r) {
                         angle * 180 / std::acos(-1))
                 .c_str());
   const bool beside = x.end - x.at(ridge) > 130;  // else the text would leave the chart
-  s += text(beside ? x.at(ridge) : x.end, y.at(r.product_tflop_per_s) - 6,
-            fmt::format("products: {:.3g} TFLOP/s", r.product_tflop_per_s), beside ? "start" : "end", " class=\"tick\"");
+  s +=
+      text(beside ? x.at(ridge) : x.end, y.at(r.product_tflop_per_s) - 6,
+           fmt::format("products: {:.3g} TFLOP/s", r.product_tflop_per_s), beside ? "start" : "end", " class=\"tick\"");
   for (const Roofline::Pass& p : r.passes)
-    s += mark(x.at(p.pass.flop_per_byte()), y.at(p.pass.tflop_per_s), p,
-              fmt::format("{}, {} {}, batch {}: {:.4g} TFLOP/s, {:.4g} GB/s, {:.0f} % of the roof", p.model->name,
-                          p.pass.decode ? "step after" : "prompt of", p.pass.prompt_tokens, p.pass.batch,
-                          p.pass.tflop_per_s, p.pass.gb_per_s(),
-                          100 * p.pass.tflop_per_s / r.roof(p.pass.flop_per_byte())));
+    s += mark(
+        x.at(p.pass.flop_per_byte()), y.at(p.pass.tflop_per_s), p,
+        fmt::format("{}, {} {}, batch {}: {:.4g} TFLOP/s, {:.4g} GB/s, {:.0f} % of the roof", p.model->name,
+                    p.pass.decode ? "step after" : "prompt of", p.pass.prompt_tokens, p.pass.batch, p.pass.tflop_per_s,
+                    p.pass.gb_per_s(), 100 * p.pass.tflop_per_s / r.roof(p.pass.flop_per_byte())));
   return svg(kWidth, kHeight, "Roofline of " + r.device, s);
 }
 

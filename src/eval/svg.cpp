@@ -48,30 +48,27 @@ std::vector<double> linear_ticks(double from, double to, int wanted) {
 
 std::vector<double> powers_of_ten(double from, double to) {
   std::vector<double> ticks;
-  for (double t = std::pow(10, std::ceil(std::log10(from) - 1e-9)); t <= to * 1.0001; t *= 10)
-    ticks.push_back(t);
+  for (double t = std::pow(10, std::ceil(std::log10(from) - 1e-9)); t <= to * 1.0001; t *= 10) ticks.push_back(t);
   return ticks;
 }
 
-std::string text(double x, double y, const std::string& content, const char* anchor,
-                 const char* more) {
+std::string text(double x, double y, const std::string& content, const char* anchor, const char* more) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
                      escaped(content));
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* kind) {
-  return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kind,
-                     x1, y1, x2, y2);
+  return fmt::format("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n", kind, x1, y1, x2,
+                     y2);
 }
 
 std::string dot(double x, double y, const std::string& title) {
-  return fmt::format(
-      "<circle class=\"dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}</title></circle>\n", x, y,
-      escaped(title));
+  return fmt::format("<circle class=\"dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}</title></circle>\n", x, y,
+                     escaped(title));
 }
 
-std::string bottom_axis(const Axis& axis, const std::vector<double>& ticks, double height,
-                        const std::string& name, double top) {
+std::string bottom_axis(const Axis& axis, const std::vector<double>& ticks, double height, const std::string& name,
+                        double top) {
   std::string s;
   for (const double t : ticks) {
     s += line(axis.at(t), top, axis.at(t), height - kAxis, "grid");
@@ -89,8 +86,8 @@ std::string left_axis(const Axis& axis, const std::vector<double>& ticks, double
 }
 
 std::string svg(double width, double height, const std::string& label, const std::string& body) {
-  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", width,
-                     height, escaped(label), body);
+  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n{}</svg>\n", width, height,
+                     escaped(label), body);
 }
 
 }  // namespace fewbit

@@ -1,6 +1,6 @@
 #pragma once
-// The pieces that the report's charts are made of, as SVG text. Lengths are units of the view box; `kind` is a class of the
-// page's style sheet.
+// The pieces that the report's charts are made of, as SVG text. Lengths are units of the view box; `kind` is a class of
+// the page's style sheet.
 #include <string>
 #include <vector>
 
@@ -22,8 +22,7 @@ std::vector<double> linear_ticks(double from, double to, int wanted);
 std::vector<double> powers_of_ten(double from, double to);
 
 inline constexpr double kAxis = 34;  // height of a bottom axis: numbers and its name
-std::string text(double x, double y, const std::string& content, const char* anchor = "start",
-                 const char* more = "");
+std::string text(double x, double y, const std::string& content, const char* anchor = "start", const char* more = "");
 std::string line(double x1, double y1, double x2, double y2, const char* kind);
 std::string dot(double x, double y, const std::string& title);
 // Vertical grid lines from `top` on, numbers below them.

@@ -55,29 +55,25 @@ size_t gold_of(const Json& j, const Choices& c, const std::string& where) {
   Json answer;
   for (const char* key : {"gold", "answerKey", "label", "answer"})
     if (answer.is_null() && j.contains(key)) answer = j[key];
-  if (answer.is_null() || answer == "")
-    refuse(where, "no answer (one of `gold`, `answerKey`, `label`, `answer`)");
+  if (answer.is_null() || answer == "") refuse(where, "no answer (one of `gold`, `answerKey`, `label`, `answer`)");
   const std::string text = answer.is_string() ? answer.get<std::string>() : answer.dump();
   const size_t n = c.texts.size();
   const auto place_in = [&](const std::vector<std::string>& names) {  // n where it is not among them
-    return names.empty() ? n
-                         : static_cast<size_t>(std::find(names.begin(), names.end(), text) - names.begin());
+    return names.empty() ? n : static_cast<size_t>(std::find(names.begin(), names.end(), text) - names.begin());
   };
   size_t gold = answer.is_string() ? place_in(c.labels) : n;
   const bool digits = !text.empty() && text.size() < 4 &&
                       std::all_of(text.begin(), text.end(), [](char d) { return d >= '0' && d <= '9'; });
   if (gold >= n && digits) gold = static_cast<size_t>(std::stoi(text));
   if (gold >= n && answer.is_string()) gold = place_in(c.texts);
-  if (gold >= n && text.size() == 1 && text[0] >= 'A' && text[0] <= 'Z')
-    gold = static_cast<size_t>(text[0] - 'A');
+  if (gold >= n && text.size() == 1 && text[0] >= 'A' && text[0] <= 'Z') gold = static_cast<size_t>(text[0] - 'A');
   if (gold >= n) refuse(where, fmt::format("the answer \"{}\" is none of the {} choices", text, n));
   return gold;
 }
 
 TaskItem one_context(const std::string& context, const Choices& c, size_t gold) {
   TaskItem item;
-  for (const std::string& text : c.texts)
-    item.continuations.push_back(starts_with(text, " ") ? text : " " + text);
+  for (const std::string& text : c.texts) item.continuations.push_back(starts_with(text, " ") ? text : " " + text);
   item.contexts.assign(c.texts.size(), context);
   item.gold = gold;
   return item;
@@ -171,8 +167,7 @@ TaskItem read_line(const std::string& line, const std::string& where) {
   const Json j = Json::parse(line, nullptr, false);
   if (!j.is_object()) refuse(where, "is not a JSON object");
   for (const TaskShape& shape : shapes()) {
-    if (!std::all_of(shape.keys.begin(), shape.keys.end(), [&](const char* key) { return j.contains(key); }))
-      continue;
+    if (!std::all_of(shape.keys.begin(), shape.keys.end(), [&](const char* key) { return j.contains(key); })) continue;
     TaskItem item = shape.read(j, where);
     if (item.continuations.size() < 2) refuse(where, "fewer than two choices");
     item.where = where;

@@ -29,8 +29,7 @@ std::string examples_for(const std::vector<TaskItem>& items, size_t item, int64_
 
 // Context and continuation are tokenized together; the continuation begins behind as many tokens as the
 // context has alone, its trailing blanks taken away (they join the continuation's first token).
-Sequence make_sequence(const Tokenizer& tokenizer, const TaskItem& item, size_t choice,
-                       const std::string& examples) {
+Sequence make_sequence(const Tokenizer& tokenizer, const TaskItem& item, size_t choice, const std::string& examples) {
   Sequence s;
   const std::string context = examples + item.contexts[choice];
   const size_t end = context.find_last_not_of(' ');
@@ -43,17 +42,15 @@ Sequence make_sequence(const Tokenizer& tokenizer, const TaskItem& item, size_t 
   }
   const auto length = static_cast<int64_t>(s.ids.size());
   if (s.begin >= length) s.begin = length - 1;  // the tokenizer merged over the border
-  if (s.begin < 1)
-    fail(ErrorKind::usage, item.where + ": the context is empty and the tokenizer adds no BOS");
+  if (s.begin < 1) fail(ErrorKind::usage, item.where + ": the context is empty and the tokenizer adds no BOS");
   return s;
 }
 
 std::vector<Sequence> make_sequences(const ModelSpec& spec, const Tokenizer& tokenizer,
                                      const std::vector<TaskItem>& items, int64_t few_shot) {
   if (few_shot >= static_cast<int64_t>(items.size()))
-    fail(ErrorKind::usage,
-         fmt::format("--few-shot {}: the file holds {} items, and an item is no example of itself", few_shot,
-                     items.size()));
+    fail(ErrorKind::usage, fmt::format("--few-shot {}: the file holds {} items, and an item is no example of itself",
+                                       few_shot, items.size()));
   std::vector<Sequence> out;
   for (size_t i = 0; i < items.size(); ++i) {
     const std::string examples = examples_for(items, i, few_shot);
@@ -95,9 +92,8 @@ std::vector<double> logprobs(Runner& runner, std::span<const Sequence> batch) {
 
 double characters(const std::string& continuation) {
   const size_t begin = std::min(continuation.find_first_not_of(' '), continuation.size());
-  return static_cast<double>(
-      std::count_if(continuation.begin() + static_cast<int64_t>(begin), continuation.end(),
-                    [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+  return static_cast<double>(std::count_if(continuation.begin() + static_cast<int64_t>(begin), continuation.end(),
+                                           [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
 template <class Score>
@@ -110,25 +106,23 @@ size_t best(size_t choices, Score score) {
 
 void choose(const TaskItem& item, TaskAnswer& a) {
   a.raw = best(a.logprob.size(), [&](size_t c) { return a.logprob[c]; });
-  a.normalised = best(a.logprob.size(), [&](size_t c) {
-    return a.logprob[c] / std::max(1.0, characters(item.continuations[c]));
-  });
+  a.normalised =
+      best(a.logprob.size(), [&](size_t c) { return a.logprob[c] / std::max(1.0, characters(item.continuations[c])); });
 }
 
 size_t pick(const TaskAnswer& a, bool normalised) { return normalised ? a.normalised : a.raw; }
 
 }  // namespace
 
-std::vector<TaskAnswer> answer_tasks(Runner& runner, const Tokenizer& tokenizer,
-                                     const std::vector<TaskItem>& items, const TaskOptions& o) {
+std::vector<TaskAnswer> answer_tasks(Runner& runner, const Tokenizer& tokenizer, const std::vector<TaskItem>& items,
+                                     const TaskOptions& o) {
   std::vector<Sequence> sequences = make_sequences(runner.spec(), tokenizer, items, o.few_shot);
   std::stable_sort(sequences.begin(), sequences.end(),
                    [](const Sequence& a, const Sequence& b) { return a.ids.size() > b.ids.size(); });
   std::vector<TaskAnswer> answers(items.size());
   for (size_t i = 0; i < items.size(); ++i) answers[i].logprob.resize(items[i].continuations.size());
   for (size_t begin = 0; begin < sequences.size();) {
-    const size_t limit =
-        std::max<size_t>(1, static_cast<size_t>(o.batch_tokens) / sequences[begin].ids.size());
+    const size_t limit = std::max<size_t>(1, static_cast<size_t>(o.batch_tokens) / sequences[begin].ids.size());
     size_t end = std::min(sequences.size(), begin + limit);
     // A score must not depend on what shares the batch: LongRoPE turns a batch by its length.
     const auto turns_long = [&](size_t i) {
@@ -145,8 +139,7 @@ std::vector<TaskAnswer> answer_tasks(Runner& runner, const Tokenizer& tokenizer,
   return answers;
 }
 
-Accuracy accuracy(const std::vector<TaskItem>& items, const std::vector<TaskAnswer>& answers,
-                  bool normalised) {
+Accuracy accuracy(const std::vector<TaskItem>& items, const std::vector<TaskAnswer>& answers, bool normalised) {
   double right = 0;
   for (size_t i = 0; i < items.size(); ++i) right += pick(answers[i], normalised) == items[i].gold;
   const auto n = static_cast<double>(items.size());

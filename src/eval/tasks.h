@@ -34,8 +34,7 @@ struct TaskOptions {
   std::function<void(int64_t done, int64_t total)> progress{};
 };
 // Error{usage} where an item with its examples exceeds the model's positions, or few_shot the other items.
-std::vector<TaskAnswer> answer_tasks(Runner&, const Tokenizer&, const std::vector<TaskItem>&,
-                                     const TaskOptions&);
+std::vector<TaskAnswer> answer_tasks(Runner&, const Tokenizer&, const std::vector<TaskItem>&, const TaskOptions&);
 
 struct Accuracy {
   double value = 0, stderr_ = 0;  // sqrt(p (1 - p) / (n - 1))

@@ -27,12 +27,10 @@ std::map<std::string, std::string> hashes_of_report(const std::filesystem::path&
   std::ifstream in(dir / "quant_report.json");
   if (!in)
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: no quant_report.json; verify compares a checkpoint that `quantize` wrote",
-                     dir.string()));
+         fmt::format("{}: no quant_report.json; verify compares a checkpoint that `quantize` wrote", dir.string()));
   const auto report = nlohmann::json::parse(in, nullptr, false);
   if (report.is_discarded() || !report.contains("linears"))
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}/quant_report.json: not a report of `quantize`", dir.string()));
+    fail(ErrorKind::checkpoint, fmt::format("{}/quant_report.json: not a report of `quantize`", dir.string()));
   for (const auto& l : report["linears"]) hashes[l.value("name", "")] = l.value("hash", "");
   return hashes;
 }
@@ -60,9 +58,7 @@ std::vector<double> row_errors(ConstTensorView found, ConstTensorView expected) 
       norm += b * b;
     }
     const bool finite = std::isfinite(diff) && std::isfinite(norm);
-    errors.push_back(!finite    ? std::numeric_limits<double>::infinity()
-                     : norm > 0 ? std::sqrt(diff / norm)
-                                : 0);
+    errors.push_back(!finite ? std::numeric_limits<double>::infinity() : norm > 0 ? std::sqrt(diff / norm) : 0);
   }
   std::sort(errors.begin(), errors.end());
   return errors;
@@ -71,16 +67,13 @@ std::vector<double> row_errors(ConstTensorView found, ConstTensorView expected) 
 // Over all logits at once; in a mixture of experts that of the median token, because a near tie of two
 // experts falls either way and then the token's logits are others.
 void compare_logits(Exec& ex, const Checkpoint& c, VerifyResult& result) {
-  const Tensor packed = probe_logits(ex, c, Weights::packed),
-               reference = probe_logits(ex, c, Weights::reference);
-  const std::vector<double> errors = has_moe(c.spec)
-                                         ? row_errors(packed, reference)
-                                         : row_errors(packed.view().reshaped({1, packed.numel()}),
-                                                      reference.view().reshaped({1, packed.numel()}));
+  const Tensor packed = probe_logits(ex, c, Weights::packed), reference = probe_logits(ex, c, Weights::reference);
+  const std::vector<double> errors = has_moe(c.spec) ? row_errors(packed, reference)
+                                                     : row_errors(packed.view().reshaped({1, packed.numel()}),
+                                                                  reference.view().reshaped({1, packed.numel()}));
   result.logits_error = errors[errors.size() / 2];
-  const bool rounds = std::any_of(c.quantization.linears.begin(), c.quantization.linears.end(), [](const auto& l) {
-    return l.second.spec.activations != ActQuant::none;
-  });
+  const bool rounds = std::any_of(c.quantization.linears.begin(), c.quantization.linears.end(),
+                                  [](const auto& l) { return l.second.spec.activations != ActQuant::none; });
   const double tolerance = rounds ? kRoundedInputsTolerance : kLogitsTolerance;
   if (!std::isfinite(errors.back()))
     result.problems.push_back({"", "logits are not finite"});
@@ -99,16 +92,14 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
   std::map<std::string, NamedLinear> shapes;
   for (const NamedLinear& l : c.linears()) shapes.emplace(l.name, l);
   for (const auto& [name, format] : c.quantization.linears)
-    if (!expected.count(name))
-      result.problems.push_back({name, "is packed, but the report does not know it"});
+    if (!expected.count(name)) result.problems.push_back({name, "is packed, but the report does not know it"});
   for (const auto& [name, hash] : expected) {
     if (progress) progress(static_cast<double>(result.linears) / static_cast<double>(expected.size()));
     ++result.linears;
     const auto shape = shapes.find(name);
     if (const TensorInfo* blocks = c.store.find(name + ".weight"); blocks && !blocks->stored.empty()) {
       const ConstTensorView values = c.store.get(name + ".weight");
-      if (const std::string found = content_hash(values.data, static_cast<size_t>(values.bytes()));
-          found != hash)
+      if (const std::string found = content_hash(values.data, static_cast<size_t>(values.bytes())); found != hash)
         result.problems.push_back({name, fmt::format("content hash {}, the report says {}", found, hash)});
       continue;
     }

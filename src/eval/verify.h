@@ -24,7 +24,6 @@ struct VerifyResult {
 };
 
 // Error{…} only where the checkpoint cannot be opened at all; everything else is a problem in the result.
-VerifyResult verify(Exec&, const std::filesystem::path& dir,
-                    const std::function<void(double)>& progress = {});
+VerifyResult verify(Exec&, const std::filesystem::path& dir, const std::function<void(double)>& progress = {});
 
 }  // namespace fewbit

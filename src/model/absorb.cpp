@@ -8,9 +8,7 @@
 namespace fewbit {
 namespace {
 
-bool holds(const std::vector<Slot>& slots, Slot s) {
-  return std::find(slots.begin(), slots.end(), s) != slots.end();
-}
+bool holds(const std::vector<Slot>& slots, Slot s) { return std::find(slots.begin(), slots.end(), s) != slots.end(); }
 
 // The last op before `end` that writes slot s.
 std::optional<size_t> writer_of(const std::vector<BlockOp>& ops, size_t end, Slot s) {
@@ -112,8 +110,7 @@ std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
     const auto* moe = std::get_if<Moe>(&ops[i]);
     if (!group && !moe) continue;
     std::optional<Absorber> a = absorber_of(ops, i, group ? group->in : moe->in);
-    if (a && a->consumers.front() == i)
-      all.push_back(std::move(*a));  // one entry for an input with two readers
+    if (a && a->consumers.front() == i) all.push_back(std::move(*a));  // one entry for an input with two readers
     for (int e = 0; moe && e < moe->experts; ++e) all.push_back(inside_expert(*moe, i, e));
   }
   return all;

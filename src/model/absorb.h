@@ -17,21 +17,21 @@ struct Absorber {
     linear_rows,  // divide rows (and bias) of a linear
   };
   Kind kind = Kind::norm;
-  size_t op = 0;              // index of the Norm, or of the op that holds the linear
-  std::string name;           // relative name of the norm or the linear; no two absorbers of a block share one
-  std::vector<size_t> consumers;     // every op that reads the scaled activation: Linears or Moe
-  std::vector<LinearDef> linears;    // those of them that multiply it, by their names in the block
-  std::vector<NamedDense> routers;   // of the Moe among them: scaled like the linears, but never quantized
-  int expert = -1;                   // the activation is one inside this expert of the Moe `op`
+  size_t op = 0;                    // index of the Norm, or of the op that holds the linear
+  std::string name;                 // relative name of the norm or the linear; no two absorbers of a block share one
+  std::vector<size_t> consumers;    // every op that reads the scaled activation: Linears or Moe
+  std::vector<LinearDef> linears;   // those of them that multiply it, by their names in the block
+  std::vector<NamedDense> routers;  // of the Moe among them: scaled like the linears, but never quantized
+  int expert = -1;                  // the activation is one inside this expert of the Moe `op`
   // Feature j of the input is feature source(j) of the absorber: grouped-query attention repeats each kv head for the
   // query heads of its group, so those features must share one scale.
-  int64_t features = 0;       // width of the absorber's output
+  int64_t features = 0;  // width of the absorber's output
   int64_t head_dim = 0, repeat = 1;
   int64_t source(int64_t j) const { return repeat == 1 ? j : (j / (head_dim * repeat)) * head_dim + j % head_dim; }
 };
 
-// Every absorber of a block, once each, in the order of their first consumers. An input whose scale cannot be folded has
-// none: its producer is not scalable, or someone besides linears and routers reads it.
+// Every absorber of a block, once each, in the order of their first consumers. An input whose scale cannot be folded
+// has none: its producer is not scalable, or someone besides linears and routers reads it.
 std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops);
 
 }  // namespace fewbit

@@ -32,11 +32,8 @@ ConfigFile side_config(const fs::path& dir) {
 // Complaints about the packed tensors of one linear.
 void check_packed(const NamedLinear& linear, const LinearFormat& format, const WeightStore& store,
                   std::vector<std::string>& complaints) {
-  const auto source = [&](const std::string& name) {
-    return store.has(name) ? store.get(name) : ConstTensorView{};
-  };
-  for (const TensorPlan& plan :
-       format.packing->tensors(format.spec, linear.out, linear.in, format.act_order)) {
+  const auto source = [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; };
+  for (const TensorPlan& plan : format.packing->tensors(format.spec, linear.out, linear.in, format.act_order)) {
     const std::string name = linear.name + '.' + plan.suffix;
     const ConstTensorView v = source(name);
     if (v.data && plan.takes(v)) continue;
@@ -52,7 +49,8 @@ std::vector<NamedLinear> packed_ends(const ModelSpec& spec, const WeightStore& s
   std::vector<NamedLinear> out;
   for (NamedLinear& l : ends_of(spec)) {
     const TensorInfo* w = store.find(l.name + ".weight");
-    if (!w || (w->dtype != DType::f32 && w->dtype != DType::f16 && w->dtype != DType::bf16)) out.push_back(std::move(l));
+    if (!w || (w->dtype != DType::f32 && w->dtype != DType::f16 && w->dtype != DType::bf16))
+      out.push_back(std::move(l));
   }
   return out;
 }
@@ -63,9 +61,9 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   if (const auto file = gguf::locate(dir)) return open_gguf(*file);
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored))
-    fail(ErrorKind::io,
-         dir.string() + ": expected a model folder with config.json and weights, or a .gguf file, found " +
-             (fs::exists(dir, ignored) ? "a file" : "nothing"));
+    fail(ErrorKind::io, dir.string() +
+                            ": expected a model folder with config.json and weights, or a .gguf file, found " +
+                            (fs::exists(dir, ignored) ? "a file" : "nothing"));
   ConfigView config = ConfigView::open(dir);
   ModelSpec spec = build_spec(config);
   WeightStore store = WeightStore::open(dir);
@@ -76,8 +74,7 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   std::string format;
   QuantizationSummary quantization = read_quantization(
       config.text(), side_config(dir), names,
-      [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; },
-      &format);
+      [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; }, &format);
   for (const NamedLinear& l : linears) {
     const auto it = quantization.linears.find(l.name);
     if (it == quantization.linears.end()) continue;
@@ -86,8 +83,7 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   }
   for (std::string& line : check_against(spec, store, packed)) complaints.push_back(std::move(line));
   if (!complaints.empty()) fail(ErrorKind::checkpoint, join(complaints, "\n"));
-  return {
-      dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
+  return {dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
 }
 
 std::vector<NamedLinear> Checkpoint::linears() const {

@@ -1,6 +1,6 @@
 #pragma once
-// Checkpoint: a model directory or .gguf file, opened and checked: its config, its architecture, its tensors and how each linear
-// is stored. Everything above reads models through this.
+// Checkpoint: a model directory or .gguf file, opened and checked: its config, its architecture, its tensors and how
+// each linear is stored. Everything above reads models through this.
 #include <filesystem>
 #include <string>
 

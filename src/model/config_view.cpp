@@ -34,8 +34,7 @@ std::string shown(const json& v) {
   return s.size() <= 60 ? s : s.substr(0, 57) + "...";
 }
 
-[[noreturn]] void wrong_type(const std::string& where, const std::string& key, const char* expected,
-                             const json* v) {
+[[noreturn]] void wrong_type(const std::string& where, const std::string& key, const char* expected, const json* v) {
   fail(ErrorKind::checkpoint,
        fmt::format("{}: {}: expected {}, found {}", where, key, expected, v ? shown(*v) : "nothing"));
 }
@@ -83,8 +82,7 @@ ConfigView ConfigView::parse(const std::string& json_text, const std::string& wh
     fail(ErrorKind::checkpoint, fmt::format("{}: not JSON: syntax error at byte {}", where, e.byte));
   }
   if (!impl->root.is_object())
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: expected a JSON object, found {}", where, shown(impl->root)));
+    fail(ErrorKind::checkpoint, fmt::format("{}: expected a JSON object, found {}", where, shown(impl->root)));
   return ConfigView(std::move(impl));
 }
 
@@ -94,30 +92,19 @@ const std::string& ConfigView::where() const { return impl_->where; }
 std::string ConfigView::architecture() const {
   const std::vector<std::string> names = str_list("architectures");
   if (names.empty())
-    fail(ErrorKind::checkpoint,
-         where() + ": architectures: expected a list with a class name, found nothing");
+    fail(ErrorKind::checkpoint, where() + ": architectures: expected a list with a class name, found nothing");
   return names[0];
 }
 
 bool ConfigView::has(const std::string& key) const { return member(impl_->root, key) != nullptr; }
 bool ConfigView::mentions(const std::string& key) const { return impl_->root.contains(key); }
 
-int64_t ConfigView::i64(const std::string& key) const {
-  return as_i64(where(), key, member(impl_->root, key));
-}
-double ConfigView::f64(const std::string& key) const {
-  return as_f64(where(), key, member(impl_->root, key));
-}
-std::string ConfigView::str(const std::string& key) const {
-  return as_str(where(), key, member(impl_->root, key));
-}
+int64_t ConfigView::i64(const std::string& key) const { return as_i64(where(), key, member(impl_->root, key)); }
+double ConfigView::f64(const std::string& key) const { return as_f64(where(), key, member(impl_->root, key)); }
+std::string ConfigView::str(const std::string& key) const { return as_str(where(), key, member(impl_->root, key)); }
 
-int64_t ConfigView::i64(const std::string& key, int64_t fallback) const {
-  return has(key) ? i64(key) : fallback;
-}
-double ConfigView::f64(const std::string& key, double fallback) const {
-  return has(key) ? f64(key) : fallback;
-}
+int64_t ConfigView::i64(const std::string& key, int64_t fallback) const { return has(key) ? i64(key) : fallback; }
+double ConfigView::f64(const std::string& key, double fallback) const { return has(key) ? f64(key) : fallback; }
 std::string ConfigView::str(const std::string& key, const std::string& fallback) const {
   return has(key) ? str(key) : fallback;
 }
@@ -193,8 +180,7 @@ RopeSettings read_rope(const json& root, const std::string& where, const std::st
   if (section == "full_attention") s.theta = 1e6;  // the default of the one family with sections
   if (const json* m = member(root, "max_position_embeddings"))
     s.max_positions = as_i64(where, "max_position_embeddings", m);
-  if (const json* p = member(root, "partial_rotary_factor"))
-    s.partial = as_f64(where, "partial_rotary_factor", p);
+  if (const json* p = member(root, "partial_rotary_factor")) s.partial = as_f64(where, "partial_rotary_factor", p);
   if (const json* t = member(root, "rope_theta")) s.theta = as_f64(where, "rope_theta", t);
   s.at = "rope_scaling";
   const json* object = object_of(where, s.at, member(root, "rope_scaling"));
@@ -250,22 +236,17 @@ void scale_llama3(const RopeSettings& s, std::vector<double>& inv_freq) {
   }
 }
 
-double yarn_mscale(double scale, double mscale) {
-  return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
-}
+double yarn_mscale(double scale, double mscale) { return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0; }
 
 // YaRN: features that turn often within the original context keep their frequency, slow ones are
 // interpolated. Returns the factor on cos and sin.
 double scale_yarn(const RopeSettings& s, std::vector<double>& inv_freq) {
   const auto half = static_cast<int64_t>(inv_freq.size());
   const double dim = 2.0 * static_cast<double>(half);
-  const double original = s.get("original_max_position_embeddings")
-                              ? s.positive("original_max_position_embeddings")
-                              : static_cast<double>(s.max_positions);
-  if (!(original > 0))
-    wrong_type(s.where, s.at + ".original_max_position_embeddings", "a number above 0", nullptr);
-  const double factor =
-      s.get("factor") ? s.positive("factor") : static_cast<double>(s.max_positions) / original;
+  const double original = s.get("original_max_position_embeddings") ? s.positive("original_max_position_embeddings")
+                                                                    : static_cast<double>(s.max_positions);
+  if (!(original > 0)) wrong_type(s.where, s.at + ".original_max_position_embeddings", "a number above 0", nullptr);
+  const double factor = s.get("factor") ? s.positive("factor") : static_cast<double>(s.max_positions) / original;
   const auto correction = [&](double rotations) {
     return dim * std::log(original / (rotations * 2 * std::numbers::pi)) / (2 * std::log(s.theta));
   };
@@ -286,8 +267,7 @@ double scale_yarn(const RopeSettings& s, std::vector<double>& inv_freq) {
   }
   if (s.get("attention_factor")) return s.number("attention_factor");
   const double mscale = s.number("mscale", 0), all = s.number("mscale_all_dim", 0);
-  return mscale != 0 && all != 0 ? yarn_mscale(factor, mscale) / yarn_mscale(factor, all)
-                                 : yarn_mscale(factor, 1);
+  return mscale != 0 && all != 0 ? yarn_mscale(factor, mscale) / yarn_mscale(factor, all) : yarn_mscale(factor, 1);
 }
 
 // Every frequency has a divisor of its own, in the list `key`: "factors" is how a GGUF file tells Llama 3.1's scaling.
@@ -306,8 +286,8 @@ void divide_by(const RopeSettings& s, const std::string& key, std::vector<double
   }
 }
 
-// LongRoPE: divisors for sequences within the original context and others for longer ones. A `factor` in the config goes before
-// the ratio of the contexts, as in transformers 5.
+// LongRoPE: divisors for sequences within the original context and others for longer ones. A `factor` in the config
+// goes before the ratio of the contexts, as in transformers 5.
 RopeParams scale_longrope(const RopeSettings& s, const std::vector<double>& inv_freq) {
   // A factor on cos and sin for each table: no model of the architectures read here has them.
   for (const char* key : {"short_mscale", "long_mscale"})
@@ -336,16 +316,14 @@ ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
 RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const {
   const RopeSettings s = read_rope(impl_->root, where(), section);
   if (!(s.theta > 1))
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: rope_theta: expected a number above 1, found {}", where(), s.theta));
+    fail(ErrorKind::checkpoint, fmt::format("{}: rope_theta: expected a number above 1, found {}", where(), s.theta));
   if (!(s.partial > 0 && s.partial <= 1))
     fail(ErrorKind::checkpoint,
          fmt::format("{}: partial_rotary_factor: expected a number in (0, 1], found {}", where(), s.partial));
   const auto rot = static_cast<int64_t>(static_cast<double>(head_dim) * s.partial);
   if (rot < 2 || rot % 2 != 0)
     fail(ErrorKind::unsupported,
-         fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where(), rot,
-                     head_dim));
+         fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where(), rot, head_dim));
   std::vector<double> inv_freq;
   for (int64_t i = 0; i < rot; i += 2)
     inv_freq.push_back(std::pow(s.theta, -static_cast<double>(i) / static_cast<double>(rot)));
@@ -363,8 +341,8 @@ RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const 
     return scale_longrope(s, inv_freq);
   } else if (s.type != "default") {
     fail(ErrorKind::unsupported,
-         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn, longrope",
-                     where(), s.at, s.type));
+         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn, longrope", where(),
+                     s.at, s.type));
   }
   params.inv_freq.assign(inv_freq.begin(), inv_freq.end());
   return params;

@@ -35,8 +35,7 @@ class ConfigView {
   double f64(const std::string& key, double fallback) const;
   bool flag(const std::string& key, bool fallback) const;
   std::string str(const std::string& key, const std::string& fallback) const;
-  std::vector<int64_t> i64_list(
-      const std::string& key) const;  // a number counts as a list of one; absent: {}
+  std::vector<int64_t> i64_list(const std::string& key) const;      // a number counts as a list of one; absent: {}
   std::vector<std::string> str_list(const std::string& key) const;  // absent: {}
   // Refuses what we do not implement: Error{unsupported} with key, found and the accepted value.
   void must_equal(const std::string& key, const std::string& value) const;  // absent passes

@@ -40,12 +40,10 @@ class Assembly {
     if (!(t.shape == g.shape()))
       return complain(g.name, "expected shape " + g.shape().str() + ", found " + t.shape.str());
     if (t.type->plain ? !is_float(*t.type) : g.added != 0)
-      return complain(g.name, std::string("expected f32, f16") +
-                                  (g.added != 0 ? " or bf16" : ", bf16 or blocks") + ", found " +
-                                  std::string(t.type->name));
+      return complain(g.name, std::string("expected f32, f16") + (g.added != 0 ? " or bf16" : ", bf16 or blocks") +
+                                  ", found " + std::string(t.type->name));
     const int64_t bytes = t.bytes / static_cast<int64_t>(g.parts.size());
-    for (size_t i = 0; i < g.parts.size(); ++i)
-      add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
+    for (size_t i = 0; i < g.parts.size(); ++i) add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
   }
 
   // What no part of the model reads would be left out silently.
@@ -57,9 +55,7 @@ class Assembly {
 
   const std::vector<std::string>& complaints() const { return complaints_; }
   QuantizationSummary& quantization() { return quantization_; }
-  WeightStore store(const fs::path& path) {
-    return WeightStore::of(path, std::move(index_), std::move(makers_));
-  }
+  WeightStore store(const fs::path& path) { return WeightStore::of(path, std::move(index_), std::move(makers_)); }
 
  private:
   void complain(const std::string& tensor, const std::string& what) {
@@ -82,10 +78,8 @@ class Assembly {
       return;
     }
     const int64_t cols = g.part[-1];
-    const ConstTensorView stored{index_.files[0].bytes().data() + begin,
-                                 DType::u8,
-                                 {g.part.numel() / cols, gguf::row_bytes(type, cols)},
-                                 {}};
+    const ConstTensorView stored{
+        index_.files[0].bytes().data() + begin, DType::u8, {g.part.numel() / cols, gguf::row_bytes(type, cols)}, {}};
     const auto rows = [stored, heads = g.paired_heads] {
       return heads > 0 ? rows_from_gguf(stored, heads) : clone_host(stored);
     };
@@ -119,8 +113,8 @@ GgufRopeFactors rope_factors(const gguf::File& parsed, const MappedFile& file) {
     if (t.name != kRopeFreqs && t.name != kRopeLong && t.name != kRopeShort) continue;
     if (t.type != &gguf::type_f32 || t.shape.rank() != 1)
       fail(ErrorKind::checkpoint, file.path().string() + ": tensor '" + t.name +
-                                      "': expected f32 of one dimension, found " + std::string(t.type->name) +
-                                      " " + t.shape.str());
+                                      "': expected f32 of one dimension, found " + std::string(t.type->name) + " " +
+                                      t.shape.str());
     std::vector<float>& values = found[t.name];
     values.resize(static_cast<size_t>(t.shape.numel()));
     std::memcpy(values.data(), file.bytes().data() + t.begin, static_cast<size_t>(t.bytes));
@@ -137,8 +131,7 @@ const Packing* gguf_packing_of(const gguf::BlockType& type, ConstTensorView bloc
   std::atomic<bool> on_grid{true};
   parallel_for(blocks.bytes() / type.bytes, 1 << 16, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end && on_grid; ++i)
-      if (gguf::zero_point(gguf::load_codes(type, blocks.as<uint8_t>() + i * type.bytes),
-                           type.grid->max_code()) < 0)
+      if (gguf::zero_point(gguf::load_codes(type, blocks.as<uint8_t>() + i * type.bytes), type.grid->max_code()) < 0)
         on_grid = false;
   });
   return on_grid ? &p : nullptr;

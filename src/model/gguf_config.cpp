@@ -46,16 +46,13 @@ class Saying {
     caps();
     places();
     rotation();
-    if (std::any_of(spec_.kinds.begin(), spec_.kinds.end(),
-                    [](const auto& block) { return op_of<Moe>(block); }))
+    if (std::any_of(spec_.kinds.begin(), spec_.kinds.end(), [](const auto& block) { return op_of<Moe>(block); }))
       experts();
     return std::move(out_);
   }
 
  private:
-  void set(const std::string& key, gguf::Value v) {
-    out_.set(std::string(family_.gguf) + "." + key, std::move(v));
-  }
+  void set(const std::string& key, gguf::Value v) { out_.set(std::string(family_.gguf) + "." + key, std::move(v)); }
   void put(const std::string& key, int64_t v) { set(key, static_cast<uint32_t>(v)); }
   [[noreturn]] void cannot_say(const std::string& what) const {
     fail(ErrorKind::unsupported,
@@ -67,12 +64,10 @@ class Saying {
     put("attention.head_count_kv", attention_.kv_heads);
     put("attention.key_length", attention_.head_dim);
     put("attention.value_length", attention_.head_dim);
-    const int64_t divisor =
-        family_.score_divisor(spec_.layers, spec_.hidden, attention_.heads, attention_.head_dim);
+    const int64_t divisor = family_.score_divisor(spec_.layers, spec_.hidden, attention_.heads, attention_.head_dim);
     const float scale = 1 / std::sqrt(static_cast<float>(divisor));
     if (std::fabs(attention_.scale / scale - 1) > 1e-5f)
-      cannot_say(fmt::format("an attention scale of {} (it is taken to be 1 / sqrt({}))", attention_.scale,
-                             divisor));
+      cannot_say(fmt::format("an attention scale of {} (it is taken to be 1 / sqrt({}))", attention_.scale, divisor));
   }
 
   // Where the file has no word for a window, the context is cut to it, within which both are the same model.
@@ -138,8 +133,7 @@ class Saying {
     set("rope.scaling.type", r.type);
     set("rope.scaling.factor", static_cast<float>(values.value("factor", 1.0)));
     if (r.type != "yarn") return;
-    for (const char* key :
-         {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"})
+    for (const char* key : {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"})
       if (values.contains(key) && !values[key].is_null()) cannot_say(fmt::format("YaRN's {}", key));
     put("rope.scaling.original_context_length",
         values.value("original_max_position_embeddings", c_.i64("max_position_embeddings", 0)));

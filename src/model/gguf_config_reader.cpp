@@ -22,8 +22,7 @@ class Reading {
         m_(f.metadata),
         arch_(m_.text("general.architecture")),
         experts_(get("expert_count", 0)),
-        family_(
-            gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
+        family_(gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
         heads_(get("attention.head_count")),
         hidden_(get("embedding_length")),
         head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
@@ -33,24 +32,23 @@ class Reading {
   json config() const {
     const gguf::FileTensor* embed = tensor("token_embd.weight");
     if (!embed) fail(ErrorKind::checkpoint, m_.where() + ": tensor 'token_embd.weight' is missing");
-    json c = {
-        {"architectures", {family_.class_name}},
-        {"model_type", family_.model_type},
-        {"hidden_size", hidden_},
-        {"intermediate_size", get("feed_forward_length")},
-        {"num_hidden_layers", layers_},
-        {"num_attention_heads", heads_},
-        {"num_key_value_heads", get("attention.head_count_kv", heads_)},
-        {"head_dim", head_dim_},
-        {"max_position_embeddings", get("context_length")},
-        {"rms_norm_eps", m_.number(key("attention.layer_norm_rms_epsilon"))},
-        {"vocab_size", embed->rows()},
-        {"attention_bias", tensor("blk.0.attn_output.bias") != nullptr},
-        {"mlp_bias", tensor("blk.0.ffn_down.bias") != nullptr},
-        {"tie_word_embeddings", tensor("output.weight") == nullptr},
-        {family_.gemma ? "hidden_activation" : "hidden_act", family_.gemma ? "gelu_pytorch_tanh" : "silu"}};
-    for (const auto& [name, from] : {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"},
-                                     {"eos_token_id", "tokenizer.ggml.eos_token_id"}})
+    json c = {{"architectures", {family_.class_name}},
+              {"model_type", family_.model_type},
+              {"hidden_size", hidden_},
+              {"intermediate_size", get("feed_forward_length")},
+              {"num_hidden_layers", layers_},
+              {"num_attention_heads", heads_},
+              {"num_key_value_heads", get("attention.head_count_kv", heads_)},
+              {"head_dim", head_dim_},
+              {"max_position_embeddings", get("context_length")},
+              {"rms_norm_eps", m_.number(key("attention.layer_norm_rms_epsilon"))},
+              {"vocab_size", embed->rows()},
+              {"attention_bias", tensor("blk.0.attn_output.bias") != nullptr},
+              {"mlp_bias", tensor("blk.0.ffn_down.bias") != nullptr},
+              {"tie_word_embeddings", tensor("output.weight") == nullptr},
+              {family_.gemma ? "hidden_activation" : "hidden_act", family_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+    for (const auto& [name, from] :
+         {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"}, {"eos_token_id", "tokenizer.ggml.eos_token_id"}})
       if (m_.has(from)) c[name] = m_.integer(from);
     put_rotation(c);
     put_windows(c);
@@ -95,16 +93,14 @@ class Reading {
     if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
       rope["factor"] = m_.number(key("rope.scaling.factor"));
-      if (type == "yarn")
-        rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+      if (type == "yarn") rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
     } else if (type != "none") {
-      fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn",
-                                               m_.where(), key("rope.scaling.type"), type));
+      fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn", m_.where(),
+                                               key("rope.scaling.type"), type));
     }
     if (factors_.count(kRopeFreqs)) {
       if (type != "none")
-        fail(ErrorKind::unsupported,
-             fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
+        fail(ErrorKind::unsupported, fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
       rope["rope_type"] = "factors";
       rope["factors"] = factors_.at(kRopeFreqs);
     }
@@ -131,9 +127,8 @@ class Reading {
     const int64_t features = get("rope.dimension_count", head_dim_);
     if (features != head_dim_) {
       if (!family_.partial_rotary)
-        fail(ErrorKind::unsupported,
-             fmt::format("{}: {}: expected {} (the size of a head), found {}", m_.where(),
-                         key("rope.dimension_count"), head_dim_, features));
+        fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {} (the size of a head), found {}", m_.where(),
+                                                 key("rope.dimension_count"), head_dim_, features));
       rope["partial_rotary_factor"] = static_cast<double>(features) / static_cast<double>(head_dim_);
     }
     return rope;
@@ -148,9 +143,8 @@ class Reading {
       return;
     }
     if (m_.has(key("rope.freq_base_swa")) && sliding != base)
-      fail(ErrorKind::unsupported,
-           fmt::format("{}: {}: expected {} as in {}, found {}", m_.where(), key("rope.freq_base_swa"), base,
-                       key("rope.freq_base"), sliding));
+      fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {} as in {}, found {}", m_.where(),
+                                               key("rope.freq_base_swa"), base, key("rope.freq_base"), sliding));
     c["rope_parameters"] = all;
     if (m_.has(key("rope.scaling.original_context_length")))
       c["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
@@ -198,8 +192,7 @@ class Reading {
     };
     c["attn_logit_softcapping"] = cap("attn_logit_softcapping", family_.attention_cap);
     c["final_logit_softcapping"] = cap("final_logit_softcapping", family_.logit_cap);
-    c["query_pre_attn_scalar"] =
-        family_.score_divisor(layers_, hidden_, std::max<int64_t>(heads_, 1), head_dim_);
+    c["query_pre_attn_scalar"] = family_.score_divisor(layers_, hidden_, std::max<int64_t>(heads_, 1), head_dim_);
     c.erase("mlp_bias");
   }
 

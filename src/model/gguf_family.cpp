@@ -7,17 +7,9 @@ namespace {
 
 // The first line of a name in the file is what it is read as.
 constexpr GgufFamily kFamilies[] = {
-    {.class_name = "LlamaForCausalLM",
-     .gguf = "llama",
-     .model_type = "llama",
-     .pairs = true,
-     .output_biases = true},
+    {.class_name = "LlamaForCausalLM", .gguf = "llama", .model_type = "llama", .pairs = true, .output_biases = true},
     {.class_name = "MistralForCausalLM", .gguf = "llama", .model_type = "mistral", .pairs = true},
-    {.class_name = "MixtralForCausalLM",
-     .gguf = "llama",
-     .model_type = "mixtral",
-     .experts = true,
-     .pairs = true},
+    {.class_name = "MixtralForCausalLM", .gguf = "llama", .model_type = "mixtral", .experts = true, .pairs = true},
     {.class_name = "Qwen2ForCausalLM", .gguf = "qwen2", .model_type = "qwen2"},
     {.class_name = "Qwen3ForCausalLM", .gguf = "qwen3", .model_type = "qwen3"},
     {.class_name = "Qwen3MoeForCausalLM",
@@ -65,17 +57,16 @@ const GgufFamily* find(std::string* known, std::string_view GgufFamily::*name, c
 
 const GgufFamily& gguf_family_of(const ModelSpec& spec) {
   std::string known;
-  if (const auto* f = find(&known, &GgufFamily::class_name,
-                           [&](const GgufFamily& f) { return f.class_name == spec.arch; }))
+  if (const auto* f =
+          find(&known, &GgufFamily::class_name, [&](const GgufFamily& f) { return f.class_name == spec.arch; }))
     return *f;
   fail(ErrorKind::unsupported, spec.arch + ": no GGUF of this architecture is written; known:" + known);
 }
 
 const GgufFamily& gguf_family_named(const std::string& architecture, bool experts, const std::string& where) {
   std::string known;
-  if (const auto* f = find(&known, &GgufFamily::gguf, [&](const GgufFamily& f) {
-        return f.gguf == architecture && f.experts == experts;
-      }))
+  if (const auto* f = find(&known, &GgufFamily::gguf,
+                           [&](const GgufFamily& f) { return f.gguf == architecture && f.experts == experts; }))
     return *f;
   fail(ErrorKind::unsupported, where + ": general.architecture: found \"" + architecture + "\"" +
                                    (experts ? " with experts" : "") + "; known:" + known);

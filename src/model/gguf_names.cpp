@@ -59,10 +59,8 @@ class Block {
                             : l.out == attention_->k ? attention_->kv_heads
                                                      : 0;
       const std::string name = to_ + gguf_name(family_, l.name);
-      out_.push_back(
-          {name + ".weight", {from_ + l.name + ".weight"}, {l.out_features, l.in_features}, true, heads});
-      if (l.bias)
-        out_.push_back({name + ".bias", {from_ + l.name + ".bias"}, {l.out_features}, false, heads});
+      out_.push_back({name + ".weight", {from_ + l.name + ".weight"}, {l.out_features, l.in_features}, true, heads});
+      if (l.bias) out_.push_back({name + ".bias", {from_ + l.name + ".bias"}, {l.out_features}, false, heads});
     }
   }
   void add(const Moe& m) {
@@ -102,8 +100,7 @@ Tensor permuted(ConstTensorView rows, int64_t heads, Direction direction) {
     const int64_t head = row / dim * dim, r = row % dim;
     const int64_t paired = head + 2 * (r % half) + r / half;  // where the model's row lies in the file
     const bool write = direction == Direction::to_gguf;
-    std::memcpy(to + (write ? paired : row) * bytes, from + (write ? row : paired) * bytes,
-                static_cast<size_t>(bytes));
+    std::memcpy(to + (write ? paired : row) * bytes, from + (write ? row : paired) * bytes, static_cast<size_t>(bytes));
   }
   return out;
 }
@@ -136,8 +133,6 @@ Tensor plus(ConstTensorView values, float added) {
 }
 
 Tensor rows_to_gguf(ConstTensorView rows, int64_t heads) { return permuted(rows, heads, Direction::to_gguf); }
-Tensor rows_from_gguf(ConstTensorView rows, int64_t heads) {
-  return permuted(rows, heads, Direction::from_gguf);
-}
+Tensor rows_from_gguf(ConstTensorView rows, int64_t heads) { return permuted(rows, heads, Direction::from_gguf); }
 
 }  // namespace fewbit

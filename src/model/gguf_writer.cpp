@@ -55,9 +55,7 @@ class Writing {
     return g.linear || is_matrix(g) ? gguf::block_type_of(c_.store.get(part).dtype) : gguf::type_f32;
   }
   // Embedding and head; routers are small and decide much.
-  static bool is_matrix(const GgufTensor& g) {
-    return g.name == "token_embd.weight" || g.name == "output.weight";
-  }
+  static bool is_matrix(const GgufTensor& g) { return g.name == "token_embd.weight" || g.name == "output.weight"; }
 
   Tensor content(const std::string& part, const gguf::BlockType& type) const {
     if (const auto it = given_.find(part); it != given_.end()) return it->second.bytes();
@@ -77,8 +75,7 @@ class Writing {
     for (size_t i = 0; i < g.parts.size(); ++i) {
       const Tensor part = one(g.parts[i]);
       FEWBIT_ASSERT(part.bytes() == each);
-      std::memcpy(all.as<uint8_t>() + static_cast<int64_t>(i) * each, part.view().data,
-                  static_cast<size_t>(each));
+      std::memcpy(all.as<uint8_t>() + static_cast<int64_t>(i) * each, part.view().data, static_cast<size_t>(each));
     }
     return all;
   }
@@ -90,8 +87,7 @@ class Writing {
 
 }  // namespace
 
-void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& given,
-                const gguf::Metadata& tokenizer) {
+void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& given, const gguf::Metadata& tokenizer) {
   gguf::Metadata metadata = gguf_metadata(c.config, c.spec);
   metadata.merge(tokenizer);
   Writing writing(c, given);

@@ -36,7 +36,8 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {"x", "h", "q", "k", "v", "attn", "gate", "up", "act", "qkv", "gate_up"};
+  static constexpr const char* kNames[kSlots] = {"x",    "h",  "q",   "k",   "v",      "attn",
+                                                 "gate", "up", "act", "qkv", "gate_up"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -103,10 +104,8 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::string prefix = spec.prefix(layer);
     for (const BlockOp& op : spec.block(layer)) {
-      if (const Norm* n = std::get_if<Norm>(&op))
-        out.push_back({prefix + n->name + ".weight", {n->features}});
-      if (const HeadNorm* n = std::get_if<HeadNorm>(&op))
-        out.push_back({prefix + n->name + ".weight", {n->head_dim}});
+      if (const Norm* n = std::get_if<Norm>(&op)) out.push_back({prefix + n->name + ".weight", {n->features}});
+      if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) out.push_back({prefix + n->name + ".weight", {n->head_dim}});
       if (const Moe* m = std::get_if<Moe>(&op))
         out.push_back({prefix + m->router + ".weight", {m->experts, m->hidden}});
       for (const LinearDef& l : linears_of(op))
@@ -137,8 +136,7 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
       for (const SplitPart& p : split->parts)
         if (p.out == slot) return p.features;
     if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
-    if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot)
-      return slot_features(spec, block, g->gate);
+    if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot) return slot_features(spec, block, g->gate);
     if (const Moe* m = std::get_if<Moe>(&op); m && m->out == slot) return m->hidden;
   }
   return 0;  // the block does not use this slot
@@ -156,8 +154,7 @@ std::vector<std::string> check_against(const ModelSpec& spec, const WeightStore&
   for (const NamedDense& t : wanted) {
     const TensorInfo* found = store.find(t.name);
     if (!found) {
-      complaints.push_back(
-          fmt::format("{}: {}: missing; expected {}", store.path().string(), t.name, t.shape.str()));
+      complaints.push_back(fmt::format("{}: {}: missing; expected {}", store.path().string(), t.name, t.shape.str()));
       continue;
     }
     const std::string file = store.index().files[static_cast<size_t>(found->file)].path().string();
@@ -165,8 +162,8 @@ std::vector<std::string> check_against(const ModelSpec& spec, const WeightStore&
       complaints.push_back(
           fmt::format("{}: {}: expected f32, f16 or bf16, found {}", file, t.name, name_of(found->dtype)));
     if (!(found->shape == t.shape))
-      complaints.push_back(fmt::format("{}: {}: expected shape {}, found {}", file, t.name, t.shape.str(),
-                                       found->shape.str()));
+      complaints.push_back(
+          fmt::format("{}: {}: expected shape {}, found {}", file, t.name, t.shape.str(), found->shape.str()));
   }
   return complaints;
 }
@@ -178,8 +175,8 @@ int64_t parameter_count(const ModelSpec& spec) {
 }
 
 std::string describe(const ModelSpec& spec) {
-  std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}{}\n",
-                              spec.arch, spec.layers, spec.hidden, spec.vocab, spec.max_positions,
+  std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}{}\n", spec.arch,
+                              spec.layers, spec.hidden, spec.vocab, spec.max_positions,
                               human_count(parameter_count(spec)), spec.tied() ? ", tied head" : "",
                               spec.logit_softcap > 0 ? fmt::format(", logits capped at {}", spec.logit_softcap) : "");
   for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
@@ -188,22 +185,21 @@ std::string describe(const ModelSpec& spec) {
     s += fmt::format("block kind {} ({} layers):\n", kind, count);
     for (const BlockOp& op : spec.kinds[kind]) {
       if (const Rope* r = std::get_if<Rope>(&op); r && r->params.original_positions > 0)
-        s += fmt::format("  rotation: LongRoPE, a table for sequences of up to {} positions and one for longer ones, "
-                         "cos and sin times {:.5f}\n",
-                         r->params.original_positions, r->params.attention_scale);
+        s += fmt::format(
+            "  rotation: LongRoPE, a table for sequences of up to {} positions and one for longer ones, "
+            "cos and sin times {:.5f}\n",
+            r->params.original_positions, r->params.attention_scale);
       if (const Attention* a = std::get_if<Attention>(&op))
-        s +=
-            fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
-                        a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
-                        a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
+        s += fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
+                         a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
+                         a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
       if (const Linears* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
-          s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features,
-                           l.bias ? " with bias" : "");
+          s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features, l.bias ? " with bias" : "");
       if (const Moe* m = std::get_if<Moe>(&op))
-        s += fmt::format("  {} experts, {} of them for a token: {}N.{{{}, {}}} [{}, {}], {} [{}, {}]\n",
-                         m->experts, m->top_k, m->expert_name, m->gate.name, m->up.name, m->gate.out_features,
-                         m->gate.in_features, m->down.name, m->down.out_features, m->down.in_features);
+        s += fmt::format("  {} experts, {} of them for a token: {}N.{{{}, {}}} [{}, {}], {} [{}, {}]\n", m->experts,
+                         m->top_k, m->expert_name, m->gate.name, m->up.name, m->gate.out_features, m->gate.in_features,
+                         m->down.name, m->down.out_features, m->down.in_features);
     }
   }
   return s;

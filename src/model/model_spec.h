@@ -130,9 +130,7 @@ struct ModelSpec {
   std::vector<std::vector<BlockOp>> kinds;  // distinct kinds of block
   std::vector<int> kind_of_layer;           // [layers]; empty = all kind 0
 
-  int kind(int64_t layer) const {
-    return kind_of_layer.empty() ? 0 : kind_of_layer[static_cast<size_t>(layer)];
-  }
+  int kind(int64_t layer) const { return kind_of_layer.empty() ? 0 : kind_of_layer[static_cast<size_t>(layer)]; }
   const std::vector<BlockOp>& block(int64_t layer) const { return kinds[static_cast<size_t>(kind(layer))]; }
   std::string prefix(int64_t layer) const { return block_prefix + std::to_string(layer) + "."; }
   bool tied() const { return lm_head == embed; }
@@ -142,8 +140,8 @@ struct ModelSpec {
 // of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
-// Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the long
-// one (false where there is one for all), and that as a line for people ("" then).
+// Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the
+// long one (false where there is one for all), and that as a line for people ("" then).
 bool turns_long(const ModelSpec&, int64_t longest);
 std::string long_rope_line(const ModelSpec&, int64_t longest);
 // The slot that a linear writes for `slot`: the fused one where a Split takes it apart, else the slot itself.
@@ -157,8 +155,8 @@ struct NamedLinear {
   bool bias;
 };
 std::vector<NamedLinear> linears_of(const ModelSpec&);
-// The matrices outside the blocks: "model.embed_tokens" and, unless it is tied to that, "lm_head"; [vocab, hidden] each.
-// They stay as they are unless a recipe names them.
+// The matrices outside the blocks: "model.embed_tokens" and, unless it is tied to that, "lm_head"; [vocab, hidden]
+// each. They stay as they are unless a recipe names them.
 inline constexpr int64_t kOutsideBlocks = -1;  // their NamedLinear::layer
 std::vector<NamedLinear> ends_of(const ModelSpec&);
 
@@ -176,8 +174,7 @@ int64_t slot_features(const ModelSpec&, const std::vector<BlockOp>& block, Slot)
 
 // All complaints at once, one line each: missing tensors, wrong shapes and dtypes. Linears and ends named in `packed`
 // are present in packed form and are not looked for as "<name>.weight".
-std::vector<std::string> check_against(const ModelSpec&, const WeightStore&,
-                                       const std::vector<std::string>& packed);
+std::vector<std::string> check_against(const ModelSpec&, const WeightStore&, const std::vector<std::string>& packed);
 
 std::string describe(const ModelSpec&);  // several lines, for `convert inspect`
 int64_t parameter_count(const ModelSpec&);

@@ -41,8 +41,7 @@ Tensor random_bf16(uint64_t seed, const std::string& name, const Shape& shape, f
       const uint64_t pairs = (r & 0x00ff00ff00ff00ffull) + ((r >> 8) & 0x00ff00ff00ff00ffull);
       const uint64_t sums = (pairs & 0x0000ffff0000ffffull) + ((pairs >> 16) & 0x0000ffff0000ffffull);
       to[2 * i] = centre + unit * static_cast<float>(static_cast<int>(sums & 0xffff) - 510);
-      if (2 * i + 1 < n)
-        to[2 * i + 1] = centre + unit * static_cast<float>(static_cast<int>(sums >> 32) - 510);
+      if (2 * i + 1 < n) to[2 * i + 1] = centre + unit * static_cast<float>(static_cast<int>(sums >> 32) - 510);
     }
   });
   return t;
@@ -89,8 +88,7 @@ QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const Qua
     uint8_t* to = q.codes.as<uint8_t>();
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t r = rng.at(static_cast<uint64_t>(i));
-      uint64_t eight =
-          (r & 0x0707070707070707ull) + ((r >> 3) & 0x0707070707070707ull) + 0x0101010101010101ull;
+      uint64_t eight = (r & 0x0707070707070707ull) + ((r >> 3) & 0x0707070707070707ull) + 0x0101010101010101ull;
       for (int64_t j = 8 * i; j < std::min(n, 8 * i + 8); ++j, eight >>= 8) to[j] = codes[eight & 15];
     }
   });
@@ -186,8 +184,7 @@ int64_t synthesize(const fs::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress) {
   const SynthShape& shape = synth_shape(options.preset);
   if (options.layers < 0)
-    fail(ErrorKind::usage,
-         "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
+    fail(ErrorKind::usage, "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
   const std::string plain = synth_config(shape, options.layers > 0 ? options.layers : shape.layers);
   const ModelSpec spec = build_spec(ConfigView::parse(plain, "preset " + options.preset));
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});

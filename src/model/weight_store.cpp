@@ -31,10 +31,9 @@ WeightStore WeightStore::open(const fs::path& dir_or_file) {
   const auto recognised = [&](const Container* c) { return c->probe(dir_or_file); };
   if (std::none_of(containers().begin(), containers().end(), recognised)) {
     if (const fs::path pickle = find_pickle(dir_or_file); !pickle.empty()) {
-      fail(ErrorKind::unsupported,
-           pickle.string() +
-               ": pickled weights are not read (they can run code); convert to safetensors "
-               "with the model's own tools first");
+      fail(ErrorKind::unsupported, pickle.string() +
+                                       ": pickled weights are not read (they can run code); convert to safetensors "
+                                       "with the model's own tools first");
     }
   }
   WeightStore store;
@@ -80,8 +79,8 @@ ConstTensorView WeightStore::expect(const std::string& name, std::initializer_li
   std::string expected;
   for (DType d : dtypes) expected += (expected.empty() ? "" : " or ") + std::string(name_of(d));
   const std::string file = index_.files[static_cast<size_t>(find(name)->file)].path().string();
-  fail(ErrorKind::checkpoint, file + ": tensor '" + name + "': expected " + expected + " " + shape.str() +
-                                  ", found " + std::string(name_of(v.dtype)) + " " + v.shape.str());
+  fail(ErrorKind::checkpoint, file + ": tensor '" + name + "': expected " + expected + " " + shape.str() + ", found " +
+                                  std::string(name_of(v.dtype)) + " " + v.shape.str());
 }
 
 int64_t WeightStore::total_bytes() const {

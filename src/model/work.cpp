@@ -5,7 +5,9 @@
 namespace fewbit {
 namespace {
 
-double weights_of(const LinearDef& l) { return static_cast<double>(l.out_features) * static_cast<double>(l.in_features); }
+double weights_of(const LinearDef& l) {
+  return static_cast<double>(l.out_features) * static_cast<double>(l.in_features);
+}
 
 // Positions that the first `tokens` of a sequence see, all together; window 0 = all earlier ones.
 double seen_by(int64_t tokens, int64_t window) {
@@ -20,8 +22,9 @@ double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
     return 4. * a->heads * static_cast<double>(a->head_dim) *
            (seen_by(past + tokens, a->window) - seen_by(past, a->window));
   if (const auto* m = std::get_if<Moe>(&op))
-    return 2 * n * (static_cast<double>(m->experts * m->hidden) +
-                    m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
+    return 2 * n *
+           (static_cast<double>(m->experts * m->hidden) +
+            m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
   double weights = 0;
   for (const LinearDef& l : linears_of(op)) weights += weights_of(l);
   return 2 * n * weights;

@@ -10,8 +10,8 @@
 
 namespace fewbit {
 
-BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job,
-                       Phases& phases, bool runs)
+BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
+                       bool runs)
     : ex_(ex), ckpt_(c), plan_(plan), job_(job), phases_(phases), runs_(runs) {}
 
 void BlockCoder::begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning) {
@@ -33,8 +33,7 @@ TensorSource BlockCoder::restored() const {
 
 void BlockCoder::rewrite(BlockF32 block) {
   rewritten_ = std::move(block);
-  for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_))
-    packed_.push_back(std::move(t));
+  for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_)) packed_.push_back(std::move(t));
 }
 
 void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& observed,
@@ -55,8 +54,7 @@ void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& ob
     if (p.blocks)
       dense.weight = restores() ? on_device(decode_blocks(p, restored())) : encode(def, p, known);
     else if (restores())
-      dense =
-          dense_of(p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored()));
+      dense = dense_of(p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored()));
     else {
       CodedLinear& coded = code(def, p, known, shared);
       dense = dense_of(coded.linear);
@@ -90,8 +88,7 @@ float BlockCoder::absmax(const PlannedLinear& p) {
 float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
   float largest = 0;
   for (const LinearDef& def : items)
-    if (const PlannedLinear& p = plan_of(def);
-        !p.keep && p.recipe.spec.two_level())
+    if (const PlannedLinear& p = plan_of(def); !p.keep && p.recipe.spec.two_level())
       largest = std::max(largest, absmax(p));
   return largest;
 }
@@ -107,8 +104,7 @@ CodedLinear& BlockCoder::begin_record(const LinearDef& def, const PlannedLinear&
   return coded;
 }
 
-CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats,
-                              float shared) {
+CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared) {
   const Stopwatch timer;
   Tensor w = weight_of(p);
   MethodResult r;
@@ -151,8 +147,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   coded.record.loss = coded.record.loss_target = e.loss;
   coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
   coded.record.hash = e.hash;
-  phases_.timed("measure",
-                [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record); });
+  phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record); });
   packed_.push_back(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
   return on_device(e.values);
@@ -162,8 +157,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
 void BlockCoder::pack(CodedLinear& c) {
   if (c.plan->blocks) return;  // its bytes are packed already
   phases_.timed("pack", [&] {
-    for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
-      packed_.push_back(std::move(t));
+    for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors) packed_.push_back(std::move(t));
   });
   c.record.hash = content_hash(c.linear);
   c.linear = {};

@@ -1,6 +1,6 @@
 #pragma once
-// BlockCoder: the linears of one block (or the ends of the model) on their way from weights to bytes: quantized by their recipes (or
-// restored from the block's sealed file), measured, packed, and sealed in the journal together.
+// BlockCoder: the linears of one block (or the ends of the model) on their way from weights to bytes: quantized by
+// their recipes (or restored from the block's sealed file), measured, packed, and sealed in the journal together.
 #include <deque>
 #include <functional>
 #include <optional>
@@ -29,8 +29,8 @@ class BlockCoder {
   // `runs`: what takes the place of a linear is wanted (a quantized stream exists).
   BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
 
-  // Begins a block; `layer` == the model's number of layers: its ends. With the `sealed` file of one that is finished, linears are restored from it. `learning`:
-  // codes stay in reach until seal(), for they will change.
+  // Begins a block; `layer` == the model's number of layers: its ends. With the `sealed` file of one that is finished,
+  // linears are restored from it. `learning`: codes stay in reach until seal(), for they will change.
   void begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning);
   bool restores() const { return restored_.has_value(); }
   TensorSource restored() const;
@@ -42,8 +42,7 @@ class BlockCoder {
   // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed,
   // once for every way in which they round that input. What takes their place in the quantized stream goes
   // into `replaced`, by relative name and without biases.
-  void quantize(const std::vector<LinearDef>& items, const Observe& observed,
-                std::map<std::string, Linear>& replaced);
+  void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>& replaced);
 
   std::deque<CodedLinear>& coded() { return coded_; }
   void measure_again(CodedLinear&, const InputStats&);

@@ -62,8 +62,7 @@ const VectorF32* stored_vector(const BlockF32& b, const Absorber& a) {
 
 }  // namespace
 
-BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer,
-                        const std::vector<Absorber>& absorbers) {
+BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers) {
   BlockF32 block;
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   const std::string prefix = c.spec.prefix(layer);
@@ -94,8 +93,7 @@ std::vector<float> foldable_scale(const BlockF32& b, const std::vector<BlockOp>&
   return exact;
 }
 
-void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber& a,
-          const std::vector<float>& s) {
+void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber& a, const std::vector<float>& s) {
   FEWBIT_ASSERT(static_cast<int64_t>(s.size()) == a.features);
   const bool norm = a.kind == Absorber::Kind::norm;
   if (const auto it = b.vectors.find(a.name + (norm ? ".weight" : ".bias")); it != b.vectors.end()) {
@@ -122,8 +120,7 @@ void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber
 
 std::vector<float> by_consumer_feature(const Absorber& a, const std::vector<float>& s) {
   std::vector<float> wide(s.size() * static_cast<size_t>(a.repeat));
-  for (size_t j = 0; j < wide.size(); ++j)
-    wide[j] = s[static_cast<size_t>(a.source(static_cast<int64_t>(j)))];
+  for (size_t j = 0; j < wide.size(); ++j) wide[j] = s[static_cast<size_t>(a.source(static_cast<int64_t>(j)))];
   return wide;
 }
 

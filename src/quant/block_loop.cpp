@@ -16,8 +16,8 @@
 
 namespace fewbit {
 
-BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
-                     const QuantJob& job, Journal& journal)
+BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows, const QuantJob& job,
+                     Journal& journal)
     : ex_(ex),
       ckpt_(c),
       plan_(plan),
@@ -41,8 +41,9 @@ Tensor BlockLoop::quantize_embedding() {
   const NamedLinear matrix = ends_of(ckpt_.spec).front();
   if (!plan_.find(matrix.name)) return {};
   std::map<std::string, Linear> replaced;
-  ends_.quantize({{.name = matrix.name, .out = Slot::x, .out_features = matrix.out, .in_features = matrix.in}},
-                 [](const InputRounding&) { return std::optional<InputStats>(); }, replaced);
+  ends_.quantize(
+      {{.name = matrix.name, .out = Slot::x, .out_features = matrix.out, .in_features = matrix.in}},
+      [](const InputRounding&) { return std::optional<InputStats>(); }, replaced);
   if (replaced.empty()) return {};
   return std::move(std::get<DenseLinear>(replaced.at(matrix.name)).weight);
 }
@@ -75,8 +76,7 @@ void BlockLoop::block(int64_t layer) {
     phases_.timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
   if (!plan_.transforms.empty())  // of a sealed block too: the rewritten weights, which no file holds, are
                                   // those that the unquantized stream needs
-    coder_.rewrite(
-        transform_block(ex_, ckpt_, plan_, layer, *quantized_, windows_, ropes_, weights, phases_));
+    coder_.rewrite(transform_block(ex_, ckpt_, plan_, layer, *quantized_, windows_, ropes_, weights, phases_));
   if (quantized_) quantized_->begin_block(ops);
   if (full_) full_->begin_block(ops);
   Tensor entering;
@@ -138,8 +138,8 @@ std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
         std::optional<InputStats> stats;
         if (!quantized_) return stats;
         phases_.timed("observe", [&] {
-          stats = observe_input(ex_, quantized_->input(group.in),
-                                full_ ? full_->input(group.in) : ConstTensorView{}, rounding);
+          stats = observe_input(ex_, quantized_->input(group.in), full_ ? full_->input(group.in) : ConstTensorView{},
+                                rounding);
         });
         return stats;
       },
@@ -149,8 +149,7 @@ std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
 
 // The same of a mixture: gate and up of every expert, then every down, whose inputs the quantized gates
 // decide.
-std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op,
-                                                          const BlockWeights& weights) {
+std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op, const BlockWeights& weights) {
   std::map<std::string, Linear> replaced;
   const auto linear = [&](const std::string& name) -> const Linear& {
     const auto it = replaced.find(name);
@@ -159,8 +158,7 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
   std::optional<ExpertInputs> seen;
   if (quantized_) {
     phases_.timed("observe", [&] {
-      seen.emplace(ex_, op, weights, quantized_->input(op.in),
-                   full_ ? full_->input(op.in) : ConstTensorView{});
+      seen.emplace(ex_, op, weights, quantized_->input(op.in), full_ ? full_->input(op.in) : ConstTensorView{});
     });
     experts_.push_back({layer, seen->tokens(), seen->starved()});
   }
@@ -172,8 +170,7 @@ std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const M
   for (int e = 0; e < op.experts; ++e)
     coder_.quantize(
         {op.of_expert(op.gate, e), op.of_expert(op.up, e)},
-        [&](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); },
-        replaced);
+        [&](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); }, replaced);
   for (int e = 0; e < op.experts; ++e)
     coder_.quantize(
         {op.of_expert(op.down, e)},
@@ -193,8 +190,7 @@ void BlockLoop::scale_kv(int64_t layer, const BlockOp& op) {
   if (coder_.restores()) {
     scales = read_kv_scales(name, a->kv_heads, coder_.restored()).value();
   } else {
-    phases_.timed("observe",
-                  [&] { scales = kv_scales_for(ex_, quantized_->input(a->k), quantized_->input(a->v)); });
+    phases_.timed("observe", [&] { scales = kv_scales_for(ex_, quantized_->input(a->k), quantized_->input(a->v)); });
     for (NamedTensor& t : kv_scale_tensors(name, scales)) coder_.add(std::move(t));
   }
   kv_scales_.push_back({layer, scales.k[0], scales.v[0]});
@@ -228,8 +224,7 @@ void BlockLoop::learn(int64_t layer, ConstTensorView entering, BlockWeights& wei
   const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
   quantized_->begin_block(ops);
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (const auto* group = std::get_if<Linears>(&ops[i]))
-      phases_.timed("measure", [&] { measure_learned(*group); });
+    if (const auto* group = std::get_if<Linears>(&ops[i])) phases_.timed("measure", [&] { measure_learned(*group); });
     scale_kv(layer, ops[i]);
     phases_.timed("forward", [&] { quantized_->run(i, weights, ropes_); });
   }

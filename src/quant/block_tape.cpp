@@ -21,15 +21,12 @@ std::vector<Slot> slots_remembered(const BlockOp& op) {
   return slots_read(op);
 }
 
-TensorView rows_of(const Tensor& t, TensorView like) {
-  return {t.view().data, t.dtype(), like.shape, t.device()};
-}
+TensorView rows_of(const Tensor& t, TensorView like) { return {t.view().data, t.dtype(), like.shape, t.device()}; }
 
 }  // namespace
 
 bool has_gradient(const std::vector<BlockOp>& ops) {
-  return std::none_of(ops.begin(), ops.end(),
-                      [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
+  return std::none_of(ops.begin(), ops.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
 }
 
 BlockTape::BlockTape(Exec& ex, const ModelSpec& spec, int64_t layer, int64_t seqs, int64_t len)
@@ -47,8 +44,7 @@ BlockTape::BlockTape(Exec& ex, const ModelSpec& spec, int64_t layer, int64_t seq
   positions_ = ex.to_device(positions);
   for (size_t i = 0; i < ops_.size(); ++i) {
     for (const Slot s : slots_remembered(ops_[i]))
-      seen_[{i, s}] =
-          ex.alloc(DType::f32, {tokens, s == Slot::x ? spec.hidden : slot_features(spec, ops_, s)});
+      seen_[{i, s}] = ex.alloc(DType::f32, {tokens, s == Slot::x ? spec.hidden : slot_features(spec, ops_, s)});
     if (const Rope* rope = std::get_if<Rope>(&ops_[i])) {
       std::vector<float> negated(rope->params.table(len));
       for (float& f : negated) f = -f;
@@ -64,7 +60,10 @@ void BlockTape::run(const BlockWeights& weights, const RopeTables& ropes, int64_
   seqs_ = 0;  // nothing recorded
   now_ = values_.bind(states(seqs), kind_);
   const TokenLayout layout{
-      .seqs = seqs, .positions = positions_.view().row_range(0, seqs * len_), .cache = nullptr};
+      .seqs = seqs,
+      .positions = positions_.view().row_range(0, seqs * len_),
+      .cache = nullptr,
+  };
   run_block(ex_, ops_, weights, ropes, layout, now_);
 }
 
@@ -72,7 +71,10 @@ void BlockTape::record(const BlockWeights& weights, const RopeTables& ropes, int
   seqs_ = seqs;
   now_ = values_.bind(states(seqs), kind_);
   const TokenLayout layout{
-      .seqs = seqs, .positions = positions_.view().row_range(0, seqs * len_), .cache = nullptr};
+      .seqs = seqs,
+      .positions = positions_.view().row_range(0, seqs * len_),
+      .cache = nullptr,
+  };
   for (size_t i = 0; i < ops_.size(); ++i) {
     for (const Slot s : slots_remembered(ops_[i])) remember(i, s);
     run_op(ex_, ops_[i], weights, ropes, layout, now_);
@@ -114,10 +116,8 @@ struct BlockTape::Way {
     for (const LinearDef& l : op.items) {
       const TensorView dy = take(l.out);
       if (const auto it = wanted.find(l.name); it != wanted.end())
-        matmul(ex(), {.a = mat<float>(dy),
-                      .b = mat<float>(seen(op.in)),
-                      .c = mat<float>(it->second),
-                      .ta = Trans::yes});
+        matmul(ex(),
+               {.a = mat<float>(dy), .b = mat<float>(seen(op.in)), .c = mat<float>(it->second), .ta = Trans::yes});
       if (index == last) continue;
       const float beta = leave(op.in);
       matmul(ex(), {.a = mat<float>(dy),
@@ -157,9 +157,7 @@ struct BlockTape::Way {
   void operator()(const GatedAct& op) {
     const TensorView dy = take(op.out);
     for (const Slot s : {op.gate, op.up}) FEWBIT_ASSERT(leave(s) == 0);
-    gated_act_grad(ex(), seen(op.gate), seen(op.up),
-                   act_kind(op.act), dy, grad[op.gate],
-                   grad[op.up]);
+    gated_act_grad(ex(), seen(op.gate), seen(op.up), act_kind(op.act), dy, grad[op.gate], grad[op.up]);
   }
   void operator()(const AddTo& op) {
     FEWBIT_ASSERT(knows(op.out));
@@ -178,8 +176,7 @@ void BlockTape::backward(const BlockWeights& weights, TensorView output_grad,
   way.knows(Slot::x) = true;
   const auto wants = [&](const BlockOp& op) {
     const std::vector<LinearDef> linears = linears_of(op);
-    return std::any_of(linears.begin(), linears.end(),
-                       [&](const LinearDef& l) { return grads.count(l.name) > 0; });
+    return std::any_of(linears.begin(), linears.end(), [&](const LinearDef& l) { return grads.count(l.name) > 0; });
   };
   way.last = static_cast<size_t>(std::find_if(ops_.begin(), ops_.end(), wants) - ops_.begin());
   for (size_t i = ops_.size(); i-- > way.last;) {

@@ -25,8 +25,7 @@ class BlockTape {
   void record(const BlockWeights& weights, const RopeTables& ropes, int64_t seqs);  // with one
   // From the gradient of the recorded pass' output (overwritten: it is used as room) to those of the weights
   // that `grads` names, by relative name of the linear: [out, in] f32, overwritten.
-  void backward(const BlockWeights& weights, TensorView output_grad,
-                const std::map<std::string, Tensor>& grads);
+  void backward(const BlockWeights& weights, TensorView output_grad, const std::map<std::string, Tensor>& grads);
 
  private:
   struct Way;  // the visitor of backward()

@@ -35,26 +35,23 @@ Tensor inside_expert(Exec& ex, const Moe& op, int expert, const Routing& routing
     return weights.linears.at(op.of_expert(def, expert).name);
   };
   return expert_activation(ex, op, linear(op.gate), linear(op.up),
-                           routing.tokens(expert) >= kExpertTokens
-                               ? gather_rows(ex, x, routing.rows_of(expert))
-                               : spread_rows(ex, x, kExpertTokens));
+                           routing.tokens(expert) >= kExpertTokens ? gather_rows(ex, x, routing.rows_of(expert))
+                                                                   : spread_rows(ex, x, kExpertTokens));
 }
 
 // What the absorbers' activations look like when the states that enter the block (those of the
 // quantized stream) run through it as it is, on kTransformTokens of the tokens.
-std::map<std::string, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec,
-                                                     const std::vector<BlockOp>& ops,
-                                                     const std::vector<Absorber>& absorbers,
-                                                     const Stream& entering, int64_t windows,
-                                                     const RopeTables& ropes, const BlockWeights& weights) {
+std::map<std::string, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec, const std::vector<BlockOp>& ops,
+                                                     const std::vector<Absorber>& absorbers, const Stream& entering,
+                                                     int64_t windows, const RopeTables& ropes,
+                                                     const BlockWeights& weights) {
   // Windows at even distances, for the draw puts those of one text side by side.
   const int64_t length = entering.tokens() / windows;
   const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows);
   Tensor x = ex.alloc(entering.x().dtype(), {count * length, spec.hidden});
   for (int64_t k = 0; k < count; ++k) {
     const int64_t from = k * windows / count * length;
-    ex.copy(entering.x().view().row_range(from, from + length),
-            x.view().row_range(k * length, (k + 1) * length));
+    ex.copy(entering.x().view().row_range(from, from + length), x.view().row_range(k * length, (k + 1) * length));
   }
   Stream stream(ex, spec, std::move(x), count);
   stream.begin_block(ops);
@@ -79,9 +76,8 @@ std::map<std::string, ActivationStats> observe_block(Exec& ex, const ModelSpec& 
 
 }  // namespace
 
-BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, int64_t layer,
-                         const Stream& entering, int64_t windows, const RopeTables& ropes,
-                         BlockWeights& weights, Phases& phases) {
+BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, int64_t layer, const Stream& entering,
+                         int64_t windows, const RopeTables& ropes, BlockWeights& weights, Phases& phases) {
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   TransformJob job{.ops = &ops, .migration = plan.migration};
   for (const BlockOp& op : ops)
@@ -93,9 +89,8 @@ BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, i
   if (job.absorbers.empty()) return rewritten;
   phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers); });
   for (const Transform* t : plan.transforms) {
-    phases.timed("observe", [&] {
-      job.stats = observe_block(ex, c.spec, ops, job.absorbers, entering, windows, ropes, weights);
-    });
+    phases.timed("observe",
+                 [&] { job.stats = observe_block(ex, c.spec, ops, job.absorbers, entering, windows, ropes, weights); });
     phases.timed("transform", [&] {
       t->apply(ex, job, rewritten);
       replace_in(ex, rewritten, entering.x().dtype(), weights);

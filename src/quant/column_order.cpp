@@ -20,8 +20,7 @@ std::vector<int32_t> inverse(const std::vector<int32_t>& p) {
 
 // Group-aware reordering: sorts inside groups, then whole groups.
 void order_groups(ColumnOrder& order, std::span<const float> importance, int64_t group) {
-  const int64_t in = static_cast<int64_t>(importance.size()), groups = (in + group - 1) / group,
-                full = in / group;
+  const int64_t in = static_cast<int64_t>(importance.size()), groups = (in + group - 1) / group, full = in / group;
   const auto falls = [&](int32_t a, int32_t b) {
     return importance[static_cast<size_t>(a)] > importance[static_cast<size_t>(b)];
   };
@@ -32,8 +31,7 @@ void order_groups(ColumnOrder& order, std::span<const float> importance, int64_t
     return falls(sorted[static_cast<size_t>(a * group)], sorted[static_cast<size_t>(b * group)]);
   });
   for (const int32_t g : rank)
-    order.column.insert(order.column.end(), sorted.begin() + g * group,
-                        sorted.begin() + std::min(in, (g + 1) * group));
+    order.column.insert(order.column.end(), sorted.begin() + g * group, sorted.begin() + std::min(in, (g + 1) * group));
   order.group_at = inverse(rank);
 }
 

@@ -45,8 +45,7 @@ std::string text_of(const fs::path& path) {
 void copy_companions(const fs::path& model, const fs::path& dir) {
   if (!fs::is_directory(model)) return;
   for (const auto& entry : fs::directory_iterator(model))
-    if (entry.is_regular_file() && travels(entry.path()))
-      fs::copy_file(entry.path(), dir / entry.path().filename());
+    if (entry.is_regular_file() && travels(entry.path())) fs::copy_file(entry.path(), dir / entry.path().filename());
 }
 
 std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint& c, std::string* why_not) {

@@ -43,9 +43,7 @@ class Unfinished {
   void finish() {
     std::error_code ec;
     fs::rename(dir_, out_, ec);
-    if (ec)
-      fail(ErrorKind::io,
-           fmt::format("{}: cannot rename to {}: {}", dir_.string(), out_.string(), ec.message()));
+    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir_.string(), out_.string(), ec.message()));
     dir_.clear();
   }
 
@@ -155,18 +153,14 @@ std::string perplexity_before(const ConvertJob& job) {
   if (!report.is_object() || !report.contains("perplexity"))
     return "not measured; `evaluate perplexity` prints it with its standard error";
   const Json& p = report["perplexity"];
-  return fmt::format("{:.4f} ± {:.4f} before the conversion ({}, {} windows of {} tokens)",
-                     p.value("perplexity", 0.0), p.value("stderr", 0.0), p.value("data", ""),
-                     p.value("windows", 0), p.value("context", 0));
+  return fmt::format("{:.4f} ± {:.4f} before the conversion ({}, {} windows of {} tokens)", p.value("perplexity", 0.0),
+                     p.value("stderr", 0.0), p.value("data", ""), p.value("windows", 0), p.value("context", 0));
 }
 
-std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan,
-                    const ConvertReport& done) {
+std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done) {
   const std::string name = fs::absolute(job.model).lexically_normal().filename().string();
   std::string s = fmt::format("# {}, converted\n\n| | |\n|---|---|\n", name.empty() ? c.spec.arch : name);
-  const auto row = [&](const char* key, const std::string& value) {
-    s += fmt::format("| {} | {} |\n", key, value);
-  };
+  const auto row = [&](const char* key, const std::string& value) { s += fmt::format("| {} | {} |\n", key, value); };
   row("format", job.target.dense ? std::string(name_of(*job.target.dense)) + ", dequantized"
                                  : std::string(job.target.format->name));
   row("before", c.format);
@@ -178,20 +172,19 @@ std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPla
   return s + fmt::format("\nMade by fewbit:\n\n```\n{}\n```\n", job.command);
 }
 
-void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan,
-                  const ConvertReport& done, const fs::path& dir) {
+void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done,
+                  const fs::path& dir) {
   write_config(c, *job.target.format, plan.summary, job.target.dense, dir);
   copy_companions(job.model, dir);
   if (!job.target.format->gguf) write_gguf_tokenizer(c, dir);
   const fs::path source = fs::is_directory(job.model) ? job.model / "README.md" : fs::path();
-  write_text(dir / "README.md",
-             above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_of(source)));
+  write_text(dir / "README.md", above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_of(source)));
   if (const Json report = report_of(c, job, plan, done.bytes); report.is_object())
     write_text(dir / "quant_report.json", report.dump(1) + "\n");
 }
 
-void write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan,
-                     const fs::path& file, ConvertReport& done) {
+void write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& file,
+                     ConvertReport& done) {
   convert_to_gguf(c, file, plan.summary, job.target.blocks,
                   [&](size_t i, size_t n) { convert_step(job, "writing", i, n); });
   done.bytes = static_cast<int64_t>(fs::file_size(file));
@@ -205,8 +198,7 @@ ConvertTarget convert_target(const std::string& name) {
   const size_t colon = name.find(':');
   ConvertTarget t{.format = &checkpoint_format(name.substr(0, colon))};
   if (colon == std::string::npos) return t;
-  if (!t.format->gguf)
-    fail(ErrorKind::usage, fmt::format("convert to {}: only gguf takes a type, as gguf:q8_0", name));
+  if (!t.format->gguf) fail(ErrorKind::usage, fmt::format("convert to {}: only gguf takes a type, as gguf:q8_0", name));
   t.blocks = &gguf::block_type(std::string_view(name).substr(colon + 1));
   return t;
 }

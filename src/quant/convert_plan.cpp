@@ -32,8 +32,8 @@ class Refusals {
   }
   void fail_if_any(const std::string& format) const {
     if (count_ == 0) return;
-    std::string s = fmt::format("format {} does not hold this checkpoint ({} refused); nothing was written",
-                                format, count_);
+    std::string s =
+        fmt::format("format {} does not hold this checkpoint ({} refused); nothing was written", format, count_);
     for (const std::string& reason : reasons_) {
       const auto& names = names_.at(reason);
       s += fmt::format("\n  {}{}: {}", names[0],
@@ -95,13 +95,11 @@ void plan_dense(const Checkpoint& c, const ConvertJob& job, Refusals& refusals) 
 void add_notes(const Checkpoint& c, const ConvertJob& job, ConvertPlan& plan) {
   const ConvertTarget& t = job.target;
   const auto any = [](const QuantizationSummary& s, auto&& holds) {
-    return std::any_of(s.linears.begin(), s.linears.end(),
-                       [&](const auto& l) { return holds(l.second.spec); });
+    return std::any_of(s.linears.begin(), s.linears.end(), [&](const auto& l) { return holds(l.second.spec); });
   };
   if (c.quantization.fp8_kv_cache && !plan.summary.fp8_kv_cache)
-    plan.notes.push_back(
-        fmt::format("the scales of the FP8 cache are left out: {} has no place for them",
-                    t.dense ? "a dense checkpoint" : "format " + std::string(t.format->name)));
+    plan.notes.push_back(fmt::format("the scales of the FP8 cache are left out: {} has no place for them",
+                                     t.dense ? "a dense checkpoint" : "format " + std::string(t.format->name)));
   const auto rounds_inputs = [](const QuantSpec& s) { return s.activations != ActQuant::none; };
   if ((t.dense || t.blocks) && any(c.quantization, rounds_inputs))
     plan.notes.push_back("MODEL quantizes the inputs of its linears; OUT does not");
@@ -160,15 +158,13 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
 void convert_step(const ConvertJob& job, const char* phase, size_t done, size_t total) {
   if (job.stop_requested && job.stop_requested())
     fail(ErrorKind::stopped, "stopped; nothing was written to " + job.out.string());
-  if (job.progress)
-    job.progress(phase, static_cast<double>(done) / static_cast<double>(std::max<size_t>(total, 1)));
+  if (job.progress) job.progress(phase, static_cast<double>(done) / static_cast<double>(std::max<size_t>(total, 1)));
 }
 
 Replaced::Replaced(const Checkpoint& from) : from_(from) {
   if (!from.quantization.fp8_kv_cache) return;
   for (int64_t layer = 0; layer < from.spec.layers; ++layer)
-    for (std::string& name :
-         kv_scale_names(from.spec.prefix(layer) + attention_module(from.spec.block(layer))))
+    for (std::string& name : kv_scale_names(from.spec.prefix(layer) + attention_module(from.spec.block(layer))))
       kv_.push_back(std::move(name));
   std::sort(kv_.begin(), kv_.end());
 }

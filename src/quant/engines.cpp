@@ -64,9 +64,10 @@ class Check {
       if (const Attention* a = attention_of(ops)) {
         const bool kv = a->kv_heads >= tp_ ? a->kv_heads % tp_ == 0 : tp_ % a->kv_heads == 0;
         if (a->heads % tp_ == 0 && kv) continue;
-        refuse(spec_.arch, fmt::format("{} gives each of {} GPUs whole heads: {} attention and {} key/value heads do not "
-                                       "divide among them ({})",
-                                       who(), tp_, a->heads, a->kv_heads, engine_.source));
+        refuse(spec_.arch,
+               fmt::format("{} gives each of {} GPUs whole heads: {} attention and {} key/value heads do not "
+                           "divide among them ({})",
+                           who(), tp_, a->heads, a->kv_heads, engine_.source));
         return false;
       }
     return true;
@@ -188,8 +189,7 @@ class Check {
       return "";
     }
     const int64_t group = p.blocks ? p.blocks->elements : s.group;
-    if (group != -1 && in % group != 0)
-      return not_whole("inputs", in, fmt::format("the group of {}", group));
+    if (group != -1 && in % group != 0) return not_whole("inputs", in, fmt::format("the group of {}", group));
     const int64_t word = std::lcm(32, s.bits) / s.bits;
     if (r.words_along_in && in % word != 0) return not_whole("inputs", in, fmt::format("the {} codes of a word", word));
     if (r.words_along_out && out % word != 0)
@@ -238,9 +238,8 @@ class Check {
       if (r.off_tile == FormatRule::OffTile::refused && !f.experts)
         refuse(s.linear->linear.name, fmt::format("{}: {} ({})", who(), what, r.source));
       else
-        v_.notes[s.linear->linear.name] =
-            fmt::format("{}: {}; it {}", who(), what,
-                        r.off_tile == FormatRule::OffTile::padded ? "pads" : "takes a slower kernel");
+        v_.notes[s.linear->linear.name] = fmt::format(
+            "{}: {}; it {}", who(), what, r.off_tile == FormatRule::OffTile::padded ? "pads" : "takes a slower kernel");
     }
   }
 

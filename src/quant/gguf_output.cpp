@@ -67,8 +67,7 @@ std::vector<Refusal> gguf_refusals(const Checkpoint& c, const QuantPlan& plan) {
   return refusals;
 }
 
-void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal,
-                       const fs::path& file) {
+void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& file) {
   GgufContents given;
   std::vector<CheckpointIndex> blocks;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)
@@ -112,8 +111,7 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
       const std::string blocks = f.packing->tensors(f.spec, l.out, l.in, false)[0].suffix;
       content = {&gguf::block_type(blocks), [&, l, &f = f] {
                    step(done++, linears.size());
-                   PackedLinear packed =
-                       f.packing->pack(l.name, on_grid(c.unpack(l.name, l.out, l.in), f.spec));
+                   PackedLinear packed = f.packing->pack(l.name, on_grid(c.unpack(l.name, l.out, l.in), f.spec));
                    release_linear(c, l.name);
                    return std::move(packed.tensors[0].tensor);
                  }};
@@ -123,8 +121,7 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
   }
   for (const NamedLinear& l : ends_of(c.spec))
     if (c.packed(l.name))
-      given[l.name + ".weight"] = {&gguf::type_f16,
-                                   [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
+      given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
   write_gguf(c, file, given, tokenizer_of(c));
 }
 

@@ -12,8 +12,7 @@ namespace fewbit {
 std::vector<Refusal> gguf_refusals(const Checkpoint&, const QuantPlan&);
 
 // The finished run: linears and rewritten vectors from the sealed blocks, the rest from the model.
-void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&,
-                       const std::filesystem::path& file);
+void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&, const std::filesystem::path& file);
 
 // A checkpoint as it is. Without `type`, the linears of `codes` keep theirs in the blocks that it says
 // (same_codes.h) and dense ones their float type; with it, every linear is dequantized and stored in that

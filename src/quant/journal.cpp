@@ -10,20 +10,17 @@
 namespace fewbit {
 namespace fs = std::filesystem;
 
-Journal::Journal(const fs::path& out, const std::string& identity, Start start)
-    : dir_(out.string() + ".partial") {
+Journal::Journal(const fs::path& out, const std::string& identity, Start start) : dir_(out.string() + ".partial") {
   const fs::path log = dir_ / "journal.jsonl";
   if (start == Start::resume) {
     std::ifstream in(log);
     std::string line;
     if (!in || !std::getline(in, line))
-      fail(ErrorKind::usage,
-           fmt::format("nothing to resume: {} does not exist; run without --resume", log.string()));
+      fail(ErrorKind::usage, fmt::format("nothing to resume: {} does not exist; run without --resume", log.string()));
     if (line != identity)
-      fail(ErrorKind::usage,
-           fmt::format("{} was begun with other settings; resume with the same command, or remove "
-                       "it. Then: {} Now: {}",
-                       dir_.string(), line, identity));
+      fail(ErrorKind::usage, fmt::format("{} was begun with other settings; resume with the same command, or remove "
+                                         "it. Then: {} Now: {}",
+                                         dir_.string(), line, identity));
     while (std::getline(in, line)) {
       const auto j = nlohmann::json::parse(line, nullptr, false);
       if (j.is_discarded() || !fs::exists(block_file(static_cast<int64_t>(blocks_.size())))) break;
@@ -44,8 +41,7 @@ fs::path Journal::block_file(int64_t layer) const {
   return dir_ / fmt::format("block-{:05d}", layer) / "model.safetensors";
 }
 
-void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors,
-                   const std::vector<LinearRecord>& records) {
+void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records) {
   const fs::path folder = block_file(layer).parent_path();
   std::error_code ec;
   fs::create_directories(folder, ec);

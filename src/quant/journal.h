@@ -21,9 +21,7 @@ class Journal {
   const std::filesystem::path& dir() const { return dir_; }
   bool sealed(int64_t layer) const { return layer < static_cast<int64_t>(blocks_.size()); }
   int64_t sealed_blocks() const { return static_cast<int64_t>(blocks_.size()); }
-  const std::vector<LinearRecord>& records(int64_t layer) const {
-    return blocks_[static_cast<size_t>(layer)];
-  }
+  const std::vector<LinearRecord>& records(int64_t layer) const { return blocks_[static_cast<size_t>(layer)]; }
   std::filesystem::path block_file(int64_t layer) const;
 
   // Writes the block's tensors, then its line; a crash between the two leaves the block unsealed.

@@ -136,7 +136,10 @@ class Learner {
     tape_.backward(weights_, target_, gradients_);
     const float left = 1 - static_cast<float>(number) / kSteps;
     const LearnedStep step{
-        .level_rate = 2 * kTravel / kSteps * left, .factor_rate = kFactorRate * left, .count = number + 1};
+        .level_rate = 2 * kTravel / kSteps * left,
+        .factor_rate = kFactorRate * left,
+        .count = number + 1,
+    };
     for (size_t i = 0; i < variables_.size(); ++i)
       learned_step(ex_, gradients_.at(job_.linears[i].name), step, variables_[i].grid());
     set_values();
@@ -198,8 +201,8 @@ LearnedResult learn_rounding(Exec& ex, const BlockLearning& job) {
   return result;
 }
 
-int64_t learning_bytes(const ModelSpec& spec, const std::vector<BlockOp>& ops, int64_t weights,
-                       int64_t windows, int64_t len) {
+int64_t learning_bytes(const ModelSpec& spec, const std::vector<BlockOp>& ops, int64_t weights, int64_t windows,
+                       int64_t len) {
   const int64_t seqs = std::min(kBatch, windows), tokens = seqs * len;
   int64_t features = 4 * spec.hidden, heads = 0;  // states, target and what the two norms saw
   for (int s = 1; s < kSlots; ++s) features += 4 * slot_features(spec, ops, static_cast<Slot>(s));

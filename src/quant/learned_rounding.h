@@ -13,19 +13,17 @@
 namespace fewbit {
 
 struct LearnedLinear {
-  std::string name;  // relative to the block
-  QuantizedLinear* coded =
-      nullptr;  // in host memory; an integer grid of consecutive groups. Changed if better
+  std::string name;                  // relative to the block
+  QuantizedLinear* coded = nullptr;  // in host memory; an integer grid of consecutive groups. Changed if better
 };
 
 struct BlockLearning {
   const ModelSpec* spec = nullptr;
   int64_t layer = 0;
   const RopeTables* ropes = nullptr;
-  const BlockWeights* weights =
-      nullptr;                 // dense, in any compute dtype; biases, norms and linears not learned
-  ConstTensorView entering{};  // [windows * len, hidden] quantized stream in front of the block
-  ConstTensorView target{};    // the same shape: unquantized stream behind it
+  const BlockWeights* weights = nullptr;  // dense, in any compute dtype; biases, norms and linears not learned
+  ConstTensorView entering{};             // [windows * len, hidden] quantized stream in front of the block
+  ConstTensorView target{};               // the same shape: unquantized stream behind it
   int64_t windows = 0;
   uint64_t seed = 0;  // of the order of the windows
   std::vector<LearnedLinear> linears{};
@@ -41,7 +39,6 @@ struct LearnedResult {
 LearnedResult learn_rounding(Exec&, const BlockLearning&);
 
 // Device memory that it needs for a block of `weights` weights and windows of `len` tokens.
-int64_t learning_bytes(const ModelSpec&, const std::vector<BlockOp>&, int64_t weights, int64_t windows,
-                       int64_t len);
+int64_t learning_bytes(const ModelSpec&, const std::vector<BlockOp>&, int64_t weights, int64_t windows, int64_t len);
 
 }  // namespace fewbit

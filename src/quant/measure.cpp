@@ -17,12 +17,10 @@ namespace {
 constexpr float kLargestF8 = 448;  // of E4M3
 
 // ||W x - Q round(x)|| / ||W x|| over the rows of x.
-double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& rounding,
-                    const Tensor& sample) {
+double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& rounding, const Tensor& sample) {
   Tensor x = ex.alloc(DType::f32, sample.shape());
   cast(ex, sample, x);
-  const Tensor full = ex.alloc(DType::f32, {x.rows(), w.rows()}),
-               rounded = ex.alloc(DType::f32, full.shape());
+  const Tensor full = ex.alloc(DType::f32, {x.rows(), w.rows()}), rounded = ex.alloc(DType::f32, full.shape());
   gemm(ex, x, w, {}, full);
   rounded_gemm(ex, x, rounding, q, {}, rounded);
   const Tensor rows = ex.alloc(DType::f64, {x.rows()});
@@ -67,8 +65,7 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
   record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(values)) / signal) : 0;
 }
 
-void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats,
-             LinearRecord& record) {
+void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record) {
   measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record);
 }
 

@@ -15,8 +15,7 @@ namespace fewbit {
 void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
              const InputStats* stats, LinearRecord& record);
 // The same for codes.
-void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats,
-             LinearRecord& record);
+void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record);
 
 // Scales of an FP8 cache: the largest key (after RoPE) and the largest value, [tokens, features] each, become
 // the largest code of E4M3.

@@ -25,19 +25,17 @@ Windows slice(const Windows& w, int64_t begin, int64_t end) {
 
 bool matched(const ModelSpec& spec, const std::vector<Rule>& rules, const NamedLinear& l) {
   const std::string inside = l.name.substr(spec.prefix(l.layer).size());
-  return std::any_of(rules.begin(), rules.end(), [&](const Rule& r) {
-    return glob_match(r.glob, l.name) || glob_match(r.glob, inside);
-  });
+  return std::any_of(rules.begin(), rules.end(),
+                     [&](const Rule& r) { return glob_match(r.glob, l.name) || glob_match(r.glob, inside); });
 }
 
 // The candidate whose size is nearest to the target: the model is probed where it will end up.
 size_t nearest(const std::vector<QuantSpec>& specs, double target, int64_t in) {
   const auto distance = [&](const QuantSpec& s) { return std::abs(s.bits_per_weight(in) - target); };
-  return static_cast<size_t>(std::min_element(specs.begin(), specs.end(),
-                                              [&](const QuantSpec& a, const QuantSpec& b) {
-                                                return distance(a) < distance(b);
-                                              }) -
-                             specs.begin());
+  return static_cast<size_t>(
+      std::min_element(specs.begin(), specs.end(),
+                       [&](const QuantSpec& a, const QuantSpec& b) { return distance(a) < distance(b); }) -
+      specs.begin());
 }
 
 // Bytes of a group of linears in a spec.
@@ -127,9 +125,8 @@ PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& win
     for (size_t s = 0; s < specs.size(); ++s) priced[u][s].cost = cost[u][s];
 
   const std::vector<size_t> chosen = choose_within(priced, budget);
-  PrecisionPlan plan{.target_bits = target,
-                     .calibration_windows = calibration.count,
-                     .held_out_windows = held_out.count};
+  PrecisionPlan plan{
+      .target_bits = target, .calibration_windows = calibration.count, .held_out_windows = held_out.count};
   int64_t bytes = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const PricedChoice& p = priced[u][chosen[u]];

@@ -31,7 +31,7 @@ struct PrecisionPlan {
   std::vector<PrecisionChoice> choices{};  // in model order
 
   std::map<std::string, Recipe> recipes() const;  // by full name, for PlanOptions::chosen
-  std::string summary() const;      // one line: how often each spec was chosen
+  std::string summary() const;                    // one line: how often each spec was chosen
 };
 
 // The specs that are compared: 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128, as far as the format takes them

@@ -18,8 +18,7 @@ std::string recipes_of(const QuantPlan& plan) {
   for (const PlannedLinear& p : plan.linears)
     if (!p.keep) ++counts[p.recipe.str()];
   std::string s;
-  for (const auto& [recipe, n] : counts)
-    s += fmt::format("{}`{}` ({} linears)", s.empty() ? "" : ", ", recipe, n);
+  for (const auto& [recipe, n] : counts) s += fmt::format("{}`{}` ({} linears)", s.empty() ? "" : ", ", recipe, n);
   return s;
 }
 
@@ -37,16 +36,14 @@ std::string calibration_of(const QuantReport& r) {
 std::string perplexity_of(const QuantReport& r) {
   if (!r.perplexity) return "not measured; `evaluate perplexity` prints it with its standard error";
   const MeasuredPerplexity& p = *r.perplexity;
-  return fmt::format("{:.4f} ± {:.4f}, before {:.4f} ± {:.4f} ({}, {} windows of {} tokens, protocol {}, {})", p.perplexity,
-                     p.stderr_, p.base, p.base_stderr, p.data, p.windows, p.context, p.protocol, p.dtype);
+  return fmt::format("{:.4f} ± {:.4f}, before {:.4f} ± {:.4f} ({}, {} windows of {} tokens, protocol {}, {})",
+                     p.perplexity, p.stderr_, p.base, p.base_stderr, p.data, p.windows, p.context, p.protocol, p.dtype);
 }
 
 std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& r) {
   std::string s = fmt::format("# {}, quantized\n\n| | |\n|---|---|\n",
                               std::filesystem::path(r.model).lexically_normal().filename().string());
-  const auto row = [&](const char* key, const std::string& value) {
-    s += fmt::format("| {} | {} |\n", key, value);
-  };
+  const auto row = [&](const char* key, const std::string& value) { s += fmt::format("| {} | {} |\n", key, value); };
   row("recipe", recipes_of(plan));
   row("format", std::string(plan.format->name));
   row("bits per weight", fmt::format("{:.3f}, of the quantized linears, with scales", r.bits_per_weight));

@@ -62,9 +62,7 @@ void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& jou
   write_report(c, plan, job, report, dir);
   if (job.force) fs::remove_all(job.out, ec);
   fs::rename(dir, job.out, ec);
-  if (ec)
-    fail(ErrorKind::io,
-         fmt::format("{}: cannot rename to {}: {}", dir.string(), job.out.string(), ec.message()));
+  if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir.string(), job.out.string(), ec.message()));
   fs::remove_all(journal.dir(), ec);
 }
 

@@ -94,8 +94,7 @@ void check_out(const QuantJob& job) {
          fmt::format("{} exists; choose another OUT or give --force to replace it", job.out.string()));
   if (fs::exists(job.out) && !fs::exists(job.out / "config.json"))
     fail(ErrorKind::usage,
-         fmt::format("{} exists and is not a checkpoint folder; --force does not replace it",
-                     job.out.string()));
+         fmt::format("{} exists and is not a checkpoint folder; --force does not replace it", job.out.string()));
   const fs::path parent = fs::absolute(job.out).parent_path();
   if (!fs::is_directory(parent))
     fail(ErrorKind::io, fmt::format("{} is not a folder to write OUT into", parent.string()));

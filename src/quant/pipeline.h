@@ -12,12 +12,12 @@
 namespace fewbit {
 
 struct QuantJob {
-  std::string recipe{};  // as the user gave it, for the report
+  std::string recipe{};   // as the user gave it, for the report
   std::string command{};  // that makes the same checkpoint again, for the model card
-  std::string note{};    // what the report should say aloud: a shorter calibration than asked for …
+  std::string note{};     // what the report should say aloud: a shorter calibration than asked for …
   std::filesystem::path out{};
   std::optional<PrecisionPlan> precision{};  // what `auto` chose, for the report
-  DType dtype = DType::f32;  // compute dtype of the calibration
+  DType dtype = DType::f32;                  // compute dtype of the calibration
   uint64_t seed = 0;
   bool allow_rtn = false;
   bool force = false;   // replace an existing OUT

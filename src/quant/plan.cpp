@@ -53,8 +53,8 @@ void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& pl
   for (const Rule& rule : o.rules)
     if (spec.tied() && rule.glob == "lm_head" && !rule.recipe.keep)
       plan.refusals.push_back(
-          {"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it", matrix,
-                                  matrix, "int8 g128")});
+          {"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it", matrix, matrix,
+                                  "int8 g128")});
 }
 
 bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
@@ -131,8 +131,8 @@ int64_t transform_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOp
 
 // A transform without an absorber would do nothing under its name.
 void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
-  const bool some = std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(),
-                                [](const auto& ops) { return !absorbers_of(ops).empty(); });
+  const bool some =
+      std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(), [](const auto& ops) { return !absorbers_of(ops).empty(); });
   if (some) return;
   for (const Transform* t : plan.transforms)
     plan.refusals.push_back(
@@ -142,8 +142,7 @@ void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
 void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& base, QuantPlan& plan) {
   for (const Rule& r : o.rules)
     if (r.recipe.fp8_kv_cache)
-      fail(ErrorKind::usage,
-           fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
+      fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
   plan.fp8_kv_cache = base.fp8_kv_cache;
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)
     plan.refusals.push_back({c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; "
@@ -175,18 +174,15 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
     largest = std::max(largest, l.out * l.in);
   }
   for (const auto& [layer, weights] : per_layer) block = std::max(block, weights);
-  for (const PlannedLinear& p : plan.linears)
-    largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
+  for (const PlannedLinear& p : plan.linears) largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
   for (const auto& ops : c.spec.kinds) {
     int64_t width = 0;
     for (const Slot s : {Slot::gate, Slot::up, Slot::gate_up}) width += slot_features(c.spec, ops, s);
     const int64_t attention = slot_features(c.spec, ops, Slot::qkv) + slot_features(c.spec, ops, Slot::q) +
-                              2 * slot_features(c.spec, ops, Slot::k) +
-                              slot_features(c.spec, ops, Slot::attn);
+                              2 * slot_features(c.spec, ops, Slot::k) + slot_features(c.spec, ops, Slot::attn);
     slots = std::max({slots, width, attention + c.spec.hidden});
   }
-  int64_t experts =
-      0;  // bytes of a mixture: the f32 sum, logits, and rows of an expert that sees 4 times its share
+  int64_t experts = 0;  // bytes of a mixture: the f32 sum, logits, and rows of an expert that sees 4 times its share
   for (const auto& ops : c.spec.kinds)
     for (const BlockOp& op : ops)
       if (const Moe* m = std::get_if<Moe>(&op)) {
@@ -196,14 +192,13 @@ int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOpti
       }
   if (!plan.calibrates()) return largest * 13;  // weight, working copy, values and codes
   const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
-  const int64_t grams =
-      widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
+  const int64_t grams = widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
   const bool rounds = std::any_of(plan.linears.begin(), plan.linears.end(), [](const PlannedLinear& p) {
     return !p.keep && p.recipe.spec.activations != ActQuant::none;
   });
   const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
-  return 2 * block * elem + states + experts + grams + rounded + largest * 24 +
-         transform_bytes(c, plan, o, block) + learning_bytes(c, plan, o);
+  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block) +
+         learning_bytes(c, plan, o);
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -215,8 +210,8 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
 }
 
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
-PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe,
-                          const FullRecipe& base, QuantPlan& plan) {
+PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
+                          QuantPlan& plan) {
   PlannedLinear p;
   p.linear = l;
   p.keep = recipe.keep;
@@ -235,10 +230,10 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (is_end(l)) {
     adapt_to_end(c, *plan.format, p);
     if (!plan.format->packed_ends) {
-      refuse(fmt::format(
-          "format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
-          "gguf have",
-          plan.format->name));
+      refuse(
+          fmt::format("format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
+                      "gguf have",
+                      plan.format->name));
       return p;
     }
   }
@@ -276,14 +271,14 @@ void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
 }  // namespace
 
 const PlannedLinear* QuantPlan::find(const std::string& linear) const {
-  const auto it = std::find_if(linears.begin(), linears.end(),
-                               [&](const PlannedLinear& p) { return p.linear.name == linear; });
+  const auto it =
+      std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });
   return it == linears.end() || it->keep ? nullptr : &*it;
 }
 
 const PlannedLinear& QuantPlan::of(const std::string& linear) const {
-  const auto it = std::find_if(linears.begin(), linears.end(),
-                               [&](const PlannedLinear& p) { return p.linear.name == linear; });
+  const auto it =
+      std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });
   FEWBIT_ASSERT(it != linears.end());
   return *it;
 }
@@ -349,8 +344,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   ask_engine(c, o, plan);
   const int64_t peak = peak_estimate(c, plan, o);
   (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
-  if (o.on_gpu)
-    plan.peak_host_bytes = plan.out_bytes / std::max<int64_t>(1, c.spec.layers) + (int64_t{64} << 20);
+  if (o.on_gpu) plan.peak_host_bytes = plan.out_bytes / std::max<int64_t>(1, c.spec.layers) + (int64_t{64} << 20);
   return plan;
 }
 

@@ -10,9 +10,9 @@
 
 namespace fewbit {
 
-// --set GLOB=RECIPE: ordered, the last match wins; GLOB is matched against the full name of a linear and
-// against its name inside the block ("self_attn.q_proj"). Embedding and head ("model.embed_tokens", "lm_head") are meant
-// only by exactly their name.
+// --set GLOB=RECIPE: ordered, the last match wins; GLOB is matched against the full name of a linear and against its
+// name inside the block ("self_attn.q_proj"). Embedding and head ("model.embed_tokens", "lm_head") are meant only by
+// exactly their name.
 struct Rule {
   std::string glob;
   Recipe recipe;
@@ -22,9 +22,9 @@ struct PlanOptions {
   Recipe base{};
   std::vector<Rule> rules{};
   std::map<std::string, Recipe> chosen{};  // by full name, on top of base; a matching rule wins over it
-  int64_t tokens = 0;        // calibration tokens, for the memory estimate
-  int64_t seq_len = 0;       // of them in a window
-  DType dtype = DType::f32;  // compute dtype of the calibration
+  int64_t tokens = 0;                      // calibration tokens, for the memory estimate
+  int64_t seq_len = 0;                     // of them in a window
+  DType dtype = DType::f32;                // compute dtype of the calibration
   bool on_gpu = false;
   std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
   int64_t tp = 1;        // on so many GPUs in tensor parallel
@@ -33,10 +33,10 @@ struct PlanOptions {
 struct PlannedLinear {
   NamedLinear linear{};
   bool keep = false;
-  FullRecipe recipe{};               // unless keep
-  const Packing* packing = nullptr;  // unless keep, or blocks
+  FullRecipe recipe{};                      // unless keep
+  const Packing* packing = nullptr;         // unless keep, or blocks
   const gguf::BlockType* blocks = nullptr;  // an encoder of the format fills these in place of the method
-  std::string note{};                // "the published Marlin kernel would refuse: …"
+  std::string note{};                       // "the published Marlin kernel would refuse: …"
   int64_t source_bytes = 0, out_bytes = 0;
 
   // Name of the bytes that are written: "marlin", "q4_k"; "" where nothing is.
@@ -57,8 +57,8 @@ struct QuantPlan {
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order
   Migration migration{};
-  bool fp8_kv_cache = false;                   // scales for one are calibrated and written
-  std::string engine{};                        // that was asked on `tp` GPUs; "" = none was
+  bool fp8_kv_cache = false;  // scales for one are calibrated and written
+  std::string engine{};       // that was asked on `tp` GPUs; "" = none was
   int64_t tp = 1;
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }

@@ -18,10 +18,7 @@ constexpr std::array<std::pair<Effort, std::string_view>, 4> kEfforts{{{Effort::
                                                                        {Effort::best, "best"},
                                                                        {Effort::reference, "reference"}}};
 constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
-    {{ActOrder::off, "off"},
-     {ActOrder::static_groups, "static"},
-     {ActOrder::gar, "gar"},
-     {ActOrder::full, "full"}}};
+    {{ActOrder::off, "off"}, {ActOrder::static_groups, "static"}, {ActOrder::gar, "gar"}, {ActOrder::full, "full"}}};
 
 constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
     {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
@@ -57,16 +54,14 @@ std::vector<std::string> transforms_in(const std::vector<std::string>& chain) {
 }
 
 // The chain of an override: its method behind the transforms of the run.
-std::vector<std::string> overlaid_chain(const std::vector<std::string>& base,
-                                        const std::vector<std::string>& over) {
+std::vector<std::string> overlaid_chain(const std::vector<std::string>& base, const std::vector<std::string>& over) {
   std::vector<std::string> chain = transforms_in(base);
   const std::vector<std::string> stated = transforms_in(over);
   if (!stated.empty() && stated != chain)
     fail(ErrorKind::usage,
-         fmt::format(
-             "\"{}\" for some linears: transforms rewrite whole blocks, so every linear of a run has the "
-             "same ({}); only the method may differ",
-             join(over, "+"), chain.empty() ? "none" : join(chain, "+")));
+         fmt::format("\"{}\" for some linears: transforms rewrite whole blocks, so every linear of a run has the "
+                     "same ({}); only the method may differ",
+                     join(over, "+"), chain.empty() ? "none" : join(chain, "+")));
   if (stated == over) return base;  // it names no method
   for (const std::string& name : over)
     if (!find_transform(name)) chain.push_back(name);
@@ -82,7 +77,8 @@ DType scale_from(std::string_view v) {
 
 float damp_from(std::string_view v) {
   const auto d = number<float>(v);
-  if (!d || !(*d > 0 && *d < 1)) fail(ErrorKind::usage, fmt::format("damping \"{}\" is not a number between 0 and 1", v));
+  if (!d || !(*d > 0 && *d < 1))
+    fail(ErrorKind::usage, fmt::format("damping \"{}\" is not a number between 0 and 1", v));
   return *d;
 }
 
@@ -97,8 +93,9 @@ bool fp8_kv_cache_from(std::string_view v) {
   if (v == "fp8") return true;
   if (v == "bf16") return false;
   if (v == "int8")
-    fail(ErrorKind::usage, "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
-                           "checkpoint; give --kv-cache int8 to runner and evaluate");
+    fail(ErrorKind::usage,
+         "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
+         "checkpoint; give --kv-cache int8 to runner and evaluate");
   fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
 }
 
@@ -198,8 +195,7 @@ void apply_word(Recipe& r, const std::string& word) {
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
     if (*group == 0 || *group < -1)
-      fail(ErrorKind::usage,
-           fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
+      fail(ErrorKind::usage, fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
     r.group = *group;
   } else if (is_chain_word(word)) {
     if (!r.chain.empty())
@@ -207,11 +203,10 @@ void apply_word(Recipe& r, const std::string& word) {
            fmt::format("a recipe has one chain of methods; found \"{}\" after \"{}\"", word, r.chain_str()));
     r.chain = split(word, '+');
   } else {
-    fail(
-        ErrorKind::usage,
-        fmt::format("unknown word \"{}\" in a recipe; example: \"gptq int4 g128 sym act=off effort=default\" "
-                    "(`quantize list` shows the methods)",
-                    word));
+    fail(ErrorKind::usage,
+         fmt::format("unknown word \"{}\" in a recipe; example: \"gptq int4 g128 sym act=off effort=default\" "
+                     "(`quantize list` shows the methods)",
+                     word));
   }
 }
 
@@ -251,8 +246,7 @@ Recipe with_grid_of(Recipe base, const Recipe& over) {
 
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
-  if (!over.chain.empty())
-    base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
+  if (!over.chain.empty()) base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;
   if (over.grid) base = with_grid_of(std::move(base), over);
   if (over.group) base.group = over.group;

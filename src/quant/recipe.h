@@ -24,7 +24,7 @@ inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear
 struct Recipe {
   bool keep = false;
   std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
-  std::optional<Grid> grid{};          // "nvfp4" and "mxfp4" state the whole spec
+  std::optional<Grid> grid{};        // "nvfp4" and "mxfp4" state the whole spec
   std::optional<int> bits{};
   std::optional<int64_t> group{};      // -1 = one per row
   std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
@@ -35,9 +35,9 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
-  std::optional<bool> fp8_kv_cache{};  // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
+  std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<Migration> migration{};  // alpha=0.5, alpha=search
-  std::optional<double> target_bits{};  // of `auto`: bits per weight, scales and zeros included
+  std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
   std::string chain_str() const;  // "awq+gptq"
@@ -68,20 +68,21 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
-  float percentile = 100;   // of |x| that a static scale of the inputs reaches
+  float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   Migration migration{};
-  std::string format;       // "marlin"
+  std::string format;                       // "marlin"
   const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
-  std::string str() const;  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
-  Needs needs() const;      // the published algorithms know no unquantized stream
+  std::string str() const;                  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
+  Needs needs() const;                      // the published algorithms know no unquantized stream
   // True where codes are moved once more when their block is complete (src/quant/learned_rounding.h): effort
   // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
   bool learns_rounding() const;
 };
 // Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
-// chosen (src/quant/mixed_precision.h). Error{usage} for an empty chain, a
-// method or transform that does not exist, a transform behind a method or a combination that makes no sense (group 0, reference with an act-order that needs no g_idx …).
+// chosen (src/quant/mixed_precision.h). Error{usage} for an empty chain, a method or transform that does not exist, a
+// transform behind a method or a combination that makes no sense (group 0, reference with an act-order that needs no
+// g_idx …).
 FullRecipe resolve(const Recipe&);
 
 }  // namespace fewbit

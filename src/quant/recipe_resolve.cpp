@@ -20,8 +20,8 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
     const Transform* t = find_transform(name);
     if (f.method)
       fail(ErrorKind::usage,
-           fmt::format("\"{}\": a chain is transforms and then one method, and \"{}\" stands behind {}",
-                       r.chain_str(), name, f.method->name));
+           fmt::format("\"{}\": a chain is transforms and then one method, and \"{}\" stands behind {}", r.chain_str(),
+                       name, f.method->name));
     if (t && std::find(f.transforms.begin(), f.transforms.end(), t) != f.transforms.end())
       fail(ErrorKind::usage, fmt::format("\"{}\": {} stands twice", r.chain_str(), name));
     if (t)
@@ -46,11 +46,11 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
   if (r.chooses_precision())
     fail(ErrorKind::usage, "auto chooses among grids that GGUF's blocks do not have; name a type and a method");
   const size_t colon = r.format.find(':');
-  f.blocks = &gguf::block_type(colon == std::string::npos ? usual_type(f.spec)
-                                                          : std::string_view(r.format).substr(colon + 1));
+  f.blocks =
+      &gguf::block_type(colon == std::string::npos ? usual_type(f.spec) : std::string_view(r.format).substr(colon + 1));
   if (f.blocks->plain)
-    fail(ErrorKind::usage, fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it",
-                                       f.blocks->name, f.blocks->name));
+    fail(ErrorKind::usage,
+         fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it", f.blocks->name, f.blocks->name));
   const QuantSpec& grid = *f.blocks->grid;
   if (r.bits.value_or(grid.bits) != grid.bits || r.group.value_or(grid.group) != grid.group ||
       r.symmetric.value_or(grid.symmetric) != grid.symmetric || f.spec.scale_dtype != DType::f16 ||
@@ -82,8 +82,7 @@ void resolve_fp4(const Recipe& r, FullRecipe& f) {
          "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
          "beside them");
   if (!f.method->grids.has(s.grid) || !f.transforms.empty())
-    fail(ErrorKind::usage,
-         fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
+    fail(ErrorKind::usage, fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
 }
 
 // The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else
@@ -94,8 +93,9 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
   const bool f8 = s.grid == Grid::f8_e4m3;
   if (s.grid == Grid::f4_e2m1) return resolve_fp4(r, f);
   if (!f.method->grids.has(s.grid))
-    fail(ErrorKind::usage, fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
-                                       f.method->name, f8 ? "FP8" : "integers"));
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
+                     f.method->name, f8 ? "FP8" : "integers"));
   s.bits = f8 ? 8 : 4;
   s.group = f8 ? -1 : 128;
   s.symmetric = true;
@@ -156,8 +156,8 @@ Needs FullRecipe::needs() const {
 }
 
 bool FullRecipe::learns_rounding() const {
-  return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 &&
-         spec.activations == ActQuant::none && has(needs(), Needs::cross) && act_order != ActOrder::full;
+  return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 && spec.activations == ActQuant::none &&
+         has(needs(), Needs::cross) && act_order != ActOrder::full;
 }
 
 std::string FullRecipe::str() const {

@@ -8,10 +8,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const LinearRecord& r) {
-  return {{"name", r.name},           {"recipe", r.recipe},   {"packing", r.packing},
-          {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db}, {"loss", r.loss},
+  return {{"name", r.name},           {"recipe", r.recipe},           {"packing", r.packing},
+          {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db},         {"loss", r.loss},
           {"loss_rtn", r.loss_rtn},   {"loss_target", r.loss_target}, {"loss_target_rtn", r.loss_target_rtn},
-          {"rung", r.rung},           {"tokens", r.tokens},   {"seconds", r.seconds},
+          {"rung", r.rung},           {"tokens", r.tokens},           {"seconds", r.seconds},
           {"hash", r.hash},           {"learned", r.learned}};
 }
 
@@ -23,14 +23,15 @@ Json json_of(const PrecisionPlan& p) {
             {"held_out_windows", p.held_out_windows}};
   j["choices"] = Json::array();
   for (const PrecisionChoice& c : p.choices)
-    j["choices"].push_back({{"linears", c.linears}, {"spec", c.spec.str()}, {"bytes", c.bytes}, {"expected_kl", c.cost}});
+    j["choices"].push_back(
+        {{"linears", c.linears}, {"spec", c.spec.str()}, {"bytes", c.bytes}, {"expected_kl", c.cost}});
   return j;
 }
 
 Json json_of(const MeasuredPerplexity& p) {
-  return {{"base", p.base},         {"base_stderr", p.base_stderr}, {"perplexity", p.perplexity},
-          {"stderr", p.stderr_},    {"data", p.data},               {"protocol", p.protocol},
-          {"windows", p.windows},   {"context", p.context},         {"dtype", p.dtype}};
+  return {{"base", p.base},  {"base_stderr", p.base_stderr}, {"perplexity", p.perplexity}, {"stderr", p.stderr_},
+          {"data", p.data},  {"protocol", p.protocol},       {"windows", p.windows},       {"context", p.context},
+          {"dtype", p.dtype}};
 }
 
 }  // namespace
@@ -89,8 +90,7 @@ std::string to_json(const QuantReport& r) {
   return j.dump(1) + "\n";
 }
 
-std::string to_json(const QuantPlan& p, const std::string& recipe, const std::string& model,
-                    const std::string& out) {
+std::string to_json(const QuantPlan& p, const std::string& recipe, const std::string& model, const std::string& out) {
   Json j = {{"recipe", recipe},
             {"model", model},
             {"out", out},

@@ -14,9 +14,8 @@ namespace fewbit {
 
 struct LinearRecord {
   std::string name, recipe, packing, rung;
-  double rel_error =
-      0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
-  double sqnr_db = 0;  // 10 log10(||W||^2 / ||W - Q||^2)
+  double rel_error = 0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
+  double sqnr_db = 0;    // 10 log10(||W||^2 / ||W - Q||^2)
   double loss = 0, loss_rtn = 0;  // MethodResult (method.h) says what the four losses are; 0 without statistics
   double loss_target = 0, loss_target_rtn = 0;
   int64_t tokens = 0;
@@ -56,9 +55,9 @@ struct QuantReport {
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
   double bits_per_weight = 0;
   std::vector<LinearRecord> linears;
-  std::vector<ExpertRecord> experts;  // layers with a mixture of experts, where there was a calibration
-  std::vector<KvRecord> kv_scales;    // of every layer, with kv=fp8
-  std::vector<std::string> kept;      // linears left as they are
+  std::vector<ExpertRecord> experts;       // layers with a mixture of experts, where there was a calibration
+  std::vector<KvRecord> kv_scales;         // of every layer, with kv=fp8
+  std::vector<std::string> kept;           // linears left as they are
   std::optional<PrecisionPlan> precision;  // what `auto` chose
   std::optional<MeasuredPerplexity> perplexity;
 };
@@ -67,7 +66,6 @@ std::string to_json(const QuantReport&);
 std::string to_json(const LinearRecord&);
 LinearRecord linear_record_from_json(const std::string&);
 // What `quantize plan --json` prints.
-std::string to_json(const QuantPlan&, const std::string& recipe, const std::string& model,
-                    const std::string& out);
+std::string to_json(const QuantPlan&, const std::string& recipe, const std::string& model, const std::string& out);
 
 }  // namespace fewbit

@@ -61,8 +61,7 @@ void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec
                    q.scales);
 }
 
-DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec,
-                        ScaleRule rule) {
+DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule) {
   DeviceCodes q = make_codes(ex, spec, w.rows(), w.cols());
   choose_grid(ex, w, h, spec, rule, q);
   round_to_grid(ex,
@@ -116,8 +115,7 @@ Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
 }
 
 float absmax_of(Exec& ex, ConstTensorView w) {
-  const Tensor columns = ex.alloc_zeros(DType::f32, {w.cols()}),
-               sums = ex.alloc_zeros(DType::f64, {w.cols()});
+  const Tensor columns = ex.alloc_zeros(DType::f32, {w.cols()}), sums = ex.alloc_zeros(DType::f64, {w.cols()});
   column_stats(ex, w, {}, columns, sums);
   const Tensor host = ex.to_host(columns);
   return *std::max_element(host.as<float>(), host.as<float>() + host.numel());
@@ -127,8 +125,8 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h) 
   const QuantSpec& spec = job.spec;
   const int64_t out = job.weight.rows(), in = job.weight.cols();
   if (in % spec.group != 0)
-    fail(ErrorKind::unsupported, fmt::format("linear {}: {} wants inputs in groups of {}, here {}", job.name,
-                                             spec.str(), spec.group, in));
+    fail(ErrorKind::unsupported,
+         fmt::format("linear {}: {} wants inputs in groups of {}, here {}", job.name, spec.str(), spec.group, in));
   require_finite(ex, job.name, job.weight);
   QuantizedLinear q;
   q.spec = spec;

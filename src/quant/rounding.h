@@ -17,16 +17,14 @@ struct DeviceCodes {
 ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule);
 
 // Scales (and zeros) of q, made with make_codes, for the weights w on the spec's grid; h as in round_plain.
-void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule,
-                 DeviceCodes& q);
+void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule, DeviceCodes& q);
 
 // Room for the codes of a linear of the job's shape.
 DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in);
 
 // Scales by `rule` with the importance h ([in] f32, data == nullptr: all ones), then codes. Consecutive
 // groups.
-DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec,
-                        ScaleRule rule);
+DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule);
 
 // The values that the codes stand for, [out, in] f32 on the device.
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
@@ -48,8 +46,9 @@ double sum_of(Exec& ex, ConstTensorView values);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 
-// target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input (kernels/factor.h), by
-// both streams' statistics with `lambda` on the Gram matrix. False where that cannot be factored, or the result is not finite.
+// target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input (kernels/factor.h),
+// by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be factored, or the result is
+// not finite.
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target);
 
 // Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do. Where the

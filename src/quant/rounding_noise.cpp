@@ -163,7 +163,8 @@ Features least_noise(const Absorber& a, ConstTensorView x, const std::vector<Noi
     }
     if (!(e > 0)) break;
     std::vector<double> slope(s.size());
-    for (size_t j = 0; j < wide.size(); ++j) slope[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += wide[j] / e;
+    for (size_t j = 0; j < wide.size(); ++j)
+      slope[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += wide[j] / e;
     const double rate = kRate * (1 - static_cast<double>(step) / kSteps);
     for (size_t j = 0; j < s.size(); ++j) {
       first[j] = kFirst * first[j] + (1 - kFirst) * slope[j];

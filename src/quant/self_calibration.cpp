@@ -7,8 +7,8 @@
 
 namespace fewbit {
 
-Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t samples, int64_t length,
-                           uint64_t seed, const std::function<void(double)>& progress) {
+Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t samples, int64_t length, uint64_t seed,
+                           const std::function<void(double)>& progress) {
   const int64_t batch = std::min<int64_t>(samples, 32);
   Engine engine(ex, c, {.load = {.dtype = dtype}, .batch = batch, .capacity = length});
   Windows w{.count = samples,
@@ -25,8 +25,8 @@ Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t s
     };
     std::vector<int32_t> next(static_cast<size_t>(batch));
     for (int64_t b = 0; b < batch; ++b) {
-      const auto drawn = static_cast<int32_t>(first.at(static_cast<uint64_t>(begin + b)) %
-                                              static_cast<uint64_t>(c.spec.vocab));
+      const auto drawn =
+          static_cast<int32_t>(first.at(static_cast<uint64_t>(begin + b)) % static_cast<uint64_t>(c.spec.vocab));
       next[static_cast<size_t>(b)] = at(b, 0) = c.spec.bos >= 0 ? static_cast<int32_t>(c.spec.bos) : drawn;
     }
     ConstTensorView logits = engine.prefill(next);
@@ -39,8 +39,7 @@ Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t s
                      std::min(begin + b, samples - 1), t);
       });
       for (int64_t b = 0; b < batch; ++b) at(b, t) = next[static_cast<size_t>(b)];
-      if (t + 1 < length)
-        logits = engine.decode(ex.to_device(Tensor::host_from<int32_t>(DType::i32, {batch}, next)));
+      if (t + 1 < length) logits = engine.decode(ex.to_device(Tensor::host_from<int32_t>(DType::i32, {batch}, next)));
       if (progress)
         progress((static_cast<double>(begin) + static_cast<double>(batch * t) / static_cast<double>(length)) /
                  static_cast<double>(samples));

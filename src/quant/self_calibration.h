@@ -11,7 +11,7 @@ namespace fewbit {
 // `samples` windows of `length` tokens, each begun with BOS (or a drawn id where the model has none) and
 // continued by sampling at temperature 1 without truncation; an end-of-sequence token does not end a window.
 // Deterministic in seed.
-Windows sample_calibration(Exec&, const Checkpoint&, DType dtype, int64_t samples, int64_t length,
-                           uint64_t seed, const std::function<void(double)>& progress = {});
+Windows sample_calibration(Exec&, const Checkpoint&, DType dtype, int64_t samples, int64_t length, uint64_t seed,
+                           const std::function<void(double)>& progress = {});
 
 }  // namespace fewbit

@@ -97,7 +97,8 @@ class Measurement {
     const auto* moe = std::get_if<Moe>(&op);
     if (!moe) return {};
     const BlockWeights& weights = runner_.block(layer);
-    const auto seen = std::make_shared<ExpertInputs>(ex_, *moe, weights, calibration_.input(moe->in), ConstTensorView{});
+    const auto seen =
+        std::make_shared<ExpertInputs>(ex_, *moe, weights, calibration_.input(moe->in), ConstTensorView{});
     return [moe, &weights, seen](const std::string& name) {
       const int expert = std::stoi(name.substr(moe->expert_name.size()));
       const bool down = name == moe->of_expert(moe->down, expert).name;
@@ -150,7 +151,8 @@ class Measurement {
       const int64_t n = std::min(rows, begin + step) - begin;
       const Tensor base = runner_.logits(base_.view().row_range(begin, begin + n));
       const Tensor mine = runner_.logits(x.view().row_range(begin, begin + n));
-      const Tensor kl = ex_.alloc(DType::f64, {n}), top1 = ex_.alloc(DType::i32, {n}), top5 = ex_.alloc(DType::i32, {n});
+      const Tensor kl = ex_.alloc(DType::f64, {n}), top1 = ex_.alloc(DType::i32, {n}),
+                   top5 = ex_.alloc(DType::i32, {n});
       divergence(ex_, base, mine, {.kl = kl, .top1 = top1, .top5 = top5});
       const Tensor host = ex_.to_host(kl);
       sum = std::accumulate(host.as<double>(), host.as<double>() + n, sum);

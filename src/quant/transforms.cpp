@@ -15,8 +15,8 @@ const std::vector<const Transform*>& transforms() {
 }
 
 const Transform* find_transform(std::string_view name) {
-  const auto it = std::find_if(transforms().begin(), transforms().end(),
-                               [&](const Transform* t) { return t->name == name; });
+  const auto it =
+      std::find_if(transforms().begin(), transforms().end(), [&](const Transform* t) { return t->name == name; });
   return it == transforms().end() ? nullptr : *it;
 }
 

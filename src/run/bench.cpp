@@ -37,8 +37,8 @@ struct Samples {
 };
 
 // One prompt and its steps on an engine that has no sequences.
-void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o, const std::vector<int32_t>& prompt,
-              Samples& s, const std::function<void(double)>& progress) {
+void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o,
+              const std::vector<int32_t>& prompt, Samples& s, const std::function<void(double)>& progress) {
   const Stopwatch first;
   const ConstTensorView logits = engine.prefill(prompt);
   ex.sync();
@@ -72,9 +72,8 @@ BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchO
   Samples s;
   for (int64_t i = 0; i < o.repetitions; ++i) {
     engine.reset();
-    run_once(ex, engine, shape, o, prompt, s, [&](double f) {
-      tell("measuring", (static_cast<double>(i) + f) / static_cast<double>(o.repetitions));
-    });
+    run_once(ex, engine, shape, o, prompt, s,
+             [&](double f) { tell("measuring", (static_cast<double>(i) + f) / static_cast<double>(o.repetitions)); });
   }
   BenchRow r{.shape = shape};
   r.prefill_tokens_per_s = spread_of(std::move(s.prefill));
@@ -152,9 +151,8 @@ void check_shapes(const ModelSpec& spec, const BenchOptions& o) {
     if (positions_of(s, o) > spec.max_positions)
       fail(
           ErrorKind::usage,
-          fmt::format(
-              "{} prompt tokens, {} warm-up steps and {} tokens exceed the model's {} positions; ask for fewer",
-              s.prompt_tokens, o.warmup, s.tokens, spec.max_positions));
+          fmt::format("{} prompt tokens, {} warm-up steps and {} tokens exceed the model's {} positions; ask for fewer",
+                      s.prompt_tokens, o.warmup, s.tokens, spec.max_positions));
 }
 
 std::vector<int32_t> random_prompt(const ModelSpec& spec, const BenchShape& shape, const BenchOptions& o) {

@@ -16,10 +16,10 @@ struct BenchShape {
 struct BenchOptions {
   LoadOptions load{};
   std::vector<BenchShape> shapes{BenchShape{}};  // one row each, in this order; the weights are loaded once
-  int64_t repetitions = 1;  // of the timed part: prompt, first token, steps
-  int64_t warmup = 10;      // decode steps before the timed ones
-  uint64_t seed = 0;        // of the random prompt
-  bool trace = false;       // also run the first shape op by op
+  int64_t repetitions = 1;                       // of the timed part: prompt, first token, steps
+  int64_t warmup = 10;                           // decode steps before the timed ones
+  uint64_t seed = 0;                             // of the random prompt
+  bool trace = false;                            // also run the first shape op by op
 };
 using BenchProgress = std::function<void(const std::string& phase, double fraction)>;  // may be empty
 
@@ -39,12 +39,12 @@ struct BenchRow {
   int64_t bytes_per_token = 0;  // weights (head included) and cache that one step reads, at the mean context
   double gb_per_s = 0;          // bytes_per_token over the mean step
   double floor_share = 0;       // gb_per_s / read_gb_per_s
-  // For the roofline: operations (src/model/work.h) and least bytes of a prompt and of a step at the mean context, and the
-  // rates over the mean times.
+  // For the roofline: operations (src/model/work.h) and least bytes of a prompt and of a step at the mean context, and
+  // the rates over the mean times.
   double prefill_flop = 0, prefill_bytes = 0, prefill_tflop_per_s = 0;
   double flop_per_token = 0, tflop_per_s = 0;
-  int64_t peak_bytes = 0;       // held at one time while this row ran
-  StepLaunches launches{};      // of steps; where they changed on the way, of the last
+  int64_t peak_bytes = 0;          // held at one time while this row ran
+  StepLaunches launches{};         // of steps; where they changed on the way, of the last
   std::string why_not_together{};  // "" = all layers of a step were one launch
 };
 
@@ -54,8 +54,8 @@ struct MemoryRates {
   double read_gb_per_s = 0;  // kernels/read_all.h: what a step that only reads could reach
 };
 MemoryRates measure_memory(Exec&);
-// TFLOP/s of a large square product of random matrices of `dtype` (f32 | bf16); the median. Zeros would be quicker: they draw
-// less power.
+// TFLOP/s of a large square product of random matrices of `dtype` (f32 | bf16); the median. Zeros would be quicker:
+// they draw less power.
 double measure_products(Exec&, DType dtype);
 
 struct BenchResult {

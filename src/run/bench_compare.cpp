@@ -89,8 +89,8 @@ BenchComparison compare_speed(Exec& ex, const std::filesystem::path& a, const st
                               const BenchOptions& o, const BenchProgress& progress) {
   FEWBIT_ASSERT(o.shapes.size() == 1 && o.repetitions >= 1);
   if (o.shapes[0].tokens % 2 != 0)
-    fail(ErrorKind::usage, fmt::format("{} steps cannot be shared out in the order A B B A; ask for an even number",
-                                       o.shapes[0].tokens));
+    fail(ErrorKind::usage,
+         fmt::format("{} steps cannot be shared out in the order A B B A; ask for an even number", o.shapes[0].tokens));
   const auto tell = [&](const char* phase, double f) {
     if (progress) progress(phase, f);
   };

@@ -18,8 +18,8 @@ struct ComparedModel {
   Spread ms_per_token{};  // over the steps of all repetitions
   int64_t bytes_per_token = 0;
   double gb_per_s = 0, floor_share = 0;  // as in BenchRow
-  StepLaunches launches{};       // as in BenchRow
-  std::string why_not_together;  // as in BenchRow
+  StepLaunches launches{};               // as in BenchRow
+  std::string why_not_together;          // as in BenchRow
   std::vector<std::string> kernels, notes;
 };
 struct BenchComparison {
@@ -32,7 +32,7 @@ struct BenchComparison {
 
 // Steps of the only shape run in the order A B B A, and four of them make one ratio, so its tokens must be even:
 // Error{usage} otherwise, and as check_shapes() for either model, before any weight is read.
-BenchComparison compare_speed(Exec&, const std::filesystem::path& a, const std::filesystem::path& b, const BenchOptions&,
-                              const BenchProgress& = {});
+BenchComparison compare_speed(Exec&, const std::filesystem::path& a, const std::filesystem::path& b,
+                              const BenchOptions&, const BenchProgress& = {});
 
 }  // namespace fewbit

@@ -89,10 +89,7 @@ struct Interpreter {
     }
     attend(op);
   }
-  void operator()(const GatedAct& op) const {
-    gated_act(ex, act[op.gate], act[op.up], act_kind(op.act),
-              act[op.out]);
-  }
+  void operator()(const GatedAct& op) const { gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]); }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
   void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
 };
@@ -140,12 +137,16 @@ size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   const auto [items, outs] = in.items_of(*linears);
   if (in.act[norm->in].rows() > kFewRows && !take_norm(items)) return 0;
   const RowNorm rows{
-      .weight = in.weights.vectors.at(norm->name), .eps = norm->eps, .offset = weight_offset(norm->kind)};
+      .weight = in.weights.vectors.at(norm->name),
+      .eps = norm->eps,
+      .offset = weight_offset(norm->kind),
+  };
   apply_all_normed(in.ex, items, in.act[norm->in], rows, in.act[norm->out], outs);
   return 2;
 }
 
-// A gated activation whose output goes to the next op's linear alone, of many rows; with the addition of what that makes.
+// A gated activation whose output goes to the next op's linear alone, of many rows; with the addition of what that
+// makes.
 size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
@@ -165,12 +166,12 @@ size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
 size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
-  if (!rope || !op || !in.layout.cache ||
-      rope->slots != std::vector<Slot>{op->q, op->k} ||
+  if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} ||
       rope->head_dim != op->head_dim)
     return 0;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
-              {.inv_freq = in.ropes.inv_freq(*rope), .attention_scale = rope->params.attention_scale,
+              {.inv_freq = in.ropes.inv_freq(*rope),
+               .attention_scale = rope->params.attention_scale,
                .hadamard = in.layout.turned_keys},
               *in.layout.cache);
   in.attend(*op, true);
@@ -233,8 +234,7 @@ int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockWeights& w, i
   for (const BlockOp& op : block) {
     int64_t n = 0;
     for (const LinearDef& l : linears_of(op)) n += weight_bytes(w.linears.at(l.name));
-    if (const Moe* m = std::get_if<Moe>(&op))
-      n = n / m->experts * std::min<int64_t>(m->experts, tokens * m->top_k);
+    if (const Moe* m = std::get_if<Moe>(&op)) n = n / m->experts * std::min<int64_t>(m->experts, tokens * m->top_k);
     total += n;
   }
   return total;
@@ -259,8 +259,7 @@ Activations SlotBuffers::bind(TensorView x, int kind) const {
   act[Slot::x] = x;
   const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
   for (size_t s = 1; s < widths.size(); ++s)
-    if (widths[s] > 0)
-      act.slot[s] = {buffers_[s].view().data, buffers_[s].dtype(), {x.rows(), widths[s]}, x.device};
+    if (widths[s] > 0) act.slot[s] = {buffers_[s].view().data, buffers_[s].dtype(), {x.rows(), widths[s]}, x.device};
   return act;
 }
 
@@ -279,8 +278,8 @@ RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longe
 
 ConstTensorView RopeTables::inv_freq(const Rope& op) const { return tables_.at(op.params.table(longest_)); }
 
-void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes,
-            const TokenLayout& layout, Activations& act) {
+void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes, const TokenLayout& layout,
+            Activations& act) {
   std::visit(Interpreter{ex, w, ropes, layout, act}, op);
 }
 

@@ -23,7 +23,8 @@ struct BlockWeights {
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
 // experts as the tokens can be sent to.
 int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t tokens);
-// Why linears do not run as they are packed: reason -> names. `lines_of` says each reason once, with how many it holds for.
+// Why linears do not run as they are packed: reason -> names. `lines_of` says each reason once, with how many it holds
+// for.
 using LinearNotes = std::map<std::string, std::vector<std::string>>;
 std::vector<std::string> lines_of(const LinearNotes&);
 
@@ -59,8 +60,8 @@ class SlotBuffers {
   std::vector<std::array<int64_t, kSlots>> widths_{};  // by kind; 0 = not used
 };
 
-// The rope tables of a model, uploaded once: op -> device tensor of inv_freq. LongRoPE has two; the run decides once, by
-// `longest`, the positions that its longest sequence can have.
+// The rope tables of a model, uploaded once: op -> device tensor of inv_freq. LongRoPE has two; the run decides once,
+// by `longest`, the positions that its longest sequence can have.
 class RopeTables {
  public:
   RopeTables(Exec&, const ModelSpec&, int64_t longest);

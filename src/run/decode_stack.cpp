@@ -55,13 +55,15 @@ struct Layer {
   DecodeLinear linear(const Linears& op, size_t item) {
     const Linear& l = weights.linears.at(op.items[item].name);
     if (const auto* m = std::get_if<MarlinLinear>(&l)) return view_of(*m);
-    if (const auto* b = std::get_if<ByteLinear>(&l)) return ByteView{.w = {.codes = b->codes, .scales = b->scales}, .input = b->input};
+    if (const auto* b = std::get_if<ByteLinear>(&l))
+      return ByteView{.w = {.codes = b->codes, .scales = b->scales}, .input = b->input};
     known = false;
     return {};
   }
   ConstTensorView bias(const Linears& op, size_t item) const {
     const Linear& l = weights.linears.at(op.items[item].name);
-    return std::visit([](const auto& any) { return any.bias.empty() ? ConstTensorView{} : ConstTensorView(any.bias); }, l);
+    return std::visit([](const auto& any) { return any.bias.empty() ? ConstTensorView{} : ConstTensorView(any.bias); },
+                      l);
   }
   ConstTensorView vector(const std::string& name) const { return weights.vectors.at(name); }
 };
@@ -73,22 +75,27 @@ std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const s
                                         bool attention_apart, std::string* why) {
   const auto refuse = [&](const char* reason) { return *why = reason, std::nullopt; };
   StackForm f;
-  if (spec.kinds.size() != 1 || !f.read(spec.kinds[0])) return refuse("another list of ops, or blocks of several kinds");
+  if (spec.kinds.size() != 1 || !f.read(spec.kinds[0]))
+    return refuse("another list of ops, or blocks of several kinds");
   const Attention& a = *f.attention;
   const DecodeForm form{
       .attention = args_of(a),
-      .rope = {.inv_freq = ropes.inv_freq(*f.rope), .attention_scale = f.rope->params.attention_scale, .hadamard = turned_keys},
+      .rope = {.inv_freq = ropes.inv_freq(*f.rope),
+               .attention_scale = f.rope->params.attention_scale,
+               .hadamard = turned_keys},
       .eps = f.input->eps,
       .head_eps = f.q_norm ? f.q_norm->eps : 0,
       .weight_offset = weight_offset(f.input->kind),
       .act = act_kind(f.act->act),
-      .attention_apart = attention_apart};
+      .attention_apart = attention_apart,
+  };
   std::vector<DecodeLayer> layers;
   for (size_t i = 0; i < blocks.size(); ++i) {
     Layer w{blocks[i]};
     DecodeLayer l{.input_norm = w.vector(f.input->name), .middle_norm = w.vector(f.middle->name), .cache = caches[i]};
     l.q = w.linear(*f.qkv, 0), l.k = w.linear(*f.qkv, 1), l.v = w.linear(*f.qkv, 2);
-    l.o = w.linear(*f.out, 0), l.gate = w.linear(*f.wide, 0), l.up = w.linear(*f.wide, 1), l.down = w.linear(*f.down, 0);
+    l.o = w.linear(*f.out, 0), l.gate = w.linear(*f.wide, 0), l.up = w.linear(*f.wide, 1),
+    l.down = w.linear(*f.down, 0);
     if (!w.known) return refuse("linears that are neither packed in the Marlin layout nor in bytes");
     for (const auto& [op, item] : {std::pair{f.out, 0}, {f.wide, 0}, {f.wide, 1}, {f.down, 0}})
       if (w.bias(*op, static_cast<size_t>(item)).data) return refuse("a bias outside of q, k and v");

@@ -1,6 +1,6 @@
 #pragma once
-// All layers of a decode step in one launch, or in one for each run of products between attention (kernels/decode_layers.h), where
-// the model's op list has that form.
+// All layers of a decode step in one launch, or in one for each run of products between attention
+// (kernels/decode_layers.h), where the model's op list has that form.
 #include <optional>
 
 #include "kernels/decode_layers.h"
@@ -9,20 +9,23 @@
 
 namespace fewbit {
 
-// Positions in sight up to which attention inside of the one launch is the faster one (docs/performance.md, "All layers in one
-// launch").
+// Positions in sight up to which attention inside of the one launch is the faster one (docs/performance.md, "All layers
+// in one launch").
 constexpr int64_t long_context(KvType cache) {
   switch (cache) {
-    case KvType::int8: return 3072;  // it reads the scales of the keys one by one
+    case KvType::int8:
+      return 3072;  // it reads the scales of the keys one by one
     case KvType::fp8:
-    case KvType::fp8_plain: return 5120;
-    case KvType::plain: break;
+    case KvType::fp8_plain:
+      return 5120;
+    case KvType::plain:
+      break;
   }
   return 6144;
 }
 
-// The stack over the blocks' weights and the sequences' caches (one each per layer), which must outlive it. Nothing where
-// the op list or the device asks for the ops one by one; `why` then says the reason.
+// The stack over the blocks' weights and the sequences' caches (one each per layer), which must outlive it. Nothing
+// where the op list or the device asks for the ops one by one; `why` then says the reason.
 std::optional<DecodeStack> decode_stack(Exec&, const ModelSpec&, const std::vector<BlockWeights>&, const RopeTables&,
                                         const std::vector<KvCache>&, bool turned_keys, bool attention_apart,
                                         std::string* why);

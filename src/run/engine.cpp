@@ -46,19 +46,18 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
   asked_chunk_ = o.prefill_chunk;
   if (has_moe(spec_) && options_.graph) {
     options_.graph = false;
-    if (ex.on_cuda())
-      notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
+    if (ex.on_cuda()) notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
   LinearNotes linears;
-  for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
   alloc_buffers();
 }
 
 void Engine::alloc_buffers() {
-  if (std::string line = long_rope_line(spec_, options_.capacity); !line.empty() && std::ranges::count(notes_, line) == 0)
+  if (std::string line = long_rope_line(spec_, options_.capacity);
+      !line.empty() && std::ranges::count(notes_, line) == 0)
     notes_.push_back(std::move(line));
   const DType dtype = options_.load.dtype;
   const int64_t batch = options_.batch;
@@ -82,7 +81,8 @@ void Engine::make_ways() {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
-    if (options_.batch > options_.most_in_launches) return fmt::format("more than {} sequences", options_.most_in_launches);
+    if (options_.batch > options_.most_in_launches)
+      return fmt::format("more than {} sequences", options_.most_in_launches);
     return "";
   };
   near_.why = asks_for_ops();
@@ -112,9 +112,12 @@ StepLaunches Engine::step_launches() const {
 
 const char* name_of(StepLaunches l) {
   switch (l) {
-    case StepLaunches::together: return "one launch";
-    case StepLaunches::attention_apart: return "one launch a layer";
-    case StepLaunches::op_by_op: break;
+    case StepLaunches::together:
+      return "one launch";
+    case StepLaunches::attention_apart:
+      return "one launch a layer";
+    case StepLaunches::op_by_op:
+      break;
   }
   return "op by op";
 }
@@ -139,8 +142,8 @@ void Engine::reset() {
 
 void Engine::need_room(int64_t tokens) const {
   if (length_ + tokens > options_.capacity)
-    fail(ErrorKind::usage, fmt::format("{} more tokens after {} exceed the cache's {} positions", tokens,
-                                       length_, options_.capacity));
+    fail(ErrorKind::usage,
+         fmt::format("{} more tokens after {} exceed the cache's {} positions", tokens, length_, options_.capacity));
 }
 
 void Engine::report(std::string_view what, bool begins) const {
@@ -154,16 +157,19 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
     Activations act = slots.bind(x, spec_.kind(layer));
     const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
-              {.seqs = options_.batch, .positions = positions, .cache = &cache,
-               .turned_keys = turns_keys(options_.load.kv_cache)}, act,
-              watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
+              {.seqs = options_.batch,
+               .positions = positions,
+               .cache = &cache,
+               .turned_keys = turns_keys(options_.load.kv_cache)},
+              act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
 }
 
 void Engine::finish(ConstTensorView rows) {
-  apply_head_normed(ex_, ends_, rows,
-                    {.weight = ends_.final_norm, .eps = spec_.final_norm_eps, .offset = weight_offset(spec_.final_norm_kind)},
-                    normed_, logits_);
+  apply_head_normed(
+      ex_, ends_, rows,
+      {.weight = ends_.final_norm, .eps = spec_.final_norm_eps, .offset = weight_offset(spec_.final_norm_kind)},
+      normed_, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
   report("final norm, head");
 }
@@ -172,21 +178,19 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
   const int64_t batch = options_.batch, len = static_cast<int64_t>(ids.size()) / batch;
   if (len < 1 || static_cast<int64_t>(ids.size()) != batch * len)
     fail(ErrorKind::usage,
-         fmt::format(
-             "a prompt of {} tokens for {} sequences: expected the same number, at least one, for each",
-             ids.size(), batch));
+         fmt::format("a prompt of {} tokens for {} sequences: expected the same number, at least one, for each",
+                     ids.size(), batch));
   check_ids(spec_, ids);
   need_room(len);
   const ProfileRange range("prefill");
   const int64_t per_sequence = options_.prefill_chunk / batch;
   for (int64_t begin = 0; begin < len; begin += per_sequence) {
     const int64_t n = std::min(len - begin, per_sequence);
-    const Tensor chunk = device_i32(
-        ex_, batch * n, [&](int64_t t) { return ids[static_cast<size_t>(t / n * len + begin + t % n)]; });
+    const Tensor chunk =
+        device_i32(ex_, batch * n, [&](int64_t t) { return ids[static_cast<size_t>(t / n * len + begin + t % n)]; });
     const Tensor positions =
         device_i32(ex_, batch * n, [&](int64_t t) { return static_cast<int32_t>(length_ + t % n); });
-    const Tensor last =
-        device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
+    const Tensor last = device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
     report("", true);
     embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
@@ -307,13 +311,12 @@ std::vector<int32_t> generate(Exec& ex, Engine& engine, std::span<const int32_t>
     }
     out.push_back(id);
     if (on_token) on_token(id);
-    if (static_cast<int64_t>(out.size()) == max_new || std::find(eos.begin(), eos.end(), id) != eos.end())
-      return out;
+    if (static_cast<int64_t>(out.size()) == max_new || std::find(eos.begin(), eos.end(), id) != eos.end()) return out;
     if (greedy)
       engine.greedy_step();
     else
-      logits = engine.decode(
-          ex.to_device(Tensor::host_from<int32_t>(DType::i32, {1}, std::span<const int32_t>(&id, 1))));
+      logits =
+          engine.decode(ex.to_device(Tensor::host_from<int32_t>(DType::i32, {1}, std::span<const int32_t>(&id, 1))));
   }
 }
 

@@ -17,13 +17,15 @@ struct EngineOptions {
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
-  bool one_launch = true;        // steps of few sequences take all layers in one launch, or one each, where they can (CUDA)
+  // steps of few sequences take all layers in one launch, or one each, where they can (CUDA)
+  bool one_launch = true;
   int64_t most_in_launches = 2;  // sequences of such steps, 16 at most; more are faster op by op (docs/performance.md)
-  int64_t long_context = -1;     // over more positions in sight attention has launches of its own; -1: long_context() of the cache
+  // over more positions in sight attention has launches of its own; -1: long_context() of the cache
+  int64_t long_context = -1;
 };
 
-// What the layers of a decode step are launched as: all of them at once; what lies between two runs of attention at once, and
-// attention by itself; every op by itself.
+// What the layers of a decode step are launched as: all of them at once; what lies between two runs of attention at
+// once, and attention by itself; every op by itself.
 enum class StepLaunches { together, attention_apart, op_by_op };
 const char* name_of(StepLaunches);  // "one launch", "one launch a layer", "op by op"
 
@@ -34,8 +36,8 @@ class Engine {
   int64_t batch() const { return options_.batch; }
 
   void reset();  // forgets all sequences
-  // The same weights for another number of sequences and positions: new caches and buffers, nothing recorded, no sequences.
-  // Error{usage} as the constructor.
+  // The same weights for another number of sequences and positions: new caches and buffers, nothing recorded, no
+  // sequences. Error{usage} as the constructor.
   void resize(int64_t batch, int64_t capacity);
   // Fills the cache with `ids` [batch, len] and returns the logits of the last position, f32 [batch, vocab]
   // on the device; valid until the next call. Error{usage} when the capacity would be exceeded.
@@ -50,13 +52,12 @@ class Engine {
   int64_t length() const { return length_; }
   // While set, passes run eagerly and report each launch of theirs as it is issued; {} = no longer.
   void watch(PassWatch watch) { watch_ = std::move(watch); }
-  int64_t weight_bytes_per_token()
-      const;  // weights one decode step reads (embedding row excluded, head included)
+  int64_t weight_bytes_per_token() const;  // weights one decode step reads (embedding row excluded, head included)
   int64_t kv_bytes_per_token(int64_t context) const;
   // Weights and cache that the prefill of `tokens` tokens a sequence must read at least: both once a chunk.
   int64_t prefill_bytes(int64_t tokens) const;
   std::vector<std::string> kernel_table() const;  // "24 x marlin4", "1 x dense head"
-  StepLaunches step_launches() const;  // of a decode step at the present length
+  StepLaunches step_launches() const;             // of a decode step at the present length
   const std::string& why_not_together() const { return (far() ? far_ : near_).why; }  // "" where they are
   const std::vector<std::string>& notes() const { return notes_; }
 
@@ -70,10 +71,10 @@ class Engine {
   };
   void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
   void finish(ConstTensorView rows);  // final norm and head of the last row of each sequence: to logits_
-  void decode_body(const StepWay&);  // next_ -> logits_, the greedy choice to next_, positions one on
-  void step();         // the recording, or the body where there is none
+  void decode_body(const StepWay&);   // next_ -> logits_, the greedy choice to next_, positions one on
+  void step();                        // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
-  int64_t pass_weight_bytes(int64_t tokens) const;  // that one pass over so many tokens reads
+  int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
   void alloc_buffers();  // caches and what has a row per sequence, for options_
   void make_ways();      // over the caches
@@ -102,7 +103,6 @@ class Engine {
 // Generates up to `max_new` tokens after `prompt`; stops at an eos of the spec. `on_token` sees each id as it
 // is chosen (may be empty). Greedy when options.temperature == 0.
 std::vector<int32_t> generate(Exec&, Engine&, std::span<const int32_t> prompt, int64_t max_new,
-                              const SamplerOptions& options,
-                              const std::function<void(int32_t)>& on_token = {});
+                              const SamplerOptions& options, const std::function<void(int32_t)>& on_token = {});
 
 }  // namespace fewbit

@@ -17,7 +17,7 @@ bool take_norm(std::span<const Linear* const>);
 // y = gated_act(gate, up) W^T + bias, or y += where `add`: true where the linear's kernel activates too, false where
 // nothing was done.
 //   gate, up, room [tokens, in]: what `room` holds afterwards is not said
-bool apply_gated(Exec&, const Linear&, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView room, TensorView y,
-                 bool add);
+bool apply_gated(Exec&, const Linear&, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView room,
+                 TensorView y, bool add);
 
 }  // namespace fewbit

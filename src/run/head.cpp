@@ -46,8 +46,9 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
       fail(ErrorKind::usage, fmt::format("{}: --head {}: {}", l.name, name_of(o.head), why));
     if (o.head == HeadType::fp8 || o.head == HeadType::int4) {
       e.lm_head = rounded_head(ex, c, l, o);
-      if (notes) notes->push_back(fmt::format("{}: rounded to {} when it was loaded, not the checkpoint's own{}", l.name,
-                                              name_of(o.head), s.tied() ? "; the embedding stays" : ""));
+      if (notes)
+        notes->push_back(fmt::format("{}: rounded to {} when it was loaded, not the checkpoint's own{}", l.name,
+                                     name_of(o.head), s.tied() ? "; the embedding stays" : ""));
       continue;
     }
     if (s.tied()) continue;
@@ -69,7 +70,8 @@ void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
   gemms(ex, x, std::span(&product, 1));
 }
 
-void apply_head_normed(Exec& ex, const Ends& e, ConstTensorView x, const RowNorm& norm, TensorView normed, TensorView y) {
+void apply_head_normed(Exec& ex, const Ends& e, ConstTensorView x, const RowNorm& norm, TensorView normed,
+                       TensorView y) {
   if (e.lm_head) {
     const Linear* head = &*e.lm_head;
     return apply_all_normed(ex, std::span(&head, 1), x, norm, normed, std::span(&y, 1));

@@ -13,18 +13,18 @@
 namespace fewbit {
 
 struct Ends {
-  Tensor embed;       // [vocab, hidden] compute dtype
-  Tensor final_norm;  // [hidden]
+  Tensor embed;                   // [vocab, hidden] compute dtype
+  Tensor final_norm;              // [hidden]
   std::optional<Linear> lm_head;  // nothing when it is the embedding
 };
-// A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one as
-// LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
+// A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one
+// as LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
 // y [rows, vocab] f32 = x head^T.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
 // The same of rms_norm(x); `normed` as in kernels/normed_gemms.h.
 void apply_head_normed(Exec&, const Ends&, ConstTensorView x, const RowNorm&, TensorView normed, TensorView y);
-int64_t head_bytes(const Ends&);  // that one application reads
+int64_t head_bytes(const Ends&);          // that one application reads
 std::string_view head_kind(const Ends&);  // kind_of() its linear
 
 // Checks every id against the vocabulary: Error{usage} names the first that is outside.
@@ -46,7 +46,8 @@ Tensor final_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);
 // Final norm and head of rows of x: f32 [rows, vocab], soft cap applied.
 Tensor logits_of(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);
 
-// Rows [first - 1, len - 1) of every sequence of x [seqs * len, hidden]: those that predict the targets first … len - 1.
+// Rows [first - 1, len - 1) of every sequence of x [seqs * len, hidden]: those that predict the targets first … len -
+// 1.
 Tensor predicting_rows(Exec&, ConstTensorView x, int64_t seqs, int64_t first);
 // Those targets: i32 [seqs, len - first] on the host.
 std::vector<int32_t> targets_of(std::span<const int32_t> ids, int64_t seqs, int64_t first);

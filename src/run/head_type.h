@@ -11,7 +11,7 @@ enum class HeadType : uint8_t {
   fp8,     // E4M3 with a scale per output, the input not rounded
   int4,    // groups of 128, symmetric
 };
-std::string_view name_of(HeadType);        // "stored", "bf16", "fp8", "int4"
+std::string_view name_of(HeadType);         // "stored", "bf16", "fp8", "int4"
 HeadType head_type_from(std::string_view);  // Error{usage} listing the names
 
 }  // namespace fewbit

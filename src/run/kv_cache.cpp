@@ -66,10 +66,10 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
     out[static_cast<size_t>(layer)] = {.k = per_head(ex, scales->k, heads), .v = per_head(ex, scales->v, heads)};
   }
   if (missing > 0 && notes)
-    notes->push_back("FP8 cache: " + (foreign.empty() ? std::to_string(missing) + " of " +
-                                                            std::to_string(c.spec.layers) +
-                                                            " layers have no k_scale and v_scale"
-                                                      : foreign) +
+    notes->push_back("FP8 cache: " +
+                     (foreign.empty() ? std::to_string(missing) + " of " + std::to_string(c.spec.layers) +
+                                            " layers have no k_scale and v_scale"
+                                      : foreign) +
                      "; their scale is 1");
   return out;
 }

@@ -14,9 +14,9 @@ enum class KvType : uint8_t {
   plain,  // the compute dtype
   fp8,    // E4M3 with the checkpoint's static scales, 1 where it has none; queries and keys turned (kernels/hadamard.h)
   fp8_plain,  // the same without the turn: what engines that read the checkpoint's scales store
-  int8,   // with a scale per token and head
+  int8,       // with a scale per token and head
 };
-std::string_view name_of(KvType);      // "bf16", "fp8", "fp8-plain", "int8"
+std::string_view name_of(KvType);       // "bf16", "fp8", "fp8-plain", "int8"
 KvType kv_type_from(std::string_view);  // Error{usage} listing the names
 
 // One layer's keys and values of `batch` sequences of up to `capacity` positions.

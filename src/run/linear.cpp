@@ -83,8 +83,7 @@ Tensor pack_nibbles(const QuantizedLinear& q) {
   Tensor t = Tensor::host_zeros(DType::u8, {out, bytes});
   for (int64_t o = 0; o < out; ++o)
     for (int64_t i = 0; i < in; ++i)
-      t.as<uint8_t>()[o * bytes + i / 2] |=
-          static_cast<uint8_t>(q.codes.as<uint8_t>()[o * in + i] << (i % 2 * 4));
+      t.as<uint8_t>()[o * bytes + i / 2] |= static_cast<uint8_t>(q.codes.as<uint8_t>()[o * in + i] << (i % 2 * 4));
   return t;
 }
 
@@ -141,7 +140,8 @@ std::string note_of_codes(const Exec& ex, DType codes) {
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
+  if (q.spec.grid == Grid::f4_e2m1)
+    return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
   return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
@@ -152,9 +152,8 @@ std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
 Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
   if (input) dtype = DType::f32;
-  return DenseLinear{.weight = upload(ex, dequantize_reference(q), dtype),
-                     .bias = upload(ex, bias, dtype),
-                     .input = input};
+  return DenseLinear{
+      .weight = upload(ex, dequantize_reference(q), dtype), .bias = upload(ex, bias, dtype), .input = input};
 }
 
 }  // namespace
@@ -202,18 +201,16 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   return dequantized(ex, q, bias, dtype);
 }
 
-Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o,
-                   std::string* note) {
+Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o, std::string* note) {
   if (note) note->clear();
   const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
   const ConstTensorView bias = l.bias ? c.store.expect(l.name + ".bias", floats, {l.out}) : ConstTensorView{};
   if (!c.packed(l.name))
     return make_dense(ex, c.store.expect(l.name + ".weight", floats, {l.out, l.in}), bias, o.dtype);
   const LinearFormat& format = c.quantization.linears.at(l.name);
-  const bool nibbles_or_bytes =
-      format.spec.grid == Grid::integer && (format.spec.bits == 4 || format.spec.bits == 8);
-  if (ex.on_cuda() && o.weights == Weights::packed && o.dtype == DType::bf16 &&
-      format.packing == &packing_marlin && nibbles_or_bytes) {
+  const bool nibbles_or_bytes = format.spec.grid == Grid::integer && (format.spec.bits == 4 || format.spec.bits == 8);
+  if (ex.on_cuda() && o.weights == Weights::packed && o.dtype == DType::bf16 && format.packing == &packing_marlin &&
+      nibbles_or_bytes) {
     MarlinLinear m;
     m.b = ex.to_device(c.store.get(l.name + ".B"));
     m.s = ex.to_device(c.store.get(l.name + ".s"));
@@ -298,8 +295,7 @@ struct Siblings {
 
 }  // namespace
 
-void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x,
-               std::span<const TensorView> ys) {
+void apply_all(Exec& ex, std::span<const Linear* const> linears, ConstTensorView x, std::span<const TensorView> ys) {
   const Siblings s(linears, ys);
   for (const size_t i : s.alone) apply(ex, *linears[i], x, ys[i]);
   marlin_gemms(ex, x, s.packed);
@@ -340,7 +336,8 @@ bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y
     return true;
   }
   if (!ex.on_cuda()) return false;
-  if (const DenseLinear* d = std::get_if<DenseLinear>(&linear); d && d->bias.empty() && !d->input && x.dtype == DType::bf16) {
+  if (const DenseLinear* d = std::get_if<DenseLinear>(&linear);
+      d && d->bias.empty() && !d->input && x.dtype == DType::bf16) {
     const GemmProduct product{.w = d->weight, .y = y, .add = true};
     gemms(ex, x, std::span(&product, 1));
     return true;
@@ -379,18 +376,16 @@ int64_t weight_bytes(const Linear& linear) {
 }
 
 std::string_view kind_of(const Linear& linear) {
-  static constexpr std::string_view kRows[] = {"row0", "row1", "row2", "row3", "row4",
-                                               "row5", "row6", "row7", "row8"};
-  return std::visit(
-      Overloaded{
-          [](const DenseLinear&) -> std::string_view { return "dense"; },
-          [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
-          [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
-          [](const ByteLinear& l) -> std::string_view {
-            return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
-          },
-      },
-      linear);
+  static constexpr std::string_view kRows[] = {"row0", "row1", "row2", "row3", "row4", "row5", "row6", "row7", "row8"};
+  return std::visit(Overloaded{
+                        [](const DenseLinear&) -> std::string_view { return "dense"; },
+                        [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
+                        [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
+                        [](const ByteLinear& l) -> std::string_view {
+                          return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
+                        },
+                    },
+                    linear);
 }
 
 }  // namespace fewbit

@@ -30,8 +30,8 @@ struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
   int64_t out = 0, in = 0, group = 128;
 };
 struct ByteLinear {  // 8-bit weights: int8 (kernels/int8_gemm.h) or FP8 (kernels/fp8_gemm.h)
-  Tensor codes{};   // [out, in] i8 | f8_e4m3
-  Tensor scales{};  // [out] f32
+  Tensor codes{};    // [out, in] i8 | f8_e4m3
+  Tensor scales{};   // [out] f32
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
@@ -54,9 +54,10 @@ struct LoadOptions {
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
-// From the neutral form: the layout of this device's kernel (8-bit inputs, FP8: bytes; CUDA: Marlin where shape and group
-// allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
-// otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says so.
+// From the neutral form: the layout of this device's kernel (8-bit inputs, FP8: bytes; CUDA: Marlin where shape and
+// group allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
+// otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says
+// so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
 // unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).

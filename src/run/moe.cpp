@@ -25,8 +25,7 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
   const Tensor host_ids = ex.to_host(ids), host_shares = ex.to_host(shares);
   Routing r;
   r.begin.assign(static_cast<size_t>(op.experts) + 1, 0);
-  for (int64_t i = 0; i < host_ids.numel(); ++i)
-    ++r.begin[static_cast<size_t>(host_ids.as<int32_t>()[i]) + 1];
+  for (int64_t i = 0; i < host_ids.numel(); ++i) ++r.begin[static_cast<size_t>(host_ids.as<int32_t>()[i]) + 1];
   std::partial_sum(r.begin.begin(), r.begin.end(), r.begin.begin());
   std::vector<int64_t> next(r.begin.begin(), r.begin.end() - 1);
   const Tensor rows = Tensor::host(DType::i32, {host_ids.numel()});
@@ -69,16 +68,14 @@ void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorVi
     const Tensor y = ex.alloc(x.dtype, {rows.numel(), op.hidden});
     apply(ex, linear(op.down), act, y);
     const size_t i = static_cast<size_t>(e);
-    scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]),
-                     sum);
+    scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
   }
   cast(ex, sum, out);
 }
 
 bool has_moe(const ModelSpec& spec) {
   return std::any_of(spec.kinds.begin(), spec.kinds.end(), [](const std::vector<BlockOp>& block) {
-    return std::any_of(block.begin(), block.end(),
-                       [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
+    return std::any_of(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
   });
 }
 

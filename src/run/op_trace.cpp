@@ -87,7 +87,8 @@ std::vector<TracedPass> trace_passes(Exec& ex, Engine& engine, std::span<const i
   passes.push_back(trace(ex, engine, "prefill", static_cast<int64_t>(prompt.size()), prefill));
   // The launches of a step take the host longer than the GPU: some milliseconds of other work let it get ahead, so that
   // the times are the GPU's.
-  const Tensor ahead = ex.alloc_zeros(DType::u8, {ex.on_cuda() ? int64_t{256} << 20 : 256}), mixed = ex.alloc(DType::i32, {1});
+  const Tensor ahead = ex.alloc_zeros(DType::u8, {ex.on_cuda() ? int64_t{256} << 20 : 256}),
+               mixed = ex.alloc(DType::i32, {1});
   for (int i = 0; ex.on_cuda() && i < 100; ++i) read_all(ex, ahead, mixed);
   passes.push_back(trace(ex, engine, "decode step", batch, [&] { engine.greedy_step(); }));
   engine.reset();

@@ -9,7 +9,7 @@
 namespace fewbit {
 
 struct TracedOp {
-  std::string name;      // "self_attn.q_proj + self_attn.k_proj", "attention", "head"; ops that ran as one: "rope, attention"
+  std::string name;      // "self_attn.q_proj + self_attn.k_proj", "attention", "head"; fused ops: "rope, attention"
   std::string category;  // "linears", "attention", "experts", "norm", "other", "ends"
   int64_t layer = -1;    // -1 outside the blocks
   double begin_us = 0;   // from the beginning of the pass

@@ -10,10 +10,10 @@ namespace fewbit {
 
 // What was just issued: ops of a block (one, or two that run as one), or something outside the blocks.
 struct PassStep {
-  std::string_view what{};          // "embedding", "layers", "final norm, head", "choice"; "" for ops of a block
-  int64_t layer = -1;               // of the ops
+  std::string_view what{};  // "embedding", "layers", "final norm, head", "choice"; "" for ops of a block
+  int64_t layer = -1;       // of the ops
   std::span<const BlockOp> ops{};
-  bool begins = false;              // nothing yet: a chunk of the pass is about to begin
+  bool begins = false;  // nothing yet: a chunk of the pass is about to begin
 };
 using PassWatch = std::function<void(const PassStep&)>;
 

@@ -67,8 +67,8 @@ std::vector<OpsProduct> packable(OpsRun& run, const OpsModel& model) {
     if (marlin::admits(p.out, p.in, 128, 4))
       taken.push_back(p);
     else
-      run.note(fmt::format("{} {}: {} x {} does not fit the Marlin layout (in % 128, out % 64); not timed packed", model.name,
-                           p.name, p.in, p.out));
+      run.note(fmt::format("{} {}: {} x {} does not fit the Marlin layout (in % 128, out % 64); not timed packed",
+                           model.name, p.name, p.in, p.out));
   return taken;
 }
 
@@ -252,7 +252,8 @@ OpsReport time_ops(Exec& ex, const OpsOptions& o, const BenchProgress& progress,
   };
   std::vector<OpsSection> wanted;
   for (const OpsSection& s : kSections)
-    if (o.sections.empty() || std::find(o.sections.begin(), o.sections.end(), s.name) != o.sections.end()) wanted.push_back(s);
+    if (o.sections.empty() || std::find(o.sections.begin(), o.sections.end(), s.name) != o.sections.end())
+      wanted.push_back(s);
   OpsReport r{.device = ex.device_name(), .rows = {}, .notes = {}};
   tell("measuring the ceilings", 0);
   r.read_gb_per_s = measure_memory(ex).read_gb_per_s;
@@ -279,7 +280,8 @@ OpsReport time_ops(Exec& ex, const OpsOptions& o, const BenchProgress& progress,
     }
     if (done) done(r, section.name);
   }
-  if (run.lost()) r.notes.push_back("the GPU no longer answers after the last error: what was to follow is not measured");
+  if (run.lost())
+    r.notes.push_back("the GPU no longer answers after the last error: what was to follow is not measured");
   return r;
 }
 

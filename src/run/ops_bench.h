@@ -1,8 +1,8 @@
 #pragma once
-// Times of the ops that inference is made of, one by one: microseconds, bytes and operations per second, and the shares of
-// the ceilings that are measured first in the same process; products also against bf16 weights. A time is the median over
-// replays of one recorded graph that holds many launches, in turn with the graphs of what it is compared to; weights are
-// rotated among copies larger together than the L2 cache, so they come from memory; data are random.
+// Times of the ops that inference is made of, one by one: microseconds, bytes and operations per second, and the shares
+// of the ceilings that are measured first in the same process; products also against bf16 weights. A time is the median
+// over replays of one recorded graph that holds many launches, in turn with the graphs of what it is compared to;
+// weights are rotated among copies larger together than the L2 cache, so they come from memory; data are random.
 #include <limits>
 #include <span>
 #include <string_view>
@@ -42,8 +42,8 @@ std::span<const OpsSection> ops_sections();  // in the order in which they run
 
 struct OpsOptions {
   std::vector<OpsModel> models = ops_presets();
-  std::vector<std::string> sections;         // names of ops_sections(); empty = all
-  int64_t cold_bytes = int64_t{200} << 20;   // of weights between two uses of one: beyond the L2 of an H200 (60 MB)
+  std::vector<std::string> sections;        // names of ops_sections(); empty = all
+  int64_t cold_bytes = int64_t{200} << 20;  // of weights between two uses of one: beyond the L2 of an H200 (60 MB)
   int replays = 21;
   int64_t most = std::numeric_limits<int64_t>::max();  // no more rows, no longer contexts: for tests
 };
@@ -59,8 +59,8 @@ struct OpRow {
   double us = 0;
   double gb_per_s = 0, read_share = 0;        // share of OpsReport::read_gb_per_s
   double tflop_per_s = 0, product_share = 0;  // share of OpsReport::product_tflop_per_s
-  // The same work done otherwise, timed in turn with this. "bf16": products by bf16 weights through cuBLAS. "op by op": of a
-  // layer in launches of its own.
+  // The same work done otherwise, timed in turn with this. "bf16": products by bf16 weights through cuBLAS. "op by op":
+  // of a layer in launches of its own.
   std::string peer{};
   double peer_us = 0, gain = 0;  // gain = peer_us / us
   std::string error{};           // why there is no time; "" = measured
@@ -74,8 +74,8 @@ struct OpsReport {
 // Once before the first section ("") and after each, whose rows are the last ones.
 using OpsSectionDone = std::function<void(const OpsReport& so_far, std::string_view section)>;
 
-// An op that fails becomes a row with its error and the others go on, unless the GPU no longer answers: then the report ends
-// there and its last note says so. Made for GPUs; times of the CPU's ops say nothing about anything.
+// An op that fails becomes a row with its error and the others go on, unless the GPU no longer answers: then the report
+// ends there and its last note says so. Made for GPUs; times of the CPU's ops say nothing about anything.
 OpsReport time_ops(Exec&, const OpsOptions&, const BenchProgress& = {}, const OpsSectionDone& = {});
 
 }  // namespace fewbit

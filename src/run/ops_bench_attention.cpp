@@ -79,7 +79,12 @@ void prefill_attention(OpsRun& run, const OpsModel& model) {
     const int64_t seqs = std::max<int64_t>(1, 4096 / length), tokens = seqs * length;
     const Tensor q = run.random.normal({tokens, q_width}), out = ex.alloc(DType::bf16, {tokens, q_width});
     const Tensor k = run.random.normal({tokens, kv_width}), v = run.random.normal({tokens, kv_width});
-    OpRow row{.section = "prefill", .model = model.name, .op = heads_of(model), .type = "bf16", .rows = seqs, .context = length};
+    OpRow row{.section = "prefill",
+              .model = model.name,
+              .op = heads_of(model),
+              .type = "bf16",
+              .rows = seqs,
+              .context = length};
     row.bytes = 4.0 * static_cast<double>(tokens * (q_width + kv_width));
     row.flop = 2.0 * static_cast<double>(tokens * length * q_width);  // half of the square
     run.add({row, 4, [&](int64_t) { attention(ex, q, k, v, seqs, args, out); }});
@@ -91,7 +96,8 @@ void small_ops(OpsRun& run, const OpsModel& model) {
   const int64_t hidden = model.hidden, inner = model.inner, vocab = model.vocab, q_width = model.heads * model.head_dim;
   const std::vector<int64_t> counts = run.up_to_most({1, 8, 2048}), picked = run.up_to_most({1, 8, 1024});
   run.expect(4 * counts.size() + 2 * picked.size());
-  const auto line = [&](const std::string& op, int64_t rows, double bytes, int64_t calls, const std::function<void()>& body) {
+  const auto line = [&](const std::string& op, int64_t rows, double bytes, int64_t calls,
+                        const std::function<void()>& body) {
     OpRow row{.section = "small", .model = model.name, .op = op, .rows = rows, .bytes = bytes};
     run.add({std::move(row), calls, [&](int64_t) { body(); }});
   };

@@ -1,5 +1,5 @@
-// Section of time_ops(): a decoder layer of packed linears on one token of several sequences, op by op and as decode_layers()
-// launches it. Of the common form: without biases, norms of heads, windows.
+// Section of time_ops(): a decoder layer of packed linears on one token of several sequences, op by op and as
+// decode_layers() launches it. Of the common form: without biases, norms of heads, windows.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -98,8 +98,9 @@ void op_by_op(Exec& ex, const DecodeLayer& l, const DecodeForm& form, const Room
 
 bool packs(const OpsModel& m) {
   const int64_t q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
-  return marlin::admits(q, m.hidden, 128, 4) && marlin::admits(kv, m.hidden, 128, 4) && marlin::admits(m.hidden, q, 128, 4) &&
-         marlin::admits(m.inner, m.hidden, 128, 4) && marlin::admits(m.hidden, m.inner, 128, 4);
+  return marlin::admits(q, m.hidden, 128, 4) && marlin::admits(kv, m.hidden, 128, 4) &&
+         marlin::admits(m.hidden, q, 128, 4) && marlin::admits(m.inner, m.hidden, 128, 4) &&
+         marlin::admits(m.hidden, m.inner, 128, 4);
 }
 
 }  // namespace

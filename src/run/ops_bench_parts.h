@@ -7,7 +7,8 @@ namespace fewbit::ops {
 
 // At least so many blocks are in a graph of blocks: its launch and its end are not the kernels'.
 inline constexpr int64_t kBlocks = 8;
-inline constexpr double kInt4Bytes = 0.5 + 2.0 / 128, kInt8Bytes = 1 + 2.0 / 128;  // of a weight in groups of 128, f16 scales
+// of a weight in groups of 128, f16 scales
+inline constexpr double kInt4Bytes = 0.5 + 2.0 / 128, kInt8Bytes = 1 + 2.0 / 128;
 
 // Random values in device memory: a block made once on the host and repeated, at a shifted place each time.
 class RandomSource {
@@ -47,9 +48,9 @@ class OpsRun {
   // Copies of weights (or caches) of so many bytes that are cold when their turn comes again.
   int64_t copies_for(int64_t bytes) const { return std::max<int64_t>(1, (options_.cold_bytes + bytes - 1) / bytes); }
   std::vector<int64_t> up_to_most(std::initializer_list<int64_t> counts) const;
-  // Replays A B C A B C ...: the clock, which a GPU at its power limit moves by what ran in the last second, meets all alike. An
-  // Error becomes its op's row.error, and the others go on. After one that sticks to the GPU's context that row alone is kept,
-  // lost() is true and the Error goes on, here and in attempt().
+  // Replays A B C A B C ...: the clock, which a GPU at its power limit moves by what ran in the last second, meets all
+  // alike. An Error becomes its op's row.error, and the others go on. After one that sticks to the GPU's context that
+  // row alone is kept, lost() is true and the Error goes on, here and in attempt().
   void time_in_turn(std::span<Timed> ops);
   // Adds a timed row with its rates and shares.
   void keep(OpRow row);

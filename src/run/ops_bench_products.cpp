@@ -67,7 +67,8 @@ std::vector<Tensor> plain_copies(OpsRun& run, const std::vector<OpsProduct>& pro
 
 void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
   Exec& ex = run.ex;
-  const int64_t weights = p.in * p.out, dense_copies = run.copies_for(2 * weights), packed_copies = run.copies_for(weights / 2);
+  const int64_t weights = p.in * p.out, dense_copies = run.copies_for(2 * weights),
+                packed_copies = run.copies_for(weights / 2);
   std::vector<Tensor> dense;
   for (int64_t i = 0; i < dense_copies; ++i) dense.push_back(run.random.normal({p.out, p.in}));
   std::vector<PackedWeight> four, eight;
@@ -75,7 +76,8 @@ void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
   for (int64_t i = 0; i < (packed_copies + 1) / 2; ++i) eight.push_back(packed_weight(ex, run.random, p.out, p.in, 8));
   for (const int64_t rows : run.up_to_most(kRowCounts)) {
     const Tensor x = run.random.normal({rows, p.in}), y = ex.alloc(DType::bf16, {rows, p.out});
-    OpRow row{.section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
+    OpRow row{
+        .section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
     row.flop = 2 * static_cast<double>(weights * rows);
     const auto packed = [&](const char* type, double bytes_each, const std::vector<PackedWeight>& copies) {
       OpRow of_type = row;
@@ -166,7 +168,8 @@ void plain_block(OpsRun& run, const OpsModel& model) {
         else
           byte_gemms(ex, in, {.codes = type.input}, std::span(&bytes, 1));
       }));
-    Timed peer = block(kPlainTypes[0], [&](TensorView in, TensorView w, TensorView out) { library_gemm(ex, in, w, out); });
+    Timed peer =
+        block(kPlainTypes[0], [&](TensorView in, TensorView w, TensorView out) { library_gemm(ex, in, w, out); });
     run.add_with_peer(std::move(peer), std::move(ops));
   }
 }
@@ -177,7 +180,8 @@ void head(OpsRun& run, const OpsModel& model) {
   Exec& ex = run.ex;
   const int64_t vocab = model.vocab, hidden = model.hidden;
   const bool packs = marlin::admits(vocab, hidden, 128, 4);
-  if (!packs) run.note(fmt::format("{} head: {} x {} does not fit the Marlin layout; no int4", model.name, hidden, vocab));
+  if (!packs)
+    run.note(fmt::format("{} head: {} x {} does not fit the Marlin layout; no int4", model.name, hidden, vocab));
   const Tensor norm_weight = run.random.normal({hidden}), scales = ex.alloc_zeros(DType::f32, {vocab});
   const Tensor bf16_weight = run.random.normal({vocab, hidden}), words = run.random.words({(vocab * hidden + 3) / 4});
   const Tensor group_scales = ex.alloc_zeros(DType::f16, {std::max<int64_t>(hidden / 128, 1), vocab});
@@ -188,7 +192,8 @@ void head(OpsRun& run, const OpsModel& model) {
     const Tensor x = run.random.normal({rows, hidden}), room = ex.alloc(DType::bf16, {rows, hidden});
     const Tensor y = ex.alloc(DType::f32, {rows, vocab});
     const auto weights = static_cast<double>(vocab * hidden);
-    OpRow library{.section = "head", .model = model.name, .op = "norm, head", .type = "bf16", .in = hidden, .out = vocab};
+    OpRow library{
+        .section = "head", .model = model.name, .op = "norm, head", .type = "bf16", .in = hidden, .out = vocab};
     library.rows = rows, library.flop = 2 * weights * static_cast<double>(rows);
     std::vector<Timed> ops;
     const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {

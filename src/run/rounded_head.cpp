@@ -14,10 +14,8 @@
 namespace fewbit {
 namespace {
 
-constexpr std::array<std::pair<HeadType, std::string_view>, 4> kNames{{{HeadType::stored, "stored"},
-                                                                       {HeadType::dense, "bf16"},
-                                                                       {HeadType::fp8, "fp8"},
-                                                                       {HeadType::int4, "int4"}}};
+constexpr std::array<std::pair<HeadType, std::string_view>, 4> kNames{
+    {{HeadType::stored, "stored"}, {HeadType::dense, "bf16"}, {HeadType::fp8, "fp8"}, {HeadType::int4, "int4"}}};
 
 constexpr QuantSpec kInt4{.bits = 4, .group = 128};
 constexpr int64_t kRowsAtOnce = 8192;  // of the weight in f32; a multiple of Marlin's 64

@@ -6,8 +6,7 @@ namespace fewbit {
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
     : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec, 0) {
   LinearNotes linears;
-  for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    blocks_.push_back(load_block(ex, c, layer, o, &linears));
+  for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_);
 }
@@ -48,12 +47,15 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
   need_kv(seqs, x.rows() / seqs);
   ropes_.fit(x.rows() / seqs);
   const int kind = spec_.kind(layer);
-  const KvCache cache = kv_.empty() ? KvCache{} : view_of(kv_[static_cast<size_t>(kind)],
-                                                          kv_scales_[static_cast<size_t>(layer)]);
+  const KvCache cache =
+      kv_.empty() ? KvCache{} : view_of(kv_[static_cast<size_t>(kind)], kv_scales_[static_cast<size_t>(layer)]);
   Activations act = slots_->bind(x, kind);
   run_block(ex_, spec_.block(layer), block(layer), ropes_,
-            {.seqs = seqs, .positions = positions, .cache = kv_.empty() ? nullptr : &cache,
-             .turned_keys = turns_keys(options_.kv_cache)}, act, clock_);
+            {.seqs = seqs,
+             .positions = positions,
+             .cache = kv_.empty() ? nullptr : &cache,
+             .turned_keys = turns_keys(options_.kv_cache)},
+            act, clock_);
 }
 
 Tensor Runner::final_normed(ConstTensorView x) { return fewbit::final_normed(ex_, spec_, ends_, x); }

@@ -15,9 +15,7 @@ class Runner {
   Exec& exec() const { return ex_; }
   const ModelSpec& spec() const { return spec_; }
   DType dtype() const { return options_.dtype; }
-  const std::vector<std::string>& notes() const {
-    return notes_;
-  }  // linears without a packed kernel, one line each
+  const std::vector<std::string>& notes() const { return notes_; }  // linears without a packed kernel, one line each
 
   // States after the embedding and after each block: `ids` [seqs, len]. `observe(i, x)` is called with i = 0
   // … layers (the last one before the final norm); may be empty. Returns x [seqs * len, hidden].
@@ -48,7 +46,7 @@ class Runner {
   std::vector<std::string> notes_;
   Ends ends_;
   std::vector<BlockWeights> blocks_;
-  RopeTables ropes_;  // fitted to the length of every pass
+  RopeTables ropes_;                    // fitted to the length of every pass
   std::unique_ptr<SlotBuffers> slots_;  // of the largest batch so far
   PhaseClock* clock_ = nullptr;
   // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the

@@ -13,8 +13,7 @@ namespace fewbit {
 
 int32_t sample(std::span<const float> logits, const SamplerOptions& o, int64_t sequence, int64_t position) {
   FEWBIT_ASSERT(!logits.empty());
-  if (o.temperature <= 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  if (o.temperature <= 0) return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   std::vector<int32_t> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   const auto before = [&](int32_t a, int32_t b) {

@@ -31,9 +31,8 @@ class WaitingStates {
 
 }  // namespace
 
-std::vector<std::string> run_streamed(
-    Exec& ex, const Checkpoint& c, const LoadOptions& o, const StreamedPass& pass,
-    const std::function<void(int64_t, int64_t, ConstTensorView, const Ends&)>& take) {
+std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadOptions& o, const StreamedPass& pass,
+                                      const std::function<void(int64_t, int64_t, ConstTensorView, const Ends&)>& take) {
   const ModelSpec& spec = c.spec;
   const auto tokens = static_cast<int64_t>(pass.ids.size());
   const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
@@ -59,11 +58,10 @@ std::vector<std::string> run_streamed(
     const BlockWeights weights = load_block(ex, c, layer, o, &notes);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
       Activations act = slots.bind(x, spec.kind(layer));
-      run_block(ex, spec.block(layer), weights, ropes,
-                {.seqs = (end - begin) / len,
-                 .positions = positions.view().row_range(0, end - begin),
-                 .cache = nullptr},
-                act);
+      run_block(
+          ex, spec.block(layer), weights, ropes,
+          {.seqs = (end - begin) / len, .positions = positions.view().row_range(0, end - begin), .cache = nullptr},
+          act);
     });
     if (pass.progress) pass.progress(layer + 1, spec.layers);
   }

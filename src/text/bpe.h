@@ -39,7 +39,7 @@ class MergeTable {
 struct BpeModel {
   Vocabulary vocab{};
   MergeTable merges{};
-  std::optional<int32_t> unk{};  // for a character that is not in the vocabulary; without it, dropped
+  std::optional<int32_t> unk{};                 // for a character that is not in the vocabulary; without it, dropped
   std::optional<std::vector<int32_t>> bytes{};  // byte fallback: the ids of <0x00> … <0xFF>, -1 where absent
   bool fuse_unk = false;                        // consecutive unknown characters give one token
   bool ignore_merges = false;                   // a word that is in the vocabulary is one token

@@ -85,10 +85,9 @@ Source source_of(const std::filesystem::path& checkpoint, const std::string& nam
     return {file.string(), read_text(file)};
   const std::string text = configured_template(config);
   if (text.empty())
-    fail(ErrorKind::usage,
-         fmt::format("{}: the checkpoint has no chat template; give --chat-template llama3, chatml, "
-                     "mistral, gemma or a FILE",
-                     checkpoint.string()));
+    fail(ErrorKind::usage, fmt::format("{}: the checkpoint has no chat template; give --chat-template llama3, chatml, "
+                                       "mistral, gemma or a FILE",
+                                       checkpoint.string()));
   return {(checkpoint / "tokenizer_config.json").string() + ": chat_template", text};
 }
 
@@ -114,8 +113,7 @@ std::string ChatTemplate::render(std::span<const ChatMessage> messages, bool add
   Json variables = {
       {"bos_token", impl_->bos}, {"eos_token", impl_->eos}, {"add_generation_prompt", add_generation_prompt}};
   variables["messages"] = Json::array();
-  for (const ChatMessage& m : messages)
-    variables["messages"].push_back({{"role", m.role}, {"content", m.content}});
+  for (const ChatMessage& m : messages) variables["messages"].push_back({{"role", m.role}, {"content", m.content}});
   return jinja::render(impl_->nodes, variables.dump(), impl_->where);
 }
 

@@ -60,8 +60,8 @@ void split_samples(std::vector<Share>& shares, int64_t samples) {
   }
 }
 
-std::string shortfall_sentence(const std::vector<CalibText>& texts, const std::vector<Share>& shares,
-                               int64_t samples, int64_t length) {
+std::string shortfall_sentence(const std::vector<CalibText>& texts, const std::vector<Share>& shares, int64_t samples,
+                               int64_t length) {
   std::vector<std::string> parts;
   int64_t taken = 0;
   for (size_t i = 0; i < texts.size(); ++i) {
@@ -77,8 +77,7 @@ std::string shortfall_sentence(const std::vector<CalibText>& texts, const std::v
 
 // `count` of the windows of `ids`, a partial Fisher-Yates shuffle keyed by seed and text: asking for more
 // keeps what fewer would have given.
-void draw(const std::vector<int32_t>& ids, const std::string& text, uint64_t seed, const Share& share,
-          Windows& out) {
+void draw(const std::vector<int32_t>& ids, const std::string& text, uint64_t seed, const Share& share, Windows& out) {
   std::vector<int64_t> order(static_cast<size_t>(share.windows));
   std::iota(order.begin(), order.end(), int64_t{0});
   Rng rng(seed, content_hash(text.data(), text.size()));
@@ -131,8 +130,7 @@ Windows cut_windows(std::vector<int32_t> ids, int64_t length, int64_t max_window
   check_length(length);
   int64_t count = static_cast<int64_t>(ids.size()) / length;
   if (count == 0)
-    fail(ErrorKind::usage,
-         too_short(source, ids.size(), length) + "; give a longer text or a shorter window");
+    fail(ErrorKind::usage, too_short(source, ids.size(), length) + "; give a longer text or a shorter window");
   if (max_windows > 0) count = std::min(count, max_windows);
   ids.resize(static_cast<size_t>(count * length));
   return {count, length, std::move(ids), source};
@@ -142,19 +140,16 @@ Windows windows_from_ids(std::vector<int32_t> ids, int64_t count, int64_t length
   if (count < 1 || length < 1 || static_cast<int64_t>(ids.size()) != count * length)
     fail(ErrorKind::checkpoint,
          fmt::format("{}: input_ids has {} values, expected {} x {}", source, ids.size(), count, length));
-  if (const auto it = std::find_if(ids.begin(), ids.end(), [](int32_t id) { return id < 0; });
-      it != ids.end())
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: input_ids holds {} at position {}, expected ids of 0 or more", source, *it,
-                     it - ids.begin()));
+  if (const auto it = std::find_if(ids.begin(), ids.end(), [](int32_t id) { return id < 0; }); it != ids.end())
+    fail(ErrorKind::checkpoint, fmt::format("{}: input_ids holds {} at position {}, expected ids of 0 or more", source,
+                                            *it, it - ids.begin()));
   return {count, length, std::move(ids), std::move(source)};
 }
 
 Windows draw_calibration(const Tokenizer& tokenizer, const std::vector<CalibText>& texts, int64_t samples,
                          int64_t length, uint64_t seed, std::string* shortfall) {
   check_length(length);
-  if (samples < 1)
-    fail(ErrorKind::usage, fmt::format("{} calibration samples; expected at least 1", samples));
+  if (samples < 1) fail(ErrorKind::usage, fmt::format("{} calibration samples; expected at least 1", samples));
   if (texts.empty()) fail(ErrorKind::usage, "no calibration text given");
   std::vector<std::vector<int32_t>> ids(texts.size());
   parallel_for(static_cast<int64_t>(texts.size()), 1, [&](int64_t begin, int64_t end) {
@@ -189,8 +184,7 @@ fs::path builtin_data_dir() {
     if (fs::exists(p / "MANIFEST.json", error)) return p;
     looked.push_back(p.string());
   }
-  fail(ErrorKind::io,
-       "the built-in data was not found; looked for MANIFEST.json in " + join(looked, " and "));
+  fail(ErrorKind::io, "the built-in data was not found; looked for MANIFEST.json in " + join(looked, " and "));
 }
 
 std::vector<CalibText> builtin_calibration() {

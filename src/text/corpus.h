@@ -37,8 +37,8 @@ struct CalibText {
   std::string name;  // path or "builtin/prose.txt"
   std::string text;
 };
-Windows draw_calibration(const Tokenizer&, const std::vector<CalibText>& texts, int64_t samples,
-                         int64_t length, uint64_t seed, std::string* shortfall);
+Windows draw_calibration(const Tokenizer&, const std::vector<CalibText>& texts, int64_t samples, int64_t length,
+                         uint64_t seed, std::string* shortfall);
 
 // Where the built-in data lies: found from the executable (<prefix>/share/fewbit), then from the source tree.
 // Error{io} naming the places looked at.

@@ -72,10 +72,8 @@ Tokens run_step(const StripToken& strip, Tokens tokens) {
   const size_t n = strip.content.size();
   for (std::string& t : tokens) {
     size_t begin = 0, end = t.size();
-    for (int64_t k = 0; k < strip.start && end - begin >= n && t.compare(begin, n, strip.content) == 0; ++k)
-      begin += n;
-    for (int64_t k = 0; k < strip.stop && end - begin >= n && t.compare(end - n, n, strip.content) == 0; ++k)
-      end -= n;
+    for (int64_t k = 0; k < strip.start && end - begin >= n && t.compare(begin, n, strip.content) == 0; ++k) begin += n;
+    for (int64_t k = 0; k < strip.stop && end - begin >= n && t.compare(end - n, n, strip.content) == 0; ++k) end -= n;
     t = t.substr(begin, end - begin);
   }
   return tokens;
@@ -90,8 +88,7 @@ Tokens run_step(const ReplaceText& replace, Tokens tokens) {
 Tokens run_step(const MarkSpaces& marks, Tokens tokens) {
   const ReplaceText to_space{Pattern::literal(marks.mark), " "}, to_nothing{Pattern::literal(marks.mark), ""};
   for (size_t i = 0; i < tokens.size(); ++i)
-    tokens[i] =
-        replace_all(i == 0 && marks.scheme != PrependScheme::never ? to_nothing : to_space, tokens[i]);
+    tokens[i] = replace_all(i == 0 && marks.scheme != PrependScheme::never ? to_nothing : to_space, tokens[i]);
   return tokens;
 }
 

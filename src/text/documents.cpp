@@ -26,8 +26,7 @@ std::string content_of(const Json& message, const std::string& where) {
   if (content.is_string()) return content;
   std::string text;
   for (const Json& part : content.is_array() ? content : Json::array()) {
-    if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") ||
-        !part["text"].is_string())
+    if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") || !part["text"].is_string())
       fail(ErrorKind::unsupported, where + ": messages: only parts of type \"text\" are understood");
     text += part["text"].get<std::string>();
   }
@@ -45,8 +44,8 @@ std::string rendered(const Json& messages, const ChatTemplate& chat, const std::
   return chat.render(list, false);
 }
 
-void add_line(std::string_view line, const std::string& where,
-              const std::function<const ChatTemplate&()>& chat, Documents& out) {
+void add_line(std::string_view line, const std::string& where, const std::function<const ChatTemplate&()>& chat,
+              Documents& out) {
   const Json j = Json::parse(line, nullptr, false);
   if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
   const bool has_messages = j.contains("messages") && j["messages"].is_array();
@@ -60,8 +59,7 @@ void add_line(std::string_view line, const std::string& where,
 
 }  // namespace
 
-Documents read_documents(const std::filesystem::path& path,
-                         const std::function<const ChatTemplate&()>& chat) {
+Documents read_documents(const std::filesystem::path& path, const std::function<const ChatTemplate&()>& chat) {
   const std::string content = read_text(path);
   if (path.extension() != ".jsonl") return {{content}};
   Documents out;
@@ -79,8 +77,7 @@ std::string joined_rows(const Documents& d) {
   std::string out;
   for (const std::string& text : d.texts) {
     for (size_t begin = 0; begin < text.size();) {
-      const size_t newline = text.find('\n', begin),
-                   end = newline == std::string::npos ? text.size() : newline + 1;
+      const size_t newline = text.find('\n', begin), end = newline == std::string::npos ? text.size() : newline + 1;
       const std::string_view row = std::string_view(text).substr(begin, end - begin);
       if (begin > 0) out += "\n\n";
       if (!blank_trimmed(row).empty()) out += row;

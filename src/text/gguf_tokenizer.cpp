@@ -25,8 +25,7 @@ const SplitRule& split_rule_of(const gguf::Metadata& m) {
     if (r.name == name) return r;
     known += fmt::format(" {}", r.name);
   }
-  fail(ErrorKind::unsupported,
-       fmt::format("{}: tokenizer.ggml.pre: found \"{}\"; known:{}", m.where(), name, known));
+  fail(ErrorKind::unsupported, fmt::format("{}: tokenizer.ggml.pre: found \"{}\"; known:{}", m.where(), name, known));
 }
 
 std::vector<ScoredMerge> merges_from_scores(const gguf::Metadata& m, const Vocabulary& vocab) {
@@ -35,8 +34,7 @@ std::vector<ScoredMerge> merges_from_scores(const gguf::Metadata& m, const Vocab
   for (const auto& [token, id] : vocab) {
     if (static_cast<size_t>(id) >= scores.size())
       fail(ErrorKind::checkpoint,
-           fmt::format("{}: tokenizer.ggml.scores: expected one for every token, found {}", m.where(),
-                       scores.size()));
+           fmt::format("{}: tokenizer.ggml.scores: expected one for every token, found {}", m.where(), scores.size()));
     if (!is_utf8(token)) continue;
     size_t at = 0;
     for (next_code(token, at); at < token.size(); next_code(token, at)) {
@@ -145,8 +143,7 @@ std::vector<float> scores_of(const json& tokenizer, const TokenizerFile& f, cons
   for (size_t id = 0; id < scores.size(); ++id)
     if (tokens.type[id] != kNormal) scores[id] = 0;
   for (size_t rank = merges.size(); rank-- > 0;)
-    scores[static_cast<size_t>(f.model.vocab.at(merges[rank].first + merges[rank].second))] =
-        -static_cast<float>(rank);
+    scores[static_cast<size_t>(f.model.vocab.at(merges[rank].first + merges[rank].second))] = -static_cast<float>(rank);
   return scores;
 }
 
@@ -171,8 +168,7 @@ std::string chat_template(const fs::path& dir, const json& config) {
 void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& tokens, gguf::Metadata& m) {
   const json config = parse_file(dir / "tokenizer_config.json");
   const auto id_of = [&](const std::string& text) {
-    const auto it =
-        text.empty() ? tokens.text.end() : std::find(tokens.text.begin(), tokens.text.end(), text);
+    const auto it = text.empty() ? tokens.text.end() : std::find(tokens.text.begin(), tokens.text.end(), text);
     return it == tokens.text.end() ? -1 : it - tokens.text.begin();
   };
   int64_t bos = -1, eos = -1;
@@ -180,8 +176,7 @@ void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& toke
     *id = id_of(token_text(config, key));
     const json ids = parse_file(dir / "config.json");
     const std::string in_config = std::string(name) + "_token_id";
-    if (*id < 0 && ids.contains(in_config) && ids[in_config].is_number_integer())
-      *id = ids[in_config].get<int64_t>();
+    if (*id < 0 && ids.contains(in_config) && ids[in_config].is_number_integer()) *id = ids[in_config].get<int64_t>();
     if (*id >= 0) m.set("tokenizer.ggml." + in_config, static_cast<uint32_t>(*id));
   }
   if (const int64_t pad = id_of(token_text(config, "pad_token")); pad >= 0)
@@ -197,8 +192,7 @@ void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& toke
   };
   m.set("tokenizer.ggml.add_bos_token", adds(f.prefix, bos, "the BOS token"));
   m.set("tokenizer.ggml.add_eos_token", adds(f.suffix, eos, "the EOS token"));
-  if (const std::string chat = chat_template(dir, config); !chat.empty())
-    m.set("tokenizer.chat_template", chat);
+  if (const std::string chat = chat_template(dir, config); !chat.empty()) m.set("tokenizer.chat_template", chat);
 }
 
 bool prepends_space(const TokenizerFile& f) {
@@ -218,8 +212,8 @@ void take_tokens(const gguf::Metadata& m, TokenizerFile& f) {
   std::vector<int64_t> types = m.integers("tokenizer.ggml.token_type");
   if (types.empty()) types.assign(tokens.size(), kNormal);
   if (types.size() != tokens.size())
-    fail(ErrorKind::checkpoint, fmt::format("{}: tokenizer.ggml.token_type: expected {} entries, found {}",
-                                            m.where(), tokens.size(), types.size()));
+    fail(ErrorKind::checkpoint, fmt::format("{}: tokenizer.ggml.token_type: expected {} entries, found {}", m.where(),
+                                            tokens.size(), types.size()));
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<int32_t>(i);
     if (types[i] == kControl || types[i] == kUserDefined)
@@ -236,8 +230,7 @@ void take_phi3_spaces(const gguf::Metadata& m, TokenizerFile& f) {
   std::string name = m.text("general.name", "");
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   if (name.find("phi-3") == std::string::npos && name.find("phi3") == std::string::npos) return;
-  for (AddedToken& t : f.added)
-    t.rstrip = t.content != "<unk>" && t.content != "<s>" && t.content != "<|endoftext|>";
+  for (AddedToken& t : f.added) t.rstrip = t.content != "<unk>" && t.content != "<s>" && t.content != "<|endoftext|>";
 }
 
 void take_merges(const gguf::Metadata& m, BpeModel& model) {
@@ -249,8 +242,8 @@ void take_merges(const gguf::Metadata& m, BpeModel& model) {
       const auto it = model.vocab.find(token);
       if (space == std::string::npos || it == model.vocab.end())
         fail(ErrorKind::checkpoint,
-             fmt::format("{}: tokenizer.ggml.merges[{}]: \"{}\" does not join two tokens to a third",
-                         m.where(), rank, merges[rank]));
+             fmt::format("{}: tokenizer.ggml.merges[{}]: \"{}\" does not join two tokens to a third", m.where(), rank,
+                         merges[rank]));
       return it->second;
     };
     const std::string left = merges[rank].substr(0, space), right = merges[rank].substr(space + 1);
@@ -274,8 +267,8 @@ void take_byte_characters(const gguf::Metadata& m, TokenizerFile& f) {
   take_merges(m, f.model);
   f.model.ignore_merges = rule.ignore_merges;
   if (rule.nfc) f.normalizer.emplace_back(UnicodeForm::nfc);
-  f.pre_tokenizer.emplace_back(SplitWords{Pattern::regex(rule.regex.empty() ? kGpt2 : rule.regex, m.where()),
-                                          SplitBehavior::isolated, false});
+  f.pre_tokenizer.emplace_back(
+      SplitWords{Pattern::regex(rule.regex.empty() ? kGpt2 : rule.regex, m.where()), SplitBehavior::isolated, false});
   f.pre_tokenizer.emplace_back(ByteCharacters{});
   f.decoder.emplace().emplace_back(BytesFromCharacters{});
 }

@@ -15,8 +15,7 @@ using nlohmann::json;
 using namespace gguf_words;
 
 json byte_level(bool use_regex) {
-  return {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
+  return {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", use_regex}};
 }
 
 json split_at(std::string_view regex) {
@@ -107,10 +106,7 @@ json post_processor_of(const TokenizerFile& f, const std::vector<std::string>& t
   const json single = around("A", 0);
   json pair = single;
   for (json& part : around("B", 1)) pair.push_back(std::move(part));
-  return {{"type", "TemplateProcessing"},
-          {"single", single},
-          {"pair", std::move(pair)},
-          {"special_tokens", specials}};
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", std::move(pair)}, {"special_tokens", specials}};
 }
 
 // Characters for bytes, or SentencePiece's marks for spaces.
@@ -119,8 +115,7 @@ void put_words(const gguf::Metadata& m, const TokenizerFile& f, json& j) {
   j["pre_tokenizer"] = nullptr;
   if (f.model.bytes) {
     const bool prefix = m.flag("tokenizer.ggml.add_space_prefix", true);
-    json normalizers = json::array(),
-         decoders = {replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
+    json normalizers = json::array(), decoders = {replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
     if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", kMark}});
     normalizers.push_back(replace(" ", kMark));
     if (prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
@@ -130,27 +125,23 @@ void put_words(const gguf::Metadata& m, const TokenizerFile& f, json& j) {
   }
   const SplitRule& rule = split_rule_of(m);
   if (rule.nfc) j["normalizer"] = {{"type", "NFC"}};
-  j["pre_tokenizer"] =
-      rule.regex.empty() ? byte_level(true)
-                         : sequence("pretokenizers", json::array({split_at(rule.regex), byte_level(false)}));
+  j["pre_tokenizer"] = rule.regex.empty()
+                           ? byte_level(true)
+                           : sequence("pretokenizers", json::array({split_at(rule.regex), byte_level(false)}));
   j["decoder"] = byte_level(true);
 }
 
-std::string config_of(const gguf::Metadata& m, const TokenizerFile& f,
-                      const std::vector<std::string>& tokens) {
+std::string config_of(const gguf::Metadata& m, const TokenizerFile& f, const std::vector<std::string>& tokens) {
   json c = {{"tokenizer_class", "PreTrainedTokenizerFast"},
             {"add_bos_token", !f.prefix.empty()},
             {"add_eos_token", !f.suffix.empty()},
             {"clean_up_tokenization_spaces", false}};
-  for (const auto& [name, key] : {std::pair{"bos_token", "bos"},
-                                  {"eos_token", "eos"},
-                                  {"pad_token", "padding"},
-                                  {"unk_token", "unknown"}}) {
+  for (const auto& [name, key] :
+       {std::pair{"bos_token", "bos"}, {"eos_token", "eos"}, {"pad_token", "padding"}, {"unk_token", "unknown"}}) {
     const int64_t id = m.integer(std::string("tokenizer.ggml.") + key + "_token_id", -1);
     if (id >= 0 && static_cast<size_t>(id) < tokens.size()) c[name] = tokens[static_cast<size_t>(id)];
   }
-  if (const std::string chat = m.text("tokenizer.chat_template", ""); !chat.empty())
-    c["chat_template"] = chat;
+  if (const std::string chat = m.text("tokenizer.chat_template", ""); !chat.empty()) c["chat_template"] = chat;
   return c.dump(1) + "\n";
 }
 

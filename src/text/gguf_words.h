@@ -10,14 +10,7 @@ namespace fewbit::gguf_words {
 
 inline constexpr const char* kMark = "\xe2\x96\x81";  // U+2581, SentencePiece's space
 inline constexpr const char* kNoTokenizer = "none";   // as tokenizer.ggml.model
-enum TokenType : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6
-};
+enum TokenType : int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
 
 // How a text falls into words, and the names llama.cpp has for it; the first of a rule is written.
 struct SplitRule {

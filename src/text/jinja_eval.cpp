@@ -59,9 +59,7 @@ std::string replaced(std::string s, const std::string& from, const std::string& 
 
 class Interpreter {
  public:
-  Interpreter(Json variables, std::string where) : where_(std::move(where)) {
-    scopes_.push_back(std::move(variables));
-  }
+  Interpreter(Json variables, std::string where) : where_(std::move(where)) { scopes_.push_back(std::move(variables)); }
 
   void run(const std::vector<Node>& nodes) {
     for (const Node& n : nodes) run(n);
@@ -205,8 +203,7 @@ class Interpreter {
 
   Json element(const Json& of, const Json& key) const {
     if (of.is_discarded()) refuse(fmt::format("\"{}\" of something undefined", printed(key)));
-    if (of.is_object() && key.is_string() && of.contains(key.get<std::string>()))
-      return of[key.get<std::string>()];
+    if (of.is_object() && key.is_string() && of.contains(key.get<std::string>())) return of[key.get<std::string>()];
     if (of.is_array() && key.is_number_integer()) {
       const auto n = static_cast<int64_t>(of.size());
       const int64_t i = key.get<int64_t>() < 0 ? key.get<int64_t>() + n : key.get<int64_t>();
@@ -241,18 +238,15 @@ class Interpreter {
   Json call(const Expr& e) {
     std::vector<Json> args;
     for (const ExprPtr& a : e.args) args.push_back(value(*a));
-    if (e.text == "raise_exception")
-      refuse("the chat template refuses: " + (args.empty() ? "" : printed(args[0])));
+    if (e.text == "raise_exception") refuse("the chat template refuses: " + (args.empty() ? "" : printed(args[0])));
     if (e.text == "namespace") {
       Json object = Json::object();
-      for (size_t i = 0; i < e.keywords.size(); ++i)
-        object[e.keywords[i]] = args[args.size() - e.keywords.size() + i];
+      for (size_t i = 0; i < e.keywords.size(); ++i) object[e.keywords[i]] = args[args.size() - e.keywords.size() + i];
       return object;
     }
     if (e.text == "range" && (args.size() == 1 || args.size() == 2)) {
       Json list = Json::array();
-      for (int64_t i = args.size() == 2 ? integer(args[0]) : 0; i < integer(args.back()); ++i)
-        list.push_back(i);
+      for (int64_t i = args.size() == 2 ? integer(args[0]) : 0; i < integer(args.back()); ++i) list.push_back(i);
       return list;
     }
     fail(ErrorKind::unsupported,
@@ -308,8 +302,7 @@ class Interpreter {
   }
 
   static int64_t length_of(const std::string& s) {  // code points
-    return std::count_if(s.begin(), s.end(),
-                         [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+    return std::count_if(s.begin(), s.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
   }
 
   static bool test(const std::string& name, const Json& v) {
@@ -366,8 +359,7 @@ class Interpreter {
 
 }  // namespace
 
-std::string render(const std::vector<Node>& nodes, const std::string& variables_json,
-                   const std::string& where) {
+std::string render(const std::vector<Node>& nodes, const std::string& variables_json, const std::string& where) {
   Interpreter run(Json::parse(variables_json), where);
   run.run(nodes);
   return run.text();

@@ -56,12 +56,10 @@ std::string unescaped(std::string_view s) {
 }  // namespace
 
 void Refuser::unsupported(const std::string& what) const {
-  fail(
-      ErrorKind::unsupported,
-      fmt::format(
-          "{}: line {}: {} is outside of the supported subset of Jinja; give --chat-template llama3, chatml, "
-          "mistral, gemma or a FILE",
-          where_, line, what));
+  fail(ErrorKind::unsupported,
+       fmt::format("{}: line {}: {} is outside of the supported subset of Jinja; give --chat-template llama3, chatml, "
+                   "mistral, gemma or a FILE",
+                   where_, line, what));
 }
 void Refuser::broken(const std::string& what) const {
   fail(ErrorKind::checkpoint, fmt::format("{}: line {}: {}", where_, line, what));
@@ -73,16 +71,15 @@ std::vector<Piece> cut(std::string_view s, Refuser& refuse) {
   bool strip_next = false, trim_newline = false;
   for (size_t i = 0; i < s.size();) {
     size_t open = i;
-    while (open < s.size() &&
-           !(s[open] == '{' && open + 1 < s.size() && listed(std::string_view("{%#"), s[open + 1])))
+    while (open < s.size() && !(s[open] == '{' && open + 1 < s.size() && listed(std::string_view("{%#"), s[open + 1])))
       ++open;
     std::string text(s.substr(i, open - i));
     const bool at_start = i == 0;
     if (strip_next) text.erase(0, std::min(text.find_first_not_of(" \t\r\n"), text.size()));
     if (trim_newline && !strip_next && !text.empty() && text[0] == '\n') text.erase(0, 1);
     const int line_of_text = refuse.line;
-    refuse.line += static_cast<int>(
-        std::count(s.begin() + static_cast<int64_t>(i), s.begin() + static_cast<int64_t>(open), '\n'));
+    refuse.line +=
+        static_cast<int>(std::count(s.begin() + static_cast<int64_t>(i), s.begin() + static_cast<int64_t>(open), '\n'));
     if (open == s.size()) {
       pieces.push_back({Piece::Kind::text, std::move(text), line_of_text});
       break;
@@ -102,8 +99,7 @@ std::vector<Piece> cut(std::string_view s, Refuser& refuse) {
     if (!inner.empty() && (inner.back() == '-' || inner.back() == '+')) inner.remove_suffix(1);
     if (!text.empty()) pieces.push_back({Piece::Kind::text, std::move(text), line_of_text});
     if (kind != '#')
-      pieces.push_back(
-          {kind == '{' ? Piece::Kind::output : Piece::Kind::block, std::string(inner), refuse.line});
+      pieces.push_back({kind == '{' ? Piece::Kind::output : Piece::Kind::block, std::string(inner), refuse.line});
     refuse.line += static_cast<int>(
         std::count(s.begin() + static_cast<int64_t>(open), s.begin() + static_cast<int64_t>(stop), '\n'));
     i = stop + 2;

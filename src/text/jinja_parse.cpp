@@ -12,15 +12,13 @@
 namespace fewbit::jinja {
 namespace {
 
-constexpr std::array kFilters =
-    std::to_array<std::string_view>({"trim", "length", "count", "tojson", "upper", "lower", "join", "first",
-                                     "last", "default", "string", "safe"});
+constexpr std::array kFilters = std::to_array<std::string_view>(
+    {"trim", "length", "count", "tojson", "upper", "lower", "join", "first", "last", "default", "string", "safe"});
 constexpr std::array kTests =
-    std::to_array<std::string_view>({"defined", "undefined", "none", "string", "mapping", "iterable",
-                                     "sequence", "boolean", "number", "true", "false"});
-constexpr std::array kMethods =
-    std::to_array<std::string_view>({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "upper",
-                                     "lower", "replace", "items", "get"});
+    std::to_array<std::string_view>({"defined", "undefined", "none", "string", "mapping", "iterable", "sequence",
+                                     "boolean", "number", "true", "false"});
+constexpr std::array kMethods = std::to_array<std::string_view>(
+    {"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "upper", "lower", "replace", "items", "get"});
 
 ExprPtr make(Expr::Kind kind, std::string text = "") {
   auto e = std::make_unique<Expr>();
@@ -53,8 +51,7 @@ class Phrase {
     if (!done()) refuse_.unsupported(fmt::format("\"{}\"", peek().text));
   }
   std::string name() {
-    if (peek().kind != Token::Kind::name)
-      refuse_.broken(fmt::format("expected a name, found \"{}\"", peek().text));
+    if (peek().kind != Token::Kind::name) refuse_.broken(fmt::format("expected a name, found \"{}\"", peek().text));
     return tokens_[at_++].text;
   }
 
@@ -63,8 +60,7 @@ class Phrase {
     if (!accept("if")) return value;
     ExprPtr condition = any_of();
     ExprPtr otherwise = accept("else") ? expression() : nullptr;
-    return make_with(Expr::Kind::conditional, "", std::move(value), std::move(condition),
-                     std::move(otherwise));
+    return make_with(Expr::Kind::conditional, "", std::move(value), std::move(condition), std::move(otherwise));
   }
   ExprPtr any_of() {
     ExprPtr e = all_of();
@@ -143,8 +139,7 @@ class Phrase {
       e = make(Expr::Kind::literal);
       e->literal = t.text;
     } else if (t.kind == Token::Kind::number) {
-      if (t.text.size() > 18 ||
-          !std::all_of(t.text.begin(), t.text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      if (t.text.size() > 18 || !std::all_of(t.text.begin(), t.text.end(), [](char c) { return c >= '0' && c <= '9'; }))
         refuse_.unsupported(fmt::format("the number \"{}\"", t.text));
       e = make(Expr::Kind::literal);
       e->literal = int64_t{std::stoll(t.text)};
@@ -261,8 +256,7 @@ class Parser {
         nodes.push_back(std::move(n));
         continue;
       }
-      if (phrase.peek().kind == Token::Kind::name && listed(ends, std::string_view(phrase.peek().text)))
-        return nodes;
+      if (phrase.peek().kind == Token::Kind::name && listed(ends, std::string_view(phrase.peek().text))) return nodes;
       nodes.push_back(block(phrase));
     }
     if (!ends.empty()) refuse_.broken(fmt::format("{{% {} %}} is missing", ends.back()));

@@ -26,11 +26,10 @@ std::string run_step(UnicodeForm form, std::string text) {
   if (form == UnicodeForm::nfkc || form == UnicodeForm::nfkd) options |= UTF8PROC_COMPAT;
   utf8proc_uint8_t* raw = nullptr;
   const utf8proc_ssize_t n =
-      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                   static_cast<utf8proc_ssize_t>(text.size()), &raw, static_cast<utf8proc_option_t>(options));
+      utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                   &raw, static_cast<utf8proc_option_t>(options));
   const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owned(raw, std::free);
-  if (n < 0)
-    fail(ErrorKind::memory, std::string("tokenizer: Unicode normalization failed: ") + utf8proc_errmsg(n));
+  if (n < 0) fail(ErrorKind::memory, std::string("tokenizer: Unicode normalization failed: ") + utf8proc_errmsg(n));
   return {reinterpret_cast<const char*>(raw), static_cast<size_t>(n)};
 }
 
@@ -40,8 +39,7 @@ std::string run_step(const LowercaseText&, const std::string& text) {
   for (size_t i = 0; i < text.size();) {
     const uint32_t c = next_code(text, i);
     append_code(out, static_cast<uint32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))));
-    if (c == 0x130)
-      append_code(out, 0x307);  // the one letter whose lower case is two characters: i and a dot
+    if (c == 0x130) append_code(out, 0x307);  // the one letter whose lower case is two characters: i and a dot
   }
   return out;
 }
@@ -62,13 +60,9 @@ std::string run_step(const StripText& strip, const std::string& text) {
   return text.substr(begin, end - begin);
 }
 
-std::string run_step(const PrependText& prepend, std::string text) {
-  return text.empty() ? text : prepend.text + text;
-}
+std::string run_step(const PrependText& prepend, std::string text) { return text.empty() ? text : prepend.text + text; }
 
-std::string run_step(const ReplaceText& replace, const std::string& text) {
-  return replace_all(replace, text);
-}
+std::string run_step(const ReplaceText& replace, const std::string& text) { return replace_all(replace, text); }
 
 }  // namespace
 

@@ -58,9 +58,8 @@ class Translator {
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
-    fail(ErrorKind::unsupported, where_ + ": regular expression construct " + what + " at byte " +
-                                     std::to_string(i_) + " is not supported in \"" + std::string(in_) +
-                                     "\"");
+    fail(ErrorKind::unsupported, where_ + ": regular expression construct " + what + " at byte " + std::to_string(i_) +
+                                     " is not supported in \"" + std::string(in_) + "\"");
   }
   char peek(size_t ahead = 0) const { return i_ + ahead < in_.size() ? in_[i_ + ahead] : '\0'; }
   bool at(std::string_view s) const { return in_.substr(i_, s.size()) == s; }
@@ -169,9 +168,8 @@ class Translator {
   }
 
   void escape() {
-    const std::string word = "[" + std::string(kWord) + "]", behind = "(?<=" + word + ")",
-                      ahead = "(?=" + word + ")", not_behind = "(?<!" + word + ")",
-                      not_ahead = "(?!" + word + ")";
+    const std::string word = "[" + std::string(kWord) + "]", behind = "(?<=" + word + ")", ahead = "(?=" + word + ")",
+                      not_behind = "(?<!" + word + ")", not_ahead = "(?!" + word + ")";
     switch (peek(1)) {
       case 's':
         return emit("[" + std::string(kSpace) + "]");
@@ -230,11 +228,9 @@ class Translator {
     const bool braces = peek(2) == '{';
     size_t n = braces ? 3 : 2;
     const size_t begin = n;
-    while (std::isxdigit(static_cast<unsigned char>(peek(n))) && (braces || n < (peek(1) == 'u' ? 6u : 4u)))
-      ++n;
+    while (std::isxdigit(static_cast<unsigned char>(peek(n))) && (braces || n < (peek(1) == 'u' ? 6u : 4u))) ++n;
     const std::string hex(in_.substr(i_ + begin, n - begin));
-    if (hex.empty() || (braces && (peek(n) != '}' || peek(1) == 'u')) ||
-        (!braces && peek(1) == 'u' && hex.size() != 4))
+    if (hex.empty() || (braces && (peek(n) != '}' || peek(1) == 'u')) || (!braces && peek(1) == 'u' && hex.size() != 4))
       refuse(fmt::format("\\{}", peek(1)));
     // \xHH above 7F would be a raw byte.
     if (!braces && peek(1) == 'x' && std::stoul(hex, nullptr, 16) > 0x7F) refuse(fmt::format("\\x{}", hex));

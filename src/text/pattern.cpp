@@ -27,8 +27,7 @@ bool search(const pcre2_code_8* code, std::string_view subject, size_t start, pc
   if (rc == PCRE2_ERROR_JIT_STACKLIMIT)  // the interpreter takes its memory from the heap
     rc = pcre2_match_8(code, text, subject.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
   if (rc == PCRE2_ERROR_NOMATCH) return false;
-  if (rc < 0)
-    fail(ErrorKind::unsupported, "tokenizer: a regular expression gave up on the text: " + pcre_message(rc));
+  if (rc < 0) fail(ErrorKind::unsupported, "tokenizer: a regular expression gave up on the text: " + pcre_message(rc));
   return true;
 }
 
@@ -56,8 +55,8 @@ Pattern Pattern::regex(std::string_view oniguruma, const std::string& where) {
   p.code_.reset(pcre2_compile_8(reinterpret_cast<PCRE2_SPTR8>(pattern.data()), pattern.size(),
                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &offset, nullptr));
   if (!p.code_)
-    fail(ErrorKind::unsupported, where + ": regular expression \"" + std::string(oniguruma) +
-                                     "\" cannot be compiled: " + pcre_message(error));
+    fail(ErrorKind::unsupported,
+         where + ": regular expression \"" + std::string(oniguruma) + "\" cannot be compiled: " + pcre_message(error));
   pcre2_jit_compile_8(p.code_.get(), PCRE2_JIT_COMPLETE);  // without machine code the interpreter runs it
   return p;
 }
@@ -65,8 +64,7 @@ Pattern Pattern::regex(std::string_view oniguruma, const std::string& where) {
 std::vector<Match> Pattern::find_literal(std::string_view subject) const {
   std::vector<Match> out;
   if (literal_.empty()) return out;
-  for (size_t i = subject.find(literal_); i != std::string_view::npos;
-       i = subject.find(literal_, i + literal_.size()))
+  for (size_t i = subject.find(literal_); i != std::string_view::npos; i = subject.find(literal_, i + literal_.size()))
     out.push_back({i, i + literal_.size()});
   return out;
 }

@@ -95,8 +95,7 @@ void run_step(const ByteCharacters&, Words& words) {
 void run_step(const MarkSpaces& marks, Words& words) {
   rewrite(words, [&](std::string& out, std::string_view word, bool at_start) {
     const bool marked = word[0] == ' ' || word.substr(0, marks.mark.size()) == marks.mark;
-    const bool wanted =
-        marks.scheme == PrependScheme::always || (marks.scheme == PrependScheme::first && at_start);
+    const bool wanted = marks.scheme == PrependScheme::always || (marks.scheme == PrependScheme::first && at_start);
     if (wanted && !marked) out += marks.mark;
     for (char c : word)
       if (c == ' ')

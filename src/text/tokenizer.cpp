@@ -111,8 +111,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view given, Special special) 
       ids.push_back(outer.id);
       continue;
     }
-    const std::string text =
-        normalize(f.normalizer, std::string(given.substr(outer.begin, outer.end - outer.begin)));
+    const std::string text = normalize(f.normalizer, std::string(given.substr(outer.begin, outer.end - outer.begin)));
     for (const Segment& inner : impl_->in_normalized.split(text)) {
       if (inner.id >= 0)
         ids.push_back(inner.id);
@@ -141,8 +140,7 @@ int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->token
 
 std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
   if (const auto it = impl_->added_id.find(token); it != impl_->added_id.end()) return it->second;
-  if (const auto it = impl_->file.model.vocab.find(token); it != impl_->file.model.vocab.end())
-    return it->second;
+  if (const auto it = impl_->file.model.vocab.find(token); it != impl_->file.model.vocab.end()) return it->second;
   return std::nullopt;
 }
 

@@ -16,9 +16,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMaxId = int64_t{1}
-                           << 24;  // far above any vocabulary; keeps a wrong id from eating the memory
-constexpr int kMaxDepth = 8;       // of nested Sequences
+constexpr int64_t kMaxId = int64_t{1} << 24;  // far above any vocabulary; keeps a wrong id from eating the memory
+constexpr int kMaxDepth = 8;                  // of nested Sequences
 
 // GPT-2's own expression, used by ByteLevel with use_regex.
 constexpr std::string_view kGpt2Words =
@@ -37,16 +36,14 @@ class Node {
   }
   Node at(const char* name) const {
     if (!value_->is_object()) expected("an object");
-    const Node child(value_->contains(name) ? (*value_)[name] : kNull, file_,
-                     key_.empty() ? name : key_ + "." + name);
+    const Node child(value_->contains(name) ? (*value_)[name] : kNull, file_, key_.empty() ? name : key_ + "." + name);
     if (child.value_->is_null()) fail(ErrorKind::checkpoint, child.where() + " is missing");
     return child;
   }
   std::vector<Node> items() const {
     if (!value_->is_array()) expected("a list");
     std::vector<Node> out;
-    for (size_t i = 0; i < value_->size(); ++i)
-      out.emplace_back((*value_)[i], file_, key_ + fmt::format("[{}]", i));
+    for (size_t i = 0; i < value_->size(); ++i) out.emplace_back((*value_)[i], file_, key_ + fmt::format("[{}]", i));
     return out;
   }
   std::string text() const {
@@ -67,17 +64,14 @@ class Node {
     return static_cast<int32_t>(n);
   }
   bool flag(const char* name, bool otherwise) const { return has(name) ? at(name).flag() : otherwise; }
-  std::string text(const char* name, const char* otherwise) const {
-    return has(name) ? at(name).text() : otherwise;
-  }
+  std::string text(const char* name, const char* otherwise) const { return has(name) ? at(name).text() : otherwise; }
   std::string type() const { return at("type").text(); }
 
   [[noreturn]] void expected(const std::string& what) const {
     fail(ErrorKind::checkpoint, fmt::format("{}: expected {}, found {}", where(), what, excerpt()));
   }
   [[noreturn]] void refuse(const std::string& supported) const {
-    fail(ErrorKind::unsupported,
-         fmt::format("{} = {} is not supported; supported: {}", where(), excerpt(), supported));
+    fail(ErrorKind::unsupported, fmt::format("{} = {} is not supported; supported: {}", where(), excerpt(), supported));
   }
 
  private:
@@ -162,8 +156,7 @@ MarkSpaces read_marks(const Node& n) {
     marks.scheme = PrependScheme::never;
   else if (scheme != "always")
     n.at("prepend_scheme").refuse("always, first, never");
-  if (legacy_off && scheme != "never")
-    n.at("prepend_scheme").expected("\"never\", as add_prefix_space is false");
+  if (legacy_off && scheme != "never") n.at("prepend_scheme").expected("\"never\", as add_prefix_space is false");
   return marks;
 }
 
@@ -193,20 +186,17 @@ void read_pre_tokenizer(const Node& n, std::vector<PreTokenizerStep>& steps, int
     if (n.flag("split", true))
       steps.emplace_back(SplitWords{Pattern::literal(marks.mark), SplitBehavior::merged_with_next, false});
   } else if (type == "Digits") {
-    steps.emplace_back(
-        split_by(n, "\\p{N}",
-                 n.flag("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous));
+    steps.emplace_back(split_by(
+        n, "\\p{N}", n.flag("individual_digits", false) ? SplitBehavior::isolated : SplitBehavior::contiguous));
   } else if (type == "Punctuation") {
-    steps.emplace_back(
-        split_by(n, "[!-/:-@\\[-`{-~\\p{P}]",
-                 n.has("behavior") ? read_behavior(n.at("behavior")) : SplitBehavior::isolated));
+    steps.emplace_back(split_by(n, "[!-/:-@\\[-`{-~\\p{P}]",
+                                n.has("behavior") ? read_behavior(n.at("behavior")) : SplitBehavior::isolated));
   } else if (type == "Whitespace") {
     steps.emplace_back(split_by(n, "\\w+|[^\\w\\s]+", SplitBehavior::removed, true));
   } else if (type == "WhitespaceSplit") {
     steps.emplace_back(split_by(n, "\\s", SplitBehavior::removed));
   } else {
-    n.at("type").refuse(
-        "Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit");
+    n.at("type").refuse("Sequence, ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit");
   }
 }
 
@@ -231,8 +221,7 @@ void read_decoder(const Node& n, std::vector<DecoderStep>& steps, int depth = 0)
   } else if (type == "Fuse") {
     steps.emplace_back(FuseTokens{});
   } else if (type == "Strip") {
-    steps.emplace_back(
-        StripToken{one_character(n.at("content")), read_count(n.at("start")), read_count(n.at("stop"))});
+    steps.emplace_back(StripToken{one_character(n.at("content")), read_count(n.at("start")), read_count(n.at("stop"))});
   } else if (type == "Replace") {
     steps.emplace_back(ReplaceText{read_pattern(n.at("pattern")), n.at("content").text()});
   } else if (type == "Metaspace") {
@@ -310,8 +299,7 @@ void read_merges(const Node& n, BpeModel& model) {
   const auto id_of = [&](const std::string& token, size_t i) {
     const auto it = model.vocab.find(token);
     if (it == model.vocab.end())
-      fail(ErrorKind::checkpoint,
-           fmt::format("{}[{}]: token \"{}\" is not in the vocabulary", n.where(), i, token));
+      fail(ErrorKind::checkpoint, fmt::format("{}[{}]: token \"{}\" is not in the vocabulary", n.where(), i, token));
     return it->second;
   };
   for (size_t i = 0; i < n.raw().size(); ++i) {

@@ -22,8 +22,7 @@ inline uint32_t next_code(std::string_view s, size_t& i) {
   if (b < 0x80) return i += 1, b;
   if (b < 0xE0) return i += 2, (b & 0x1F) << 6 | (byte(i - 1) & 0x3F);
   if (b < 0xF0) return i += 3, (b & 0x0F) << 12 | (byte(i - 2) & 0x3F) << 6 | (byte(i - 1) & 0x3F);
-  return i += 4,
-         (b & 0x07) << 18 | (byte(i - 3) & 0x3F) << 12 | (byte(i - 2) & 0x3F) << 6 | (byte(i - 1) & 0x3F);
+  return i += 4, (b & 0x07) << 18 | (byte(i - 3) & 0x3F) << 12 | (byte(i - 2) & 0x3F) << 6 | (byte(i - 1) & 0x3F);
 }
 
 // Start of the code point that ends before `end` (> 0).

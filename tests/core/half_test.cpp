@@ -135,8 +135,7 @@ TEST(F8Golden, Decode) {
   const Tensor a = g.get("fp8.decode.e4m3fn"), b = g.get("fp8.decode.e5m2");
   ASSERT_EQ(a.numel(), 256);
   for (int v = 0; v < 256; ++v) {
-    const float got_a = f8_e4m3_to_f32(static_cast<uint8_t>(v)),
-                got_b = f8_e5m2_to_f32(static_cast<uint8_t>(v));
+    const float got_a = f8_e4m3_to_f32(static_cast<uint8_t>(v)), got_b = f8_e5m2_to_f32(static_cast<uint8_t>(v));
     if (std::isnan(a.as<float>()[v]))
       EXPECT_TRUE(std::isnan(got_a)) << v;
     else
@@ -183,8 +182,7 @@ TEST(E2m1, RoundsToTheNearestTiesToEven) {
 }
 
 TEST(E8m0, EveryPowerOfTwoSurvives) {
-  for (int v = 0; v < 255; ++v)
-    ASSERT_EQ(f32_to_f8_e8m0(f8_e8m0_to_f32(static_cast<uint8_t>(v))), v) << v;
+  for (int v = 0; v < 255; ++v) ASSERT_EQ(f32_to_f8_e8m0(f8_e8m0_to_f32(static_cast<uint8_t>(v))), v) << v;
   EXPECT_TRUE(std::isnan(f8_e8m0_to_f32(255)));
   EXPECT_EQ(f32_to_f8_e8m0(kNan), 255);
   EXPECT_EQ(f8_e8m0_to_f32(127), 1.f);

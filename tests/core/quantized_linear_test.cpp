@@ -104,8 +104,7 @@ TEST(QuantizedLinear, ScalesOfFourBitFloatsAreChecked) {
   EXPECT_EQ(says(clone(nv), no_global), "the global scale is missing");
   EXPECT_NE(says(clone(nv), [](QuantizedLinear& q) { q.global_scale = 0; }).find("the global scale is 0"),
             std::string::npos);
-  EXPECT_NE(says(clone(mx), [](QuantizedLinear& q) { q.global_scale = 1; }).find("one level"),
-            std::string::npos);
+  EXPECT_NE(says(clone(mx), [](QuantizedLinear& q) { q.global_scale = 1; }).find("one level"), std::string::npos);
   EXPECT_EQ(says(clone(nv), three), "");
   EXPECT_EQ(says(clone(nv), not_e4m3), "scale 0 is not representable in f8_e4m3");
   EXPECT_EQ(says(clone(nv), negative), "scale 0 is not representable in f8_e4m3");
@@ -136,8 +135,7 @@ TEST_P(QuantizedLinearCheck, NamesWhatIsBroken) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, QuantizedLinearCheck,
     testing::Values(
-        Broken{"CodesNotAMatrix", [](auto& q) { q.codes = Tensor::host_zeros(DType::u8, {8}); },
-               "not a matrix"},
+        Broken{"CodesNotAMatrix", [](auto& q) { q.codes = Tensor::host_zeros(DType::u8, {8}); }, "not a matrix"},
         Broken{"ScaleShape",
                [](auto& q) {
                  q.scales = Tensor::host_zeros(DType::f32, {2, 3});
@@ -179,8 +177,7 @@ INSTANTIATE_TEST_SUITE_P(
                  q.codes.template as<uint8_t>()[6] = 0xff;
                },
                "element 6 is not a number"},
-        Broken{"StaticScaleMissing", [](auto& q) { q.spec.activations = ActQuant::tensor; },
-               "lack their scale"},
+        Broken{"StaticScaleMissing", [](auto& q) { q.spec.activations = ActQuant::tensor; }, "lack their scale"},
         Broken{"StaticScaleOfDynamic", [](auto& q) { q.input_scale = 1.f; }, "not static carry a scale"},
         Broken{"StaticScaleZero",
                [](auto& q) {

@@ -49,8 +49,7 @@ TEST(ParallelFor, CoversEveryIndexOnce) {
         EXPECT_EQ(begin % grain, 0);  // borders depend on n and grain alone
         for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
       });
-      for (int64_t i = 0; i < n; ++i)
-        ASSERT_EQ(seen[static_cast<size_t>(i)], 1) << n << " " << grain << " " << i;
+      for (int64_t i = 0; i < n; ++i) ASSERT_EQ(seen[static_cast<size_t>(i)], 1) << n << " " << grain << " " << i;
     }
 }
 

@@ -99,7 +99,8 @@ class Damaged : public CommandTest {
  protected:
   void SetUp() override { fs::copy(kDemo, dir / "model", fs::copy_options::recursive); }
   void expect_refused(const std::vector<std::string>& words) {
-    for (const std::string command : {"quantize gptq model out", "evaluate perplexity model", "runner bench model", "convert inspect model"}) {
+    for (const std::string command :
+         {"quantize gptq model out", "evaluate perplexity model", "runner bench model", "convert inspect model"}) {
       const ProcessResult r = run(command);
       EXPECT_EQ(r.exit_code, 1) << command << ": " << r.err;
       for (const std::string& word : words) EXPECT_NE(r.err.find(word), std::string::npos) << command << ": " << r.err;

@@ -21,8 +21,9 @@ TEST_F(Bench, AsWritten) {
 }
 
 TEST_F(Bench, MakesARowOfEveryCombination) {
-  const Json j = json("runner bench --device cpu --prompt-tokens 4,8 --tokens 3 --batch 1,2 --repetitions 2 --markdown t.md "
-                      "--csv t.csv");
+  const Json j = json(
+      "runner bench --device cpu --prompt-tokens 4,8 --tokens 3 --batch 1,2 --repetitions 2 --markdown t.md "
+      "--csv t.csv");
   ASSERT_EQ(j["rows"].size(), 4u);
   EXPECT_EQ(j["repetitions"], 2);
   std::vector<std::vector<int>> shapes;
@@ -30,7 +31,8 @@ TEST_F(Bench, MakesARowOfEveryCombination) {
     shapes.push_back({row["batch"], row["prompt_tokens"], row["tokens"]});
     EXPECT_GT(row["ms_per_token"]["p50"].get<double>(), 0);
     EXPECT_GE(row["std"]["ttft_ms"].get<double>(), 0);
-    EXPECT_NEAR(row["floor_share"].get<double>(), row["gb_per_s"].get<double>() / j["read_gb_per_s"].get<double>(), 1e-9);
+    EXPECT_NEAR(row["floor_share"].get<double>(), row["gb_per_s"].get<double>() / j["read_gb_per_s"].get<double>(),
+                1e-9);
   }
   EXPECT_EQ(shapes, (std::vector<std::vector<int>>{{1, 4, 3}, {1, 8, 3}, {2, 4, 3}, {2, 8, 3}}));
   EXPECT_EQ(j["ms_per_token"], j["rows"][0]["ms_per_token"]) << "the object itself speaks of the first row";
@@ -69,7 +71,8 @@ TEST_F(Bench, RoundsTheHead) {
   EXPECT_NE(run("runner bench --device cpu --head int5").err.find("known: stored bf16 fp8 int4"), std::string::npos);
   // What a rounded head costs is measured as a cache is.
   const std::string scored = " --device cpu --context 64 --max-windows 2";
-  EXPECT_NE(json("evaluate perplexity --head fp8" + scored)["perplexity"], json("evaluate perplexity" + scored)["perplexity"]);
+  EXPECT_NE(json("evaluate perplexity --head fp8" + scored)["perplexity"],
+            json("evaluate perplexity" + scored)["perplexity"]);
 }
 
 TEST_F(Bench, WeightOnlyFp8HasAKernelOfItsOwn) {
@@ -94,7 +97,8 @@ TEST_F(Bench, ComparesTwoCheckpointsInTurn) {
   EXPECT_GT(j["ratio"].get<double>(), 0);
   EXPECT_GE(j["ratio_stderr"].get<double>(), 0);
   EXPECT_GT(j["b"]["ms_per_token"]["mean"].get<double>(), 0);
-  for (const char* key : {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
+  for (const char* key :
+       {"ttft_ratio", "ttft_ratio_stderr", "copy_gb_per_s", "read_gb_per_s", "peak_bytes", "device", "tokens"})
     EXPECT_TRUE(j.contains(key)) << key;
 }
 

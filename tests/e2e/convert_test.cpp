@@ -40,8 +40,7 @@ class Convert : public CommandTest {
         << recipe;
     EXPECT_EQ(Json::parse(bytes_of_file(dir / "fourth/config.json")),
               Json::parse(bytes_of_file(dir / "first/config.json")));
-    EXPECT_EQ(bytes_of_file(dir / "fourth/quantize_config.json"),
-              bytes_of_file(dir / "first/quantize_config.json"));
+    EXPECT_EQ(bytes_of_file(dir / "fourth/quantize_config.json"), bytes_of_file(dir / "first/quantize_config.json"));
     for (const char* each : {"second", "third", "fourth"})
       done("evaluate verify " + std::string(each) + " --device cpu");
     for (const char* each : {"first", "second", "third", "fourth"}) fs::remove_all(dir / each);
@@ -74,8 +73,7 @@ TEST_F(Convert, CodesVisitEveryFormatThatHoldsThem) {
   }
   const Checkpoint a = Checkpoint::open(dir / "first"), b = Checkpoint::open(dir / "awq");
   for (const NamedLinear& l : linears_of(a.spec))
-    EXPECT_EQ(content_hash(a.unpack(l.name, l.out, l.in)), content_hash(b.unpack(l.name, l.out, l.in)))
-        << l.name;
+    EXPECT_EQ(content_hash(a.unpack(l.name, l.out, l.in)), content_hash(b.unpack(l.name, l.out, l.in))) << l.name;
   EXPECT_EQ(b.store.index().files.size(), 1u);
   EXPECT_NE(bytes_of_file(dir / "awq/README.md").find("convert to awq MODEL OUT"), std::string::npos);
 }
@@ -126,8 +124,7 @@ TEST_F(Convert, ShardsAreNoLargerThanAsked) {
 }
 
 TEST_F(Convert, RefusalsSayWhyAndLeaveNothingBehind) {
-  done("quantize 'gptq int4 g128 act=full' " + kDemo +
-       " packed --format gptq --samples 4 --seq-len 256 --device cpu");
+  done("quantize 'gptq int4 g128 act=full' " + kDemo + " packed --format gptq --samples 4 --seq-len 256 --device cpu");
   done("quantize rtn " + kDemo + " blocks --format gguf:q4_k --device cpu");
   const std::vector<std::string> before = entries();
   const auto refused = [&](const std::string& what, const char* reason, int code = 1) {
@@ -154,8 +151,7 @@ TEST_F(Convert, AGgufFileBecomesAFolderWithItsTokenizer) {
   done("convert to gptq m.gguf out");
   EXPECT_EQ(perplexity("out --dtype float32"), perplexity("m.gguf --dtype float32"));
   const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu";
-  EXPECT_EQ(json("runner generate out" + prompt)["prompt_ids"],
-            json("runner generate packed" + prompt)["prompt_ids"]);
+  EXPECT_EQ(json("runner generate out" + prompt)["prompt_ids"], json("runner generate packed" + prompt)["prompt_ids"]);
   EXPECT_TRUE(fs::exists(dir / "out/tokenizer_config.json"));
   done("convert diff packed out");
 }

@@ -16,8 +16,7 @@ namespace fs = std::filesystem;
 const std::string kTasks = FEWBIT_SOURCE_DIR "/calib_data/tasks/sample.jsonl";
 const std::string kShort = " --device cpu --context 128 --max-windows 3";
 // Perplexities of transformers (ProtocolsEqualTransformers).
-constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119,
-                 kLlamaCppLab = 85.928633;
+constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119, kLlamaCppLab = 85.928633;
 
 class Evaluate : public CommandTest {
  protected:
@@ -32,13 +31,12 @@ TEST_F(Evaluate, ProtocolsEqualTransformers) {
     const char *model, *protocol;
     double perplexity;
   };
-  for (const Case& c :
-       {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo},
-        Case{"lab-qwen3-10m", "gptq", kGptqLab}, Case{"lab-qwen3-10m", "llama.cpp", kLlamaCppLab}}) {
+  for (const Case& c : {Case{"demo-llama-4m", "gptq", kGptqDemo}, Case{"demo-llama-4m", "llama.cpp", kLlamaCppDemo},
+                        Case{"lab-qwen3-10m", "gptq", kGptqLab}, Case{"lab-qwen3-10m", "llama.cpp", kLlamaCppLab}}) {
     FEWBIT_NEEDS_REFERENCE(std::string("models/") + c.model);
-    const Json j = json("evaluate perplexity " + reference(std::string("models/") + c.model).string() +
-                           " --data " + reference("corpus/wikitext2_test_raw.txt").string() + " --protocol " +
-                           c.protocol + " --dtype float32 --max-windows 8 --device cpu");
+    const Json j = json("evaluate perplexity " + reference(std::string("models/") + c.model).string() + " --data " +
+                        reference("corpus/wikitext2_test_raw.txt").string() + " --protocol " + c.protocol +
+                        " --dtype float32 --max-windows 8 --device cpu");
     EXPECT_NEAR(j["perplexity"].get<double>(), c.perplexity, c.perplexity * tol::kProtocol)
         << c.model << " " << c.protocol;
     EXPECT_EQ(j["protocol"], c.protocol);
@@ -59,11 +57,9 @@ TEST_F(Evaluate, ProtocolsAndOffload) {
 }
 
 TEST_F(Evaluate, ChatsThroughATemplate) {
-  write(
-      "chat.jsonl",
-      R"({"messages": [{"role": "user", "content": "Where does the river end, and who told you so?"}, {"role": "assistant", "content": "At the sea."}]})");
-  const Json j =
-      json("evaluate perplexity --data chat.jsonl --chat-template chatml --device cpu --context 16");
+  write("chat.jsonl", R"({"messages": [{"role": "user", "content": "Where does the river end, and who told you so?"}, )"
+                      R"({"role": "assistant", "content": "At the sea."}]})");
+  const Json j = json("evaluate perplexity --data chat.jsonl --chat-template chatml --device cpu --context 16");
   EXPECT_GT(j["tokens"].get<int>(), 15);
   const ProcessResult r = run("evaluate perplexity --data chat.jsonl --device cpu");
   EXPECT_EQ(r.exit_code, 2) << "the demo model has no template of its own";
@@ -71,8 +67,8 @@ TEST_F(Evaluate, ChatsThroughATemplate) {
 }
 
 TEST_F(Evaluate, CompareWithItselfIsNothing) {
-  const Json j = json("evaluate compare " + kDemo + " " + kDemo +
-                         " --dtype float32 --layers --noise-floor --worst 3" + kShort);
+  const Json j =
+      json("evaluate compare " + kDemo + " " + kDemo + " --dtype float32 --layers --noise-floor --worst 3" + kShort);
   const Json& m = j["models"][0];
   EXPECT_LT(m["kl"]["max"].get<double>(), 1e-6);
   EXPECT_EQ(m["top1"], 1.0);
@@ -90,8 +86,7 @@ TEST_F(Evaluate, TheBaselinesLogitsAreCached) {
   const std::string command = "evaluate compare " + kDemo + " rtn4" + kShort;
   const Json direct = json(command), first = json(command + " --base-cache cache"),
              second = json(command + " --base-cache cache");
-  EXPECT_EQ(first["models"][0]["kl"], second["models"][0]["kl"])
-      << "the run that writes the cache reads it too";
+  EXPECT_EQ(first["models"][0]["kl"], second["models"][0]["kl"]) << "the run that writes the cache reads it too";
   const double kl = direct["models"][0]["kl"]["mean"];
   EXPECT_GT(kl, 0);
   EXPECT_NEAR(first["models"][0]["kl"]["mean"].get<double>(), kl, kl * 1e-3);
@@ -102,8 +97,7 @@ TEST_F(Evaluate, TheBaselinesLogitsAreCached) {
 
 TEST_F(Evaluate, TasksCountFlips) {
   ASSERT_EQ(run("quantize rtn --bits 3 " + kDemo + " rtn3 --device cpu").exit_code, 0);
-  const Json j =
-      json("evaluate tasks rtn3 " + kTasks + " --baseline " + kDemo + " --few-shot 1 --device cpu");
+  const Json j = json("evaluate tasks rtn3 " + kTasks + " --baseline " + kDemo + " --few-shot 1 --device cpu");
   EXPECT_EQ(j["items"], 32);
   EXPECT_EQ(j["answers"].size(), 32u);
   const double difference = j["accuracy"].get<double>() - j["baseline"]["accuracy"].get<double>();
@@ -131,9 +125,9 @@ TEST_F(Evaluate, SweepAndReport) {
   EXPECT_GT(j["models"][0]["bits_per_weight"].get<double>(), 4);
   EXPECT_GT(j["models"][0]["ms_per_token"].get<double>(), 0);
   const std::string page = read("page.html"), card = read("card.md");
-  for (const char* word : {"<svg", "prefers-color-scheme: dark", "viewport", "rtn-int4", "quantize 'rtn int4",
-                           "ms per token", "class=\"heat\"", "Roofline of CPU", "class=\"roof\"", "prompt of 4</td>",
-                           "step after 4</td>"})
+  for (const char* word :
+       {"<svg", "prefers-color-scheme: dark", "viewport", "rtn-int4", "quantize 'rtn int4", "ms per token",
+        "class=\"heat\"", "Roofline of CPU", "class=\"roof\"", "prompt of 4</td>", "step after 4</td>"})
     EXPECT_NE(page.find(word), std::string::npos) << word;
   for (const char* word : {"http://", "https://", "<script", "src=", "@import", "url("})
     EXPECT_EQ(page.find(word), std::string::npos) << word;
@@ -144,7 +138,8 @@ TEST_F(Evaluate, SweepAndReport) {
 TEST_F(Evaluate, ASweepTakesRecipesThatMeasureBeforeTheyPlan) {
   fs::create_directory_symlink(kDemo, dir / "demo");
   const Json j = json(
-      "evaluate sweep demo --recipe 'auto target-bits=4.5' --recipe 'rtn int4 kv=fp8' --out made --samples 4 --seq-len 128 "
+      "evaluate sweep demo --recipe 'auto target-bits=4.5' --recipe 'rtn int4 kv=fp8' --out made --samples 4 --seq-len "
+      "128 "
       "--html sweep.html" +
       kShort);
   ASSERT_EQ(j["models"].size(), 2u);
@@ -157,13 +152,11 @@ TEST_F(Evaluate, ASweepTakesRecipesThatMeasureBeforeTheyPlan) {
 // What a browser makes of the page, light on a desktop and on a phone: every chart is there and nothing is
 // wider than the window.
 TEST_F(Evaluate, TheReportOpensInABrowser) {
-  const std::string browser =
-      run("which chromium chromium-browser google-chrome | head -n 1 | tr -d '\\n'").out;
+  const std::string browser = run("which chromium chromium-browser google-chrome | head -n 1 | tr -d '\\n'").out;
   if (browser.empty()) GTEST_SKIP() << "no browser: chromium is not installed";
   fs::create_directory_symlink(kDemo, dir / "demo");
   ASSERT_EQ(
-      run("evaluate sweep demo --recipe 'rtn int4' --recipe 'rtn int8' --out made --html page.html" + kShort)
-          .exit_code,
+      run("evaluate sweep demo --recipe 'rtn int4' --recipe 'rtn int8' --out made --html page.html" + kShort).exit_code,
       0);
   write("probed.html", read("page.html") +
                            "<script>document.title = [document.querySelectorAll('svg').length, "
@@ -217,8 +210,7 @@ TEST_F(Evaluate, BadInputIsNamed) {
        }) {
     const ProcessResult r = run(c.command + " --device cpu");
     EXPECT_EQ(r.exit_code, c.exit_code) << c.command << ": " << r.err;
-    for (const std::string& word : c.says)
-      EXPECT_NE(r.err.find(word), std::string::npos) << c.command << ": " << r.err;
+    for (const std::string& word : c.says) EXPECT_NE(r.err.find(word), std::string::npos) << c.command << ": " << r.err;
   }
   EXPECT_FALSE(fs::exists(dir / "page.html") || fs::exists(dir / "made")) << "something was left behind";
 }

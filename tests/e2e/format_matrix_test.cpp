@@ -36,9 +36,9 @@ TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, FormatMatrix,
-                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128", "gptq int4 g64 asym", "gptq int3 g128",
-                                           "awq int4 g128", "awq+gptq int4 g128", "rtn w8a8", "smoothquant", "fp8",
-                                           "auto target-bits=4.5"),
+                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128", "gptq int4 g64 asym",
+                                           "gptq int3 g128", "awq int4 g128", "awq+gptq int4 g128", "rtn w8a8",
+                                           "smoothquant", "fp8", "auto target-bits=4.5"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)

@@ -42,8 +42,7 @@ TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
   EXPECT_EQ(json("convert inspect asym")["quantized"]["gguf_q4_1 int4 g32 asym"], 28);
   const ProcessResult refused = run("quantize gptq " + kDemo + " no --format gguf:q4_k" + kFast);
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.err.find("q4_k has scales that the codes of gptq do not fit"), std::string::npos)
-      << refused.err;
+  EXPECT_NE(refused.err.find("q4_k has scales that the codes of gptq do not fit"), std::string::npos) << refused.err;
   EXPECT_FALSE(fs::exists(dir / "no"));
 }
 
@@ -75,14 +74,13 @@ TEST_F(GgufCommands, CalibrationHelpsTheEncoder) {
 }
 
 TEST_F(GgufCommands, MixesAndMistakesAreToldByThePlan) {
-  const Json plan = json("quantize plan rtn " + kDemo +
-                         " --format gguf:q4_k --set '*.down_proj=format=gguf:q6_k' --device cpu");
+  const Json plan =
+      json("quantize plan rtn " + kDemo + " --format gguf:q4_k --set '*.down_proj=format=gguf:q6_k' --device cpu");
   int six = 0;
   for (const Json& l : plan["linears"]) six += l["packing"] == "q6_k";
   EXPECT_EQ(six, 4);
   EXPECT_EQ(
-      run("quantize plan rtn " + kDemo + " --format gguf:q4_k --set '*.down_proj=format=gptq' --device cpu")
-          .exit_code,
+      run("quantize plan rtn " + kDemo + " --format gguf:q4_k --set '*.down_proj=format=gptq' --device cpu").exit_code,
       1);
 }
 
@@ -94,8 +92,7 @@ TEST_F(GgufCommands, ConversionKeepsValuesAndTheFileStandsAlone) {
   EXPECT_EQ(here["checksums"], there["checksums"]);
   EXPECT_GT(here["checksums"].size(), 30u);
   const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu";
-  EXPECT_EQ(json("runner generate m.gguf" + prompt)["text"],
-            json("runner generate " + kDemo + prompt)["text"]);
+  EXPECT_EQ(json("runner generate m.gguf" + prompt)["text"], json("runner generate " + kDemo + prompt)["text"]);
   ASSERT_EQ(run("quantize gptq m.gguf q" + kFast).exit_code, 0);  // a .gguf as the source
   EXPECT_EQ(run("evaluate verify q --device cpu").exit_code, 0);
   EXPECT_EQ(run("convert to gguf " + kDemo + " m.gguf").exit_code, 2);  // exists

@@ -49,7 +49,8 @@ TEST_P(Resume, StoppedAndResumedGivesTheSameBytes) {
   EXPECT_EQ(bytes_of_file(dir / "out/model.safetensors"), bytes_of_file(dir / "whole/model.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(dir / "out.partial"));
 }
-INSTANTIATE_TEST_SUITE_P(Recipes, Resume, ::testing::Values("rtn int4 g128", "gptq int4 g128", "gptq int3 g64 effort=reference", "awq",
+INSTANTIATE_TEST_SUITE_P(Recipes, Resume,
+                         ::testing::Values("rtn int4 g128", "gptq int4 g128", "gptq int3 g64 effort=reference", "awq",
                                            "awq+gptq int4 g128 effort=quick"));
 
 TEST(Journal, ResumeWithOtherSettingsIsRefused) {

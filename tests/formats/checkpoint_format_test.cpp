@@ -1,5 +1,5 @@
-// Checkpoint formats of integers (GPTQ, Marlin, AWQ): what write_config says, read_quantization understands; other people's
-// configs; and what is said of those that nobody understands.
+// Checkpoint formats of integers (GPTQ, Marlin, AWQ): what write_config says, read_quantization understands; other
+// people's configs; and what is said of those that nobody understands.
 #include "tests/formats/config_fixture.h"
 
 namespace fewbit::test {
@@ -92,16 +92,14 @@ TEST(CheckpointFormat, ForeignConfigs) {
   r = read(R"({"quant_method":"gptq","bits":4,"group_size":-1,"is_marlin_format":true})", with_suffix(".B"));
   EXPECT_EQ(first(r).packing, &packing_marlin);
   EXPECT_EQ(first(r).spec.group, -1);
-  r = read(R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":true,"sym":false})",
-           with_suffix(".qweight"));
+  r = read(R"({"quant_method":"gptq","bits":4,"group_size":128,"desc_act":true,"sym":false})", with_suffix(".qweight"));
   EXPECT_EQ(r.name, "gptq");
   EXPECT_EQ(first(r).packing, &packing_gptq);
   EXPECT_TRUE(first(r).act_order);
   EXPECT_FALSE(first(r).spec.symmetric);
   r = read(R"({"method":"gptq","format":"gptq_v2","bits":2,"group_size":32})", with_suffix(".qweight"));
   EXPECT_EQ(first(r).packing, &packing_gptq_v2);
-  r = read("", with_suffix(".qweight"),
-           {"quantize_config.json", R"({"bits":8,"group_size":64,"desc_act":false})"});
+  r = read("", with_suffix(".qweight"), {"quantize_config.json", R"({"bits":8,"group_size":64,"desc_act":false})"});
   EXPECT_EQ(first(r).spec.bits, 8);
   r = read("", with_suffix(".weight"));
   EXPECT_EQ(r.name, "dense");
@@ -147,8 +145,7 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
       {fewbit("\"version\":1"), "default"},
       {fewbit(R"("version":1,"default":{"packing":"marlin","bits":8,"group_size":128,"grid":"fp4"})"), "\"fp4\""},
       {fewbit(R"("version":1,"default":{"packing":"nf4","bits":4,"group_size":128})"), "nf4"},
-      {fewbit("\"version\":1," + common +
-              R"(,"linears":{"x":{"packing":"gptq_v2","bits":4,"group_size":128}})"),
+      {fewbit("\"version\":1," + common + R"(,"linears":{"x":{"packing":"gptq_v2","bits":4,"group_size":128}})"),
        "no such linear"},
       {fewbit("\"version\":1," + common +
               R"(,"linears":{"model.layers.0.a":{"packing":"gptq_v2","bits":3,"group_size":128}})"),
@@ -179,8 +176,9 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);
   EXPECT_NE(why.find("dense"), std::string::npos);
   EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
-  EXPECT_NE(complaint_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors fp8 modelopt bf16"),
-            std::string::npos);
+  EXPECT_NE(
+      complaint_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors fp8 modelopt bf16"),
+      std::string::npos);
 }
 
 // Configs of 2:4 files: the library's and AutoGPTQ's.
@@ -227,8 +225,7 @@ TEST(Awq, OneConfigHasOneGroupSizeAndPartsOfNames) {
   EXPECT_NE(format_awq.cannot_describe(s).find("has group 32 and others 128"), std::string::npos);
   s.linears[kLinears[2]].spec.group = 128;
   s.dense = {"layers.1"};
-  EXPECT_NE(format_awq.cannot_describe(s).find("layers.1 stays dense and is a part of the name"),
-            std::string::npos);
+  EXPECT_NE(format_awq.cannot_describe(s).find("layers.1 stays dense and is a part of the name"), std::string::npos);
 }
 
 TEST(Awq, ForeignConfigs) {

@@ -11,8 +11,7 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
   std::vector<LinearFormat> formats;
   for (DType scale : {DType::f16, DType::bf16, DType::f32})
     for (int bits : {2, 3, 4, 8})
-      formats.push_back(
-          format(packing_ct_pack, {.bits = bits, .group = 64, .scale_dtype = scale}, bits == 4));
+      formats.push_back(format(packing_ct_pack, {.bits = bits, .group = 64, .scale_dtype = scale}, bits == 4));
   formats.push_back(format(packing_ct_pack, {.bits = 4, .group = -1, .symmetric = false}));
   for (ActQuant a : {ActQuant::token, ActQuant::tensor})
     for (int64_t out_group : {1, 256}) formats.push_back(format(packing_ct_int, int8_acts(a, out_group)));
@@ -44,8 +43,7 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
     EXPECT_EQ(c["config_groups"]["group_0"]["targets"], json({"Linear"}));
     EXPECT_EQ(c["config_groups"]["group_0"]["format"], c["format"]);
     std::string why;
-    EXPECT_EQ(choose_packing(format_compressed_tensors, f.spec, 256, 256, f.act_order, &why), f.packing)
-        << why;
+    EXPECT_EQ(choose_packing(format_compressed_tensors, f.spec, 256, 256, f.act_order, &why), f.packing) << why;
   }
 }
 
@@ -98,7 +96,8 @@ TEST(CompressedTensors, TheSchemeOfTheCacheIsReadBack) {
 TEST(CompressedTensors, ForeignFourBitFloats) {
   const auto config = [](const std::string& group) {
     return R"({"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized","ignore":["lm_head"],
-      "config_groups":{"group_0":{"targets":["Linear"],)" + group + "}}}";
+      "config_groups":{"group_0":{"targets":["Linear"],)" +
+           group + "}}}";
   };
   const std::string weights =
       R"("weights":{"num_bits":4,"type":"float","strategy":"tensor_group","group_size":16,"symmetric":true,
@@ -151,8 +150,7 @@ TEST(CompressedTensors, OnlyAGroupOrderNeedsTheIndex) {
   json c = json::parse(format_compressed_tensors.write_config(s));
   json& order = c["config_groups"]["group_0"]["weights"]["actorder"];
   EXPECT_EQ(order, "group");
-  for (const json& value :
-       {json("dynamic"), json(true), json("weight"), json("static"), json(false), json()}) {
+  for (const json& value : {json("dynamic"), json(true), json("weight"), json("static"), json(false), json()}) {
     order = value;
     const bool reordered = value == "dynamic" || value == true;
     EXPECT_EQ(read(c.dump(), tensors_of(s)).summary.linears.at(kLinears[0]).act_order, reordered) << value;
@@ -161,8 +159,7 @@ TEST(CompressedTensors, OnlyAGroupOrderNeedsTheIndex) {
 
 TEST(CompressedTensors, WhatIsNotUnderstoodIsNamed) {
   QuantizationSummary s;
-  for (const std::string& name : kLinears)
-    s.linears[name] = format(packing_ct_float, fp8(ActQuant::token, -1, 1));
+  for (const std::string& name : kLinears) s.linears[name] = format(packing_ct_float, fp8(ActQuant::token, -1, 1));
   const json good = json::parse(format_compressed_tensors.write_config(s));
   const std::string group = "/config_groups/group_0";
   const std::tuple<std::string, json, const char*> cases[] = {

@@ -1,4 +1,5 @@
-// FP8 as transformers has it, and ModelOpt: what write_config says, read_quantization understands; other people's configs.
+// FP8 as transformers has it, and ModelOpt: what write_config says, read_quantization understands; other people's
+// configs.
 #include "tests/formats/config_fixture.h"
 
 namespace fewbit::test {
@@ -19,9 +20,9 @@ QuantizationSummary all_but_one(const LinearFormat& f) {
 }
 
 TEST(Fp8, WhatIsWrittenIsReadBack) {
-  for (const LinearFormat& f : {format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)),
-                                format(packing_fp8, fp8_f32(ActQuant::tensor, -1, 256)),
-                                format(packing_fp8_block, fp8_f32(ActQuant::token, 128, 128))}) {
+  for (const LinearFormat& f :
+       {format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)), format(packing_fp8, fp8_f32(ActQuant::tensor, -1, 256)),
+        format(packing_fp8_block, fp8_f32(ActQuant::token, 128, 128))}) {
     const QuantizationSummary s = all_but_one(f);
     EXPECT_EQ(format_fp8.cannot_describe(s), "");
     const json c = json::parse(format_fp8.write_config(s));
@@ -105,8 +106,8 @@ TEST(ModelOpt, AlgorithmsOfLayersAndWhatIsNotUnderstood) {
   EXPECT_NE(complaint_of([&] { read(c.dump(), tensors_of(s)); }).find("quantized_layers"), std::string::npos);
   c["quant_algo"] = "W4A8_AWQ";
   EXPECT_NE(complaint_of([&] { read(c.dump(), tensors_of(s)); }).find("\"W4A8_AWQ\""), std::string::npos);
-  EXPECT_NE(format_modelopt.cannot_describe(
-                all_but_one(format(packing_fp8, fp8_f32(ActQuant::token, -1, 256)))).find("acts=tensor"),
+  EXPECT_NE(format_modelopt.cannot_describe(all_but_one(format(packing_fp8, fp8_f32(ActQuant::token, -1, 256))))
+                .find("acts=tensor"),
             std::string::npos);
 }
 

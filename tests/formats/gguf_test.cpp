@@ -73,8 +73,7 @@ TEST(GgufBlocks, PlainEncodersMatchTheReferenceBitForBit) {
   const Tensor x = g.get("x");
   for (const char* name : {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}) {
     const BlockType& t = gguf::block_type(name);
-    EXPECT_EQ(first_difference(gguf::encode(t, x, {}, Encoder::plain), blocks_of(g, t, upper(name))), "")
-        << name;
+    EXPECT_EQ(first_difference(gguf::encode(t, x, {}, Encoder::plain), blocks_of(g, t, upper(name))), "") << name;
   }
 }
 
@@ -244,8 +243,7 @@ TEST_F(GgufFile, ComesBackAsWritten) {
 }
 
 TEST_F(GgufFile, HeaderBytesAreThoseOfThePaper) {
-  const uint8_t expected[] = {'G', 'G', 'U', 'F', 3, 0, 0, 0, 2, 0, 0, 0,  0,
-                              0,   0,   0,   12,  0, 0, 0, 0, 0, 0, 0, 20, 0};
+  const uint8_t expected[] = {'G', 'G', 'U', 'F', 3, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0, 20, 0};
   EXPECT_EQ(std::memcmp(bytes_.data(), expected, sizeof expected), 0);
   const size_t at = entry("blocks");  // rank 2, dims {64, 2}: the contiguous one first; type 2
   const uint8_t table[] = {2, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 64};
@@ -321,10 +319,8 @@ TEST_F(GgufFile, NamesAndSplitFilesAreRefused) {
   gguf::Metadata m;
   m.set("split.count", uint16_t{3});
   gguf::write(dir_ / "b.gguf", m, two_tensors(dense_, blocks_));
-  EXPECT_NE(message(read_all(dir_ / "b.gguf"), ErrorKind::unsupported).find("one of 3 parts"),
-            std::string::npos);
-  EXPECT_NE(kind_of([&] { gguf::locate(dir_.path()); }).find("expected one .gguf file, found 2"),
-            std::string::npos);
+  EXPECT_NE(message(read_all(dir_ / "b.gguf"), ErrorKind::unsupported).find("one of 3 parts"), std::string::npos);
+  EXPECT_NE(kind_of([&] { gguf::locate(dir_.path()); }).find("expected one .gguf file, found 2"), std::string::npos);
 }
 
 }  // namespace

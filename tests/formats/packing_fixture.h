@@ -36,8 +36,7 @@ inline QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t
     q.scales.as<float>()[i] = representable_scale(static_cast<float>(rng.normal()), spec.scale_dtype);
   if (!spec.symmetric) {
     q.zeros = Tensor::host(DType::u8, {out, groups});
-    for (int64_t i = 0; i < out * groups; ++i)
-      q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(levels));
+    for (int64_t i = 0; i < out * groups; ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(levels));
   }
   if (order == Order::shuffled) {
     q.group_of = Tensor::host(DType::i32, {in});
@@ -92,8 +91,7 @@ inline std::vector<QuantSpec> all_specs(int64_t out) {
   std::vector<QuantSpec> specs;
   for (int bits : {2, 3, 4, 5, 6, 7, 8})
     for (int64_t group : {32, 64, 128, -1})
-      for (bool symmetric : {true, false})
-        specs.push_back({.bits = bits, .group = group, .symmetric = symmetric});
+      for (bool symmetric : {true, false}) specs.push_back({.bits = bits, .group = group, .symmetric = symmetric});
   specs.push_back({.bits = 3, .group = 32, .symmetric = false, .scale_dtype = DType::bf16});
   std::set<std::pair<int64_t, int64_t>> shared = {{1, -1}, {out, -1}, {1, 32}, {128, 128}, {2, -1}};
   for (Grid grid : {Grid::integer, Grid::f8_e4m3})

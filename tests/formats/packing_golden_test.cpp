@@ -20,8 +20,7 @@ QuantizedLinear golden_input(const Golden& golden, const std::string& prefix) {
 }
 
 void expect_golden_bytes(const Golden& golden, const PackedLinear& packed) {
-  for (const NamedTensor& t : packed.tensors)
-    EXPECT_EQ(first_difference(t.tensor, golden.get(t.name)), "") << t.name;
+  for (const NamedTensor& t : packed.tensors) EXPECT_EQ(first_difference(t.tensor, golden.get(t.name)), "") << t.name;
 }
 
 bool has_zero(const QuantizedLinear& q) {
@@ -62,8 +61,7 @@ TEST(PackingGolden, Awq) {
     const QuantizedLinear q = golden_input(golden, prefix);
     std::map<std::string, Tensor> kept;
     expect_golden_bytes(golden, packing_awq.pack(linear, q));
-    const QuantizedLinear read =
-        packing_awq.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
+    const QuantizedLinear read = packing_awq.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
     EXPECT_EQ(difference(read, q), "") << prefix;
   }
 }
@@ -78,8 +76,7 @@ TEST(PackingGolden, Marlin) {
     const QuantizedLinear q = golden_input(golden, prefix);
     std::map<std::string, Tensor> kept;
     expect_golden_bytes(golden, packing_marlin.pack(linear, q));
-    const QuantizedLinear read =
-        packing_marlin.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
+    const QuantizedLinear read = packing_marlin.unpack(linear, q.spec, q.out(), q.in(), golden_source(golden, kept));
     EXPECT_EQ(difference(read, q), "") << prefix;
   }
 }
@@ -111,11 +108,7 @@ TEST(PackingGolden, CompressedTensorsFp8PerChannel) {
   const Golden golden(kGoldens);
   const Tensor weight = golden.get("fp8.per_channel.weight"), fp8 = golden.get("fp8.per_channel.weight_fp8");
   QuantizedLinear q;
-  q.spec = {.grid = Grid::f8_e4m3,
-            .bits = 8,
-            .group = -1,
-            .scale_dtype = DType::f32,
-            .activations = ActQuant::token};
+  q.spec = {.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32, .activations = ActQuant::token};
   q.scales = golden.get("fp8.per_channel.weight_scale");
   q.codes = Tensor::host(DType::u8, weight.shape());
   for (int64_t i = 0; i < weight.numel(); ++i)
@@ -170,8 +163,7 @@ TEST(PackingGolden, CompressedTensorsNvfp4) {
   QuantizedLinear q;
   q.spec = kNvfp4;
   q.codes = Tensor::host(DType::u8, values.shape());
-  for (int64_t i = 0; i < values.numel(); ++i)
-    q.codes.as<uint8_t>()[i] = f32_to_f4_e2m1(values.as<float>()[i]);
+  for (int64_t i = 0; i < values.numel(); ++i) q.codes.as<uint8_t>()[i] = f32_to_f4_e2m1(values.as<float>()[i]);
   q.scales = Tensor::host(DType::f32, {values.rows(), values.cols() / 16});
   std::fill_n(q.scales.as<float>(), q.scales.numel(), 1.f);
   q.global_scale = 1;
@@ -180,8 +172,7 @@ TEST(PackingGolden, CompressedTensorsNvfp4) {
     EXPECT_EQ(first_difference(packed.tensors[0].tensor, bytes), "") << p->name;
     Stored stored(packed);
     stored.views()[packed.tensors[0].name] = bytes;
-    const QuantizedLinear read =
-        p->unpack("a", q.spec, values.rows(), values.cols(), stored.source());
+    const QuantizedLinear read = p->unpack("a", q.spec, values.rows(), values.cols(), stored.source());
     EXPECT_EQ(first_difference(dequantize_reference(read), values), "") << p->name;
   }
 }

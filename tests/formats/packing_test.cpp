@@ -40,9 +40,8 @@ bool round_trip(const Packing& p, const QuantSpec& spec, int64_t out, int64_t in
 }
 
 TEST(Packing, EverySpecIsRefusedWithAReasonOrComesBackBitwise) {
-  const std::pair<int64_t, int64_t> shapes[] = {{33, 40},   {64, 48}, {256, 192}, {96, 64},  {64, 16},
-                                                {128, 128}, {1, 1},   {64, 1000}, {192, 272},
-                                                {40, 96},   {8, 32},  {72, 160}};
+  const std::pair<int64_t, int64_t> shapes[] = {{33, 40}, {64, 48},   {256, 192}, {96, 64}, {64, 16}, {128, 128},
+                                                {1, 1},   {64, 1000}, {192, 272}, {40, 96}, {8, 32},  {72, 160}};
   std::map<std::string_view, int> accepted;
   int tried = 0;
   for (const Packing* p : packings())
@@ -100,11 +99,10 @@ TEST(Packing, ReasonsCarryTheNumbers) {
   EXPECT_NE(why(packing_ct_pack, {}, 64, 192, false).find("K = 192, group 128"), std::string::npos);
   EXPECT_NE(why(packing_ct_pack, w8a8, 64, 192, false).find("weight-only"), std::string::npos);
   EXPECT_NE(why(packing_ct_pack, {}, 64, 128, true).find("act-order"), std::string::npos);
-  EXPECT_NE(why(packing_ct_int, {.bits = 8, .group = -1}, 64, 128, false).find("pack-quantized"),
-            std::string::npos);
-  EXPECT_NE(why(packing_ct_int, {.bits = 8, .group = 64, .activations = ActQuant::token}, 64, 128, false)
-                .find("per 64"),
-            std::string::npos);
+  EXPECT_NE(why(packing_ct_int, {.bits = 8, .group = -1}, 64, 128, false).find("pack-quantized"), std::string::npos);
+  EXPECT_NE(
+      why(packing_ct_int, {.bits = 8, .group = 64, .activations = ActQuant::token}, 64, 128, false).find("per 64"),
+      std::string::npos);
   EXPECT_NE(why(packing_ct_float, w8a8, 64, 128, false).find("int8 gch sym"), std::string::npos);
   EXPECT_EQ(why(packing_ct_int, w8a8, 64, 128, false), "");
   EXPECT_EQ(why(packing_ct_float, fp8, 64, 128, false), "");
@@ -138,15 +136,14 @@ TEST(Packing, BrokenTensorsAreNamed) {
   candidates[4].group = candidates[4].out_group = 128;
   candidates[4].activations = ActQuant::token;
   candidates[5].activations = ActQuant::tensor;
-  for (const QuantSpec& gguf : {QuantSpec{.group = 32}, QuantSpec{.group = 32, .symmetric = false},
-                                QuantSpec{.bits = 5, .group = 32}, QuantSpec{.bits = 5, .group = 32, .symmetric = false},
-                                QuantSpec{.bits = 8, .group = 32}})
+  for (const QuantSpec& gguf :
+       {QuantSpec{.group = 32}, QuantSpec{.group = 32, .symmetric = false}, QuantSpec{.bits = 5, .group = 32},
+        QuantSpec{.bits = 5, .group = 32, .symmetric = false}, QuantSpec{.bits = 8, .group = 32}})
     candidates.push_back(gguf);
   for (const Packing* p : packings()) {
     if (!p->pack) continue;
-    const QuantSpec& spec =
-        *std::find_if(candidates.begin(), candidates.end(),
-                      [&](const QuantSpec& s) { return p->refuses(s, 64, 256, false).empty(); });
+    const QuantSpec& spec = *std::find_if(candidates.begin(), candidates.end(),
+                                          [&](const QuantSpec& s) { return p->refuses(s, 64, 256, false).empty(); });
     const QuantizedLinear q = random_linear(spec, 64, 256, Order::consecutive);
     const PackedLinear packed = p->pack("a", q);
     const auto message =
@@ -162,8 +159,7 @@ TEST(Packing, BrokenTensorsAreNamed) {
       return "";
     };
     for (const NamedTensor& t : packed.tensors) {
-      EXPECT_NE(message([&](auto& v) { v.erase(t.name); }).find("'" + t.name + "' is missing"),
-                std::string::npos);
+      EXPECT_NE(message([&](auto& v) { v.erase(t.name); }).find("'" + t.name + "' is missing"), std::string::npos);
       EXPECT_NE(message([&](auto& v) { v[t.name].dtype = DType::i16; }).find("found i16"), std::string::npos)
           << p->name << " " << t.name;
       EXPECT_NE(message([&](auto& v) { v[t.name].shape = {7}; }).find("[7]"), std::string::npos) << t.name;
@@ -210,8 +206,7 @@ TEST(Packing, CompressedTensorsReadsWordsFilledToTheLastBit) {
   EXPECT_EQ(released.tensors[0].tensor.shape(), (Shape{64, 10}));
   Stored stored(released);
   Tensor codes = Tensor::host(DType::i32, {64, 9}), zeros = Tensor::host(DType::i32, {6, 3});
-  for (int64_t n = 0; n < 64; ++n)
-    bits::pack_run<3>(q.codes.as<uint8_t>() + n * 96, 96, codes.as<uint32_t>() + n * 9);
+  for (int64_t n = 0; n < 64; ++n) bits::pack_run<3>(q.codes.as<uint8_t>() + n * 96, 96, codes.as<uint32_t>() + n * 9);
   for (int64_t g = 0; g < 3; ++g) {
     uint8_t column[64];
     uint32_t words[6];

@@ -16,9 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void write_file(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
+void write_file(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 std::string with_length(const std::string& header, uint64_t length) {
   std::string word(8, '\0');
   std::memcpy(word.data(), &length, 8);
@@ -96,9 +94,9 @@ TEST(Safetensors, WorkedExampleByteForByte) {
   writer->add("a", Tensor::host_from<float>(DType::f32, {2}, a));
   writer->add("b", Tensor::host_from<int32_t>(DType::i32, {1, 2}, b));
   writer->finish();
-  const std::string json =
-      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
-      R"("b":{"dtype":"I32","shape":[1,2],"data_offsets":[8,16]},"c":{"dtype":"F16","shape":[1],"data_offsets":[16,18]}})";
+  const std::string json = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                           R"("b":{"dtype":"I32","shape":[1,2],"data_offsets":[8,16]},)"
+                           R"("c":{"dtype":"F16","shape":[1],"data_offsets":[16,18]}})";
   ASSERT_EQ(json.size(), 196u);
   const char data[] = "\x00\x00\x80\x3f\x00\x00\x00\x40\x03\x00\x00\x00\x04\x00\x00\x00\x00\x38";
   EXPECT_EQ(bytes_of_file(dir / "model.safetensors"), with_length(json + "    ", 200) + std::string(data, 18));
@@ -140,8 +138,7 @@ TEST(Safetensors, TheWriterRefusesBadNames) {
 
 TEST(Safetensors, WhitespaceAroundTheHeaderAndOddLengthsAreValid) {
   TempDir dir;
-  write_file(dir / "a.safetensors",
-             raw(" \n{\"a\":{\"shape\":[3],\"dtype\":\"U8\",\"data_offsets\":[0,3]}} ", 3));
+  write_file(dir / "a.safetensors", raw(" \n{\"a\":{\"shape\":[3],\"dtype\":\"U8\",\"data_offsets\":[0,3]}} ", 3));
   EXPECT_EQ(container_safetensors.open(dir / "a.safetensors").tensors.at("a").bytes, 3);
   EXPECT_EQ(container_for(dir.path()).open(dir.path()).tensors.size(), 1u);  // the one file of a folder
   write_file(dir / "a.safetensors", raw("{}", 0));
@@ -181,10 +178,8 @@ std::vector<Hostile> hostile_files() {
       {"deep nesting", raw(std::string(100000, '['), 0), "object"},
       {"nested arrays", shaped(std::string(100000, '['), "[0,4]"), "array"},
       {"tensor is not an object", raw("{\"a\":3}", 0), "object"},
-      {"unknown dtype", one("\"dtype\":\"Q9\",\"shape\":[4],\"data_offsets\":[0,4]", 4),
-       "unknown dtype \"Q9\""},
-      {"foreign dtype", one("\"dtype\":\"F4\",\"shape\":[8],\"data_offsets\":[0,4]", 4),
-       "unsupported dtype \"F4\""},
+      {"unknown dtype", one("\"dtype\":\"Q9\",\"shape\":[4],\"data_offsets\":[0,4]", 4), "unknown dtype \"Q9\""},
+      {"foreign dtype", one("\"dtype\":\"F4\",\"shape\":[8],\"data_offsets\":[0,4]", 4), "unsupported dtype \"F4\""},
       {"dtype is a number", one("\"dtype\":3,\"shape\":[4],\"data_offsets\":[0,4]", 4), "a string"},
       {"shape is a number", shaped("4", "[0,4]"), "array"},
       {"negative shape", shaped("[-4]", "[0,4]"), "non-negative"},
@@ -202,8 +197,7 @@ std::vector<Hostile> hostile_files() {
       {"wrong size for shape", shaped("[3]", "[0,4]"), "wrong size"},
       {"overlap", two("[0,4]", "[2,6]"), "overlaps"},
       {"the same bytes twice", two("[0,4]", "[0,4]"), "overlaps"},
-      {"hole between", raw("{" + good + ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[6,8]}}", 8),
-       "hole"},
+      {"hole between", raw("{" + good + ",\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[6,8]}}", 8), "hole"},
       {"hole at the front", shaped("[3]", "[1,4]"), "hole"},
       {"trailing bytes", raw("{" + good + "}", 5), "trailing"},
       {"trailing bytes without tensors", raw("{}", 5), "trailing"},
@@ -211,11 +205,9 @@ std::vector<Hostile> hostile_files() {
       {"duplicate tensor", raw("{" + good + "," + good + "}", 4), "duplicate key 'a'"},
       {"duplicate field", one("\"dtype\":\"U8\",\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]", 4),
        "duplicate"},
-      {"duplicate metadata key", raw("{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}," + good + "}", 4),
-       "duplicate"},
+      {"duplicate metadata key", raw("{\"__metadata__\":{\"a\":\"1\",\"a\":\"1\"}," + good + "}", 4), "duplicate"},
       {"missing field", one("\"dtype\":\"U8\",\"shape\":[4]", 4), "missing"},
-      {"unknown field", one("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4],\"x\":[1]", 4),
-       "unknown key"},
+      {"unknown field", one("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4],\"x\":[1]", 4), "unknown key"},
       {"metadata of numbers", raw("{\"__metadata__\":{\"a\":1}," + good + "}", 4), "a string"},
       {"metadata of objects", raw("{\"__metadata__\":{\"a\":{}}," + good + "}", 4), "a string"},
       {"metadata of null", raw("{\"__metadata__\":{\"a\":null}," + good + "}", 4), "a string"},
@@ -274,8 +266,7 @@ TEST(Safetensors, HostileIndexesAreRefused) {
       {"absolute path", map("\"a\":\"/etc/passwd\""), "plain file name"},
       {"shard missing", map("\"a\":\"4.safetensors\""), "missing"},
       {"tensor missing in its shard", map("\"a\":\"1.safetensors\",\"z\":\"1.safetensors\""), "missing"},
-      {"tensor in another shard", map("\"a\":\"2.safetensors\",\"b\":\"1.safetensors\""),
-       "missing in its shard"},
+      {"tensor in another shard", map("\"a\":\"2.safetensors\",\"b\":\"1.safetensors\""), "missing in its shard"},
       {"same tensor in two shards", map("\"a\":\"1.safetensors\",\"c\":\"3.safetensors\""), "also in"},
       {"duplicate name", map("\"a\":\"1.safetensors\",\"a\":\"1.safetensors\""), "duplicate"},
   };
@@ -299,8 +290,7 @@ TEST(Safetensors, PathsWithoutWeightsAreRefusedByName) {
   EXPECT_NE(message_of([&] { container_for(dir / "none"); }, here).find("no such"), std::string::npos);
   write_file(dir / "1.safetensors", raw("{}", 0));
   write_file(dir / "2.safetensors", raw("{}", 0));
-  EXPECT_NE(message_of([&] { container_safetensors.open(dir.path()); }, here).find("found 2"),
-            std::string::npos);
+  EXPECT_NE(message_of([&] { container_safetensors.open(dir.path()); }, here).find("found 2"), std::string::npos);
 }
 
 }  // namespace

@@ -16,8 +16,7 @@ QuantizedLinear repacked(const Packing& p, const QuantizedLinear& q) {
 }
 
 // Through the packing that the format chooses; nothing where it refuses.
-std::optional<QuantizedLinear> through(const CheckpointFormat& format, const QuantizedLinear& q,
-                                       std::string* why) {
+std::optional<QuantizedLinear> through(const CheckpointFormat& format, const QuantizedLinear& q, std::string* why) {
   const LinearFormat f = same_codes(format, q, why);
   if (!f.packing) return std::nullopt;
   return repacked(*f.packing, on_grid(clone(q), f.spec));
@@ -34,8 +33,7 @@ TEST(SameCodes, EveryPairOfFormatsKeepsCodesAndValuesOrSaysWhy) {
           if (!from->refuses(spec, out, in, order == Order::shuffled).empty()) continue;
           const QuantizedLinear q = repacked(*from, random_linear(spec, out, in, order));
           for (const CheckpointFormat* to : checkpoint_formats()) {
-            const std::string what =
-                std::string(from->name) + " " + spec.str() + " to " + std::string(to->name);
+            const std::string what = std::string(from->name) + " " + spec.str() + " to " + std::string(to->name);
             std::string why;
             const auto other = through(*to, q, &why);
             EXPECT_NE(other.has_value(), !why.empty()) << what;
@@ -79,8 +77,8 @@ TEST(SameCodes, GoldensGoRound) {
   for (const std::string& prefix : golden_prefixes(golden, "gptq.")) {
     std::map<std::string, Tensor> kept;
     const QuantSpec spec = golden_spec(prefix);
-    const QuantizedLinear first = packing_gptq.unpack(prefix.substr(0, prefix.size() - 1), spec, 256, 256,
-                                                      golden_source(golden, kept));
+    const QuantizedLinear first =
+        packing_gptq.unpack(prefix.substr(0, prefix.size() - 1), spec, 256, 256, golden_source(golden, kept));
     QuantizedLinear q = clone(first);
     for (const CheckpointFormat* to : {&format_compressed_tensors, &format_marlin, &format_gptq}) {
       std::string why;

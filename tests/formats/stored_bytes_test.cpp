@@ -54,8 +54,7 @@ TEST(StoredBytes, AreTheCodesAndScalesOfUnpack) {
 
 TEST(StoredBytes, NothingWhereWordsHoldSeveralCodes) {
   const QuantSpec spec{.bits = 4, .group = 128};
-  EXPECT_FALSE(
-      stored_bytes(packing_marlin, "w", spec, 64, 128, [](const std::string&) { return ConstTensorView{}; }));
+  EXPECT_FALSE(stored_bytes(packing_marlin, "w", spec, 64, 128, [](const std::string&) { return ConstTensorView{}; }));
 }
 
 }  // namespace

@@ -17,8 +17,7 @@ namespace {
 std::string page(const std::string& name) {
   return bytes_of_file(std::string(FEWBIT_SOURCE_DIR) + "/docs/formats/" + name);
 }
-#define EXPECT_STANDS_IN(text, hex) \
-  EXPECT_NE((text).find(hex), std::string::npos) << "the page lacks: " << (hex)
+#define EXPECT_STANDS_IN(text, hex) EXPECT_NE((text).find(hex), std::string::npos) << "the page lacks: " << (hex)
 
 // Words [first, last) of row `row`, "5DD50880 6EE61991".
 std::string hex_words(const Tensor& t, int64_t row, int64_t first, int64_t last) {
@@ -49,21 +48,18 @@ QuantizedLinear linear_of(const QuantSpec& spec, int64_t out, int64_t in, const 
 template <class Zero>
 void set_zeros(QuantizedLinear& q, const Zero& zero) {
   q.zeros = Tensor::host(DType::u8, q.scales.shape());
-  for (int64_t i = 0; i < q.zeros->numel(); ++i)
-    q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(zero(i / q.groups()));
+  for (int64_t i = 0; i < q.zeros->numel(); ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(zero(i / q.groups()));
 }
 
 TEST(WorkedExample, MarlinCodes) {
   const std::string doc = page("marlin.md");
-  const auto q4 =
-      linear_of({.group = -1}, 64, 16, [](int64_t n, int64_t k) { return 5 * k + 3 * n + n / 16; });
+  const auto q4 = linear_of({.group = -1}, 64, 16, [](int64_t n, int64_t k) { return 5 * k + 3 * n + n / 16; });
   const Tensor b4 = std::move(packing_marlin.pack("x", q4).tensors[0].tensor);
   EXPECT_EQ(hex_words(b4, 0, 0, 6), "5DD50880 6EE61991 7FF72AA2 80083BB3 F77FA22A 0880B33B");
   EXPECT_EQ(hex_words(b4, 0, 64, 65), "1991C44C");
   EXPECT_EQ(hex_words(b4, 0, 127, 128), "B33B6EE6");
   EXPECT_STANDS_IN(doc, hex_words(b4, 0, 0, 6));
-  const auto q8 =
-      linear_of({.bits = 8, .group = -1}, 64, 16, [](int64_t n, int64_t k) { return 17 * k + 29 * n; });
+  const auto q8 = linear_of({.bits = 8, .group = -1}, 64, 16, [](int64_t n, int64_t k) { return 17 * k + 29 * n; });
   const Tensor b8 = std::move(packing_marlin.pack("x", q8).tensors[0].tensor);
   EXPECT_EQ(hex_words(b8, 0, 0, 4), "99118800 81F970E8 69E158D0 51C940B8");
   EXPECT_EQ(hex_words(b8, 0, 8, 9) + " " + hex_words(b8, 0, 255, 256), "BB33AA22 229A1189");
@@ -92,16 +88,15 @@ TEST(WorkedExample, MarlinScaleOrder) {
       if (i) first += ' ';
       first += std::to_string(source[i]);
     }
-    EXPECT_EQ(first, grouped ? "0 8 16 24 32 40 48 56 1 9 17 25 33 41 49 57"
-                             : "0 1 8 9 16 17 24 25 2 3 10 11 18 19 26 27");
+    EXPECT_EQ(first,
+              grouped ? "0 8 16 24 32 40 48 56 1 9 17 25 33 41 49 57" : "0 1 8 9 16 17 24 25 2 3 10 11 18 19 26 27");
     EXPECT_STANDS_IN(doc, first);
   }
 }
 
 TEST(WorkedExample, GptqWords) {
   const std::string doc = page("gptq.md");
-  auto q =
-      linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + 1 + 2 * n; });
+  auto q = linear_of({.group = -1, .symmetric = false}, 8, 8, [](int64_t n, int64_t k) { return k + 1 + 2 * n; });
   set_zeros(q, [](int64_t n) { return n + 1; });
   const PackedLinear v2 = packing_gptq_v2.pack("x", q);
   const PackedLinear v1 = gptq_words::pack("x", q, gptq_words::ZeroOffset::one);
@@ -118,8 +113,7 @@ TEST(WorkedExample, GptqThreeBits) {
   const auto q = linear_of({.bits = 3, .group = -1}, 1, 32, [](int64_t, int64_t k) { return k % 8; });
   const Tensor words = std::move(packing_gptq_v2.pack("x", q).tensors[0].tensor);
   EXPECT_EQ(words.shape(), (Shape{3, 1}));
-  const std::string hex =
-      hex_words(words, 0, 0, 1) + " " + hex_words(words, 1, 0, 1) + " " + hex_words(words, 2, 0, 1);
+  const std::string hex = hex_words(words, 0, 0, 1) + " " + hex_words(words, 1, 0, 1) + " " + hex_words(words, 2, 0, 1);
   EXPECT_EQ(hex, "88FAC688 C688FAC6 FAC688FA");
   EXPECT_STANDS_IN(doc, hex);
 }

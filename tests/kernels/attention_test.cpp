@@ -77,12 +77,10 @@ Inputs inputs(const Case& c, DType dtype) {
 }
 
 // out of one query of one head, by the definition.
-void attend(const Case& c, const std::vector<double>& q, const std::vector<double>& k,
-            const std::vector<double>& v, int64_t seq, int64_t head, int64_t position,
-            std::vector<double>& out) {
+void attend(const Case& c, const std::vector<double>& q, const std::vector<double>& k, const std::vector<double>& v,
+            int64_t seq, int64_t head, int64_t position, std::vector<double>& out) {
   const AttentionArgs& a = c.args;
-  const int64_t d = a.head_dim, q_cols = a.heads * d, kv_cols = a.kv_heads * d,
-                kv_head = head / (a.heads / a.kv_heads);
+  const int64_t d = a.head_dim, q_cols = a.heads * d, kv_cols = a.kv_heads * d, kv_head = head / (a.heads / a.kv_heads);
   const int64_t first = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
   std::vector<double> p;
   double top = -1e300, sum = 0;
@@ -158,8 +156,7 @@ Cache make_cache(Exec& ex, DType dtype, const Shape& shape) {
 
 // Feeds the sequences through a cache: `prompt` tokens at once, the others `step` at a time; the outputs in
 // the order of attention().
-std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, const Cache& cache,
-                                  int64_t step) {
+std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, const Cache& cache, int64_t step) {
   std::vector<double> out(static_cast<size_t>(in.q.numel()));
   const int64_t cols = in.q.cols();
   for (int64_t begin = 0; begin < c.len; begin += step) {
@@ -167,8 +164,8 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, con
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < c.seqs * n; ++i) positions.push_back(static_cast<int32_t>(begin + i % n));
     const Tensor p = ex.to_device(host_i32(positions));
-    kv_append(ex, ex.to_device(slice(in.k, c.seqs, begin, end)),
-              ex.to_device(slice(in.v, c.seqs, begin, end)), p, cache.view());
+    kv_append(ex, ex.to_device(slice(in.k, c.seqs, begin, end)), ex.to_device(slice(in.v, c.seqs, begin, end)), p,
+              cache.view());
     const Tensor part = poisoned(ex, in.q.dtype(), {c.seqs * n, cols});
     attention_cached(ex, ex.to_device(slice(in.q, c.seqs, begin, end)), p, cache.view(), c.args, part);
     const std::vector<double> values = doubles(ex.to_host(part));
@@ -188,8 +185,7 @@ TEST_P(AttentionOn, CachedInOneGoInChunksAndTokenByToken) {
     for (const int64_t step : {c().len, int64_t{7}, int64_t{1}}) {
       const Cache cache = make_cache(ex, dtype, cache_shape(c()));
       const Tensor found = from_doubles(through_cache(ex, c(), in, cache, step), in.q.shape());
-      EXPECT_LE(relative_error(found, expected), product_tolerance(dtype))
-          << name_of(dtype) << " in steps of " << step;
+      EXPECT_LE(relative_error(found, expected), product_tolerance(dtype)) << name_of(dtype) << " in steps of " << step;
     }
   }
 }
@@ -215,8 +211,7 @@ TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
   for (const DType dtype : kComputeTypes)
     for (const DType codes : {DType::f8_e4m3, DType::i8}) {
       const Inputs in = inputs(c(), dtype);
-      const Inputs values{to_f32(in.q), quantized_by_hand(c(), in.k, codes),
-                          quantized_by_hand(c(), in.v, codes)};
+      const Inputs values{to_f32(in.q), quantized_by_hand(c(), in.k, codes), quantized_by_hand(c(), in.v, codes)};
       const Tensor expected = from_doubles(expected_attention(c(), values), in.q.shape());
       for (const int64_t step : {c().len, int64_t{7}, int64_t{1}}) {
         if (step == 1 && c().len > 64) continue;  // slow, and shorter sequences cover it
@@ -271,7 +266,8 @@ void check_last_tokens(Exec& ex, const Case& c, int64_t last) {
     attention_cached(ex, q, at, cache.view(), c.args, again);
     EXPECT_EQ(first_difference(ex.to_host(found), ex.to_host(again)), "") << name_of(held);
     const bool codes = held != DType::bf16;
-    const std::vector<double> queries = doubles(in.q), k = doubles(codes ? quantized_by_hand(c, in.k, held) : to_f32(in.k)),
+    const std::vector<double> queries = doubles(in.q),
+                              k = doubles(codes ? quantized_by_hand(c, in.k, held) : to_f32(in.k)),
                               v = doubles(codes ? quantized_by_hand(c, in.v, held) : to_f32(in.v));
     std::vector<double> all(queries.size());
     for (int64_t p = first; p < c.len; ++p)

@@ -27,7 +27,8 @@ std::vector<float> normals(int64_t n, uint64_t seed) {
   return {t.as<float>(), t.as<float>() + n};
 }
 
-// As dot() (kernels/cpu_rows.h) adds, whatever instructions that was compiled for: 64 partial sums by fused multiply-adds, then a tree.
+// As dot() (kernels/cpu_rows.h) adds, whatever instructions that was compiled for: 64 partial sums by fused
+// multiply-adds, then a tree.
 float tree_of(const float* x, const float* values, int64_t in) {
   std::array<float, 64> lanes{};
   for (int64_t i = 0; i < in; ++i) {
@@ -57,7 +58,8 @@ TEST(F8Dots, EqualTheProductsOfValuesWrittenDown) {
         std::array<float, kRows> sums{};
         ASSERT_TRUE(cpu::f8_dots(loops, codes.data(), scale, x.data(), kRows, in, sums.data()));
         for (int64_t r = 0; r < kRows; ++r)
-          EXPECT_EQ(sums[static_cast<size_t>(r)], tree_of(x.data() + r * in, values.data(), in)) << in << " values, row " << r;
+          EXPECT_EQ(sums[static_cast<size_t>(r)], tree_of(x.data() + r * in, values.data(), in))
+              << in << " values, row " << r;
       }
     }
   }
@@ -82,7 +84,8 @@ TEST(LevelDots, MatchTheDoubleProduct) {
     int64_t in, group;
     bool zeros;
   };
-  for (const Case& c : {Case{16, 16, true}, Case{96, 32, true}, Case{400, 400, false}, Case{1024, 128, true}, Case{1040, 48, false}}) {
+  for (const Case& c :
+       {Case{16, 16, true}, Case{96, 32, true}, Case{400, 400, false}, Case{1024, 128, true}, Case{1040, 48, false}}) {
     const int64_t groups = (c.in + c.group - 1) / c.group;
     Rng rng(static_cast<uint64_t>(c.in), "level dots");
     std::vector<uint8_t> codes(static_cast<size_t>(c.in)), zeros(static_cast<size_t>(groups));
@@ -104,12 +107,14 @@ TEST(LevelDots, MatchTheDoubleProduct) {
       for (int64_t r = 0; r < kRows; ++r) {
         double sum = 0, magnitude = 0;
         for (int64_t i = 0; i < c.in; ++i) {
-          const double product = static_cast<double>(x[static_cast<size_t>(r * c.in + i)]) * scales[static_cast<size_t>(i / c.group)] *
+          const double product = static_cast<double>(x[static_cast<size_t>(r * c.in + i)]) *
+                                 scales[static_cast<size_t>(i / c.group)] *
                                  (codes[static_cast<size_t>(i)] - row.zero_of(i / c.group));
           sum += product;
           magnitude += std::fabs(product);
         }
-        EXPECT_LE(std::fabs(sums[static_cast<size_t>(r)] - sum), tol::kF32Op * magnitude) << c.in << " values in groups of " << c.group;
+        EXPECT_LE(std::fabs(sums[static_cast<size_t>(r)] - sum), tol::kF32Op * magnitude)
+            << c.in << " values in groups of " << c.group;
       }
     }
   }

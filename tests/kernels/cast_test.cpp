@@ -23,8 +23,7 @@ FEWBIT_OP_TEST(Cast, EveryPairMatchesTheHostConversions) {
           if (to == DType::bf16) expected.as<bf16>()[i] = v;
           if (to == DType::f8_e4m3) expected.as<uint8_t>()[i] = f32_to_f8_e4m3_saturated(v);
         }
-        EXPECT_EQ(first_difference(ex.to_host(y), expected), "")
-            << name_of(from) << " to " << name_of(to) << ", " << n;
+        EXPECT_EQ(first_difference(ex.to_host(y), expected), "") << name_of(from) << " to " << name_of(to) << ", " << n;
       }
   }
 }
@@ -34,8 +33,8 @@ FEWBIT_OP_TEST(Cast, WidensAll256ValuesOfBothEightBitFloats) {
     Tensor x = Tensor::host(from, {256}), expected = Tensor::host(DType::f32, {256});
     for (int i = 0; i < 256; ++i) {
       x.as<uint8_t>()[i] = static_cast<uint8_t>(i);
-      expected.as<float>()[i] = from == DType::f8_e4m3 ? f8_e4m3_to_f32(static_cast<uint8_t>(i))
-                                                       : f8_e5m2_to_f32(static_cast<uint8_t>(i));
+      expected.as<float>()[i] =
+          from == DType::f8_e4m3 ? f8_e4m3_to_f32(static_cast<uint8_t>(i)) : f8_e5m2_to_f32(static_cast<uint8_t>(i));
     }
     const Tensor y = poisoned(ex, DType::f32, {256});
     cast(ex, ex.to_device(x), y);

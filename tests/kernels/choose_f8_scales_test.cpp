@@ -20,7 +20,8 @@ constexpr Case kCases[] = {{7, 200, 1, 200}, {33, 131, 1, 64}, {200, 300, 128, 1
 Tensor chosen(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, bool search, DType dtype = DType::f32) {
   const Tensor s = poisoned(ex, DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group});
   const Tensor dw = ex.to_device(w), dh = ex.to_device(h);
-  choose_f8_scales(ex, {.w = dw, .h = dh, .group = c.group, .out_group = c.out_group, .scale_dtype = dtype, .search = search}, s);
+  choose_f8_scales(
+      ex, {.w = dw, .h = dh, .group = c.group, .out_group = c.out_group, .scale_dtype = dtype, .search = search}, s);
   return ex.to_host(s);
 }
 
@@ -28,9 +29,18 @@ Tensor chosen(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, bool se
 double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, const Tensor& scales) {
   const Tensor ds = ex.to_device(scales), codes = poisoned(ex, DType::u8, {c.out, c.in});
   const Tensor back = poisoned(ex, DType::f32, {c.out, c.in});
-  round_to_grid(ex, {.w = ex.to_device(w), .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, codes);
+  round_to_grid(ex,
+                {.w = ex.to_device(w),
+                 .scales = ds,
+                 .bits = 8,
+                 .group = c.group,
+                 .grid = Grid::f8_e4m3,
+                 .out_group = c.out_group},
+                codes);
   const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
-  dequantize(ex, {.codes = codes, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, back);
+  dequantize(ex,
+             {.codes = codes, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group},
+             back);
   const Tensor q = ex.to_host(back);
   double sum = 0;
   for (int64_t i = 0; i < w.numel(); ++i) {
@@ -102,18 +112,23 @@ TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
         uint8_t& code = codes.as<uint8_t>()[i];
         if ((code & 0x7f) == 0x7f) code ^= 1;
       }
-      const Tensor scales = random_normal(DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group}, 8);
+      const Tensor scales =
+          random_normal(DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group}, 8);
       for (int64_t i = 0; i < scales.numel(); ++i) scales.as<float>()[i] = 0.5f + std::fabs(scales.as<float>()[i]);
       QuantizedLinear q;
-      q.spec = {.grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .scale_dtype = DType::f32, .out_group = c.out_group};
+      q.spec = {
+          .grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .scale_dtype = DType::f32, .out_group = c.out_group};
       q.codes = clone_host(codes);
       q.scales = clone_host(scales);
       const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales);
       const Tensor w = poisoned(ex, DType::f32, {c.out, c.in}), back = poisoned(ex, DType::u8, {c.out, c.in});
       const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
-      dequantize(ex, {.codes = dc, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, w);
+      dequantize(
+          ex, {.codes = dc, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, w);
       EXPECT_EQ(first_difference(ex.to_host(w), dequantize_reference(q)), "") << backend;
-      round_to_grid(ex, {.w = w, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group}, back);
+      round_to_grid(
+          ex, {.w = w, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group},
+          back);
       EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend;
     }
 }

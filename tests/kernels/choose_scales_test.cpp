@@ -55,8 +55,7 @@ TEST(ChooseScales, AnAllZeroGroupGetsScaleOne) {
     for (const bool symmetric : {true, false})
       for (const ScaleRule rule : {ScaleRule::absmax, ScaleRule::diag_grid}) {
         Exec ex = Exec::from_name(backend);
-        const Chosen c =
-            choose(ex, Tensor::host_zeros(DType::f32, {2, 8}), {}, 8, default_search(4, symmetric, rule));
+        const Chosen c = choose(ex, Tensor::host_zeros(DType::f32, {2, 8}), {}, 8, default_search(4, symmetric, rule));
         EXPECT_EQ(std::fabs(c.scales.as<float>()[1]), 1.f);
         if (!symmetric) {
           EXPECT_EQ(c.zeros.as<uint8_t>()[1], 0);
@@ -85,8 +84,8 @@ TEST(ChooseScales, TheSearchFindsTheBestOfItsList) {
           for (double f = s.lo; f < 1.101; f += 0.02)
             for (const float sign : {1.f, -1.f}) {
               const float scale =
-                  sign * representable_scale(
-                             static_cast<float>(f) * top / static_cast<float>(1 << (bits - 1)), DType::f16);
+                  sign *
+                  representable_scale(static_cast<float>(f) * top / static_cast<float>(1 << (bits - 1)), DType::f16);
               best = std::min(best, weighted_error(wg, hg, n, scale, 1 << (bits - 1), bits));
             }
           const float got = c.scales.as<float>()[o * 4 + g];
@@ -102,8 +101,7 @@ TEST(ChooseScales, NegativeScalesAreFoundWhereTheyHelp) {
     Exec ex = Exec::from_name(backend);
     // +8 can only be coded exactly with a negative scale: levels are -8..7.
     const Tensor w = host_tensor<float>(DType::f32, {1, 4}, {8.f, -7.f, 3.f, 1.f});
-    EXPECT_EQ(choose(ex, w, {}, 4, default_search(4, true, ScaleRule::diag_grid)).scales.as<float>()[0],
-              -1.f);
+    EXPECT_EQ(choose(ex, w, {}, 4, default_search(4, true, ScaleRule::diag_grid)).scales.as<float>()[0], -1.f);
   }
 }
 
@@ -115,8 +113,8 @@ TEST(ChooseScales, SearchedIsNotWorseThanPlainOnAsymmetricGroups) {
     const Chosen found = choose(ex, w, {}, 128, default_search(4, false, ScaleRule::diag_grid));
     for (int64_t o = 0; o < 3; ++o) {
       const auto error = [&](const Chosen& c) {
-        return weighted_error(w.as<float>() + o * 128, nullptr, 128, c.scales.as<float>()[o],
-                              c.zeros.as<uint8_t>()[o], 4);
+        return weighted_error(w.as<float>() + o * 128, nullptr, 128, c.scales.as<float>()[o], c.zeros.as<uint8_t>()[o],
+                              4);
       };
       EXPECT_LT(error(found), error(plain));
     }

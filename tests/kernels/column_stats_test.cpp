@@ -12,8 +12,8 @@ struct Expected {
 };
 
 // Both columns sums by the definition, on top of what was there before.
-Expected by_definition(const std::vector<double>& x, int64_t cols, double before,
-                       const std::vector<double>& unit, int64_t group) {
+Expected by_definition(const std::vector<double>& x, int64_t cols, double before, const std::vector<double>& unit,
+                       int64_t group) {
   Expected e{std::vector<double>(static_cast<size_t>(cols), before),
              std::vector<double>(static_cast<size_t>(cols), before)};
   const int64_t groups = unit.empty() ? 0 : (cols + group - 1) / group;

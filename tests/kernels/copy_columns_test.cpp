@@ -10,8 +10,8 @@ FEWBIT_OP_TEST(CopyColumns, MovesThePartAndLeavesTheRest) {
     int64_t from, begin, to, at, cols;
   };
   for (const DType dtype : kComputeTypes)
-    for (const Case c : {Case{24, 8, 8, 0, 8}, Case{24, 0, 40, 16, 24}, Case{7, 3, 5, 1, 4}, Case{4096, 1024, 512, 0, 512},
-                         Case{16, 4, 16, 8, 8}}) {
+    for (const Case c : {Case{24, 8, 8, 0, 8}, Case{24, 0, 40, 16, 24}, Case{7, 3, 5, 1, 4},
+                         Case{4096, 1024, 512, 0, 512}, Case{16, 4, 16, 8, 8}}) {
       const Tensor from = random_normal(dtype, {3, c.from}, 1), to = random_normal(dtype, {3, c.to}, 2);
       const Tensor found = ex.to_device(to);
       copy_columns(ex, ex.to_device(from), c.begin, found, c.at, c.cols);

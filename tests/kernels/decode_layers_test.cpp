@@ -55,7 +55,8 @@ struct Layers {
     Rng rng(seed, "codes");
     for (int64_t i = 0; i < out * in; ++i) codes.as<uint8_t>()[i] = draws[rng.below(kDraws)];
     for (int64_t o = 0; o < out; ++o)
-      scales.as<float>()[o] = static_cast<float>((0.5 + rng.uniform()) * kTop / kF8Max / std::sqrt(static_cast<double>(in)));
+      scales.as<float>()[o] =
+          static_cast<float>((0.5 + rng.uniform()) * kTop / kF8Max / std::sqrt(static_cast<double>(in)));
     return {.w = {.codes = keep(std::move(codes)), .scales = keep(std::move(scales))},
             .input = {.codes = DType::f8_e4m3, .fixed = fixed}};
   }
@@ -68,7 +69,8 @@ struct Layers {
     q.scales = Tensor::host(DType::f32, {out, in / group});
     const double size = 0.2 / std::sqrt(static_cast<double>(in));
     for (int64_t i = 0; i < q.scales.numel(); ++i)
-      q.scales.as<float>()[i] = round_to_f16(static_cast<float>(size * (0.5 + rng.uniform())) * (i % 5 == 0 ? -1.f : 1.f));
+      q.scales.as<float>()[i] =
+          round_to_f16(static_cast<float>(size * (0.5 + rng.uniform())) * (i % 5 == 0 ? -1.f : 1.f));
     if (zeros) {
       q.zeros = Tensor::host(DType::u8, {out, in / group});
       for (int64_t i = 0; i < q.zeros->numel(); ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(16));
@@ -110,10 +112,12 @@ struct Layers {
       l.gate = linear(s.inner, s.hidden, seed(7));
       l.up = linear(s.inner, s.hidden, seed(8));
       l.down = linear(s.hidden, s.inner, seed(9));
-      if (s.biases) l.q_bias = vector(q, seed(10), 0), l.k_bias = vector(kv, seed(11), 0), l.v_bias = vector(kv, seed(12), 0);
+      if (s.biases)
+        l.q_bias = vector(q, seed(10), 0), l.k_bias = vector(kv, seed(11), 0), l.v_bias = vector(kv, seed(12), 0);
       if (s.head_norms) l.q_norm = vector(s.head_dim, seed(13), 1), l.k_norm = vector(s.head_dim, seed(14), 1);
       const Shape shape = {s.rows, s.kv_heads, capacity, s.head_dim};
-      l.cache = {.k = kept.emplace_back(ex.alloc_zeros(s.cache, shape)), .v = kept.emplace_back(ex.alloc_zeros(s.cache, shape))};
+      l.cache = {.k = kept.emplace_back(ex.alloc_zeros(s.cache, shape)),
+                 .v = kept.emplace_back(ex.alloc_zeros(s.cache, shape))};
       if (s.cache == DType::i8) {
         const Shape scales = {s.rows, s.kv_heads, capacity};
         l.cache.k_scales = kept.emplace_back(ex.alloc_zeros(DType::f32, scales));
@@ -151,7 +155,13 @@ const Sizes kSizes[] = {
     {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true},
     {.hidden = 512, .inner = 768, .heads = 8, .kv_heads = 1, .head_dim = 64, .head_norms = true},
     {.hidden = 1024, .inner = 1536, .heads = 14, .kv_heads = 2, .head_dim = 128, .window = 5},
-    {.hidden = 256, .inner = 512, .heads = 2, .kv_heads = 2, .head_dim = 128, .hadamard = true, .cache = DType::f8_e4m3},
+    {.hidden = 256,
+     .inner = 512,
+     .heads = 2,
+     .kv_heads = 2,
+     .head_dim = 128,
+     .hadamard = true,
+     .cache = DType::f8_e4m3},
     {.hidden = 256, .inner = 512, .heads = 6, .kv_heads = 2, .head_dim = 64, .cache = DType::i8},
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2},
     {.hidden = 5120, .inner = 25600, .heads = 64, .kv_heads = 8, .head_dim = 128, .head_norms = true, .layers = 1},
@@ -165,17 +175,32 @@ const Sizes kZeroSizes[] = {
 
 const Sizes kByteSizes[] = {
     {.hidden = 256, .inner = 512, .heads = 4, .kv_heads = 2, .head_dim = 64, .bytes = true},
-    {.hidden = 256, .inner = 640, .heads = 4, .kv_heads = 1, .head_dim = 128, .biases = true, .bytes = true, .fixed = 0.02f},
+    {.hidden = 256,
+     .inner = 640,
+     .heads = 4,
+     .kv_heads = 1,
+     .head_dim = 128,
+     .biases = true,
+     .bytes = true,
+     .fixed = 0.02f},
     {.hidden = 512, .inner = 768, .heads = 8, .kv_heads = 1, .head_dim = 64, .head_norms = true, .bytes = true},
     {.hidden = 1024, .inner = 1536, .heads = 14, .kv_heads = 2, .head_dim = 128, .window = 5, .bytes = true},
-    {.hidden = 256, .inner = 512, .heads = 2, .kv_heads = 2, .head_dim = 128, .hadamard = true, .cache = DType::f8_e4m3, .bytes = true},
+    {.hidden = 256,
+     .inner = 512,
+     .heads = 2,
+     .kv_heads = 2,
+     .head_dim = 128,
+     .hadamard = true,
+     .cache = DType::f8_e4m3,
+     .bytes = true},
     {.hidden = 256, .inner = 512, .heads = 6, .kv_heads = 2, .head_dim = 64, .cache = DType::i8, .bytes = true},
     {.hidden = 4096, .inner = 14336, .heads = 32, .kv_heads = 8, .head_dim = 128, .layers = 2, .bytes = true},
 };
 
 void expect_near(const Outcome& found, const Outcome& expected, const Sizes& s) {
   const double limit = s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16;
-  const std::string what = fmt::format("hidden {}, head_dim {}, apart {}, {} rows", s.hidden, s.head_dim, s.apart, s.rows);
+  const std::string what =
+      fmt::format("hidden {}, head_dim {}, apart {}, {} rows", s.hidden, s.head_dim, s.apart, s.rows);
   for (size_t i = 0; i < found.x.size(); ++i)
     EXPECT_LE(relative_error(found.x[i], expected.x[i]), limit) << what << ", step " << i;
   if (s.cache != DType::bf16) return;
@@ -223,7 +248,8 @@ TEST(DecodeLayers, CudaTakesOneLayerWithAttentionApart) {
 }
 
 // Several sequences: one launch between two runs of attention.
-void expect_the_ops_values_of_rows(std::span<const Sizes> sizes, const std::vector<int64_t>& rows, const std::vector<int32_t>& positions) {
+void expect_the_ops_values_of_rows(std::span<const Sizes> sizes, const std::vector<int64_t>& rows,
+                                   const std::vector<int32_t>& positions) {
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
   for (Sizes s : sizes)
     for (const int64_t n : rows) {
@@ -255,7 +281,8 @@ TEST(DecodeLayers, CudaRowsDoNotMix) {
     s.rows = many;
     const Outcome b = run(gpu, s, {0, 1});
     for (size_t i = 0; i < a.x.size(); ++i)
-      EXPECT_EQ(first_difference(a.x[i], gpu.to_host(b.x[i].view().row_range(0, few))), "") << few << " of " << many << ", step " << i;
+      EXPECT_EQ(first_difference(a.x[i], gpu.to_host(b.x[i].view().row_range(0, few))), "")
+          << few << " of " << many << ", step " << i;
   }
 }
 TEST(DecodeLayers, CudaRowsTakeOutliersAndPassNaNOn) {
@@ -280,14 +307,15 @@ TEST(DecodeLayers, CudaRowsTakeOutliersAndPassNaNOn) {
       if (row == 2 && std::isnan(value))
         EXPECT_TRUE(std::isnan(found.as<float>()[row * s.hidden]));
       else
-        EXPECT_LE(relative_error(found.view().row_range(row, row + 1), expected.view().row_range(row, row + 1)), tol::kLogitsBf16)
+        EXPECT_LE(relative_error(found.view().row_range(row, row + 1), expected.view().row_range(row, row + 1)),
+                  tol::kLogitsBf16)
             << "row " << row << ", value " << value;
     }
   }
 }
 
-// In one layer few codes fall on the other side of a tie, in half of the steps next to none: a scale or a rounding in another
-// place would move all of them.
+// In one layer few codes fall on the other side of a tie, in half of the steps next to none: a scale or a rounding in
+// another place would move all of them.
 TEST(DecodeLayers, CudaRoundsBytesWhereTheOpsDo) {
   FEWBIT_NEEDS_GPU();
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
@@ -333,11 +361,13 @@ TEST(DecodeLayers, CudaReadsALongCache) {
     const Outcome apart = run_apart(gpu, s, positions);
     for (const size_t i : {size_t{64}, size_t{333}, size_t{699}})
       for (const Outcome* o : {&found, &apart})
-        EXPECT_LE(relative_error(o->x[i], expected.x[i]), tol::kLogitsBf16) << "position " << i << ", window " << window;
+        EXPECT_LE(relative_error(o->x[i], expected.x[i]), tol::kLogitsBf16)
+            << "position " << i << ", window " << window;
   }
 }
 
-// A value a thousand times the others: what shares its power of two (in bytes, its scale) keeps its worth, and a NaN does not get lost.
+// A value a thousand times the others: what shares its power of two (in bytes, its scale) keeps its worth, and a NaN
+// does not get lost.
 TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
   FEWBIT_NEEDS_GPU();
   Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
@@ -355,7 +385,8 @@ TEST(DecodeLayers, CudaTakesOutliersAndPassesNaNOn) {
   int stacks = 0;
   for (Sizes s : {kSizes[0], kByteSizes[0], kSizes[0], kByteSizes[0]}) {
     s.apart = ++stacks > 2;
-    EXPECT_LE(relative_error(result(gpu, s, 1000), result(cpu, s, 1000)), s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16);
+    EXPECT_LE(relative_error(result(gpu, s, 1000), result(cpu, s, 1000)),
+              s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16);
     const Tensor lost = result(gpu, s, std::numeric_limits<float>::quiet_NaN());
     for (int64_t i = 0; i < lost.numel(); ++i) EXPECT_TRUE(std::isnan(lost.as<float>()[i])) << i;
   }

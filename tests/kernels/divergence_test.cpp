@@ -73,8 +73,7 @@ TEST(Divergence, OfAModelWithItselfIsZero) {
   for (const std::string& name : backends()) {
     Exec ex = Exec::from_name(name);
     const Tensor a = ex.to_device(random_normal(DType::f32, {3, 501}, 4, 5));
-    const Tensor kl = ex.alloc(DType::f64, {3}), top1 = ex.alloc(DType::i32, {3}),
-                 top5 = ex.alloc(DType::i32, {3});
+    const Tensor kl = ex.alloc(DType::f64, {3}), top1 = ex.alloc(DType::i32, {3}), top5 = ex.alloc(DType::i32, {3});
     divergence(ex, a, a, {.kl = kl, .top1 = top1, .top5 = top5});
     const Tensor hk = ex.to_host(kl), h1 = ex.to_host(top1), h5 = ex.to_host(top5);
     for (int64_t r = 0; r < 3; ++r) {

@@ -18,8 +18,8 @@ FEWBIT_OP_TEST(GatedAct, MatchesBothFormulas) {
         std::vector<double> expected(g.size());
         for (size_t i = 0; i < g.size(); ++i) {
           const double inner = std::sqrt(2 / 3.14159265358979323846) * (g[i] + 0.044715 * g[i] * g[i] * g[i]);
-          expected[i] = u[i] * (act == ActKind::silu ? g[i] / (1 + std::exp(-g[i]))
-                                                     : 0.5 * g[i] * (1 + std::tanh(inner)));
+          expected[i] =
+              u[i] * (act == ActKind::silu ? g[i] / (1 + std::exp(-g[i])) : 0.5 * g[i] * (1 + std::tanh(inner)));
         }
         EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
       }
@@ -42,8 +42,7 @@ FEWBIT_OP_TEST(GatedAct, InPlaceAndFarOut) {
 FEWBIT_OP_TEST(Add, AddsInPlace) {
   for (const int64_t n : kSizes)
     for (const DType dtype : kComputeTypes) {
-      const Tensor h = random_normal(dtype, {2, n}, 1), x = random_normal(dtype, {2, n}, 2),
-                   y = ex.to_device(x);
+      const Tensor h = random_normal(dtype, {2, n}, 1), x = random_normal(dtype, {2, n}, 2), y = ex.to_device(x);
       add(ex, ex.to_device(h), y);
       std::vector<double> expected = doubles(x);
       const std::vector<double> v = doubles(h);

@@ -16,10 +16,8 @@ FEWBIT_OP_TEST(Embed, PicksAndScalesRows) {
         const std::vector<double> t = doubles(table);
         std::vector<double> expected;
         for (const int32_t id : ids)
-          for (int64_t c = 0; c < hidden; ++c)
-            expected.push_back(1.5 * t[static_cast<size_t>(id * hidden + c)]);
-        EXPECT_LE(error_of(ex, x, expected), op_tolerance(to))
-            << name_of(from) << " " << name_of(to) << " " << hidden;
+          for (int64_t c = 0; c < hidden; ++c) expected.push_back(1.5 * t[static_cast<size_t>(id * hidden + c)]);
+        EXPECT_LE(error_of(ex, x, expected), op_tolerance(to)) << name_of(from) << " " << name_of(to) << " " << hidden;
       }
 }
 

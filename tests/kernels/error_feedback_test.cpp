@@ -114,9 +114,9 @@ Result textbook(const LoopCase& s, const Tensor& weight, const Tensor& h, float 
       if (!s.fixed && j % s.group == 0) {
         const std::vector<float> live(w.begin() + j, w.begin() + std::min(in, j + s.group));
         const bool by_loop = s.rule == ScaleRule::loop_grid && s.group <= 128;
-        const GridChoice c = by_loop ? choose_by_loop(w, u, in, j, std::min(in, j + s.group), search)
-                                     : cpu::search_group(live.data(), diag.as<float>() + j,
-                                                         static_cast<int64_t>(live.size()), search);
+        const GridChoice c =
+            by_loop ? choose_by_loop(w, u, in, j, std::min(in, j + s.group), search)
+                    : cpu::search_group(live.data(), diag.as<float>() + j, static_cast<int64_t>(live.size()), search);
         r.scales.as<float>()[o * groups + g] = c.scale;
         if (!s.symmetric) r.zeros.as<uint8_t>()[o * groups + g] = static_cast<uint8_t>(c.zero);
       }
@@ -214,8 +214,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ErrorFeedbackOn,
 
 TEST_P(ErrorFeedbackOn, CodesAreThoseOfTheTextbookLoop) {
   Exec ex = Exec::from_name(device());
-  const Tensor h = correlated_gram(c().in, 150, 21),
-               w = random_normal(DType::f32, {c().out, c().in}, 22, 0.05f);
+  const Tensor h = correlated_gram(c().in, 150, 21), w = random_normal(DType::f32, {c().out, c().in}, 22, 0.05f);
   const float lambda = 0.01f * mean_diagonal(h);
   const Result want = textbook(c(), w, h, lambda), got = run(ex, c(), w, h, lambda);
   const std::vector<bool> equal = equal_rows(got, want);
@@ -232,22 +231,17 @@ TEST_P(ErrorFeedbackOn, CodesAreThoseOfTheTextbookLoop) {
 
 TEST_P(ErrorFeedbackOn, TheSumOfSquaresIsTheTrace) {
   Exec ex = Exec::from_name(device());
-  const Tensor h = correlated_gram(c().in, 150, 31),
-               w = random_normal(DType::f32, {c().out, c().in}, 32, 0.05f);
+  const Tensor h = correlated_gram(c().in, 150, 31), w = random_normal(DType::f32, {c().out, c().in}, 32, 0.05f);
   const float lambda = 0.01f * mean_diagonal(h);
   const Result got = run(ex, c(), w, h, lambda);
   const Tensor codes = ex.to_device(got.codes), scales = ex.to_device(got.scales),
                zeros = c().symmetric ? Tensor() : ex.to_device(got.zeros);
   const Tensor group_of = c().fixed ? ex.to_device(scattered_groups(c(), got.scales.cols())) : Tensor();
   const Tensor q = ex.alloc(DType::f32, {c().out, c().in});
-  dequantize(ex,
-             {.codes = codes,
-              .scales = scales,
-              .zeros = zeros,
-              .group_of = group_of,
-              .bits = c().bits,
-              .group = c().group},
-             q);
+  dequantize(
+      ex,
+      {.codes = codes, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = c().bits, .group = c().group},
+      q);
   const double trace = trace_loss(w, ex.to_host(q), damped(h, lambda));
   EXPECT_NEAR(total(got.loss), trace, tol::kLossIdentity * trace);
 }

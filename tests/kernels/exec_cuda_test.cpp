@@ -43,8 +43,7 @@ TEST(ExecCuda, CopiesFromAndToPinnedMemory) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
   const Tensor host = random_bytes(5000000, 8);
-  const Tensor pinned = ex.alloc_pinned(DType::u8, {host.numel()}),
-               back = ex.alloc_pinned(DType::u8, {host.numel()});
+  const Tensor pinned = ex.alloc_pinned(DType::u8, {host.numel()}), back = ex.alloc_pinned(DType::u8, {host.numel()});
   std::memcpy(pinned.view().data, host.view().data, static_cast<size_t>(host.bytes()));
   const Tensor device = ex.alloc(DType::u8, {host.numel()});
   ex.copy(pinned, device);
@@ -118,12 +117,10 @@ TEST(ExecCuda, AReplayOutlivesTheGrowthOfScratchMemory) {
   const RecordedGraph graph = ex.record([&] { replayed.run(); });
   // A larger problem of the same op makes the scratch memory grow after the recording.
   const int64_t batch = 64, heads = 64, dim = 128;
-  const Tensor q = ex.alloc_zeros(DType::bf16, {batch, heads * dim}),
-               out = ex.alloc(DType::bf16, {batch, heads * dim});
+  const Tensor q = ex.alloc_zeros(DType::bf16, {batch, heads * dim}), out = ex.alloc(DType::bf16, {batch, heads * dim});
   const Tensor cache = ex.alloc_zeros(DType::bf16, {batch, heads, 2048, dim});
   const Tensor positions = ex.alloc_zeros(DType::i32, {batch});
-  attention_cached(ex, q, positions, {cache, cache}, {.heads = 64, .kv_heads = 64, .head_dim = dim, .scale = 1},
-                   out);
+  attention_cached(ex, q, positions, {cache, cache}, {.heads = 64, .kv_heads = 64, .head_dim = dim, .scale = 1}, out);
   for (int i = 1; i < 3; ++i) ex.replay(graph);
   EXPECT_EQ(first_difference(ex.to_host(replayed.x), ex.to_host(eager.x)), "");
 }

@@ -26,8 +26,7 @@ TEST(Factor, IsTheInverseOfThePublishedFactor) {
               ASSERT_EQ(r.as<float>()[i * n + j], 0.f);
             }
             double sum = i == j ? -1 : 0;
-            for (int64_t k = i; k <= j; ++k)
-              sum += u[static_cast<size_t>(i * n + k)] * r.as<float>()[k * n + j];
+            for (int64_t k = i; k <= j; ++k) sum += u[static_cast<size_t>(i * n + k)] * r.as<float>()[k * n + j];
             worst = std::max(worst, std::fabs(sum));
           }
         EXPECT_LT(worst, tol::kFactor) << backend << " " << n;
@@ -62,8 +61,7 @@ TEST(ShiftTargets, SolvesTheRegressionOfTheUnquantizedOutput) {
     const Tensor w = random_normal(DType::f32, {out, n}, 9, 0.1f);
     const float lambda = 0.01f * mean_diagonal(gram);
     const Tensor target = poisoned(ex, DType::f32, {out, n});
-    ASSERT_TRUE(
-        shift_targets(ex, ex.to_device(w), ex.to_device(cross), ex.to_device(gram), lambda, target).ok());
+    ASSERT_TRUE(shift_targets(ex, ex.to_device(w), ex.to_device(cross), ex.to_device(gram), lambda, target).ok());
     const Tensor t = ex.to_host(target);
     // (t - w) (gram + lambda) = w (cross - gram)
     const Matrix hd = damped(gram, lambda);

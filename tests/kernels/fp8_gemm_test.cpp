@@ -18,9 +18,8 @@ Tensor random_f8(Shape shape, uint64_t seed) {
 }
 
 // Besides the shapes of every product: those of the library on the GPU, and rows on both sides of its border.
-constexpr ProductShape kWide[] = {{16, 128, 64}, {17, 128, 64}, {100, 1024, 48}, {300, 96, 112}, {40, 100, 45},
-                                  {20, 4096, 64}, {20, 14336, 32},
-                                  {257, 4096, 32}, {260, 14336, 16}};
+constexpr ProductShape kWide[] = {{16, 128, 64},  {17, 128, 64},   {100, 1024, 48}, {300, 96, 112},  {40, 100, 45},
+                                  {20, 4096, 64}, {20, 14336, 32}, {257, 4096, 32}, {260, 14336, 16}};
 
 void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool with_bias, const RowQuant& quant) {
   const Tensor x = random_normal(dtype, {s.rows, s.in}, 1), bias = random_normal(dtype, {s.out}, 3);
@@ -35,7 +34,8 @@ void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool w
   const std::vector<double> values = doubles(rounded), offset = doubles(bias);
   std::vector<double> weight(static_cast<size_t>(s.out * s.in)), expected(static_cast<size_t>(s.rows * s.out));
   for (int64_t i = 0; i < s.out * s.in; ++i)
-    weight[static_cast<size_t>(i)] = static_cast<double>(f8_e4m3_to_f32(w.as<uint8_t>()[i])) * scales.as<float>()[i / s.in];
+    weight[static_cast<size_t>(i)] =
+        static_cast<double>(f8_e4m3_to_f32(w.as<uint8_t>()[i])) * scales.as<float>()[i / s.in];
   for (int64_t r = 0; r < s.rows; ++r)
     for (int64_t o = 0; o < s.out; ++o) {
       double sum = with_bias ? offset[static_cast<size_t>(o)] : 0;
@@ -66,7 +66,8 @@ FEWBIT_OP_TEST(Fp8Gemm, MatchesTheDoubleProduct) { every_shape(ex); }
 
 TEST(Fp8Gemm, OneRowKeepsANanOfTheWeight) {
   Exec ex = Exec::cpu();
-  const Tensor x = random_normal(DType::f32, {1, 128}, 1), w = random_f8({3, 128}, 2), scales = Tensor::host(DType::f32, {3});
+  const Tensor x = random_normal(DType::f32, {1, 128}, 1), w = random_f8({3, 128}, 2),
+               scales = Tensor::host(DType::f32, {3});
   for (int64_t o = 0; o < 3; ++o) scales.as<float>()[o] = 0.01f;
   w.as<uint8_t>()[128 + 77] = 0xff;
   const Tensor y = poisoned(ex, DType::f32, {1, 3});

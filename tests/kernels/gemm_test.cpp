@@ -5,8 +5,8 @@
 namespace fewbit::test {
 namespace {
 
-std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w,
-                            const std::vector<double>& bias, const ProductShape& s) {
+std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& bias,
+                            const ProductShape& s) {
   std::vector<double> y(static_cast<size_t>(s.rows * s.out));
   for (int64_t r = 0; r < s.rows; ++r)
     for (int64_t o = 0; o < s.out; ++o) {
@@ -23,8 +23,7 @@ FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
     for (const DType dtype : kComputeTypes)
       for (const DType y_dtype : {DType::f32, dtype})
         for (const bool with_bias : {false, true}) {
-          const Tensor x = random_normal(dtype, {s.rows, s.in}, 1),
-                       w = random_normal(dtype, {s.out, s.in}, 2);
+          const Tensor x = random_normal(dtype, {s.rows, s.in}, 1), w = random_normal(dtype, {s.out, s.in}, 2);
           const Tensor bias = random_normal(dtype, {s.out}, 3);
           const Tensor y = poisoned(ex, y_dtype, {s.rows, s.out}), dx = ex.to_device(x), dw = ex.to_device(w);
           const Tensor db = ex.to_device(bias);
@@ -33,12 +32,13 @@ FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
               product(doubles(x), doubles(w), with_bias ? doubles(bias) : std::vector<double>{}, s);
           const double limit = y_dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op;
           EXPECT_LE(error_of(ex, y, expected), limit)
-              << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> "
-              << s.out << (with_bias ? " with bias" : "");
+              << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> " << s.out
+              << (with_bias ? " with bias" : "");
           const Tensor library = poisoned(ex, y_dtype, {s.rows, s.out});
           const GemmProduct same{.w = dw, .bias = with_bias ? ConstTensorView(db) : ConstTensorView{}, .y = library};
           library_gemms(ex, dx, std::span(&same, 1));
-          EXPECT_LE(error_of(ex, library, expected), limit) << "by the library, [" << s.rows << ", " << s.in << "] -> " << s.out;
+          EXPECT_LE(error_of(ex, library, expected), limit)
+              << "by the library, [" << s.rows << ", " << s.in << "] -> " << s.out;
         }
 }
 
@@ -65,9 +65,9 @@ FEWBIT_OP_TEST(Matmul, EveryTransposeWithGapsAlphaAndBeta) {
           for (int64_t j = 0; j < s.n; ++j) {
             double sum = 0;
             for (int64_t k = 0; k < s.k; ++k)
-              sum += static_cast<double>(ta == Trans::no ? a.as<float>()[i * sa[1] + k]
-                                                         : a.as<float>()[k * sa[1] + i]) *
-                     (tb == Trans::no ? b.as<float>()[k * sb[1] + j] : b.as<float>()[j * sb[1] + k]);
+              sum +=
+                  static_cast<double>(ta == Trans::no ? a.as<float>()[i * sa[1] + k] : a.as<float>()[k * sa[1] + i]) *
+                  (tb == Trans::no ? b.as<float>()[k * sb[1] + j] : b.as<float>()[j * sb[1] + k]);
             double& value = expected[static_cast<size_t>(i * (s.n + gap) + j)];
             value = 0.5 * sum - 2 * value;
           }

@@ -8,9 +8,8 @@
 namespace fewbit::test {
 
 // Gradient of sum_i dy_i f(x)_i with respect to every element of x.
-inline std::vector<double> numeric_gradient(
-    std::vector<double> x, const std::vector<double>& dy,
-    const std::function<std::vector<double>(const std::vector<double>&)>& f) {
+inline std::vector<double> numeric_gradient(std::vector<double> x, const std::vector<double>& dy,
+                                            const std::function<std::vector<double>(const std::vector<double>&)>& f) {
   constexpr double kStep = 1e-5;
   std::vector<double> grad(x.size());
   const auto value = [&] {

@@ -14,20 +14,18 @@ FEWBIT_OP_TEST(NormGrad, AgreesWithDifferences) {
     for (const float offset : {0.f, 1.f})
       for (const float beta : {0.f, 1.f}) {
         const Tensor x = random_normal(DType::f32, {s.rows, s.cols}, 1, 2.f),
-                     w = random_normal(DType::f32, {s.cols}, 2),
-                     dy = random_normal(DType::f32, {s.rows, s.cols}, 3),
+                     w = random_normal(DType::f32, {s.cols}, 2), dy = random_normal(DType::f32, {s.rows, s.cols}, 3),
                      before = random_normal(DType::f32, {s.rows, s.cols}, 4);
         const std::vector<double> weight = doubles(w);
         const auto forward = [&](const std::vector<double>& v) {
           std::vector<double> y(v.size());
           for (int64_t r = 0; r < s.rows; ++r) {
             double squares = 0;
-            for (int64_t c = 0; c < s.cols; ++c)
-              squares += std::pow(v[static_cast<size_t>(r * s.cols + c)], 2);
+            for (int64_t c = 0; c < s.cols; ++c) squares += std::pow(v[static_cast<size_t>(r * s.cols + c)], 2);
             const double inverse = 1 / std::sqrt(squares / static_cast<double>(s.cols) + 1e-3);
             for (int64_t c = 0; c < s.cols; ++c)
-              y[static_cast<size_t>(r * s.cols + c)] = v[static_cast<size_t>(r * s.cols + c)] * inverse *
-                                                       (weight[static_cast<size_t>(c)] + offset);
+              y[static_cast<size_t>(r * s.cols + c)] =
+                  v[static_cast<size_t>(r * s.cols + c)] * inverse * (weight[static_cast<size_t>(c)] + offset);
           }
           return y;
         };
@@ -35,16 +33,14 @@ FEWBIT_OP_TEST(NormGrad, AgreesWithDifferences) {
         for (size_t i = 0; i < expected.size(); ++i) expected[i] += beta * before.as<float>()[i];
         const Tensor dx = beta == 0 ? poisoned(ex, DType::f32, x.shape()) : ex.to_device(before);
         rms_norm_grad(ex, ex.to_device(x), ex.to_device(w), 1e-3f, offset, ex.to_device(dy), beta, dx);
-        EXPECT_LE(error_of(ex, dx, expected), tol::kF32Product)
-            << s.rows << " x " << s.cols << " beta " << beta;
+        EXPECT_LE(error_of(ex, dx, expected), tol::kF32Product) << s.rows << " x " << s.cols << " beta " << beta;
       }
 }
 
 FEWBIT_OP_TEST(NormGrad, InPlace) {
   const Tensor x = ex.to_device(random_normal(DType::f32, {6, 64}, 1)),
                w = ex.to_device(random_normal(DType::f32, {64}, 2)),
-               dy = ex.to_device(random_normal(DType::f32, {6, 64}, 3)),
-               dx = poisoned(ex, DType::f32, {6, 64});
+               dy = ex.to_device(random_normal(DType::f32, {6, 64}, 3)), dx = poisoned(ex, DType::f32, {6, 64});
   rms_norm_grad(ex, x, w, 1e-6f, 0.f, dy, 0.f, dx);
   rms_norm_grad(ex, x, w, 1e-6f, 0.f, dy, 0.f, dy);
   EXPECT_EQ(first_difference(ex.to_host(dy), ex.to_host(dx)), "");
@@ -67,9 +63,8 @@ FEWBIT_OP_TEST(GatedActGrad, AgreesWithDifferences) {
       };
       const Tensor d_gate = poisoned(ex, DType::f32, {n}), d_up = poisoned(ex, DType::f32, {n});
       gated_act_grad(ex, ex.to_device(gate), ex.to_device(up), act, ex.to_device(dy), d_gate, d_up);
-      EXPECT_LE(
-          error_of(ex, d_gate, numeric_gradient(g, doubles(dy), [&](const auto& v) { return of(v, u); })),
-          tol::kF32Product);
+      EXPECT_LE(error_of(ex, d_gate, numeric_gradient(g, doubles(dy), [&](const auto& v) { return of(v, u); })),
+                tol::kF32Product);
       EXPECT_LE(error_of(ex, d_up, numeric_gradient(u, doubles(dy), [&](const auto& v) { return of(g, v); })),
                 tol::kF32Product);
     }
@@ -112,12 +107,17 @@ std::vector<double> attend(const AttentionCase& c, const std::vector<double>& q,
 FEWBIT_OP_TEST(AttentionGrad, AgreesWithDifferences) {
   const auto args = [](int heads, int kv, int64_t window, float softcap) {
     return AttentionArgs{
-        .heads = heads, .kv_heads = kv, .head_dim = 4, .scale = 0.5f, .window = window, .softcap = softcap};
+        .heads = heads,
+        .kv_heads = kv,
+        .head_dim = 4,
+        .scale = 0.5f,
+        .window = window,
+        .softcap = softcap,
+    };
   };
-  for (const AttentionCase& c :
-       {AttentionCase{2, 7, args(4, 2, 0, 0)}, AttentionCase{1, 12, args(2, 2, 5, 0)},
-        AttentionCase{1, 11, args(3, 1, 0, 2.f)}, AttentionCase{2, 1, args(2, 1, 0, 0)},
-        AttentionCase{1, 9, args(2, 1, 4, 1.5f)}}) {
+  for (const AttentionCase& c : {AttentionCase{2, 7, args(4, 2, 0, 0)}, AttentionCase{1, 12, args(2, 2, 5, 0)},
+                                 AttentionCase{1, 11, args(3, 1, 0, 2.f)}, AttentionCase{2, 1, args(2, 1, 0, 0)},
+                                 AttentionCase{1, 9, args(2, 1, 4, 1.5f)}}) {
     const int64_t tokens = c.seqs * c.len, q_cols = c.args.heads * 4, kv_cols = c.args.kv_heads * 4;
     const Tensor q = random_normal(DType::f32, {tokens, q_cols}, 1),
                  k = random_normal(DType::f32, {tokens, kv_cols}, 2),
@@ -130,12 +130,10 @@ FEWBIT_OP_TEST(AttentionGrad, AgreesWithDifferences) {
     const std::vector<double> x = doubles(q), y = doubles(k), z = doubles(v), grad = doubles(dy);
     // A lone query's weight is 1 whatever its score: its gradient is 0, which has no relative error.
     if (c.len > 1) {
-      EXPECT_LE(
-          error_of(ex, dq, numeric_gradient(x, grad, [&](const auto& t) { return attend(c, t, y, z); })),
-          tol::kF32Product);
-      EXPECT_LE(
-          error_of(ex, dk, numeric_gradient(y, grad, [&](const auto& t) { return attend(c, x, t, z); })),
-          tol::kF32Product);
+      EXPECT_LE(error_of(ex, dq, numeric_gradient(x, grad, [&](const auto& t) { return attend(c, t, y, z); })),
+                tol::kF32Product);
+      EXPECT_LE(error_of(ex, dk, numeric_gradient(y, grad, [&](const auto& t) { return attend(c, x, t, z); })),
+                tol::kF32Product);
     }
     EXPECT_LE(error_of(ex, dv, numeric_gradient(z, grad, [&](const auto& t) { return attend(c, x, y, t); })),
               tol::kF32Product);
@@ -145,16 +143,14 @@ FEWBIT_OP_TEST(AttentionGrad, AgreesWithDifferences) {
 // Several blocks of queries, against the definition's derivative along a direction.
 FEWBIT_OP_TEST(AttentionGrad, LongSequences) {
   for (const int64_t window : {0, 150}) {
-    const AttentionCase c{
-        1, 300, {.heads = 2, .kv_heads = 1, .head_dim = 16, .scale = 0.25f, .window = window}};
+    const AttentionCase c{1, 300, {.heads = 2, .kv_heads = 1, .head_dim = 16, .scale = 0.25f, .window = window}};
     const Tensor q = random_normal(DType::f32, {300, 32}, 1), k = random_normal(DType::f32, {300, 16}, 2),
                  v = random_normal(DType::f32, {300, 16}, 3), dy = random_normal(DType::f32, {300, 32}, 4);
     const Tensor dq = poisoned(ex, DType::f32, q.shape()), dk = poisoned(ex, DType::f32, k.shape()),
                  dv = poisoned(ex, DType::f32, v.shape());
     attention_grad(ex, ex.to_device(q), ex.to_device(k), ex.to_device(v), 1, c.args, ex.to_device(dy),
                    {.q = dq, .k = dk, .v = dv});
-    const std::vector<double> grads[] = {doubles(ex.to_host(dq)), doubles(ex.to_host(dk)),
-                                         doubles(ex.to_host(dv))};
+    const std::vector<double> grads[] = {doubles(ex.to_host(dq)), doubles(ex.to_host(dk)), doubles(ex.to_host(dv))};
     const std::vector<double> weight = doubles(dy);
     for (int which = 0; which < 3; ++which) {
       const auto value = [&](double t) {

@@ -14,8 +14,7 @@ Matrix product_reference(const Tensor& a, const Tensor& b) {
   for (int64_t t = 0; t < a.rows(); ++t)
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < n; ++j)
-        d[static_cast<size_t>(i * n + j)] +=
-            static_cast<double>(fa.as<float>()[t * n + i]) * fb.as<float>()[t * n + j];
+        d[static_cast<size_t>(i * n + j)] += static_cast<double>(fa.as<float>()[t * n + i]) * fb.as<float>()[t * n + j];
   return d;
 }
 
@@ -57,8 +56,7 @@ TEST(Gram, IsSymmetricToTheBit) {
     gram(ex, x, g);
     const Tensor h = ex.to_host(g);
     for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < i; ++j)
-        ASSERT_EQ(h.as<float>()[i * n + j], h.as<float>()[j * n + i]) << backend;
+      for (int64_t j = 0; j < i; ++j) ASSERT_EQ(h.as<float>()[i * n + j], h.as<float>()[j * n + i]) << backend;
   }
 }
 

@@ -9,7 +9,8 @@ namespace {
 Tensor random_int8(Shape shape, uint64_t seed) {
   Tensor t = Tensor::host(DType::i8, shape);
   Rng rng(seed, "int8");
-  for (int64_t i = 0; i < t.numel(); ++i) t.as<int8_t>()[i] = static_cast<int8_t>(static_cast<int>(rng.below(256)) - 128);
+  for (int64_t i = 0; i < t.numel(); ++i)
+    t.as<int8_t>()[i] = static_cast<int8_t>(static_cast<int>(rng.below(256)) - 128);
   return t;
 }
 

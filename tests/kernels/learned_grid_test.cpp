@@ -53,8 +53,7 @@ FEWBIT_OP_TEST(LearnedGrid, BeginsAtTheCodes) {
       Bench b(ex, 7, 200, 3, group, symmetric);
       learned_start(ex, b.codes, b.grid());
       Tensor expected = ex.alloc(DType::f32, b.codes.shape());
-      dequantize(ex, {.codes = b.codes, .scales = b.scales, .zeros = b.zeros, .bits = 3, .group = group},
-                 expected);
+      dequantize(ex, {.codes = b.codes, .scales = b.scales, .zeros = b.zeros, .bits = 3, .group = group}, expected);
       EXPECT_EQ(first_difference(b.values(), ex.to_host(expected)), "");
       const Tensor codes = poisoned(ex, DType::u8, b.codes.shape()),
                    scales = poisoned(ex, DType::f32, b.scales.shape());
@@ -86,17 +85,14 @@ FEWBIT_OP_TEST(LearnedGrid, StepsFollowTheFormulas) {
       }
       mean[at] = 0.9 * mean[at] + 0.1 * slope;
       square[at] = 0.999 * square[at] + 0.001 * slope * slope;
-      factor[at] -=
-          0.01 * mean[at] / (1 - std::pow(0.9, count)) / std::sqrt(square[at] / (1 - std::pow(0.999, count)));
+      factor[at] -= 0.01 * mean[at] / (1 - std::pow(0.9, count)) / std::sqrt(square[at] / (1 - std::pow(0.999, count)));
     }
-    learned_step(ex, ex.to_device(grad), {.level_rate = 0.05f, .factor_rate = 0.01f, .count = count},
-                 b.grid());
+    learned_step(ex, ex.to_device(grad), {.level_rate = 0.05f, .factor_rate = 0.01f, .count = count}, b.grid());
     EXPECT_LE(error_of(ex, b.level, level), tol::kF32Op);
     EXPECT_LE(error_of(ex, b.factor, factor), tol::kF32Op * 10);
   }
   // The values are what the codes and scales say that would be written.
-  const Tensor codes = poisoned(ex, DType::u8, b.codes.shape()),
-               written = poisoned(ex, DType::f32, b.scales.shape());
+  const Tensor codes = poisoned(ex, DType::u8, b.codes.shape()), written = poisoned(ex, DType::f32, b.scales.shape());
   learned_codes(ex, b.grid(), codes, written);
   const Tensor expected = ex.alloc(DType::f32, b.codes.shape());
   dequantize(ex, {.codes = codes, .scales = written, .zeros = {}, .bits = 3, .group = group}, expected);

@@ -27,15 +27,12 @@ struct Weight {
     codes = ex.to_device(c);
     scales = ex.to_device(random_normal(DType::f32, {out}, 1, 0.01f));
   }
-  ByteProduct to(TensorView y, bool add) const {
-    return {.w = {.codes = codes, .scales = scales}, .y = y, .add = add};
-  }
+  ByteProduct to(TensorView y, bool add) const { return {.w = {.codes = codes, .scales = scales}, .y = y, .add = add}; }
 };
 
 // ops(products) in two ways, each to outputs that began alike.
 template <class Ops, class Reference>
-void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const Ops& ops,
-               const Reference& reference) {
+void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const Ops& ops, const Reference& reference) {
   const Weight a(ex, type, 48, in), b(ex, type, 32, in);
   const Tensor start = random_normal(DType::bf16, {rows, 48}, 5);
   const auto run = [&](const auto& f) {
@@ -49,8 +46,7 @@ void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const O
   };
   const std::vector<Tensor> found = run(ops), want = run(reference);
   for (size_t i = 0; i < found.size(); ++i)
-    EXPECT_EQ(first_difference(found[i], want[i]), "")
-        << name_of(type) << " [" << rows << ", " << in << "] " << i;
+    EXPECT_EQ(first_difference(found[i], want[i]), "") << name_of(type) << " [" << rows << ", " << in << "] " << i;
 }
 
 FEWBIT_OP_TEST(ManyRows, ANormAndTheProductsAtOnce) {
@@ -86,8 +82,7 @@ FEWBIT_OP_TEST(ManyRows, AnActivationAndTheProductsAtOnce) {
                        room = ex.alloc(DType::bf16, {rows, in});
           const RowQuant q{.codes = type, .fixed = act == ActKind::silu ? 0 : 0.02f};
           same_bits(
-              ex, type, rows, in, true,
-              [&](auto products) { gated_byte_gemms(ex, gate, up, act, room, q, products); },
+              ex, type, rows, in, true, [&](auto products) { gated_byte_gemms(ex, gate, up, act, room, q, products); },
               [&](auto products) {
                 const Tensor activated = ex.alloc(DType::bf16, {rows, in});
                 gated_act(ex, gate, up, act, activated);

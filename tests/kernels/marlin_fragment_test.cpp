@@ -25,8 +25,7 @@ TEST_P(MarlinFragment, RegistersHoldTheElementsOfTheMma) {
           const int out_row = g + (reg == 1 || reg == 3 ? 8 : 0), k = 2 * t + half + (reg >= 2 ? 8 : 0);
           EXPECT_EQ(fragment_output(lane, j, reg), 16 * j + out_row);
           EXPECT_EQ(fragment_k(lane, reg, half), k);
-          const int64_t word =
-              chunk * tile_words(bits) + lane * lane_words(bits) + fragment_word(j, reg, bits);
+          const int64_t word = chunk * tile_words(bits) + lane * lane_words(bits) + fragment_word(j, reg, bits);
           const int field = half ? fragment_high_field(reg, bits) : fragment_field(reg, bits);
           const WordPos want = word_of(16 * row + k, 64 * chunk + 16 * j + out_row, bits);
           EXPECT_EQ(want.row, row);

@@ -47,14 +47,13 @@ struct Weight {
   }
 };
 
-// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of
-// k that is not full; less than a tile of outputs; so many outputs that no block shares k; and zero points in groups of 128 whose
+// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of k that is
+// not full; less than a tile of outputs; so many outputs that no block shares k; and zero points in groups of 128 whose
 // number the slices of k do not share alike.
-const Case kCases[] = {
-    {128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
-    {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
-    {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
-    {1216, 3200, 128, 4, true}};
+const Case kCases[] = {{128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
+                       {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
+                       {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
+                       {1216, 3200, 128, 4, true}};
 const int64_t kRows[] = {1, 5, 8, 9, 16, 17, 32, 33, 64, 65, 200, 257, 700};
 
 Tensor product(Exec& ex, const Weight& w, ConstTensorView x, DType dtype) {
@@ -72,28 +71,30 @@ TEST(MarlinGemmCuda, GivesTheSameBitsOnEveryRun) {
       const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5));
       const Tensor first = product(ex, w, x, DType::f32);
       for (int run = 0; run < 5; ++run)
-        ASSERT_EQ(first_difference(product(ex, w, x, DType::f32), first), "")
-            << c.out << " x " << c.in << ", " << rows;
+        ASSERT_EQ(first_difference(product(ex, w, x, DType::f32), first), "") << c.out << " x " << c.in << ", " << rows;
     }
   }
 }
 
-// What blocks hand each other lies in memory that every launch finds empty and leaves so: products of other shapes in between do
-// not change a bit, and neither does room that grew.
+// What blocks hand each other lies in memory that every launch finds empty and leaves so: products of other shapes in
+// between do not change a bit, and neither does room that grew.
 TEST(MarlinGemmCuda, ProductsOfOtherShapesInBetweenLeaveNothingBehind) {
   FEWBIT_NEEDS_GPU();
   for (const int64_t rows : {2, 8, 11, 16}) {
     std::vector<Tensor> alone;
     for (const Case& c : kCases) {
       Exec ex = Exec::cuda(0);
-      alone.push_back(product(ex, Weight(ex, c, 11), ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), DType::f32));
+      alone.push_back(
+          product(ex, Weight(ex, c, 11), ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), DType::f32));
     }
     Exec ex = Exec::cuda(0);
     for (int round = 0; round < 2; ++round)
       for (size_t i = 0; i < std::size(kCases); ++i) {
         const Case& c = kCases[i];
-        const Tensor y = product(ex, Weight(ex, c, 11), ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), DType::f32);
-        EXPECT_EQ(first_difference(y, alone[i]), "") << c.out << " x " << c.in << ", " << rows << " rows, round " << round;
+        const Tensor y =
+            product(ex, Weight(ex, c, 11), ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), DType::f32);
+        EXPECT_EQ(first_difference(y, alone[i]), "")
+            << c.out << " x " << c.in << ", " << rows << " rows, round " << round;
       }
   }
 }
@@ -134,13 +135,14 @@ Tensor repeated(Exec& ex, const Tensor& t, int64_t times) {
   return ex.to_device(many);
 }
 
-// So many outputs that a block takes every buffer of its sums several times: a weight over and over gives its product over and
-// over, to the bit. Small, for racecheck.
+// So many outputs that a block takes every buffer of its sums several times: a weight over and over gives its product
+// over and over, to the bit. Small, for racecheck.
 TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
   constexpr int64_t kPeriod = 7 * 64, kTimes = 321, kIn = 384;  // three warps, up to 18 runs of 64 outputs a block
-  for (const Case& c : {Case{kPeriod, kIn, 128, 4, false}, Case{kPeriod, kIn, 64, 4, true}, Case{kPeriod, kIn, 128, 8, true}}) {
+  for (const Case& c :
+       {Case{kPeriod, kIn, 128, 4, false}, Case{kPeriod, kIn, 64, 4, true}, Case{kPeriod, kIn, 128, 8, true}}) {
     const Weight once(ex, c, 16);
     const Tensor b = repeated(ex, once.b, kTimes), s = repeated(ex, once.s, kTimes);
     MarlinView view{.b = b, .s = s, .bits = c.bits, .out = kPeriod * kTimes, .in = kIn};
@@ -148,7 +150,8 @@ TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
     if (c.zeros) view.z = z = repeated(ex, once.z, kTimes);
     for (const int64_t rows : {1, 3, 16, 32}) {
       if (rows > 16 && c.bits == 4) continue;  // another kernel's
-      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, kIn}, 9)), want = product(ex, once, x, DType::f32);
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, kIn}, 9)),
+                   want = product(ex, once, x, DType::f32);
       Tensor y = poisoned(ex, DType::f32, {rows, view.out});
       marlin_gemm(ex, x, view, {}, y);
       y = ex.to_host(y);
@@ -157,7 +160,8 @@ TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
         for (int64_t i = 0; i < view.out; ++i) {
           const float v = y.as<float>()[r * view.out + i];
           if (i < kPeriod) first.as<float>()[r * kPeriod + i] = v;
-          ASSERT_EQ(v, first.as<float>()[r * kPeriod + i % kPeriod]) << c.bits << " bits, " << rows << " rows, " << r << ", " << i;
+          ASSERT_EQ(v, first.as<float>()[r * kPeriod + i % kPeriod])
+              << c.bits << " bits, " << rows << " rows, " << r << ", " << i;
         }
       EXPECT_LT(relative_error(first, want), tol::kF32Product) << c.bits << " bits, " << rows << " rows";
     }
@@ -184,13 +188,14 @@ TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
   }
 }
 
-// Activations beyond the range of f16 too, and whatever the other rows hold; up to the bounds of kernels/marlin_gemm.h where it
-// has some.
-// So large that a slice of k is as long as x finds room for, and that more than eight rows are computed 64 outputs at a time.
+// Activations beyond the range of f16 too, and whatever the other rows hold; up to the bounds of kernels/marlin_gemm.h
+// where it has some. So large that a slice of k is as long as x finds room for, and that more than eight rows are
+// computed 64 outputs at a time.
 TEST(MarlinGemmCuda, RowsOfLargeProductsEqualTheirOwn) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  for (const Case& c : {Case{8192, 28672, 128, 4, false}, Case{8192, 28672, 128, 4, true}, Case{5120, 27648, 128, 4, false}}) {
+  for (const Case& c :
+       {Case{8192, 28672, 128, 4, false}, Case{8192, 28672, 128, 4, true}, Case{5120, 27648, 128, 4, false}}) {
     const Weight w(ex, c, 17);
     for (const int64_t rows : {16, 11, 8}) {
       const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, c.in}, 5)), all = product(ex, w, x, DType::f32);
@@ -216,7 +221,8 @@ TEST(MarlinGemmCuda, ARowTimesAPowerOfTwoGivesItsProductTimesThat) {
       const Tensor x = random_normal(DType::bf16, {rows, c.in}, 8), scaled = Tensor::host(DType::bf16, {rows, c.in});
       for (int64_t i = 0; i < x.numel(); ++i)
         scaled.as<bf16>()[i] = std::ldexp(static_cast<float>(x.as<bf16>()[i]), power(i / c.in));
-      const Tensor want = product(ex, w, ex.to_device(x), DType::f32), got = product(ex, w, ex.to_device(scaled), DType::f32);
+      const Tensor want = product(ex, w, ex.to_device(x), DType::f32),
+                   got = product(ex, w, ex.to_device(scaled), DType::f32);
       for (int64_t i = 0; i < want.numel(); ++i)
         ASSERT_EQ(got.as<float>()[i], std::ldexp(want.as<float>()[i], power(i / c.out)))
             << c.out << " x " << c.in << ", " << rows << " rows, row " << i / c.out;

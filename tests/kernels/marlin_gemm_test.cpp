@@ -50,8 +50,7 @@ std::vector<double> product(const Tensor& x, const Tensor& w, const Tensor& bias
   for (int64_t r = 0; r < x.rows(); ++r)
     for (int64_t o = 0; o < w.rows(); ++o) {
       double sum = c[static_cast<size_t>(o)];
-      for (int64_t i = 0; i < in; ++i)
-        sum += a[static_cast<size_t>(r * in + i)] * b[static_cast<size_t>(o * in + i)];
+      for (int64_t i = 0; i < in; ++i) sum += a[static_cast<size_t>(r * in + i)] * b[static_cast<size_t>(o * in + i)];
       y.push_back(sum);
     }
   return y;
@@ -130,10 +129,8 @@ FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
     const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, in, 12);
     const OnDevice d = upload(ex, q);
     for (const int64_t rows : {1, 9, 40, 70, 200}) {
-      const Tensor x = random_normal(DType::bf16, {rows, in}, 4),
-                   before = random_normal(DType::bf16, {rows, 192}, 5);
-      std::vector<double> expected =
-          product(x, dequantize_reference(q), Tensor::host_zeros(DType::bf16, {192}));
+      const Tensor x = random_normal(DType::bf16, {rows, in}, 4), before = random_normal(DType::bf16, {rows, 192}, 5);
+      std::vector<double> expected = product(x, dequantize_reference(q), Tensor::host_zeros(DType::bf16, {192}));
       const std::vector<double> base = doubles(before);
       for (size_t i = 0; i < expected.size(); ++i) expected[i] += base[i];
       const Tensor y = ex.to_device(before);
@@ -149,8 +146,7 @@ FEWBIT_OP_TEST(MarlinDequantize, GivesTheReferenceValues) {
     const Tensor expected = dequantize_reference(q), rounded = Tensor::host(DType::bf16, expected.shape());
     for (int64_t i = 0; i < expected.numel(); ++i) rounded.as<bf16>()[i] = expected.as<float>()[i];
     const OnDevice d = upload(ex, q);
-    const Tensor f = poisoned(ex, DType::f32, expected.shape()),
-                 b = poisoned(ex, DType::bf16, expected.shape());
+    const Tensor f = poisoned(ex, DType::f32, expected.shape()), b = poisoned(ex, DType::bf16, expected.shape());
     marlin_dequantize(ex, d.view(q), f);
     marlin_dequantize(ex, d.view(q), b);
     EXPECT_EQ(first_difference(ex.to_host(f), expected), "") << q.spec.str();
@@ -162,8 +158,7 @@ TEST(MarlinGemm, TheCpuTwinTakesF32) {
   Exec ex = Exec::cpu();
   for (const QuantizedLinear& q : linears())
     for (const int64_t rows : {3, 40}) {
-      const Tensor x = random_normal(DType::f32, {rows, q.in()}, 1),
-                   bias = random_normal(DType::f32, {q.out()}, 3);
+      const Tensor x = random_normal(DType::f32, {rows, q.in()}, 1), bias = random_normal(DType::f32, {q.out()}, 3);
       const Tensor y = poisoned(ex, DType::f32, {rows, q.out()});
       cpu::marlin_gemm(ex, x, upload(ex, q).view(q), bias, y);
       EXPECT_LE(error_of(ex, y, product(x, dequantize_reference(q), bias)), tol::kF32Product) << q.spec.str();

@@ -77,8 +77,7 @@ TEST(MatrixEdit, ZeroesMarkedColumnsAndCountsBadValues) {
     zero_columns(ex, ex.to_device(marked), dw);
     EXPECT_EQ(count_nonfinite(ex, dw), 1) << backend;
     const Tensor got = ex.to_host(dw);
-    for (int64_t i = 0; i < 50 * 33 - 1; ++i)
-      ASSERT_EQ(got.as<float>()[i], i % 33 == 7 ? 0.f : w.as<float>()[i]);
+    for (int64_t i = 0; i < 50 * 33 - 1; ++i) ASSERT_EQ(got.as<float>()[i], i % 33 == 7 ? 0.f : w.as<float>()[i]);
   }
 }
 

@@ -13,8 +13,7 @@ FEWBIT_OP_TEST(Nll, MatchesTheLogSumExp) {
       const int64_t rows = 7;
       const Tensor logits = random_normal(DType::f32, {rows, vocab}, 1, 5.f);
       std::vector<int32_t> targets;
-      for (int64_t r = 0; r < rows; ++r)
-        targets.push_back(r == 2 ? -1 : static_cast<int32_t>((r * 37) % vocab));
+      for (int64_t r = 0; r < rows; ++r) targets.push_back(r == 2 ? -1 : static_cast<int32_t>((r * 37) % vocab));
       const Tensor out = poisoned(ex, DType::f32, {rows});
       nll(ex, ex.to_device(logits), ex.to_device(host_i32(targets)), softcap, out);
       std::vector<double> z = doubles(logits), expected;
@@ -34,8 +33,7 @@ FEWBIT_OP_TEST(Nll, MatchesTheLogSumExp) {
 FEWBIT_OP_TEST(Nll, LargeLogitsDoNotOverflow) {
   const float values[] = {1e4f, 1e4f, -1e4f};
   const Tensor out = poisoned(ex, DType::f32, {1});
-  nll(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {1, 3}, values)), ex.to_device(host_i32({1})),
-      0.f, out);
+  nll(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {1, 3}, values)), ex.to_device(host_i32({1})), 0.f, out);
   EXPECT_LE(error_of(ex, out, {std::log(2.0)}), tol::kF32Op);
 }
 
@@ -73,7 +71,8 @@ FEWBIT_OP_TEST(Argmax, OfLongRowsOneAfterAnother) {
     for (const int32_t at : {0, 2047, 2048, 70000, 128255}) {
       Tensor logits = random_normal(DType::f32, {rows, kVocab}, 2);
       for (int64_t r = 0; r < rows; ++r)
-        for (const int64_t i : {int64_t{at}, kVocab - 1}) logits.as<float>()[r * kVocab + std::max<int64_t>(at, i - r)] = 50;
+        for (const int64_t i : {int64_t{at}, kVocab - 1})
+          logits.as<float>()[r * kVocab + std::max<int64_t>(at, i - r)] = 50;
       argmax(ex, ex.to_device(logits), ids.view().reshaped({2, 1}).row_range(0, rows));
       const Tensor found = ex.to_host(ids);
       for (int64_t r = 0; r < rows; ++r) EXPECT_EQ(found.as<int32_t>()[r], at) << "row " << r << " of " << rows;

@@ -25,12 +25,12 @@ std::vector<double> expected_norm(const Tensor& x, const Tensor& weight, double 
 
 FEWBIT_OP_TEST(RmsNorm, MatchesTheFormula) {
   std::vector<MatrixShape> shapes(std::begin(kMatrices), std::end(kMatrices));
-  for (const int64_t cols : {2048, 4096, 5120, 8192, 14336, 20480}) shapes.push_back({2, cols});  // held in registers, all but the last
+  // held in registers, all but the last
+  for (const int64_t cols : {2048, 4096, 5120, 8192, 14336, 20480}) shapes.push_back({2, cols});
   for (const MatrixShape& s : shapes)
     for (const DType dtype : kComputeTypes)
       for (const float offset : {0.f, 1.f}) {
-        const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1, 3.f),
-                     w = random_normal(dtype, {s.cols}, 2);
+        const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1, 3.f), w = random_normal(dtype, {s.cols}, 2);
         const Tensor y = poisoned(ex, dtype, {s.rows, s.cols});
         rms_norm(ex, ex.to_device(x), ex.to_device(w), 1e-5f, offset, y);
         EXPECT_LE(error_of(ex, y, expected_norm(x, w, 1e-5, offset)), op_tolerance(dtype))

@@ -20,7 +20,8 @@ TEST(F8Grid, IsTheHostsConversionForEveryCodeAndBetween) {
     if (std::isnan(value)) continue;
     EXPECT_EQ(f8_value(code), value) << c;
     EXPECT_EQ(f8_code(value), code);
-    for (const float x : {value * 1.0625f, value * 1.03f, std::nextafter(value * 1.0625f, 1e9f), value * 0.97f, value + 0x1p-10f})
+    for (const float x :
+         {value * 1.0625f, value * 1.03f, std::nextafter(value * 1.0625f, 1e9f), value * 0.97f, value + 0x1p-10f})
       EXPECT_EQ(f8_code(x), f32_to_f8_e4m3_saturated(x)) << x;
   }
   EXPECT_EQ(f8_code(1e30f), 0x7e);
@@ -46,11 +47,13 @@ FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
         const double top = q.codes == DType::i8 ? 127 : 448;
         for (int64_t row = 0; row < s.rows; ++row) {
           double most = 0;
-          for (int64_t i = 0; i < s.cols; ++i) most = std::max(most, std::fabs(values[static_cast<size_t>(row * s.cols + i)]));
+          for (int64_t i = 0; i < s.cols; ++i)
+            most = std::max(most, std::fabs(values[static_cast<size_t>(row * s.cols + i)]));
           const double scale = f.as<float>()[row];
           EXPECT_NEAR(scale, q.fixed > 0 ? q.fixed : most / top, tol::kF32Op * scale);
           for (int64_t i = 0; i < s.cols; ++i) {
-            const double v = code_value(c, row * s.cols + i) * scale, x_i = values[static_cast<size_t>(row * s.cols + i)];
+            const double v = code_value(c, row * s.cols + i) * scale,
+                         x_i = values[static_cast<size_t>(row * s.cols + i)];
             EXPECT_NEAR(r.as<float>()[row * s.cols + i], v, tol::kF32Op * std::fabs(v)) << "the same values both ways";
             const double reach = q.codes == DType::i8 ? 127 * scale : 448 * scale;
             const double bounded = std::clamp(x_i, -reach - (q.codes == DType::i8 ? scale : 0), reach);
@@ -67,7 +70,8 @@ FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
   Tensor x = random_normal(DType::bf16, {7, 97}, 6);
   const float factors[] = {1, 3e38f / 8, 1e-38f, 1e-30f, 0, 1e9f, 1};
   for (int64_t r = 0; r < 7; ++r)
-    for (int64_t i = 0; i < 97; ++i) x.as<bf16>()[r * 97 + i] = static_cast<float>(x.as<bf16>()[r * 97 + i]) * factors[r];
+    for (int64_t i = 0; i < 97; ++i)
+      x.as<bf16>()[r * 97 + i] = static_cast<float>(x.as<bf16>()[r * 97 + i]) * factors[r];
   x.as<bf16>()[6 * 97 + 3] = -INFINITY;
   const Tensor codes = poisoned(ex, DType::f16, {7, 97}), scales = poisoned(ex, DType::f32, {7});
   quantize_rows(ex, ex.to_device(x), kUnrounded, codes, scales);
@@ -106,9 +110,11 @@ FEWBIT_OP_TEST(QuantizeRows, ZerosNaNsAndGroups) {
 
 FEWBIT_OP_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
   for (const DType dtype : kComputeTypes) {
-    const Tensor x = random_normal(dtype, {9, 64}, 1), w = random_normal(dtype, {45, 64}, 2), bias = random_normal(dtype, {45}, 3);
+    const Tensor x = random_normal(dtype, {9, 64}, 1), w = random_normal(dtype, {45, 64}, 2),
+                 bias = random_normal(dtype, {45}, 3);
     const Tensor dx = ex.to_device(x), dw = ex.to_device(w), db = ex.to_device(bias);
-    const Tensor rounded = poisoned(ex, dtype, {9, 64}), y = poisoned(ex, dtype, {9, 45}), truth = poisoned(ex, dtype, {9, 45});
+    const Tensor rounded = poisoned(ex, dtype, {9, 64}), y = poisoned(ex, dtype, {9, 45}),
+                 truth = poisoned(ex, dtype, {9, 45});
     round_rows(ex, dx, kQuants[1], rounded);
     gemm(ex, rounded, dw, db, truth);
     rounded_gemm(ex, dx, kQuants[1], dw, db, y);
@@ -126,8 +132,7 @@ FEWBIT_OP_TEST(QuantizeRows, RoundedGemmWithAnF32WeightRoundsOnce) {
   gemm(ex, rounded, dw, db, truth);
   rounded_gemm(ex, dx, kQuants[0], dw, db, y);
   const Tensor sums = ex.to_host(truth), found = ex.to_host(y);
-  for (int64_t i = 0; i < sums.numel(); ++i)
-    EXPECT_EQ(found.as<bf16>()[i].bits, bf16(sums.as<float>()[i]).bits) << i;
+  for (int64_t i = 0; i < sums.numel(); ++i) EXPECT_EQ(found.as<bf16>()[i].bits, bf16(sums.as<float>()[i]).bits) << i;
 }
 
 TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {

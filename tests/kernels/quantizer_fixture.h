@@ -26,16 +26,14 @@ inline Tensor correlated_gram(int64_t n, int64_t tokens, uint64_t seed) {
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t i = 0; i < n; ++i) {
       double v = own.as<float>()[t * n + i];
-      for (int64_t f = 0; f < factors; ++f)
-        v += common.as<float>()[t * factors + f] * mix.as<float>()[f * n + i];
+      for (int64_t f = 0; f < factors; ++f) v += common.as<float>()[t * factors + f] * mix.as<float>()[f * n + i];
       x[static_cast<size_t>(t * n + i)] = v * (1.0 + static_cast<double>(i % 7));
     }
   Tensor h = Tensor::host(DType::f32, {n, n});
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j <= i; ++j) {
       double sum = 0;
-      for (int64_t t = 0; t < tokens; ++t)
-        sum += x[static_cast<size_t>(t * n + i)] * x[static_cast<size_t>(t * n + j)];
+      for (int64_t t = 0; t < tokens; ++t) sum += x[static_cast<size_t>(t * n + i)] * x[static_cast<size_t>(t * n + j)];
       h.as<float>()[i * n + j] = h.as<float>()[j * n + i] = static_cast<float>(sum);
     }
   return h;
@@ -87,8 +85,7 @@ inline Matrix cholesky_upper(const Matrix& a, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = i; j < n; ++j) {
       double sum = a[static_cast<size_t>(i * n + j)];
-      for (int64_t k = 0; k < i; ++k)
-        sum -= u[static_cast<size_t>(k * n + i)] * u[static_cast<size_t>(k * n + j)];
+      for (int64_t k = 0; k < i; ++k) sum -= u[static_cast<size_t>(k * n + i)] * u[static_cast<size_t>(k * n + j)];
       u[static_cast<size_t>(i * n + j)] = i == j ? std::sqrt(sum) : sum / u[static_cast<size_t>(i * n + i)];
     }
   return u;

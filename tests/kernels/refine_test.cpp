@@ -22,40 +22,39 @@ class Coded {
     target = random_normal(DType::f32, {s.out, s.in}, seed, 0.05f);
     h = correlated_gram(s.in, 150, seed + 1);
     hd = damped(h, 0.01f * mean_diagonal(h));
-    for (int64_t i = 0; i < s.in * s.in; ++i)
-      h.as<float>()[i] = static_cast<float>(hd[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < s.in * s.in; ++i) h.as<float>()[i] = static_cast<float>(hd[static_cast<size_t>(i)]);
     hd = widened(h);
     dt_ = ex.to_device(target);
     dh_ = ex.to_device(h);
     scales = ex.alloc(DType::f32, {s.out, groups_});
     codes = ex.alloc(DType::u8, {s.out, s.in});
     if (!s.symmetric) zeros = ex.alloc(DType::u8, {s.out, groups_});
-    choose_scales(ex, dt_, {}, s.group, default_search(s.bits, s.symmetric, ScaleRule::absmax), scales,
-                  zeros);
+    choose_scales(ex, dt_, {}, s.group, default_search(s.bits, s.symmetric, ScaleRule::absmax), scales, zeros);
     if (s.scattered) {
       Tensor g = Tensor::host(DType::i32, {s.in});
       for (int64_t i = 0; i < s.in; ++i) g.as<int32_t>()[i] = static_cast<int32_t>(i * 5 % groups_);
       group_of = ex.to_device(g);
     }
-    round_to_grid(
-        ex,
-        {.w = dt_, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s.bits, .group = s.group},
-        codes);
+    round_to_grid(ex,
+                  {.w = dt_, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s.bits, .group = s.group},
+                  codes);
   }
   RefineArgs args() const {
     return {
-        .target = dt_, .h = dh_, .zeros = zeros, .group_of = group_of, .bits = s_.bits, .group = s_.group};
+        .target = dt_,
+        .h = dh_,
+        .zeros = zeros,
+        .group_of = group_of,
+        .bits = s_.bits,
+        .group = s_.group,
+    };
   }
   double loss() const {
     const Tensor q = ex_.alloc(DType::f32, {s_.out, s_.in});
-    dequantize(ex_,
-               {.codes = codes,
-                .scales = scales,
-                .zeros = zeros,
-                .group_of = group_of,
-                .bits = s_.bits,
-                .group = s_.group},
-               q);
+    dequantize(
+        ex_,
+        {.codes = codes, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s_.bits, .group = s_.group},
+        q);
     return trace_loss(target, ex_.to_host(q), hd);
   }
   Tensor target{}, h{}, scales{}, codes{}, zeros{}, group_of{};
@@ -113,13 +112,11 @@ TEST(Refine, DescentEndsWhereNoCodeCanImprove) {
     for (int64_t o = 0; o < s.out; ++o) {
       std::vector<double> delta(static_cast<size_t>(s.in));
       for (int64_t i = 0; i < s.in; ++i)
-        delta[static_cast<size_t>(i)] =
-            q.target.as<float>()[o * s.in + i] -
-            (codes.as<uint8_t>()[o * s.in + i] - 8.0) * scales.as<float>()[o * 3 + i / 64];
+        delta[static_cast<size_t>(i)] = q.target.as<float>()[o * s.in + i] -
+                                        (codes.as<uint8_t>()[o * s.in + i] - 8.0) * scales.as<float>()[o * 3 + i / 64];
       for (int64_t j = 0; j < s.in; ++j) {
         double p = 0;
-        for (int64_t i = 0; i < s.in; ++i)
-          p += delta[static_cast<size_t>(i)] * q.hd[static_cast<size_t>(i * s.in + j)];
+        for (int64_t i = 0; i < s.in; ++i) p += delta[static_cast<size_t>(i)] * q.hd[static_cast<size_t>(i * s.in + j)];
         const double hjj = q.hd[static_cast<size_t>(j * s.in + j)];
         for (int step : {-1, 1}) {
           const int code = codes.as<uint8_t>()[o * s.in + j] + step;
@@ -140,8 +137,7 @@ TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
       const State s{.group = 100, .scattered = scattered};
       Coded q(ex, s, 8);
       const Tensor values = ex.alloc(DType::f32, {s.out, s.in});
-      dequantize(ex,
-                 {.codes = q.codes, .scales = q.scales, .group_of = q.group_of, .bits = 4, .group = s.group},
+      dequantize(ex, {.codes = q.codes, .scales = q.scales, .group_of = q.group_of, .bits = 4, .group = s.group},
                  values);
       const Tensor truth = ex.to_host(q.scales);
       Tensor spoiled = clone_host(truth);

@@ -29,7 +29,7 @@ FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
   const int64_t batch = 2, len = 3, capacity = 9;
   const std::vector<int32_t> positions = {0, 1, 2, 6, 7, 8};
   for (const Case c : {Case{4, 2, 16, 16}, Case{9, 3, 80, 80}, Case{8, 1, 128, 64}, Case{4, 2, 64, 64, true},
-                     Case{3, 1, 80, 48, true}})
+                       Case{3, 1, 80, 48, true}})
     for (const DType dtype : kComputeTypes)
       for (const DType stored : {dtype, DType::f8_e4m3, DType::i8}) {
         const Tensor inv_freq = ex.to_device(random_normal(DType::f32, {c.rot / 2}, 4));
@@ -61,7 +61,8 @@ FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
       }
 }
 
-// Attention that begins on older keys while the append still runs: step by step it has the bits of attention that waits.
+// Attention that begins on older keys while the append still runs: step by step it has the bits of attention that
+// waits.
 FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) {
   struct Case {
     int64_t batch, heads, kv_heads, head_dim, capacity, window;

@@ -26,8 +26,7 @@ FEWBIT_OP_TEST(Rope, RotatesPairsHalfARotationApart) {
         for (int64_t h = 0; h < c.heads; ++h)
           for (int64_t i = 0; i < half; ++i) {
             // The angle is an f32 product; at position 1023 its rounding would show.
-            const float angle =
-                static_cast<float>(positions[static_cast<size_t>(t)]) * inv_freq.as<float>()[i];
+            const float angle = static_cast<float>(positions[static_cast<size_t>(t)]) * inv_freq.as<float>()[i];
             double& u = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + i)];
             double& v = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + i + half)];
             const double cosine = 1.25 * std::cos(static_cast<double>(angle)),

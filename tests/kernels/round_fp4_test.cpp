@@ -17,8 +17,7 @@ struct Rounded {
   Tensor codes, scales;
 };
 
-Rounded rounded(Exec& ex, const Tensor& w, const QuantSpec& spec, float global, bool search,
-                const Tensor& h = {}) {
+Rounded rounded(Exec& ex, const Tensor& w, const QuantSpec& spec, float global, bool search, const Tensor& h = {}) {
   const Tensor codes = poisoned(ex, DType::u8, w.shape()),
                scales = poisoned(ex, DType::f32, {w.rows(), w.cols() / spec.group});
   const Tensor weight = ex.to_device(w), importance = h.empty() ? Tensor() : ex.to_device(h);
@@ -75,8 +74,7 @@ FEWBIT_OP_TEST(RoundFp4, ASearchLowersTheErrorOfEveryGroup) {
     const Rounded plain = rounded(ex, w, spec, g, false), searched = rounded(ex, w, spec, g, true, h);
     double before = 0, after = 0;
     for (int64_t k = 0; k < plain.scales.numel(); ++k) {
-      const double p = error_of_group(plain, w, spec, g, k, h),
-                   s = error_of_group(searched, w, spec, g, k, h);
+      const double p = error_of_group(plain, w, spec, g, k, h), s = error_of_group(searched, w, spec, g, k, h);
       EXPECT_LE(s, p * (1 + tol::kF32Op)) << spec.str() << " group " << k;
       before += p;
       after += s;

@@ -12,8 +12,8 @@ using namespace test;
 TEST(RoundToGrid, RoundsTiesToEvenAndClamps) {
   for (const std::string& backend : backends()) {
     Exec ex = Exec::from_name(backend);
-    const Tensor w = ex.to_device(
-        host_tensor<float>(DType::f32, {1, 8}, {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 100.f, -100.f, 6.6f}));
+    const Tensor w =
+        ex.to_device(host_tensor<float>(DType::f32, {1, 8}, {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 100.f, -100.f, 6.6f}));
     const Tensor scales = ex.to_device(host_tensor<float>(DType::f32, {1, 1}, {1.f}));
     const Tensor codes = poisoned(ex, DType::u8, {1, 8});
     round_to_grid(ex, {.w = w, .scales = scales, .bits = 4, .group = 8}, codes);
@@ -43,10 +43,8 @@ TEST(RoundToGrid, InvertsDequantize) {
           const ConstTensorView z = symmetric ? ConstTensorView{} : dz.view(),
                                 g = scattered ? dg.view() : ConstTensorView{};
           const Tensor w = poisoned(ex, DType::f32, {out, in}), back = poisoned(ex, DType::u8, {out, in});
-          dequantize(ex, {.codes = dc, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group},
-                     w);
-          round_to_grid(ex, {.w = w, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group},
-                        back);
+          dequantize(ex, {.codes = dc, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group}, w);
+          round_to_grid(ex, {.w = w, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group}, back);
           EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend << " " << bits;
         }
 }
@@ -68,8 +66,7 @@ TEST(Dequantize, MatchesTheReadableTruthAndRoundsToBf16Once) {
     dequantize(ex, view, half);
     const Tensor truth = dequantize_reference(q), got = ex.to_host(half);
     EXPECT_EQ(first_difference(ex.to_host(f32), truth), "") << backend;
-    for (int64_t i = 0; i < truth.numel(); ++i)
-      EXPECT_EQ(got.as<bf16>()[i].bits, bf16(truth.as<float>()[i]).bits);
+    for (int64_t i = 0; i < truth.numel(); ++i) EXPECT_EQ(got.as<bf16>()[i].bits, bf16(truth.as<float>()[i]).bits);
   }
 }
 

@@ -49,9 +49,9 @@ FEWBIT_OP_TEST(Route, SoftmaxThenTheLargest) {
         }
         EXPECT_EQ(found.ids, ids) << experts << " " << top_k;
         const Shape shape = {tokens, top_k};
-        EXPECT_LE(relative_error(Tensor::host_from<float>(DType::f32, shape, found.weights),
-                                 from_doubles(weights, shape)),
-                  tol::kF32Op)
+        EXPECT_LE(
+            relative_error(Tensor::host_from<float>(DType::f32, shape, found.weights), from_doubles(weights, shape)),
+            tol::kF32Op)
             << experts << " " << top_k << " " << renormalise;
       }
 }

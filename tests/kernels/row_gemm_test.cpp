@@ -23,8 +23,7 @@ Packed pack(const Case& c) {
   const int64_t groups = (c.in + c.group - 1) / c.group, bytes = c.bits <= 4 ? (c.in + 1) / 2 : c.in;
   p.codes = Tensor::host_zeros(DType::u8, {c.out, bytes});
   p.scales = Tensor::host(DType::f32, {c.out, groups});
-  for (int64_t i = 0; i < p.scales.numel(); ++i)
-    p.scales.as<float>()[i] = static_cast<float>(0.01 + rng.uniform());
+  for (int64_t i = 0; i < p.scales.numel(); ++i) p.scales.as<float>()[i] = static_cast<float>(0.01 + rng.uniform());
   if (c.zeros) {
     p.zeros = Tensor::host(DType::u8, {c.out, groups});
     for (int64_t i = 0; i < p.zeros.numel(); ++i)
@@ -44,8 +43,7 @@ Packed pack(const Case& c) {
         p.codes.as<uint8_t>()[o * bytes + i] = code;
       const int64_t g = c.scattered ? p.group_of.as<int32_t>()[i] : i / c.group;
       const int zero = c.zeros ? p.zeros.as<uint8_t>()[o * groups + g] : 1 << (c.bits - 1);
-      p.values.as<float>()[o * c.in + i] =
-          static_cast<float>(code - zero) * p.scales.as<float>()[o * groups + g];
+      p.values.as<float>()[o * c.in + i] = static_cast<float>(code - zero) * p.scales.as<float>()[o * groups + g];
     }
   return p;
 }
@@ -80,10 +78,10 @@ TEST(RowGemm, EveryLayoutEqualsTheDequantizedProduct) {
   for (const int bits : {2, 3, 4, 5, 8})
     for (const bool zeros : {false, true})
       for (const bool scattered : {false, true})
-        for (const Case& c :
-             {Case{bits, 33, 256, 128, zeros, scattered}, Case{bits, 6, 384, 384, zeros, scattered}, Case{bits, 45, 97, 32, zeros, scattered}, Case{bits, 9, 320, 64, zeros, scattered},
-              Case{bits, 7, 31, 31, zeros, scattered}, Case{bits, 5, 33, 11, zeros, scattered},
-              Case{bits, 1, 1, 1, zeros, scattered}}) {
+        for (const Case& c : {Case{bits, 33, 256, 128, zeros, scattered}, Case{bits, 6, 384, 384, zeros, scattered},
+                              Case{bits, 45, 97, 32, zeros, scattered}, Case{bits, 9, 320, 64, zeros, scattered},
+                              Case{bits, 7, 31, 31, zeros, scattered}, Case{bits, 5, 33, 11, zeros, scattered},
+                              Case{bits, 1, 1, 1, zeros, scattered}}) {
           const Packed p = pack(c);
           for (const int64_t rows : {1, 3, 8, 9, 33})
             for (const DType dtype : kComputeTypes) compare(ex, c, p, rows, dtype);

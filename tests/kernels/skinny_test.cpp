@@ -20,8 +20,8 @@ struct Case {
   int64_t in;
   std::vector<int64_t> outs;
 };
-const Case kCases[] = {
-    {1024, {40, 16, 7}}, {1088, {1, 33}}, {100, {40, 16}}, {4096, {4400, 48}}, {2048, {16, 32, 48, 64}}, {8256, {20, 48, 5}}};
+const Case kCases[] = {{1024, {40, 16, 7}}, {1088, {1, 33}},          {100, {40, 16}},
+                       {4096, {4400, 48}},  {2048, {16, 32, 48, 64}}, {8256, {20, 48, 5}}};
 const int64_t kRows[] = {1, 2, 3, 8, 9, 16, 17, 33, 65};
 
 Tensor random_codes(DType type, Shape shape, uint64_t seed) {
@@ -67,8 +67,7 @@ struct Weights {
       ys.push_back(kind == added ? ex.to_device(half) : poisoned(ex, y_dtype, shape));
       const ConstTensorView b = kind == biased ? bias[i].view() : ConstTensorView{};
       dense.push_back({.w = codes[i], .bias = b, .y = ys[i], .add = kind == added});
-      bytes.push_back(
-          {.w = {.codes = codes[i], .scales = scales[i]}, .bias = b, .y = ys[i], .add = kind == added});
+      bytes.push_back({.w = {.codes = codes[i], .scales = scales[i]}, .bias = b, .y = ys[i], .add = kind == added});
     }
     if (type == DType::bf16)
       gemms(ex, dx, dense);
@@ -103,8 +102,8 @@ void give_their_products(Exec& ex, std::span<const Case> cases, std::span<const 
                                       want = reference.products(host, x, kind, DType::f32, fixed);
             for (size_t i = 0; i < found.size(); ++i)
               EXPECT_LE(relative_error(found[i], want[i]), limit(type, y_dtype, rows, c.in))
-                  << name_of(type) << " to " << name_of(y_dtype) << " [" << rows << ", " << c.in << "] -> "
-                  << c.outs[i] << " kind " << kind;
+                  << name_of(type) << " to " << name_of(y_dtype) << " [" << rows << ", " << c.in << "] -> " << c.outs[i]
+                  << " kind " << kind;
           }
       }
     }
@@ -223,8 +222,7 @@ TEST(FewRows, CudaGivesTheSameBitsOnEveryRunAndOnThePathOfOlderHardware) {
     for (int run = 0; run < 5; ++run) {
       const std::vector<Tensor> again =
           (run < 4 ? w : w_older).products(run < 4 ? ex : older, x, Weights::plain, DType::f32);
-      for (size_t i = 0; i < first.size(); ++i)
-        EXPECT_EQ(first_difference(again[i], first[i]), "") << name_of(type);
+      for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first_difference(again[i], first[i]), "") << name_of(type);
     }
   }
 #endif

@@ -11,8 +11,7 @@ namespace {
 void expect_definition(Exec ex) {
   for (const int64_t rows : {1, 31, 64})
     for (const int64_t cols : {1, 33, 257, 1024}) {
-      const Tensor a = random_normal(DType::f32, {rows, cols}, 5),
-                   b = random_normal(DType::f32, {rows, cols}, 6);
+      const Tensor a = random_normal(DType::f32, {rows, cols}, 5), b = random_normal(DType::f32, {rows, cols}, 6);
       const Tensor both = poisoned(ex, DType::f64, {rows}), alone = poisoned(ex, DType::f64, {rows});
       squared_error(ex, ex.to_device(a), ex.to_device(b), both);
       squared_error(ex, ex.to_device(a), {}, alone);
@@ -24,10 +23,8 @@ void expect_definition(Exec ex) {
           expected += d * d;
           energy += x * x;
         }
-        EXPECT_NEAR(hb.as<double>()[r], expected, tol::kF32Op * expected)
-            << rows << " x " << cols << " row " << r;
-        EXPECT_NEAR(ha.as<double>()[r], energy, tol::kF32Op * energy)
-            << rows << " x " << cols << " row " << r;
+        EXPECT_NEAR(hb.as<double>()[r], expected, tol::kF32Op * expected) << rows << " x " << cols << " row " << r;
+        EXPECT_NEAR(ha.as<double>()[r], energy, tol::kF32Op * energy) << rows << " x " << cols << " row " << r;
       }
     }
 }

@@ -32,8 +32,7 @@ TEST(Absorb, ADecoderBlockHasFour) {
     ASSERT_EQ(all.size(), 4u);
     const std::vector<std::string> names = {"input_layernorm", "self_attn.v_proj", "post_attention_layernorm",
                                             "mlp.up_proj"};
-    const std::vector<std::string> firsts = {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj",
-                                             "mlp.down_proj"};
+    const std::vector<std::string> firsts = {"self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj"};
     for (size_t i = 0; i < all.size(); ++i) {
       EXPECT_EQ(all[i].name, names[i]);
       EXPECT_EQ(all[i].kind, i % 2 == 0 ? Absorber::Kind::norm : Absorber::Kind::linear_rows);
@@ -113,15 +112,21 @@ TEST(Absorb, NothingWhereSomeoneElseReadsTheInput) {
   EXPECT_TRUE(absorbers_of({kNorm, linears(S::h, "a", S::q), AddTo{S::h, S::x}}).empty());
   // The states themselves, which leave the block.
   EXPECT_TRUE(absorbers_of({linears(S::x, "a", S::q)}).empty());
-  EXPECT_TRUE(
-      absorbers_of({Norm{S::x, S::x, NormKind::rms, "norm", 8, 1e-5f}, linears(S::x, "a", S::q)}).empty());
+  EXPECT_TRUE(absorbers_of({Norm{S::x, S::x, NormKind::rms, "norm", 8, 1e-5f}, linears(S::x, "a", S::q)}).empty());
 }
 
 TEST(Absorb, NothingWhereTheProducerIsNotScalable) {
   const Attention attention{
-      .q = S::q, .k = S::k, .v = S::v, .out = S::attn, .heads = 1, .kv_heads = 1, .head_dim = 8, .scale = 1};
-  const std::vector<BlockOp> head = {linears(S::x, "q", S::q), linears(S::x, "k", S::k),
-                                     linears(S::x, "v", S::v)};
+      .q = S::q,
+      .k = S::k,
+      .v = S::v,
+      .out = S::attn,
+      .heads = 1,
+      .kv_heads = 1,
+      .head_dim = 8,
+      .scale = 1,
+  };
+  const std::vector<BlockOp> head = {linears(S::x, "q", S::q), linears(S::x, "k", S::k), linears(S::x, "v", S::v)};
   std::vector<BlockOp> plain = head;
   plain.push_back(attention);
   plain.push_back(linears(S::attn, "o", S::h));

@@ -227,8 +227,9 @@ TEST(Archs, Gemma2CapsNormsBothSidesAndAlternates) {
     EXPECT_EQ(n.kind, NormKind::rms_plus_one);
     norms += n.name + (n.in == n.out ? "(in place) " : " ");
   }
-  EXPECT_EQ(norms, "input_layernorm post_attention_layernorm(in place) pre_feedforward_layernorm "
-                   "post_feedforward_layernorm(in place) ");
+  EXPECT_EQ(norms,
+            "input_layernorm post_attention_layernorm(in place) pre_feedforward_layernorm "
+            "post_feedforward_layernorm(in place) ");
   EXPECT_EQ(windows_of(s), (std::vector<int64_t>{8, 0, 8}));
   c["final_logit_softcapping"] = c["attn_logit_softcapping"] = nullptr;
   EXPECT_EQ(spec_of(c).logit_softcap, 0.f) << "null is no cap";
@@ -292,10 +293,8 @@ TEST(Archs, Phi3KeepsItsFusedLinears) {
 }
 
 TEST(Archs, BothSpellingsGiveTheSameRotation) {
-  const json llama3 = {{"factor", 8.0},
-                       {"low_freq_factor", 1.0},
-                       {"high_freq_factor", 4.0},
-                       {"original_max_position_embeddings", 32}};
+  const json llama3 = {
+      {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 32}};
   const json yarn = {{"factor", 4.0}, {"original_max_position_embeddings", 128}};
   for (const auto& [type, scaling] : std::initializer_list<std::pair<std::string, json>>{
            {"default", json::object()}, {"linear", {{"factor", 2.0}}}, {"llama3", llama3}, {"yarn", yarn}}) {
@@ -394,7 +393,8 @@ TEST(Archs, LongRopeThatCannotBeIsRefused) {
             "config.json: rope_scaling.short_factor: expected 3 positive numbers, found 2 entries");
   EXPECT_EQ(refused("long_factor", nullptr),
             "config.json: rope_scaling.long_factor: expected 3 positive numbers, found nothing");
-  EXPECT_EQ(refused("long_factor", 4.0), "config.json: rope_scaling.long_factor: expected 3 positive numbers, found 4.0");
+  EXPECT_EQ(refused("long_factor", 4.0),
+            "config.json: rope_scaling.long_factor: expected 3 positive numbers, found 4.0");
   EXPECT_EQ(refused("long_factor", {1.0, 0.0, 2.0}),
             "config.json: rope_scaling.long_factor[1]: expected a number above 0, found 0.0");
   EXPECT_EQ(refused("short_factor", {1.0, 1.0, "2"}),
@@ -450,8 +450,7 @@ TEST(Archs, UnknownValuesAreRefusedByKey) {
   EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"rope_scaling.rope_type", "dynamic", "llama3"}));
   c = llama();
   c["architectures"] = {"MambaForCausalLM"};
-  EXPECT_TRUE(
-      says(refusal(c, ErrorKind::unsupported), {"MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"}));
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"MambaForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM"}));
   c = llama();
   c["num_key_value_heads"] = 3;
   EXPECT_TRUE(says(refusal(c, ErrorKind::checkpoint), {"num_key_value_heads", "4", "3"}));
@@ -491,9 +490,8 @@ TEST(Archs, EveryComplaintAboutACheckpointAtOnce) {
   std::string all;
   for (const std::string& line : found) all += line + "\n";
   EXPECT_EQ(found.size(), 4u) << all;
-  EXPECT_TRUE(
-      says(all, {"model.norm.weight: missing", "embed_tokens.weight: expected f32, f16 or bf16, found i8",
-                 "o_proj.weight: expected shape [64, 64], found [65, 64]", "down_proj.weight: missing"}))
+  EXPECT_TRUE(says(all, {"model.norm.weight: missing", "embed_tokens.weight: expected f32, f16 or bf16, found i8",
+                         "o_proj.weight: expected shape [64, 64], found [65, 64]", "down_proj.weight: missing"}))
       << all;
 }
 

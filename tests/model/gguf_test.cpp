@@ -50,8 +50,7 @@ TEST_P(GgufModel, ComesBackBitForBit) {
     EXPECT_LE(std::fabs(a.inv_freq[i] / b.inv_freq[i] - 1), tol::kF32Op) << i;
   int compared = 0;
   for (const NamedDense& t : dense_tensors_of(before.spec)) {
-    EXPECT_EQ(first_difference(to_f32(after.store.get(t.name)), to_f32(before.store.get(t.name))), "")
-        << t.name;
+    EXPECT_EQ(first_difference(to_f32(after.store.get(t.name)), to_f32(before.store.get(t.name))), "") << t.name;
     ++compared;
   }
   for (const NamedLinear& l : linears_of(before.spec)) {
@@ -64,8 +63,7 @@ TEST_P(GgufModel, ComesBackBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(All, GgufModel,
                          ::testing::Values("llama", "llama3-ropescaled-tied", "mistral-swa", "qwen2-bias",
-                                           "qwen3-qknorm", "qwen3-moe", "mixtral", "gemma2", "gemma3",
-                                           "phi3-fused"),
+                                           "qwen3-qknorm", "qwen3-moe", "mixtral", "gemma2", "gemma3", "phi3-fused"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name)
@@ -178,7 +176,8 @@ TEST(GgufConfig, LongRopeComesBack) {
 
   const MappedFile mapped(dir / "m.gguf");
   const gguf::File f = gguf::parse(mapped.bytes(), "m.gguf");
-  const auto without = [&](const std::string& tensor, const std::function<void(gguf::Metadata&)>& change, ErrorKind kind) {
+  const auto without = [&](const std::string& tensor, const std::function<void(gguf::Metadata&)>& change,
+                           ErrorKind kind) {
     std::vector<gguf::TensorToWrite> tensors;
     for (const gguf::FileTensor& t : f.tensors)
       if (t.name != tensor)
@@ -195,10 +194,13 @@ TEST(GgufConfig, LongRopeComesBack) {
   EXPECT_NE(without("rope_factors_short.weight", {}, ErrorKind::checkpoint)
                 .find("tensor 'rope_factors_short.weight': expected beside rope_factors_long.weight, found nothing"),
             std::string::npos);
-  EXPECT_NE(without("", [](auto& m) { m.set("phi3.rope.scaling.factor", 2.f); }, ErrorKind::unsupported)
+  EXPECT_NE(without(
+                "", [](auto& m) { m.set("phi3.rope.scaling.factor", 2.f); }, ErrorKind::unsupported)
                 .find("phi3.rope.scaling.factor is not supported"),
             std::string::npos);
-  EXPECT_EQ(without("", [](auto& m) { m.set("phi3.rope.scaling.type", std::string("longrope")); }, ErrorKind::checkpoint), "");
+  EXPECT_EQ(without(
+                "", [](auto& m) { m.set("phi3.rope.scaling.type", std::string("longrope")); }, ErrorKind::checkpoint),
+            "");
 
   nlohmann::json llama = tiny_config("tiny");
   llama["rope_scaling"] = {{"type", "longrope"},
@@ -251,15 +253,13 @@ TEST_F(GgufBlocksModel, SimpleBlocksArePackedAndOthersDecoded) {
     const Tensor w = f32(linear);
     const gguf::BlockType& type = linear == kQ ? gguf::type_q4_0 : gguf::type_q8_0;
     const Tensor expected = gguf::decode(type, gguf::encode(type, w, {}, gguf::Encoder::plain), w.cols());
-    EXPECT_EQ(first_difference(dequantize_reference(c.unpack(linear, w.rows(), w.cols())), expected), "")
-        << linear;
+    EXPECT_EQ(first_difference(dequantize_reference(c.unpack(linear, w.rows(), w.cols())), expected), "") << linear;
   }
   const Tensor v = f32(kV);
-  EXPECT_EQ(
-      first_difference(c.store.get(std::string(kV) + ".weight"),
-                       gguf::decode(gguf::type_q4_1,
-                                    gguf::encode(gguf::type_q4_1, v, {}, gguf::Encoder::plain), v.cols())),
-      "");
+  EXPECT_EQ(first_difference(
+                c.store.get(std::string(kV) + ".weight"),
+                gguf::decode(gguf::type_q4_1, gguf::encode(gguf::type_q4_1, v, {}, gguf::Encoder::plain), v.cols())),
+            "");
   EXPECT_EQ(c.store.find(std::string(kV) + ".weight")->stored, "q4_1");
   EXPECT_EQ(c.store.find(std::string(kV) + ".weight")->bytes, v.numel() / 32 * 20);
 }
@@ -291,20 +291,19 @@ TEST_F(GgufBlocksModel, WhatIsNotOfTheArchitectureIsNamed) {
   write_gguf(*source_, path(), {}, {});
   const MappedFile mapped(path());
   gguf::File f = gguf::parse(mapped.bytes(), path().string());
-  const auto rewritten =
-      [&](const std::function<void(std::vector<gguf::TensorToWrite>&, gguf::Metadata&)>& change) {
-        std::vector<gguf::TensorToWrite> tensors;
-        for (const gguf::FileTensor& t : f.tensors)
-          tensors.push_back({t.name, t.type, t.shape, [&mapped, t] {
-                               Tensor bytes = Tensor::host(DType::u8, {t.bytes});
-                               std::copy_n(mapped.bytes().data() + t.begin, t.bytes, bytes.as<uint8_t>());
-                               return bytes;
-                             }});
-        gguf::Metadata m = f.metadata;
-        change(tensors, m);
-        gguf::write(dir_ / "n.gguf", m, tensors);
-        return message([&] { Checkpoint::open(dir_ / "n.gguf"); });
-      };
+  const auto rewritten = [&](const std::function<void(std::vector<gguf::TensorToWrite>&, gguf::Metadata&)>& change) {
+    std::vector<gguf::TensorToWrite> tensors;
+    for (const gguf::FileTensor& t : f.tensors)
+      tensors.push_back({t.name, t.type, t.shape, [&mapped, t] {
+                           Tensor bytes = Tensor::host(DType::u8, {t.bytes});
+                           std::copy_n(mapped.bytes().data() + t.begin, t.bytes, bytes.as<uint8_t>());
+                           return bytes;
+                         }});
+    gguf::Metadata m = f.metadata;
+    change(tensors, m);
+    gguf::write(dir_ / "n.gguf", m, tensors);
+    return message([&] { Checkpoint::open(dir_ / "n.gguf"); });
+  };
   const std::string complaints = rewritten([](auto& t, auto&) {
     t.back().name = "blk.0.surprise.weight";  // was the head, without which the model is tied
     t[1].name = "blk.0.attn_nrom.weight";
@@ -312,9 +311,7 @@ TEST_F(GgufBlocksModel, WhatIsNotOfTheArchitectureIsNamed) {
   EXPECT_EQ(split(complaints, '\n').size(), 3u) << complaints;
   EXPECT_NE(complaints.find("'blk.0.surprise.weight': is no tensor of this architecture"), std::string::npos);
   EXPECT_NE(complaints.find("'blk.0.attn_norm.weight': expected [128], found nothing"), std::string::npos);
-  EXPECT_NE(rewritten([](auto&, auto& m) {
-              m.set("general.architecture", std::string("mamba"));
-            }).find("\"mamba\""),
+  EXPECT_NE(rewritten([](auto&, auto& m) { m.set("general.architecture", std::string("mamba")); }).find("\"mamba\""),
             std::string::npos);
   EXPECT_NE(rewritten([](auto&, auto& m) {
               m.set("llama.rope.scaling.type", std::string("longrope"));

@@ -109,8 +109,7 @@ TEST(Synth, TheSeedAloneDecides) {
     EXPECT_EQ(bytes_of_file(a / file), bytes_of_file(b / file)) << file;
   EXPECT_NE(bytes_of_file(a / "model.safetensors"), bytes_of_file(c / "model.safetensors"));
   // A value is keyed by its tensor's name, so fewer layers and smaller shards change nothing.
-  synthesize(d.path(), {.preset = "tiny", .format = "marlin", .layers = 1, .seed = 1, .shard_bytes = 60000},
-             {});
+  synthesize(d.path(), {.preset = "tiny", .format = "marlin", .layers = 1, .seed = 1, .shard_bytes = 60000}, {});
   EXPECT_TRUE(fs::exists(d / "model.safetensors.index.json"));
   const Checkpoint x = Checkpoint::open(a.path()), y = Checkpoint::open(d.path());
   for (const auto& [name, t] : y.store.index().tensors)
@@ -121,8 +120,7 @@ TEST(Synth, WhatCannotBeMadeIsRefused) {
   TempDir dir;
   const auto make = [&](const SynthOptions& o) { return [&dir, o] { synthesize(dir.path(), o, {}); }; };
   EXPECT_NE(message_of(make({.preset = "llama9"}), ErrorKind::usage).find("llama3-8b"), std::string::npos);
-  EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp9"}), ErrorKind::usage).find("marlin"),
-            std::string::npos);
+  EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp9"}), ErrorKind::usage).find("marlin"), std::string::npos);
   EXPECT_NE(message_of(make({.preset = "tiny", .layers = -1}), ErrorKind::usage), "");
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }

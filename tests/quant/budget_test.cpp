@@ -47,8 +47,8 @@ TEST(Budget, FindsWhatTryingEverythingFinds) {
     for (auto& unit : units) {
       for (int i = 0; i < 4; ++i)
         unit.push_back({static_cast<int64_t>(rng.below(1000)) + 1, static_cast<double>(rng.below(1000))});
-      const auto [a, b] = std::minmax_element(
-          unit.begin(), unit.end(), [](const auto& x, const auto& y) { return x.bytes < y.bytes; });
+      const auto [a, b] =
+          std::minmax_element(unit.begin(), unit.end(), [](const auto& x, const auto& y) { return x.bytes < y.bytes; });
       low += a->bytes;
       high += b->bytes;
     }

@@ -102,18 +102,18 @@ TEST_P(Ends, AreWrittenReadRunAndResumed) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, Ends,
-    ::testing::Values(Case{"gptq int4 g32", "int8 g128", "int8 g64"}, Case{"gptq int4 g128 format=gptq", "int4 g64", "int8"},
-                      Case{"awq int4 g32 format=compressed-tensors", "int8", "int4 g64 sym"},
-                      Case{"rtn int4 g32", "gptq int4 g32", "rtn int4 g32"},
-                      Case{"smoothquant", "w8a8", "int8"}, Case{"fp8", "fp8", "fp8"}),
-    [](const auto& info) {
-      std::string name = info.param.recipe;
-      for (char& ch : name)
-        if (!std::isalnum(static_cast<unsigned char>(ch))) ch = '_';
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Formats, Ends,
+                         ::testing::Values(Case{"gptq int4 g32", "int8 g128", "int8 g64"},
+                                           Case{"gptq int4 g128 format=gptq", "int4 g64", "int8"},
+                                           Case{"awq int4 g32 format=compressed-tensors", "int8", "int4 g64 sym"},
+                                           Case{"rtn int4 g32", "gptq int4 g32", "rtn int4 g32"},
+                                           Case{"smoothquant", "w8a8", "int8"}, Case{"fp8", "fp8", "fp8"}),
+                         [](const auto& info) {
+                           std::string name = info.param.recipe;
+                           for (char& ch : name)
+                             if (!std::isalnum(static_cast<unsigned char>(ch))) ch = '_';
+                           return name;
+                         });
 
 // Error feedback on the final norm's output is worth something to the head.
 TEST(Ends, TheHeadIsCalibrated) {
@@ -123,8 +123,8 @@ TEST(Ends, TheHeadIsCalibrated) {
   const TempDir dir;
   const auto loss = [&](const std::string& recipe) {
     PlanOptions o = options("gptq int4 g128", {{"lm_head", recipe}});
-    const QuantReport r = run_pipeline(ex, c, make_plan(c, o), windows_of(c.spec),
-                                       {.recipe = "test", .out = dir / recipe});
+    const QuantReport r =
+        run_pipeline(ex, c, make_plan(c, o), windows_of(c.spec), {.recipe = "test", .out = dir / recipe});
     return record_of(r, "lm_head")->loss_target;
   };
   EXPECT_LT(loss("gptq int3 g64"), loss("rtn int3 g64"));
@@ -170,7 +170,8 @@ TEST(Ends, TiedOnesAreOneMatrix) {
   EXPECT_TRUE(packed.spec.tied());
   EXPECT_TRUE(packed.packed("model.embed_tokens"));
   EXPECT_TRUE(verify(ex, dir / "out").ok());
-  EXPECT_LE(std::fabs(perplexity(ex, packed, Weights::packed) / perplexity(ex, c, Weights::packed) - 1), tol::kLogitsBf16);
+  EXPECT_LE(std::fabs(perplexity(ex, packed, Weights::packed) / perplexity(ex, c, Weights::packed) - 1),
+            tol::kLogitsBf16);
 }
 
 }  // namespace

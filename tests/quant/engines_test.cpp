@@ -22,11 +22,9 @@ class Engines : public ::testing::Test {
     checkpoint.emplace(Checkpoint::open(dir / preset));
   }
   QuantPlan plan(const std::string& recipe, const std::string& engine, int64_t tp = 1, std::vector<Rule> rules = {}) {
-    return make_plan(*checkpoint, {.base = parse_recipe(recipe),
-                                   .rules = std::move(rules),
-                                   .tokens = 1024,
-                                   .engine = engine,
-                                   .tp = tp});
+    return make_plan(
+        *checkpoint,
+        {.base = parse_recipe(recipe), .rules = std::move(rules), .tokens = 1024, .engine = engine, .tp = tp});
   }
   static std::vector<std::string> refused(const QuantPlan& p) {
     std::vector<std::string> names;
@@ -115,8 +113,7 @@ TEST_F(Engines, LinearsThatRunAsOneNeedOneScheme) {
   for (const char* engine : {"vllm", "sglang"})
     EXPECT_EQ(refused(plan(recipe, engine, 1, k8)), in_both_layers({"self_attn.k_proj"})) << engine;
   EXPECT_TRUE(plan(recipe, "transformers", 1, k8).refusals.empty());
-  EXPECT_EQ(refused(plan(recipe, "vllm", 1, {{"mlp.up_proj", Recipe{.keep = true}}})),
-            in_both_layers({"mlp.up_proj"}));
+  EXPECT_EQ(refused(plan(recipe, "vllm", 1, {{"mlp.up_proj", Recipe{.keep = true}}})), in_both_layers({"mlp.up_proj"}));
   EXPECT_TRUE(plan(recipe, "vllm", 1, {{"mlp.down_proj", parse_recipe("int8")}}).refusals.empty());
   open("tiny-moe");
   EXPECT_EQ(refused(plan(recipe, "vllm", 1, {{"mlp.experts.3.down_proj", Recipe{.keep = true}}})),

@@ -31,14 +31,12 @@ TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
   const Checkpoint c = Checkpoint::open(reference(folder));
   const Tensor golden_ids = Golden(folder + "/golden.safetensors").get("input_ids");
   const std::vector<int32_t> ids(golden_ids.as<int32_t>(), golden_ids.as<int32_t>() + golden_ids.numel());
-  const QuantPlan plan =
-      make_plan(c, {.base = parse_recipe(GetParam().recipe), .tokens = golden_ids.numel()});
+  const QuantPlan plan = make_plan(c, {.base = parse_recipe(GetParam().recipe), .tokens = golden_ids.numel()});
   EXPECT_TRUE(plan.refusals.empty());
   const TempDir dir;
   const Windows calibration =
       plan.calibrates() ? windows_from_ids(ids, golden_ids.rows(), golden_ids.cols(), "golden") : Windows{};
-  const QuantReport report =
-      run_pipeline(ex, c, plan, calibration, {.recipe = GetParam().recipe, .out = dir / "out"});
+  const QuantReport report = run_pipeline(ex, c, plan, calibration, {.recipe = GetParam().recipe, .out = dir / "out"});
   const VerifyResult checked = verify(ex, dir / "out");
   EXPECT_TRUE(checked.ok()) << (checked.ok() ? "" : checked.problems[0].linear + checked.problems[0].what);
 
@@ -68,10 +66,11 @@ TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, FamilyRun,
-                         ::testing::Values(Case{"gemma2", "rtn int4 g64"}, Case{"gemma2", "gptq int4 g64 effort=reference"},
+                         ::testing::Values(Case{"gemma2", "rtn int4 g64"},
+                                           Case{"gemma2", "gptq int4 g64 effort=reference"},
                                            Case{"gemma2", "awq int4 g64"}, Case{"gemma3", "rtn int4 g64"},
-                                           Case{"gemma3", "gptq int4 g64 effort=reference"}, Case{"gemma3", "awq+gptq int4 g64"},
-                                           Case{"phi3-fused", "rtn int4 g64"},
+                                           Case{"gemma3", "gptq int4 g64 effort=reference"},
+                                           Case{"gemma3", "awq+gptq int4 g64"}, Case{"phi3-fused", "rtn int4 g64"},
                                            Case{"phi3-fused", "gptq int4 g64 effort=reference"},
                                            Case{"phi3-fused", "awq int4 g64"}),
                          [](const auto& info) {
@@ -107,7 +106,8 @@ TEST(LongRope, CalibrationTakesTheTableOfItsWindows) {
       found.push_back(fmt::format("{} {}", l.name, l.hash));
     return found;
   };
-  const json both = {{"type", "longrope"}, {"short_factor", within}, {"long_factor", beyond}, {"attention_factor", 1.0}};
+  const json both = {
+      {"type", "longrope"}, {"short_factor", within}, {"long_factor", beyond}, {"attention_factor", 1.0}};
   const auto one = [](const std::vector<double>& factors) { return json{{"type", "factors"}, {"factors", factors}}; };
   const auto shorter = hashes(both, kOriginal), longer = hashes(both, 2 * kOriginal);
   EXPECT_EQ(shorter, hashes(one(within), kOriginal));

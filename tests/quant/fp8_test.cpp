@@ -24,21 +24,26 @@ struct Bench {
   }
   MethodResult run(const char* name, const QuantSpec& spec, Effort effort = Effort::standard,
                    ActOrder order = ActOrder::off) {
-    return method(name).quantize(ex, {.name = "model.layers.0.test", .weight = weight, .stats = &stats, .spec = spec,
-                                      .effort = effort, .act_order = order});
+    return method(name).quantize(ex, {.name = "model.layers.0.test",
+                                      .weight = weight,
+                                      .stats = &stats,
+                                      .spec = spec,
+                                      .effort = effort,
+                                      .act_order = order});
   }
 };
 
 TEST(Fp8, PerChannelIsTheGolden) {
   FEWBIT_NEEDS_REFERENCE("goldens/packing_reference.safetensors");
   const Golden golden("goldens/packing_reference.safetensors");
-  const Tensor weight = to_f32(golden.get("fp8.per_channel.weight")), scales = to_f32(golden.get("fp8.per_channel.weight_scale"));
+  const Tensor weight = to_f32(golden.get("fp8.per_channel.weight")),
+               scales = to_f32(golden.get("fp8.per_channel.weight_scale"));
   const Tensor codes = golden.get("fp8.per_channel.weight_fp8");
   for (const std::string& backend : backends()) {
     Exec ex = Exec::from_name(backend);
     const Tensor device = ex.to_device(weight);
-    const MethodResult r = method("fp8").quantize(
-        ex, {.name = "golden", .weight = device, .spec = kChannel, .effort = Effort::reference});
+    const MethodResult r =
+        method("fp8").quantize(ex, {.name = "golden", .weight = device, .spec = kChannel, .effort = Effort::reference});
     ASSERT_EQ(r.linear.scales.numel(), scales.numel());
     for (int64_t o = 0; o < scales.numel(); ++o) {
       if (scales.as<float>()[o] < 1e-11f) continue;  // a row of zeros: the golden has its library's floor, we have 1
@@ -80,8 +85,7 @@ TEST(Fp8, ErrorFeedbackBeatsRounding) {
 
 TEST(Fp8, OtherGridsAreRefusedInWords) {
   Bench b("cpu", 16, 64);
-  for (const auto& [name, spec] : {std::pair<const char*, QuantSpec>{"fp8", {}}, {"rtn", kChannel}})
-    try {
+  for (const auto& [name, spec] : {std::pair<const char*, QuantSpec>{"fp8", {}}, {"rtn", kChannel}}) try {
       b.run(name, spec);
       FAIL() << name;
     } catch (const Error& e) {

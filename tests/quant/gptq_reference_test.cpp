@@ -45,9 +45,7 @@ TEST_P(GptqReference, MeetsThePublishedErrors) {
   FEWBIT_NEEDS_REFERENCE("goldens/gptq_reference.safetensors");
   const Case c = GetParam();
   const Golden golden("goldens/gptq_reference.safetensors");
-  const auto get = [&](const char* what) {
-    return test::to_f32(golden.get(std::string(c.name) + "." + what));
-  };
+  const auto get = [&](const char* what) { return test::to_f32(golden.get(std::string(c.name) + "." + what)); };
   const Tensor w = get("weight"), x = get("x"), published = get("rel_error_gptq_rtn");
   for (const std::string& backend : test::backends()) {
     Exec ex = Exec::from_name(backend);
@@ -80,8 +78,7 @@ TEST_P(GptqReference, MeetsThePublishedErrors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Published, GptqReference,
-                         ::testing::Values(Case{"a", 4, 128, 128}, Case{"b", 4, -1, -1},
-                                           Case{"c", 3, 128, 64}),
+                         ::testing::Values(Case{"a", 4, 128, 128}, Case{"b", 4, -1, -1}, Case{"c", 3, 128, 64}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

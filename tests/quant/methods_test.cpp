@@ -18,8 +18,7 @@ struct Workbench {
   Tensor host_weight{}, weight{};
   InputStats stats{};
 
-  Workbench(const std::string& backend, int64_t out, int64_t in, uint64_t seed)
-      : ex(Exec::from_name(backend)) {
+  Workbench(const std::string& backend, int64_t out, int64_t in, uint64_t seed) : ex(Exec::from_name(backend)) {
     set(random_normal(DType::f32, {out, in}, seed, 0.05f));
     stats.tokens = 500;
     stats.gram = ex.to_device(correlated_gram(in, 150, seed + 1));
@@ -87,8 +86,7 @@ TEST(Methods, NeverWorseThanPlainRounding) {
           EXPECT_GT(r.loss, 0);
           EXPECT_LE(r.loss, r.loss_rtn);
           const double truth =
-              trace_loss(b.host_weight, dequantize_reference(r.linear), widened(b.ex.to_host(b.stats.gram))) /
-              500;
+              trace_loss(b.host_weight, dequantize_reference(r.linear), widened(b.ex.to_host(b.stats.gram))) / 500;
           EXPECT_NEAR(r.loss, truth, tol::kF32Op * truth);
           job.effort = Effort::reference;
           EXPECT_EQ(method("rtn").quantize(b.ex, job).loss, r.loss_rtn);
@@ -123,8 +121,7 @@ TEST(Methods, IdealEncodingsComeBack) {
       ideal.codes = random_codes({12, 256}, 16, 5);
       ideal.scales = Tensor::host(DType::f32, {12, 4});
       if (!symmetric) ideal.zeros = random_codes({12, 4}, 16, 6);
-      for (int64_t i = 0; i < 48; ++i)
-        ideal.scales.as<float>()[i] = 0.0078125f * static_cast<float>(1 + i % 5);
+      for (int64_t i = 0; i < 48; ++i) ideal.scales.as<float>()[i] = 0.0078125f * static_cast<float>(1 + i % 5);
       for (int64_t o = 0; o < 12; ++o)
         for (int64_t g = 0; g < 4; ++g) {
           ideal.codes.as<uint8_t>()[o * 256 + g * 64 + 3] = 0;
@@ -213,8 +210,8 @@ TEST(Rtn, NoiseOfThePlainRule) {
     job.stats = nullptr;
     const auto sqnr = [&](Effort e) {
       job.effort = e;
-      return -20 * std::log10(relative_error(dequantize_reference(method("rtn").quantize(b.ex, job).linear),
-                                             b.host_weight));
+      return -20 *
+             std::log10(relative_error(dequantize_reference(method("rtn").quantize(b.ex, job).linear), b.host_weight));
     };
     EXPECT_GT(sqnr(Effort::reference), tol::kRtnSqnrLow);
     EXPECT_LT(sqnr(Effort::reference), tol::kRtnSqnrHigh);
@@ -230,8 +227,7 @@ TEST(Gptq, EffortsImproveOnEachOther) {
       job.effort = e;
       return method(m).quantize(b.ex, job).loss;
     };
-    const double reference = loss(Effort::reference), quick = loss(Effort::quick),
-                 standard = loss(Effort::standard);
+    const double reference = loss(Effort::reference), quick = loss(Effort::quick), standard = loss(Effort::standard);
     EXPECT_LT(reference, loss(Effort::reference, "rtn"));
     EXPECT_LT(quick, reference);
     EXPECT_LT(standard, quick);

@@ -33,8 +33,7 @@ std::vector<double> outer(const Tensor& a, const Tensor& b) {
   for (int64_t t = 0; t < a.rows(); ++t)
     for (int64_t i = 0; i < n; ++i)
       for (int64_t j = 0; j < n; ++j)
-        h[static_cast<size_t>(i * n + j)] +=
-            static_cast<double>(a.as<float>()[t * n + i]) * b.as<float>()[t * n + j];
+        h[static_cast<size_t>(i * n + j)] += static_cast<double>(a.as<float>()[t * n + i]) * b.as<float>()[t * n + j];
   return h;
 }
 
@@ -63,8 +62,7 @@ class Experts : public ::testing::Test {
     weights = load_block(ex, *checkpoint, 0, {.dtype = DType::f32}, nullptr);
     x = random_normal(DType::f32, {tokens, op->hidden}, 1);
     full = random_normal(DType::f32, {tokens, op->hidden}, 2);
-    for (int64_t i = 0; i < full.numel(); ++i)
-      full.as<float>()[i] = x.as<float>()[i] + full.as<float>()[i] / 10;
+    for (int64_t i = 0; i < full.numel(); ++i) full.as<float>()[i] = x.as<float>()[i] + full.as<float>()[i] / 10;
   }
   // The tokens of an expert, by the definition: among the top_k of the router's logits.
   std::vector<int64_t> rows_of(int expert) const {
@@ -132,8 +130,7 @@ TEST_F(Experts, StarvedOnesBorrowWhatIsMissingFromTheirLayer) {
     EXPECT_EQ(s.tokens, 2 * op->hidden);
     EXPECT_EQ(s.tokens - s.borrowed, static_cast<int64_t>(rows.size()));
     expect_near(ex, s.gram, lent(own, all, missing / 200 * match), "gram");
-    expect_near(ex, s.cross, lent(outer(taken(full, rows), taken(x, rows)), all_cross, missing / 200 * match),
-                "cross");
+    expect_near(ex, s.cross, lent(outer(taken(full, rows), taken(x, rows)), all_cross, missing / 200 * match), "cross");
   }
 }
 
@@ -147,8 +144,8 @@ TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
   std::vector<double> activations(static_cast<size_t>(op->down.in_features * op->down.in_features));
   for (int e = 0; e < op->experts; ++e) {
     if (tokens[static_cast<size_t>(e)] == 0) continue;
-    const Tensor act = expert_activation(ex, *op, linear(op->of_expert(op->gate, e).name),
-                                         linear(op->of_expert(op->up, e).name), x);
+    const Tensor act =
+        expert_activation(ex, *op, linear(op->of_expert(op->gate, e).name), linear(op->of_expert(op->up, e).name), x);
     activations = lent(activations, outer(act, act), 1);
   }
   for (int e = 0; e < op->experts; ++e) {
@@ -156,8 +153,7 @@ TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
     const InputStats s = seen.of_input(e, {}), a = seen.of_activation(e, {}, linear);
     EXPECT_EQ(s.borrowed, s.tokens);
     EXPECT_TRUE(s.cross.empty());
-    expect_near(ex, s.gram, lent(std::vector<double>(all.size()), all, 2.0 * static_cast<double>(op->hidden)),
-                "input");
+    expect_near(ex, s.gram, lent(std::vector<double>(all.size()), all, 2.0 * static_cast<double>(op->hidden)), "input");
     const double factor = 2.0 * static_cast<double>(op->down.in_features) / 2;  // two tokens in the pool
     expect_near(ex, a.gram, lent(std::vector<double>(activations.size()), activations, factor), "activation");
   }
@@ -175,18 +171,14 @@ class MoeRun : public ::testing::TestWithParam<Case> {
   // short, so that such a token has few followers.
   static double perplexity_difference(Exec& ex, const Checkpoint& c) {
     std::vector<int32_t> ids;
-    for (int64_t i = 0; i < 4096; ++i)
-      ids.push_back(static_cast<int32_t>((i * 7919 + i / 64 * 31) % c.spec.vocab));
-    const auto losses = [&](Weights w) {
-      return Runner(ex, c, {.dtype = DType::bf16, .weights = w}).nll(ids, 1024);
-    };
+    for (int64_t i = 0; i < 4096; ++i) ids.push_back(static_cast<int32_t>((i * 7919 + i / 64 * 31) % c.spec.vocab));
+    const auto losses = [&](Weights w) { return Runner(ex, c, {.dtype = DType::bf16, .weights = w}).nll(ids, 1024); };
     const std::vector<float> a = losses(Weights::packed), b = losses(Weights::reference);
     std::vector<double> diff;
     for (size_t i = 0; i < a.size(); ++i) diff.push_back(a[i] - b[i]);
     std::sort(diff.begin(), diff.end(), [](double x, double y) { return std::fabs(x) < std::fabs(y); });
     diff.resize(static_cast<size_t>(static_cast<double>(diff.size()) * (1 - tol::kReroutedPacked)));
-    return std::fabs(
-        std::exp(std::accumulate(diff.begin(), diff.end(), 0.0) / static_cast<double>(diff.size())) - 1);
+    return std::fabs(std::exp(std::accumulate(diff.begin(), diff.end(), 0.0) / static_cast<double>(diff.size())) - 1);
   }
 };
 
@@ -195,8 +187,8 @@ TEST_P(MoeRun, WritesWhatItSaysAndResumesToTheSameBytes) {
   Exec ex = Exec::cpu();
   const Checkpoint c = Checkpoint::open(reference(folder()));
   const Tensor ids = Golden(folder() + "/golden.safetensors").get("input_ids");
-  const Windows windows = windows_from_ids({ids.as<int32_t>(), ids.as<int32_t>() + ids.numel()}, ids.rows(),
-                                           ids.cols(), "golden");
+  const Windows windows =
+      windows_from_ids({ids.as<int32_t>(), ids.as<int32_t>() + ids.numel()}, ids.rows(), ids.cols(), "golden");
   const QuantPlan plan = make_plan(c, {.base = parse_recipe(GetParam().recipe), .tokens = ids.numel()});
   EXPECT_TRUE(plan.refusals.empty());
   const bool calibrated = plan.needs != Needs::nothing;
@@ -220,8 +212,7 @@ TEST_P(MoeRun, WritesWhatItSaysAndResumesToTheSameBytes) {
     EXPECT_EQ(layer.starved.size(), static_cast<size_t>(op.experts)) << "96 tokens cannot feed anybody";
   }
   for (const LinearRecord& r : whole.linears)
-    if (calibrated && r.name.find("layers.1.") != std::string::npos &&
-        r.name.find("experts.") != std::string::npos) {
+    if (calibrated && r.name.find("layers.1.") != std::string::npos && r.name.find("experts.") != std::string::npos) {
       const auto e = static_cast<size_t>(std::stoi(r.name.substr(r.name.find("experts.") + 8)));
       EXPECT_EQ(r.tokens, whole.experts[1].tokens[e]) << r.name;
     }
@@ -235,24 +226,22 @@ TEST_P(MoeRun, WritesWhatItSaysAndResumesToTheSameBytes) {
   const QuantReport resumed = run_pipeline(ex, c, plan, calibration, job);
   EXPECT_EQ(bytes_of_file(dir / "resumed/model.safetensors"), bytes_of_file(dir / "whole/model.safetensors"));
   ASSERT_EQ(resumed.experts.size(), whole.experts.size());
-  for (size_t i = 0; i < whole.experts.size(); ++i)
-    EXPECT_EQ(resumed.experts[i].tokens, whole.experts[i].tokens);
+  for (size_t i = 0; i < whole.experts.size(); ++i) EXPECT_EQ(resumed.experts[i].tokens, whole.experts[i].tokens);
   const auto json = nlohmann::json::parse(bytes_of_file(dir / "resumed/quant_report.json"));
   EXPECT_EQ(json.at("experts").size(), whole.experts.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Goldens, MoeRun,
-    ::testing::Values(Case{"qwen3-moe", "rtn int4 g64"}, Case{"qwen3-moe", "gptq int4 g128"},
-                      Case{"qwen3-moe", "gptq int3 g64"}, Case{"qwen3-moe", "awq int4 g64"},
-                      Case{"qwen3-moe", "smoothquant"}, Case{"mixtral", "rtn int4 g128"},
-                      Case{"mixtral", "gptq int4 g128"}, Case{"mixtral", "awq+gptq int4 g128"}),
-    [](const auto& info) {
-      std::string name = std::string(info.param.model) + "_" + info.param.recipe;
-      for (char& ch : name)
-        if (ch == '-' || ch == ' ' || ch == '+') ch = '_';
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Goldens, MoeRun,
+                         ::testing::Values(Case{"qwen3-moe", "rtn int4 g64"}, Case{"qwen3-moe", "gptq int4 g128"},
+                                           Case{"qwen3-moe", "gptq int3 g64"}, Case{"qwen3-moe", "awq int4 g64"},
+                                           Case{"qwen3-moe", "smoothquant"}, Case{"mixtral", "rtn int4 g128"},
+                                           Case{"mixtral", "gptq int4 g128"}, Case{"mixtral", "awq+gptq int4 g128"}),
+                         [](const auto& info) {
+                           std::string name = std::string(info.param.model) + "_" + info.param.recipe;
+                           for (char& ch : name)
+                             if (ch == '-' || ch == ' ' || ch == '+') ch = '_';
+                           return name;
+                         });
 
 TEST(Moe, ErrorFeedbackOfTheExpertsBeatsPlainRounding) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/mixtral/golden.safetensors");
@@ -261,10 +250,9 @@ TEST(Moe, ErrorFeedbackOfTheExpertsBeatsPlainRounding) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 32 * 64; ++i) ids.push_back((i * 7919 + i / 64 * 31) % 384);
   const TempDir dir;
-  const QuantPlan plan =
-      make_plan(c, {.base = parse_recipe("gptq int3 g128 effort=reference"), .tokens = 2048});
-  const QuantReport r = run_pipeline(ex, c, plan, windows_from_ids(ids, 32, 64, "made"),
-                                     {.recipe = "gptq", .out = dir / "out"});
+  const QuantPlan plan = make_plan(c, {.base = parse_recipe("gptq int3 g128 effort=reference"), .tokens = 2048});
+  const QuantReport r =
+      run_pipeline(ex, c, plan, windows_from_ids(ids, 32, 64, "made"), {.recipe = "gptq", .out = dir / "out"});
   int better = 0, experts = 0;
   for (const LinearRecord& l : r.linears) {
     if (l.name.find("experts.") == std::string::npos) continue;

@@ -14,9 +14,11 @@ using namespace test;
 TEST(Observe, SumsAreThoseOfTheRoundedInput) {
   for (const std::string& backend : backends()) {
     Exec ex = Exec::from_name(backend);
-    const Tensor x = ex.to_device(random_normal(DType::f32, {50, 24}, 1)), full = ex.to_device(random_normal(DType::f32, {50, 24}, 2));
+    const Tensor x = ex.to_device(random_normal(DType::f32, {50, 24}, 1)),
+                 full = ex.to_device(random_normal(DType::f32, {50, 24}, 2));
     const InputStats s = observe_input(ex, x, full, {.activations = ActQuant::token});
-    const Tensor rounded = ex.alloc(DType::f32, {50, 24}), g = ex.alloc_zeros(DType::f32, {24, 24}), d = ex.alloc_zeros(DType::f32, {24, 24});
+    const Tensor rounded = ex.alloc(DType::f32, {50, 24}), g = ex.alloc_zeros(DType::f32, {24, 24}),
+                 d = ex.alloc_zeros(DType::f32, {24, 24});
     round_rows(ex, x, {}, rounded);
     gram(ex, rounded, g);
     cross_gram(ex, full, rounded, d);

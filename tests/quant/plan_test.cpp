@@ -26,10 +26,8 @@ class Plan : public ::testing::Test {
 };
 
 TEST_F(Plan, FourBitsGoToMarlinAndThreeToTheGeneralLayout) {
-  for (const PlannedLinear& p : plan("gptq int4 g64").linears)
-    EXPECT_EQ(p.packing->name, "marlin") << p.linear.name;
-  for (const PlannedLinear& p : plan("gptq int3 g64").linears)
-    EXPECT_EQ(p.packing->name, "gptq_v2") << p.linear.name;
+  for (const PlannedLinear& p : plan("gptq int4 g64").linears) EXPECT_EQ(p.packing->name, "marlin") << p.linear.name;
+  for (const PlannedLinear& p : plan("gptq int3 g64").linears) EXPECT_EQ(p.packing->name, "gptq_v2") << p.linear.name;
 }
 
 TEST_F(Plan, RulesMatchFullAndShortNamesAndTheLastWins) {
@@ -89,8 +87,7 @@ TEST_F(Plan, MatricesThatNoOpKnowsAreListedAsDense) {
 TEST_F(Plan, NeedsFollowTheMethodAndTheEffort) {
   EXPECT_EQ(plan("rtn").needs, Needs::nothing);
   EXPECT_TRUE(has(plan("gptq").needs, Needs::cross));
-  EXPECT_FALSE(has(plan("gptq effort=reference").needs, Needs::cross))
-      << "the published algorithm knows one stream";
+  EXPECT_FALSE(has(plan("gptq effort=reference").needs, Needs::cross)) << "the published algorithm knows one stream";
 }
 
 TEST_F(Plan, TransformsNeedStatisticsAndAnAbsorber) {
@@ -113,8 +110,7 @@ TEST_F(Plan, TransformsNeedStatisticsAndAnAbsorber) {
 
 TEST_F(Plan, FewerBitsAreFewerBytes) {
   int64_t last = INT64_MAX;
-  for (const char* recipe :
-       {"rtn int8 g128", "rtn int4 g32", "rtn int4 g128", "rtn int3 g128", "rtn int2 g128"}) {
+  for (const char* recipe : {"rtn int8 g128", "rtn int4 g32", "rtn int4 g128", "rtn int3 g128", "rtn int2 g128"}) {
     const QuantPlan p = plan(recipe);
     EXPECT_LT(p.out_bytes, last) << recipe;
     EXPECT_TRUE(p.refusals.empty()) << recipe;

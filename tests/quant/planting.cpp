@@ -37,8 +37,7 @@ Channels drawn(size_t n, Rng rng) {
 Channels by_salience(ConstTensorView x, const Absorber& a, const BlockF32& block) {
   const auto energy = [](ConstTensorView m) {
     std::vector<double> sum(static_cast<size_t>(m.cols()));
-    for (int64_t i = 0; i < m.numel(); ++i)
-      sum[static_cast<size_t>(i % m.cols())] += std::pow(m.as<float>()[i], 2);
+    for (int64_t i = 0; i < m.numel(); ++i) sum[static_cast<size_t>(i % m.cols())] += std::pow(m.as<float>()[i], 2);
     return sum;
   };
   std::vector<double> columns(static_cast<size_t>(x.cols())), carried = energy(x);

@@ -1,5 +1,5 @@
-// The expected cost of rounding inputs and weights: its value against rounding itself, its slope against differences, and
-// that the way down ends below its start, with one scale for features that share one.
+// The expected cost of rounding inputs and weights: its value against rounding itself, its slope against differences,
+// and that the way down ends below its start, with one scale for features that share one.
 #include "src/quant/rounding_noise.h"
 
 #include <cmath>
@@ -59,7 +59,8 @@ TEST(RoundingNoise, IsWhatRoundingCosts) {
   const Tensor x = uneven(kTokens, 1);
   Features s(kIn);
   for (size_t j = 0; j < s.size(); ++j) s[j] = std::exp(static_cast<float>(j % 5) / 4);
-  for (const QuantSpec& spec : {w8a8(ActQuant::token), w8a8(ActQuant::tensor), w8a8(ActQuant::none), w8a8(ActQuant::none, 32)}) {
+  for (const QuantSpec& spec :
+       {w8a8(ActQuant::token), w8a8(ActQuant::tensor), w8a8(ActQuant::none), w8a8(ActQuant::none, 32)}) {
     const Tensor w = random_normal(DType::f32, {kOut, kIn}, 2);
     std::vector<NoisyLinear> linears;
     linears.push_back({.rows = clone_host(w), .energy = 1, .spec = spec});
@@ -89,7 +90,8 @@ TEST(RoundingNoise, SlopesAreThoseOfDifferences) {
       expected += d * slope[j];
       size += slope[j] * slope[j];
     }
-    const double found = (rounding_noise(x, linears, up, unused) - rounding_noise(x, linears, down, unused)) / (2 * kStep);
+    const double found =
+        (rounding_noise(x, linears, up, unused) - rounding_noise(x, linears, down, unused)) / (2 * kStep);
     EXPECT_GT(size, 0);
     EXPECT_NEAR(found, expected, tol::kSlope * e);
   }

@@ -77,8 +77,8 @@ Tensor logits_of(Exec& ex, const Checkpoint& c) {
 std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {builtin_model_dir(), dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
-  for (const char* name : {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3",
-                           "phi3-fused", "mixtral", "qwen3-moe"})
+  for (const char* name :
+       {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused", "mixtral", "qwen3-moe"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
 }
@@ -127,13 +127,11 @@ TEST(Transforms, FoldsAreExactInTheStoredType) {
     EXPECT_EQ(s[4], 1);
     fold(ex, after, ops, a, s);
     const VectorF32 &n0 = before.vectors.at(a.name + ".weight"), &n1 = after.vectors.at(a.name + ".weight");
-    const Tensor &w0 = before.weights.at("self_attn.q_proj.weight"),
-                 &w1 = after.weights.at("self_attn.q_proj.weight");
+    const Tensor &w0 = before.weights.at("self_attn.q_proj.weight"), &w1 = after.weights.at("self_attn.q_proj.weight");
     const double offset = kind == NormKind::rms_plus_one ? 1 : 0;
     for (size_t j = 0; j < s.size(); ++j) {
       EXPECT_EQ(n1.value[j], round_to_bf16(n1.value[j])) << "the norm is stored in bf16";
-      const double x0 = (offset + n0.value[j]) * w0.as<float>()[j],
-                   x1 = (offset + n1.value[j]) * w1.as<float>()[j];
+      const double x0 = (offset + n0.value[j]) * w0.as<float>()[j], x1 = (offset + n1.value[j]) * w1.as<float>()[j];
       EXPECT_NEAR(x1, x0, tol::kF32Op * std::fabs(x0)) << j;
       if (j == 3 || j == 4) continue;
       EXPECT_NEAR(s[j], wish[j], kFoldSlack * wish[j]) << j;
@@ -298,8 +296,7 @@ TEST(PlantedExperts, SmoothQuantUndoesOutliers) {
       return median_error(Checkpoint::open(dir / "out"));
     };
     const double usual = quantized(plain, "rtn w8a8"), lost = quantized(planted, "rtn w8a8"),
-                 published = quantized(planted, "smoothquant alpha=0.5"),
-                 searched = quantized(planted, "smoothquant");
+                 published = quantized(planted, "smoothquant alpha=0.5"), searched = quantized(planted, "smoothquant");
     EXPECT_GT(lost, 3 * usual);
     EXPECT_LT(published, 1.5 * usual);
     EXPECT_LT(searched, 1.2 * usual);

@@ -50,7 +50,8 @@ TEST(Bench, EveryShapeIsARowAndTheWeightsAreCountedOnce) {
   // The work: 3 prompts of 9 tokens; a step that sees its own position and 6 before it.
   EXPECT_EQ(r.rows[0].prefill_flop, pass_flop(c.spec, 3, 0, 9));
   EXPECT_EQ(r.rows[1].flop_per_token, pass_flop(c.spec, 1, 6, 1));
-  EXPECT_EQ(r.rows[1].prefill_bytes, static_cast<double>(engine.weight_bytes_per_token() + engine.kv_bytes_per_token(5)));
+  EXPECT_EQ(r.rows[1].prefill_bytes,
+            static_cast<double>(engine.weight_bytes_per_token() + engine.kv_bytes_per_token(5)));
   // In chunks the weights are read again, and the cache so far.
   const Engine chunked(ex, c, {.load = o.load, .capacity = 8, .prefill_chunk = 3});
   EXPECT_EQ(chunked.prefill_bytes(7), 3 * engine.weight_bytes_per_token() + engine.kv_bytes_per_token(3) +
@@ -90,7 +91,8 @@ TEST(Bench, AResizedEngineIsLikeANewOne) {
   EXPECT_THROW(resized.prefill(prompt), Error) << "its capacity is the new one";
 }
 
-// Every op of every layer is in the trace once, whether it ran alone or with its neighbour, and watching changes nothing.
+// Every op of every layer is in the trace once, whether it ran alone or with its neighbour, and watching changes
+// nothing.
 TEST(Bench, ATraceHoldsEveryOpOnce) {
   Exec ex = Exec::cpu();
   const Checkpoint c = Checkpoint::open(demo());

@@ -25,8 +25,7 @@ LogitSource constant(Exec& ex, std::vector<float> row) {
   return {static_cast<int64_t>(row.size()), [&ex, row](int64_t, int64_t) -> BatchLogits {
             return [&ex, row](int64_t begin, int64_t end) {
               Tensor t = Tensor::host(DType::f32, {end - begin, static_cast<int64_t>(row.size())});
-              for (int64_t r = 0; r < end - begin; ++r)
-                std::copy(row.begin(), row.end(), t.as<float>() + r * t.cols());
+              for (int64_t r = 0; r < end - begin; ++r) std::copy(row.begin(), row.end(), t.as<float>() + r * t.cols());
               return ex.to_device(t);
             };
           }};
@@ -83,15 +82,14 @@ TEST(LogitCache, GivesTheLogitsBack) {
   const CacheKey key{fingerprint(c), "float32", "plain"};
   write_logit_cache(ex, dir / "cache", key, logits_from(ex, runner, w), w, 48, {});
   EXPECT_FALSE(std::filesystem::exists(dir / "cache.partial"));
-  const DivergenceResult r = divergence(ex, logits_from_cache(ex, dir / "cache", key, w),
-                                        logits_from(ex, runner, w), w, {.batch_tokens = 30});
+  const DivergenceResult r =
+      divergence(ex, logits_from_cache(ex, dir / "cache", key, w), logits_from(ex, runner, w), w, {.batch_tokens = 30});
   EXPECT_LT(r.kl.mean, 1e-7) << "16 bits of a logit are enough";
   EXPECT_EQ(r.top5, 1);
   ScoredWindows other = some_windows(c);
   other.windows.ids[3] += 1;
   EXPECT_THROW(logits_from_cache(ex, dir / "cache", key, other), Error) << "other tokens";
-  EXPECT_THROW(logits_from_cache(ex, dir / "cache", {key.model, "bf16", "plain"}, w), Error)
-      << "another arithmetic";
+  EXPECT_THROW(logits_from_cache(ex, dir / "cache", {key.model, "bf16", "plain"}, w), Error) << "another arithmetic";
   EXPECT_THROW(logits_from_cache(ex, dir / "nowhere", key, w), Error);
 }
 
@@ -128,8 +126,7 @@ TEST(Layers, APerturbedLinearIsFound) {
   EXPECT_LT(layers[0].states.sqnr_db, 60) << "the scaled v reaches the states";
   EXPECT_NEAR(of(1, "mlp.up_proj"), 40, 3) << "1 % is 40 dB";
   EXPECT_GT(of(1, "mlp.gate_proj"), 100) << "on the baseline's states";
-  EXPECT_GT(layers[1].alone.sqnr_db, layers[1].states.sqnr_db)
-      << "a block alone is better than what was added up";
+  EXPECT_GT(layers[1].alone.sqnr_db, layers[1].states.sqnr_db) << "a block alone is better than what was added up";
 }
 
 }  // namespace

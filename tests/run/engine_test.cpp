@@ -16,9 +16,7 @@
 namespace fewbit::test {
 namespace {
 
-std::filesystem::path demo() {
-  return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model";
-}
+std::filesystem::path demo() { return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model"; }
 
 std::vector<int32_t> random_ids(int64_t n, uint64_t seed) {
   Rng rng(seed, "ids");
@@ -72,12 +70,8 @@ void batch_equals_single(Exec& ex, const Checkpoint& c) {
     const Tensor step = ex.to_device(i32({next[static_cast<size_t>(b)]}));
     const Tensor p = ex.to_host(alone.prefill({ids.data() + b * len, static_cast<size_t>(len)}));
     EXPECT_LE(relative_error(p, prefilled.view().row_range(b, b + 1)), tol::kLogitsF32) << b;
-    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), decoded.view().row_range(b, b + 1)),
-              tol::kLogitsF32)
-        << b;
-    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), again.view().row_range(b, b + 1)),
-              tol::kLogitsF32)
-        << b;
+    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), decoded.view().row_range(b, b + 1)), tol::kLogitsF32) << b;
+    EXPECT_LE(relative_error(ex.to_host(alone.decode(step)), again.view().row_range(b, b + 1)), tol::kLogitsF32) << b;
   }
 }
 
@@ -137,8 +131,8 @@ TEST_P(EngineOn, GraphAndEagerStepsAgree) {
   graph_equals_eager(ex, Checkpoint::open(demo()));
 }
 
-// A model of the form that decode_layers() takes: its steps in one launch, and with attention apart, against those op by op, and
-// recorded against eager ones bit for bit.
+// A model of the form that decode_layers() takes: its steps in one launch, and with attention apart, against those op
+// by op, and recorded against eager ones bit for bit.
 void one_launch_equals_op_by_op(const std::string& format, double plain_limit, double quantized_limit) {
   Exec ex = Exec::cuda(0);
   const TempDir dir;
@@ -151,7 +145,8 @@ void one_launch_equals_op_by_op(const std::string& format, double plain_limit, d
       return Engine(ex, c, {.load = load, .capacity = 80, .graph = graph, .long_context = long_context});
     };
     // All of the way in one launch, and from 64 positions on with attention apart.
-    Engine together = engine(true, 80), eager = engine(false, 80), crossing = engine(true, 64), crossing_eager = engine(false, 64);
+    Engine together = engine(true, 80), eager = engine(false, 80), crossing = engine(true, 64),
+           crossing_eager = engine(false, 64);
     Engine by_op(ex, c, {.load = load, .capacity = 80, .one_launch = false});
     for (Engine* e : {&together, &eager, &crossing, &crossing_eager, &by_op}) e->prefill({ids.data(), 60});
     EXPECT_EQ(by_op.step_launches(), StepLaunches::op_by_op);
@@ -174,7 +169,8 @@ void one_launch_equals_op_by_op(const std::string& format, double plain_limit, d
     together.reset();
     together.prefill({ids.data(), 60});
     const Tensor next = ex.to_device(i32({ids[60]}));
-    EXPECT_EQ(first_difference(ex.to_host(crossing.decode(next)), ex.to_host(together.decode(next))), "") << name_of(kv);
+    EXPECT_EQ(first_difference(ex.to_host(crossing.decode(next)), ex.to_host(together.decode(next))), "")
+        << name_of(kv);
   }
 }
 
@@ -193,8 +189,13 @@ TEST(Engine, CudaRowsInLaunchesEqualOpByOp) {
   for (const int64_t batch : {2, 16}) {
     const std::vector<int32_t> ids = random_ids(static_cast<size_t>(batch) * 20, 5);
     const auto engine = [&](bool graph, bool launches) {
-      return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 32, .graph = graph, .one_launch = launches,
-                            .most_in_launches = 16});
+      return Engine(ex, c,
+                    {.load = {.dtype = DType::bf16},
+                     .batch = batch,
+                     .capacity = 32,
+                     .graph = graph,
+                     .one_launch = launches,
+                     .most_in_launches = 16});
     };
     Engine recorded = engine(true, true), eager = engine(false, true), by_op = engine(true, false);
     for (Engine* e : {&recorded, &eager, &by_op}) e->prefill(ids);
@@ -202,7 +203,8 @@ TEST(Engine, CudaRowsInLaunchesEqualOpByOp) {
     EXPECT_EQ(by_op.step_launches(), StepLaunches::op_by_op);
     for (int32_t i = 0; i < 5; ++i) {
       const Tensor next = ex.to_device(i32(random_ids(static_cast<size_t>(batch), static_cast<uint64_t>(i) + 9)));
-      const Tensor a = ex.to_host(recorded.decode(next)), b = ex.to_host(eager.decode(next)), ops = ex.to_host(by_op.decode(next));
+      const Tensor a = ex.to_host(recorded.decode(next)), b = ex.to_host(eager.decode(next)),
+                   ops = ex.to_host(by_op.decode(next));
       EXPECT_EQ(first_difference(a, b), "") << batch << " sequences, step " << i;
       EXPECT_LE(relative_error(a, ops), tol::kLogitsBf16) << batch << " sequences, step " << i;
     }
@@ -271,10 +273,9 @@ TEST(Engine, CountsTheBytesOfAStep) {
   const Checkpoint c = Checkpoint::open(demo());
   Engine engine(ex, c, {.load = {.dtype = DType::bf16}, .capacity = 8});
   EXPECT_EQ(engine.weight_bytes_per_token(), 2 * parameter_count(c.spec));  // tied: the head is the embedding
-  EXPECT_EQ(engine.kv_bytes_per_token(10), 2 * 4 * 128 * 10 * 2);  // k and v, 4 layers, 2 heads of 64, bf16
+  EXPECT_EQ(engine.kv_bytes_per_token(10), 2 * 4 * 128 * 10 * 2);           // k and v, 4 layers, 2 heads of 64, bf16
   const auto kv_bytes = [&](KvType kv) {
-    return Engine(ex, c, {.load = {.dtype = DType::bf16, .kv_cache = kv}, .capacity = 8})
-        .kv_bytes_per_token(10);
+    return Engine(ex, c, {.load = {.dtype = DType::bf16, .kv_cache = kv}, .capacity = 8}).kv_bytes_per_token(10);
   };
   EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
   EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads
@@ -287,8 +288,8 @@ Engine with_head(Exec& ex, const Checkpoint& c, HeadType head) {
   return Engine(ex, c, {.load = {.dtype = DType::bf16, .head = head}, .capacity = 48});
 }
 
-// The logits of a prompt and a step under every head against those of the stored one: near where it is rounded, the same
-// where it is not; and what a step reads.
+// The logits of a prompt and a step under every head against those of the stored one: near where it is rounded, the
+// same where it is not; and what a step reads.
 void heads_agree(Exec& ex, const Checkpoint& c) {
   std::vector<int32_t> ids = random_ids(30, 3);
   for (int32_t& id : ids) id %= static_cast<int32_t>(c.spec.vocab);
@@ -363,8 +364,7 @@ TEST(Engine, AStepReadsOnlyTheExpertsThatItsTokensCanGoTo) {
   Exec ex = Exec::cpu();
   const Checkpoint c = Checkpoint::open(reference("goldens/models/qwen3-moe"));
   const auto bytes = [&](int64_t batch) {
-    return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 8})
-        .weight_bytes_per_token();
+    return Engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = batch, .capacity = 8}).weight_bytes_per_token();
   };
   const int64_t expert = 2 * 3 * 2 * 128 * 128;  // in both layers, bf16
   EXPECT_EQ(bytes(2) - bytes(1), 2 * expert);    // of 8 experts, 2 a token
@@ -378,8 +378,7 @@ TEST(Generate, StopsAtEosAndAtTheLimitAndReportsEveryToken) {
   const std::vector<int32_t> prompt = random_ids(5, 8);
   std::vector<int32_t> seen;
   Engine engine(ex, c, {.capacity = 64});
-  const std::vector<int32_t> all =
-      generate(ex, engine, prompt, 12, {}, [&](int32_t id) { seen.push_back(id); });
+  const std::vector<int32_t> all = generate(ex, engine, prompt, 12, {}, [&](int32_t id) { seen.push_back(id); });
   EXPECT_EQ(all, seen);
   ASSERT_EQ(all.size(), 12u);
   // Declare one of the chosen tokens an end: generation stops where it first appears.

@@ -55,8 +55,7 @@ TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
       const Tensor expected = g.get(name);
       const Tensor found = ex.to_host(x);
       if (dtype == DType::bf16 && has_moe(c.spec)) {  // a near tie of two experts falls either way
-        EXPECT_LE(wrong_tokens(found, expected.view().reshaped(found.shape()), limit), tol::kReroutedTokens)
-            << name;
+        EXPECT_LE(wrong_tokens(found, expected.view().reshaped(found.shape()), limit), tol::kReroutedTokens) << name;
         return;
       }
       EXPECT_LE(relative_error(found.view().reshaped(expected.shape()), expected), limit)
@@ -64,8 +63,7 @@ TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
     };
     const int64_t layers = c.spec.layers;
     const Tensor x = runner.hidden(values(ids), seqs, [&](int64_t i, ConstTensorView state) {
-      if (i < layers)
-        compare("hidden_" + std::to_string(i), state);  // the golden's last one is behind the final norm
+      if (i < layers) compare("hidden_" + std::to_string(i), state);  // the golden's last one is behind the final norm
     });
     compare("hidden_" + std::to_string(layers), runner.final_normed(x));
     compare("logits", runner.logits(x));
@@ -92,8 +90,7 @@ TEST_P(GoldenModel, ComesBackFromGguf) {
   EXPECT_EQ(read.format, "gguf");
   EXPECT_EQ(read.spec.arch, c.spec.arch == "MistralForCausalLM" ? "LlamaForCausalLM" : c.spec.arch);
   const Tensor here = logits_of(c), there = logits_of(read);
-  if (std::get<0>(GetParam()) ==
-      std::string("mistral-swa")) {  // cut to its window, and no longer the same beyond
+  if (std::get<0>(GetParam()) == std::string("mistral-swa")) {  // cut to its window, and no longer the same beyond
     EXPECT_EQ(read.spec.max_positions, 16);
     const auto first = [&](const Tensor& t) { return t.view().row_range(0, 16); };
     EXPECT_LE(relative_error(first(there), first(here)), tol::kLogitsF32);
@@ -115,8 +112,7 @@ TEST_P(GoldenModel, GreedyContinuation) {
       found.push_back(engine.greedy_tokens().front());
       if (i < 15) engine.greedy_step();
     }
-    EXPECT_EQ(found, std::vector<int32_t>(values(expected).begin(), values(expected).end()))
-        << "prefill by " << chunk;
+    EXPECT_EQ(found, std::vector<int32_t>(values(expected).begin(), values(expected).end())) << "prefill by " << chunk;
   }
   EXPECT_EQ(len, 48);
   EXPECT_EQ(seqs, 2);
@@ -125,8 +121,7 @@ TEST_P(GoldenModel, GreedyContinuation) {
 INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
                          ::testing::Combine(::testing::ValuesIn(kModels), ::testing::Values("cpu", "cuda")),
                          [](const auto& info) {
-                           std::string name =
-                               std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
+                           std::string name = std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
                            for (char& ch : name)
                              if (ch == '-') ch = '_';
                            return name;

@@ -29,8 +29,7 @@ QuantizedLinear random_linear(const QuantSpec& spec, int64_t out, int64_t in, bo
   }
   if (act_order) {
     q.group_of = Tensor::host(DType::i32, {in});
-    for (int64_t i = 0; i < in; ++i)
-      q.group_of->as<int32_t>()[i] = static_cast<int32_t>((i * 5) % spec.groups(in));
+    for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>((i * 5) % spec.groups(in));
   }
   return q;
 }
@@ -56,8 +55,7 @@ void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::st
     const Tensor y = poisoned(ex, dtype, {rows, q.out()}), truth = poisoned(ex, DType::f32, {rows, q.out()});
     apply(ex, linear, ex.to_device(x), y);
     apply(ex, dense, ex.to_device(rounded(x, input_quant(q.spec, q.input_scale))), truth);
-    EXPECT_LE(relative_error(ex.to_host(y), ex.to_host(truth)),
-              dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op)
+    EXPECT_LE(relative_error(ex.to_host(y), ex.to_host(truth)), dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op)
         << q.spec.str() << " rows " << rows;
   }
   EXPECT_GT(weight_bytes(linear), 0);
@@ -87,19 +85,28 @@ void every_layout(Exec& ex) {
   same_product(ex, grouped, DType::bf16, "dense");
   for (const ActQuant activations : {ActQuant::token, ActQuant::tensor})
     for (const int64_t out_group : {1, 48}) {
-      const QuantSpec spec{.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32,
-                           .out_group = out_group, .activations = activations};
+      const QuantSpec spec{.grid = Grid::f8_e4m3,
+                           .bits = 8,
+                           .group = -1,
+                           .scale_dtype = DType::f32,
+                           .out_group = out_group,
+                           .activations = activations};
       QuantizedLinear q = random_linear(spec, 48, 256, false);
       if (activations == ActQuant::tensor) q.input_scale = 0.01f;
       same_product(ex, q, DType::bf16, "fp8");
       same_product(ex, q, DType::f32, "dense");
     }
-  const QuantSpec block{.grid = Grid::f8_e4m3, .bits = 8, .group = 128, .scale_dtype = DType::f32,
-                        .out_group = 128, .activations = ActQuant::token};
+  const QuantSpec block{.grid = Grid::f8_e4m3,
+                        .bits = 8,
+                        .group = 128,
+                        .scale_dtype = DType::f32,
+                        .out_group = 128,
+                        .activations = ActQuant::token};
   same_product(ex, random_linear(block, 200, 256, false), DType::bf16, "dense");
   for (const int64_t out_group : {1, 48})  // weight-only
     for (const int64_t in : {100, 256, 1024}) {
-      const QuantSpec fp8{.grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32, .out_group = out_group};
+      const QuantSpec fp8{
+          .grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32, .out_group = out_group};
       same_product(ex, random_linear(fp8, 96, in, false), DType::bf16, "fp8a16");
       same_product(ex, random_linear(fp8, 96, in, false), DType::f32, "dense");
     }

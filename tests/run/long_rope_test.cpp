@@ -1,5 +1,5 @@
-// LongRoPE: which of its two tables a run takes, against models that have one table: the same frequencies as divisors of a GGUF
-// file's kind, the same factor on cos and sin as YaRN that scales nothing.
+// LongRoPE: which of its two tables a run takes, against models that have one table: the same frequencies as divisors
+// of a GGUF file's kind, the same factor on cos and sin as YaRN that scales nothing.
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -65,8 +65,8 @@ class LongRope : public ::testing::TestWithParam<std::string> {
     std::vector<Tensor> out;
     out.push_back(ex.to_host(engine.prefill(random_ids(9 * batch, 1))));
     for (uint64_t step = 2; step < 5; ++step)
-      out.push_back(ex.to_host(engine.decode(
-          ex.to_device(Tensor::host_from<int32_t>(DType::i32, {batch}, random_ids(batch, step))))));
+      out.push_back(ex.to_host(
+          engine.decode(ex.to_device(Tensor::host_from<int32_t>(DType::i32, {batch}, random_ids(batch, step))))));
     return out;
   }
   static Tensor runner_logits(Exec& ex, const Checkpoint& c, int64_t seqs, int64_t len) {
@@ -78,7 +78,9 @@ class LongRope : public ::testing::TestWithParam<std::string> {
     for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(first_difference(a[i], b[i]), "") << "logits " << i;
   }
   // How far apart the two tables put the model, beyond what any of the comparisons forgives.
-  static void told_apart(ConstTensorView a, ConstTensorView b) { EXPECT_GT(relative_error(a, b), 10 * tol::kLogitsF32); }
+  static void told_apart(ConstTensorView a, ConstTensorView b) {
+    EXPECT_GT(relative_error(a, b), 10 * tol::kLogitsF32);
+  }
 
   Exec ex() const { return Exec::from_name(GetParam()); }
 
@@ -143,8 +145,8 @@ TEST_P(LongRope, BothTablesTakeTheFactorOnCosAndSin) {
   const std::vector<double> ones(24, 1.0);
   const Checkpoint plain = open({{"type", "default"}});
   const Checkpoint yarn = open({{"type", "yarn"}, {"factor", 1.0}, {"attention_factor", 1.25}});
-  const Checkpoint both = open(
-      {{"type", "longrope"}, {"short_factor", ones}, {"long_factor", ones}, {"attention_factor", 1.25}});
+  const Checkpoint both =
+      open({{"type", "longrope"}, {"short_factor", ones}, {"long_factor", ones}, {"attention_factor", 1.25}});
   for (const int64_t len : {kOriginal, kOriginal + 4}) {
     const Tensor expected = runner_logits(ex, yarn, 2, len);
     EXPECT_GT(relative_error(expected, runner_logits(ex, plain, 2, len)), tol::kLogitsF32);
@@ -188,7 +190,8 @@ TEST(LongRopeTasks, AShortAnswerIsScoredAsByItself) {
   const Checkpoint c = Checkpoint::open(dir / "m");
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   std::ofstream(dir / "t.jsonl")
-      << R"({"context": "The ship", "choices": [" sailed", " came home at last, late in the evening, when nobody waited for it any more on the quay"], "gold": 0})";
+      << R"({"context": "The ship", "choices": [" sailed", )"
+      << R"(" came home at last, late in the evening, when nobody waited for it any more on the quay"], "gold": 0})";
   const std::vector<TaskItem> items = read_tasks(dir / "t.jsonl");
   Exec ex = Exec::cpu();
   Runner runner(ex, c, {.dtype = DType::f32});

@@ -45,9 +45,10 @@ TEST(OpsBench, PresetsAreTheShapesOfLlamaAndQwen) {
 TEST(OpsBench, AModelsProductsComeFromItsOpList) {
   ModelSpec spec;
   spec.layers = 2, spec.hidden = 256, spec.vocab = 1000;
-  spec.kinds = {{Linears{Slot::h, {{"self_attn.q_proj", Slot::q, 256, 256},
-                                   {"self_attn.k_proj", Slot::k, 64, 256},
-                                   {"self_attn.v_proj", Slot::v, 64, 256}}},
+  spec.kinds = {{Linears{Slot::h,
+                         {{"self_attn.q_proj", Slot::q, 256, 256},
+                          {"self_attn.k_proj", Slot::k, 64, 256},
+                          {"self_attn.v_proj", Slot::v, 64, 256}}},
                  Attention{Slot::q, Slot::k, Slot::v, Slot::attn, 8, 2, 32, 1},
                  Linears{Slot::attn, {{"self_attn.o_proj", Slot::h, 256, 256}}},
                  Linears{Slot::h, {{"mlp.gate_up_proj", Slot::gate_up, 1024, 256}}},
@@ -55,7 +56,8 @@ TEST(OpsBench, AModelsProductsComeFromItsOpList) {
                  GatedAct{Slot::gate, Slot::up, Slot::act, Activation::silu},
                  Linears{Slot::act, {{"mlp.down_proj", Slot::h, 256, 512}}}}};
   const OpsModel m = ops_model(spec, "mine");
-  EXPECT_EQ(products_of(m), (std::vector<std::string>{"q+k+v 256x384", "o 256x256", "gate_up 256x1024", "down 512x256"}));
+  EXPECT_EQ(products_of(m),
+            (std::vector<std::string>{"q+k+v 256x384", "o 256x256", "gate_up 256x1024", "down 512x256"}));
   EXPECT_EQ(m.heads, 8);
   EXPECT_EQ(m.kv_heads, 2);
   EXPECT_EQ(m.head_dim, 32);
@@ -171,7 +173,8 @@ TEST(OpsBench, AFailureIsARow) {
 // What an OpsRun needs, on the CPU: bodies run at once, in the order in which a GPU would replay their graphs.
 struct InTurn {
   explicit InTurn(int replays) : options{.sections = {}, .replays = replays} {}
-  ops::Timed op(char name, std::function<void()> also = [] {}) {
+  ops::Timed op(
+      char name, std::function<void()> also = [] {}) {
     return {{.op = std::string(1, name), .type = std::string(1, name), .bytes = 8}, 1, [this, name, also](int64_t) {
               order += name;
               also();
@@ -188,7 +191,8 @@ TEST(OpsBench, AnOpAndItsPeerRunInTurn) {
   const auto sleep = [](int ms) { return [=] { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }; };
   InTurn t(2);
   t.run.add_with_peer(t.op('p', sleep(9)), {t.op('a', sleep(6)), t.op('b', sleep(3))});
-  EXPECT_EQ(t.order, "pab" + std::string("pabpabpab") + "pabpab") << "once to make scratch, three to warm up, two replays";
+  EXPECT_EQ(t.order, "pab" + std::string("pabpabpab") + "pabpab")
+      << "once to make scratch, three to warm up, two replays";
   ASSERT_EQ(t.report.rows.size(), 2u) << "a peer is no row";
   const OpRow &a = t.report.rows[0], &b = t.report.rows[1];
   EXPECT_EQ(a.op + b.op, "ab");

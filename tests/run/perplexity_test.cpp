@@ -26,10 +26,8 @@ std::filesystem::path constant_model(const TempDir& dir, const std::vector<float
     Tensor value = Tensor::host_zeros(DType::f32, t.shape);
     for (int64_t i = 0; i < value.numel(); ++i) {
       if (t.name == spec.embed) value.as<float>()[i] = i % 8 == 0 ? 3.f : 0.f;
-      if (t.name == spec.final_norm)
-        value.as<float>()[i] = 1.f / std::sqrt(8.f);  // the normed state is (1, 0, …)
-      if (t.name == spec.lm_head)
-        value.as<float>()[i] = i % 8 == 0 ? head_logits[static_cast<size_t>(i / 8)] : 0.f;
+      if (t.name == spec.final_norm) value.as<float>()[i] = 1.f / std::sqrt(8.f);  // the normed state is (1, 0, …)
+      if (t.name == spec.lm_head) value.as<float>()[i] = i % 8 == 0 ? head_logits[static_cast<size_t>(i / 8)] : 0.f;
     }
     writer->add(t.name, value);
   }
@@ -57,8 +55,7 @@ TEST(Perplexity, MeanAndStandardErrorByHand) {
   const TempDir dir;
   const float ln2 = std::log(2.f);
   Exec ex = Exec::cpu();
-  Runner runner(ex, Checkpoint::open(constant_model(dir, {-ln2, -2 * ln2, -3 * ln2, -3 * ln2})),
-                {.dtype = DType::f32});
+  Runner runner(ex, Checkpoint::open(constant_model(dir, {-ln2, -2 * ln2, -3 * ln2, -3 * ln2})), {.dtype = DType::f32});
   // Predicted: (0, 0), (1, 3), (2, 2): window means 1, 2.5 and 3 times ln 2 … the first token of a window is
   // not predicted.
   const Windows w = windows_from_ids({3, 0, 0, 0, 1, 3, 1, 2, 2}, 3, 3, "ids");

@@ -62,13 +62,12 @@ TEST(Protocols, RefusesWhatDoesNotFit) {
   EXPECT_NE(what.find("--stride"), std::string::npos) << what;
   EXPECT_EQ(error_of([] { protocol_from("gtpq"); }, &what), ErrorKind::usage);
   EXPECT_NE(what.find("llama.cpp"), std::string::npos) << what;
-  EXPECT_EQ(
-      error_of(
-          [] {
-            score_windows({.protocol = Protocol::sliding}, windows_from_ids({1, 2}, 1, 2, "x"), nullptr, 8);
-          },
-          &what),
-      ErrorKind::usage);
+  EXPECT_EQ(error_of(
+                [] {
+                  score_windows({.protocol = Protocol::sliding}, windows_from_ids({1, 2}, 1, 2, "x"), nullptr, 8);
+                },
+                &what),
+            ErrorKind::usage);
 }
 
 TEST(Summaries, LlamaCppsErrorIsOverTokens) {

@@ -28,20 +28,17 @@ TEST_F(Tasks, EveryShape) {
   EXPECT_EQ(arc.contexts[0], "Question: Q?\nAnswer:");
   EXPECT_EQ(arc.continuations, (std::vector<std::string>{" a", " b"}));
   EXPECT_EQ(arc.gold, 1u) << "a label, not a number from 0";
-  EXPECT_EQ(
-      one(R"({"question": {"stem": "Q?", "choices": [{"text": "a", "label": "A"}, {"text": "b", "label": "B"}]}, "answerKey": "A"})")
-          .gold,
-      0u);
-  const TaskItem letters =
-      one(R"({"subject": "s", "question": "Q?", "choices": ["a", "b", "c"], "answer": 2})");
+  EXPECT_EQ(one(R"({"question": {"stem": "Q?", "choices": [{"text": "a", "label": "A"}, )"
+                R"({"text": "b", "label": "B"}]}, "answerKey": "A"})")
+                .gold,
+            0u);
+  const TaskItem letters = one(R"({"subject": "s", "question": "Q?", "choices": ["a", "b", "c"], "answer": 2})");
   EXPECT_EQ(letters.contexts[0], "Q?\nA. a\nB. b\nC. c\nAnswer:");
   EXPECT_EQ(letters.continuations[2], " C");
   EXPECT_EQ(letters.gold, 2u);
-  EXPECT_EQ(one(R"({"ctx": "x", "endings": ["a", "b"], "label": "1", "activity_label": "L"})").contexts[0],
-            "L: x");
+  EXPECT_EQ(one(R"({"ctx": "x", "endings": ["a", "b"], "label": "1", "activity_label": "L"})").contexts[0], "L: x");
   EXPECT_EQ(one(R"({"goal": "g", "sol1": "a", "sol2": "b", "label": 1})").gold, 1u);
-  const TaskItem cloze =
-      one(R"({"sentence": "The _ ran.", "option1": "dog", "option2": "cat", "answer": "2"})");
+  const TaskItem cloze = one(R"({"sentence": "The _ ran.", "option1": "dog", "option2": "cat", "answer": "2"})");
   EXPECT_EQ(cloze.contexts, (std::vector<std::string>{"The dog", "The cat"}));
   EXPECT_EQ(cloze.continuations, (std::vector<std::string>{" ran.", " ran."}));
   EXPECT_EQ(cloze.gold, 1u);
@@ -54,12 +51,11 @@ TEST_F(Tasks, BrokenLinesAreNamed) {
   struct Case {
     const char *line, *word;
   };
-  for (const Case& c :
-       {Case{R"({"context": "c", "choices": ["a", "b"]})", "no answer"},
-        Case{R"({"context": "c", "choices": ["a", "b"], "gold": 2})", "none of the 2 choices"},
-        Case{R"({"context": "c", "choices": ["a"], "gold": 0})", "fewer than two"},
-        Case{R"({"story": "c"})", "no shape"}, Case{"[3]", "not a JSON object"},
-        Case{R"({"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"})", "blank"}}) {
+  for (const Case& c : {Case{R"({"context": "c", "choices": ["a", "b"]})", "no answer"},
+                        Case{R"({"context": "c", "choices": ["a", "b"], "gold": 2})", "none of the 2 choices"},
+                        Case{R"({"context": "c", "choices": ["a"], "gold": 0})", "fewer than two"},
+                        Case{R"({"story": "c"})", "no shape"}, Case{"[3]", "not a JSON object"},
+                        Case{R"({"sentence": "no blank", "option1": "a", "option2": "b", "answer": "1"})", "blank"}}) {
     std::string what;
     EXPECT_EQ(error_of([&] { read(good + "\n" + c.line); }, &what), ErrorKind::checkpoint);
     EXPECT_NE(what.find(c.word), std::string::npos) << what;

@@ -8,8 +8,8 @@
 
 namespace fewbit::test {
 
-// `bytes` with one to three wounds within its first `front` bytes: bits turned, runs overwritten, cut out or said twice,
-// digits replaced, the end cut off. The same seed, the same wounds.
+// `bytes` with one to three wounds within its first `front` bytes: bits turned, runs overwritten, cut out or said
+// twice, digits replaced, the end cut off. The same seed, the same wounds.
 std::string damaged(std::string bytes, size_t front, uint64_t seed);
 
 // Runs `read` on `count` damaged versions; all it may throw is an Error.

@@ -24,7 +24,8 @@ std::string slurp(const std::filesystem::path& p) {
 ProcessResult run_program(const std::string& command, const std::string& folder) {
   const TempDir tmp;
   std::string line = folder.empty() ? "" : "cd '" + folder + "' && ";
-  line += "PATH='" FEWBIT_BIN_DIR "':\"$PATH\" " + command + " >'" + (tmp / "out").string() + "' 2>'" + (tmp / "err").string() + "'";
+  line += "PATH='" FEWBIT_BIN_DIR "':\"$PATH\" " + command + " >'" + (tmp / "out").string() + "' 2>'" +
+          (tmp / "err").string() + "'";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(tmp / "out"), slurp(tmp / "err")};
 }

@@ -18,7 +18,6 @@ inline constexpr ProductShape kProducts[] = {
 struct MatrixShape {
   int64_t rows, cols;
 };
-inline constexpr MatrixShape kMatrices[] = {{1, 1},   {1, 31},    {3, 32},  {33, 33},
-                                            {45, 97}, {100, 100}, {5, 4096}};
+inline constexpr MatrixShape kMatrices[] = {{1, 1}, {1, 31}, {3, 32}, {33, 33}, {45, 97}, {100, 100}, {5, 4096}};
 
 }  // namespace fewbit::test

@@ -96,8 +96,7 @@ double relative_error(ConstTensorView a, ConstTensorView b) {
 
 std::string first_difference(ConstTensorView a, ConstTensorView b) {
   if (a.dtype != b.dtype || !(a.shape == b.shape))
-    return std::string(name_of(a.dtype)) + a.shape.str() + " against " + std::string(name_of(b.dtype)) +
-           b.shape.str();
+    return std::string(name_of(a.dtype)) + a.shape.str() + " against " + std::string(name_of(b.dtype)) + b.shape.str();
   const auto* pa = static_cast<const uint8_t*>(a.data);
   const auto* pb = static_cast<const uint8_t*>(b.data);
   for (int64_t i = 0; i < a.bytes(); ++i) {

@@ -14,39 +14,40 @@ inline constexpr double kLogitsQuantizedCache = 2e-3;
 // And in bf16, whose rounding moves many codes to a neighbour: with FP8, bf16 is up to 0.047 away from
 // float32 on the CPU.
 inline constexpr double kLogitsQuantizedCacheBf16 = 6e-2;
-// Whole model, bf16, inputs of the linears rounded to E4M3: a value next to a tie moves by a step, and with it those of all
-// layers above. On the CPU, sums 1e-6 apart have moved the outputs of three layers by 0.065, on a GPU the logits by 0.114.
+// Whole model, bf16, inputs of the linears rounded to E4M3: a value next to a tie moves by a step, and with it those of
+// all layers above. On the CPU, sums 1e-6 apart have moved the outputs of three layers by 0.065, on a GPU the logits by
+// 0.114.
 inline constexpr double kLogitsBytesBf16 = 0.2;
 inline constexpr double kLogitsFp8Cache = 0.1;  // what FP8 keys and values may change logits by
-inline constexpr double kLogitsFp8Head = 0.05;  // what rounding the head may change logits by: E4M3 in steps of 1/16 to 1/8
+// what rounding the head may change logits by: E4M3 in steps of 1/16 to 1/8
+inline constexpr double kLogitsFp8Head = 0.05;
 inline constexpr double kLogitsInt4Head = 0.15;
 // Share of the tokens that bf16 may send to another expert than float32 does, in the goldens of random
 // routers.
 inline constexpr double kReroutedTokens = 0.03;
-inline constexpr double kInt4Loss = 0.1;           // mean NLL that 4-bit weights may move, tiny random models
-inline constexpr double kReroutedPacked = 0.06;    // the same between packed kernels and dequantized weights
-// Packed kernels against dequantized weights, bf16. Of 4,000 tokens: which values a rounding to bf16 moves differs from one BLAS kernel to
-// another, and moves perplexity by 5e-4 (standard deviation, over recipes and kernels).
+inline constexpr double kInt4Loss = 0.1;         // mean NLL that 4-bit weights may move, tiny random models
+inline constexpr double kReroutedPacked = 0.06;  // the same between packed kernels and dequantized weights
+// Packed kernels against dequantized weights, bf16. Of 4,000 tokens: which values a rounding to bf16 moves differs from
+// one BLAS kernel to another, and moves perplexity by 5e-4 (standard deviation, over recipes and kernels).
 inline constexpr double kPackedPerplexity = 2e-3;
-// The same where a rounding to bf16 weighs more (1.5e-3): two bits on four samples of calibration (a model near its end), and steps of a
-// whole tensor's range in the inputs.
+// The same where a rounding to bf16 weighs more (1.5e-3): two bits on four samples of calibration (a model near its
+// end), and steps of a whole tensor's range in the inputs.
 inline constexpr double kPackedPerplexityCoarse = 6e-3;
-inline constexpr double kProtocol =
-    5e-4;  // perplexity against another implementation of the protocol, float32
+inline constexpr double kProtocol = 5e-4;  // perplexity against another implementation of the protocol, float32
 
 inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
-inline constexpr double kFactor = 2e-3;  // an f32 factor times its inverse, at a condition of a few thousand
-inline constexpr double kFlippedRows = 0.1;     // rows in which a tie may fall differently in f32 and f64
-inline constexpr double kIdealEncoding = 1e-3;  // values that lie on a grid, quantized again: f16 scales
-inline constexpr double kRtnSqnrLow = 18.8;     // dB, int4 g128 on N(0, 1), scale 2 max / 15
+inline constexpr double kFactor = 2e-3;          // an f32 factor times its inverse, at a condition of a few thousand
+inline constexpr double kFlippedRows = 0.1;      // rows in which a tie may fall differently in f32 and f64
+inline constexpr double kIdealEncoding = 1e-3;   // values that lie on a grid, quantized again: f16 scales
+inline constexpr double kRtnSqnrLow = 18.8;      // dB, int4 g128 on N(0, 1), scale 2 max / 15
 inline constexpr double kRtnSqnrHigh = 19.4;
 inline constexpr double kSlope = 1e-2;  // of a whole block's f32 output along a direction, by differences
-inline constexpr double kExpectedNoise = 0.1;   // rounding errors of a hundred thousand values against their expected size
+// rounding errors of a hundred thousand values against their expected size
+inline constexpr double kExpectedNoise = 0.1;
 inline constexpr double kLossIdentity = 1e-3;  // sum of e^2 of an f32 column loop against the trace in f64
 
-inline constexpr double kSearchedBlocks =
-    0.9;                                    // weighted error of a searched GGUF block against plain rounding
-inline constexpr double kF16Minima = 5e-4;  // GGUF minima against integer zero points
+inline constexpr double kSearchedBlocks = 0.9;    // weighted error of a searched GGUF block against plain rounding
+inline constexpr double kF16Minima = 5e-4;        // GGUF minima against integer zero points
 inline constexpr double kReencodedBlocks = 1e-3;  // values that GGUF blocks decoded to, encoded again
 
 }  // namespace fewbit::tol

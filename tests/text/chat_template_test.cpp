@@ -24,9 +24,8 @@ TEST(Jinja, ExpressionsHavePythonsPrecedence) {
 TEST(Jinja, ListsSlicesAndMethods) {
   const json v = {{"l", {1, 2, 3}}, {"s", " a,b "}, {"m", {{"k", "v"}}}};
   EXPECT_EQ(rendered("{{ l[-1] }}{{ l[1:] | join('+') }}{{ l[::-1][0] }}{{ l | length }}", v), "32+333");
-  EXPECT_EQ(
-      rendered("{{ s.strip().split(',')[1] }}{{ s.startswith(' a') }}{{ m.k }}{{ m['k'] }}{{ m.none }}", v),
-      "bTruevv");
+  EXPECT_EQ(rendered("{{ s.strip().split(',')[1] }}{{ s.startswith(' a') }}{{ m.k }}{{ m['k'] }}{{ m.none }}", v),
+            "bTruevv");
   EXPECT_EQ(rendered("{% for k, x in m.items() %}{{ k }}={{ x }}{% endfor %}", v), "k=v");
   EXPECT_EQ(rendered("{{ m | tojson }}", v), "{\"k\":\"v\"}");
 }
@@ -36,10 +35,8 @@ TEST(Jinja, LoopsBranchesAndNamespaces) {
   EXPECT_EQ(rendered("{% for x in l %}{{ loop.index }}{{ x }}{{ '' if loop.last else ',' }}{% endfor %}", v),
             "1a,2b,3c");
   EXPECT_EQ(rendered("{% for x in l if x != 'b' %}{{ loop.index0 }}{{ x }}{% endfor %}", v), "0a1c");
-  EXPECT_EQ(
-      rendered("{% set ns = namespace(n=0) %}{% for x in l %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
-               v),
-      "3");
+  EXPECT_EQ(rendered("{% set ns = namespace(n=0) %}{% for x in l %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", v),
+            "3");
   EXPECT_EQ(rendered("{% set n = 0 %}{% for x in l %}{% set n = 1 %}{% endfor %}{{ n }}", v), "0")
       << "a loop has its own scope";
   EXPECT_EQ(rendered("{% if l[0] == 'b' %}1{% elif l[0] == 'a' %}2{% else %}3{% endif %}", v), "2");
@@ -55,14 +52,13 @@ TEST(Jinja, RefusesByNameAndLine) {
   struct Case {
     const char *source, *word;
   };
-  for (const Case& c : {Case{"a\n{% macro f() %}{% endmacro %}", "line 2: the tag \"macro\""},
-                        Case{"{{ x | map('y') }}", "the filter \"map\""},
-                        Case{"{{ x is divisibleby(3) }}", "the test \"divisibleby\""},
-                        Case{"{{ x.encode() }}", "the method \"encode\""},
-                        Case{"{{ strftime_now('%d') }}", "the function \"strftime_now\""},
-                        Case{"{% if x %}", "{% endif %} is missing"}, Case{"{{ 'x }}", "not closed"},
-                        Case{"{{ raise_exception('no tools here') }}", "no tools here"},
-                        Case{"{% for x in 3 %}{% endfor %}", "needs a list"}}) {
+  for (const Case& c :
+       {Case{"a\n{% macro f() %}{% endmacro %}", "line 2: the tag \"macro\""},
+        Case{"{{ x | map('y') }}", "the filter \"map\""}, Case{"{{ x is divisibleby(3) }}", "the test \"divisibleby\""},
+        Case{"{{ x.encode() }}", "the method \"encode\""},
+        Case{"{{ strftime_now('%d') }}", "the function \"strftime_now\""}, Case{"{% if x %}", "{% endif %} is missing"},
+        Case{"{{ 'x }}", "not closed"}, Case{"{{ raise_exception('no tools here') }}", "no tools here"},
+        Case{"{% for x in 3 %}{% endfor %}", "needs a list"}}) {
     std::string what;
     error_of([&] { rendered(c.source); }, &what);
     EXPECT_NE(what.find(c.word), std::string::npos) << c.source << ": " << what;
@@ -91,9 +87,8 @@ TEST_F(Templates, BuiltIn) {
             "<|im_end|>\n<|im_start|>assistant\nHello."
             "<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(render("mistral"), "<s>[INST] Be brief.\n\n Hi?  [/INST] Hello.</s>");
-  EXPECT_EQ(
-      render("gemma"),
-      "<s><start_of_turn>user\nBe brief.\n\nHi?<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n");
+  EXPECT_EQ(render("gemma"),
+            "<s><start_of_turn>user\nBe brief.\n\nHi?<end_of_turn>\n<start_of_turn>model\nHello.<end_of_turn>\n");
 }
 
 TEST_F(Templates, TheCheckpointsOwn) {

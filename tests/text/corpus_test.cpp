@@ -19,8 +19,7 @@ using Ids = std::vector<int32_t>;
 // Texts of different first digits share no window.
 std::string counting_text(int64_t n, int first_digit = 1) {
   std::string s;
-  for (int i = 0; static_cast<int64_t>(s.size()) < n; ++i)
-    s += std::to_string(1000000 * first_digit + i) + " ";
+  for (int i = 0; static_cast<int64_t>(s.size()) < n; ++i) s += std::to_string(1000000 * first_digit + i) + " ";
   s.resize(static_cast<size_t>(n));
   return s;
 }
@@ -59,8 +58,7 @@ TEST(CutWindows, TooShortNamesTheNumbers) {
   const Tokenizer t = open_json(byte_tokenizer());
   std::string what;
   EXPECT_EQ(error_of([&] { cut_windows(t, "abc", 5, 0, "some.txt"); }, &what), ErrorKind::usage);
-  for (const char* part : {"some.txt", "4 tokens", "5 tokens"})
-    EXPECT_NE(what.find(part), std::string::npos) << what;
+  for (const char* part : {"some.txt", "4 tokens", "5 tokens"}) EXPECT_NE(what.find(part), std::string::npos) << what;
   EXPECT_EQ(error_of([&] { cut_windows(t, "abc", 0, 0, "some.txt"); }, &what), ErrorKind::usage);
 }
 
@@ -93,8 +91,7 @@ TEST(DrawCalibration, SameSeedSameWindows) {
 TEST(DrawCalibration, WithoutReplacementFromTheWholeText) {
   const Tokenizer t = open_json(byte_tokenizer());
   const std::string text = counting_text(1000);
-  const Windows w =
-      draw_calibration(t, {{"a.txt", text}}, 125, 8, 0, nullptr);  // 1001 tokens hold 125 windows
+  const Windows w = draw_calibration(t, {{"a.txt", text}}, 125, 8, 0, nullptr);  // 1001 tokens hold 125 windows
   const auto drawn = rows(w);
   auto all = rows(cut_windows(t, text, 8, 0, ""));
   EXPECT_NE(drawn, all);  // in the order of the draw
@@ -156,12 +153,7 @@ TEST(DrawCalibration, NoWindowAnywhereIsAnError) {
   for (const char* part : {"a.txt", "4 tokens", "b.txt", "6 tokens", "8 tokens"})
     EXPECT_NE(what.find(part), std::string::npos) << what;
   EXPECT_EQ(error_of([&] { draw_calibration(t, {}, 4, 8, 0, nullptr); }, &what), ErrorKind::usage);
-  EXPECT_EQ(error_of(
-                [&] {
-                  draw_calibration(t, {{"a", "abcdefghij"}}, 0, 8, 0, nullptr);
-                },
-                &what),
-            ErrorKind::usage);
+  EXPECT_EQ(error_of([&] { draw_calibration(t, {{"a", "abcdefghij"}}, 0, 8, 0, nullptr); }, &what), ErrorKind::usage);
 }
 
 TEST(ReadText, Errors) {

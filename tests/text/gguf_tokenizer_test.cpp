@@ -28,8 +28,7 @@ TEST_P(GgufTokenizer, EncodesAndDecodesTheGoldens) {
   // The goldens have no tokenizer_config.json; the BOS of their template is the first added token's.
   const Tokenizer original = Tokenizer::open(dir.path());
   if (original.bos())
-    std::ofstream(dir / "tokenizer_config.json")
-        << json{{"bos_token", original.token(*original.bos())}}.dump();
+    std::ofstream(dir / "tokenizer_config.json") << json{{"bos_token", original.token(*original.bos())}}.dump();
   gguf::write(dir / "t.gguf", tokenizer_to_gguf(dir.path(), original.vocab_size()), {});
   // And from there to a tokenizer.json again, for formats that have one.
   fs::create_directory(dir / "files");
@@ -45,8 +44,7 @@ TEST_P(GgufTokenizer, EncodesAndDecodesTheGoldens) {
     int cases = 0;
     for (const json& c : json::parse(std::ifstream(reference(base + ".cases.json")))) {
       const auto text = c["text"].get<std::string>();
-      const auto ids = c["ids"].get<std::vector<int32_t>>(),
-                 plain = c["ids_no_special"].get<std::vector<int32_t>>();
+      const auto ids = c["ids"].get<std::vector<int32_t>>(), plain = c["ids_no_special"].get<std::vector<int32_t>>();
       EXPECT_EQ(read.encode(text), ids) << text;
       EXPECT_EQ(read.encode(text, Special::none), plain) << text;
       EXPECT_EQ(read.decode(plain), c["decoded"].get<std::string>());
@@ -77,8 +75,7 @@ TEST(GgufTokenizerKinds, NoSpaceInFrontSurvives) {
   EXPECT_FALSE(m.flag("tokenizer.ggml.add_space_prefix", true));
   gguf::write(dir / "t.gguf", m, {});
   const Tokenizer read = Tokenizer::open(dir / "t.gguf");
-  for (const char* text :
-       {"one two", " led by a space", "  two", "a\n\nb", "caf\u00e9 \u4e2d\u6587 \U0001f600"}) {
+  for (const char* text : {"one two", " led by a space", "  two", "a\n\nb", "caf\u00e9 \u4e2d\u6587 \U0001f600"}) {
     EXPECT_EQ(read.encode(text), original.encode(text)) << text;
     EXPECT_EQ(read.decode(read.encode(text, Special::none)), text);
   }

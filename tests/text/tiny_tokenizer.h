@@ -16,10 +16,9 @@ using nlohmann::json;
 
 // vocab: {"token": id}, merges: [["a", "b"]]; everything else null.
 inline json frame(const json& vocab, const json& merges = json::array()) {
-  return {
-      {"added_tokens", json::array()}, {"normalizer", nullptr},
-      {"pre_tokenizer", nullptr},      {"post_processor", nullptr},
-      {"decoder", {{"type", "Fuse"}}}, {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
+  return {{"added_tokens", json::array()}, {"normalizer", nullptr},
+          {"pre_tokenizer", nullptr},      {"post_processor", nullptr},
+          {"decoder", {{"type", "Fuse"}}}, {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
 }
 
 inline json added(const std::string& content, int id, const json& flags = json::object()) {
@@ -31,14 +30,9 @@ inline json added(const std::string& content, int id, const json& flags = json::
 inline json template_of(const json& single, const json& ids) {
   json tokens = json::object();
   for (const auto& [name, id] : ids.items()) tokens[name] = {{"id", name}, {"ids", {id}}, {"tokens", {name}}};
-  return {{"type", "TemplateProcessing"},
-          {"single", single},
-          {"pair", json::array()},
-          {"special_tokens", tokens}};
+  return {{"type", "TemplateProcessing"}, {"single", single}, {"pair", json::array()}, {"special_tokens", tokens}};
 }
-inline json special_piece(const std::string& name) {
-  return {{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
-}
+inline json special_piece(const std::string& name) { return {{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; }
 inline json text_piece() { return {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}; }
 
 // Byte b is token b; <bos> is 256 and stands in front, <eos> is 257 and stands behind where `with_eos`.

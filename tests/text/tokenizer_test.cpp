@@ -286,14 +286,13 @@ TEST(Normalizer, TextSteps) {
   EXPECT_EQ(normalized({{"type", "Strip"}, {"strip_left", false}, {"strip_right", true}}, " a \u3000"), " a");
   EXPECT_EQ(normalized({{"type", "Prepend"}, {"prepend", "_"}}, "a"), "_a");
   EXPECT_EQ(normalized({{"type", "Prepend"}, {"prepend", "_"}}, ""), "");
-  EXPECT_EQ(normalized({{"type", "Replace"}, {"pattern", {{"Regex", "[0-9]+"}}}, {"content", "#"}}, "a12b3"),
-            "a#b#");
-  EXPECT_EQ(normalized({{"type", "Sequence"},
-                        {"normalizers",
-                         {{{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "B"}},
-                          {{"type", "Lowercase"}}}}},
-                       "aXa"),
-            "bxb");
+  EXPECT_EQ(normalized({{"type", "Replace"}, {"pattern", {{"Regex", "[0-9]+"}}}, {"content", "#"}}, "a12b3"), "a#b#");
+  EXPECT_EQ(
+      normalized({{"type", "Sequence"},
+                  {"normalizers",
+                   {{{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "B"}}, {{"type", "Lowercase"}}}}},
+                 "aXa"),
+      "bxb");
 }
 
 // The words that a pre-tokenizer makes, seen through a vocabulary that has every stretch of the text as a
@@ -340,8 +339,7 @@ TEST(PreTokenizer, NamedKinds) {
 
 TEST(PreTokenizer, MetaspaceSchemes) {
   const std::string mark = "\u2581";
-  const json always = {
-      {"type", "Metaspace"}, {"replacement", mark}, {"prepend_scheme", "always"}, {"split", true}};
+  const json always = {{"type", "Metaspace"}, {"replacement", mark}, {"prepend_scheme", "always"}, {"split", true}};
   json never = always, first = always, whole = always;
   never["prepend_scheme"] = "never";
   first["prepend_scheme"] = "first";
@@ -391,10 +389,8 @@ TEST(Decoder, Kinds) {
   EXPECT_EQ(decoded({{"type", "ByteFallback"}}, {"a", "<0xC3>", "<0xA9>", "b"}), "a\u00e9b");
   EXPECT_EQ(decoded({{"type", "ByteFallback"}}, {"<0xC3>", "<0x41>"}), unknown + unknown);
   EXPECT_EQ(decoded({{"type", "Metaspace"}, {"replacement", mark}}, {mark + "a", mark + "b"}), "a b");
-  EXPECT_EQ(decoded({{"type", "Strip"}, {"content", "x"}, {"start", 1}, {"stop", 2}}, {"xxax", "bxxx"}),
-            "xabx");
-  EXPECT_EQ(decoded({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}}, {"aa", "c"}),
-            "bbc");
+  EXPECT_EQ(decoded({{"type", "Strip"}, {"content", "x"}, {"start", 1}, {"stop", 2}}, {"xxax", "bxxx"}), "xabx");
+  EXPECT_EQ(decoded({{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "b"}}, {"aa", "c"}), "bbc");
 }
 
 // --- refusals
@@ -432,29 +428,25 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"Normalizer", R"({"normalizer":{"type":"Precompiled"}})", kUnsupported, "normalizer.type",
                 "Precompiled"},
         Refused{"NestedNormalizer",
-                R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Nmt"}]}})",
-                kUnsupported, "normalizer.normalizers[1].type", "Nmt"},
-        Refused{"PreTokenizer", R"({"pre_tokenizer":{"type":"UnicodeScripts"}})", kUnsupported,
-                "pre_tokenizer.type", "UnicodeScripts"},
+                R"({"normalizer":{"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Nmt"}]}})", kUnsupported,
+                "normalizer.normalizers[1].type", "Nmt"},
+        Refused{"PreTokenizer", R"({"pre_tokenizer":{"type":"UnicodeScripts"}})", kUnsupported, "pre_tokenizer.type",
+                "UnicodeScripts"},
         Refused{"Decoder", R"({"decoder":{"type":"WordPiece"}})", kUnsupported, "decoder.type", "WordPiece"},
-        Refused{"PostProcessor", R"({"post_processor":{"type":"BertProcessing"}})", kUnsupported,
-                "post_processor.type", "BertProcessing"},
-        Refused{"Prefix", R"({"model":{"continuing_subword_prefix":"##"}})", kUnsupported,
-                "continuing_subword_prefix", "##"},
-        Refused{"Suffix", R"({"model":{"end_of_word_suffix":"</w>"}})", kUnsupported, "end_of_word_suffix",
-                "</w>"},
+        Refused{"PostProcessor", R"({"post_processor":{"type":"BertProcessing"}})", kUnsupported, "post_processor.type",
+                "BertProcessing"},
+        Refused{"Prefix", R"({"model":{"continuing_subword_prefix":"##"}})", kUnsupported, "continuing_subword_prefix",
+                "##"},
+        Refused{"Suffix", R"({"model":{"end_of_word_suffix":"</w>"}})", kUnsupported, "end_of_word_suffix", "</w>"},
         Refused{"Dropout", R"({"model":{"dropout":0.1}})", kUnsupported, "model.dropout", "0.1"},
-        Refused{"Behavior",
-                R"({"pre_tokenizer":{"type":"Split","pattern":{"String":" "},"behavior":"Sideways"}})",
+        Refused{"Behavior", R"({"pre_tokenizer":{"type":"Split","pattern":{"String":" "},"behavior":"Sideways"}})",
                 kUnsupported, "pre_tokenizer.behavior", "Sideways"},
-        Refused{"Regex",
-                R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"[a&&b]"},"behavior":"Isolated"}})",
+        Refused{"Regex", R"({"pre_tokenizer":{"type":"Split","pattern":{"Regex":"[a&&b]"},"behavior":"Isolated"}})",
                 kUnsupported, "pre_tokenizer.pattern.Regex", "&&"},
         Refused{"MissingModel", R"({"model":null})", kBroken, "model", "missing"},
         Refused{"MissingVocab", R"({"model":{"vocab":null}})", kBroken, "model.vocab", "missing"},
         Refused{"NegativeId", R"({"model":{"vocab":{"zz":-1}}})", kBroken, "model.vocab.zz", "-1"},
-        Refused{"HugeId", R"({"model":{"vocab":{"zz":2000000000}}})", kBroken, "model.vocab.zz",
-                "2000000000"},
+        Refused{"HugeId", R"({"model":{"vocab":{"zz":2000000000}}})", kBroken, "model.vocab.zz", "2000000000"},
         Refused{"MergeOfUnknown", R"({"model":{"merges":["a zz"]}})", kBroken, "model.merges[0]", "zz"},
         Refused{"MergeOfThree", R"({"model":{"merges":["a b c"]}})", kBroken, "model.merges[0]", "a b c"},
         Refused{"UnknownUnk", R"({"model":{"unk_token":"<unk>"}})", kBroken, "model.unk_token", "<unk>"},

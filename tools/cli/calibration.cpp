@@ -9,9 +9,7 @@ namespace fewbit::cli {
 void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
   app.add_option("--calib", a.calib, "builtin, self (sampled from the model) or a text FILE; may be repeated")
       ->take_all();
-  app.add_option("--samples", a.samples, "Windows of text")
-      ->check(at_least(1))
-      ->capture_default_str();
+  app.add_option("--samples", a.samples, "Windows of text")->check(at_least(1))->capture_default_str();
   app.add_option("--seq-len", a.seq_len, "Tokens per window")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
       ->capture_default_str();

@@ -15,16 +15,13 @@ bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
 }
 
 void check_tokenizer(const CompareArgs& a, const Baseline& base, const Checkpoint& model) {
-  const std::filesystem::path theirs = base.checkpoint().dir / "tokenizer.json",
-                              ours = model.dir / "tokenizer.json";
+  const std::filesystem::path theirs = base.checkpoint().dir / "tokenizer.json", ours = model.dir / "tokenizer.json";
   if (same_file(theirs, ours)) return;
   const std::vector<int32_t>& expected = base.windows().windows.ids;
   const std::vector<int32_t> found = load_windows(a, model).windows.ids;
   if (found == expected) return;
   const auto [e, f] = std::mismatch(expected.begin(), expected.end(), found.begin(), found.end());
-  const auto shown = [](auto it, auto end) {
-    return it == end ? std::string("nothing") : std::to_string(*it);
-  };
+  const auto shown = [](auto it, auto end) { return it == end ? std::string("nothing") : std::to_string(*it); };
   fail(ErrorKind::usage, fmt::format("{} and {} have different tokenizers: token {} of the text is {} for "
                                      "one and {} for the other; they "
                                      "cannot be compared",
@@ -47,8 +44,8 @@ void Baseline::load(Exec& ex, Progress& progress) {
   std::error_code ignored;
   if (!std::filesystem::exists(args_.base_cache, ignored)) {
     Runner runner(ex, base_, load);
-    write_logit_cache(ex, args_.base_cache, key, logits_from(ex, runner, windows_), windows_,
-                      args_.tokens_per_pass(ex), report_to(progress, "caching the baseline"));
+    write_logit_cache(ex, args_.base_cache, key, logits_from(ex, runner, windows_), windows_, args_.tokens_per_pass(ex),
+                      report_to(progress, "caching the baseline"));
   }
   logits_ = logits_from_cache(ex, args_.base_cache, key, windows_);
 }
@@ -56,9 +53,8 @@ void Baseline::load(Exec& ex, Progress& progress) {
 Checkpoint open_for_comparison(const CompareArgs& a, const Baseline& base, const std::string& path) {
   Checkpoint model = Checkpoint::open(path);
   if (model.spec.vocab != base.checkpoint().spec.vocab)
-    fail(ErrorKind::usage,
-         fmt::format("{} has a vocabulary of {} and {} one of {}; they cannot be compared", path,
-                     model.spec.vocab, base.checkpoint().dir.string(), base.checkpoint().spec.vocab));
+    fail(ErrorKind::usage, fmt::format("{} has a vocabulary of {} and {} one of {}; they cannot be compared", path,
+                                       model.spec.vocab, base.checkpoint().dir.string(), base.checkpoint().spec.vocab));
   if (base.windows().windows.length > model.spec.max_positions)
     fail(ErrorKind::usage, fmt::format("windows of {} tokens exceed the {} positions of {}",
                                        base.windows().windows.length, model.spec.max_positions, path));
@@ -70,7 +66,8 @@ DivergenceResult compare_with(Exec& ex, const CompareArgs& a, const Baseline& ba
                               Progress& progress) {
   Runner runner(ex, model, a.load());
   std::vector<std::string> notes = runner.notes();
-  if (std::string line = long_rope_line(model.spec, base.windows().windows.length); !line.empty()) notes.push_back(std::move(line));
+  if (std::string line = long_rope_line(model.spec, base.windows().windows.length); !line.empty())
+    notes.push_back(std::move(line));
   for (const std::string& note : notes) say(a.common, "note: " + model.dir.string() + ": " + note + "\n");
   return divergence(ex, base.logits(), logits_from(ex, runner, base.windows()), base.windows(),
                     {.batch_tokens = a.tokens_per_pass(ex),

@@ -65,8 +65,7 @@ nlohmann::ordered_json json_of(const CheckpointIndex& index) {
 std::string table_of(const CheckpointIndex& index) {
   std::string table;
   for (const auto& [name, t] : index.tensors)
-    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, type_of(t), t.shape.str(),
-                         human_bytes(t.bytes));
+    table += fmt::format("  {:<60} {:<5} {:<18} {:>12}\n", name, type_of(t), t.shape.str(), human_bytes(t.bytes));
   return table;
 }
 
@@ -102,20 +101,17 @@ void run_inspect(const InspectArgs& a) {
                               {"files", c.store.index().files.size()}};
   j["tensors"] = json_of(c.store.index());
   std::map<std::string, int> kinds;
-  for (const auto& [name, f] : c.quantization.linears)
-    ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
+  for (const auto& [name, f] : c.quantization.linears) ++kinds[fmt::format("{} {}", f.packing->name, f.spec.str())];
   for (const auto& [name, t] : c.store.index().tensors)
     if (!t.stored.empty() && t.dtype != DType::u8) ++kinds[fmt::format("{} (decoded)", t.stored)];
   for (const auto& [kind, n] : kinds) j["quantized"][kind] = n;
   if (a.checksums) j["checksums"] = checksums_of(c);
-  std::string s =
-      fmt::format("{}: {}, format {}, {} parameters, {} in {} tensors and {} files\n", c.dir.string(),
-                  c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
-                  c.store.index().tensors.size(), c.store.index().files.size());
+  std::string s = fmt::format("{}: {}, format {}, {} parameters, {} in {} tensors and {} files\n", c.dir.string(),
+                              c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
+                              c.store.index().tensors.size(), c.store.index().files.size());
   for (const auto& [kind, n] : kinds) s += fmt::format("  {} linears: {}\n", n, kind);
   if (a.checksums)
-    for (const auto& [name, sum] : j["checksums"].items())
-      s += fmt::format("  {} {}\n", sum.get<std::string>(), name);
+    for (const auto& [name, sum] : j["checksums"].items()) s += fmt::format("  {} {}\n", sum.get<std::string>(), name);
   say(a.common, s + describe(c.spec) + (a.tensors ? table_of(c.store.index()) : ""));
   write_json(a.common, j.dump(1) + "\n");
 }
@@ -127,8 +123,7 @@ struct SynthArgs {
 };
 
 void run_synth(const SynthArgs& a) {
-  if (std::filesystem::exists(a.out))
-    fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
+  if (std::filesystem::exists(a.out)) fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", a.out));
   Progress progress(a.common);
   const int64_t bytes = synthesize(a.out, a.options, [&](int64_t done, int64_t total) {
     progress.update("writing", static_cast<double>(done) / static_cast<double>(total));
@@ -151,10 +146,8 @@ void run_synth(const SynthArgs& a) {
 void add_convert_commands(CLI::App& app) {
   app.require_subcommand(1);
   const auto i = std::make_shared<InspectArgs>();
-  CLI::App* inspect =
-      app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
-  inspect->add_option("CKPT", i->ckpt,
-                      "Checkpoint folder, or one weight file (left out: the embedded demo model)");
+  CLI::App* inspect = app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
+  inspect->add_option("CKPT", i->ckpt, "Checkpoint folder, or one weight file (left out: the embedded demo model)");
   inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
   add_common(*inspect, i->common);
   inspect->callback([i] { run_inspect(*i); });
@@ -164,15 +157,17 @@ void add_convert_commands(CLI::App& app) {
   const auto s = std::make_shared<SynthArgs>();
   std::string presets;
   for (const SynthPreset& p : synth_presets()) presets += (presets.empty() ? "" : ", ") + std::string(p.name);
-  CLI::App* synth = app.add_subcommand(
-      "synth", "Write a random checkpoint of a real model's shape, for speed measurements");
+  CLI::App* synth =
+      app.add_subcommand("synth", "Write a random checkpoint of a real model's shape, for speed measurements");
   synth->add_option("OUT", s->out, "Folder to write")->required();
   synth->add_option("--preset", s->options.preset, presets)->required();
-  synth->add_option("--format", s->options.format, "bf16, marlin (int4, groups of 128), fp8 (E4M3 per output, inputs per token), int8 (W8A8) or another format that "
+  synth
+      ->add_option("--format", s->options.format,
+                   "bf16, marlin (int4, groups of 128), fp8 (E4M3 per output, inputs per token), int8 (W8A8) or "
+                   "another format that "
                    "holds int4")
       ->capture_default_str();
-  synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")
-      ->check(at_least(0));
+  synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")->check(at_least(0));
   synth->add_option("--seed", s->options.seed, "Seed of the weights")->capture_default_str();
   add_common(*synth, s->common);
   synth->callback([s] { run_synth(*s); });

@@ -39,8 +39,8 @@ std::string line_of(const TensorDiff& d, size_t width) {
   const bool figures = d.state == Sameness::different;
   return fmt::format("{:<{}}  {:<11}  {:>10}  {:>10}  {:>10}  {}\n", d.name, width, name_of(d.state),
                      figures ? fmt::format("{:.3e}", d.relative) : "-",
-                     figures ? fmt::format("{:.3e}", d.max_abs) : "-",
-                     d.codes ? std::to_string(*d.codes) : "-", stored);
+                     figures ? fmt::format("{:.3e}", d.max_abs) : "-", d.codes ? std::to_string(*d.codes) : "-",
+                     stored);
 }
 
 std::string table_of(const CheckpointDiff& diff, int show) {
@@ -65,13 +65,12 @@ void run_diff(const DiffArgs& a) {
   if (a.common.threads > 0) set_thread_count(a.common.threads);
   const DiffSide left = DiffSide::open(a.a), right = DiffSide::open(a.b);
   Progress progress(a.common);
-  const CheckpointDiff diff =
-      diff_checkpoints(left, right, [&](double f) { progress.update("comparing", f); });
+  const CheckpointDiff diff = diff_checkpoints(left, right, [&](double f) { progress.update("comparing", f); });
   progress.update("done", 1);
   Json j = {{"a", a.a}, {"b", a.b}, {"same", diff.same()}};
   std::string counts;
-  for (const Sameness s : {Sameness::identical, Sameness::same_values, Sameness::different,
-                           Sameness::reshaped, Sameness::only_a, Sameness::only_b}) {
+  for (const Sameness s : {Sameness::identical, Sameness::same_values, Sameness::different, Sameness::reshaped,
+                           Sameness::only_a, Sameness::only_b}) {
     const int64_t n = diff.count(s);
     j["counts"][name_of(s)] = n;
     if (n > 0) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", n, name_of(s));
@@ -81,10 +80,9 @@ void run_diff(const DiffArgs& a) {
   say(a.common, table_of(diff, a.show) + fmt::format("{} tensors: {}\n", diff.tensors.size(), counts));
   write_json(a.common, j.dump(1) + "\n");
   if (!diff.same())
-    fail(ErrorKind::checkpoint,
-         fmt::format("{} and {} differ in {} tensors", a.a, a.b,
-                     static_cast<int64_t>(diff.tensors.size()) - diff.count(Sameness::identical) -
-                         diff.count(Sameness::same_values)));
+    fail(ErrorKind::checkpoint, fmt::format("{} and {} differ in {} tensors", a.a, a.b,
+                                            static_cast<int64_t>(diff.tensors.size()) -
+                                                diff.count(Sameness::identical) - diff.count(Sameness::same_values)));
 }
 
 }  // namespace

@@ -52,8 +52,8 @@ void run_to(const ToArgs& a) {
   progress.update("done", 1);
   const double seconds = watch.seconds();
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
-  say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes),
-                            a.format, c.format, r.linears, human_seconds(seconds)));
+  say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes), a.format,
+                            c.format, r.linears, human_seconds(seconds)));
   write_json(a.common, nlohmann::ordered_json{{"format", a.format},
                                               {"from", c.format},
                                               {"model", a.model},
@@ -79,8 +79,7 @@ void add_convert_to_command(CLI::App& app) {
       ->required();
   to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
   to->add_option("OUT", t->out, "A folder; of gguf also a .gguf file")->required();
-  to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")
-      ->capture_default_str();
+  to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")->capture_default_str();
   add_common(*to, t->common);
   to->callback([t] { run_to(*t); });
 }

@@ -26,15 +26,12 @@ Json worst_json(const DivergenceResult& r, const ScoredWindows& w, const Tokeniz
               {"token", t.token},       {"base_p", t.base_p},     {"p", t.p},
               {"base_top", t.base_top}, {"top", t.model_top}};
     if (tokenizer) {
-      const int64_t begin = std::max<int64_t>(0, t.position - kContextTokens),
-                    at = t.window * w.windows.length;
+      const int64_t begin = std::max<int64_t>(0, t.position - kContextTokens), at = t.window * w.windows.length;
       const auto text = [&](std::span<const int32_t> ids) { return tokenizer->decode(ids); };
-      j["context"] =
-          text(std::span(w.windows.ids)
-                   .subspan(static_cast<size_t>(at + begin), static_cast<size_t>(t.position - begin)));
-      j["text"] = {{"token", text({&t.token, 1})},
-                   {"base_top", text({&t.base_top, 1})},
-                   {"top", text({&t.model_top, 1})}};
+      j["context"] = text(
+          std::span(w.windows.ids).subspan(static_cast<size_t>(at + begin), static_cast<size_t>(t.position - begin)));
+      j["text"] = {
+          {"token", text({&t.token, 1})}, {"base_top", text({&t.base_top, 1})}, {"top", text({&t.model_top, 1})}};
     }
     list.push_back(std::move(j));
   }
@@ -42,9 +39,8 @@ Json worst_json(const DivergenceResult& r, const ScoredWindows& w, const Tokeniz
 }
 
 std::string heading(const std::string& base) {
-  return fmt::format("{:<32} {:>11} {:>23} {:>10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8}\n",
-                     "against " + base, "perplexity", "ln ratio", "KL mean", "p50", "p90", "p99", "max",
-                     "top-1", "top-5");
+  return fmt::format("{:<32} {:>11} {:>23} {:>10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8}\n", "against " + base,
+                     "perplexity", "ln ratio", "KL mean", "p50", "p90", "p99", "max", "top-1", "top-5");
 }
 
 std::string row_of(const std::string& name, const DivergenceResult& r) {
@@ -56,25 +52,24 @@ std::string row_of(const std::string& name, const DivergenceResult& r) {
 }
 
 Json json_of(const DivergenceResult& r, const ScoredWindows& w, const Tokenizer* tokenizer) {
-  Json j = {
-      {"perplexity", r.perplexity},
-      {"stderr", r.stderr_},
-      {"ln_ratio", r.ln_ratio},
-      {"ln_ratio_stderr", r.ln_ratio_stderr},
-      {"kl",
-       {{"mean", r.kl.mean},
-        {"stderr", r.kl.stderr_},
-        {"p50", r.kl.p50},
-        {"p90", r.kl.p90},
-        {"p99", r.kl.p99},
-        {"max", r.kl.max}}},
-      {"top1", r.top1},
-      {"top1_stderr", r.top1_stderr},
-      {"top5", r.top5},
-      {"shift", {{"mean", r.shift_mean}, {"rms", r.shift_rms}, {"edges", kShiftEdges}, {"tokens", r.shifts}}},
-      {"tokens", r.tokens},
-      {"windows", r.windows},
-      {"seconds", r.seconds}};
+  Json j = {{"perplexity", r.perplexity},
+            {"stderr", r.stderr_},
+            {"ln_ratio", r.ln_ratio},
+            {"ln_ratio_stderr", r.ln_ratio_stderr},
+            {"kl",
+             {{"mean", r.kl.mean},
+              {"stderr", r.kl.stderr_},
+              {"p50", r.kl.p50},
+              {"p90", r.kl.p90},
+              {"p99", r.kl.p99},
+              {"max", r.kl.max}}},
+            {"top1", r.top1},
+            {"top1_stderr", r.top1_stderr},
+            {"top5", r.top5},
+            {"shift", {{"mean", r.shift_mean}, {"rms", r.shift_rms}, {"edges", kShiftEdges}, {"tokens", r.shifts}}},
+            {"tokens", r.tokens},
+            {"windows", r.windows},
+            {"seconds", r.seconds}};
   j["worst"] = worst_json(r, w, tokenizer);
   return j;
 }
@@ -84,8 +79,8 @@ std::string shift_table(const DivergenceResult& r) {
                               100 * r.shift_mean, 100 * r.shift_rms);
   for (size_t i = 0; i < r.shifts.size(); ++i) {
     const double share = 100 * static_cast<double>(r.shifts[i]) / static_cast<double>(r.tokens);
-    s += fmt::format("  {:>+5.0f} … {:>+5.0f} % {:>7.2f} % {}\n", 100 * kShiftEdges[i],
-                     100 * kShiftEdges[i + 1], share, std::string(static_cast<size_t>(share / 2 + 0.5), '#'));
+    s += fmt::format("  {:>+5.0f} … {:>+5.0f} % {:>7.2f} % {}\n", 100 * kShiftEdges[i], 100 * kShiftEdges[i + 1], share,
+                     std::string(static_cast<size_t>(share / 2 + 0.5), '#'));
   }
   return s;
 }
@@ -95,9 +90,7 @@ std::string worst_table(const Json& worst) {
   for (size_t i = 0; i < std::min(kShownWorst, worst.size()); ++i) {
     const Json& t = worst[i];
     if (!t.contains("text")) return s;
-    const auto quoted = [](const Json& text) {
-      return text.dump(-1, ' ', false, Json::error_handler_t::replace);
-    };
+    const auto quoted = [](const Json& text) { return text.dump(-1, ' ', false, Json::error_handler_t::replace); };
     s += fmt::format("  KL {:.3f}  …{} {}: {:.1f} % -> {:.1f} %, likeliest {} -> {}\n", t["kl"].get<double>(),
                      quoted(t["context"]), quoted(t["text"]["token"]), 100 * t["base_p"].get<double>(),
                      100 * t["p"].get<double>(), quoted(t["text"]["base_top"]), quoted(t["text"]["top"]));
@@ -110,10 +103,8 @@ Json json_of(const Closeness& c) { return {{"cosine", c.cosine}, {"sqnr_db", c.s
 Json json_of(const std::vector<LayerCloseness>& layers) {
   Json list = Json::array();
   for (const LayerCloseness& l : layers) {
-    Json j = {{"layer", l.layer},
-              {"states", json_of(l.states)},
-              {"alone", json_of(l.alone)},
-              {"linears", Json::array()}};
+    Json j = {
+        {"layer", l.layer}, {"states", json_of(l.states)}, {"alone", json_of(l.alone)}, {"linears", Json::array()}};
     for (const LinearCloseness& linear : l.linears) {
       Json entry = {{"name", linear.name}};
       entry.update(json_of(linear.value));
@@ -127,13 +118,11 @@ Json json_of(const std::vector<LayerCloseness>& layers) {
 std::string layer_table(const std::vector<LayerCloseness>& layers) {
   std::string s = "  layer    states: cosine   SQNR dB   block alone   worst linear\n";
   for (const LayerCloseness& l : layers) {
-    const auto worst = std::min_element(l.linears.begin(), l.linears.end(), [](const auto& a, const auto& b) {
-      return a.value.sqnr_db < b.value.sqnr_db;
-    });
-    s += fmt::format(
-        "  {:>5} {:>17.6f} {:>9.2f} {:>13.2f}   {}\n", l.layer, l.states.cosine, l.states.sqnr_db,
-        l.alone.sqnr_db,
-        worst == l.linears.end() ? "" : fmt::format("{} {:.2f}", worst->name, worst->value.sqnr_db));
+    const auto worst = std::min_element(l.linears.begin(), l.linears.end(),
+                                        [](const auto& a, const auto& b) { return a.value.sqnr_db < b.value.sqnr_db; });
+    s += fmt::format("  {:>5} {:>17.6f} {:>9.2f} {:>13.2f}   {}\n", l.layer, l.states.cosine, l.states.sqnr_db,
+                     l.alone.sqnr_db,
+                     worst == l.linears.end() ? "" : fmt::format("{} {:.2f}", worst->name, worst->value.sqnr_db));
   }
   return s;
 }
@@ -202,20 +191,18 @@ void run_compare(const CompareArgs& a) {
 
 void add_compare_command(CLI::App& app) {
   const auto a = std::make_shared<CompareArgs>();
-  CLI::App* command = app.add_subcommand(
-      "compare", "Distance of models from a baseline: KL, paired perplexity ratio, top-1, top-5");
+  CLI::App* command =
+      app.add_subcommand("compare", "Distance of models from a baseline: KL, paired perplexity ratio, top-1, top-5");
   command->add_option("BASE", a->base, "The baseline, usually the bf16 checkpoint")->required();
   command->add_option("MODEL", a->models, "Checkpoints to compare with it")->required();
-  command->add_option(
-      "--base-cache", a->base_cache,
-      "DIR: keep the baseline's logits there (2 bytes each) and use them when they are there");
+  command->add_option("--base-cache", a->base_cache,
+                      "DIR: keep the baseline's logits there (2 bytes each) and use them when they are there");
   command->add_option("--worst", a->worst, "Tokens to name, those that differ most")
       ->check(at_least(0))
       ->capture_default_str();
   command->add_flag("--noise-floor", a->noise_floor,
                     "Also compare BASE in bf16 with itself in float32: distances below that are equality");
-  command->add_flag("--layers", a->layers,
-                    "Also compare the states behind every block and every linear's outputs");
+  command->add_flag("--layers", a->layers, "Also compare the states behind every block and every linear's outputs");
   add_data_arguments(*command, *a);
   command->callback([a] { run_compare(*a); });
 }

@@ -17,9 +17,8 @@ Windows windows_from_safetensors(const std::string& path, int64_t max_windows) {
     fail(ErrorKind::checkpoint, fmt::format("{}: no tensor input_ids [windows, tokens]", path));
   const TensorInfo& info = it->second;
   if (info.shape.rank() != 2 || (info.dtype != DType::i32 && info.dtype != DType::i64) || info.shape[1] < 2)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: input_ids: expected i32 or i64 [windows, tokens >= 2], found {} {}", path,
-                     name_of(info.dtype), info.shape.str()));
+    fail(ErrorKind::checkpoint, fmt::format("{}: input_ids: expected i32 or i64 [windows, tokens >= 2], found {} {}",
+                                            path, name_of(info.dtype), info.shape.str()));
   const Tensor t = clone_host(index.view(info));
   std::vector<int32_t> ids(static_cast<size_t>(t.numel()));
   for (int64_t i = 0; i < t.numel(); ++i)
@@ -42,25 +41,21 @@ Documents documents_of(const DataArgs& a, const Checkpoint& c) {
 }  // namespace
 
 void add_data_arguments(CLI::App& app, DataArgs& a) {
-  app.add_option(
-         "--data", a.data,
-         "builtin; a text FILE; a .jsonl FILE of `text` or chat `messages`; or a .safetensors FILE whose "
-         "input_ids [n, t] are n windows")
+  app.add_option("--data", a.data,
+                 "builtin; a text FILE; a .jsonl FILE of `text` or chat `messages`; or a .safetensors FILE whose "
+                 "input_ids [n, t] are n windows")
       ->capture_default_str();
-  app.add_option(
-         "--protocol", a.protocol,
-         "plain, gptq (rows joined by \"\\n\\n\"), llama.cpp (BOS in front, second half scored) or sliding")
+  app.add_option("--protocol", a.protocol,
+                 "plain, gptq (rows joined by \"\\n\\n\"), llama.cpp (BOS in front, second half scored) or sliding")
       ->capture_default_str();
   app.add_option("--context", a.context,
                  "Tokens per window (default: 2048, llama.cpp 512; at most the model's positions)")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
-  app.add_option("--stride", a.stride,
-                 "Of --protocol sliding: tokens between two windows (default: half of them)")
+  app.add_option("--stride", a.stride, "Of --protocol sliding: tokens between two windows (default: half of them)")
       ->check(at_least(1));
   app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(at_least(1));
-  app.add_option(
-      "--chat-template", a.chat_template,
-      "For chat messages: llama3, chatml, mistral, gemma or a FILE (default: the checkpoint's own)");
+  app.add_option("--chat-template", a.chat_template,
+                 "For chat messages: llama3, chatml, mistral, gemma or a FILE (default: the checkpoint's own)");
   app.add_option("--dtype", a.dtype, "Arithmetic: bf16 or float32 (packed weights are then dequantized)")
       ->capture_default_str();
   add_kv_cache(app, a.kv_cache);
@@ -82,8 +77,8 @@ ScoredWindows load_windows(const DataArgs& a, const Checkpoint& c) {
          fmt::format("--context {} exceeds the model's {} positions", a.context, c.spec.max_positions));
   if (ends_with(a.data, ".safetensors")) {
     const std::optional<Tokenizer> tokenizer = tokenizer_of(c);
-    return score_windows(options, windows_from_safetensors(a.data, a.max_windows),
-                         tokenizer ? &*tokenizer : nullptr, c.spec.max_positions);
+    return score_windows(options, windows_from_safetensors(a.data, a.max_windows), tokenizer ? &*tokenizer : nullptr,
+                         c.spec.max_positions);
   }
   const Documents documents = documents_of(a, c);
   const Tokenizer tokenizer = Tokenizer::open(c.dir);

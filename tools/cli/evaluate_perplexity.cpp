@@ -62,16 +62,14 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
   return j;
 }
 
-std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r,
-                    const Exec& ex) {
+std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r, const Exec& ex) {
   std::string s = fmt::format(
       "perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {} head, {}, "
       "{})\n",
-      r.perplexity, r.stderr_, r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
-      a.head, ex.device_name(), human_seconds(r.seconds));
+      r.perplexity, r.stderr_, r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache, a.head,
+      ex.device_name(), human_seconds(r.seconds));
   if (r.bits_per_byte > 0)
-    s +=
-        fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
+    s += fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
   return s;
 }
 
@@ -90,9 +88,8 @@ void run_perplexity(const PerplexityArgs& a) {
     const PerplexityResult ref = run_once(ex, a, c, w, Weights::reference);
     const double difference = r.perplexity / ref.perplexity - 1;
     say(a.common,
-        fmt::format(
-            "reference  {:.4f} +- {:.4f}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
-            ref.perplexity, ref.stderr_, 100 * difference));
+        fmt::format("reference  {:.4f} +- {:.4f}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
+                    ref.perplexity, ref.stderr_, 100 * difference));
     j["reference"] = {{"perplexity", ref.perplexity},
                       {"stderr", ref.stderr_},
                       {"mean_nll", ref.mean_nll},
@@ -105,13 +102,10 @@ void run_perplexity(const PerplexityArgs& a) {
 
 void add_perplexity_command(CLI::App& app) {
   const auto a = std::make_shared<PerplexityArgs>();
-  CLI::App* command =
-      app.add_subcommand("perplexity", "Perplexity by a named protocol, with its standard error");
+  CLI::App* command = app.add_subcommand("perplexity", "Perplexity by a named protocol, with its standard error");
   command->add_option("MODEL", a->model, "Checkpoint folder (left out: the embedded demo model)");
-  command->add_flag("--reference", a->reference,
-                    "Also run the dequantized dense weights and print the difference");
-  command->add_flag("--offload", a->offload,
-                    "One block at a time on the device, for models larger than its memory");
+  command->add_flag("--reference", a->reference, "Also run the dequantized dense weights and print the difference");
+  command->add_flag("--offload", a->offload, "One block at a time on the device, for models larger than its memory");
   add_data_arguments(*command, *a);
   command->callback([a] { run_perplexity(*a); });
 }

@@ -22,8 +22,7 @@ std::string base_of(const ReportArgs& a) {
     const auto j = nlohmann::json::parse(read_text(report), nullptr, false);
     if (j.is_object() && std::filesystem::exists(j.value("model", ""), ignored)) return j["model"];
   }
-  fail(ErrorKind::usage,
-       "none of the checkpoints names the model it was made from, or it is gone; give --base MODEL");
+  fail(ErrorKind::usage, "none of the checkpoints names the model it was made from, or it is gone; give --base MODEL");
 }
 
 void run_report(ReportArgs a) {
@@ -55,8 +54,7 @@ void add_report_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("report", "Checkpoints beside their baseline as one HTML page and as Markdown");
   command->add_option("OUT", a->models, "Checkpoints")->required();
-  command->add_option("--base", a->base,
-                      "The baseline (left out: the model that the first OUT was made from)");
+  command->add_option("--base", a->base, "The baseline (left out: the model that the first OUT was made from)");
   command->add_option("--base-cache", a->base_cache, "DIR: as of `evaluate compare`");
   add_report_arguments(*command, a->files);
   add_data_arguments(*command, *a);

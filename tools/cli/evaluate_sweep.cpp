@@ -43,10 +43,7 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
     Run& run = runs.emplace_back();
     run.text = text;
     run.recipe = parse_recipe(text);
-    run.job = {.recipe = text,
-               .out = out,
-               .seed = a.calibration.seed,
-               .force = a.force};
+    run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force};
     run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
   }
   return runs;
@@ -59,12 +56,13 @@ void plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex, bool
   for (Run& run : runs) {
     if (run.recipe.chooses_precision() != measured) continue;
     const int64_t length = calibration_length(a.calibration, model.spec);
-    run.plan = make_plan(model, {.base = run.recipe,
-                                 .chosen = run.job.precision ? run.job.precision->recipes() : std::map<std::string, Recipe>{},
-                                 .tokens = a.calibration.samples * length,
-                                 .seq_len = length,
-                                 .dtype = run.job.dtype,
-                                 .on_gpu = ex.on_cuda()});
+    run.plan =
+        make_plan(model, {.base = run.recipe,
+                          .chosen = run.job.precision ? run.job.precision->recipes() : std::map<std::string, Recipe>{},
+                          .tokens = a.calibration.samples * length,
+                          .seq_len = length,
+                          .dtype = run.job.dtype,
+                          .on_gpu = ex.on_cuda()});
     for (const Refusal& r : run.plan.refusals) refusals += fmt::format("\n  {}: {}: {}", run.text, r.name, r.reason);
   }
   if (!refusals.empty()) fail(ErrorKind::unsupported, "linears are refused; nothing was written" + refusals);
@@ -79,8 +77,7 @@ void make_folder(const std::string& out) {
 bool calibrates(const Run& run) { return run.recipe.chooses_precision() || run.plan.calibrates(); }
 
 // The calibration text is tokenized and drawn once for all recipes that need any.
-Windows draw_once(Exec& ex, const SweepArgs& a, const Checkpoint& model, std::vector<Run>& runs,
-                  Progress& progress) {
+Windows draw_once(Exec& ex, const SweepArgs& a, const Checkpoint& model, std::vector<Run>& runs, Progress& progress) {
   if (std::none_of(runs.begin(), runs.end(), calibrates)) return {};
   std::string note;
   Windows windows = draw_windows(ex, a.calibration, model, runs.front().job.dtype, progress, &note);
@@ -90,16 +87,15 @@ Windows draw_once(Exec& ex, const SweepArgs& a, const Checkpoint& model, std::ve
   return windows;
 }
 
-void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, const Windows& windows, std::vector<Run>& runs,
-                       Progress& progress) {
+void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, const Windows& windows,
+                       std::vector<Run>& runs, Progress& progress) {
   for (Run& run : runs) {
     if (!run.recipe.chooses_precision()) continue;
-    run.job.precision = choose_precision(
-        ex, model, windows,
-        {.base = run.recipe,
-         .dtype = run.job.dtype,
-         .seed = run.job.seed,
-         .progress = [&](double f) { progress.update(run.text + ": measuring the sensitivity", f); }});
+    run.job.precision =
+        choose_precision(ex, model, windows,
+                         {.base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
+                            progress.update(run.text + ": measuring the sensitivity", f);
+                          }});
     say(a.common, run.job.precision->summary() + "\n");
   }
 }
@@ -123,9 +119,7 @@ void run_sweep(SweepArgs a) {
   Report report;
   std::vector<std::string> paths;
   for (Run& run : runs) {
-    run.job.progress = [&](const std::string& phase, double f) {
-      progress.update(run.text + ": " + phase, f);
-    };
+    run.job.progress = [&](const std::string& phase, double f) { progress.update(run.text + ": " + phase, f); };
     run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);
@@ -142,14 +136,10 @@ void run_sweep(SweepArgs a) {
 
 void add_sweep_command(CLI::App& app) {
   const auto a = std::make_shared<SweepArgs>();
-  CLI::App* command =
-      app.add_subcommand("sweep", "Quantize by several recipes, compare them with the model, tabulate");
+  CLI::App* command = app.add_subcommand("sweep", "Quantize by several recipes, compare them with the model, tabulate");
   command->add_option("MODEL", a->base, "The model")->required();
-  command->add_option("--recipe", a->recipes, "A recipe of `quantize`; repeat it for each")
-      ->required()
-      ->take_all();
-  command->add_option("--out", a->out,
-                      "Folder for the checkpoints (left out: MODEL-sweep in the current folder)");
+  command->add_option("--recipe", a->recipes, "A recipe of `quantize`; repeat it for each")->required()->take_all();
+  command->add_option("--out", a->out, "Folder for the checkpoints (left out: MODEL-sweep in the current folder)");
   command->add_flag("--force", a->force, "Replace checkpoints that exist there");
   add_calibration_arguments(*command, a->calibration);
   add_report_arguments(*command, a->files);

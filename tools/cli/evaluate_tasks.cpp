@@ -26,9 +26,8 @@ std::vector<TaskAnswer> answers_of(Exec& ex, const TasksArgs& a, const Checkpoin
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   Runner runner(ex, c, {.dtype = compute_dtype(a.dtype)});
   const int64_t batch = a.batch_tokens > 0 ? a.batch_tokens : (ex.on_cuda() ? 32768 : 8192);
-  return answer_tasks(
-      runner, tokenizer, items,
-      {.few_shot = a.few_shot, .batch_tokens = batch, .progress = report_to(progress, "answering")});
+  return answer_tasks(runner, tokenizer, items,
+                      {.few_shot = a.few_shot, .batch_tokens = batch, .progress = report_to(progress, "answering")});
 }
 
 Json accuracy_json(const std::vector<TaskItem>& items, const std::vector<TaskAnswer>& answers) {
@@ -40,19 +39,16 @@ Json accuracy_json(const std::vector<TaskItem>& items, const std::vector<TaskAns
 }
 
 Json flips_json(const Flips& f) {
-  return {{"lost", f.lost},
-          {"won", f.won},
-          {"changed", f.changed},
-          {"difference", f.difference},
-          {"stderr", f.stderr_}};
+  return {
+      {"lost", f.lost}, {"won", f.won}, {"changed", f.changed}, {"difference", f.difference}, {"stderr", f.stderr_}};
 }
 
 std::string accuracy_lines(const std::string& name, const std::vector<TaskItem>& items,
                            const std::vector<TaskAnswer>& answers) {
   const Accuracy raw = accuracy(items, answers, false), normalised = accuracy(items, answers, true);
-  return fmt::format("{:<32} accuracy {:.2f} +- {:.2f} %, length-normalised {:.2f} +- {:.2f} %  ({} items)\n",
-                     name, 100 * raw.value, 100 * raw.stderr_, 100 * normalised.value,
-                     100 * normalised.stderr_, items.size());
+  return fmt::format("{:<32} accuracy {:.2f} +- {:.2f} %, length-normalised {:.2f} +- {:.2f} %  ({} items)\n", name,
+                     100 * raw.value, 100 * raw.stderr_, 100 * normalised.value, 100 * normalised.stderr_,
+                     items.size());
 }
 
 std::string flip_line(const char* kind, const Flips& f) {
@@ -82,8 +78,8 @@ void run_tasks(const TasksArgs& a) {
     j["baseline"].update(accuracy_json(items, base));
     j["flips"] = flips_json(raw);
     j["flips_normalised"] = flips_json(normalised);
-    text += accuracy_lines(a.baseline, items, base) + flip_line("raw", raw) +
-            flip_line("length-normalised", normalised);
+    text +=
+        accuracy_lines(a.baseline, items, base) + flip_line("raw", raw) + flip_line("length-normalised", normalised);
   }
   j["answers"] = Json::array();
   for (size_t i = 0; i < items.size(); ++i)
@@ -100,8 +96,8 @@ void run_tasks(const TasksArgs& a) {
 
 void add_tasks_command(CLI::App& app) {
   const auto a = std::make_shared<TasksArgs>();
-  CLI::App* command = app.add_subcommand(
-      "tasks", "Multiple choice by log-likelihood: accuracy, and flips against a baseline");
+  CLI::App* command =
+      app.add_subcommand("tasks", "Multiple choice by log-likelihood: accuracy, and flips against a baseline");
   command
       ->add_option("MODEL_FILE", a->paths,
                    "[MODEL] FILE: a checkpoint (left out: the embedded demo model), a .jsonl of tasks")
@@ -115,8 +111,7 @@ void add_tasks_command(CLI::App& app) {
       ->check(at_least(0))
       ->capture_default_str();
   command->add_option("--dtype", a->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
-  command->add_option("--batch-tokens", a->batch_tokens, "Tokens per forward pass")
-      ->check(at_least(1));
+  command->add_option("--batch-tokens", a->batch_tokens, "Tokens per forward pass")->check(at_least(1));
   add_common(*command, a->common);
   command->callback([a] { run_tasks(*a); });
 }

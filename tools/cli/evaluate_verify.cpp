@@ -28,9 +28,8 @@ void run_verify(const VerifyArgs& a) {
   write_json(a.common, j.dump(1) + "\n");
   if (!r.ok()) fail(ErrorKind::checkpoint, fmt::format("{}: {} problems", a.out, r.problems.size()));
   say(a.common,
-      fmt::format(
-          "ok: {} linears unpack to the hashes of the report; packed against dequantized logits: {:.2e}\n",
-          r.linears, r.logits_error));
+      fmt::format("ok: {} linears unpack to the hashes of the report; packed against dequantized logits: {:.2e}\n",
+                  r.linears, r.logits_error));
 }
 
 }  // namespace

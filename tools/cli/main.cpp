@@ -30,7 +30,8 @@ const std::map<std::string, Program>& programs() {
         "  quantize plan gptq model/                       what would be done, and what refused\n"
         "  quantize list                                   methods, packings, formats, architectures\n"}},
       {"evaluate",
-       {add_evaluate_commands, "Judges checkpoints: perplexity by named protocols, distance from a baseline, tasks, reports.",
+       {add_evaluate_commands,
+        "Judges checkpoints: perplexity by named protocols, distance from a baseline, tasks, reports.",
         "Examples:\n"
         "  evaluate perplexity                             the embedded demo model on the built-in text\n"
         "  evaluate perplexity out/ --data text.txt --context 1024\n"
@@ -48,7 +49,8 @@ const std::map<std::string, Program>& programs() {
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"}},
       {"convert",
-       {add_convert_commands, "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",
+       {add_convert_commands,
+        "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",
         "Examples:\n"
         "  convert inspect out/\n"
         "  convert to gptq out/ out-gptq/                  the same codes and scales, or refused with the reason\n"

@@ -9,8 +9,7 @@ ScoredWindows windows_to_measure(const Common& common, const Checkpoint& model) 
 }
 
 MeasuredPerplexity measure_perplexity(Exec& ex, const Common& common, const ScoredWindows& windows,
-                                      const Checkpoint& model, const std::filesystem::path& out,
-                                      Progress& progress) {
+                                      const Checkpoint& model, const std::filesystem::path& out, Progress& progress) {
   DataArgs args;
   args.common = common;
   const auto measure = [&](const Checkpoint& c, const char* what) {

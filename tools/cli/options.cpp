@@ -27,12 +27,8 @@ void on_signal(int) {
 }  // namespace
 
 void add_common(CLI::App& app, Common& c) {
-  app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")
-      ->envname("FEWBIT_DEVICE")
-      ->capture_default_str();
-  app.add_option("--threads", c.threads, "CPU threads (0 = all)")
-      ->envname("FEWBIT_THREADS")
-      ->check(at_least(0));
+  app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")->envname("FEWBIT_DEVICE")->capture_default_str();
+  app.add_option("--threads", c.threads, "CPU threads (0 = all)")->envname("FEWBIT_THREADS")->check(at_least(0));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-");
   app.add_flag("--quiet", c.quiet, "No progress bar");
@@ -65,9 +61,7 @@ void write_json(const Common& c, const std::string& text) {
   if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", c.json));
 }
 
-void say(const Common& c, const std::string& text) {
-  std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout);
-}
+void say(const Common& c, const std::string& text) { std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout); }
 
 int64_t bytes_from(std::string_view text, std::string_view flag) {
   double number = 0;
@@ -103,24 +97,24 @@ DType compute_dtype(const std::string& name) {
 std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf16"; }
 
 void add_kv_cache(CLI::App& app, std::string& name) {
-  app.add_option("--kv-cache", name,
-                 "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales, keys "
-                 "turned), fp8-plain (the same, not turned: as other engines store them) or int8 (a scale per token and head)")
+  app.add_option(
+         "--kv-cache", name,
+         "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales, keys "
+         "turned), fp8-plain (the same, not turned: as other engines store them) or int8 (a scale per token and head)")
       ->capture_default_str();
 }
 
 void add_head(CLI::App& app, std::string& name) {
-  app.add_option("--head", name,
-                 "The head: stored (as the checkpoint has it), bf16 (floats; dequantized where it is packed), fp8 or int4 "
-                 "(a float head is rounded when it is loaded: E4M3 with a scale per output, or groups of 128; so is that of "
-                 "a tied embedding, which stays itself)")
+  app.add_option(
+         "--head", name,
+         "The head: stored (as the checkpoint has it), bf16 (floats; dequantized where it is packed), fp8 or int4 "
+         "(a float head is rounded when it is loaded: E4M3 with a scale per output, or groups of 128; so is that of "
+         "a tied embedding, which stays itself)")
       ->capture_default_str();
 }
 
 Progress::Progress(const Common& c)
-    : enabled_(!c.quiet && ::isatty(STDERR_FILENO)),
-      start_(std::chrono::steady_clock::now()),
-      drawn_(start_) {}
+    : enabled_(!c.quiet && ::isatty(STDERR_FILENO)), start_(std::chrono::steady_clock::now()), drawn_(start_) {}
 
 Progress::~Progress() { clear(); }
 
@@ -142,9 +136,8 @@ void Progress::update(const std::string& phase, double fraction) {
   dirty_ = true;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const int cells = static_cast<int>(fraction * 30);
-  std::string eta = fraction > 0.01 && fraction < 1
-                        ? ", " + human_seconds(elapsed * (1 - fraction) / fraction) + " left"
-                        : "";
+  std::string eta =
+      fraction > 0.01 && fraction < 1 ? ", " + human_seconds(elapsed * (1 - fraction) / fraction) + " left" : "";
   fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f} %{}", phase, std::string(static_cast<size_t>(cells), '#'),
              std::string(static_cast<size_t>(30 - cells), '.'), 100 * fraction, eta);
   std::fflush(stderr);

@@ -43,18 +43,18 @@ std::string engine_names() {
 }
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
-  app.add_option("RECIPE", a.recipe,
-                 "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant), auto (gptq with bits "
-                 "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
-                 "\"gptq w8a8\", \"fp8 block128\"");
+  app.add_option(
+      "RECIPE", a.recipe,
+      "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant), auto (gptq with bits "
+      "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
+      "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
   app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
   auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default, but not of awq alone)");
   app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
-  app.add_option("--act-order", a.act_order,
-                 "Order of the columns: off, static, gar, full (full stores g_idx)");
+  app.add_option("--act-order", a.act_order, "Order of the columns: off, static, gar, full (full stores g_idx)");
   app.add_option("--acts", a.acts,
                  "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
                  "calibrated scale)");
@@ -71,7 +71,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--format", a.format,
                  "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
                  "--kv-cache); gguf:TYPE chooses GGUF's blocks");
-  app.add_option("--set", a.set, "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
+  app.add_option(
+         "--set", a.set,
+         "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
   auto* engine = app.add_option("--for", a.engine,
@@ -81,8 +83,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
-  app.add_flag("--measure", a.measure,
-               "When done, measure the perplexity of MODEL and OUT on the built-in text, for the model card and the report");
+  app.add_flag(
+      "--measure", a.measure,
+      "When done, measure the perplexity of MODEL and OUT on the built-in text, for the model card and the report");
   app.add_flag("--force", a.force, "Replace OUT if it exists");
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
@@ -132,8 +135,7 @@ Recipe recipe_of(const QuantizeArgs& a) {
   Recipe flags;
   if (a.bits) flags.bits = a.bits;
   if (a.group && (*a.group < -1 || *a.group == 0))
-    fail(ErrorKind::usage,
-         fmt::format("--group-size {}: must be positive, or -1 for one group a row", *a.group));
+    fail(ErrorKind::usage, fmt::format("--group-size {}: must be positive, or -1 for one group a row", *a.group));
   if (a.group) flags.group = a.group;
   if (a.sym || a.asym) flags.symmetric = a.sym;
   if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
@@ -161,24 +163,23 @@ std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path&
 std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) {
   size_t width = 6;
   for (const PlannedLinear& p : plan.linears) width = std::max(width, p.linear.name.size());
-  std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in",
-                              "recipe", "packing", "now", "then");
+  std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in", "recipe",
+                              "packing", "now", "then");
   std::vector<std::string> notes;
   for (const PlannedLinear& p : plan.linears) {
-    s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width,
-                     p.linear.out, p.linear.in,
+    s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width, p.linear.out,
+                     p.linear.in,
                      p.keep            ? "keep"
                      : p.recipe.method ? p.recipe.str()
                                        : "-",
                      !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
                      human_bytes(p.out_bytes));
-    if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end())
-      notes.push_back(p.note);
+    if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end()) notes.push_back(p.note);
   }
   for (const std::string& n : notes)
-    s += fmt::format("note: {} ({} linears)\n", n,
-                     std::count_if(plan.linears.begin(), plan.linears.end(),
-                                   [&](const PlannedLinear& p) { return p.note == n; }));
+    s += fmt::format(
+        "note: {} ({} linears)\n", n,
+        std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
   for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
   s += fmt::format(
       "{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}; peak memory about {} ({})\n",
@@ -218,8 +219,8 @@ std::string starved_line(const QuantReport& r) {
   }
   if (starved == 0) return "";
   return fmt::format(
-      "{} of {} experts saw too few tokens and borrowed statistics from their layers: layer.expert {}{}\n",
-      starved, experts, names, starved > kNamed ? ", …" : "");
+      "{} of {} experts saw too few tokens and borrowed statistics from their layers: layer.expert {}{}\n", starved,
+      experts, names, starved > kNamed ? ", …" : "");
 }
 
 std::string summary(const QuantReport& r) {
@@ -236,13 +237,11 @@ std::string summary(const QuantReport& r) {
   s += starved_line(r);
   if (!r.kv_scales.empty())
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
-  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(),
-                                   [](const LinearRecord& l) { return l.learned; }))
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
     s += fmt::format("rounding learned in {} linears\n", n);
   if (!r.note.empty()) s += r.note + "\n";
-  s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n",
-                   r.linears.size(), r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes),
-                   worst, worst_name);
+  s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
+                   r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes), worst, worst_name);
   if (r.perplexity)
     s += fmt::format("perplexity {:.4f} +- {:.4f}, of MODEL {:.4f} +- {:.4f}\n", r.perplexity->perplexity,
                      r.perplexity->stderr_, r.perplexity->base, r.perplexity->base_stderr);
@@ -252,12 +251,10 @@ std::string summary(const QuantReport& r) {
 
 PrecisionPlan measured_precision(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, const Recipe& recipe,
                                  const Windows& windows, DType dtype, Progress& progress) {
-  return choose_precision(ex, c, windows,
-                          {.base = recipe,
-                           .rules = a.ordered,
-                           .dtype = dtype,
-                           .seed = a.seed,
-                           .progress = [&](double f) { progress.update("measuring the sensitivity", f); }});
+  return choose_precision(
+      ex, c, windows, {.base = recipe, .rules = a.ordered, .dtype = dtype, .seed = a.seed, .progress = [&](double f) {
+                         progress.update("measuring the sensitivity", f);
+                       }});
 }
 
 QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& recipe) {
@@ -290,15 +287,16 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
     job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
     say(a.common, job.precision->summary() + "\n");
   }
-  const QuantPlan plan = make_plan(c, {.base = recipe,
-                                       .rules = a.ordered,
-                                       .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
-                                       .tokens = a.samples * calibration_length(a, c.spec),
-                                       .seq_len = calibration_length(a, c.spec),
-                                       .dtype = job.dtype,
-                                       .on_gpu = ex.on_cuda(),
-                                       .engine = a.engine,
-                                       .tp = a.tp});
+  const QuantPlan plan =
+      make_plan(c, {.base = recipe,
+                    .rules = a.ordered,
+                    .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
+                    .tokens = a.samples * calibration_length(a, c.spec),
+                    .seq_len = calibration_length(a, c.spec),
+                    .dtype = job.dtype,
+                    .on_gpu = ex.on_cuda(),
+                    .engine = a.engine,
+                    .tp = a.tp});
   if (plan_only) {
     say(a.common, plan_table(plan, c, ex.on_cuda()));
     write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
@@ -308,8 +306,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   }
   refuse_if_any(plan);
   refuse_if_too_large(ex, plan);
-  if (plan.calibrates() && windows.count == 0)
-    windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  if (plan.calibrates() && windows.count == 0) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
@@ -351,11 +348,10 @@ void add_quantize_commands(CLI::App& app) {
   const auto args = std::make_shared<QuantizeArgs>();
   const auto plan_args = std::make_shared<QuantizeArgs>();
   add_arguments(app, *args);
-  CLI::App* plan = app.add_subcommand(
-      "plan", "Print what would be done to every linear, and what is refused; write nothing");
+  CLI::App* plan =
+      app.add_subcommand("plan", "Print what would be done to every linear, and what is refused; write nothing");
   add_arguments(*plan, *plan_args);
-  CLI::App* list =
-      app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version");
+  CLI::App* list = app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version");
   plan->callback([plan, plan_args] { run_quantize(*plan, *plan_args, true); });
   list->callback(run_list);
   app.callback([&app, args] {

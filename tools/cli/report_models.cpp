@@ -58,8 +58,8 @@ void read_quant_report(const fs::path& dir, ReportModel& m) {
   m.command = fmt::format("quantize '{}' {} {}", m.recipe, j.value("model", ""), j.value("out", ""));
   if (const std::string calibration = j.value("calibration", ""); !calibration.empty()) {
     for (const std::string& source : split(calibration, '+')) m.command += " --calib " + source;
-    m.command += fmt::format(" --samples {} --seq-len {} --seed {}", j.value("samples", 0),
-                             j.value("seq_len", 0), j.value("seed", 0));
+    m.command += fmt::format(" --samples {} --seq-len {} --seed {}", j.value("samples", 0), j.value("seq_len", 0),
+                             j.value("seed", 0));
   }
   for (const Json& l : j.value("linears", Json::array()))
     m.linears.push_back(linear_of(l.value("name", ""), l.value("rel_error", 0.0)));
@@ -134,11 +134,11 @@ Json json_of(const ReportModel& m) {
 }
 
 std::string table_of(const Report& r) {
-  std::string s = fmt::format("{:<28} {:>7} {:>11} {:>20} {:>19} {:>10} {:>8}\n", "checkpoint", "bits",
-                              "size", "perplexity", "against baseline", "KL", "top-1");
+  std::string s = fmt::format("{:<28} {:>7} {:>11} {:>20} {:>19} {:>10} {:>8}\n", "checkpoint", "bits", "size",
+                              "perplexity", "against baseline", "KL", "top-1");
   const auto row = [&](const ReportModel& m, const std::string& ratio) {
-    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>11.4f} ± {:<6.4f} {:>19} {:>10.6f} {:>6.2f} %\n", m.name,
-                     m.bits, human_bytes(m.bytes), m.perplexity, m.stderr_, ratio, m.kl_mean, 100 * m.top1);
+    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>11.4f} ± {:<6.4f} {:>19} {:>10.6f} {:>6.2f} %\n", m.name, m.bits,
+                     human_bytes(m.bytes), m.perplexity, m.stderr_, ratio, m.kl_mean, 100 * m.top1);
   };
   row(r.base, "baseline");
   for (const ReportModel& m : r.models) row(m, shown_ratio(m));
@@ -163,8 +163,8 @@ ReportModel report_model(const Checkpoint& c, const DivergenceResult& r) {
   read_quant_report(c.dir, m);
   m.perplexity = r.perplexity, m.stderr_ = r.stderr_;
   m.ln_ratio = r.ln_ratio, m.ln_ratio_stderr = r.ln_ratio_stderr;
-  m.kl_mean = r.kl.mean, m.kl_stderr = r.kl.stderr_, m.kl_p50 = r.kl.p50, m.kl_p90 = r.kl.p90,
-  m.kl_p99 = r.kl.p99, m.kl_max = r.kl.max;
+  m.kl_mean = r.kl.mean, m.kl_stderr = r.kl.stderr_, m.kl_p50 = r.kl.p50, m.kl_p90 = r.kl.p90, m.kl_p99 = r.kl.p99,
+  m.kl_max = r.kl.max;
   m.top1 = r.top1, m.top1_stderr = r.top1_stderr, m.top5 = r.top5;
   return m;
 }
@@ -202,8 +202,7 @@ void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::s
     ReportModel* found = name_of_folder(model) == r.base.name ? &r.base : nullptr;
     for (size_t i = 0; i < paths.size(); ++i)
       if (name_of_folder(model) == name_of_folder(paths[i])) found = &r.models[i];
-    if (!found)
-      fail(ErrorKind::usage, fmt::format("{}: measures {}, which is not in this report", file, model));
+    if (!found) fail(ErrorKind::usage, fmt::format("{}: measures {}, which is not in this report", file, model));
     found->latency = latency_of(bench);
   }
 }
@@ -211,10 +210,9 @@ void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::s
 void write_report(const CompareArgs& a, const ReportFiles& files, const Report& r) {
   write_text(files.html, to_html(r));
   write_text(files.markdown, to_markdown(r));
-  Json j = {{"data", r.data},         {"data_hash", r.data_hash}, {"protocol", r.protocol},
-            {"context", r.context},   {"windows", r.windows},     {"tokens", r.tokens},
-            {"dtype", r.dtype},       {"device", r.device},       {"command", r.command},
-            {"base", json_of(r.base)}};
+  Json j = {{"data", r.data},       {"data_hash", r.data_hash}, {"protocol", r.protocol}, {"context", r.context},
+            {"windows", r.windows}, {"tokens", r.tokens},       {"dtype", r.dtype},       {"device", r.device},
+            {"command", r.command}, {"base", json_of(r.base)}};
   j["models"] = Json::array();
   for (const ReportModel& m : r.models) j["models"].push_back(json_of(m));
   say(a.common, table_of(r));

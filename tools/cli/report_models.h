@@ -12,8 +12,7 @@ struct ReportFiles {
 void add_report_arguments(CLI::App& app, ReportFiles& files);
 
 // The report without its models: text, protocol, baseline.
-Report begin_report(const CompareArgs&, const ReportFiles&, const Baseline&, const Exec&,
-                    const DivergenceResult& any);
+Report begin_report(const CompareArgs&, const ReportFiles&, const Baseline&, const Exec&, const DivergenceResult& any);
 // Size, recipe and the errors of the linears from the checkpoint and its quant_report.json, if it has one.
 ReportModel report_model(const Checkpoint&, const DivergenceResult&);
 // Error{checkpoint} for a --bench file that is none, before any work begins.

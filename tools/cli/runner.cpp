@@ -27,8 +27,7 @@ class Streamer {
   void operator()(int32_t id) {
     ids_.push_back(id);
     const std::string text = tokenizer_.decode(ids_, true);
-    if (text.size() < shown_ || ends_with(text, "\xef\xbf\xbd"))
-      return;  // an unfinished character decodes to U+FFFD
+    if (text.size() < shown_ || ends_with(text, "\xef\xbf\xbd")) return;  // an unfinished character decodes to U+FFFD
     if (enabled_) {
       fmt::print("{}", text.substr(shown_));
       std::fflush(stdout);
@@ -46,30 +45,28 @@ class Streamer {
 };
 
 void run_generate(const GenerateArgs& a) {
-  const LoadOptions load{.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
+  const LoadOptions load{
+      .dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
   const std::vector<int32_t> ids = tokenizer.encode(prompt);
-  if (ids.empty())
-    fail(ErrorKind::usage, "the prompt is empty and the tokenizer adds no BOS; give --prompt TEXT");
+  if (ids.empty()) fail(ErrorKind::usage, "the prompt is empty and the tokenizer adds no BOS; give --prompt TEXT");
   const int64_t length = static_cast<int64_t>(ids.size()) + a.max_tokens;
   if (length > c.spec.max_positions)
-    fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions",
-                                       ids.size(), a.max_tokens, c.spec.max_positions));
+    fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions", ids.size(),
+                                       a.max_tokens, c.spec.max_positions));
   Exec ex = make_exec(a.common);
   Engine engine(ex, c, {.load = load, .capacity = length});
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
   Streamer stream(tokenizer, !a.common.json_to_stdout());
   say(a.common, prompt);
-  const std::vector<int32_t> out =
-      generate(ex, engine, ids, a.max_tokens, a.sampler, [&](int32_t id) { stream(id); });
+  const std::vector<int32_t> out = generate(ex, engine, ids, a.max_tokens, a.sampler, [&](int32_t id) { stream(id); });
   const std::string text = stream.text();
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
   const nlohmann::ordered_json j = {
-      {"model", c.dir.string()},    {"prompt", prompt}, {"text", text}, {"prompt_ids", ids}, {"ids", out},
-      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache},
-      {"head", a.head}};
+      {"model", c.dir.string()},    {"prompt", prompt}, {"text", text},           {"prompt_ids", ids}, {"ids", out},
+      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}, {"head", a.head}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -83,18 +80,14 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("MODEL", g->model, "Checkpoint folder (left out: the embedded demo model)");
   auto* prompt = generate->add_option("--prompt", g->prompt, "Text to continue");
   generate->add_option("--prompt-file", g->prompt_file, "Read the prompt from FILE")->excludes(prompt);
-  generate->add_option("--max-tokens", g->max_tokens, "New tokens at most")
-      ->check(at_least(1))
-      ->capture_default_str();
+  generate->add_option("--max-tokens", g->max_tokens, "New tokens at most")->check(at_least(1))->capture_default_str();
   generate->add_option("--temperature", g->sampler.temperature, "0 = greedy")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   generate->add_option("--top-k", g->sampler.top_k, "Only the K most likely (0 = all)")
       ->check(at_least(0))
       ->capture_default_str();
-  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")->check(CLI::Range(0.0, 1.0))->capture_default_str();
   generate->add_option("--min-p", g->sampler.min_p, "Drop what is below this share of the likeliest")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();

@@ -1,4 +1,5 @@
-// `runner bench [MODEL]`: one shape, or lists of prompt sizes, steps and batch sizes, of which every combination is a row.
+// `runner bench [MODEL]`: one shape, or lists of prompt sizes, steps and batch sizes, of which every combination is a
+// row.
 #include <fmt/format.h>
 
 #include <map>
@@ -19,13 +20,15 @@ std::vector<BenchShape> shapes_of(const BenchArgs& a) {
   std::vector<BenchShape> shapes;
   for (const int64_t batch : a.batch)
     for (const int64_t prompt : a.prompt_tokens)
-      for (const int64_t tokens : a.tokens) shapes.push_back({.batch = batch, .prompt_tokens = prompt, .tokens = tokens});
+      for (const int64_t tokens : a.tokens)
+        shapes.push_back({.batch = batch, .prompt_tokens = prompt, .tokens = tokens});
   return shapes;
 }
 
 // Tables: for people a cell has few digits and, where the timed part ran several times, its standard deviation.
-const std::vector<const char*> kHeadings = {"batch", "prompt", "tokens", "prefill t/s", "TTFT ms", "decode t/s", "ITL ms",
-                                            "p50",   "p90",    "p95",    "p99",         "GB/s",    "floor",      "peak",       "layers"};
+const std::vector<const char*> kHeadings = {"batch",      "prompt", "tokens", "prefill t/s", "TTFT ms",
+                                            "decode t/s", "ITL ms", "p50",    "p90",         "p95",
+                                            "p99",        "GB/s",   "floor",  "peak",        "layers"};
 std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
   const auto spread = [&](const Spread& s, int digits, bool with_std) {
     return with_std ? fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits)
@@ -58,7 +61,8 @@ std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
 
 std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache, {} head, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s (the floor), "
+      "{} on {}, {} arithmetic, {} cache, {} head, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s "
+      "(the floor), "
       "copies at {:.0f} GB/s.\n\n{}",
       model, r.device, a.dtype, a.kv_cache, a.head, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
       r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
@@ -72,13 +76,13 @@ std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResu
       "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
       "read_gb_per_s,floor_share,peak_bytes,one_launch,steps\n";
   for (const BenchRow& row : r.rows) {
-    s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head, row.shape.batch,
-                     row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
+    s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
+                     row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
       s += fmt::format(",{},{}", v->mean, v->std);
     const Spread& ms = row.ms_per_token;
-    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token, row.gb_per_s,
-                     r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes,
+    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token,
+                     row.gb_per_s, r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes,
                      row.launches == StepLaunches::together, name_of(row.launches));
   }
   return s;
@@ -100,9 +104,9 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  steps              {}\n",
       model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, a.head, r.load_s,
       row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
-      r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
-      row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
-      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
+      r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, row.tokens_per_s.mean,
+      human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share, r.memory.read_gb_per_s,
+      r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
       steps_of(row.launches, row.why_not_together));
 }
 
@@ -110,7 +114,8 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
 std::string reasons_of(const BenchResult& r) {
   std::map<std::string, std::set<int64_t>> batches;
   for (const BenchRow& row : r.rows)
-    if (row.launches != StepLaunches::together) batches[steps_of(row.launches, row.why_not_together)].insert(row.shape.batch);
+    if (row.launches != StepLaunches::together)
+      batches[steps_of(row.launches, row.why_not_together)].insert(row.shape.batch);
   std::string s;
   for (const auto& [steps, at] : batches) s += fmt::format("batch {}: {}\n", fmt::join(at, ", "), steps);
   return s;
@@ -186,7 +191,8 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
 }
 
 void run_bench(BenchArgs& a) {
-  a.options.load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
+  a.options.load = {
+      .dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
   a.options.shapes = shapes_of(a);
   for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
   if (!a.compare.empty()) {
@@ -204,10 +210,11 @@ void run_bench(BenchArgs& a) {
   const bool rows = r.rows.size() > 1 || a.options.repetitions > 1;
   if (rows)
     say(a.common,
-        fmt::format("{} on {}, {} cache, {} head: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
-                    "{}linears: {}\n{}",
-                    model, r.device, a.kv_cache, a.head, r.load_s, r.memory.read_gb_per_s,
-                    table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
+        fmt::format(
+            "{} on {}, {} cache, {} head: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
+            "{}linears: {}\n{}",
+            model, r.device, a.kv_cache, a.head, r.load_s, r.memory.read_gb_per_s,
+            table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
   else
     say(a.common, lines_of(a, model, r));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
@@ -246,7 +253,9 @@ void add_bench_command(CLI::App& app) {
   add_list(*bench, "--tokens", b->tokens, "Decode steps to time");
   add_list(*bench, "--prompt-tokens", b->prompt_tokens, "Tokens of the random prompt");
   add_list(*bench, "--batch", b->batch, "Sequences at once");
-  bench->add_option("--repetitions", b->options.repetitions, "Times that each row's timed part runs: mean and standard deviation")
+  bench
+      ->add_option("--repetitions", b->options.repetitions,
+                   "Times that each row's timed part runs: mean and standard deviation")
       ->check(at_least(1))
       ->capture_default_str();
   auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
@@ -265,8 +274,8 @@ void add_bench_command(CLI::App& app) {
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
   add_common(*bench, b->common);
-  for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed", "--dtype",
-                           "--kv-cache", "--head"})
+  for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed",
+                           "--dtype", "--kv-cache", "--head"})
     ops->excludes(bench->get_option(name));
   bench->callback([b, ops] { ops->count() > 0 ? run_ops(*b) : run_bench(*b); });
 }

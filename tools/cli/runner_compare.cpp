@@ -56,12 +56,13 @@ void run_comparison(const BenchArgs& a) {
       compare_speed(ex, first, second, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
   progress.update("done", 1);
   say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head, in turn\n{}{}", r.device,
-                            shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, a.head, lines_of("A " + first, r.first),
-                            lines_of("B " + second, r.second)));
-  const std::string first_token = a.options.repetitions > 1 ? fmt::format("{:.4f} ± {:.4f}", r.ttft.value, r.ttft.stderr_)
-                                                            : fmt::format("{:.4f} (one repetition)", r.ttft.value);
-  say(a.common, fmt::format("B / A: per token {:.4f} ± {:.4f}, first token {} (below 1: B is faster)\n", r.step.value, r.step.stderr_,
-                            first_token));
+                            shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, a.head,
+                            lines_of("A " + first, r.first), lines_of("B " + second, r.second)));
+  const std::string first_token = a.options.repetitions > 1
+                                      ? fmt::format("{:.4f} ± {:.4f}", r.ttft.value, r.ttft.stderr_)
+                                      : fmt::format("{:.4f} (one repetition)", r.ttft.value);
+  say(a.common, fmt::format("B / A: per token {:.4f} ± {:.4f}, first token {} (below 1: B is faster)\n", r.step.value,
+                            r.step.stderr_, first_token));
   for (const ComparedModel* m : {&r.first, &r.second})
     for (const std::string& note : m->notes)
       say(a.common, fmt::format("note: {}: {}\n", m == &r.first ? "A" : "B", note));

@@ -39,7 +39,8 @@ std::vector<OpsModel> presets_from(const std::vector<std::string>& names) {
   for (const OpsModel& m : all) known += " " + m.name;
   for (const std::string& name : names) {
     const auto at = std::find_if(all.begin(), all.end(), [&](const OpsModel& m) { return m.name == name; });
-    if (at == all.end()) fail(ErrorKind::usage, fmt::format("--ops-models: unknown shape \"{}\"; known:{}", name, known));
+    if (at == all.end())
+      fail(ErrorKind::usage, fmt::format("--ops-models: unknown shape \"{}\"; known:{}", name, known));
     chosen.push_back(*at);
   }
   return chosen.empty() ? all : chosen;
@@ -50,7 +51,8 @@ Exec gpu(const Common& c) {
   Exec ex = make_exec(c);
   if (ex.on_cuda()) return ex;
   std::string why;
-  if (Exec::cuda_available(&why)) fail(ErrorKind::device, "bench --ops times the kernels of a GPU: give --device cuda, not cpu");
+  if (Exec::cuda_available(&why))
+    fail(ErrorKind::device, "bench --ops times the kernels of a GPU: give --device cuda, not cpu");
   fail(ErrorKind::device,
        fmt::format("bench --ops times the kernels of a GPU, and none answers here ({}); run it where one does", why));
 }
@@ -172,12 +174,9 @@ Json json_of(const OpRow& r) {
 }
 
 Json json_of(const BenchArgs& a, const OpsReport& r) {
-  Json j = {{"model", a.model.empty() ? Json() : Json(a.model)},
-            {"device", r.device},
-            {"read_gb_per_s", r.read_gb_per_s},
-            {"product_tflop_per_s", r.product_tflop_per_s},
-            {"rows", Json::array()},
-            {"notes", r.notes}};
+  Json j = {
+      {"model", a.model.empty() ? Json() : Json(a.model)}, {"device", r.device},    {"read_gb_per_s", r.read_gb_per_s},
+      {"product_tflop_per_s", r.product_tflop_per_s},      {"rows", Json::array()}, {"notes", r.notes}};
   for (const OpRow& row : r.rows) j["rows"].push_back(json_of(row));
   return j;
 }
@@ -202,12 +201,15 @@ std::string csv_of(const OpsReport& r) {
 
 CLI::Option* add_ops(CLI::App& app, BenchArgs& a, CLI::Option* model) {
   std::string sections, shapes;
-  for (const OpsSection& s : ops_sections()) sections += fmt::format("{}{} ({})", sections.empty() ? "" : "; ", s.name, s.what);
+  for (const OpsSection& s : ops_sections())
+    sections += fmt::format("{}{} ({})", sections.empty() ? "" : "; ", s.name, s.what);
   for (const OpsModel& m : ops_presets()) shapes += (shapes.empty() ? "" : ",") + m.name;
   CLI::Option* ops =
-      app.add_option("--ops", a.ops,
-                     "Times the GPU's kernels one by one on the shapes of MODEL, or of usual sizes, against the measured read "
-                     "rate, the rate of products and bf16 weights by cuBLAS. All sections, or a list (block,linear): " + sections)
+      app.add_option(
+             "--ops", a.ops,
+             "Times the GPU's kernels one by one on the shapes of MODEL, or of usual sizes, against the measured read "
+             "rate, the rate of products and bf16 weights by cuBLAS. All sections, or a list (block,linear): " +
+                 sections)
           ->expected(0, 1)
           ->type_name("[SECTIONS]");
   app.add_option("--ops-models", a.ops_models, "Sizes for --ops without MODEL, a list (default: " + shapes + ")")
@@ -220,7 +222,8 @@ CLI::Option* add_ops(CLI::App& app, BenchArgs& a, CLI::Option* model) {
 
 void run_ops(const BenchArgs& a) {
   OpsOptions o{.models = presets_from(a.ops_models), .sections = sections_from(a.ops)};
-  for (const std::string& file : {a.markdown, a.csv, a.common.json_to_stdout() ? "" : a.common.json}) check_writable(file);
+  for (const std::string& file : {a.markdown, a.csv, a.common.json_to_stdout() ? "" : a.common.json})
+    check_writable(file);
   Exec ex = gpu(a.common);
   if (!a.model.empty()) {
     const Checkpoint c = Checkpoint::open(a.model);
@@ -233,7 +236,8 @@ void run_ops(const BenchArgs& a) {
     say(a.common, section.empty() ? ceilings_of(r) + "\n" + kPeers : section_of(r, section));
     std::fflush(a.common.json_to_stdout() ? stderr : stdout);
   };
-  const OpsReport r = time_ops(ex, o, [&](const std::string& p, double f) { progress.update(p, f); }, show);
+  const OpsReport r = time_ops(
+      ex, o, [&](const std::string& p, double f) { progress.update(p, f); }, show);
   progress.clear();
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   write_text(a.common, a.markdown, markdown_of(r));

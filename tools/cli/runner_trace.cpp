@@ -11,7 +11,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json event(const std::string& name, const std::string& category, double begin, double us, Json args) {
-  return {{"name", name}, {"cat", category}, {"ph", "X"}, {"ts", begin}, {"dur", us}, {"pid", 1}, {"tid", 1}, {"args", std::move(args)}};
+  return {{"name", name}, {"cat", category}, {"ph", "X"}, {"ts", begin},
+          {"dur", us},    {"pid", 1},        {"tid", 1},  {"args", std::move(args)}};
 }
 
 void add_pass(Json& events, const TracedPass& pass, double start) {

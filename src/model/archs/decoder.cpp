@@ -16,8 +16,7 @@ constexpr int64_t kLargestSize = int64_t{1} << 31;  // keeps every product of tw
 int64_t size_key(const ConfigView& c, const std::string& key) {
   const int64_t v = c.i64(key);
   if (v < 1 || v >= kLargestSize)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: {}: expected an integer of at least 1, found {}", c.where(), key, v));
+    fail(ErrorKind::checkpoint, fmt::format("{}: {}: expected an integer of at least 1, found {}", c.where(), key, v));
   return v;
 }
 
@@ -40,12 +39,12 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
          fmt::format("{}: num_hidden_layers: expected at most 100000, found {}", c.where(), s.layers));
   if (s.heads % s.kv_heads != 0)
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}",
-                     c.where(), s.heads, s.kv_heads));
+         fmt::format("{}: num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}", c.where(),
+                     s.heads, s.kv_heads));
   if (!c.has("head_dim") && s.hidden % s.heads != 0)
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: head_dim: absent, and hidden_size {} is not a multiple of num_attention_heads {}",
-                     c.where(), s.hidden, s.heads));
+         fmt::format("{}: head_dim: absent, and hidden_size {} is not a multiple of num_attention_heads {}", c.where(),
+                     s.hidden, s.heads));
   s.head_dim = size_key(c, "head_dim", s.hidden / s.heads);
   return s;
 }
@@ -86,8 +85,8 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
 }
 
 void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes& s, NormKind kind) {
-  const auto rope = std::find_if(block.begin(), block.end(),
-                                 [](const BlockOp& op) { return std::holds_alternative<Rope>(op); });
+  const auto rope =
+      std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Rope>(op); });
   block.insert(rope, {BlockOp{HeadNorm{Slot::q, kind, "self_attn.q_norm", s.head_dim, s.eps}},
                       BlockOp{HeadNorm{Slot::k, kind, "self_attn.k_norm", s.head_dim, s.eps}}});
 }
@@ -97,14 +96,13 @@ std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& 
   const int64_t experts = size_key(c, c.has("num_experts") ? "num_experts" : "num_local_experts");
   const int64_t top_k = size_key(c, "num_experts_per_tok");
   if (experts > 100000 || top_k > experts)
-    fail(
-        ErrorKind::checkpoint,
-        fmt::format("{}: num_experts_per_tok: expected at most the number of experts (at most 100000), found "
-                    "{} of {}",
-                    c.where(), top_k, experts));
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: num_experts_per_tok: expected at most the number of experts (at most 100000), found "
+                     "{} of {}",
+                     c.where(), top_k, experts));
   // The MLP is the last gate, its activation and its down projection.
-  const auto act = std::find_if(dense.begin(), dense.end(),
-                                [](const BlockOp& op) { return std::holds_alternative<GatedAct>(op); });
+  const auto act =
+      std::find_if(dense.begin(), dense.end(), [](const BlockOp& op) { return std::holds_alternative<GatedAct>(op); });
   FEWBIT_ASSERT(act != dense.end());
   const Linears& wide = std::get<Linears>(act[-1]);
   const int64_t hidden = wide.items[0].in_features;
@@ -125,10 +123,8 @@ std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& 
   return block;
 }
 
-ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s,
-                       const std::vector<std::vector<BlockOp>>& variants,
-                       const std::vector<int>& variant_of_layer,
-                       const std::vector<int64_t>& window_of_layer) {
+ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<std::vector<BlockOp>>& variants,
+                       const std::vector<int>& variant_of_layer, const std::vector<int64_t>& window_of_layer) {
   ModelSpec spec;
   spec.arch = c.architecture();
   spec.layers = s.layers;
@@ -141,8 +137,7 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s,
   spec.eos = c.i64_list("eos_token_id");
   std::vector<std::pair<int, int64_t>> kinds;  // variant and window
   for (size_t i = 0; i < window_of_layer.size(); ++i) {
-    const std::pair<int, int64_t> kind = {variant_of_layer.empty() ? 0 : variant_of_layer[i],
-                                          window_of_layer[i]};
+    const std::pair<int, int64_t> kind = {variant_of_layer.empty() ? 0 : variant_of_layer[i], window_of_layer[i]};
     const auto it = std::find(kinds.begin(), kinds.end(), kind);
     spec.kind_of_layer.push_back(static_cast<int>(it - kinds.begin()));
     if (it == kinds.end()) kinds.push_back(kind);
@@ -161,13 +156,11 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
   return decoder_spec(c, s, std::vector<std::vector<BlockOp>>{block}, {}, window_of_layer);
 }
 
-std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window,
-                                   int64_t first_windowed) {
+std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window, int64_t first_windowed) {
   std::vector<int64_t> out(static_cast<size_t>(s.layers), 0);
   const std::vector<std::string> types = c.str_list("layer_types");
   if (types.empty()) {
-    for (int64_t i = first_windowed; i < s.layers; ++i)
-      out[static_cast<size_t>(std::max<int64_t>(i, 0))] = window;
+    for (int64_t i = first_windowed; i < s.layers; ++i) out[static_cast<size_t>(std::max<int64_t>(i, 0))] = window;
     return out;
   }
   if (static_cast<int64_t>(types.size()) != s.layers)
@@ -178,8 +171,8 @@ std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, i
       out[i] = window;
     else if (types[i] != "full_attention")
       fail(ErrorKind::unsupported,
-           fmt::format("{}: layer_types[{}]: found \"{}\"; supported: full_attention, sliding_attention",
-                       c.where(), i, types[i]));
+           fmt::format("{}: layer_types[{}]: found \"{}\"; supported: full_attention, sliding_attention", c.where(), i,
+                       types[i]));
   }
   return out;
 }
@@ -187,8 +180,7 @@ std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, i
 std::vector<int64_t> mistral_windows(const ConfigView& c, const DecoderSizes& s) {
   const int64_t window = c.i64("sliding_window", 0);
   if (window < 0)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: sliding_window: expected at least 0, found {}", c.where(), window));
+    fail(ErrorKind::checkpoint, fmt::format("{}: sliding_window: expected at least 0, found {}", c.where(), window));
   return layer_windows(c, s, window, 0);
 }
 

@@ -37,16 +37,14 @@ std::vector<BlockOp> moe_block(const ConfigView&, const std::vector<BlockOp>& de
 // The spec around the blocks: ends, tokens, and one kind of block per variant and window in use. `variants`:
 // the blocks of the architecture; `variant_of_layer` [layers] points into them (empty: all 0);
 // `window_of_layer` [layers], 0 = full attention.
-ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&,
-                       const std::vector<std::vector<BlockOp>>& variants,
+ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<std::vector<BlockOp>>& variants,
                        const std::vector<int>& variant_of_layer, const std::vector<int64_t>& window_of_layer);
 // The same of one block.
 ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<BlockOp>& block,
                        const std::vector<int64_t>& window_of_layer);
 
 // Windows by `layer_types` where the config has them, else `sliding_window` from layer `first_windowed` on.
-std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64_t window,
-                                   int64_t first_windowed);
+std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64_t window, int64_t first_windowed);
 // A size of the config: at least 1 and below 2^31. Error{checkpoint} naming the key otherwise.
 int64_t size_key(const ConfigView&, const std::string& key);
 int64_t size_key(const ConfigView&, const std::string& key, int64_t fallback);

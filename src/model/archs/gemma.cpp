@@ -20,8 +20,7 @@ DecoderSizes gemma_sizes(const ConfigView& c) {
 // A soft cap of the config: `fallback` where the key is absent, none where it is null. 0 = none.
 float soft_cap(const ConfigView& c, const std::string& key, double fallback) {
   const double cap = c.f64(key, c.mentions(key) ? 0 : fallback);
-  if (cap < 0)
-    fail(ErrorKind::checkpoint, fmt::format("{}: {}: expected at least 0, found {}", c.where(), key, cap));
+  if (cap < 0) fail(ErrorKind::checkpoint, fmt::format("{}: {}: expected at least 0, found {}", c.where(), key, cap));
   return static_cast<float>(cap);
 }
 
@@ -55,8 +54,7 @@ std::vector<BlockOp> gemma_block(const ConfigView& c, const DecoderSizes& s, con
       AddTo{S::h, S::x},
       norm(S::x, "pre_feedforward_layernorm"),
       Linears{S::h,
-              {{"mlp.gate_proj", S::gate, s.intermediate, s.hidden},
-               {"mlp.up_proj", S::up, s.intermediate, s.hidden}}},
+              {{"mlp.gate_proj", S::gate, s.intermediate, s.hidden}, {"mlp.up_proj", S::up, s.intermediate, s.hidden}}},
       GatedAct{S::gate, S::up, S::act, Activation::gelu_tanh},
       Linears{S::act, {{"mlp.down_proj", S::h, s.hidden, s.intermediate}}},
       norm(S::h, "post_feedforward_layernorm"),
@@ -86,8 +84,7 @@ ModelSpec with_gemma_ends(const ConfigView& c, ModelSpec spec, float logit_cap) 
 
 ModelSpec arch_gemma2(const ConfigView& c) {
   const DecoderSizes s = gemma_sizes(c);
-  const std::vector<BlockOp> block =
-      gemma_block(c, s, c.rope(s.head_dim), soft_cap(c, "attn_logit_softcapping", 50));
+  const std::vector<BlockOp> block = gemma_block(c, s, c.rope(s.head_dim), soft_cap(c, "attn_logit_softcapping", 50));
   return with_gemma_ends(c, decoder_spec(c, s, block, gemma_windows(c, s, 2)),
                          soft_cap(c, "final_logit_softcapping", 30));
 }
@@ -96,16 +93,14 @@ ModelSpec arch_gemma3(const ConfigView& c) {
   const DecoderSizes s = gemma_sizes(c);
   std::vector<std::vector<BlockOp>> variants;  // full, sliding
   for (const char* section : {"full_attention", "sliding_attention"}) {
-    variants.push_back(
-        gemma_block(c, s, c.rope(s.head_dim, section), soft_cap(c, "attn_logit_softcapping", 0)));
+    variants.push_back(gemma_block(c, s, c.rope(s.head_dim, section), soft_cap(c, "attn_logit_softcapping", 0)));
     add_head_norms(variants.back(), s, NormKind::rms_plus_one);
   }
   const char* key = c.has("sliding_window_pattern") ? "sliding_window_pattern" : "_sliding_window_pattern";
   const std::vector<int64_t> windows = gemma_windows(c, s, size_key(c, key, 6));
   std::vector<int> sliding;
   for (const int64_t w : windows) sliding.push_back(w > 0);
-  return with_gemma_ends(c, decoder_spec(c, s, variants, sliding, windows),
-                         soft_cap(c, "final_logit_softcapping", 0));
+  return with_gemma_ends(c, decoder_spec(c, s, variants, sliding, windows), soft_cap(c, "final_logit_softcapping", 0));
 }
 
 }  // namespace fewbit

@@ -22,8 +22,7 @@ ModelSpec arch_qwen3_moe(const ConfigView& c) {
     const bool listed = std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
     variant_of_layer.push_back(!listed && (layer + 1) % step == 0);
   }
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer,
-                      std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
+  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
 }
 
 }  // namespace fewbit

@@ -124,7 +124,8 @@ std::vector<int32_t> fixed_grids(const LinearJob& job, const ColumnOrder& order)
 Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t out) {
   const Tensor shared = ex.to_host(scales), rows = Tensor::host(DType::f32, {out, scales.cols()});
   for (int64_t o = 0; o < out; ++o)
-    std::copy_n(shared.as<float>() + o / out_group * shared.cols(), shared.cols(), rows.as<float>() + o * shared.cols());
+    std::copy_n(shared.as<float>() + o / out_group * shared.cols(), shared.cols(),
+                rows.as<float>() + o * shared.cols());
   return ex.to_device(rows);
 }
 
@@ -189,13 +190,11 @@ void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCode
 
 // The factor of the rung, in processing order, from the statistics' cache where a linear before this one made
 // it; null when the matrix cannot be factored so.
-const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order,
-                         const Rung& rung) {
+const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, const Rung& rung) {
   const int64_t in = job.weight.cols();
   FactorCache& cache = job.stats->factor;
   const std::string key = std::to_string(static_cast<int>(job.act_order)) + " " +
-                          std::to_string(job.spec.group_size(in)) + " " + rung.name + " " +
-                          std::to_string(job.damp);
+                          std::to_string(job.spec.group_size(in)) + " " + rung.name + " " + std::to_string(job.damp);
   if (cache.key != key) {
     cache = {.key = key, .r = ex.alloc(DType::f32, {in, in}), .ok = false};
     const Tensor column = upload(ex, DType::i32, order.column);
@@ -234,8 +233,7 @@ std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCo
   return "rtn";
 }
 
-void report_losses(Exec& ex, const LinearJob& job, const Problem& p, const DeviceCodes& q,
-                   MethodResult& result) {
+void report_losses(Exec& ex, const LinearJob& job, const Problem& p, const DeviceCodes& q, MethodResult& result) {
   const Tensor ours = values_of(ex, q, job.spec);
   const Tensor plain = values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);
   result.loss = loss_per_token(ex, job.weight, ours, *job.stats);

@@ -28,11 +28,9 @@ constexpr float kLost = 4;  // a column is lost among its group when its weights
 // The mean over the input features that share a feature of the absorber.
 Features by_absorber_feature(const Absorber& a, const std::vector<double>& input) {
   std::vector<double> sum(static_cast<size_t>(a.features));
-  for (size_t j = 0; j < input.size(); ++j)
-    sum[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += input[j];
+  for (size_t j = 0; j < input.size(); ++j) sum[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += input[j];
   Features mean(sum.size());
-  for (size_t j = 0; j < sum.size(); ++j)
-    mean[j] = static_cast<float>(sum[j] / static_cast<double>(a.repeat));
+  for (size_t j = 0; j < sum.size(); ++j) mean[j] = static_cast<float>(sum[j] / static_cast<double>(a.repeat));
   return mean;
 }
 
@@ -58,8 +56,7 @@ class Judge {
       double sum = 0;
       for (const float h : diagonal_) sum += h;
       factor_ = ex.alloc(DType::f32, {in, in});
-      if (!factorize(ex, stats.gram, static_cast<float>(kDamp * sum / static_cast<double>(in)), Precision::f64,
-                     factor_)
+      if (!factorize(ex, stats.gram, static_cast<float>(kDamp * sum / static_cast<double>(in)), Precision::f64, factor_)
                .ok())
         factor_.reset();
     }
@@ -182,8 +179,8 @@ class Search {
     return foldable_scale(block_, *job_.ops, absorber_, s);
   }
 
-  // Brings the columns whose weights vanish beside those of their groups up to `lift` times the usual; empty where there
-  // are none.
+  // Brings the columns whose weights vanish beside those of their groups up to `lift` times the usual; empty where
+  // there are none.
   Features recover_lost_columns(float lift) const {
     Features sorted;
     for (size_t j = 0; j < weight_.size(); ++j)
@@ -263,8 +260,7 @@ class Search {
 void apply(Exec& ex, const TransformJob& job, BlockF32& block) {
   for (const auto& [name, target] : job.targets)
     if (target.spec.grid != Grid::integer)
-      fail(ErrorKind::unsupported,
-           "linear " + name + ": awq searches for integer grids, not for " + target.spec.str());
+      fail(ErrorKind::unsupported, "linear " + name + ": awq searches for integer grids, not for " + target.spec.str());
   for (const Absorber& a : job.absorbers)
     if (const Features s = Search(ex, job, block, a).best(); !s.empty()) fold(ex, block, *job.ops, a, s);
 }

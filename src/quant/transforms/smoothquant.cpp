@@ -1,8 +1,8 @@
 // SmoothQuant (arXiv 2211.10438): where inputs are rounded to 8 bits too, a feature whose values are far larger than
-// the rest costs all others their precision. Part of its size moves into the weights: x_j / s_j and w_j s_j with
-// s_j = max|x_j|^alpha / max|w_j|^(1 - alpha). A fixed alpha is applied behind norms, as published; searched, it is
-// chosen for every absorber by the output error of its consumers with inputs and weights rounded as they will be; from
-// there every feature's scale descends by itself (src/quant/rounding_noise.h), and goes as far as helps on other tokens.
+// the rest costs all others their precision. Part of its size moves into the weights: x_j / s_j and w_j s_j with s_j =
+// max|x_j|^alpha / max|w_j|^(1 - alpha). A fixed alpha is applied behind norms, as published; searched, it is chosen
+// for every absorber by the output error of its consumers with inputs and weights rounded as they will be; from there
+// every feature's scale descends by itself (src/quant/rounding_noise.h), and goes as far as helps on other tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -102,8 +102,7 @@ class Search {
   std::vector<NoisyLinear> noisy() const {
     std::vector<NoisyLinear> linears;
     for (const Consumer& c : consumers_)
-      if (c.energy > 0)
-        linears.push_back({.rows = ex_.to_host(c.weight), .energy = c.energy, .spec = c.target.spec});
+      if (c.energy > 0) linears.push_back({.rows = ex_.to_host(c.weight), .energy = c.energy, .spec = c.target.spec});
     return linears;
   }
 
