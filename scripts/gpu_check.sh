@@ -16,7 +16,7 @@ for needed in nvidia-smi compute-sanitizer; do
   command -v "$needed" >/dev/null || { echo "gpu_check: $needed not found; this needs a GPU machine with the CUDA toolkit" >&2; exit 1; }
 done
 
-# racecheck takes a build in which all lanes of a warp arrive at the barriers (kernels/barrier.cuh); a second folder, since
+# racecheck takes a build in which all lanes of a warp arrive at the barriers (kernels/device/barrier.cuh); a second folder, since
 # all other checks run what is shipped.
 if [ -z "${FEWBIT_PREBUILT:-}" ]; then
   {

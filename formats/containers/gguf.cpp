@@ -65,6 +65,11 @@ std::unique_ptr<CheckpointWriter> create(const fs::path& dir, const WriterOption
 }  // namespace
 
 constinit const Container container_gguf = {
-    .name = "gguf", .summary = "a .gguf file, or a folder with one", .probe = probe, .open = open, .create = create};
+    .name = "gguf",
+    .summary = "a .gguf file, or a folder with one",
+    .probe = probe,
+    .open = open,
+    .create = create,
+};
 
 }  // namespace fewbit

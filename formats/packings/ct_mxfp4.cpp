@@ -6,7 +6,11 @@ namespace fewbit {
 namespace {
 
 constexpr fp4::Layout kLayout{
-    .spec = kMxfp4, .activations = ActQuant::token, .codes = "weight_packed", .scales = "weight_scale"};
+    .spec = kMxfp4,
+    .activations = ActQuant::token,
+    .codes = "weight_packed",
+    .scales = "weight_scale",
+};
 
 }  // namespace
 

@@ -40,7 +40,8 @@ constexpr Packing packing_of(std::string_view name, std::string_view summary) {
       .unpack =
           [](std::string_view linear, const QuantSpec& spec, int64_t out, int64_t in, const TensorSource& source) {
             return unpack(kLayout, linear, spec, {out, in}, source);
-          }};
+          },
+  };
 }
 
 }  // namespace fewbit::fp4

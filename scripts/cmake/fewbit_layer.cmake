@@ -8,11 +8,11 @@ function(fewbit_layer name)
   endforeach()
 endfunction()
 
-# fewbit_test(NAME LAYERS ... [LABELS ...]): one test program from tests/NAME/*_test.cpp. Every test case is its own
+# fewbit_test(NAME LAYERS ... [LABELS ...]): one test program from tests/NAME/**/*_test.cpp. Every test case is its own
 # ctest entry, so the closing count is one of cases.
 function(fewbit_test name)
   cmake_parse_arguments(T "" "" "LAYERS;LABELS" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*_test.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*_test.cpp)
   if(NOT sources)
     return()
   endif()

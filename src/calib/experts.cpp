@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/matrix_edit.h"
-#include "kernels/route.h"
+#include "kernels/model/route.h"
+#include "kernels/quantize/matrix_edit.h"
 
 namespace fewbit {
 namespace {

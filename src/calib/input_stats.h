@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/quantize_rows.h"
+#include "kernels/products/bytes/quantize_rows.h"
 #include "src/core/quantized_linear.h"
 
 namespace fewbit {
@@ -22,7 +22,7 @@ constexpr Needs without(Needs set, Needs bits) {
 }
 constexpr bool has(Needs set, Needs bit) { return (static_cast<int>(set) & static_cast<int>(bit)) != 0; }
 
-// The factor R of the damped Gram matrix (kernels/factor.h). It belongs to the input, so linears that share
+// The factor R of the damped Gram matrix (kernels/quantize/factor.h). It belongs to the input, so linears that share
 // an input share it; `key` says which column order and damping it was made for.
 struct FactorCache {
   std::string key{};

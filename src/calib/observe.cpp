@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cast.h"
-#include "kernels/column_stats.h"
-#include "kernels/gram.h"
+#include "kernels/model/cast.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram.h"
 #include "src/run/moe.h"
 
 namespace fewbit {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/divergence.h"
-#include "kernels/nll.h"
+#include "kernels/statistics/divergence.h"
+#include "kernels/statistics/nll.h"
 #include "src/core/stopwatch.h"
 
 namespace fewbit {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cast.h"
+#include "kernels/model/cast.h"
 #include "src/core/parallel.h"
 #include "src/run/head.h"
 

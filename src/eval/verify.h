@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 
 namespace fewbit {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cast.h"
+#include "kernels/model/cast.h"
 #include "src/core/hash.h"
 #include "src/quant/block_encoding.h"
 #include "src/quant/measure.h"

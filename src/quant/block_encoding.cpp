@@ -1,6 +1,6 @@
 #include "src/quant/block_encoding.h"
 
-#include "kernels/matrix_edit.h"
+#include "kernels/quantize/matrix_edit.h"
 #include "src/core/hash.h"
 #include "src/model/gguf_checkpoint.h"
 #include "src/quant/rounding.h"

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "kernels/cast.h"
-#include "kernels/matrix_edit.h"
+#include "kernels/model/cast.h"
+#include "kernels/quantize/matrix_edit.h"
 #include "src/core/half.h"
 #include "src/core/strings.h"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "formats/container.h"
-#include "kernels/embed.h"
-#include "kernels/gram.h"
-#include "kernels/profile_range.h"
+#include "kernels/exec/profile_range.h"
+#include "kernels/model/embed.h"
+#include "kernels/statistics/gram.h"
 #include "src/calib/experts.h"
 #include "src/calib/observe.h"
 #include "src/quant/block_transforms.h"

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "kernels/add.h"
-#include "kernels/attention_grad.h"
-#include "kernels/copy_columns.h"
-#include "kernels/gated_act_grad.h"
-#include "kernels/gemm.h"
-#include "kernels/norm_grad.h"
-#include "kernels/rope.h"
+#include "kernels/attention/attention_grad.h"
+#include "kernels/model/add.h"
+#include "kernels/model/copy_columns.h"
+#include "kernels/model/gated_act_grad.h"
+#include "kernels/model/norm_grad.h"
+#include "kernels/model/rope.h"
+#include "kernels/products/gemm.h"
 #include "src/model/op_slots.h"
 
 namespace fewbit {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "kernels/column_stats.h"
-#include "kernels/gram.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram.h"
 #include "src/calib/observe.h"
 #include "src/run/moe.h"
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/add.h"
-#include "kernels/cast.h"
-#include "kernels/learned_grid.h"
-#include "kernels/matrix_edit.h"
-#include "kernels/squared_error.h"
+#include "kernels/model/add.h"
+#include "kernels/model/cast.h"
+#include "kernels/quantize/learned_grid.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "kernels/statistics/squared_error.h"
 #include "src/core/rng.h"
 #include "src/quant/block_tape.h"
 

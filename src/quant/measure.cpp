@@ -4,11 +4,11 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/cast.h"
-#include "kernels/column_stats.h"
-#include "kernels/gemm.h"
-#include "kernels/gram_loss.h"
-#include "kernels/squared_error.h"
+#include "kernels/model/cast.h"
+#include "kernels/products/gemm.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram_loss.h"
+#include "kernels/statistics/squared_error.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "formats/kv_scales.h"
-#include "kernels/quantize_rows.h"
+#include "kernels/products/bytes/quantize_rows.h"
 #include "src/calib/input_stats.h"
 #include "src/quant/report.h"
 

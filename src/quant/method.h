@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 #include "src/calib/input_stats.h"
 #include "src/core/quantized_linear.h"
 

@@ -126,7 +126,10 @@ PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& win
 
   const std::vector<size_t> chosen = choose_within(priced, budget);
   PrecisionPlan plan{
-      .target_bits = target, .calibration_windows = calibration.count, .held_out_windows = held_out.count};
+      .target_bits = target,
+      .calibration_windows = calibration.count,
+      .held_out_windows = held_out.count,
+  };
   int64_t bytes = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const PricedChoice& p = priced[u][chosen[u]];

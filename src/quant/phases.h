@@ -3,8 +3,8 @@
 #include <map>
 #include <string>
 
-#include "kernels/exec.h"
-#include "kernels/profile_range.h"
+#include "kernels/exec/exec.h"
+#include "kernels/exec/profile_range.h"
 #include "src/core/stopwatch.h"
 
 namespace fewbit {

@@ -6,14 +6,14 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/choose_f8_scales.h"
-#include "kernels/column_stats.h"
-#include "kernels/dequantize.h"
-#include "kernels/factor.h"
-#include "kernels/gram_loss.h"
-#include "kernels/matrix_edit.h"
-#include "kernels/round_fp4.h"
-#include "kernels/round_to_grid.h"
+#include "kernels/products/dequantize.h"
+#include "kernels/quantize/choose_f8_scales.h"
+#include "kernels/quantize/factor.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "kernels/quantize/round_fp4.h"
+#include "kernels/quantize/round_to_grid.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram_loss.h"
 #include "src/core/half.h"
 
 namespace fewbit {

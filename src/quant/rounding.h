@@ -1,6 +1,6 @@
 #pragma once
 // What the integer methods share: plain rounding, codes on the device, losses, and the way back to the host.
-#include "kernels/choose_scales.h"
+#include "kernels/quantize/choose_scales.h"
 #include "src/quant/method.h"
 
 namespace fewbit {
@@ -46,9 +46,9 @@ double sum_of(Exec& ex, ConstTensorView values);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
 
-// target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input (kernels/factor.h),
-// by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be factored, or the result is
-// not finite.
+// target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input
+// (kernels/quantize/factor.h), by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be
+// factored, or the result is not finite.
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target);
 
 // Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do. Where the

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/cast.h"
-#include "kernels/divergence.h"
-#include "kernels/embed.h"
+#include "kernels/model/cast.h"
+#include "kernels/model/embed.h"
+#include "kernels/statistics/divergence.h"
 #include "src/calib/experts.h"
 #include "src/calib/observe.h"
 #include "src/calib/stream.h"

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "kernels/exec_measure.h"
-#include "kernels/gemm.h"
-#include "kernels/read_all.h"
+#include "kernels/exec/exec_measure.h"
+#include "kernels/exec/read_all.h"
+#include "kernels/products/gemm.h"
 #include "src/core/half.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"

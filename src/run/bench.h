@@ -51,7 +51,7 @@ struct BenchRow {
 // What the device's memory does, measured in buffers larger than any cache; medians.
 struct MemoryRates {
   double copy_gb_per_s = 0;  // device to device, read and write counted
-  double read_gb_per_s = 0;  // kernels/read_all.h: what a step that only reads could reach
+  double read_gb_per_s = 0;  // kernels/exec/read_all.h: what a step that only reads could reach
 };
 MemoryRates measure_memory(Exec&);
 // TFLOP/s of a large square product of random matrices of `dtype` (f32 | bf16); the median. Zeros would be quicker:

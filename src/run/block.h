@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention.h"
-#include "kernels/gated_act.h"
+#include "kernels/attention/attention.h"
+#include "kernels/model/gated_act.h"
 #include "src/model/model_spec.h"
 #include "src/run/linear.h"
 
@@ -42,7 +42,7 @@ struct TokenLayout {
   int64_t seqs = 1;
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
-  bool turned_keys = false;        // the cache holds keys that kernels/hadamard.h turned
+  bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

@@ -1,9 +1,9 @@
 #pragma once
 // All layers of a decode step in one launch, or in one for each run of products between attention
-// (kernels/decode_layers.h), where the model's op list has that form.
+// (kernels/decode/decode_layers.h), where the model's op list has that form.
 #include <optional>
 
-#include "kernels/decode_layers.h"
+#include "kernels/decode/decode_layers.h"
 #include "src/run/block.h"
 #include "src/run/kv_cache.h"
 

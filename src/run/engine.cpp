@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/embed.h"
-#include "kernels/gemm.h"
-#include "kernels/nll.h"
-#include "kernels/norm.h"
-#include "kernels/profile_range.h"
+#include "kernels/exec/profile_range.h"
+#include "kernels/model/embed.h"
+#include "kernels/model/norm.h"
+#include "kernels/products/gemm.h"
+#include "kernels/statistics/nll.h"
 #include "src/run/moe.h"
 
 namespace fewbit {

@@ -2,8 +2,8 @@
 // Linears together with the op before them (src/run/linear.h has them alone).
 #include <span>
 
-#include "kernels/gated_act.h"
-#include "kernels/normed_gemms.h"
+#include "kernels/model/gated_act.h"
+#include "kernels/products/normed_gemms.h"
 #include "src/run/linear.h"
 
 namespace fewbit {

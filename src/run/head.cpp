@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "kernels/cast.h"
-#include "kernels/embed.h"
-#include "kernels/gemm.h"
-#include "kernels/nll.h"
-#include "kernels/norm.h"
+#include "kernels/model/cast.h"
+#include "kernels/model/embed.h"
+#include "kernels/model/norm.h"
+#include "kernels/products/gemm.h"
+#include "kernels/statistics/nll.h"
 #include "src/run/rounded_head.h"
 
 namespace fewbit {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 #include "src/model/checkpoint.h"
 #include "src/run/fused.h"
 
@@ -22,7 +22,7 @@ struct Ends {
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
 // y [rows, vocab] f32 = x head^T.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
-// The same of rms_norm(x); `normed` as in kernels/normed_gemms.h.
+// The same of rms_norm(x); `normed` as in kernels/products/normed_gemms.h.
 void apply_head_normed(Exec&, const Ends&, ConstTensorView x, const RowNorm&, TensorView normed, TensorView y);
 int64_t head_bytes(const Ends&);          // that one application reads
 std::string_view head_kind(const Ends&);  // kind_of() its linear

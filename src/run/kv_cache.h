@@ -5,14 +5,15 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/attention.h"
+#include "kernels/attention/attention.h"
 #include "src/model/checkpoint.h"
 
 namespace fewbit {
 
 enum class KvType : uint8_t {
   plain,  // the compute dtype
-  fp8,    // E4M3 with the checkpoint's static scales, 1 where it has none; queries and keys turned (kernels/hadamard.h)
+  // E4M3 with the checkpoint's static scales, 1 where it has none; queries and keys turned (kernels/model/hadamard.h)
+  fp8,
   fp8_plain,  // the same without the turn: what engines that read the checkpoint's scales store
   int8,       // with a scale per token and head
 };

@@ -8,15 +8,15 @@
 
 #include "formats/packing.h"
 #include "formats/stored_bytes.h"
-#include "kernels/byte_gemms.h"
-#include "kernels/cast.h"
-#include "kernels/fp8_gemm.h"
-#include "kernels/gated_gemms.h"
-#include "kernels/gemm.h"
-#include "kernels/int8_gemm.h"
-#include "kernels/marlin_gemm.h"
-#include "kernels/norm.h"
-#include "kernels/row_gemm.h"
+#include "kernels/model/cast.h"
+#include "kernels/model/norm.h"
+#include "kernels/products/bytes/byte_gemms.h"
+#include "kernels/products/bytes/fp8_gemm.h"
+#include "kernels/products/bytes/int8_gemm.h"
+#include "kernels/products/gated_gemms.h"
+#include "kernels/products/gemm.h"
+#include "kernels/products/marlin/marlin_gemm.h"
+#include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
 #include "src/run/fused.h"
 
@@ -153,7 +153,10 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
   if (input) dtype = DType::f32;
   return DenseLinear{
-      .weight = upload(ex, dequantize_reference(q), dtype), .bias = upload(ex, bias, dtype), .input = input};
+      .weight = upload(ex, dequantize_reference(q), dtype),
+      .bias = upload(ex, bias, dtype),
+      .input = input,
+  };
 }
 
 }  // namespace

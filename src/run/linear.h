@@ -5,8 +5,8 @@
 #include <string>
 #include <variant>
 
-#include "kernels/marlin_gemm.h"
-#include "kernels/quantize_rows.h"
+#include "kernels/products/bytes/quantize_rows.h"
+#include "kernels/products/marlin/marlin_gemm.h"
 #include "src/core/quantized_linear.h"
 #include "src/run/head_type.h"
 #include "src/run/kv_cache.h"
@@ -18,20 +18,21 @@ struct DenseLinear {
   Tensor bias{};                    // [out] of the same type, or empty
   std::optional<RowQuant> input{};  // x is rounded to 8 bits before the product, as a packed linear would
 };
-struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/marlin_gemm.h)
+struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/products/marlin/marlin_gemm.h)
   Tensor b{}, s{}, z{}, bias{};
   int bits = 4;
   int64_t out = 0, in = 0;
 };
 MarlinView view_of(const MarlinLinear&);
-struct RowLinear {  // the CPU's own layout (kernels/row_gemm.h)
+struct RowLinear {  // the CPU's own layout (kernels/products/row_gemm.h)
   Tensor codes{}, scales{}, zeros{}, group_of{}, bias{};
   int bits = 4;
   int64_t out = 0, in = 0, group = 128;
 };
-struct ByteLinear {  // 8-bit weights: int8 (kernels/int8_gemm.h) or FP8 (kernels/fp8_gemm.h)
-  Tensor codes{};    // [out, in] i8 | f8_e4m3
-  Tensor scales{};   // [out] f32
+// 8-bit weights: int8 (kernels/products/bytes/int8_gemm.h) or FP8 (kernels/products/bytes/fp8_gemm.h)
+struct ByteLinear {
+  Tensor codes{};   // [out, in] i8 | f8_e4m3
+  Tensor scales{};  // [out] f32
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/cast.h"
-#include "kernels/embed.h"
-#include "kernels/gated_act.h"
-#include "kernels/gemm.h"
-#include "kernels/route.h"
+#include "kernels/model/cast.h"
+#include "kernels/model/embed.h"
+#include "kernels/model/gated_act.h"
+#include "kernels/model/route.h"
+#include "kernels/products/gemm.h"
 
 namespace fewbit {
 

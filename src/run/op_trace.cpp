@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/read_all.h"
+#include "kernels/exec/read_all.h"
 #include "src/core/strings.h"
 
 namespace fewbit {

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/add.h"
-#include "kernels/attention.h"
-#include "kernels/gated_act.h"
-#include "kernels/nll.h"
-#include "kernels/norm.h"
-#include "kernels/rope.h"
+#include "kernels/attention/attention.h"
+#include "kernels/model/add.h"
+#include "kernels/model/gated_act.h"
+#include "kernels/model/norm.h"
+#include "kernels/model/rope.h"
+#include "kernels/statistics/nll.h"
 #include "src/run/ops_bench_parts.h"
 
 namespace fewbit::ops {

@@ -7,8 +7,8 @@
 #include <map>
 #include <optional>
 
-#include "kernels/decode_layers.h"
-#include "kernels/norm.h"
+#include "kernels/decode/decode_layers.h"
+#include "kernels/model/norm.h"
 #include "src/core/marlin_layout.h"
 #include "src/run/ops_bench_parts.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // What the sections of time_ops() share (src/run/ops_bench*.cpp): random data, the clock, the rows.
-#include "kernels/marlin_gemm.h"
+#include "kernels/products/marlin/marlin_gemm.h"
 #include "src/run/ops_bench.h"
 
 namespace fewbit::ops {

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "kernels/byte_gemms.h"
-#include "kernels/gemm.h"
-#include "kernels/norm.h"
-#include "kernels/normed_gemms.h"
+#include "kernels/model/norm.h"
+#include "kernels/products/bytes/byte_gemms.h"
+#include "kernels/products/gemm.h"
+#include "kernels/products/normed_gemms.h"
 #include "src/core/marlin_layout.h"
 #include "src/run/ops_bench_parts.h"
 
@@ -77,7 +77,14 @@ void packed_linear(OpsRun& run, const OpsModel& model, const OpsProduct& p) {
   for (const int64_t rows : run.up_to_most(kRowCounts)) {
     const Tensor x = run.random.normal({rows, p.in}), y = ex.alloc(DType::bf16, {rows, p.out});
     OpRow row{
-        .section = "linear", .model = model.name, .op = p.name, .type = "bf16", .in = p.in, .out = p.out, .rows = rows};
+        .section = "linear",
+        .model = model.name,
+        .op = p.name,
+        .type = "bf16",
+        .in = p.in,
+        .out = p.out,
+        .rows = rows,
+    };
     row.flop = 2 * static_cast<double>(weights * rows);
     const auto packed = [&](const char* type, double bytes_each, const std::vector<PackedWeight>& copies) {
       OpRow of_type = row;
@@ -193,7 +200,13 @@ void head(OpsRun& run, const OpsModel& model) {
     const Tensor y = ex.alloc(DType::f32, {rows, vocab});
     const auto weights = static_cast<double>(vocab * hidden);
     OpRow library{
-        .section = "head", .model = model.name, .op = "norm, head", .type = "bf16", .in = hidden, .out = vocab};
+        .section = "head",
+        .model = model.name,
+        .op = "norm, head",
+        .type = "bf16",
+        .in = hidden,
+        .out = vocab,
+    };
     library.rows = rows, library.flop = 2 * weights * static_cast<double>(rows);
     std::vector<Timed> ops;
     const auto line = [&](const char* type, double bytes, const std::function<void()>& product) {

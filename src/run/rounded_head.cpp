@@ -4,11 +4,11 @@
 #include <array>
 
 #include "formats/packing.h"
-#include "kernels/cast.h"
-#include "kernels/choose_f8_scales.h"
-#include "kernels/choose_scales.h"
-#include "kernels/marlin_pack.h"
-#include "kernels/round_to_grid.h"
+#include "kernels/model/cast.h"
+#include "kernels/products/marlin/marlin_pack.h"
+#include "kernels/quantize/choose_f8_scales.h"
+#include "kernels/quantize/choose_scales.h"
+#include "kernels/quantize/round_to_grid.h"
 #include "src/core/names.h"
 
 namespace fewbit {

@@ -1,7 +1,7 @@
 #pragma once
 // Op tests are written once for any device: FEWBIT_OP_TEST(Op, Name) makes Op.Name for the CPU and
 // Op.CudaName, which says SKIPPED where no GPU answers.
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 #include "src/core/half.h"
 #include "tests/support/shapes.h"
 #include "tests/support/support.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "src/quant/method.h"
-#include "tests/kernels/quantizer_fixture.h"
+#include "tests/kernels/quantize/quantizer_fixture.h"
 
 namespace fewbit {
 namespace {

@@ -2,7 +2,7 @@
 // plain rounding on three small linears (goldens/gptq_reference.safetensors).
 #include <cmath>
 
-#include "kernels/dequantize.h"
+#include "kernels/products/dequantize.h"
 #include "src/quant/method.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

@@ -7,12 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "kernels/dequantize.h"
+#include "kernels/products/dequantize.h"
 #include "src/model/synth.h"
 #include "src/quant/block_tape.h"
 #include "src/quant/method.h"
 #include "src/quant/pipeline.h"
-#include "tests/kernels/quantizer_fixture.h"
+#include "tests/kernels/quantize/quantizer_fixture.h"
 
 namespace fewbit::test {
 namespace {

@@ -5,7 +5,7 @@
 #include "src/core/parallel.h"
 #include "src/quant/method.h"
 #include "src/quant/rounding.h"
-#include "tests/kernels/quantizer_fixture.h"
+#include "tests/kernels/quantize/quantizer_fixture.h"
 
 namespace fewbit {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cmath>
 
-#include "kernels/gram.h"
-#include "tests/kernels/quantizer_fixture.h"
+#include "kernels/statistics/gram.h"
+#include "tests/kernels/quantize/quantizer_fixture.h"
 
 namespace fewbit {
 namespace {

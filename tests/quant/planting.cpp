@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "formats/container.h"
-#include "kernels/embed.h"
+#include "kernels/model/embed.h"
 #include "src/calib/stream.h"
 #include "src/core/rng.h"
 #include "src/run/runner.h"

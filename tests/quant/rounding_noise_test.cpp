@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "kernels/gemm.h"
-#include "kernels/quantize_rows.h"
-#include "kernels/squared_error.h"
+#include "kernels/products/bytes/quantize_rows.h"
+#include "kernels/products/gemm.h"
+#include "kernels/statistics/squared_error.h"
 #include "src/quant/rounding.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

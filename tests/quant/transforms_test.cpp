@@ -5,13 +5,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "kernels/gram_loss.h"
+#include "kernels/statistics/gram_loss.h"
 #include "src/core/half.h"
 #include "src/eval/perplexity.h"
 #include "src/model/synth.h"
 #include "src/quant/pipeline.h"
 #include "src/quant/rounding.h"
-#include "tests/kernels/quantizer_fixture.h"
+#include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/quant/planting.h"
 
 namespace fewbit {

@@ -1,7 +1,7 @@
 // Which layout a packed linear gets on a device, and that every layout gives the product of its values.
 #include "src/run/linear.h"
 
-#include "kernels/fp8_gemm.h"
+#include "kernels/products/bytes/fp8_gemm.h"
 #include "src/core/half.h"
 #include "src/core/rng.h"
 #include "tests/support/support.h"
@@ -106,7 +106,12 @@ void every_layout(Exec& ex) {
   for (const int64_t out_group : {1, 48})  // weight-only
     for (const int64_t in : {100, 256, 1024}) {
       const QuantSpec fp8{
-          .grid = Grid::f8_e4m3, .bits = 8, .group = -1, .scale_dtype = DType::f32, .out_group = out_group};
+          .grid = Grid::f8_e4m3,
+          .bits = 8,
+          .group = -1,
+          .scale_dtype = DType::f32,
+          .out_group = out_group,
+      };
       same_product(ex, random_linear(fp8, 96, in, false), DType::bf16, "fp8a16");
       same_product(ex, random_linear(fp8, 96, in, false), DType::f32, "dense");
     }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "formats/container.h"
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 #include "src/core/tensor.h"
 
 namespace fewbit::test {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "kernels/exec.h"
+#include "kernels/exec/exec.h"
 #include "src/core/dtype.h"
 #include "src/model/checkpoint.h"
 

@@ -46,7 +46,10 @@ class Streamer {
 
 void run_generate(const GenerateArgs& a) {
   const LoadOptions load{
-      .dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
+      .dtype = compute_dtype(a.dtype),
+      .kv_cache = kv_type_from(a.kv_cache),
+      .head = head_type_from(a.head),
+  };
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);

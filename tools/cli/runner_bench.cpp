@@ -192,7 +192,10 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
 
 void run_bench(BenchArgs& a) {
   a.options.load = {
-      .dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)};
+      .dtype = compute_dtype(a.dtype),
+      .kv_cache = kv_type_from(a.kv_cache),
+      .head = head_type_from(a.head),
+  };
   a.options.shapes = shapes_of(a);
   for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
   if (!a.compare.empty()) {

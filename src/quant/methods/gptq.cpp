@@ -1,4 +1,4 @@
-// GPTQ (Frantar et al., 2022) in the factor form of kernels/factor.h. `reference` is the published algorithm;
+// GPTQ (Frantar et al., 2022) in the factor form of kernels/quantize/factor.h. `reference` is the published algorithm;
 // the other efforts search each group's scale on live weights (best: by a trial of the column loop for every
 // candidate), aim at the weight that reproduces the unquantized output where the statistics hold both streams,
 // and improve the result by rounds of refit and descent (0 quick, 3 default, 6 best).
@@ -11,10 +11,10 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/error_feedback.h"
-#include "kernels/factor.h"
-#include "kernels/matrix_edit.h"
-#include "kernels/refine.h"
+#include "kernels/quantize/error_feedback.h"
+#include "kernels/quantize/factor.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "kernels/quantize/refine.h"
 #include "src/quant/column_order.h"
 #include "src/quant/rounding.h"
 

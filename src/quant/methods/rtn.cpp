@@ -1,7 +1,7 @@
 // Round to nearest. `reference` is the plain rule (2 max|w| / (2^bits - 1), or the range of an asymmetric
 // group); every other effort searches each group's scale, weighted by the diagonal of the Gram matrix where
 // statistics are at hand. Grids of 4-bit floats (NVFP4, MXFP4) are rounded to in the same two ways.
-#include "kernels/matrix_edit.h"
+#include "kernels/quantize/matrix_edit.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {

@@ -10,11 +10,11 @@
 #include <array>
 #include <cmath>
 
-#include "kernels/column_stats.h"
-#include "kernels/error_feedback.h"
-#include "kernels/factor.h"
-#include "kernels/gram_loss.h"
-#include "kernels/matrix_edit.h"
+#include "kernels/quantize/error_feedback.h"
+#include "kernels/quantize/factor.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram_loss.h"
 #include "src/calib/observe.h"
 #include "src/quant/feature_search.h"
 #include "src/quant/rounding.h"

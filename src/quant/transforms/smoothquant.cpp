@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cast.h"
-#include "kernels/column_stats.h"
-#include "kernels/gemm.h"
-#include "kernels/matrix_edit.h"
-#include "kernels/quantize_rows.h"
-#include "kernels/squared_error.h"
+#include "kernels/model/cast.h"
+#include "kernels/products/bytes/quantize_rows.h"
+#include "kernels/products/gemm.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/squared_error.h"
 #include "src/calib/observe.h"
 #include "src/quant/rounding.h"
 #include "src/quant/rounding_noise.h"

@@ -1,0 +1,315 @@
+// Causal attention on the CPU, one (sequence, head) at a time in parallel. Blocks of queries go through two
+// BLAS products (scores, then values) over the span of keys that any of them sees; a few queries (decode) go
+// key by key, straight from the storage type. Scores and softmax in f32, the softmax's sum in double. Codes of
+// a quantized cache become f32 values row by row.
+#include "kernels/attention/attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "kernels/cpu/blas_cpu.h"
+#include "kernels/cpu/cpu_rows.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+namespace {
+
+constexpr int64_t kQueryBlock = 128;
+constexpr int64_t kFewQueries = 4;
+
+// One head of one sequence: rows `ld` elements apart. Of codes, row r has the scale scales[r * scale_step].
+struct Rows {
+  const void* data = nullptr;
+  int64_t ld = 0;
+  const float* scales = nullptr;
+  int64_t scale_step = 0;
+};
+struct Head {
+  DType dtype = DType::f32, kv_dtype = DType::f32;
+  Rows q{}, k{}, v{};
+  const int32_t* positions = nullptr;  // null: query i stands at position i
+  int64_t queries = 0, keys = 0;       // keys: how many rows of k and v exist
+  void* out = nullptr;
+  int64_t out_ld = 0;
+};
+
+struct Span {
+  int64_t begin = 0, end = 0;
+};
+
+// The keys that query i sees.
+Span visible(const Head& head, const AttentionArgs& a, int64_t i) {
+  const int64_t p = head.positions ? head.positions[i] : i;
+  FEWBIT_ASSERT(p >= 0 && p < head.keys);
+  return {a.window > 0 ? std::max<int64_t>(0, p - a.window + 1) : 0, p + 1};
+}
+
+// Scores of the visible keys to weights; returns their sum.
+double softmax(float* scores, int64_t n, const AttentionArgs& a) {
+  if (a.softcap > 0)
+    for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
+  return exp_in_place(scores, max_of(scores, n), n);
+}
+
+template <class T>
+void store(const float* values, double sum, int64_t n, T* out) {
+  const auto inverse = static_cast<float>(1 / sum);
+  for (int64_t c = 0; c < n; ++c) out[c] = values[c] * inverse;
+}
+
+// E4M3 codes, a byte each.
+struct F8 {
+  uint8_t bits;
+};
+
+// f32 values of all E4M3 codes.
+const float* f8_values() {
+  static const auto table = [] {
+    std::array<float, 256> t{};
+    for (int i = 0; i < 256; ++i) t[static_cast<size_t>(i)] = f8_e4m3_to_f32(static_cast<uint8_t>(i));
+    return t;
+  }();
+  return table.data();
+}
+
+void dequantize_row(const F8* codes, float scale, float* y, int64_t d) {
+  const float* values = f8_values();
+  for (int64_t c = 0; c < d; ++c) y[c] = values[codes[c].bits] * scale;
+}
+void dequantize_row(const int8_t* codes, float scale, float* y, int64_t d) {
+  for (int64_t c = 0; c < d; ++c) y[c] = static_cast<float>(codes[c]) * scale;
+}
+
+template <class C>
+inline constexpr bool is_code = sizeof(C) == 1;
+
+// Row r as dot() and axpy() take it: where it lies, codes as f32 in the slot.
+template <class C>
+auto row_of(const Rows& rows, int64_t r, int64_t d) {
+  const C* row = static_cast<const C*>(rows.data) + r * rows.ld;
+  if constexpr (is_code<C>) {
+    float* values = scratch(Scratch::w, d);
+    dequantize_row(row, rows.scales[r * rows.scale_step], values, d);
+    return static_cast<const float*>(values);
+  } else {
+    return row;
+  }
+}
+
+template <class T, class C>
+void few_queries(const Head& head, const AttentionArgs& a) {
+  const int64_t d = a.head_dim;
+  for (int64_t i = 0; i < head.queries; ++i) {
+    const Span span = visible(head, a, i);
+    const int64_t n = span.end - span.begin;
+    float* query = scratch(Scratch::x, d);
+    widen(static_cast<const T*>(head.q.data) + i * head.q.ld, query, d);
+    float* scores = scratch(Scratch::scores, n);
+    for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
+    const double sum = softmax(scores, n, a);
+    float* values = scratch(Scratch::y, d);
+    std::fill_n(values, d, 0.f);
+    for (int64_t j = 0; j < n; ++j) axpy(scores[j], row_of<C>(head.v, span.begin + j, d), values, d);
+    store(values, sum, d, static_cast<T*>(head.out) + i * head.out_ld);
+  }
+}
+
+struct Floats {
+  const float* data = nullptr;
+  int64_t ld = 0;
+};
+
+// f32 rows [begin, end) of one operand: in place where they are f32 already, else widened into the slot.
+template <class T>
+Floats as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
+  const T* first = static_cast<const T*>(rows.data) + span.begin * rows.ld;
+  if constexpr (std::is_same_v<T, float>) {
+    return {first, rows.ld};
+  } else {
+    float* wide = scratch(slot, (span.end - span.begin) * d);
+    for (int64_t r = 0; r < span.end - span.begin; ++r) {
+      if constexpr (is_code<T>)
+        dequantize_row(first + r * rows.ld, rows.scales[(span.begin + r) * rows.scale_step], wide + r * d, d);
+      else
+        widen(first + r * rows.ld, wide + r * d, d);
+    }
+    return {wide, d};
+  }
+}
+
+template <class T, class C>
+void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q1) {
+  const int64_t d = a.head_dim;
+  Span keys = visible(head, a, q0);
+  for (int64_t i = q0 + 1; i < q1; ++i) {
+    const Span s = visible(head, a, i);
+    keys = {std::min(keys.begin, s.begin), std::max(keys.end, s.end)};
+  }
+  const int64_t n = keys.end - keys.begin;
+  float* scores = scratch(Scratch::scores, (q1 - q0) * n);
+  const Floats q = as_f32<T>(head.q, {q0, q1}, d, Scratch::x);
+  const Floats k = as_f32<C>(head.k, keys, d, Scratch::w);
+  blas::gemm(CblasNoTrans, CblasTrans, q1 - q0, n, d, a.scale, q.data, q.ld, k.data, k.ld, 0.f, scores, n);
+  double sums[kQueryBlock];
+  for (int64_t i = q0; i < q1; ++i) {
+    const Span s = visible(head, a, i);
+    float* row = scores + (i - q0) * n;
+    sums[i - q0] = softmax(row + (s.begin - keys.begin), s.end - s.begin, a);
+    std::fill(row, row + (s.begin - keys.begin), 0.f);
+    std::fill(row + (s.end - keys.begin), row + n, 0.f);
+  }
+  const Floats v = as_f32<C>(head.v, keys, d, Scratch::w);
+  float* values = scratch(Scratch::y, (q1 - q0) * d);
+  blas::gemm(CblasNoTrans, CblasNoTrans, q1 - q0, d, n, 1.f, scores, n, v.data, v.ld, 0.f, values, d);
+  for (int64_t i = q0; i < q1; ++i)
+    store(values + (i - q0) * d, sums[i - q0], d, static_cast<T*>(head.out) + i * head.out_ld);
+}
+
+// Calls f with null pointers of the element types of queries and cache.
+template <class F>
+void for_types(DType dtype, DType kv_dtype, F&& f) {
+  for_float_type(dtype, [&](auto* type) {
+    if (kv_dtype == DType::f8_e4m3) return f(type, static_cast<F8*>(nullptr));
+    if (kv_dtype == DType::i8) return f(type, static_cast<int8_t*>(nullptr));
+    f(type, type);
+  });
+}
+
+void attend(const Head& head, const AttentionArgs& a) {
+  blas::use_one_thread();
+  for_types(head.dtype, head.kv_dtype, [&](auto* type, auto* kv_type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    using C = std::remove_pointer_t<decltype(kv_type)>;
+    if (head.queries <= kFewQueries) return few_queries<T, C>(head, a);
+    for (int64_t q0 = 0; q0 < head.queries; q0 += kQueryBlock)
+      query_block<T, C>(head, a, q0, std::min(head.queries, q0 + kQueryBlock));
+  });
+}
+
+const void* at(ConstTensorView t, int64_t element) {
+  return static_cast<const char*>(t.data) + element * bytes_of(t.dtype);
+}
+void* at(TensorView t, int64_t element) { return static_cast<char*>(t.data) + element * bytes_of(t.dtype); }
+
+void check_queries(ConstTensorView q, const AttentionArgs& a, ConstTensorView out) {
+  FEWBIT_ASSERT(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && q.cols() == a.heads * a.head_dim);
+  FEWBIT_ASSERT(out.dtype == q.dtype && out.numel() == q.numel());
+}
+
+// x of one token and head to codes; returns the scale that was used.
+float quantize_row(const float* x, F8* codes, float scale, int64_t d) {
+  for (int64_t c = 0; c < d; ++c) codes[c].bits = f32_to_f8_e4m3_saturated(x[c] / scale);
+  return scale;
+}
+float quantize_row(const float* x, int8_t* codes, float, int64_t d) {
+  float amax = 0;
+  for (int64_t c = 0; c < d; ++c) amax = std::max(amax, std::fabs(x[c]));
+  const float inverse = amax > 0 ? 127.f / amax : 0.f;
+  for (int64_t c = 0; c < d; ++c) codes[c] = static_cast<int8_t>(std::nearbyint(x[c] * inverse));
+  return amax / 127.f;
+}
+
+// One tensor of the cache: row t of x [batch * len, kv_heads * d] to its position.
+template <class T, class C>
+void append(ConstTensorView x, const int32_t* positions, TensorView cache, TensorView scales) {
+  const int64_t heads = cache.shape[1], capacity = cache.shape[2], d = cache.shape[3];
+  const int64_t len = x.rows() / cache.shape[0];
+  parallel_for(x.rows() * heads, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t t = i / heads, h = i % heads;
+      FEWBIT_ASSERT(positions[t] >= 0 && positions[t] < capacity);
+      const T* from = x.as<T>() + i * d;
+      const int64_t row = (t / len * heads + h) * capacity + positions[t];
+      C* to = static_cast<C*>(cache.data) + row * d;
+      if constexpr (is_code<C>) {
+        float* wide = scratch(Scratch::x, d);
+        widen(from, wide, d);
+        float& scale = scales.as<float>()[scales.shape.rank() == 1 ? h : row];
+        scale = quantize_row(wide, to, scale, d);
+      } else {
+        std::copy_n(from, d, to);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs, const AttentionArgs& a,
+               TensorView out) {
+  check_queries(q, a, out);
+  const int64_t kv_cols = a.kv_heads * a.head_dim;
+  FEWBIT_ASSERT(seqs > 0 && q.rows() % seqs == 0 && k.rows() == q.rows() && v.rows() == q.rows());
+  FEWBIT_ASSERT(k.cols() == kv_cols && v.cols() == kv_cols && k.dtype == q.dtype && v.dtype == q.dtype);
+  const int64_t len = q.rows() / seqs;
+  parallel_for(seqs * a.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t s = task / a.heads, h = task % a.heads, kv = h / (a.heads / a.kv_heads);
+    const int64_t q_at = s * len * q.cols() + h * a.head_dim, kv_at = s * len * kv_cols + kv * a.head_dim;
+    attend({.dtype = q.dtype,
+            .kv_dtype = q.dtype,
+            .q = {at(q, q_at), q.cols()},
+            .k = {at(k, kv_at), kv_cols},
+            .v = {at(v, kv_at), kv_cols},
+            .queries = len,
+            .keys = len,
+            .out = at(out, q_at),
+            .out_ld = q.cols()},
+           a);
+  });
+}
+
+void kv_append(Exec&, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const KvCache& cache) {
+  const Shape& c = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && k.rows() % c[0] == 0 && k.cols() == c[1] * c[3]);
+  FEWBIT_ASSERT(v.dtype == k.dtype && v.numel() == k.numel());
+  FEWBIT_ASSERT(positions.numel() == k.rows() && positions.dtype == DType::i32);
+  for_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    using C = std::remove_pointer_t<decltype(kv_type)>;
+    append<T, C>(k, positions.as<int32_t>(), cache.k, cache.k_scales);
+    append<T, C>(v, positions.as<int32_t>(), cache.v, cache.v_scales);
+  });
+}
+
+void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const KvCache& cache, const AttentionArgs& a,
+                      TensorView out) {
+  check_queries(q, a, out);
+  const Shape& c = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[3] == a.head_dim && q.rows() % c[0] == 0);
+  FEWBIT_ASSERT(positions.numel() == q.rows() && positions.dtype == DType::i32);
+  const int64_t len = q.rows() / c[0];
+  parallel_for(c[0] * a.heads, 1, [&](int64_t task, int64_t) {
+    const int64_t b = task / a.heads, h = task % a.heads, kv = h / (a.heads / a.kv_heads);
+    const int64_t q_at = b * len * q.cols() + h * a.head_dim, kv_row = (b * a.kv_heads + kv) * c[2];
+    const auto rows = [&](TensorView codes, TensorView scales) {
+      const bool per_token = scales.shape.rank() == 3;
+      return Rows{.data = at(codes, kv_row * a.head_dim),
+                  .ld = a.head_dim,
+                  .scales = scales.data ? scales.as<float>() + (per_token ? kv_row : kv) : nullptr,
+                  .scale_step = per_token ? 1 : 0};
+    };
+    attend({.dtype = q.dtype,
+            .kv_dtype = cache.k.dtype,
+            .q = {at(q, q_at), q.cols()},
+            .k = rows(cache.k, cache.k_scales),
+            .v = rows(cache.v, cache.v_scales),
+            .positions = positions.as<int32_t>() + b * len,
+            .queries = len,
+            .keys = c[2],
+            .out = at(out, q_at),
+            .out_ld = q.cols()},
+           a);
+  });
+}
+
+}  // namespace fewbit::cpu
+
+bool fewbit::consistent(const KvCache& c, DType compute) {
+  const Shape& s = c.k.shape;
+  if (s.rank() != 4 || !(c.v.shape == s) || c.v.dtype != c.k.dtype) return false;
+  if (c.k.dtype == compute) return true;
+  const Shape scales = c.k.dtype == DType::f8_e4m3 ? Shape{s[1]} : Shape{s[0], s[1], s[2]};
+  return (c.k.dtype == DType::f8_e4m3 || c.k.dtype == DType::i8) && c.k_scales.dtype == DType::f32 &&
+         c.v_scales.dtype == DType::f32 && c.k_scales.shape == scales && c.v_scales.shape == scales;
+}

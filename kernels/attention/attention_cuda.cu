@@ -1,0 +1,186 @@
+// Chooses among four kernels: many query rows in bf16 go to the wide kernel (Hopper) or the flash kernel, few over the
+// cache to the split kernel, everything else (float32, odd head_dims) to the plain one. Also writes new keys and values
+// into the cache, as they are or as codes.
+#include <algorithm>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/attention_decode.cuh"
+#include "kernels/attention/attention_flash.cuh"
+#include "kernels/attention/attention_plain.cuh"
+#include "kernels/attention/attention_wide.cuh"
+#include "kernels/attention/kv_quantize.cuh"
+#include "kernels/device/vec.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+// Over the cache, up to so many rows (new tokens x heads of a kv head) are a split problem: beyond, the flash
+// kernel's blocks of 64 rows fill the GPU by themselves.
+constexpr int kFewRows = 64;
+constexpr int kMaxTensorDim = 256;
+
+template <class T, class C>
+AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64_t seqs, TensorView out) {
+  FEWBIT_ASSERT(args.heads > 0 && args.kv_heads > 0 && args.heads % args.kv_heads == 0 && seqs > 0);
+  FEWBIT_ASSERT(q.rows() % seqs == 0 && q.cols() == args.heads * args.head_dim);
+  FEWBIT_ASSERT(out.dtype == q.dtype && out.numel() == q.numel());
+  AttentionSource<T, C> a{};
+  a.q = q.as<T>();
+  a.out = out.as<T>();
+  a.seqs = static_cast<int>(seqs);
+  a.len = static_cast<int>(q.rows() / seqs);
+  a.heads = args.heads;
+  a.kv_heads = args.kv_heads;
+  a.d = static_cast<int>(args.head_dim);
+  a.window = static_cast<int>(std::min<int64_t>(args.window, 0x3fffffff));
+  a.scale = args.scale;
+  a.softcap = args.softcap;
+  return a;
+}
+
+template <class C>
+bool fits_tensor_kernels(const AttentionSource<__nv_bfloat16, C>& a) {
+  return a.d % kVec16<C> == 0 && a.d <= kMaxTensorDim && aligned16(a.q) && aligned16(a.k) && aligned16(a.v) &&
+         aligned16(a.out);
+}
+
+// Variants: the head_dims of the models in the field; others use the next larger one, padded with zeros.
+template <class C, class F>
+void dispatch_head_dim(int d, F&& f) {
+  if constexpr (!kIsCode<C>) {
+    if (d <= 16) return f(std::integral_constant<int, 16>{});
+    if (d <= 32) return f(std::integral_constant<int, 32>{});
+  }
+  if (d <= 64) return f(std::integral_constant<int, 64>{});
+  if (d <= 80) return f(std::integral_constant<int, 80>{});
+  if (d <= 96) return f(std::integral_constant<int, 96>{});
+  if (d <= 128) return f(std::integral_constant<int, 128>{});
+  return f(std::integral_constant<int, 256>{});
+}
+
+template <class T, class C>
+void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (fits_tensor_kernels(a)) {
+      const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
+      if constexpr (!kIsCode<C>)
+        if (!few && attention_wide_takes(s, a))
+          return a.d == 64 ? launch_attention_wide<64>(s, a) : launch_attention_wide<128>(s, a);
+      return dispatch_head_dim<C>(a.d, [&](auto dim) {
+        if (few)
+          launch_decode<decltype(dim)::value>(s, a, behind_append);
+        else
+          launch_flash<decltype(dim)::value>(s, a);
+      });
+    }
+  }
+  launch_plain(s, a);
+}
+
+// kN: values per thread and step.
+template <class T, int kN>
+__global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
+                                 const T* __restrict__ v, const int32_t* __restrict__ positions,
+                                 T* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
+                                 T* __restrict__ v_cache, int len, int kv_heads, int64_t capacity, int d) {
+  allow_successor();
+  await_predecessor();
+  const int64_t row = blockIdx.x, width = static_cast<int64_t>(kv_heads) * d;
+  const int64_t seq = row / len, position = positions[row];
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * kN; c < width; c += static_cast<int64_t>(blockDim.x) * kN) {
+    const int64_t to = ((seq * kv_heads + c / d) * capacity + position) * d + c % d;
+    store_vec(k_cache + to, load_vec<T, kN>(k + row * width + c));
+    store_vec(v_cache + to, load_vec<T, kN>(v + row * width + c));
+  }
+}
+
+// Grid: tokens x kv heads; one warp has the key, the other the value.
+template <class T, class C>
+__global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
+                                   const T* __restrict__ v, const int32_t* __restrict__ positions,
+                                   C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
+                                   C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales,
+                                   int len, int64_t capacity, int d) {
+  allow_successor();
+  await_predecessor();
+  const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
+  const int64_t at = (row / len * kv_heads + head) * capacity + positions[row];
+  const bool value = threadIdx.x >= 32;
+  store_row((value ? v : k) + (row * kv_heads + head) * d, value ? v_cache : k_cache, value ? v_scales : k_scales, at,
+            static_cast<int>(head), d);
+}
+
+}  // namespace
+
+void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v, int64_t seqs,
+               const AttentionArgs& args, TensorView out) {
+  if (q.numel() == 0) return;
+  FEWBIT_ASSERT(k.dtype == q.dtype && v.dtype == q.dtype && k.shape == v.shape && k.rows() == q.rows());
+  FEWBIT_ASSERT(k.cols() == args.kv_heads * args.head_dim);
+  dispatch_f32_bf16(q.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    AttentionSource<T> a = source<T, T>(q, args, seqs, out);
+    a.k = k.as<T>();
+    a.v = v.as<T>();
+    a.keys = a.len;
+    a.kv_token = k.cols();
+    a.kv_head = args.head_dim;
+    a.kv_seq = a.len * a.kv_token;
+    run(ex.cuda_state(), a, false);
+  });
+}
+
+void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const KvCache& cache) {
+  const Shape& shape = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && v.dtype == k.dtype && k.shape == v.shape);
+  const int64_t rows = k.rows(), batch = shape[0], kv_heads = shape[1], capacity = shape[2], d = shape[3];
+  if (rows == 0) return;
+  FEWBIT_ASSERT(k.cols() == kv_heads * d && rows % batch == 0 && positions.numel() == rows);
+  FEWBIT_ASSERT(positions.dtype == DType::i32);
+  CudaState& s = ex.cuda_state();
+  const auto blocks = static_cast<unsigned>(rows), heads = static_cast<unsigned>(kv_heads);
+  const int len = static_cast<int>(rows / batch), width = static_cast<int>(d);
+  dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
+    using T = typename decltype(type)::type;
+    using C = typename decltype(code)::type;
+    if constexpr (kIsCode<C>) {
+      launch_overlapping(s, kv_quantize_kernel<T, C>, dim3(blocks, heads), dim3(64), 0, k.as<T>(), v.as<T>(),
+                         positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(), cache.k_scales.as<float>(),
+                         cache.v_scales.as<float>(), len, capacity, width);
+    } else {
+      constexpr int kN = kVec16<T>;
+      const bool vectors =
+          aligned16(k.as<T>(), d) && aligned16(v.as<T>()) && aligned16(cache.k.as<T>()) && aligned16(cache.v.as<T>());
+      auto* kernel = vectors ? kv_append_kernel<T, kN> : kv_append_kernel<T, 1>;
+      launch_overlapping(s, kernel, dim3(blocks), dim3(128), 0, k.as<T>(), v.as<T>(), positions.as<int32_t>(),
+                         cache.k.as<T>(), cache.v.as<T>(), len, static_cast<int>(kv_heads), capacity, width);
+    }
+  });
+}
+
+void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, const KvCache& cache,
+                      const AttentionArgs& args, TensorView out) {
+  const Shape& shape = cache.k.shape;
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && shape[1] == args.kv_heads && shape[3] == args.head_dim);
+  FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == q.rows());
+  if (q.numel() == 0) return;
+  dispatch_cache(q.dtype, cache.k.dtype, [&](auto type, auto code) {
+    using T = typename decltype(type)::type;
+    using C = typename decltype(code)::type;
+    AttentionSource<T, C> a = source<T, C>(q, args, shape[0], out);
+    a.k = cache.k.as<C>();
+    a.v = cache.v.as<C>();
+    if (kIsCode<C>) {
+      a.k_scales = cache.k_scales.as<float>();
+      a.v_scales = cache.v_scales.as<float>();
+    }
+    a.positions = positions.as<int32_t>();
+    a.keys = static_cast<int>(shape[2]);
+    a.kv_token = args.head_dim;
+    a.kv_head = shape[2] * args.head_dim;
+    a.kv_seq = args.kv_heads * a.kv_head;
+    run(ex.cuda_state(), a, true, args.behind_append);
+  });
+}
+
+}  // namespace fewbit::cuda

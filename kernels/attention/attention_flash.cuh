@@ -1,0 +1,122 @@
+#pragma once
+// Attention of many query rows (prefill, calibration), bf16 queries. A block of four warps has 64 query rows of one
+// head and walks over the keys that any of them sees, a tile at a time: while one tile is worked on, the next
+// one is copied. Tiles outside the causal band or the window are never read. K and V come from the
+// activations or from the cache; the strides in AttentionSource tell which. Reads K and V once per 64 query
+// rows and head, mostly from L2.
+#include "kernels/attention/attention_tile.cuh"
+#include "kernels/exec/exec_cuda.h"
+
+namespace fewbit::cuda {
+
+template <int D, class C>
+struct FlashShape {
+  static constexpr int kRows = 64, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kKeys = D <= 128 ? 64 : 32;              // 99 KiB of shared memory at most
+  static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // of Q
+  static constexpr int kTile = kKeys * kRowStride<C, D>;        // values of a K or a V tile
+  static constexpr int kScales = kTokenScales<C> ? 2 * 2 * kKeys : 0;
+  static constexpr size_t kShared =
+      sizeof(__nv_bfloat16) * kRows * kStride + sizeof(C) * 4 * kTile + sizeof(float) * kScales;
+};
+
+template <int D, class C>
+__global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
+    flash_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a) {
+  using S = FlashShape<D, C>;
+  extern __shared__ __align__(128) uint8_t shared[];
+  auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);            // [kRows, kStride]
+  auto* k_sh = reinterpret_cast<C*>(q_sh + S::kRows * S::kStride);  // [2, kKeys, stride]
+  auto* v_sh = k_sh + 2 * S::kTile;                                 // [2, kKeys, stride]
+  auto* scales_sh = reinterpret_cast<float*>(v_sh + 2 * S::kTile);  // [2, 2, kKeys]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row0 = (gridDim.x - 1 - blockIdx.x) * S::kRows;  // the rows with most keys start first
+  const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads), seq = blockIdx.z;
+  const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
+  const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
+  const int64_t scales_at = a.scales_of(seq, kv_head);
+
+  const auto position_of = [&](int row) {  // of a row of this block; -1 past the last one
+    const int i = row0 + row;
+    return i >= a.len ? -1 : a.positions ? a.positions[static_cast<int64_t>(seq) * a.len + i] : i;
+  };
+  const auto query_row = [&](int row) {
+    return (static_cast<int64_t>(seq) * a.len + row0 + row) * a.heads * a.d + static_cast<int64_t>(head) * a.d;
+  };
+  const KeyRange range = key_range(position_of(lane), position_of(lane + 32), a.window, a.keys);
+  const int my_positions[2] = {position_of(warp * 16 + lane / 4), position_of(warp * 16 + lane / 4 + 8)};
+
+  const auto fetch = [&](int tile) {
+    const int stage = tile % 2;
+    const auto key_row = [&](const C* base) {
+      return [=, &range](int row) -> const C* {
+        const int key = tile * S::kKeys + row;
+        return key < range.end ? base + key * a.kv_token : nullptr;
+      };
+    };
+    copy_rows<D, S::kKeys, S::kThreads>(k_sh + stage * S::kTile, threadIdx.x, a.d, k, key_row(k));
+    copy_rows<D, S::kKeys, S::kThreads>(v_sh + stage * S::kTile, threadIdx.x, a.d, v, key_row(v));
+    if constexpr (kTokenScales<C>)
+      copy_scales<S::kKeys, S::kThreads>(scales_sh + stage * 2 * S::kKeys, threadIdx.x, a.k_scales + scales_at,
+                                         a.v_scales + scales_at, tile * S::kKeys, range.end);
+    cp_async_commit();
+  };
+
+  const int first = range.begin / S::kKeys, last = (range.end + S::kKeys - 1) / S::kKeys;
+  copy_rows<D, S::kRows, S::kThreads>(q_sh, threadIdx.x, a.d, a.q, [&](int row) -> const __nv_bfloat16* {
+    return row0 + row < a.len ? a.q + query_row(row) : nullptr;
+  });
+  fetch(first);
+  cp_async_wait<0>();
+  __syncthreads();
+  WarpAttention<D, S::kKeys, C> w;
+  w.init(q_sh + warp * 16 * S::kStride);
+  const float score_scale = a.scale * static_scale<C>(a.k_scales, scales_at);
+
+  for (int tile = first; tile < last; ++tile) {
+    cp_async_wait<0>();
+    __syncthreads();  // this tile is there for all, and all are done with the one before
+    if (tile + 1 < last) fetch(tile + 1);
+    const int first_key = tile * S::kKeys;
+    const bool masked = first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
+    float s[S::kKeys / 8][4];
+    const float* key_scales = scales_sh + tile % 2 * 2 * S::kKeys;
+    w.scores(s, k_sh + tile % 2 * S::kTile);
+    w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, my_positions, a.window);
+    w.softmax(s);
+    w.add_values(s, key_scales + S::kKeys, v_sh + tile % 2 * S::kTile);
+  }
+  w.finish_sums();
+
+  // Through the warp's own rows of q_sh, so that the rows leave in 16-byte pieces.
+  __syncwarp();
+  __nv_bfloat16* mine = q_sh + warp * 16 * S::kStride;
+  const float value_scale = static_scale<C>(a.v_scales, scales_at);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = value_scale / w.l[r];
+    w.for_pairs(r, [&](int col, float x, float y) {
+      *reinterpret_cast<uint32_t*>(mine + (lane / 4 + 8 * r) * S::kStride + col) = pack_bf16(x * factor, y * factor);
+    });
+  }
+  __syncwarp();
+  const int chunks = a.d / 8;
+  for (int c = lane; c < 16 * chunks; c += 32) {
+    const int row = warp * 16 + c / chunks, col = c % chunks * 8;
+    if (row0 + row < a.len)
+      *reinterpret_cast<uint4*>(a.out + query_row(row) + col) =
+          *reinterpret_cast<const uint4*>(q_sh + row * S::kStride + col);
+  }
+}
+
+template <int D, class C>
+void launch_flash(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
+  using S = FlashShape<D, C>;
+  auto* kernel = flash_kernel<D, C>;
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  const dim3 grid((a.len + S::kRows - 1) / S::kRows, a.heads, a.seqs);
+  kernel<<<grid, S::kThreads, S::kShared, s.stream>>>(a);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,98 @@
+#pragma once
+// The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes. Codes
+// are exact in f16 and bf16, so that they go through the tensor cores as they are; their scales come in
+// outside.
+#include <cuda_fp8.h>
+
+#include "kernels/device/vec.cuh"
+
+namespace fewbit::cuda {
+
+struct F8Code {
+  uint8_t bits;  // E4M3
+};
+struct I8Code {
+  int8_t value;
+};
+
+template <class C>
+inline constexpr bool kIsCode = sizeof(C) == 1;
+template <class C>
+inline constexpr bool kTokenScales = false;  // a scale per token, else one per kv head
+template <>
+inline constexpr bool kTokenScales<I8Code> = true;
+
+// Calls f(Type<C>{}) with the type of what a cache holds; `plain`: that of the activations.
+template <class T, class F>
+void dispatch_stored(Type<T> plain, DType cache, F&& f) {
+  if (cache == DType::f8_e4m3) return f(Type<F8Code>{});
+  if (cache == DType::i8) return f(Type<I8Code>{});
+  f(plain);
+}
+// Calls f(Type<T>{}, Type<C>{}) with the types of the activations and of what the cache holds.
+template <class F>
+void dispatch_cache(DType dtype, DType cache, F&& f) {
+  dispatch_f32_bf16(dtype, [&](auto type) { dispatch_stored(type, cache, [&](auto code) { f(type, code); }); });
+}
+
+__device__ __forceinline__ float to_f32(F8Code c) {
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(c.bits, __NV_E4M3)));
+}
+__device__ __forceinline__ float to_f32(I8Code c) { return static_cast<float>(c.value); }
+
+__device__ __forceinline__ uint32_t bits_of(__half2 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 v) { return *reinterpret_cast<const uint32_t*>(&v); }
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+
+// (a & b) | c in one instruction.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// Two E4M3 codes in the low half of `codes` as two f16, exactly.
+__device__ __forceinline__ uint32_t two_f16(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t values;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(codes)));
+  return values;
+#else
+  // Sign, exponent and fraction moved into place are the value times 2^-8. (A NaN becomes 480.)
+  const uint32_t w = __byte_perm(codes, 0, 0x1404);
+  return bits_of(__hmul2(as_half2(and_or(w, 0x80008000u, w >> 1 & 0x3f803f80u)), __float2half2_rn(256.f)));
+#endif
+}
+
+// Codes 0 1 and 2 3 of the four in `word` as f16.
+__device__ __forceinline__ void key_codes(F8Code, uint32_t word, uint32_t& first, uint32_t& second) {
+  first = two_f16(word);
+  second = two_f16(word >> 16);
+}
+__device__ __forceinline__ void key_codes(I8Code, uint32_t word, uint32_t& first, uint32_t& second) {
+  // 1024 + (code + 128), as bytes in the fraction of 1024; then the sum of the two is taken off.
+  const uint32_t w = word ^ 0x80808080u;
+  const __half2 offset = __float2half2_rn(1152.f);
+  first = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4140)), offset));
+  second = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4342)), offset));
+}
+
+// Codes 0 2 and 1 3 of the four in `word`: f16 of E4M3, bf16 of int8, whose weights carry a scale that may be
+// small.
+__device__ __forceinline__ void value_codes(F8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
+  const uint32_t w = __byte_perm(word, 0, 0x3120);
+  even = two_f16(w);
+  odd = two_f16(w >> 16);
+}
+__device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {  // int8 in bytes 0 and 2
+  // (128 + low seven bits) - (128, or 256 for a negative code): sums of bits in the fraction of 128.
+  const uint32_t low = and_or(codes, 0x007f007fu, 0x43004300u), sign = and_or(codes, 0x00800080u, 0x43004300u);
+  return bits_of(
+      __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low), *reinterpret_cast<const __nv_bfloat162*>(&sign)));
+}
+__device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
+  even = two_bf16(word);
+  odd = two_bf16(word >> 8);
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,38 @@
+#pragma once
+// One row of keys or values as the cache stores it, by a warp.
+#include "kernels/attention/kv_codes.cuh"
+
+namespace fewbit::cuda {
+
+// Codes of a row of d values; returns the scale that belongs to them.
+template <class T>
+__device__ float quantize_row(const T* x, F8Code* codes, float scale, int d) {
+  for (int c = threadIdx.x % 32; c < d; c += 32)
+    codes[c].bits = __nv_cvt_float_to_fp8(__fdiv_rn(to_f32(x[c]), scale), __NV_SATFINITE, __NV_E4M3);
+  return scale;
+}
+template <class T>
+__device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
+  float amax = 0;
+  for (int c = threadIdx.x % 32; c < d; c += 32) amax = fmaxf(amax, fabsf(to_f32(x[c])));
+  for (int other = 16; other > 0; other /= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, other));
+  const float inverse = amax > 0 ? __fdiv_rn(127.f, amax) : 0.f;
+  for (int c = threadIdx.x % 32; c < d; c += 32)
+    codes[c].value = static_cast<int8_t>(__float2int_rn(to_f32(x[c]) * inverse));
+  return __fdiv_rn(amax, 127.f);
+}
+
+// A row of d values to place `at` of the cache (sequence, kv head, position), with its scale: the kv head's,
+// or one of its own.
+template <class T, class C>
+__device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
+  if constexpr (kIsCode<C>) {
+    float* scale = scales + (kTokenScales<C> ? at : kv_head);
+    const float used = quantize_row(x, cache + at * d, kTokenScales<C> ? 0.f : *scale, d);
+    if (kTokenScales<C> && threadIdx.x % 32 == 0) *scale = used;
+  } else {
+    for (int c = threadIdx.x % 32; c < d; c += 32) cache[at * d + c] = x[c];
+  }
+}
+
+}  // namespace fewbit::cuda

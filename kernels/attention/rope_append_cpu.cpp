@@ -1,0 +1,22 @@
+// The ops, one after another.
+#include "kernels/attention/rope_append.h"
+
+#include <cstring>
+
+#include "kernels/model/hadamard.h"
+#include "kernels/model/rope.h"
+
+namespace fewbit::cpu {
+
+void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
+                 const RopeTable& table, const KvCache& cache) {
+  const int64_t head_dim = cache.k.shape[3];
+  const Tensor turned = Tensor::host(k.dtype, k.shape);
+  std::memcpy(turned.view().data, k.data, static_cast<size_t>(k.bytes()));
+  cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale);
+  cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale);
+  if (table.hadamard) cpu::hadamard(ex, q, turned, head_dim);
+  cpu::kv_append(ex, turned, v, positions, cache);
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,105 @@
+// A warp has one head of one token: a query head is turned in place, a key head on its way to the cache, a value head
+// only goes there. The token's cosines and sines are worked out once a block, as in rope_cuda.cu. Bound by the launch.
+#include <cmath>
+
+#include "kernels/attention/kv_quantize.cuh"
+#include "kernels/attention/rope_append.h"
+#include "kernels/device/launch.cuh"
+#include "kernels/model/hadamard.cuh"
+#include "kernels/model/hadamard.h"
+#include "kernels/model/rope.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+
+struct RopeSizes {
+  int half, heads, kv_heads, d, len;
+  int64_t capacity;
+  float attention_scale;
+  int run;  // of the Hadamard matrix; 0: none
+  float run_scale;
+};
+
+template <class T, class C>
+__global__ void __launch_bounds__(32 * kWarps)
+    rope_append_kernel(T* __restrict__ q,        // [tokens, heads * d]
+                       const T* __restrict__ k,  // [tokens, kv_heads * d]
+                       const T* __restrict__ v, const int32_t* __restrict__ positions,
+                       const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
+                       C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales,
+                       RopeSizes s) {
+  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
+  extern __shared__ float table[];
+  // In this order, so that who comes behind finds what earlier kernels wrote (AttentionArgs::behind_append).
+  await_predecessor();
+  allow_successor();
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t token = blockIdx.x;
+  const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
+  const bool has_head = head < s.heads + 2 * s.kv_heads, of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
+  const int64_t row = (token * s.kv_heads + kv_head) * s.d;
+  T* q_row = q + (token * s.heads + head) * s.d;
+  const T* mine = of_q ? q_row : (of_v ? v : k) + row;
+  // The head is asked for while the angles are worked out.
+  if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(mine + lane * 8));
+  const int64_t position = positions[token];
+  rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
+  __syncthreads();
+  if (!has_head) return;
+  T* rows = reinterpret_cast<T*>(table + 2 * s.half);
+  T* turned = rows + warp * s.d;
+  // RoPE and the Hadamard matrix on a head of `from`, to `to`.
+  const auto turn = [&](const T* from, T* to) {
+    T* between = s.run == 0 ? to : turned;
+    turn_head(from, between, table, s.half, lane);
+    if (between != from)
+      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = from[i];
+    __syncwarp();
+    if (s.run > 0)
+      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
+                    lane);
+  };
+  if (of_q) return turn(q_row, q_row);
+  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
+  if (of_v) return store_row(mine, v_cache, v_scales, at, kv_head, s.d);
+  turn(mine, turned);
+  __syncwarp();
+  store_row(turned, k_cache, k_scales, at, kv_head, s.d);
+}
+
+}  // namespace
+
+void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
+                 const RopeTable& rope, const KvCache& cache) {
+  const Shape& shape = cache.k.shape;
+  const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = shape[3], half = rope.inv_freq.numel();
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && q.dtype == k.dtype && v.dtype == k.dtype && k.shape == v.shape);
+  FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == tokens && k.rows() == tokens);
+  FEWBIT_ASSERT(rope.inv_freq.dtype == DType::f32 && 2 * half <= d && k.cols() == kv_heads * d && q.cols() % d == 0);
+  if (tokens == 0) return;
+  FEWBIT_ASSERT(tokens % batch == 0);
+  const RopeSizes sizes{.half = static_cast<int>(half),
+                        .heads = static_cast<int>(q.cols() / d),
+                        .kv_heads = static_cast<int>(kv_heads),
+                        .d = static_cast<int>(d),
+                        .len = static_cast<int>(tokens / batch),
+                        .capacity = shape[2],
+                        .attention_scale = rope.attention_scale,
+                        .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
+                        .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
+  const int all = sizes.heads + 2 * sizes.kv_heads;
+  const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
+  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) +
+                        static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
+  dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
+    using T = typename decltype(type)::type;
+    using C = typename decltype(code)::type;
+    launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
+                       v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
+                       cache.k_scales.as<float>(), cache.v_scales.as<float>(), sizes);
+  });
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,43 @@
+// Sets OpenBLAS up once per process.
+#include "kernels/cpu/blas_cpu.h"
+
+#include <cstdlib>
+#include <string>
+
+// Of a DYNAMIC_ARCH build; absent elsewhere.
+extern "C" {
+__attribute__((weak)) void gotoblas_dynamic_init();
+__attribute__((weak)) void gotoblas_dynamic_quit();
+}
+
+namespace fewbit::blas {
+namespace {
+
+// OpenBLAS 0.3.21 chooses its kernels by the processor's model number; a model younger than the release gets
+// SSE3 code, three to four times slower than what the machine can do. Chooses again by instruction set, where
+// that is better.
+void choose_kernels_by_instruction_set() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (!gotoblas_dynamic_init || !gotoblas_dynamic_quit || std::getenv("OPENBLAS_CORETYPE")) return;
+  const std::string chosen = openblas_get_corename();
+  if (chosen != "Prescott" && chosen != "Core2" && chosen != "Nehalem" && chosen != "Sandybridge") return;
+  __builtin_cpu_init();
+  const char* better = __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") ? "SkylakeX"
+                       : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")        ? "Haswell"
+                                                                                                : nullptr;
+  if (!better) return;
+  setenv("OPENBLAS_CORETYPE", better, 1);
+  gotoblas_dynamic_quit();
+  gotoblas_dynamic_init();
+  unsetenv("OPENBLAS_CORETYPE");
+#endif
+}
+
+}  // namespace
+
+void use_one_thread() {
+  static const bool once = (choose_kernels_by_instruction_set(), openblas_set_num_threads(1), true);
+  (void)once;
+}
+
+}  // namespace fewbit::blas

@@ -1,0 +1,167 @@
+// The loops of cpu_rows.h. Plain arrays of kLanes partial results: the compiler turns each into vector
+// registers of whatever width the clone has, and the order of the sums stays written down.
+#include "kernels/cpu/cpu_rows.h"
+
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "src/core/hot.h"
+
+namespace fewbit::cpu {
+namespace {
+
+constexpr int kLanes = 64;
+
+FEWBIT_HOT_INLINE float bits_to_float(uint32_t u) { return std::bit_cast<float>(u); }
+
+// exp(x) for x <= 0, never below exp(-87); a NaN stays one: 2^n * p(r), r = x - n ln 2 in [-ln 2 / 2, ln 2 /
+// 2], p of degree 6 (Taylor; its rest is below 2e-7 there). n is read from the low bits of t + 1.5 * 2^23,
+// which rounds to nearest without a conversion. Bounds and NaN go through integers, so that the compiler sees
+// no branch.
+FEWBIT_HOT_INLINE float exp_of(float x) {
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const uint32_t nan = 0u - static_cast<uint32_t>((u & 0x7fffffffu) > 0x7f800000u);
+  const uint32_t least = 0xc2ae0000u;  // -87; among negative floats the larger magnitude has the larger bits
+  const float bounded = bits_to_float(u < least ? u : least);
+  const float shifted = bounded * 1.44269504f + 12582912.f;
+  const float n = shifted - 12582912.f;
+  float r = bounded - n * 0.693359375f;
+  r -= n * -2.12194440e-4f;
+  float p = 1.f / 720;
+  p = p * r + 1.f / 120;
+  p = p * r + 1.f / 24;
+  p = p * r + 1.f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+  const uint32_t power = (std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23;
+  return bits_to_float(std::bit_cast<uint32_t>(p * bits_to_float(power)) | nan);
+}
+
+template <class T>
+FEWBIT_HOT_INLINE T tree_sum(T* lanes) {
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  return lanes[0];
+}
+
+}  // namespace
+
+FEWBIT_HOT void widen(const bf16* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = bits_to_float(static_cast<uint32_t>(x[i].bits) << 16);
+}
+
+FEWBIT_HOT void narrow(const float* x, bf16* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t u = std::bit_cast<uint32_t>(x[i]);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    // All ones where u is a NaN: then the rounding, which could carry into the exponent, is left out.
+    const uint32_t nan = 0u - static_cast<uint32_t>((u & 0x7fffffffu) > 0x7f800000u);
+    y[i].bits = static_cast<uint16_t>((rounded & ~nan) | (((u >> 16) | 0x40u) & nan));
+  }
+}
+
+void widen(const float* x, float* y, int64_t n) { std::memmove(y, x, static_cast<size_t>(n) * sizeof(float)); }
+void narrow(const float* x, float* y, int64_t n) { widen(x, y, n); }
+
+FEWBIT_HOT float dot(const float* a, const float* b, int64_t n) {
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * b[i + l];
+  for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * b[i + l];
+  return tree_sum(lanes);
+}
+
+FEWBIT_HOT float dot(const float* a, const bf16* b, int64_t n) {
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] += a[i + l] * bits_to_float(static_cast<uint32_t>(b[i + l].bits) << 16);
+  for (int l = 0; i + l < n; ++l) lanes[l] += a[i + l] * static_cast<float>(b[i + l]);
+  return tree_sum(lanes);
+}
+
+FEWBIT_HOT void axpy(float a, const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+FEWBIT_HOT void axpy(float a, const bf16* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * bits_to_float(static_cast<uint32_t>(x[i].bits) << 16);
+}
+
+FEWBIT_HOT double sum_of_squares(const float* x, int64_t n) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] += static_cast<double>(x[i + l]) * x[i + l];
+  for (int l = 0; i + l < n; ++l) lanes[l] += static_cast<double>(x[i + l]) * x[i + l];
+  return tree_sum(lanes);
+}
+
+FEWBIT_HOT float max_of(const float* x, int64_t n) {
+  float lanes[kLanes];
+  for (int l = 0; l < kLanes; ++l) lanes[l] = x[0];
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int l = 0; l < kLanes; ++l) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+  for (int l = 0; i + l < n; ++l) lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];
+  float best = lanes[0];
+  for (int l = 1; l < kLanes; ++l) best = lanes[l] > best ? lanes[l] : best;
+  return best;
+}
+
+FEWBIT_HOT double exp_in_place(float* x, float shift, int64_t n) {
+  double total = 0;
+  for (int64_t i = 0; i < n; i += kLanes * 4) {  // 256 values in f32 partial sums, then on to double
+    float lanes[kLanes] = {};
+    const int64_t end = i + kLanes * 4 < n ? i + kLanes * 4 : n;
+    for (int64_t j = i; j < end; ++j) x[j] = exp_of(x[j] - shift);
+    int64_t j = i;
+    for (; j + kLanes <= end; j += kLanes)
+      for (int l = 0; l < kLanes; ++l) lanes[l] += x[j + l];
+    for (int l = 0; j + l < end; ++l) lanes[l] += x[j + l];
+    total += tree_sum(lanes);
+  }
+  return total;
+}
+
+FEWBIT_HOT double sum_of_exp(const float* x, float shift, int64_t n) {
+  double total = 0;
+  for (int64_t i = 0; i < n; i += kLanes * 4) {
+    float lanes[kLanes] = {};
+    const int64_t end = i + kLanes * 4 < n ? i + kLanes * 4 : n;
+    int64_t j = i;
+    for (; j + kLanes <= end; j += kLanes)
+      for (int l = 0; l < kLanes; ++l) lanes[l] += exp_of(x[j + l] - shift);
+    for (int l = 0; j + l < end; ++l) lanes[l] += exp_of(x[j + l] - shift);
+    total += tree_sum(lanes);
+  }
+  return total;
+}
+
+FEWBIT_HOT void gated_sigmoid(const float* gate, const float* up, float scale, float cubic, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const float g = gate[i];
+    const float a = scale * (g + cubic * g * g * g);
+    const float e = exp_of(-std::fabs(a));  // sigmoid(a) = 1 / (1 + e) above 0, e / (1 + e) below
+    y[i] = g * (a < 0.f ? e : 1.f) / (1.f + e) * up[i];
+  }
+}
+
+float* scratch(Scratch slot, int64_t floats) {
+  thread_local std::vector<float> memory[static_cast<int>(Scratch::slots)];
+  std::vector<float>& m = memory[static_cast<int>(slot)];
+  if (m.size() < static_cast<size_t>(floats)) m.resize(static_cast<size_t>(floats));
+  return m.data();
+}
+
+void widen_rows(DType dtype, const void* x, int64_t rows, int64_t cols, int64_t ld, float* out) {
+  for_float_type(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for (int64_t r = 0; r < rows; ++r) widen(static_cast<const T*>(x) + r * ld, out + r * cols, cols);
+  });
+}
+
+}  // namespace fewbit::cpu

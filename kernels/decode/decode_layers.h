@@ -1,0 +1,100 @@
+#pragma once
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/attention/attention.h"
+#include "kernels/attention/rope_append.h"
+#include "kernels/model/gated_act.h"
+#include "kernels/products/bytes/fp8_gemm.h"
+#include "kernels/products/marlin/marlin_gemm.h"
+namespace fewbit {
+// A linear that rounds its input to 8 bits (kernels/products/bytes/fp8_gemm.h, kernels/products/bytes/int8_gemm.h).
+struct ByteView {
+  ByteWeightView w{};
+  RowQuant input{};
+};
+using DecodeLinear = std::variant<MarlinView, ByteView>;
+inline int64_t out_of(const DecodeLinear& l) {
+  const auto* m = std::get_if<MarlinView>(&l);
+  return m ? m->out : std::get<ByteView>(l).w.codes.rows();
+}
+inline int64_t in_of(const DecodeLinear& l) {
+  const auto* m = std::get_if<MarlinView>(&l);
+  return m ? m->in : std::get<ByteView>(l).w.codes.cols();
+}
+
+// Of a packed linear.
+inline bool has_zeros(const DecodeLinear& l) { return std::get<MarlinView>(l).z.data != nullptr; }
+
+// A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the norm of x, then x += down(act(gate)
+// * up) of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128
+// (all with zero points or all without), or E4M3 with a scale for each output and an input rounded with one scale of
+// its own or a fixed one, the same for q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of
+// 128). Of several sequences, up to 16, they are packed, and no wider than the blocks of a launch take at once (64
+// values of the hidden state each two).
+struct DecodeLayer {
+  ConstTensorView input_norm{}, middle_norm{};  // [hidden] bf16
+  DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  ConstTensorView q_bias{}, k_bias{}, v_bias{};  // [out] bf16 or null
+  ConstTensorView q_norm{}, k_norm{};            // [head_dim] bf16 or null: a norm of every head, before RoPE
+  KvCache cache{};                               // of as many sequences as the steps have rows
+};
+// What all layers of a stack have in common. The window may be 0, a soft cap may not be asked for.
+struct DecodeForm {
+  AttentionArgs attention{};
+  RopeTable rope{};
+  float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
+  float weight_offset = 0;      // as in rms_norm()
+  ActKind act = ActKind::silu;
+  // One sequence on a GPU: a launch for what lies between two runs of attention, and attention_cached() between them,
+  // which reads a long cache faster than the one launch does. Several always go this way.
+  bool attention_apart = false;
+};
+
+// Layers prepared for decode_layers(): what the views show must outlive it.
+struct DecodeStack {
+  std::vector<DecodeLayer> layers;
+  DecodeForm form;
+  Tensor table{};      // the layers as the device reads them
+  Tensor workspace{};  // what goes from phase to phase
+  int blocks = 0;      // of the launch
+};
+// Why the device has no kernel for such layers; "" = it has. The CPU takes any (and is no faster for it).
+namespace cpu {
+std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&);
+}
+namespace cuda {
+std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&);
+}
+inline std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
+  return pick(ex, &cpu::refuses_stack, FEWBIT_CUDA_OP(refuses_stack))(ex, layers, form);
+}
+namespace cpu {
+void prepare_stack(Exec&, DecodeStack&);
+}
+namespace cuda {
+void prepare_stack(Exec&, DecodeStack&);
+}
+// Layers that the device does not refuse.
+inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const DecodeForm& form) {
+  DecodeStack stack{.layers = std::move(layers), .form = form};
+  pick(ex, &cpu::prepare_stack, FEWBIT_CUDA_OP(prepare_stack))(ex, stack);
+  return stack;
+}
+
+// All layers on one new token of each sequence, on a GPU in one launch or with attention apart: x goes through every
+// layer, its keys and values to the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the
+// ops that this replaces round them (rms_norm, marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act);
+// sums may be in another order. Deterministic.
+//   x [sequences, hidden] bf16, in place · position [sequences] i32 on the device, not read on the host
+namespace cpu {
+void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);
+}
+namespace cuda {
+void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);
+}
+inline void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
+  pick(ex, &cpu::decode_layers, FEWBIT_CUDA_OP(decode_layers))(ex, stack, position, x);
+}
+}  // namespace fewbit

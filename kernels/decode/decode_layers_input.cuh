@@ -1,0 +1,206 @@
+#pragma once
+// The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and
+// the activation included, from what the phase before left in memory.
+#include "kernels/decode/decode_layers_job.cuh"
+#include "kernels/device/grid_wait.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/products/marlin/digit_product.cuh"
+
+namespace fewbit::cuda {
+
+__device__ __forceinline__ void unpack2(uint32_t pair, float& low, float& high) {
+  low = __uint_as_float(pair << 16);
+  high = __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ void unpack8(uint4 from, float (&v)[8]) {
+  unpack2(from.x, v[0], v[1]);
+  unpack2(from.y, v[2], v[3]);
+  unpack2(from.z, v[4], v[5]);
+  unpack2(from.w, v[6], v[7]);
+}
+__device__ __forceinline__ uint4 load8_cg(const __nv_bfloat16* from) {
+  return __ldcg(reinterpret_cast<const uint4*>(from));
+}
+__device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
+__device__ __forceinline__ void compute_sync() {  // of the warps that compute
+  asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
+}
+
+// Shared memory for the inputs of products.
+struct StepSpace {
+  uint8_t *x, *notes;  // [pieces] of a kind's input and note bytes
+  float* most;         // [kStepWarps + kStepSlices], for the largest magnitudes of warps and blocks
+  uint64_t* most_barrier;
+};
+
+// The input of a product in shared memory: the pieces of k that the block needs, in digits.
+struct StepInput {
+  uint8_t* x;          // [needed, kGroupDigitBytes]
+  DigitGroup* pieces;  // [needed]
+  int first, needed;
+
+  // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a
+  // whole warp must call. Lanes that are not `active` have none.
+  __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
+    constexpr int kLanes = kPieceK / 8;
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
+    most = warp_reduce(most, Max{}, kLanes);
+    const int up = digit_power(most);
+    const float scale = power_of_two(up);
+    int32_t own[8];
+    int sum = 0;
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      own[i] = __float2int_rn(v[i] * scale);
+      sum += own[i];
+      finite = finite && isfinite(v[i]);
+    }
+    sum = warp_reduce(sum, Sum{}, kLanes);
+    finite = __all_sync(0xffffffffu, finite);
+    // This lane has the lower or upper half of a k-tile, its neighbour the other: each makes the words of half of the
+    // pairs.
+    const bool upper = n % 16 >= 8;
+    int32_t low[4], high[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t other = __shfl_xor_sync(0xffffffffu, upper ? own[i] : own[i + 4], 1);
+      low[i] = upper ? other : own[i];
+      high[i] = upper ? own[i + 4] : other;
+    }
+    if (!active) return;
+    const int index = n / kPieceK - first, tile = n % kPieceK / marlin::kTileK;
+    uint8_t* to = x + index * kGroupDigitBytes + digit_word_at(tile, 0, upper ? 2 : 0);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      uint32_t words[kDigits];
+      digit_words(words, {low[2 * t], low[2 * t + 1]}, {high[2 * t], high[2 * t + 1]});
+#pragma unroll
+      for (int d = 0; d < kDigits; ++d) *reinterpret_cast<uint32_t*>(to + digit_word_at(0, d, t)) = words[d];
+    }
+    if (n % kPieceK == 0) pieces[index].set(sum, up, finite);
+  }
+};
+
+// The values that a block reads of the input of a product that is no norm: [x, y). What follows when all are put.
+__device__ __forceinline__ int2 values_of(const StepJob&, int, const StepInput& input) {
+  return {input.first * kPieceK, (input.first + input.needed) * kPieceK};
+}
+__device__ __forceinline__ void finish_input(int, const StepInput&) {}
+
+// Waiting for all blocks: every one arrives once a phase, at a counter that runs through the launch. All blocks must be
+// resident together: there are no more of them than most_blocks().
+template <bool kWhole>
+struct StepSync {
+  uint32_t* counters;  // arrivals, departures
+  uint32_t target = 0;
+
+  __device__ __forceinline__ void arrive() {
+    compute_sync();
+    if (threadIdx.x == 0) count_arrival(counters);
+    target += gridDim.x;
+  }
+  __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
+    if (!kWhole && target == 0) return;           // saves a trip to the counter, in every layer
+    if (threadIdx.x == 0) await_count(counters, target);
+    compute_sync();
+  }
+  __device__ __forceinline__ void leave() const {  // after the last wait
+    if (threadIdx.x == 0 && atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
+  }
+  __device__ __forceinline__ void leave_unwaited() const {  // after the last arrival
+    if (threadIdx.x == 0 && arrives_last(counters + 1, gridDim.x)) counters[0] = 0;
+  }
+};
+
+// The sum over the computing threads. `shared`: kStepWarps values, free again after the next compute_sync().
+__device__ __forceinline__ float compute_sum(float x, float* shared) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  compute_sync();
+  return warp_reduce(shared[threadIdx.x % kStepWarps], Sum{}, kStepWarps);
+}
+
+// The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at
+// hand. The block reads all of the stream, for its mean square, and keeps what its slice needs.
+template <class Sync>
+__device__ __forceinline__ void normed_input(const StepJob& job, const StepInput& input, const __nv_bfloat16* weight,
+                                             const Sync& sync, float* shared) {
+  constexpr int kStride = 8 * kStepThreads;
+  const int first_own = (input.first * kPieceK) + 8 * threadIdx.x, end_own = (input.first + input.needed) * kPieceK;
+  uint4 own_weight{};
+  if (first_own < end_own) own_weight = *reinterpret_cast<const uint4*>(weight + first_own);
+  sync.wait();
+  uint4 own{};
+  if (first_own < end_own) own = load8_cg(job.x + first_own);
+  float squares = 0;
+#pragma unroll 1
+  for (int n = 8 * threadIdx.x; n < job.hidden; n += 2 * kStride) {
+    float v[2][8] = {};
+    uint4 loaded[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (n + i * kStride < job.hidden) loaded[i] = load8_cg(job.x + n + i * kStride);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unpack8(loaded[i], v[i]);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
+    }
+  }
+  const float inv = 1.f / sqrtf(compute_sum(squares, shared) / static_cast<float>(job.hidden) + job.eps);
+#pragma unroll 1
+  for (int n = first_own; n - 8 * static_cast<int>(threadIdx.x) < end_own; n += kStride) {  // whole warps
+    float v[8], w[8];
+    const bool active = n < end_own;
+    if (n != first_own && active) {
+      own = load8_cg(job.x + n);
+      own_weight = *reinterpret_cast<const uint4*>(weight + n);
+    }
+    unpack8(own, v);
+    unpack8(own_weight, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = active ? rounded(v[i] * inv * (w[i] + job.weight_offset)) : 0.f;
+    input.put(n, v, active);
+  }
+  compute_sync();
+}
+
+// What attention left, or silu(gate) * up, as the input of a product.
+template <class Input, class Sync>
+__device__ __forceinline__ void plain_input(const StepJob& job, int product, Input& input, const Sync& sync) {
+  sync.wait();
+  const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
+  const auto [begin, end] = values_of(job, product, input);
+  constexpr int kStride = 8 * kStepThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
+#pragma unroll 1
+  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
+       n += kTogether * kStride) {
+    uint4 loaded[kTogether] = {}, ups[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (n + i * kStride < end) {
+        loaded[i] = load8_cg(from + n + i * kStride);
+        if (product == kDown) ups[i] = load8_cg(from + job.inner + n + i * kStride);
+      }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (n - 8 * static_cast<int>(threadIdx.x) + i * kStride >= end) break;  // whole warps
+      float v[8], up[8];
+      unpack8(loaded[i], v);
+      if (product == kDown) {
+        unpack8(ups[i], up);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = rounded(__fdividef(v[j], 1.f + __expf(-v[j])) * up[j]);
+      }
+      input.put(n + i * kStride, v, n + i * kStride < end);
+    }
+  }
+  finish_input(product, input);
+  compute_sync();
+}
+
+}  // namespace fewbit::cuda

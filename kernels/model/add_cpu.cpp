@@ -1,0 +1,24 @@
+// The residual sum.
+#include "kernels/model/add.h"
+
+#include "kernels/cpu/cpu_rows.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+void add(Exec&, ConstTensorView h, TensorView x) {
+  FEWBIT_ASSERT(h.numel() == x.numel() && h.dtype == x.dtype);
+  constexpr int64_t kGrain = 16384;
+  for_float_type(x.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(x.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      float a[kGrain], b[kGrain];
+      widen(h.as<T>() + begin, a, end - begin);
+      widen(x.as<T>() + begin, b, end - begin);
+      axpy(1.f, a, b, end - begin);
+      narrow(b, x.as<T>() + begin, end - begin);
+    });
+  });
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,17 @@
+#pragma once
+#include "kernels/exec/exec.h"
+namespace fewbit {
+// x[t, :] = table[ids[t], :] * scale, rounded to the dtype of x.
+//   ids    [tokens]         i32, each in [0, vocab); checked by the caller
+//   table  [vocab, hidden]  f32 | f16 | bf16
+//   x      [tokens, hidden] f32 | bf16; overwritten
+namespace cpu {
+void embed(Exec&, ConstTensorView ids, ConstTensorView table, float scale, TensorView x);
+}
+namespace cuda {
+void embed(Exec&, ConstTensorView ids, ConstTensorView table, float scale, TensorView x);
+}
+inline void embed(Exec& ex, ConstTensorView ids, ConstTensorView table, float scale, TensorView x) {
+  pick(ex, &cpu::embed, FEWBIT_CUDA_OP(embed))(ex, ids, table, scale, x);
+}
+}  // namespace fewbit

@@ -1,0 +1,32 @@
+// RMS norm: the mean square in double, the rest in f32.
+#include "kernels/model/norm.h"
+
+#include <cmath>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+void rms_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y) {
+  const int64_t rows = x.rows(), cols = x.cols();
+  FEWBIT_ASSERT(weight.numel() == cols && weight.dtype == x.dtype && y.dtype == x.dtype && y.numel() == x.numel());
+  for_float_type(x.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
+      float* values = scratch(Scratch::x, cols);
+      float* factor = scratch(Scratch::w, cols);
+      widen(weight.as<T>(), factor, cols);
+      for (int64_t c = 0; c < cols; ++c) factor[c] += weight_offset;
+      for (int64_t r = begin; r < end; ++r) {
+        widen(x.as<T>() + r * cols, values, cols);
+        const double mean_square = sum_of_squares(values, cols) / static_cast<double>(cols);
+        const auto inverse = static_cast<float>(1 / std::sqrt(mean_square + eps));
+        for (int64_t c = 0; c < cols; ++c) values[c] = values[c] * inverse * factor[c];
+        narrow(values, y.as<T>() + r * cols, cols);
+      }
+    });
+  });
+}
+
+}  // namespace fewbit::cpu

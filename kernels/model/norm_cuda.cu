@@ -1,0 +1,133 @@
+// Narrow rows (the heads of a per-head norm) have a warp each, wide ones a block each, so that both fill the GPU. A
+// wide row of up to kMostHeld vectors a thread stays in registers, and its weight is on the way at the same time: one
+// trip to memory. Others are read twice, the second time from the cache: once for the sum of squares, once to be
+// scaled. A thread writes only what it has read itself, which is what lets y be x.
+#include "kernels/device/launch.cuh"
+#include "kernels/device/reduce.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/model/norm.h"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kWarpColumns = 1024;  // rows up to here have a warp
+constexpr int kBlockThreads = 512;  // a wide row's block: 8 values a thread at 4096 columns
+constexpr int kWarpRows = 4;        // rows a block of the narrow variant
+constexpr int kMostHeld = 4;        // vectors of a row that a thread keeps
+
+template <class T, int kN>
+__device__ __forceinline__ float squares(const Vec<T, kN>& v, float sum) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    const float f = to_f32(v[i]);
+    sum = fmaf(f, f, sum);
+  }
+  return sum;
+}
+template <class T, int kN>
+__device__ __forceinline__ Vec<T, kN> scaled(const Vec<T, kN>& v, const Vec<T, kN>& w, float inv, float offset) {
+  Vec<T, kN> out;
+#pragma unroll
+  for (int i = 0; i < kN; ++i) out[i] = from_f32<T>(to_f32(v[i]) * inv * (to_f32(w[i]) + offset));
+  return out;
+}
+
+template <class T, int kN>
+__device__ __forceinline__ float squares(const T* x, int64_t cols, int first, int step) {
+  float sum = 0;
+  for (int64_t c = static_cast<int64_t>(first) * kN; c < cols; c += static_cast<int64_t>(step) * kN)
+    sum = squares<T, kN>(load_vec<T, kN>(x + c), sum);
+  return sum;
+}
+
+template <class T, int kN>
+__device__ __forceinline__ void scale_row(const T* x, const T* __restrict__ weight, float inv, float offset, T* y,
+                                          int64_t cols, int first, int step) {
+  for (int64_t c = static_cast<int64_t>(first) * kN; c < cols; c += static_cast<int64_t>(step) * kN)
+    store_vec(y + c, scaled<T, kN>(load_vec<T, kN>(x + c), load_vec<T, kN>(weight + c), inv, offset));
+}
+
+// kN: values per thread and step, 16 bytes or one. kWarp: a warp per row, kWarpRows rows a block; else a
+// block per row.
+template <class T, int kN, bool kWarp>
+__global__ void rms_norm_kernel(const T* x,                    // [rows, cols], may be y
+                                const T* __restrict__ weight,  // [cols]
+                                float eps, float offset,
+                                T* y,  // [rows, cols]
+                                int64_t rows, int64_t cols) {
+  __shared__ float partial[32];
+  allow_successor();
+  await_predecessor();
+  const int64_t row = kWarp ? static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / 32 : blockIdx.x;
+  if (row >= rows) return;  // a whole warp
+  const int first = kWarp ? threadIdx.x % 32 : threadIdx.x, step = kWarp ? 32 : kBlockThreads;
+  const float mine = squares<T, kN>(x + row * cols, cols, first, step);
+  const float sum = kWarp ? warp_sum(mine) : block_sum(mine, partial);
+  const float inv = 1.f / sqrtf(sum / static_cast<float>(cols) + eps);
+  scale_row<T, kN>(x + row * cols, weight, inv, offset, y + row * cols, cols, first, step);
+}
+
+// A block per row, which has at most kHeld vectors for each thread.
+template <class T, int kHeld>
+__global__ void __launch_bounds__(kBlockThreads) held_rms_norm_kernel(const T* x,  // [rows, cols], may be y
+                                                                      const T* __restrict__ weight,  // [cols]
+                                                                      float eps, float offset,
+                                                                      T* y,  // [rows, cols]
+                                                                      int64_t cols) {
+  constexpr int kN = kVec16<T>;
+  __shared__ float partial[32];
+  allow_successor();
+  await_predecessor();
+  const int64_t row = blockIdx.x * cols;
+  const auto at = [](int i) { return static_cast<int64_t>(i * kBlockThreads + threadIdx.x) * kN; };
+  Vec<T, kN> v[kHeld], w[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (at(i) < cols) v[i] = load_vec<T, kN>(x + row + at(i)), w[i] = load_vec<T, kN>(weight + at(i));
+  float mine = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (at(i) < cols) mine = squares<T, kN>(v[i], mine);
+  const float inv = 1.f / sqrtf(block_sum(mine, partial) / static_cast<float>(cols) + eps);
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (at(i) < cols) store_vec(y + row + at(i), scaled<T, kN>(v[i], w[i], inv, offset));
+}
+
+// Variants: {f32, bf16} x ({16 bytes, one value} x {warp, block}, {a row in 1, 2, 4 vectors a thread}).
+template <class T, int kN>
+void launch(CudaState& s, const T* x, const T* weight, float eps, float offset, TensorView y) {
+  const int64_t rows = y.rows(), cols = y.cols();
+  if (cols <= kWarpColumns)
+    launch_overlapping(s, rms_norm_kernel<T, kN, true>, dim3(static_cast<unsigned>((rows + kWarpRows - 1) / kWarpRows)),
+                       dim3(32 * kWarpRows), 0, x, weight, eps, offset, y.as<T>(), rows, cols);
+  else if (kN > 1 && cols <= int64_t{kMostHeld} * kBlockThreads * kVec16<T>) {
+    const int64_t held = (cols + kBlockThreads * kVec16<T> - 1) / (kBlockThreads * kVec16<T>);
+    auto* kernel = held == 1   ? held_rms_norm_kernel<T, 1>
+                   : held == 2 ? held_rms_norm_kernel<T, 2>
+                               : held_rms_norm_kernel<T, kMostHeld>;
+    launch_overlapping(s, kernel, dim3(static_cast<unsigned>(rows)), dim3(kBlockThreads), 0, x, weight, eps, offset,
+                       y.as<T>(), cols);
+  } else
+    launch_overlapping(s, rms_norm_kernel<T, kN, false>, dim3(static_cast<unsigned>(rows)), dim3(kBlockThreads), 0, x,
+                       weight, eps, offset, y.as<T>(), rows, cols);
+}
+
+}  // namespace
+
+void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y) {
+  FEWBIT_ASSERT(x.dtype == y.dtype && x.dtype == weight.dtype && x.shape == y.shape);
+  if (x.numel() == 0) return;
+  FEWBIT_ASSERT(weight.numel() == x.cols());
+  CudaState& s = ex.cuda_state();
+  dispatch_f32_bf16(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const bool vectors = aligned16(x.as<T>(), x.cols()) && aligned16(y.as<T>()) && aligned16(weight.as<T>());
+    if (vectors)
+      launch<T, kVec16<T>>(s, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
+    else
+      launch<T, 1>(s, x.as<T>(), weight.as<T>(), eps, weight_offset, y);
+  });
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,41 @@
+// Rotary position embedding: one table of sines per token, used by all its heads.
+#include "kernels/model/rope.h"
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
+          float attention_scale) {
+  const int64_t tokens = x.rows(), half = inv_freq.numel(), heads = x.cols() / head_dim;
+  FEWBIT_ASSERT(positions.numel() == tokens && positions.dtype == DType::i32 && inv_freq.dtype == DType::f32);
+  FEWBIT_ASSERT(2 * half <= head_dim && heads * head_dim == x.cols());
+  for_float_type(x.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(tokens, 32, [&](int64_t begin, int64_t end) {
+      std::vector<float> cosines(static_cast<size_t>(half)), sines(static_cast<size_t>(half));
+      for (int64_t t = begin; t < end; ++t) {
+        for (int64_t i = 0; i < half; ++i) {
+          const float angle = static_cast<float>(positions.as<int32_t>()[t]) * inv_freq.as<float>()[i];
+          cosines[static_cast<size_t>(i)] = std::cos(angle) * attention_scale;
+          sines[static_cast<size_t>(i)] = std::sin(angle) * attention_scale;
+        }
+        for (int64_t h = 0; h < heads; ++h) {
+          T* head = x.as<T>() + (t * heads + h) * head_dim;
+          for (int64_t i = 0; i < half; ++i) {
+            const float u = head[i], v = head[i + half];
+            const float c = cosines[static_cast<size_t>(i)], s = sines[static_cast<size_t>(i)];
+            head[i] = u * c - v * s;
+            head[i + half] = v * c + u * s;
+          }
+        }
+      }
+    });
+  });
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,72 @@
+// FP8 products on the CPU: the values of the codes in f32. Few rows: made in registers, as the codes come from memory
+// (kernels/products/bytes/byte_dot.h), or else a row of the weight is widened once and multiplied with all of them;
+// many: tiles through BLAS.
+#include "kernels/products/bytes/fp8_gemm.h"
+
+#include <algorithm>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/cpu_tiles.h"
+#include "kernels/grids/f8_grid.h"
+#include "kernels/model/cast.h"
+#include "kernels/products/bytes/byte_dot.h"
+#include "src/core/hot.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+namespace hot {
+FEWBIT_HOT void f8_times(const uint8_t* codes, float scale, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = mul_rn(f8_value(codes[i]), scale);
+}
+}  // namespace hot
+
+namespace {
+
+// Rows [begin, end) of the weight as f32.
+const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, float* room) {
+  const int64_t in = w.codes.cols();
+  for (int64_t o = begin; o < end; ++o)
+    hot::f8_times(w.codes.as<uint8_t>() + o * in, w.scales.as<float>()[o], room + (o - begin) * in, in);
+  return room;
+}
+
+void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, TensorView y) {
+  const int64_t rows = x.rows(), in = x.cols();
+  const bool in_registers = f8_dots_fit(in);
+  product_by_outputs(rows, w.codes.rows(), in, bias, y, [&](int64_t o, float* sums) {
+    const uint8_t* codes = w.codes.as<uint8_t>() + o * in;
+    if (in_registers && f8_dots(byte_loops(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, sums)) return;
+    const float* row = widened_rows(w, o, o + 1, scratch(Scratch::w, in));
+    for (int64_t r = 0; r < rows; ++r) sums[r] = dot(x.as<float>() + r * in, row, in);
+  });
+}
+
+}  // namespace
+
+void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
+              TensorView y) {
+  FEWBIT_ASSERT((q.codes == DType::f8_e4m3 || q.codes == DType::f16) && q.group == 0 &&
+                w.codes.dtype == DType::f8_e4m3);
+  FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == w.codes.rows());
+  FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == w.codes.rows());
+  FEWBIT_ASSERT(!bias.data || (bias.numel() == w.codes.rows() && bias.dtype == x.dtype));
+  const Tensor rounded = Tensor::host(DType::f32, x.shape);
+  if (q.codes == DType::f16)
+    cpu::cast(ex, x, rounded);
+  else
+    cpu::round_rows(ex, x, q, rounded);
+  if (x.rows() <= kRowsByOutputs) return few_rows(rounded, w, bias, y);
+  const auto weight = [&](int64_t begin, int64_t end, float* room) { return widened_rows(w, begin, end, room); };
+  tiled_product(rounded, w.codes.rows(), weight, bias, y);
+}
+
+}  // namespace fewbit::cpu
+
+namespace fewbit {
+
+#ifndef FEWBIT_HAS_CUDA
+bool has_fp8_products(const Exec&) { return false; }
+#endif
+
+}  // namespace fewbit

@@ -1,0 +1,56 @@
+// int8 products: dp4a for few rows (kernels/products/bytes/byte_product.cuh), the tensor cores through cuBLASLt for
+// many, raw int32 sums either way, scaled on the way to y. Shapes that the library does not take run in runs of 16
+// rows.
+#include <algorithm>
+#include <optional>
+
+#include "kernels/products/bytes/byte_product.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+struct Int8Code {
+  using Sum = int;
+  static __device__ __forceinline__ int dot16(uint4 x, uint4 w, int sum) {
+    sum = __dp4a(static_cast<int>(x.x), static_cast<int>(w.x), sum);
+    sum = __dp4a(static_cast<int>(x.y), static_cast<int>(w.y), sum);
+    sum = __dp4a(static_cast<int>(x.z), static_cast<int>(w.z), sum);
+    return __dp4a(static_cast<int>(x.w), static_cast<int>(w.w), sum);
+  }
+  static __device__ __forceinline__ int dot1(uint8_t x, uint8_t w, int sum) {
+    return sum + static_cast<int>(static_cast<int8_t>(x)) * static_cast<int8_t>(w);
+  }
+};
+
+constexpr LibraryTypes kInt8{CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
+
+void in_runs(CudaState& s, ByteTask t) {
+  const int64_t rows = t.rows;
+  for (int64_t r = 0; r < rows; r += kFewByteRows) {
+    t.rows = std::min(kFewByteRows, rows - r);
+    launch_few_rows<Int8Code>(s.stream, t);
+    t.x += t.rows * t.in;
+    t.x_scales += t.rows;
+    t.y = static_cast<char*>(t.y) + t.rows * t.out * bytes_of(t.y_dtype);
+  }
+}
+
+}  // namespace
+
+void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks) {
+  const auto room_of = [&](int64_t rows) {
+    int64_t most = 0;
+    for (const ByteTask& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
+    return rows < kLeastLibraryRows ? 0 : most;
+  };
+  for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t, uint8_t* room) {
+    const std::optional<LibraryProduct> product = t.rows >= kLeastLibraryRows && library_takes(t)
+                                                      ? std::optional(LibraryProduct::raw(s, kInt8, t))
+                                                      : std::nullopt;
+    if (!product || !*product) return in_runs(s, t);
+    product->run(s, t, room);
+    scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);
+  });
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,155 @@
+// Activations to 8 bits, or to f16 under a power of two. A block takes a row (or a group of one): one pass for its
+// largest magnitude, which is exact in any order, and one for the codes; the second read comes from the cache. Bound by
+// the one read from memory.
+#include "kernels/device/launch.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/grids/row_grid.h"
+#include "kernels/model/cast.h"
+#include "kernels/products/bytes/prepare_rows.cuh"
+#include "kernels/products/dense.cuh"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Every thread gets the scale of x[0, n).
+template <DType kCodes, class T>
+__device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
+  __shared__ float warps[kThreads / 32];
+  float most = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
+  for (int lane = 16; lane > 0; lane /= 2) most = larger_abs(most, __shfl_xor_sync(0xffffffffu, most, lane));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
+  __syncthreads();
+  most = warps[0];
+  for (int w = 1; w < kThreads / 32; ++w) most = larger_abs(most, warps[w]);
+  if constexpr (kCodes == DType::f16) return f16_row_scale(most);
+  return row_scale(most, fixed, kCodes == DType::f8_e4m3 ? kF8Max : 127.f);
+}
+
+template <DType kCodes, class T, class Code>
+__global__ void __launch_bounds__(kThreads) quantize_kernel(const T* __restrict__ x,     // [groups, n]
+                                                            Code* __restrict__ codes,    // [groups, n]
+                                                            float* __restrict__ scales,  // [groups]
+                                                            int64_t n, float fixed) {
+  allow_successor();
+  await_predecessor();
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
+  const float scale = scale_of<kCodes>(x + at, n, fixed), inverse = 1.f / scale;
+  if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+    const float scaled = mul_rn(to_f32(x[at + i]), inverse);
+    if constexpr (kCodes == DType::f16)
+      codes[at + i] = __float2half_rn(scaled);
+    else
+      codes[at + i] =
+          kCodes == DType::f8_e4m3 ? f8_code(scaled) : static_cast<uint8_t>(static_cast<int>(int8_level(scaled)));
+  }
+}
+
+template <class T, class Y, bool kF8>
+__global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [groups, n]; may be y
+                                                         Y* y,        // [groups, n]
+                                                         int64_t n, float fixed) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
+  const float scale = scale_of < kF8 ? DType::f8_e4m3 : DType::i8 > (x + at, n, fixed), inverse = 1.f / scale;
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) {
+    const float scaled = mul_rn(to_f32(x[at + i]), inverse);
+    y[at + i] = from_f32<Y>(mul_rn(kF8 ? f8_round(scaled) : int8_level(scaled), scale));
+  }
+}
+
+struct Groups {
+  int64_t count, n;
+};
+Groups groups_of(ConstTensorView x, const RowQuant& q) {
+  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
+  const int64_t n = q.group > 0 ? q.group : x.cols();
+  FEWBIT_ASSERT(n > 0 && x.cols() % n == 0 && x.numel() / n < (int64_t{1} << 31));
+  return {x.numel() / n, n};
+}
+
+void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* y, DType y_dtype) {
+  FEWBIT_ASSERT(q.codes != DType::f16);
+  const auto [count, n] = groups_of(x, q);
+  if (count == 0) return;
+  const unsigned blocks = static_cast<unsigned>(count);
+  dispatch_f32_bf16(x.dtype, [&](auto in) {
+    dispatch_f32_bf16(y_dtype, [&](auto out) {
+      using T = typename decltype(in)::type;
+      using Y = typename decltype(out)::type;
+      if (q.codes == DType::f8_e4m3)
+        round_kernel<T, Y, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), n, q.fixed);
+      else
+        round_kernel<T, Y, false><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), n, q.fixed);
+    });
+  });
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+}  // namespace
+
+void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* codes, float* scales) {
+  if (prepares_rows({.x = x}, q) && aligned16(static_cast<const uint8_t*>(codes)))
+    return launch_prepare_rows(s, {.x = x}, q, codes, scales);
+  const auto [count, n] = groups_of(x, q);
+  if (count == 0) return;
+  const unsigned blocks = static_cast<unsigned>(count);
+  dispatch_f32_bf16(x.dtype, [&](auto in) {
+    using T = typename decltype(in)::type;
+    const auto launch = [&](auto* kernel, auto* to) {
+      launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, n, q.fixed);
+    };
+    if (q.codes == DType::f16)
+      launch(quantize_kernel<DType::f16, T, __half>, static_cast<__half*>(codes));
+    else
+      launch(q.codes == DType::f8_e4m3 ? quantize_kernel<DType::f8_e4m3, T, uint8_t>
+                                       : quantize_kernel<DType::i8, T, uint8_t>,
+             static_cast<uint8_t*>(codes));
+  });
+}
+
+void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
+  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32);
+  FEWBIT_ASSERT(scales.numel() == groups_of(x, q).count);
+  launch_quantize_rows(ex.cuda_state(), x, q, codes.data, scales.as<float>());
+}
+
+void round_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView y) {
+  FEWBIT_ASSERT(y.shape == x.shape);
+  launch_round_rows(ex.cuda_state(), x, q, y.data, y.dtype);
+}
+
+void rounded_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, ConstTensorView w, ConstTensorView bias,
+                  TensorView y) {
+  const int64_t rows = x.rows(), out = w.rows();
+  FEWBIT_ASSERT((w.dtype == x.dtype || w.dtype == DType::f32) && w.cols() == x.cols());
+  FEWBIT_ASSERT((y.dtype == x.dtype || y.dtype == DType::f32) && y.rows() == rows && y.cols() == out);
+  if (rows == 0 || out == 0) return;
+  CudaState& s = ex.cuda_state();
+  const bool narrows = y.dtype != DType::f32 && y.dtype != w.dtype;  // f32 sums first
+  // Scratch and not tensors: a recorded decode step must not allocate.
+  const int64_t bytes = (x.numel() * bytes_of(w.dtype) + 255) / 256 * 256;
+  auto* rounded = static_cast<char*>(s.scratch(static_cast<size_t>(bytes + (narrows ? 4 * y.numel() : 0))));
+  launch_round_rows(s, x, q, rounded, w.dtype);
+  TensorView sums = y;
+  if (narrows) sums = {rounded + bytes, DType::f32, y.shape, y.device};
+  if (bias.data) {
+    FEWBIT_ASSERT(bias.numel() == out && bias.dtype == w.dtype);
+    lay_bias(s, bias, sums);
+  }
+  dense_product(s, {.x = rounded,
+                    .w = w.data,
+                    .y = sums.data,
+                    .in_dtype = w.dtype,
+                    .y_dtype = sums.dtype,
+                    .rows = rows,
+                    .in = x.cols(),
+                    .out = out,
+                    .y_stride = out,
+                    .add = bias.data != nullptr});
+  if (narrows) cuda::cast(ex, sums, y);
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,63 @@
+#pragma once
+#include <span>
+
+#include "kernels/exec/exec.h"
+namespace fewbit {
+// A linear in the Marlin layout, exactly as the checkpoint stores it (src/core/marlin_layout.h).
+struct MarlinView {
+  ConstTensorView b{};  // i32 [in/16, out*16*bits/32]
+  ConstTensorView s{};  // f16 [G, out], permuted
+  ConstTensorView z{};  // i32 [G, out*bits/32] or null: every zero is 2^(bits-1)
+  int bits = 4;         // 4 | 8
+  int64_t out = 0, in = 0;
+  int64_t groups() const { return s.rows(); }
+  int64_t group() const { return in / groups(); }
+};
+// y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits): codes
+// times activations are exact (docs/numerics.md has the forms that they take), a group's products are summed in f32 and
+// multiplied by the group's scale in f32; of 4 bits and groups of 128 and more for activations from 2^-57 to 2^63:
+// smaller ones lose bits, larger ones become infinite. More rows: the weight is (code - zero) * scale in bf16.
+//   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
+//   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given
+//   (shape, rows). On a GPU 17 to 2,048 rows of 4 bits take marlin_wide.h on Hopper; else, from 65 rows on, the weight
+//     is
+//   dequantized once to bf16 and multiplied densely.
+namespace cpu {
+void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y);
+}
+namespace cuda {
+void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y);
+}
+inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {
+  pick(ex, &cpu::marlin_gemm, FEWBIT_CUDA_OP(marlin_gemm))(ex, x, w, bias, y);
+}
+// The same for several linears of one x. On a GPU few rows take one launch where bits, groups and zero points
+// agree (up to kFusedProducts at a time); y alike in dtype. The bits are those of one product after another
+// on the CPU; on a GPU the split of k, and with it the order of the sums, depends on the outputs of all.
+struct MarlinProduct {
+  MarlinView w{};
+  ConstTensorView bias{};
+  TensorView y{};
+  bool add = false;  // y += the product, rounded once; no bias then
+};
+inline constexpr int kFusedProducts = 3;
+namespace cpu {
+void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products);
+}
+namespace cuda {
+void marlin_gemms(Exec&, ConstTensorView x, std::span<const MarlinProduct> products);
+}
+inline void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> products) {
+  pick(ex, &cpu::marlin_gemms, FEWBIT_CUDA_OP(marlin_gemms))(ex, x, products);
+}
+// w [out, in] f32 | bf16 = the dequantized weight, row-major; overwritten.
+namespace cpu {
+void marlin_dequantize(Exec&, const MarlinView& m, TensorView w);
+}
+namespace cuda {
+void marlin_dequantize(Exec&, const MarlinView& m, TensorView w);
+}
+inline void marlin_dequantize(Exec& ex, const MarlinView& m, TensorView w) {
+  pick(ex, &cpu::marlin_dequantize, FEWBIT_CUDA_OP(marlin_dequantize))(ex, m, w);
+}
+}  // namespace fewbit

@@ -1,0 +1,206 @@
+// The column loop of GPTQ: the CPU half. Blocks of rows are independent and each belongs to one thread.
+#include "kernels/quantize/error_feedback.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu/blas_cpu.h"
+#include "kernels/grids/f8_grid.h"
+#include "kernels/grids/integer_grid.h"
+#include "kernels/quantize/column_tiles.h"
+#include "kernels/quantize/group_search.h"
+#include "src/core/hot.h"
+#include "src/core/mat.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+namespace {
+
+constexpr int64_t kRows = 32;
+
+// U_BB = R_BB^-1 of every tile, [kTileCols, kTileCols] each, by back substitution in f64.
+std::vector<float> invert_tiles(Mat<const float> r, const std::vector<ColumnTile>& tiles) {
+  std::vector<float> inverse(tiles.size() * kTileCols * kTileCols, 0.f);
+  parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
+    std::vector<double> column(kTileCols);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t b = tiles[static_cast<size_t>(t)].begin, n = tiles[static_cast<size_t>(t)].size();
+      float* u = inverse.data() + t * kTileCols * kTileCols;
+      for (int64_t k = 0; k < n; ++k)
+        for (int64_t i = k; i >= 0; --i) {
+          double sum = i == k ? 1.0 : 0.0;
+          for (int64_t j = i + 1; j <= k; ++j)
+            sum -= static_cast<double>(r(b + i, b + j)) * column[static_cast<size_t>(j)];
+          column[static_cast<size_t>(i)] = sum / r(b + i, b + i);
+          u[i * kTileCols + k] = static_cast<float>(column[static_cast<size_t>(i)]);
+        }
+    }
+  });
+  return inverse;
+}
+
+// Errors of the columns walked so far, every candidate's side by side.
+struct Trial {
+  float error[kTileCols][kMaxCandidates];
+};
+
+// The sum of e^2 that each candidate would have over live[0, n); u: the group's square of U_BB, its rows ld apart.
+FEWBIT_HOT void try_candidates(const float* live, const float* u, int64_t ld, int64_t n, const Candidates& c, Trial& t,
+                               float* total) {
+  constexpr int kLanes = 32;
+  static_assert(kMaxCandidates % kLanes == 0);
+  for (int first = 0; first < c.count; first += kLanes) {
+    float sum[kLanes] = {};
+    for (int64_t j = 0; j < n; ++j) {
+      float w[kLanes];
+      for (int k = 0; k < kLanes; ++k) w[k] = live[j];
+      for (int64_t i = 0; i < j; ++i)
+        for (int k = 0; k < kLanes; ++k) w[k] -= t.error[i][first + k] * u[i * ld + j];
+      const float inverse_diagonal = 1.f / u[j * ld + j];
+      for (int k = 0; k < kLanes; ++k) {
+        const int at = first + k;
+        const float level = round_even(clamp_to(w[k] * c.inverse[at], c.lo[at], c.hi[at]));
+        const float e = (w[k] - level * c.scale[at]) * inverse_diagonal;
+        t.error[j][at] = e;
+        sum[k] += e * e;
+      }
+    }
+    std::copy_n(sum, kLanes, total + first);
+  }
+}
+
+// ScaleRule::loop_grid for one group.
+GridChoice search_by_loop(const float* live, const float* u, int64_t ld, int64_t n, const ScaleSearch& search) {
+  Candidates c = list_candidates(live, n, search);
+  for (int k = c.count; k < kMaxCandidates; ++k) c.scale[k] = c.inverse[k] = c.lo[k] = c.hi[k] = 0;
+  Trial trial;
+  float total[kMaxCandidates];
+  try_candidates(live, u, ld, n, c, trial, total);
+  return c.choice[std::min_element(total, total + c.count) - total];
+}
+
+// One block of rows on its way through the tiles.
+class RowBlock {
+ public:
+  RowBlock(const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
+      : args_(a),
+        w_(mat<float>(a.w)),
+        r_(mat<float>(a.r)),
+        h_(a.h_diag.as<float>()),
+        codes_(mat<uint8_t>(codes)),
+        scales_(mat<float>(scales)),
+        zeros_(zeros.data ? zeros.as<uint8_t>() : nullptr),
+        loss_(loss.as<double>()) {}
+
+  void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles, const std::vector<float>& inverse) {
+    first_ = begin;
+    rows_ = end - begin;
+    delta_.assign(static_cast<size_t>(rows_ * w_.cols), 0.f);
+    std::fill(loss_ + begin, loss_ + end, 0.0);
+    for (size_t t = 0; t < tiles.size(); ++t) {
+      if (spanning_group_starts(tiles[t])) choose_spanning(tiles[t].begin);
+      const float* u = inverse.data() + t * kTileCols * kTileCols;
+      bring_up_to_date(tiles[t], u);
+      for (int64_t o = 0; o < rows_; ++o) walk(o, tiles[t], u);
+    }
+  }
+
+ private:
+  bool fixed() const { return args_.group_of.data != nullptr; }
+  bool spanning_group_starts(const ColumnTile& t) const {
+    return !fixed() && args_.group > kTileCols && t.begin % args_.group == 0;
+  }
+  int64_t group_of(int64_t column) const {
+    return fixed() ? args_.group_of.as<int32_t>()[column] : column / args_.group;
+  }
+
+  // x [rows, end - begin] = (W - Q)[:, <begin] R[<begin, begin:end]
+  void residual(int64_t begin, int64_t end, std::vector<float>& x) const {
+    x.assign(static_cast<size_t>(rows_ * (end - begin)), 0.f);
+    if (begin > 0)
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, end - begin, begin, 1.f, delta_.data(), w_.cols, &r_(0, begin),
+                 r_.ld, 0.f, x.data(), end - begin);
+  }
+
+  // Scales of a group larger than a tile: live weights of all its columns, live_G = w_G + X_G R_GG^-1.
+  void choose_spanning(int64_t begin) {
+    const int64_t end = std::min(w_.cols, begin + args_.group), n = end - begin;
+    residual(begin, end, x_);
+    if (begin > 0) blas::solve_right(CblasUpper, CblasNoTrans, rows_, n, &r_(begin, begin), r_.ld, x_.data(), n);
+    for (int64_t o = 0; o < rows_; ++o) {
+      float* live = x_.data() + o * n;
+      for (int64_t i = 0; i < n; ++i) live[i] += w_(first_ + o, begin + i);
+      store_grid(first_ + o, begin / args_.group, search_group(live, h_ + begin, n, args_.search));
+    }
+  }
+
+  void bring_up_to_date(const ColumnTile& t, const float* u) {
+    residual(t.begin, t.end, x_);
+    live_.resize(static_cast<size_t>(rows_ * t.size()));
+    for (int64_t o = 0; o < rows_; ++o) std::copy_n(&w_(first_ + o, t.begin), t.size(), live_.data() + o * t.size());
+    if (t.begin > 0)
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows_, t.size(), t.size(), 1.f, x_.data(), t.size(), u, kTileCols, 1.f,
+                 live_.data(), t.size());
+  }
+
+  void store_grid(int64_t row, int64_t g, const GridChoice& c) {
+    scales_(row, g) = c.scale;
+    if (zeros_) zeros_[row * scales_.cols + g] = static_cast<uint8_t>(c.zero);
+  }
+
+  // The grid of a group of n columns inside a tile, from its column j on.
+  GridChoice choose_inside(const float* live, const float* u, int64_t column, int64_t j, int64_t n) const {
+    if (args_.search.rule == ScaleRule::loop_grid)
+      return search_by_loop(live + j, u + j * kTileCols + j, kTileCols, n, args_.search);
+    return search_group(live + j, h_ + column, n, args_.search);
+  }
+
+  // The ordinary recursion inside a tile.
+  void walk(int64_t o, const ColumnTile& t, const float* u) {
+    const int64_t row = first_ + o, n = t.size();
+    const int max_code = (1 << args_.search.bits) - 1, mid = 1 << (args_.search.bits - 1);
+    const bool choose = !fixed() && args_.group <= kTileCols;
+    float* live = live_.data() + o * n;
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t column = t.begin + j, g = group_of(column);
+      if (choose && column % args_.group == 0)
+        store_grid(row, g, choose_inside(live, u, column, j, std::min(args_.group, n - j)));
+      const int zero = zeros_ ? zeros_[row * scales_.cols + g] : mid;
+      const bool f8 = args_.grid == Grid::f8_e4m3;
+      const float level =
+          f8 ? f8_round(live[j] / scales_(row, g)) : grid_level(live[j], scales_(row, g), zero, max_code);
+      const float q = level * scales_(row, g);
+      codes_(row, column) = f8 ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
+      delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
+      const float e = (live[j] - q) / u[j * kTileCols + j];
+      for (int64_t k = j + 1; k < n; ++k) live[k] -= e * u[j * kTileCols + k];
+      loss_[row] += static_cast<double>(e) * e;
+    }
+  }
+
+  const ErrorFeedbackArgs& args_;
+  Mat<const float> w_, r_;
+  const float* h_;
+  Mat<uint8_t> codes_;
+  Mat<float> scales_;
+  uint8_t* zeros_;
+  double* loss_;
+  int64_t first_ = 0, rows_ = 0;
+  std::vector<float> delta_, x_,
+      live_;  // [rows, in] W - Q; [rows, columns] residual and live weights of a tile
+};
+
+}  // namespace
+
+void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss) {
+  const int64_t out = a.w.rows(), in = a.w.cols();
+  blas::use_one_thread();
+  const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);
+  const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles);
+  parallel_for(out, kRows, [&](int64_t begin, int64_t end) {
+    RowBlock(a, codes, scales, zeros, loss).run(begin, end, tiles, inverse);
+  });
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,195 @@
+// The column loop of GPTQ. Rows are independent, columns are not, so the loop runs over tiles of at most 128
+// columns:
+//   1. cuBLAS brings the residual of earlier columns, X_B = (W - Q)[:, <B] R[<B, B]. Tiles are gathered in strips of
+//      some 1024 columns: one wide product per strip covers everything before it, a narrow one the strip's own tiles.
+//   2. One kernel walks the tile (kernels/quantize/error_feedback_walk.cuh) with U_BB = R_BB^-1.
+// A group wider than a tile gets its scales before its first tile, from live weights by a triangular solve
+// with R_GG.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/exec/exec_cuda.h"
+#include "kernels/products/gemm.h"
+#include "kernels/quantize/column_tiles.h"
+#include "kernels/quantize/error_feedback.h"
+#include "kernels/quantize/error_feedback_walk.cuh"
+#include "kernels/quantize/grid_search.cuh"
+#include "src/core/mat.h"
+
+namespace fewbit::cuda {
+namespace {
+
+using namespace feedback;
+
+constexpr int64_t kStripCols = 1024;
+
+// U_BB = R_BB^-1 of every tile by back substitution in f64: a block per tile, a thread per column.
+__global__ void __launch_bounds__(kTile)
+    invert_tiles_kernel(const float* __restrict__ r,  // [n, n], upper
+                        const ColumnTile* __restrict__ tiles,
+                        double* __restrict__ work,    // [tiles, 128, 128]
+                        float* __restrict__ inverse,  // [tiles, 128, 128], zero outside the triangle
+                        int64_t n) {
+  const int64_t b = tiles[blockIdx.x].begin;
+  const int size = static_cast<int>(tiles[blockIdx.x].end - b), k = threadIdx.x;
+  double* x = work + static_cast<int64_t>(blockIdx.x) * kTile * kTile + k;
+  float* u = inverse + static_cast<int64_t>(blockIdx.x) * kTile * kTile + k;
+  for (int i = kTile - 1; i >= 0; --i) {
+    double value = 0;
+    if (k < size && i <= k) {
+      double sum = i == k ? 1.0 : 0.0;
+      for (int j = i + 1; j <= k; ++j) sum -= static_cast<double>(r[(b + i) * n + b + j]) * x[j * kTile];
+      value = sum / r[(b + i) * n + b + i];
+      x[i * kTile] = value;
+    }
+    u[i * kTile] = static_cast<float>(value);
+  }
+}
+
+// live[row, i] = w[row, begin + i] + live[row, i]
+__global__ void add_weights_kernel(const float* __restrict__ w, float* __restrict__ live, int64_t in, int64_t begin,
+                                   int64_t cols, bool first) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x)
+    live[row * cols + i] = w[row * in + begin + i] + (first ? 0.f : live[row * cols + i]);
+}
+
+class Loop {
+ public:
+  Loop(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
+      : ex_(ex),
+        s_(ex.cuda_state()),
+        a_(a),
+        scales_(scales),
+        zeros_(zeros),
+        out_(a.w.rows()),
+        in_(a.w.cols()),
+        tiles_(column_tiles(in_, a.group_of.data ? 0 : a.group)) {
+    delta_ = ex.alloc(DType::f32, {out_, in_});
+    strip_ = ex.alloc_zeros(DType::f32, {out_, kStripCols});  // the first strip has nothing before it
+    invert();
+    walk_.w = a.w.as<float>();
+    walk_.r = a.r.as<float>();
+    walk_.h = a.h_diag.as<float>();
+    walk_.group_of = a.group_of.data ? a.group_of.as<int32_t>() : nullptr;
+    walk_.scales = scales.as<float>();
+    walk_.zeros = zeros.data ? zeros.as<uint8_t>() : nullptr;
+    walk_.codes = codes.as<uint8_t>();
+    walk_.delta = delta_.as<float>();
+    walk_.loss = loss.as<double>();
+    walk_.out = out_;
+    walk_.in = in_;
+    walk_.x_ld = kStripCols;
+    walk_.groups = scales.cols();
+    walk_.group = a.group;
+    walk_.candidates = scale_candidates(a.search);
+    walk_.choose = !a.group_of.data && a.group <= kTileCols;
+    walk_.search = a.search;
+  }
+
+  void run() {
+    int64_t strip = 0;
+    for (size_t t = 0; t < tiles_.size(); ++t) {
+      const ColumnTile& tile = tiles_[t];
+      if (!a_.group_of.data && a_.group > kTileCols && tile.begin % a_.group == 0) choose_spanning(tile.begin);
+      if (t == 0 || tile.end - strip > kStripCols) {
+        strip = tile.begin;
+        int64_t end = tile.end;
+        for (size_t k = t; k < tiles_.size() && tiles_[k].end - strip <= kStripCols; ++k) end = tiles_[k].end;
+        residual(0, strip, strip, end, strip_.as<float>(), 0);
+      }
+      residual(strip, tile.begin, tile.begin, tile.end, strip_.as<float>() + (tile.begin - strip), 1);
+      launch(tile, t, strip);
+    }
+  }
+
+ private:
+  // x [out, columns [begin, end)] = (W - Q)[:, from:to] R[from:to, begin:end] + beta x; x has kStripCols
+  // columns
+  void residual(int64_t from, int64_t to, int64_t begin, int64_t end, float* x, float beta) {
+    if (from == to) return;
+    cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, from, to),
+                       .b = mat<float>(a_.r).block(from, to, begin, end),
+                       .c = {x, out_, end - begin, kStripCols},
+                       .beta = beta});
+  }
+
+  void invert() {
+    const int64_t count = static_cast<int64_t>(tiles_.size());
+    inverse_ = ex_.alloc(DType::f32, {count, kTile, kTile});
+    const Tensor work = ex_.alloc(DType::f64, {count, kTile, kTile});
+    static_assert(sizeof(ColumnTile) == 2 * sizeof(int64_t));
+    const Tensor list = ex_.to_device(ConstTensorView{tiles_.data(), DType::i64, {count, 2}, {}});
+    invert_tiles_kernel<<<static_cast<unsigned>(count), kTile, 0, s_.stream>>>(
+        a_.r.as<float>(), reinterpret_cast<const ColumnTile*>(list.as<int64_t>()), work.as<double>(),
+        inverse_.as<float>(), in_);
+    FEWBIT_CUDA_LAUNCHED();
+  }
+
+  void choose_spanning(int64_t begin) {
+    const int64_t end = std::min(in_, begin + a_.group), n = end - begin;
+    const Tensor live = ex_.alloc(DType::f32, {out_, n});
+    if (begin > 0) {
+      cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, 0, begin),
+                         .b = mat<float>(a_.r).block(0, begin, begin, end),
+                         .c = mat<float>(live)});
+      // Row-major X R_GG^-1 is R_GG^-T X^T column-major, where R_GG's memory reads as a lower triangle.
+      const float one = 1;
+      FEWBIT_CUBLAS_CALL(cublasStrsm_64(s_.blas, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_LOWER, CUBLAS_OP_N,
+                                        CUBLAS_DIAG_NON_UNIT, n, out_, &one, a_.r.as<float>() + begin * in_ + begin,
+                                        in_, live.as<float>(), n));
+    }
+    add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(), in_,
+                                                                           begin, n, begin == 0);
+    FEWBIT_CUDA_LAUNCHED();
+    const int64_t g = begin / a_.group, groups = scales_.cols();
+    launch_choose_scales(s_.stream, {.w = live.as<float>(),
+                                     .h = a_.h_diag.as<float>() + begin,
+                                     .scales = scales_.as<float>() + g,
+                                     .zeros = zeros_.data ? zeros_.as<uint8_t>() + g : nullptr,
+                                     .rows = out_,
+                                     .cols = n,
+                                     .w_ld = n,
+                                     .grid_ld = groups,
+                                     .group = n,
+                                     .search = a_.search});
+  }
+
+  void launch(const ColumnTile& tile, size_t index, int64_t strip) {
+    walk_.u = inverse_.as<float>() + static_cast<int64_t>(index) * kTile * kTile;
+    walk_.x = tile.begin == 0 ? nullptr : strip_.as<float>() + (tile.begin - strip);
+    walk_.begin = tile.begin;
+    walk_.size = static_cast<int>(tile.size());
+    const int64_t blocks = std::min((out_ + kWarps - 1) / kWarps, static_cast<int64_t>(s_.sms()) * kBlocksPerSm);
+    const auto start = [&](auto* kernel) {
+      FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+      kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
+    };
+    if (a_.grid == Grid::f8_e4m3)
+      start(walk_kernel<1, true>);
+    else if (walk_.choose && walk_.search.rule == ScaleRule::loop_grid)
+      start(walk_kernel<kByLoop, false>);
+    else
+      dispatch_candidates(walk_.candidates, [&](auto k) { start(walk_kernel<decltype(k)::value, false>); });
+    FEWBIT_CUDA_LAUNCHED();
+  }
+
+  Exec& ex_;
+  CudaState& s_;
+  const ErrorFeedbackArgs& a_;
+  TensorView scales_, zeros_;
+  int64_t out_, in_;
+  std::vector<ColumnTile> tiles_;
+  Tensor delta_{}, strip_{}, inverse_{};
+  Walk walk_{};
+};
+
+}  // namespace
+
+void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
+                    TensorView loss) {
+  ex.zero(loss);
+  if (a.w.rows() > 0) Loop(ex, a, codes, scales, zeros, loss).run();
+}
+
+}  // namespace fewbit::cuda

@@ -1,0 +1,52 @@
+#pragma once
+#include "kernels/exec/exec.h"
+namespace fewbit {
+// Small edits of matrices that a method needs around its large ops, without a trip to the host.
+//   diagonal:       d[i] = h[i, i]                               h [n, n] f32 · d [n] f32
+//   add_diagonal:   h[i, i] += d[i]                              in place
+//   zero_columns:   w[:, i] = 0 where marked[i] != 0             w [rows, n] f32 · marked [n] u8, in place
+//   scale_columns:  w[:, i] *= s[i]                              w [rows, n] f32 · s [n] f32, in place
+//   scale_rows:     w[i, :] *= s[i]                              w [rows, n] f32 · s [rows] f32, in place
+//   permute:        y[i, j] = x[row_of[i], col_of[j]]            x, y [rows, cols] f32 | u8; the lists i32 on the same
+//                   device, data == nullptr: that axis stays. y is another tensor than x
+//   count_nonfinite: number of infinities and NaNs of an f32 tensor; waits for the device
+namespace cpu {
+void diagonal(Exec&, ConstTensorView h, TensorView d);
+void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void scale_columns(Exec&, ConstTensorView s, TensorView w);
+void scale_rows(Exec&, ConstTensorView s, TensorView w);
+void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
+int64_t count_nonfinite(Exec&, ConstTensorView x);
+}  // namespace cpu
+namespace cuda {
+void diagonal(Exec&, ConstTensorView h, TensorView d);
+void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void zero_columns(Exec&, ConstTensorView marked, TensorView w);
+void scale_columns(Exec&, ConstTensorView s, TensorView w);
+void scale_rows(Exec&, ConstTensorView s, TensorView w);
+void permute(Exec&, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y);
+int64_t count_nonfinite(Exec&, ConstTensorView x);
+}  // namespace cuda
+inline void diagonal(Exec& ex, ConstTensorView h, TensorView d) {
+  pick(ex, &cpu::diagonal, FEWBIT_CUDA_OP(diagonal))(ex, h, d);
+}
+inline void add_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
+  pick(ex, &cpu::add_diagonal, FEWBIT_CUDA_OP(add_diagonal))(ex, d, h);
+}
+inline void zero_columns(Exec& ex, ConstTensorView marked, TensorView w) {
+  pick(ex, &cpu::zero_columns, FEWBIT_CUDA_OP(zero_columns))(ex, marked, w);
+}
+inline void scale_columns(Exec& ex, ConstTensorView s, TensorView w) {
+  pick(ex, &cpu::scale_columns, FEWBIT_CUDA_OP(scale_columns))(ex, s, w);
+}
+inline void scale_rows(Exec& ex, ConstTensorView s, TensorView w) {
+  pick(ex, &cpu::scale_rows, FEWBIT_CUDA_OP(scale_rows))(ex, s, w);
+}
+inline void permute(Exec& ex, ConstTensorView x, ConstTensorView row_of, ConstTensorView col_of, TensorView y) {
+  pick(ex, &cpu::permute, FEWBIT_CUDA_OP(permute))(ex, x, row_of, col_of, y);
+}
+inline int64_t count_nonfinite(Exec& ex, ConstTensorView x) {
+  return pick(ex, &cpu::count_nonfinite, FEWBIT_CUDA_OP(count_nonfinite))(ex, x);
+}
+}  // namespace fewbit

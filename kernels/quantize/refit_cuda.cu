@@ -1,0 +1,244 @@
+// Refit of scales: with C the levels, each row's normal equations A = C^T H C, b = C^T H t are gathered group by group:
+// one f64 product Z_g = C_g H_g (all rows at once) and one kernel of dots, a block per row. The systems are solved by
+// cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
+// plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "kernels/device/reduce.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/exec/exec_cuda.h"
+#include "kernels/quantize/grid_search.cuh"
+#include "kernels/quantize/refine.h"
+
+namespace fewbit::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kRefitBytes = int64_t{1} << 30;  // for the rows that are in work at one time
+
+// Columns brought together by group: position k holds column order[k]; group g is positions [start[g],
+// start[g + 1]).
+struct GroupOrder {
+  std::vector<int32_t> order, start;
+};
+
+GroupOrder order_by_group(Exec& ex, const RefineArgs& a, int64_t groups) {
+  const int64_t n = a.target.cols();
+  Tensor host;
+  if (a.group_of.data) host = ex.to_host(a.group_of);
+  const auto group = [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / a.group); };
+  GroupOrder o;
+  o.order.resize(static_cast<size_t>(n));
+  std::iota(o.order.begin(), o.order.end(), 0);
+  std::stable_sort(o.order.begin(), o.order.end(), [&](int32_t x, int32_t y) { return group(x) < group(y); });
+  o.start.assign(static_cast<size_t>(groups + 1), 0);
+  for (int64_t i = 0; i < n; ++i) ++o.start[static_cast<size_t>(group(i) + 1)];
+  std::partial_sum(o.start.begin(), o.start.end(), o.start.begin());
+  return o;
+}
+
+// wide[i, j] = h[order[i], order[j]]; a block per row.
+__global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* __restrict__ order,
+                                   double* __restrict__ wide, int64_t n) {
+  const int64_t i = blockIdx.x;
+  for (int64_t j = threadIdx.x; j < n; j += kThreads) wide[i * n + j] = h[order[i] * n + order[j]];
+}
+
+// level and target of rows [0, gridDim.x) in group order.
+__global__ void gather_rows_kernel(const uint8_t* __restrict__ codes, const uint8_t* __restrict__ zeros,
+                                   const float* __restrict__ target, const int32_t* __restrict__ order,
+                                   const int32_t* __restrict__ group_at,  // [n] group of each position
+                                   double* __restrict__ factor,           // the levels, for the product
+                                   float* __restrict__ level,             // the same, for the dots
+                                   float* __restrict__ ordered, int64_t n, int64_t groups, int mid) {
+  const int64_t row = blockIdx.x;
+  for (int64_t k = threadIdx.x; k < n; k += kThreads) {
+    const int64_t at = row * n + order[k];
+    const int zero = zeros ? zeros[row * groups + group_at[k]] : mid;
+    factor[row * n + k] = level[row * n + k] = static_cast<float>(codes[at] - zero);
+    ordered[row * n + k] = target[at];
+  }
+}
+
+// Row g of a row's A and its b from Z_g: a block per row, a warp per group of columns in turn.
+__global__ void normal_row_kernel(const double* __restrict__ z, const float* __restrict__ level,
+                                  const float* __restrict__ target, const int32_t* __restrict__ start,
+                                  double* __restrict__ a, double* __restrict__ b, int64_t n, int groups, int g) {
+  __shared__ double room[32];
+  const int64_t row = blockIdx.x, base = row * n;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  double of_target = 0;
+  for (int k = warp; k < groups; k += kThreads / 32) {
+    double sum = 0;
+    for (int i = start[k] + lane; i < start[k + 1]; i += 32) {
+      const double zi = z[base + i];
+      sum += zi * level[base + i];
+      of_target += zi * target[base + i];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) a[(row * groups + g) * groups + k] = sum;
+  }
+  of_target = block_sum(of_target, room);
+  if (threadIdx.x == 0) b[row * groups + g] = of_target;
+}
+
+// Groups whose levels are all zero have no say: their scale stays. Also lists the systems for the batched
+// solver.
+__global__ void mend_kernel(double* a, double* b, const float* __restrict__ scales, double** a_list, double** b_list,
+                            int64_t rows, int groups) {
+  const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (k >= rows * groups) return;
+  const int64_t row = k / groups, g = k % groups;
+  double& pivot = a[(row * groups + g) * groups + g];
+  if (pivot == 0) {
+    pivot = 1;
+    b[k] = scales[k];
+  }
+  if (g == 0) {
+    a_list[row] = a + row * groups * groups;
+    b_list[row] = b + row * groups;
+  }
+}
+
+// Takes the rounded solution of a row where its loss is below that of the old scales; a block per row.
+// Shared memory: the two distances from the exact solution, [2, groups].
+__global__ void accept_kernel(const double* __restrict__ factor,  // [rows, groups, groups], lower, column-major
+                              const double* __restrict__ solved,  // [rows, groups]
+                              const int* __restrict__ info, float* __restrict__ scales, int groups, DType dtype) {
+  extern __shared__ double distance[];
+  __shared__ double room[32];
+  const int64_t row = blockIdx.x;
+  if (info[row] != 0) return;
+  double *fresh = distance, *old = distance + groups;
+  int bad = 0;
+  for (int g = threadIdx.x; g < groups; g += kThreads) {
+    const double exact = solved[row * groups + g];
+    const float stored = stored_scale(static_cast<float>(exact), dtype);
+    bad |= !isfinite(stored);
+    fresh[g] = stored - exact;
+    old[g] = scales[row * groups + g] - exact;
+  }
+  if (__syncthreads_or(bad)) return;
+  const double* l = factor + row * groups * groups;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  double gain = 0;  // |L^T old|^2 - |L^T fresh|^2
+  for (int k = warp; k < groups; k += kThreads / 32) {
+    double f = 0, o = 0;
+    for (int i = k + lane; i < groups; i += 32) {
+      const double lik = l[static_cast<int64_t>(k) * groups + i];
+      f += lik * fresh[i];
+      o += lik * old[i];
+    }
+    f = warp_sum(f);
+    o = warp_sum(o);
+    if (lane == 0) gain += o * o - f * f;
+  }
+  gain = block_sum(gain, room);
+  if (!(gain > 0)) return;
+  for (int g = threadIdx.x; g < groups; g += kThreads)
+    scales[row * groups + g] = stored_scale(static_cast<float>(solved[row * groups + g]), dtype);
+}
+
+// The refit of rows [begin, begin + rows).
+class Refit {
+ public:
+  Refit(Exec& ex, const RefineArgs& a, const GroupOrder& by_group, int64_t most)
+      : ex_(ex),
+        s_(ex.cuda_state()),
+        a_(a),
+        start_(by_group.start),
+        n_(a.target.cols()),
+        groups_(static_cast<int64_t>(by_group.start.size()) - 1) {
+    std::vector<int32_t> at(static_cast<size_t>(n_));
+    for (int64_t g = 0; g < groups_; ++g)
+      std::fill(at.begin() + start_[static_cast<size_t>(g)], at.begin() + start_[static_cast<size_t>(g + 1)],
+                static_cast<int32_t>(g));
+    const auto upload = [&](const std::vector<int32_t>& v) {
+      return ex.to_device(ConstTensorView{v.data(), DType::i32, {static_cast<int64_t>(v.size())}, {}});
+    };
+    order_ = upload(by_group.order);
+    group_at_ = upload(at);
+    start_on_device_ = upload(start_);
+    wide_ = ex.alloc(DType::f64, {n_, n_});
+    gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(a.h.as<float>(), order_.as<int32_t>(),
+                                                                              wide_.as<double>(), n_);
+    FEWBIT_CUDA_LAUNCHED();
+    factor_ = ex.alloc(DType::f64, {most, n_});
+    level_ = ex.alloc(DType::f32, {most, n_});
+    target_ = ex.alloc(DType::f32, {most, n_});
+    z_ = ex.alloc(DType::f64, {most, n_});
+    a_rows_ = ex.alloc(DType::f64, {most, groups_, groups_});
+    b_rows_ = ex.alloc(DType::f64, {most, groups_});
+    lists_ = ex.alloc(DType::u64, {2, most});
+    info_ = ex.alloc_zeros(DType::i32, {most + 1});
+  }
+
+  void run(int64_t begin, int64_t rows, ConstTensorView codes, TensorView scales) {
+    const unsigned blocks = static_cast<unsigned>(rows);
+    float* s = scales.as<float>() + begin * groups_;
+    gather_rows_kernel<<<blocks, kThreads, 0, s_.stream>>>(
+        codes.as<uint8_t>() + begin * n_, a_.zeros.data ? a_.zeros.as<uint8_t>() + begin * groups_ : nullptr,
+        a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), factor_.as<double>(),
+        level_.as<float>(), target_.as<float>(), n_, groups_, 1 << (a_.bits - 1));
+    FEWBIT_CUDA_LAUNCHED();
+    for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
+    auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
+    double** b_list = a_list + rows;
+    mend_kernel<<<grid_for(rows * groups_, kThreads), kThreads, 0, s_.stream>>>(
+        a_rows_.as<double>(), b_rows_.as<double>(), s, a_list, b_list, rows, static_cast<int>(groups_));
+    FEWBIT_CUDA_LAUNCHED();
+    const int order = static_cast<int>(groups_), batch = static_cast<int>(rows);
+    FEWBIT_CUSOLVER_CALL(
+        cusolverDnDpotrfBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, a_list, order, info_.as<int32_t>(), batch));
+    FEWBIT_CUSOLVER_CALL(cusolverDnDpotrsBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, 1, a_list, order, b_list,
+                                                 order, info_.as<int32_t>() + info_.numel() - 1, batch));
+    accept_kernel<<<blocks, kThreads, static_cast<size_t>(2 * groups_) * sizeof(double), s_.stream>>>(
+        a_rows_.as<double>(), b_rows_.as<double>(), info_.as<int32_t>(), s, order, a_.scale_dtype);
+    FEWBIT_CUDA_LAUNCHED();
+  }
+
+ private:
+  void normal_row(int64_t g, int64_t rows) {
+    const int64_t first = start_[static_cast<size_t>(g)], width = start_[static_cast<size_t>(g + 1)] - first;
+    const double one = 1, zero = 0;
+    if (width == 0) {
+      ex_.zero(z_);
+    } else {
+      // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
+      FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, n_, rows, width, &one,
+                                        wide_.as<double>() + first * n_, n_, factor_.as<double>() + first, n_, &zero,
+                                        z_.as<double>(), n_));
+    }
+    normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_on_device_.as<int32_t>(), a_rows_.as<double>(),
+        b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
+    FEWBIT_CUDA_LAUNCHED();
+  }
+
+  Exec& ex_;
+  CudaState& s_;
+  const RefineArgs& a_;
+  const std::vector<int32_t>& start_;
+  int64_t n_, groups_;
+  Tensor order_{}, group_at_{}, start_on_device_{};  // i32
+  Tensor wide_{}, factor_{}, z_{};                   // f64: H, levels, Z_g
+  Tensor level_{}, target_{};                        // f32, in group order
+  Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
+};
+
+}  // namespace
+
+void refit_scales(Exec& ex, const RefineArgs& args, ConstTensorView codes, TensorView scales) {
+  const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
+  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
+  if (out == 0) return;
+  const int64_t per_row = (3 * n + groups * groups) * static_cast<int64_t>(sizeof(double));
+  const int64_t most = std::clamp<int64_t>(kRefitBytes / per_row, 1, out);
+  const GroupOrder by_group = order_by_group(ex, args, groups);
+  Refit refit(ex, args, by_group, most);
+  for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin), codes, scales);
+}
+
+}  // namespace fewbit::cuda

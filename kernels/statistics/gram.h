@@ -1,0 +1,23 @@
+#pragma once
+#include "kernels/exec/exec.h"
+namespace fewbit {
+// The statistics of GPTQ: raw sums over tokens, never averages.
+//   gram:        g += x^T x           cross_gram:  d += a^T b
+//   x, a, b  [tokens, in]  f32 | bf16 (a and b alike)
+//   g, d     [in, in]      f32; both halves filled
+// Tokens are taken in fixed chunks of kGramChunk, so the bits do not depend on how a caller batches multiples of it.
+// Products of bf16 inputs are exact in f32; sums are f32. Never TF32.
+inline constexpr int64_t kGramChunk = 2048;
+namespace cpu {
+void gram(Exec&, ConstTensorView x, TensorView g);
+void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
+}  // namespace cpu
+namespace cuda {
+void gram(Exec&, ConstTensorView x, TensorView g);
+void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
+}  // namespace cuda
+inline void gram(Exec& ex, ConstTensorView x, TensorView g) { pick(ex, &cpu::gram, FEWBIT_CUDA_OP(gram))(ex, x, g); }
+inline void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d) {
+  pick(ex, &cpu::cross_gram, FEWBIT_CUDA_OP(cross_gram))(ex, a, b, d);
+}
+}  // namespace fewbit

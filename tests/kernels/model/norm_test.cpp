@@ -1,0 +1,50 @@
+#include "kernels/model/norm.h"
+
+#include <cmath>
+
+#include "tests/kernels/op_test.h"
+
+namespace fewbit::test {
+namespace {
+
+std::vector<double> expected_norm(const Tensor& x, const Tensor& weight, double eps, double offset) {
+  const std::vector<double> v = doubles(x), w = doubles(weight);
+  const int64_t cols = x.cols();
+  std::vector<double> out(v.size());
+  for (int64_t r = 0; r < x.rows(); ++r) {
+    double squares = 0;
+    for (int64_t c = 0; c < cols; ++c)
+      squares += v[static_cast<size_t>(r * cols + c)] * v[static_cast<size_t>(r * cols + c)];
+    const double inverse = 1 / std::sqrt(squares / static_cast<double>(cols) + eps);
+    for (int64_t c = 0; c < cols; ++c)
+      out[static_cast<size_t>(r * cols + c)] =
+          v[static_cast<size_t>(r * cols + c)] * inverse * (w[static_cast<size_t>(c)] + offset);
+  }
+  return out;
+}
+
+FEWBIT_OP_TEST(RmsNorm, MatchesTheFormula) {
+  std::vector<MatrixShape> shapes(std::begin(kMatrices), std::end(kMatrices));
+  // held in registers, all but the last
+  for (const int64_t cols : {2048, 4096, 5120, 8192, 14336, 20480}) shapes.push_back({2, cols});
+  for (const MatrixShape& s : shapes)
+    for (const DType dtype : kComputeTypes)
+      for (const float offset : {0.f, 1.f}) {
+        const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1, 3.f), w = random_normal(dtype, {s.cols}, 2);
+        const Tensor y = poisoned(ex, dtype, {s.rows, s.cols});
+        rms_norm(ex, ex.to_device(x), ex.to_device(w), 1e-5f, offset, y);
+        EXPECT_LE(error_of(ex, y, expected_norm(x, w, 1e-5, offset)), op_tolerance(dtype))
+            << name_of(dtype) << " " << s.rows << " x " << s.cols << " offset " << offset;
+      }
+}
+
+FEWBIT_OP_TEST(RmsNorm, InPlaceAndAllZeroRows) {
+  Tensor x = random_normal(DType::f32, {4, 64}, 1);
+  for (int64_t c = 0; c < 64; ++c) x.as<float>()[64 + c] = 0;
+  const Tensor w = random_normal(DType::f32, {64}, 2), y = ex.to_device(x);
+  rms_norm(ex, y, ex.to_device(w), 1e-6f, 0.f, y);
+  EXPECT_LE(error_of(ex, y, expected_norm(x, w, 1e-6, 0)), tol::kF32Op);
+}
+
+}  // namespace
+}  // namespace fewbit::test

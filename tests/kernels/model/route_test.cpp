@@ -1,0 +1,88 @@
+#include "kernels/model/route.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "tests/kernels/op_test.h"
+
+namespace fewbit::test {
+namespace {
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+Routed run_route(Exec& ex, ConstTensorView logits, int64_t top_k, bool renormalise) {
+  const Tensor ids = poisoned(ex, DType::i32, {logits.rows(), top_k});
+  const Tensor weights = poisoned(ex, DType::f32, {logits.rows(), top_k});
+  route(ex, ex.to_device(logits), renormalise, ids, weights);
+  const Tensor i = ex.to_host(ids), w = ex.to_host(weights);
+  return {{i.as<int32_t>(), i.as<int32_t>() + i.numel()}, {w.as<float>(), w.as<float>() + w.numel()}};
+}
+
+FEWBIT_OP_TEST(Route, SoftmaxThenTheLargest) {
+  for (const int64_t experts : {1, 4, 31, 32, 33, 128, 300})
+    for (const int64_t top_k : {1, 2, 8, 40})
+      for (const bool renormalise : {false, true}) {
+        if (top_k > experts) continue;
+        const int64_t tokens = 19;
+        const Tensor logits = random_normal(DType::f32, {tokens, experts}, 3, 4.f);
+        const Routed found = run_route(ex, logits, top_k, renormalise);
+        const std::vector<double> z = doubles(logits);
+        std::vector<int32_t> ids;
+        std::vector<double> weights;
+        for (int64_t t = 0; t < tokens; ++t) {
+          std::vector<double> p(z.begin() + t * experts, z.begin() + (t + 1) * experts);
+          double all = 0, chosen = 0;
+          for (double& v : p) all += v = std::exp(v);
+          std::vector<int32_t> order(static_cast<size_t>(experts));
+          std::iota(order.begin(), order.end(), 0);
+          std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return p[a] > p[b]; });
+          for (int64_t i = 0; i < top_k; ++i) chosen += p[order[i]];
+          for (int64_t i = 0; i < top_k; ++i) {
+            ids.push_back(order[i]);
+            weights.push_back(p[order[i]] / (renormalise ? chosen : all));
+          }
+        }
+        EXPECT_EQ(found.ids, ids) << experts << " " << top_k;
+        const Shape shape = {tokens, top_k};
+        EXPECT_LE(
+            relative_error(Tensor::host_from<float>(DType::f32, shape, found.weights), from_doubles(weights, shape)),
+            tol::kF32Op)
+            << experts << " " << top_k << " " << renormalise;
+      }
+}
+
+FEWBIT_OP_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> z = {1, 2, 2, 1, 2, -inf, nan, -inf, nan, 3, nan, 1, 0, 0, 0, 0};
+  const Tensor logits = Tensor::host_from<float>(DType::f32, {4, 4}, std::span<const float>(z));
+  const Routed found = run_route(ex, logits, 3, true);
+  EXPECT_EQ(found.ids, (std::vector<int32_t>{1, 2, 0, 0, 1, 2, 1, 3, 0, 0, 1, 2}));
+  for (size_t i = 0; i < found.weights.size(); ++i)
+    EXPECT_EQ(std::isnan(found.weights[i]), i / 3 == 1 || i / 3 == 2) << i;  // the tokens with a NaN
+}
+
+FEWBIT_OP_TEST(ScatterAddRows, AddsWeightedRowsWhereTheyBelong) {
+  const std::vector<int32_t> rows = {6, 0, 3, 4};
+  const std::vector<float> weights = {0.25f, 1.f, -2.f, 0.5f};
+  for (const int64_t cols : kSizes)
+    for (const DType dtype : kComputeTypes) {
+      const Tensor x = random_normal(dtype, {4, cols}, 1), before = random_normal(DType::f32, {7, cols}, 2);
+      const Tensor y = ex.to_device(before);
+      scatter_add_rows(ex, ex.to_device(x), ex.to_device(host_i32(rows)),
+                       ex.to_device(Tensor::host_from<float>(DType::f32, {4}, weights)), y);
+      std::vector<double> expected = doubles(before);
+      const std::vector<double> in = doubles(x);
+      for (size_t i = 0; i < rows.size(); ++i)
+        for (int64_t c = 0; c < cols; ++c)
+          expected[static_cast<size_t>(rows[i] * cols + c)] += weights[i] * in[i * cols + c];
+      EXPECT_LE(error_of(ex, y, expected), tol::kF32Op) << name_of(dtype) << " " << cols;
+    }
+}
+
+}  // namespace
+}  // namespace fewbit::test

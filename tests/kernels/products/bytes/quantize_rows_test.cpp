@@ -1,0 +1,161 @@
+#include "kernels/products/bytes/quantize_rows.h"
+
+#include "kernels/grids/f8_grid.h"
+#include "kernels/products/gemm.h"
+#include "tests/kernels/op_test.h"
+
+namespace fewbit::test {
+namespace {
+
+constexpr RowQuant kQuants[] = {{.codes = DType::i8},
+                                {.codes = DType::f8_e4m3},
+                                {.codes = DType::i8, .fixed = 0.01f},
+                                {.codes = DType::f8_e4m3, .fixed = 0.001f}};
+
+TEST(F8Grid, IsTheHostsConversionForEveryCodeAndBetween) {
+  for (int c = 0; c < 256; ++c) {
+    const auto code = static_cast<uint8_t>(c);
+    const float value = f8_e4m3_to_f32(code);
+    EXPECT_EQ(std::isnan(f8_value(code)), std::isnan(value));
+    if (std::isnan(value)) continue;
+    EXPECT_EQ(f8_value(code), value) << c;
+    EXPECT_EQ(f8_code(value), code);
+    for (const float x :
+         {value * 1.0625f, value * 1.03f, std::nextafter(value * 1.0625f, 1e9f), value * 0.97f, value + 0x1p-10f})
+      EXPECT_EQ(f8_code(x), f32_to_f8_e4m3_saturated(x)) << x;
+  }
+  EXPECT_EQ(f8_code(1e30f), 0x7e);
+  EXPECT_EQ(f8_code(-INFINITY), 0xfe);
+  EXPECT_EQ(f8_code(NAN) & 0x7f, 0x7f);
+}
+
+double code_value(ConstTensorView codes, int64_t i) {
+  return codes.dtype == DType::i8 ? codes.as<int8_t>()[i] : f8_e4m3_to_f32(codes.as<uint8_t>()[i]);
+}
+
+FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
+  for (const MatrixShape& s : kMatrices)
+    for (const DType dtype : kComputeTypes)
+      for (const RowQuant& q : kQuants) {
+        const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1);
+        const Tensor codes = poisoned(ex, q.codes, {s.rows, s.cols}), scales = poisoned(ex, DType::f32, {s.rows});
+        const Tensor rounded = poisoned(ex, DType::f32, {s.rows, s.cols}), dx = ex.to_device(x);
+        quantize_rows(ex, dx, q, codes, scales);
+        round_rows(ex, dx, q, rounded);
+        const Tensor c = ex.to_host(codes), f = ex.to_host(scales), r = ex.to_host(rounded);
+        const std::vector<double> values = doubles(x);
+        const double top = q.codes == DType::i8 ? 127 : 448;
+        for (int64_t row = 0; row < s.rows; ++row) {
+          double most = 0;
+          for (int64_t i = 0; i < s.cols; ++i)
+            most = std::max(most, std::fabs(values[static_cast<size_t>(row * s.cols + i)]));
+          const double scale = f.as<float>()[row];
+          EXPECT_NEAR(scale, q.fixed > 0 ? q.fixed : most / top, tol::kF32Op * scale);
+          for (int64_t i = 0; i < s.cols; ++i) {
+            const double v = code_value(c, row * s.cols + i) * scale,
+                         x_i = values[static_cast<size_t>(row * s.cols + i)];
+            EXPECT_NEAR(r.as<float>()[row * s.cols + i], v, tol::kF32Op * std::fabs(v)) << "the same values both ways";
+            const double reach = q.codes == DType::i8 ? 127 * scale : 448 * scale;
+            const double bounded = std::clamp(x_i, -reach - (q.codes == DType::i8 ? scale : 0), reach);
+            // Half a step: of int8 one scale, of E4M3 an eighth of the value's power of two.
+            const double step = q.codes == DType::i8 ? scale : std::max(std::fabs(bounded) / 8, scale * 0x1p-9);
+            EXPECT_LE(std::fabs(v - bounded), 0.5001 * step) << name_of(q.codes) << " " << x_i;
+          }
+        }
+      }
+}
+
+// f16 under a power of two: the values themselves, and nothing that f16 cannot hold.
+FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
+  Tensor x = random_normal(DType::bf16, {7, 97}, 6);
+  const float factors[] = {1, 3e38f / 8, 1e-38f, 1e-30f, 0, 1e9f, 1};
+  for (int64_t r = 0; r < 7; ++r)
+    for (int64_t i = 0; i < 97; ++i)
+      x.as<bf16>()[r * 97 + i] = static_cast<float>(x.as<bf16>()[r * 97 + i]) * factors[r];
+  x.as<bf16>()[6 * 97 + 3] = -INFINITY;
+  const Tensor codes = poisoned(ex, DType::f16, {7, 97}), scales = poisoned(ex, DType::f32, {7});
+  quantize_rows(ex, ex.to_device(x), kUnrounded, codes, scales);
+  const Tensor c = ex.to_host(codes), s = ex.to_host(scales);
+  for (int64_t r = 0; r < 7; ++r) {
+    const float scale = s.as<float>()[r];
+    if (r == 6) {
+      EXPECT_TRUE(std::isinf(scale)) << "an infinity stays visible";
+      continue;
+    }
+    int exponent = 0;
+    EXPECT_EQ(std::frexp(scale, &exponent), 0.5f) << "a power of two";
+    for (int64_t i = 0; i < 97; ++i)
+      EXPECT_EQ(static_cast<float>(c.as<f16>()[r * 97 + i]) * scale, static_cast<float>(x.as<bf16>()[r * 97 + i])) << r;
+  }
+}
+
+FEWBIT_OP_TEST(QuantizeRows, ZerosNaNsAndGroups) {
+  const int64_t in = 256;
+  Tensor x = Tensor::host_zeros(DType::f32, {3, in});
+  x.as<float>()[in + 7] = NAN;
+  x.as<float>()[2 * in + 200] = 127.f;
+  const Tensor codes = poisoned(ex, DType::i8, {3, in}), scales = poisoned(ex, DType::f32, {3, 2});
+  quantize_rows(ex, ex.to_device(x), {.codes = DType::i8, .group = 128}, codes, scales);
+  const Tensor s = ex.to_host(scales), c = ex.to_host(codes);
+  EXPECT_EQ(s.as<float>()[0], 1.f) << "a group of zeros";
+  EXPECT_TRUE(std::isnan(s.as<float>()[2])) << "a NaN stays visible";
+  EXPECT_EQ(s.as<float>()[3], 1.f) << "in its group alone";
+  EXPECT_EQ(s.as<float>()[5], 1.f);
+  EXPECT_EQ(c.as<int8_t>()[2 * in + 200], 127);
+  const Tensor fixed = poisoned(ex, DType::f32, {3});
+  quantize_rows(ex, ex.to_device(x), {.codes = DType::i8, .fixed = 0.5f}, codes, fixed);
+  EXPECT_TRUE(std::isnan(ex.to_host(fixed).as<float>()[1])) << "static scales hide no NaN either";
+  EXPECT_EQ(ex.to_host(codes).as<int8_t>()[2 * in + 200], 127) << "saturates";
+}
+
+FEWBIT_OP_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
+  for (const DType dtype : kComputeTypes) {
+    const Tensor x = random_normal(dtype, {9, 64}, 1), w = random_normal(dtype, {45, 64}, 2),
+                 bias = random_normal(dtype, {45}, 3);
+    const Tensor dx = ex.to_device(x), dw = ex.to_device(w), db = ex.to_device(bias);
+    const Tensor rounded = poisoned(ex, dtype, {9, 64}), y = poisoned(ex, dtype, {9, 45}),
+                 truth = poisoned(ex, dtype, {9, 45});
+    round_rows(ex, dx, kQuants[1], rounded);
+    gemm(ex, rounded, dw, db, truth);
+    rounded_gemm(ex, dx, kQuants[1], dw, db, y);
+    EXPECT_EQ(first_difference(ex.to_host(y), ex.to_host(truth)), "");
+  }
+}
+
+FEWBIT_OP_TEST(QuantizeRows, RoundedGemmWithAnF32WeightRoundsOnce) {
+  const Tensor x = random_normal(DType::bf16, {9, 64}, 1), w = random_normal(DType::f32, {45, 64}, 2);
+  const Tensor bias = random_normal(DType::f32, {45}, 3);
+  const Tensor dx = ex.to_device(x), dw = ex.to_device(w), db = ex.to_device(bias);
+  const Tensor rounded = poisoned(ex, DType::f32, {9, 64}), truth = poisoned(ex, DType::f32, {9, 45});
+  const Tensor y = poisoned(ex, DType::bf16, {9, 45});
+  round_rows(ex, dx, kQuants[0], rounded);
+  gemm(ex, rounded, dw, db, truth);
+  rounded_gemm(ex, dx, kQuants[0], dw, db, y);
+  const Tensor sums = ex.to_host(truth), found = ex.to_host(y);
+  for (int64_t i = 0; i < sums.numel(); ++i) EXPECT_EQ(found.as<bf16>()[i].bits, bf16(sums.as<float>()[i]).bits) << i;
+}
+
+TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
+  FEWBIT_NEEDS_GPU();
+  Exec gpu = Exec::cuda(0), host = Exec::cpu();
+  std::vector<RowQuant> quants = {std::begin(kQuants), std::end(kQuants)};
+  quants.push_back(kUnrounded);
+  for (const DType dtype : kComputeTypes)
+    for (const RowQuant& q : quants)
+      for (const int64_t in : {97, 4104, 14336, 40960}) {  // by ones; by eights, in registers; more than they hold
+        const Tensor x = random_normal(dtype, {5, in}, 4);
+        const auto codes_of = [&](Exec& ex, Tensor& scales) {
+          const Tensor codes = poisoned(ex, q.codes, {5, in});
+          const Tensor s = poisoned(ex, DType::f32, {5});
+          quantize_rows(ex, ex.to_device(x), q, codes, s);
+          scales = ex.to_host(s);
+          return ex.to_host(codes);
+        };
+        Tensor a, b;
+        EXPECT_EQ(first_difference(codes_of(gpu, a), codes_of(host, b)), "");
+        EXPECT_EQ(first_difference(a, b), "");
+      }
+}
+
+}  // namespace
+}  // namespace fewbit::test

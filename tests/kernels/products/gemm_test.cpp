@@ -1,0 +1,81 @@
+#include "kernels/products/gemm.h"
+
+#include "tests/kernels/op_test.h"
+
+namespace fewbit::test {
+namespace {
+
+std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w, const std::vector<double>& bias,
+                            const ProductShape& s) {
+  std::vector<double> y(static_cast<size_t>(s.rows * s.out));
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int64_t o = 0; o < s.out; ++o) {
+      double sum = bias.empty() ? 0 : bias[static_cast<size_t>(o)];
+      for (int64_t i = 0; i < s.in; ++i)
+        sum += x[static_cast<size_t>(r * s.in + i)] * w[static_cast<size_t>(o * s.in + i)];
+      y[static_cast<size_t>(r * s.out + o)] = sum;
+    }
+  return y;
+}
+
+FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
+  for (const ProductShape& s : kProducts)
+    for (const DType dtype : kComputeTypes)
+      for (const DType y_dtype : {DType::f32, dtype})
+        for (const bool with_bias : {false, true}) {
+          const Tensor x = random_normal(dtype, {s.rows, s.in}, 1), w = random_normal(dtype, {s.out, s.in}, 2);
+          const Tensor bias = random_normal(dtype, {s.out}, 3);
+          const Tensor y = poisoned(ex, y_dtype, {s.rows, s.out}), dx = ex.to_device(x), dw = ex.to_device(w);
+          const Tensor db = ex.to_device(bias);
+          gemm(ex, dx, dw, with_bias ? ConstTensorView(db) : ConstTensorView{}, y);
+          const std::vector<double> expected =
+              product(doubles(x), doubles(w), with_bias ? doubles(bias) : std::vector<double>{}, s);
+          const double limit = y_dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op;
+          EXPECT_LE(error_of(ex, y, expected), limit)
+              << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> " << s.out
+              << (with_bias ? " with bias" : "");
+          const Tensor library = poisoned(ex, y_dtype, {s.rows, s.out});
+          const GemmProduct same{.w = dw, .bias = with_bias ? ConstTensorView(db) : ConstTensorView{}, .y = library};
+          library_gemms(ex, dx, std::span(&same, 1));
+          EXPECT_LE(error_of(ex, library, expected), limit)
+              << "by the library, [" << s.rows << ", " << s.in << "] -> " << s.out;
+        }
+}
+
+FEWBIT_OP_TEST(Matmul, EveryTransposeWithGapsAlphaAndBeta) {
+  struct Size {
+    int64_t m, n, k;
+  };
+  for (const Size s : {Size{1, 1, 1}, Size{33, 31, 97}, Size{300, 600, 45}})
+    for (const Trans ta : {Trans::no, Trans::yes})
+      for (const Trans tb : {Trans::no, Trans::yes}) {
+        const int64_t gap = 3;
+        const Shape sa = ta == Trans::no ? Shape{s.m, s.k + gap} : Shape{s.k, s.m + gap};
+        const Shape sb = tb == Trans::no ? Shape{s.k, s.n + gap} : Shape{s.n, s.k + gap};
+        const Tensor a = random_normal(DType::f32, sa, 1), b = random_normal(DType::f32, sb, 2);
+        const Tensor c = random_normal(DType::f32, {s.m, s.n + gap}, 3);
+        const Tensor da = ex.to_device(a), db = ex.to_device(b), dc = ex.to_device(c);
+        MatmulArgs args{.ta = ta, .tb = tb, .alpha = 0.5f, .beta = -2.f};
+        args.a = {da.as<float>(), sa[0], sa[1] - gap, sa[1]};
+        args.b = {db.as<float>(), sb[0], sb[1] - gap, sb[1]};
+        args.c = {dc.as<float>(), s.m, s.n, s.n + gap};
+        matmul(ex, args);
+        std::vector<double> expected = doubles(c);
+        for (int64_t i = 0; i < s.m; ++i)
+          for (int64_t j = 0; j < s.n; ++j) {
+            double sum = 0;
+            for (int64_t k = 0; k < s.k; ++k)
+              sum +=
+                  static_cast<double>(ta == Trans::no ? a.as<float>()[i * sa[1] + k] : a.as<float>()[k * sa[1] + i]) *
+                  (tb == Trans::no ? b.as<float>()[k * sb[1] + j] : b.as<float>()[j * sb[1] + k]);
+            double& value = expected[static_cast<size_t>(i * (s.n + gap) + j)];
+            value = 0.5 * sum - 2 * value;
+          }
+        EXPECT_LE(error_of(ex, dc, expected), tol::kF32Product) << s.m << " " << s.n << " " << s.k;
+        const Tensor after = ex.to_host(dc);
+        EXPECT_EQ(after.as<float>()[s.n], c.as<float>()[s.n]) << "wrote outside its columns";
+      }
+}
+
+}  // namespace
+}  // namespace fewbit::test
