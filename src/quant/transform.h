@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "src/calib/input_stats.h"
-#include "src/quant/block_f32.h"
+#include "src/quant/loop/block_f32.h"
 #include "src/quant/method.h"
 
 namespace fewbit {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

@@ -1,4 +1,4 @@
-#include "src/quant/budget.h"
+#include "src/quant/search/budget.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 
 #include "src/core/rng.h"
 #include "src/eval/verify.h"
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "src/run/runner.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

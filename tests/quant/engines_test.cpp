@@ -1,5 +1,5 @@
 // What an engine would not load is refused by name; what it loads is not.
-#include "src/quant/engines.h"
+#include "src/quant/plan/engines.h"
 
 #include <gtest/gtest.h>
 

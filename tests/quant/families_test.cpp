@@ -11,7 +11,7 @@
 #include "src/eval/perplexity.h"
 #include "src/eval/verify.h"
 #include "src/model/synth.h"
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 

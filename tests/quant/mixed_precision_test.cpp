@@ -1,5 +1,5 @@
 // `auto`: the choice stays within its budget, is never expected to be worse than a uniform one, and is the same twice.
-#include "src/quant/mixed_precision.h"
+#include "src/quant/search/mixed_precision.h"
 
 #include <gtest/gtest.h>
 

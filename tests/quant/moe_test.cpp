@@ -12,7 +12,7 @@
 
 #include "src/calib/experts.h"
 #include "src/eval/verify.h"
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "src/run/runner.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

@@ -1,5 +1,5 @@
 // The plan decides before anything is computed: packings by shape and bits, bytes, refusals.
-#include "src/quant/plan.h"
+#include "src/quant/plan/plan.h"
 
 #include <gtest/gtest.h>
 

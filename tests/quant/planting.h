@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "src/quant/block_f32.h"
+#include "src/quant/loop/block_f32.h"
 
 namespace fewbit::test {
 

@@ -1,4 +1,4 @@
-#include "src/quant/recipe.h"
+#include "src/quant/plan/recipe.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The expected cost of rounding inputs and weights: its value against rounding itself, its slope against differences,
 // and that the way down ends below its start, with one scale for features that share one.
-#include "src/quant/rounding_noise.h"
+#include "src/quant/search/rounding_noise.h"
 
 #include <cmath>
 

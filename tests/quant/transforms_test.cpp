@@ -9,7 +9,7 @@
 #include "src/core/half.h"
 #include "src/eval/perplexity.h"
 #include "src/model/synth.h"
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "src/quant/rounding.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/quant/planting.h"

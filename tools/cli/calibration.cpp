@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/quant/self_calibration.h"
+#include "src/quant/loop/self_calibration.h"
 
 namespace fewbit::cli {
 

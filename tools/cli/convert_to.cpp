@@ -6,7 +6,7 @@
 #include "src/core/parallel.h"
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
-#include "src/quant/convert.h"
+#include "src/quant/convert/convert.h"
 #include "tools/cli/convert_commands.h"
 #include "tools/cli/options.h"
 

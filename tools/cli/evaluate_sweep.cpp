@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "src/core/strings.h"
-#include "src/quant/pipeline.h"
+#include "src/quant/loop/pipeline.h"
 #include "tools/cli/calibration.h"
 #include "tools/cli/report_models.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 // `quantize --measure`: the perplexity of MODEL and of what became of it.
-#include "src/quant/report.h"
+#include "src/quant/output/report.h"
 #include "tools/cli/evaluate_data.h"
 
 namespace fewbit::cli {

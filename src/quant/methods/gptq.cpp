@@ -15,7 +15,7 @@
 #include "kernels/quantize/factor.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/quantize/refine.h"
-#include "src/quant/column_order.h"
+#include "src/quant/methods/column_order.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {

@@ -16,8 +16,8 @@
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram_loss.h"
 #include "src/calib/observe.h"
-#include "src/quant/feature_search.h"
 #include "src/quant/rounding.h"
+#include "src/quant/search/feature_search.h"
 
 namespace fewbit {
 namespace {

@@ -2,7 +2,8 @@
 // the rest costs all others their precision. Part of its size moves into the weights: x_j / s_j and w_j s_j with s_j =
 // max|x_j|^alpha / max|w_j|^(1 - alpha). A fixed alpha is applied behind norms, as published; searched, it is chosen
 // for every absorber by the output error of its consumers with inputs and weights rounded as they will be; from there
-// every feature's scale descends by itself (src/quant/rounding_noise.h), and goes as far as helps on other tokens.
+// every feature's scale descends by itself (src/quant/search/rounding_noise.h), and goes as far as helps on other
+// tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -14,7 +15,7 @@
 #include "kernels/statistics/squared_error.h"
 #include "src/calib/observe.h"
 #include "src/quant/rounding.h"
-#include "src/quant/rounding_noise.h"
+#include "src/quant/search/rounding_noise.h"
 
 namespace fewbit {
 namespace {

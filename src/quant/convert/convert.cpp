@@ -1,0 +1,226 @@
+#include "src/quant/convert/convert.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "formats/kv_scales.h"
+#include "formats/same_codes.h"
+#include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/quant/convert/convert_plan.h"
+#include "src/quant/output/companions.h"
+#include "src/quant/output/gguf_output.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// A folder of another name beside OUT, which goes unless it becomes OUT.
+class Unfinished {
+ public:
+  explicit Unfinished(const fs::path& out) : out_(out) {
+    const fs::path whole = fs::absolute(out).lexically_normal();
+    const fs::path clean = whole.has_filename() ? whole : whole.parent_path();
+    dir_ = clean.parent_path() / fmt::format(".{}.{}.tmp", clean.filename().string(), ::getpid());
+    std::error_code ec;
+    fs::create_directories(dir_, ec);
+    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir_.string(), ec.message()));
+  }
+  ~Unfinished() {
+    std::error_code ignored;
+    if (!dir_.empty()) fs::remove_all(dir_, ignored);
+  }
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+
+  const fs::path& dir() const { return dir_; }
+  void finish() {
+    std::error_code ec;
+    fs::rename(dir_, out_, ec);
+    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir_.string(), out_.string(), ec.message()));
+    dir_.clear();
+  }
+
+ private:
+  fs::path out_, dir_;
+};
+
+// Writes the tensors of one conversion to safetensors and counts them.
+class Writing {
+ public:
+  Writing(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& dir)
+      : c_(c),
+        job_(job),
+        plan_(plan),
+        writer_(container_safetensors.create(dir, WriterOptions{.shard_bytes = job.shard_bytes})) {
+    for (const NamedDense& t : dense_tensors_of(c.spec)) known_.insert(t.name);
+    for (const NamedLinear& l : c.linears()) known_.insert(l.name + ".weight");
+    known_.insert("lm_head.weight");  // also where it is tied, and stored nevertheless
+  }
+
+  int64_t run() {
+    copy_others();
+    const std::vector<NamedLinear> linears = c_.linears();
+    for (size_t i = 0; i < linears.size(); ++i) {
+      convert_step(job_, "writing", i, linears.size());
+      if (c_.packed(linears[i].name)) add_linear(linears[i]);
+    }
+    if (plan_.summary.fp8_kv_cache) add_kv_scales();
+    writer_->finish();
+    return bytes_;
+  }
+
+ private:
+  void add(const std::string& name, ConstTensorView t) {
+    writer_->add(name, t);
+    bytes_ += t.bytes();
+  }
+
+  // Everything but packed linears; what the architecture does not know stays as it is in any case.
+  void copy_others() {
+    const Replaced replaced(c_);
+    for (const auto& [name, info] : c_.store.index().tensors) {
+      if (replaced.has(name)) continue;
+      if (job_.target.dense && known_.count(name))
+        add(name, float_tensor(c_.store.get(name), *job_.target.dense));
+      else
+        add(name, c_.store.get(name));
+      c_.store.release(name);
+    }
+  }
+
+  void add_linear(const NamedLinear& l) {
+    if (job_.target.dense) {
+      add(l.name + ".weight", float_tensor(c_.values(l), *job_.target.dense));
+    } else {
+      const LinearFormat& f = plan_.summary.linears.at(l.name);
+      const PackedLinear packed = f.packing->pack(l.name, on_grid(c_.unpack(l.name, l.out, l.in), f.spec));
+      for (const NamedTensor& t : packed.tensors) add(t.name, t.tensor);
+    }
+    release_linear(c_, l.name);
+  }
+
+  void add_kv_scales() {
+    for (int64_t layer = 0; layer < c_.spec.layers; ++layer) {
+      const auto& block = c_.spec.block(layer);
+      const Attention* attention = attention_of(block);
+      if (!attention) continue;
+      const std::string name = c_.spec.prefix(layer) + attention_module(block);
+      if (const auto scales = read_kv_scales(name, attention->kv_heads, c_.source()))
+        for (const NamedTensor& t : kv_scale_tensors(name, *scales)) add(t.name, t.tensor);
+    }
+  }
+
+  const Checkpoint& c_;
+  const ConvertJob& job_;
+  const ConvertPlan& plan_;
+  std::unique_ptr<CheckpointWriter> writer_;
+  std::set<std::string> known_;
+  int64_t bytes_ = 0;
+};
+
+// The report of the `quantize` run that made MODEL, told of what became of it; null where there is none or
+// where it no longer says anything about the weights.
+Json report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, int64_t bytes) {
+  Json report = Json::parse(text_of(job.model / "quant_report.json"), nullptr, false);
+  if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty()) return nullptr;
+  for (const NamedLinear& end : ends_of(c.spec))  // written as floats where the format packs no ends
+    if (!plan.summary.linears.count(end.name))
+      report["linears"].erase(std::remove_if(report["linears"].begin(), report["linears"].end(),
+                                             [&](const Json& l) { return l.value("name", "") == end.name; }),
+                              report["linears"].end());
+  for (Json& l : report["linears"]) {
+    const auto f = plan.summary.linears.find(l.value("name", ""));
+    if (f == plan.summary.linears.end()) continue;
+    l["packing"] = f->second.packing->name;
+    l["hash"] = plan.hashes.at(f->first);
+  }
+  report["out"] = job.out.string();
+  report["out_bytes"] = bytes;
+  report["converted_from"] = c.format;
+  return report;
+}
+
+// As the report of MODEL has it: the same codes have the same.
+std::string perplexity_before(const ConvertJob& job) {
+  const Json report = Json::parse(text_of(job.model / "quant_report.json"), nullptr, false);
+  if (!report.is_object() || !report.contains("perplexity"))
+    return "not measured; `evaluate perplexity` prints it with its standard error";
+  const Json& p = report["perplexity"];
+  return fmt::format("{:.4f} ± {:.4f} before the conversion ({}, {} windows of {} tokens)", p.value("perplexity", 0.0),
+                     p.value("stderr", 0.0), p.value("data", ""), p.value("windows", 0), p.value("context", 0));
+}
+
+std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done) {
+  const std::string name = fs::absolute(job.model).lexically_normal().filename().string();
+  std::string s = fmt::format("# {}, converted\n\n| | |\n|---|---|\n", name.empty() ? c.spec.arch : name);
+  const auto row = [&](const char* key, const std::string& value) { s += fmt::format("| {} | {} |\n", key, value); };
+  row("format", job.target.dense ? std::string(name_of(*job.target.dense)) + ", dequantized"
+                                 : std::string(job.target.format->name));
+  row("before", c.format);
+  if (!plan.summary.linears.empty())
+    row("linears with the same codes and scales", std::to_string(plan.summary.linears.size()));
+  row("tensors", fmt::format("{}, before {}", human_bytes(done.bytes), human_bytes(c.store.total_bytes())));
+  row("perplexity", perplexity_before(job));
+  for (const std::string& note : done.notes) row("note", note);
+  return s + fmt::format("\nMade by fewbit:\n\n```\n{}\n```\n", job.command);
+}
+
+void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done,
+                  const fs::path& dir) {
+  write_config(c, *job.target.format, plan.summary, job.target.dense, dir);
+  copy_companions(job.model, dir);
+  if (!job.target.format->gguf) write_gguf_tokenizer(c, dir);
+  const fs::path source = fs::is_directory(job.model) ? job.model / "README.md" : fs::path();
+  write_text(dir / "README.md", above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_of(source)));
+  if (const Json report = report_of(c, job, plan, done.bytes); report.is_object())
+    write_text(dir / "quant_report.json", report.dump(1) + "\n");
+}
+
+void write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& file,
+                     ConvertReport& done) {
+  convert_to_gguf(c, file, plan.summary, job.target.blocks,
+                  [&](size_t i, size_t n) { convert_step(job, "writing", i, n); });
+  done.bytes = static_cast<int64_t>(fs::file_size(file));
+}
+
+}  // namespace
+
+ConvertTarget convert_target(const std::string& name) {
+  for (const DType t : {DType::bf16, DType::f16, DType::f32})
+    if (name == name_of(t)) return {.format = &format_bf16, .dense = t};
+  const size_t colon = name.find(':');
+  ConvertTarget t{.format = &checkpoint_format(name.substr(0, colon))};
+  if (colon == std::string::npos) return t;
+  if (!t.format->gguf) fail(ErrorKind::usage, fmt::format("convert to {}: only gguf takes a type, as gguf:q8_0", name));
+  t.blocks = &gguf::block_type(std::string_view(name).substr(colon + 1));
+  return t;
+}
+
+ConvertReport convert(const Checkpoint& c, const ConvertJob& job) {
+  const ConvertPlan plan = plan_conversion(c, job);
+  ConvertReport done{.out = job.out.string(), .notes = plan.notes};
+  done.linears = static_cast<int64_t>(c.quantization.linears.size());
+  if (job.target.format->gguf && job.out.extension() == ".gguf") {
+    write_gguf_file(c, job, plan, job.out, done);
+    return done;
+  }
+  Unfinished unfinished(job.out);
+  if (job.target.format->gguf) {
+    write_gguf_file(c, job, plan, unfinished.dir() / "model.gguf", done);
+    done.out = (job.out / "model.gguf").string();
+  } else {
+    done.bytes = Writing(c, job, plan, unfinished.dir()).run();
+  }
+  write_beside(c, job, plan, done, unfinished.dir());
+  unfinished.finish();
+  return done;
+}
+
+}  // namespace fewbit

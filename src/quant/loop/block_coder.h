@@ -1,0 +1,82 @@
+#pragma once
+// BlockCoder: the linears of one block (or the ends of the model) on their way from weights to bytes: quantized by
+// their recipes (or restored from the block's sealed file), measured, packed, and sealed in the journal together.
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "src/quant/loop/block_f32.h"
+#include "src/quant/loop/journal.h"
+#include "src/quant/loop/phases.h"
+#include "src/quant/loop/pipeline.h"
+
+namespace fewbit {
+
+// A linear of the block at hand, coded but not packed yet.
+struct CodedLinear {
+  const PlannedLinear* plan = nullptr;
+  std::string name{};  // relative to the block
+  Tensor weight{};     // [out, in] f32 on the device; kept where the codes will be learned, to measure them
+  QuantizedLinear linear{};
+  LinearRecord record{};
+};
+
+class BlockCoder {
+ public:
+  // Statistics of an input, rounded as its linears round it; nothing where the run does not calibrate.
+  using Observe = std::function<std::optional<InputStats>(const InputRounding&)>;
+
+  // `runs`: what takes the place of a linear is wanted (a quantized stream exists).
+  BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
+
+  // Begins a block; `layer` == the model's number of layers: its ends. With the `sealed` file of one that is finished,
+  // linears are restored from it. `learning`: codes stay in reach until seal(), for they will change.
+  void begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning);
+  bool restores() const { return restored_.has_value(); }
+  TensorSource restored() const;
+
+  // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
+  void rewrite(BlockF32 block);
+  void add(NamedTensor t) { packed_.push_back(std::move(t)); }
+
+  // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed,
+  // once for every way in which they round that input. What takes their place in the quantized stream goes
+  // into `replaced`, by relative name and without biases.
+  void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>& replaced);
+
+  std::deque<CodedLinear>& coded() { return coded_; }
+  void measure_again(CodedLinear&, const InputStats&);
+  // Packs what is not packed yet and writes the block's tensors and records.
+  void seal(Journal&);
+
+ private:
+  const PlannedLinear& plan_of(const LinearDef&) const;
+  float absmax(const PlannedLinear&);
+  float shared_absmax(const std::vector<LinearDef>& items);
+  CodedLinear& code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared);
+  Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
+  CodedLinear& begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
+  void pack(CodedLinear&);
+  DenseLinear dense_of(const QuantizedLinear&);
+  Tensor on_device(const Tensor& host_f32);
+  Tensor* rewritten(const PlannedLinear&);
+  Tensor weight_of(const PlannedLinear&);
+  Tensor stored_weight(const PlannedLinear&);
+
+  Exec& ex_;
+  const Checkpoint& ckpt_;
+  const QuantPlan& plan_;
+  const QuantJob& job_;
+  Phases& phases_;
+  bool runs_;
+  // Of the block at hand:
+  int64_t layer_ = 0;
+  std::string prefix_{};  // of its names
+  bool learning_ = false;
+  BlockF32 rewritten_{};  // empty without transforms
+  std::vector<NamedTensor> packed_{};
+  std::deque<CodedLinear> coded_{};  // a deque: references stay while it grows
+  std::optional<CheckpointIndex> restored_{};
+};
+
+}  // namespace fewbit

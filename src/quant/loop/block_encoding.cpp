@@ -1,0 +1,52 @@
+#include "src/quant/loop/block_encoding.h"
+
+#include "kernels/quantize/matrix_edit.h"
+#include "src/core/hash.h"
+#include "src/model/gguf_checkpoint.h"
+#include "src/quant/rounding.h"
+
+namespace fewbit {
+namespace {
+
+std::string tensor_name(const PlannedLinear& p) { return p.linear.name + '.' + std::string(p.blocks->name); }
+
+Tensor importance(Exec& ex, const InputStats* stats, int64_t in) {
+  if (!stats || stats->tokens == 0) return {};
+  const Tensor h = ex.alloc(DType::f32, {in});
+  diagonal(ex, stats->gram, h);
+  return ex.to_host(h);
+}
+
+std::string hash_of(const PlannedLinear& p, const EncodedBlocks& e) {
+  // Ends are decoded when the file is opened.
+  const Packing* packing = p.linear.layer == kOutsideBlocks ? nullptr : gguf_packing_of(*p.blocks, e.bytes.tensor);
+  if (!packing) return content_hash(e.values.view().data, static_cast<size_t>(e.values.bytes()));
+  const TensorSource source = [&](const std::string&) { return e.bytes.tensor.view(); };
+  return content_hash(packing->unpack(p.linear.name, *p.blocks->grid, p.linear.out, p.linear.in, source));
+}
+
+}  // namespace
+
+EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView weight, const InputStats* stats) {
+  require_finite(ex, p.linear.name, weight);
+  const Tensor host = ex.to_host(weight), h = importance(ex, stats, p.linear.in);
+  const gguf::Encoder encoder = p.recipe.effort == Effort::reference ? gguf::Encoder::plain : gguf::Encoder::searched;
+  EncodedBlocks e;
+  e.bytes = {tensor_name(p), gguf::encode(*p.blocks, host, h, encoder)};
+  e.values = gguf::decode(*p.blocks, e.bytes.tensor, p.linear.in);
+  e.hash = hash_of(p, e);
+  if (h.empty()) return e;
+  e.loss = loss_per_token(ex, weight, ex.to_device(e.values), *stats);
+  const Tensor plain = gguf::decode(*p.blocks, gguf::encode(*p.blocks, host, {}, gguf::Encoder::plain), p.linear.in);
+  e.loss_plain = loss_per_token(ex, weight, ex.to_device(plain), *stats);
+  return e;
+}
+
+Tensor decode_blocks(const PlannedLinear& p, const TensorSource& source) {
+  const TensorPlan plan{.suffix = std::string(p.blocks->name),
+                        .dtype = DType::u8,
+                        .shape = {p.linear.out, gguf::row_bytes(*p.blocks, p.linear.in)}};
+  return gguf::decode(*p.blocks, expect_tensor(source, p.linear.name, plan), p.linear.in);
+}
+
+}  // namespace fewbit

@@ -1,0 +1,25 @@
+#pragma once
+// Linears that are written in blocks with scales of their own (GGUF): encoded by the type's encoder, weighted
+// by what calibration saw, and measured like any other.
+#include "formats/packing.h"
+#include "src/calib/input_stats.h"
+#include "src/quant/plan/plan.h"
+
+namespace fewbit {
+
+struct EncodedBlocks {
+  NamedTensor bytes{};    // "<linear>.<type>", u8 [out, row bytes]
+  Tensor values{};        // what they decode to, f32 [out, in], host
+  double loss = 0;        // tr((W - Q) H (W - Q)^T) / tokens; 0 without statistics
+  double loss_plain = 0;  // the same for the type's plain encoder
+  std::string hash;       // as a reader of the file finds it (`evaluate verify`)
+};
+
+// `weight` f32 [out, in] on ex's device. With statistics the diagonal of their Gram matrix is the importance
+// of the inputs. Effort `reference` takes the plain encoder. Error{checkpoint} where a weight is not finite.
+EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, ConstTensorView weight, const InputStats* stats);
+
+// The values of blocks that were sealed, f32 [out, in].
+Tensor decode_blocks(const PlannedLinear&, const TensorSource&);
+
+}  // namespace fewbit

@@ -1,0 +1,164 @@
+#include "src/quant/loop/block_f32.h"
+
+#include <cmath>
+
+#include "kernels/model/cast.h"
+#include "kernels/quantize/matrix_edit.h"
+#include "src/core/half.h"
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+float round_to(float x, DType dtype) {
+  if (dtype == DType::bf16) return round_to_bf16(x);
+  return dtype == DType::f16 ? round_to_f16(x) : x;
+}
+
+float offset_of(const std::vector<BlockOp>& ops, const Absorber& a) {
+  return weight_offset(std::get<Norm>(ops[a.op]).kind);
+}
+
+// What a stored value becomes when the feature is divided by s: (offset + value) / s - offset, rounded.
+float divided(const VectorF32& v, size_t j, float s, float offset) {
+  return round_to((offset + v.value[j]) / s - offset, v.stored);
+}
+
+VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t features) {
+  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {features});
+  VectorF32 v{.value = std::vector<float>(static_cast<size_t>(features)), .stored = host.dtype};
+  Exec cpu = Exec::cpu();
+  cast(cpu, clone_host(host), TensorView{v.value.data(), DType::f32, {features}, {}});
+  return v;
+}
+
+Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
+  const Tensor stored = ex.to_device(c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape));
+  Tensor w = ex.alloc(DType::f32, stored.shape());
+  cast(ex, stored, w);
+  return w;
+}
+
+void load_linear_f32(Exec& ex, const Checkpoint& c, const std::string& prefix, const LinearDef& l, bool bias,
+                     BlockF32& block) {
+  const std::string weight = l.name + ".weight";
+  if (!block.weights.count(weight))
+    block.weights.emplace(weight, load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features}));
+  if (bias && l.bias)
+    block.vectors.emplace(l.name + ".bias", load_vector(c, prefix + l.name + ".bias", l.out_features));
+}
+
+LinearDef linear_in(const BlockOp& op, const std::string& name) {
+  for (const LinearDef& l : linears_of(op))
+    if (l.name == name) return l;
+  bug("an absorber names a linear that its op does not hold");
+}
+
+// The stored vector that an absorber divides: the norm's weight or the linear's bias; null without a bias.
+const VectorF32* stored_vector(const BlockF32& b, const Absorber& a) {
+  const auto it = b.vectors.find(a.name + (a.kind == Absorber::Kind::norm ? ".weight" : ".bias"));
+  return it == b.vectors.end() ? nullptr : &it->second;
+}
+
+}  // namespace
+
+BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers) {
+  BlockF32 block;
+  const std::vector<BlockOp>& ops = c.spec.block(layer);
+  const std::string prefix = c.spec.prefix(layer);
+  for (const Absorber& a : absorbers) {
+    if (a.kind == Absorber::Kind::norm)
+      block.vectors.emplace(a.name + ".weight", load_vector(c, prefix + a.name + ".weight", a.features));
+    else
+      load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, block);
+    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, block);
+    for (const NamedDense& router : a.routers)
+      block.routers[router.name].weight = load_matrix(ex, c, prefix + router.name + ".weight", router.shape);
+  }
+  return block;
+}
+
+std::vector<float> foldable_scale(const BlockF32& b, const std::vector<BlockOp>& ops, const Absorber& a,
+                                  const std::vector<float>& s) {
+  std::vector<float> exact(s.size(), 1.f);
+  const VectorF32* v = stored_vector(b, a);
+  const float offset = a.kind == Absorber::Kind::norm ? offset_of(ops, a) : 0.f;
+  for (size_t j = 0; j < s.size(); ++j) {
+    if (!std::isfinite(s[j]) || !(s[j] > 0)) continue;
+    exact[j] = s[j];
+    if (!v || offset + v->value[j] == 0) continue;  // nothing stored to divide: any factor is exact
+    const float factor = (offset + v->value[j]) / (offset + divided(*v, j, s[j], offset));
+    exact[j] = std::fabs(factor / s[j] - 1) <= kFoldSlack ? factor : 1.f;
+  }
+  return exact;
+}
+
+void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber& a, const std::vector<float>& s) {
+  FEWBIT_ASSERT(static_cast<int64_t>(s.size()) == a.features);
+  const bool norm = a.kind == Absorber::Kind::norm;
+  if (const auto it = b.vectors.find(a.name + (norm ? ".weight" : ".bias")); it != b.vectors.end()) {
+    const float offset = norm ? offset_of(ops, a) : 0.f;
+    for (size_t j = 0; j < s.size(); ++j) it->second.value[j] = divided(it->second, j, s[j], offset);
+    it->second.changed = true;
+  }
+  const auto upload = [&](const std::vector<float>& v) {
+    return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
+  };
+  if (!norm) {
+    std::vector<float> inverse(s);
+    for (float& x : inverse) x = 1 / x;
+    scale_rows(ex, upload(inverse), b.weights.at(a.name + ".weight"));
+  }
+  const Tensor columns = upload(by_consumer_feature(a, s));
+  for (const LinearDef& l : a.linears) scale_columns(ex, columns, b.weights.at(l.name + ".weight"));
+  for (const NamedDense& r : a.routers) {
+    RouterF32& router = b.routers.at(r.name);
+    scale_columns(ex, columns, router.weight);
+    router.changed = true;
+  }
+}
+
+std::vector<float> by_consumer_feature(const Absorber& a, const std::vector<float>& s) {
+  std::vector<float> wide(s.size() * static_cast<size_t>(a.repeat));
+  for (size_t j = 0; j < wide.size(); ++j) wide[j] = s[static_cast<size_t>(a.source(static_cast<int64_t>(j)))];
+  return wide;
+}
+
+void replace_in(Exec& ex, const BlockF32& b, DType dtype, BlockWeights& weights) {
+  const auto converted = [&](ConstTensorView from) {
+    Tensor t = ex.alloc(dtype, from.shape);
+    cast(ex, from, t);
+    return t;
+  };
+  const auto uploaded = [&](const VectorF32& v) {
+    return converted(
+        ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.value.size())}, v.value)));
+  };
+  for (const auto& [name, weight] : b.weights)
+    std::get<DenseLinear>(weights.linears.at(name.substr(0, name.rfind('.')))).weight = converted(weight);
+  for (const auto& [name, vector] : b.vectors) {
+    const std::string owner = name.substr(0, name.rfind('.'));
+    if (ends_with(name, ".bias"))
+      std::get<DenseLinear>(weights.linears.at(owner)).bias = uploaded(vector);
+    else
+      weights.vectors.at(owner) = uploaded(vector);
+  }
+  for (const auto& [name, router] : b.routers) weights.vectors.at(name) = converted(router.weight);
+}
+
+std::vector<NamedTensor> changed_tensors(Exec& ex, const BlockF32& b, const std::string& prefix) {
+  std::vector<NamedTensor> out;
+  Exec cpu = Exec::cpu();
+  for (const auto& [name, v] : b.vectors) {
+    if (!v.changed) continue;
+    const Shape shape{static_cast<int64_t>(v.value.size())};
+    Tensor t = Tensor::host(v.stored, shape);
+    cast(cpu, Tensor::host_from<float>(DType::f32, shape, v.value), t);
+    out.push_back({prefix + name, std::move(t)});
+  }
+  for (const auto& [name, router] : b.routers)
+    if (router.changed) out.push_back({prefix + name + ".weight", ex.to_host(router.weight)});
+  return out;
+}
+
+}  // namespace fewbit

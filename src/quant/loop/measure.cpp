@@ -1,0 +1,76 @@
+#include "src/quant/loop/measure.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/model/cast.h"
+#include "kernels/products/gemm.h"
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram_loss.h"
+#include "kernels/statistics/squared_error.h"
+#include "src/quant/rounding.h"
+
+namespace fewbit {
+namespace {
+
+constexpr float kLargestF8 = 448;  // of E4M3
+
+// ||W x - Q round(x)|| / ||W x|| over the rows of x.
+double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& rounding, const Tensor& sample) {
+  Tensor x = ex.alloc(DType::f32, sample.shape());
+  cast(ex, sample, x);
+  const Tensor full = ex.alloc(DType::f32, {x.rows(), w.rows()}), rounded = ex.alloc(DType::f32, full.shape());
+  gemm(ex, x, w, {}, full);
+  rounded_gemm(ex, x, rounding, q, {}, rounded);
+  const Tensor rows = ex.alloc(DType::f64, {x.rows()});
+  squared_error(ex, full, {}, rows);
+  const double signal = sum_of(ex, rows);
+  squared_error(ex, full, rounded, rows);
+  return signal > 0 ? std::sqrt(sum_of(ex, rows) / signal) : 0;
+}
+
+// The largest magnitude in x; the least normal number where all are zero.
+float largest_of(Exec& ex, ConstTensorView x) {
+  const Tensor absmax = ex.alloc_zeros(DType::f32, {x.cols()}), sum = ex.alloc_zeros(DType::f64, {x.cols()});
+  column_stats(ex, x, {}, absmax, sum);
+  const Tensor host = ex.to_host(absmax);
+  return std::max(*std::max_element(host.as<float>(), host.as<float>() + host.numel()),
+                  std::numeric_limits<float>::min() * kLargestF8);
+}
+
+}  // namespace
+
+void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
+             const InputStats* stats, LinearRecord& record) {
+  const Tensor rows = ex.alloc(DType::f64, {w.rows()});
+  const auto total = [&](ConstTensorView b) {
+    squared_error(ex, w, b, rows);
+    return sum_of(ex, rows);
+  };
+  const double energy = total({}), error = total(values);
+  record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
+  record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
+  if (!stats) return;
+  if (rounding && stats->sample) {
+    record.rel_error = output_error(ex, w, values, *rounding, stats->sample);
+    return;
+  }
+  const Tensor zero = ex.alloc_zeros(DType::f32, w.shape());
+  const auto output = [&](ConstTensorView b) {
+    gram_loss(ex, w, b, stats->gram, rows);
+    return sum_of(ex, rows);
+  };
+  const double signal = output(zero);
+  record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(values)) / signal) : 0;
+}
+
+void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record) {
+  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record);
+}
+
+KvScales kv_scales_for(Exec& ex, ConstTensorView keys, ConstTensorView values) {
+  return {.k = {largest_of(ex, keys) / kLargestF8}, .v = {largest_of(ex, values) / kLargestF8}};
+}
+
+}  // namespace fewbit

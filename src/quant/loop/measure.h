@@ -1,0 +1,24 @@
+#pragma once
+// What a quantized linear lost, for its record; and what calibration says about a cache of 8 bits.
+#include <optional>
+
+#include "formats/kv_scales.h"
+#include "kernels/products/bytes/quantize_rows.h"
+#include "src/calib/input_stats.h"
+#include "src/quant/output/report.h"
+
+namespace fewbit {
+
+// rel_error and sqnr_db of the record, for the weight w and the values that took its place, both [out, in]
+// f32 on ex's device: relative error of the output on the calibration data (of the weights where there is
+// none) and SQNR. Where the linear rounds its input, on the sample of the statistics, run both ways.
+void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
+             const InputStats* stats, LinearRecord& record);
+// The same for codes.
+void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record);
+
+// Scales of an FP8 cache: the largest key (after RoPE) and the largest value, [tokens, features] each, become
+// the largest code of E4M3.
+KvScales kv_scales_for(Exec&, ConstTensorView keys, ConstTensorView values);
+
+}  // namespace fewbit

@@ -1,0 +1,101 @@
+#include "src/quant/output/companions.h"
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "formats/gguf/file.h"
+#include "src/core/mapped_file.h"
+#include "src/core/strings.h"
+#include "src/text/gguf_tokenizer.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Files of the model directory that are rewritten or belong to its weights; everything else travels along.
+bool travels(const fs::path& file) {
+  const std::string name = file.filename().string();
+  for (const char* suffix :
+       {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"})
+    if (ends_with(name, suffix)) return false;
+  if (std::find(std::begin(kSideFiles), std::end(kSideFiles), name) != std::end(kSideFiles)) return false;
+  return name != "config.json" && name != "quant_report.json" && name != "README.md" && name[0] != '.';
+}
+
+// As Hugging Face writes it.
+const char* torch_name(DType dtype) {
+  return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
+}
+
+}  // namespace
+
+void write_text(const fs::path& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  if (!out.flush()) fail(ErrorKind::io, path.string() + ": cannot write");
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void copy_companions(const fs::path& model, const fs::path& dir) {
+  if (!fs::is_directory(model)) return;
+  for (const auto& entry : fs::directory_iterator(model))
+    if (entry.is_regular_file() && travels(entry.path())) fs::copy_file(entry.path(), dir / entry.path().filename());
+}
+
+std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint& c, std::string* why_not) {
+  if (fs::is_directory(c.dir)) return std::nullopt;
+  const MappedFile file(c.dir);
+  const gguf::Metadata metadata = gguf::parse(file.bytes(), c.dir.string()).metadata;
+  if (has_no_tokenizer(metadata)) {
+    if (why_not) *why_not = c.dir.string() + " has no tokenizer";
+    return std::nullopt;
+  }
+  try {
+    return tokenizer_files_from_gguf(metadata);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unsupported) throw;
+    if (why_not) *why_not = e.what();
+    return std::nullopt;
+  }
+}
+
+void write_gguf_tokenizer(const Checkpoint& c, const fs::path& dir) {
+  if (fs::exists(dir / "tokenizer.json")) return;
+  const auto files = gguf_tokenizer_files(c, nullptr);
+  if (!files) return;
+  write_text(dir / "tokenizer.json", files->tokenizer);
+  if (!fs::exists(dir / "tokenizer_config.json")) write_text(dir / "tokenizer_config.json", files->config);
+}
+
+void write_config(const Checkpoint& c, const CheckpointFormat& format, const QuantizationSummary& summary,
+                  std::optional<DType> dense, const fs::path& dir) {
+  auto config = nlohmann::ordered_json::parse(c.config.text());
+  for (const char* old : {"quantization_config", "compression_config"}) config.erase(old);
+  if (dense) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(*dense);
+  if (dense && config.contains("torch_dtype")) config["torch_dtype"] = torch_name(*dense);
+  if (const std::string quantization = format.write_config(summary); !quantization.empty()) {
+    config["quantization_config"] = nlohmann::ordered_json::parse(quantization);
+    if (format.side_file) {
+      const ConfigFile side = format.side_file(summary);
+      write_text(dir / side.name, side.text + "\n");
+    }
+  }
+  write_text(dir / "config.json", config.dump(2) + "\n");
+}
+
+std::string above_model_card(const std::string& card, const std::string& source_card) {
+  if (source_card.empty()) return card;
+  size_t body = 0;
+  if (starts_with(source_card, "---\n"))
+    if (const size_t end = source_card.find("\n---\n", 3); end != std::string::npos) body = end + 5;
+  return source_card.substr(0, body) + (body ? "\n" : "") + card + "\n## The model's own card\n\n" +
+         source_card.substr(body);
+}
+
+}  // namespace fewbit

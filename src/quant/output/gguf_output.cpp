@@ -1,0 +1,128 @@
+#include "src/quant/output/gguf_output.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "formats/container.h"
+#include "formats/same_codes.h"
+#include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/model/gguf_config.h"
+#include "src/model/gguf_names.h"
+#include "src/quant/convert/convert_plan.h"
+#include "src/text/gguf_tokenizer.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+// From the folder's tokenizer.json, or from the metadata of the .gguf file that the model is.
+gguf::Metadata tokenizer_of(const Checkpoint& c) {
+  if (fs::is_directory(c.dir)) return tokenizer_to_gguf(c.dir, c.spec.vocab);
+  const MappedFile file(c.dir);
+  const gguf::File parsed = gguf::parse(file.bytes(), c.dir.string());
+  gguf::Metadata out;
+  for (const auto& [key, value] : parsed.metadata.values())
+    if (starts_with(key, "tokenizer.")) out.set(key, value);
+  return out;
+}
+
+Tensor stored_as(const gguf::BlockType& type, Tensor values) {
+  if (!type.plain) return gguf::encode(type, values, {}, gguf::Encoder::searched);
+  return float_tensor(values, *type.plain);
+}
+
+const gguf::BlockType& type_of(const PlannedLinear& p) { return p.blocks ? *p.blocks : *p.recipe.blocks; }
+
+// Experts of a layer are one tensor.
+void check_stacks(const Checkpoint& c, const QuantPlan& plan) {
+  std::map<std::string, std::string_view> types;  // of weights; absent: as they are
+  for (const PlannedLinear& p : plan.linears)
+    if (!p.keep && (p.blocks || p.recipe.blocks)) types[p.linear.name + ".weight"] = type_of(p).name;
+  for (const GgufTensor& g : gguf_tensors(c.spec))
+    for (const std::string& part : g.parts)
+      if (types[part] != types[g.parts.front()])
+        fail(ErrorKind::unsupported,
+             fmt::format("{} and {} get different types, and GGUF stacks the experts of a layer in one",
+                         g.parts.front(), part));
+}
+
+}  // namespace
+
+std::vector<Refusal> gguf_refusals(const Checkpoint& c, const QuantPlan& plan) {
+  std::vector<Refusal> refusals;
+  const auto attempt = [&](const auto& check) {
+    try {
+      check();
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::unsupported) throw;
+      refusals.push_back({"format gguf", e.what()});
+    }
+  };
+  attempt([&] { gguf_metadata(c.config, c.spec); });
+  if (refusals.empty()) attempt([&] { check_stacks(c, plan); });  // an architecture that is known
+  attempt([&] { tokenizer_of(c); });
+  return refusals;
+}
+
+void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& file) {
+  GgufContents given;
+  std::vector<CheckpointIndex> blocks;
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)
+    blocks.push_back(container_safetensors.open(journal.block_file(layer)));
+  std::set<std::string> linears;  // names of the sealed tensors that are blocks
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.keep) continue;
+    const gguf::BlockType& type = type_of(p);
+    const bool end = p.linear.layer == kOutsideBlocks;
+    const CheckpointIndex& block = end ? blocks.back() : blocks[static_cast<size_t>(p.linear.layer)];
+    const std::string name = p.linear.name + '.' + std::string(type.name);
+    const ConstTensorView sealed = block.view(block.tensors.at(name));
+    given[p.linear.name + ".weight"] = {&type, [sealed] { return clone_host(sealed); }};
+    linears.insert(name);
+  }
+  for (const CheckpointIndex& block : blocks)
+    for (const auto& [name, info] : block.tensors) {
+      if (linears.count(name)) continue;
+      given[name] = {&gguf::type_f32, [v = block.view(info)] { return float_values(v); }};
+    }
+  write_gguf(c, file, given, tokenizer_of(c));
+}
+
+void convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
+                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
+  GgufContents given;
+  const std::vector<NamedLinear> linears = linears_of(c.spec);
+  size_t done = 0;
+  for (const NamedLinear& l : linears) {
+    GgufContent& content = given[l.name + ".weight"];
+    if (type) {
+      const gguf::BlockType& fits = gguf_type_for(*type, l.in);
+      content = {&fits, [&, l, &fits = fits] {
+                   step(done++, linears.size());
+                   Tensor bytes = stored_as(fits, c.values(l));
+                   release_linear(c, l.name);
+                   return bytes;
+                 }};
+    } else if (const auto at = codes.linears.find(l.name); at != codes.linears.end()) {
+      const LinearFormat& f = at->second;
+      const std::string blocks = f.packing->tensors(f.spec, l.out, l.in, false)[0].suffix;
+      content = {&gguf::block_type(blocks), [&, l, &f = f] {
+                   step(done++, linears.size());
+                   PackedLinear packed = f.packing->pack(l.name, on_grid(c.unpack(l.name, l.out, l.in), f.spec));
+                   release_linear(c, l.name);
+                   return std::move(packed.tensors[0].tensor);
+                 }};
+    } else {
+      given.erase(l.name + ".weight");
+    }
+  }
+  for (const NamedLinear& l : ends_of(c.spec))
+    if (c.packed(l.name))
+      given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
+  write_gguf(c, file, given, tokenizer_of(c));
+}
+
+}  // namespace fewbit

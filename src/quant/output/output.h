@@ -1,0 +1,16 @@
+#pragma once
+// Output: the finished checkpoint. Sealed blocks and everything that was not quantized go into shards;
+// config, tokenizer and whatever else the model directory holds travel along, with a model card; OUT appears by
+// one rename.
+#include "src/quant/loop/journal.h"
+#include "src/quant/loop/pipeline.h"
+
+namespace fewbit {
+
+// README.md and quant_report.json in `dir`: of write_output(), and again when the report has learned more.
+void write_report(const Checkpoint&, const QuantPlan&, const QuantJob&, const QuantReport&,
+                  const std::filesystem::path& dir);
+
+void write_output(const Checkpoint&, const QuantPlan&, const Journal&, const QuantJob&, const QuantReport&);
+
+}  // namespace fewbit

@@ -1,0 +1,120 @@
+#include "src/quant/output/report.h"
+
+#include <nlohmann/json.hpp>
+
+namespace fewbit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const LinearRecord& r) {
+  return {{"name", r.name},           {"recipe", r.recipe},           {"packing", r.packing},
+          {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db},         {"loss", r.loss},
+          {"loss_rtn", r.loss_rtn},   {"loss_target", r.loss_target}, {"loss_target_rtn", r.loss_target_rtn},
+          {"rung", r.rung},           {"tokens", r.tokens},           {"seconds", r.seconds},
+          {"hash", r.hash},           {"learned", r.learned}};
+}
+
+Json json_of(const PrecisionPlan& p) {
+  Json j = {{"target_bits", p.target_bits},
+            {"bits_per_weight", p.bits},
+            {"expected_kl", p.cost},
+            {"calibration_windows", p.calibration_windows},
+            {"held_out_windows", p.held_out_windows}};
+  j["choices"] = Json::array();
+  for (const PrecisionChoice& c : p.choices)
+    j["choices"].push_back(
+        {{"linears", c.linears}, {"spec", c.spec.str()}, {"bytes", c.bytes}, {"expected_kl", c.cost}});
+  return j;
+}
+
+Json json_of(const MeasuredPerplexity& p) {
+  return {{"base", p.base},  {"base_stderr", p.base_stderr}, {"perplexity", p.perplexity}, {"stderr", p.stderr_},
+          {"data", p.data},  {"protocol", p.protocol},       {"windows", p.windows},       {"context", p.context},
+          {"dtype", p.dtype}};
+}
+
+}  // namespace
+
+std::string to_json(const LinearRecord& r) { return json_of(r).dump(); }
+
+LinearRecord linear_record_from_json(const std::string& text) {
+  const Json j = Json::parse(text);
+  LinearRecord r;
+  j.at("name").get_to(r.name);
+  j.at("recipe").get_to(r.recipe);
+  j.at("packing").get_to(r.packing);
+  j.at("rel_error").get_to(r.rel_error);
+  j.at("sqnr_db").get_to(r.sqnr_db);
+  j.at("loss").get_to(r.loss);
+  j.at("loss_rtn").get_to(r.loss_rtn);
+  j.at("loss_target").get_to(r.loss_target);
+  j.at("loss_target_rtn").get_to(r.loss_target_rtn);
+  j.at("rung").get_to(r.rung);
+  j.at("tokens").get_to(r.tokens);
+  j.at("seconds").get_to(r.seconds);
+  j.at("hash").get_to(r.hash);
+  r.learned = j.value("learned", false);
+  return r;
+}
+
+std::string to_json(const QuantReport& r) {
+  Json j = {{"recipe", r.recipe},
+            {"model", r.model},
+            {"out", r.out},
+            {"device", r.device},
+            {"dtype", r.dtype},
+            {"calibration", r.calibration},
+            {"samples", r.samples},
+            {"seq_len", r.seq_len},
+            {"seed", r.seed},
+            {"note", r.note},
+            {"seconds", r.seconds},
+            {"phases", r.phases},
+            {"peak_gpu_bytes", r.peak_gpu_bytes},
+            {"peak_host_bytes", r.peak_host_bytes},
+            {"source_bytes", r.source_bytes},
+            {"out_bytes", r.out_bytes},
+            {"bits_per_weight", r.bits_per_weight},
+            {"kept", r.kept}};
+  j["linears"] = Json::array();
+  for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
+  j["experts"] = Json::array();
+  for (const ExpertRecord& e : r.experts)
+    j["experts"].push_back({{"layer", e.layer}, {"tokens", e.tokens}, {"starved", e.starved}});
+  j["kv_scales"] = Json::array();
+  for (const KvRecord& s : r.kv_scales)
+    j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});
+  if (r.precision) j["auto"] = json_of(*r.precision);
+  if (r.perplexity) j["perplexity"] = json_of(*r.perplexity);
+  return j.dump(1) + "\n";
+}
+
+std::string to_json(const QuantPlan& p, const std::string& recipe, const std::string& model, const std::string& out) {
+  Json j = {{"recipe", recipe},
+            {"model", model},
+            {"out", out},
+            {"format", p.format->name},
+            {"peak_gpu_bytes", p.peak_gpu_bytes},
+            {"peak_host_bytes", p.peak_host_bytes},
+            {"source_bytes", p.source_bytes},
+            {"out_bytes", p.out_bytes},
+            {"bits_per_weight", p.bits_per_weight},
+            {"kv_cache", p.fp8_kv_cache ? "fp8" : "bf16"},
+            {"for", p.engine.empty() ? Json() : Json(p.engine)},
+            {"tp", p.tp}};
+  j["linears"] = Json::array();
+  for (const PlannedLinear& l : p.linears)
+    j["linears"].push_back({{"name", l.linear.name},
+                            {"recipe", l.keep ? "keep" : l.recipe.str()},
+                            {"packing", l.layout().empty() ? Json() : Json(l.layout())},
+                            {"shape", {l.linear.out, l.linear.in}},
+                            {"source_bytes", l.source_bytes},
+                            {"out_bytes", l.out_bytes},
+                            {"note", l.note}});
+  j["refusals"] = Json::array();
+  for (const Refusal& r : p.refusals) j["refusals"].push_back({{"name", r.name}, {"reason", r.reason}});
+  return j.dump(1) + "\n";
+}
+
+}  // namespace fewbit

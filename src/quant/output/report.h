@@ -1,0 +1,71 @@
+#pragma once
+// Report: one record per linear and the run's figures; quant_report.json in the checkpoint and `--json` print
+// it.
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/quant/plan/plan.h"
+#include "src/quant/search/mixed_precision.h"
+
+namespace fewbit {
+
+struct LinearRecord {
+  std::string name, recipe, packing, rung;
+  double rel_error = 0;  // ||(W - Q) X|| / ||W X|| on the calibration data; in weight space for data-free methods
+  double sqnr_db = 0;    // 10 log10(||W||^2 / ||W - Q||^2)
+  double loss = 0, loss_rtn = 0;  // MethodResult (method.h) says what the four losses are; 0 without statistics
+  double loss_target = 0, loss_target_rtn = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  std::string hash;  // of the neutral form; `evaluate verify` compares it
+  // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
+  // the losses of what the method had found before.
+  bool learned = false;
+};
+
+// The tokens that the router of a layer's mixture sent to each expert during calibration.
+struct ExpertRecord {
+  int64_t layer = 0;
+  std::vector<int64_t> tokens;  // [experts]
+  std::vector<int> starved;     // experts that borrowed statistics from their layer (src/calib/experts.h)
+};
+
+// The static scales of an FP8 cache, of one layer.
+struct KvRecord {
+  int64_t layer = 0;
+  float k_scale = 1, v_scale = 1;
+};
+
+// Perplexity before and after, as `quantize --measure` finds it.
+struct MeasuredPerplexity {
+  double base = 0, base_stderr = 0, perplexity = 0, stderr_ = 0;
+  std::string data, protocol, dtype;
+  int64_t windows = 0, context = 0;
+};
+
+struct QuantReport {
+  std::string recipe, model, out, device, dtype, calibration, note;
+  uint64_t seed = 0;
+  int64_t samples = 0, seq_len = 0;
+  double seconds = 0;
+  std::map<std::string, double> phases;  // seconds
+  int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
+  double bits_per_weight = 0;
+  std::vector<LinearRecord> linears;
+  std::vector<ExpertRecord> experts;       // layers with a mixture of experts, where there was a calibration
+  std::vector<KvRecord> kv_scales;         // of every layer, with kv=fp8
+  std::vector<std::string> kept;           // linears left as they are
+  std::optional<PrecisionPlan> precision;  // what `auto` chose
+  std::optional<MeasuredPerplexity> perplexity;
+};
+
+std::string to_json(const QuantReport&);
+std::string to_json(const LinearRecord&);
+LinearRecord linear_record_from_json(const std::string&);
+// What `quantize plan --json` prints.
+std::string to_json(const QuantPlan&, const std::string& recipe, const std::string& model, const std::string& out);
+
+}  // namespace fewbit

@@ -1,0 +1,270 @@
+#include "src/quant/plan/engines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <unordered_map>
+
+namespace fewbit {
+namespace {
+
+// How tensor parallelism cuts a linear: its outputs, or its inputs.
+enum class Cut : uint8_t { outputs, inputs };
+
+struct Shard {
+  const PlannedLinear* linear = nullptr;
+  int64_t copies_from = 0;  // > 0: at most so many different parts exist (key/value heads); others are copies
+};
+
+// Linears that an engine runs as one, in the order of the model; of a mixture the experts of one kind.
+struct Fused {
+  Cut cut = Cut::outputs;
+  std::vector<Shard> shards{};
+  bool experts = false;
+};
+
+class Check {
+ public:
+  Check(const ModelSpec& spec, const QuantPlan& plan, const EngineRules& engine, int64_t tp)
+      : spec_(spec), plan_(plan), engine_(engine), tp_(tp) {
+    for (const FormatRule& r : format_rules())
+      if (r.engine == engine.name && r.format == plan.format->name) rows_.push_back(&r);
+    for (const PlannedLinear& p : plan.linears) by_name_[p.linear.name] = &p;
+  }
+
+  EngineVerdict run() {
+    if (rows_.empty()) {
+      v_.refusals.push_back({fmt::format("format {}", plan_.format->name), no_such_format()});
+      return std::move(v_);
+    }
+    const bool heads_fit = check_heads();
+    for (int64_t layer = 0; layer < spec_.layers; ++layer)
+      for (const BlockOp& op : spec_.block(layer)) check_op(layer, op, heads_fit);
+    return std::move(v_);
+  }
+
+ private:
+  std::string who() const { return fmt::format("{} {}", engine_.name, engine_.version); }
+  void refuse(const std::string& name, const std::string& reason) { v_.refusals.push_back({name, reason}); }
+
+  std::string no_such_format() const {
+    std::vector<std::string_view> known;
+    for (const FormatRule& r : format_rules())
+      if (r.engine == engine_.name && std::find(known.begin(), known.end(), r.format) == known.end())
+        known.push_back(r.format);
+    return fmt::format("{} does not load it; it loads --format {}", who(), fmt::join(known, ", "));
+  }
+
+  // True where every GPU gets whole heads.
+  bool check_heads() {
+    if (tp_ == 1 || !engine_.splits_heads) return true;
+    for (const auto& ops : spec_.kinds)
+      if (const Attention* a = attention_of(ops)) {
+        const bool kv = a->kv_heads >= tp_ ? a->kv_heads % tp_ == 0 : tp_ % a->kv_heads == 0;
+        if (a->heads % tp_ == 0 && kv) continue;
+        refuse(spec_.arch,
+               fmt::format("{} gives each of {} GPUs whole heads: {} attention and {} key/value heads do not "
+                           "divide among them ({})",
+                           who(), tp_, a->heads, a->kv_heads, engine_.source));
+        return false;
+      }
+    return true;
+  }
+
+  Fused fused_of(int64_t layer, const std::vector<LinearDef>& items, Cut cut, const Attention* attention) const {
+    Fused f{.cut = cut};
+    for (const LinearDef& d : items) {
+      const bool kv = attention && (d.out == attention->k || d.out == attention->v);
+      f.shards.push_back({by_name_.at(spec_.prefix(layer) + d.name), kv ? attention->kv_heads : 0});
+    }
+    return f;
+  }
+
+  void check_op(int64_t layer, const BlockOp& op, bool heads_fit) {
+    if (const auto* l = std::get_if<Linears>(&op)) {
+      const bool inner = l->in == Slot::attn || l->in == Slot::act;
+      const Attention* a = attention_of(spec_.block(layer));
+      const bool of_heads = a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q));
+      if (of_heads && !heads_fit) return;
+      check_fused(fused_of(layer, l->items, inner ? Cut::inputs : Cut::outputs, a));
+    } else if (const auto* m = std::get_if<Moe>(&op)) {
+      Fused all{.experts = true};
+      for (int e = 0; e < m->experts; ++e) {
+        const auto of = [&](const LinearDef& d) { return m->of_expert(d, e); };
+        Fused wide = fused_of(layer, {of(m->gate), of(m->up)}, Cut::outputs, nullptr);
+        Fused down = fused_of(layer, {of(m->down)}, Cut::inputs, nullptr);
+        wide.experts = down.experts = true;
+        all.shards.insert(all.shards.end(), wide.shards.begin(), wide.shards.end());
+        all.shards.insert(all.shards.end(), down.shards.begin(), down.shards.end());
+        check_shapes(wide);
+        check_shapes(down);
+      }
+      check_one_scheme(all);
+    }
+  }
+
+  void check_fused(const Fused& f) {
+    check_shapes(f);
+    if (f.shards.size() > 1) check_one_scheme(f);
+  }
+
+  static std::string scheme_of(const PlannedLinear& p) {
+    if (p.keep) return "left as it is";
+    if (p.blocks) return std::string(p.blocks->name);
+    return p.recipe.spec.str() + (p.recipe.act_order == ActOrder::full ? " act=full" : "");
+  }
+
+  void check_one_scheme(const Fused& f) {
+    if (!engine_.fuses) return;
+    const PlannedLinear& first = *f.shards[0].linear;
+    for (const Shard& s : f.shards)
+      if (const std::string mine = scheme_of(*s.linear), theirs = scheme_of(first); mine != theirs)
+        refuse(s.linear->linear.name,
+               fmt::format("{} runs it as one with {}, so both need one scheme: {} here, {} there ({})", who(),
+                           first.linear.name, mine, theirs, engine_.source));
+  }
+
+  // The row for a linear; refuses the linear where there is none.
+  const FormatRule* row_of(const PlannedLinear& p) {
+    for (const FormatRule* r : rows_)
+      if (r->packing.empty() || r->packing == p.layout()) return r;
+    refuse(p.linear.name, fmt::format("{} does not load {} of format {}", who(), p.layout(), plan_.format->name));
+    return nullptr;
+  }
+
+  // What an engine says without looking at the shape; "" = nothing.
+  std::string scheme_refusal(const FormatRule& r, const PlannedLinear& p) const {
+    const QuantSpec& s = p.recipe.spec;
+    const bool act_order = p.recipe.act_order == ActOrder::full && s.group != -1;
+    if (tp_ > 1 && !r.splits)
+      return fmt::format("does not split format {} over {} GPUs; --tp 1", plan_.format->name, tp_);
+    if (r.bits && !(r.bits & 1u << s.bits)) {
+      std::vector<int> known;
+      for (int b = 1; b < 32; ++b)
+        if (r.bits & 1u << b) known.push_back(b);
+      return fmt::format("takes {} bits here, found {}", fmt::join(known, ", "), s.bits);
+    }
+    if (r.grids == FormatRule::Grids::symmetric && !s.symmetric)
+      return "takes no zero points here; --sym, or --format awq or compressed-tensors";
+    if (act_order && r.act_order == FormatRule::ActOrder::no)
+      return "takes no groups in activation order; --act-order static keeps the order of the columns";
+    if (r.needs_rounded_inputs && s.activations == ActQuant::none)
+      return "takes no weights alone here; the inputs must be quantized too";
+    const auto listed = std::find(r.groups.begin(), r.groups.end(), s.group);
+    if (r.groups[0] != 0 && listed == r.groups.end() && s.out_group == 1) {
+      std::vector<std::string> known;
+      for (const int64_t g : r.groups)
+        if (g != 0) known.push_back(g == -1 ? "one per row" : std::to_string(g));
+      return fmt::format("takes groups of {} here, found {}", fmt::join(known, ", "),
+                         s.group == -1 ? "one per row" : std::to_string(s.group));
+    }
+    return "";
+  }
+
+  // Inputs and outputs of a linear on one GPU; nothing where it cannot be cut evenly.
+  std::optional<std::pair<int64_t, int64_t>> share_of(const Shard& s, Cut cut) const {
+    const NamedLinear& l = s.linear->linear;
+    const int64_t parts = s.copies_from > 0 ? std::min(tp_, s.copies_from) : tp_;
+    const int64_t cut_size = cut == Cut::inputs ? l.in : l.out;
+    if (!engine_.splits_heads) return std::pair{l.out, l.in};
+    if (cut_size % parts != 0) return std::nullopt;
+    return cut == Cut::inputs ? std::pair{l.out, l.in / parts} : std::pair{l.out / parts, l.in};
+  }
+
+  // Why one linear's share on a GPU does not hold whole groups, blocks and words; "" = it does.
+  std::string share_refusal(const FormatRule& r, const PlannedLinear& p, int64_t out, int64_t in, bool merged) const {
+    const QuantSpec& s = p.recipe.spec;
+    const bool cut_in = in != p.linear.in, cut_out = out != p.linear.out;
+    const auto not_whole = [&](const char* what, int64_t share, const std::string& unit) {
+      return fmt::format("gives each of {} GPUs {} of its {}, which is no multiple of {}", tp_, share, what, unit);
+    };
+    if (s.out_group > 1 && s.group == -1) return "";  // one scale of all
+    if (s.out_group > 1) {
+      if (cut_in && in % s.group != 0) return not_whole("inputs", in, fmt::format("the block of {}", s.group));
+      // Blocks of a fused linear must end where its parts end.
+      if ((cut_out || merged) && out % s.out_group != 0)
+        return not_whole("outputs", out, fmt::format("the block of {}", s.out_group));
+      return "";
+    }
+    const int64_t group = p.blocks ? p.blocks->elements : s.group;
+    if (group != -1 && in % group != 0) return not_whole("inputs", in, fmt::format("the group of {}", group));
+    const int64_t word = std::lcm(32, s.bits) / s.bits;
+    if (r.words_along_in && in % word != 0) return not_whole("inputs", in, fmt::format("the {} codes of a word", word));
+    if (r.words_along_out && out % word != 0)
+      return not_whole("outputs", out, fmt::format("the {} codes of a word", word));
+    return "";
+  }
+
+  void check_shapes(const Fused& f) {
+    int64_t fused_out = 0, fused_in = 0;
+    const FormatRule* tiled = nullptr;
+    bool even = true;
+    for (const Shard& shard : f.shards) {
+      const PlannedLinear& p = *shard.linear;
+      const auto share = share_of(shard, f.cut);
+      if (!share) {
+        refuse(p.linear.name, fmt::format("{} cuts its {} {} into {} equal parts, which does not come out even", who(),
+                                          f.cut == Cut::inputs ? p.linear.in : p.linear.out,
+                                          f.cut == Cut::inputs ? "inputs" : "outputs", tp_));
+        even = false;
+        continue;
+      }
+      fused_out += share->first;
+      fused_in = share->second;
+      if (p.keep || p.layout().empty()) continue;
+      const FormatRule* r = row_of(p);
+      if (!r) continue;
+      std::string why = scheme_refusal(*r, p);
+      const bool merged = engine_.fuses && f.shards.size() > 1;
+      if (why.empty()) why = share_refusal(*r, p, share->first, share->second, merged);
+      if (why.empty()) {
+        if (r->tile_out > 0) tiled = r;
+      } else {
+        refuse(p.linear.name, fmt::format("{} {} ({})", who(), why, r->source));
+      }
+    }
+    if (tiled && even) check_tile(f, *tiled, fused_out, fused_in);
+  }
+
+  void check_tile(const Fused& f, const FormatRule& r, int64_t out, int64_t in) {
+    if (out % r.tile_out == 0 && in % r.tile_in == 0) return;
+    if (r.either_way && out % r.tile_in == 0 && in % r.tile_out == 0) return;
+    const std::string what = fmt::format("the kernel's tile is {} outputs by {} inputs, and a GPU's share is {} x {}",
+                                         r.tile_out, r.tile_in, out, in);
+    for (const Shard& s : f.shards) {
+      if (s.linear->keep) continue;
+      if (r.off_tile == FormatRule::OffTile::refused && !f.experts)
+        refuse(s.linear->linear.name, fmt::format("{}: {} ({})", who(), what, r.source));
+      else
+        v_.notes[s.linear->linear.name] = fmt::format(
+            "{}: {}; it {}", who(), what, r.off_tile == FormatRule::OffTile::padded ? "pads" : "takes a slower kernel");
+    }
+  }
+
+  const ModelSpec& spec_;
+  const QuantPlan& plan_;
+  const EngineRules& engine_;
+  const int64_t tp_;
+  std::vector<const FormatRule*> rows_;
+  std::unordered_map<std::string_view, const PlannedLinear*> by_name_;
+  EngineVerdict v_;
+};
+
+}  // namespace
+
+const EngineRules& engine_rules(std::string_view name) {
+  std::vector<std::string_view> known;
+  for (const EngineRules& e : engines()) {
+    if (e.name == name) return e;
+    known.push_back(e.name);
+  }
+  fail(ErrorKind::usage, fmt::format("--for {}: expected one of {}", name, fmt::join(known, ", ")));
+}
+
+EngineVerdict check_engine(const ModelSpec& spec, const QuantPlan& plan, const EngineRules& engine, int64_t tp) {
+  return Check(spec, plan, engine, tp).run();
+}
+
+}  // namespace fewbit

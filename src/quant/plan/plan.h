@@ -1,0 +1,80 @@
+#pragma once
+// Plan: what will be done to every linear, decided before anything is computed; or all the refusals at once.
+// A pure function of the checkpoint, the rules and the registries.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "src/model/checkpoint.h"
+#include "src/quant/plan/recipe.h"
+
+namespace fewbit {
+
+// --set GLOB=RECIPE: ordered, the last match wins; GLOB is matched against the full name of a linear and against its
+// name inside the block ("self_attn.q_proj"). Embedding and head ("model.embed_tokens", "lm_head") are meant only by
+// exactly their name.
+struct Rule {
+  std::string glob;
+  Recipe recipe;
+};
+
+struct PlanOptions {
+  Recipe base{};
+  std::vector<Rule> rules{};
+  std::map<std::string, Recipe> chosen{};  // by full name, on top of base; a matching rule wins over it
+  int64_t tokens = 0;                      // calibration tokens, for the memory estimate
+  int64_t seq_len = 0;                     // of them in a window
+  DType dtype = DType::f32;                // compute dtype of the calibration
+  bool on_gpu = false;
+  std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
+  int64_t tp = 1;        // on so many GPUs in tensor parallel
+};
+
+struct PlannedLinear {
+  NamedLinear linear{};
+  bool keep = false;
+  FullRecipe recipe{};                      // unless keep
+  const Packing* packing = nullptr;         // unless keep, or blocks
+  const gguf::BlockType* blocks = nullptr;  // an encoder of the format fills these in place of the method
+  std::string note{};                       // "the published Marlin kernel would refuse: …"
+  int64_t source_bytes = 0, out_bytes = 0;
+
+  // Name of the bytes that are written: "marlin", "q4_k"; "" where nothing is.
+  std::string_view layout() const { return packing ? packing->name : blocks ? blocks->name : ""; }
+};
+
+struct Refusal {
+  std::string name, reason;
+};
+
+struct QuantPlan {
+  const CheckpointFormat* format = nullptr;
+  std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
+  std::vector<Refusal> refusals;
+  int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
+  int64_t peak_gpu_bytes = 0, peak_host_bytes = 0;
+  double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
+  Needs needs = Needs::nothing;
+  std::vector<const Transform*> transforms{};  // applied to every block, in order
+  Migration migration{};
+  bool fp8_kv_cache = false;  // scales for one are calibrated and written
+  std::string engine{};       // that was asked on `tp` GPUs; "" = none was
+  int64_t tp = 1;
+
+  bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
+
+  const PlannedLinear& of(const std::string& linear) const;
+  // Null where the plan leaves the matrix alone.
+  const PlannedLinear* find(const std::string& linear) const;
+};
+
+// True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
+bool learns_rounding(const QuantPlan&, const ModelSpec&, int64_t layer);
+
+// Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
+QuantPlan make_plan(const Checkpoint&, const PlanOptions&);
+
+// What the config of the checkpoint will say: every linear that gets a packing, and those that stay dense.
+QuantizationSummary summary_of(const Checkpoint&, const QuantPlan&);
+
+}  // namespace fewbit

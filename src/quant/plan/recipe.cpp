@@ -1,0 +1,268 @@
+// The grammar: words to a Recipe, and one recipe over another.
+#include "src/quant/plan/recipe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+
+#include "src/core/names.h"
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+constexpr std::array<std::pair<Effort, std::string_view>, 4> kEfforts{{{Effort::quick, "quick"},
+                                                                       {Effort::standard, "default"},
+                                                                       {Effort::best, "best"},
+                                                                       {Effort::reference, "reference"}}};
+constexpr std::array<std::pair<ActOrder, std::string_view>, 4> kActOrders{
+    {{ActOrder::off, "off"}, {ActOrder::static_groups, "static"}, {ActOrder::gar, "gar"}, {ActOrder::full, "full"}}};
+
+constexpr std::array<std::pair<ActQuant, std::string_view>, 3> kActivations{
+    {{ActQuant::none, "off"}, {ActQuant::token, "token"}, {ActQuant::tensor, "tensor"}}};
+
+// Nothing where the whole of the text is no number.
+template <class T>
+std::optional<T> number(std::string_view text) {
+  T n = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return n;
+}
+std::optional<int64_t> number_after(std::string_view word, std::string_view prefix) {
+  return starts_with(word, prefix) ? number<int64_t>(word.substr(prefix.size())) : std::nullopt;
+}
+
+// Names that the grammar reserves; the registry says which of them this version has.
+bool is_chain_word(std::string_view word) {
+  static constexpr std::string_view known[] = {"rtn", "gptq", "awq", "smoothquant", "fp8", "auto"};
+  const std::vector<std::string> parts = split(word, '+');
+  return std::all_of(parts.begin(), parts.end(), [](const std::string& p) {
+    if (std::find(std::begin(known), std::end(known), p) != std::end(known)) return true;
+    if (find_transform(p)) return true;
+    return std::any_of(methods().begin(), methods().end(), [&](const Method* m) { return m->name == p; });
+  });
+}
+
+std::vector<std::string> transforms_in(const std::vector<std::string>& chain) {
+  std::vector<std::string> names;
+  for (const std::string& name : chain)
+    if (find_transform(name)) names.push_back(name);
+  return names;
+}
+
+// The chain of an override: its method behind the transforms of the run.
+std::vector<std::string> overlaid_chain(const std::vector<std::string>& base, const std::vector<std::string>& over) {
+  std::vector<std::string> chain = transforms_in(base);
+  const std::vector<std::string> stated = transforms_in(over);
+  if (!stated.empty() && stated != chain)
+    fail(ErrorKind::usage,
+         fmt::format("\"{}\" for some linears: transforms rewrite whole blocks, so every linear of a run has the "
+                     "same ({}); only the method may differ",
+                     join(over, "+"), chain.empty() ? "none" : join(chain, "+")));
+  if (stated == over) return base;  // it names no method
+  for (const std::string& name : over)
+    if (!find_transform(name)) chain.push_back(name);
+  return chain;
+}
+
+DType scale_from(std::string_view v) {
+  if (v == "f16") return DType::f16;
+  if (v == "bf16") return DType::bf16;
+  if (v == "f32") return DType::f32;
+  fail(ErrorKind::usage, fmt::format("unknown scale type \"{}\"; known: f16 bf16 f32", v));
+}
+
+float damp_from(std::string_view v) {
+  const auto d = number<float>(v);
+  if (!d || !(*d > 0 && *d < 1))
+    fail(ErrorKind::usage, fmt::format("damping \"{}\" is not a number between 0 and 1", v));
+  return *d;
+}
+
+float percentile_from(std::string_view v) {
+  const auto p = number<float>(v);
+  if (!p || !(*p > 0 && *p <= 100))
+    fail(ErrorKind::usage, fmt::format("percentile \"{}\" is not a number above 0 and up to 100", v));
+  return *p;
+}
+
+bool fp8_kv_cache_from(std::string_view v) {
+  if (v == "fp8") return true;
+  if (v == "bf16") return false;
+  if (v == "int8")
+    fail(ErrorKind::usage,
+         "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
+         "checkpoint; give --kv-cache int8 to runner and evaluate");
+  fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+}
+
+Migration migration_from(std::string_view v) {
+  if (v == "search") return {};
+  const auto alpha = number<float>(v);
+  if (!alpha || !(*alpha >= 0 && *alpha <= 1))
+    fail(ErrorKind::usage, fmt::format("alpha \"{}\" is neither \"search\" nor a number from 0 to 1", v));
+  return {*alpha};
+}
+
+double target_bits_from(std::string_view v) {
+  const auto bits = number<double>(v);
+  if (!bits || !(*bits >= 2 && *bits <= 9))
+    fail(ErrorKind::usage, fmt::format("target-bits \"{}\" is not a number of bits per weight between 2 and 9", v));
+  return *bits;
+}
+
+void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
+  if (key == "act")
+    r.act_order = act_order_from(value);
+  else if (key == "acts")
+    r.activations = activations_from(value);
+  else if (key == "percentile")
+    r.percentile = percentile_from(value);
+  else if (key == "scale")
+    r.scale = scale_from(value);
+  else if (key == "damp")
+    r.damp = damp_from(value);
+  else if (key == "alpha")
+    r.migration = migration_from(value);
+  else if (key == "effort")
+    r.effort = effort_from(value);
+  else if (key == "kv")
+    r.fp8_kv_cache = fp8_kv_cache_from(value);
+  else if (key == "format")
+    r.format = std::string(value);
+  else if (key == "target-bits")
+    r.target_bits = target_bits_from(value);
+  else
+    fail(ErrorKind::usage,
+         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= alpha= scale= damp= effort= "
+                     "kv= format= target-bits=",
+                     key));
+}
+
+void set_blocks(Recipe& r, int64_t out_group, int64_t group) {
+  r.out_group = out_group;
+  r.group = group;
+}
+
+// int8 weights per output, inputs quantized per token.
+void set_w8a8(Recipe& r) {
+  r.grid = Grid::integer;
+  r.bits = 8;
+  set_blocks(r, 1, -1);
+  r.symmetric = true;
+  if (!r.activations) r.activations = ActQuant::token;
+}
+
+void set_fp4(Recipe& r, const QuantSpec& spec) {
+  r.grid = spec.grid;
+  r.bits = spec.bits;
+  r.group = spec.group;
+  r.scale = spec.scale_dtype;
+  r.symmetric = true;
+}
+
+void apply_word(Recipe& r, const std::string& word) {
+  if (const size_t eq = word.find('='); eq != std::string::npos)
+    return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
+  if (word == "keep")
+    r.keep = true;
+  else if (word == "sym")
+    r.symmetric = true;
+  else if (word == "asym")
+    r.symmetric = false;
+  else if (word == "gch" || word == "channel")
+    set_blocks(r, 1, -1);
+  else if (word == "tensor")
+    set_blocks(r, kAllOutputs, -1);
+  else if (word == "block128")
+    set_blocks(r, 128, 128);
+  else if (word == "fp8" && !r.chain.empty())
+    r.grid = Grid::f8_e4m3;
+  else if (word == "nvfp4")
+    set_fp4(r, kNvfp4);
+  else if (word == "mxfp4")
+    set_fp4(r, kMxfp4);
+  else if (word == "w8a8")
+    set_w8a8(r);
+  else if (const auto bits = number_after(word, "int")) {
+    if (*bits < 2 || *bits > 8)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
+    r.grid = Grid::integer;
+    r.bits = static_cast<int>(*bits);
+  } else if (const auto group = number_after(word, "g")) {
+    if (*group == 0 || *group < -1)
+      fail(ErrorKind::usage, fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
+    r.group = *group;
+  } else if (is_chain_word(word)) {
+    if (!r.chain.empty())
+      fail(ErrorKind::usage,
+           fmt::format("a recipe has one chain of methods; found \"{}\" after \"{}\"", word, r.chain_str()));
+    r.chain = split(word, '+');
+  } else {
+    fail(ErrorKind::usage,
+         fmt::format("unknown word \"{}\" in a recipe; example: \"gptq int4 g128 sym act=off effort=default\" "
+                     "(`quantize list` shows the methods)",
+                     word));
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Effort e) { return to_name(kEfforts, e); }
+std::string_view name_of(ActOrder a) { return to_name(kActOrders, a); }
+Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort", s); }
+ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act-order", s); }
+std::string_view name_of(ActQuant a) { return to_name(kActivations, a); }
+ActQuant activations_from(std::string_view s) { return from_name(kActivations, "quantization of activations", s); }
+
+std::string Recipe::chain_str() const { return join(chain, "+"); }
+
+Recipe parse_recipe(std::string_view text) {
+  Recipe r;
+  const std::vector<std::string> all = words(text);
+  if (all.empty()) fail(ErrorKind::usage, "an empty recipe; example: \"gptq int4 g128\"");
+  for (const std::string& w : all) apply_word(r, w);
+  return r;
+}
+
+namespace {
+
+// Another grid; what a 4-bit float brought with it goes.
+Recipe with_grid_of(Recipe base, const Recipe& over) {
+  if (base.grid == Grid::f4_e2m1 && over.grid != base.grid) {
+    base.group.reset();
+    base.scale.reset();
+    base.symmetric.reset();
+  }
+  base.grid = over.grid;
+  return base;
+}
+
+}  // namespace
+
+Recipe overlay(Recipe base, const Recipe& over) {
+  base.keep = over.keep;
+  if (!over.chain.empty()) base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
+  if (over.bits) base.bits = over.bits;
+  if (over.grid) base = with_grid_of(std::move(base), over);
+  if (over.group) base.group = over.group;
+  if (over.out_group) base.out_group = over.out_group;
+  if (over.symmetric) base.symmetric = over.symmetric;
+  if (over.activations) base.activations = over.activations;
+  if (over.percentile) base.percentile = over.percentile;
+  if (over.act_order) base.act_order = over.act_order;
+  if (over.effort) base.effort = over.effort;
+  if (over.scale) base.scale = over.scale;
+  if (over.damp) base.damp = over.damp;
+  if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
+  if (over.migration) base.migration = over.migration;
+  if (over.target_bits) base.target_bits = over.target_bits;
+  if (!over.format.empty()) base.format = over.format;
+  return base;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,88 @@
+#pragma once
+// Recipe: the one grammar behind RECIPE, --set, --spec, the plan and the report:
+//   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default kv=fp8 format=marlin
+//   smoothquant+gptq alpha=0.5   (W8A8 by default)
+//   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
+//   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
+//   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
+//   rtn format=gguf:q4_k
+// Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
+// leaves a linear as it is.
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/gguf/block_type.h"
+#include "src/quant/method.h"
+#include "src/quant/transform.h"
+
+namespace fewbit {
+
+inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear's own outputs in its place
+
+struct Recipe {
+  bool keep = false;
+  std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
+  std::optional<Grid> grid{};        // "nvfp4" and "mxfp4" state the whole spec
+  std::optional<int> bits{};
+  std::optional<int64_t> group{};      // -1 = one per row
+  std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
+  std::optional<bool> symmetric{};
+  std::optional<ActQuant> activations{};
+  std::optional<float> percentile{};  // of the inputs' magnitudes, for acts=tensor
+  std::optional<ActOrder> act_order{};
+  std::optional<Effort> effort{};
+  std::optional<DType> scale{};
+  std::optional<float> damp{};
+  std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
+  std::optional<Migration> migration{};  // alpha=0.5, alpha=search
+  std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
+  std::string format{};
+
+  std::string chain_str() const;  // "awq+gptq"
+  bool chooses_precision() const { return chain.size() == 1 && chain.front() == "auto"; }
+};
+
+// Error{usage} naming the word and what is accepted.
+Recipe parse_recipe(std::string_view text);
+// `over` on top of `base`: what `over` states wins. Transforms rewrite whole blocks, so an override may state
+// another method but no other transforms: Error{usage}.
+Recipe overlay(Recipe base, const Recipe& over);
+
+std::string_view name_of(Effort);
+std::string_view name_of(ActOrder);
+std::string_view name_of(ActQuant);
+Effort effort_from(std::string_view);  // Error{usage} listing the names
+ActOrder act_order_from(std::string_view);
+ActQuant activations_from(std::string_view);
+
+// What `auto` aims at where the recipe does not say.
+inline constexpr double kDefaultTargetBits = 4.25;
+
+// A recipe with every default filled in.
+struct FullRecipe {
+  std::vector<const Transform*> transforms{};  // in order; the same for all linears of a run
+  const Method* method = nullptr;
+  QuantSpec spec{};
+  ActOrder act_order = ActOrder::off;
+  Effort effort = Effort::standard;
+  float damp = 0.01f;
+  float percentile = 100;  // of |x| that a static scale of the inputs reaches
+  bool fp8_kv_cache = false;
+  Migration migration{};
+  std::string format;                       // "marlin"
+  const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
+  std::string str() const;                  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
+  Needs needs() const;                      // the published algorithms know no unquantized stream
+  // True where codes are moved once more when their block is complete (src/quant/loop/learned_rounding.h): effort
+  // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
+  bool learns_rounding() const;
+};
+// Fills in the contract's defaults; a chain of transforms alone ends in rtn, `auto` is gptq with bits and groups to be
+// chosen (src/quant/search/mixed_precision.h). Error{usage} for an empty chain, a method or transform that does not
+// exist, a transform behind a method or a combination that makes no sense (group 0, reference with an act-order that
+// needs no g_idx …).
+FullRecipe resolve(const Recipe&);
+
+}  // namespace fewbit

@@ -1,0 +1,180 @@
+// From what a recipe says to all that a linear needs to know: defaults, and words that exclude each other.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "formats/checkpoint_format.h"
+#include "src/core/strings.h"
+#include "src/quant/plan/recipe.h"
+
+namespace fewbit {
+namespace {
+
+// Splits a chain into its transforms and the method at its end.
+void resolve_chain(const Recipe& r, FullRecipe& f) {
+  if (r.chooses_precision()) {
+    f.method = &method_gptq;
+    return;
+  }
+  for (const std::string& name : r.chain) {
+    const Transform* t = find_transform(name);
+    if (f.method)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": a chain is transforms and then one method, and \"{}\" stands behind {}", r.chain_str(),
+                       name, f.method->name));
+    if (t && std::find(f.transforms.begin(), f.transforms.end(), t) != f.transforms.end())
+      fail(ErrorKind::usage, fmt::format("\"{}\": {} stands twice", r.chain_str(), name));
+    if (t)
+      f.transforms.push_back(t);
+    else
+      f.method = &method(name);
+  }
+  if (!f.method) f.method = r.grid == Grid::f8_e4m3 ? &method_fp8 : &method_rtn;
+}
+
+// The type that bits and symmetry ask for where none is named.
+std::string_view usual_type(const QuantSpec& spec) {
+  if (spec.bits == 4) return spec.symmetric ? "q4_0" : "q4_1";
+  if (spec.bits == 5) return spec.symmetric ? "q5_0" : "q5_1";
+  if (spec.bits == 6) return "q6_k";
+  if (spec.bits == 8) return "q8_0";
+  fail(ErrorKind::usage, fmt::format("gguf: no type of {} bits is written; 4, 5, 6 or 8", spec.bits));
+}
+
+// The block type of "gguf" or "gguf:TYPE", and the grid that comes with it.
+void choose_blocks(const Recipe& r, FullRecipe& f) {
+  if (r.chooses_precision())
+    fail(ErrorKind::usage, "auto chooses among grids that GGUF's blocks do not have; name a type and a method");
+  const size_t colon = r.format.find(':');
+  f.blocks =
+      &gguf::block_type(colon == std::string::npos ? usual_type(f.spec) : std::string_view(r.format).substr(colon + 1));
+  if (f.blocks->plain)
+    fail(ErrorKind::usage,
+         fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it", f.blocks->name, f.blocks->name));
+  const QuantSpec& grid = *f.blocks->grid;
+  if (r.bits.value_or(grid.bits) != grid.bits || r.group.value_or(grid.group) != grid.group ||
+      r.symmetric.value_or(grid.symmetric) != grid.symmetric || f.spec.scale_dtype != DType::f16 ||
+      f.spec.activations != ActQuant::none)
+    fail(ErrorKind::usage,
+         fmt::format("gguf:{} is {} with scales of its own; leave those words out, or name another type",
+                     f.blocks->name, grid.str()));
+  f.spec = grid;
+}
+
+bool in_bytes(const QuantSpec& s) { return s.activations != ActQuant::none || s.grid == Grid::f8_e4m3; }
+
+// There it is a scale or so per output, and f32 costs nothing; Marlin has f16 alone.
+DType default_scale(const QuantSpec& s, std::string_view format) {
+  return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
+}
+
+// 4-bit floats say their whole grid.
+void resolve_fp4(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.bits = r.bits.value_or(4);
+  s.group = r.group.value_or(128);
+  s.out_group = r.out_group.value_or(1);
+  s.symmetric = r.symmetric.value_or(true);
+  s.activations = r.activations.value_or(ActQuant::none);
+  s.scale_dtype = r.scale.value_or(DType::f16);
+  if (!(s == kNvfp4) && !(s == kMxfp4))
+    fail(ErrorKind::usage,
+         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
+         "beside them");
+  if (!f.method->grids.has(s.grid) || !f.transforms.empty())
+    fail(ErrorKind::usage, fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
+}
+
+// The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else
+// as is usual for the grid.
+void resolve_grid(const Recipe& r, FullRecipe& f) {
+  QuantSpec& s = f.spec;
+  s.grid = r.grid.value_or(f.method->grids.first());
+  const bool f8 = s.grid == Grid::f8_e4m3;
+  if (s.grid == Grid::f4_e2m1) return resolve_fp4(r, f);
+  if (!f.method->grids.has(s.grid))
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to {}; for FP8 take fp8 or \"gptq fp8\", for integers rtn or gptq",
+                     f.method->name, f8 ? "FP8" : "integers"));
+  s.bits = f8 ? 8 : 4;
+  s.group = f8 ? -1 : 128;
+  s.symmetric = true;
+  s.activations = f8 && r.format != "marlin" ? ActQuant::token : ActQuant::none;
+  for (const Transform* t : f.transforms) t->fill_in(*f.method, s);
+  s.bits = r.bits.value_or(s.bits);
+  s.group = r.group.value_or(s.group);
+  s.out_group = r.out_group.value_or(1);
+  s.symmetric = f8 || r.symmetric.value_or(s.symmetric);
+  s.activations = r.activations.value_or(s.activations);
+  if (!f8 && s.out_group != 1)
+    fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
+  if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
+    fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
+}
+
+std::string default_format(const FullRecipe& f) {
+  return in_bytes(f.spec) || f.spec.grid == Grid::f4_e2m1 || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
+}
+
+}  // namespace
+
+FullRecipe resolve(const Recipe& r) {
+  if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
+  FullRecipe f;
+  resolve_chain(r, f);
+  if (r.target_bits && !r.chooses_precision())
+    fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
+  resolve_grid(r, f);
+  f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
+  f.format = r.format.empty() ? default_format(f) : r.format.substr(0, r.format.find(':'));
+  if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
+  f.act_order = r.act_order.value_or(ActOrder::off);
+  f.effort = r.effort.value_or(Effort::standard);
+  f.damp = r.damp.value_or(0.01f);
+  f.percentile = r.percentile.value_or(100.f);
+  if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
+    fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
+  f.migration = r.migration.value_or(Migration{});
+  if (r.migration &&
+      std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
+    fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
+  if (checkpoint_format(f.format).gguf)
+    choose_blocks(r, f);
+  else if (f.format != r.format && !r.format.empty())
+    fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
+  if (f.act_order != ActOrder::off && f.method->needs == Needs::nothing)
+    fail(ErrorKind::usage, fmt::format("act={} has no meaning for {}, which visits no column before another",
+                                       name_of(f.act_order), f.method->name));
+  return f;
+}
+
+Needs FullRecipe::needs() const {
+  Needs all = method->needs;
+  for (const Transform* t : transforms) all = all | t->needs;
+  if (effort == Effort::reference) all = without(all, Needs::cross);  // shifted targets are ours
+  return spec.activations == ActQuant::tensor ? all | Needs::range : all;
+}
+
+bool FullRecipe::learns_rounding() const {
+  return effort == Effort::best && spec.grid == Grid::integer && spec.bits <= 3 && spec.activations == ActQuant::none &&
+         has(needs(), Needs::cross) && act_order != ActOrder::full;
+}
+
+std::string FullRecipe::str() const {
+  std::string s;
+  for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
+  const std::string grid = spec.str();  // "fp8 gch": the method of that name is its own grid
+  s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
+  if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
+  if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
+  if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, format))
+    s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (percentile < 100) s += fmt::format(" percentile={}", percentile);
+  if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
+  if (damp != 0.01f) s += fmt::format(" damp={}", damp);
+  if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
+  if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
+  return s;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,180 @@
+#include "src/quant/search/rounding_noise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "src/core/hot.h"
+#include "src/core/parallel.h"
+
+namespace fewbit {
+
+namespace hot {
+
+// The index of the largest |x[i]| * s[i]; the first of equal ones.
+FEWBIT_HOT int64_t largest_scaled(const float* x, const float* s, int64_t n) {
+  constexpr int kLanes = 16;
+  float most[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int k = 0; k < kLanes; ++k) {
+      const float z = std::fabs(x[i + k] * s[i + k]);
+      most[k] = z > most[k] ? z : most[k];
+    }
+  float top = 0;
+  for (const float m : most) top = m > top ? m : top;
+  for (int64_t rest = i; rest < n; ++rest) top = std::max(top, std::fabs(x[rest] * s[rest]));
+  for (i = 0; i < n; ++i)
+    if (!(std::fabs(x[i] * s[i]) < top)) return i;
+  return 0;
+}
+
+}  // namespace hot
+
+namespace {
+
+constexpr int kSteps = 60;
+constexpr double kRate = 0.06;  // of the first step, in log s; it falls to zero
+
+// The largest of every row of m * s: where it stands, and its square.
+struct Peaks {
+  std::vector<int64_t> at;
+  std::vector<double> squared;
+};
+
+// Rows are runs of `length` values; s repeats for every `period` of them.
+Peaks peaks_of(ConstTensorView m, int64_t length, const std::vector<float>& s) {
+  const int64_t rows = m.numel() / length, per_period = static_cast<int64_t>(s.size()) / length;
+  Peaks p{std::vector<int64_t>(static_cast<size_t>(rows)), std::vector<double>(static_cast<size_t>(rows))};
+  parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float *x = m.as<float>() + r * length, *scale = s.data() + r % per_period * length;
+      const int64_t i = hot::largest_scaled(x, scale, length);
+      p.at[static_cast<size_t>(r)] = r % per_period * length + i;
+      p.squared[static_cast<size_t>(r)] = std::pow(static_cast<double>(x[i]) * scale[i], 2);
+    }
+  });
+  return p;
+}
+
+// Sums over the rows of the squares, column by column.
+std::vector<double> energies(ConstTensorView m) {
+  std::vector<double> sum(static_cast<size_t>(m.cols()));
+  for (int64_t r = 0; r < m.rows(); ++r)
+    for (int64_t j = 0; j < m.cols(); ++j) {
+      const double v = m.as<float>()[r * m.cols() + j];
+      sum[static_cast<size_t>(j)] += v * v;
+    }
+  return sum;
+}
+
+// The mean of a_t^2 * 127^2 and its slope by log s_j; of a static scale, the largest instead of the mean.
+double input_step(const Peaks& p, bool fixed, std::vector<double>& slope) {
+  std::fill(slope.begin(), slope.end(), 0.0);
+  if (fixed) {
+    const size_t t = static_cast<size_t>(std::max_element(p.squared.begin(), p.squared.end()) - p.squared.begin());
+    slope[static_cast<size_t>(p.at[t])] = -2 * p.squared[t];
+    return p.squared[t];
+  }
+  const double n = static_cast<double>(p.at.size());
+  for (size_t t = 0; t < p.at.size(); ++t) slope[static_cast<size_t>(p.at[t])] -= 2 * p.squared[t] / n;
+  return std::accumulate(p.squared.begin(), p.squared.end(), 0.0) / n;
+}
+
+// What does not change on the way down.
+class Noise {
+ public:
+  Noise(ConstTensorView x, const std::vector<NoisyLinear>& linears) : x_(x), linears_(linears), h_(energies(x)) {
+    for (double& h : h_) h /= static_cast<double>(x.rows());
+    for (const NoisyLinear& l : linears) columns_.push_back(energies(l.rows));
+  }
+
+  double at(const Features& s, std::vector<double>& slope) const {
+    slope.assign(s.size(), 0.0);
+    const Peaks tokens = peaks_of(x_, x_.cols(), inverse_of(s));
+    std::vector<double> by_input(s.size()), h(h_);
+    for (size_t j = 0; j < s.size(); ++j) h[j] /= static_cast<double>(s[j]) * s[j];
+    double sum = 0;
+    for (size_t c = 0; c < linears_.size(); ++c) {
+      const NoisyLinear& l = linears_[c];
+      if (l.spec.activations != ActQuant::none) {
+        const double step = input_step(tokens, l.spec.activations == ActQuant::tensor, by_input);
+        sum += add_inputs(step, by_input, columns_[c], s, 1 / (12 * 127.0 * 127.0 * l.energy), slope);
+      }
+      const double codes = l.spec.max_code();
+      sum += add_weights(l, h, s, 4 / (12 * codes * codes * l.energy), slope);
+    }
+    return sum;
+  }
+
+ private:
+  static double add_inputs(double step, const std::vector<double>& step_slope, const std::vector<double>& columns,
+                           const Features& s, double factor, std::vector<double>& slope) {
+    double energy = 0;
+    for (size_t j = 0; j < s.size(); ++j) energy += columns[j] * s[j] * s[j];
+    for (size_t j = 0; j < s.size(); ++j)
+      slope[j] += factor * (2 * step * columns[j] * s[j] * s[j] + step_slope[j] * energy);
+    return factor * step * energy;
+  }
+
+  static double add_weights(const NoisyLinear& l, const std::vector<double>& h, const Features& s, double factor,
+                            std::vector<double>& slope) {
+    const int64_t in = l.rows.cols(), group = l.spec.group_size(in);
+    if (in % group != 0) return 0;  // a short last group: left to the judge
+    const Peaks p = peaks_of(l.rows, group, s);
+    std::vector<double> of_group(static_cast<size_t>(in / group)), energy(of_group.size());
+    for (size_t j = 0; j < h.size(); ++j) energy[j / static_cast<size_t>(group)] += h[j];
+    double sum = 0;
+    for (size_t r = 0; r < p.at.size(); ++r) {
+      const size_t g = r % of_group.size();
+      of_group[g] += p.squared[r];
+      sum += p.squared[r] * energy[g];
+      slope[static_cast<size_t>(p.at[r])] += factor * 2 * p.squared[r] * energy[g];
+    }
+    for (size_t j = 0; j < h.size(); ++j) slope[j] -= factor * 2 * of_group[j / static_cast<size_t>(group)] * h[j];
+    return factor * sum;
+  }
+
+  ConstTensorView x_;
+  const std::vector<NoisyLinear>& linears_;
+  std::vector<double> h_;                     // [in] mean of x_tj^2
+  std::vector<std::vector<double>> columns_;  // by linear: [in] sum over its rows of w_oj^2
+};
+
+}  // namespace
+
+double rounding_noise(ConstTensorView x, const std::vector<NoisyLinear>& linears, const Features& wide,
+                      std::vector<double>& slope) {
+  return Noise(x, linears).at(wide, slope);
+}
+
+Features least_noise(const Absorber& a, ConstTensorView x, const std::vector<NoisyLinear>& linears,
+                     const Features& start) {
+  const Noise noise(x, linears);
+  Features s(start), best(start);
+  std::vector<double> wide, first(s.size()), second(s.size());  // Adam's moments (arXiv 1412.6980)
+  constexpr double kFirst = 0.9, kSecond = 0.99;
+  double least = INFINITY;
+  for (int step = 0; step <= kSteps; ++step) {
+    const double e = noise.at(by_consumer_feature(a, s), wide);
+    if (e < least) {
+      least = e;
+      best = s;
+    }
+    if (!(e > 0)) break;
+    std::vector<double> slope(s.size());
+    for (size_t j = 0; j < wide.size(); ++j)
+      slope[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += wide[j] / e;
+    const double rate = kRate * (1 - static_cast<double>(step) / kSteps);
+    for (size_t j = 0; j < s.size(); ++j) {
+      first[j] = kFirst * first[j] + (1 - kFirst) * slope[j];
+      second[j] = kSecond * second[j] + (1 - kSecond) * slope[j] * slope[j];
+      if (!(second[j] > 0)) continue;  // a feature without values
+      const double m = first[j] / (1 - std::pow(kFirst, step + 1)), v = second[j] / (1 - std::pow(kSecond, step + 1));
+      s[j] *= static_cast<float>(std::exp(-rate * m / std::sqrt(v)));
+    }
+  }
+  return best;
+}
+
+}  // namespace fewbit

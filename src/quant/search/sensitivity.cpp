@@ -1,0 +1,234 @@
+#include "src/quant/search/sensitivity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/model/cast.h"
+#include "kernels/model/embed.h"
+#include "kernels/statistics/divergence.h"
+#include "src/calib/experts.h"
+#include "src/calib/observe.h"
+#include "src/calib/stream.h"
+#include "src/core/strings.h"
+#include "src/quant/rounding.h"
+
+namespace fewbit {
+namespace {
+
+// Logits of both models are held for this many bytes at a time.
+constexpr int64_t kLogitBytes = int64_t{256} << 20;
+
+// The states that enter the first block.
+Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
+  check_ids(c.spec, w.ids);
+  const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
+  const Ends ends = load_ends(ex, c, {.dtype = dtype});
+  Tensor x = ex.alloc(dtype, {w.count * w.length, c.spec.hidden});
+  embed(ex, ids, ends.embed, c.spec.embed_scale, x);
+  return x;
+}
+
+void require_room(const Exec& ex, const Checkpoint& c, const SensitivityJob& job) {
+  if (!ex.on_cuda()) return;
+  const int64_t weights = parameter_count(c.spec) * bytes_of(job.dtype), free = ex.free_bytes();
+  if (weights > free)
+    fail(ErrorKind::memory,
+         fmt::format("auto measures with the whole model on the device: its weights take {} in {} and {} are free; "
+                     "choose the bits yourself with --set, or use a larger GPU",
+                     human_bytes(weights), name_of(job.dtype), human_bytes(free)));
+}
+
+// The measurement in progress: the model, the calibration's states on their way through the blocks and those of the
+// held-out windows in front of the block at hand.
+class Measurement {
+ public:
+  Measurement(Exec& ex, const Checkpoint& c, const SensitivityJob& job)
+      : ex_(ex),
+        ckpt_(c),
+        job_(job),
+        runner_(ex, c, {.dtype = job.dtype}),
+        ropes_(ex, c.spec, job.calibration->length),
+        calibration_(ex, c.spec, states_of(ex, c, *job.calibration, job.dtype), job.calibration->count),
+        held_(states_of(ex, c, *job.held_out, job.dtype)),
+        base_(copy_of(held_)) {
+    runner_.run_blocks(base_, job.held_out->count, 0, c.spec.layers);
+  }
+
+  // Adds the costs of the units of a block, `done` is called after each probe.
+  void block(int64_t layer, const std::vector<TiedLinears>& units, const std::function<void()>& done,
+             std::vector<std::vector<double>>& cost) {
+    const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+    calibration_.begin_block(ops);
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const StatsOf stats = stats_of(layer, ops[i]);
+      for (size_t u = 0; u < units.size(); ++u) {
+        if (units[u].layer != layer || units[u].op != i) continue;
+        for (const std::vector<std::string>& probe : units[u].probes) {
+          add_cost(layer, probe, stats, cost[u]);
+          done();
+        }
+      }
+      calibration_.run(i, runner_.block(layer), ropes_);
+    }
+    runner_.run_blocks(held_, job_.held_out->count, layer, layer + 1);
+  }
+
+ private:
+  using StatsOf = std::function<std::shared_ptr<const InputStats>(const std::string& name_in_block)>;
+  using Weights = std::vector<std::pair<std::string, Tensor>>;  // by name in the block
+
+  Tensor copy_of(ConstTensorView x) {
+    Tensor y = ex_.alloc(x.dtype, x.shape);
+    ex_.copy(x, y);
+    return y;
+  }
+
+  // Statistics of the input of a linear of an op, gathered when first asked for.
+  StatsOf stats_of(int64_t layer, const BlockOp& op) {
+    if (const auto* group = std::get_if<Linears>(&op)) {
+      const auto shared = std::make_shared<InputStats>();
+      return [this, group, shared](const std::string&) {
+        if (shared->gram.empty()) *shared = observe_input(ex_, calibration_.input(group->in), {}, {});
+        return shared;
+      };
+    }
+    const auto* moe = std::get_if<Moe>(&op);
+    if (!moe) return {};
+    const BlockWeights& weights = runner_.block(layer);
+    const auto seen =
+        std::make_shared<ExpertInputs>(ex_, *moe, weights, calibration_.input(moe->in), ConstTensorView{});
+    return [moe, &weights, seen](const std::string& name) {
+      const int expert = std::stoi(name.substr(moe->expert_name.size()));
+      const bool down = name == moe->of_expert(moe->down, expert).name;
+      const auto original = [&](const std::string& n) -> const Linear& { return weights.linears.at(n); };
+      return std::make_shared<InputStats>(down ? seen->of_activation(expert, {}, original)
+                                               : seen->of_input(expert, {}));
+    };
+  }
+
+  void add_cost(int64_t layer, const std::vector<std::string>& probe, const StatsOf& stats, std::vector<double>& cost) {
+    std::vector<double> loss(job_.specs.size(), 0.0);
+    Weights changed;
+    for (const std::string& full : probe) {
+      const std::string name = full.substr(ckpt_.spec.prefix(layer).size());
+      const std::shared_ptr<const InputStats> input = stats(name);
+      const Tensor w = weight_of(layer, name);
+      for (size_t s = 0; s < job_.specs.size(); ++s) {
+        const MethodResult r = method_gptq.quantize(ex_, {.name = full,
+                                                          .weight = w,
+                                                          .stats = input.get(),
+                                                          .spec = job_.specs[s],
+                                                          .effort = Effort::quick,
+                                                          .allow_rtn = true,
+                                                          .seed = job_.seed});
+        loss[s] += r.loss * static_cast<double>(input->tokens);
+        if (s == job_.probe) changed.emplace_back(name, values_of(ex_, r.linear, job_.dtype));
+      }
+    }
+    if (!(loss[job_.probe] > 0)) return;  // the probe holds these weights exactly
+    const double weight = divergence_with(layer, changed) / loss[job_.probe];
+    for (size_t s = 0; s < loss.size(); ++s) cost[s] += weight * loss[s];
+  }
+
+  Tensor weight_of(int64_t layer, const std::string& name) {
+    const ConstTensorView stored = std::get<DenseLinear>(runner_.block(layer).linears.at(name)).weight;
+    Tensor w = ex_.alloc(DType::f32, stored.shape);
+    cast(ex_, stored, w);
+    return w;
+  }
+
+  // Mean KL over the tokens of the held-out windows when the block has `changed` in place of its own weights.
+  double divergence_with(int64_t layer, Weights& changed) {
+    Tensor x = copy_of(held_);
+    swap_in(layer, changed);
+    runner_.run_blocks(x, job_.held_out->count, layer, ckpt_.spec.layers);
+    swap_in(layer, changed);
+    const int64_t rows = x.rows(), step = std::max<int64_t>(1, kLogitBytes / (2 * ckpt_.spec.vocab * 4));
+    double sum = 0;
+    for (int64_t begin = 0; begin < rows; begin += step) {
+      const int64_t n = std::min(rows, begin + step) - begin;
+      const Tensor base = runner_.logits(base_.view().row_range(begin, begin + n));
+      const Tensor mine = runner_.logits(x.view().row_range(begin, begin + n));
+      const Tensor kl = ex_.alloc(DType::f64, {n}), top1 = ex_.alloc(DType::i32, {n}),
+                   top5 = ex_.alloc(DType::i32, {n});
+      divergence(ex_, base, mine, {.kl = kl, .top1 = top1, .top5 = top5});
+      const Tensor host = ex_.to_host(kl);
+      sum = std::accumulate(host.as<double>(), host.as<double>() + n, sum);
+    }
+    return sum / static_cast<double>(rows);
+  }
+
+  void swap_in(int64_t layer, Weights& changed) {
+    for (auto& [name, weight] : changed)
+      std::swap(std::get<DenseLinear>(runner_.block(layer).linears.at(name)).weight, weight);
+  }
+
+  Exec& ex_;
+  const Checkpoint& ckpt_;
+  const SensitivityJob& job_;
+  Runner runner_;
+  RopeTables ropes_;
+  Stream calibration_;
+  Tensor held_, base_;  // states of the held-out windows: in front of the block, and behind the last one
+};
+
+}  // namespace
+
+std::vector<std::string> TiedLinears::names() const {
+  std::vector<std::string> all;
+  for (const auto& probe : probes) all.insert(all.end(), probe.begin(), probe.end());
+  return all;
+}
+
+std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function<bool(const std::string&)>& skip) {
+  std::vector<TiedLinears> units;
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::vector<BlockOp>& ops = spec.block(layer);
+    const auto add = [&](size_t op, const std::vector<std::vector<LinearDef>>& probes) {
+      TiedLinears unit{.layer = layer, .op = op};
+      for (const std::vector<LinearDef>& probe : probes) {
+        std::vector<std::string> names;
+        for (const LinearDef& l : probe)
+          if (std::string name = spec.prefix(layer) + l.name; !skip(name)) names.push_back(std::move(name));
+        if (!names.empty()) unit.probes.push_back(std::move(names));
+      }
+      if (!unit.probes.empty()) units.push_back(std::move(unit));
+    };
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (const auto* group = std::get_if<Linears>(&ops[i])) {
+        std::vector<std::vector<LinearDef>> each;
+        for (const LinearDef& l : group->items) each.push_back({l});
+        add(i, each);
+      } else if (const auto* moe = std::get_if<Moe>(&ops[i])) {
+        const auto of_all = [moe](const LinearDef& def) {
+          std::vector<LinearDef> all;
+          for (int e = 0; e < moe->experts; ++e) all.push_back(moe->of_expert(def, e));
+          return all;
+        };
+        add(i, {of_all(moe->gate), of_all(moe->up)});
+        add(i, {of_all(moe->down)});
+      }
+    }
+  }
+  return units;
+}
+
+std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint& c,
+                                                     const std::vector<TiedLinears>& units, const SensitivityJob& job) {
+  FEWBIT_ASSERT(job.probe < job.specs.size() && job.calibration->count > 0 && job.held_out->count > 0);
+  require_room(ex, c, job);
+  std::vector<std::vector<double>> cost(units.size(), std::vector<double>(job.specs.size(), 0.0));
+  size_t probes = 0, done = 0;
+  for (const TiedLinears& u : units) probes += u.probes.size();
+  Measurement measurement(ex, c, job);
+  const auto tell = [&] {
+    ++done;
+    if (job.progress) job.progress(static_cast<double>(done) / static_cast<double>(probes));
+  };
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer) measurement.block(layer, units, tell, cost);
+  return cost;
+}
+
+}  // namespace fewbit
