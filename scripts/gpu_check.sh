@@ -67,8 +67,8 @@ piece racecheck attention-prefill '*AttentionOn.Matches*_cuda'
 piece racecheck attention-codes '*AttentionOn.Over*dim16_cuda'
 piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Cached*len1_*_cuda'
 piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
-piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
-piece initcheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 4
+piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 3
+piece initcheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 3
 piece racecheck factor 'Factor.IsThe*'
 piece racecheck refine 'Refine.*:-Refine.EveryStep*' 3
 piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'

@@ -31,14 +31,13 @@ inline bool has_zeros(const DecodeLinear& l) { return std::get<MarlinView>(l).z.
 // * up) of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128
 // (all with zero points or all without), or E4M3 with a scale for each output and an input rounded with one scale of
 // its own or a fixed one, the same for q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of
-// 128). Of several sequences, up to 16, they are packed, and no wider than the blocks of a launch take at once (64
-// values of the hidden state each two).
+// 128).
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};  // [hidden] bf16
   DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
   ConstTensorView q_bias{}, k_bias{}, v_bias{};  // [out] bf16 or null
   ConstTensorView q_norm{}, k_norm{};            // [head_dim] bf16 or null: a norm of every head, before RoPE
-  KvCache cache{};                               // of as many sequences as the steps have rows
+  KvCache cache{};                               // of one sequence
 };
 // What all layers of a stack have in common. The window may be 0, a soft cap may not be asked for.
 struct DecodeForm {
@@ -47,8 +46,8 @@ struct DecodeForm {
   float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
   float weight_offset = 0;      // as in rms_norm()
   ActKind act = ActKind::silu;
-  // One sequence on a GPU: a launch for what lies between two runs of attention, and attention_cached() between them,
-  // which reads a long cache faster than the one launch does. Several always go this way.
+  // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a
+  // long cache faster than the one launch does.
   bool attention_apart = false;
 };
 
@@ -83,11 +82,11 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
   return stack;
 }
 
-// All layers on one new token of each sequence, on a GPU in one launch or with attention apart: x goes through every
+// All layers on one new token of one sequence, on a GPU in one launch or with attention apart: x goes through every
 // layer, its keys and values to the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the
 // ops that this replaces round them (rms_norm, marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act);
 // sums may be in another order. Deterministic.
-//   x [sequences, hidden] bf16, in place · position [sequences] i32 on the device, not read on the host
+//   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu {
 void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);
 }

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "kernels/decode/decode_layers_kernel.cuh"
-#include "kernels/decode/decode_rows.h"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/hadamard.h"
 #include "kernels/products/marlin/marlin_tile.cuh"
@@ -71,8 +70,6 @@ std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
   }
   return "";
 }
-
-bool several_sequences(const std::vector<DecodeLayer>& layers) { return layers.front().cache.k.shape[0] > 1; }
 
 struct StepLayout {
   StepJob job{};
@@ -146,10 +143,8 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
   CudaState& s = ex.cuda_state();
   if (layers.empty()) return "no layers";
   if (!s.sm90()) return "steps in one launch want compute capability 9.0";
+  if (layers.front().cache.k.shape[0] != 1) return "one sequence only";
   if (std::string why = refuses_layers(layers); !why.empty()) return why;
-  if (several_sequences(layers))
-    return std::holds_alternative<ByteView>(layers.front().q) ? "8-bit weights, several sequences"
-                                                              : refuses_rows(ex, layers, form);
   return layout_of(s, most_blocks(s), layers, form).refusal;
 }
 
@@ -162,7 +157,6 @@ StepWeight weight_of(const DecodeLinear& w) {
 }  // namespace
 
 void prepare_stack(Exec& ex, DecodeStack& stack) {
-  if (several_sequences(stack.layers)) return prepare_rows(ex, stack);
   stack.blocks = most_blocks(ex.cuda_state());
   const StepLayout layout = layout_of(ex.cuda_state(), stack.blocks, stack.layers, stack.form);
   FEWBIT_ASSERT(layout.refusal.empty());
@@ -193,7 +187,6 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
 }
 
 void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
-  if (several_sequences(stack.layers)) return decode_rows(ex, stack, position, x);
   CudaState& s = ex.cuda_state();
   StepLayout layout = layout_of(s, stack.blocks, stack.layers, stack.form);
   StepJob& job = layout.job;

@@ -61,10 +61,5 @@ constexpr std::optional<DType> dtype_from_safetensors(std::string_view s) {
     if (i.safetensors == s) return i.dtype;
   return std::nullopt;
 }
-constexpr std::optional<DType> dtype_from_name(std::string_view s) {
-  for (const DTypeInfo& i : kDTypes)
-    if (i.name == s) return i.dtype;
-  return std::nullopt;
-}
 
 }  // namespace fewbit

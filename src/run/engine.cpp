@@ -81,8 +81,6 @@ void Engine::make_ways() {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
-    if (options_.batch > options_.most_in_launches)
-      return fmt::format("more than {} sequences", options_.most_in_launches);
     return "";
   };
   near_.why = asks_for_ops();
@@ -92,10 +90,8 @@ void Engine::make_ways() {
   const auto make = [&](bool attention_apart, std::string* why) {
     return decode_stack(ex_, spec_, blocks_, ropes_, caches, turns_keys(options_.load.kv_cache), attention_apart, why);
   };
-  const bool several = options_.batch > 1;
-  near_.stack = make(several, &near_.why);
-  if (several && near_.stack) near_.why = fmt::format("{} sequences", options_.batch);
-  if (!near_.stack || several) return;
+  near_.stack = make(false, &near_.why);
+  if (!near_.stack) return;
   const int64_t window = near_.stack->form.attention.window;
   if (options_.capacity <= options_.long_context || (window > 0 && window <= options_.long_context)) return;
   far_.stack = make(true, &far_.why);

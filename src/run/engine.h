@@ -17,9 +17,7 @@ struct EngineOptions {
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
-  // steps of few sequences take all layers in one launch, or one each, where they can (CUDA)
-  bool one_launch = true;
-  int64_t most_in_launches = 2;  // sequences of such steps, 16 at most; more are faster op by op (docs/performance.md)
+  bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
   // over more positions in sight attention has launches of its own; -1: long_context() of the cache
   int64_t long_context = -1;
 };

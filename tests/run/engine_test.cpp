@@ -179,53 +179,19 @@ TEST(Engine, CudaOneLaunchEqualsOpByOp) {
   one_launch_equals_op_by_op("marlin", tol::kLogitsBf16, tol::kLogitsQuantizedCacheBf16);
 }
 
-// Several sequences: one launch a layer.
-TEST(Engine, CudaRowsInLaunchesEqualOpByOp) {
-  FEWBIT_NEEDS_GPU();
-  Exec ex = Exec::cuda(0);
-  const TempDir dir;
-  synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 3}, {});
-  const Checkpoint c = Checkpoint::open(dir.path() / "m");
-  for (const int64_t batch : {2, 16}) {
-    const std::vector<int32_t> ids = random_ids(static_cast<size_t>(batch) * 20, 5);
-    const auto engine = [&](bool graph, bool launches) {
-      return Engine(ex, c,
-                    {.load = {.dtype = DType::bf16},
-                     .batch = batch,
-                     .capacity = 32,
-                     .graph = graph,
-                     .one_launch = launches,
-                     .most_in_launches = 16});
-    };
-    Engine recorded = engine(true, true), eager = engine(false, true), by_op = engine(true, false);
-    for (Engine* e : {&recorded, &eager, &by_op}) e->prefill(ids);
-    EXPECT_EQ(recorded.step_launches(), StepLaunches::attention_apart) << recorded.why_not_together();
-    EXPECT_EQ(by_op.step_launches(), StepLaunches::op_by_op);
-    for (int32_t i = 0; i < 5; ++i) {
-      const Tensor next = ex.to_device(i32(random_ids(static_cast<size_t>(batch), static_cast<uint64_t>(i) + 9)));
-      const Tensor a = ex.to_host(recorded.decode(next)), b = ex.to_host(eager.decode(next)),
-                   ops = ex.to_host(by_op.decode(next));
-      EXPECT_EQ(first_difference(a, b), "") << batch << " sequences, step " << i;
-      EXPECT_LE(relative_error(a, ops), tol::kLogitsBf16) << batch << " sequences, step " << i;
-    }
-  }
-}
-
-// Steps of more than a few sequences are faster op by op, and taken so.
-TEST(Engine, CudaMoreThanAFewSequencesGoOpByOp) {
+TEST(Engine, CudaSeveralSequencesGoOpByOp) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
   const TempDir dir;
   synthesize(dir.path() / "m", {.preset = "llama-1b", .format = "marlin", .layers = 1}, {});
   const Checkpoint c = Checkpoint::open(dir.path() / "m");
-  const EngineOptions options{.load = {.dtype = DType::bf16}, .batch = 2, .capacity = 32};
-  Engine engine(ex, c, options);
-  EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
-  engine.resize(3, 32);
+  Engine engine(ex, c, {.load = {.dtype = DType::bf16}, .batch = 2, .capacity = 32});
   EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
-  EXPECT_EQ(engine.why_not_together(), "more than 2 sequences");
+  EXPECT_EQ(engine.why_not_together(), "one sequence only");
+  engine.resize(1, 32);
+  EXPECT_EQ(engine.step_launches(), StepLaunches::together) << engine.why_not_together();
   engine.resize(2, 32);
-  EXPECT_EQ(engine.step_launches(), StepLaunches::attention_apart) << engine.why_not_together();
+  EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
 }
 
 TEST(Engine, CudaOneLaunchEqualsOpByOpInBytes) {

@@ -7,7 +7,6 @@
 #include <map>
 #include <new>
 
-#include "src/core/log.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {
@@ -62,20 +61,10 @@ const std::map<std::string, Program>& programs() {
   return table;
 }
 
-void log_to_stderr(LogLevel level, const std::string& line) {
-  const char* wanted = std::getenv("FEWBIT_LOG");
-  const LogLevel least = !wanted                          ? LogLevel::warning
-                         : std::string(wanted) == "debug" ? LogLevel::debug
-                         : std::string(wanted) == "info"  ? LogLevel::info
-                                                          : LogLevel::warning;
-  if (level >= least) fmt::print(stderr, "{}\n", line);
-}
-
 }  // namespace
 
 int run(const char* program, int argc, char** argv) {
   const Program& p = programs().at(program);
-  set_log_sink(log_to_stderr);
   CLI::App app{p.description, program};
   app.set_version_flag("--version", fmt::format("{} (fewbit) {}", program, FEWBIT_VERSION));
   app.footer(p.footer);

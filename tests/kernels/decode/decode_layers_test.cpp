@@ -27,7 +27,6 @@ struct Sizes {
   float fixed = 0;     // scale of the inputs; 0: one of their own
   bool zeros = false;  // packed with zero points
   bool apart = false;  // DecodeForm::attention_apart
-  int64_t rows = 1;    // sequences
 };
 
 // Random layers on one device; the same values on every device.
@@ -115,11 +114,11 @@ struct Layers {
       if (s.biases)
         l.q_bias = vector(q, seed(10), 0), l.k_bias = vector(kv, seed(11), 0), l.v_bias = vector(kv, seed(12), 0);
       if (s.head_norms) l.q_norm = vector(s.head_dim, seed(13), 1), l.k_norm = vector(s.head_dim, seed(14), 1);
-      const Shape shape = {s.rows, s.kv_heads, capacity, s.head_dim};
+      const Shape shape = {1, s.kv_heads, capacity, s.head_dim};
       l.cache = {.k = kept.emplace_back(ex.alloc_zeros(s.cache, shape)),
                  .v = kept.emplace_back(ex.alloc_zeros(s.cache, shape))};
       if (s.cache == DType::i8) {
-        const Shape scales = {s.rows, s.kv_heads, capacity};
+        const Shape scales = {1, s.kv_heads, capacity};
         l.cache.k_scales = kept.emplace_back(ex.alloc_zeros(DType::f32, scales));
         l.cache.v_scales = kept.emplace_back(ex.alloc_zeros(DType::f32, scales));
       } else if (s.cache == DType::f8_e4m3) {
@@ -142,8 +141,8 @@ Outcome run(Exec& ex, const Sizes& s, const std::vector<int32_t>& positions) {
   const DecodeStack stack = make_stack(ex, l.layers, l.form);
   Outcome out;
   for (const int32_t p : positions) {
-    const Tensor x = ex.to_device(random_normal(DType::bf16, {s.rows, s.hidden}, static_cast<uint64_t>(p) + 7));
-    decode_layers(ex, stack, ex.to_device(host_i32(std::vector<int32_t>(static_cast<size_t>(s.rows), p))), x);
+    const Tensor x = ex.to_device(random_normal(DType::bf16, {1, s.hidden}, static_cast<uint64_t>(p) + 7));
+    decode_layers(ex, stack, ex.to_device(host_i32({p})), x);
     out.x.push_back(ex.to_host(x));
   }
   out.keys = ex.to_host(l.layers.back().cache.k);
@@ -199,8 +198,7 @@ const Sizes kByteSizes[] = {
 
 void expect_near(const Outcome& found, const Outcome& expected, const Sizes& s) {
   const double limit = s.bytes ? tol::kLogitsBytesBf16 : tol::kLogitsBf16;
-  const std::string what =
-      fmt::format("hidden {}, head_dim {}, apart {}, {} rows", s.hidden, s.head_dim, s.apart, s.rows);
+  const std::string what = fmt::format("hidden {}, head_dim {}, apart {}", s.hidden, s.head_dim, s.apart);
   for (size_t i = 0; i < found.x.size(); ++i)
     EXPECT_LE(relative_error(found.x[i], expected.x[i]), limit) << what << ", step " << i;
   if (s.cache != DType::bf16) return;
@@ -244,73 +242,6 @@ TEST(DecodeLayers, CudaTakesOneLayerWithAttentionApart) {
   for (Sizes s : {kSizes[2], kByteSizes[4]}) {
     s.layers = 1;
     expect_near(run_apart(gpu, s, {0, 1, 2, 3}), run(cpu, s, {0, 1, 2, 3}), s);
-  }
-}
-
-// Several sequences: one launch between two runs of attention.
-void expect_the_ops_values_of_rows(std::span<const Sizes> sizes, const std::vector<int64_t>& rows,
-                                   const std::vector<int32_t>& positions) {
-  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
-  for (Sizes s : sizes)
-    for (const int64_t n : rows) {
-      s.rows = n;
-      expect_near(run(gpu, s, positions), run(cpu, s, positions), s);
-    }
-}
-TEST(DecodeLayers, CudaEqualsTheOpsOnRows) {
-  FEWBIT_NEEDS_GPU();
-  expect_the_ops_values_of_rows(std::span(kSizes).first(6), {2, 7, 8, 9, 16}, {0, 1, 2});
-  expect_the_ops_values_of_rows(std::span(kSizes).subspan(6, 1), {3, 16}, {0, 1});
-  expect_the_ops_values_of_rows(kZeroSizes, {2, 5, 12}, {0, 1});
-}
-TEST(DecodeLayers, CudaEqualsTheOpsOnSmallRows) {  // for racecheck
-  FEWBIT_NEEDS_GPU();
-  for (Sizes s : {kSizes[0], kZeroSizes[0]}) {
-    s.layers = 2;
-    expect_the_ops_values_of_rows(std::span(&s, 1), {3, 16}, {0, 1});
-  }
-}
-// A row's values depend on that row alone, in the same number of columns of the products to the bit.
-TEST(DecodeLayers, CudaRowsDoNotMix) {
-  FEWBIT_NEEDS_GPU();
-  Exec gpu = Exec::cuda(0);
-  for (const auto& [few, many] : {std::pair{3, 8}, {9, 16}}) {
-    Sizes s = kSizes[3];
-    s.rows = few;
-    const Outcome a = run(gpu, s, {0, 1});
-    s.rows = many;
-    const Outcome b = run(gpu, s, {0, 1});
-    for (size_t i = 0; i < a.x.size(); ++i)
-      EXPECT_EQ(first_difference(a.x[i], gpu.to_host(b.x[i].view().row_range(0, few))), "")
-          << few << " of " << many << ", step " << i;
-  }
-}
-TEST(DecodeLayers, CudaRowsTakeOutliersAndPassNaNOn) {
-  FEWBIT_NEEDS_GPU();
-  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
-  Sizes s = kSizes[1];
-  s.rows = 5;
-  for (const float value : {1e3f, -1e9f, std::numeric_limits<float>::quiet_NaN()}) {
-    Tensor x = random_normal(DType::bf16, {s.rows, s.hidden}, 3);
-    const int64_t outlier = 2 * s.hidden + 17;
-    x.as<bf16>()[outlier] = bf16(value);
-    const auto step = [&](Exec& ex) {
-      Layers l(ex, s, 1);
-      const Tensor on_device = ex.to_device(x);
-      decode_layers(ex, make_stack(ex, l.layers, l.form), ex.to_device(host_i32({0, 0, 0, 0, 0})), on_device);
-      Tensor out = to_f32(ex.to_host(on_device));
-      if (std::isfinite(value)) out.as<float>()[outlier] = 0;  // or it outweighs all others in the comparison
-      return out;
-    };
-    const Tensor found = step(gpu), expected = step(cpu);
-    for (int64_t row = 0; row < s.rows; ++row) {
-      if (row == 2 && std::isnan(value))
-        EXPECT_TRUE(std::isnan(found.as<float>()[row * s.hidden]));
-      else
-        EXPECT_LE(relative_error(found.view().row_range(row, row + 1), expected.view().row_range(row, row + 1)),
-                  tol::kLogitsBf16)
-            << "row " << row << ", value " << value;
-    }
   }
 }
 
@@ -421,17 +352,9 @@ TEST(DecodeLayers, CudaSaysWhatItHasNoKernelFor) {
   DecodeForm gelu = l.form;
   gelu.act = ActKind::gelu_tanh;
   EXPECT_NE(refuses_stack(ex, l.layers, gelu), "");
-  const auto refused_rows = [&](Sizes s, int64_t rows) {
-    s.rows = rows;
-    s.layers = 1;
-    const Layers several(ex, s, 8);
-    return refuses_stack(ex, several.layers, several.form) != "";
-  };
-  EXPECT_FALSE(refused_rows(kSizes[0], 16));
-  EXPECT_TRUE(refused_rows(kSizes[0], 17));
-  EXPECT_FALSE(refused_rows(kZeroSizes[0], 2));
-  EXPECT_TRUE(refused_rows(kByteSizes[0], 2));
-  EXPECT_TRUE(refused_rows(kSizes[7], 2));  // 5,120 hidden values
+  std::vector<DecodeLayer> two_sequences = l.layers;
+  for (DecodeLayer& each : two_sequences) each.cache.k.shape[0] = each.cache.v.shape[0] = 2;
+  EXPECT_EQ(refuses_stack(ex, two_sequences, l.form), "one sequence only");
   Layers fine(ex, kSizes[0], 8);
   fine.layers[0].down = fine.packed_linear(256, 512, 3, 64);
   EXPECT_NE(refuses_stack(ex, fine.layers, fine.form), "");
