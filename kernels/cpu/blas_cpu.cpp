@@ -1,10 +1,10 @@
-// Sets OpenBLAS up once per process.
+// Sets OpenBLAS up, once in a process.
 #include "kernels/cpu/blas_cpu.h"
 
 #include <cstdlib>
 #include <string>
 
-// Of a DYNAMIC_ARCH build; absent elsewhere.
+// Functions of OpenBLAS built with DYNAMIC_ARCH; null elsewhere.
 extern "C" {
 __attribute__((weak)) void gotoblas_dynamic_init();
 __attribute__((weak)) void gotoblas_dynamic_quit();
@@ -13,9 +13,8 @@ __attribute__((weak)) void gotoblas_dynamic_quit();
 namespace fewbit::blas {
 namespace {
 
-// OpenBLAS 0.3.21 chooses its kernels by the processor's model number; a model younger than the release gets
-// SSE3 code, three to four times slower than what the machine can do. Chooses again by instruction set, where
-// that is better.
+// OpenBLAS 0.3.21 chooses its kernels by the processor's model number. A model younger than the release gets SSE3 code,
+// three to four times slower than what the machine can do. This chooses again by instruction set, where that is better.
 void choose_kernels_by_instruction_set() {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (!gotoblas_dynamic_init || !gotoblas_dynamic_quit || std::getenv("OPENBLAS_CORETYPE")) return;

@@ -1,12 +1,13 @@
 #pragma once
-// OpenBLAS for the CPU halves. It always works on one thread: the threads are ours (parallel_for over blocks
-// of fixed shape), so the bits of a result do not depend on how many there are. Included by kernels/*_cpu.cpp
-// only.
+// OpenBLAS for the CPU halves of the ops; only files of kernels/ ending in _cpu.cpp include it. It works on one thread
+// always: the threads come from parallel_for over blocks of fixed shape, so that the bits of a result do not depend on
+// how many there are.
 #include <cblas.h>
 
 #include <cstdint>
 
-// LAPACK's Cholesky (column-major): A = U^T U or L L^T; info > 0 is the order of the first minor that fails.
+// LAPACK's Cholesky factorization (column-major): A = U^T U or L L^T. info > 0: the order of the first leading minor
+// that is not positive definite.
 extern "C" {
 void spotrf_(const char* uplo, const int* n, float* a, const int* lda, int* info);
 void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* info);
@@ -14,11 +15,11 @@ void dpotrf_(const char* uplo, const int* n, double* a, const int* lda, int* inf
 
 namespace fewbit::blas {
 
-// Before the first product of every op: one thread, and the newest kernels this machine can run (an OpenBLAS
+// Every op calls it before its first product: one thread, and the newest kernels that this machine can run (an OpenBLAS
 // that does not know the processor takes its oldest ones). Does its work once.
 void use_one_thread();
 
-// c = alpha op(a) op(b) + beta c, row-major.
+// c [m, n] = alpha op(a) op(b) + beta c, row-major, with k columns of op(a).
 inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                  int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   cblas_sgemm(CblasRowMajor, ta, tb, static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), alpha, a,
@@ -42,7 +43,8 @@ inline void solve_right(CBLAS_UPLO uplo, CBLAS_TRANSPOSE ta, int64_t m, int64_t 
               static_cast<int>(lda), b, static_cast<int>(ldb));
 }
 
-// In-place Cholesky of the lower triangle of a row-major matrix (LAPACK's upper one, seen column-major).
+// In-place Cholesky factorization A = L L^T in the lower triangle of a row-major matrix [n, n], which is LAPACK's upper
+// one, seen column-major. Returns LAPACK's info: 0, or as above.
 inline int potrf_lower(int n, float* a, int lda) {
   int info = 0;
   spotrf_("U", &n, a, &lda, &info);

@@ -1,5 +1,5 @@
-// The loops of cpu_rows.h. Plain arrays of kLanes partial results: the compiler turns each into vector
-// registers of whatever width the clone has, and the order of the sums stays written down.
+// The loops of cpu_rows.h, over plain arrays of kLanes partial results: the compiler makes them vector registers of the
+// width that each compiled clone has (src/core/hot.h), while the order of the sums stays as it is written.
 #include "kernels/cpu/cpu_rows.h"
 
 #include <bit>
@@ -15,10 +15,11 @@ constexpr int kLanes = 64;
 
 FEWBIT_HOT_INLINE float bits_to_float(uint32_t u) { return std::bit_cast<float>(u); }
 
-// exp(x) for x <= 0, never below exp(-87); a NaN stays one: 2^n * p(r), r = x - n ln 2 in [-ln 2 / 2, ln 2 /
-// 2], p of degree 6 (Taylor; its rest is below 2e-7 there). n is read from the low bits of t + 1.5 * 2^23,
-// which rounds to nearest without a conversion. Bounds and NaN go through integers, so that the compiler sees
-// no branch.
+// exp(x) for x <= 0, never below exp(-87); a NaN stays one. exp(x) = 2^n p(r) with r = x - n ln 2 in
+// [-ln 2 / 2, ln 2 / 2] (Cody and Waite, "Software Manual for the Elementary Functions", 1980: ln 2 in two constants)
+// and p the Taylor polynomial of degree 6, whose remainder is below 2e-7 there. n is read from the low bits of x / ln 2
+// + 1.5 * 2^23, an addition that rounds to nearest without a conversion. The bound and the NaN go through integers, so
+// that the compiler sees no branch.
 FEWBIT_HOT_INLINE float exp_of(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   const uint32_t nan = 0u - static_cast<uint32_t>((u & 0x7fffffffu) > 0x7f800000u);

@@ -1,5 +1,4 @@
-// Fixed tiles of (rows of x) x (rows of W), widened to f32 and multiplied by single-threaded BLAS, in
-// parallel.
+// Tiles of fixed shape, (rows of x) x (rows of W), widened to f32 and multiplied by single-threaded BLAS, in parallel.
 #include "kernels/cpu/cpu_tiles.h"
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kTileFloats = int64_t{1} << 20;  // of x and of W in a tile: 4 MiB each
+constexpr int64_t kTileFloats = int64_t{1} << 20;  // of x and of W in a tile, at most: 4 MiB each
 
 }  // namespace
 

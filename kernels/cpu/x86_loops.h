@@ -1,5 +1,6 @@
 #pragma once
-// For loops in x86 vector instructions over codes that come from memory: FEWBIT_X86 where they can be compiled.
+// What the loops in x86 vector instructions over codes in memory have in common: FEWBIT_X86 is defined where they can
+// be compiled.
 #include <cstdint>
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -9,8 +10,10 @@
 
 namespace fewbit::cpu {
 
-// bytes: too little work per line for the reordering of instructions to reach far enough
-inline constexpr int64_t kAhead = 2048;
-inline constexpr int kRowsAtOnce = 4;  // of x, for a row of codes
+// How far ahead codes are prefetched, in bytes. A cache line of codes has so little work that the processor's own
+// reordering does not reach far enough to hide the memory's latency.
+inline constexpr int64_t kPrefetchBytes = 2048;
+// Rows of x that a loop multiplies with a row of codes at once: their sums stay in registers.
+inline constexpr int kRowsAtOnce = 4;
 
 }  // namespace fewbit::cpu

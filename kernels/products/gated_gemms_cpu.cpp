@@ -1,4 +1,4 @@
-// An activation, then the products.
+// The gated activation, then the products.
 #include "kernels/products/gated_gemms.h"
 
 namespace fewbit::cpu {

@@ -1,15 +1,19 @@
 #pragma once
+// Dense products: y = x W^T for one weight or several, and the general f32 matrix product.
 #include <span>
 
 #include "kernels/exec/exec.h"
 #include "src/core/mat.h"
 namespace fewbit {
-// y = x W^T + bias, products accumulated in f32.
+// y = x W^T + bias.
 //   x     [rows, in]   f32 | bf16
 //   w     [out, in]    the dtype of x
-//   bias  [out]        the dtype of x; data == nullptr means none. Added in f32 before the rounding to y.
+//   bias  [out]        the dtype of x; data == nullptr: none
 //   y     [rows, out]  f32, or the dtype of x; overwritten
-// Never TF32.
+// Numerics: products and sums in f32, never TF32 (products of two bf16 values are exact in f32); the bias is added in
+// f32, then y is rounded once, to nearest even. The order of the sums is fixed for a shape and a device.
+// Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT), here and in all ops of this header. No
+// rows and no outputs are fine: nothing is written.
 namespace cpu {
 void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y);
 }
@@ -19,14 +23,14 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
 inline void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::gemm, FEWBIT_CUDA_OP(gemm))(ex, x, w, bias, y);
 }
-// The same for several weights of one x: y alike in dtype. On a GPU few rows in bf16 take one launch (up to
-// kGemmsAtOnce at a time) that reads the weights as they lie (kernels/products/skinny.cuh) and may begin before the
-// kernel before it has ended: no work in flight may write a weight or a bias. The bits of a row do not depend on the
-// other rows there.
+// The same for several weights of one x, whose y have one dtype. On a GPU one or two rows in bf16 take one launch for
+// up to kGemmsAtOnce weights (kernels/products/skinny.cuh), where the bits of a row do not depend on the other row.
+// That launch may read weights before the kernel before it in the stream has ended: no work in flight may write a
+// weight.
 struct GemmProduct {
-  ConstTensorView w{}, bias{};
+  ConstTensorView w{}, bias{};  // as in gemm()
   TensorView y{};
-  bool add = false;  // y += the product, rounded once; no bias then
+  bool add = false;  // y += the product, added in f32 and rounded once; no bias then
 };
 inline constexpr int kGemmsAtOnce = 3;
 namespace cpu {
@@ -38,7 +42,8 @@ void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
 inline void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   pick(ex, &cpu::gemms, FEWBIT_CUDA_OP(gemms))(ex, x, products);
 }
-// The same by cuBLAS whatever the rows: what ours are measured against (src/run/ops_bench.h).
+// The same by cuBLAS for any number of rows: what the kernels here are measured against (src/run/ops_bench.h). On the
+// CPU it is gemms().
 namespace cpu {
 void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
 }
@@ -49,11 +54,12 @@ inline void library_gemms(Exec& ex, ConstTensorView x, std::span<const GemmProdu
   pick(ex, &cpu::library_gemms, FEWBIT_CUDA_OP(library_gemms))(ex, x, products);
 }
 
-// c = alpha * op(a) op(b) + beta * c, all f32, row-major with leading dimensions; pointers on ex's device.
+// c = alpha * op(a) op(b) + beta * c, all f32 with f32 sums (never TF32), row-major with leading dimensions; op(m) is m
+// or its transpose. Pointers on ex's device; c must not overlap a or b.
 enum class Trans : uint8_t { no, yes };
 struct MatmulArgs {
-  Mat<const float> a{}, b{};
-  Mat<float> c{};
+  Mat<const float> a{}, b{};  // [m, k] and [k, n] after ta and tb
+  Mat<float> c{};             // [m, n]
   Trans ta = Trans::no, tb = Trans::no;
   float alpha = 1, beta = 0;
 };

@@ -1,5 +1,5 @@
-// Dense products on the CPU: OpenBLAS in fixed tiles for many rows, one dot product per output for few (a
-// decode step reads each weight once, straight from its bf16 storage).
+// Dense products on the CPU: OpenBLAS in tiles of fixed shape for many rows; for few, a dot product for each output,
+// which reads the weight straight from its bf16 storage.
 #include "kernels/products/gemm.h"
 
 #include <algorithm>
@@ -12,12 +12,13 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewRows = 8;           // with more, BLAS is faster
+constexpr int64_t kValuesAtOnce = 65536;  // of the weight: the least work of a thread
 
 template <class T>
 void few_rows(ConstTensorView x, ConstTensorView w, ConstTensorView bias, TensorView y) {
   const int64_t rows = x.rows(), in = x.cols(), out = w.rows();
-  const int64_t grain = std::max<int64_t>(1, 65536 / std::max<int64_t>(1, in));
+  const int64_t grain = std::max<int64_t>(1, kValuesAtOnce / std::max<int64_t>(1, in));
   float* xs = scratch(Scratch::x, x.numel());  // of this thread; the others only read it
   widen(x.as<T>(), xs, x.numel());
   parallel_for(out, grain, [&](int64_t begin, int64_t end) {

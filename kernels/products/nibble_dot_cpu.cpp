@@ -1,3 +1,4 @@
+// The dot products of nibble_dot.h in AVX2 and AVX512-BF16.
 #include "kernels/products/nibble_dot.h"
 
 #include <algorithm>
@@ -9,9 +10,9 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kChunk = 64;         // columns of one step: 32 bytes of codes
-constexpr int64_t kHalf = kChunk / 2;  // a group spans at least this many columns
-constexpr int64_t kWide = 128;         // columns of a step where groups have whole ones: a register of codes
+constexpr int64_t kChunk = 64;         // columns of a step: 32 bytes of codes
+constexpr int64_t kHalf = kChunk / 2;  // columns of half a step; a group has at least as many
+constexpr int64_t kWide = 128;         // columns of a step of wide_products(): 64 bytes of codes, a register
 
 int64_t chunks_of(int64_t in) { return (in + kChunk - 1) / kChunk; }
 
@@ -34,7 +35,8 @@ bool has_avx2() {
 #endif
 }
 
-// Of every kStep columns those that are 0 modulo kPlanes, then those that are 1, and so on; zeros behind the last.
+// Within every kStep columns those that are 0 modulo kPlanes, then those that are 1, and so on; zeros past the last
+// one.
 template <int64_t kStep, int64_t kPlanes, class From, class To>
 void split_columns(const From* x, int64_t in, To* to) {
   for (int64_t start = 0; start < in; start += kStep)
@@ -49,12 +51,12 @@ struct CodeRow {
   const uint8_t* zeros = nullptr;  // [G] or null
   int zero = 8;                    // where zeros is null
   int64_t bytes = 0, chunks = 0;
-  int64_t halves = 0;  // half chunks in a group
+  int64_t halves = 0;  // half steps in a group
 
   int zero_of(int64_t g) const { return zeros ? zeros[g] : zero; }
 };
 
-// The group of one half chunk after the other; no division in the loop.
+// Gives the group of one half step after the other, without a division in the loop.
 class GroupCounter {
  public:
   explicit GroupCounter(const CodeRow& w) : halves_(w.halves), left_(w.halves) {}
@@ -73,7 +75,7 @@ class GroupCounter {
 
 #ifdef FEWBIT_X86
 
-// Levels of codes 0..15 about every zero (16 exists in GPTQ v1 words) as bf16 words, and as bytes.
+// The levels of codes 0 to 15 for every zero, as bf16 words and as bytes. A zero of 16 exists: GPTQ v1 stores zero - 1.
 struct Levels {
   alignas(32) uint16_t words[17][16];
   alignas(16) int8_t bytes[17][16];
@@ -99,7 +101,7 @@ FEWBIT_BF16_TARGET inline __m512i two_halves(const uint16_t* first, const uint16
                             _mm256_load_si256(reinterpret_cast<const __m256i*>(second)), 1);
 }
 
-// kRows rows of inputs from `first` on, and the sums of their products.
+// kRows rows of x from `first` on, and the sums of their products.
 template <int kRows>
 struct RowSums {
   const uint16_t* x[kRows];
@@ -115,9 +117,9 @@ struct RowSums {
   }
 };
 
-// The loop of most checkpoints: groups of whole 128 columns. A word of the register holds four codes, and the
-// permutation reads the low five bits of its indices: shifts and one mask are all that stands between memory and
-// levels.
+// The loop of most checkpoints: groups of whole 128 columns. A 16-bit word of a register holds four codes. The
+// permutation that looks levels up reads only the low five bits of an index: shifts and a mask are all there is between
+// memory and levels.
 template <int kRows>
 FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
   const __m512i low = _mm512_set1_epi16(15);
@@ -130,7 +132,7 @@ FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, in
     __m512 a[kRows], b[kRows];
     for (int r = 0; r < kRows; ++r) a[r] = b[r] = _mm512_setzero_ps();
     for (const int64_t end = c + of_group; c < end; ++c) {
-      _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 64 + kAhead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 64 + kPrefetchBytes, _MM_HINT_T0);
       const __m512i codes = _mm512_loadu_si512(w.codes + c * 64);
       const __m512i level0 = _mm512_permutexvar_epi16(_mm512_and_si512(codes, low), lookup);
       const __m512i level1 = _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 4), low), lookup);
@@ -150,9 +152,9 @@ FEWBIT_BF16_TARGET void wide_products(const CodeRow& w, const NibbleInput& x, in
   rows.store(sums);
 }
 
-// Any groups of 32 columns and more. A permutation of words looks 32 levels up at once; one instruction multiplies 32
-// of them with bf16 inputs and adds pairs in f32. The two halves of a chunk may belong to two groups: their levels lie
-// in the two halves of the table.
+// Any groups of whole 32 columns. A permutation of words looks up 32 levels at once; one instruction multiplies 32 of
+// them with bf16 values of x and adds pairs in f32. The two halves of a step may belong to two groups: the levels of
+// each lie in one half of the lookup register.
 template <int kRows>
 FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, int64_t first, float* sums) {
   const __m512i second_half = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(16), 1);
@@ -163,11 +165,11 @@ FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, in
   __m512i lookup = two_halves(table[w.zero], table[w.zero]);
   for (int64_t c = 0; c < w.chunks; ++c) {
     const int64_t left = w.bytes - c * 32;
-    if (c % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 32 + kAhead, _MM_HINT_T0);
+    if (c % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + c * 32 + kPrefetchBytes, _MM_HINT_T0);
     const auto* at = reinterpret_cast<const __m256i*>(w.codes + c * 32);
     const __m512i words =
         _mm512_cvtepu8_epi16(left >= 32 ? _mm256_loadu_si256(at) : _mm256_maskz_loadu_epi8((1u << left) - 1, at));
-    // Past the last column codes and inputs are zeros, whatever their group.
+    // Past the last column codes and x are zeros: their group does not matter.
     const int64_t g0 = group.next(), g1 = left > 16 ? group.next() : g0;
     if (w.zeros) lookup = two_halves(table[w.zeros[g0]], table[w.zeros[g1]]);
     __m512 scale = _mm512_set1_ps(w.scales[g0]);
@@ -176,15 +178,15 @@ FEWBIT_BF16_TARGET void bf16_products(const CodeRow& w, const NibbleInput& x, in
     const __m512i odd = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(words, 4), second_half), lookup);
     for (int r = 0; r < kRows; ++r) {
       const uint16_t* x_at = rows.x[r] + c * kChunk;
-      __m512 part = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)even, (__m512bh)_mm512_loadu_si512(x_at));
-      part = _mm512_dpbf16_ps(part, (__m512bh)odd, (__m512bh)_mm512_loadu_si512(x_at + kHalf));
-      rows.total[r] = _mm512_fmadd_ps(part, scale, rows.total[r]);
+      __m512 both = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)even, (__m512bh)_mm512_loadu_si512(x_at));
+      both = _mm512_dpbf16_ps(both, (__m512bh)odd, (__m512bh)_mm512_loadu_si512(x_at + kHalf));
+      rows.total[r] = _mm512_fmadd_ps(both, scale, rows.total[r]);
     }
   }
   rows.store(sums);
 }
 
-// Adds the levels of 16 codes (bytes), times 16 inputs from x on.
+// Adds 16 levels (bytes) times 16 values of x: the first eight products to a, the others to b.
 FEWBIT_AVX2_TARGET inline void add_sixteen(__m128i level, const float* x, __m256& a, __m256& b) {
   a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(level)), _mm256_loadu_ps(x), a);
   b = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(level, 8))), _mm256_loadu_ps(x + 8), b);

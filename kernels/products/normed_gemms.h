@@ -1,15 +1,17 @@
 #pragma once
+// Products of a normed activation: rms_norm, then gemms or byte_gemms, in as few launches as the GPU allows.
 #include "kernels/products/bytes/byte_gemms.h"
 #include "kernels/products/gemm.h"
 namespace fewbit {
-// Products of rms_norm(x) (kernels/model/norm.h): on a GPU few rows are normed by the product itself. The bits are
-// those of rms_norm, then gemms or byte_gemms.
+// The norm before the products: rms_norm() of kernels/model/norm.h with these arguments.
 struct RowNorm {
-  ConstTensorView weight{};  // [in] of the dtype of x
-  float eps = 0, offset = 0;
+  ConstTensorView weight{};   // [in] of the dtype of x
+  float eps = 0, offset = 0;  // offset is added to the weight
 };
-//   normed [rows, in] like x, not x: room for the normed x; what it holds afterwards is not said. The rest as in
-//   kernels/products/gemm.h and kernels/products/bytes/byte_gemms.h.
+// gemms(rms_norm(x)) and byte_gemms(rms_norm(x)): the bits, and the errors, are those of the ops one after another.
+//   x       [rows, in]  f32 | bf16
+//   normed  [rows, in]  the dtype of x, and not x: scratch room; its content afterwards is undefined
+//   q, products         as in kernels/products/gemm.h and kernels/products/bytes/byte_gemms.h
 namespace cpu {
 void normed_gemms(Exec&, ConstTensorView x, const RowNorm&, TensorView normed, std::span<const GemmProduct> products);
 }

@@ -1,4 +1,4 @@
-// A norm, then the products.
+// The norm, then the products.
 #include "kernels/products/normed_gemms.h"
 
 #include "kernels/model/norm.h"

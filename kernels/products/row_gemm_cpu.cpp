@@ -1,6 +1,6 @@
-// Products with the CPU's own layout of integer linears. Few rows of x: a sum per group, of levels made in registers as
-// the codes come from memory (kernels/products/nibble_dot.h, kernels/products/bytes/byte_dot.h) or, where these do not
-// fit, written down first. Many rows: the weight is made f32 in tiles and multiplied by BLAS.
+// Products with the CPU's own layout of integer linears. Few rows of x: a sum for each group, over levels that are made
+// in registers as the codes come from memory (nibble_dot.h, bytes/byte_dot.h) or, where those loops do not fit, in
+// memory first. Many rows: tiles of the weight are made in f32 and multiplied by BLAS.
 #include "kernels/products/row_gemm.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace fewbit::cpu {
 
 namespace hot {
 
-// out[2 i], out[2 i + 1] = the nibbles of bytes[i], less zero; n codes.
+// out[2 i], out[2 i + 1] = low and high nibble of bytes[i], less zero; n codes.
 FEWBIT_HOT void nibble_levels(const uint8_t* bytes, float zero, float* out, int64_t n) {
   for (int64_t i = 0; i < n / 2; ++i) {
     out[2 * i] = static_cast<float>(bytes[i] & 15) - zero;
@@ -33,6 +33,7 @@ FEWBIT_HOT void byte_levels(const uint8_t* bytes, float zero, float* out, int64_
 
 namespace {
 
+// Reads rows of the linear as levels or as values.
 struct RowReader {
   const RowPackedView& w;
   int64_t groups, row_bytes;
@@ -46,16 +47,16 @@ struct RowReader {
     return w.zeros.data ? static_cast<float>(w.zeros.as<uint8_t>()[o * groups + g])
                         : static_cast<float>(1 << (w.bits - 1));
   }
-  // Levels of columns [begin, end) of row o, all about one zero. A nibble range starts at an even column.
+  // Levels of columns [begin, end) of row o, which share a zero. A range of nibbles begins at an even column.
   void levels(int64_t o, int64_t begin, int64_t end, float zero, float* out) const {
     const uint8_t* row = w.codes.as<uint8_t>() + o * row_bytes;
     nibbles ? hot::nibble_levels(row + begin / 2, zero, out, end - begin)
             : hot::byte_levels(row + begin, zero, out, end - begin);
   }
-  // Groups that can be read by ranges: consecutive, and at even columns where codes are nibbles.
+  // Whether groups are ranges of columns, which begin at even ones where codes are nibbles.
   bool by_ranges() const { return !w.group_of.data && (!nibbles || w.group % 2 == 0 || groups == 1); }
 
-  // Values of row o, [in].
+  // The values of row o, [in].
   void values(int64_t o, float* out) const {
     if (by_ranges()) {
       for (int64_t g = 0; g < groups; ++g) {
@@ -74,7 +75,7 @@ struct RowReader {
   }
 };
 
-// x [rows, in] as f32: scratch of this thread, which the others only read.
+// x [rows, in] as f32, in scratch memory of this thread; the others only read it.
 const float* widened(ConstTensorView x) {
   float* xs = scratch(Scratch::x, x.numel());
   widen_rows(x.dtype, x.data, x.rows(), x.cols(), x.cols(), xs);
@@ -118,7 +119,7 @@ void few_byte_rows(ConstTensorView x, const RowReader& reader, ConstTensorView b
                        .zero = 1 << (w.bits - 1),
                        .group = groups == 1 ? in : w.group,
                        .in = in};
-    level_dots(byte_loops(), row, xs, rows, sums);
+    level_dots(vector_set(), row, xs, rows, sums);
   });
 }
 

@@ -1,3 +1,4 @@
+// The dot products of byte_dot.h in AVX2 and AVX-512.
 #include "kernels/products/bytes/byte_dot.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kLanes = 64;       // partial sums of dot() (kernels/cpu/cpu_rows.h), and a line of codes
+constexpr int64_t kLanes = 64;       // partial sums of dot() (kernels/cpu/cpu_rows.h); codes in a cache line
 constexpr int64_t kLeastGroup = 16;  // codes that share a scale
 
 #ifdef FEWBIT_X86
@@ -16,13 +17,13 @@ constexpr int64_t kLeastGroup = 16;  // codes that share a scale
 #define FEWBIT_AVX512_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define FEWBIT_AVX2_TARGET __attribute__((target("avx2,fma,f16c")))
 
-// E4M3 in the place of an f16 is 2^-8 of its value, below the smallest normal one too: the sign to bit 15, the rest to
-// bits 13 to 7.
+// The bits of an E4M3 code in the place of an f16's (the sign at bit 15, the others at bits 13 to 7) are the f16 of
+// 2^-8 times its value, subnormal ones included.
 constexpr float kOfF16 = 256.f;
-constexpr int16_t kF16Bits = static_cast<int16_t>(0xbfff);  // without bit 14, to which the sign comes as well
-constexpr int8_t kNan = 0x7f;                               // whatever its sign
+constexpr int16_t kF16Bits = static_cast<int16_t>(0xbfff);  // clears bit 14, where sign extension puts the sign too
+constexpr int8_t kNan = 0x7f;                               // without its sign
 
-// In the order of dot(): lanes 32 apart, 16, 8, 4, 2, 1.
+// The sum of the lanes in the order of dot(): lanes 32 apart are added first, then 16, 8, 4, 2, 1.
 FEWBIT_AVX2_TARGET inline float tree_sum(__m256 lanes) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -41,7 +42,7 @@ FEWBIT_AVX512_TARGET bool f8_avx512(const uint8_t* codes, float scale, const flo
   for (auto& of_row : sum)
     for (__m512& s : of_row) s = _mm512_setzero_ps();
   for (int64_t i = 0; i < in; i += kLanes) {
-    _mm_prefetch(reinterpret_cast<const char*>(codes) + i + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(codes) + i + kPrefetchBytes, _MM_HINT_T0);
     const __m512i line = _mm512_loadu_si512(codes + i);
     nans |= _mm512_cmpeq_epi8_mask(_mm512_and_si512(line, nan), nan);
     for (int half = 0; half < 2; ++half) {
@@ -71,7 +72,7 @@ FEWBIT_AVX2_TARGET bool f8_avx2(const uint8_t* codes, float scale, const float* 
   __m256 sum[8];
   for (__m256& s : sum) s = _mm256_setzero_ps();
   for (int64_t i = 0; i < in; i += kLanes) {
-    _mm_prefetch(reinterpret_cast<const char*>(codes) + i + kAhead, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(codes) + i + kPrefetchBytes, _MM_HINT_T0);
     for (int q = 0; q < 4; ++q) {
       const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i + 16 * q));
       nans = _mm_or_si128(nans, _mm_cmpeq_epi8(_mm_and_si128(some, nan), nan));
@@ -99,7 +100,7 @@ FEWBIT_AVX512_TARGET void levels_avx512(const LevelRow& w, const float* x, float
     for (auto& of_row : sum) of_row[0] = of_row[1] = _mm512_setzero_ps();
     const int64_t end = std::min(w.in, begin + w.group);
     for (int64_t i = begin; i < end; i += 16) {
-      if (i % kLanes == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + i + kAhead, _MM_HINT_T0);
+      if (i % kLanes == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + i + kPrefetchBytes, _MM_HINT_T0);
       const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.codes + i));
       const __m512 level = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some)), zero);
       for (int r = 0; r < kRows; ++r) {
@@ -119,7 +120,7 @@ FEWBIT_AVX2_TARGET void levels_avx2(const LevelRow& w, const float* x, float* su
     __m256 a = _mm256_setzero_ps(), b = _mm256_setzero_ps();
     const int64_t end = std::min(w.in, begin + w.group);
     for (int64_t i = begin; i < end; i += 16) {
-      if (i % kLanes == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + i + kAhead, _MM_HINT_T0);
+      if (i % kLanes == 0) _mm_prefetch(reinterpret_cast<const char*>(w.codes) + i + kPrefetchBytes, _MM_HINT_T0);
       const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(w.codes + i));
       const __m256 lower = _mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(some)), zero);
       const __m256 upper = _mm256_sub_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(some, 8))), zero);
@@ -135,52 +136,51 @@ FEWBIT_AVX2_TARGET void levels_avx2(const LevelRow& w, const float* x, float* su
 
 }  // namespace
 
-ByteLoops byte_loops() {
+VectorSet vector_set() {
 #ifdef FEWBIT_X86
-  static const ByteLoops found = [] {
+  static const VectorSet found = [] {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
-      return ByteLoops::none;
+      return VectorSet::none;
     const bool wide =
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return wide ? ByteLoops::avx512 : ByteLoops::avx2;
+    return wide ? VectorSet::avx512 : VectorSet::avx2;
   }();
   return found;
 #else
-  return ByteLoops::none;
+  return VectorSet::none;
 #endif
 }
 
-bool f8_dots_fit(int64_t in) { return byte_loops() != ByteLoops::none && in % kLanes == 0; }
+bool f8_dots_fit(int64_t in) { return vector_set() != VectorSet::none && in % kLanes == 0; }
 bool level_dots_fit(int64_t in, int64_t group) {
-  return byte_loops() != ByteLoops::none && in % kLeastGroup == 0 && (group >= in || group % kLeastGroup == 0);
+  return vector_set() != VectorSet::none && in % kLeastGroup == 0 && (group >= in || group % kLeastGroup == 0);
 }
 
 #ifdef FEWBIT_X86
 
-bool f8_dots(ByteLoops loops, const uint8_t* codes, float scale, const float* x, int64_t rows, int64_t in,
-             float* sums) {
+bool f8_dots(VectorSet set, const uint8_t* codes, float scale, const float* x, int64_t rows, int64_t in, float* sums) {
   int64_t r = 0;
-  if (loops == ByteLoops::avx512)
+  if (set == VectorSet::avx512)
     for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce)
       if (!f8_avx512<kRowsAtOnce>(codes, scale, x + r * in, in, sums + r)) return false;
   for (; r < rows; ++r)
-    if (!(loops == ByteLoops::avx512 ? f8_avx512<1> : f8_avx2)(codes, scale, x + r * in, in, sums + r)) return false;
+    if (!(set == VectorSet::avx512 ? f8_avx512<1> : f8_avx2)(codes, scale, x + r * in, in, sums + r)) return false;
   return true;
 }
 
-void level_dots(ByteLoops loops, const LevelRow& w, const float* x, int64_t rows, float* sums) {
+void level_dots(VectorSet set, const LevelRow& w, const float* x, int64_t rows, float* sums) {
   int64_t r = 0;
-  if (loops == ByteLoops::avx512)
+  if (set == VectorSet::avx512)
     for (; r + kRowsAtOnce <= rows; r += kRowsAtOnce) levels_avx512<kRowsAtOnce>(w, x + r * w.in, sums + r);
-  for (; r < rows; ++r) (loops == ByteLoops::avx512 ? levels_avx512<1> : levels_avx2)(w, x + r * w.in, sums + r);
+  for (; r < rows; ++r) (set == VectorSet::avx512 ? levels_avx512<1> : levels_avx2)(w, x + r * w.in, sums + r);
 }
 
 #else
 
-bool f8_dots(ByteLoops, const uint8_t*, float, const float*, int64_t, int64_t, float*) {
+bool f8_dots(VectorSet, const uint8_t*, float, const float*, int64_t, int64_t, float*) {
   bug("no vector loops on this machine");
 }
-void level_dots(ByteLoops, const LevelRow&, const float*, int64_t, float*) { bug("no vector loops on this machine"); }
+void level_dots(VectorSet, const LevelRow&, const float*, int64_t, float*) { bug("no vector loops on this machine"); }
 
 #endif
 

@@ -1,4 +1,4 @@
-// Products of 8-bit codes for several weights: one after another.
+// Products of 8-bit codes for several weights, one after another.
 #include "kernels/cpu/cpu_tiles.h"
 #include "kernels/products/bytes/byte_gemms.h"
 

@@ -1,6 +1,6 @@
-// FP8 products on the CPU: the values of the codes in f32. Few rows: made in registers, as the codes come from memory
-// (kernels/products/bytes/byte_dot.h), or else a row of the weight is widened once and multiplied with all of them;
-// many: tiles through BLAS.
+// FP8 products on the CPU, over the values of the codes in f32. Few rows: values made in registers as the codes come
+// from memory (byte_dot.h), or else a row of the weight is widened once and multiplied with all rows of x. Many rows:
+// widened tiles through BLAS.
 #include "kernels/products/bytes/fp8_gemm.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ FEWBIT_HOT void f8_times(const uint8_t* codes, float scale, float* out, int64_t 
 
 namespace {
 
-// Rows [begin, end) of the weight as f32.
+// Rows [begin, end) of the weight in f32, scales included; in `room`.
 const float* widened_rows(const ByteWeightView& w, int64_t begin, int64_t end, float* room) {
   const int64_t in = w.codes.cols();
   for (int64_t o = begin; o < end; ++o)
@@ -36,7 +36,7 @@ void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, 
   const bool in_registers = f8_dots_fit(in);
   product_by_outputs(rows, w.codes.rows(), in, bias, y, [&](int64_t o, float* sums) {
     const uint8_t* codes = w.codes.as<uint8_t>() + o * in;
-    if (in_registers && f8_dots(byte_loops(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, sums)) return;
+    if (in_registers && f8_dots(vector_set(), codes, w.scales.as<float>()[o], x.as<float>(), rows, in, sums)) return;
     const float* row = widened_rows(w, o, o + 1, scratch(Scratch::w, in));
     for (int64_t r = 0; r < rows; ++r) sums[r] = dot(x.as<float>() + r * in, row, in);
   });

@@ -1,5 +1,5 @@
-// int8 products on the CPU: dot products of four outputs at a time in tiles that stay in the cache; the compiler makes
-// them the multiply-and-add-pairs instructions of the machine.
+// int8 products on the CPU: dot products of four outputs at a time, in tiles that stay in the cache. The compiler turns
+// the loops into the machine's instructions that multiply 16-bit values and add pairs.
 #include "kernels/products/bytes/int8_gemm.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace fewbit::cpu {
 
 namespace hot {
 
-// sums[k] = x . w[k], rows of w `ld` apart.
+// sums[k] = x . w[k] for four rows of w, `ld` apart.
 FEWBIT_HOT void four_dots(const int8_t* x, const int8_t* w, int64_t ld, int64_t n, int32_t* sums) {
   const int8_t *w0 = w, *w1 = w + ld, *w2 = w + 2 * ld, *w3 = w + 3 * ld;
   int32_t a = 0, b = 0, c = 0, d = 0;

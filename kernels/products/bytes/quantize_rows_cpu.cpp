@@ -1,4 +1,4 @@
-// Activations to 8 bits, row by row: the CPU half.
+// Activations to 8-bit codes on the CPU, in f32, row by row.
 #include "kernels/products/bytes/quantize_rows.h"
 
 #include <vector>
@@ -41,7 +41,7 @@ float scale_of(const float* x, int64_t n, const RowQuant& q) {
   return row_scale(most, q.fixed, q.codes == DType::i8 ? 127.f : kF8Max);
 }
 
-// Calls body(group number, its values in f32, n, its scale), in parallel over groups of n values.
+// Calls body(number of the group, its values in f32, n, its scale), in parallel over groups of n values.
 template <class Body>
 void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
   FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);

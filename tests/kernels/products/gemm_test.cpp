@@ -1,3 +1,4 @@
+// Dense products and the general f32 product against sums in double.
 #include "kernels/products/gemm.h"
 
 #include "tests/kernels/op_test.h"

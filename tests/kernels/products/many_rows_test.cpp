@@ -1,5 +1,5 @@
-// Rows that become codes where they are normed or activated, and the products of many of them
-// (kernels/products/normed_gemms.h, kernels/products/gated_gemms.h): the bits of the ops one after another.
+// Products of many rows in 8-bit codes, with the norm or the activation before them
+// (kernels/products/normed_gemms.h, kernels/products/gated_gemms.h): they have the bits of the ops one after another.
 #include "kernels/model/norm.h"
 #include "kernels/products/gated_gemms.h"
 #include "kernels/products/normed_gemms.h"
@@ -9,11 +9,11 @@
 namespace fewbit::test {
 namespace {
 
-// Around what a block reads at once, a feed-forward width, more than registers hold, and narrow rows, which a
-// GPU norms in another order.
+// Narrow rows, which a GPU norms in another order; widths around what a block reads at once; that of a feed-forward
+// layer; more than a block's registers hold.
 constexpr int64_t kWidths[] = {512, 1088, 4096, 4104, 14336, 40960};
 constexpr int64_t kRows[] = {16, 17, 300};
-constexpr int64_t kMostValues = int64_t{1} << 20;  // many rows of narrow ones alone: time
+constexpr int64_t kMostValues = int64_t{1} << 20;  // of x; wide rows come in small numbers only, to save time
 
 struct Weight {
   Tensor codes, scales;
@@ -30,7 +30,7 @@ struct Weight {
   ByteProduct to(TensorView y, bool add) const { return {.w = {.codes = codes, .scales = scales}, .y = y, .add = add}; }
 };
 
-// ops(products) in two ways, each to outputs that began alike.
+// Runs `ops` and `reference` on the same two products, whose y began alike, and compares the bits.
 template <class Ops, class Reference>
 void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const Ops& ops, const Reference& reference) {
   const Weight a(ex, type, 48, in), b(ex, type, 32, in);

@@ -1,3 +1,4 @@
+// Products with the CPU's own layout of integer weights against the dequantized product.
 #include "kernels/products/row_gemm.h"
 
 #include "src/core/quantized_linear.h"
@@ -10,11 +11,11 @@ namespace {
 struct Case {
   int bits;
   int64_t out, in, group;
-  bool zeros, scattered;  // scattered: columns belong to groups by a table
+  bool zeros, scattered;  // zeros: one for each group; scattered: columns belong to groups by a table
 };
 
 struct Packed {
-  Tensor codes, scales, zeros, group_of, values;  // values [out, in]: what the layout stands for, f32
+  Tensor codes, scales, zeros, group_of, values;  // values: f32 [out, in], what the layout stands for
 };
 
 Packed pack(const Case& c) {

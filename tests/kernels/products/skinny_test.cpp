@@ -1,5 +1,6 @@
 // Products of few rows with several weights at once (kernels/products/gemm.h, kernels/products/bytes/byte_gemms.h):
-// against the products one by one on the CPU, at the borders of what a GPU streams, and the bits of a row among others.
+// against the products one by one on the CPU, at the borders of what the GPU's kernel for few rows takes; and the bits
+// of a row alone and among others.
 #include <array>
 #include <cstring>
 #include <span>
@@ -14,8 +15,9 @@
 namespace fewbit::test {
 namespace {
 
-// Steps of k that the warps of a block share evenly and not; a weight that is not streamed; many tiles; one
-// output; more k than x of 9 rows and more has room for, which is cut unevenly.
+// In this order: steps of k that the warps of a block divide evenly; that they do not, and a single output; a weight
+// that the kernel for few rows does not take; many tiles; more weights than one launch takes; more k than 9 rows of x
+// find room for in shared memory, which is cut into uneven splits.
 struct Case {
   int64_t in;
   std::vector<int64_t> outs;
@@ -50,7 +52,7 @@ struct Weights {
   }
   DType code_type() const { return type == DType::f16 ? DType::f8_e4m3 : type; }
   enum Kind { plain, biased, added };
-  // y of every weight, on the host; where the product is added, to 0.5 everywhere.
+  // y of every weight, on the host. `added`: the product is added to 0.5 everywhere.
   std::vector<Tensor> products(Exec& ex, const Tensor& x, Kind kind, DType y_dtype, float fixed = 0) const {
     const Tensor dx = ex.to_device(x);
     std::vector<Tensor> ys;
@@ -84,7 +86,7 @@ double limit(DType type, DType y_dtype, int64_t rows, int64_t in) {
   if (y_dtype == DType::bf16) return tol::kBf16Op;
   if (type == DType::f8_e4m3) return tol::kF8Product;
   if (type != DType::f16) return tol::kF32Product;
-  // Streamed; perhaps in digits; else code * scale is rounded to bf16.
+  // By the kernel for few rows; perhaps as two E4M3 terms; else code * scale is rounded to bf16.
   return in < 1024 || rows > 16 ? tol::kBf16Op : rows > 8 ? tol::kF8Product : tol::kF32Product;
 }
 
@@ -111,14 +113,14 @@ void give_their_products(Exec& ex, std::span<const Case> cases, std::span<const 
 
 FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) { give_their_products(ex, kCases, kRows); }
 
-// What ends soon under compute-sanitizer.
+// Few enough to end soon under compute-sanitizer.
 TEST(FewRows, CudaSmallProducts) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
   give_their_products(ex, std::span(kCases).first(3), std::array<int64_t, 3>{2, 9, 17});
 }
 
-// A norm before the products, against the norm and the products: the same bits.
+// A norm inside the product against a norm before it: the same bits.
 FEWBIT_OP_TEST(FewRows, ANormInTheProductHasTheBitsOfANormBeforeIt) {
   for (const DType type : kTypes)
     for (const int64_t in : {1088, 4096}) {
@@ -150,7 +152,7 @@ FEWBIT_OP_TEST(FewRows, ANormInTheProductHasTheBitsOfANormBeforeIt) {
     }
 }
 
-// `alone`: rows of x one by one, against all of them in one product.
+// The rows of x one by one against all of them in one product: the same bits.
 void rows_stand_alone(Exec& ex, DType type, const Case& c, int64_t rows) {
   const Weights w(ex, c, type);
   const Tensor x = random_normal(DType::bf16, {rows, c.in}, 5);
@@ -165,7 +167,7 @@ void rows_stand_alone(Exec& ex, DType type, const Case& c, int64_t rows) {
   }
 }
 
-// Rows that leave the range of f16 on either side, one with a value that dwarfs the others, zeros, a NaN.
+// Rows beyond the range of f16 on either side, one with a value that dwarfs the others, one of zeros, one with a NaN.
 FEWBIT_OP_TEST(FewRows, UnroundedInputsOfAnySize) {
   constexpr int64_t kIn = 1024, kOut = 48, kRowsInAll = 20;
   const Weights w(ex, {kIn, {kOut}}, DType::f16);
@@ -179,11 +181,11 @@ FEWBIT_OP_TEST(FewRows, UnroundedInputsOfAnySize) {
       x.as<bf16>()[r * kIn + i] = static_cast<float>(x.as<bf16>()[r * kIn + i]) * factor_of(r);
   x.as<bf16>()[2 * kIn + 5] = 3e4f;
   x.as<bf16>()[4 * kIn + 7] = NAN;
-  for (const int64_t rows : {int64_t{3}, int64_t{6}, kRowsInAll}) {  // quantized in the product, before it, in digits
-    const Tensor part = Tensor::host(DType::bf16, {rows, kIn});
-    std::memcpy(part.view().data, x.view().data, static_cast<size_t>(part.bytes()));
-    const std::vector<Tensor> y = w.products(ex, part, Weights::plain, DType::f32),
-                              truth = reference.products(host, part, Weights::plain, DType::f32);
+  for (const int64_t rows : {int64_t{3}, int64_t{6}, kRowsInAll}) {  // by the kernel for few rows, twice; as two terms
+    const Tensor first = Tensor::host(DType::bf16, {rows, kIn});
+    std::memcpy(first.view().data, x.view().data, static_cast<size_t>(first.bytes()));
+    const std::vector<Tensor> y = w.products(ex, first, Weights::plain, DType::f32),
+                              truth = reference.products(host, first, Weights::plain, DType::f32);
     const double bound = rows <= 16 ? tol::kF32Product : has_fp8_products(ex) ? tol::kF8Product : tol::kBf16Op;
     for (int64_t r = 0; r < rows; ++r) {
       const ConstTensorView found = y[0].view().row_range(r, r + 1), want = truth[0].view().row_range(r, r + 1);
@@ -205,7 +207,7 @@ TEST(FewRows, CudaARowHasTheBitsItHasAlone) {
     for (const int64_t rows : {2, 5, 16}) {
       rows_stand_alone(ex, type, kCases[0], rows);
       rows_stand_alone(ex, type, kCases[1], rows);
-      if (type == DType::i8) rows_stand_alone(ex, type, {17408, {40}}, rows);  // in several launches
+      if (type == DType::i8) rows_stand_alone(ex, type, {17408, {40}}, rows);  // in several k splits
     }
 }
 

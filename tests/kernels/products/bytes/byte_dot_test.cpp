@@ -1,3 +1,4 @@
+// The CPU's vector loops over one-byte codes, in every instruction set that this machine has.
 #include "kernels/products/bytes/byte_dot.h"
 
 #include <array>
@@ -10,15 +11,15 @@
 namespace fewbit::test {
 namespace {
 
-using cpu::ByteLoops;
+using cpu::VectorSet;
 
 constexpr int64_t kRows = 7;  // four at once, then one at a time
 
-// Those of this machine.
-std::vector<ByteLoops> all_loops() {
-  std::vector<ByteLoops> of;
-  for (const ByteLoops l : {ByteLoops::avx2, ByteLoops::avx512})
-    if (l <= cpu::byte_loops()) of.push_back(l);
+// Those that this machine has.
+std::vector<VectorSet> all_sets() {
+  std::vector<VectorSet> of;
+  for (const VectorSet l : {VectorSet::avx2, VectorSet::avx512})
+    if (l <= cpu::vector_set()) of.push_back(l);
   return of;
 }
 
@@ -27,8 +28,8 @@ std::vector<float> normals(int64_t n, uint64_t seed) {
   return {t.as<float>(), t.as<float>() + n};
 }
 
-// As dot() (kernels/cpu/cpu_rows.h) adds, whatever instructions that was compiled for: 64 partial sums by fused
-// multiply-adds, then a tree.
+// The sum in the order of dot() (kernels/cpu/cpu_rows.h): 64 partial sums by fused multiply-adds, then a tree; whatever
+// instructions dot() itself was compiled for.
 float tree_of(const float* x, const float* values, int64_t in) {
   std::array<float, 64> lanes{};
   for (int64_t i = 0; i < in; ++i) {
@@ -41,11 +42,11 @@ float tree_of(const float* x, const float* values, int64_t in) {
 }
 
 TEST(F8Dots, EqualTheProductsOfValuesWrittenDown) {
-  if (all_loops().empty()) GTEST_SKIP() << "no AVX2 here";
+  if (all_sets().empty()) GTEST_SKIP() << "no AVX2 here";
   for (const int64_t in : {64, 256, 1984}) {
     std::vector<uint8_t> codes(static_cast<size_t>(in));
     Rng rng(static_cast<uint64_t>(in), "f8 dots");
-    // All there are in turn, but the two NaNs; then at random.
+    // First every code in turn but the two NaNs, then random ones.
     for (int64_t i = 0; i < in; ++i) {
       const auto code = static_cast<uint8_t>(i < 256 ? i : rng.below(256));
       codes[static_cast<size_t>(i)] = (code & 0x7f) == 0x7f ? 0x01 : code;
@@ -54,9 +55,9 @@ TEST(F8Dots, EqualTheProductsOfValuesWrittenDown) {
     for (const float scale : {1.f, 0.0037f, 3e-39f}) {
       std::vector<float> values(codes.size());
       for (size_t i = 0; i < codes.size(); ++i) values[i] = mul_rn(f8_value(codes[i]), scale);
-      for (const ByteLoops loops : all_loops()) {
+      for (const VectorSet set : all_sets()) {
         std::array<float, kRows> sums{};
-        ASSERT_TRUE(cpu::f8_dots(loops, codes.data(), scale, x.data(), kRows, in, sums.data()));
+        ASSERT_TRUE(cpu::f8_dots(set, codes.data(), scale, x.data(), kRows, in, sums.data()));
         for (int64_t r = 0; r < kRows; ++r)
           EXPECT_EQ(sums[static_cast<size_t>(r)], tree_of(x.data() + r * in, values.data(), in))
               << in << " values, row " << r;
@@ -66,20 +67,20 @@ TEST(F8Dots, EqualTheProductsOfValuesWrittenDown) {
 }
 
 TEST(F8Dots, SayWhereACodeIsNotANumber) {
-  if (all_loops().empty()) GTEST_SKIP() << "no AVX2 here";
+  if (all_sets().empty()) GTEST_SKIP() << "no AVX2 here";
   const std::vector<float> x = normals(128, 5);
-  for (const ByteLoops loops : all_loops())
+  for (const VectorSet set : all_sets())
     for (size_t at = 0; at < 128; ++at)
       for (const uint8_t nan : {0x7f, 0xff}) {
         std::vector<uint8_t> codes(128, 0x38);
         codes[at] = nan;
         float sum = 0;
-        EXPECT_FALSE(cpu::f8_dots(loops, codes.data(), 1.f, x.data(), 1, 128, &sum)) << "at " << at;
+        EXPECT_FALSE(cpu::f8_dots(set, codes.data(), 1.f, x.data(), 1, 128, &sum)) << "at " << at;
       }
 }
 
 TEST(LevelDots, MatchTheDoubleProduct) {
-  if (all_loops().empty()) GTEST_SKIP() << "no AVX2 here";
+  if (all_sets().empty()) GTEST_SKIP() << "no AVX2 here";
   struct Case {
     int64_t in, group;
     bool zeros;
@@ -101,9 +102,9 @@ TEST(LevelDots, MatchTheDoubleProduct) {
                             .in = c.in};
     const std::vector<float> x = normals(kRows * c.in, 6);
     ASSERT_TRUE(cpu::level_dots_fit(c.in, c.group));
-    for (const ByteLoops loops : all_loops()) {
+    for (const VectorSet set : all_sets()) {
       std::array<float, kRows> sums{};
-      cpu::level_dots(loops, row, x.data(), kRows, sums.data());
+      cpu::level_dots(set, row, x.data(), kRows, sums.data());
       for (int64_t r = 0; r < kRows; ++r) {
         double sum = 0, magnitude = 0;
         for (int64_t i = 0; i < c.in; ++i) {
@@ -121,7 +122,7 @@ TEST(LevelDots, MatchTheDoubleProduct) {
 }
 
 TEST(LevelDots, FitWholeSixteens) {
-  if (all_loops().empty()) GTEST_SKIP() << "no AVX2 here";
+  if (all_sets().empty()) GTEST_SKIP() << "no AVX2 here";
   EXPECT_TRUE(cpu::f8_dots_fit(128));
   EXPECT_FALSE(cpu::f8_dots_fit(96)) << "sums are those of dot(), by 64";
   EXPECT_TRUE(cpu::level_dots_fit(96, 32));

@@ -1,3 +1,4 @@
+// Products with E4M3 weights against sums in double, with and without FP8 tensor cores.
 #include "kernels/products/bytes/fp8_gemm.h"
 
 #include "kernels/model/cast.h"
@@ -17,7 +18,8 @@ Tensor random_f8(Shape shape, uint64_t seed) {
   return t;
 }
 
-// Besides the shapes of every product: those of the library on the GPU, and rows on both sides of its border.
+// Besides the shapes that all products are tested with: shapes that the GPU's library takes, with rows on both sides of
+// the numbers from which it is used.
 constexpr ProductShape kWide[] = {{16, 128, 64},  {17, 128, 64},   {100, 1024, 48}, {300, 96, 112},  {40, 100, 45},
                                   {20, 4096, 64}, {20, 14336, 32}, {257, 4096, 32}, {260, 14336, 16}};
 
@@ -46,7 +48,8 @@ void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool w
   const Tensor dx = ex.to_device(x), dw = ex.to_device(w), ds = ex.to_device(scales), db = ex.to_device(bias);
   const Tensor y = poisoned(ex, y_dtype, {s.rows, s.out});
   fp8_gemm(ex, dx, quant, {.codes = dw, .scales = ds}, with_bias ? db.view() : ConstTensorView{}, y);
-  const bool bf16_weight = quant.codes == DType::f16 && dtype == DType::bf16;  // in the dense product
+  const bool bf16_weight =
+      quant.codes == DType::f16 && dtype == DType::bf16;  // code * scale is rounded to bf16 for a dense product
   EXPECT_LE(error_of(ex, y, expected), y_dtype == DType::f32 && !bf16_weight ? tol::kF8Product : tol::kBf16Op)
       << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> " << s.out;
 }
@@ -86,7 +89,7 @@ TEST(Fp8Gemm, CudaWithoutFp8TensorCoresToo) {
   every_shape(ex);
 }
 
-// What ends soon under compute-sanitizer.
+// Few enough to end soon under compute-sanitizer.
 TEST(Fp8Gemm, CudaSmallProducts) {
   FEWBIT_NEEDS_GPU();
   for (const bool sm80 : {false, true}) {

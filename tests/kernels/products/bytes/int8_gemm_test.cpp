@@ -1,3 +1,4 @@
+// Products with int8 weights against exact sums; CUDA has the bits of the CPU.
 #include "kernels/products/bytes/int8_gemm.h"
 
 #include "src/core/rng.h"
@@ -14,7 +15,8 @@ Tensor random_int8(Shape shape, uint64_t seed) {
   return t;
 }
 
-// Besides the shapes of every product: those of the library on the GPU, and rows on both sides of its border.
+// Besides the shapes that all products are tested with: shapes that the GPU's library takes, with rows on both sides of
+// the number from which it is used.
 constexpr ProductShape kWide[] = {{16, 128, 64}, {17, 128, 64}, {100, 1024, 48}, {300, 96, 112}, {40, 100, 45}};
 
 void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool with_bias) {

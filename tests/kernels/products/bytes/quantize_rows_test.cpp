@@ -1,3 +1,4 @@
+// Rows as 8-bit codes: nearest codes, scales, NaN, and the same bits on the CPU and the GPU.
 #include "kernels/products/bytes/quantize_rows.h"
 
 #include "kernels/grids/f8_grid.h"
@@ -65,7 +66,7 @@ FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
       }
 }
 
-// f16 under a power of two: the values themselves, and nothing that f16 cannot hold.
+// f16 under a power of two: the values themselves, however large or small.
 FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
   Tensor x = random_normal(DType::bf16, {7, 97}, 6);
   const float factors[] = {1, 3e38f / 8, 1e-38f, 1e-30f, 0, 1e9f, 1};
@@ -142,7 +143,8 @@ TEST(QuantizeRows, CudaGivesTheBitsOfTheCpu) {
   quants.push_back(kUnrounded);
   for (const DType dtype : kComputeTypes)
     for (const RowQuant& q : quants)
-      for (const int64_t in : {97, 4104, 14336, 40960}) {  // by ones; by eights, in registers; more than they hold
+      for (const int64_t in :
+           {97, 4104, 14336, 40960}) {  // value by value; in eights, in registers; more than registers hold
         const Tensor x = random_normal(dtype, {5, in}, 4);
         const auto codes_of = [&](Exec& ex, Tensor& scales) {
           const Tensor codes = poisoned(ex, q.codes, {5, in});
