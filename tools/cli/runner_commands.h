@@ -12,6 +12,8 @@ struct BenchArgs {
   std::vector<std::string> compare;  // empty or two
   std::string ops;                   // sections with commas; "" or "all": all
   std::vector<std::string> ops_models;
+  bool explain = false;
+  int sm = 90;  // compute capability that --explain speaks of
   std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
   BenchOptions options;
 };
@@ -23,6 +25,8 @@ void run_comparison(const BenchArgs&);
 // `--ops [SECTIONS]` and `--ops-models`; the first is returned. What else it excludes is the caller's.
 CLI::Option* add_ops(CLI::App& app, BenchArgs&, CLI::Option* model);
 void run_ops(const BenchArgs&);
+// `--ops --explain`: which kernel each shape of the models takes.
+void explain_kernels(const BenchArgs&, const std::vector<OpsModel>& models);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
 // "all layers in one launch", or how else and why.

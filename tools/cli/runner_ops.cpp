@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/core/strings.h"
 #include "src/run/ops_bench.h"
@@ -217,6 +218,15 @@ CLI::Option* add_ops(CLI::App& app, BenchArgs& a, CLI::Option* model) {
       ->allow_extra_args(false)
       ->needs(ops)
       ->excludes(model);
+  CLI::Option* explain =
+      app.add_flag(
+             "--explain", a.explain,
+             "With --ops: prints which kernel each shape takes for how many rows, and how it works, instead of timing "
+             "them; needs no GPU")
+          ->needs(ops);
+  app.add_option("--sm", a.sm, "With --explain: the compute capability (80, 86, 89, 90, 100, 120)")
+      ->needs(explain)
+      ->capture_default_str();
   return ops;
 }
 
@@ -224,11 +234,17 @@ void run_ops(const BenchArgs& a) {
   OpsOptions o{.models = presets_from(a.ops_models), .sections = sections_from(a.ops)};
   for (const std::string& file : {a.markdown, a.csv, a.common.json_to_stdout() ? "" : a.common.json})
     check_writable(file);
-  Exec ex = gpu(a.common);
+  if (a.explain && !(a.ops.empty() || a.ops == "all"))
+    fail(ErrorKind::usage, fmt::format("--explain speaks of all ops: leave out \"{}\" after --ops", a.ops));
+  if (a.explain && !a.csv.empty()) fail(ErrorKind::usage, "--explain writes --json and --markdown, no --csv");
+  std::optional<Exec> device;
+  if (!a.explain) device.emplace(gpu(a.common));
   if (!a.model.empty()) {
     const Checkpoint c = Checkpoint::open(a.model);
     o.models = {ops_model(c.spec, fs::canonical(a.model).filename().string())};
   }
+  if (a.explain) return explain_kernels(a, o.models);
+  Exec& ex = *device;
   Progress progress(a.common);
   // At once: a later section may take the process with it.
   const auto show = [&](const OpsReport& r, std::string_view section) {

@@ -1,0 +1,200 @@
+#include "kernels/choice/kernel_choice.h"
+
+#include <algorithm>
+
+#include "kernels/choice/skinny_shape.h"
+#include "src/core/error.h"
+
+namespace fewbit {
+namespace {
+
+constexpr KnownGpu kGpus[] = {
+    {"A100", {80, 108, 166912}},       {"RTX 3090", {86, 82, 101376}}, {"RTX 4090", {89, 128, 101376}},
+    {"H100, H200", {90, 132, 232448}}, {"B200", {100, 148, 232448}},   {"RTX 5090", {120, 170, 101376}},
+};
+
+using Problem = KernelProblem;
+using Gpu = GpuTraits;
+
+// --- packed weights ----------------------------------------------------------------------------------------------
+
+// Groups of 32 and 64 end inside of the 128 values of k that a warp of the kernels for few rows has.
+bool fine_groups(const Problem& p) { return p.group > 0 && p.group < 128 && p.group < p.in; }
+
+// Fewer rows read the weights faster by the kernels for few rows; more are faster dequantized once, by cuBLAS.
+bool takes_marlin_wide(const Problem& p, const Gpu& g) {
+  return g.hopper() && p.tensor_maps && p.bits == 4 && p.rows >= 17 && p.rows <= 2048;
+}
+bool takes_marlin_limbs(const Problem& p, const Gpu&) {
+  return p.bits == 4 && !fine_groups(p) && !p.zeros && p.rows == 1;
+}
+bool takes_marlin_rows(const Problem& p, const Gpu&) {
+  return p.bits == 4 && !fine_groups(p) && p.rows <= kPackedFewRows;
+}
+bool takes_marlin_stream(const Problem& p, const Gpu&) { return p.rows <= kPackedFewRows; }
+
+// --- weights in bytes, dense weights -----------------------------------------------------------------------------
+
+bool takes_everything(const Problem&, const Gpu&) { return true; }
+
+// cuBLASLt wants rows of 16 bytes of its 8-bit matrices.
+bool library_takes(const Problem& p) { return p.in % 16 == 0 && p.out % 16 == 0 && p.aligned; }
+bool unrounded(const Problem& p) { return p.codes == DType::f16; }
+
+bool takes_skinny_dense(const Problem& p, const Gpu& g) {
+  return p.x == DType::bf16 && p.aligned && skinny_launches(g, {DType::bf16, DType::bf16}, p.rows, p.in) == 1;
+}
+
+// The library's tensor cores take x in codes, and all rows at once: quicker than our kernel where that takes several
+// launches, and than unrounded x by it, from a few rows on.
+bool library_is_quicker(const Problem& p, const Gpu& g, int launches) {
+  const int64_t least = unrounded(p) && launches > 1 ? 5 : kLeastLibraryRows;
+  if (p.rows < least || (launches == 1 && !unrounded(p))) return false;
+  return (p.codes == DType::i8 || g.fp8_tensor_cores()) && library_takes(p);
+}
+bool takes_skinny_bytes(const Problem& p, const Gpu& g) {
+  if (p.x != DType::bf16 || !p.aligned || p.x_is_codes) return false;
+  const int launches = skinny_launches(g, {unrounded(p) ? DType::f8_e4m3 : p.codes, p.codes}, p.rows, p.in);
+  return launches > 0 && !library_is_quicker(p, g, launches);
+}
+bool takes_library_codes(const Problem& p, const Gpu& g) {
+  return !unrounded(p) && p.rows >= kLeastLibraryRows && library_takes(p) &&
+         (p.codes == DType::i8 || g.fp8_tensor_cores());
+}
+bool takes_few_byte_rows(const Problem& p, const Gpu&) {
+  return p.codes == DType::i8 || (p.codes == DType::f8_e4m3 && p.rows <= kFewByteRows);
+}
+bool takes_widened_codes(const Problem& p, const Gpu&) { return p.codes == DType::f8_e4m3; }
+// More rows are bound by the tensor cores, and two rows of codes for one of x cost more there than dequantizing.
+bool takes_library_limbs(const Problem& p, const Gpu& g) {
+  return unrounded(p) && p.x == DType::bf16 && p.rows <= 512 && g.fp8_tensor_cores() && library_takes(p);
+}
+
+// --- attention ---------------------------------------------------------------------------------------------------
+
+bool coded_cache(const Problem& p) { return p.weight == DType::f8_e4m3 || p.weight == DType::i8; }
+bool fits_tensor_cores(const Problem& p) {
+  return p.x == DType::bf16 && p.aligned && p.head_dim <= 256 && p.head_dim % (coded_cache(p) ? 16 : 8) == 0;
+}
+// Up to so many rows (new tokens times the query heads of a kv head) attention over the cache is split along the keys:
+// beyond, the flash kernel's blocks of 64 rows fill the GPU by themselves.
+bool takes_attention_decode(const Problem& p, const Gpu&) {
+  return fits_tensor_cores(p) && p.over_cache && p.rows * (p.heads / p.kv_heads) <= 64;
+}
+// Fewer rows would leave a warpgroup idle.
+bool takes_attention_wide(const Problem& p, const Gpu& g) {
+  return fits_tensor_cores(p) && !coded_cache(p) && g.hopper() && p.tensor_maps &&
+         (p.head_dim == 64 || p.head_dim == 128) && p.rows > 64 && p.scale > 0 && p.sequences < 65536;
+}
+bool takes_attention_flash(const Problem& p, const Gpu&) { return fits_tensor_cores(p); }
+
+constexpr const char* kAny = "any";
+
+constexpr KernelRule kRules[] = {
+    {ChoiceOp::packed, Kernel::marlin_wide, "marlin_wide_kernel", "products/marlin/marlin_wide.cuh", "int4",
+     "17 to 2,048", "sm_90a",
+     "warp-specialised wgmma on tiles of 32, 64, 128 or 256 rows, stream-K over the clusters; a driver that encodes "
+     "tensor "
+     "maps",
+     takes_marlin_wide},
+    {ChoiceOp::packed, Kernel::marlin_limbs, "marlin_stream_kernel", "products/marlin/marlin_stream.cuh",
+     "int4, groups of 128 and more or one, no zero points", "1", kAny,
+     "the words are int8 operands as they lie, x in three limbs of base 256; split-K", takes_marlin_limbs},
+    {ChoiceOp::packed, Kernel::marlin_rows, "marlin_rows_kernel", "products/marlin/marlin_rows.cuh",
+     "int4, groups of 128 and more or one", "1 to 64", kAny,
+     "16 rows a launch, codes as bf16 subnormals; split-K, partial sums by flagged words or at a counter",
+     takes_marlin_rows},
+    {ChoiceOp::packed, Kernel::marlin_stream, "marlin_stream_kernel", "products/marlin/marlin_stream.cuh",
+     "int8; int4 in groups of 32 and 64", "1 to 64", kAny,
+     "codes become bf16 in registers, 8, 16 or 32 rows at a time; split-K", takes_marlin_stream},
+    {ChoiceOp::packed, Kernel::marlin_dequantized, "marlin_dequantize_kernel and cuBLAS",
+     "products/marlin/marlin_gemm_cuda.cu", kAny, kAny, kAny,
+     "dequantized to bf16 in slabs of 256 MiB, then a dense product; also where a kernel above cannot hold all its "
+     "blocks at "
+     "once",
+     takes_everything},
+
+    {ChoiceOp::dense, Kernel::skinny, "skinny_kernel", "products/skinny.cuh", "bf16", "1 to 2", kAny,
+     "in a multiple of 32 and at least 512; x finds room in shared memory; up to three weights a launch",
+     takes_skinny_dense},
+    {ChoiceOp::dense, Kernel::library_dense, "cuBLAS", "products/gemm_cuda.cu", "bf16, f32", kAny, kAny,
+     "everything else", takes_everything},
+
+    {ChoiceOp::bytes, Kernel::skinny, "skinny_kernel", "products/skinny.cuh",
+     "int8 x int8, E4M3 x E4M3, E4M3 x unrounded bf16", "1 to 16", kAny,
+     "x in bf16 before it is quantized; in a multiple of 64 and at least 1,024; several launches along k where x finds "
+     "no "
+     "room, up to 8 rows (unrounded: 4; with one launch 8)",
+     takes_skinny_bytes},
+    {ChoiceOp::bytes, Kernel::library_codes, "cuBLASLt", "products/bytes/byte_product_cuda.cu",
+     "int8 x int8, E4M3 x E4M3", "9 and more", "any; E4M3: sm_89 and newer",
+     "in and out multiples of 16; scales E4M3 itself from 256 rows on, on sm_90", takes_library_codes},
+    {ChoiceOp::bytes, Kernel::few_byte_rows, "few_rows_kernel", "products/bytes/byte_product.cuh",
+     "int8 x int8, E4M3 x E4M3", "int8: any, 16 a launch; E4M3: 1 to 16", kAny, "shapes that none of the above takes",
+     takes_few_byte_rows},
+    {ChoiceOp::bytes, Kernel::widened_codes, "widen_kernel and cuBLAS", "products/bytes/fp8_gemm_cuda.cu",
+     "E4M3 x E4M3", "17 and more", kAny, "codes become bf16, which is exact, for a dense product", takes_widened_codes},
+    {ChoiceOp::bytes, Kernel::library_limbs, "two E4M3 limbs and cuBLASLt", "products/bytes/fp8_unrounded_cuda.cu",
+     "E4M3 x unrounded bf16", "up to 512", "sm_89 and newer", "in and out multiples of 16; x as two rows of E4M3",
+     takes_library_limbs},
+    {ChoiceOp::bytes, Kernel::dequantized_codes, "dequantize_kernel and cuBLAS", "products/bytes/fp8_unrounded_cuda.cu",
+     "E4M3 x unrounded bf16 or f32", kAny, kAny, "dequantized in slabs of 256 MiB, then a dense product",
+     takes_everything},
+
+    {ChoiceOp::attention, Kernel::attention_decode, "decode kernel", "attention/attention_decode.cuh",
+     "bf16 over a bf16, FP8 or int8 cache", "new tokens x query heads of a kv head up to 64", kAny,
+     "over the cache; keys split over the blocks, the splits' softmax merged; head size up to 256, a multiple of 8 "
+     "(codes: 16)",
+     takes_attention_decode},
+    {ChoiceOp::attention, Kernel::attention_wide, "wide kernel", "attention/attention_wide.cuh", "bf16", "65 and more",
+     "sm_90a", "wgmma, keys and values by the bulk copy engine; head size 64 or 128; a driver that encodes tensor maps",
+     takes_attention_wide},
+    {ChoiceOp::attention, Kernel::attention_flash, "flash kernel", "attention/attention_flash.cuh",
+     "bf16 over bf16, FP8 or int8", kAny, kAny, "blocks of 64 rows; head size up to 256, a multiple of 8 (codes: 16)",
+     takes_attention_flash},
+    {ChoiceOp::attention, Kernel::attention_plain, "plain kernel", "attention/attention_plain.cuh", "f32, bf16", kAny,
+     kAny, "everything else: a warp a row", takes_everything},
+};
+
+}  // namespace
+
+std::span<const KnownGpu> known_gpus() { return kGpus; }
+
+std::span<const KernelRule> kernel_rules() { return kRules; }
+
+const KernelRule& choose_kernel(const KernelProblem& p, const GpuTraits& gpu) {
+  const auto rule = std::find_if(std::begin(kRules), std::end(kRules),
+                                 [&](const KernelRule& r) { return r.op == p.op && r.takes(p, gpu); });
+  FEWBIT_ASSERT(rule != std::end(kRules));
+  return *rule;
+}
+
+const char* name_of(ChoiceOp op) {
+  switch (op) {
+    case ChoiceOp::packed:
+      return "packed";
+    case ChoiceOp::dense:
+      return "dense";
+    case ChoiceOp::bytes:
+      return "bytes";
+    case ChoiceOp::attention:
+      return "attention";
+  }
+  return "";
+}
+
+int skinny_launches(const GpuTraits& gpu, SkinnyTypes types, int64_t rows, int64_t in) {
+  constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel has besides
+  const int64_t value_bytes = bytes_of(types.w), row_bytes = in * value_bytes, steps = row_bytes / kSkinnyStepBytes;
+  if (rows > (types.w == DType::bf16 ? kSkinnyBf16Rows : kSkinnyRows) || row_bytes % kSkinnyStepBytes != 0 ||
+      steps < kSkinnyWarps || row_bytes >= 1 << 20)
+    return 0;
+  const int64_t most = types.w == DType::bf16 ? 1 : steps / kSkinnyWarps;  // cuBLAS has what is left of bf16
+  for (int launches = 1; launches <= most; ++launches) {
+    const int64_t values = skinny_steps(steps, 0, launches) * (kSkinnyStepBytes / value_bytes);
+    if (skinny_shared_bytes(skinny_shape(types, rows), rows, values) + kStatic <= gpu.max_shared) return launches;
+  }
+  return 0;
+}
+
+}  // namespace fewbit
