@@ -4,7 +4,7 @@
 #   scripts/tidy.sh [--build FOLDER] [FILE…]    named files (default: all of src, formats, kernels, tools)
 #   scripts/tidy.sh --changed [--limit N]       files changed since the merge base with main; a finding is an error
 #
-# --changed looks at the .cpp files that differ from the merge base with origin/main (else main), uncommitted ones
+# --changed looks at the .cpp files of src, formats, kernels and tools that differ from the merge base with origin/main (else main), uncommitted ones
 # included, at most N of them (default 20; the others are named). On main itself the base is the first parent of HEAD:
 # what the last landing brought. TIDY_BASE names another commit. It leaves out the static analyzer and the slowest
 # checks, which take longer than everything else. It says SKIPPED and passes without a base, clang-tidy-16 or compile
@@ -50,7 +50,8 @@ if [ "$base" = "$(git rev-parse HEAD)" ] && git diff --quiet HEAD; then
   base=$(git rev-parse --verify --quiet HEAD^1) || skip "this is main, and its parent is not in this clone"
 fi
 # A file that only moved (R100) is no change; one that the build does not know (another platform's) is left out.
-mapfile -t files < <(git diff -M --name-status --diff-filter=AMR "$base" -- '*.cpp' | awk '$1 != "R100" {print $NF}' |
+mapfile -t files < <(git diff -M --name-status --diff-filter=AMR "$base" -- src formats kernels tools |
+                     awk '$1 != "R100" && /\.cpp$/ {print $NF}' |
                      while read -r f; do grep -qF "$PWD/$f\"" "$folder/compile_commands.json" && echo "$f"; done)
 [ ${#files[@]} -gt 0 ] || { echo "no source changed since ${base:0:12}"; exit 0; }
 if [ ${#files[@]} -gt "$limit" ]; then
