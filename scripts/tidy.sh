@@ -5,10 +5,10 @@
 #   scripts/tidy.sh --changed [--limit N]       files changed since the merge base with main; a finding is an error
 #
 # --changed looks at the .cpp files of src, formats, kernels and tools that differ from the merge base with origin/main
-# (else main), uncommitted ones included, at most N of them (default 20; the others are named). On main itself the base
-# is the first parent of HEAD: what the last landing brought. TIDY_BASE names another commit. The static analyzer and the
-# slowest checks are left out: they take longer than all others together. Without a base, clang-tidy-16 or compile
-# commands it says SKIPPED and passes.
+# (else main), uncommitted ones included, at most N of them (default 20; the others are named). On main itself the
+# base is the first parent of HEAD: what the last landing brought. TIDY_BASE names another commit. The static analyzer
+# and the slowest checks are left out: they take longer than all others together. Without a base, clang-tidy-16 or
+# compile commands it says SKIPPED and passes.
 # The version: clang-tidy-14, the default of Debian 12, cannot read <source_location>; Ubuntu 24.04 has 16 too.
 # FOLDER: by default build-cpu, else build.
 set -euo pipefail
