@@ -28,8 +28,8 @@ LAYERS = {
 # Rooms of a layer: the rooms whose headers each may include, besides its own. A layer that is named here may hold
 # sources in these rooms only; "." stands for its own folder.
 #
-# The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids) and the CPU's loops (cpu)
-# know nobody. device/ holds what several kernels share on the GPU and launches through exec. The ops of a model's
+# The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids), the CPU's loops (cpu) and
+# which kernel takes which rows (choice) know nobody. device/ holds what several kernels share on the GPU and launches through exec. The ops of a model's
 # small steps (model) come next, because products take their input through a norm or a gated activation on the way in.
 # products/ holds the dense products and the parts that both packed families are made of; the families (marlin, bytes)
 # do not know each other, while the ops over several linears (gated_gemms, normed_gemms) in products/ know the
@@ -41,11 +41,12 @@ ROOMS = {
         "exec": [],
         "grids": [],
         "cpu": [],
+        "choice": [],
         "device": ["exec"],
         "model": ["exec", "cpu", "device"],
         "attention": ["exec", "cpu", "device", "model"],
         # attention: the cache's 8-bit element types (kv_codes.cuh), whose conversions the products of few rows use too.
-        "products": ["exec", "cpu", "device", "model", "attention", "products/bytes"],
+        "products": ["exec", "cpu", "device", "grids", "model", "attention", "products/bytes"],
         "products/marlin": ["exec", "cpu", "device", "products"],
         "products/bytes": ["exec", "cpu", "device", "grids", "model", "products"],
         "statistics": ["exec", "cpu", "device"],
