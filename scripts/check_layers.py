@@ -28,14 +28,15 @@ LAYERS = {
 # Rooms of a layer: the rooms whose headers each may include, besides its own. A layer that is named here may hold
 # sources in these rooms only; "." stands for its own folder.
 #
+# A room may include only rooms that stand before it in the table, but for one inside the other.
+#
 # The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids), the CPU's loops (cpu) and
-# which kernel takes which rows (choice) know nobody. device/ holds what several kernels share on the GPU and launches through exec. The ops of a model's
-# small steps (model) come next, because products take their input through a norm or a gated activation on the way in.
-# products/ holds the dense products and the parts that both packed families are made of; the families (marlin, bytes)
-# do not know each other, while the ops over several linears (gated_gemms, normed_gemms) in products/ know the
-# families: the room and its families include each other's headers, and the check for circles keeps single files apart.
-# attention stands beside products. decode joins all of them in one launch; nothing includes decode, statistics or
-# quantize.
+# which kernel takes which rows (choice) know nobody. device/ holds what several kernels share on the GPU and launches
+# through exec. The small ops of a model (model) come next, because attention and products take their input through a
+# rotation, a norm or a gated activation. products/ holds the dense products and the parts that both families of packed
+# ones (marlin, bytes) are made of. The families do not know each other; the ops over several linears (gated_gemms,
+# normed_gemms) in products/ know the families, so that headers are included both ways, and the check for circles keeps
+# single files apart. decode joins all of them in one launch. Nobody includes decode, statistics or quantize.
 ROOMS = {
     "kernels": {
         "exec": [],
@@ -45,7 +46,7 @@ ROOMS = {
         "device": ["exec"],
         "model": ["exec", "cpu", "device"],
         "attention": ["exec", "cpu", "device", "model"],
-        # attention: the cache's 8-bit element types (kv_codes.cuh), whose conversions the products of few rows use too.
+        # attention: kv_codes.cuh alone, whose conversions of 8-bit codes the products of few rows use too.
         "products": ["exec", "cpu", "device", "grids", "model", "attention", "products/bytes"],
         "products/marlin": ["exec", "cpu", "device", "products"],
         "products/bytes": ["exec", "cpu", "device", "grids", "model", "products"],
@@ -183,6 +184,19 @@ def complaints(root):
     yield from circle_complaints(edges)
 
 
+def order_complaints():
+    """Entries of the tables above that go against the order of their rows."""
+    tables = {"layers": {layer: allowed for layer, (allowed, _) in LAYERS.items()}, **ROOMS}
+    for table, rows in tables.items():
+        before = []
+        for row, allowed in rows.items():
+            for other in allowed or []:
+                nested = (row + "/").startswith(other + "/") or (other + "/").startswith(row + "/")
+                if other not in before and not nested:
+                    yield f"scripts/check_layers.py: {table}: {row} may include {other}, which does not stand before it"
+            before.append(row)
+
+
 def layers_table():
     rows = ["| layer (CMake target) | may include | must not know |", "|---|---|---|"]
     for layer, (allowed, unknown) in LAYERS.items():
@@ -236,7 +250,7 @@ def main():
     parser.add_argument("--root", default=os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
                         help="the tree to check (default: this one)")
     arguments = parser.parse_args()
-    bad = list(document_complaints(arguments.root, arguments.write)) + list(complaints(arguments.root))
+    bad = [*order_complaints(), *document_complaints(arguments.root, arguments.write), *complaints(arguments.root)]
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0
 

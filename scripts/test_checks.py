@@ -207,6 +207,11 @@ class Layers(Tree):
         self.write("src/core/a.h", '#include "src/core/b.h"\n')
         self.fails_with("src/core/b.h", '#include "src/core/a.h"\n', "src/core/a.h -> src/core/b.h -> src/core/a.h")
 
+    def test_table_against_its_order(self):
+        with open(self.CHECK[1], encoding="utf-8") as f:
+            self.write("scripts/check_layers.py", f.read().replace('"exec": []', '"exec": ["decode"]'))
+        self.fails("exec may include decode", sys.executable, "scripts/check_layers.py", "--root", self.root)
+
     def test_document_out_of_date(self):
         path = os.path.join(self.root, "docs/architecture.md")
         with open(path, encoding="utf-8") as f:
