@@ -77,6 +77,15 @@ class Format(Tree):
         self.passes(self.SCRIPT, "a.cpp")
         self.passes(self.SCRIPT, "--check", "a.cpp")
 
+    def test_long_line_among_the_sources_of_a_checkout(self):
+        os.makedirs(os.path.join(self.root, "scripts"))
+        script = shutil.copy(self.SCRIPT, os.path.join(self.root, "scripts"))
+        self.write("CMakeLists.txt", "# " + "x" * 120 + "\n")
+        done = self.run_in_tree(script, "--width")
+        self.assertEqual((done.returncode, done.stdout[:8]), (0, "SKIPPED:"))
+        self.passes("git", "init", "-q")
+        self.fails("CMakeLists.txt:1", script, "--width")
+
     def test_width_counts_characters(self):
         self.write("a.py", "#" + "é" * 119 + "\n")
         self.passes(self.SCRIPT, "--width", "a.py")
