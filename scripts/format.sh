@@ -25,7 +25,7 @@ if [ ${#files[@]} -eq 0 ]; then
   if [ "$mode" = width ]; then
     patterns+=('*.py' '*.sh' '*.cmake' '*CMakeLists.txt' ':!scripts/interop' ':!scripts/gpu_check.sh')
   fi
-  mapfile -t files < <(git ls-files --cached --others --exclude-standard --deduplicate "${patterns[@]}" |
+  mapfile -t files < <(git ls-files --cached --others --exclude-standard --deduplicate "${patterns[@]}" 2>/dev/null |
                        while read -r f; do [ ! -f "$f" ] || echo "$f"; done)
   [ ${#files[@]} -gt 0 ] || { echo "SKIPPED: no sources; git lists them, so this needs a git checkout"; exit 0; }
 fi
