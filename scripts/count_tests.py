@@ -1,26 +1,32 @@
 #!/usr/bin/env python3
-"""Reads a ctest log and prints "N passed, N failed, N skipped"; checks that failed outside ctest count as failures."""
+"""Reads the logs of ctest and of scripts/check and prints "N passed, N failed, N skipped".
+
+    scripts/count_tests.py CTEST_LOG CHECK_LOG
+
+Exit 1 where something failed or where ctest ran no test.
+"""
 import re
 import sys
 
+CTEST = re.compile(r"\s*\d+/\d+ Test\s+#\d+: .*?(Passed|\*\*\*Skipped|\*\*\*\w+)")
+CHECK = re.compile(r"check [^:]+: (passed|skipped|FAILED)$")
 
-def main(log, extra_failed):
-    passed = failed = skipped = 0
-    with open(log, errors="replace") as f:
-        for line in f:
-            m = re.match(r"\s*\d+/\d+ Test\s+#\d+: .*?(Passed|\*\*\*\w+|\*\*\*Not Run)", line)
-            if not m:
-                continue
-            if m.group(1) == "Passed":
-                passed += 1
-            elif m.group(1) == "***Skipped":
-                skipped += 1
-            else:
-                failed += 1
-    failed += extra_failed
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 0 if failed == 0 and passed > 0 else 1
+
+def results(path, pattern):
+    """'passed', 'skipped' or 'failed' of each line that fits."""
+    with open(path, errors="replace") as f:
+        words = [m.group(1).strip("*").lower() for m in map(pattern.match, f) if m]
+    return [word if word in ("passed", "skipped") else "failed" for word in words]
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: scripts/count_tests.py CTEST_LOG CHECK_LOG")
+    tests, checks = results(sys.argv[1], CTEST), results(sys.argv[2], CHECK)
+    counts = {word: (tests + checks).count(word) for word in ("passed", "failed", "skipped")}
+    print(", ".join(f"{count} {word}" for word, count in counts.items()))
+    return 0 if counts["failed"] == 0 and "passed" in tests else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main())

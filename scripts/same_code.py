@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
 """Says whether two builds have the same machine code on the GPU, function by function.
 
-    scripts/same_code.py OLD NEW [--rename OLD_REGEX=NEW ...]      .o, .a or programs with device code
-    scripts/same_code.py OLD NEW --resources                       registers, spills, shared memory, code size; changed only
+    scripts/same_code.py OLD NEW [--rename OLD_REGEX=NEW ...]    .o, .a or programs with device code
+    scripts/same_code.py OLD NEW --resources                     a table of the kernels whose code changed: registers,
+                                                                 stack, shared memory and instructions, old -> new
 
-Commits that only move or rename are proven with it: every kernel of OLD must stand in NEW with the same instructions. Names
-are compared demangled, without what the compiler adds for a file's anonymous namespace; --rename maps old names to new ones.
-A function whose name has no partner is paired with one of the same code. Exit 0: the same code; 1: not.
+Commits that only move or rename are proven with it: every kernel of OLD must stand in NEW with the same instructions.
+Names are compared demangled, without what the compiler adds for a file's anonymous namespace; --rename maps old names
+to new ones. A function whose name has no partner is paired with one of the same code. Exit 0: the same code; 1: not.
+
+Needs cuobjdump and nvdisasm (CUDA toolkit) and c++filt (binutils). A toolkit that was installed in parts may lack the
+first two; the PyPI packages nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm hold the programs: put their folders in
+PATH.
 """
 import argparse
 import collections
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -101,6 +107,14 @@ def main():
     parser.add_argument("--rename", action="append", default=[], metavar="OLD_REGEX=NEW")
     parser.add_argument("--resources", action="store_true")
     arguments = parser.parse_args()
+    for needed in ("cuobjdump", "nvdisasm", "c++filt"):
+        if not shutil.which(needed):
+            sys.exit(f"same_code: {needed} not found; --help says where it comes from")
+    for path in (arguments.old, arguments.new):
+        if not os.path.isfile(path):
+            sys.exit(f"same_code: {path} does not exist")
+    if not all("=" in r for r in arguments.rename):
+        sys.exit("same_code: --rename needs OLD_REGEX=NEW")
     renames = [tuple(r.split("=", 1)) for r in arguments.rename]
     if arguments.resources:
         print_resources(arguments.old, arguments.new, renames)
@@ -115,7 +129,7 @@ def main():
         else:
             other.append(key)
     # Functions without a partner by name: by code.
-    left = collections.Counter(v for key, values in new.items() if key not in old for v in [(key[0],) + x for x in values])
+    left = collections.Counter((key[0],) + value for key, values in new.items() if key not in old for value in values)
     paired, missing = 0, []
     for key in alone:
         for value in old[key]:

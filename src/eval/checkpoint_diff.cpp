@@ -1,6 +1,7 @@
 #include "src/eval/checkpoint_diff.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -67,7 +68,7 @@ void compare_values(ConstTensorView a, ConstTensorView b, TensorDiff& d) {
       for (int64_t i = p * kChunk; i < std::min(n, (p + 1) * kChunk); ++i) {
         const float x = a.as<float>()[i], y = b.as<float>()[i];
         part.norm += static_cast<double>(x) * x;
-        if (x == y || std::memcmp(&x, &y, sizeof x) == 0) continue;
+        if (x == y || std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y)) continue;
         const double e = static_cast<double>(y) - static_cast<double>(x);
         ++part.count;
         part.difference += e * e;

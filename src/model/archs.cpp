@@ -7,7 +7,7 @@ namespace fewbit {
 
 const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> all = {
-#define FEWBIT_ARCH(name, id) {.class_name = name, .build = &arch_##id},
+#define FEWBIT_ARCH(name, id) {.class_name = (name), .build = &arch_##id},
 #include "src/model/archs.def"
 #undef FEWBIT_ARCH
   };

@@ -13,6 +13,7 @@
 namespace fewbit::test {
 
 using nlohmann::json;
+using Ids = std::vector<int32_t>;
 
 // vocab: {"token": id}, merges: [["a", "b"]]; everything else null.
 inline json frame(const json& vocab, const json& merges = json::array()) {
