@@ -1,7 +1,13 @@
 #!/usr/bin/env python3
-"""Prints the quick start's table from the JSON files of its runs."""
+"""Prints the quick start's table, in Markdown, from the JSON files of its runs.
+
+  quickstart_table.py FOLDER METHOD…
+
+FOLDER holds compare.json (`evaluate compare` of all methods with bf16), and of each METHOD METHOD.quantize.json and
+METHOD.bench.json; of bf16 there is bf16.bench.json.
+"""
 import json
-import os
+import math
 import re
 import sys
 
@@ -12,31 +18,40 @@ def load(path):
 
 
 def weights_of(report):
-    """What the linears are made of: "int4", "int3-int6", "W8A8 int8", "W8A8 fp8"."""
+    """What the linears are made of: "int4", "int3-int6", "W8A8 int8", "W8A8 FP8"."""
     words = {word for linear in report["linears"] for word in linear["recipe"].split()}
     kinds = sorted(word for word in words if re.fullmatch(r"int[2-8]|fp8", word))
     name = kinds[0] if len(kinds) == 1 else f"{kinds[0]}-{kinds[-1]}"
-    return f"W8A8 {name}" if "acts=token" in words else name
+    return f"W8A8 {name.replace('fp8', 'FP8')}" if "acts=token" in words else name
 
 
-def main(folder):
-    device = load(f"{folder}/bf16.bench.json")["device"]
-    print(f"demo model (4.2 M parameters), built-in text, windows of 512, bf16 arithmetic, {device}")
-    print(f"{'method':<11} {'weights':<9} {'bits':>6} {'size':>9} {'perplexity':>18} {'tokens/s':>9} {'ms/token':>9}")
-    for name in ("bf16", "rtn", "gptq", "awq", "awq+gptq", "auto", "smoothquant", "fp8"):
-        ppl = load(f"{folder}/{name}.perplexity.json")
-        bench = load(f"{folder}/{name}.bench.json")
-        quantize = f"{folder}/{name}.quantize.json"
-        if os.path.exists(quantize):
-            report = load(quantize)
-            bits, size = report["bits_per_weight"], report["out_bytes"]
-            weights = weights_of(report)
-        else:
-            weights, bits, size = "bf16", 16, load(f"{folder}/rtn.quantize.json")["source_bytes"]
-        value = f"{ppl['perplexity']:.3f} ± {ppl['stderr']:.3f}"
-        print(f"{name:<11} {weights:<9} {bits:>6.3f} {size / 2**20:>5.2f} MiB {value:>18} "
-              f"{bench['tokens_per_s']:>9.1f} {bench['ms_per_token']['mean']:>9.3f}")
+def row(method, weights, bits, size, ratio, kl, bench):
+    step = f"{bench['ms_per_token']['p50']:.3f} ms"
+    return f"| {method} | {weights} | {bits:.4g} | {size / 2**20:.2f} MiB | {ratio} | {kl} | {step} |"
+
+
+def main(folder, methods):
+    compare = load(f"{folder}/compare.json")
+    distances = {entry["model"].rsplit("/", 1)[-1]: entry for entry in compare["models"]}
+    windows = next(iter(distances.values()))["windows"]
+    bf16_bench = load(f"{folder}/bf16.bench.json")
+    print(f"demo model (4.2 M parameters), {windows} windows of {compare['context']} tokens of {compare['data']}, "
+          f"{compare['dtype']} arithmetic, {bf16_bench['device']}; bf16's own perplexity there is "
+          f"{compare['base_perplexity']:.2f} ± {compare['base_stderr']:.2f}\n")
+    print("| method | weights | bits | size | perplexity / bf16's | KL to bf16, nats | median step |")
+    print("|---|---|---|---|---|---|---|")
+    rows = []
+    for method in methods:
+        report, distance = load(f"{folder}/{method}.quantize.json"), distances[method]
+        ratio = math.exp(distance["ln_ratio"])
+        kl = distance["kl"]
+        if not rows:
+            rows.append(row("bf16", "bf16", 16, report["source_bytes"], "1", "0", bf16_bench))
+        rows.append(row(method, weights_of(report), report["bits_per_weight"], report["out_bytes"],
+                        f"{ratio:.4f} ± {ratio * distance['ln_ratio_stderr']:.4f}",
+                        f"{kl['mean']:.4f} ± {kl['stderr']:.4f}", load(f"{folder}/{method}.bench.json")))
+    print("\n".join(rows))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])
