@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_rows_kernel(const _
   }
   if (threadIdx.x == 0) barrier_init(&slice_there, 1);
   __syncthreads();
-  cluster_meet();  // the barriers are ready
+  cluster_sync();  // the barriers are ready
   if (threadIdx.x >= kStepThreads) {
     give_registers<kFeedRegisters>();
     const int warp = (threadIdx.x - kStepThreads) / 32;

@@ -69,7 +69,7 @@ struct RowsFinish {
     __device__ __forceinline__ Place(int n, int chunk, int lane)
         : token(n / 2 % kColumns * 8 + 2 * (lane % 4) + lane / 4 % 2),
           col(chunk * marlin::kTileN + n / (2 * kColumns) * 16 + n % 2 * 8 + lane / 8 * 2) {}
-    __device__ __forceinline__ float power() const { return col % 16 < 8 ? kRaise : kRaiseUpper; }
+    __device__ __forceinline__ float power() const { return col % 16 < 8 ? kPrescale : kPrescaleUpper; }
   };
 
   // To all parties what they finish: a half of the pairs to those of the other block, by stores that arrive at a
@@ -99,7 +99,7 @@ struct RowsFinish {
     if (members == 1)
       __syncwarp();
     else
-      meet_threads(kTeamBarriers + share.team, 32 * members);
+      named_barrier_sync(kTeamBarriers + share.team, 32 * members);
   }
   // The sum over the parties, in the order of k, of what a warp was sent of its pair i.
   __device__ __forceinline__ float2 summed(int of_warp, const Party& party, int i) const {
@@ -163,7 +163,7 @@ struct RowsFinish {
       const Before at_hand = before;
       before = read_before(p, party, i + 1, seat.chunk);
       if (at.token >= job.rows) continue;
-      const float by = normed ? kLower * inverse_of(first + i) : kLower;
+      const float by = normed ? kUnscale * inverse_of(first + i) : kUnscale;
       float2 v = {sum.x * by, sum.y * by};
       if (stores) {
         if (bias) v.x += to_f32(bias[at.col]), v.y += to_f32(bias[at.col + 1]);
@@ -188,14 +188,14 @@ struct RowsFinish {
                                                    const RowsSeat& seat) const {
     const int other = warp() ^ 1 << p.member_shift, number = kPairBarriers + min(warp(), other);
     const int gate_warp = seat.weight == 0 ? warp() : other, up_warp = seat.weight == 0 ? other : warp();
-    meet_threads(number, 64);
+    named_barrier_sync(number, 64);
     if (party.finishes()) {
 #pragma unroll 2
       for (int i = seat.weight; i < party.each(); i += 2) {
         const Place at(party.first_pair() + i, seat.chunk, lane());
         const float2 gates = summed(gate_warp, party, i), ups = summed(up_warp, party, i);
         if (at.token >= job.rows) continue;
-        const float by = kLower * inverse_of(party.first_pair() + i);
+        const float by = kUnscale * inverse_of(party.first_pair() + i);
         const auto one = [&](float gate, float up) {
           gate = rounded(gate * by);
           return rounded(__fdividef(gate, 1.f + __expf(-gate)) * rounded(up * by)) * at.power();
@@ -204,7 +204,7 @@ struct RowsFinish {
             pack_bf16(one(gates.x, ups.x), one(gates.y, ups.y));
       }
     }
-    meet_threads(number, 64);  // the mail has been read
+    named_barrier_sync(number, 64);  // the mail has been read
   }
 
   // The blocks' squares of the stream, each thread its part of them: read early, added later.

@@ -15,7 +15,7 @@ inline constexpr int kRunsBytes = kStepWarps * kRunRows * kRunRow;
 #ifdef FEWBIT_SM90A
 __device__ __forceinline__ void raise(uint8_t* at, bool lower) {
   auto* eight = reinterpret_cast<uint4*>(at);
-  *eight = raised(*eight, lower);
+  *eight = prescaled(*eight, lower);
 }
 
 template <int kColumns>

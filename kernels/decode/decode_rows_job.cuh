@@ -32,7 +32,7 @@ struct RowsProduct {
   int pieces;                                  // of k
   int member_shift;                            // log2 of the warps of a team
   RowsInput input;
-  bool plain;  // x is not kept times kRaise; not of `slice`
+  bool plain;  // x is not kept times kPrescale; not of `slice`
   // outputs are divided by the root mean square of the stream; `slice` only
   bool normed;
   RowsEnd end;
@@ -58,8 +58,8 @@ struct RowsStepJob {
   int count, rows, hidden, inner;
   float eps, weight_offset;
   __nv_bfloat16* stream;     // [rows, hidden]: the residual
-  __nv_bfloat16* weighed;    // [rows, hidden]: the stream times the weight of the norm that reads it, kept times kRaise
-  __nv_bfloat16* activated;  // [rows, inner], kept times kRaise
+  __nv_bfloat16* weighed;    // [rows, hidden]: the stream times the weight of the norm that reads it, kept times kPrescale
+  __nv_bfloat16* activated;  // [rows, inner], kept times kPrescale
   float* squares;            // [blocks, kMostRows]: sums over each block's outputs of the stream
   uint32_t* counters;        // [2], zero between launches
   int slots, more;           // of a warp's ring; warps that have one more
