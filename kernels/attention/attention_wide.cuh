@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(AttentionWide<D>::kThreads, 1)
       if ((last - 1) * S::kKeys + i / 8 % S::kKeys >= range.end)
         reinterpret_cast<uint4*>(tile_of(v_sh, last - 1))[i] = {0, 0, 0, 0};
     publish_shared();
-    meet_threads(1, 128 * S::kGroups);
+    named_barrier_sync(1, 128 * S::kGroups);
   }
   wgmma_fence();
   rows.add_values(tile_of(v_sh, last - 1));

@@ -2,10 +2,10 @@
 // The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and
 // the activation included, from what the phase before left in memory.
 #include "kernels/decode/decode_layers_job.cuh"
-#include "kernels/device/grid_wait.cuh"
+#include "kernels/device/grid_barrier.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
-#include "kernels/products/marlin/digit_product.cuh"
+#include "kernels/products/marlin/limb_product.cuh"
 
 namespace fewbit::cuda {
 
@@ -36,8 +36,8 @@ struct StepSpace {
 
 // The input of a product in shared memory: the pieces of k that the block needs, in digits.
 struct StepInput {
-  uint8_t* x;          // [needed, kGroupDigitBytes]
-  DigitGroup* pieces;  // [needed]
+  uint8_t* x;          // [needed, kGroupLimbBytes]
+  LimbGroup* pieces;  // [needed]
   int first, needed;
 
   // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a
@@ -48,7 +48,7 @@ struct StepInput {
 #pragma unroll
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
     most = warp_reduce(most, Max{}, kLanes);
-    const int up = digit_power(most);
+    const int up = limb_power(most);
     const float scale = power_of_two(up);
     int32_t own[8];
     int sum = 0;
@@ -73,13 +73,13 @@ struct StepInput {
     }
     if (!active) return;
     const int index = n / kPieceK - first, tile = n % kPieceK / marlin::kTileK;
-    uint8_t* to = x + index * kGroupDigitBytes + digit_word_at(tile, 0, upper ? 2 : 0);
+    uint8_t* to = x + index * kGroupLimbBytes + limb_word_at(tile, 0, upper ? 2 : 0);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      uint32_t words[kDigits];
-      digit_words(words, {low[2 * t], low[2 * t + 1]}, {high[2 * t], high[2 * t + 1]});
+      uint32_t words[kLimbs];
+      limb_words(words, {low[2 * t], low[2 * t + 1]}, {high[2 * t], high[2 * t + 1]});
 #pragma unroll
-      for (int d = 0; d < kDigits; ++d) *reinterpret_cast<uint32_t*>(to + digit_word_at(0, d, t)) = words[d];
+      for (int d = 0; d < kLimbs; ++d) *reinterpret_cast<uint32_t*>(to + limb_word_at(0, d, t)) = words[d];
     }
     if (n % kPieceK == 0) pieces[index].set(sum, up, finite);
   }

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kAllStepThreads, 1) decode_layers_kernel(const
   if (threadIdx.x == 0) barrier_init(&most_barrier, 1);
   if (threadIdx.x < kStepProducts) parts[threadIdx.x].set(job.cut[threadIdx.x], slice, cluster, clusters());
   __syncthreads();
-  cluster_meet();  // the barriers are ready
+  cluster_sync();  // the barriers are ready
   if (threadIdx.x >= kStepThreads) {
     give_registers<kFeedRegisters>();
     const int warp = (threadIdx.x - kStepThreads) / 32;

@@ -166,9 +166,9 @@ struct StepTaker {
   uint32_t parity = 0;
 
   // Adds the warp's next piece to the lane's totals by digit.
-  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const DigitLane& lane,
+  __device__ __forceinline__ void multiply_piece(const StepInput& input, int index, const LimbLane& lane,
                                                  float (&total)[8]) {
-    const uint8_t* x = input.x + index * kGroupDigitBytes + lane.offset;
+    const uint8_t* x = input.x + index * kGroupLimbBytes + lane.offset;
     // Sums begin with what codes - 8 take off, or with nothing: then an eighth of that is taken for each unit of a zero
     // point.
     const int of_eight = lane.start(input.pieces[index]), start = kZeros ? kOffset : of_eight;
@@ -179,7 +179,7 @@ struct StepTaker {
     const auto* words = reinterpret_cast<const uint4*>(slot_at) + threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < kPieceTiles / 4; ++half) {
-      const uint4 digits = *reinterpret_cast<const uint4*>(x + digit_word_at(4 * half, 0, 0));
+      const uint4 digits = *reinterpret_cast<const uint4*>(x + limb_word_at(4 * half, 0, 0));
       lane.add_tile(part, words[(4 * half + 0) * (kTileBytes4 / 16)], digits.x);
       lane.add_tile(part, words[(4 * half + 1) * (kTileBytes4 / 16)], digits.y);
       lane.add_tile(part, words[(4 * half + 2) * (kTileBytes4 / 16)], digits.z);
@@ -195,17 +195,17 @@ struct StepTaker {
     __syncwarp();  // all lanes have read the slot
     if (threadIdx.x % 32 < kArrivingLanes) barrier_arrive(ring.empty + slot);
     if (++slot == ring.count) slot = 0, parity ^= 1;
-    const float unit = kZeros && lane.t < kDigits ? DigitLane::value(of_eight) / 8 : 0;
+    const float unit = kZeros && lane.t < kLimbs ? LimbLane::value(of_eight) / 8 : 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      float sum = DigitLane::value(part[i / 4][i % 4]);
+      float sum = LimbLane::value(part[i / 4][i % 4]);
       if constexpr (kZeros) sum = fmaf(unit, small_integer(zeros >> (4 * marlin::fragment_zero_field(i, 4))), sum);
       total[i] = fmaf(__half2float(scales[i]) * piece_scale, sum, total[i]);
     }
   }
   // The warp's pieces of so many chunks; leaves the sums of each, [rounds, kStepWarps, 64].
   __device__ __forceinline__ void multiply_rounds(int begin, int end, int rounds, const StepInput& input, float* sums) {
-    const DigitLane lane(threadIdx.x % 32);
+    const LimbLane lane(threadIdx.x % 32);
     float* mine = sums + threadIdx.x / 32 * marlin::kTileN + marlin::fragment_output(threadIdx.x % 32, lane.t, 0);
 #pragma unroll 1
     for (int r = 0; r < rounds; ++r, mine += kStepWarps * marlin::kTileN) {
@@ -340,11 +340,11 @@ struct StepPackedOf {
   static constexpr int kOutputs = marlin::kTileN;  // of a chunk
   static constexpr int kOwnOutputs = kOutputs / kStepSlices, kRoundsTogether = kOutputsTogether / kOutputs;
   static constexpr int kPieceBytes = packed_piece_bytes(kZeros);
-  static constexpr int kInputBytes = kGroupDigitBytes, kNoteBytes = sizeof(DigitGroup);  // of a piece of the input
+  static constexpr int kInputBytes = kGroupLimbBytes, kNoteBytes = sizeof(LimbGroup);  // of a piece of the input
 
   __device__ __forceinline__ static Input input(const StepSpace& space, const StepPart& part, int, const StepLayer&,
                                                 int) {
-    return {space.x, reinterpret_cast<DigitGroup*>(space.notes), part.k0, part.length};
+    return {space.x, reinterpret_cast<LimbGroup*>(space.notes), part.k0, part.length};
   }
   __device__ __forceinline__ static float factor(const StepWeight&, int) { return 1; }
   __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }

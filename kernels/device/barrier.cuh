@@ -1,5 +1,6 @@
 #pragma once
-// Barriers in shared memory of which one side only waits (compute capability 8.0), and those of part of a block.
+// Barriers within a block: mbarrier in shared memory, where some threads arrive and others wait (compute capability
+// 8.0), and the numbered hardware barriers for part of a block's threads.
 #include <cstdint>
 
 namespace fewbit::cuda {
@@ -15,7 +16,7 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}\n" ::"r"(shared_address(barrier))
                : "memory");
 }
-// Returns when the phase of this parity is complete; the phase before the first counts as one of parity 1.
+// Returns when the phase of this parity is complete. A fresh barrier behaves as if a phase of parity 1 were complete.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
   const auto at = shared_address(barrier);
   uint32_t done = 0;
@@ -27,19 +28,20 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
   } while (!done);
 }
 
-// `threads` threads of the block meet at one of its 16 numbered barriers (0 is __syncthreads').
-__device__ __forceinline__ void meet_threads(int number, int threads) {
+// `threads` threads of the block wait for each other at one of its 16 numbered barriers (number 0 is that of
+// __syncthreads()).
+__device__ __forceinline__ void named_barrier_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Counts as having come without waiting.
-__device__ __forceinline__ void arrive_threads(int number, int threads) {
+// Counts as an arrival there, without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Lanes of a warp that arrive at a barrier. One is enough where something orders what the other lanes did
-// before its arrival: a warp barrier, or a warp-wide wait for what they gave. compute-sanitizer's racecheck
-// follows lane by lane, so a build for it lets all of them arrive.
+// How many lanes of a warp arrive at a barrier. One is enough where something orders what the other lanes did before
+// its arrival: a warp barrier, or a wait of the whole warp for what they started. compute-sanitizer's racecheck follows
+// each lane for itself, so a build for it lets all of them arrive.
 #ifdef FEWBIT_RACECHECK
 inline constexpr int kArrivingLanes = 32;
 #else

@@ -1,13 +1,13 @@
 #pragma once
-// Instructions of compute capability 9.0a that the wide matrix kernels are built from: bulk copies into
-// shared memory that arrive at a barrier, and wgmma, the product of a warpgroup (four warps, the first a
-// multiple of four) with one operand, or both, in shared memory. Code that uses them
-// stands behind FEWBIT_SM90A; other architectures compile to nothing and must not be launched.
+// Instructions of compute capability 9.0a for the wide matrix kernels: bulk copies into shared memory that arrive at an
+// mbarrier, and wgmma, the matrix product of a warpgroup (four warps, the first one's number a multiple of four) with
+// one or both operands in shared memory. Code that uses them stands behind FEWBIT_SM90A; other architectures compile it
+// to nothing and must not launch it.
 //
-// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16), A in registers or shared memory: warp w has rows
-// 16 w .. 16 w + 15 of A in the layout of mma.m16n8k16 (kernels/device/mma.cuh), and of D in the layout of N / 8
-// results of it side by side. Registers of A and D belong to the tensor cores from wgmma_fence() on until
-// wgmma_wait() says that the product's group is done.
+// D (64 x N, f32) += A (64 x 16, bf16) * B (16 x N, bf16), A in registers or shared memory. Warp w has rows
+// 16 w .. 16 w + 15 of A in the layout of mma.m16n8k16 (kernels/device/mma.cuh), and those of D in the layout of N / 8
+// results of it side by side. Registers of A and D belong to the tensor cores from wgmma_fence() until wgmma_wait()
+// says that the product's group is complete.
 #include <cuda.h>
 
 #include "kernels/device/barrier.cuh"
@@ -20,22 +20,22 @@ namespace fewbit::cuda {
 
 #ifdef FEWBIT_SM90A
 
-// Makes initialised barriers seen by the copy engine.
+// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void barrier_publish() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
 }
-// One arrival, and `bytes` of copies that the phase waits for. Here and in the copies shared memory is named
-// by pointer or address.
+// Arrives once and adds `bytes` of copies that the phase waits for. Here and in the copies, shared memory is given by
+// pointer or by address.
 template <class Barrier>
 __device__ __forceinline__ void barrier_expect(Barrier barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-// The bytes alone.
+// Adds the bytes without an arrival.
 __device__ __forceinline__ void barrier_expect_more(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// barrier_wait() and barrier_arrive() by address; the wait lets the warp sleep.
+// barrier_wait() and barrier_arrive() by address; here the waiting warp sleeps.
 __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\nagain_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@!p bra "
@@ -46,7 +46,7 @@ __device__ __forceinline__ void barrier_await(uint32_t barrier, uint32_t parity)
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
-// Neighbouring bytes; addresses and size multiples of 16.
+// Copies neighbouring bytes; addresses and size are multiples of 16.
 template <class Shared, class Barrier>
 __device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uint32_t bytes, Barrier barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
@@ -54,7 +54,8 @@ __device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uin
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-// The box of a matrix at (column, row); what lies outside of the matrix becomes zeros and counts as bytes.
+// Copies the box of a matrix at (column, row). What lies outside of the matrix becomes zeros, which count as copied
+// bytes.
 template <class Shared, class Barrier>
 __device__ __forceinline__ void bulk_copy_box(Shared shared, const CUtensorMap* matrix, int column, int row,
                                               Barrier barrier) {
@@ -82,8 +83,8 @@ __device__ __forceinline__ void bulk_copy_box(void* shared, const CUtensorMap* a
       : "memory");
 }
 
-// The same box for all blocks of the cluster: to the same place of each one's shared memory, where a barrier at the
-// same place expects it.
+// Copies one box to all blocks of the cluster: to the same address of each one's shared memory, where a barrier at the
+// same address expects it.
 template <int kBlocks>
 __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUtensorMap* matrix, int column, int row,
                                                      uint32_t barrier) {
@@ -94,39 +95,41 @@ __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUte
       : "memory");
 }
 
-// All threads of the cluster meet; what they did to their barriers before is seen by all after.
-__device__ __forceinline__ void cluster_meet() {
+// All threads of the cluster wait for each other; what they did to their barriers before is visible to all after.
+__device__ __forceinline__ void cluster_sync() {
   asm volatile(
       "fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire."
       "aligned;\n" ::
           : "memory");
 }
-// Where a place of shared memory lies in block `rank` of the cluster, and an arrival at a barrier there that orders
-// reads by the tensor cores, waited for, before copies: for other accesses it would need `release`, and that waits for
-// all of them.
+// The address of a place of shared memory in block `rank` of the cluster.
 __device__ __forceinline__ uint32_t address_in_cluster(uint32_t shared, int rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(there) : "r"(shared), "r"(rank));
   return there;
 }
+// Arrives at a barrier of another block. This orders reads by the tensor cores that have been waited for before copies
+// into the same memory. Other accesses would need `release`, which is slower because it waits for all of them.
 __device__ __forceinline__ void barrier_arrive_in_cluster(uint32_t barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
-// A box from shared memory to a matrix; what lies outside of the matrix is left out. Ordinary stores to it are
-// published before (publish_shared()); the thread's boxes since its last commit become a group.
+// Copies a box from shared memory to a matrix; what lies outside of the matrix is left out. Ordinary stores to the box
+// must be published before (publish_shared()). bulk_store_commit() makes the thread's boxes since its last commit a
+// group.
 __device__ __forceinline__ void bulk_store_box(const CUtensorMap* matrix, int column, int row, uint32_t shared) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n" ::"l"(matrix),
                "r"(column), "r"(row), "r"(shared)
                : "memory");
 }
 __device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-// Until shared memory is no longer read by all but the last kPending of this thread's groups.
+// Waits until all but the last kPending of this thread's groups have read their shared memory.
 template <int kPending>
 __device__ __forceinline__ void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
-// Ordinary stores to shared memory before it, reads by the tensor cores or the copy engine after it (and a barrier).
+// Orders ordinary stores to shared memory before reads by the tensor cores or the copy engine that follow it and a
+// barrier.
 __device__ __forceinline__ void publish_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 // True in one lane of a converged warp.
@@ -135,7 +138,8 @@ __device__ __forceinline__ bool elected() {
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(one));
   return one;
 }
-// Registers of each thread from here on; all of a warpgroup call it. The block's sum may not grow.
+// Sets the registers of each thread from here on, to more or fewer; all of a warpgroup call it. Together the block may
+// not have more registers than at its launch.
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kCount));
@@ -145,14 +149,15 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kCount));
 }
 
-// B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the first
-// row at a multiple of 1,024 bytes. 16 values further along k: + 2.
+// The descriptor of B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the
+// first row at a multiple of 1,024 bytes. Adding 2 moves it 16 values along k (PTX ISA, "Matrix Descriptor Format" of
+// wgmma).
 __device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
-// B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the next 64
-// values of N `plane` bytes on. 16 values further along k: + 128.
+// The descriptor of B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the
+// next 64 values of N lie `plane` bytes on. Adding 128 moves it 16 values along k.
 __device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
 }
@@ -162,7 +167,7 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-// Keeps the compiler from reading sums before a wait.
+// Keeps the compiler from moving reads of the sums before a wait.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&v)[kCount]) {
 #pragma unroll
@@ -210,7 +215,7 @@ __device__ __forceinline__ void wgmma(float (&d)[64], const uint32_t (&a)[4], ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)),
         "n"(static_cast<int>(kTransposed)));
 }
-// A in shared memory too, laid as B is.
+// The same with A in shared memory too, laid out like B.
 __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, bool add) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"

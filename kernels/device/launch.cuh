@@ -1,12 +1,15 @@
 #pragma once
-// Launches that overlap their predecessor (programmatic dependent launch, compute capability 9.0). A kernel started by
-// `launch_overlapping` may begin while the kernel before it in the stream still runs. It must call await_predecessor()
-// before it reads anything an earlier kernel wrote, and before it writes anything at all; up to there it may only touch
-// what no kernel of the stream writes early (weights). allow_successor() lets the next such kernel begin; every kernel
-// that calls it also waits, so waiting for the predecessor is waiting for all before it. A kernel that calls it after
-// its own wait lets the next one begin only when all before it have ended: right behind such a kernel, what it does not
-// write itself may be read at once, past the first-level cache (lines of it may hold the neighbours of what is still
-// written).
+// Programmatic dependent launch: kernels that begin while their predecessor in the stream still runs (compute
+// capability 9.0; elsewhere one kernel runs after the other).
+//
+// A kernel started by launch_overlapping() must call await_predecessor() before it reads anything that an earlier
+// kernel wrote, and before it writes anything at all. Up to there it may touch only what no kernel of the stream writes
+// early (weights). allow_successor() lets the next such kernel begin. Every kernel that calls it also waits, so waiting
+// for the predecessor is waiting for all kernels before it.
+//
+// A kernel that calls allow_successor() after its own wait lets the next one begin only when all kernels before it have
+// ended. Right behind such a kernel, what it does not write itself may be read at once, but past the L1: a line there
+// may hold neighbours of what is still being written.
 #include <utility>
 
 #include "kernels/exec/exec_cuda.h"
@@ -24,7 +27,7 @@ __device__ __forceinline__ void allow_successor() {
 #endif
 }
 
-// What such a launch asks for; a launch without clusters takes the first alone.
+// The attributes of such a launch; a launch without clusters takes only the first.
 struct OverlapAttributes {
   cudaLaunchAttribute v[2]{};
   explicit OverlapAttributes(int cluster) {
@@ -35,11 +38,11 @@ struct OverlapAttributes {
   }
 };
 
-// In clusters of `cluster` blocks.
+// Launches in clusters of `cluster` blocks.
 template <class... Params, class... Args>
 void launch_clusters(CudaState& s, int cluster, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared,
                      Args&&... args) {
-  // One split of the L1 for all of them: a multiprocessor must run dry before it can change it.
+  // All kernels ask for the same division of L1 and shared memory: to change it a multiprocessor must first run empty.
   FEWBIT_CUDA_CALL(
       cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   OverlapAttributes attributes(cluster);
@@ -57,7 +60,7 @@ void launch_overlapping(CudaState& s, void (*kernel)(Params...), dim3 grid, dim3
   launch_clusters(s, 1, kernel, grid, block, shared, std::forward<Args>(args)...);
 }
 
-// Launches like those of `launch_overlapping` in clusters of `cluster` blocks, of a kernel that takes one job.
+// A launch of a kernel that takes one job, in clusters of `cluster` blocks, prepared once and made many times.
 class ClusterLaunch {
  public:
   ClusterLaunch(CudaState& s, const void* kernel, int cluster, int blocks, int threads, size_t shared)
@@ -79,7 +82,7 @@ class ClusterLaunch {
     void* arguments[] = {&job};
     FEWBIT_CUDA_CALL(cudaLaunchKernelExC(&config_, kernel_, arguments));
   }
-  int most_clusters() const {  // that run at the same time
+  int most_clusters() const {  // that can run at the same time
     int clusters = 0;
     FEWBIT_CUDA_CALL(cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config_));
     return clusters;

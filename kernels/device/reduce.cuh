@@ -1,6 +1,6 @@
 #pragma once
-// Reductions over a warp and over a block with a fixed order: butterflies inside a warp, then warp 0 over the
-// warps' results. Same bits on every run, on every lane.
+// Reductions over a warp and over a block in a fixed order: butterflies inside of a warp, then over the warps' results.
+// They give the same bits on every run and on every lane.
 #include <cmath>
 #include <cstdint>
 
@@ -13,7 +13,7 @@ struct Sum {
   }
 };
 struct Max {
-  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }  // a NaN is passed over
+  __device__ float operator()(float a, float b) const { return fmaxf(a, b); }  // a NaN is ignored
 };
 
 // Every lane gets the result. `width` lanes side by side reduce among themselves (a power of two up to 32).

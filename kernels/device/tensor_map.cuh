@@ -1,12 +1,12 @@
 #pragma once
-// Descriptions of arrays for the copy engine (kernels/device/hopper.cuh).
+// Tensor maps: descriptions of arrays for the copy engine (kernels/device/hopper.cuh).
 #include <cuda.h>
 
 #include "kernels/exec/exec_cuda.h"
 
 namespace fewbit::cuda {
 
-// The driver's function that does so, found at run time: nothing links libcuda. Null where the driver is too
+// The driver's function that makes them, found at run time so that nothing links libcuda. Null where the driver is too
 // old.
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   static const auto found = [] {
@@ -23,7 +23,8 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return found;
 }
 
-// Sizes and box in values, the innermost first; strides in bytes, of all but the innermost.
+// Makes one. Sizes and box count values, the innermost dimension first; strides are bytes, of all dimensions but the
+// innermost.
 template <size_t kRank>
 CUtensorMap map_of(CUtensorMapDataType type, const void* data, const cuuint64_t (&sizes)[kRank],
                    const cuuint64_t (&strides)[kRank - 1], const cuuint32_t (&box)[kRank], CUtensorMapSwizzle swizzle) {

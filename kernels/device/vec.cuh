@@ -1,6 +1,6 @@
 #pragma once
-// Typed vectors of up to 16 bytes and the conversions between the float types that kernels read and write.
-// Sums and products are f32; a value is rounded once, to nearest even, when it is stored.
+// Typed vectors of up to 16 bytes, and the conversions between the float types that kernels read and write. Kernels
+// compute in f32; a value is rounded once, to nearest even, when it is stored.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -11,8 +11,8 @@
 
 namespace fewbit::cuda {
 
-// N values side by side, loaded and stored by one instruction when sizeof is 4, 8 or 16, by several of 16
-// bytes above.
+// N values side by side. One instruction loads or stores them where they take 4, 8 or 16 bytes, several of 16 bytes
+// where they take more.
 template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   T v[N];
@@ -87,7 +87,7 @@ void dispatch_float(DType d, F&& f) {
   }
 }
 
-// Blocks of `threads` that cover n; the kernel strides by the grid where n needs more than the cap.
+// How many blocks of `threads` cover n; where that is more than `cap`, the kernel must stride by the grid.
 inline unsigned grid_for(int64_t n, int threads, int64_t cap = 1 << 20) {
   const int64_t blocks = (n + threads - 1) / threads;
   return static_cast<unsigned>(blocks < 1 ? 1 : blocks > cap ? cap : blocks);

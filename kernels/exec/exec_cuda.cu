@@ -204,7 +204,7 @@ RecordedGraph record(Exec& ex, const std::function<void()>& work) {
   Capture capture{s};
   work();
   FEWBIT_CUDA_CALL(capture.end());
-  s.scratch_.graph_holds = s.mailbox_.graph_holds = true;
+  s.scratch_.graph_holds = s.flagged_partials_.graph_holds = true;
   cudaGraphExec_t exec = nullptr;
   FEWBIT_CUDA_CALL(cudaGraphInstantiate(&exec, capture.graph, 0));
   RecordedGraph out;
@@ -297,7 +297,7 @@ CudaState::~CudaState() {
   if (blas_lt) cublasLtDestroy(blas_lt);
   if (blas) cublasDestroy(blas);
   for (const auto& [data, size] : retired_) memory->release(data, size);
-  for (const Grown& space : {scratch_, mailbox_})
+  for (const Grown& space : {scratch_, flagged_partials_})
     if (space.data) memory->release(space.data, space.size);
   memory->release(counters, kCounters * sizeof(uint32_t));
   memory->release(blas_workspace, kBlasWorkspace);
@@ -332,12 +332,12 @@ void* CudaState::scratch(size_t bytes) {
   return scratch_.data;
 }
 
-void* CudaState::mailbox(size_t bytes) {
-  if (bytes > mailbox_.size) {
-    grow(mailbox_, bytes);
-    FEWBIT_CUDA_CALL(cudaMemsetAsync(mailbox_.data, 0xff, mailbox_.size, stream));
+void* CudaState::flagged_partials(size_t bytes) {
+  if (bytes > flagged_partials_.size) {
+    grow(flagged_partials_, bytes);
+    FEWBIT_CUDA_CALL(cudaMemsetAsync(flagged_partials_.data, 0xff, flagged_partials_.size, stream));
   }
-  return mailbox_.data;
+  return flagged_partials_.data;
 }
 
 void CudaState::staged_upload(const void* from, void* to, size_t bytes) {

@@ -87,9 +87,9 @@ struct CudaState {
     return static_cast<T*>(scratch(static_cast<size_t>(count) * sizeof(T)));
   }
   uint32_t* counters = nullptr;  // [kCounters], zero between ops
-  // Words through which the blocks of a launch hand each other values without counters (kernels/device/mailbox.cuh):
-  // `bytes` of them, all bits set between ops; every user leaves them so. Grows as scratch() does.
-  void* mailbox(size_t bytes);
+  // `bytes` of words for flagged partial sums (kernels/device/flagged_partials.cuh): all bits are set between ops, and
+  // every user leaves them so. Grows as scratch() does.
+  void* flagged_partials(size_t bytes);
 
   cuda::DeviceMemory* memory = nullptr;
   void* blas_workspace = nullptr;
@@ -109,7 +109,7 @@ struct CudaState {
     bool graph_holds = false;
   };
   void grow(Grown& space, size_t bytes);
-  Grown scratch_, mailbox_;
+  Grown scratch_, flagged_partials_;
   std::vector<std::pair<void*, size_t>> retired_;  // of these, what graphs may still use
   void* staging_[2] = {nullptr, nullptr};          // pinned
   cudaEvent_t staging_free_[2] = {nullptr, nullptr};

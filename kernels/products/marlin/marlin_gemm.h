@@ -1,4 +1,5 @@
 #pragma once
+// Products of activations with linears in the Marlin layout.
 #include <span>
 
 #include "kernels/exec/exec.h"
@@ -13,15 +14,17 @@ struct MarlinView {
   int64_t groups() const { return s.rows(); }
   int64_t group() const { return in / groups(); }
 };
-// y = x W^T + bias with W dequantized on the fly. Up to 16 rows (64 without Hopper's instructions, or of 8 bits): codes
-// times activations are exact (docs/numerics.md has the forms that they take), a group's products are summed in f32 and
-// multiplied by the group's scale in f32; of 4 bits and groups of 128 and more for activations from 2^-57 to 2^63:
-// smaller ones lose bits, larger ones become infinite. More rows: the weight is (code - zero) * scale in bf16.
-//   x [rows, in] bf16 (the CPU twin also f32) · bias [out] dtype of x or null · y [rows, out] dtype of x or f32
-//   in % 16 == 0, out % 64 == 0, group in {32, 64, 128, in}. Deterministic: fixed split and order of sums for given
-//   (shape, rows). On a GPU 17 to 2,048 rows of 4 bits take marlin_wide.h on Hopper; else, from 65 rows on, the weight
-//     is
-//   dequantized once to bf16 and multiplied densely.
+// y = x W^T + bias, with W dequantized on the fly.
+//   x     [rows, in] bf16; for the CPU half also f32
+//   bias  [out] of x's dtype, or null
+//   y     [rows, out] of x's dtype or f32
+//   in % 16 == 0, out % 64 == 0, groups of 32, 64, 128 or `in` values; a defect of the caller stops the process.
+// Up to 16 rows (on a GPU 64 where marlin_wide.h does not run) code - zero times activation is exact, a group's
+// products are summed in f32, and the sum is multiplied by the group's scale in f32; docs/numerics.md has the forms
+// that activations take. With 4 bits and groups of 128 and more that holds for activations from 2^-57 to 2^63: smaller
+// ones lose bits, larger ones become infinite. For more rows the weight is (code - zero) * scale, rounded to bf16.
+// Deterministic: k is split, and sums are added, in an order that depends on the shape and the number of rows only.
+// kernels/products/marlin/README.md says which kernel a GPU runs.
 namespace cpu {
 void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y);
 }
@@ -31,9 +34,10 @@ void marlin_gemm(Exec&, ConstTensorView x, const MarlinView& w, ConstTensorView 
 inline void marlin_gemm(Exec& ex, ConstTensorView x, const MarlinView& w, ConstTensorView bias, TensorView y) {
   pick(ex, &cpu::marlin_gemm, FEWBIT_CUDA_OP(marlin_gemm))(ex, x, w, bias, y);
 }
-// The same for several linears of one x. On a GPU few rows take one launch where bits, groups and zero points
-// agree (up to kFusedProducts at a time); y alike in dtype. The bits are those of one product after another
-// on the CPU; on a GPU the split of k, and with it the order of the sums, depends on the outputs of all.
+// The same for several linears of one x. On a GPU a few rows take one launch for up to kFusedProducts neighbours that
+// agree in bits, number of groups, presence of zero points, and dtype of y. On the CPU the bits are those of one
+// product after another; on a GPU the split of k, and with it the order of the sums, depends on the outputs of all
+// products of a launch.
 struct MarlinProduct {
   MarlinView w{};
   ConstTensorView bias{};

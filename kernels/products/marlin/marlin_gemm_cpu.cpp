@@ -1,5 +1,5 @@
-// The CPU twin of the Marlin product: reads the words through src/core/marlin_layout.h, a run of 64 outputs
-// at a time.
+// The CPU half of the Marlin product: reads the words through the index map of src/core/marlin_layout.h, 64 outputs at
+// a time.
 #include "kernels/products/marlin/marlin_gemm.h"
 
 #include <algorithm>
@@ -13,9 +13,10 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kFewRows = 16;  // up to here sums are kept per group; beyond, the weight is made dense
+constexpr int64_t kFewRows =
+    16;  // up to here sums are kept by group and scaled in f32; beyond, the weight is dequantized
 
-// Place of every (word, field) inside one 16 x 64 tile, so that the index map is worked out once.
+// The place of every (word, field) inside of a 16 x 64 tile, so that the index map is evaluated only once.
 struct Place {
   uint8_t k = 0, n = 0;
 };
@@ -50,7 +51,7 @@ float zero_at(const MarlinView& w, int64_t g, int64_t n) {
   return static_cast<float>((word >> (p.field * w.bits)) & ((1u << w.bits) - 1));
 }
 
-// levels [64, in] of outputs [n0, n0 + 64): code - zero.
+// levels [64, in]: code - zero of outputs [n0, n0 + 64).
 template <int kBits>
 void unpack_levels(const MarlinView& w, int64_t n0, float* levels) {
   static constexpr auto kPlaces = tile_places<kBits>();
@@ -73,7 +74,7 @@ void levels_of(const MarlinView& w, int64_t n0, float* levels) {
   w.bits == 4 ? unpack_levels<4>(w, n0, levels) : unpack_levels<8>(w, n0, levels);
 }
 
-// Values [64, in] of outputs [n0, n0 + 64), rounded to bf16 where asked.
+// values [64, in]: the weights of outputs [n0, n0 + 64), rounded to bf16 if that is `dtype`.
 void values_of(const MarlinView& w, int64_t n0, DType dtype, float* values) {
   levels_of(w, n0, values);
   for (int64_t n = 0; n < marlin::kTileN; ++n)

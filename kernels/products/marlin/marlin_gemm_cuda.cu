@@ -1,6 +1,7 @@
-// y = x W^T on Marlin words as they lie: few rows by the kernels of marlin_stream.cuh and marlin_rows.cuh, which read
-// the weights once; more by that of marlin_wide.cuh where it runs; else, above 64 rows, the weight is dequantized into
-// scratch memory, a slab of outputs at a time, and multiplied by cuBLAS.
+// The Marlin product on a GPU: picks a kernel and cuts the work. Few rows go to marlin_stream.cuh and marlin_rows.cuh,
+// which read each weight once; more to marlin_wide.cuh where it runs. Elsewhere, above 64 rows, the weight is
+// dequantized into scratch memory, a slab of outputs at a time, and multiplied by cuBLAS. README.md in this folder has
+// the table.
 #include <algorithm>
 
 #include "kernels/device/vec.cuh"
@@ -29,83 +30,89 @@ MarlinSource source_of(const MarlinView& m) {
 
 namespace {
 
-constexpr int kStreamedRows = 64;                    // more rows of x go to cuBLAS
-constexpr size_t kDenseScratch = size_t{256} << 20;  // bytes of dequantized weight at a time
+using marlin_split_k::Job;
+using marlin_split_k::kWarpTiles;
+using marlin_stream::Variant;
 
-// How a product is cut: a block has `warps` times 128 values of k; `parts` blocks share the chunks of 64
-// outputs. Of the ways whose blocks are resident together the one with the least work for the busiest block;
-// of equals, the fewest slices. A chunk costs a block a fixed part and one for every warp that a scheduler
-// has (0.75 and 0.3 us on an H200).
-struct StreamPlan {
-  int warps = 0, slices = 0, parts = 0;
+constexpr int kFewRows = 64;  // more rows go to cuBLAS where marlin_wide.cuh does not run
+// Bytes of dequantized weight at a time; a larger weight is cut into slabs of outputs.
+constexpr size_t kDenseScratch = size_t{256} << 20;
+
+// How a product is cut for marlin_stream.cuh: a block has `warps` times 128 values of k, and `n_blocks` blocks share
+// the chunks of 64 outputs. Of the ways whose blocks are all resident, make_plan() takes the one with the least work
+// for the busiest block, and of equals the one with the fewest splits. A chunk costs a block 0.75 us plus 0.3 us for
+// each warp on one of the four schedulers (fitted on an H200); only the ratio kFixed of the two counts.
+struct Plan {
+  int warps = 0, splits = 0, n_blocks = 0;
 };
-StreamPlan plan_stream(int sms, int runs, int chunks, int passes, int most_warps) {
+Plan make_plan(int sms, int runs, int chunks, int passes, int most_warps) {
   constexpr int kSchedulers = 4;
   constexpr double kFixed = 2.5;
-  StreamPlan best;
+  Plan best;
   double least = 0;
-  for (int slices = 1; slices * passes <= sms && slices <= runs; ++slices) {
-    const int warps = (runs + slices - 1) / slices, parts = std::min(chunks, sms / (slices * passes));
+  for (int splits = 1; splits * passes <= sms && splits <= runs; ++splits) {
+    const int warps = (runs + splits - 1) / splits, n_blocks = std::min(chunks, sms / (splits * passes));
     if (warps > most_warps) continue;
-    const int rounds = (chunks + parts - 1) / parts;
+    const int rounds = (chunks + n_blocks - 1) / n_blocks;
     const double cost = rounds * (kFixed + (warps + kSchedulers - 1) / kSchedulers);
     if (best.warps > 0 && cost >= least) continue;
-    best = {warps, slices, parts};
+    best = {warps, splits, n_blocks};
     least = cost;
   }
   return best;
 }
 
 template <class V>
-bool launch_streamed(CudaState& s, StreamJob job) {
+bool launch_stream(CudaState& s, Job job) {
   const int tokens = std::min(V::kTokens, job.rows);
   const size_t warp_bytes = V::kRingBytes + static_cast<size_t>(tokens) * V::kTokenBytes;
-  const size_t room = s.max_shared() - kStaticShared;
+  const size_t room = s.max_shared() - marlin_split_k::kStaticShared;
   const int runs = (job.in / marlin::kTileK + kWarpTiles - 1) / kWarpTiles;
   job.passes = (job.rows + V::kTokens - 1) / V::kTokens;
-  const StreamPlan plan =
-      plan_stream(s.sms(), runs, job.chunks, job.passes, std::min(V::kMaxWarps, static_cast<int>(room / warp_bytes)));
+  const Plan plan =
+      make_plan(s.sms(), runs, job.chunks, job.passes, std::min(V::kMaxWarps, static_cast<int>(room / warp_bytes)));
   if (plan.warps == 0) return false;
-  job.slices = plan.slices;
-  job.parts = plan.parts;
-  set_meeting<V::kTokens>(s, job, tokens, 32 * plan.warps);
-  const int rounds = (job.chunks + job.parts - 1) / job.parts;
+  job.splits = plan.splits;
+  job.n_blocks = plan.n_blocks;
+  marlin_split_k::set_up_merge<V::kTokens>(s, job, tokens, 32 * plan.warps);
+  const int rounds = (job.chunks + job.n_blocks - 1) / job.n_blocks;
   size_t used = plan.warps * warp_bytes, more = static_cast<size_t>(plan.warps) * tokens * V::kSumBytes;
   for (; job.batch_shift < V::kMostBatchShift && 1 << job.batch_shift < rounds && used + more <= room; more *= 2) {
     used += more;
     ++job.batch_shift;
   }
-  // More than half of a multiprocessor's shared memory: two blocks on one would hold up the rest.
+  // More than half of a multiprocessor's shared memory, so that each gets one block: two on one would hold up the rest.
   const size_t shared = std::max(used, room / 2 + 1);
-  auto* kernel = marlin_stream_kernel<V>;
+  auto* kernel = marlin_stream::marlin_stream_kernel<V>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  launch_overlapping(s, kernel, dim3(job.parts * job.slices * job.passes), dim3(32 * plan.warps), shared, job);
+  launch_overlapping(s, kernel, dim3(job.n_blocks * job.splits * job.passes), dim3(32 * plan.warps), shared, job);
   return true;
 }
 
-// 8 columns serve decoding of up to 8 sequences; 16 and 32 read the words once for more rows. Groups of 32 and 64 end
-// inside a warp's 128 values, which costs registers: no 32 columns there. One row of 4 bits has its own arithmetic.
+// 8 rows serve decoding of up to 8 sequences; the variants for 16 and 32 read the words once for more rows. Groups of
+// 32 and 64 end inside of a warp's 128 values, which takes registers, so there is no variant with 32 rows for them. 4
+// bits in larger groups have kernels of their own: by limbs for one row without zero points, else marlin_rows.cuh.
 template <int kBits, bool kZeros>
-bool launch_for_rows(CudaState& s, const StreamJob& job, bool fine) {
+bool launch_for_rows(CudaState& s, const Job& job, bool fine) {
   if constexpr (kBits == 4) {
     if (!fine) {
       if constexpr (!kZeros)
-        if (job.rows == 1) return launch_streamed<StreamVariant<4, 1, false, false>>(s, job);
-      return marlin_rows(s, job);
+        if (job.rows == 1) return launch_stream<Variant<4, 1, false, false>>(s, job);
+      return marlin_rows::try_launch(s, job);
     }
   } else if (!fine) {
-    return job.rows <= 8    ? launch_streamed<StreamVariant<kBits, 8, false, kZeros>>(s, job)
-           : job.rows <= 16 ? launch_streamed<StreamVariant<kBits, 16, false, kZeros>>(s, job)
-                            : launch_streamed<StreamVariant<kBits, 32, false, kZeros>>(s, job);
+    return job.rows <= 8    ? launch_stream<Variant<kBits, 8, false, kZeros>>(s, job)
+           : job.rows <= 16 ? launch_stream<Variant<kBits, 16, false, kZeros>>(s, job)
+                            : launch_stream<Variant<kBits, 32, false, kZeros>>(s, job);
   }
-  return job.rows <= 8 ? launch_streamed<StreamVariant<kBits, 8, true, kZeros>>(s, job)
-                       : launch_streamed<StreamVariant<kBits, 16, true, kZeros>>(s, job);
+  return job.rows <= 8 ? launch_stream<Variant<kBits, 8, true, kZeros>>(s, job)
+                       : launch_stream<Variant<kBits, 16, true, kZeros>>(s, job);
 }
 
-constexpr int kDequantTiles = 8;  // k-tiles of a block of marlin_dequantize_kernel: one a warp
+constexpr int kDequantTiles = 8;  // k-tiles of a block of marlin_dequantize_kernel, one for each warp
 
-// w[n - n0, k] for outputs [n0, n0 + 64 * gridDim.y): a block has a run of 64 outputs and 128 values of k.
-// Each warp turns one k-tile into a tile of shared memory; the rows leave in 16-byte pieces.
+// Dequantizes outputs from chunk0 * 64 on into `to` [outputs, in]. A block has 64 outputs and 128 values of k: each
+// warp turns one k-tile into values in shared memory, from where rows leave in pieces of 16 bytes.
 template <int kBits, class Out>
 __global__ void __launch_bounds__(32 * kDequantTiles)
     marlin_dequantize_kernel(const __grid_constant__ MarlinSource w, int chunk0, Out* __restrict__ to) {
@@ -155,7 +162,7 @@ __global__ void __launch_bounds__(32 * kDequantTiles)
   }
 }
 
-// Dequantizes outputs [n0, n1) (multiples of 64) to `to` [n1 - n0, in].
+// Dequantizes outputs [n0, n1) (multiples of 64) into `to` [n1 - n0, in].
 template <class Out>
 void dequantize_outputs(CudaState& s, const MarlinSource& w, int bits, int64_t n0, int64_t n1, Out* to) {
   constexpr int kWidth = kDequantTiles * marlin::kTileK;
@@ -203,10 +210,10 @@ bool may_share_a_launch(const MarlinProduct& a, const MarlinProduct& b) {
          a.y.dtype == b.y.dtype;
 }
 
-// False where the product is cut in too many pieces to be resident together.
-bool streamed(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
+// The products of up to kFewRows rows. False where no way to cut them keeps all blocks resident.
+bool try_few_rows(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
   FEWBIT_ASSERT(aligned16(static_cast<const char*>(x.data)));
-  StreamJob job{};
+  Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const MarlinProduct& p = products[i];
     FEWBIT_ASSERT(aligned16(static_cast<const char*>(p.y.data)));
@@ -242,8 +249,8 @@ void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> pr
     const std::span<const MarlinProduct> run = products.subspan(first, count);
     for (const MarlinProduct& p : run) check_product(x, p);
     first += count;
-    if (marlin_wide(s, x, run)) continue;
-    if (x.rows() > kStreamedRows || !streamed(s, x, run))
+    if (marlin_wide::try_launch(s, x, run)) continue;
+    if (x.rows() > kFewRows || !try_few_rows(s, x, run))
       for (const MarlinProduct& p : run) dense_path(s, x, p);
   }
 }

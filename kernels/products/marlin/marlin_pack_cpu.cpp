@@ -1,4 +1,4 @@
-// Codes to Marlin words: the CPU half.
+// Codes to Marlin words on the CPU.
 #include "kernels/products/marlin/marlin_pack_map.h"
 #include "src/core/half.h"
 #include "src/core/parallel.h"

@@ -1,5 +1,5 @@
-// Codes to Marlin words: a thread a word, a block a tile of 16 x 64, so that its bytes are read from 64 rows, 16 side
-// by side, and neighbouring blocks take the rest of the lines from the L2.
+// Codes to Marlin words on a GPU: a thread makes a word, a block a tile of 16 values of k times 64 outputs. The block
+// reads 16 neighbouring bytes of each of 64 rows; neighbouring blocks find the rest of those lines in the L2.
 #include <cuda_fp16.h>
 
 #include "kernels/exec/exec_cuda.h"

@@ -1,5 +1,5 @@
 #pragma once
-// What the CPU and CUDA halves of marlin_pack share: checks, and one word and one scale.
+// What the CPU and CUDA halves of marlin_pack share: the checked job, and how one word is made.
 #include "kernels/products/marlin/marlin_pack.h"
 #include "src/core/marlin_layout.h"
 
@@ -8,8 +8,8 @@ namespace fewbit {
 struct MarlinPackJob {
   const uint8_t* codes;  // [outs, in]
   const float* scales;   // [outs, groups]
-  uint32_t* b;           // [in / 16, words], from the first output's on
-  uint16_t* s;           // f16 [groups, out]
+  uint32_t* b;           // [in / 16, words] of all outputs
+  uint16_t* s;           // f16 [groups, out] of all outputs
   int bits;
   int64_t outs, in, groups, first, out;
   int64_t words() const { return marlin::words_per_row(out, bits); }
@@ -34,7 +34,7 @@ struct MarlinPackJob {
   }
 };
 
-// Word `col` (of the outputs at hand) of k-tile `row`.
+// Word `col`, counted among those of the job's outputs, of k-tile `row`.
 FEWBIT_HD uint32_t marlin_word(const MarlinPackJob& j, int64_t row, int64_t col) {
   uint32_t word = 0;
   for (int field = 0; field < 32 / j.bits; ++field) {

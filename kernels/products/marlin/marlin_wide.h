@@ -1,5 +1,5 @@
 #pragma once
-// The Marlin product for many rows on Hopper's tensor cores (kernels/products/marlin/marlin_wide.cuh).
+// Launches the Marlin product for many rows on Hopper's tensor cores (kernels/products/marlin/marlin_wide.cuh).
 #include <span>
 
 #include "kernels/products/marlin/marlin_gemm.h"
@@ -7,11 +7,11 @@
 namespace fewbit {
 struct CudaState;
 }
-namespace fewbit::cuda {
+namespace fewbit::cuda::marlin_wide {
 
-// y = x W^T of up to kFusedProducts products that may share a launch, or false where this kernel is not for
-// them: other hardware, 8 bits, rows for which another path was measured faster. Arguments as of
-// marlin_gemms().
-bool marlin_wide(CudaState&, ConstTensorView x, std::span<const MarlinProduct>);
+// y = x W^T of up to kFusedProducts products that may share a launch, with arguments as of marlin_gemms(). False where
+// this kernel is not for them: other hardware, 8 bits, or numbers of rows for which another kernel was measured to be
+// faster.
+bool try_launch(CudaState&, ConstTensorView x, std::span<const MarlinProduct>);
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::marlin_wide

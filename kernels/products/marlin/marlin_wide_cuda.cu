@@ -1,4 +1,4 @@
-// Launches of the kernel of marlin_wide.cuh: for which products, and how the work is cut.
+// Launches of the kernel of marlin_wide.cuh: for which products, and with which variant.
 #include "kernels/products/marlin/marlin_wide.h"
 
 #include <algorithm>
@@ -10,43 +10,42 @@
 #include "kernels/device/vec.cuh"
 #include "kernels/products/marlin/marlin_wide.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::marlin_wide {
 namespace {
 
-// Fewer rows stream the weights faster (marlin_rows.cuh, marlin_stream.cuh); for more, dequantizing once and
-// cuBLAS is faster.
+// For fewer rows marlin_rows.cuh and marlin_stream.cuh are faster; for more, dequantizing once and cuBLAS.
 constexpr int kLeastRows = 17, kMostRows = 2048;
 
 template <class S>
-WideMaps maps_of(ConstTensorView x, const WideJob& job, int count) {
+Maps maps_of(ConstTensorView x, const Job& job, int count) {
   const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);
-  WideMaps maps{};
+  Maps maps{};
   maps.x = map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data, {in, rows}, {in * sizeof(__nv_bfloat16)},
-                     {kWideDepth, S::kTokens / S::kCluster}, CU_TENSOR_MAP_SWIZZLE_128B);
+                     {kStageDepth, S::kTokens / S::kCluster}, CU_TENSOR_MAP_SWIZZLE_128B);
   for (int i = 0; i < count; ++i) {
     const MarlinSource& w = job.weights[i].w;
     const auto out = static_cast<cuuint64_t>(w.out);
     constexpr cuuint32_t kWords = marlin::tile_words(4);
     maps.words[i] = map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
-                              {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, kWideTiles},
+                              {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, kStageTiles},
                               CU_TENSOR_MAP_SWIZZLE_NONE);
     if (job.y_f32) continue;
-    for (const bool slice : {true, false})
-      (slice ? maps.y_slice : maps.y_octet)[i] =
+    for (const bool subtile : {true, false})
+      (subtile ? maps.y_subtile : maps.y_octet)[i] =
           map_of<2>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, job.weights[i].y, {out, rows}, {out * sizeof(__nv_bfloat16)},
-                    {marlin::kTileN, 8u * (slice ? S::kSliceOctets : 1)}, CU_TENSOR_MAP_SWIZZLE_128B);
+                    {marlin::kTileN, 8u * (subtile ? S::kSubtileOctets : 1)}, CU_TENSOR_MAP_SWIZZLE_128B);
   }
   return maps;
 }
 
-// How many clusters run at the same time; none where the GPU has no room for one. Asked for once on each GPU.
+// How many clusters run at the same time; 0 where the GPU has no room for one. The driver is asked once for each GPU.
 template <class S>
 int most_clusters(CudaState& s) {
   if constexpr (S::kCluster == 1) return s.sms();
-  static std::array<std::atomic<int>, 16> known;  // of a device, and one
+  static std::array<std::atomic<int>, 16> known;  // of each device, plus one; 0: not asked yet
   const auto ask = [&] {
-    return ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster,
-                         kWideThreads, S::kShared)
+    return ClusterLaunch(s, reinterpret_cast<const void*>(marlin_wide_kernel<S>), S::kCluster, S::kCluster, kThreads,
+                         S::kShared)
         .most_clusters();
   };
   if (static_cast<size_t>(s.device) >= known.size()) return ask();
@@ -56,32 +55,32 @@ int most_clusters(CudaState& s) {
 }
 
 template <class S>
-void launch_wide(CudaState& s, ConstTensorView x, WideJob job, int count) {
+void launch_shape(CudaState& s, ConstTensorView x, Job job, int count) {
   job.row_tiles = (job.rows + S::kTokens - 1) / S::kTokens;
   const int64_t tiles = static_cast<int64_t>(job.out_tiles) * job.row_tiles;
   FEWBIT_ASSERT(tiles < int64_t{1} << 30);
-  const WidePlan plan = plan_wide(most_clusters<S>(s), tiles, job.steps);
+  const Plan plan = make_plan(most_clusters<S>(s), tiles, job.steps);
   const int grid = plan.clusters * S::kCluster;
   job.shared_tiles = plan.shared_tiles;
   FEWBIT_ASSERT(2 * S::kCluster * job.shared_tiles <= CudaState::kCounters);
   job.counters = s.counters;
-  if (job.shared_tiles > 0) job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartQuads);
+  if (job.shared_tiles > 0) job.partials = s.scratch_of<float>(static_cast<int64_t>(grid) * 2 * 4 * S::kPartialQuads);
   auto* kernel = marlin_wide_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  launch_clusters(s, S::kCluster, kernel, dim3(grid), dim3(kWideThreads), S::kShared, job, maps_of<S>(x, job, count));
+  launch_clusters(s, S::kCluster, kernel, dim3(grid), dim3(kThreads), S::kShared, job, maps_of<S>(x, job, count));
 }
 
 }  // namespace
 
-bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
+bool try_launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
   if (!s.sm90() || x.rows() < kLeastRows || x.rows() > kMostRows || products[0].w.bits != 4) return false;
   if (!tensor_map_encoder()) return false;
-  FEWBIT_ASSERT(products.size() <= kWideWeights && aligned16(static_cast<const char*>(x.data)));
-  WideJob job{};
+  FEWBIT_ASSERT(products.size() <= kWeights && aligned16(static_cast<const char*>(x.data)));
+  Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const MarlinProduct& p = products[i];
     FEWBIT_ASSERT(aligned16(static_cast<const char*>(p.y.data)));
-    job.out_tiles += static_cast<int>((p.w.out + kWideOuts - 1) / kWideOuts);
+    job.out_tiles += static_cast<int>((p.w.out + kTileOuts - 1) / kTileOuts);
     job.weights[i] = {.w = source_of(p.w),
                       .bias = static_cast<const __nv_bfloat16*>(p.bias.data),
                       .y = p.y.data,
@@ -92,18 +91,18 @@ bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct>
   job.rows = static_cast<int>(x.rows());
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
-  job.steps = static_cast<int>((x.cols() + kWideDepth - 1) / kWideDepth);
+  job.steps = static_cast<int>((x.cols() + kStageDepth - 1) / kStageDepth);
   const auto count = static_cast<int>(products.size());
   const auto launch = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {
     if (job.rows <= 32)
-      launch_wide<WideShape<32, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<32, kZeros, kFine>>(s, x, job, count);
     else if (job.rows <= 64)
-      launch_wide<WideShape<64, kZeros, kFine>>(s, x, job, count);
-    else if ((job.rows + 127) / 128 % 2 == 1 ||  // half of the last tile of 256 would be empty
-             most_clusters<WideShape<256, kZeros, kFine>>(s) == 0)
-      launch_wide<WideShape<128, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<64, kZeros, kFine>>(s, x, job, count);
+    else if ((job.rows + 127) / 128 % 2 == 1 ||  // a last tile of 256 rows would be half empty
+             most_clusters<Shape<256, kZeros, kFine>>(s) == 0)
+      launch_shape<Shape<128, kZeros, kFine>>(s, x, job, count);
     else
-      launch_wide<WideShape<256, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<256, kZeros, kFine>>(s, x, job, count);
   };
   const auto for_zeros = [&](auto zeros) {
     w.group_tiles == 2 ? launch(zeros, std::true_type{}) : launch(zeros, std::false_type{});
@@ -112,4 +111,4 @@ bool marlin_wide(CudaState& s, ConstTensorView x, std::span<const MarlinProduct>
   return true;
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::marlin_wide

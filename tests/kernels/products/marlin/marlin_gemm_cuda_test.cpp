@@ -1,5 +1,5 @@
-// What only the GPU half of the Marlin product can get wrong: the same bits on every run, also when blocks
-// finish in another order; both paths of the hardware; products large enough that many blocks share an
+// What only the GPU half of the Marlin product can get wrong: the same bits on every run, whatever the order in which
+// blocks finish; the kernels with and without Hopper's instructions; products so large that many blocks share an
 // output.
 #include <cmath>
 #include <cstring>
@@ -47,9 +47,9 @@ struct Weight {
   }
 };
 
-// Many splits of k; one run of 64 outputs left over; one group per row; 8 bits; zero points; a last stage of k that is
-// not full; less than a tile of outputs; so many outputs that no block shares k; and zero points in groups of 128 whose
-// number the slices of k do not share alike.
+// Many splits of k; a chunk of 64 outputs left over; one group a row; 8 bits; zero points; a last stage of k that is
+// not full; less than a tile of outputs; so many outputs that k is not split; zero points in groups of 128 whose number
+// is no multiple of the splits.
 const Case kCases[] = {{128, 14336, 128, 4, false}, {4160, 4096, 128, 4, false}, {1024, 2064, 2064, 4, true},
                        {512, 4096, 32, 4, true},    {576, 4096, 128, 8, false},  {2048, 1024, 64, 8, true},
                        {192, 4128, 32, 4, true},    {64, 128, 64, 4, false},     {17408, 1024, 128, 4, false},
@@ -76,8 +76,8 @@ TEST(MarlinGemmCuda, GivesTheSameBitsOnEveryRun) {
   }
 }
 
-// What blocks hand each other lies in memory that every launch finds empty and leaves so: products of other shapes in
-// between do not change a bit, and neither does room that grew.
+// Flagged partial sums lie in memory that every launch finds unwritten and leaves so: products of other shapes in
+// between do not change a bit, and neither does memory that grew.
 TEST(MarlinGemmCuda, ProductsOfOtherShapesInBetweenLeaveNothingBehind) {
   FEWBIT_NEEDS_GPU();
   for (const int64_t rows : {2, 8, 11, 16}) {
@@ -99,7 +99,7 @@ TEST(MarlinGemmCuda, ProductsOfOtherShapesInBetweenLeaveNothingBehind) {
   }
 }
 
-// NaN of any bits is a value like others there, no sign that one is missing.
+// A NaN of any bits is a value like others, not the mark of an unwritten partial sum.
 TEST(MarlinGemmCuda, NotANumberComesThrough) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
@@ -112,7 +112,7 @@ TEST(MarlinGemmCuda, NotANumberComesThrough) {
   }
 }
 
-// A block that walks k alone needs more stages than it has room for. Small, for racecheck.
+// A block that has all of k needs more stages than its ring has slots. Small, for racecheck.
 TEST(MarlinGemmCuda, StagesThatComeRoundGiveTheSameBits) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
@@ -135,12 +135,12 @@ Tensor repeated(Exec& ex, const Tensor& t, int64_t times) {
   return ex.to_device(many);
 }
 
-// So many outputs that a block takes every buffer of its sums several times: a weight over and over gives its product
-// over and over, to the bit. Small, for racecheck.
+// So many outputs that a block uses every buffer of its sums several times: a weight repeated gives its product
+// repeated, to the bit. Small, for racecheck.
 TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  constexpr int64_t kPeriod = 7 * 64, kTimes = 321, kIn = 384;  // three warps, up to 18 runs of 64 outputs a block
+  constexpr int64_t kPeriod = 7 * 64, kTimes = 321, kIn = 384;  // three warps, up to 18 chunks of 64 outputs a block
   for (const Case& c :
        {Case{kPeriod, kIn, 128, 4, false}, Case{kPeriod, kIn, 64, 4, true}, Case{kPeriod, kIn, 128, 8, true}}) {
     const Weight once(ex, c, 16);
@@ -149,7 +149,7 @@ TEST(MarlinGemmCuda, OutputsThatRepeatGiveSumsThatRepeat) {
     Tensor z;
     if (c.zeros) view.z = z = repeated(ex, once.z, kTimes);
     for (const int64_t rows : {1, 3, 16, 32}) {
-      if (rows > 16 && c.bits == 4) continue;  // another kernel's
+      if (rows > 16 && c.bits == 4) continue;  // another kernel serves these
       const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, kIn}, 9)),
                    want = product(ex, once, x, DType::f32);
       Tensor y = poisoned(ex, DType::f32, {rows, view.out});
@@ -180,7 +180,7 @@ TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
       const Tensor x32 = ex.to_device(test::to_f32(x)), want = ex.alloc(DType::f32, {rows, c.out});
       gemm(ex, x32, dense, {}, want);
       const Tensor got = product(ex, w, ex.to_device(x), DType::f32);
-      // Streamed rows keep the weight exact; beyond, it is rounded to bf16.
+      // Up to 16 rows the weight is exact; beyond, it is rounded to bf16.
       const double tolerance = rows <= 16 ? tol::kF32Product : tol::kBf16Op;
       EXPECT_LT(relative_error(got, ex.to_host(want)), tolerance)
           << c.out << " x " << c.in << " group " << c.group << " bits " << c.bits << " rows " << rows;
@@ -188,9 +188,8 @@ TEST(MarlinGemmCuda, AgreesWithTheDenseProductOfTheDequantizedWeight) {
   }
 }
 
-// Activations beyond the range of f16 too, and whatever the other rows hold; up to the bounds of
-// kernels/products/marlin/marlin_gemm.h where it has some. So large that a slice of k is as long as x finds room for,
-// and that more than eight rows are computed 64 outputs at a time.
+// So large that a split of k is as long as x finds room for in shared memory, and that more than eight rows are
+// computed 64 outputs at a time.
 TEST(MarlinGemmCuda, RowsOfLargeProductsEqualTheirOwn) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
@@ -208,6 +207,8 @@ TEST(MarlinGemmCuda, RowsOfLargeProductsEqualTheirOwn) {
   }
 }
 
+// Activations beyond the range of f16 too, whatever the other rows hold, and up to the bounds in
+// kernels/products/marlin/marlin_gemm.h where it has some.
 TEST(MarlinGemmCuda, ARowTimesAPowerOfTwoGivesItsProductTimesThat) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);

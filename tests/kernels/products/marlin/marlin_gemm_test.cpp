@@ -1,3 +1,4 @@
+// The Marlin product on both devices, against products of the dequantized weight in double.
 #include "kernels/products/marlin/marlin_gemm.h"
 
 #include "formats/packing.h"
@@ -102,7 +103,7 @@ FEWBIT_OP_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
 FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
   std::vector<QuantizedLinear> q;
   for (const int64_t out : {192, 64, 320}) q.push_back(random_linear({.bits = 4, .group = 64}, out, 512, 7));
-  q.push_back(random_linear({.bits = 8, .group = 64}, 128, 512, 8));  // takes a launch of its own
+  q.push_back(random_linear({.bits = 8, .group = 64}, 128, 512, 8));  // other bits: a launch of its own
   std::vector<OnDevice> d;
   for (const QuantizedLinear& l : q) d.push_back(upload(ex, l));
   const Tensor bias = random_normal(DType::bf16, {64}, 3, 0.1f), db = ex.to_device(bias);
@@ -125,7 +126,7 @@ FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
 }
 
 FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
-  for (const int64_t in : {512, 2048}) {  // the longer one is cut along k
+  for (const int64_t in : {512, 2048}) {  // k of the longer one is split
     const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, in, 12);
     const OnDevice d = upload(ex, q);
     for (const int64_t rows : {1, 9, 40, 70, 200}) {

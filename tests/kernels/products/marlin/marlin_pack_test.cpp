@@ -1,3 +1,4 @@
+// Packing into the Marlin layout on both devices, against the packing of formats/.
 #include "kernels/products/marlin/marlin_pack.h"
 
 #include "formats/packing.h"
@@ -7,7 +8,7 @@
 namespace fewbit::test {
 namespace {
 
-// In runs of outputs, one after another: the bytes that the packing writes.
+// The bytes that the packing writes, made some outputs at a time.
 FEWBIT_OP_TEST(MarlinPack, GivesTheBytesOfThePacking) {
   constexpr int64_t kOut = 192;
   for (const int bits : {4, 8})

@@ -1,20 +1,24 @@
 #pragma once
-// The arithmetic of a warp of marlin_stream.cuh: 128 values of k of up to kTokens rows of x as the column operand of
-// the tensor cores, and the sums of one chunk of 64 outputs. Two kinds, which share their interface:
-//   StreamSums   8 bits, or groups that end inside of the 128 values: (code - zero) in bf16
-//   DigitSums    4 bits, one group, one row, zero points of 8: the words as they lie, in int8
-#include "kernels/products/marlin/digit_product.cuh"
-#include "kernels/products/marlin/marlin_stream_parts.cuh"
+// The arithmetic of a warp of marlin_stream.cuh: its 128 values of k of up to kTokens rows of x, as the column operand
+// of the tensor cores, and the sums of one chunk of 64 outputs. Two kinds with the same interface:
+//   Bf16Columns, Bf16Sums   8 bits, or groups that end inside of the 128 values: code - zero as bf16
+//   LimbColumns, LimbSums   one row of 4 bits in larger groups, zero points of 8: the words as they lie, in int8
+#include "kernels/products/marlin/limb_product.cuh"
+#include "kernels/products/marlin/marlin_split_k.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::marlin_stream {
 
-// What a lane knows of the group at hand.
+using namespace marlin_split_k;
+
+constexpr int kSumStride = marlin::kTileN + 4;  // floats from token to token of the sums; + 4 against bank conflicts
+
+// The scales and zero points of the current group for a lane's outputs.
 template <int kBits, bool kZeros>
-struct StreamGroup {
+struct GroupScales {
   alignas(16) __half scales[8];
   LaneZeros<kBits> zeros;
 
-  __device__ __forceinline__ explicit StreamGroup(float scale) {
+  __device__ __forceinline__ explicit GroupScales(float scale) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) scales[i] = __half(scale);
     zeros.set_middle();
@@ -27,17 +31,17 @@ struct StreamGroup {
   }
 };
 
-// x in shared memory of the warp [tokens, kTokenBytes]: a k-tile's pairs of values in the order of marlin::pair_slot,
-// zeros past the end of k.
+// x of the warp in shared memory, [tokens, kTokenBytes]: the pairs of values of each k-tile in the order of
+// marlin::pair_slot, zeros past the end of k.
 template <int kColumns>
-struct StreamColumns {
-  static constexpr int kTokenBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // + 32 for the banks
+struct Bf16Columns {
+  static constexpr int kTokenBytes = kWarpTiles * marlin::kTileK * 2 + 32;  // + 32 against bank conflicts
   static constexpr int kLanes = 32 / (8 * kColumns);                        // of a token
   static constexpr int kHalves = 2 * kWarpTiles / kLanes;                   // runs of eight values of a lane
   const uint8_t* at[kColumns];                                              // this lane's pairs of k-tile 0
 
-  __device__ __forceinline__ StreamColumns(uint8_t* to, const StreamJob& job, int row0, int tokens, int tile0,
-                                           int tiles, int lane) {
+  __device__ __forceinline__ Bf16Columns(uint8_t* to, const Job& job, int row0, int tokens, int tile0, int tiles,
+                                         int lane) {
     const int token = lane / kLanes, first = lane % kLanes;
     const __nv_bfloat16* from =
         job.x + static_cast<int64_t>(row0 + min(token, tokens - 1)) * job.in + tile0 * marlin::kTileK;
@@ -58,8 +62,8 @@ struct StreamColumns {
         pairs[marlin::pair_slot(pair + 3)] = v[i].w;
       }
     __syncwarp();
-    // Columns past the last token repeat it: a column of the product depends on its own activations only, and those are
-    // not stored.
+    // Columns past the last token repeat it. That is harmless: a column of the product depends on its own activations
+    // only, and these columns are not stored.
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) at[c] = to + min(8 * c + lane / 4, tokens - 1) * kTokenBytes + lane % 4 * 8;
   }
@@ -69,7 +73,7 @@ struct StreamColumns {
 };
 
 template <int kColumns>
-struct StreamSums {
+struct Bf16Sums {
   float v[marlin::kSubTiles][kColumns][4];
 
   template <class Body>
@@ -88,7 +92,7 @@ struct StreamSums {
   __device__ __forceinline__ void start(const Columns&, const Group&) {
     clear();
   }
-  // The products of a k-tile.
+  // += the products of a k-tile.
   template <class Columns, class Group, int kBits>
   __device__ __forceinline__ void add_tile(const Columns& x, int tile, const uint32_t (&words)[kBits],
                                            const Group& group) {
@@ -103,16 +107,16 @@ struct StreamSums {
       for (int c = 0; c < kColumns; ++c) mma_bf16(v[j][c], a, pairs[c].x, pairs[c].y);
     }
   }
-  // += scale * part
+  // += scale * (sums of a group)
   template <class Group>
-  __device__ __forceinline__ void add(const StreamSums& part, const Group& group) {
+  __device__ __forceinline__ void add(const Bf16Sums& of_group, const Group& group) {
 #pragma unroll
     for (int j = 0; j < marlin::kSubTiles; ++j)
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          v[j][c][i] = fmaf(__half2float(group.scales[2 * j + i / 2]), part.v[j][c][i], v[j][c][i]);
+          v[j][c][i] = fmaf(__half2float(group.scales[2 * j + i / 2]), of_group.v[j][c][i], v[j][c][i]);
   }
   template <class Columns, class Group>
   __device__ __forceinline__ void finish(const Columns&, const Group& group) {
@@ -136,18 +140,17 @@ struct StreamSums {
   }
 };
 
-// One row of x in digits (kernels/products/marlin/digit_product.cuh), as the operand in registers.
-struct DigitColumns {
+// One row of x in limbs (limb_product.cuh), as an operand in registers.
+struct LimbColumns {
   static constexpr int kTokenBytes = 0, kBytes = 0;
-  DigitLane lane;
+  LimbLane lane;
   uint32_t b[kWarpTiles][2];
   int32_t start;
   float scale;
 
-  __device__ __forceinline__ DigitColumns(uint8_t*, const StreamJob& job, int row0, int, int tile0, int tiles,
-                                          int of_lane)
+  __device__ __forceinline__ LimbColumns(uint8_t*, const Job& job, int row0, int, int tile0, int tiles, int of_lane)
       : lane(of_lane) {
-    // This lane's: pair t of the lower and of the upper half of a tile.
+    // This lane reads pair t of the lower and of the upper half of k-tile lane / 4.
     const int tile = of_lane / 4;
     const auto* from = reinterpret_cast<const uint32_t*>(job.x + static_cast<int64_t>(row0) * job.in +
                                                          (tile0 + tile) * marlin::kTileK) +
@@ -159,56 +162,56 @@ struct DigitColumns {
     const uint32_t most = __reduce_max_sync(
         0xffffffffu, __float_as_uint(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])))));
     const bool finite = __all_sync(0xffffffffu, isfinite(v[0] + v[1] + v[2] + v[3]));
-    const int up = digit_power(__uint_as_float(most));
+    const int up = limb_power(__uint_as_float(most));
     int32_t whole[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) whole[i] = __float2int_rn(v[i] * power_of_two(up));
-    DigitGroup group;
+    LimbGroup group;
     group.set(__reduce_add_sync(0xffffffffu, whole[0] + whole[1] + whole[2] + whole[3]), up, finite);
     start = lane.t == 0 ? group.start[0] : lane.t == 1 ? group.start[1] : group.start[2];
     scale = group.scale;
-    uint32_t words[kDigits];
-    digit_words(words, {whole[0], whole[1]}, {whole[2], whole[3]});
+    uint32_t words[kLimbs];
+    limb_words(words, {whole[0], whole[1]}, {whole[2], whole[3]});
 #pragma unroll
     for (int i = 0; i < kWarpTiles; ++i) {
-      uint32_t all[kDigits];
+      uint32_t all[kLimbs];
 #pragma unroll
-      for (int d = 0; d < kDigits; ++d) all[d] = __shfl_sync(0xffffffffu, words[d], 4 * i + lane.t);
-      const int digit = of_lane / 8;
-      const uint32_t word = digit == 0 ? all[0] : digit == 1 ? all[1] : all[2];
+      for (int d = 0; d < kLimbs; ++d) all[d] = __shfl_sync(0xffffffffu, words[d], 4 * i + lane.t);
+      const int limb = of_lane / 8;
+      const uint32_t word = limb == 0 ? all[0] : limb == 1 ? all[1] : all[2];
       b[i][0] = __byte_perm(word, 0, lane.lower);
       b[i][1] = __byte_perm(word, 0, lane.upper);
     }
   }
 };
 
-struct DigitSums {
+struct LimbSums {
   int32_t v[2][4];
-  float2 two;  // of outputs index 2 t and 2 t + 1 as in marlin::fragment_scale()
+  float2 two;  // the sums of outputs 2 t and 2 t + 1, counted as in marlin::fragment_scale()
 
   template <class Group>
-  __device__ __forceinline__ void start(const DigitColumns& x, const Group&) {
+  __device__ __forceinline__ void start(const LimbColumns& x, const Group&) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i / 4][i % 4] = x.start;
   }
   template <class Group>
-  __device__ __forceinline__ void add_tile(const DigitColumns& x, int tile, const uint32_t (&words)[4], const Group&) {
-    DigitLane::add_words(v, {words[0], words[1], words[2], words[3]}, x.b[tile][0], x.b[tile][1]);
+  __device__ __forceinline__ void add_tile(const LimbColumns& x, int tile, const uint32_t (&words)[4], const Group&) {
+    LimbLane::add_words(v, {words[0], words[1], words[2], words[3]}, x.b[tile][0], x.b[tile][1]);
   }
   template <class Group>
-  __device__ __forceinline__ void finish(const DigitColumns& x, const Group& group) {
+  __device__ __forceinline__ void finish(const LimbColumns& x, const Group& group) {
     float total[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) total[i] = __half2float(group.scales[i]) * DigitLane::value(v[i / 4][i % 4]);
+    for (int i = 0; i < 8; ++i) total[i] = __half2float(group.scales[i]) * LimbLane::value(v[i / 4][i % 4]);
     two = x.lane.gather(total);
     two.x *= x.scale;
     two.y *= x.scale;
   }
-  __device__ __forceinline__ void store(const DigitColumns& x, float* to, int, int lane) const {
+  __device__ __forceinline__ void store(const LimbColumns& x, float* to, int, int lane) const {
     to += marlin::fragment_output(lane, x.lane.t, 0);
     to[0] = two.x;
     to[8] = two.y;
   }
 };
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::marlin_stream
