@@ -1,6 +1,7 @@
-// Dense products by cuBLAS, sums in f32, never TF32. A row-major matrix is its transpose in column-major
-// order, so y = x W^T is asked for as y^T = W x^T and nothing is copied. The bias is laid into y first and
-// taken up by the product (beta = 1): bf16 holds it exactly, and y is still rounded once.
+// Dense products: few rows in bf16 by the kernel of skinny.cuh, all others by cuBLAS with f32 sums, never TF32. For
+// cuBLAS a row-major matrix is its transpose in column-major order, so y = x W^T is asked for as y^T = W x^T and
+// nothing is copied. The bias is laid into y first and added by the product (beta = 1): y holds it exactly, and is
+// still rounded once.
 #include <algorithm>
 
 #include "kernels/device/vec.cuh"
@@ -30,14 +31,14 @@ cublasOperation_t operation(Trans t) { return t == Trans::yes ? CUBLAS_OP_T : CU
 
 void lay_bias(CudaState& s, ConstTensorView bias, TensorView y) {
   const int64_t out = y.cols();
-  for (int64_t row = 0; row < y.rows(); row += 65535) {  // the grid's limit in y
-    const TensorView part = y.row_range(row, std::min(y.rows(), row + 65535));
-    const dim3 grid(grid_for(out, kThreads), static_cast<unsigned>(part.rows()));
+  for (int64_t row = 0; row < y.rows(); row += 65535) {  // the limit of gridDim.y
+    const TensorView chunk = y.row_range(row, std::min(y.rows(), row + 65535));
+    const dim3 grid(grid_for(out, kThreads), static_cast<unsigned>(chunk.rows()));
     dispatch_f32_bf16(bias.dtype, [&](auto in) {
       dispatch_f32_bf16(y.dtype, [&](auto type) {
         using In = typename decltype(in)::type;
         using Out = typename decltype(type)::type;
-        lay_bias_kernel<<<grid, kThreads, 0, s.stream>>>(bias.as<In>(), part.as<Out>(), out);
+        lay_bias_kernel<<<grid, kThreads, 0, s.stream>>>(bias.as<In>(), chunk.as<Out>(), out);
       });
     });
     FEWBIT_CUDA_LAUNCHED();
@@ -76,15 +77,15 @@ void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
 
 }  // namespace
 
-bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
-                    bool settled) {
-  constexpr SkinnyTypes kTypes{DType::bf16, DType::bf16};
-  if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights) return false;
-  if (norm && !skinny_prepares(x.rows(), x.cols())) return false;
-  SkinnyJob job{};
+bool skinny::try_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
+                       bool settled) {
+  constexpr skinny::Types kTypes{DType::bf16, DType::bf16};
+  if (x.dtype != DType::bf16 || products.size() > skinny::Job::kWeights) return false;
+  if (norm && !skinny::prepares_x(x.rows(), x.cols())) return false;
+  skinny::Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const GemmProduct& p = products[i];
-    if (p.y.dtype != products[0].y.dtype || skinny_launches(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) == 0)
+    if (p.y.dtype != products[0].y.dtype || skinny::k_splits(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) == 0)
       return false;
     job.weights[i] = {.w = static_cast<const uint8_t*>(p.w.data),
                       .scales = nullptr,
@@ -100,8 +101,8 @@ bool streamed_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::s
   job.in = static_cast<int>(x.cols());
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.settled = settled;
-  lay_norm(job, norm);
-  skinny_product(s, kTypes, job, static_cast<int>(products.size()), 1);
+  skinny::set_norm(job, norm);
+  skinny::launch_products(s, kTypes, job, static_cast<int>(products.size()), 1);
   return true;
 }
 
@@ -112,7 +113,7 @@ void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   while (!products.empty()) {
     const std::span<const GemmProduct> run = products.first(std::min<size_t>(products.size(), kGemmsAtOnce));
     products = products.subspan(run.size());
-    if (!streamed_gemms(s, x, nullptr, run, true))
+    if (!skinny::try_gemms(s, x, nullptr, run, true))
       for (const GemmProduct& p : run) library_product(s, x, p);
   }
 }
@@ -131,7 +132,7 @@ void gemm(Exec& ex, ConstTensorView x, ConstTensorView w, ConstTensorView bias, 
   if (rows == 0 || out == 0) return;
   check_product(x, product);
   CudaState& s = ex.cuda_state();
-  if (!streamed_gemms(s, x, nullptr, std::span(&product, 1), false)) library_product(s, x, product);
+  if (!skinny::try_gemms(s, x, nullptr, std::span(&product, 1), false)) library_product(s, x, product);
 }
 
 void matmul(Exec& ex, const MatmulArgs& m) {

@@ -1,5 +1,5 @@
-// Few rows by the kernel of skinny.cuh, which norms them; many are normed by the kernel that makes their codes; else a
-// norm, then the products.
+// Few rows by the kernel of skinny.cuh, which norms them itself; many rows of codes are normed by the kernel that makes
+// the codes (prepare_rows.cuh); all others by a norm, then the products.
 #include "kernels/products/normed_gemms.h"
 
 #include "kernels/model/norm.h"
@@ -11,7 +11,7 @@ namespace fewbit::cuda {
 void normed_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorView normed,
                   std::span<const GemmProduct> products) {
   if (x.rows() == 0 || products.empty()) return;
-  if (streamed_gemms(ex.cuda_state(), x, &norm, products, true)) return;
+  if (skinny::try_gemms(ex.cuda_state(), x, &norm, products, true)) return;
   cuda::rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
   cuda::gemms(ex, normed, products);
 }
@@ -20,8 +20,8 @@ void normed_byte_gemms(Exec& ex, ConstTensorView x, const RowNorm& norm, TensorV
                        std::span<const ByteProduct> products) {
   if (x.rows() == 0 || products.empty()) return;
   CudaState& s = ex.cuda_state();
-  if (streamed_byte_gemms(s, x, &norm, q, products, true)) return;
-  if (prepared_byte_gemms(s, {.x = x, .norm = &norm}, q, products)) return;
+  if (skinny::try_byte_gemms(s, x, &norm, q, products, true)) return;
+  if (byte_product::try_prepared_gemms(s, {.x = x, .norm = &norm}, q, products)) return;
   cuda::rms_norm(ex, x, norm.weight, norm.eps, norm.offset, normed);
   cuda::byte_gemms(ex, normed, q, products);
 }

@@ -1,102 +1,111 @@
 #pragma once
-// y = x W^T for a few rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8, row-major.
-// Nothing but the weights costs time, so everything serves one aim: keep reading them.
+// The kernel of y = x W^T for up to 16 rows of x, on weights [out, in] as a checkpoint stores them: bf16, E4M3 or int8,
+// row-major. Reading the weights is all that costs time here, so everything serves one aim: keep reading them.
 //
-// A block lives as long as the product and walks over runs of 16 outputs ("tiles"); each of its warps has a slice of k,
-// whose x it keeps in shared memory. The weight is the 16-row operand of the tensor-core product, x (8 rows at a time)
-// the other. Weights come 16 bytes a lane: a sum over k has no order, so the eight (sixteen) values that a lane holds
-// stand for whatever k the instruction believes, as long as both operands agree, and a lane reads from shared memory
-// just what it has copied there itself: no barrier, no bank conflict, some twenty instructions on a KiB. A ring of
-// kDepth such copies a lane runs ahead over the tiles' borders and is filled before the kernel before it in the stream
-// has ended (launch.cuh); held in registers it would leave no room for the next kernel's. Sums are f32 (int32 for int8)
-// and are added over the warps in their order; which k a warp has depends on `in` alone, so that a row gives the same
-// bits among any number of rows. That ends where x finds no room in shared memory: k is then cut in as many launches as
-// it needs, each of which leaves its sums for the next, since to read the weights once for some rows and again for
-// others costs far more.
-//
-// Few activations are normed and quantized here, by every block for itself: cheaper than a launch that all wait for.
+// - The grid is persistent: a block takes every gridDim.x-th tile of 16 outputs until none is left.
+// - Split-K inside a block: each of its warps has a range of k for all tiles, and that range of x stays in shared
+//   memory. Which range a warp has depends on `in` alone, and the warps' sums (f32; int32 for int8) are added in their
+//   order: a row has the same bits among any number of rows.
+// - The weight is the 16-row operand of the tensor-core product, 8 rows of x at a time are the other. A lane loads 16
+//   bytes of a weight at once. A sum over k has no order, so these 8 (or 16) values may stand for any k of the
+//   instruction, as long as both operands agree: a lane then reads from shared memory only what it copied there itself,
+//   without barriers or bank conflicts, at some twenty instructions for a KiB.
+// - Each warp is its own loader. Its ring of kStages asynchronous copies runs ahead across the tiles' borders and is
+//   filled before the kernel before this one in the stream has ended (kernels/device/launch.cuh). Held in registers
+//   instead, the weights under way would leave no room for the blocks of the next kernel.
+// - Where x does not fit into shared memory, k is split once more, over launches: each leaves its sums for the next
+//   (loads_sums, stores_sums of the Job). Reading the weights twice, each time for some of the rows, would cost far
+//   more; but how a row is summed then depends on the number of rows.
+// - Few values of x are normed and quantized by every block for itself: cheaper than a launch of its own that all
+//   others wait for.
 #include <algorithm>
 
 #include "kernels/device/launch.cuh"
-#include "kernels/device/reduce.cuh"
-#include "kernels/device/vec.cuh"
+#include "kernels/products/bytes/held_row.cuh"
 #include "kernels/products/skinny_formats.cuh"
 #include "kernels/products/skinny_job.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::skinny {
 
-inline constexpr int kPreparedHere = 16384;         // values of x, see prepare_here()
-inline constexpr int kStepBytes = 64;               // of a weight row: what four lanes take by one load
-inline constexpr int kSlotBytes = 16 * kStepBytes;  // of a warp and step
+// Values of x that prepare_x() takes: 4 units of 8 a thread, which stay in registers.
+inline constexpr int kMostPreparedValues = 16384;
+inline constexpr int kStepBytes = 64;                // of a weight row: what four lanes take by one load each
+inline constexpr int kStageBytes = 16 * kStepBytes;  // of a warp's ring: one step of the 16 outputs of a tile
 
-// 16 bytes of a weight into the lane's own place of the ring.
-__device__ __forceinline__ void stream16(uint8_t* shared, const uint8_t* global) {
+// 16 bytes of a weight on their way to the lane's own place in the ring.
+__device__ __forceinline__ void copy16_async(uint8_t* shared, const uint8_t* global) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
 }
 
-template <class Format_, int kColumns_, int kWarps_, int kDepth_, int kBlocks_, int kSumBuffers_ = 2>
-struct SkinnyVariant {
+// What is fixed when the kernel is compiled (chosen in skinny_cuda.cu).
+template <class Format_, int kRowBlocks_, int kWarps_, int kStages_, int kBlocksPerSm_, int kSumBuffers_ = 2>
+struct Variant {
   using Format = Format_;
-  static constexpr int kColumns = kColumns_;  // runs of 8 rows of x
+  static constexpr int kRowBlocks = kRowBlocks_;  // of 8 rows of x
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
-  static constexpr int kDepth = kDepth_;  // slots of a warp's ring, all but one under way
-  static constexpr int kRingBytes = kDepth * kSlotBytes;
-  static constexpr int kBlocks = kBlocks_;          // on a multiprocessor
-  static constexpr int kSumBuffers = kSumBuffers_;  // of the tiles' sums: one barrier a tile with two
+  static constexpr int kStages = kStages_;  // of a warp's ring, all but one under way
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  static constexpr int kBlocksPerSm = kBlocksPerSm_;
+  // Buffers for the warps' sums of a tile: with two, one barrier a tile is enough.
+  static constexpr int kSumBuffers = kSumBuffers_;
+  // kSumStride: four more than a tile's outputs, so that rows of sums begin in different banks.
   static constexpr int kOuts = 16, kSumStride = kOuts + 4;
 };
 
-// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load have two rows and four
-// places 16 (wide: 32) bytes apart: neighbouring rows fill each other's gaps in the banks.
+// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load read two rows at four places, 16
+// bytes apart (32 where x is wider than the weight): with this pitch neighbouring rows use different banks.
 template <class Format>
-__host__ __device__ constexpr int skinny_pitch(int in) {
+__host__ __device__ constexpr int x_pitch(int in) {
   const int bytes = in * Format::kXBytes;
   if (Format::kXBytes > Format::kBytes) return bytes + 16;
   return bytes % 128 == 64 ? bytes : bytes + 64;
 }
 
-// Where a warp reads next: walks over (tile, step of its slice of k).
-struct SkinnyFeeder {
-  const SkinnyJob& job;
-  const uint8_t* low = nullptr;   // of this lane: output g of the tile
-  const uint8_t* high = nullptr;  // output g + 8
-  int row_bytes, at, steps;       // `at`: bytes into a row, where this lane's slice begins
-  int tile, step = 0, which = 0;
+// Where a lane reads the weights next: walks over the tiles of its block and, in each, over the steps of its warp's
+// range of k.
+struct Loader {
+  const Job& job;
+  const uint8_t* low = nullptr;   // of output g = lane / 4 of the tile
+  const uint8_t* high = nullptr;  // of output g + 8
+  int row_bytes, at, steps;       // `at`: where this lane's range begins, in bytes of a row
+  int tile, step = 0, which = 0;  // which: the weight that has the tile
 
-  __device__ __forceinline__ SkinnyFeeder(const SkinnyJob& j, int bytes, int begin, int count)
+  __device__ __forceinline__ Loader(const Job& j, int bytes, int begin, int count)
       : job(j), row_bytes(bytes), at(begin), steps(count), tile(blockIdx.x) {
-    seat();
+    seek();
   }
-  __device__ __forceinline__ void seat() {
+  // To the beginning of the range in the rows of `tile`.
+  __device__ __forceinline__ void seek() {
     if (tile >= job.tiles) return;
     while (tile >= job.weights[which].end_tile) ++which;
-    const SkinnyWeight& w = job.weights[which];
+    const Weight& w = job.weights[which];
     const int o = (tile - (which == 0 ? 0 : job.weights[which - 1].end_tile)) * 16 + threadIdx.x % 32 / 4;
-    low = w.w + static_cast<int64_t>(min(o, w.out - 1)) * row_bytes + at;  // past the end: the last again
+    low = w.w + static_cast<int64_t>(min(o, w.out - 1)) * row_bytes + at;  // past the last output: that one again
     high = w.w + static_cast<int64_t>(min(o + 8, w.out - 1)) * row_bytes + at;
   }
-  // One step to the lane's place of a slot of the ring; a group of copies of its own, empty past the end.
-  __device__ __forceinline__ void fetch(uint8_t* slot) {
-    next(slot);
+  // One step on its way to the lane's place in a stage: a group of copies of its own, empty past the last tile.
+  __device__ __forceinline__ void fetch(uint8_t* stage) {
+    next(stage);
     cp_async_commit();
   }
-  __device__ __forceinline__ void next(uint8_t* slot) {
+  __device__ __forceinline__ void next(uint8_t* stage) {
     if (tile >= job.tiles) return;
-    stream16(slot, low);
-    stream16(slot + 512, high);
+    copy16_async(stage, low);
+    copy16_async(stage + 512, high);
     low += kStepBytes;
     high += kStepBytes;
     if (++step < steps) return;
     step = 0;
     tile += gridDim.x;
-    seat();
+    seek();
   }
 };
 
-// The warp's steps of the rows of x, to their place in shared memory [rows, pitch].
+// Copies the range of `steps` steps from `first` on of all rows of x to its place in shared memory [rows, pitch]. One
+// warp, the one that will read it.
 template <class Format>
-__device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, int pitch, int first, int steps) {
+__device__ __forceinline__ void copy_range(const Job& job, uint8_t* to, int pitch, int first, int steps) {
   constexpr int kUnits = kStepBytes / 16, kWiden = Format::kXBytes / Format::kBytes;
   constexpr int kCodeWiden = Format::kCodeBytes / Format::kBytes;
   const int64_t row_bytes = static_cast<int64_t>(job.stride) * Format::kCodeBytes;
@@ -108,49 +117,25 @@ __device__ __forceinline__ void copy_slice(const SkinnyJob& job, uint8_t* to, in
   __syncwarp();
 }
 
-// The rows of x [rows, in] bf16, normed and quantized as the job says, to their place in shared memory [rows,
-// pitch]; their scales. All threads of the block; ends with a barrier. in <= kPreparedHere; the bits are
-// those of rms_norm and quantize_rows, whose threads add in the same order.
+// The rows of x [rows, in] bf16, normed and quantized as the job says, to their place in shared memory [rows, pitch],
+// and their scales. All threads of the block; ends with a barrier. rows * in <= kMostPreparedValues. The bits are those
+// of rms_norm and quantize_rows.
 template <class Format, int kThreads>
-__device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, int pitch, float* scales) {
-  constexpr int kUnits = kPreparedHere / (8 * kThreads);  // of eight values, a thread
+__device__ __forceinline__ void prepare_x(const Job& job, uint8_t* to, int pitch, float* scales) {
+  using Row = HeldRow<kThreads, kMostPreparedValues / (kHeldValues * kThreads)>;
   __shared__ float partial[32];
   for (int r = 0; r < job.rows; ++r) {
-    const auto* x = static_cast<const __nv_bfloat16*>(job.x) + static_cast<int64_t>(r) * job.in;
-    Vec<__nv_bfloat16, 8> v[kUnits];
-    const auto for_units = [&](auto&& f) {
-#pragma unroll
-      for (int u = 0; u < kUnits; ++u)
-        if (const int c = 8 * (threadIdx.x + u * kThreads); c < job.in) f(v[u], c);
-    };
-    for_units([&](auto& unit, int c) { unit = load_vec<__nv_bfloat16, 8>(x + c); });
-    if (job.norm) {
-      float squares = 0;
-      for_units([&](auto& unit, int) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) squares = fmaf(to_f32(unit[i]), to_f32(unit[i]), squares);
-      });
-      const float inverse = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(job.in) + job.norm_eps);
-      for_units([&](auto& unit, int c) {
-        const auto weight = load_vec<__nv_bfloat16, 8>(job.norm + c);
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          unit[i] = __float2bfloat16_rn(to_f32(unit[i]) * inverse * (to_f32(weight[i]) + job.norm_offset));
-      });
-    }
+    Row row;
+    row.in = job.in;
+    row.load(static_cast<const __nv_bfloat16*>(job.x) + static_cast<int64_t>(r) * job.in);
+    if (job.norm) row.norm(job.norm, job.norm_eps, job.norm_offset, partial);
     if constexpr (Format::kBytes == 2) {
-      for_units([&](auto& unit, int c) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
+      row.for_units(
+          [&](auto& unit, int c, int) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
     } else {
-      float most = 0;
-      for_units([&](auto& unit, int) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) most = larger_abs(most, to_f32(unit[i]));
-      });
-      most = block_reduce(
-          most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
-      const float scale = Format::scale(most, job.fixed), inverse = 1.f / scale;
+      const float scale = Format::scale(row.largest_magnitude(partial), job.fixed), inverse = 1.f / scale;
       if (threadIdx.x == 0) scales[r] = scale;
-      for_units([&](auto& unit, int c) {
+      row.for_units([&](auto& unit, int c, int) {
         float scaled[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) scaled[i] = mul_rn(to_f32(unit[i]), inverse);
@@ -161,25 +146,27 @@ __device__ __forceinline__ void prepare_here(const SkinnyJob& job, uint8_t* to, 
   __syncthreads();
 }
 
-// One output of one row: what its sum meets on the way to y is read before the sum is there.
+// One output of one row. All that its sum is combined with on the way to y is read before the sum is there: read(),
+// then the barrier that the sums need, then store().
 template <class Sum>
-struct SkinnyOutput {
-  Sum earlier;  // of the launch before
+struct Output {
+  Sum earlier;  // of the k split before
   float x_scale, scale, bias, before;
   int64_t at;
-  int of = -1;  // which weight's; -1: not an output. A pointer to it would have the compiler read the job from memory.
+  // Which weight's it is; -1: not an output. A pointer to the weight would make the compiler read the job from memory.
+  int of = -1;
 
-  __device__ __forceinline__ void read(const SkinnyJob& job, int tile, int row, int o, const float* x_scales) {
+  __device__ __forceinline__ void read(const Job& job, int tile, int row, int o, const float* x_scales) {
     if (row >= job.rows) return;
     int which = 0;
     while (tile >= job.weights[which].end_tile) ++which;
-    const SkinnyWeight& w = job.weights[which];
+    const Weight& w = job.weights[which];
     o += (tile - (which == 0 ? 0 : job.weights[which - 1].end_tile)) * 16;
     if (o >= w.out) return;
     of = which;
     at = static_cast<int64_t>(row) * w.out + o;
-    if (job.resumes) earlier = static_cast<const Sum*>(w.sums)[at];
-    if (job.pauses) return;
+    if (job.loads_sums) earlier = static_cast<const Sum*>(w.sums)[at];
+    if (job.stores_sums) return;
     if (w.scales) {
       x_scale = x_scales[row];
       scale = w.scales[o];
@@ -189,10 +176,10 @@ struct SkinnyOutput {
       before =
           job.y_f32 ? static_cast<const float*>(w.y)[at] : __bfloat162float(static_cast<const __nv_bfloat16*>(w.y)[at]);
   }
-  __device__ __forceinline__ void store(const SkinnyJob& job, Sum sum) const {
-    const SkinnyWeight& w = job.weights[of];
-    if (job.resumes) sum += earlier;
-    if (job.pauses) {
+  __device__ __forceinline__ void store(const Job& job, Sum sum) const {
+    const Weight& w = job.weights[of];
+    if (job.loads_sums) sum += earlier;
+    if (job.stores_sums) {
       static_cast<Sum*>(w.sums)[at] = sum;
       return;
     }
@@ -208,64 +195,65 @@ struct SkinnyOutput {
 };
 
 template <class V>
-__global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const __grid_constant__ SkinnyJob job) {
+__global__ void __launch_bounds__(V::kThreads, V::kBlocksPerSm) product_kernel(const __grid_constant__ Job job) {
   using Format = typename V::Format;
   using Sum = typename Format::Sum;
-  // The warps' rings, x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride].
-  extern __shared__ __align__(128) uint8_t shared[];  // rings off a line cost every copy a pass more
-  __shared__ float scales_sh[SkinnyJob::kRows];
+  // The warps' rings [kWarps, kRingBytes], x [rows, pitch], sums [kSumBuffers, kWarps, rows, kSumStride]. Rings that
+  // did not begin at a line of 128 bytes would cost every copy one pass more.
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ float scales_sh[Job::kRows];
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_bytes = job.in * Format::kBytes, all_steps = row_bytes / kStepBytes;
-  const int pitch = skinny_pitch<Format>(job.in);
+  const int pitch = x_pitch<Format>(job.in);
   const int first = all_steps * warp / V::kWarps, steps = all_steps * (warp + 1) / V::kWarps - first;
-  SkinnyFeeder feeder(job, job.stride * Format::kBytes, first * kStepBytes + lane % 4 * 16, steps);
+  Loader loader(job, job.stride * Format::kBytes, first * kStepBytes + lane % 4 * 16, steps);
   uint8_t* ring = shared + warp * V::kRingBytes + lane * 16;
   uint8_t* x_sh = shared + V::kWarps * V::kRingBytes;
   if (!job.settled) await_predecessor();
 #pragma unroll
-  for (int d = 0; d < V::kDepth - 1; ++d) feeder.fetch(ring + d * kSlotBytes);
+  for (int d = 0; d < V::kStages - 1; ++d) loader.fetch(ring + d * kStageBytes);
   await_predecessor();
   const float* x_scales = job.x_scales;
   if (job.norm || job.quantize) {
-    prepare_here<Format, V::kThreads>(job, x_sh, pitch, scales_sh);
+    prepare_x<Format, V::kThreads>(job, x_sh, pitch, scales_sh);
     x_scales = scales_sh;
   } else {
-    copy_slice<Format>(job, x_sh, pitch, first, steps);
+    copy_range<Format>(job, x_sh, pitch, first, steps);
   }
   constexpr int kWiden = Format::kXBytes / Format::kBytes;
-  const uint8_t* x[V::kColumns];
+  const uint8_t* x[V::kRowBlocks];
 #pragma unroll
-  for (int c = 0; c < V::kColumns; ++c)  // rows past the last repeat it; their sums are not stored
+  for (int c = 0; c < V::kRowBlocks; ++c)  // rows past the last repeat it; nobody stores their sums
     x[c] = x_sh + min(8 * c + lane / 4, job.rows - 1) * pitch + kWiden * (first * kStepBytes + lane % 4 * 16);
 
   Sum* all = reinterpret_cast<Sum*>(x_sh + job.rows * pitch);
   const int sums_of_tile = V::kWarps * job.rows * V::kSumStride;
-  Sum sums[V::kColumns][4] = {};
-  int tile = blockIdx.x, step = 0, turn = 0;  // turn: tiles that this block has done
+  Sum sums[V::kRowBlocks][4] = {};
+  int tile = blockIdx.x, step = 0, turn = 0;  // turn: how many tiles this block has done
   while (tile < job.tiles)
 #pragma unroll
-    for (int d = 0; d < V::kDepth; ++d) {
+    for (int d = 0; d < V::kStages; ++d) {
       if (tile >= job.tiles) break;
-      cp_async_wait<V::kDepth - 2>();  // what a lane reads it has copied itself: no barrier
-      const uint4 low = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes);
-      const uint4 high = *reinterpret_cast<const uint4*>(ring + d * kSlotBytes + 512);
+      cp_async_wait<V::kStages - 2>();  // what a lane reads it has copied itself: no barrier
+      const uint4 low = *reinterpret_cast<const uint4*>(ring + d * kStageBytes);
+      const uint4 high = *reinterpret_cast<const uint4*>(ring + d * kStageBytes + 512);
 #pragma unroll
-      for (int c = 0; c < V::kColumns; ++c) Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
-      feeder.fetch(ring + (d + V::kDepth - 1) % V::kDepth * kSlotBytes);
+      for (int c = 0; c < V::kRowBlocks; ++c) Format::multiply(sums[c], low, high, x[c] + step * kWiden * kStepBytes);
+      loader.fetch(ring + (d + V::kStages - 1) % V::kStages * kStageBytes);
       if (++step < steps) continue;
-      // The end of a tile. Sums of neighbouring tiles lie in different buffers, so one barrier a tile is
-      // enough; the warps take turns in adding them, two rows each.
+      // The end of a tile. The warps leave their sums in shared memory and take turns in adding them, two rows each.
+      // Sums of neighbouring tiles lie in different buffers: one barrier a tile is enough.
       Sum* of_tile = all + turn % V::kSumBuffers * sums_of_tile;
 #pragma unroll
-      for (int c = 0; c < V::kColumns; ++c)
+      for (int c = 0; c < V::kRowBlocks; ++c)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           const int row = 8 * c + lane % 4 * 2 + j % 2;
           if (row < job.rows) of_tile[(warp * job.rows + row) * V::kSumStride + lane / 4 + j / 2 * 8] = sums[c][j];
           sums[c][j] = 0;
         }
-      SkinnyOutput<Sum> output;
+      Output<Sum> output;
       const int row = 2 * ((warp + V::kWarps - turn % V::kWarps) % V::kWarps) + lane / 16, o = lane % 16;
       output.read(job, tile, row, o, x_scales);
       __syncthreads();
@@ -283,22 +271,23 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocks) skinny_kernel(const _
     }
 }
 
+// Dynamic shared memory of the kernel, in bytes.
 template <class V>
-size_t skinny_shared(int rows, int in) {
+size_t shared_bytes(int rows, int in) {
   return static_cast<size_t>(V::kWarps * V::kRingBytes) +
-         static_cast<size_t>(rows) * (skinny_pitch<typename V::Format>(in) +
+         static_cast<size_t>(rows) * (x_pitch<typename V::Format>(in) +
                                       sizeof(typename V::Format::Sum) * V::kSumBuffers * V::kWarps * V::kSumStride);
 }
 
 template <class V>
-void launch_skinny(CudaState& s, SkinnyJob job, int count) {
+void launch_variant(CudaState& s, Job job, int count) {
   job.tiles = 0;
   for (int i = 0; i < count; ++i) job.weights[i].end_tile = job.tiles += (job.weights[i].out + V::kOuts - 1) / V::kOuts;
-  const size_t shared = skinny_shared<V>(job.rows, job.in);
-  auto* kernel = skinny_kernel<V>;
+  const size_t shared = shared_bytes<V>(job.rows, job.in);
+  auto* kernel = product_kernel<V>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocks * s.sms()))),
+  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(std::min(job.tiles, V::kBlocksPerSm * s.sms()))),
                      dim3(V::kThreads), shared, job);
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::skinny

@@ -1,18 +1,25 @@
 #pragma once
-// The types that meet in the products of skinny.cuh: bf16, E4M3 with three kinds of x, int8.
+// How the kernel of skinny.cuh multiplies each pair of types: bf16, int8, and E4M3 with three kinds of x.
 #include "kernels/attention/kv_codes.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/products/bytes/byte_codes.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::skinny {
 
-// What a format gives: the type of a sum, the bytes of a value of the weight, of x as codes in memory and of x in
-// shared memory, and sums += (16 outputs) x (8 rows) over a step. The words of output g are in `low`, those of output g
-// + 8 in `high`, lane = 4 g + t; `x` points to the values that go with them.
+// A format gives
+//   Sum         the type of a sum
+//   kBytes      bytes of a value of the weight
+//   kCodeBytes  bytes of a value of x as codes in memory
+//   kXBytes     bytes of a value of x in shared memory
+//   multiply    sums += (16 outputs) x (8 rows of x) over a step of k. With lane = 4 g + t, `low` holds values of
+//               output g, `high` those of output g + 8, and `x` points to the values of x that go with them
+//   copy        x of 16 bytes of weight from codes in memory to shared memory
+//   put         8 values of x, divided by their scale already, to shared memory as codes (formats of one byte)
+//   scale       of a row of x whose largest magnitude is `most` (the same)
 
-// Those that `kMma` multiplies as weights and x lie: two products a step.
+// Weights and x of one type, which `kMma` multiplies as they lie: two products a step.
 template <class S, int kValueBytes, void (*kMma)(S (&)[4], const uint32_t (&)[4], uint32_t, uint32_t)>
-struct SkinnyAsIs {
+struct SameType {
   using Sum = S;
   static constexpr int kBytes = kValueBytes, kCodeBytes = kValueBytes, kXBytes = kValueBytes;
   static __device__ __forceinline__ void multiply(Sum (&sum)[4], uint4 low, uint4 high, const uint8_t* x) {
@@ -25,12 +32,16 @@ struct SkinnyAsIs {
     *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
   }
 };
-struct SkinnyBf16 : SkinnyAsIs<float, 2, mma_bf16> {};
-// E4M3 is exact in f16, and so are products of two in f32. x is E4M3 too; the same but standing as f16, which saves a
-// third of the conversions and takes twice the room; or f16 from the start: bf16 under a power of two (row_grid.h).
-enum class F8Input { codes, widened, unrounded };
+struct Bf16Format : SameType<float, 2, mma_bf16> {};
+// What x is in a product with E4M3 weights.
+enum class F8Input {
+  codes,      // E4M3
+  widened,    // E4M3 that lies as f16 in shared memory: a third fewer conversions, twice the room
+  unrounded,  // f16 from the start: bf16 under a power of two (f16_row_scale() of kernels/grids/row_grid.h)
+};
+// E4M3 weights become f16, which holds them exactly; products of two such values are exact in f32.
 template <F8Input kInput>
-struct SkinnyF8 {
+struct F8Format {
   using Sum = float;
   static constexpr bool kWide = kInput != F8Input::codes;
   static constexpr int kBytes = 1, kCodeBytes = kInput == F8Input::unrounded ? 2 : 1, kXBytes = kWide ? 2 : 1;
@@ -54,7 +65,6 @@ struct SkinnyF8 {
     const uint32_t a[4] = {two_f16(low), two_f16(high), two_f16(low >> 16), two_f16(high >> 16)};
     mma_f16(sum, a, x0, x1);
   }
-  // x of 16 weights to where it stands.
   static __device__ __forceinline__ void copy(uint8_t* to, const uint8_t* from) {
     const uint4 v = *reinterpret_cast<const uint4*>(from);
     if constexpr (kInput == F8Input::unrounded) {
@@ -67,7 +77,6 @@ struct SkinnyF8 {
       *reinterpret_cast<uint4*>(to) = v;
     }
   }
-  // 8 values, divided by their scale already.
   static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
     if constexpr (kInput == F8Input::unrounded) {
       *reinterpret_cast<uint4*>(to) = {pack_f16(x[0], x[1]), pack_f16(x[2], x[3]), pack_f16(x[4], x[5]),
@@ -84,7 +93,7 @@ struct SkinnyF8 {
     return kInput == F8Input::unrounded ? f16_row_scale(most) : row_scale(most, fixed, kF8Max);
   }
 };
-struct SkinnyI8 : SkinnyAsIs<int32_t, 1, mma_i8> {
+struct I8Format : SameType<int32_t, 1, mma_i8> {
   static __device__ __forceinline__ void put(uint8_t* to, const float (&x)[8]) {
     *reinterpret_cast<uint2*>(to) = {codes_of<false>({x[0], x[1], x[2], x[3]}),
                                      codes_of<false>({x[4], x[5], x[6], x[7]})};
@@ -92,4 +101,4 @@ struct SkinnyI8 : SkinnyAsIs<int32_t, 1, mma_i8> {
   static __device__ __forceinline__ float scale(float most, float fixed) { return row_scale(most, fixed, 127.f); }
 };
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::skinny

@@ -1,5 +1,5 @@
 #pragma once
-// Four values as 8-bit codes in the order of memory: those of kernels/products/bytes/quantize_rows.h.
+// Four values to 8-bit codes, packed into a word: those of kernels/products/bytes/quantize_rows.h, bit for bit.
 #include <cuda_fp8.h>
 
 #include "kernels/grids/row_grid.h"
@@ -7,6 +7,7 @@
 
 namespace fewbit::cuda {
 
+// `v`: divided by their scale already; the first one becomes the lowest byte. kF8: E4M3, else int8.
 template <bool kF8>
 __device__ __forceinline__ uint32_t codes_of(float4 v) {
   if constexpr (kF8) {

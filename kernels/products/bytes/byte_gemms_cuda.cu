@@ -1,47 +1,57 @@
-// Products of 8-bit codes for several weights of one x: few rows by the kernel of skinny.cuh, in one launch;
-// the rest one after another.
+// Chooses the kernels for products of 8-bit codes: few rows by the kernel of skinny.cuh, for several weights in one
+// launch; the others one weight after another (fp8_gemm_cuda.cu, int8_gemm_cuda.cu, fp8_unrounded_cuda.cu).
 #include <algorithm>
 #include <vector>
 
 #include "kernels/products/bytes/byte_gemms.h"
 #include "kernels/products/bytes/byte_product.cuh"
+#include "kernels/products/bytes/library_product.cuh"
 #include "kernels/products/skinny_job.cuh"
 
 namespace fewbit::cuda {
 namespace {
 
-SkinnyTypes types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType::f8_e4m3 : q.codes, q.codes}; }
+using byte_product::make_task;
+using byte_product::Task;
 
-// Launches of the kernel of skinny.cuh that take all the products; 0 where it has none for one of them.
-int launches_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
-  if (x.dtype != DType::bf16 || products.size() > SkinnyJob::kWeights) return 0;
-  int launches = 0;
+// kUnrounded: E4M3 weights, x as f16.
+skinny::Types types_of(const RowQuant& q) { return {q.codes == DType::f16 ? DType::f8_e4m3 : q.codes, q.codes}; }
+
+// The k splits with which the kernel of skinny.cuh takes all the products; 0 where it does not take one of them.
+int k_splits_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
+  if (x.dtype != DType::bf16 || products.size() > skinny::Job::kWeights) return 0;
+  int splits = 0;
   for (const ByteProduct& p : products) {
     if (p.y.dtype != products[0].y.dtype) return 0;
-    launches = skinny_launches(s, types_of(q), x.rows(), x.cols(), p.w.codes.data, x.data);
-    if (launches == 0) return 0;
+    splits = skinny::k_splits(s, types_of(q), x.rows(), x.cols(), p.w.codes.data, x.data);
+    if (splits == 0) return 0;
   }
-  return launches;
+  return splits;
 }
 
-// Whether the library's products are quicker than so many launches: its tensor cores take x in codes, and all rows at
-// once.
+// Whether the library has these products and they are quicker than the kernel of skinny.cuh with so many k splits: its
+// FP8 and int8 tensor cores take x in codes and all rows at once.
+//                    x in i8 or f8_e4m3               x in f16 (unrounded)
+//   one split        never                            from kLeastLibraryRows rows on
+//   several splits   from kLeastLibraryRows rows on   from 5 rows on
 bool library_is_quicker(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
-                        int launches) {
+                        int splits) {
   const bool unrounded = q.codes == DType::f16;
-  const int64_t least = unrounded && launches > 1 ? 5 : kLeastLibraryRows;
-  if (x.rows() < least || (launches == 1 && !unrounded) || (q.codes != DType::i8 && !fp8_tensor_cores(s))) return false;
+  const int64_t least = unrounded && splits > 1 ? 5 : byte_product::kLeastLibraryRows;
+  if (x.rows() < least || (splits == 1 && !unrounded)) return false;
+  if (q.codes != DType::i8 && !byte_product::fp8_tensor_cores(s)) return false;
   return std::all_of(products.begin(), products.end(),
-                     [&](const ByteProduct& p) { return library_takes(make_byte_task(x, p)); });
+                     [&](const ByteProduct& p) { return byte_product::library_takes(make_task(x, p)); });
 }
 
-void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
-            std::span<const ByteProduct> products, bool settled, int launches) {
+// x is quantized in the kernel where it is small, else first, into scratch memory beside the sums of the k splits.
+void launch_skinny(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
+                   std::span<const ByteProduct> products, bool settled, int splits) {
   const int64_t rows = x.rows(), in = x.cols();
-  SkinnyJob job{};
+  skinny::Job job{};
   int64_t outs = 0;
   for (size_t i = 0; i < products.size(); ++i) {
-    const ByteTask task = make_byte_task(x, products[i]);
+    const Task task = make_task(x, products[i]);
     job.weights[i] = {.w = task.w,
                       .scales = task.w_scales,
                       .bias = static_cast<const __nv_bfloat16*>(task.bias),
@@ -56,24 +66,24 @@ void stream(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant
   job.in = static_cast<int>(in);
   job.y_f32 = products[0].y.dtype == DType::f32;
   job.settled = settled;
-  job.quantize = skinny_prepares(rows, in);
-  lay_norm(job, norm);
+  job.quantize = skinny::prepares_x(rows, in);
+  skinny::set_norm(job, norm);
   job.fixed = q.fixed;
   job.x = x.data;
   if (!job.quantize) {
-    const int64_t codes = aligned_bytes(rows * in * bytes_of(q.codes)), scales = aligned_bytes(4 * rows);
-    auto* room =
-        static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + (launches > 1 ? 4 * rows * outs : 0))));
+    const int64_t codes = byte_product::aligned_bytes(rows * in * bytes_of(q.codes));
+    const int64_t scales = byte_product::aligned_bytes(4 * rows), all_sums = splits > 1 ? 4 * rows * outs : 0;
+    auto* room = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + all_sums)));
     launch_quantize_rows(s, x, q, room, reinterpret_cast<float*>(room + codes));
     job.x = room;
     job.x_scales = reinterpret_cast<const float*>(room + codes);
     uint8_t* sums = room + codes + scales;
-    for (SkinnyWeight& weight : job.weights) {
+    for (skinny::Weight& weight : job.weights) {
       weight.sums = sums;
       sums += 4 * rows * weight.out;
     }
   }
-  skinny_product(s, types_of(q), job, static_cast<int>(products.size()), launches);
+  skinny::launch_products(s, types_of(q), job, static_cast<int>(products.size()), splits);
 }
 
 void check_products(ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
@@ -84,70 +94,72 @@ void check_products(ConstTensorView x, const RowQuant& q, std::span<const BytePr
 
 }  // namespace
 
-bool streamed_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
-                         std::span<const ByteProduct> products, bool settled) {
+bool skinny::try_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, const RowQuant& q,
+                            std::span<const ByteProduct> products, bool settled) {
   check_products(x, q, products);
-  const int launches = launches_of(s, x, q, products);
-  if (launches == 0 || (norm && !skinny_prepares(x.rows(), x.cols()))) return false;
-  if (library_is_quicker(s, x, q, products, launches)) return false;
-  stream(s, x, norm, q, products, settled, launches);
+  const int splits = k_splits_of(s, x, q, products);
+  if (splits == 0 || (norm && !skinny::prepares_x(x.rows(), x.cols()))) return false;
+  if (library_is_quicker(s, x, q, products, splits)) return false;
+  launch_skinny(s, x, norm, q, products, settled, splits);
   return true;
 }
 
 namespace {
 
-void by_rows(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteProduct> products) {
-  std::vector<ByteTask> tasks;
+// Quantized rows, one weight after another.
+void quantized_products(CudaState& s, const prepare_rows::Source& source, const RowQuant& q,
+                        std::span<const ByteProduct> products) {
+  std::vector<Task> tasks;
   for (const ByteProduct& p : products)
-    if (const ByteTask task = make_byte_task(source.x, p); task.out > 0) tasks.push_back(task);
+    if (const Task task = make_task(source.x, p); task.out > 0) tasks.push_back(task);
   if (tasks.empty()) return;
   if (q.codes == DType::i8)
-    int8_products(s, source, q, tasks);
+    byte_product::int8_products(s, source, q, tasks);
   else
-    fp8_products(s, source, q, tasks);
+    byte_product::fp8_products(s, source, q, tasks);
 }
 
-void run(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products, bool settled) {
+void run_products(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products, bool settled) {
   check_products(x, q, products);
   if (x.rows() == 0) return;
   while (!products.empty()) {
     const std::span<const ByteProduct> some = products.first(std::min<size_t>(products.size(), kByteGemmsAtOnce));
     products = products.subspan(some.size());
-    if (streamed_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
+    if (skinny::try_byte_gemms(ex.cuda_state(), x, nullptr, q, some, settled)) continue;
     if (q.codes != DType::f16) {
-      by_rows(ex.cuda_state(), {.x = x}, q, some);
+      quantized_products(ex.cuda_state(), {.x = x}, q, some);
       continue;
     }
-    unrounded_products(ex.cuda_state(), x, some);
+    fp8_unrounded::products(ex.cuda_state(), x, some);
   }
 }
 
 }  // namespace
 
-bool prepared_byte_gemms(CudaState& s, const RowSource& source, const RowQuant& q,
-                         std::span<const ByteProduct> products) {
+bool byte_product::try_prepared_gemms(CudaState& s, const prepare_rows::Source& source, const RowQuant& q,
+                                      std::span<const ByteProduct> products) {
   check_products(source.x, q, products);
-  if (source.x.rows() <= kFewByteRows || !prepares_rows(source, q)) return false;
-  by_rows(s, source, q, products);
+  if (source.x.rows() <= kMostFewRows || !prepare_rows::fits(source, q)) return false;
+  quantized_products(s, source, q, products);
   return true;
 }
 
 void byte_gemms(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products) {
-  run(ex, x, q, products, true);
+  run_products(ex, x, q, products, true);
 }
 
 void int8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
                TensorView y) {
   FEWBIT_ASSERT(q.codes == DType::i8);
   const ByteProduct product{.w = w, .bias = bias, .y = y};
-  run(ex, x, q, std::span(&product, 1), false);
+  run_products(ex, x, q, std::span(&product, 1), false);
 }
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
               TensorView y) {
   FEWBIT_ASSERT(q.codes == DType::f8_e4m3 || q.codes == DType::f16);
   const ByteProduct product{.w = w, .bias = bias, .y = y};
-  run(ex, x, q, std::span(&product, 1), false);
+  run_products(ex, x, q, std::span(&product, 1), false);
 }
 
 }  // namespace fewbit::cuda

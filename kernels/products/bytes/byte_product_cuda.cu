@@ -1,12 +1,12 @@
-// The library's product of 8-bit codes: one cuBLASLt call that leaves raw sums, or scales them itself.
+// The library's product of 8-bit codes: one cuBLASLt call, which leaves raw sums or scales them itself.
 #include <compare>
 #include <map>
 #include <mutex>
 
-#include "kernels/products/bytes/byte_product.cuh"
+#include "kernels/products/bytes/library_product.cuh"
 #include "kernels/products/dense.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::byte_product {
 namespace {
 
 template <class T>
@@ -14,7 +14,7 @@ void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
   FEWBIT_CUBLAS_CALL(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value));
 }
 
-// A row-major matrix is its transpose: `columns` neighbours in memory.
+// Of a row-major matrix: for the library, which is column-major, its transpose.
 cublasLtMatrixLayout_t layout_of(cudaDataType_t type, int64_t rows, int64_t columns) {
   cublasLtMatrixLayout_t layout = nullptr;
   FEWBIT_CUBLAS_CALL(
@@ -22,7 +22,7 @@ cublasLtMatrixLayout_t layout_of(cudaDataType_t type, int64_t rows, int64_t colu
   return layout;
 }
 
-// What the library's choice of an algorithm depends on; finding it takes tens of microseconds.
+// All that the library's choice of an algorithm depends on. Asking for it takes tens of microseconds.
 struct Problem {
   int device;
   bool scales;
@@ -30,7 +30,7 @@ struct Problem {
   int64_t rows, in, out;
   auto operator<=>(const Problem&) const = default;
 };
-// find() for a new problem, what it gave for a known one.
+// The algorithm that find() gives, asked once for each problem of a process; nothing where the library has none.
 template <class Find>
 std::optional<cublasLtMatmulAlgo_t> remembered(const Problem& problem, const Find& find) {
   static std::mutex mutex;
@@ -42,7 +42,7 @@ std::optional<cublasLtMatmulAlgo_t> remembered(const Problem& problem, const Fin
 
 }  // namespace
 
-LibraryProduct::LibraryProduct(CudaState& s, const LibraryTypes& types, const ByteTask& t, bool scales)
+LibraryProduct::LibraryProduct(CudaState& s, const LibraryTypes& types, const Task& t, bool scales)
     : w_(layout_of(types.codes, t.out, t.in)),
       x_(layout_of(types.codes, t.rows, t.in)),
       y_(layout_of(types.sums, t.rows, t.out)),
@@ -56,7 +56,7 @@ LibraryProduct::LibraryProduct(CudaState& s, const LibraryTypes& types, const By
     for (const auto mode : {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE})
       set(product, mode, static_cast<int32_t>(CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F));
     for (const auto pointer : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
-      set(product, pointer, t.w_scales);  // the choice asks for some
+      set(product, pointer, t.w_scales);  // any pointer: the heuristic wants one, run() sets those of the product
   }
   const Problem problem{s.device, scales, types.codes, types.sums, t.rows, t.in, t.out};
   algorithm_ = remembered(problem, [&]() -> std::optional<cublasLtMatmulAlgo_t> {
@@ -71,29 +71,29 @@ LibraryProduct::LibraryProduct(CudaState& s, const LibraryTypes& types, const By
       status = cublasLtMatmulAlgoGetHeuristic(s.blas_lt, product, w_.get(), x_.get(), y_.get(), y_.get(), preference, 1,
                                               &best, &count);
     cublasLtMatmulPreferenceDestroy(preference);
-    // Libraries older than this way of scaling call it invalid.
+    // Libraries that do not know scales by rows and outputs yet call them an invalid value.
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (scales && status == CUBLAS_STATUS_INVALID_VALUE)) return std::nullopt;
     FEWBIT_CUBLAS_CALL(status);
     return count > 0 ? std::optional(best.algo) : std::nullopt;
   });
 }
 
-LibraryProduct LibraryProduct::raw(CudaState& s, const LibraryTypes& types, const ByteTask& t) {
+LibraryProduct LibraryProduct::raw(CudaState& s, const LibraryTypes& types, const Task& t) {
   return {s, types, t, false};
 }
 
-LibraryProduct LibraryProduct::scaled(CudaState& s, const ByteTask& t) {
+LibraryProduct LibraryProduct::scaled(CudaState& s, const Task& t) {
   LibraryTypes types = kF8Sums;
   if (t.y_dtype == DType::bf16) types.sums = CUDA_R_16BF;
   return {s, types, t, true};
 }
 
-void LibraryProduct::run(CudaState& s, const ByteTask& t, void* to) const {
+void LibraryProduct::run(CudaState& s, const Task& t, void* to) const {
   bool add = false;
   if (scales_) {
     set(product_.get(), CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, t.w_scales);
     set(product_.get(), CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, t.x_scales);
-    if (t.bias)  // laid into y first and taken up by the product, as in kernels/products/gemm_cuda.cu
+    if (t.bias)  // laid into y first and added by the product, as in kernels/products/gemm_cuda.cu
       lay_bias(s, {t.bias, t.bias_dtype, {t.out}, {}}, {to, t.y_dtype, {t.rows, t.out}, {}});
     add = t.add || t.bias;
   }
@@ -105,4 +105,4 @@ void LibraryProduct::run(CudaState& s, const ByteTask& t, void* to) const {
                                     to, y_.get(), &*algorithm_, s.blas_workspace, CudaState::kBlasWorkspace, s.stream));
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::byte_product

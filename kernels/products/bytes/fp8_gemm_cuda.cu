@@ -1,19 +1,20 @@
-// FP8 products: for few rows (kernels/products/bytes/byte_product.cuh) codes become floats in registers, which is cheap
-// beside reading them; for many the FP8 tensor cores through cuBLASLt, or, where there are none, bf16 copies of the
-// codes, which hold them exactly. The sums are f32 and scaled on the way to y: by the library itself on compute
-// capability 9.0.
+// FP8 products of quantized rows, where skinny.cuh does not take them. Few rows: the kernel of byte_rows.cuh, whose
+// codes become floats in registers. More: the FP8 tensor cores through cuBLASLt or, without them, a dense product of
+// bf16 copies of the codes, which hold them exactly. The f32 sums are scaled on the way to y; from 256 rows on, on
+// compute capability 9.0, by the library itself.
 #include <optional>
 #include <vector>
 
 #include "kernels/grids/f8_grid.h"
-#include "kernels/products/bytes/byte_product.cuh"
+#include "kernels/products/bytes/byte_rows.cuh"
 #include "kernels/products/bytes/fp8_gemm.h"
+#include "kernels/products/bytes/library_product.cuh"
 #include "kernels/products/dense.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::byte_product {
 namespace {
 
-struct F8Code {
+struct F8Dot {
   using Sum = float;
   static __device__ __forceinline__ float dot4(uint32_t x, uint32_t w, float sum) {
 #pragma unroll
@@ -43,7 +44,7 @@ void widen(CudaState& s, const uint8_t* codes, void* values, int64_t n) {
 }
 
 // sums = x w^T over bf16 copies of the codes in `room`: first the weight's, then those of x.
-void widened_product(CudaState& s, const ByteTask& t, float* sums, uint8_t* room) {
+void widened_product(CudaState& s, const Task& t, float* sums, uint8_t* room) {
   uint8_t* x = room + aligned_bytes(2 * t.out * t.in);
   widen(s, t.w, room, t.out * t.in);
   widen(s, t.x, x, t.rows * t.in);
@@ -60,13 +61,14 @@ void widened_product(CudaState& s, const ByteTask& t, float* sums, uint8_t* room
 
 }  // namespace
 
-void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks) {
+void fp8_products(CudaState& s, const prepare_rows::Source& source, const RowQuant& q, std::span<const Task> tasks) {
   const bool tensor_cores = fp8_tensor_cores(s);
-  std::vector<std::optional<LibraryProduct>> library;  // of each task; nothing where it is multiplied in bf16
+  std::vector<std::optional<LibraryProduct>>
+      library;  // of each task; nothing where it has no FP8 product in the library
   const auto room_of = [&](int64_t rows) {
-    int64_t most = 0;
+    int64_t most = 0;  // bytes of room, over the tasks
     library.clear();
-    for (ByteTask t : tasks) {
+    for (Task t : tasks) {
       t.rows = rows;
       std::optional<LibraryProduct>& made = library.emplace_back();
       if (rows < kLeastLibraryRows) continue;
@@ -75,15 +77,15 @@ void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std:
         if (!made || !*made) made.emplace(LibraryProduct::raw(s, kF8Sums, t));
         if (!*made) made.reset();
       }
-      if (made ? made->scales() : rows <= kFewByteRows) continue;
+      if (made ? made->scales() : rows <= kMostFewRows) continue;
       const int64_t widened = made ? 0 : aligned_bytes(2 * t.out * t.in) + 2 * rows * t.in;
       most = std::max(most, aligned_bytes(4 * rows * t.out) + widened);
     }
     return most;
   };
-  for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t i, uint8_t* room) {
+  for_row_chunks(s, source, q, tasks, room_of, [&](const Task& t, size_t i, uint8_t* room) {
     const std::optional<LibraryProduct>& product = library[i];
-    if (!product && t.rows <= kFewByteRows) return launch_few_rows<F8Code>(s.stream, t);
+    if (!product && t.rows <= kMostFewRows) return launch_few_rows<F8Dot>(s.stream, t);
     if (product && product->scales()) return product->run(s, t, t.y);
     auto* sums = reinterpret_cast<float*>(room);
     if (product)
@@ -94,10 +96,10 @@ void fp8_products(CudaState& s, const RowSource& source, const RowQuant& q, std:
   });
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::byte_product
 
 namespace fewbit {
 
-bool has_fp8_products(const Exec& ex) { return ex.on_cuda() && cuda::fp8_tensor_cores(ex.cuda_state()); }
+bool has_fp8_products(const Exec& ex) { return ex.on_cuda() && cuda::byte_product::fp8_tensor_cores(ex.cuda_state()); }
 
 }  // namespace fewbit

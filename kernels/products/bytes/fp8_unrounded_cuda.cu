@@ -1,23 +1,31 @@
-// E4M3 weights with x as it is, where skinny.cuh does not take them. A bf16 value under a power of two is the sum of
-// two E4M3 values, whose significands have four bits each: with FP8 tensor cores x goes as two rows of digits through
-// the library's product of codes, and the weights are read once, as they lie. Else they are dequantized into scratch
-// memory, a slab of outputs at a time, for a dense product.
+// Products of E4M3 weights with x as it is (weight-only FP8), where skinny.cuh does not take them, in one of two ways:
+//
+// - Two terms. Under a power of two for each row, a bf16 value (8 bits of significand) is the sum of two E4M3 values (4
+//   bits each), exact down to 2^-21 of the row's largest value. With FP8 tensor cores the high and the low terms of x
+//   go as two rows of codes through the library's product, and the weights are read once, as they lie.
+// - Dequantized. The weights are written to scratch memory as code * scale in the type of x, a slab of outputs at a
+//   time, for a dense product.
 #include <algorithm>
 #include <vector>
 
 #include "kernels/device/powers.cuh"
 #include "kernels/grids/f8_grid.h"
 #include "kernels/products/bytes/byte_codes.cuh"
-#include "kernels/products/bytes/byte_product.cuh"
+#include "kernels/products/bytes/byte_rows.cuh"
+#include "kernels/products/bytes/library_product.cuh"
 #include "kernels/products/dense.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::fp8_unrounded {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kScratch = int64_t{256} << 20;  // bytes of dequantized weight, or of digits and sums, at a time
+using byte_product::kLowTermFactor;
+using byte_product::LibraryProduct;
+using byte_product::Task;
 
-// A block has an output; kN codes a thread and step.
+constexpr int kThreads = 256;
+constexpr int64_t kScratch = int64_t{256} << 20;  // bytes of dequantized weight, or of terms and sums, at a time
+
+// A block has an output; a thread takes kN codes at a step.
 template <class T, int kN>
 __global__ void __launch_bounds__(kThreads) dequantize_kernel(const uint8_t* __restrict__ codes,  // [out, in]
                                                               const float* __restrict__ scales,   // [out]
@@ -36,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) dequantize_kernel(const uint8_t* __r
 
 void dequantized_product(CudaState& s, ConstTensorView x, const ByteProduct& p) {
   const int64_t in = x.cols(), out = p.w.codes.rows(), width = bytes_of(x.dtype);
-  // y of each on a line, for the library
+  // Whole 64s of outputs: where y of a slab begins stays aligned for the library.
   const int64_t slab = std::min(out, std::max<int64_t>(64, kScratch / (width * in) / 64 * 64));
   void* weight = s.scratch(static_cast<size_t>(slab * in * width));
   if (p.bias.data) lay_bias(s, p.bias, p.y);
@@ -64,71 +72,74 @@ void dequantized_product(CudaState& s, ConstTensorView x, const ByteProduct& p) 
   }
 }
 
-constexpr int kDigitThreads = 512;
+constexpr int kSplitThreads = 512;
 
-// The power of two under which the largest magnitude of a row lies in [2^7, 2^8): as f16_row_scale() (row_grid.h).
-__device__ float digit_scale(float most) {
+// The power of two under which the largest magnitude of a row lies in [2^7, 2^8), below E4M3's 448; a NaN or an
+// infinity stays what it is, as in f16_row_scale() (kernels/grids/row_grid.h).
+__device__ float term_scale(float most) {
   if (!(most <= 3.402823466e38f)) return most;
   if (most == 0) return 1;
   return power_of_two(max(-126, static_cast<int>(__float_as_uint(most) >> 23) - 127 - 7));
 }
 
-// A block has a row. Bits below 2^-21 of its largest value are rounded away: the lower digit's steps end there.
-__global__ void __launch_bounds__(kDigitThreads) digits_kernel(const __nv_bfloat16* __restrict__ x,  // [rows, in]
-                                                               uint8_t* __restrict__ upper,          // [rows, in]
-                                                               uint8_t* __restrict__ lower,          // [rows, in]
-                                                               float* __restrict__ scales,           // [rows]
-                                                               int in) {
+// x = scales * (high + low / kLowTermFactor). A block has a row. What lies below 2^-21 of its largest value is rounded
+// away: the steps of the low term end there.
+__global__ void __launch_bounds__(kSplitThreads) split_kernel(const __nv_bfloat16* __restrict__ x,  // [rows, in]
+                                                              uint8_t* __restrict__ high,           // [rows, in]
+                                                              uint8_t* __restrict__ low,            // [rows, in]
+                                                              float* __restrict__ scales,           // [rows]
+                                                              int in) {
   __shared__ float partial[32];
   const int64_t row = static_cast<int64_t>(blockIdx.x) * in;
   float most = 0;
-  for (int i = 8 * threadIdx.x; i < in; i += 8 * kDigitThreads) {
+  for (int i = 8 * threadIdx.x; i < in; i += 8 * kSplitThreads) {
     const auto v = load_vec<__nv_bfloat16, 8>(x + row + i);
 #pragma unroll
     for (int k = 0; k < 8; ++k) most = larger_abs(most, to_f32(v[k]));
   }
   most = block_reduce(
       most, [](float a, float b) { return larger_abs(a, b); }, 0.f, partial);
-  const float scale = digit_scale(most), inverse = 1.f / scale;
+  const float scale = term_scale(most), inverse = 1.f / scale;
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
-  for (int i = 8 * threadIdx.x; i < in; i += 8 * kDigitThreads) {
+  for (int i = 8 * threadIdx.x; i < in; i += 8 * kSplitThreads) {
     const auto v = load_vec<__nv_bfloat16, 8>(x + row + i);
-    uint32_t high[2], low[2];
+    uint32_t high_codes[2], low_codes[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float rest[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) rest[k] = mul_rn(to_f32(v[4 * half + k]), inverse);
-      high[half] = codes_of<true>({rest[0], rest[1], rest[2], rest[3]});
+      high_codes[half] = codes_of<true>({rest[0], rest[1], rest[2], rest[3]});
 #pragma unroll
       for (int k = 0; k < 4; ++k)
-        rest[k] = kLowerDigit * (rest[k] - f8_value(static_cast<uint8_t>(high[half] >> (8 * k))));
-      low[half] = codes_of<true>({rest[0], rest[1], rest[2], rest[3]});
+        rest[k] = kLowTermFactor * (rest[k] - f8_value(static_cast<uint8_t>(high_codes[half] >> (8 * k))));
+      low_codes[half] = codes_of<true>({rest[0], rest[1], rest[2], rest[3]});
     }
-    *reinterpret_cast<uint2*>(upper + row + i) = {high[0], high[1]};
-    *reinterpret_cast<uint2*>(lower + row + i) = {low[0], low[1]};
+    *reinterpret_cast<uint2*>(high + row + i) = {high_codes[0], high_codes[1]};
+    *reinterpret_cast<uint2*>(low + row + i) = {low_codes[0], low_codes[1]};
   }
 }
 
-// More rows are bound by the tensor cores: two rows of codes cost more than dequantizing (docs/performance.md).
-constexpr int64_t kMostDigitRows = 512;
+// With more rows the tensor cores are the bound, and two rows of codes cost more than dequantizing once.
+constexpr int64_t kMostSplitRows = 512;
 
-bool takes_digits(const CudaState& s, ConstTensorView x, std::span<const ByteTask> tasks) {
-  return x.dtype == DType::bf16 && x.rows() <= kMostDigitRows && fp8_tensor_cores(s) &&
-         aligned16(static_cast<const uint8_t*>(x.data)) && std::all_of(tasks.begin(), tasks.end(), library_takes);
+bool takes_two_terms(const CudaState& s, ConstTensorView x, std::span<const Task> tasks) {
+  return x.dtype == DType::bf16 && x.rows() <= kMostSplitRows && byte_product::fp8_tensor_cores(s) &&
+         aligned16(static_cast<const uint8_t*>(x.data)) &&
+         std::all_of(tasks.begin(), tasks.end(), byte_product::library_takes);
 }
 
 // False, and nothing done, where the library has no such product.
-bool digit_products(CudaState& s, ConstTensorView x, std::span<const ByteTask> tasks) {
-  if (!takes_digits(s, x, tasks)) return false;
+bool two_term_products(CudaState& s, ConstTensorView x, std::span<const Task> tasks) {
+  if (!takes_two_terms(s, x, tasks)) return false;
   const int64_t in = x.cols(), rows = x.rows();
   int64_t widest = 0;
-  for (const ByteTask& t : tasks) widest = std::max(widest, t.out);
+  for (const Task& t : tasks) widest = std::max(widest, t.out);
   const auto products_of = [&](int64_t n) {  // of n rows; empty where one is missing
     std::vector<LibraryProduct> made;
-    for (ByteTask t : tasks) {
+    for (Task t : tasks) {
       t.rows = 2 * n;
-      made.push_back(LibraryProduct::raw(s, kF8Sums, t));
+      made.push_back(LibraryProduct::raw(s, byte_product::kF8Sums, t));
       if (!made.back()) return std::vector<LibraryProduct>{};
     }
     return made;
@@ -139,23 +150,24 @@ bool digit_products(CudaState& s, ConstTensorView x, std::span<const ByteTask> t
       rows % chunk != 0 ? products_of(rows % chunk) : std::vector<LibraryProduct>{};
   if (of_chunk.empty() || (rows % chunk != 0 && of_rest.empty())) return false;
   for (int64_t r = 0; r < rows; r += chunk) {
-    const int64_t n = std::min(chunk, rows - r), codes = aligned_bytes(2 * n * in), scales = aligned_bytes(4 * n);
+    const int64_t n = std::min(chunk, rows - r);
+    const int64_t codes = byte_product::aligned_bytes(2 * n * in), scales = byte_product::aligned_bytes(4 * n);
     auto* base = static_cast<uint8_t*>(s.scratch(static_cast<size_t>(codes + scales + 8 * n * widest)));
     auto* x_scales = reinterpret_cast<float*>(base + codes);
     auto* sums = reinterpret_cast<float*>(base + codes + scales);
-    digits_kernel<<<static_cast<unsigned>(n), kDigitThreads, 0, s.stream>>>(
+    split_kernel<<<static_cast<unsigned>(n), kSplitThreads, 0, s.stream>>>(
         x.as<__nv_bfloat16>() + r * in, base, base + n * in, x_scales, static_cast<int>(in));
     FEWBIT_CUDA_LAUNCHED();
     const std::vector<LibraryProduct>& library = n == chunk ? of_chunk : of_rest;
     for (size_t i = 0; i < tasks.size(); ++i) {
-      ByteTask t = tasks[i];
+      Task t = tasks[i];
       t.x = base;
       t.rows = 2 * n;
       library[i].run(s, t, sums);
       t.x_scales = x_scales;
       t.rows = n;
       t.y = static_cast<char*>(t.y) + r * t.out * bytes_of(t.y_dtype);
-      scale_sums(s.stream, sums, t, sums + n * t.out);
+      byte_product::scale_sums(s.stream, sums, t, sums + n * t.out);
     }
   }
   return true;
@@ -163,13 +175,13 @@ bool digit_products(CudaState& s, ConstTensorView x, std::span<const ByteTask> t
 
 }  // namespace
 
-void unrounded_products(CudaState& s, ConstTensorView x, std::span<const ByteProduct> products) {
-  std::vector<ByteTask> tasks;
-  for (const ByteProduct& p : products)
-    if (const ByteTask task = make_byte_task(x, p); task.out > 0) tasks.push_back(task);
-  if (tasks.empty() || digit_products(s, x, tasks)) return;
-  for (const ByteProduct& p : products)
+void products(CudaState& s, ConstTensorView x, std::span<const ByteProduct> all) {
+  std::vector<Task> tasks;
+  for (const ByteProduct& p : all)
+    if (const Task task = byte_product::make_task(x, p); task.out > 0) tasks.push_back(task);
+  if (tasks.empty() || two_term_products(s, x, tasks)) return;
+  for (const ByteProduct& p : all)
     if (p.w.codes.rows() > 0) dequantized_product(s, x, p);
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::fp8_unrounded

@@ -1,15 +1,16 @@
-// int8 products: dp4a for few rows (kernels/products/bytes/byte_product.cuh), the tensor cores through cuBLASLt for
-// many, raw int32 sums either way, scaled on the way to y. Shapes that the library does not take run in runs of 16
-// rows.
+// int8 products, where skinny.cuh does not take them: dp4a for few rows (byte_rows.cuh), the tensor cores through
+// cuBLASLt for more, where it takes the shape; else dp4a again, 16 rows at a time. Sums are int32, so all of them give
+// the same bits.
 #include <algorithm>
 #include <optional>
 
-#include "kernels/products/bytes/byte_product.cuh"
+#include "kernels/products/bytes/byte_rows.cuh"
+#include "kernels/products/bytes/library_product.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::byte_product {
 namespace {
 
-struct Int8Code {
+struct I8Dot {
   using Sum = int;
   static __device__ __forceinline__ int dot16(uint4 x, uint4 w, int sum) {
     sum = __dp4a(static_cast<int>(x.x), static_cast<int>(w.x), sum);
@@ -22,13 +23,14 @@ struct Int8Code {
   }
 };
 
-constexpr LibraryTypes kInt8{CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
+constexpr LibraryTypes kI8Sums{CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
 
-void in_runs(CudaState& s, ByteTask t) {
+// Any number of rows, kMostFewRows in a launch.
+void few_rows_at_a_time(CudaState& s, Task t) {
   const int64_t rows = t.rows;
-  for (int64_t r = 0; r < rows; r += kFewByteRows) {
-    t.rows = std::min(kFewByteRows, rows - r);
-    launch_few_rows<Int8Code>(s.stream, t);
+  for (int64_t r = 0; r < rows; r += kMostFewRows) {
+    t.rows = std::min(kMostFewRows, rows - r);
+    launch_few_rows<I8Dot>(s.stream, t);
     t.x += t.rows * t.in;
     t.x_scales += t.rows;
     t.y = static_cast<char*>(t.y) + t.rows * t.out * bytes_of(t.y_dtype);
@@ -37,20 +39,20 @@ void in_runs(CudaState& s, ByteTask t) {
 
 }  // namespace
 
-void int8_products(CudaState& s, const RowSource& source, const RowQuant& q, std::span<const ByteTask> tasks) {
+void int8_products(CudaState& s, const prepare_rows::Source& source, const RowQuant& q, std::span<const Task> tasks) {
   const auto room_of = [&](int64_t rows) {
     int64_t most = 0;
-    for (const ByteTask& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
+    for (const Task& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
     return rows < kLeastLibraryRows ? 0 : most;
   };
-  for_row_chunks(s, source, q, tasks, room_of, [&](const ByteTask& t, size_t, uint8_t* room) {
+  for_row_chunks(s, source, q, tasks, room_of, [&](const Task& t, size_t, uint8_t* room) {
     const std::optional<LibraryProduct> product = t.rows >= kLeastLibraryRows && library_takes(t)
-                                                      ? std::optional(LibraryProduct::raw(s, kInt8, t))
+                                                      ? std::optional(LibraryProduct::raw(s, kI8Sums, t))
                                                       : std::nullopt;
-    if (!product || !*product) return in_runs(s, t);
+    if (!product || !*product) return few_rows_at_a_time(s, t);
     product->run(s, t, room);
     scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);
   });
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::byte_product

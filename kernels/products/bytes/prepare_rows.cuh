@@ -1,21 +1,22 @@
 #pragma once
-// bf16 rows on their way to 8-bit codes, through a norm or a gated activation where they come out of one.
+// The kernel that turns bf16 rows into 8-bit codes, together with the norm or the gated activation before it.
 #include "kernels/model/gated_act.h"
 #include "kernels/products/bytes/quantize_rows.cuh"
 #include "kernels/products/normed_gemms.h"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::prepare_rows {
 
-struct RowSource {
-  ConstTensorView x{};            // [rows, in]; of a gated activation the gate
-  const RowNorm* norm = nullptr;  // not null: rms_norm(x) is quantized
-  ConstTensorView up{};           // with data: gated_act(x, up) is
-  ActKind act = ActKind::silu;
+// Rows before they become codes: x itself, rms_norm(x) or gated_act(x, up).
+struct Source {
+  ConstTensorView x{};            // [rows, in]; the gate of a gated activation
+  const RowNorm* norm = nullptr;  // not null: rms_norm(x)
+  ConstTensorView up{};           // [rows, in] with data: gated_act(x, up); then no norm
+  ActKind act = ActKind::silu;    // of the gated activation
 };
 
-// Whether one kernel reads such rows and writes their codes; else the ops before come first, and `x` is quantized.
-bool prepares_rows(const RowSource& source, const RowQuant& q);
-// codes, scales as in launch_quantize_rows(). The bits are those of the ops one after another.
-void launch_prepare_rows(CudaState& s, const RowSource& source, const RowQuant& q, void* codes, float* scales);
+// Whether this kernel takes such rows; else the norm or the activation must run first, and x is quantized by itself.
+bool fits(const Source& source, const RowQuant& q);
+// codes [rows, in], scales [rows]: device memory of the caller. The bits are those of the ops one after another.
+void launch(CudaState& s, const Source& source, const RowQuant& q, void* codes, float* scales);
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::prepare_rows

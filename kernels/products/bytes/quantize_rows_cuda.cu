@@ -1,6 +1,6 @@
-// Activations to 8 bits, or to f16 under a power of two. A block takes a row (or a group of one): one pass for its
-// largest magnitude, which is exact in any order, and one for the codes; the second read comes from the cache. Bound by
-// the one read from memory.
+// Rows to 8-bit codes, or to f16 under a power of two, where the kernel of prepare_rows.cuh does not take them. A block
+// takes a row (or a group of one): one pass for its largest magnitude, which is exact in any order, and one for the
+// codes, whose read comes from the cache. Bound by the one read from memory.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/grids/row_grid.h"
@@ -91,8 +91,8 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
 }  // namespace
 
 void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* codes, float* scales) {
-  if (prepares_rows({.x = x}, q) && aligned16(static_cast<const uint8_t*>(codes)))
-    return launch_prepare_rows(s, {.x = x}, q, codes, scales);
+  if (prepare_rows::fits({.x = x}, q) && aligned16(static_cast<const uint8_t*>(codes)))
+    return prepare_rows::launch(s, {.x = x}, q, codes, scales);
   const auto [count, n] = groups_of(x, q);
   if (count == 0) return;
   const unsigned blocks = static_cast<unsigned>(count);
@@ -128,8 +128,9 @@ void rounded_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, ConstTensorVie
   FEWBIT_ASSERT((y.dtype == x.dtype || y.dtype == DType::f32) && y.rows() == rows && y.cols() == out);
   if (rows == 0 || out == 0) return;
   CudaState& s = ex.cuda_state();
-  const bool narrows = y.dtype != DType::f32 && y.dtype != w.dtype;  // f32 sums first
-  // Scratch and not tensors: a recorded decode step must not allocate.
+  const bool narrows = y.dtype != DType::f32 &&
+                       y.dtype != w.dtype;  // the product's sums go to scratch memory in f32 and are rounded from there
+  // Scratch memory and not tensors: a recorded decode step must not allocate.
   const int64_t bytes = (x.numel() * bytes_of(w.dtype) + 255) / 256 * 256;
   auto* rounded = static_cast<char*>(s.scratch(static_cast<size_t>(bytes + (narrows ? 4 * y.numel() : 0))));
   launch_round_rows(s, x, q, rounded, w.dtype);
