@@ -1,6 +1,6 @@
 #pragma once
-// Exec: where work happens. Passed explicitly as the first parameter of every op; owns the stream, the library
-// handles and the allocator of its device. There are no global handles and no CUDA type in this header.
+// Exec: where work happens. Passed explicitly as the first parameter of every op; owns the stream, the library handles
+// and the allocator of its device. There are no global handles and no CUDA type in this header.
 #include <functional>
 #include <memory>
 #include <string>

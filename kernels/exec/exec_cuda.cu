@@ -1,7 +1,7 @@
-// The CUDA half of Exec. One stream, one cuBLAS handle with a fixed workspace, stream-ordered allocation from
-// the device's default pool (which keeps what it has got), copies in stream order, and recordings as CUDA
-// graphs. Large copies from unpinned host memory (weights in a mapped file) pass through two pinned buffers,
-// filled by all threads, so that they run at the speed of the bus.
+// The CUDA half of Exec. One stream, one cuBLAS handle with a fixed workspace, stream-ordered allocation from the
+// device's default pool (which keeps what it has got), copies in stream order, and recordings as CUDA graphs. Large
+// copies from unpinned host memory (weights in a mapped file) pass through two pinned buffers, filled by all threads,
+// so that they run at the speed of the bus.
 #include <algorithm>
 #include <cstring>
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kStagedFrom = size_t{1} << 20;      // smaller unpinned copies are left to the driver
 constexpr int64_t kStagingGrain = int64_t{1} << 20;  // bytes one thread copies at a time
-constexpr size_t kScratchStep = size_t{2} << 20;
+constexpr size_t kScratchStep = size_t{2} << 20;     // scratch space grows in steps of a GPU page
 
 std::string place(const char* expression, const char* name, const char* file, int line) {
   return std::string(name) + " from " + expression + " at " + file + ":" + std::to_string(line);
@@ -347,20 +347,19 @@ void CudaState::staged_upload(const void* from, void* to, size_t bytes) {
   }
   const auto* src = static_cast<const char*>(from);
   auto* dst = static_cast<char*>(to);
-  // Small tensors also change buffers from call to call, so that filling one overlaps the transfer of the
-  // other.
+  // Small tensors also change buffers from call to call, so that filling one overlaps the transfer of the other.
   for (size_t done = 0; done < bytes;) {
-    const size_t part = std::min(kStaging, bytes - done);
+    const size_t chunk = std::min(kStaging, bytes - done);
     const int i = staging_next_;
     staging_next_ ^= 1;
     FEWBIT_CUDA_CALL(cudaEventSynchronize(staging_free_[i]));
     auto* buffer = static_cast<char*>(staging_[i]);
-    parallel_for(static_cast<int64_t>(part), cuda::kStagingGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(static_cast<int64_t>(chunk), cuda::kStagingGrain, [&](int64_t begin, int64_t end) {
       std::memcpy(buffer + begin, src + done + begin, static_cast<size_t>(end - begin));
     });
-    FEWBIT_CUDA_CALL(cudaMemcpyAsync(dst + done, buffer, part, cudaMemcpyHostToDevice, stream));
+    FEWBIT_CUDA_CALL(cudaMemcpyAsync(dst + done, buffer, chunk, cudaMemcpyHostToDevice, stream));
     FEWBIT_CUDA_CALL(cudaEventRecord(staging_free_[i], stream));
-    done += part;
+    done += chunk;
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What a CUDA Exec owns, complete. Included by kernels/*_cuda.cu only: stream, library handles, the scratch
-// arena, the counters of device memory, and the macros that turn a CUDA status into an Error.
+// CudaState: all that a CUDA Exec owns (stream, library handles, scratch space, the count of device memory), and the
+// macros that turn a CUDA status into an Error. Included by the CUDA halves of ops alone.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
@@ -27,16 +27,16 @@ void check(cudaError_t status, const char* expression, const char* file, int lin
 void check(cublasStatus_t status, const char* expression, const char* file, int line);
 void check(cusolverStatus_t status, const char* expression, const char* file, int line);
 
-// Each throws Error{device}, or Error{memory} where the status says out of memory, with the expression, the
-// status' name and the place. cuSOLVER's `info` is data, not an error.
+// Each throws Error{device}, or Error{memory} where the status says out of memory, with the expression, the name of the
+// status and the place. cuSOLVER's `info` is data, not an error.
 #define FEWBIT_CUDA_CALL(expr) ::fewbit::cuda::check((expr), #expr, __FILE__, __LINE__)
 #define FEWBIT_CUBLAS_CALL(expr) ::fewbit::cuda::check((expr), #expr, __FILE__, __LINE__)
 #define FEWBIT_CUSOLVER_CALL(expr) ::fewbit::cuda::check((expr), #expr, __FILE__, __LINE__)
 // After every kernel launch: a bad configuration is reported here, at its line.
 #define FEWBIT_CUDA_LAUNCHED() FEWBIT_CUDA_CALL(cudaGetLastError())
 
-// The book of one Exec's device memory. Tensors hold a pointer to it, so it lives until the Exec and every
-// tensor allocated from it are gone; a tensor that outlives its Exec is freed without the stream.
+// Allocates and counts the device memory of one Exec. Tensors hold a pointer to it, so it lives until the Exec and
+// every tensor allocated from it are gone; a tensor that outlives its Exec is freed without the stream.
 struct DeviceMemory {
   int device = 0;
   cudaStream_t stream = nullptr;
@@ -46,7 +46,7 @@ struct DeviceMemory {
 
   void* allocate(size_t size);            // stream-ordered; Error{memory} with the asked and the free bytes
   void release(void* data, size_t size);  // stream-ordered
-  void drop();                            // one owner less; the last one deletes the book
+  void drop();                            // one owner less; the last one deletes this
 };
 
 }  // namespace cuda
@@ -57,8 +57,8 @@ struct CudaState {
   CudaState(const CudaState&) = delete;
   CudaState& operator=(const CudaState&) = delete;
 
-  // cuBLAS works in this fixed space, so that its choice of algorithm never depends on what else is
-  // allocated.
+  // cuBLAS works in this fixed space, so that its choice of algorithm never depends on what else is allocated. 32 MiB
+  // is what NVIDIA recommends for Hopper.
   static constexpr size_t kBlasWorkspace = size_t{32} << 20;
   // Zeroed integers for kernels whose last block finishes the work; every user leaves them zero.
   static constexpr int kCounters = 1 << 16;
@@ -68,8 +68,7 @@ struct CudaState {
   cudaDeviceProp props{};
   int sms() const { return props.multiProcessorCount; }
   size_t max_shared() const { return props.sharedMemPerBlockOptin; }  // bytes a block can ask for
-  // True where Hopper's own instructions may be used; false on other GPUs and when a test forces the sm_80
-  // path.
+  // True where Hopper's own instructions may be used; false on other GPUs and when a test forces the sm_80 path.
   bool sm90() const { return props.major == 9 && !force_sm80; }
   bool force_sm80 = false;  // set by force_sm80_path() alone
 
@@ -78,9 +77,9 @@ struct CudaState {
   cublasLtHandle_t blas_lt = nullptr;
   cusolverDnHandle_t solver();  // made on first use
 
-  // Device memory of this op, 256-byte aligned, valid until the next op asks. Grows only; growing while a
-  // graph is recorded is a defect, so a step runs once before it is recorded. Blocks that a recorded graph
-  // may point to are kept until the Exec goes.
+  // Device memory for one op, 256-byte aligned, valid until the next op asks. It grows only. Growing while a graph is
+  // recorded is a defect, so a step runs once before it is recorded. Memory that a recorded graph may point to is kept
+  // until the Exec goes.
   void* scratch(size_t bytes);
   template <class T>
   T* scratch_of(int64_t count) {
@@ -110,7 +109,7 @@ struct CudaState {
   };
   void grow(Grown& space, size_t bytes);
   Grown scratch_, flagged_partials_;
-  std::vector<std::pair<void*, size_t>> retired_;  // of these, what graphs may still use
+  std::vector<std::pair<void*, size_t>> retired_;  // what these were before they grew, where graphs may still use it
   void* staging_[2] = {nullptr, nullptr};          // pinned
   cudaEvent_t staging_free_[2] = {nullptr, nullptr};
   int staging_next_ = 0;

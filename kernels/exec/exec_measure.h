@@ -1,10 +1,10 @@
 #pragma once
-// What measurements ask of an Exec and nothing else does.
+// reset_peak(): what measurements ask of an Exec and nothing else does.
 #include "kernels/exec/exec.h"
 
 namespace fewbit {
 
-// Exec::peak_bytes() counts from what is held now.
+// From here on Exec::peak_bytes() is the peak since this call.
 void reset_peak(Exec&);
 
 }  // namespace fewbit

@@ -1,3 +1,4 @@
+// ProfileRange by NVTX.
 #include <nvtx3/nvToolsExt.h>
 
 #include "kernels/exec/profile_range.h"

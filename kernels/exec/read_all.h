@@ -1,9 +1,11 @@
 #pragma once
+// read_all: the speed of memory, for measurements.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// out[0] = XOR of all 32-bit words of `data`: reads every byte once and writes next to nothing, so its rate is the
-// ceiling of everything that streams weights.
-//   data  any dtype, contiguous, 16-byte aligned, bytes a multiple of 16     out  i32 [1]
+// out[0] = XOR of all 32-bit words of `data`. Every byte is read once and next to nothing is written, so its rate is
+// the ceiling of everything that reads weights from memory.
+//   data  any dtype, 16-byte aligned, a multiple of 16 bytes
+//   out   [1] i32; overwritten
 namespace cpu {
 void read_all(Exec&, ConstTensorView data, TensorView out);
 }

@@ -1,4 +1,4 @@
-// Every thread reads 16 bytes at a time with eight loads under way; one atomic a block.
+// The speed of memory: every thread has eight loads of 16 bytes under way; one atomic a block.
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/exec/read_all.h"
 

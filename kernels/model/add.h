@@ -1,7 +1,8 @@
 #pragma once
+// add: the residual sum.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// x += h, computed in f32, rounded to the dtype of x (f32 | bf16). Same shapes, same dtype.
+// x += h, computed in f32, rounded once.   h, x: the same shape and dtype, f32 | bf16; x in place
 namespace cpu {
 void add(Exec&, ConstTensorView h, TensorView x);
 }

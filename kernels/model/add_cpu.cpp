@@ -1,4 +1,4 @@
-// The residual sum.
+// The residual sum: the CPU half.
 #include "kernels/model/add.h"
 
 #include "kernels/cpu/cpu_rows.h"

@@ -1,4 +1,4 @@
-// One thread adds eight neighbours; bound by memory.
+// The residual sum: a thread adds eight neighbours; bound by memory.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/add.h"

@@ -1,4 +1,4 @@
-// Conversions between float types, element by element.
+// Conversion between float types: the CPU half.
 #include "kernels/model/cast.h"
 
 #include <cstring>

@@ -1,6 +1,6 @@
-// One thread converts eight neighbours: 8 to 32 bytes in, 4 to 32 out, coalesced over the warp; bound by
-// memory. The way between any two types is f32, which holds every value of the narrower ones exactly, so one
-// rounding remains.
+// Conversion between float types: a thread has eight neighbours, 8 to 32 bytes in, 4 to 32 out, coalesced over the
+// warp; bound by memory. The way between any two types is f32, which holds every value of the narrower ones exactly, so
+// one rounding remains.
 #include <cuda_fp8.h>
 
 #include "kernels/device/vec.cuh"

@@ -1,4 +1,4 @@
-// Columns of one matrix to columns of another.
+// Columns of one matrix into columns of another: the CPU half.
 #include "kernels/model/copy_columns.h"
 
 #include <cstring>

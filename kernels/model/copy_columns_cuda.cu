@@ -1,4 +1,5 @@
-// One block a row, 16 bytes a thread where both matrices allow; bound by memory.
+// Columns of one matrix into columns of another: a block has a row, 16 bytes a thread where both matrices allow; bound
+// by memory.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/copy_columns.h"

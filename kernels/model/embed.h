@@ -1,8 +1,9 @@
 #pragma once
+// embed: rows of the embedding table.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// x[t, :] = table[ids[t], :] * scale, rounded to the dtype of x.
-//   ids    [tokens]         i32, each in [0, vocab); checked by the caller
+// x[t, :] = table[ids[t], :] * scale, computed in f32, rounded once. The Gemma family has scale sqrt(hidden), others 1.
+//   ids    [tokens]         i32, each in [0, vocab); the caller has checked them
 //   table  [vocab, hidden]  f32 | f16 | bf16
 //   x      [tokens, hidden] f32 | bf16; overwritten
 namespace cpu {

@@ -1,4 +1,4 @@
-// Rows of the embedding table, scaled.
+// Rows of the embedding table, scaled: the CPU half.
 #include "kernels/model/embed.h"
 
 #include "kernels/cpu/cpu_rows.h"

@@ -1,5 +1,5 @@
-// One block a token copies a row of the table, 16 bytes a thread where the row's width allows. Bytes: one row
-// in, one row out a token.
+// Rows of the embedding table: a block copies the row of one token, 16 bytes a thread where its width allows. Bound by
+// memory: one row is read and one is written per token.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/embed.h"

@@ -1,5 +1,5 @@
 #pragma once
-// The activations of kernels/model/gated_act.h.
+// activate(): the activations of kernels/model/gated_act.h on the GPU.
 #include "kernels/model/gated_act.h"
 
 namespace fewbit::cuda {

@@ -1,8 +1,21 @@
 #pragma once
+// gated_act: the gated activation between the products of an MLP.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-enum class ActKind : uint8_t { silu, gelu_tanh };
-// out = act(gate) * up, computed in f32, rounded once.
+enum class ActKind : uint8_t {
+  silu,       // g * sigmoid(g)
+  gelu_tanh,  // g / 2 * (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) (Hendrycks and Gimpel, 2016)
+};
+// Both are g * sigmoid(scale (g + cubic g^3)), as tanh(u) = 2 sigmoid(2 u) - 1.
+struct SigmoidForm {
+  float scale, cubic;
+};
+constexpr SigmoidForm sigmoid_form(ActKind act) {
+  constexpr float kTwoSqrtTwoOverPi = 1.5957691216057308f;  // 2 sqrt(2/pi)
+  return act == ActKind::silu ? SigmoidForm{1.f, 0.f} : SigmoidForm{kTwoSqrtTwoOverPi, 0.044715f};
+}
+
+// out = act(gate) * up, computed in f32, rounded once (Shazeer, GLU Variants Improve Transformer, 2020: SwiGLU, GEGLU).
 //   gate, up, out  the same shape and dtype, f32 | bf16; out may be gate or up
 namespace cpu {
 void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out);

@@ -1,5 +1,5 @@
-// One thread takes eight neighbours of gate and up; bound by memory. It reads both before it writes, so out
-// may be either of them.
+// The gated activation: a thread has eight neighbours of gate and up; bound by memory. It reads both before it writes,
+// so out may be either of them.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/gated_act.cuh"

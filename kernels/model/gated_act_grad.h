@@ -1,8 +1,10 @@
 #pragma once
+// gated_act_grad: the gradient of gated_act (kernels/model/gated_act.h).
 #include "kernels/model/gated_act.h"
 namespace fewbit {
-// Gradient of gated_act (kernels/model/gated_act.h):   d_gate = dy * up * act'(gate),   d_up = dy * act(gate)
-//   gate, up, dy, d_gate, d_up  the same shape, f32; d_gate and d_up are overwritten, and are no other argument
+// d_gate = dy * up * act'(gate),   d_up = dy * act(gate)
+//   gate, up, dy  f32, one shape
+//   d_gate, d_up  f32, the same shape; overwritten, and no memory of another argument
 namespace cpu {
 void gated_act_grad(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, ConstTensorView dy, TensorView d_gate,
                     TensorView d_up);

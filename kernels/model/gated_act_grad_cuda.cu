@@ -1,4 +1,5 @@
-// One thread a value; bound by memory. The formula is that of gated_act_grad_cpu.cpp.
+// Gradient of the gated activation: a thread has a value; bound by memory. The formula is that of
+// kernels/model/gated_act_grad_cpu.cpp.
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/gated_act_grad.h"
@@ -28,10 +29,10 @@ void gated_act_grad(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind 
   const int64_t n = dy.numel();
   FEWBIT_ASSERT(gate.numel() == n && up.numel() == n && d_gate.numel() == n && d_up.numel() == n);
   if (n == 0) return;
-  const bool silu = act == ActKind::silu;
+  const SigmoidForm form = sigmoid_form(act);
   gated_act_grad_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(
-      gate.as<float>(), up.as<float>(), silu ? 1.f : 1.5957691216057308f, silu ? 0.f : 0.044715f, dy.as<float>(),
-      d_gate.as<float>(), d_up.as<float>(), n);
+      gate.as<float>(), up.as<float>(), form.scale, form.cubic, dy.as<float>(), d_gate.as<float>(), d_up.as<float>(),
+      n);
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -1,11 +1,14 @@
 #pragma once
+// hadamard: the rotation of queries and keys before keys are rounded for the cache.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Turns every head of queries and of keys by the same orthonormal Hadamard matrix, in place: their products stay, but
-// the large channels of a head, which queries and keys share, are spread over all of it, so that rounding a key to few
-// bits changes scores less (the rotation of QuaRot, arXiv 2404.00456, section 4, applied to cached keys). Where
-// head_dim is no power of two, runs of its largest power-of-two divisor are turned, each by itself.
-//   q  [tokens, heads * head_dim]   k  [tokens, kv_heads * head_dim]   f32 | bf16; computed in f32, rounded once
+// Multiplies every head of queries and of keys by the same orthonormal Hadamard matrix, so that their products stay.
+// The large channels of a head, which queries and keys share, are spread over all of it, and rounding a key to few bits
+// changes scores less (QuaRot: Ashkboos et al., 2024, section 4, for cached keys). Where head_dim is no power of two,
+// each run of hadamard_run(head_dim) values has a matrix of its own.
+//   q  [tokens, heads * head_dim]     f32 | bf16, in place
+//   k  [tokens, kv_heads * head_dim]  the dtype of q, in place
+// Computed in f32, rounded once. On a GPU hadamard_run(head_dim) is at most 256.
 namespace cpu {
 void hadamard(Exec&, TensorView q, TensorView k, int64_t head_dim);
 }
@@ -16,6 +19,6 @@ inline void hadamard(Exec& ex, TensorView q, TensorView k, int64_t head_dim) {
   pick(ex, &cpu::hadamard, FEWBIT_CUDA_OP(hadamard))(ex, q, k, head_dim);
 }
 
-// The run that is turned: the largest power of two that divides head_dim.
+// The run of values that a matrix multiplies: the largest power of two that divides head_dim.
 constexpr int64_t hadamard_run(int64_t head_dim) { return head_dim & -head_dim; }
 }  // namespace fewbit

@@ -1,4 +1,4 @@
-// A warp turns one run.
+// The rotation of queries and keys: a warp has a run, in registers where a head is one run of 64, 128 or 256 values.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/hadamard.cuh"
@@ -8,7 +8,7 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMaxRun = 256;
+constexpr int kMaxRun = 256;  // the widest head whose size is a power of two
 
 template <class T>
 __global__ void hadamard_kernel(T* q, T* k, int64_t q_runs, int64_t runs, int run, float scale) {

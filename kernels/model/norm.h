@@ -1,10 +1,11 @@
 #pragma once
+// rms_norm: root mean square layer normalisation (Zhang and Sennrich, 2019).
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // y[r, c] = x[r, c] / sqrt(mean_c x[r, c]^2 + eps) * (weight[c] + weight_offset); computed in f32, rounded once.
-//   x, y    [rows, cols]  f32 | bf16, alike; y may be x
+//   x, y    [rows, cols]  f32 | bf16, alike; y is overwritten and may be x
 //   weight  [cols]        the dtype of x
-//   weight_offset: 0, or 1 for the (1 + w) norms of the Gemma family
+//   weight_offset         0, or 1 for the (1 + w) norms of the Gemma family
 // A per-head norm is the same op on x viewed as [tokens * heads, head_dim].
 namespace cpu {
 void rms_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y);

@@ -1,4 +1,4 @@
-// RMS norm: the mean square in double, the rest in f32.
+// RMS norm: the CPU half. The mean square in double, the rest in f32.
 #include "kernels/model/norm.h"
 
 #include <cmath>

@@ -1,7 +1,10 @@
-// Narrow rows (the heads of a per-head norm) have a warp each, wide ones a block each, so that both fill the GPU. A
-// wide row of up to kMostHeld vectors a thread stays in registers, and its weight is on the way at the same time: one
-// trip to memory. Others are read twice, the second time from the cache: once for the sum of squares, once to be
-// scaled. A thread writes only what it has read itself, which is what lets y be x.
+// RMS norm in three kernels, so that narrow and wide rows both fill the GPU:
+//   columns                                        kernel                  a row is
+//   up to kWarpColumns (per-head norms)            rms_norm_kernel, warp   read twice, the second time from the cache
+//   up to kMostHeld 16-byte vectors a thread       held_rms_norm_kernel    held in registers while its sum is made, and
+//                                                                          its weight is loaded at the same time
+//   more, or rows that are not 16-byte aligned     rms_norm_kernel, block  read twice, as above
+// A thread writes only what it has read itself, which is what lets y be x.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
@@ -47,8 +50,7 @@ __device__ __forceinline__ void scale_row(const T* x, const T* __restrict__ weig
     store_vec(y + c, scaled<T, kN>(load_vec<T, kN>(x + c), load_vec<T, kN>(weight + c), inv, offset));
 }
 
-// kN: values per thread and step, 16 bytes or one. kWarp: a warp per row, kWarpRows rows a block; else a
-// block per row.
+// kN: values per thread and step, 16 bytes or one. kWarp: a warp per row, kWarpRows rows a block; else a block per row.
 template <class T, int kN, bool kWarp>
 __global__ void rms_norm_kernel(const T* x,                    // [rows, cols], may be y
                                 const T* __restrict__ weight,  // [cols]

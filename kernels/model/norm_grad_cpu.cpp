@@ -1,4 +1,4 @@
-// Gradient of the RMS norm: the two sums of a row in double, the rest in f32.
+// Gradient of the RMS norm: the CPU half. The two sums of a row in double, the rest in f32.
 #include "kernels/model/norm_grad.h"
 
 #include <algorithm>

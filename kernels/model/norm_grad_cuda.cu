@@ -1,5 +1,5 @@
-// A block a row: both sums of the row in one pass, then the row again, from the cache. A thread writes only
-// what it alone reads, which is what lets dx be dy. Narrow rows (heads) have blocks of one warp.
+// Gradient of the RMS norm: a block has a row. Both sums of the row in one pass, then the row again, from the cache. A
+// thread writes only what it alone reads, which is what lets dx be dy. Narrow rows (heads) have blocks of one warp.
 #include "kernels/device/reduce.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/norm_grad.h"

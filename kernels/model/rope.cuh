@@ -1,11 +1,12 @@
 #pragma once
-// What the kernels that turn heads share: the cosines and sines of a position, and a warp's turn of one head.
+// rope_angles() and turn_head(): the cosines and sines of a position, and one head rotated by a warp, for every kernel
+// that applies rotary embedding.
 #include "kernels/device/vec.cuh"
 
 namespace fewbit::cuda {
 
-// table [2, half]: cosines, then sines, times `scale`; with the precise sincosf, as positions reach 10^5 radians.
-// Thread `first` of `step` threads.
+// table [2, half] = the cosines, then the sines of one position, times `scale`; for thread `first` of `step` threads.
+// With the precise sincosf, as angles reach 10^5 radians.
 __device__ __forceinline__ void rope_angles(float* table, float position, const float* inv_freq, int half, float scale,
                                             int first, int step) {
   for (int i = first; i < half; i += step) {
@@ -16,7 +17,7 @@ __device__ __forceinline__ void rope_angles(float* table, float position, const 
   }
 }
 
-// The first 2 * half values of a head, by a warp; `to` may be `from`.
+// The first 2 * half values of a head, rotated by a warp; `to` may be `from`.
 template <class T>
 __device__ __forceinline__ void turn_head(const T* from, T* to, const float* table, int half, int lane) {
   for (int i = lane; i < half; i += 32) {

@@ -1,12 +1,15 @@
 #pragma once
+// rope: rotary position embedding.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Rotary position embedding, in place, "rotate half" form (Su et al., RoFormer; pairing of the Llama family):
-// for i < rot/2, with a = position * inv_freq[i], c = cos(a) * attention_scale, s = sin(a) * attention_scale:
-//   (u, v) = (x[i], x[i + rot/2])  ->  (u c - v s, v c + u s)
-//   x          [tokens, heads * head_dim]  f32 | bf16; computed in f32, rounded once. rot = 2 * |inv_freq| <= head_dim
-//   positions  [tokens]                    i32
-//   inv_freq   [rot / 2]                   f32
+// Su et al., RoFormer (2021), section 3.2, in the "rotate half" pairing of the Llama family. In every head, for
+// 0 <= i < rot/2, with a = positions[t] * inv_freq[i], c = cos(a) * attention_scale and s = sin(a) * attention_scale:
+//   (u, v) = (x[i], x[i + rot/2])  becomes  (u c - v s, v c + u s);   values from rot on stay
+//   x                [tokens, heads * head_dim]  f32 | bf16, in place; computed in f32, rounded once
+//   positions        [tokens]                    i32
+//   inv_freq         [rot / 2]                   f32, radians per position; rot <= head_dim
+//   attention_scale  1, but for YaRN (Peng et al., 2023, section 3.4) and LongRoPE (Ding et al., 2024)
+// How a model's rope_scaling becomes inv_freq (linear, Llama 3, YaRN, LongRoPE) is settled where its config is read.
 namespace cpu {
 void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
           float attention_scale);

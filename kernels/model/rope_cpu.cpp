@@ -1,4 +1,4 @@
-// Rotary position embedding: one table of sines per token, used by all its heads.
+// Rotary position embedding: the CPU half. One table of sines per token, used by all its heads.
 #include "kernels/model/rope.h"
 
 #include <cmath>

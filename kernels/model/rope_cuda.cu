@@ -1,6 +1,6 @@
-// A block has one token and a run of its heads: it computes the token's cosines and sines once, in shared
-// memory, with the precise sincosf (positions reach 10^5 radians), then turns the pairs of its heads, 16
-// bytes of each half at a time.
+// Rotary position embedding: a block has one token and kHeads of its heads; it computes the token's cosines and sines
+// once, in shared memory, with the precise sincosf (positions reach 10^5 radians), then turns the pairs of its heads,
+// 16 bytes of each half at a time.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/rope.cuh"

@@ -1,16 +1,19 @@
 #pragma once
+// The two ends of a mixture of experts: which experts a token goes to, and the weighted sum of what they answer.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// The two ends of a mixture of experts.
-//   route:            ids[t, :] = the top_k experts of token t, best first; weights[t, :] = their softmax over all
-//                     experts, divided by its sum over the chosen ones where `renormalise` is set. Ties go to the
-//                     lower index; a NaN is never chosen before a number, and makes the weights of its token NaN.
-//     logits [tokens, experts] f32, experts >= top_k · ids [tokens, top_k] i32 · weights [tokens, top_k] f32;
-//     both overwritten
-//   scatter_add_rows: y[rows[i], :] += weights[i] * x[i, :]. No row occurs twice, so the sum has one order: that of
-//                     the calls.
-//     x [n, cols] f32 | bf16 · rows [n] i32 in [0, y.rows()) · weights [n] f32 · y [tokens, cols] f32
-// Rows of the tokens of an expert are gathered with embed(), scale 1.
+// route: ids[t, :] = the top_k experts of token t, best first; weights[t, :] = their softmax over all experts, divided
+// by its sum over the chosen ones where `renormalise` is set (Mixtral: Jiang et al., 2024, section 2.1). Ties go to the
+// lower index. A NaN is never chosen before a number, and makes all weights of its token NaN.
+//   logits   [tokens, experts]  f32, experts >= top_k >= 1
+//   ids      [tokens, top_k]    i32; overwritten
+//   weights  [tokens, top_k]    f32; overwritten
+// scatter_add_rows: y[rows[i], :] += weights[i] * x[i, :].
+//   x        [n, cols]       f32 | bf16
+//   rows     [n]             i32 in [0, y.rows()), none twice: every sum is in the order of the calls
+//   weights  [n]             f32
+//   y        [tokens, cols]  f32, added to
+// The tokens of an expert are gathered with embed(), scale 1.
 namespace cpu {
 void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
 void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y);

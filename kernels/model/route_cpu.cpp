@@ -1,4 +1,4 @@
-// Which experts a token goes to, and the weighted sum of what they answer.
+// Which experts a token goes to, and the weighted sum of what they answer: the CPU half.
 #include "kernels/model/route.h"
 
 #include <algorithm>
@@ -26,8 +26,8 @@ void route_token(const float* z, std::vector<int32_t>& order, bool renormalise, 
   for (int64_t i = 0; i < top_k; ++i) {
     ids[i] = order[i];
     // Renormalised weights are divided twice in the formula; the sum over all experts cancels.
-    const double share = std::exp(static_cast<double>(z[ids[i]]) - max) / (renormalise ? chosen : all);
-    weights[i] = std::isnan(all) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(share);
+    const double weight = std::exp(static_cast<double>(z[ids[i]]) - max) / (renormalise ? chosen : all);
+    weights[i] = std::isnan(all) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(weight);
   }
 }
 

@@ -1,7 +1,7 @@
-// route: one warp a token; lane l holds experts l, l + 32, …. The i-th choice is the best expert that comes
-// after the choice before it in the order (logit descending, index ascending), so nothing has to be marked as
-// taken. Bytes: the logits once from memory, top_k times more from the cache. scatter_add_rows: one block a
-// row of x; the rows of y are distinct, so no two blocks meet.
+// route: one warp a token; lane l holds experts l, l + 32, …. The i-th choice is the best expert that comes after the
+// choice before it in the order (logit descending, index ascending), so nothing has to be marked as taken. Bytes: the
+// logits once from memory, top_k times more from the cache. scatter_add_rows: one block a row of x; the rows of y are
+// distinct, so no two blocks write to one.
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -63,8 +63,8 @@ __global__ void route_kernel(const float* __restrict__ logits,  // [tokens, expe
   all = warp_sum(all);
   __syncwarp();  // lane 0's ids are read by the others
   for (int i = lane; i < top_k; i += 32) {
-    const float share = expf(z[ids[i]] - max) / (renormalise ? chosen : all);
-    weights[i] = isnan(all) ? all : share;
+    const float weight = expf(z[ids[i]] - max) / (renormalise ? chosen : all);
+    weights[i] = isnan(all) ? all : weight;
   }
 }
 

@@ -1,29 +1,23 @@
 #pragma once
+// dequantize: the values that the codes of a linear stand for.
 #include "kernels/exec/exec.h"
-#include "src/core/quantized_linear.h"
+#include "kernels/grids/coded_view.h"
 namespace fewbit {
-// Codes on a grid, as tensors on one device. See src/core/quantized_linear.h for the meaning.
-struct CodedView {
-  ConstTensorView codes{};     // [out, in]  u8
-  ConstTensorView scales{};    // [ceil(out / out_group), G] f32
-  ConstTensorView zeros{};     // [out, G]   u8; data == nullptr: every zero is 2^(bits-1)
-  ConstTensorView group_of{};  // [in]       i32; data == nullptr: column i is in group i / group
-  ConstTensorView levels{};    // [256]      f32; what a code of a float grid is worth; data == nullptr: integers
-  int bits = 4;
-  int64_t group = 128;    // > 0
-  int64_t out_group = 1;  // outputs that share a scale
-};
-// `levels` of a float grid, on the host.
+// The `levels` of a float grid, [256] f32 on the host: levels[c] is what code c is worth (E2M1: by its low four bits).
 Tensor code_levels(Grid grid);
-// w[o, i] = (codes[o, i] - zero) * scale, or levels[codes[o, i]] * scale, rounded to the dtype of w (f32 | bf16).   w
-// [out, in]; overwritten
+
+// w[o, i] = the value of q at (o, i) (kernels/grids/coded_view.h): computed in f32, rounded once to the dtype of w.
+//   q  codes and scales; zeros, group_of as it has them; levels exactly on float grids. All are read, none is written
+//   w  [out, in]  f32 | bf16; overwritten
 namespace cpu {
-void dequantize(Exec&, const CodedView&, TensorView w);
+void dequantize(Exec&, const CodedView& q, TensorView w);
 }
 namespace cuda {
-void dequantize(Exec&, const CodedView&, TensorView w);
+void dequantize(Exec&, const CodedView& q, TensorView w);
 }
 inline void dequantize(Exec& ex, const CodedView& q, TensorView w) {
+  FEWBIT_ASSERT(w.rows() == q.codes.rows() && w.cols() == q.codes.cols());
+  FEWBIT_ASSERT((q.grid == Grid::integer) == (q.levels.data == nullptr));
   pick(ex, &cpu::dequantize, FEWBIT_CUDA_OP(dequantize))(ex, q, w);
 }
 }  // namespace fewbit

@@ -18,26 +18,17 @@ Tensor code_levels(Grid grid) {
 
 namespace cpu {
 
-void dequantize(Exec&, const CodedView& q, TensorView w) {
-  const int64_t out = q.codes.rows(), in = q.codes.cols(), groups = q.scales.cols();
-  FEWBIT_ASSERT(w.rows() == out && w.cols() == in && q.scales.rows() == (out + q.out_group - 1) / q.out_group &&
-                q.group > 0);
+void dequantize(Exec&, const CodedView& view, TensorView w) {
+  const CodedArrays<false> q(view);
   FEWBIT_ASSERT(w.dtype == DType::f32 || w.dtype == DType::bf16);
-  const int mid = 1 << (q.bits - 1);
-  const int32_t* group_of = q.group_of.data ? q.group_of.as<int32_t>() : nullptr;
-  const float* levels = q.levels.data ? q.levels.as<float>() : nullptr;
-  const uint8_t* zeros = q.zeros.data ? q.zeros.as<uint8_t>() : nullptr;
-  parallel_for(out, 16, [&](int64_t begin, int64_t end) {
+  parallel_for(q.out, 16, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o)
-      for (int64_t i = 0; i < in; ++i) {
-        const int64_t g = group_of ? group_of[i] : i / q.group;
-        const int code = q.codes.as<uint8_t>()[o * in + i];
-        const float level = levels ? levels[code] : static_cast<float>(code - (zeros ? zeros[o * groups + g] : mid));
-        const float value = level * q.scales.as<float>()[o / q.out_group * groups + g];
+      for (int i = 0; i < q.in; ++i) {
+        const float value = q.value(o, i);
         if (w.dtype == DType::f32)
-          w.as<float>()[o * in + i] = value;
+          w.as<float>()[q.index(o, i)] = value;
         else
-          w.as<bf16>()[o * in + i] = value;
+          w.as<bf16>()[q.index(o, i)] = value;
       }
   });
 }

@@ -1,6 +1,6 @@
-// Scale search: a warp per (row, group). The group passes through shared memory in runs of 128 weights, read
-// once for its range and once for the search; each lane judges its own candidates (kernels/quantize/grid_search.cuh).
-// The work is some ten instructions per weight and candidate, far above the memory traffic.
+// Scale search: a warp has a group of a row. The group passes through shared memory in runs of 128 weights, read once
+// for its range and once for the search; each lane judges its own candidates (kernels/quantize/grid_search.cuh). The
+// work is some ten instructions per weight and candidate, far above the memory traffic.
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/quantize/choose_scales.h"
 #include "kernels/quantize/grid_search.cuh"

@@ -1,42 +1,43 @@
 #pragma once
+// error_feedback: the column loop of GPTQ, which rounds the columns of a weight one after another and lets those to
+// come make up for the errors so far.
 #include "kernels/exec/exec.h"
+#include "kernels/grids/coded_view.h"
 #include "kernels/quantize/choose_scales.h"
-#include "src/core/quantized_linear.h"
 namespace fewbit {
-// The column loop of GPTQ (Frantar et al., algorithm 1) on the factor R of kernels/quantize/factor.h, R R^T = damped H:
-//   live_k = w_k + sum_{j<k} (w_j - q_j) R_jk / R_kk,   q_k = round of live_k on its group's grid,
-// in tiles of 128 columns: one product brings the residual of earlier tiles (live_B = w_B + (W-Q)_{<B} R_{<B,B}
-// R_BB^-1), the tile itself runs the ordinary recursion with U_BB = R_BB^-1. Columns are in *processing* order: a
-// caller with act-order permutes w, h and the statistics before, and the codes back after.
+// Frantar et al., GPTQ (2022), section 4 and algorithm 1, on the factor R of kernels/quantize/factor.h, where
+// R R^T = H + lambda I:
+//   live_k = w_k + sum_{j<k} (w_j - q_j) R_jk / R_kk,   q_k = live_k rounded to the grid of its group
+// It runs in tiles of at most 128 columns. For tile B one product brings the errors of all columns before it,
+// live_B = w_B + (W - Q)_{<B} R_{<B,B} R_BB^-1, and the tile itself runs the paper's recursion with U_BB = R_BB^-1.
+// Columns come in processing order: for act-order (largest diagonal of H first) the caller permutes w, r and h_diag
+// before, and the codes back after.
 struct ErrorFeedbackArgs {
-  ConstTensorView w{};         // [out, in] f32, processing order; not changed
-  ConstTensorView r{};         // [in, in]  f32, upper
-  ConstTensorView h_diag{};    // [in]      f32 diag of H, for the scale search on live weights
-  int64_t group = 128;         // columns that share a scale, consecutive in processing order unless group_of is given
-  ConstTensorView group_of{};  // [in] i32: fixed grids; then scales (and zeros) are INPUT. data == nullptr: live scales
-  ScaleSearch search{};        // rule, bits, symmetry
-  Grid grid = Grid::integer;   // f8_e4m3: with fixed grids alone (group_of)
+  ConstTensorView w{};       // [out, in] f32, processing order
+  ConstTensorView r{};       // [in, in]  f32, upper triangular
+  ConstTensorView h_diag{};  // [in]      f32, the diagonal of H: the importance of columns in the search for scales
+  ScaleSearch search{};      // rule, bits and symmetry of the scales that are chosen here; bits as in q
 };
-// codes  [out, in] u8; overwritten · scales [out, G] f32 and zeros [out, G] u8 (null when symmetric): overwritten
-// with live scales, read with fixed ones · loss [out] f64: sum of e^2 per row = row's share of tr(D H D^T) exactly;
-// overwritten. Scales of a group are chosen from the live weights of all its columns at its first one; by
-// ScaleRule::loop_grid, which only this op knows, with the group's own share of that sum as the measure.
+// q, of out_group 1, with zeros exactly where search.symmetric is false:
+//   codes  are overwritten
+//   no group_of: the scale (and zero) of a group of q.group columns is chosen from the live weights of all its columns
+//                when the loop reaches the first; scales and zeros are overwritten. Integer grids only. By
+//                ScaleRule::loop_grid, which no other op knows, the measure is the group's share of `loss`
+//   group_of:    the grids are fixed; scales and zeros are read. Integer grids, or Grid::f8_e4m3 without zeros
+// loss [out] f64 is overwritten with the sum of e_k^2 = ((live_k - q_k) R_kk)^2 over a row, which is exactly the row's
+// part of tr(D (H + lambda I) D^T), D = W - Q. Numbers that are not finite end up there; nothing else is reported.
 namespace cpu {
-void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros,
-                    TensorView loss);
+void error_feedback(Exec&, const ErrorFeedbackArgs&, const MutableCodedView& q, TensorView loss);
 }
 namespace cuda {
-void error_feedback(Exec&, const ErrorFeedbackArgs&, TensorView codes, TensorView scales, TensorView zeros,
-                    TensorView loss);
+void error_feedback(Exec&, const ErrorFeedbackArgs&, const MutableCodedView& q, TensorView loss);
 }
-inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
-                           TensorView loss) {
+inline void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss) {
   const int64_t out = a.w.rows(), in = a.w.cols();
-  FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && a.group > 0);
-  FEWBIT_ASSERT(codes.shape == a.w.shape && scales.rows() == out && loss.numel() == out);
-  FEWBIT_ASSERT(a.search.symmetric == (zeros.data == nullptr));
-  FEWBIT_ASSERT(a.grid == Grid::integer || (a.grid == Grid::f8_e4m3 && a.group_of.data && !zeros.data));
-  FEWBIT_ASSERT(a.group_of.data || scales.cols() == (in + a.group - 1) / a.group);
-  pick(ex, &cpu::error_feedback, FEWBIT_CUDA_OP(error_feedback))(ex, a, codes, scales, zeros, loss);
+  FEWBIT_ASSERT(a.r.rows() == in && a.r.cols() == in && a.h_diag.numel() == in && loss.numel() == out);
+  FEWBIT_ASSERT(q.codes.shape == a.w.shape && q.out_group == 1 && q.bits == a.search.bits);
+  FEWBIT_ASSERT(a.search.symmetric == (q.zeros.data == nullptr));
+  FEWBIT_ASSERT(q.grid == Grid::integer || (q.grid == Grid::f8_e4m3 && q.group_of.data && !q.zeros.data));
+  pick(ex, &cpu::error_feedback, FEWBIT_CUDA_OP(error_feedback))(ex, a, q, loss);
 }
 }  // namespace fewbit

@@ -82,14 +82,13 @@ GridChoice search_by_loop(const float* live, const float* u, int64_t ld, int64_t
 // One block of rows on its way through the tiles.
 class RowBlock {
  public:
-  RowBlock(const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
+  RowBlock(const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss)
       : args_(a),
         w_(mat<float>(a.w)),
         r_(mat<float>(a.r)),
         h_(a.h_diag.as<float>()),
-        codes_(mat<uint8_t>(codes)),
-        scales_(mat<float>(scales)),
-        zeros_(zeros.data ? zeros.as<uint8_t>() : nullptr),
+        q_(q),
+        f8_(q.grid == Grid::f8_e4m3),
         loss_(loss.as<double>()) {}
 
   void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles, const std::vector<float>& inverse) {
@@ -106,12 +105,9 @@ class RowBlock {
   }
 
  private:
-  bool fixed() const { return args_.group_of.data != nullptr; }
+  bool fixed() const { return q_.group_of != nullptr; }
   bool spanning_group_starts(const ColumnTile& t) const {
-    return !fixed() && args_.group > kTileCols && t.begin % args_.group == 0;
-  }
-  int64_t group_of(int64_t column) const {
-    return fixed() ? args_.group_of.as<int32_t>()[column] : column / args_.group;
+    return !fixed() && q_.group > kTileCols && t.begin % q_.group == 0;
   }
 
   // x [rows, end - begin] = (W - Q)[:, <begin] R[<begin, begin:end]
@@ -124,13 +120,13 @@ class RowBlock {
 
   // Scales of a group larger than a tile: live weights of all its columns, live_G = w_G + X_G R_GG^-1.
   void choose_spanning(int64_t begin) {
-    const int64_t end = std::min(w_.cols, begin + args_.group), n = end - begin;
+    const int64_t end = std::min(w_.cols, begin + q_.group), n = end - begin;
     residual(begin, end, x_);
     if (begin > 0) blas::solve_right(CblasUpper, CblasNoTrans, rows_, n, &r_(begin, begin), r_.ld, x_.data(), n);
     for (int64_t o = 0; o < rows_; ++o) {
       float* live = x_.data() + o * n;
       for (int64_t i = 0; i < n; ++i) live[i] += w_(first_ + o, begin + i);
-      store_grid(first_ + o, begin / args_.group, search_group(live, h_ + begin, n, args_.search));
+      store_grid(first_ + o, static_cast<int>(begin / q_.group), search_group(live, h_ + begin, n, args_.search));
     }
   }
 
@@ -143,9 +139,9 @@ class RowBlock {
                  live_.data(), t.size());
   }
 
-  void store_grid(int64_t row, int64_t g, const GridChoice& c) {
-    scales_(row, g) = c.scale;
-    if (zeros_) zeros_[row * scales_.cols + g] = static_cast<uint8_t>(c.zero);
+  void store_grid(int64_t row, int g, const GridChoice& c) {
+    q_.scales[q_.grid_index(row, g)] = c.scale;
+    if (q_.zeros) q_.zeros[q_.grid_index(row, g)] = static_cast<uint8_t>(c.zero);
   }
 
   // The grid of a group of n columns inside a tile, from its column j on.
@@ -158,19 +154,17 @@ class RowBlock {
   // The ordinary recursion inside a tile.
   void walk(int64_t o, const ColumnTile& t, const float* u) {
     const int64_t row = first_ + o, n = t.size();
-    const int max_code = (1 << args_.search.bits) - 1, mid = 1 << (args_.search.bits - 1);
-    const bool choose = !fixed() && args_.group <= kTileCols;
+    const bool choose = !fixed() && q_.group <= kTileCols;
     float* live = live_.data() + o * n;
     for (int64_t j = 0; j < n; ++j) {
-      const int64_t column = t.begin + j, g = group_of(column);
-      if (choose && column % args_.group == 0)
-        store_grid(row, g, choose_inside(live, u, column, j, std::min(args_.group, n - j)));
-      const int zero = zeros_ ? zeros_[row * scales_.cols + g] : mid;
-      const bool f8 = args_.grid == Grid::f8_e4m3;
-      const float level =
-          f8 ? f8_round(live[j] / scales_(row, g)) : grid_level(live[j], scales_(row, g), zero, max_code);
-      const float q = level * scales_(row, g);
-      codes_(row, column) = f8 ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
+      const int column = static_cast<int>(t.begin + j), g = q_.group_at(column);
+      if (choose && column % q_.group == 0)
+        store_grid(row, g, choose_inside(live, u, column, j, std::min<int64_t>(q_.group, n - j)));
+      const int zero = q_.zero(row, g);
+      const float scale = q_.scale(row, g);
+      const float level = f8_ ? f8_round(live[j] / scale) : grid_level(live[j], scale, zero, q_.max_code);
+      const float q = level * scale;
+      q_.codes[q_.index(row, column)] = f8_ ? f8_code(level) : static_cast<uint8_t>(static_cast<int>(level) + zero);
       delta_[static_cast<size_t>(o * w_.cols + column)] = w_(row, column) - q;
       const float e = (live[j] - q) / u[j * kTileCols + j];
       for (int64_t k = j + 1; k < n; ++k) live[k] -= e * u[j * kTileCols + k];
@@ -181,26 +175,22 @@ class RowBlock {
   const ErrorFeedbackArgs& args_;
   Mat<const float> w_, r_;
   const float* h_;
-  Mat<uint8_t> codes_;
-  Mat<float> scales_;
-  uint8_t* zeros_;
+  CodedArrays<true> q_;
+  bool f8_;
   double* loss_;
   int64_t first_ = 0, rows_ = 0;
-  std::vector<float> delta_, x_,
-      live_;  // [rows, in] W - Q; [rows, columns] residual and live weights of a tile
+  std::vector<float> delta_;     // [rows, in] W - Q
+  std::vector<float> x_, live_;  // [rows, columns] of a tile: the residual and the live weights
 };
 
 }  // namespace
 
-void error_feedback(Exec&, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
-                    TensorView loss) {
-  const int64_t out = a.w.rows(), in = a.w.cols();
+void error_feedback(Exec&, const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss) {
   blas::use_one_thread();
-  const std::vector<ColumnTile> tiles = column_tiles(in, a.group_of.data ? 0 : a.group);
+  const std::vector<ColumnTile> tiles = column_tiles(a.w.cols(), q.group_of.data ? 0 : q.group);
   const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles);
-  parallel_for(out, kRows, [&](int64_t begin, int64_t end) {
-    RowBlock(a, codes, scales, zeros, loss).run(begin, end, tiles, inverse);
-  });
+  parallel_for(a.w.rows(), kRows,
+               [&](int64_t begin, int64_t end) { RowBlock(a, q, loss).run(begin, end, tiles, inverse); });
 }
 
 }  // namespace fewbit::cpu

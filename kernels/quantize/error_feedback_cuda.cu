@@ -3,8 +3,8 @@
 //   1. cuBLAS brings the residual of earlier columns, X_B = (W - Q)[:, <B] R[<B, B]. Tiles are gathered in strips of
 //      some 1024 columns: one wide product per strip covers everything before it, a narrow one the strip's own tiles.
 //   2. One kernel walks the tile (kernels/quantize/error_feedback_walk.cuh) with U_BB = R_BB^-1.
-// A group wider than a tile gets its scales before its first tile, from live weights by a triangular solve
-// with R_GG.
+// A group wider than a tile gets its scales before its first tile, from its live weights, which a triangular solve with
+// R_GG gives.
 #include <algorithm>
 #include <vector>
 
@@ -20,8 +20,6 @@ namespace fewbit::cuda {
 namespace {
 
 using namespace feedback;
-
-constexpr int64_t kStripCols = 1024;
 
 // U_BB = R_BB^-1 of every tile by back substitution in f64: a block per tile, a thread per column.
 __global__ void __launch_bounds__(kTile)
@@ -56,34 +54,27 @@ __global__ void add_weights_kernel(const float* __restrict__ w, float* __restric
 
 class Loop {
  public:
-  Loop(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros, TensorView loss)
+  Loop(Exec& ex, const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss)
       : ex_(ex),
         s_(ex.cuda_state()),
         a_(a),
-        scales_(scales),
-        zeros_(zeros),
+        q_(q),
         out_(a.w.rows()),
         in_(a.w.cols()),
-        tiles_(column_tiles(in_, a.group_of.data ? 0 : a.group)) {
+        fixed_(q.group_of.data != nullptr),
+        tiles_(column_tiles(in_, fixed_ ? 0 : q.group)) {
     delta_ = ex.alloc(DType::f32, {out_, in_});
     strip_ = ex.alloc_zeros(DType::f32, {out_, kStripCols});  // the first strip has nothing before it
     invert();
+    walk_.q = CodedArrays<true>(q);
     walk_.w = a.w.as<float>();
     walk_.r = a.r.as<float>();
     walk_.h = a.h_diag.as<float>();
-    walk_.group_of = a.group_of.data ? a.group_of.as<int32_t>() : nullptr;
-    walk_.scales = scales.as<float>();
-    walk_.zeros = zeros.data ? zeros.as<uint8_t>() : nullptr;
-    walk_.codes = codes.as<uint8_t>();
     walk_.delta = delta_.as<float>();
     walk_.loss = loss.as<double>();
-    walk_.out = out_;
-    walk_.in = in_;
     walk_.x_ld = kStripCols;
-    walk_.groups = scales.cols();
-    walk_.group = a.group;
     walk_.candidates = scale_candidates(a.search);
-    walk_.choose = !a.group_of.data && a.group <= kTileCols;
+    walk_.choose = !fixed_ && q.group <= kTileCols;
     walk_.search = a.search;
   }
 
@@ -91,7 +82,7 @@ class Loop {
     int64_t strip = 0;
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const ColumnTile& tile = tiles_[t];
-      if (!a_.group_of.data && a_.group > kTileCols && tile.begin % a_.group == 0) choose_spanning(tile.begin);
+      if (!fixed_ && q_.group > kTileCols && tile.begin % q_.group == 0) choose_spanning(tile.begin);
       if (t == 0 || tile.end - strip > kStripCols) {
         strip = tile.begin;
         int64_t end = tile.end;
@@ -104,8 +95,7 @@ class Loop {
   }
 
  private:
-  // x [out, columns [begin, end)] = (W - Q)[:, from:to] R[from:to, begin:end] + beta x; x has kStripCols
-  // columns
+  // x = (W - Q)[:, from:to] R[from:to, begin:end] + beta x, with x [out, end - begin] in rows of kStripCols.
   void residual(int64_t from, int64_t to, int64_t begin, int64_t end, float* x, float beta) {
     if (from == to) return;
     cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, from, to),
@@ -127,7 +117,7 @@ class Loop {
   }
 
   void choose_spanning(int64_t begin) {
-    const int64_t end = std::min(in_, begin + a_.group), n = end - begin;
+    const int64_t end = std::min(in_, begin + q_.group), n = end - begin;
     const Tensor live = ex_.alloc(DType::f32, {out_, n});
     if (begin > 0) {
       cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, 0, begin),
@@ -142,11 +132,11 @@ class Loop {
     add_weights_kernel<<<static_cast<unsigned>(out_), 256, 0, s_.stream>>>(a_.w.as<float>(), live.as<float>(), in_,
                                                                            begin, n, begin == 0);
     FEWBIT_CUDA_LAUNCHED();
-    const int64_t g = begin / a_.group, groups = scales_.cols();
+    const int64_t g = begin / q_.group, groups = q_.scales.cols();
     launch_choose_scales(s_.stream, {.w = live.as<float>(),
                                      .h = a_.h_diag.as<float>() + begin,
-                                     .scales = scales_.as<float>() + g,
-                                     .zeros = zeros_.data ? zeros_.as<uint8_t>() + g : nullptr,
+                                     .scales = q_.scales.as<float>() + g,
+                                     .zeros = q_.zeros.data ? q_.zeros.as<uint8_t>() + g : nullptr,
                                      .rows = out_,
                                      .cols = n,
                                      .w_ld = n,
@@ -165,7 +155,7 @@ class Loop {
       FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
       kernel<<<static_cast<unsigned>(blocks), kWarps * 32, sizeof(Shared), s_.stream>>>(walk_);
     };
-    if (a_.grid == Grid::f8_e4m3)
+    if (q_.grid == Grid::f8_e4m3)
       start(walk_kernel<1, true>);
     else if (walk_.choose && walk_.search.rule == ScaleRule::loop_grid)
       start(walk_kernel<kByLoop, false>);
@@ -177,8 +167,9 @@ class Loop {
   Exec& ex_;
   CudaState& s_;
   const ErrorFeedbackArgs& a_;
-  TensorView scales_, zeros_;
+  const MutableCodedView& q_;
   int64_t out_, in_;
+  bool fixed_;  // the grids are given
   std::vector<ColumnTile> tiles_;
   Tensor delta_{}, strip_{}, inverse_{};
   Walk walk_{};
@@ -186,10 +177,9 @@ class Loop {
 
 }  // namespace
 
-void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, TensorView codes, TensorView scales, TensorView zeros,
-                    TensorView loss) {
+void error_feedback(Exec& ex, const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss) {
   ex.zero(loss);
-  if (a.w.rows() > 0) Loop(ex, a, codes, scales, zeros, loss).run();
+  if (a.w.rows() > 0) Loop(ex, a, q, loss).run();
 }
 
 }  // namespace fewbit::cuda

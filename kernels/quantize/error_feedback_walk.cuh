@@ -18,26 +18,23 @@ constexpr int kBlocksPerSm = 2;
 static_assert(kTile == 128, "four columns a lane");
 
 struct Walk {
-  const float* w;           // [out, in]
-  const float* r;           // [in, in]
-  const float* x;           // [out, x_ld] residual of earlier columns, of this tile; null in the first tile
-  const float* u;           // [128, 128] inverse tile
-  const float* h;           // [in]
-  const int32_t* group_of;  // [in] or null
-  float* scales;            // [out, groups]
-  uint8_t* zeros;           // [out, groups] or null
-  uint8_t* codes;           // [out, in]
-  float* delta;             // [out, in] W - Q
-  double* loss;             // [out]
-  int64_t out, in, x_ld, groups, group, begin;
+  CodedArrays<true> q;  // codes are written; scales and zeros where `choose`
+  const float* w;       // [out, in]
+  const float* r;       // [in, in]
+  const float* x;       // [out, x_ld] what earlier columns left for this tile, (W - Q) R; null in the first tile
+  const float* u;       // [128, 128] U_BB of this tile
+  const float* h;       // [in] importance of the columns
+  float* delta;         // [out, in] W - Q
+  double* loss;         // [out]
+  int64_t x_ld;
+  int64_t begin;   // first column of the tile
   int size;        // columns of the tile
   int candidates;  // of the search
   bool choose;     // groups lie inside tiles and their scales are searched here
   ScaleSearch search;
 };
 
-// Shared memory, carved at the top: U_BB, the importance of the tile's columns, a row of live weights per
-// warp.
+// All of the block's shared memory: U_BB, the importance of the tile's columns, a row of live weights per warp.
 struct Shared {
   float u[kTile][kTile];
   float h[kTile];
@@ -59,9 +56,9 @@ __device__ __forceinline__ GridChoice search_live(const float* live, const float
   return s.best();
 }
 
-// The sum of e^2 of each of two grids over the columns [from, to) of the tile, tried on a copy of the row's
-// live weights; the same on every lane. Two at a time, so that one's chain of dependent steps hides the
-// other's.
+// The sum of e^2 under each of two grids over the columns [from, to) of the tile, tried on a copy of the row's live
+// weights; the same on every lane. Two at a time: each is a chain of dependent steps, and one hides the other's
+// latency.
 __device__ __forceinline__ void try_grids(const float (&live)[4], const float (&diag)[4], const Shared& sh, int from,
                                           int to, int max_code, const GridChoice (&grid)[2], float (&loss)[2]) {
   const int lane = threadIdx.x % 32;
@@ -126,6 +123,116 @@ __device__ __forceinline__ GridChoice search_by_loop(const float (&live)[4], con
 
 constexpr int kByLoop = 0;  // in the place of K: the candidates are tried, not judged by the diagonal
 
+// A lane's four columns of a row, while it goes through a tile.
+struct LaneColumns {
+  float w[4];     // the weight, in the end W - Q
+  float live[4];  // the weight with what the columns before it left
+  float scale[4];
+  int zero[4], code[4];
+};
+
+// The weights, and the grids where they are known before the walk.
+__device__ __forceinline__ LaneColumns load_columns(const Walk& t, int64_t row, int first) {
+  LaneColumns l;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool inside = first + i < t.size;
+    const int column = static_cast<int>(t.begin) + first + i;
+    l.w[i] = l.live[i] = inside ? t.w[t.q.index(row, column)] : 0.f;
+    l.scale[i] = 1;
+    l.zero[i] = t.q.mid;
+    l.code[i] = 0;
+    if (inside && !t.choose) {
+      const int g = t.q.group_at(column);
+      l.scale[i] = t.q.scale(row, g);
+      l.zero[i] = t.q.zero(row, g);
+    }
+  }
+  return l;
+}
+
+// live += X_B U_BB: the errors of the tiles before this one.
+__device__ __forceinline__ void add_residual(const Walk& t, const Shared& sh, int64_t row, int first,
+                                             float (&live)[4]) {
+  float x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = first + i < t.size ? t.x[row * t.x_ld + first + i] : 0.f;
+  for (int owner = 0; owner < 32; ++owner) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float xj = __shfl_sync(kAllLanes, x[i], owner);
+      const float4 u = *reinterpret_cast<const float4*>(&sh.u[4 * owner + i][first]);
+      live[0] += xj * u.x;
+      live[1] += xj * u.y;
+      live[2] += xj * u.z;
+      live[3] += xj * u.w;
+    }
+  }
+}
+
+// The grid of group g, whose n columns begin at column j of the tile, from their live weights: into every lane's scales
+// and zeros and into memory.
+template <int K>
+__device__ __forceinline__ void choose_group(const Walk& t, Shared& sh, int64_t row, int g, int j, int n,
+                                             const float (&diag)[4], LaneColumns& l) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  GridChoice best;
+  if constexpr (K == kByLoop) {
+    best = search_by_loop(l.live, diag, sh, j, j + n, t.search, t.candidates);
+  } else {
+    *reinterpret_cast<float4*>(&sh.live[warp][4 * lane]) = make_float4(l.live[0], l.live[1], l.live[2], l.live[3]);
+    __syncwarp();
+    best = search_live<K>(&sh.live[warp][j], &sh.h[j], n, t.search, t.candidates);
+    __syncwarp();
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    l.scale[k] = best.scale;
+    l.zero[k] = best.zero;
+  }
+  if (lane != 0) return;
+  t.q.scales[t.q.grid_index(row, g)] = best.scale;
+  if (t.q.zeros) t.q.zeros[t.q.grid_index(row, g)] = static_cast<uint8_t>(best.zero);
+}
+
+// Rounds the four columns of lane `owner` one after another and feeds each error forward to all columns after it.
+template <bool kF8>
+__device__ __forceinline__ void round_four(const Walk& t, const Shared& sh, int owner, const float (&diag)[4],
+                                           LaneColumns& l, double& loss) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int j = 4 * owner + i;
+    if (j >= t.size) break;
+    // Every lane rounds its own i-th column; only the owner's counts.
+    const float level =
+        kF8 ? f8_round(l.live[i] / l.scale[i]) : grid_level(l.live[i], l.scale[i], l.zero[i], t.q.max_code);
+    const float q = level * l.scale[i];
+    const float mine = (l.live[i] - q) * diag[i];
+    const float e = __shfl_sync(kAllLanes, mine, owner);
+    if (lane == owner) {
+      l.code[i] = kF8 ? f8_code(level) : static_cast<int>(level) + l.zero[i];
+      l.w[i] -= q;
+      loss += static_cast<double>(e) * e;
+    }
+    const float4 u = *reinterpret_cast<const float4*>(&sh.u[j][4 * lane]);
+    l.live[0] -= e * u.x;
+    l.live[1] -= e * u.y;
+    l.live[2] -= e * u.z;
+    l.live[3] -= e * u.w;
+  }
+}
+
+__device__ __forceinline__ void store_columns(const Walk& t, int64_t row, int first, const LaneColumns& l) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (first + i < t.size) {
+      const int64_t at = t.q.index(row, static_cast<int>(t.begin) + first + i);
+      t.q.codes[at] = static_cast<uint8_t>(l.code[i]);
+      t.delta[at] = l.w[i];
+    }
+}
+
 template <int K, bool kF8>  // candidates per lane, or kByLoop; the grid
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const Walk t) {
   extern __shared__ __align__(16) unsigned char raw[];
@@ -136,103 +243,30 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) walk_kernel(const W
   for (int i = threadIdx.x; i < t.size; i += blockDim.x) sh.h[i] = t.h[t.begin + i];
   __syncthreads();
 
-  const int max_code = (1 << t.search.bits) - 1, mid = 1 << (t.search.bits - 1);
   float diag[4];  // R_jj = 1 / U_jj
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t c = t.begin + first + i;
-    diag[i] = first + i < t.size ? t.r[c * t.in + c] : 0.f;
+    diag[i] = first + i < t.size ? t.r[c * t.q.in + c] : 0.f;
   }
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < t.out;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < t.q.out;
        row += static_cast<int64_t>(gridDim.x) * kWarps) {
-    float w[4], live[4], scale[4];
-    int zero[4], code[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool inside = first + i < t.size;
-      const int64_t c = t.begin + first + i;
-      w[i] = live[i] = inside ? t.w[row * t.in + c] : 0.f;
-      scale[i] = 1;
-      zero[i] = mid;
-      code[i] = 0;
-      if (inside && !t.choose) {
-        const int64_t g = row * t.groups + (t.group_of ? t.group_of[c] : c / t.group);
-        scale[i] = t.scales[g];
-        if (t.zeros) zero[i] = t.zeros[g];
-      }
-    }
-    if (t.x) {  // live += X_B U_BB
-      float x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = first + i < t.size ? t.x[row * t.x_ld + first + i] : 0.f;
-      for (int owner = 0; owner < 32; ++owner) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float xj = __shfl_sync(kAllLanes, x[i], owner);
-          const float4 u = *reinterpret_cast<const float4*>(&sh.u[4 * owner + i][first]);
-          live[0] += xj * u.x;
-          live[1] += xj * u.y;
-          live[2] += xj * u.z;
-          live[3] += xj * u.w;
-        }
-      }
-    }
+    LaneColumns columns = load_columns(t, row, first);
+    if (t.x) add_residual(t, sh, row, first, columns.live);
     double loss = 0;
     int until_group = 0;  // owners until the next group begins
-    int64_t next_group = t.begin / t.group;
+    int next_group = static_cast<int>(t.begin) / t.q.group;
     for (int owner = 0; 4 * owner < t.size; ++owner) {
       // Groups begin at multiples of four columns (column_tiles), that is, at an owner's first.
       if (t.choose && until_group == 0) {
-        const int j = 4 * owner, n = static_cast<int>(min(t.group, static_cast<int64_t>(t.size - j)));
-        GridChoice best;
-        if constexpr (K == kByLoop) {
-          best = search_by_loop(live, diag, sh, j, j + n, t.search, t.candidates);
-        } else {
-          *reinterpret_cast<float4*>(&sh.live[warp][first]) = make_float4(live[0], live[1], live[2], live[3]);
-          __syncwarp();
-          best = search_live<K>(&sh.live[warp][j], &sh.h[j], n, t.search, t.candidates);
-          __syncwarp();
-        }
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          scale[k] = best.scale;
-          zero[k] = best.zero;
-        }
-        if (lane == 0) {
-          t.scales[row * t.groups + next_group] = best.scale;
-          if (t.zeros) t.zeros[row * t.groups + next_group] = static_cast<uint8_t>(best.zero);
-        }
-        ++next_group;
+        const int n = min(t.q.group, t.size - 4 * owner);
+        choose_group<K>(t, sh, row, next_group++, 4 * owner, n, diag, columns);
         until_group = (n + 3) / 4;
       }
       --until_group;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = 4 * owner + i;
-        if (j >= t.size) break;
-        // Every lane rounds its own i-th column; only the owner's counts.
-        const float level = kF8 ? f8_round(live[i] / scale[i]) : grid_level(live[i], scale[i], zero[i], max_code);
-        const float q = level * scale[i];
-        const float mine = (live[i] - q) * diag[i];
-        const float e = __shfl_sync(kAllLanes, mine, owner);
-        if (lane == owner) {
-          code[i] = kF8 ? f8_code(level) : static_cast<int>(level) + zero[i];
-          w[i] -= q;
-          loss += static_cast<double>(e) * e;
-        }
-        const float4 u = *reinterpret_cast<const float4*>(&sh.u[j][first]);
-        live[0] -= e * u.x;
-        live[1] -= e * u.y;
-        live[2] -= e * u.z;
-        live[3] -= e * u.w;
-      }
+      round_four<kF8>(t, sh, owner, diag, columns, loss);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (first + i < t.size) {
-        t.codes[row * t.in + t.begin + first + i] = static_cast<uint8_t>(code[i]);
-        t.delta[row * t.in + t.begin + first + i] = w[i];
-      }
+    store_columns(t, row, first, columns);
     loss = warp_sum(loss);
     if (lane == 0) t.loss[row] += loss;
   }

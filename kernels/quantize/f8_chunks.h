@@ -1,14 +1,15 @@
 #pragma once
-// How both halves of choose_f8_scales cut their work.
+// F8Chunks: the checks of choose_f8_scales, and how both of its halves cut their work.
 #include "kernels/grids/f8_search.h"
 #include "kernels/quantize/choose_f8_scales.h"
 
 namespace fewbit {
 
-// Rows and groups that are judged at once, so that the errors of all candidates stay in bounded memory: whole
-// groups of rows.
+// How many rows are judged at once: whole groups of rows, as many as keep the errors of all candidates within kBytes.
 struct F8Chunks {
-  int64_t rows = 0, groups = 0, chunk = 0;  // rows of w, groups of columns, rows at once
+  int64_t rows = 0;    // of w
+  int64_t groups = 0;  // of columns
+  int64_t chunk = 0;   // rows at once
   F8Chunks(const F8ScaleArgs& a, TensorView scales) : rows(a.w.rows()), groups((a.w.cols() + a.group - 1) / a.group) {
     FEWBIT_ASSERT(a.group > 0 && a.out_group > 0 && (!a.h.data || a.h.numel() == a.w.cols()));
     FEWBIT_ASSERT(scales.rows() == (rows + a.out_group - 1) / a.out_group && scales.cols() == groups);

@@ -1,13 +1,16 @@
 #pragma once
+// The factorisation behind GPTQ, and the solution of a system by the same factor.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// The one factorisation of GPTQ: H + lambda I = R R^T with R upper triangular, by one Cholesky of the index-reversed
-// matrix. U = R^-1 is the factor of the inverse that the published algorithm uses (Frantar et al., GPTQ, step 3), so
-// no inverse is ever formed.
-//   h  [n, n] f32, symmetric, both halves; not changed        r  [n, n] f32; overwritten, zero below the diagonal
-// Failure is a status, not an exception: `pivot` is the 1-based order of the leading minor (of the reversed matrix)
-// that was not positive definite, 0 on success. A non-finite entry fails with pivot 1.
-enum class Precision : uint8_t { f32, f64 };
+// H + lambda I = R R^T with R upper triangular, by one Cholesky factorisation of the index-reversed matrix. U = R^-1 is
+// the Cholesky factor of the inverse that the published algorithm uses (Frantar et al., GPTQ, 2022, section 4, step 3),
+// so no inverse is ever formed.
+//   h       [n, n] f32, symmetric, both halves; not changed
+//   lambda  damping, in units of h
+//   r       [n, n] f32; overwritten, zero below the diagonal
+// Failure is a status, not an exception: `pivot` is the order, from 1, of the leading minor of the reversed matrix that
+// was not positive definite; 0 on success. An entry that is not finite gives pivot 1. r is undefined then.
+enum class Precision : uint8_t { f32, f64 };  // of the factorisation; h and r are f32
 struct [[nodiscard]] FactorStatus {
   int64_t pivot = 0;
   bool ok() const { return pivot == 0; }
@@ -22,12 +25,16 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
   return pick(ex, &cpu::factorize, FEWBIT_CUDA_OP(factorize))(ex, h, lambda, p, r);
 }
 
-// The weight that reproduces the unquantized output from the quantized input (closed form of the GPTAQ idea):
+// The weight that best reproduces the unquantized output from the quantized input, in closed form (the asymmetric
+// calibration of GPTAQ: Li et al., 2025):
 //   target = w + w (cross - gram) (gram + lambda I)^-1
-//   cross = sum x_full x_quantized^T, gram = sum x_quantized x_quantized^T
-// solved in f64. A zero on the diagonal of gram (an input never seen) counts as 1 in the inverse; with it the shift of
-// that column is zero.   w, target [out, n] f32; cross, gram [n, n] f32. Returns the factorisation's status; target is
-// untouched when it fails.
+//   cross = sum x_full x_quantized^T, gram = sum x_quantized x_quantized^T over the same tokens
+// solved in f64. A zero on the diagonal of gram, an input never seen, counts as 1 in the inverse; the shift of its
+// column is zero then.
+//   w            [out, n] f32
+//   cross, gram  [n, n]   f32
+//   target       [out, n] f32; overwritten, untouched when the factorisation fails
+// Returns the status of the factorisation.
 namespace cpu {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
                            TensorView target);

@@ -1,6 +1,5 @@
-// The factor of the damped Gram matrix and the shift of targets: the CPU half. Cholesky is blocked here
-// (LAPACK for the diagonal tiles), because OpenBLAS must stay on one thread for the bits to be independent of
-// the thread count.
+// The factor of the damped Gram matrix and the shift of targets: the CPU half. Cholesky is blocked here (LAPACK for the
+// diagonal tiles), because OpenBLAS must stay on one thread for the bits to be independent of the thread count.
 #include "kernels/quantize/factor.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// The factor of the damped Gram matrix by cuSOLVER: a reversed copy (reversing the memory of a square matrix
-// reverses its rows and columns), one potrf, and the reversed copy back. cuSOLVER sees matrices column-major:
-// its upper factor is the lower one of the same memory read row-major.
+// The factor of the damped Gram matrix by cuSOLVER: a reversed copy (reversing the memory of a square matrix reverses
+// its rows and columns), one potrf, and the reversed copy back. cuSOLVER sees matrices column-major: its upper factor
+// is the lower one of the same memory read row-major.
 #include <algorithm>
 #include <vector>
 
@@ -26,8 +26,7 @@ __global__ void reversed_copy_kernel(const float* __restrict__ h, T* __restrict_
   }
 }
 
-// r = the reversed lower triangle of a, zero below its own diagonal; a diagonal that is not finite raises the
-// flag.
+// r = the reversed lower triangle of a, zero below its own diagonal; a diagonal that is not finite raises the flag.
 template <class T>
 __global__ void reversed_factor_kernel(const T* __restrict__ a, float* __restrict__ r, int* flags, int64_t n) {
   const int64_t last = n * n - 1, step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -140,8 +139,7 @@ FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, C
     widen_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, wide.as<double>(),
                                                                   rows * n);
     FEWBIT_CUDA_LAUNCHED();
-    // Row-major X = W D is X^T = D^T W^T column-major; the rows of X are the right-hand sides of a symmetric
-    // system.
+    // Row-major X = W D is X^T = D^T W^T column-major; the rows of X are the right-hand sides of a symmetric system.
     FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, rows, n, &one, d.as<double>(), n,
                                       wide.as<double>(), n, &zero, shift.as<double>(), n));
     FEWBIT_CUSOLVER_CALL(cusolverDnXpotrs(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, rows, CUDA_R_64F,

@@ -1,15 +1,13 @@
 #pragma once
-// The scale search of one group by one warp. Every lane owns up to K candidates and walks the weights, which
-// stand in shared memory, in order: no reduction but the last one over candidates, and the sums of the CPU
-// half to the bit.
+// The scale search of one group by one warp. Every lane owns up to K candidates and walks the weights, which stand in
+// shared memory, in order: no reduction but the last one over candidates, and the sums of the CPU half to the bit.
 #include "kernels/grids/scale_search.h"
 
 namespace fewbit::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Least and largest of the lanes' values, both forced to hold 0 by their start. Exact, so order does not
-// matter.
+// Least and largest of the lanes' values, both forced to hold 0 by their start. Exact, so order does not matter.
 __device__ __forceinline__ GroupRange warp_range(GroupRange r) {
   for (int lane = 16; lane > 0; lane /= 2) {
     r.min = fminf(r.min, __shfl_xor_sync(kAllLanes, r.min, lane));

@@ -1,5 +1,5 @@
-// Variables of learned rounding: a warp per (row, group), a lane every 32nd weight of it; bound by memory.
-// The one sum, a group's slope, is a fixed butterfly.
+// Variables of learned rounding: a warp per group of a row, a lane every 32nd weight of it; bound by memory. The only
+// sum, the gradient of a group's factor, is a butterfly, so its order is fixed.
 #include "kernels/device/reduce.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/quantize/learned_group.h"
@@ -11,15 +11,15 @@ constexpr int kWarps = 8;
 
 // Calls f(at, group, lane) in every warp that has a group.
 template <class F>
-__global__ void __launch_bounds__(kWarps * 32) for_groups_kernel(const LearnedView v, const F f) {
+__global__ void __launch_bounds__(kWarps * 32) for_groups_kernel(const LearnedArrays v, const F f) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (at < v.rows * v.groups) f(v, at, v(at), static_cast<int>(threadIdx.x % 32));
+  if (at < v.groups()) f(v, at, v(at), static_cast<int>(threadIdx.x % 32));
 }
 
 template <class F>
 void for_groups(Exec& ex, const LearnedGrid& grid, const F& f) {
-  const LearnedView v(grid);
-  const auto blocks = static_cast<unsigned>((v.rows * v.groups + kWarps - 1) / kWarps);
+  const LearnedArrays v(grid);
+  const auto blocks = static_cast<unsigned>((v.groups() + kWarps - 1) / kWarps);
   if (blocks == 0) return;
   for_groups_kernel<<<blocks, kWarps * 32, 0, ex.cuda_state().stream>>>(v, f);
   FEWBIT_CUDA_LAUNCHED();
@@ -27,7 +27,7 @@ void for_groups(Exec& ex, const LearnedGrid& grid, const F& f) {
 
 struct Start {
   const uint8_t* codes;
-  __device__ void operator()(const LearnedView& v, int64_t at, const LearnedGroup& g, int lane) const {
+  __device__ void operator()(const LearnedArrays& v, int64_t at, const LearnedGroup& g, int lane) const {
     for (int64_t i = g.first + lane; i < g.first + g.count; i += 32) v.level[i] = static_cast<float>(codes[i] - g.zero);
     if (lane == 0) v.factor[at] = 1, v.mean[at] = v.square[at] = 0;
   }
@@ -35,7 +35,7 @@ struct Start {
 
 struct Values {
   float* w;
-  __device__ void operator()(const LearnedView& v, int64_t, const LearnedGroup& g, int lane) const {
+  __device__ void operator()(const LearnedArrays& v, int64_t, const LearnedGroup& g, int lane) const {
     for (int64_t i = g.first + lane; i < g.first + g.count; i += 32) w[i] = g.rounded(v.level[i]) * g.stored;
   }
 };
@@ -43,7 +43,7 @@ struct Values {
 struct Codes {
   uint8_t* codes;
   float* scales;
-  __device__ void operator()(const LearnedView& v, int64_t at, const LearnedGroup& g, int lane) const {
+  __device__ void operator()(const LearnedArrays& v, int64_t at, const LearnedGroup& g, int lane) const {
     for (int64_t i = g.first + lane; i < g.first + g.count; i += 32) codes[i] = g.code(v.level[i]);
     if (lane == 0) scales[at] = g.stored;
   }
@@ -52,7 +52,7 @@ struct Codes {
 struct Step {
   const float* grad;
   LearnedStep step;
-  __device__ void operator()(const LearnedView& v, int64_t at, const LearnedGroup& g, int lane) const {
+  __device__ void operator()(const LearnedArrays& v, int64_t at, const LearnedGroup& g, int lane) const {
     float slope = 0;
     for (int64_t i = g.first + lane; i < g.first + g.count; i += 32) {
       const float d = grad[i];
@@ -77,7 +77,7 @@ void learned_values(Exec& ex, const LearnedGrid& grid, TensorView w) {
 }
 
 void learned_codes(Exec& ex, const LearnedGrid& grid, TensorView codes, TensorView scales) {
-  FEWBIT_ASSERT(codes.shape == grid.level.shape && scales.shape == grid.scales.shape);
+  FEWBIT_ASSERT(codes.shape == grid.level.shape && scales.shape == grid.factor.shape);
   for_groups(ex, grid, Codes{codes.as<uint8_t>(), scales.as<float>()});
 }
 

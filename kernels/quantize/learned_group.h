@@ -1,15 +1,14 @@
 #pragma once
-// What the two halves of learned_grid share: one (row, group) of a LearnedGrid, and the arithmetic of a
-// value.
+// What the two halves of learned_grid share: one group of a row of a LearnedGrid, and the arithmetic of its variables.
 #include "kernels/grids/integer_grid.h"
 #include "kernels/quantize/learned_grid.h"
 
 namespace fewbit {
 
 struct LearnedGroup {
-  int64_t first = 0, count = 0;  // weights, from the tensor's beginning
-  float scale = 1;               // where it began
-  float stored = 1;              // scale * factor, as it would be written
+  int64_t first = 0, count = 0;  // its weights are [first, first + count) of the tensor
+  float scale = 1;               // where the optimisation began
+  float stored = 1;              // scale * factor, as it would be written now
   int zero = 0, max_code = 0;
 
   FEWBIT_HD float rounded(float level) const {
@@ -18,53 +17,46 @@ struct LearnedGroup {
   FEWBIT_HD uint8_t code(float level) const { return static_cast<uint8_t>(static_cast<int>(rounded(level)) + zero); }
 };
 
-// Plain pointers and sizes of a LearnedGrid, for kernels.
-struct LearnedView {
+// The arrays of a LearnedGrid, for loops and kernels.
+struct LearnedArrays {
+  CodedArrays<false> start;
   float *level, *factor, *mean, *square;
-  const float* scales;
-  const uint8_t* zeros;
-  int64_t rows, cols, groups, group;
-  int bits;
   DType scale_dtype;
 
-  explicit LearnedView(const LearnedGrid& g)
-      : level(g.level.as<float>()),
+  explicit LearnedArrays(const LearnedGrid& g)
+      : start(g.start, g.level.rows(), g.level.cols()),
+        level(g.level.as<float>()),
         factor(g.factor.as<float>()),
         mean(g.mean.as<float>()),
         square(g.square.as<float>()),
-        scales(g.scales.as<float>()),
-        zeros(g.zeros.data ? g.zeros.as<uint8_t>() : nullptr),
-        rows(g.level.rows()),
-        cols(g.level.cols()),
-        groups(g.scales.cols()),
-        group(g.group),
-        bits(g.bits),
         scale_dtype(g.scale_dtype) {
-    FEWBIT_ASSERT(group > 0 && groups == (cols + group - 1) / group && g.scales.rows() == rows);
-    FEWBIT_ASSERT(g.factor.shape == g.scales.shape && g.mean.shape == g.scales.shape);
-    FEWBIT_ASSERT(g.square.shape == g.scales.shape && (!zeros || g.zeros.shape == g.scales.shape));
+    FEWBIT_ASSERT(g.start.grid == Grid::integer && !g.start.group_of.data && g.start.out_group == 1);
+    FEWBIT_ASSERT(g.factor.shape == g.start.scales.shape && g.mean.shape == g.factor.shape);
+    FEWBIT_ASSERT(g.square.shape == g.factor.shape);
   }
+  FEWBIT_HD int64_t groups() const { return start.out * start.groups; }  // of all rows
 
-  // The `at`-th of rows * groups.
+  // Group `at` of all rows' groups, one row after another.
   FEWBIT_HD LearnedGroup operator()(int64_t at) const {
-    const int64_t begin = at % groups * group, rest = cols - begin;
+    const int64_t row = at / start.groups;
+    const int group = static_cast<int>(at - row * start.groups), begin = group * start.group, rest = start.in - begin;
     LearnedGroup g;
-    g.first = at / groups * cols + begin;
-    g.count = rest < group ? rest : group;
-    g.scale = scales[at];
-    g.stored = stored_scale(mul_rn(scales[at], factor[at]), scale_dtype);
-    g.zero = zeros ? zeros[at] : 1 << (bits - 1);
-    g.max_code = (1 << bits) - 1;
+    g.first = start.index(row, begin);
+    g.count = rest < start.group ? rest : start.group;
+    g.scale = start.scale(row, group);
+    g.stored = stored_scale(mul_rn(g.scale, factor[at]), scale_dtype);
+    g.zero = start.zero(row, group);
+    g.max_code = start.max_code;
     return g;
   }
 
-  // The sign step of one level; `grad` is the gradient of its value.
+  // The sign step of level i; `grad` is the gradient of its value.
   FEWBIT_HD void move_level(int64_t i, float grad, float rate, const LearnedGroup& g) const {
     const float slope = grad * g.stored;
     if (slope != 0) level[i] = add_rn(level[i], slope > 0 ? -rate : rate);
   }
 
-  // Adam on one factor; `grad` is the gradient of the factor.
+  // Adam on factor `at`; `grad` is its gradient.
   FEWBIT_HD void move_factor(int64_t at, float grad, const LearnedStep& s) const {
     constexpr float kMean = 0.9f, kSquare = 0.999f;
     mean[at] = kMean * mean[at] + (1 - kMean) * grad;

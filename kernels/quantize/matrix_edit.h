@@ -1,15 +1,18 @@
 #pragma once
+// Small edits of matrices that a method needs around its large ops, without a trip to the host.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Small edits of matrices that a method needs around its large ops, without a trip to the host.
-//   diagonal:       d[i] = h[i, i]                               h [n, n] f32 · d [n] f32
-//   add_diagonal:   h[i, i] += d[i]                              in place
-//   zero_columns:   w[:, i] = 0 where marked[i] != 0             w [rows, n] f32 · marked [n] u8, in place
-//   scale_columns:  w[:, i] *= s[i]                              w [rows, n] f32 · s [n] f32, in place
-//   scale_rows:     w[i, :] *= s[i]                              w [rows, n] f32 · s [rows] f32, in place
-//   permute:        y[i, j] = x[row_of[i], col_of[j]]            x, y [rows, cols] f32 | u8; the lists i32 on the same
-//                   device, data == nullptr: that axis stays. y is another tensor than x
-//   count_nonfinite: number of infinities and NaNs of an f32 tensor; waits for the device
+// All tensors are on the device of the Exec. Matrices are f32 where nothing else is said.
+//   op               what                                what it takes
+//   diagonal         d[i] = h[i, i]                      h [n, n], d [n] f32; d is overwritten
+//   add_diagonal     h[i, i] += d[i]                     d [n] f32, h [n, n]; h in place
+//   zero_columns     w[:, i] = 0 where marked[i] != 0    marked [n] u8, w [rows, n]; w in place
+//   scale_columns    w[:, i] *= s[i]                     s [n] f32, w [rows, n]; w in place
+//   scale_rows       w[i, :] *= s[i]                     s [rows] f32, w [rows, n]; w in place
+//   permute          y[i, j] = x[row_of[i], col_of[j]]   x, y [rows, cols], both f32 or both u8, different memory;
+//                                                        row_of [rows], col_of [cols] i32, data == nullptr: as it is
+//   count_nonfinite  how many values are no number or    x f32, any shape; waits for the device
+//                    infinite
 namespace cpu {
 void diagonal(Exec&, ConstTensorView h, TensorView d);
 void add_diagonal(Exec&, ConstTensorView d, TensorView h);

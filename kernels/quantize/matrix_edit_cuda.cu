@@ -1,4 +1,4 @@
-// Small matrix edits: elementwise kernels at the memory's speed.
+// Small matrix edits: elementwise kernels, bound by memory.
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/quantize/matrix_edit.h"

@@ -8,32 +8,13 @@
 
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/grids/integer_grid.h"
-#include "kernels/quantize/choose_scales.h"
 #include "kernels/quantize/column_tiles.h"
+#include "kernels/quantize/group_order.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
 namespace {
-
-// Columns brought together by group: position k holds column order[k]; group g is positions [start[g],
-// start[g+1]).
-struct GroupOrder {
-  std::vector<int64_t> order, start;
-};
-
-GroupOrder order_by_group(const RefineArgs& a, int64_t groups) {
-  const int64_t n = a.target.cols();
-  const auto group = [&](int64_t i) { return a.group_of.data ? a.group_of.as<int32_t>()[i] : i / a.group; };
-  GroupOrder o;
-  o.order.resize(static_cast<size_t>(n));
-  std::iota(o.order.begin(), o.order.end(), 0);
-  std::stable_sort(o.order.begin(), o.order.end(), [&](int64_t x, int64_t y) { return group(x) < group(y); });
-  o.start.assign(static_cast<size_t>(groups + 1), 0);
-  for (int64_t i = 0; i < n; ++i) ++o.start[static_cast<size_t>(group(i) + 1)];
-  std::partial_sum(o.start.begin(), o.start.end(), o.start.begin());
-  return o;
-}
 
 // s^T A s - 2 s^T b: the loss up to a constant of the row.
 double quadratic(const double* a, const double* b, const double* s, int64_t n) {
@@ -46,8 +27,7 @@ double quadratic(const double* a, const double* b, const double* s, int64_t n) {
   return sum;
 }
 
-// The normal equations of one row; a [G, G] and b [G] are overwritten by their solution. Scales change only
-// where the loss falls.
+// The scales of one row from its normal equations a s = b, a [G, G] and b [G]; they change only where the loss falls.
 void refit_row(double* a, double* b, int64_t groups, DType scale_dtype, float* scales) {
   const std::vector<double> old(scales, scales + groups);
   // A group whose levels are all zero has no say: its scale stays.
@@ -68,94 +48,117 @@ void refit_row(double* a, double* b, int64_t groups, DType scale_dtype, float* s
     std::copy(solved.begin(), solved.end(), scales);
 }
 
-}  // namespace
+// A refit in work: H in group order, in f64, and what all rows share.
+struct Refit {
+  const RefineArgs& args;
+  const CodedArrays<true> q;
+  const GroupOrder order;
+  std::vector<double> h;  // [in, in]
 
-void refit_scales(Exec&, const RefineArgs& args, ConstTensorView codes, TensorView scales) {
-  const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
-  blas::use_one_thread();
-  const GroupOrder by_group = order_by_group(args, groups);
-  const std::vector<int64_t>&order = by_group.order, &start = by_group.start;
-  std::vector<double> h(static_cast<size_t>(n * n));
-  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < n; ++j)
-        h[static_cast<size_t>(i * n + j)] =
-            args.h.as<float>()[order[static_cast<size_t>(i)] * n + order[static_cast<size_t>(j)]];
-  });
-  parallel_for(out, 16, [&](int64_t begin, int64_t end) {
-    const int64_t rows = end - begin;
+  Refit(const RefineArgs& a, const MutableCodedView& view)
+      : args(a), q(view), order(q.in, q.groups, [this](int32_t i) { return q.group_at(i); }) {
+    const int64_t n = q.in;
+    h.resize(static_cast<size_t>(n * n));
+    parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        for (int64_t j = 0; j < n; ++j)
+          h[static_cast<size_t>(i * n + j)] = a.h.as<float>()[order.column(i) * n + order.column(j)];
+    });
+  }
+
+  // Levels and targets of one row in group order.
+  void gather_row(int64_t row, double* level, double* target) const {
+    for (int g = 0; g < q.groups; ++g)
+      for (int64_t k = order.begin(g); k < order.end(g); ++k) {
+        const int64_t at = q.index(row, static_cast<int>(order.column(k)));
+        level[k] = q.codes[at] - q.zero(row, g);
+        target[k] = args.target.as<float>()[at];
+      }
+  }
+
+  // Row g of the matrix a [G, G] and of the right side b [G] of a row's normal equations, from z = C_g H_g.
+  void add_equation(int g, const double* z, const double* level, const double* target, double* a, double* b) const {
+    b[g] = std::inner_product(z, z + q.in, target, 0.0);
+    for (int k = 0; k < q.groups; ++k)
+      a[g * q.groups + k] = std::inner_product(z + order.begin(k), z + order.end(k), level + order.begin(k), 0.0);
+  }
+
+  // Rows [begin, end), whose products with H are made together.
+  void run(int64_t begin, int64_t end) const {
+    const int64_t rows = end - begin, n = q.in, groups = q.groups;
     std::vector<double> level(static_cast<size_t>(rows * n)), target(level.size()), z(level.size());
     std::vector<double> a(static_cast<size_t>(rows * groups * groups)), b(static_cast<size_t>(rows * groups));
-    for (int64_t o = 0; o < rows; ++o)
-      for (int64_t g = 0; g < groups; ++g)
-        for (int64_t k = start[static_cast<size_t>(g)]; k < start[static_cast<size_t>(g + 1)]; ++k) {
-          const int64_t at = (begin + o) * n + order[static_cast<size_t>(k)];
-          const int zero = args.zeros.data ? args.zeros.as<uint8_t>()[(begin + o) * groups + g] : 1 << (args.bits - 1);
-          level[static_cast<size_t>(o * n + k)] = codes.as<uint8_t>()[at] - zero;
-          target[static_cast<size_t>(o * n + k)] = args.target.as<float>()[at];
-        }
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t first = start[static_cast<size_t>(g)], width = start[static_cast<size_t>(g + 1)] - first;
+    for (int64_t o = 0; o < rows; ++o) gather_row(begin + o, level.data() + o * n, target.data() + o * n);
+    for (int g = 0; g < q.groups; ++g) {
+      const int64_t first = order.begin(g), width = order.end(g) - first;
       if (width == 0) continue;
       blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, width, 1.0, level.data() + first, n, h.data() + first * n, n, 0.0,
                  z.data(), n);
-      for (int64_t o = 0; o < rows; ++o) {
-        const double *zo = z.data() + o * n, *lo = level.data() + o * n, *to = target.data() + o * n;
-        b[static_cast<size_t>(o * groups + g)] = std::inner_product(zo, zo + n, to, 0.0);
-        for (int64_t k = 0; k < groups; ++k) {
-          const int64_t s = start[static_cast<size_t>(k)], e = start[static_cast<size_t>(k + 1)];
-          a[static_cast<size_t>((o * groups + g) * groups + k)] = std::inner_product(zo + s, zo + e, lo + s, 0.0);
-        }
-      }
+      for (int64_t o = 0; o < rows; ++o)
+        add_equation(g, z.data() + o * n, level.data() + o * n, target.data() + o * n, a.data() + o * groups * groups,
+                     b.data() + o * groups);
     }
     for (int64_t o = 0; o < rows; ++o)
       refit_row(a.data() + o * groups * groups, b.data() + o * groups, groups, args.scale_dtype,
-                scales.as<float>() + (begin + o) * groups);
-  });
-}
+                q.scales + (begin + o) * groups);
+  }
+};
 
-void descend_codes(Exec&, const RefineArgs& args, ConstTensorView scales, TensorView codes) {
-  const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
-  blas::use_one_thread();
-  const Mat<const float> h = mat<float>(args.h);
-  const std::vector<ColumnTile> tiles = column_tiles(n, 0);
-  const int max_code = (1 << args.bits) - 1, mid = 1 << (args.bits - 1);
-  const int32_t* group_of = args.group_of.data ? args.group_of.as<int32_t>() : nullptr;
-  const auto grid_at = [&](int64_t row, int64_t i) {
-    const int64_t g = row * groups + (group_of ? group_of[i] : i / args.group);
-    return GridChoice{scales.as<float>()[g], args.zeros.data ? args.zeros.as<uint8_t>()[g] : mid};
-  };
-  parallel_for(out, 32, [&](int64_t begin, int64_t end) {
-    const int64_t rows = end - begin;
+// One pass of the descent over rows [begin, end); their blocks of columns are brought up to date together.
+class Descent {
+ public:
+  Descent(const RefineArgs& a, const CodedArrays<true>& q)
+      : target_(mat<float>(a.target)), h_(mat<float>(a.h)), q_(q) {}
+
+  void run(int64_t begin, int64_t end, const std::vector<ColumnTile>& tiles) {
+    const int64_t rows = end - begin, n = q_.in;
     std::vector<float> delta(static_cast<size_t>(rows * n)), product(static_cast<size_t>(rows * kTileCols));
     for (int64_t o = 0; o < rows; ++o)
-      for (int64_t i = 0; i < n; ++i) {
-        const GridChoice c = grid_at(begin + o, i);
-        const int level = codes.as<uint8_t>()[(begin + o) * n + i] - c.zero;
-        delta[static_cast<size_t>(o * n + i)] =
-            args.target.as<float>()[(begin + o) * n + i] - static_cast<float>(level) * c.scale;
-      }
+      for (int i = 0; i < q_.in; ++i)
+        delta[static_cast<size_t>(o * n + i)] = target_(begin + o, i) - q_.value(begin + o, i);
     for (const ColumnTile& t : tiles) {
-      blas::gemm(CblasNoTrans, CblasNoTrans, rows, t.size(), n, 1.f, delta.data(), n, &h(0, t.begin), n, 0.f,
+      blas::gemm(CblasNoTrans, CblasNoTrans, rows, t.size(), n, 1.f, delta.data(), n, &h_(0, t.begin), n, 0.f,
                  product.data(), kTileCols);
       for (int64_t o = 0; o < rows; ++o)
-        for (int64_t j = t.begin; j < t.end; ++j) {
-          const GridChoice c = grid_at(begin + o, j);
-          uint8_t& code = codes.as<uint8_t>()[(begin + o) * n + j];
-          float* p = product.data() + o * kTileCols - t.begin;
-          const float level = static_cast<float>(code - c.zero), hjj = h(j, j);
-          if (!(hjj > 0)) continue;
-          const float best = grid_level(level * c.scale + p[j] / hjj, c.scale, c.zero, max_code);
-          const float change = (best - level) * c.scale;
-          if (!(change * (2 * p[j] - change * hjj) > 0)) continue;
-          code = static_cast<uint8_t>(static_cast<int>(best) + c.zero);
-          delta[static_cast<size_t>(o * n + j)] -= change;
-          for (int64_t k = j + 1; k < t.end; ++k) p[k] -= change * h(j, k);
-        }
+        descend(begin + o, t, delta.data() + o * n, product.data() + o * kTileCols - t.begin);
     }
-  });
+  }
+
+ private:
+  // The columns of one tile in one row; delta: T - Q, product: (T - Q) H, both indexed by column.
+  void descend(int64_t row, const ColumnTile& t, float* delta, float* product) {
+    for (int64_t j = t.begin; j < t.end; ++j) {
+      const int g = q_.group_at(static_cast<int>(j)), zero = q_.zero(row, g);
+      const float scale = q_.scale(row, g);
+      uint8_t& code = q_.codes[q_.index(row, static_cast<int>(j))];
+      const float level = static_cast<float>(code - zero), hjj = h_(j, j);
+      if (!(hjj > 0)) continue;
+      const float best = grid_level(level * scale + product[j] / hjj, scale, zero, q_.max_code);
+      const float change = (best - level) * scale;
+      if (!(change * (2 * product[j] - change * hjj) > 0)) continue;
+      code = static_cast<uint8_t>(static_cast<int>(best) + zero);
+      delta[j] -= change;
+      for (int64_t k = j + 1; k < t.end; ++k) product[k] -= change * h_(j, k);
+    }
+  }
+
+  Mat<const float> target_, h_;
+  const CodedArrays<true>& q_;
+};
+
+}  // namespace
+
+void refit_scales(Exec&, const RefineArgs& args, const MutableCodedView& q) {
+  blas::use_one_thread();
+  const Refit refit(args, q);
+  parallel_for(refit.q.out, 16, [&](int64_t begin, int64_t end) { refit.run(begin, end); });
+}
+
+void descend_codes(Exec&, const RefineArgs& args, const MutableCodedView& view) {
+  blas::use_one_thread();
+  const CodedArrays<true> q(view);
+  const std::vector<ColumnTile> tiles = column_tiles(q.in, 0);
+  parallel_for(q.out, 32, [&](int64_t begin, int64_t end) { Descent(args, q).run(begin, end, tiles); });
 }
 
 }  // namespace fewbit::cpu

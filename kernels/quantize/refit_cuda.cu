@@ -3,13 +3,14 @@
 // cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
 // plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
 #include <algorithm>
-#include <numeric>
 #include <vector>
 
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/quantize/grid_search.cuh"
+#include "kernels/exec/upload.h"
+#include "kernels/grids/integer_grid.h"
+#include "kernels/quantize/group_order.h"
 #include "kernels/quantize/refine.h"
 
 namespace fewbit::cuda {
@@ -18,25 +19,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kRefitBytes = int64_t{1} << 30;  // for the rows that are in work at one time
 
-// Columns brought together by group: position k holds column order[k]; group g is positions [start[g],
-// start[g + 1]).
-struct GroupOrder {
-  std::vector<int32_t> order, start;
-};
-
-GroupOrder order_by_group(Exec& ex, const RefineArgs& a, int64_t groups) {
-  const int64_t n = a.target.cols();
+GroupOrder order_by_group(Exec& ex, const MutableCodedView& q) {
   Tensor host;
-  if (a.group_of.data) host = ex.to_host(a.group_of);
-  const auto group = [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / a.group); };
-  GroupOrder o;
-  o.order.resize(static_cast<size_t>(n));
-  std::iota(o.order.begin(), o.order.end(), 0);
-  std::stable_sort(o.order.begin(), o.order.end(), [&](int32_t x, int32_t y) { return group(x) < group(y); });
-  o.start.assign(static_cast<size_t>(groups + 1), 0);
-  for (int64_t i = 0; i < n; ++i) ++o.start[static_cast<size_t>(group(i) + 1)];
-  std::partial_sum(o.start.begin(), o.start.end(), o.start.begin());
-  return o;
+  if (q.group_of.data) host = ex.to_host(q.group_of);
+  return GroupOrder(q.codes.cols(), q.scales.cols(),
+                    [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / q.group); });
 }
 
 // wide[i, j] = h[order[i], order[j]]; a block per row.
@@ -47,18 +34,18 @@ __global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* _
 }
 
 // level and target of rows [0, gridDim.x) in group order.
-__global__ void gather_rows_kernel(const uint8_t* __restrict__ codes, const uint8_t* __restrict__ zeros,
+__global__ void gather_rows_kernel(const CodedArrays<false> q,  // from row 0 of these on
                                    const float* __restrict__ target, const int32_t* __restrict__ order,
-                                   const int32_t* __restrict__ group_at,  // [n] group of each position
+                                   const int32_t* __restrict__ group_at,  // [in] group of each position
                                    double* __restrict__ factor,           // the levels, for the product
                                    float* __restrict__ level,             // the same, for the dots
-                                   float* __restrict__ ordered, int64_t n, int64_t groups, int mid) {
+                                   float* __restrict__ ordered) {         // the target
   const int64_t row = blockIdx.x;
-  for (int64_t k = threadIdx.x; k < n; k += kThreads) {
-    const int64_t at = row * n + order[k];
-    const int zero = zeros ? zeros[row * groups + group_at[k]] : mid;
-    factor[row * n + k] = level[row * n + k] = static_cast<float>(codes[at] - zero);
-    ordered[row * n + k] = target[at];
+  for (int k = threadIdx.x; k < q.in; k += kThreads) {
+    const int column = order[k];
+    const int64_t to = q.index(row, k);
+    factor[to] = level[to] = static_cast<float>(q.code(row, column) - q.zero(row, group_at[k]));
+    ordered[to] = target[q.index(row, column)];
   }
 }
 
@@ -84,8 +71,8 @@ __global__ void normal_row_kernel(const double* __restrict__ z, const float* __r
   if (threadIdx.x == 0) b[row * groups + g] = of_target;
 }
 
-// Groups whose levels are all zero have no say: their scale stays. Also lists the systems for the batched
-// solver.
+// A group whose levels are all zero has a zero pivot: its equation becomes "the scale stays". Also lists the systems
+// for the batched solver.
 __global__ void mend_kernel(double* a, double* b, const float* __restrict__ scales, double** a_list, double** b_list,
                             int64_t rows, int groups) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
@@ -102,8 +89,8 @@ __global__ void mend_kernel(double* a, double* b, const float* __restrict__ scal
   }
 }
 
-// Takes the rounded solution of a row where its loss is below that of the old scales; a block per row.
-// Shared memory: the two distances from the exact solution, [2, groups].
+// Takes the rounded solution of a row where its loss is below that of the old scales; a block per row. Shared memory:
+// the distances of both from the exact solution, [2, groups].
 __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, groups, groups], lower, column-major
                               const double* __restrict__ solved,  // [rows, groups]
                               const int* __restrict__ info, float* __restrict__ scales, int groups, DType dtype) {
@@ -144,23 +131,20 @@ __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, grou
 // The refit of rows [begin, begin + rows).
 class Refit {
  public:
-  Refit(Exec& ex, const RefineArgs& a, const GroupOrder& by_group, int64_t most)
+  Refit(Exec& ex, const RefineArgs& a, const MutableCodedView& q, const GroupOrder& by_group, int64_t most)
       : ex_(ex),
         s_(ex.cuda_state()),
         a_(a),
-        start_(by_group.start),
-        n_(a.target.cols()),
-        groups_(static_cast<int64_t>(by_group.start.size()) - 1) {
+        q_(q),
+        by_group_(by_group),
+        n_(q.codes.cols()),
+        groups_(by_group.groups()) {
     std::vector<int32_t> at(static_cast<size_t>(n_));
     for (int64_t g = 0; g < groups_; ++g)
-      std::fill(at.begin() + start_[static_cast<size_t>(g)], at.begin() + start_[static_cast<size_t>(g + 1)],
-                static_cast<int32_t>(g));
-    const auto upload = [&](const std::vector<int32_t>& v) {
-      return ex.to_device(ConstTensorView{v.data(), DType::i32, {static_cast<int64_t>(v.size())}, {}});
-    };
-    order_ = upload(by_group.order);
-    group_at_ = upload(at);
-    start_on_device_ = upload(start_);
+      std::fill(at.begin() + by_group.begin(g), at.begin() + by_group.end(g), static_cast<int32_t>(g));
+    order_ = upload(ex, by_group.order);
+    group_at_ = upload(ex, at);
+    start_ = upload(ex, by_group.start);
     wide_ = ex.alloc(DType::f64, {n_, n_});
     gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(a.h.as<float>(), order_.as<int32_t>(),
                                                                               wide_.as<double>(), n_);
@@ -175,15 +159,21 @@ class Refit {
     info_ = ex.alloc_zeros(DType::i32, {most + 1});
   }
 
-  void run(int64_t begin, int64_t rows, ConstTensorView codes, TensorView scales) {
-    const unsigned blocks = static_cast<unsigned>(rows);
-    float* s = scales.as<float>() + begin * groups_;
-    gather_rows_kernel<<<blocks, kThreads, 0, s_.stream>>>(
-        codes.as<uint8_t>() + begin * n_, a_.zeros.data ? a_.zeros.as<uint8_t>() + begin * groups_ : nullptr,
-        a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), factor_.as<double>(),
-        level_.as<float>(), target_.as<float>(), n_, groups_, 1 << (a_.bits - 1));
+  void run(int64_t begin, int64_t rows) {
+    CodedArrays<false> here(read_only(q_));
+    here.codes += here.index(begin, 0);
+    if (here.zeros) here.zeros += here.grid_index(begin, 0);
+    gather_rows_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        here, a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), factor_.as<double>(),
+        level_.as<float>(), target_.as<float>());
     FEWBIT_CUDA_LAUNCHED();
     for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
+    solve(rows, q_.scales.as<float>() + begin * groups_);
+  }
+
+ private:
+  // The systems of `rows` rows, and their solutions into the scales `s` of these rows where they are better.
+  void solve(int64_t rows, float* s) {
     auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
     double** b_list = a_list + rows;
     mend_kernel<<<grid_for(rows * groups_, kThreads), kThreads, 0, s_.stream>>>(
@@ -194,14 +184,15 @@ class Refit {
         cusolverDnDpotrfBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, a_list, order, info_.as<int32_t>(), batch));
     FEWBIT_CUSOLVER_CALL(cusolverDnDpotrsBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, 1, a_list, order, b_list,
                                                  order, info_.as<int32_t>() + info_.numel() - 1, batch));
-    accept_kernel<<<blocks, kThreads, static_cast<size_t>(2 * groups_) * sizeof(double), s_.stream>>>(
-        a_rows_.as<double>(), b_rows_.as<double>(), info_.as<int32_t>(), s, order, a_.scale_dtype);
+    accept_kernel<<<static_cast<unsigned>(rows), kThreads, static_cast<size_t>(2 * groups_) * sizeof(double),
+                    s_.stream>>>(a_rows_.as<double>(), b_rows_.as<double>(), info_.as<int32_t>(), s, order,
+                                 a_.scale_dtype);
     FEWBIT_CUDA_LAUNCHED();
   }
 
- private:
+  // Row g of the normal equations of every row.
   void normal_row(int64_t g, int64_t rows) {
-    const int64_t first = start_[static_cast<size_t>(g)], width = start_[static_cast<size_t>(g + 1)] - first;
+    const int64_t first = by_group_.begin(g), width = by_group_.end(g) - first;
     const double one = 1, zero = 0;
     if (width == 0) {
       ex_.zero(z_);
@@ -212,7 +203,7 @@ class Refit {
                                         z_.as<double>(), n_));
     }
     normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_on_device_.as<int32_t>(), a_rows_.as<double>(),
+        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_.as<int32_t>(), a_rows_.as<double>(),
         b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
     FEWBIT_CUDA_LAUNCHED();
   }
@@ -220,25 +211,25 @@ class Refit {
   Exec& ex_;
   CudaState& s_;
   const RefineArgs& a_;
-  const std::vector<int32_t>& start_;
+  const MutableCodedView& q_;
+  const GroupOrder& by_group_;
   int64_t n_, groups_;
-  Tensor order_{}, group_at_{}, start_on_device_{};  // i32
-  Tensor wide_{}, factor_{}, z_{};                   // f64: H, levels, Z_g
-  Tensor level_{}, target_{};                        // f32, in group order
+  Tensor order_{}, group_at_{}, start_{};  // i32
+  Tensor wide_{}, factor_{}, z_{};         // f64: H, levels, Z_g
+  Tensor level_{}, target_{};              // f32, in group order
   Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
 };
 
 }  // namespace
 
-void refit_scales(Exec& ex, const RefineArgs& args, ConstTensorView codes, TensorView scales) {
-  const int64_t out = args.target.rows(), n = args.target.cols(), groups = scales.cols();
-  FEWBIT_ASSERT(codes.shape == args.target.shape && scales.rows() == out && args.h.rows() == n && args.group > 0);
+void refit_scales(Exec& ex, const RefineArgs& args, const MutableCodedView& q) {
+  const int64_t out = q.codes.rows(), n = q.codes.cols(), groups = q.scales.cols();
   if (out == 0) return;
   const int64_t per_row = (3 * n + groups * groups) * static_cast<int64_t>(sizeof(double));
   const int64_t most = std::clamp<int64_t>(kRefitBytes / per_row, 1, out);
-  const GroupOrder by_group = order_by_group(ex, args, groups);
-  Refit refit(ex, args, by_group, most);
-  for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin), codes, scales);
+  const GroupOrder by_group = order_by_group(ex, q);
+  Refit refit(ex, args, q, by_group, most);
+  for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin));
 }
 
 }  // namespace fewbit::cuda

@@ -1,20 +1,24 @@
 #pragma once
+// round_fp4: weights to 4-bit floats (E2M1), with their scales.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Weights to 4-bit floats (E2M1) in groups of neighbouring inputs, each with its own scale:
+// In groups of consecutive inputs, each with a scale of its own:
 //   value(o, i) = E2M1(codes[o, i]) * scales[o, i / group] * global
-//   w [out, in] f32, in % group = 0 · h [in] f32 > 0, importance of an input, or null (all ones)
-//   codes [out, in] u8 below 16 · scales [out, in/group] f32, E4M3 or E8M0 values above 0; both overwritten
-// search: the scale, of the few near absmax/6, that makes the h-weighted squared error of the group least; the
-// largest of equals. Else the published rule: E4M3 nearest to absmax/6; E8M0 as compressed-tensors chooses it,
-// 2^e / 4 of the power of two 2^e that absmax rounds to (up from 1.75). A group of zeros has the scale 1.
+// MXFP4 (OCP Microscaling Formats, 2023: groups of 32, E8M0 scales, global 1) or NVFP4 (groups of 16, E4M3 scales under
+// a global one). Weights are finite.
 struct Fp4Rounding {
-  ConstTensorView w{}, h{};
-  int64_t group = 16;
+  ConstTensorView w{};                 // [out, in] f32, in a multiple of group
+  ConstTensorView h{};                 // [in] f32 > 0, importance of an input; data == nullptr: all ones
+  int64_t group = 16;                  // consecutive inputs that share a scale
   DType scale_dtype = DType::f8_e4m3;  // or f8_e8m0
   float global = 1;                    // a power of two
   bool search = true;
 };
+// codes [out, in] u8 below 16 and scales [out, in / group] f32, values of scale_dtype above 0, are overwritten.
+//   search         of the scales near max|w| / 6, the one with the least h-weighted squared error, the largest of equals
+//   without, E4M3  the nearest to max|w| / 6 (6 is E2M1's largest value)
+//   without, E8M0  as compressed-tensors chooses it: 2^e / 4, where max|w| rounds to 2^e (up from 1.75 * 2^(e-1))
+// A group of zeros has the scale 1. The CPU and the GPU choose alike, to the bit.
 namespace cpu {
 void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales);
 }

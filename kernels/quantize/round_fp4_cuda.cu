@@ -1,4 +1,4 @@
-// 4-bit floats: a thread owns a group of 16 or 32 neighbouring weights and tries its scales on registers and
+// 4-bit floats: a thread owns a group of 16 or 32 neighbouring weights and tries its scales on values in registers and
 // cache. Bytes moved: w once from memory, codes and scales out.
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/grids/fp4_grid.h"

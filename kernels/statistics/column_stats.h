@@ -1,12 +1,17 @@
 #pragma once
+// column_stats: the largest and the summed magnitude of every column.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// What transforms ask of an activation or a weight, column by column, as raw sums that merge by going on:
-//   absmax[j] = max(absmax[j], max over rows of |x[r, j]|)
-//   abssum[j] += sum over rows of |x[r, j]| / unit[r, j / group]
-//   x       [rows, n]  f32 | bf16      unit    [rows, G] f32, never 0; data == nullptr: all ones
-//   absmax  [n]  f32                   abssum  [n]  f64
-// Rows are added in fixed chunks of kColumnChunk in f64. A NaN is not a maximum; it shows in the sum.
+// Transforms choose their scales by these magnitudes of activations and weights (SmoothQuant: Xiao et al., 2022,
+// section 4; AWQ: Lin et al., 2023, section 3.2). Both outputs go on from what is there, batch after batch:
+//   absmax[j] = max(absmax[j], max_r |x[r, j]|)
+//   abssum[j] += sum_r |x[r, j]| / unit[r, j / group]
+//   x       [rows, n]  f32 | bf16
+//   unit    [rows, G]  f32, never 0; data == nullptr: all ones
+//   absmax  [n]  f32, in units of x
+//   abssum  [n]  f64, in units of x / unit; divide by the number of rows for a mean
+// Rows are added in fixed chunks of kColumnChunk in f64, so a caller that passes multiples of it gets the same bits
+// however it batches. A NaN is no maximum; it shows in the sum.
 inline constexpr int64_t kColumnChunk = 512;
 struct ColumnUnit {
   ConstTensorView unit{};

@@ -1,7 +1,6 @@
-// Largest and mean magnitude of columns. A thread owns a column of a chunk of kColumnChunk rows and leaves
-// its maximum and sum in a buffer; a second kernel takes the chunks of a column in order. Neighbouring
-// threads read neighbouring columns, so x is read once at the memory's speed, and the order of every sum is
-// fixed.
+// Largest and summed magnitude of columns. A thread owns a column of a chunk of kColumnChunk rows and leaves its
+// maximum and sum in a buffer; a second kernel takes the chunks of a column in order. Neighbouring threads read
+// neighbouring columns, so x is read once at the memory's speed, and the order of every sum is fixed.
 #include <algorithm>
 
 #include "kernels/device/vec.cuh"

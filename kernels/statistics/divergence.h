@@ -1,11 +1,13 @@
 #pragma once
+// divergence: how far two next-token distributions are apart.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Distance of two next-token distributions, per row: p = softmax(base), q = softmax(model).
-//   kl[r]   = sum_v p(v) (ln p(v) - ln q(v))                                        f64; overwritten
-//   top1[r] = 1 if both have the same likeliest token, else 0                       i32; overwritten
-//   top5[r] = how many of base's five likeliest are among model's five likeliest    i32; overwritten
-//   base, model  [rows, vocab] f32, vocab >= 5.  The first index wins among equal logits.
+// With p = softmax(base[r]) and q = softmax(model[r]):
+//   kl[r]   = sum_v p(v) (ln p(v) - ln q(v))    f64, nats (Kullback-Leibler divergence of model from base)
+//   top1[r] = 1 if both have the same likeliest token, else 0                     i32
+//   top5[r] = how many of the five likeliest of base are among those of model     i32
+//   base, model  [rows, vocab] f32, vocab >= 5; the lower index wins among equal logits. kl, top1, top5 [rows] are
+//   overwritten. Logits are finite.
 struct DivergenceOut {
   TensorView kl{}, top1{}, top5{};
 };

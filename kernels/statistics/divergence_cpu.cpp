@@ -1,3 +1,4 @@
+// Distance of two next-token distributions: the CPU half, in f64.
 #include "kernels/statistics/divergence.h"
 
 #include <algorithm>

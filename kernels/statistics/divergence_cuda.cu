@@ -1,6 +1,6 @@
-// One block a row. Three sweeps give the two log-sum-exps and the KL sum in f64; five more sweeps a side pick
-// the largest logits one after another. A row (128k f32 at most) stays in L2 between sweeps, so device memory
-// is read once a side. Every reduction is a fixed tree, so the bits do not depend on the run.
+// Distance of two next-token distributions: a block has a row. Three sweeps give the two log-sum-exps and the KL sum in
+// f64; five more sweeps a side pick the largest logits one after another. A row (128k f32 at most) stays in L2 between
+// sweeps, so device memory is read once a side. Every reduction is a fixed tree, so the bits do not depend on the run.
 #include <cfloat>
 
 #include "kernels/exec/exec_cuda.h"

@@ -1,12 +1,15 @@
 #pragma once
+// gram and cross_gram: sums of outer products of activations over tokens.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// The statistics of GPTQ: raw sums over tokens, never averages.
-//   gram:        g += x^T x           cross_gram:  d += a^T b
+// The Hessian of GPTQ's objective (Frantar et al., 2022, section 3: H = 2 X X^T) without the factor and never averaged,
+// and the cross term that shifts its targets (kernels/quantize/factor.h). Both outputs are added to:
+//   gram:        g += x^T x
+//   cross_gram:  d += a^T b
 //   x, a, b  [tokens, in]  f32 | bf16 (a and b alike)
-//   g, d     [in, in]      f32; both halves filled
+//   g, d     [in, in]      f32; g symmetric, both halves filled
 // Tokens are taken in fixed chunks of kGramChunk, so the bits do not depend on how a caller batches multiples of it.
-// Products of bf16 inputs are exact in f32; sums are f32. Never TF32.
+// Products of bf16 inputs are exact in f32; sums are f32, never TF32.
 inline constexpr int64_t kGramChunk = 2048;
 namespace cpu {
 void gram(Exec&, ConstTensorView x, TensorView g);

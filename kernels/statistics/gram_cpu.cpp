@@ -1,5 +1,5 @@
-// Sums of outer products: the CPU half. Fixed chunks of tokens and fixed tiles of the output; a tile belongs
-// to one thread.
+// Sums of outer products: the CPU half. Fixed chunks of tokens and fixed tiles of the output; a tile belongs to one
+// thread.
 #include "kernels/statistics/gram.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// Sums of outer products by cuBLAS in fixed chunks of tokens, accumulating in f32 straight onto the output. A
-// Gram matrix is symmetric: only the blocks on and below its diagonal (row-major) are computed, block row by
-// block row, and a tiled transposition fills the other half, which also makes both halves equal to the bit.
+// Sums of outer products by cuBLAS in fixed chunks of tokens, accumulating in f32 straight onto the output. A Gram
+// matrix is symmetric: only the blocks on and below its diagonal (row-major) are computed, block row by block row, and
+// a tiled transposition fills the other half, which also makes both halves equal to the bit.
 #include <algorithm>
 
 #include "kernels/exec/exec_cuda.h"

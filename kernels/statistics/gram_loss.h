@@ -1,8 +1,13 @@
 #pragma once
+// gram_loss: the error of a weight on the calibration data, from the Gram matrix of its inputs.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// loss[o] = delta_o H delta_o^T with delta = a - b: the error of each output row on the calibration data, as a raw
-// sum over tokens.   a, b [out, in] f32 · h [in, in] f32 · loss [out] f64; overwritten
+// loss[o] = delta_o H delta_o^T with delta = a - b and H from gram (kernels/statistics/gram.h): the squared error of
+// output o, summed over the tokens that H has seen. GPTQ's objective (Frantar et al., 2022, section 3, equation 1).
+//   a, b  [out, in] f32
+//   h     [in, in]  f32, symmetric, both halves
+//   loss  [out]     f64; overwritten
+// In f64: a good quantizer puts its error where large terms cancel.
 namespace cpu {
 void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss);
 }

@@ -1,5 +1,5 @@
-// The error of a coded linear under a Gram matrix: the CPU half. In f64, because a good quantizer puts its
-// error where large terms cancel.
+// The error of a coded linear under a Gram matrix: the CPU half. In f64, because a good quantizer puts its error where
+// large terms cancel.
 #include "kernels/statistics/gram_loss.h"
 
 #include <vector>

@@ -1,6 +1,6 @@
-// The error of a coded linear under a Gram matrix: delta and H widened to f64, one product, one dot per row.
-// The f64 tensor cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good
-// quantizer's error cancel.
+// The error of a coded linear under a Gram matrix: delta and H widened to f64, one product, one dot per row. The f64
+// tensor cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error
+// cancel.
 #include <algorithm>
 
 #include "kernels/device/reduce.cuh"

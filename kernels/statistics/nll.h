@@ -1,11 +1,12 @@
 #pragma once
+// Ops on logits: the loss of a target, soft-capping, the greedy choice; and the step of positions between two tokens.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// Negative log-likelihood of a target under softmax(logits), per row.
-//   logits   [rows, vocab]  f32; `softcap` > 0 first maps z to softcap * tanh(z / softcap)
-//   targets  [rows]         i32; -1 gives 0
+// out[r] = -ln softmax(logits[r])[targets[r]], in nats.
+//   logits   [rows, vocab]  f32; `softcap` > 0 first maps z to softcap * tanh(z / softcap) (Gemma 2, 2024, section 2)
+//   targets  [rows]         i32 in [0, vocab); a negative one gives 0 (a token that is not judged)
 //   out      [rows]         f32; overwritten
-// The log-sum-exp is taken about the row's maximum.
+// The log-sum-exp is taken about the row's maximum, so large logits do not overflow.
 namespace cpu {
 void nll(Exec&, ConstTensorView logits, ConstTensorView targets, float softcap, TensorView out);
 }
@@ -16,7 +17,7 @@ inline void nll(Exec& ex, ConstTensorView logits, ConstTensorView targets, float
   pick(ex, &cpu::nll, FEWBIT_CUDA_OP(nll))(ex, logits, targets, softcap, out);
 }
 
-// z = softcap * tanh(z / softcap) for every logit z, f32, in place; softcap > 0.
+// z = softcap * tanh(z / softcap) for every logit z; softcap > 0.   logits f32, in place
 namespace cpu {
 void cap_logits(Exec&, float softcap, TensorView logits);
 }
@@ -27,8 +28,10 @@ inline void cap_logits(Exec& ex, float softcap, TensorView logits) {
   pick(ex, &cpu::cap_logits, FEWBIT_CUDA_OP(cap_logits))(ex, softcap, logits);
 }
 
-// ids[r] = the index of the largest logit of row r; the first one among equals.   logits [rows, vocab] f32, ids [rows]
-// i32
+// ids[r] = the index of the largest logit of row r, the first one among equals (greedy decoding). A row without a logit
+// above minus infinity gives 0.
+//   logits  [rows, vocab] f32, vocab > 0
+//   ids     [rows]        i32; overwritten
 namespace cpu {
 void argmax(Exec&, ConstTensorView logits, TensorView ids);
 }
@@ -39,7 +42,7 @@ inline void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {
   pick(ex, &cpu::argmax, FEWBIT_CUDA_OP(argmax))(ex, logits, ids);
 }
 
-// values[i] += delta, i32: advances the positions of a decode step on the device.
+// values[i] += delta: moves the positions of a decode step on, on the device.   values i32, any shape, in place
 namespace cpu {
 void advance(Exec&, TensorView values, int32_t delta);
 }

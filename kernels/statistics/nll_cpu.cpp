@@ -1,4 +1,4 @@
-// Losses, the greedy choice and the step of positions.
+// Ops on logits: the CPU half.
 #include "kernels/statistics/nll.h"
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// One block a row (argmax: several where rows are few), 16-byte loads where the row is aligned. The log-sum-exp takes
-// one pass: each thread keeps its running maximum and the sum about it, and the threads' pairs are merged about the
-// row's maximum in a fixed order.
+// Ops on logits: a block has a row (argmax: several have one where rows are few), 16-byte loads where rows are aligned.
+// The log-sum-exp takes one pass: each thread keeps its running maximum and the sum about it, and the threads' pairs
+// are merged about the row's maximum in a fixed order.
 #include <algorithm>
 #include <cfloat>
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ float capped(float z, float softcap) {
   return softcap > 0 ? softcap * tanhf(z / softcap) : z;
 }
 
-// Calls f(value, index) for this thread's values of the part [begin, end) of a row, in ascending order of the index;
+// Calls f(value, index) for this thread's values in columns [begin, end) of a row, in ascending order of the index;
 // `begin` a multiple of kN.
 template <int kN, class F>
 __device__ __forceinline__ void for_row(const float* row, int64_t begin, int64_t end, F f) {
@@ -78,19 +78,19 @@ __global__ void cap_logits_kernel(float softcap, float* logits, int64_t n) {
   if (i < n) logits[i] = capped(logits[i], softcap);
 }
 
-constexpr int kMostParts = 32;  // of a row: the last of its blocks has a lane for each
+constexpr int kMostSplits = 32;  // of a row: a lane of the last block for each
 
-// Block (row, part): the best of its part, and the row's by the block that is the last to have its own.
+// Block (row, split): the best of its split, and that of the row by the block that finishes last (an arrival counter).
 template <int kN>
 __global__ void argmax_kernel(const float* __restrict__ logits,  // [rows, vocab]
-                              Best* found,                       // [rows, parts]; unused of one part
+                              Best* found,                       // [rows, splits]; unused with one split
                               uint32_t* counters,                // [rows], zero before and after
                               int32_t* __restrict__ ids,         // [rows]
-                              int64_t vocab, int64_t part_size) {
+                              int64_t vocab, int64_t split_size) {
   allow_successor();
   await_predecessor();
   __shared__ Best partial[kThreads / 32];
-  const int64_t begin = blockIdx.y * part_size, end = min(begin + part_size, vocab);
+  const int64_t begin = blockIdx.y * split_size, end = min(begin + split_size, vocab);
   Best best{-INFINITY, kNone};
   for_row<kN>(logits + blockIdx.x * vocab, begin, end, [&](float z, int i) {
     if (z > best.value) best = {z, i};
@@ -154,12 +154,12 @@ void argmax(Exec& ex, ConstTensorView logits, TensorView ids) {
   CudaState& s = ex.cuda_state();
   constexpr int64_t kStep = 4 * kThreads;  // values that a block takes at once
   const int64_t wanted =
-      std::clamp<int64_t>(s.sms() / rows, 1, std::min<int64_t>(kMostParts, (vocab + kStep - 1) / kStep));
-  const int64_t part_size = (vocab + wanted * kStep - 1) / (wanted * kStep) * kStep;
-  const int64_t parts = (vocab + part_size - 1) / part_size;
-  Best* found = parts > 1 ? s.scratch_of<Best>(rows * parts) : nullptr;
-  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(parts)), dim3(kThreads), 0,
-                     logits.as<float>(), found, s.counters, ids.as<int32_t>(), vocab, part_size);
+      std::clamp<int64_t>(s.sms() / rows, 1, std::min<int64_t>(kMostSplits, (vocab + kStep - 1) / kStep));
+  const int64_t split_size = (vocab + wanted * kStep - 1) / (wanted * kStep) * kStep;
+  const int64_t splits = (vocab + split_size - 1) / split_size;
+  Best* found = splits > 1 ? s.scratch_of<Best>(rows * splits) : nullptr;
+  launch_overlapping(s, kernel, dim3(static_cast<unsigned>(rows), static_cast<unsigned>(splits)), dim3(kThreads), 0,
+                     logits.as<float>(), found, s.counters, ids.as<int32_t>(), vocab, split_size);
 }
 
 void advance(Exec& ex, TensorView values, int32_t delta) {

@@ -1,8 +1,10 @@
 #pragma once
+// squared_error: the distance of two matrices, row by row.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// error[o] = sum_i (a[o, i] - b[o, i])^2 in f64; b.data == nullptr counts as zero.
-//   a, b [out, in] f32 · error [out] f64; overwritten
+// error[o] = sum_i (a[o, i] - b[o, i])^2, summed in f64.
+//   a, b   [out, in] f32; b.data == nullptr counts as zero, which gives the energy of a
+//   error  [out]     f64; overwritten
 namespace cpu {
 void squared_error(Exec&, ConstTensorView a, ConstTensorView b, TensorView error);
 }

@@ -1,4 +1,6 @@
+// Distance of two matrices by rows: the CPU half.
 #include "kernels/statistics/squared_error.h"
+
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {

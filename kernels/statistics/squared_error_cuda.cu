@@ -1,5 +1,6 @@
-// One block a row: threads stride over the columns with f64 sums, then a fixed tree in shared memory. Reads
-// both matrices once, so it runs at the memory's speed; the order of the sum is fixed by the block size.
+// Distance of two matrices by rows: a block has a row, threads stride over the columns with f64 sums, then a fixed tree
+// in shared memory. Reads both matrices once, so it runs at the memory's speed; the order of the sum is fixed by the
+// block size.
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/statistics/squared_error.h"
 

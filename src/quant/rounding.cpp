@@ -64,15 +64,14 @@ void choose_grid(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec
 DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule) {
   DeviceCodes q = make_codes(ex, spec, w.rows(), w.cols());
   choose_grid(ex, w, h, spec, rule, q);
-  round_to_grid(ex,
-                {.w = w,
+  round_to_grid(ex, w,
+                {.codes = q.codes,
                  .scales = q.scales,
                  .zeros = q.zeros,
+                 .grid = spec.grid,
                  .bits = spec.bits,
                  .group = spec.group_size(w.cols()),
-                 .grid = spec.grid,
-                 .out_group = spec.out_group},
-                q.codes);
+                 .out_group = spec.out_group});
   return q;
 }
 
@@ -85,6 +84,7 @@ Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec) {
               .zeros = q.zeros,
               .group_of = q.group_of,
               .levels = levels,
+              .grid = spec.grid,
               .bits = spec.bits,
               .group = spec.group_size(q.codes.cols()),
               .out_group = spec.out_group},
@@ -107,6 +107,7 @@ Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
               .zeros = zeros,
               .group_of = group_of,
               .levels = levels,
+              .grid = q.spec.grid,
               .bits = q.spec.bits,
               .group = q.spec.group_size(q.in()),
               .out_group = q.spec.out_group},

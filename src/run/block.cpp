@@ -7,6 +7,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/rope_append.h"
+#include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
@@ -264,15 +265,14 @@ Activations SlotBuffers::bind(TensorView x, int kind) const {
 }
 
 RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longest_(longest) {
-  const auto upload = [&](const std::vector<float>& f) {
-    if (!f.empty() && !tables_.count(f))
-      tables_.emplace(f, ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(f.size())}, f)));
+  const auto add = [&](const std::vector<float>& f) {
+    if (!f.empty() && !tables_.count(f)) tables_.emplace(f, upload(ex, f));
   };
   for (const std::vector<BlockOp>& block : spec.kinds)
     for (const BlockOp& op : block)
       if (const Rope* r = std::get_if<Rope>(&op)) {
-        upload(r->params.inv_freq);
-        upload(r->params.long_inv_freq);
+        add(r->params.inv_freq);
+        add(r->params.long_inv_freq);
       }
 }
 

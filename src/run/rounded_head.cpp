@@ -43,8 +43,9 @@ Linear fp8_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
     const int64_t end = first + w.rows();
     const TensorView scales = h.scales.view().reshaped({l.out, 1}).row_range(first, end);
     choose_f8_scales(ex, {.w = w, .group = l.in}, scales);
-    round_to_grid(ex, {.w = w, .scales = scales, .bits = 8, .group = l.in, .grid = Grid::f8_e4m3},
-                  bytes.row_range(first, end));
+    round_to_grid(
+        ex, w,
+        {.codes = bytes.row_range(first, end), .scales = scales, .grid = Grid::f8_e4m3, .bits = 8, .group = l.in});
   });
   return h;
 }
@@ -55,7 +56,7 @@ void for_int4_rows(Exec& ex, const Checkpoint& c, const NamedLinear& l, const F&
   for_rows(ex, c, l, [&](int64_t first, const Tensor& w) {
     const Tensor codes = ex.alloc(DType::u8, w.shape()), scales = ex.alloc(DType::f32, {w.rows(), kInt4.groups(l.in)});
     choose_scales(ex, w, {}, kInt4.group, default_search(kInt4.bits, true, ScaleRule::diag_grid), scales, {});
-    round_to_grid(ex, {.w = w, .scales = scales, .bits = kInt4.bits, .group = kInt4.group}, codes);
+    round_to_grid(ex, w, {.codes = codes, .scales = scales, .bits = kInt4.bits, .group = kInt4.group});
     f(first, codes, scales);
   });
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/exec/upload.h"
 #include "kernels/model/cast.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/half.h"
@@ -101,15 +102,12 @@ void fold(Exec& ex, BlockF32& b, const std::vector<BlockOp>& ops, const Absorber
     for (size_t j = 0; j < s.size(); ++j) it->second.value[j] = divided(it->second, j, s[j], offset);
     it->second.changed = true;
   }
-  const auto upload = [&](const std::vector<float>& v) {
-    return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
-  };
   if (!norm) {
     std::vector<float> inverse(s);
     for (float& x : inverse) x = 1 / x;
-    scale_rows(ex, upload(inverse), b.weights.at(a.name + ".weight"));
+    scale_rows(ex, upload(ex, inverse), b.weights.at(a.name + ".weight"));
   }
-  const Tensor columns = upload(by_consumer_feature(a, s));
+  const Tensor columns = upload(ex, by_consumer_feature(a, s));
   for (const LinearDef& l : a.linears) scale_columns(ex, columns, b.weights.at(l.name + ".weight"));
   for (const NamedDense& r : a.routers) {
     RouterF32& router = b.routers.at(r.name);
@@ -130,18 +128,14 @@ void replace_in(Exec& ex, const BlockF32& b, DType dtype, BlockWeights& weights)
     cast(ex, from, t);
     return t;
   };
-  const auto uploaded = [&](const VectorF32& v) {
-    return converted(
-        ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.value.size())}, v.value)));
-  };
   for (const auto& [name, weight] : b.weights)
     std::get<DenseLinear>(weights.linears.at(name.substr(0, name.rfind('.')))).weight = converted(weight);
   for (const auto& [name, vector] : b.vectors) {
     const std::string owner = name.substr(0, name.rfind('.'));
     if (ends_with(name, ".bias"))
-      std::get<DenseLinear>(weights.linears.at(owner)).bias = uploaded(vector);
+      std::get<DenseLinear>(weights.linears.at(owner)).bias = converted(upload(ex, vector.value));
     else
-      weights.vectors.at(owner) = uploaded(vector);
+      weights.vectors.at(owner) = converted(upload(ex, vector.value));
   }
   for (const auto& [name, router] : b.routers) weights.vectors.at(name) = converted(router.weight);
 }

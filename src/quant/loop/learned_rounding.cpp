@@ -60,14 +60,11 @@ struct Variables {
     learned_start(ex, ex.to_device(l.coded->codes), grid());
   }
   LearnedGrid grid() const {
-    return {.level = level,
+    return {.start = {.scales = scales, .zeros = zeros, .bits = bits, .group = group},
+            .level = level,
             .factor = factor,
             .mean = mean,
             .square = square,
-            .scales = scales,
-            .zeros = zeros,
-            .bits = bits,
-            .group = group,
             .scale_dtype = scale_dtype};
   }
 };

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <string>
 
+#include "kernels/exec/upload.h"
 #include "kernels/quantize/error_feedback.h"
 #include "kernels/quantize/factor.h"
 #include "kernels/quantize/matrix_edit.h"
@@ -36,12 +37,6 @@ ScaleRule scale_rule(Effort e) {
   return e == Effort::best ? ScaleRule::loop_grid : ScaleRule::diag_grid;
 }
 int refine_rounds(Effort e) { return e == Effort::standard ? 3 : e == Effort::best ? 6 : 0; }
-
-template <class T>
-Tensor upload(Exec& ex, DType dtype, const std::vector<T>& values) {
-  if (values.empty()) return {};
-  return ex.to_device(Tensor::host_from<T>(dtype, {static_cast<int64_t>(values.size())}, values));
-}
 
 // One linear's problem: H with dead inputs mended, and what the codes should reproduce.
 struct Problem {
@@ -86,9 +81,9 @@ Problem make_problem(Exec& ex, const LinearJob& job) {
   }
   p.lambda = job.damp * static_cast<float>(sum / static_cast<double>(in));
   if (any) {
-    add_diagonal(ex, upload(ex, DType::f32, mend), p.h);
+    add_diagonal(ex, upload(ex, mend), p.h);
     diagonal(ex, p.h, p.diag);
-    p.dead = upload(ex, DType::u8, dead);
+    p.dead = upload(ex, dead);
   }
   return p;
 }
@@ -134,16 +129,11 @@ Tensor scales_by_row(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
 bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, ConstTensorView r,
                DeviceCodes& q) {
   const int64_t out = job.weight.rows(), in = job.weight.cols();
-  ErrorFeedbackArgs args{.w = p.target,
-                         .r = r,
-                         .h_diag = p.diag,
-                         .group = job.spec.group_size(in),
-                         .group_of = {},
-                         .search = search_for(job.spec, scale_rule(job.effort)),
-                         .grid = job.spec.grid};
+  ErrorFeedbackArgs args{
+      .w = p.target, .r = r, .h_diag = p.diag, .search = search_for(job.spec, scale_rule(job.effort))};
   q = make_codes(ex, job.spec, out, in);
-  const Tensor column = upload(ex, DType::i32, order.column);
-  const Tensor grid_of = upload(ex, DType::i32, fixed_grids(job, order));
+  const Tensor column = upload(ex, order.column);
+  const Tensor grid_of = upload(ex, fixed_grids(job, order));
   Tensor w, diag;
   if (!order.natural()) {
     w = permuted(ex, p.target, {}, column);
@@ -153,20 +143,27 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
   }
   if (grid_of) {
     choose_grid(ex, p.target, p.diag, job.spec, scale_rule(job.effort), q);
-    args.group_of = grid_of;
   }
   Tensor loss = ex.alloc(DType::f64, {out});
   const Tensor by_row = job.spec.out_group > 1 ? scales_by_row(ex, q.scales, job.spec.out_group, out) : Tensor();
-  error_feedback(ex, args, q.codes, by_row ? by_row : q.scales, q.zeros, loss);
+  error_feedback(ex, args,
+                 {.codes = q.codes,
+                  .scales = by_row ? by_row : q.scales,
+                  .zeros = q.zeros,
+                  .group_of = grid_of,
+                  .grid = job.spec.grid,
+                  .bits = job.spec.bits,
+                  .group = job.spec.group_size(in)},
+                 loss);
   const Tensor host = ex.to_host(loss);
   for (int64_t o = 0; o < out; ++o)
     if (!std::isfinite(host.as<double>()[o])) return false;
-  if (!order.natural()) q.codes = permuted(ex, q.codes, {}, upload(ex, DType::i32, order.position));
-  if (const Tensor at = upload(ex, DType::i32, order.group_at)) {
+  if (!order.natural()) q.codes = permuted(ex, q.codes, {}, upload(ex, order.position));
+  if (const Tensor at = upload(ex, order.group_at)) {
     q.scales = permuted(ex, q.scales, {}, at);
     if (q.zeros) q.zeros = permuted(ex, q.zeros, {}, at);
   }
-  q.group_of = upload(ex, DType::i32, order.group_of);
+  q.group_of = upload(ex, order.group_of);
   return true;
 }
 
@@ -174,17 +171,17 @@ void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCode
   const int rounds = job.spec.grid == Grid::integer ? refine_rounds(job.effort) : 0;
   if (rounds == 0) return;
   const int64_t in = job.weight.cols();
-  add_diagonal(ex, upload(ex, DType::f32, std::vector<float>(static_cast<size_t>(in), lambda)), p.h);
-  const RefineArgs args{.target = p.target,
-                        .h = p.h,
-                        .zeros = q.zeros,
-                        .group_of = q.group_of,
-                        .bits = job.spec.bits,
-                        .group = job.spec.group_size(in),
-                        .scale_dtype = job.spec.scale_dtype};
+  add_diagonal(ex, upload(ex, std::vector<float>(static_cast<size_t>(in), lambda)), p.h);
+  const RefineArgs args{.target = p.target, .h = p.h, .scale_dtype = job.spec.scale_dtype};
+  const MutableCodedView coded{.codes = q.codes,
+                               .scales = q.scales,
+                               .zeros = q.zeros,
+                               .group_of = q.group_of,
+                               .bits = job.spec.bits,
+                               .group = job.spec.group_size(in)};
   for (int i = 0; i < rounds; ++i) {
-    refit_scales(ex, args, q.codes, q.scales);
-    descend_codes(ex, args, q.scales, q.codes);
+    refit_scales(ex, args, coded);
+    descend_codes(ex, args, coded);
   }
 }
 
@@ -197,7 +194,7 @@ const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const
                           std::to_string(job.spec.group_size(in)) + " " + rung.name + " " + std::to_string(job.damp);
   if (cache.key != key) {
     cache = {.key = key, .r = ex.alloc(DType::f32, {in, in}), .ok = false};
-    const Tensor column = upload(ex, DType::i32, order.column);
+    const Tensor column = upload(ex, order.column);
     const Tensor h = order.natural() ? Tensor() : permuted(ex, p.h, column, column);
     cache.ok = factorize(ex, order.natural() ? p.h : h, rung.damp * p.lambda, rung.precision, cache.r).ok();
   }

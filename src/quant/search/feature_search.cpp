@@ -2,10 +2,6 @@
 
 namespace fewbit {
 
-Tensor uploaded(Exec& ex, const Features& v) {
-  return ex.to_device(Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(v.size())}, v));
-}
-
 Features inverse_of(const Features& s) {
   Features inverse(s);
   for (float& x : inverse) x = 1 / x;

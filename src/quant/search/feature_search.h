@@ -14,7 +14,6 @@ inline int64_t judged_rows(const Absorber& a) {
   return std::clamp(int64_t{4096} / static_cast<int64_t>(a.linears.size()), int64_t{16}, int64_t{128});
 }
 
-Tensor uploaded(Exec&, const Features&);
 Features inverse_of(const Features&);
 
 // Calls f with the target and the weight [out, in] f32 of every linear behind the absorber.

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/exec/upload.h"
 #include "kernels/quantize/error_feedback.h"
 #include "kernels/quantize/factor.h"
 #include "kernels/quantize/matrix_edit.h"
@@ -68,7 +69,7 @@ class Judge {
     const Features inverse = inverse_of(wide);
     Features importance(diagonal_);
     for (size_t j = 0; j < wide.size(); ++j) importance[j] *= inverse[j] * inverse[j];
-    const Tensor columns = uploaded(ex_, wide), back = uploaded(ex_, inverse), h = uploaded(ex_, importance);
+    const Tensor columns = upload(ex_, wide), back = upload(ex_, inverse), h = upload(ex_, importance);
     Tensor factor;
     if (factor_) {
       factor = ex_.alloc(DType::f32, factor_.shape());
@@ -111,14 +112,13 @@ class Judge {
     const QuantSpec& spec = c.target.spec;
     const DeviceCodes q = make_codes(ex_, spec, scaled.rows(), scaled.cols());
     const Tensor rows = ex_.alloc(DType::f64, {scaled.rows()});
-    error_feedback(ex_,
-                   {.w = scaled,
-                    .r = factor,
-                    .h_diag = h,
-                    .group = spec.group_size(scaled.cols()),
-                    .group_of = {},
-                    .search = search_for(spec, rule_of(c))},
-                   q.codes, q.scales, q.zeros, rows);
+    error_feedback(ex_, {.w = scaled, .r = factor, .h_diag = h, .search = search_for(spec, rule_of(c))},
+                   {.codes = q.codes,
+                    .scales = q.scales,
+                    .zeros = q.zeros,
+                    .bits = spec.bits,
+                    .group = spec.group_size(scaled.cols())},
+                   rows);
     return sum_of(ex_, rows);
   }
 

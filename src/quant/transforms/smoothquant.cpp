@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/exec/upload.h"
 #include "kernels/model/cast.h"
 #include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/gemm.h"
@@ -142,10 +143,10 @@ class Search {
     const Features inverse = inverse_of(wide);
     Features squared(inverse);
     for (float& x : squared) x *= x;
-    const Tensor columns = uploaded(ex_, wide);
+    const Tensor columns = upload(ex_, wide);
     Tensor x = copied(x_), h = copied(importance_);
-    scale_columns(ex_, uploaded(ex_, inverse), x);
-    scale_columns(ex_, uploaded(ex_, squared), h.view().reshaped({1, h.numel()}));
+    scale_columns(ex_, upload(ex_, inverse), x);
+    scale_columns(ex_, upload(ex_, squared), h.view().reshaped({1, h.numel()}));
     double sum = 0;
     for (const Consumer& c : consumers_) {
       if (!(c.energy > 0)) continue;

@@ -1,5 +1,4 @@
-// The CUDA half of Exec: copies in every direction, recordings, the book of memory. Skipped where no GPU
-// answers.
+// The CUDA half of Exec: copies in every direction, recordings, the book of memory. Skipped where no GPU answers.
 #include <cstring>
 #include <string>
 

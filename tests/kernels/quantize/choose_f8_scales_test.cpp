@@ -29,17 +29,18 @@ Tensor chosen(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, bool se
 double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h, const Tensor& scales) {
   const Tensor ds = ex.to_device(scales), codes = poisoned(ex, DType::u8, {c.out, c.in});
   const Tensor back = poisoned(ex, DType::f32, {c.out, c.in});
-  round_to_grid(ex,
-                {.w = ex.to_device(w),
-                 .scales = ds,
-                 .bits = 8,
-                 .group = c.group,
-                 .grid = Grid::f8_e4m3,
-                 .out_group = c.out_group},
-                codes);
+  round_to_grid(
+      ex, ex.to_device(w),
+      {.codes = codes, .scales = ds, .grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .out_group = c.out_group});
   const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
   dequantize(ex,
-             {.codes = codes, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group},
+             {.codes = codes,
+              .scales = ds,
+              .levels = levels,
+              .grid = Grid::f8_e4m3,
+              .bits = 8,
+              .group = c.group,
+              .out_group = c.out_group},
              back);
   const Tensor q = ex.to_host(back);
   double sum = 0;
@@ -128,12 +129,19 @@ TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
       const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales);
       const Tensor w = poisoned(ex, DType::f32, {c.out, c.in}), back = poisoned(ex, DType::u8, {c.out, c.in});
       const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
-      dequantize(
-          ex, {.codes = dc, .scales = ds, .levels = levels, .bits = 8, .group = c.group, .out_group = c.out_group}, w);
+      dequantize(ex,
+                 {.codes = dc,
+                  .scales = ds,
+                  .levels = levels,
+                  .grid = Grid::f8_e4m3,
+                  .bits = 8,
+                  .group = c.group,
+                  .out_group = c.out_group},
+                 w);
       EXPECT_EQ(first_difference(ex.to_host(w), dequantize_reference(q)), "") << backend;
       round_to_grid(
-          ex, {.w = w, .scales = ds, .bits = 8, .group = c.group, .grid = Grid::f8_e4m3, .out_group = c.out_group},
-          back);
+          ex, w,
+          {.codes = back, .scales = ds, .grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .out_group = c.out_group});
       EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend;
     }
 }

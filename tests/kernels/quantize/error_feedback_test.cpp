@@ -1,5 +1,4 @@
-// The column loop against the textbook: U = chol(H^-1) upper, weights updated in place column by column, in
-// f64.
+// The column loop against the textbook: U = chol(H^-1) upper, weights updated in place column by column, in f64.
 #include "kernels/quantize/error_feedback.h"
 
 #include <numeric>
@@ -145,14 +144,9 @@ Result run(Exec& ex, const LoopCase& s, const Tensor& weight, const Tensor& h, f
   if (!s.symmetric) zeros = s.fixed ? ex.to_device(given.zeros) : poisoned(ex, DType::u8, {s.out, groups});
   const Tensor group_of = s.fixed ? ex.to_device(scattered_groups(s, groups)) : Tensor();
   const Tensor codes = poisoned(ex, DType::u8, {s.out, s.in}), loss = poisoned(ex, DType::f64, {s.out});
-  error_feedback(ex,
-                 {.w = w,
-                  .r = r,
-                  .h_diag = diag,
-                  .group = s.group,
-                  .group_of = group_of,
-                  .search = default_search(s.bits, s.symmetric, s.rule)},
-                 codes, scales, zeros, loss);
+  error_feedback(
+      ex, {.w = w, .r = r, .h_diag = diag, .search = default_search(s.bits, s.symmetric, s.rule)},
+      {.codes = codes, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s.bits, .group = s.group}, loss);
   Result out;
   out.codes = ex.to_host(codes);
   out.scales = ex.to_host(scales);
@@ -184,9 +178,8 @@ std::vector<LoopCase> setups() {
   return all;
 }
 
-// Rows whose codes, scales and zeros are all the same. A weight that lies between two codes, or two
-// candidates of equal error, may fall either way in f32 and f64, and the rest of that row then differs; other
-// rows do not know.
+// Rows whose codes, scales and zeros are all the same. A weight that lies between two codes, or two candidates of equal
+// error, may fall either way in f32 and f64, and the rest of that row then differs; other rows do not know.
 std::vector<bool> equal_rows(const Result& a, const Result& b) {
   std::vector<bool> equal;
   const auto same = [](const Tensor& x, const Tensor& y, int64_t o) {

@@ -30,14 +30,11 @@ struct Bench {
     codes = ex.to_device(codes);
   }
   LearnedGrid grid() const {
-    return {.level = level,
+    return {.start = {.scales = scales, .zeros = zeros, .bits = bits, .group = group},
+            .level = level,
             .factor = factor,
             .mean = mean,
-            .square = square,
-            .scales = scales,
-            .zeros = zeros,
-            .bits = bits,
-            .group = group};
+            .square = square};
   }
   Tensor values() const {
     Tensor v = poisoned(ex, DType::f32, codes.shape());

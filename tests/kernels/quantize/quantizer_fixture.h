@@ -1,6 +1,5 @@
 #pragma once
-// What the tests of the quantizer's ops share: correlated Gram matrices, f64 arithmetic, tensors on a back
-// end.
+// What the tests of the quantizer's ops share: correlated Gram matrices, f64 arithmetic, tensors on a back end.
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -15,8 +14,7 @@ namespace fewbit::test {
 
 using Matrix = std::vector<double>;  // row-major
 
-// Sum over `tokens` of x x^T, [n, n] f32, for inputs that share a few directions and differ in size by
-// column.
+// Sum over `tokens` of x x^T, [n, n] f32, for inputs that share a few directions and differ in size by column.
 inline Tensor correlated_gram(int64_t n, int64_t tokens, uint64_t seed) {
   const int64_t factors = 8;
   const Tensor mix = random_normal(DType::f32, {factors, n}, seed + 1),

@@ -35,26 +35,15 @@ class Coded {
       for (int64_t i = 0; i < s.in; ++i) g.as<int32_t>()[i] = static_cast<int32_t>(i * 5 % groups_);
       group_of = ex.to_device(g);
     }
-    round_to_grid(ex,
-                  {.w = dt_, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s.bits, .group = s.group},
-                  codes);
+    round_to_grid(ex, dt_, view());
   }
-  RefineArgs args() const {
-    return {
-        .target = dt_,
-        .h = dh_,
-        .zeros = zeros,
-        .group_of = group_of,
-        .bits = s_.bits,
-        .group = s_.group,
-    };
+  RefineArgs args() const { return {.target = dt_, .h = dh_}; }
+  MutableCodedView view() const {
+    return {.codes = codes, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s_.bits, .group = s_.group};
   }
   double loss() const {
     const Tensor q = ex_.alloc(DType::f32, {s_.out, s_.in});
-    dequantize(
-        ex_,
-        {.codes = codes, .scales = scales, .zeros = zeros, .group_of = group_of, .bits = s_.bits, .group = s_.group},
-        q);
+    dequantize(ex_, read_only(view()), q);
     return trace_loss(target, ex_.to_host(q), hd);
   }
   Tensor target{}, h{}, scales{}, codes{}, zeros{}, group_of{};
@@ -84,17 +73,17 @@ TEST(Refine, EveryStepLowersTheLoss) {
       Exec ex = Exec::from_name(backend);
       Coded q(ex, s, 11);
       const double start = q.loss();
-      refit_scales(ex, q.args(), q.codes, q.scales);
+      refit_scales(ex, q.args(), q.view());
       const double refitted = q.loss();
       EXPECT_LT(refitted, start) << backend;
-      descend_codes(ex, q.args(), q.scales, q.codes);
+      descend_codes(ex, q.args(), q.view());
       const double descended = q.loss();
       EXPECT_LT(descended, 0.9 * refitted) << backend;
       for (int round = 0; round < 3; ++round) {
         const double before = q.loss();
-        refit_scales(ex, q.args(), q.codes, q.scales);
+        refit_scales(ex, q.args(), q.view());
         const double between = q.loss();
-        descend_codes(ex, q.args(), q.scales, q.codes);
+        descend_codes(ex, q.args(), q.view());
         EXPECT_LE(between, before * (1 + tol::kF32Op)) << backend;
         EXPECT_LE(q.loss(), between * (1 + tol::kF32Op)) << backend;
       }
@@ -107,7 +96,7 @@ TEST(Refine, DescentEndsWhereNoCodeCanImprove) {
     Exec ex = Exec::from_name(backend);
     const State s{.out = 3, .in = 140, .group = 64};
     Coded q(ex, s, 5);
-    for (int i = 0; i < 60; ++i) descend_codes(ex, q.args(), q.scales, q.codes);
+    for (int i = 0; i < 60; ++i) descend_codes(ex, q.args(), q.view());
     const Tensor codes = ex.to_host(q.codes), scales = ex.to_host(q.scales);
     for (int64_t o = 0; o < s.out; ++o) {
       std::vector<double> delta(static_cast<size_t>(s.in));
@@ -137,8 +126,7 @@ TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
       const State s{.group = 100, .scattered = scattered};
       Coded q(ex, s, 8);
       const Tensor values = ex.alloc(DType::f32, {s.out, s.in});
-      dequantize(ex, {.codes = q.codes, .scales = q.scales, .group_of = q.group_of, .bits = 4, .group = s.group},
-                 values);
+      dequantize(ex, read_only(q.view()), values);
       const Tensor truth = ex.to_host(q.scales);
       Tensor spoiled = clone_host(truth);
       for (int64_t i = 0; i < spoiled.numel(); ++i)
@@ -146,11 +134,13 @@ TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
       RefineArgs args = q.args();
       args.target = values;
       const Tensor scales = ex.to_device(spoiled);
-      refit_scales(ex, args, q.codes, scales);
+      MutableCodedView view = q.view();
+      view.scales = scales;
+      refit_scales(ex, args, view);
       EXPECT_EQ(first_difference(ex.to_host(scales), truth), "") << backend;
       // Nothing is left to gain: the codes stay.
       const Tensor before = ex.to_host(q.codes);
-      descend_codes(ex, args, scales, q.codes);
+      descend_codes(ex, args, view);
       EXPECT_EQ(first_difference(ex.to_host(q.codes), before), "") << backend;
     }
 }
@@ -163,7 +153,8 @@ TEST(Refine, AGroupOfZeroLevelsKeepsItsScale) {
     Tensor codes = ex.to_host(q.codes);
     for (int64_t i = 100; i < 200; ++i) codes.as<uint8_t>()[i] = 8;
     const Tensor before = ex.to_host(q.scales);
-    refit_scales(ex, q.args(), ex.to_device(codes), q.scales);
+    ex.copy(codes, q.codes);
+    refit_scales(ex, q.args(), q.view());
     const Tensor after = ex.to_host(q.scales);
     EXPECT_EQ(after.as<float>()[1], before.as<float>()[1]);
     EXPECT_NE(after.as<float>()[0], before.as<float>()[0]);

@@ -1,5 +1,4 @@
-// 4-bit floats: the published rules, that a search only ever lowers the error, and the same bits on both
-// devices.
+// 4-bit floats: the published rules, that a search only ever lowers the error, and the same bits on both devices.
 #include "kernels/quantize/round_fp4.h"
 
 #include <cmath>

@@ -16,7 +16,7 @@ TEST(RoundToGrid, RoundsTiesToEvenAndClamps) {
         ex.to_device(host_tensor<float>(DType::f32, {1, 8}, {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 100.f, -100.f, 6.6f}));
     const Tensor scales = ex.to_device(host_tensor<float>(DType::f32, {1, 1}, {1.f}));
     const Tensor codes = poisoned(ex, DType::u8, {1, 8});
-    round_to_grid(ex, {.w = w, .scales = scales, .bits = 4, .group = 8}, codes);
+    round_to_grid(ex, w, {.codes = codes, .scales = scales, .bits = 4, .group = 8});
     const Tensor got = ex.to_host(codes);
     const std::vector<uint8_t> want = {8, 10, 10, 8, 6, 15, 0, 15};
     for (size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got.as<uint8_t>()[i], want[i]) << backend << " " << i;
@@ -40,11 +40,10 @@ TEST(RoundToGrid, InvertsDequantize) {
           for (int64_t i = 0; i < in; ++i) group_of.as<int32_t>()[i] = static_cast<int32_t>(i * 7 % groups);
           const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales), dz = ex.to_device(zeros),
                        dg = ex.to_device(group_of);
-          const ConstTensorView z = symmetric ? ConstTensorView{} : dz.view(),
-                                g = scattered ? dg.view() : ConstTensorView{};
+          const TensorView z = symmetric ? TensorView{} : dz.view(), g = scattered ? dg.view() : TensorView{};
           const Tensor w = poisoned(ex, DType::f32, {out, in}), back = poisoned(ex, DType::u8, {out, in});
           dequantize(ex, {.codes = dc, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group}, w);
-          round_to_grid(ex, {.w = w, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group}, back);
+          round_to_grid(ex, w, {.codes = back, .scales = ds, .zeros = z, .group_of = g, .bits = bits, .group = group});
           EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend << " " << bits;
         }
 }
