@@ -30,8 +30,9 @@ LAYERS = {
 #
 # A room may include only rooms that stand before it in the table, but for one inside the other.
 #
-# The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids), the CPU's loops (cpu) and
-# which kernel takes which rows (choice) know nobody. device/ holds what several kernels share on the GPU and launches
+# The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids) and the CPU's loops (cpu)
+# know nobody; which kernel takes which rows (choice) knows the numbers of a GPU (exec/gpu_traits.h). device/ holds what
+# several kernels share on the GPU and launches
 # through exec. The small ops of a model (model) come next, because attention and products take their input through a
 # rotation, a norm or a gated activation. products/ holds the dense products and the parts that both families of packed
 # ones (marlin, bytes) are made of. The families do not know each other; the ops over several linears (gated_gemms,
@@ -42,14 +43,14 @@ ROOMS = {
         "exec": [],
         "grids": [],
         "cpu": [],
-        "choice": [],
+        "choice": ["exec"],
         "device": ["exec"],
         "model": ["exec", "cpu", "device"],
-        "attention": ["exec", "cpu", "device", "model"],
+        "attention": ["exec", "choice", "cpu", "device", "model"],
         # attention: kv_codes.cuh alone, whose conversions of 8-bit codes the products of few rows use too.
-        "products": ["exec", "cpu", "device", "grids", "model", "attention", "products/bytes"],
-        "products/marlin": ["exec", "cpu", "device", "products"],
-        "products/bytes": ["exec", "cpu", "device", "grids", "model", "products"],
+        "products": ["exec", "choice", "cpu", "device", "grids", "model", "attention", "products/bytes"],
+        "products/marlin": ["exec", "choice", "cpu", "device", "products"],
+        "products/bytes": ["exec", "choice", "cpu", "device", "grids", "model", "products"],
         "statistics": ["exec", "cpu", "device"],
         "quantize": ["exec", "cpu", "device", "grids", "products"],
         "decode": ["exec", "device", "grids", "model", "attention", "products", "products/marlin", "products/bytes"],

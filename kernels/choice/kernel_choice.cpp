@@ -21,7 +21,7 @@ using Gpu = GpuTraits;
 // Groups of 32 and 64 end inside of the 128 values of k that a warp of the kernels for few rows has.
 bool fine_groups(const Problem& p) { return p.group > 0 && p.group < 128 && p.group < p.in; }
 
-// Fewer rows read the weights faster by the kernels for few rows; more are faster dequantized once, by cuBLAS.
+// Fewer rows are faster by the kernels for few rows; more, by dequantizing once and cuBLAS.
 bool takes_marlin_wide(const Problem& p, const Gpu& g) {
   return g.hopper() && p.tensor_maps && p.bits == 4 && p.rows >= 17 && p.rows <= 2048;
 }
@@ -42,20 +42,20 @@ bool library_takes(const Problem& p) { return p.in % 16 == 0 && p.out % 16 == 0 
 bool unrounded(const Problem& p) { return p.codes == DType::f16; }
 
 bool takes_skinny_dense(const Problem& p, const Gpu& g) {
-  return p.x == DType::bf16 && p.aligned && skinny_launches(g, {DType::bf16, DType::bf16}, p.rows, p.in) == 1;
+  return p.x == DType::bf16 && p.aligned && skinny_k_splits(g, {DType::bf16, DType::bf16}, p.rows, p.in) == 1;
 }
 
 // The library's tensor cores take x in codes, and all rows at once: quicker than our kernel where that takes several
 // launches, and than unrounded x by it, from a few rows on.
-bool library_is_quicker(const Problem& p, const Gpu& g, int launches) {
-  const int64_t least = unrounded(p) && launches > 1 ? 5 : kLeastLibraryRows;
-  if (p.rows < least || (launches == 1 && !unrounded(p))) return false;
+bool library_is_quicker(const Problem& p, const Gpu& g, int splits) {
+  const int64_t least = unrounded(p) && splits > 1 ? 5 : kLeastLibraryRows;
+  if (p.rows < least || (splits == 1 && !unrounded(p))) return false;
   return (p.codes == DType::i8 || g.fp8_tensor_cores()) && library_takes(p);
 }
 bool takes_skinny_bytes(const Problem& p, const Gpu& g) {
   if (p.x != DType::bf16 || !p.aligned || p.x_is_codes) return false;
-  const int launches = skinny_launches(g, {unrounded(p) ? DType::f8_e4m3 : p.codes, p.codes}, p.rows, p.in);
-  return launches > 0 && !library_is_quicker(p, g, launches);
+  const int splits = skinny_k_splits(g, {unrounded(p) ? DType::f8_e4m3 : p.codes, p.codes}, p.rows, p.in);
+  return splits > 0 && !library_is_quicker(p, g, splits);
 }
 bool takes_library_codes(const Problem& p, const Gpu& g) {
   return !unrounded(p) && p.rows >= kLeastLibraryRows && library_takes(p) &&
@@ -65,8 +65,9 @@ bool takes_few_byte_rows(const Problem& p, const Gpu&) {
   return p.codes == DType::i8 || (p.codes == DType::f8_e4m3 && p.rows <= kFewByteRows);
 }
 bool takes_widened_codes(const Problem& p, const Gpu&) { return p.codes == DType::f8_e4m3; }
-// More rows are bound by the tensor cores, and two rows of codes for one of x cost more there than dequantizing.
-bool takes_library_limbs(const Problem& p, const Gpu& g) {
+// Two rows of codes for each row of x double the tensor cores' work: on an H200 the products of an 8B block take 430 us
+// by two terms and 477 dequantized at 512 rows, 1,713 and 1,203 at 2,048.
+bool takes_two_terms(const Problem& p, const Gpu& g) {
   return unrounded(p) && p.x == DType::bf16 && p.rows <= 512 && g.fp8_tensor_cores() && library_takes(p);
 }
 
@@ -114,46 +115,47 @@ constexpr KernelRule kRules[] = {
      "once",
      takes_everything},
 
-    {ChoiceOp::dense, Kernel::skinny, "skinny_kernel", "products/skinny.cuh", "bf16", "1 to 2", kAny,
+    {ChoiceOp::dense, Kernel::skinny, "skinny::product_kernel", "products/skinny.cuh", "bf16", "1 to 2", kAny,
      "in a multiple of 32 and at least 512; x finds room in shared memory; up to three weights a launch",
      takes_skinny_dense},
     {ChoiceOp::dense, Kernel::library_dense, "cuBLAS", "products/gemm_cuda.cu", "bf16, f32", kAny, kAny,
      "everything else", takes_everything},
 
-    {ChoiceOp::bytes, Kernel::skinny, "skinny_kernel", "products/skinny.cuh",
+    {ChoiceOp::bytes, Kernel::skinny, "skinny::product_kernel", "products/skinny.cuh",
      "int8 x int8, E4M3 x E4M3, E4M3 x unrounded bf16", "1 to 16", kAny,
      "x in bf16 before it is quantized; in a multiple of 64 and at least 1,024; several launches along k where x finds "
      "no "
      "room, up to 8 rows (unrounded: 4; with one launch 8)",
      takes_skinny_bytes},
-    {ChoiceOp::bytes, Kernel::library_codes, "cuBLASLt", "products/bytes/byte_product_cuda.cu",
+    {ChoiceOp::bytes, Kernel::library_codes, "cuBLASLt", "products/bytes/library_product_cuda.cu",
      "int8 x int8, E4M3 x E4M3", "9 and more", "any; E4M3: sm_89 and newer",
      "in and out multiples of 16; scales E4M3 itself from 256 rows on, on sm_90", takes_library_codes},
-    {ChoiceOp::bytes, Kernel::few_byte_rows, "few_rows_kernel", "products/bytes/byte_product.cuh",
+    {ChoiceOp::bytes, Kernel::few_byte_rows, "few_rows_kernel", "products/bytes/byte_rows.cuh",
      "int8 x int8, E4M3 x E4M3", "int8: any, 16 a launch; E4M3: 1 to 16", kAny, "shapes that none of the above takes",
      takes_few_byte_rows},
     {ChoiceOp::bytes, Kernel::widened_codes, "widen_kernel and cuBLAS", "products/bytes/fp8_gemm_cuda.cu",
      "E4M3 x E4M3", "17 and more", kAny, "codes become bf16, which is exact, for a dense product", takes_widened_codes},
-    {ChoiceOp::bytes, Kernel::library_limbs, "two E4M3 limbs and cuBLASLt", "products/bytes/fp8_unrounded_cuda.cu",
-     "E4M3 x unrounded bf16", "up to 512", "sm_89 and newer", "in and out multiples of 16; x as two rows of E4M3",
-     takes_library_limbs},
+    {ChoiceOp::bytes, Kernel::two_term_codes, "split_kernel and cuBLASLt", "products/bytes/fp8_unrounded_cuda.cu",
+     "E4M3 x unrounded bf16", "up to 512", "sm_89 and newer",
+     "in and out multiples of 16; x as the sum of two E4M3 terms, a row of codes each", takes_two_terms},
     {ChoiceOp::bytes, Kernel::dequantized_codes, "dequantize_kernel and cuBLAS", "products/bytes/fp8_unrounded_cuda.cu",
      "E4M3 x unrounded bf16 or f32", kAny, kAny, "dequantized in slabs of 256 MiB, then a dense product",
      takes_everything},
 
-    {ChoiceOp::attention, Kernel::attention_decode, "decode kernel", "attention/attention_decode.cuh",
+    {ChoiceOp::attention, Kernel::attention_decode, "decode_kernel", "attention/attention_decode.cuh",
      "bf16 over a bf16, FP8 or int8 cache", "new tokens x query heads of a kv head up to 64", kAny,
      "over the cache; keys split over the blocks, the splits' softmax merged; head size up to 256, a multiple of 8 "
      "(codes: 16)",
      takes_attention_decode},
-    {ChoiceOp::attention, Kernel::attention_wide, "wide kernel", "attention/attention_wide.cuh", "bf16", "65 and more",
-     "sm_90a", "wgmma, keys and values by the bulk copy engine; head size 64 or 128; a driver that encodes tensor maps",
+    {ChoiceOp::attention, Kernel::attention_wide, "attention_wide_kernel", "attention/attention_wide.cuh", "bf16",
+     "65 and more", "sm_90a",
+     "wgmma, keys and values by the bulk copy engine; head size 64 or 128; a driver that encodes tensor maps",
      takes_attention_wide},
-    {ChoiceOp::attention, Kernel::attention_flash, "flash kernel", "attention/attention_flash.cuh",
+    {ChoiceOp::attention, Kernel::attention_flash, "flash_kernel", "attention/attention_flash.cuh",
      "bf16 over bf16, FP8 or int8", kAny, kAny, "blocks of 64 rows; head size up to 256, a multiple of 8 (codes: 16)",
      takes_attention_flash},
-    {ChoiceOp::attention, Kernel::attention_plain, "plain kernel", "attention/attention_plain.cuh", "f32, bf16", kAny,
-     kAny, "everything else: a warp a row", takes_everything},
+    {ChoiceOp::attention, Kernel::attention_plain, "plain_attention_kernel", "attention/attention_plain.cuh",
+     "f32, bf16", kAny, kAny, "everything else: a warp a row", takes_everything},
 };
 
 }  // namespace
@@ -183,16 +185,17 @@ const char* name_of(ChoiceOp op) {
   return "";
 }
 
-int skinny_launches(const GpuTraits& gpu, SkinnyTypes types, int64_t rows, int64_t in) {
+int skinny_k_splits(const GpuTraits& gpu, SkinnyTypes types, int64_t rows, int64_t in) {
   constexpr int64_t kStatic = 1024;  // bytes of shared memory that the kernel has besides
   const int64_t value_bytes = bytes_of(types.w), row_bytes = in * value_bytes, steps = row_bytes / kSkinnyStepBytes;
   if (rows > (types.w == DType::bf16 ? kSkinnyBf16Rows : kSkinnyRows) || row_bytes % kSkinnyStepBytes != 0 ||
       steps < kSkinnyWarps || row_bytes >= 1 << 20)
     return 0;
   const int64_t most = types.w == DType::bf16 ? 1 : steps / kSkinnyWarps;  // cuBLAS has what is left of bf16
-  for (int launches = 1; launches <= most; ++launches) {
-    const int64_t values = skinny_steps(steps, 0, launches) * (kSkinnyStepBytes / value_bytes);
-    if (skinny_shared_bytes(skinny_shape(types, rows), rows, values) + kStatic <= gpu.max_shared) return launches;
+  for (int splits = 1; splits <= most; ++splits) {
+    const int64_t values = skinny_steps(steps, 0, splits) * (kSkinnyStepBytes / value_bytes);
+    if (skinny_shared_bytes(skinny_shape(types, rows), rows, static_cast<int>(values)) + kStatic <= gpu.max_shared)
+      return splits;
   }
   return 0;
 }

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/choice/gpu_traits.h"
+#include "kernels/exec/gpu_traits.h"
 #include "src/core/dtype.h"
 
 namespace fewbit {
@@ -26,7 +26,7 @@ enum class Kernel : uint8_t {
   skinny,
   library_dense,
   library_codes,
-  library_limbs,
+  two_term_codes,
   few_byte_rows,
   widened_codes,
   dequantized_codes,
@@ -68,6 +68,14 @@ struct KernelRule {
 std::span<const KernelRule> kernel_rules();
 
 const KernelRule& choose_kernel(const KernelProblem&, const GpuTraits&);
+
+// A GPU of each compute capability that people have; multiprocessors and shared memory from NVIDIA's CUDA C++
+// Programming Guide ("Compute Capabilities") and the data sheets of the GPUs.
+struct KnownGpu {
+  const char* name;
+  GpuTraits traits;
+};
+std::span<const KnownGpu> known_gpus();
 
 // Rows up to which packed weights are read once by the kernels for few rows; above, without Hopper's instructions, they
 // are dequantized once and multiplied densely.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/exec/exec.h"
+#include "kernels/exec/gpu_traits.h"
 
 namespace fewbit {
 
@@ -69,7 +70,12 @@ struct CudaState {
   int sms() const { return props.multiProcessorCount; }
   size_t max_shared() const { return props.sharedMemPerBlockOptin; }  // bytes a block can ask for
   // True where Hopper's own instructions may be used; false on other GPUs and when a test forces the sm_80 path.
-  bool sm90() const { return props.major == 9 && !force_sm80; }
+  bool sm90() const { return traits().hopper(); }
+  GpuTraits traits() const {
+    return {.capability = force_sm80 ? 80 : 10 * props.major + props.minor,
+            .sms = sms(),
+            .max_shared = static_cast<int64_t>(max_shared())};
+  }
   bool force_sm80 = false;  // set by force_sm80_path() alone
 
   cudaStream_t stream = nullptr;

@@ -4,6 +4,7 @@
 // still rounded once.
 #include <algorithm>
 
+#include "kernels/choice/kernel_choice.h"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/products/dense.cuh"
@@ -61,6 +62,16 @@ void check_product(ConstTensorView x, const GemmProduct& p) {
   FEWBIT_ASSERT(!p.bias.data || (p.bias.numel() == p.w.rows() && p.bias.dtype == x.dtype && !p.add));
 }
 
+KernelProblem problem_of(ConstTensorView x, const GemmProduct& p) {
+  return {.op = ChoiceOp::dense,
+          .x = x.dtype,
+          .weight = p.w.dtype,
+          .rows = x.rows(),
+          .in = x.cols(),
+          .out = p.w.rows(),
+          .aligned = aligned16(static_cast<const char*>(p.w.data)) && aligned16(static_cast<const char*>(x.data))};
+}
+
 void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
   if (p.bias.data) lay_bias(s, p.bias, p.y);
   dense_product(s, {.x = x.data,
@@ -80,12 +91,12 @@ void library_product(CudaState& s, ConstTensorView x, const GemmProduct& p) {
 bool skinny::try_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm, std::span<const GemmProduct> products,
                        bool settled) {
   constexpr skinny::Types kTypes{DType::bf16, DType::bf16};
-  if (x.dtype != DType::bf16 || products.size() > skinny::Job::kWeights) return false;
+  if (products.size() > skinny::Job::kWeights) return false;
   if (norm && !skinny::prepares_x(x.rows(), x.cols())) return false;
   skinny::Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
     const GemmProduct& p = products[i];
-    if (p.y.dtype != products[0].y.dtype || skinny::k_splits(s, kTypes, x.rows(), x.cols(), p.w.data, x.data) == 0)
+    if (p.y.dtype != products[0].y.dtype || choose_kernel(problem_of(x, p), s.traits()).kernel != Kernel::skinny)
       return false;
     job.weights[i] = {.w = static_cast<const uint8_t*>(p.w.data),
                       .scales = nullptr,

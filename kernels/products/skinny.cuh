@@ -29,8 +29,7 @@ namespace fewbit::cuda::skinny {
 
 // Values of x that prepare_x() takes: 4 units of 8 a thread, which stay in registers.
 inline constexpr int kMostPreparedValues = 16384;
-inline constexpr int kStepBytes = 64;                // of a weight row: what four lanes take by one load each
-inline constexpr int kStageBytes = 16 * kStepBytes;  // of a warp's ring: one step of the 16 outputs of a tile
+inline constexpr int kStepBytes = kSkinnyStepBytes, kStageBytes = kSkinnyStageBytes;
 
 // 16 bytes of a weight on their way to the lane's own place in the ring.
 __device__ __forceinline__ void copy16_async(uint8_t* shared, const uint8_t* global) {
@@ -49,17 +48,13 @@ struct Variant {
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
   // Buffers for the warps' sums of a tile: with two, one barrier a tile is enough.
   static constexpr int kSumBuffers = kSumBuffers_;
-  // kSumStride: four more than a tile's outputs, so that rows of sums begin in different banks.
-  static constexpr int kOuts = 16, kSumStride = kOuts + 4;
+  static constexpr int kOuts = kSkinnyOuts, kSumStride = kSkinnySumStride;
 };
 
-// Bytes from row to row of x in shared memory. The eight lanes of a quarter of a load read two rows at four places, 16
-// bytes apart (32 where x is wider than the weight): with this pitch neighbouring rows use different banks.
+// Bytes from row to row of x in shared memory.
 template <class Format>
 __host__ __device__ constexpr int x_pitch(int in) {
-  const int bytes = in * Format::kXBytes;
-  if (Format::kXBytes > Format::kBytes) return bytes + 16;
-  return bytes % 128 == 64 ? bytes : bytes + 64;
+  return skinny_pitch(in, Format::kXBytes, Format::kBytes);
 }
 
 // Where a lane reads the weights next: walks over the tiles of its block and, in each, over the steps of its warp's
@@ -274,9 +269,9 @@ __global__ void __launch_bounds__(V::kThreads, V::kBlocksPerSm) product_kernel(c
 // Dynamic shared memory of the kernel, in bytes.
 template <class V>
 size_t shared_bytes(int rows, int in) {
-  return static_cast<size_t>(V::kWarps * V::kRingBytes) +
-         static_cast<size_t>(rows) * (x_pitch<typename V::Format>(in) +
-                                      sizeof(typename V::Format::Sum) * V::kSumBuffers * V::kWarps * V::kSumStride);
+  static_assert(sizeof(typename V::Format::Sum) == 4 && V::kWarps == kSkinnyWarps);
+  constexpr SkinnyShape kShape{V::kRowBlocks, V::kStages, V::Format::kBytes, V::Format::kXBytes, V::kSumBuffers};
+  return static_cast<size_t>(skinny_shared_bytes(kShape, rows, in));
 }
 
 template <class V>

@@ -3,6 +3,7 @@
 // (kernels/products/gemm.h, kernels/products/bytes/byte_gemms.h).
 #include <cuda_bf16.h>
 
+#include "kernels/choice/skinny_shape.h"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/products/normed_gemms.h"
 
@@ -43,9 +44,7 @@ struct Job {
 //   i8       i8
 //   f8_e4m3  f8_e4m3
 //   f8_e4m3  f16: unrounded, under a power of two for each row (f16_row_scale() of kernels/grids/row_grid.h)
-struct Types {
-  DType w, x;
-};
+using Types = SkinnyTypes;
 // Into how many splits along k (one launch each) a product has to be cut so that `rows` rows of x, of `in` values, find
 // room in shared memory beside the kernel's ring; 0 where the kernel does not take such weights at `w`, or such x.
 int k_splits(const CudaState& s, Types types, int64_t rows, int64_t in, const void* w, const void* x);

@@ -29,19 +29,8 @@ int k_splits_of(const CudaState& s, ConstTensorView x, const RowQuant& q, std::s
   return splits;
 }
 
-// Whether the library has these products and they are quicker than the kernel of skinny.cuh with so many k splits: its
-// FP8 and int8 tensor cores take x in codes and all rows at once.
-//                    x in i8 or f8_e4m3               x in f16 (unrounded)
-//   one split        never                            from kLeastLibraryRows rows on
-//   several splits   from kLeastLibraryRows rows on   from 5 rows on
-bool library_is_quicker(const CudaState& s, ConstTensorView x, const RowQuant& q, std::span<const ByteProduct> products,
-                        int splits) {
-  const bool unrounded = q.codes == DType::f16;
-  const int64_t least = unrounded && splits > 1 ? 5 : byte_product::kLeastLibraryRows;
-  if (x.rows() < least || (splits == 1 && !unrounded)) return false;
-  if (q.codes != DType::i8 && !byte_product::fp8_tensor_cores(s)) return false;
-  return std::all_of(products.begin(), products.end(),
-                     [&](const ByteProduct& p) { return byte_product::library_takes(make_task(x, p)); });
+KernelProblem problem_of(ConstTensorView x, const RowQuant& q, const ByteProduct& p) {
+  return byte_product::problem_of(make_task(x, p), x.dtype, q.codes, false);
 }
 
 // x is quantized in the kernel where it is small, else first, into scratch memory beside the sums of the k splits.
@@ -99,7 +88,11 @@ bool skinny::try_byte_gemms(CudaState& s, ConstTensorView x, const RowNorm* norm
   check_products(x, q, products);
   const int splits = k_splits_of(s, x, q, products);
   if (splits == 0 || (norm && !skinny::prepares_x(x.rows(), x.cols()))) return false;
-  if (library_is_quicker(s, x, q, products, splits)) return false;
+  // One launch takes all of them or none: the library is the quicker way only where it has every product.
+  if (std::none_of(products.begin(), products.end(), [&](const ByteProduct& p) {
+        return choose_kernel(problem_of(x, q, p), s.traits()).kernel == Kernel::skinny;
+      }))
+    return false;
   launch_skinny(s, x, norm, q, products, settled, splits);
   return true;
 }
@@ -139,7 +132,7 @@ void run_products(Exec& ex, ConstTensorView x, const RowQuant& q, std::span<cons
 bool byte_product::try_prepared_gemms(CudaState& s, const prepare_rows::Source& source, const RowQuant& q,
                                       std::span<const ByteProduct> products) {
   check_products(source.x, q, products);
-  if (source.x.rows() <= kMostFewRows || !prepare_rows::fits(source, q)) return false;
+  if (source.x.rows() <= kFewByteRows || !prepare_rows::fits(source, q)) return false;
   quantized_products(s, source, q, products);
   return true;
 }

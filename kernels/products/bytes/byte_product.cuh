@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <span>
 
+#include "kernels/choice/kernel_choice.h"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/products/bytes/int8_gemm.h"
 #include "kernels/products/bytes/prepare_rows.cuh"
 
 namespace fewbit::cuda::byte_product {
 
-// Rows that the kernel of byte_rows.cuh takes in one launch. From kLeastLibraryRows on the library's product comes
-// before it, where it takes the shape.
-inline constexpr int64_t kMostFewRows = 16, kLeastLibraryRows = 9;
 // A bf16 value as the sum of two E4M3 terms (fp8_unrounded_cuda.cu): what the low term is multiplied by.
 inline constexpr float kLowTermFactor = 16;
 
@@ -46,6 +44,21 @@ inline Task make_task(ConstTensorView x, const ByteProduct& p) {
           .rows = x.rows(),
           .in = x.cols(),
           .out = out};
+}
+
+// What kernels/choice/kernel_choice.h asks of a task. `codes`: the type that x has or will have, `made`: has already;
+// `x`: its type before.
+inline KernelProblem problem_of(const Task& t, DType x, DType codes, bool made) {
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  return {.op = ChoiceOp::bytes,
+          .x = x,
+          .weight = codes == DType::i8 ? DType::i8 : DType::f8_e4m3,
+          .codes = codes,
+          .x_is_codes = made,
+          .rows = t.rows,
+          .in = t.in,
+          .out = t.out,
+          .aligned = aligned(t.w)};
 }
 
 inline int64_t aligned_bytes(int64_t bytes) { return (bytes + 255) / 256 * 256; }

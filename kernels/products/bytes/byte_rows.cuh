@@ -78,7 +78,7 @@ void dispatch_bias_and_y(const Task& t, F&& f) {
   dispatch_f32_bf16(t.bias_dtype, [&](auto bias) { dispatch_f32_bf16(t.y_dtype, [&](auto y) { f(bias, y); }); });
 }
 
-// y of t's codes, for at most kMostFewRows rows.
+// y of t's codes, for at most kFewByteRows rows.
 template <class Dot>
 void launch_few_rows(cudaStream_t stream, const Task& t) {
   const bool vectors = t.in % 16 == 0 && aligned16(t.w) && aligned16(t.x);

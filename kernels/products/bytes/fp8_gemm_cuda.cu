@@ -62,22 +62,20 @@ void widened_product(CudaState& s, const Task& t, float* sums, uint8_t* room) {
 }  // namespace
 
 void fp8_products(CudaState& s, const prepare_rows::Source& source, const RowQuant& q, std::span<const Task> tasks) {
-  const bool tensor_cores = fp8_tensor_cores(s);
-  std::vector<std::optional<LibraryProduct>>
-      library;  // of each task; nothing where it has no FP8 product in the library
+  std::vector<std::optional<LibraryProduct>> library;  // of each task; nothing where the library has no product of E4M3
   const auto room_of = [&](int64_t rows) {
     int64_t most = 0;  // bytes of room, over the tasks
     library.clear();
     for (Task t : tasks) {
       t.rows = rows;
       std::optional<LibraryProduct>& made = library.emplace_back();
-      if (rows < kLeastLibraryRows) continue;
-      if (tensor_cores && library_takes(t)) {
+      const Kernel kernel = choose_kernel(problem_of(t, source.x.dtype, DType::f8_e4m3, true), s.traits()).kernel;
+      if (kernel == Kernel::library_codes) {
         if (library_scales(s, t)) made.emplace(LibraryProduct::scaled(s, t));
         if (!made || !*made) made.emplace(LibraryProduct::raw(s, kF8Sums, t));
         if (!*made) made.reset();
       }
-      if (made ? made->scales() : rows <= kMostFewRows) continue;
+      if (made ? made->scales() : rows <= kFewByteRows) continue;
       const int64_t widened = made ? 0 : aligned_bytes(2 * t.out * t.in) + 2 * rows * t.in;
       most = std::max(most, aligned_bytes(4 * rows * t.out) + widened);
     }
@@ -85,7 +83,7 @@ void fp8_products(CudaState& s, const prepare_rows::Source& source, const RowQua
   };
   for_row_chunks(s, source, q, tasks, room_of, [&](const Task& t, size_t i, uint8_t* room) {
     const std::optional<LibraryProduct>& product = library[i];
-    if (!product && t.rows <= kMostFewRows) return launch_few_rows<F8Dot>(s.stream, t);
+    if (!product && t.rows <= kFewByteRows) return launch_few_rows<F8Dot>(s.stream, t);
     if (product && product->scales()) return product->run(s, t, t.y);
     auto* sums = reinterpret_cast<float*>(room);
     if (product)
@@ -100,6 +98,6 @@ void fp8_products(CudaState& s, const prepare_rows::Source& source, const RowQua
 
 namespace fewbit {
 
-bool has_fp8_products(const Exec& ex) { return ex.on_cuda() && cuda::byte_product::fp8_tensor_cores(ex.cuda_state()); }
+bool has_fp8_products(const Exec& ex) { return ex.on_cuda() && ex.cuda_state().traits().fp8_tensor_cores(); }
 
 }  // namespace fewbit

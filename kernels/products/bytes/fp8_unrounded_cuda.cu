@@ -120,13 +120,11 @@ __global__ void __launch_bounds__(kSplitThreads) split_kernel(const __nv_bfloat1
   }
 }
 
-// With more rows the tensor cores are the bound, and two rows of codes cost more than dequantizing once.
-constexpr int64_t kMostSplitRows = 512;
-
 bool takes_two_terms(const CudaState& s, ConstTensorView x, std::span<const Task> tasks) {
-  return x.dtype == DType::bf16 && x.rows() <= kMostSplitRows && byte_product::fp8_tensor_cores(s) &&
-         aligned16(static_cast<const uint8_t*>(x.data)) &&
-         std::all_of(tasks.begin(), tasks.end(), byte_product::library_takes);
+  return aligned16(static_cast<const uint8_t*>(x.data)) && std::all_of(tasks.begin(), tasks.end(), [&](const Task& t) {
+           KernelProblem p = byte_product::problem_of(t, x.dtype, DType::f16, true);
+           return choose_kernel(p, s.traits()).kernel == Kernel::two_term_codes;
+         });
 }
 
 // False, and nothing done, where the library has no such product.

@@ -25,11 +25,11 @@ struct I8Dot {
 
 constexpr LibraryTypes kI8Sums{CUDA_R_8I, CUDA_R_32I, CUDA_R_32I, CUBLAS_COMPUTE_32I};
 
-// Any number of rows, kMostFewRows in a launch.
+// Any number of rows, kFewByteRows in a launch.
 void few_rows_at_a_time(CudaState& s, Task t) {
   const int64_t rows = t.rows;
-  for (int64_t r = 0; r < rows; r += kMostFewRows) {
-    t.rows = std::min(kMostFewRows, rows - r);
+  for (int64_t r = 0; r < rows; r += kFewByteRows) {
+    t.rows = std::min(kFewByteRows, rows - r);
     launch_few_rows<I8Dot>(s.stream, t);
     t.x += t.rows * t.in;
     t.x_scales += t.rows;
@@ -40,15 +40,20 @@ void few_rows_at_a_time(CudaState& s, Task t) {
 }  // namespace
 
 void int8_products(CudaState& s, const prepare_rows::Source& source, const RowQuant& q, std::span<const Task> tasks) {
+  const auto by_library = [&](const Task& t) {
+    return choose_kernel(problem_of(t, source.x.dtype, DType::i8, true), s.traits()).kernel == Kernel::library_codes;
+  };
   const auto room_of = [&](int64_t rows) {
     int64_t most = 0;
-    for (const Task& t : tasks) most = std::max(most, aligned_bytes(4 * rows * t.out));
-    return rows < kLeastLibraryRows ? 0 : most;
+    for (Task t : tasks) {
+      t.rows = rows;
+      if (by_library(t)) most = std::max(most, aligned_bytes(4 * rows * t.out));
+    }
+    return most;
   };
   for_row_chunks(s, source, q, tasks, room_of, [&](const Task& t, size_t, uint8_t* room) {
-    const std::optional<LibraryProduct> product = t.rows >= kLeastLibraryRows && library_takes(t)
-                                                      ? std::optional(LibraryProduct::raw(s, kI8Sums, t))
-                                                      : std::nullopt;
+    const std::optional<LibraryProduct> product =
+        by_library(t) ? std::optional(LibraryProduct::raw(s, kI8Sums, t)) : std::nullopt;
     if (!product || !*product) return few_rows_at_a_time(s, t);
     product->run(s, t, room);
     scale_sums(s.stream, reinterpret_cast<const int32_t*>(room), t);

@@ -9,18 +9,11 @@
 
 namespace fewbit::cuda::byte_product {
 
-// Whether cuBLASLt takes 8-bit matrices of this shape; it wants rows of whole 16 bytes.
-inline bool library_takes(const Task& t) { return t.in % 16 == 0 && t.out % 16 == 0 && aligned16(t.w); }
-
 // Whether its product of E4M3 codes scaled by rows and outputs takes this one: on compute capability 9.0 alone. With
 // fewer rows there are few raw sums to scale afterwards, and the library may split a long k when it leaves raw sums.
 inline constexpr int64_t kLeastScaledRows = 256;
 inline bool library_scales(const CudaState& s, const Task& t) {
   return s.sm90() && t.rows >= kLeastScaledRows && aligned16(t.w_scales) && aligned16(static_cast<const char*>(t.y));
-}
-// Whether the GPU multiplies E4M3 codes itself: compute capability 8.9 and above.
-inline bool fp8_tensor_cores(const CudaState& s) {
-  return !s.force_sm80 && (s.props.major > 8 || (s.props.major == 8 && s.props.minor == 9));
 }
 
 struct LibraryTypes {

@@ -4,6 +4,8 @@
 // the table.
 #include <algorithm>
 
+#include "kernels/choice/kernel_choice.h"
+#include "kernels/device/tensor_map.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/products/dense.cuh"
@@ -34,7 +36,6 @@ using marlin_split_k::Job;
 using marlin_split_k::kWarpTiles;
 using marlin_stream::Variant;
 
-constexpr int kFewRows = 64;  // more rows go to cuBLAS where marlin_wide.cuh does not run
 // Bytes of dequantized weight at a time; a larger weight is cut into slabs of outputs.
 constexpr size_t kDenseScratch = size_t{256} << 20;
 
@@ -93,13 +94,11 @@ bool launch_stream(CudaState& s, Job job) {
 // 32 and 64 end inside of a warp's 128 values, which takes registers, so there is no variant with 32 rows for them. 4
 // bits in larger groups have kernels of their own: by limbs for one row without zero points, else marlin_rows.cuh.
 template <int kBits, bool kZeros>
-bool launch_for_rows(CudaState& s, const Job& job, bool fine) {
+bool launch_for_rows(CudaState& s, const Job& job, Kernel kernel, bool fine) {
   if constexpr (kBits == 4) {
-    if (!fine) {
-      if constexpr (!kZeros)
-        if (job.rows == 1) return launch_stream<Variant<4, 1, false, false>>(s, job);
-      return marlin_rows::try_launch(s, job);
-    }
+    if constexpr (!kZeros)
+      if (kernel == Kernel::marlin_limbs) return launch_stream<Variant<4, 1, false, false>>(s, job);
+    if (kernel == Kernel::marlin_rows) return marlin_rows::try_launch(s, job);
   } else if (!fine) {
     return job.rows <= 8    ? launch_stream<Variant<kBits, 8, false, kZeros>>(s, job)
            : job.rows <= 16 ? launch_stream<Variant<kBits, 16, false, kZeros>>(s, job)
@@ -210,8 +209,20 @@ bool may_share_a_launch(const MarlinProduct& a, const MarlinProduct& b) {
          a.y.dtype == b.y.dtype;
 }
 
-// The products of up to kFewRows rows. False where no way to cut them keeps all blocks resident.
-bool try_few_rows(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
+KernelProblem problem_of(ConstTensorView x, const MarlinProduct& p) {
+  return {.op = ChoiceOp::packed,
+          .x = x.dtype,
+          .bits = p.w.bits,
+          .group = p.w.group(),
+          .zeros = p.w.z.data != nullptr,
+          .rows = x.rows(),
+          .in = p.w.in,
+          .out = p.w.out,
+          .tensor_maps = tensor_map_encoder() != nullptr};
+}
+
+// The products by one of the kernels for few rows. False where no way to cut them keeps all blocks resident.
+bool try_few_rows(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products, Kernel kernel) {
   FEWBIT_ASSERT(aligned16(static_cast<const char*>(x.data)));
   Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
@@ -232,8 +243,8 @@ bool try_few_rows(CudaState& s, ConstTensorView x, std::span<const MarlinProduct
   job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
   const bool fine = w.grouped() && w.group_tiles < kWarpTiles;
   if (products[0].w.bits == 4)
-    return w.z ? launch_for_rows<4, true>(s, job, fine) : launch_for_rows<4, false>(s, job, fine);
-  return w.z ? launch_for_rows<8, true>(s, job, fine) : launch_for_rows<8, false>(s, job, fine);
+    return w.z ? launch_for_rows<4, true>(s, job, kernel, fine) : launch_for_rows<4, false>(s, job, kernel, fine);
+  return w.z ? launch_for_rows<8, true>(s, job, kernel, fine) : launch_for_rows<8, false>(s, job, kernel, fine);
 }
 
 }  // namespace
@@ -249,8 +260,10 @@ void marlin_gemms(Exec& ex, ConstTensorView x, std::span<const MarlinProduct> pr
     const std::span<const MarlinProduct> run = products.subspan(first, count);
     for (const MarlinProduct& p : run) check_product(x, p);
     first += count;
-    if (marlin_wide::try_launch(s, x, run)) continue;
-    if (x.rows() > kFewRows || !try_few_rows(s, x, run))
+    const Kernel kernel = choose_kernel(problem_of(x, run.front()), s.traits()).kernel;
+    if (kernel == Kernel::marlin_wide)
+      marlin_wide::launch(s, x, run);
+    else if (kernel == Kernel::marlin_dequantized || !try_few_rows(s, x, run, kernel))
       for (const MarlinProduct& p : run) dense_path(s, x, p);
   }
 }

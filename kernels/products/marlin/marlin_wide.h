@@ -9,9 +9,8 @@ struct CudaState;
 }
 namespace fewbit::cuda::marlin_wide {
 
-// y = x W^T of up to kFusedProducts products that may share a launch, with arguments as of marlin_gemms(). False where
-// this kernel is not for them: other hardware, 8 bits, or numbers of rows for which another kernel was measured to be
-// faster.
-bool try_launch(CudaState&, ConstTensorView x, std::span<const MarlinProduct>);
+// y = x W^T of up to kFusedProducts products that may share a launch, with arguments as of marlin_gemms(), where
+// choose_kernel() says Kernel::marlin_wide (kernels/choice/kernel_choice.h).
+void launch(CudaState&, ConstTensorView x, std::span<const MarlinProduct>);
 
 }  // namespace fewbit::cuda::marlin_wide

@@ -13,9 +13,6 @@
 namespace fewbit::cuda::marlin_wide {
 namespace {
 
-// For fewer rows marlin_rows.cuh and marlin_stream.cuh are faster; for more, dequantizing once and cuBLAS.
-constexpr int kLeastRows = 17, kMostRows = 2048;
-
 template <class S>
 Maps maps_of(ConstTensorView x, const Job& job, int count) {
   const auto in = static_cast<cuuint64_t>(job.weights[0].w.in), rows = static_cast<cuuint64_t>(job.rows);
@@ -72,9 +69,7 @@ void launch_shape(CudaState& s, ConstTensorView x, Job job, int count) {
 
 }  // namespace
 
-bool try_launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
-  if (!s.sm90() || x.rows() < kLeastRows || x.rows() > kMostRows || products[0].w.bits != 4) return false;
-  if (!tensor_map_encoder()) return false;
+void launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> products) {
   FEWBIT_ASSERT(products.size() <= kWeights && aligned16(static_cast<const char*>(x.data)));
   Job job{};
   for (size_t i = 0; i < products.size(); ++i) {
@@ -93,7 +88,7 @@ bool try_launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> 
   job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
   job.steps = static_cast<int>((x.cols() + kStageDepth - 1) / kStageDepth);
   const auto count = static_cast<int>(products.size());
-  const auto launch = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {
+  const auto launch_for_rows = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {
     if (job.rows <= 32)
       launch_shape<Shape<32, kZeros, kFine>>(s, x, job, count);
     else if (job.rows <= 64)
@@ -105,10 +100,9 @@ bool try_launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> 
       launch_shape<Shape<256, kZeros, kFine>>(s, x, job, count);
   };
   const auto for_zeros = [&](auto zeros) {
-    w.group_tiles == 2 ? launch(zeros, std::true_type{}) : launch(zeros, std::false_type{});
+    w.group_tiles == 2 ? launch_for_rows(zeros, std::true_type{}) : launch_for_rows(zeros, std::false_type{});
   };
   w.z ? for_zeros(std::true_type{}) : for_zeros(std::false_type{});
-  return true;
 }
 
 }  // namespace fewbit::cuda::marlin_wide

@@ -77,8 +77,8 @@ TEST(KernelChoice, BytesByRowsShapeAndGpu) {
   EXPECT_EQ(bytes(17, kA100, DType::f8_e4m3), Kernel::widened_codes);
   EXPECT_EQ(bytes(17, k4090, DType::f8_e4m3), Kernel::library_codes);
   EXPECT_EQ(bytes(8, kH200, DType::f16), Kernel::skinny);
-  EXPECT_EQ(bytes(9, kH200, DType::f16), Kernel::library_limbs);
-  EXPECT_EQ(bytes(512, kH200, DType::f16), Kernel::library_limbs);
+  EXPECT_EQ(bytes(9, kH200, DType::f16), Kernel::two_term_codes);
+  EXPECT_EQ(bytes(512, kH200, DType::f16), Kernel::two_term_codes);
   EXPECT_EQ(bytes(513, kH200, DType::f16), Kernel::dequantized_codes);
   EXPECT_EQ(bytes(17, kA100, DType::f16), Kernel::dequantized_codes);
 }
@@ -139,10 +139,10 @@ TEST(KernelChoice, FilesExist) {
 // less the sums (16 rows x 2 buffers x 16 warps x 20 x 4 bytes = 40 KiB), less 1 KiB, over 16 rows: 6,784 bytes a row
 // with its padding of 64.
 TEST(SkinnyShape, RoomForX) {
-  EXPECT_EQ(skinny_launches(kH200, {DType::i8, DType::i8}, 16, 6720), 1);
-  EXPECT_EQ(skinny_launches(kH200, {DType::i8, DType::i8}, 16, 6784), 2);
-  EXPECT_EQ(skinny_launches(kH200, {DType::i8, DType::i8}, 17, 4096), 0);
-  EXPECT_EQ(skinny_launches(kH200, {DType::bf16, DType::bf16}, 2, 480), 0);
+  EXPECT_EQ(skinny_k_splits(kH200, {DType::i8, DType::i8}, 16, 6720), 1);
+  EXPECT_EQ(skinny_k_splits(kH200, {DType::i8, DType::i8}, 16, 6784), 2);
+  EXPECT_EQ(skinny_k_splits(kH200, {DType::i8, DType::i8}, 17, 4096), 0);
+  EXPECT_EQ(skinny_k_splits(kH200, {DType::bf16, DType::bf16}, 2, 480), 0);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #pragma once
 // What the choice of a kernel needs to know of a GPU: plain numbers, so that the choice can be asked without one.
 #include <cstdint>
-#include <span>
 
 namespace fewbit {
 
@@ -13,13 +12,5 @@ struct GpuTraits {
   bool hopper() const { return capability / 10 == 9; }  // wgmma, the bulk copy engine, clusters
   bool fp8_tensor_cores() const { return capability >= 89; }
 };
-
-// A GPU of each compute capability that people have; multiprocessors and shared memory from NVIDIA's CUDA C++
-// Programming Guide ("Compute Capabilities") and the data sheets of the GPUs.
-struct KnownGpu {
-  const char* name;
-  GpuTraits traits;
-};
-std::span<const KnownGpu> known_gpus();
 
 }  // namespace fewbit
