@@ -85,9 +85,10 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
 }
 
 // All layers on one new token of one sequence: x goes through every layer, its keys and values go to the caches. On a
-// GPU this is one launch, or with attention apart two for each layer. Values are rounded to bf16, and the inputs of
-// E4M3 linears to E4M3, where the ops that this replaces round them (rms_norm, marlin_gemms, byte_gemms, rope_append,
-// attention_cached, gated_act); sums may be in another order. The same input gives the same bits.
+// GPU this is one launch, or with attention apart one for each layer besides attention_cached(). Values are rounded to
+// bf16, and the inputs of E4M3 linears to E4M3, where the ops that this replaces round them (rms_norm, marlin_gemms,
+// byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. The same input gives the same
+// bits.
 //   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu {
 void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);
