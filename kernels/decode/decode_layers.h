@@ -1,4 +1,5 @@
 #pragma once
+// All layers of a decode step of one sequence as one op, which on a GPU is one launch (README.md of this folder).
 #include <string>
 #include <variant>
 #include <vector>
@@ -8,7 +9,9 @@
 #include "kernels/model/gated_act.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/marlin/marlin_gemm.h"
+
 namespace fewbit {
+
 // A linear that rounds its input to 8 bits (kernels/products/bytes/fp8_gemm.h, kernels/products/bytes/int8_gemm.h).
 struct ByteView {
   ByteWeightView w{};
@@ -24,14 +27,13 @@ inline int64_t in_of(const DecodeLinear& l) {
   return m ? m->in : std::get<ByteView>(l).w.codes.cols();
 }
 
-// Of a packed linear.
-inline bool has_zeros(const DecodeLinear& l) { return std::get<MarlinView>(l).z.data != nullptr; }
-
-// A decoder layer of the common form: x += o(attention(rope(q), rope(k), v)) of the norm of x, then x += down(act(gate)
-// * up) of the norm of x. On a GPU its linears, and those of all layers, are either packed in 4 bits and groups of 128
-// (all with zero points or all without), or E4M3 with a scale for each output and an input rounded with one scale of
-// its own or a fixed one, the same for q, k, v and for gate, up (up to 8,192 hidden values, all inputs whole runs of
-// 128).
+// A decoder layer of the common form:
+//   n = rms_norm(x);  x += o(attention(rope(q(n)), rope(k(n)), v(n)))
+//   n = rms_norm(x);  x += down(act(gate(n)) * up(n))
+// On a GPU the linears of all layers are of one kind:
+//   packed  4 bits in groups of 128, all with zero points or all without
+//   E4M3    a scale for each output; the input rounded with one scale, its own or a fixed one, which q, k, v share and
+//           gate, up share; `in` a multiple of 128, up to 8,192 hidden values
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};  // [hidden] bf16
   DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
@@ -39,7 +41,7 @@ struct DecodeLayer {
   ConstTensorView q_norm{}, k_norm{};            // [head_dim] bf16 or null: a norm of every head, before RoPE
   KvCache cache{};                               // of one sequence
 };
-// What all layers of a stack have in common. The window may be 0, a soft cap may not be asked for.
+// What all layers of a stack have in common. A window of 0 means none; a GPU takes no soft cap, and SiLU only.
 struct DecodeForm {
   AttentionArgs attention{};
   RopeTable rope{};
@@ -51,15 +53,15 @@ struct DecodeForm {
   bool attention_apart = false;
 };
 
-// Layers prepared for decode_layers(): what the views show must outlive it.
+// Layers prepared for decode_layers(); what their views show must outlive it.
 struct DecodeStack {
   std::vector<DecodeLayer> layers;
   DecodeForm form;
   Tensor table{};      // the layers as the device reads them
-  Tensor workspace{};  // what goes from phase to phase
-  int blocks = 0;      // of the launch
+  Tensor workspace{};  // vectors of a step, between its phases
+  int blocks = 0;      // thread blocks of a launch
 };
-// Why the device has no kernel for such layers; "" = it has. The CPU takes any (and is no faster for it).
+// Why the device has no kernel for such layers; "" = it has. The CPU takes any, op by op.
 namespace cpu {
 std::string refuses_stack(const Exec&, const std::vector<DecodeLayer>&, const DecodeForm&);
 }
@@ -75,17 +77,18 @@ void prepare_stack(Exec&, DecodeStack&);
 namespace cuda {
 void prepare_stack(Exec&, DecodeStack&);
 }
-// Layers that the device does not refuse.
+// Prepares layers that refuses_stack() does not refuse.
 inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const DecodeForm& form) {
   DecodeStack stack{.layers = std::move(layers), .form = form};
   pick(ex, &cpu::prepare_stack, FEWBIT_CUDA_OP(prepare_stack))(ex, stack);
   return stack;
 }
 
-// All layers on one new token of one sequence, on a GPU in one launch or with attention apart: x goes through every
-// layer, its keys and values to the caches. The values are rounded to bf16, and the inputs of bytes to E4M3, where the
-// ops that this replaces round them (rms_norm, marlin_gemms, byte_gemms, rope_append, attention_cached, gated_act);
-// sums may be in another order. Deterministic.
+// All layers on one new token of one sequence: x goes through every layer, its keys and values go to the caches. On a
+// GPU this is one launch, or with attention apart one for each layer besides attention_cached(). Values are rounded to
+// bf16, and the inputs of E4M3 linears to E4M3, where the ops that this replaces round them (rms_norm, marlin_gemms,
+// byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. The same input gives the same
+// bits.
 //   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu {
 void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);

@@ -1,8 +1,8 @@
-// The kernel of decode_layers_kernel.cuh for weights in bytes.
+// Compiles the kernel of decode_layers_kernel.cuh for E4M3 weights.
 #include "kernels/decode/decode_layers_bytes.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::decode_step {
 
-StepKind byte_step_kind() { return kind_of<StepBytes>(); }
+WeightKind byte_weights_kind() { return weights_kind<ByteWeights>(); }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::decode_step

@@ -1,6 +1,7 @@
-// The host's half of the step in one launch: which layers it takes, how they are laid out, the launch itself or, with
-// attention apart, those around it. The kernel is decode_layers_kernel.cuh; here it is compiled for packed weights
-// without zero points, in decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for bytes.
+// The host's half of decode_layers() on a GPU: which layers it takes, how they are laid out, and the launch itself or,
+// with attention apart, those around attention. The kernel is decode_layers_kernel.cuh; here it is compiled for packed
+// weights without zero points, in decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for
+// bytes.
 #include "kernels/decode/decode_layers.h"
 
 #include <algorithm>
@@ -14,27 +15,29 @@
 #include "kernels/products/marlin/marlin_tile.cuh"
 
 namespace fewbit::cuda {
+namespace decode_step {
 namespace {
 
-constexpr size_t kStaticShared = 7168;  // at most, of the kernel
+constexpr size_t kStaticShared = 7168;  // the kernel's static shared memory is no larger
 
-// Blocks that run at the same time; of every kernel as many, all of which take a multiprocessor for a block.
-int most_blocks(CudaState& s) {
-  const StepKernel kernel = step_kernel<StepPacked>(128, DType::bf16, true);
-  return kStepSlices *
-         ClusterLaunch(s, kernel.function, kStepSlices, kStepSlices, kAllStepThreads, s.max_shared() - kStaticShared)
-             .most_clusters();
+// Blocks that run at the same time; as many of every kernel, since a block of each takes a whole multiprocessor.
+int resident_blocks(CudaState& s) {
+  const Kernel kernel = find_kernel<SymmetricWeights>(128, DType::bf16, true);
+  return kKSplits * ClusterLaunch(s, kernel.function, kKSplits, kKSplits, kBlockThreads, s.max_shared() - kStaticShared)
+                        .most_clusters();
 }
 
-std::array<const DecodeLinear*, kStepWeights> linears_of(const DecodeLayer& l) {
+std::array<const DecodeLinear*, kWeights> linears_of(const DecodeLayer& l) {
   return {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
 }
+bool is_bytes(const DecodeLinear& l) { return std::holds_alternative<ByteView>(l); }
+bool has_zeros(const DecodeLinear& packed) { return std::get<MarlinView>(packed).z.data != nullptr; }
 
 // Why the kernel of packed weights, or that of bytes, does not take the linears of a layer; "" = it does.
 std::string refuses_packed(const DecodeLayer& l) {
   for (const DecodeLinear* w : linears_of(l)) {
     const auto& m = std::get<MarlinView>(*w);
-    if (m.bits != 4 || m.groups() < 2 || m.group() != kPieceK) return "packed linears of 4 bits in groups of 128 only";
+    if (m.bits != 4 || m.groups() < 2 || m.group() != kStageK) return "packed linears of 4 bits in groups of 128 only";
     if (has_zeros(*w) != has_zeros(l.q)) return "packed linears with zero points and without";
   }
   return "";
@@ -44,25 +47,25 @@ std::string refuses_bytes(const DecodeLayer& l) {
     const auto& b = std::get<ByteView>(*w);
     if (b.w.codes.dtype != DType::f8_e4m3 || b.input.codes != DType::f8_e4m3 || b.input.group != 0)
       return "bytes in E4M3 with a scale for each output and row only";
-    if (in_of(*w) % kPieceK != 0 || in_of(*w) < 2 * kPieceK || out_of(*w) % byte_step_kind().outputs != 0 ||
+    if (in_of(*w) % kStageK != 0 || in_of(*w) < 2 * kStageK || out_of(*w) % byte_weights_kind().outputs != 0 ||
         !aligned16(b.w.codes.as<uint8_t>()))
-      return "byte linears of whole pieces only";
+      return "byte linears of whole tiles only";
   }
   const auto fixed = [](const DecodeLinear& w) { return std::get<ByteView>(w).input.fixed; };
   if (fixed(l.q) != fixed(l.k) || fixed(l.q) != fixed(l.v) || fixed(l.gate) != fixed(l.up))
     return "one x is rounded with several scales";
-  return in_of(l.q) <= kMostNormedBytes ? "" : "too many hidden values";
+  return in_of(l.q) <= kMaxByteHidden ? "" : "too many hidden values";
 }
 std::string refuses_linears(const DecodeLayer& l, bool bytes) {
   for (const DecodeLinear* w : linears_of(l))
-    if (std::holds_alternative<ByteView>(*w) != bytes) return "linears of several kinds";
+    if (is_bytes(*w) != bytes) return "linears of several kinds";
   return bytes ? refuses_bytes(l) : refuses_packed(l);
 }
 
 // The same of all layers, and of their caches.
 std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
   const DecodeLayer& l = layers.front();
-  const bool bytes = std::holds_alternative<ByteView>(l.q);
+  const bool bytes = is_bytes(l.q);
   for (const DecodeLayer& each : layers) {
     if (std::string why = refuses_linears(each, bytes); !why.empty()) return why;
     if (!bytes && has_zeros(each.q) != has_zeros(l.q)) return "layers with zero points and without";
@@ -71,182 +74,217 @@ std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
   return "";
 }
 
-struct StepLayout {
-  StepJob job{};
-  StepKernel kernel{};
+struct LaunchPlan {
+  Job job{};
+  Kernel kernel{};
   size_t shared = 0;     // bytes of a block
   size_t workspace = 0;  // bytes
-  int layer_bytes = 0;   // of the table
-  std::string refusal;
+  int record_bytes = 0;  // of a layer in the table
+  std::string refusal;   // "" = the layers have a kernel
 };
 
-// Everything but the pointers.
-StepLayout layout_of(const CudaState& s, int blocks, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
-  StepLayout out;
-  const auto refuse = [&](std::string why) { return out.refusal = std::move(why), out; };
-  const AttentionArgs& a = form.attention;
-  const DecodeLayer& l = layers.front();
-  StepJob& job = out.job;
-  const bool bytes = std::holds_alternative<ByteView>(l.q);
-  const StepKind kind = bytes ? byte_step_kind() : has_zeros(l.q) ? zero_step_kind() : kind_of<StepPacked>();
-  out.layer_bytes = kind.layer_bytes;
-  out.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
-  if (!out.kernel.function) return refuse("heads of 64 or 128 values only");
-  if (a.softcap > 0) return refuse("no soft cap");
-  if (form.act != ActKind::silu) return refuse("SiLU only");
-  int64_t outs[kStepWeights];
-  for (int w = 0; w < kStepWeights; ++w) outs[w] = out_of(*linears_of(l)[w]), job.out[w] = static_cast<int>(outs[w]);
+// Sizes and tiles of the products.
+void set_products(Job& job, const DecodeLayer& l, const WeightKind& kind) {
+  int64_t outs[kWeights];
+  for (int w = 0; w < kWeights; ++w) outs[w] = out_of(*linears_of(l)[w]), job.out[w] = static_cast<int>(outs[w]);
   const auto [q_out, k_out, v_out, hidden, inner, up_out, down_out] = outs;
-  job.count = static_cast<int>(form.attention_apart ? std::min<size_t>(layers.size(), 2) : layers.size());  // at most
   job.hidden = static_cast<int>(hidden);
   job.inner = static_cast<int>(inner);
-  job.heads = a.heads;
-  job.kv_heads = a.kv_heads;
-  const auto cut = [&](int64_t out_values, int64_t in) {
-    return StepCut{static_cast<int>(out_values / kind.outputs), static_cast<int>(in / kPieceK)};
+  const auto shape = [&](int64_t out, int64_t in) {
+    return ProductShape{static_cast<int>(out / kind.outputs), static_cast<int>(in / kStageK)};
   };
   job.end_q = static_cast<int>(q_out / kind.outputs);
   job.end_k = static_cast<int>((q_out + k_out) / kind.outputs);
-  job.cut[kQkv] = cut(q_out + k_out + v_out, hidden);
-  job.cut[kOut] = cut(hidden, q_out);
   job.end_gate = static_cast<int>(inner / kind.outputs);
-  job.cut[kGateUp] = cut(2 * inner, hidden);
-  job.cut[kDown] = cut(hidden, inner);
-  int pieces = 0;
-  for (const StepCut& c : job.cut) pieces = std::max(pieces, (c.pieces + kStepSlices - 1) / kStepSlices);
-  if (blocks == 0) return refuse("no room for a cluster of blocks");
-  if (hidden > int64_t{kMostOwnOutputs} * blocks) return refuse("too many hidden values");
-  const int q_heads = a.heads / a.kv_heads;
-  job.sets = (q_heads + kHeadsTogether - 1) / kHeadsTogether;
-  if (job.sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
-  job.splits = blocks / (job.sets * a.kv_heads);
-  const int64_t rows = static_cast<int64_t>(job.splits) * job.sets * a.kv_heads * kHeadsTogether;
-  out.workspace = static_cast<size_t>(4 * rows * (a.head_dim + 2) + 2 * (2 * q_out + k_out + v_out + 2 * inner)) + 1024;
+  job.product[kQkv] = shape(q_out + k_out + v_out, hidden);
+  job.product[kOut] = shape(hidden, q_out);
+  job.product[kGateUp] = shape(2 * inner, hidden);
+  job.product[kDown] = shape(hidden, inner);
+}
 
-  job.input_bytes = pieces * kind.input_bytes;
-  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kOutputsTogether * kStepWarps +
-                         static_cast<size_t>(pieces) * kind.note_bytes;
-  job.work_bytes = static_cast<int>((std::max<size_t>(product, out.kernel.attention_bytes) + 15) / 16 * 16);
+// Shared memory: as many stages as find room beside inputs and layers. False where they are too few.
+bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, size_t most) {
+  Job& job = plan.job;
+  int k_tiles = 0;  // of an input that a block holds, at most
+  for (const ProductShape& p : job.product) k_tiles = std::max(k_tiles, (p.k_tiles + kKSplits - 1) / kKSplits);
+  job.input_bytes = k_tiles * kind.input_bytes;
+  const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kExchangeOutputs * kConsumerWarps +
+                         static_cast<size_t>(k_tiles) * kind.group_bytes;
+  job.work_bytes = static_cast<int>((std::max<size_t>(product, plan.kernel.attention_bytes) + 15) / 16 * 16);
   const size_t fixed =
-      job.work_bytes + static_cast<size_t>(out.layer_bytes) * job.count + 4 * static_cast<size_t>(a.head_dim);
-  for (job.slots = kMostSlots; job.slots >= kLeastSlots; --job.slots) {
-    out.shared = fixed + static_cast<size_t>(kStepWarps) * job.slots * kind.piece_bytes;
-    job.under_way = job.slots == kMostSlots ? 1 : kMostUnderWay;  // measured; a short ring must fill faster
-    if (out.shared + kStaticShared <= s.max_shared()) return out;
+      job.work_bytes + static_cast<size_t>(plan.record_bytes) * job.count + 4 * static_cast<size_t>(head_dim);
+  for (job.stages = kMaxStages; job.stages >= kMinStages; --job.stages) {
+    plan.shared = fixed + static_cast<size_t>(kConsumerWarps) * job.stages * kind.stage_bytes;
+    // One in flight is faster where the ring is long (what is read between products waits behind the weights), two
+    // where a short ring must fill.
+    job.in_flight = job.stages == kMaxStages ? 1 : kMaxInFlight;
+    if (plan.shared + kStaticShared <= most) return true;
   }
-  return refuse("too little shared memory for the inputs of the largest linear");
+  return false;
 }
 
-}  // namespace
+int64_t split_rows(const Job& job) { return int64_t{job.key_splits} * job.head_sets * job.kv_heads * kHeadsPerBlock; }
 
-std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
-  CudaState& s = ex.cuda_state();
-  if (layers.empty()) return "no layers";
-  if (!s.sm90()) return "steps in one launch want compute capability 9.0";
-  if (layers.front().cache.k.shape[0] != 1) return "one sequence only";
-  if (std::string why = refuses_layers(layers); !why.empty()) return why;
-  return layout_of(s, most_blocks(s), layers, form).refusal;
+// Everything about a launch but the pointers.
+LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
+  LaunchPlan plan;
+  const auto refuse = [&](std::string why) { return plan.refusal = std::move(why), plan; };
+  const AttentionArgs& a = form.attention;
+  const DecodeLayer& l = layers.front();
+  Job& job = plan.job;
+  const WeightKind kind = is_bytes(l.q)    ? byte_weights_kind()
+                          : has_zeros(l.q) ? zero_weights_kind()
+                                           : weights_kind<SymmetricWeights>();
+  plan.record_bytes = kind.record_bytes;
+  plan.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
+  if (!plan.kernel.function) return refuse("heads of 64 or 128 values only");
+  if (a.softcap > 0) return refuse("no soft cap");
+  if (form.act != ActKind::silu) return refuse("SiLU only");
+  // With attention apart a launch reaches into two layers at most.
+  job.count = static_cast<int>(form.attention_apart ? std::min<size_t>(layers.size(), 2) : layers.size());
+  job.heads = a.heads;
+  job.kv_heads = a.kv_heads;
+  set_products(job, l, kind);
+  if (blocks == 0) return refuse("no room for a cluster of blocks");
+  if (job.hidden > int64_t{kMaxOwnOutputs} * blocks) return refuse("too many hidden values");
+  const int q_heads = a.heads / a.kv_heads;
+  job.head_sets = (q_heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
+  if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
+  job.key_splits = blocks / (job.head_sets * a.kv_heads);
+  const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + 2 * int64_t{job.inner};  // bf16
+  plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;
+  if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
+    return refuse("too little shared memory for the inputs of the largest linear");
+  return plan;
 }
 
-namespace {
-StepWeight weight_of(const DecodeLinear& w) {
+Weight weight_of(const DecodeLinear& w) {
   if (const auto* b = std::get_if<ByteView>(&w)) return {.codes = b->w.codes.data, .scales = b->w.scales.data};
   const MarlinSource source = source_of(std::get<MarlinView>(w));
   return {.codes = source.b, .scales = source.s};
 }
-}  // namespace
 
-void prepare_stack(Exec& ex, DecodeStack& stack) {
-  stack.blocks = most_blocks(ex.cuda_state());
-  const StepLayout layout = layout_of(ex.cuda_state(), stack.blocks, stack.layers, stack.form);
-  FEWBIT_ASSERT(layout.refusal.empty());
-  Tensor table = Tensor::host(DType::u8, {layout.layer_bytes * static_cast<int64_t>(stack.layers.size())});
-  uint8_t* to = table.as<uint8_t>();
-  for (const DecodeLayer& l : stack.layers) {
-    StepZeroLayer t{};
-    for (int w = 0; w < kStepWeights; ++w) {
-      t.weights[w] = weight_of(*linears_of(l)[w]);
-      if (const auto* m = std::get_if<MarlinView>(linears_of(l)[w])) t.zeros[w] = source_of(*m).z;
-    }
-    const DecodeLinear* firsts[kStepProducts] = {&l.q, &l.o, &l.gate, &l.down};
-    for (int p = 0; p < kStepProducts; ++p)
-      if (const auto* b = std::get_if<ByteView>(firsts[p])) t.fixed[p] = b->input.fixed;
-    const auto values = [](ConstTensorView v) { return static_cast<const __nv_bfloat16*>(v.data); };
-    t.input_norm = values(l.input_norm);
-    t.middle_norm = values(l.middle_norm);
-    t.bias[0] = values(l.q_bias), t.bias[1] = values(l.k_bias), t.bias[2] = values(l.v_bias);
-    t.head_norm[0] = values(l.q_norm), t.head_norm[1] = values(l.k_norm);
-    t.k = l.cache.k.data, t.v = l.cache.v.data;
-    t.k_scales = static_cast<float*>(l.cache.k_scales.data), t.v_scales = static_cast<float*>(l.cache.v_scales.data);
-    // without zero points: a StepLayer, which is the beginning
-    std::memcpy(to, &t, static_cast<size_t>(layout.layer_bytes));
-    to += layout.layer_bytes;
+ZeroLayerRecord record_of(const DecodeLayer& l) {
+  ZeroLayerRecord t{};
+  for (int w = 0; w < kWeights; ++w) {
+    t.weights[w] = weight_of(*linears_of(l)[w]);
+    if (const auto* m = std::get_if<MarlinView>(linears_of(l)[w])) t.zeros[w] = source_of(*m).z;
   }
-  stack.table = ex.to_device(table);
-  stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(layout.workspace)});
+  const DecodeLinear* firsts[kProducts] = {&l.q, &l.o, &l.gate, &l.down};
+  for (int p = 0; p < kProducts; ++p)
+    if (const auto* b = std::get_if<ByteView>(firsts[p])) t.fixed[p] = b->input.fixed;
+  const auto values = [](ConstTensorView v) { return static_cast<const __nv_bfloat16*>(v.data); };
+  t.input_norm = values(l.input_norm);
+  t.middle_norm = values(l.middle_norm);
+  t.bias[0] = values(l.q_bias), t.bias[1] = values(l.k_bias), t.bias[2] = values(l.v_bias);
+  t.head_norm[0] = values(l.q_norm), t.head_norm[1] = values(l.k_norm);
+  t.k = l.cache.k.data, t.v = l.cache.v.data;
+  t.k_scales = static_cast<float*>(l.cache.k_scales.data), t.v_scales = static_cast<float*>(l.cache.v_scales.data);
+  return t;
 }
 
-void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
-  CudaState& s = ex.cuda_state();
-  StepLayout layout = layout_of(s, stack.blocks, stack.layers, stack.form);
-  StepJob& job = layout.job;
+// What the form says, and the step's vectors in the workspace.
+void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
+  Job& job = plan.job;
   const DecodeForm& form = stack.form;
-  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.numel() == job.hidden && position.dtype == DType::i32 &&
-                position.numel() == 1);
-  const ConstTensorView cache = stack.layers.front().cache.k;
   job.layers = stack.table.as<uint8_t>();
   job.eps = form.eps;
   job.head_eps = form.head_eps;
   job.weight_offset = form.weight_offset;
-  job.scale = form.attention.scale;
-  job.visible = static_cast<int>(std::min<int64_t>(form.attention.window, INT32_MAX));
-  job.capacity = cache.shape[2];
+  job.score_scale = form.attention.scale;
+  job.window = static_cast<int>(std::min<int64_t>(form.attention.window, INT32_MAX));
+  job.capacity = stack.layers.front().cache.k.shape[2];
   job.inv_freq = form.rope.inv_freq.as<float>();
-  job.half = static_cast<int>(form.rope.inv_freq.numel());
-  FEWBIT_ASSERT(2 * job.half <= form.attention.head_dim);
-  job.attention_scale = form.rope.attention_scale;
+  job.rope_pairs = static_cast<int>(form.rope.inv_freq.numel());
+  FEWBIT_ASSERT(2 * job.rope_pairs <= form.attention.head_dim);
+  job.rope_scale = form.rope.attention_scale;
   const int64_t run = hadamard_run(form.attention.head_dim);
-  job.run = form.rope.hadamard ? static_cast<int>(run) : 0;
-  job.run_scale = 1 / std::sqrt(static_cast<float>(run));
-  job.position = position.as<int32_t>();
-  job.x = x.as<__nv_bfloat16>();
+  job.hadamard_run = form.rope.hadamard ? static_cast<int>(run) : 0;
+  job.hadamard_scale = 1 / std::sqrt(static_cast<float>(run));
   uint8_t* at = const_cast<uint8_t*>(stack.workspace.as<uint8_t>());
   const auto take = [&](size_t bytes) {
     uint8_t* from = at;
     at += (bytes + 15) / 16 * 16;
     return from;
   };
-  const int64_t rows = static_cast<int64_t>(job.splits) * job.sets * job.kv_heads * kHeadsTogether;
-  job.o_parts = reinterpret_cast<float*>(take(sizeof(float) * rows * form.attention.head_dim));
-  job.ml_parts = reinterpret_cast<float2*>(take(sizeof(float2) * rows));
+  const int64_t rows = split_rows(job);
+  job.split_o = reinterpret_cast<float*>(take(sizeof(float) * rows * form.attention.head_dim));
+  job.split_ml = reinterpret_cast<float2*>(take(sizeof(float2) * rows));
   const auto vector = [&](int64_t n) { return reinterpret_cast<__nv_bfloat16*>(take(2 * static_cast<size_t>(n))); };
   const DecodeLayer& first = stack.layers.front();
   job.qkv = vector(out_of(first.q) + out_of(first.k) + out_of(first.v));
   job.attended = vector(out_of(first.q));
   job.gate_up = vector(2 * int64_t{job.inner});
-  FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= layout.workspace);
-  FEWBIT_ASSERT(2 + job.kv_heads * job.sets <= CudaState::kCounters);
+  FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= plan.workspace);
+  FEWBIT_ASSERT(2 + job.kv_heads * job.head_sets <= CudaState::kCounters);
   job.counters = s.counters;
+}
 
-  const ClusterLaunch launch(s, layout.kernel.function, kStepSlices, stack.blocks, kAllStepThreads, layout.shared);
-  if (!form.attention_apart) return launch(job);
+// The launches with attention apart: q k v of the first layer, then for each layer attention and what follows it.
+void launch_apart(Exec& ex, const ClusterLaunch& launch, const LaunchPlan& plan, const DecodeStack& stack,
+                  ConstTensorView position) {
+  AttentionArgs attention = stack.form.attention;
+  attention.behind_append = true;  // the launch before it ends with the append
   const auto row = [&](__nv_bfloat16* of_heads) {
-    return TensorView{of_heads, DType::bf16, {1, form.attention.heads * form.attention.head_dim}, x.device};
+    return TensorView{of_heads, DType::bf16, {1, attention.heads * attention.head_dim}, position.device};
   };
   const auto launch_products = [&](size_t layer, int first_product, int end_product) {
-    StepJob part = job;
-    part.layers += layer * static_cast<size_t>(layout.layer_bytes);
-    part.first = first_product, part.end = end_product;
-    part.count = (end_product + kStepProducts - 1) / kStepProducts;
-    launch(part);
+    Job job = plan.job;
+    job.layers += layer * static_cast<size_t>(plan.record_bytes);
+    job.first_product = first_product, job.end_product = end_product;
+    job.count = (end_product + kProducts - 1) / kProducts;
+    launch(job);
   };
-  AttentionArgs attention = form.attention;
-  attention.behind_append = true;  // the launch before it ends with the append
   launch_products(0, kQkv, kQkv + 1);
   for (size_t i = 0; i < stack.layers.size(); ++i) {
-    cuda::attention_cached(ex, row(job.qkv), position, stack.layers[i].cache, attention, row(job.attended));
-    launch_products(i, kOut, i + 1 < stack.layers.size() ? kStepProducts + 1 : int{kStepProducts});
+    cuda::attention_cached(ex, row(plan.job.qkv), position, stack.layers[i].cache, attention, row(plan.job.attended));
+    launch_products(i, kOut, i + 1 < stack.layers.size() ? kProducts + 1 : int{kProducts});
   }
+}
+
+}  // namespace
+}  // namespace decode_step
+
+std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
+  CudaState& s = ex.cuda_state();
+  if (layers.empty()) return "no layers";
+  if (!s.sm90()) return "steps in one launch want compute capability 9.0";
+  if (layers.front().cache.k.shape[0] != 1) return "one sequence only";
+  if (std::string why = decode_step::refuses_layers(layers); !why.empty()) return why;
+  return decode_step::plan_of(s, decode_step::resident_blocks(s), layers, form).refusal;
+}
+
+void prepare_stack(Exec& ex, DecodeStack& stack) {
+  CudaState& s = ex.cuda_state();
+  stack.blocks = decode_step::resident_blocks(s);
+  const decode_step::LaunchPlan plan = decode_step::plan_of(s, stack.blocks, stack.layers, stack.form);
+  FEWBIT_ASSERT(plan.refusal.empty());
+  Tensor table = Tensor::host(DType::u8, {plan.record_bytes * static_cast<int64_t>(stack.layers.size())});
+  uint8_t* to = table.as<uint8_t>();
+  for (const DecodeLayer& l : stack.layers) {
+    const decode_step::ZeroLayerRecord record = decode_step::record_of(l);
+    // Without zero points a LayerRecord, which is its beginning.
+    std::memcpy(to, &record, static_cast<size_t>(plan.record_bytes));
+    to += plan.record_bytes;
+  }
+  stack.table = ex.to_device(table);
+  stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(plan.workspace)});
+}
+
+void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {
+  CudaState& s = ex.cuda_state();
+  decode_step::LaunchPlan plan = decode_step::plan_of(s, stack.blocks, stack.layers, stack.form);
+  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.numel() == plan.job.hidden && position.dtype == DType::i32 &&
+                position.numel() == 1);
+  decode_step::bind(plan, s, stack);
+  plan.job.position = position.as<int32_t>();
+  plan.job.x = x.as<__nv_bfloat16>();
+  const ClusterLaunch launch(s, plan.kernel.function, decode_step::kKSplits, stack.blocks, decode_step::kBlockThreads,
+                             plan.shared);
+  if (stack.form.attention_apart)
+    decode_step::launch_apart(ex, launch, plan, stack, position);
+  else
+    launch(plan.job);
 }
 
 }  // namespace fewbit::cuda

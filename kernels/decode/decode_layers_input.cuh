@@ -1,13 +1,13 @@
 #pragma once
-// The inputs of the products of decode_layers_kernel.cuh: every block makes what its own slice of k needs, norms and
-// the activation included, from what the phase before left in memory.
+// The inputs of the products of decode_layers_kernel.cuh. Every block computes what its split of k needs, the norm or
+// the activation included, from what the phase before left in device memory.
 #include "kernels/decode/decode_layers_job.cuh"
 #include "kernels/device/grid_barrier.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/products/marlin/limb_product.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::decode_step {
 
 __device__ __forceinline__ void unpack2(uint32_t pair, float& low, float& high) {
   low = __uint_as_float(pair << 16);
@@ -23,32 +23,38 @@ __device__ __forceinline__ uint4 load8_cg(const __nv_bfloat16* from) {
   return __ldcg(reinterpret_cast<const uint4*>(from));
 }
 __device__ __forceinline__ float rounded(float v) { return __bfloat162float(__float2bfloat16_rn(v)); }
-__device__ __forceinline__ void compute_sync() {  // of the warps that compute
-  asm volatile("bar.sync 1, %0;" ::"n"(kStepThreads) : "memory");
+// A barrier of the consumer warps.
+__device__ __forceinline__ void consumer_sync() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumerThreads) : "memory"); }
+// The sum over the consumer threads. `shared`: kConsumerWarps values, free again after the next consumer_sync().
+__device__ __forceinline__ float consumer_sum(float x, float* shared) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  consumer_sync();
+  return warp_reduce(shared[threadIdx.x % kConsumerWarps], Sum{}, kConsumerWarps);
 }
 
-// Shared memory for the inputs of products.
-struct StepSpace {
-  uint8_t *x, *notes;  // [pieces] of a kind's input and note bytes
-  float* most;         // [kStepWarps + kStepSlices], for the largest magnitudes of warps and blocks
-  uint64_t* most_barrier;
+// Shared memory for the input of a product.
+struct InputShared {
+  uint8_t *x, *groups;  // [k tiles] of a kind's input_bytes and group_bytes
+  float* max_abs;       // [kConsumerWarps + kKSplits]: largest magnitudes of warps and of the cluster's blocks
+  uint64_t* max_barrier;
 };
 
-// The input of a product in shared memory: the pieces of k that the block needs, in digits.
-struct StepInput {
+// The input of a product of packed weights: the block's k tiles as base 256 limbs of integers.
+struct LimbInput {
   uint8_t* x;          // [needed, kGroupLimbBytes]
-  LimbGroup* pieces;  // [needed]
-  int first, needed;
+  LimbGroup* groups;  // [needed]
+  int first, needed;   // k tiles
 
-  // Values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes have the parts of a piece; a
-  // whole warp must call. Lanes that are not `active` have none.
+  // Stores the values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes hold a k tile, and
+  // whole warps call; lanes that are not `active` have no values.
   __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
-    constexpr int kLanes = kPieceK / 8;
-    float most = 0;
+    constexpr int kLanes = kStageK / 8;
+    float largest = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(v[i]));
-    most = warp_reduce(most, Max{}, kLanes);
-    const int up = limb_power(most);
+    for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(v[i]));
+    largest = warp_reduce(largest, Max{}, kLanes);
+    const int up = limb_power(largest);
     const float scale = power_of_two(up);
     int32_t own[8];
     int sum = 0;
@@ -61,8 +67,8 @@ struct StepInput {
     }
     sum = warp_reduce(sum, Sum{}, kLanes);
     finite = __all_sync(0xffffffffu, finite);
-    // This lane has the lower or upper half of a k-tile, its neighbour the other: each makes the words of half of the
-    // pairs.
+    // This lane holds the lower or upper half of a Marlin tile's k, its neighbour the other half: each of the two makes
+    // the words of half of the pairs.
     const bool upper = n % 16 >= 8;
     int32_t low[4], high[4];
 #pragma unroll
@@ -72,8 +78,8 @@ struct StepInput {
       high[i] = upper ? own[i + 4] : other;
     }
     if (!active) return;
-    const int index = n / kPieceK - first, tile = n % kPieceK / marlin::kTileK;
-    uint8_t* to = x + index * kGroupLimbBytes + limb_word_at(tile, 0, upper ? 2 : 0);
+    const int k_tile = n / kStageK - first, marlin_tile = n % kStageK / marlin::kTileK;
+    uint8_t* to = x + k_tile * kGroupLimbBytes + limb_word_at(marlin_tile, 0, upper ? 2 : 0);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       uint32_t words[kLimbs];
@@ -81,33 +87,35 @@ struct StepInput {
 #pragma unroll
       for (int d = 0; d < kLimbs; ++d) *reinterpret_cast<uint32_t*>(to + limb_word_at(0, d, t)) = words[d];
     }
-    if (n % kPieceK == 0) pieces[index].set(sum, up, finite);
+    if (n % kStageK == 0) groups[k_tile].set(sum, up, finite);
   }
 };
 
-// The values that a block reads of the input of a product that is no norm: [x, y). What follows when all are put.
-__device__ __forceinline__ int2 values_of(const StepJob&, int, const StepInput& input) {
-  return {input.first * kPieceK, (input.first + input.needed) * kPieceK};
+// The values [x, y) that a block reads where the input is not a norm, and what follows once all of them are put.
+__device__ __forceinline__ int2 read_range(const Job&, int, const LimbInput& input) {
+  return {input.first * kStageK, (input.first + input.needed) * kStageK};
 }
-__device__ __forceinline__ void finish_input(int, const StepInput&) {}
+__device__ __forceinline__ void finish_input(int, const LimbInput&) {}
 
-// Waiting for all blocks: every one arrives once a phase, at a counter that runs through the launch. All blocks must be
-// resident together: there are no more of them than most_blocks().
+// The barrier of the grid between two phases: every block arrives once a phase at a counter that runs through the
+// launch. All blocks must be resident together; the host launches no more than resident_blocks().
 template <bool kWhole>
-struct StepSync {
+struct GridBarrier {
   uint32_t* counters;  // arrivals, departures
   uint32_t target = 0;
 
   __device__ __forceinline__ void arrive() {
-    compute_sync();
+    consumer_sync();
     if (threadIdx.x == 0) count_arrival(counters);
     target += gridDim.x;
   }
-  __device__ __forceinline__ void wait() const {  // for all that arrived so far; nothing before the first
-    if (!kWhole && target == 0) return;           // saves a trip to the counter, in every layer
+  // Waits for all arrivals so far; before the first there is nothing to wait for.
+  __device__ __forceinline__ void wait() const {
+    if (!kWhole && target == 0) return;  // saves a trip to the counter in every layer
     if (threadIdx.x == 0) await_count(counters, target);
-    compute_sync();
+    consumer_sync();
   }
+  // The last block to leave zeroes the counters for the next launch.
   __device__ __forceinline__ void leave() const {  // after the last wait
     if (threadIdx.x == 0 && atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
   }
@@ -116,26 +124,9 @@ struct StepSync {
   }
 };
 
-// The sum over the computing threads. `shared`: kStepWarps values, free again after the next compute_sync().
-__device__ __forceinline__ float compute_sum(float x, float* shared) {
-  x = warp_sum(x);
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
-  compute_sync();
-  return warp_reduce(shared[threadIdx.x % kStepWarps], Sum{}, kStepWarps);
-}
-
-// The norm of the residual stream as the input of a product; waits for the phase before once the norm's weight is at
-// hand. The block reads all of the stream, for its mean square, and keeps what its slice needs.
-template <class Sync>
-__device__ __forceinline__ void normed_input(const StepJob& job, const StepInput& input, const __nv_bfloat16* weight,
-                                             const Sync& sync, float* shared) {
-  constexpr int kStride = 8 * kStepThreads;
-  const int first_own = (input.first * kPieceK) + 8 * threadIdx.x, end_own = (input.first + input.needed) * kPieceK;
-  uint4 own_weight{};
-  if (first_own < end_own) own_weight = *reinterpret_cast<const uint4*>(weight + first_own);
-  sync.wait();
-  uint4 own{};
-  if (first_own < end_own) own = load8_cg(job.x + first_own);
+// The mean square of the residual stream makes 1 / rms; every block reads all of the stream for it.
+__device__ __forceinline__ float inverse_rms(const Job& job, float* shared) {
+  constexpr int kStride = 8 * kConsumerThreads;
   float squares = 0;
 #pragma unroll 1
   for (int n = 8 * threadIdx.x; n < job.hidden; n += 2 * kStride) {
@@ -151,7 +142,22 @@ __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput
       for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
     }
   }
-  const float inv = 1.f / sqrtf(compute_sum(squares, shared) / static_cast<float>(job.hidden) + job.eps);
+  return 1.f / sqrtf(consumer_sum(squares, shared) / static_cast<float>(job.hidden) + job.eps);
+}
+
+// The norm of the residual stream as the input of a product. Waits for the phase before once the norm's weight is at
+// hand, and keeps what the block's split of k needs.
+template <class Barrier>
+__device__ __forceinline__ void load_normed(const Job& job, const LimbInput& input, const __nv_bfloat16* weight,
+                                            const Barrier& barrier, float* shared) {
+  constexpr int kStride = 8 * kConsumerThreads;
+  const int first_own = (input.first * kStageK) + 8 * threadIdx.x, end_own = (input.first + input.needed) * kStageK;
+  uint4 own_weight{};
+  if (first_own < end_own) own_weight = *reinterpret_cast<const uint4*>(weight + first_own);
+  barrier.wait();
+  uint4 own{};
+  if (first_own < end_own) own = load8_cg(job.x + first_own);
+  const float inv = inverse_rms(job, shared);
 #pragma unroll 1
   for (int n = first_own; n - 8 * static_cast<int>(threadIdx.x) < end_own; n += kStride) {  // whole warps
     float v[8], w[8];
@@ -166,16 +172,16 @@ __device__ __forceinline__ void normed_input(const StepJob& job, const StepInput
     for (int i = 0; i < 8; ++i) v[i] = active ? rounded(v[i] * inv * (w[i] + job.weight_offset)) : 0.f;
     input.put(n, v, active);
   }
-  compute_sync();
+  consumer_sync();
 }
 
-// What attention left, or silu(gate) * up, as the input of a product.
-template <class Input, class Sync>
-__device__ __forceinline__ void plain_input(const StepJob& job, int product, Input& input, const Sync& sync) {
-  sync.wait();
+// The output of attention, or silu(gate) * up, as the input of a product.
+template <class Input, class Barrier>
+__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier) {
+  barrier.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
-  const auto [begin, end] = values_of(job, product, input);
-  constexpr int kStride = 8 * kStepThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
+  const auto [begin, end] = read_range(job, product, input);
+  constexpr int kStride = 8 * kConsumerThreads, kTogether = 4;  // loads first: one trip to the L2 for all of them
 #pragma unroll 1
   for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
        n += kTogether * kStride) {
@@ -200,7 +206,7 @@ __device__ __forceinline__ void plain_input(const StepJob& job, int product, Inp
     }
   }
   finish_input(product, input);
-  compute_sync();
+  consumer_sync();
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::decode_step

@@ -1,8 +1,8 @@
-// The kernel of decode_layers_kernel.cuh for packed weights with zero points.
+// Compiles the kernel of decode_layers_kernel.cuh for packed weights with zero points.
 #include "kernels/decode/decode_layers_kernel.cuh"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::decode_step {
 
-StepKind zero_step_kind() { return kind_of<StepPackedOf<true>>(); }
+WeightKind zero_weights_kind() { return weights_kind<PackedWeights<true>>(); }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::decode_step

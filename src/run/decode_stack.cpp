@@ -1,10 +1,10 @@
-// Reads the op list of a block against the one form that the kernel knows.
+// Compares the op list of a block with the one form that the kernels know.
 #include "src/run/decode_stack.h"
 
 namespace fewbit {
 namespace {
 
-// The ops of a block, in the order in which the kernel does them; false where the list is another.
+// The ops of a block in the order in which the kernels run them. read() is false where the list is another.
 struct StackForm {
   const Norm *input = nullptr, *middle = nullptr;
   const Linears *qkv = nullptr, *out = nullptr, *wide = nullptr, *down = nullptr;
@@ -51,7 +51,7 @@ struct StackForm {
 
 struct Layer {
   const BlockWeights& weights;
-  bool known = true;  // all linears asked for so far are of kinds that the kernel may take
+  bool known = true;  // all linears asked for so far are of kinds that the kernels may take
   DecodeLinear linear(const Linears& op, size_t item) {
     const Linear& l = weights.linears.at(op.items[item].name);
     if (const auto* m = std::get_if<MarlinLinear>(&l)) return view_of(*m);

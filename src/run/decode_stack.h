@@ -1,6 +1,6 @@
 #pragma once
-// All layers of a decode step in one launch, or in one for each run of products between attention
-// (kernels/decode/decode_layers.h), where the model's op list has that form.
+// Makes the stack of kernels/decode/decode_layers.h out of a model's op list, weights and caches, where the op list has
+// that form: then all layers of a decode step are one launch, or one for each run of products between attention.
 #include <optional>
 
 #include "kernels/decode/decode_layers.h"
@@ -25,8 +25,8 @@ constexpr int64_t long_context(KvType cache) {
   return 6144;
 }
 
-// The stack over the blocks' weights and the sequences' caches (one each per layer), which must outlive it. Nothing
-// where the op list or the device asks for the ops one by one; `why` then says the reason.
+// The stack over the blocks' weights and caches (one each per layer), which must outlive it. Nothing where the op list
+// or the device asks for the ops one by one; `why` then says the reason.
 std::optional<DecodeStack> decode_stack(Exec&, const ModelSpec&, const std::vector<BlockWeights>&, const RopeTables&,
                                         const std::vector<KvCache>&, bool turned_keys, bool attention_apart,
                                         std::string* why);

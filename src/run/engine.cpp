@@ -73,10 +73,10 @@ void Engine::alloc_buffers() {
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
   positions_ = ex_.alloc_zeros(DType::i32, {batch});
-  make_ways();
+  plan_steps();
 }
 
-void Engine::make_ways() {
+void Engine::plan_steps() {
   const auto asks_for_ops = [&]() -> std::string {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
@@ -122,7 +122,7 @@ void Engine::resize(int64_t batch, int64_t capacity) {
   EngineOptions o = options_;
   o.batch = batch, o.capacity = capacity, o.prefill_chunk = asked_chunk_;
   options_ = checked(o);
-  near_ = StepWay{}, far_ = StepWay{};
+  near_ = StepPlan{}, far_ = StepPlan{};
   length_ = 0;
   kv_.clear();
   ropes_.fit(capacity);
@@ -200,12 +200,12 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
   return logits_;
 }
 
-void Engine::decode_body(const StepWay& way) {
+void Engine::decode_body(const StepPlan& plan) {
   report("", true);
   embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
   report("embedding");
-  if (way.stack) {
-    decode_layers(ex_, *way.stack, positions_, x_);
+  if (plan.stack) {
+    decode_layers(ex_, *plan.stack, positions_, x_);
     report("layers");
   } else {
     run_blocks(decode_slots_, x_, positions_);
@@ -219,16 +219,16 @@ void Engine::decode_body(const StepWay& way) {
 void Engine::step() {
   need_room(1);
   const ProfileRange range("decode step");
-  StepWay& way = far() ? far_ : near_;
-  if (options_.graph && way.warm && !way.recorded && !watch_) {
-    way.graph = ex_.record([&] { decode_body(way); });
-    way.recorded = true;
+  StepPlan& plan = far() ? far_ : near_;
+  if (options_.graph && plan.warm && !plan.recorded && !watch_) {
+    plan.graph = ex_.record([&] { decode_body(plan); });
+    plan.recorded = true;
   }
-  if (way.graph.handle && !watch_)
-    ex_.replay(way.graph);
+  if (plan.graph.handle && !watch_)
+    ex_.replay(plan.graph);
   else
-    decode_body(way);
-  way.warm = true;  // scratch memory of the ops has its size now: the next step may be recorded
+    decode_body(plan);
+  plan.warm = true;  // scratch memory of the ops has its size now: the next step may be recorded
   ++length_;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Engine: a whole model resident with a key/value cache: prefill, decode steps, graph capture per batch size.
-// It runs the same op list as Runner; only the attention differs.
+// The engine: a whole model resident on a device with its key/value cache, for prefill, decode steps and their
+// recording as a CUDA graph. It runs the same op list as Runner; only the attention differs.
 #include <functional>
 #include <span>
 
@@ -18,12 +18,12 @@ struct EngineOptions {
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
   bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
   bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
-  // over more positions in sight attention has launches of its own; -1: long_context() of the cache
+  // beyond so many positions in sight attention has launches of its own; -1: long_context() of the cache
   int64_t long_context = -1;
 };
 
-// What the layers of a decode step are launched as: all of them at once; what lies between two runs of attention at
-// once, and attention by itself; every op by itself.
+// How the layers of a decode step are launched: all of them at once; what lies between two runs of attention at once
+// and attention by itself; every op by itself.
 enum class StepLaunches { together, attention_apart, op_by_op };
 const char* name_of(StepLaunches);  // "one launch", "one launch a layer", "op by op"
 
@@ -61,21 +61,21 @@ class Engine {
 
  private:
   // How a decode step goes through the layers, and its recording.
-  struct StepWay {
+  struct StepPlan {
     std::optional<DecodeStack> stack;  // over kv_; else op by op
-    std::string why;                   // not all layers in one launch
+    std::string why;                   // it is not all layers in one launch
     RecordedGraph graph;
     bool warm = false, recorded = false;
   };
   void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
   void finish(ConstTensorView rows);  // final norm and head of the last row of each sequence: to logits_
-  void decode_body(const StepWay&);   // next_ -> logits_, the greedy choice to next_, positions one on
+  void decode_body(const StepPlan&);  // next_ -> logits_, the greedy choice to next_, positions one on
   void step();                        // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
   void alloc_buffers();  // caches and what has a row per sequence, for options_
-  void make_ways();      // over the caches
+  void plan_steps();     // over the caches
   bool far() const;      // the next step goes far_
 
   Exec& ex_;
@@ -88,8 +88,8 @@ class Engine {
   RopeTables ropes_;
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
-  // Up to long_context positions in sight, and over more: with a stack only where that is another way.
-  StepWay near_, far_;
+  // Steps up to long_context positions in sight, and beyond: far_ has a stack only where that is launched differently.
+  StepPlan near_, far_;
   SlotBuffers prefill_slots_, decode_slots_;
   // States [tokens, hidden] of both phases; the last row of each sequence of a prefill, and any after the norm [batch,
   // hidden]; logits_ f32 [batch, vocab]; next_ and positions_ i32 [batch].

@@ -353,7 +353,7 @@ TEST(DecodeLayers, CudaSaysWhatItHasNoKernelFor) {
   gelu.act = ActKind::gelu_tanh;
   EXPECT_NE(refuses_stack(ex, l.layers, gelu), "");
   std::vector<DecodeLayer> two_sequences = l.layers;
-  for (DecodeLayer& each : two_sequences) each.cache.k.shape[0] = each.cache.v.shape[0] = 2;
+  for (DecodeLayer& each : two_sequences) each.cache.k.shape = each.cache.v.shape = {2, 2, 8, 64};
   EXPECT_EQ(refuses_stack(ex, two_sequences, l.form), "one sequence only");
   Layers fine(ex, kSizes[0], 8);
   fine.layers[0].down = fine.packed_linear(256, 512, 3, 64);

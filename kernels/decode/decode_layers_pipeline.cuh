@@ -1,0 +1,162 @@
+#pragma once
+// How the weights of decode_layers_kernel.cuh reach the consumer warps: each has a ring of stages in shared memory,
+// filled by a producer warp that does nothing else. Which tiles come next is known from the start, through all products
+// and layers, so that the weights stream on while the blocks wait for each other at the barriers of the grid.
+#include "kernels/decode/decode_layers_input.cuh"
+#include "kernels/device/hopper.cuh"
+#include "kernels/products/marlin/marlin_tile.cuh"
+
+namespace fewbit::cuda::decode_step {
+
+// A warp's ring of stages, and two barriers for each stage.
+struct StageRing {
+  uint8_t* stages;  // [count, bytes of a stage]
+  uint64_t *full, *empty;
+  int count;
+
+  __device__ __forceinline__ StageRing(uint8_t* rings, uint64_t* barriers, int warp, int stages_of_a_warp,
+                                       int stage_bytes)
+      : stages(rings + warp * stages_of_a_warp * stage_bytes),
+        full(barriers + warp * 2 * kMaxStages),
+        empty(full + kMaxStages),
+        count(stages_of_a_warp) {}
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < count; ++i) {
+      barrier_init(full + i, 32);  // the copies of every lane of the producer warp
+      barrier_init(empty + i, kArrivingLanes);
+    }
+  }
+};
+
+// Arrives at the barrier when the copies that this thread has asked for so far are there.
+__device__ __forceinline__ void barrier_arrive_behind_copies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ int clusters() { return gridDim.x / kKSplits; }
+
+// Loads the tiles of a weight in the Marlin layout, one lane's part of them.
+template <bool kZeros>
+struct PackedLoader {
+  const uint32_t* words = nullptr;
+  const __half* scales = nullptr;
+  const uint32_t* zeros = nullptr;
+  int out = 0;  // of the weight
+
+  // To tile (n_tile, k_tile) of a weight [outputs, inputs].
+  __device__ __forceinline__ void seek(const Weight& weight, int outputs, int /*inputs*/, int n_tile, int k_tile) {
+    const int lane = threadIdx.x % 32;
+    out = outputs;
+    words = static_cast<const uint32_t*>(weight.codes) + static_cast<int64_t>(k_tile) * kStageTiles * (2 * out) +
+            n_tile * marlin::tile_words(4) + 4 * lane;
+    scales = static_cast<const __half*>(weight.scales) + static_cast<int64_t>(k_tile) * out + n_tile * marlin::kTileN +
+             8 * (lane % 8);
+  }
+  // After seek(), to the zero points of the same tile.
+  __device__ __forceinline__ void seek_zeros(const uint32_t* of_weight, int n_tile, int k_tile) {
+    zeros =
+        of_weight + static_cast<int64_t>(k_tile) * (out / 8) + n_tile * (marlin::kTileN / 8) + 4 * (threadIdx.x % 2);
+  }
+  // Asks for the tile and goes on to the next along k.
+  __device__ __forceinline__ void fetch(uint8_t* to) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i) cp_async16(to + i * kMarlinTileBytes + 16 * lane, words + i * (2 * out));
+    if (lane < 8) cp_async16(to + kStageTiles * kMarlinTileBytes + 16 * lane, scales);
+    if constexpr (kZeros) {
+      if (lane / 2 == 4) cp_async16(to + kStageTiles * kMarlinTileBytes + 16 * lane, zeros);  // behind the scales
+      zeros += out / 8;
+    }
+    words += kStageTiles * (2 * out);
+    scales += out;
+  }
+};
+
+// The order of a warp's tiles: along k, then over the n tiles, products and layers, through all layers or (not kWhole)
+// the products that Job::first_product and end_product name.
+template <class Weights, bool kWhole>
+struct TileWalk {
+  const Job& job;
+  const typename Weights::Record* layers;  // [count], in shared memory
+  const WorkRange* ranges;                 // [kProducts], in shared memory
+  int warp;
+  int layer = 0, product = -1;
+  int begin = 0, k = 0, end = 0;  // the warp's k tiles, and the one at hand
+  int n_tile = 0, n_left = 0;     // the n tile at hand, and how many are left with it
+  typename Weights::Loader loader;
+
+  __device__ __forceinline__ TileWalk(const Job& j, const typename Weights::Record* in_layers,
+                                      const WorkRange* in_ranges, int of_warp)
+      : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp) {
+    if constexpr (!kWhole) product = job.first_product - 1;
+    next_product();
+  }
+  __device__ __forceinline__ bool done() const {
+    return kWhole ? layer == job.count : layer * kProducts + product >= job.end_product;
+  }
+  __device__ __forceinline__ void next_product() {
+    do {
+      if (++product == kProducts) product = 0, ++layer;
+      if (done()) return;
+      const WorkRange& range = ranges[product];
+      begin = range.k0 + range.warp_begin(warp);
+      end = range.k0 + range.warp_begin(warp + 1);
+      n_tile = range.n_begin;
+      n_left = range.n_count;
+    } while (begin == end || n_left == 0);
+    seek();
+  }
+  __device__ __forceinline__ void seek() {
+    const TilePosition at(job, product, n_tile);
+    k = begin;
+    loader.seek(layers[layer].weights[at.weight], job.out[at.weight], job.product[product].k_tiles * kStageK, at.n_tile,
+                k);
+    if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
+  }
+  // Asks for the tile at hand and goes on to the next.
+  __device__ __forceinline__ void fetch(uint8_t* to) {
+    loader.fetch(to);
+    if (++k < end) return;
+    if (--n_left == 0) return next_product();
+    n_tile += clusters();
+    seek();
+  }
+};
+
+#ifdef FEWBIT_SM90A
+// Fills stage `stage` with what `fetch(to)` asks for, once no more than `in_flight` - 1 stages are still on their way,
+// and goes on to the next.
+template <int kBytes, class Fetch>
+__device__ __forceinline__ void fill_stage(const StageRing& ring, int& stage, uint32_t& parity, int in_flight,
+                                           const Fetch& fetch) {
+  barrier_await(shared_address(ring.empty + stage), parity);
+  if (in_flight == 1)
+    cp_async_wait<0>();
+  else
+    cp_async_wait<kMaxInFlight - 1>();
+  fetch(ring.stages + stage * kBytes);
+  cp_async_commit();
+#ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
+  cp_async_wait<0>();
+  barrier_arrive(ring.full + stage);
+#else
+  barrier_arrive_behind_copies(ring.full + stage);
+#endif
+  if (++stage == ring.count) stage = 0, parity ^= 1;
+}
+
+// The work of a producer warp: as far ahead as its ring has room, but with few stages in flight: together the warps
+// keep the memory busy, and what the consumer warps read and write in between would wait behind more.
+template <class Weights, bool kWhole>
+__device__ __forceinline__ void produce(const Job& job, const typename Weights::Record* layers, const WorkRange* ranges,
+                                        const StageRing& ring, int warp) {
+  TileWalk<Weights, kWhole> walk(job, layers, ranges, warp);
+  int stage = 0;
+  uint32_t parity = 1;
+  while (!walk.done())
+    fill_stage<Weights::kStageBytes>(ring, stage, parity, job.in_flight, [&](uint8_t* to) { walk.fetch(to); });
+  cp_async_wait<0>();
+}
+#endif
+
+}  // namespace fewbit::cuda::decode_step
