@@ -1,6 +1,6 @@
 #pragma once
-// Exec: where work happens. Passed explicitly as the first parameter of every op; owns the stream, the library handles
-// and the allocator of its device. There are no global handles and no CUDA type in this header.
+// Exec: the device that an op works on, its explicit first parameter. It owns the stream, the library handles and the
+// allocator of that device. There are no global handles and no CUDA type in this header.
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@ namespace fewbit {
 
 struct CudaState;  // complete in kernels/exec/exec_cuda.h only
 
-// A recorded sequence of launches on one Exec; replaying it costs one launch. Empty on the CPU.
+// A recorded sequence of launches on one Exec (a CUDA graph); replaying it costs one launch. Empty on the CPU.
 struct RecordedGraph {
   std::unique_ptr<void, void (*)(void*)> handle{nullptr, +[](void*) {}};
 };
@@ -48,15 +48,15 @@ class Exec {
   RecordedGraph record(const std::function<void()>& work);
   void replay(const RecordedGraph& graph);
 
-  int64_t peak_bytes() const;  // largest device memory held through alloc() at one time; host bytes on the CPU
-  int64_t free_bytes() const;  // what the device says is free now; 0 on the CPU (not known)
-  int64_t total_bytes() const;
+  int64_t peak_bytes() const;   // largest device memory held through alloc() at one time; host bytes on the CPU
+  int64_t free_bytes() const;   // what the device says is free now; 0 on the CPU (not known)
+  int64_t total_bytes() const;  // memory of the GPU; 0 on the CPU
 
-  // Seconds between two points of the stream: mark() records, elapsed_ms() waits for the later mark.
+  // Milliseconds between two points of the stream: mark() records one, elapsed_ms() waits for the later.
   int mark();
   double elapsed_ms(int from, int to);
 
-  CudaState& cuda_state() const;  // a defect to call on a CPU Exec
+  CudaState& cuda_state() const;  // stops the process on a CPU Exec
 
  private:
   explicit Exec(Device d) : device_(d) {}
