@@ -1,7 +1,7 @@
-// Causal attention on the CPU, one (sequence, head) at a time in parallel. Blocks of queries go through two
-// BLAS products (scores, then values) over the span of keys that any of them sees; a few queries (decode) go
-// key by key, straight from the storage type. Scores and softmax in f32, the softmax's sum in double. Codes of
-// a quantized cache become f32 values row by row.
+// Causal attention on the CPU; a head of a sequence is a task, and tasks run in parallel. Blocks of queries go through
+// two BLAS products (scores, then values) over the span of keys that any of them sees; a few queries (decode) go key by
+// key, straight from the storage type. Scores and weights are f32, the sum of the weights is double. Codes of a
+// quantized cache become f32 values row by row.
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
@@ -15,16 +15,18 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kQueryBlock = 128;
-constexpr int64_t kFewQueries = 4;
+constexpr int64_t kQueryBlock = 128;  // queries of a BLAS product
+constexpr int64_t kFewQueries = 4;    // up to so many a product over widened keys is not worth the widening
 
-// One head of one sequence: rows `ld` elements apart. Of codes, row r has the scale scales[r * scale_step].
+// The rows of one operand of one head, `ld` elements apart. Where they are codes, row r has the scale scales[r *
+// scale_step].
 struct Rows {
   const void* data = nullptr;
   int64_t ld = 0;
   const float* scales = nullptr;
   int64_t scale_step = 0;
 };
+// One query head of one sequence with its kv head.
 struct Head {
   DType dtype = DType::f32, kv_dtype = DType::f32;
   Rows q{}, k{}, v{};
@@ -34,6 +36,7 @@ struct Head {
   int64_t out_ld = 0;
 };
 
+// Keys, or queries, [begin, end).
 struct Span {
   int64_t begin = 0, end = 0;
 };
@@ -45,13 +48,14 @@ Span visible(const Head& head, const AttentionArgs& a, int64_t i) {
   return {a.window > 0 ? std::max<int64_t>(0, p - a.window + 1) : 0, p + 1};
 }
 
-// Scores of the visible keys to weights; returns their sum.
+// Turns the n scores of visible keys into weights that are not yet divided by their sum; returns that sum.
 double softmax(float* scores, int64_t n, const AttentionArgs& a) {
   if (a.softcap > 0)
     for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
   return exp_in_place(scores, max_of(scores, n), n);
 }
 
+// Rounds the weighted sum of values, divided by the sum of the weights, to the output type.
 template <class T>
 void store(const float* values, double sum, int64_t n, T* out) {
   const auto inverse = static_cast<float>(1 / sum);
@@ -84,7 +88,7 @@ void dequantize_row(const int8_t* codes, float scale, float* y, int64_t d) {
 template <class C>
 inline constexpr bool is_code = sizeof(C) == 1;
 
-// Row r as dot() and axpy() take it: where it lies, codes as f32 in the slot.
+// Row r as dot() and axpy() take it: in place, or codes as f32 values in scratch memory.
 template <class C>
 auto row_of(const Rows& rows, int64_t r, int64_t d) {
   const C* row = static_cast<const C*>(rows.data) + r * rows.ld;
@@ -97,6 +101,7 @@ auto row_of(const Rows& rows, int64_t r, int64_t d) {
   }
 }
 
+// Each query on its own, key by key. T: the type of queries and output, C: of keys and values.
 template <class T, class C>
 void few_queries(const Head& head, const AttentionArgs& a) {
   const int64_t d = a.head_dim;
@@ -115,12 +120,13 @@ void few_queries(const Head& head, const AttentionArgs& a) {
   }
 }
 
+// f32 rows, `ld` elements apart.
 struct Floats {
   const float* data = nullptr;
   int64_t ld = 0;
 };
 
-// f32 rows [begin, end) of one operand: in place where they are f32 already, else widened into the slot.
+// The rows of `span` as f32: in place where they are f32 already, else widened into the scratch slot.
 template <class T>
 Floats as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
   const T* first = static_cast<const T*>(rows.data) + span.begin * rows.ld;
@@ -138,6 +144,8 @@ Floats as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
   }
 }
 
+// Queries [q0, q1) by two products over all keys that any of them sees; keys that a query does not see get the weight
+// 0.
 template <class T, class C>
 void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q1) {
   const int64_t d = a.head_dim;
@@ -176,6 +184,7 @@ void for_types(DType dtype, DType kv_dtype, F&& f) {
   });
 }
 
+// All queries of a head.
 void attend(const Head& head, const AttentionArgs& a) {
   blas::use_one_thread();
   for_types(head.dtype, head.kv_dtype, [&](auto* type, auto* kv_type) {
@@ -197,7 +206,8 @@ void check_queries(ConstTensorView q, const AttentionArgs& a, ConstTensorView ou
   FEWBIT_ASSERT(out.dtype == q.dtype && out.numel() == q.numel());
 }
 
-// x of one token and head to codes; returns the scale that was used.
+// Quantizes the row x of one token and kv head; returns the scale that its codes have: E4M3 takes the one given, int8
+// makes its own.
 float quantize_row(const float* x, F8* codes, float scale, int64_t d) {
   for (int64_t c = 0; c < d; ++c) codes[c].bits = f32_to_f8_e4m3_saturated(x[c] / scale);
   return scale;
@@ -210,7 +220,7 @@ float quantize_row(const float* x, int8_t* codes, float, int64_t d) {
   return amax / 127.f;
 }
 
-// One tensor of the cache: row t of x [batch * len, kv_heads * d] to its position.
+// Appends to one tensor of the cache: row t of x [batch * len, kv_heads * d] goes to positions[t].
 template <class T, class C>
 void append(ConstTensorView x, const int32_t* positions, TensorView cache, TensorView scales) {
   const int64_t heads = cache.shape[1], capacity = cache.shape[2], d = cache.shape[3];

@@ -1,7 +1,7 @@
-// Gradient of causal attention: head by head, over all sequences at once, five batched cuBLAS products around
-// two row kernels. Scores of one head, [seqs, len, len], are formed whole, masked half included: simple, and
-// the products run at cuBLAS' rate. Heads that share a key head add to d_k and d_v one after another, so the
-// order of the sums is fixed.
+// Gradient of causal attention on a GPU: head by head, over all sequences at once, five batched cuBLAS products and two
+// row kernels. The scores of one head, [seqs, len, len], are formed whole, the masked half included: that is simple,
+// and the products run at the rate of cuBLAS. Heads that share a kv head add to d_k and d_v one after another, so that
+// the order of the sums is fixed.
 #include "kernels/attention/attention_grad.h"
 #include "kernels/device/reduce.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -19,7 +19,7 @@ __device__ __forceinline__ Visible visible(int64_t i, int64_t window) {
   return {window > 0 && i + 1 > window ? i + 1 - window : 0, i + 1};
 }
 
-// Scores to weights in place, a block a row; `log_sum` keeps the logarithm of the row's normaliser.
+// Scores to weights in place, a block a row; log_sum keeps the logarithm of the sum that the row was divided by.
 __global__ void weigh_kernel(float* __restrict__ scores,   // [seqs * len, len]
                              float* __restrict__ log_sum,  // [seqs * len]
                              int64_t len, int64_t window, float softcap) {
@@ -40,7 +40,7 @@ __global__ void weigh_kernel(float* __restrict__ scores,   // [seqs * len, len]
   if (threadIdx.x == 0) log_sum[blockIdx.x] = top + logf(sum);
 }
 
-// dP to dS in place. A capped score is found again from its weight: S = log P + log_sum.
+// dP to dS in place, a block a row. A capped score is found again from its weight: S = log P + log_sum.
 __global__ void score_grad_kernel(const float* __restrict__ weights, const float* __restrict__ log_sum,
                                   float* __restrict__ grad, int64_t len, int64_t window, float softcap) {
   __shared__ float partial[32];
@@ -93,13 +93,13 @@ void attention_grad(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorV
   const Tensor log_sum = ex.alloc(DType::f32, {seqs * len});
   const Batch p = batch(weights.as<float>(), len, len * len), ds = batch(scores.as<float>(), len, len * len);
   const auto rows = static_cast<unsigned>(seqs * len);
-  const int64_t shared = a.heads / a.kv_heads;
+  const int64_t group = a.heads / a.kv_heads;
   for (int64_t h = 0; h < a.heads; ++h) {
     const auto of_head = [&](ConstTensorView t) { return batch(t.as<float>() + h * d, q_ld, len * q_ld); };
     const auto of_key_head = [&](ConstTensorView t) {
-      return batch(t.as<float>() + h / shared * d, kv_ld, len * kv_ld);
+      return batch(t.as<float>() + h / group * d, kv_ld, len * kv_ld);
     };
-    const float add = h % shared == 0 ? 0.f : 1.f;
+    const float add = h % group == 0 ? 0.f : 1.f;
     multiply(s, seqs,
              {.a = of_head(q), .b = of_key_head(k), .c = p, .tb = true, .m = len, .n = len, .k = d, .alpha = a.scale});
     weigh_kernel<<<rows, kThreads, 0, s.stream>>>(weights.as<float>(), log_sum.as<float>(), len, a.window, a.softcap);

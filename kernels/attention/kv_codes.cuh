@@ -1,7 +1,7 @@
 #pragma once
-// The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes. Codes
-// are exact in f16 and bf16, so that they go through the tensor cores as they are; their scales come in
-// outside.
+// The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes. Codes are exact
+// in f16 and bf16, so that they go through the tensor cores as they are; their scales multiply scores and weights
+// instead.
 #include <cuda_fp8.h>
 
 #include "kernels/device/vec.cuh"
@@ -17,19 +17,21 @@ struct I8Code {
 
 template <class C>
 inline constexpr bool kIsCode = sizeof(C) == 1;
+// Whether codes have a scale for each token and kv head; else one for each kv head.
 template <class C>
-inline constexpr bool kTokenScales = false;  // a scale per token, else one per kv head
+inline constexpr bool kTokenScales = false;
 template <>
 inline constexpr bool kTokenScales<I8Code> = true;
 
-// Calls f(Type<C>{}) with the type of what a cache holds; `plain`: that of the activations.
+// Calls f(Type<C>{}) with the element type of a cache of dtype `cache`; `plain`: that of the activations, for a cache
+// without codes.
 template <class T, class F>
 void dispatch_stored(Type<T> plain, DType cache, F&& f) {
   if (cache == DType::f8_e4m3) return f(Type<F8Code>{});
   if (cache == DType::i8) return f(Type<I8Code>{});
   f(plain);
 }
-// Calls f(Type<T>{}, Type<C>{}) with the types of the activations and of what the cache holds.
+// Calls f(Type<T>{}, Type<C>{}) with the element types of the activations and of the cache.
 template <class F>
 void dispatch_cache(DType dtype, DType cache, F&& f) {
   dispatch_f32_bf16(dtype, [&](auto type) { dispatch_stored(type, cache, [&](auto code) { f(type, code); }); });
@@ -58,34 +60,38 @@ __device__ __forceinline__ uint32_t two_f16(uint32_t codes) {
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(codes)));
   return values;
 #else
-  // Sign, exponent and fraction moved into place are the value times 2^-8. (A NaN becomes 480.)
+  // Sign, exponent and fraction moved into the places of f16 are the value times 2^-8, as the exponents' biases, 7 and
+  // 15, differ by 8. (A NaN becomes 480.)
   const uint32_t w = __byte_perm(codes, 0, 0x1404);
   return bits_of(__hmul2(as_half2(and_or(w, 0x80008000u, w >> 1 & 0x3f803f80u)), __float2half2_rn(256.f)));
 #endif
 }
 
-// Codes 0 1 and 2 3 of the four in `word` as f16.
+// Codes 0 and 1, and 2 and 3, of the four in `word` as pairs of f16.
 __device__ __forceinline__ void key_codes(F8Code, uint32_t word, uint32_t& first, uint32_t& second) {
   first = two_f16(word);
   second = two_f16(word >> 16);
 }
 __device__ __forceinline__ void key_codes(I8Code, uint32_t word, uint32_t& first, uint32_t& second) {
-  // 1024 + (code + 128), as bytes in the fraction of 1024; then the sum of the two is taken off.
+  // A byte in the lowest bits of the f16 number 1024 is 1024 + byte. The byte is code + 128, so 1152 is taken off (Kim
+  // et al., Who Says Elephants Can't Run, 2022).
   const uint32_t w = word ^ 0x80808080u;
   const __half2 offset = __float2half2_rn(1152.f);
   first = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4140)), offset));
   second = bits_of(__hsub2(as_half2(__byte_perm(w, 0x64646464u, 0x4342)), offset));
 }
 
-// Codes 0 2 and 1 3 of the four in `word`: f16 of E4M3, bf16 of int8, whose weights carry a scale that may be
-// small.
+// Codes 0 and 2, and 1 and 3, of the four in `word` as pairs: f16 of E4M3, bf16 of int8, whose weights carry the scale
+// of a token, which may be too small for f16.
 __device__ __forceinline__ void value_codes(F8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
   const uint32_t w = __byte_perm(word, 0, 0x3120);
   even = two_f16(w);
   odd = two_f16(w >> 16);
 }
-__device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {  // int8 in bytes 0 and 2
-  // (128 + low seven bits) - (128, or 256 for a negative code): sums of bits in the fraction of 128.
+// The int8 codes in bytes 0 and 2 of `codes` as two bf16.
+__device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {
+  // bf16 has seven bits of fraction: put into that of 128, the low seven bits of the code are 128 + those bits; taken
+  // off is 128, or, where the code's sign bit reaches the exponent, 256.
   const uint32_t low = and_or(codes, 0x007f007fu, 0x43004300u), sign = and_or(codes, 0x00800080u, 0x43004300u);
   return bits_of(
       __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low), *reinterpret_cast<const __nv_bfloat162*>(&sign)));

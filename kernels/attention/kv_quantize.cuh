@@ -1,10 +1,12 @@
 #pragma once
-// One row of keys or values as the cache stores it, by a warp.
+// One row of keys or values, quantized and stored as the cache holds it (KvCache, kernels/attention/attention.h), by a
+// warp. The arithmetic is that of the CPU half, operation by operation, so that the codes are the same.
 #include "kernels/attention/kv_codes.cuh"
 
 namespace fewbit::cuda {
 
-// Codes of a row of d values; returns the scale that belongs to them.
+// Stores the codes of a row of d values and returns the scale that belongs to them: E4M3 takes the one given, int8
+// makes its own.
 template <class T>
 __device__ float quantize_row(const T* x, F8Code* codes, float scale, int d) {
   for (int c = threadIdx.x % 32; c < d; c += 32)
@@ -22,8 +24,8 @@ __device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
   return __fdiv_rn(amax, 127.f);
 }
 
-// A row of d values to place `at` of the cache (sequence, kv head, position), with its scale: the kv head's,
-// or one of its own.
+// Stores a row of d values at row `at` of the cache [batch, kv_heads, capacity, d]. `scales` has one for each kv head,
+// which is read, or one for each row, which is written; codes aside it is not used.
 template <class T, class C>
 __device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
   if constexpr (kIsCode<C>) {

@@ -1,15 +1,23 @@
 #pragma once
+// What a step over the cache does with its new tokens before attention, in one launch on a GPU.
 #include "kernels/attention/attention.h"
 namespace fewbit {
-// What a step over the cache does with its new tokens before attention, in one launch on a GPU: rope() of q and of k
-// (kernels/model/rope.h), hadamard() of both where asked (kernels/model/hadamard.h), kv_append() of that k and of v
-// (kernels/attention/attention.h). The new k goes to the cache only. The bits are those of the ops one after another.
-//   q [tokens, heads * head_dim], in place · k, v [tokens, kv_heads * head_dim] · head_dim that of the cache
 struct RopeTable {
-  ConstTensorView inv_freq{};  // [rot / 2] f32
-  float attention_scale = 1;
-  bool hadamard = false;
+  ConstTensorView inv_freq{};  // [rot / 2] f32: the angle of pair i at position p is p * inv_freq[i]; rot <= head_dim
+  float attention_scale = 1;   // of cosines and sines (YaRN and LongRoPE; kernels/model/rope.h)
+  bool hadamard = false;       // turn q and k by a Hadamard matrix after RoPE
 };
+// rope() of q and of k (kernels/model/rope.h), hadamard() of both where asked (kernels/model/hadamard.h), kv_append()
+// of that k and of v (kernels/attention/attention.h). The turned k goes to the cache only. The bits are those of the
+// ops one after another.
+//   q          [tokens, heads * head_dim]      f32 | bf16; in place
+//   k, v       [tokens, kv_heads * head_dim]   dtype of q; not changed
+//   positions  [tokens]                        i32, on the Exec's device; in [0, capacity)
+//   cache      its head_dim and batch; tokens is a multiple of batch, and row b * (tokens / batch) + i is new token i
+//   of
+//              sequence b
+// On a GPU the launch lets the next one begin only when all before it have ended (AttentionArgs::behind_append).
+// Errors: shapes or dtypes that do not fit stop the process (FEWBIT_ASSERT).
 namespace cpu {
 void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const RopeTable&,
                  const KvCache&);

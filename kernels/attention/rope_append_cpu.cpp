@@ -1,4 +1,4 @@
-// The ops, one after another.
+// The CPU half of rope_append(): the ops, one after another, with a copy of k in between.
 #include "kernels/attention/rope_append.h"
 
 #include <cstring>

@@ -1,5 +1,6 @@
-// A warp has one head of one token: a query head is turned in place, a key head on its way to the cache, a value head
-// only goes there. The token's cosines and sines are worked out once a block, as in rope_cuda.cu. Bound by the launch.
+// RoPE, the Hadamard matrix and the append to the cache in one launch. A warp has one head of one token: a query head
+// is turned in place, a key head on its way to the cache, and a value head only goes there. The token's cosines and
+// sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the launch.
 #include <cmath>
 
 #include "kernels/attention/kv_quantize.cuh"
@@ -12,16 +13,17 @@
 namespace fewbit::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 8;  // heads of a block
 
 struct RopeSizes {
   int half, heads, kv_heads, d, len;
   int64_t capacity;
   float attention_scale;
-  int run;  // of the Hadamard matrix; 0: none
-  float run_scale;
+  int run;          // values that one Hadamard matrix turns; 0: none
+  float run_scale;  // 1 / sqrt(run)
 };
 
+// Grid: tokens x groups of kWarps heads, those of q, then of k, then of v.
 template <class T, class C>
 __global__ void __launch_bounds__(32 * kWarps)
     rope_append_kernel(T* __restrict__ q,        // [tokens, heads * d]
@@ -32,7 +34,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                        RopeSizes s) {
   // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
   extern __shared__ float table[];
-  // In this order, so that who comes behind finds what earlier kernels wrote (AttentionArgs::behind_append).
+  // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
   await_predecessor();
   allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -41,9 +43,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   const bool has_head = head < s.heads + 2 * s.kv_heads, of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
   const int64_t row = (token * s.kv_heads + kv_head) * s.d;
   T* q_row = q + (token * s.heads + head) * s.d;
-  const T* mine = of_q ? q_row : (of_v ? v : k) + row;
-  // The head is asked for while the angles are worked out.
-  if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(mine + lane * 8));
+  const T* own_row = of_q ? q_row : (of_v ? v : k) + row;
+  // The head is on its way while the angles are worked out.
+  if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
   const int64_t position = positions[token];
   rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
@@ -63,8 +65,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   };
   if (of_q) return turn(q_row, q_row);
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
-  if (of_v) return store_row(mine, v_cache, v_scales, at, kv_head, s.d);
-  turn(mine, turned);
+  if (of_v) return store_row(own_row, v_cache, v_scales, at, kv_head, s.d);
+  turn(own_row, turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
 }

@@ -33,7 +33,8 @@ std::vector<Case> cases() {
   out.push_back({1, 200, with(6, 2, 64, 130, 3.f)});
   out.push_back({2, 300, with(4, 2, 128, 0, 0)});
   out.push_back({1, 259, with(2, 1, 128, 40, 0)});
-  // One new token: 5, 8, 9 and 16 query rows a kv head, which fill one group of eight columns, two, or parts of them.
+  // One new token with 5, 8, 9 and 16 query rows a kv head: they fill one group of eight columns, two, or parts of
+  // them.
   out.push_back({1, 50, with(5, 1, 128, 0, 0)});
   out.push_back({2, 65, with(16, 2, 128, 0, 0)});
   out.push_back({1, 49, with(9, 1, 128, 20, 4.f)});
@@ -123,8 +124,8 @@ TEST_P(AttentionOn, MatchesTheDefinition) {
   }
 }
 
-// Rows [begin, end) of every sequence, as the cached ops take them.
-Tensor slice(const Tensor& t, int64_t seqs, int64_t begin, int64_t end) {
+// Tokens [begin, end) of every sequence, one after another, as the cached ops take them.
+Tensor token_rows(const Tensor& t, int64_t seqs, int64_t begin, int64_t end) {
   const int64_t len = t.rows() / seqs, cols = t.cols(), row = cols * bytes_of(t.dtype());
   Tensor out = Tensor::host(t.dtype(), {seqs * (end - begin), cols});
   for (int64_t s = 0; s < seqs; ++s)
@@ -134,7 +135,7 @@ Tensor slice(const Tensor& t, int64_t seqs, int64_t begin, int64_t end) {
   return out;
 }
 
-// Room for `shape`; poisoned, the static scales of FP8 excepted: one a head, all different.
+// A cache of `shape`, poisoned except for the static scales of FP8: one for each kv head, all different.
 struct Cache {
   Tensor k, v, k_scales, v_scales;
   KvCache view() const { return {k, v, k_scales, v_scales}; }
@@ -164,10 +165,10 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, con
     std::vector<int32_t> positions;
     for (int64_t i = 0; i < c.seqs * n; ++i) positions.push_back(static_cast<int32_t>(begin + i % n));
     const Tensor p = ex.to_device(host_i32(positions));
-    kv_append(ex, ex.to_device(slice(in.k, c.seqs, begin, end)), ex.to_device(slice(in.v, c.seqs, begin, end)), p,
-              cache.view());
+    kv_append(ex, ex.to_device(token_rows(in.k, c.seqs, begin, end)),
+              ex.to_device(token_rows(in.v, c.seqs, begin, end)), p, cache.view());
     const Tensor part = poisoned(ex, in.q.dtype(), {c.seqs * n, cols});
-    attention_cached(ex, ex.to_device(slice(in.q, c.seqs, begin, end)), p, cache.view(), c.args, part);
+    attention_cached(ex, ex.to_device(token_rows(in.q, c.seqs, begin, end)), p, cache.view(), c.args, part);
     const std::vector<double> values = doubles(ex.to_host(part));
     for (int64_t s = 0; s < c.seqs; ++s)
       std::copy_n(values.begin() + s * n * cols, n * cols, out.begin() + (s * c.len + begin) * cols);
@@ -234,7 +235,7 @@ TEST_P(AttentionOn, OlderHardwareToo) {
   EXPECT_LE(error_of(ex, out, expected_attention(c(), in)), tol::kBf16Op);
 }
 
-// Calibration and chunks of a prompt ask for the same rows among different ones.
+// Calibration and the chunks of a prompt ask for the same rows among different neighbours.
 TEST(Attention, CudaARowsBitsDoNotDependOnTheRowsAroundIt) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
@@ -259,7 +260,7 @@ void check_last_tokens(Exec& ex, const Case& c, int64_t last) {
   for (const DType held : {DType::bf16, DType::f8_e4m3, DType::i8}) {
     const Cache cache = make_cache(ex, held, cache_shape(c));
     kv_append(ex, ex.to_device(in.k), ex.to_device(in.v), ex.to_device(host_i32(positions)), cache.view());
-    const Tensor q = ex.to_device(slice(in.q, 1, first, c.len)),
+    const Tensor q = ex.to_device(token_rows(in.q, 1, first, c.len)),
                  at = ex.to_device(host_i32({positions.begin() + first, positions.end()}));
     const Tensor found = poisoned(ex, DType::bf16, {last, cols}), again = poisoned(ex, DType::bf16, {last, cols});
     attention_cached(ex, q, at, cache.view(), c.args, found);

@@ -61,8 +61,8 @@ FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
       }
 }
 
-// Attention that begins on older keys while the append still runs: step by step it has the bits of attention that
-// waits.
+// Attention that begins on older keys while the append still runs (variant 0) has, step by step, the bits of attention
+// that waits (variant 1).
 FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) {
   struct Case {
     int64_t batch, heads, kv_heads, head_dim, capacity, window;
@@ -79,7 +79,8 @@ FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) 
                                .scale = 0.1f,
                                .window = c.window};
       const Tensor inv_freq = ex.to_device(random_normal(DType::f32, {c.head_dim / 2}, 4));
-      // A prompt, then steps that the host does not wait for, so that they overlap; the other way it does.
+      // A prompt, then steps. The host waits for none of them in variant 0, so that they overlap, and for each in
+      // variant 1.
       const Tensor prompt = random_normal(DType::bf16, {c.batch * (c.capacity - 30), c.kv_heads * c.head_dim}, 5);
       std::vector<int32_t> at;
       for (int64_t i = 0; i < prompt.rows(); ++i) at.push_back(static_cast<int32_t>(i % (c.capacity - 30)));
@@ -89,9 +90,9 @@ FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) 
       std::vector<Tensor> q[2], out[2], k, v, positions;
       for (int step = 0; step < kSteps; ++step) {
         const auto seed = static_cast<uint64_t>(3 * step);
-        for (int way = 0; way < 2; ++way) {
-          q[way].push_back(ex.to_device(random_normal(DType::bf16, {c.batch, c.heads * c.head_dim}, seed)));
-          out[way].push_back(poisoned(ex, DType::bf16, {c.batch, c.heads * c.head_dim}));
+        for (int variant = 0; variant < 2; ++variant) {
+          q[variant].push_back(ex.to_device(random_normal(DType::bf16, {c.batch, c.heads * c.head_dim}, seed)));
+          out[variant].push_back(poisoned(ex, DType::bf16, {c.batch, c.heads * c.head_dim}));
         }
         k.push_back(ex.to_device(random_normal(DType::bf16, {c.batch, c.kv_heads * c.head_dim}, seed + 1)));
         v.push_back(ex.to_device(random_normal(DType::bf16, {c.batch, c.kv_heads * c.head_dim}, seed + 2)));
@@ -99,14 +100,14 @@ FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) 
         for (int32_t& p : here) p += step;
         positions.push_back(ex.to_device(host_i32(here)));
       }
-      for (size_t way = 0; way < 2; ++way)
+      for (size_t variant = 0; variant < 2; ++variant)
         for (size_t step = 0; step < kSteps; ++step) {
-          const Cache& cache = way == 0 ? together : apart;
-          rope_append(ex, q[way][step], k[step], v[step], positions[step], {.inv_freq = inv_freq}, cache.view());
-          if (way == 1) ex.sync();
-          AttentionArgs asked = args;
-          asked.behind_append = way == 0;
-          attention_cached(ex, q[way][step], positions[step], cache.view(), asked, out[way][step]);
+          const Cache& cache = variant == 0 ? together : apart;
+          rope_append(ex, q[variant][step], k[step], v[step], positions[step], {.inv_freq = inv_freq}, cache.view());
+          if (variant == 1) ex.sync();
+          AttentionArgs variant_args = args;
+          variant_args.behind_append = variant == 0;
+          attention_cached(ex, q[variant][step], positions[step], cache.view(), variant_args, out[variant][step]);
         }
       for (size_t step = 0; step < kSteps; ++step)
         EXPECT_EQ(first_difference(ex.to_host(out[0][step]), ex.to_host(out[1][step])), "")
