@@ -14,14 +14,38 @@ const std::vector<const CheckpointFormat*>& checkpoint_formats() {
   return all;
 }
 
+const CheckpointFormat* find_checkpoint_format(std::string_view name) {
+  for (const CheckpointFormat* f : checkpoint_formats())
+    if (f->name == name) return f;
+  return nullptr;
+}
+
 const CheckpointFormat& checkpoint_format(std::string_view name) {
+  if (const CheckpointFormat* f = find_checkpoint_format(name)) return *f;
   std::string known;
   for (const CheckpointFormat* f : checkpoint_formats()) {
-    if (f->name == name) return *f;
     known += ' ';
     known += f->name;
   }
   fail(ErrorKind::usage, "no checkpoint format \"" + std::string(name) + "\"; known:" + known);
+}
+
+const CheckpointFormat& default_checkpoint_format(const QuantSpec& spec, bool fp8_kv_cache) {
+  for (const CheckpointFormat* f : checkpoint_formats())
+    if (f->is_default && f->is_default(spec, fp8_kv_cache)) return *f;
+  bug("no checkpoint format is the default of " + spec.str());
+}
+
+std::string formats_with(bool CheckpointFormat::*flag) {
+  std::vector<std::string_view> names;
+  for (const CheckpointFormat* f : checkpoint_formats())
+    if (f->*flag) names.push_back(f->name);
+  std::string s;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) s += i + 1 < names.size() ? ", " : " and ";
+    s += names[i];
+  }
+  return s;
 }
 
 const Packing* choose_packing(const CheckpointFormat& format, const QuantSpec& spec, int64_t out, int64_t in,

@@ -39,15 +39,25 @@ struct CheckpointFormat {
   std::string (*write_config)(const QuantizationSummary&);
   // Why the config cannot say all this of one checkpoint; "" = it can. Absent: it can say everything.
   std::string (*cannot_describe)(const QuantizationSummary&) = nullptr;
+  // True where a recipe that names no format and ends in this grid, with or without the scales of an FP8 cache, means
+  // this one; the first line of formats.def that says so is taken. Absent: it is never meant unless named.
+  bool (*is_default)(const QuantSpec&, bool fp8_kv_cache) = nullptr;
   // The file that older readers look for beside config.json. Absent: none.
   ConfigFile (*side_file)(const QuantizationSummary&) = nullptr;
   bool fp8_kv_cache = false;  // has a place for the scales of an FP8 key/value cache
   bool packed_ends = false;   // its config can say that the head or the embedding is packed
+  bool f16_scales = false;    // holds f16 scales alone; elsewhere 8-bit linears have f32 ones
+  bool weight_only = false;   // its FP8 linears take their inputs unrounded, unless the recipe says otherwise
   bool gguf = false;          // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();
-const CheckpointFormat& checkpoint_format(std::string_view name);  // Error{usage} listing the known ones
+const CheckpointFormat* find_checkpoint_format(std::string_view name);  // null where there is none
+const CheckpointFormat& checkpoint_format(std::string_view name);       // Error{usage} listing the known ones
+// The one that is meant where none is named (CheckpointFormat::is_default).
+const CheckpointFormat& default_checkpoint_format(const QuantSpec&, bool fp8_kv_cache);
+// Those with the flag set, for messages: "marlin, gptq and gguf".
+std::string formats_with(bool CheckpointFormat::*flag);
 
 // The packing a linear gets, or null with the reasons of all candidates in `why_not`.
 const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t out, int64_t in, bool act_order,

@@ -42,6 +42,8 @@ struct Packing {
   PackedLinear (*pack)(std::string_view linear, const QuantizedLinear&);  // null: refuses everything, is only read
   // Error{checkpoint} naming the tensor where one is missing or has the wrong dtype or shape.
   QuantizedLinear (*unpack)(std::string_view linear, const QuantSpec&, int64_t out, int64_t in, const TensorSource&);
+  // What a plan says of a linear that will lie so: readers that will not take it; "" = nothing. Absent: never anything.
+  std::string (*note)(const QuantSpec&, int64_t out, int64_t in) = nullptr;
 };
 
 const std::vector<const Packing*>& packings();

@@ -328,6 +328,11 @@ void read_kv_cache(const ConfigObject& config, QuantizationSummary& out) {
     out.foreign_kv_cache = scheme->where + " describes another cache than static FP8 with a scale per tensor or head";
 }
 
+// Floats, rounded inputs and the scales of an FP8 cache.
+bool is_default(const QuantSpec& spec, bool fp8_kv_cache) {
+  return spec.grid != Grid::integer || spec.activations != ActQuant::none || fp8_kv_cache;
+}
+
 }  // namespace
 
 QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& name) {
@@ -361,6 +366,7 @@ constinit const CheckpointFormat format_compressed_tensors = {
     .summary = "packed integers, W8A8 and FP8 for vLLM, SGLang and transformers",
     .candidates = candidates,
     .write_config = write_config,
+    .is_default = is_default,
     .fp8_kv_cache = true,
     .packed_ends = true,
 };

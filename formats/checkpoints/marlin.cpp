@@ -14,6 +14,11 @@ std::string write_config(const QuantizationSummary& summary) {
 
 ConfigFile side_file(const QuantizationSummary& summary) { return {"quantize_config.json", write_config(summary)}; }
 
+// Weight-only integers.
+bool is_default(const QuantSpec& spec, bool fp8_kv_cache) {
+  return spec.grid == Grid::integer && spec.activations == ActQuant::none && !fp8_kv_cache;
+}
+
 }  // namespace
 
 constinit const CheckpointFormat format_marlin = {
@@ -21,8 +26,11 @@ constinit const CheckpointFormat format_marlin = {
     .summary = "int4, int8 and FP8 weights for the GPU runner; others as GPTQ v2 words",
     .candidates = candidates,
     .write_config = write_config,
+    .is_default = is_default,
     .side_file = side_file,
     .packed_ends = true,
+    .f16_scales = true,
+    .weight_only = true,
 };
 
 }  // namespace fewbit

@@ -12,7 +12,8 @@ struct BlockCodes {
   uint8_t codes[kSimpleBlock] = {};
 };
 
-bool has_codes(const BlockType&);  // one of the five
+bool has_codes(const BlockType&);             // one of the five
+std::vector<std::string> types_with_codes();  // their names
 BlockCodes load_codes(const BlockType&, const uint8_t* block);
 void store_codes(const BlockType&, const BlockCodes&, uint8_t* block);
 // The integer zero point z in 0 … top with m = f16(-z d), or -1 where the minimum is no such product.

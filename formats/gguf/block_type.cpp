@@ -61,6 +61,14 @@ const BlockType& block_type(std::string_view name) {
   fail(ErrorKind::usage, "no GGUF type \"" + std::string(name) + "\" to write; known:" + known);
 }
 
+const BlockType& usual_type(const QuantSpec& spec) {
+  if (spec.bits == 4) return spec.symmetric ? type_q4_0 : type_q4_1;
+  if (spec.bits == 5) return spec.symmetric ? type_q5_0 : type_q5_1;
+  if (spec.bits == 6) return type_q6_k;
+  if (spec.bits == 8) return type_q8_0;
+  fail(ErrorKind::usage, "gguf: no type of " + std::to_string(spec.bits) + " bits is written; 4, 5, 6 or 8");
+}
+
 const BlockType& block_type_of(DType plain) {
   for (const BlockType* t : block_types())
     if (t->plain == plain) return *t;

@@ -28,7 +28,9 @@ struct BlockType {
 const std::vector<const BlockType*>& block_types();
 const BlockType* find_block_type(uint32_t id);       // null where unknown
 const BlockType& block_type(std::string_view name);  // Error{usage} listing those that weights can be written in
-const BlockType& block_type_of(DType plain);         // Error{unsupported} for a dtype that GGUF lacks
+// The one that bits and symmetry ask for where none is named. Error{usage} where no type has so many bits.
+const BlockType& usual_type(const QuantSpec&);
+const BlockType& block_type_of(DType plain);  // Error{unsupported} for a dtype that GGUF lacks
 // Bytes of `cols` values of one row; cols is a multiple of the type's elements.
 int64_t row_bytes(const BlockType&, int64_t cols);
 

@@ -171,6 +171,13 @@ constexpr BlockType nibble_type(uint32_t id, std::string_view name) {
 }  // namespace
 
 bool has_codes(const BlockType& type) { return access_of(type) != nullptr; }
+
+std::vector<std::string> types_with_codes() {
+  std::vector<std::string> names;
+  for (const BlockType* t : block_types())
+    if (has_codes(*t)) names.emplace_back(t->name);
+  return names;
+}
 BlockCodes load_codes(const BlockType& type, const uint8_t* block) { return access_of(type)->load(block); }
 void store_codes(const BlockType& type, const BlockCodes& codes, uint8_t* block) {
   access_of(type)->store(codes, block);

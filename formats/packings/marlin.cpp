@@ -178,6 +178,12 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
   return q;
 }
 
+std::string note(const QuantSpec& spec, int64_t out, int64_t in) {
+  if (!spec.symmetric) return "zero points: our extension, not read by the published Marlin kernel";
+  if (marlin::published_kernel_admits(out, in, spec.group, spec.bits)) return "";
+  return "the published Marlin kernel wants 4 bits, out % 256 == 0, in % 128 == 0 and group 128 or one a row";
+}
+
 }  // namespace
 
 constinit const Packing packing_marlin = {.name = "marlin",
@@ -185,6 +191,7 @@ constinit const Packing packing_marlin = {.name = "marlin",
                                           .refuses = refuses,
                                           .tensors = tensors,
                                           .pack = pack,
-                                          .unpack = unpack};
+                                          .unpack = unpack,
+                                          .note = note};
 
 }  // namespace fewbit

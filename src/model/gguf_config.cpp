@@ -23,9 +23,9 @@ const Op* op_of(const std::vector<BlockOp>& block) {
 }
 
 // The metadata of one model, part by part.
-class Saying {
+class MetadataWriter {
  public:
-  Saying(const ConfigView& c, const ModelSpec& spec)
+  MetadataWriter(const ConfigView& c, const ModelSpec& spec)
       : c_(c),
         spec_(spec),
         family_(gguf_family_of(spec)),
@@ -174,7 +174,7 @@ class Saying {
 
 }  // namespace
 
-gguf::Metadata gguf_metadata(const ConfigView& c, const ModelSpec& spec) { return Saying(c, spec).all(); }
+gguf::Metadata gguf_metadata(const ConfigView& c, const ModelSpec& spec) { return MetadataWriter(c, spec).all(); }
 
 GgufRopeFactors gguf_rope_factors(const ConfigView& c, const ModelSpec& spec) {
   if (gguf_family_of(spec).sliding_rotation) return {};

@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 // Reads the keys of one file.
-class Reading {
+class MetadataReader {
  public:
-  Reading(const gguf::File& f, const GgufRopeFactors& rope_factors)
+  MetadataReader(const gguf::File& f, const GgufRopeFactors& rope_factors)
       : file_(f),
         m_(f.metadata),
         arch_(m_.text("general.architecture")),
@@ -46,13 +46,13 @@ class Reading {
               {"attention_bias", tensor("blk.0.attn_output.bias") != nullptr},
               {"mlp_bias", tensor("blk.0.ffn_down.bias") != nullptr},
               {"tie_word_embeddings", tensor("output.weight") == nullptr},
-              {family_.gemma ? "hidden_activation" : "hidden_act", family_.gemma ? "gelu_pytorch_tanh" : "silu"}};
+              {std::string(family_.activation_key), std::string(family_.activation)}};
     for (const auto& [name, from] :
          {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"}, {"eos_token_id", "tokenizer.ggml.eos_token_id"}})
       if (m_.has(from)) c[name] = m_.integer(from);
     put_rotation(c);
     put_windows(c);
-    if (family_.gemma) put_gemma(c);
+    if (family_.score_keys) put_score_keys(c);
     if (experts_ > 0) put_experts(c);
     return c;
   }
@@ -185,7 +185,7 @@ class Reading {
     return listed;
   }
 
-  void put_gemma(json& c) const {
+  void put_score_keys(json& c) const {
     const auto cap = [&](const char* from, float fallback) {
       const double value = m_.number(key(from), fallback);
       return value > 0 ? json(value) : json();
@@ -216,7 +216,7 @@ class Reading {
 }  // namespace
 
 std::string config_from_gguf(const gguf::File& f, const GgufRopeFactors& rope_factors) {
-  return Reading(f, rope_factors).config().dump(1);
+  return MetadataReader(f, rope_factors).config().dump(1);
 }
 
 }  // namespace fewbit

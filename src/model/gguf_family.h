@@ -26,8 +26,11 @@ struct GgufFamily {
   bool sliding_rotation = false;  // windowed layers turn by rope.freq_base_swa
   bool long_rope = false;         // LongRoPE's tables have tensors
   int64_t scaled_by_width = 0;    // a model of so many layers divides scores by sqrt(hidden / heads)
-  bool gemma = false;             // two more norms in a block, gelu, a scaled embedding
+  bool norms_behind = false;      // norms behind attention and the MLP too, each with a name of its own
+  bool score_keys = false;        // config.json says soft caps and the divisor of scores, and no biases in the MLP
   bool untied = true;             // a head of its own is possible
+  // The function of the MLP in config.json, which the file does not say: "hidden_act": "silu".
+  std::string_view activation_key = "hidden_act", activation = "silu";
 
   bool windowed(int64_t layer) const {
     return window_period == kEveryLayer || (window_period > 0 && (layer + 1) % window_period != 0);

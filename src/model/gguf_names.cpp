@@ -21,16 +21,16 @@ constexpr Name kNames[] = {
     {"mlp.down_proj", "ffn_down"},       {"self_attn.qkv_proj", "attn_qkv"},
     {"mlp.gate_up_proj", "ffn_up"},
 };
-// Gemma's norms stand behind attention and the MLP too, and take one of the names above for another place.
-constexpr Name kGemmaNames[] = {
+// Where norms stand behind attention and the MLP too (Gemma), one of the names above means another place.
+constexpr Name kNamesWithNormsBehind[] = {
     {"post_attention_layernorm", "post_attention_norm"},
     {"pre_feedforward_layernorm", "ffn_norm"},
     {"post_feedforward_layernorm", "post_ffw_norm"},
 };
 
 std::string gguf_name(const GgufFamily& family, const std::string& model) {
-  if (family.gemma)
-    for (const Name& n : kGemmaNames)
+  if (family.norms_behind)
+    for (const Name& n : kNamesWithNormsBehind)
       if (n.model == model) return std::string(n.gguf);
   for (const Name& n : kNames)
     if (n.model == model) return std::string(n.gguf);

@@ -52,14 +52,15 @@ struct SynthFormat {
   const CheckpointFormat* format = nullptr;
   QuantSpec spec{};
 };
+constexpr std::pair<std::string_view, Grid> kByteFormats[] = {{"fp8", Grid::f8_e4m3}, {"int8", Grid::integer}};
 SynthFormat synth_format(const std::string& name) {
-  if (name != "fp8" && name != "int8") return {&checkpoint_format(name), {}};
-  const QuantSpec bytes{.grid = name == "fp8" ? Grid::f8_e4m3 : Grid::integer,
-                        .bits = 8,
-                        .group = -1,
-                        .scale_dtype = DType::f32,
-                        .activations = ActQuant::token};
-  return {&format_compressed_tensors, bytes};
+  for (const auto& [alias, grid] : kByteFormats) {
+    if (alias != name) continue;
+    const QuantSpec bytes{
+        .grid = grid, .bits = 8, .group = -1, .scale_dtype = DType::f32, .activations = ActQuant::token};
+    return {&default_checkpoint_format(bytes, false), bytes};
+  }
+  return {&checkpoint_format(name), {}};
 }
 
 // The codes of the levels -8 … 7 on a grid, and the step between them in scales.

@@ -1,6 +1,6 @@
 #pragma once
-// Method: weights + statistics -> QuantizedLinear. A plain struct of a name, a sentence, needs and a
-// function.
+// A method turns weights and statistics into a QuantizedLinear. It is a plain struct: a name, a sentence, what it needs
+// and a function.
 #include <string>
 #include <string_view>
 #include <vector>

@@ -1,6 +1,6 @@
 #pragma once
-// Transform: a rewrite of a block that leaves its function as it is and makes its linears easier to round. A
-// recipe's chain is any number of transforms and one method: "awq+gptq".
+// A transform rewrites a block so that its function stays and its linears become easier to round. A recipe's chain is
+// any number of transforms and one method: "awq+gptq".
 #include <map>
 #include <optional>
 #include <string>

@@ -158,6 +158,15 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
   }
 }
 
+TEST(CheckpointFormat, TheDefaultDependsOnTheGridAndTheCache) {
+  const QuantSpec weights{.bits = 4, .group = 128}, bytes{.bits = 8, .group = -1, .activations = ActQuant::token};
+  EXPECT_EQ(default_checkpoint_format(weights, false).name, "marlin");
+  EXPECT_EQ(default_checkpoint_format(weights, true).name, "compressed-tensors");
+  EXPECT_EQ(default_checkpoint_format(bytes, false).name, "compressed-tensors");
+  EXPECT_EQ(default_checkpoint_format(kNvfp4, false).name, "compressed-tensors");
+  EXPECT_EQ(formats_with(&CheckpointFormat::packed_ends), "marlin, gptq, compressed-tensors and gguf");
+}
+
 TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   std::string why;
   EXPECT_EQ(choose_packing(format_marlin, {}, 256, 256, false, &why), &packing_marlin);

@@ -4,6 +4,7 @@
 
 #include "kernels/products/dequantize.h"
 #include "src/quant/method.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -19,7 +20,7 @@ struct Case {
   int64_t rtn_group;  // of its RTN figure
 };
 
-class GptqReference : public ::testing::TestWithParam<Case> {
+class GptqReference : public test::CasesOnDevices<Case> {
  protected:
   // ||(W - Q) X^T|| / ||W X^T|| on the activations themselves, in f64.
   static double output_error(const Tensor& w, const QuantizedLinear& q, const Tensor& x) {
@@ -43,43 +44,43 @@ class GptqReference : public ::testing::TestWithParam<Case> {
 
 TEST_P(GptqReference, MeetsThePublishedErrors) {
   FEWBIT_NEEDS_REFERENCE("goldens/gptq_reference.safetensors");
-  const Case c = GetParam();
+  const Case c = the_case();
   const Golden golden("goldens/gptq_reference.safetensors");
   const auto get = [&](const char* what) { return test::to_f32(golden.get(std::string(c.name) + "." + what)); };
   const Tensor w = get("weight"), x = get("x"), published = get("rel_error_gptq_rtn");
-  for (const std::string& backend : test::backends()) {
-    Exec ex = Exec::from_name(backend);
-    InputStats stats;
-    stats.tokens = x.rows();
-    stats.gram = ex.to_device(get("hessian"));
-    const Tensor weight = ex.to_device(w);
-    LinearJob job{.name = "golden", .weight = weight, .stats = &stats, .effort = Effort::reference};
-    job.spec = {.bits = c.bits, .group = c.group, .scale_dtype = DType::f32};
+  Exec ex = exec();
+  InputStats stats;
+  stats.tokens = x.rows();
+  stats.gram = ex.to_device(get("hessian"));
+  const Tensor weight = ex.to_device(w);
+  LinearJob job{.name = "golden", .weight = weight, .stats = &stats, .effort = Effort::reference};
+  job.spec = {.bits = c.bits, .group = c.group, .scale_dtype = DType::f32};
 
-    const MethodResult reference = method("gptq").quantize(ex, job);
-    const double gptq = output_error(w, reference.linear, x);
-    EXPECT_LE(gptq, published.as<float>()[0] * (1 + tol::kPublishedError)) << backend;
-    EXPECT_EQ(reference.rung, "fp32");
-    EXPECT_LT(reference.loss, reference.loss_rtn);
+  const MethodResult reference = method("gptq").quantize(ex, job);
+  const double gptq = output_error(w, reference.linear, x);
+  EXPECT_LE(gptq, published.as<float>()[0] * (1 + tol::kPublishedError));
+  EXPECT_EQ(reference.rung, "fp32");
+  EXPECT_LT(reference.loss, reference.loss_rtn);
 
-    job.spec.group = c.rtn_group;
-    const double rtn = output_error(w, method("rtn").quantize(ex, job).linear, x);
-    EXPECT_NEAR(rtn, published.as<float>()[1], tol::kPublishedError * rtn) << backend;
+  job.spec.group = c.rtn_group;
+  const double rtn = output_error(w, method("rtn").quantize(ex, job).linear, x);
+  EXPECT_NEAR(rtn, published.as<float>()[1], tol::kPublishedError * rtn);
 
-    job.spec.group = c.group;
-    job.effort = Effort::standard;
-    const double improved = output_error(w, method("gptq").quantize(ex, job).linear, x);
-    EXPECT_LT(improved, published.as<float>()[0]) << backend;
-    EXPECT_LT(improved, gptq) << backend;
-    RecordProperty(backend + "_gptq", std::to_string(gptq));
-    RecordProperty(backend + "_default", std::to_string(improved));
-    RecordProperty(backend + "_published", std::to_string(published.as<float>()[0]));
-  }
+  job.spec.group = c.group;
+  job.effort = Effort::standard;
+  const double improved = output_error(w, method("gptq").quantize(ex, job).linear, x);
+  EXPECT_LT(improved, published.as<float>()[0]);
+  EXPECT_LT(improved, gptq);
+  RecordProperty(device() + "_gptq", std::to_string(gptq));
+  RecordProperty(device() + "_default", std::to_string(improved));
+  RecordProperty(device() + "_published", std::to_string(published.as<float>()[0]));
 }
 
-INSTANTIATE_TEST_SUITE_P(Published, GptqReference,
-                         ::testing::Values(Case{"a", 4, 128, 128}, Case{"b", 4, -1, -1}, Case{"c", 3, 128, 64}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Published, GptqReference,
+    ::testing::Combine(::testing::Values(Case{"a", 4, 128, 128}, Case{"b", 4, -1, -1}, Case{"c", 3, 128, 64}),
+                       test::every_device()),
+    [](const auto& info) { return std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param); });
 
 }  // namespace
 }  // namespace fewbit

@@ -13,6 +13,7 @@
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/method.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/support/devices.h"
 
 namespace fewbit::test {
 namespace {
@@ -48,7 +49,7 @@ double inner(const Tensor& a, const Tensor& b) {
 
 // One block of a model on a device, in f32, with states to put through it.
 struct BlockBench {
-  Exec ex;
+  Exec& ex;
   Checkpoint c;
   RopeTables ropes;
   BlockWeights weights;
@@ -56,8 +57,8 @@ struct BlockBench {
   BlockTape tape;
   Tensor entering;
 
-  BlockBench(const std::string& backend, const fs::path& model, int64_t s, int64_t l)
-      : ex(Exec::from_name(backend)),
+  BlockBench(Exec& on, const fs::path& model, int64_t s, int64_t l)
+      : ex(on),
         c(Checkpoint::open(model)),
         ropes(ex, c.spec, l),
         weights(load_block(ex, c, 0, {.dtype = DType::f32}, nullptr)),
@@ -89,27 +90,25 @@ struct BlockBench {
   }
 };
 
-TEST(BlockTape, GradientsAgreeWithDifferences) {
-  for (const std::string& backend : backends()) {
-    const TempDir dir;
-    for (const fs::path& model : models(dir)) {
-      BlockBench b(backend, model, 2, 24);
-      const Tensor dy = random_normal(DType::f32, b.entering.shape(), 8);
-      std::map<std::string, Tensor> grads;
-      for (const auto& [name, linear] : b.weights.linears)
-        grads.emplace(name, poisoned(b.ex, DType::f32, std::get<DenseLinear>(linear).weight.shape()));
-      b.ex.copy(b.entering, b.tape.states(2));
-      b.tape.record(b.weights, b.ropes, 2);
-      const Tensor room = b.ex.to_device(dy);
-      b.tape.backward(b.weights, room, grads);
-      for (const auto& [name, device] : grads) {
-        const Tensor grad = b.ex.to_host(device), other = random_normal(DType::f32, grad.shape(), 9);
-        const double size = std::sqrt(inner(grad, grad));
-        for (const Tensor* direction : {&grad, &other})
-          EXPECT_NEAR(b.slope(name, *direction, dy), inner(grad, *direction),
-                      tol::kSlope * size * std::sqrt(inner(*direction, *direction)))
-              << backend << " " << model << " " << name;
-      }
+FEWBIT_DEVICE_TEST(BlockTape, GradientsAgreeWithDifferences) {
+  const TempDir dir;
+  for (const fs::path& model : models(dir)) {
+    BlockBench b(ex, model, 2, 24);
+    const Tensor dy = random_normal(DType::f32, b.entering.shape(), 8);
+    std::map<std::string, Tensor> grads;
+    for (const auto& [name, linear] : b.weights.linears)
+      grads.emplace(name, poisoned(b.ex, DType::f32, std::get<DenseLinear>(linear).weight.shape()));
+    b.ex.copy(b.entering, b.tape.states(2));
+    b.tape.record(b.weights, b.ropes, 2);
+    const Tensor room = b.ex.to_device(dy);
+    b.tape.backward(b.weights, room, grads);
+    for (const auto& [name, device] : grads) {
+      const Tensor grad = b.ex.to_host(device), other = random_normal(DType::f32, grad.shape(), 9);
+      const double size = std::sqrt(inner(grad, grad));
+      for (const Tensor* direction : {&grad, &other})
+        EXPECT_NEAR(b.slope(name, *direction, dy), inner(grad, *direction),
+                    tol::kSlope * size * std::sqrt(inner(*direction, *direction)))
+            << model << " " << name;
     }
   }
 }
@@ -139,7 +138,7 @@ struct LearningBench {
   std::map<std::string, QuantizedLinear> coded;
   Tensor target;
 
-  LearningBench(const std::string& backend, const fs::path& model) : b(backend, model, kWindows, 16) {
+  LearningBench(Exec& ex, const fs::path& model) : b(ex, model, kWindows, 16) {
     target = b.output();
     for (auto& [name, linear] : b.weights.linears) {
       Tensor& w = std::get<DenseLinear>(linear).weight;
@@ -175,45 +174,39 @@ struct LearningBench {
   }
 };
 
-TEST(LearnedRounding, LowersTheErrorItNames) {
+FEWBIT_DEVICE_TEST(LearnedRounding, LowersTheErrorItNames) {
   const fs::path model = reference("goldens/models/qwen3-qknorm");
   FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-qknorm");
-  for (const std::string& backend : backends()) {
-    LearningBench bench(backend, model);
-    const double before = bench.error();
-    const LearnedResult r = bench.learn(bench.target);
-    EXPECT_TRUE(r.changed);
-    EXPECT_NEAR(r.before, before, tol::kSlope * before);
-    EXPECT_LT(r.after, 0.8 * r.before) << backend;
-    EXPECT_NEAR(bench.error(), r.after, tol::kSlope * r.after);
-    for (const auto& [name, q] : bench.coded) EXPECT_EQ(check(q), "") << name;
-  }
+  LearningBench bench(ex, model);
+  const double before = bench.error();
+  const LearnedResult r = bench.learn(bench.target);
+  EXPECT_TRUE(r.changed);
+  EXPECT_NEAR(r.before, before, tol::kSlope * before);
+  EXPECT_LT(r.after, 0.8 * r.before);
+  EXPECT_NEAR(bench.error(), r.after, tol::kSlope * r.after);
+  for (const auto& [name, q] : bench.coded) EXPECT_EQ(check(q), "") << name;
 }
 
-TEST(LearnedRounding, SameBitsOnEveryRun) {
-  for (const std::string& backend : backends()) {
-    const TempDir dir;
-    const fs::path model = models(dir)[0];
-    LearningBench first(backend, model), second(backend, model);
-    first.learn(first.target);
-    second.learn(second.target);
-    for (const auto& [name, q] : first.coded)
-      EXPECT_EQ(content_hash(q), content_hash(second.coded.at(name))) << backend << " " << name;
-  }
+FEWBIT_DEVICE_TEST(LearnedRounding, SameBitsOnEveryRun) {
+  const TempDir dir;
+  const fs::path model = models(dir)[0];
+  LearningBench first(ex, model), second(ex, model);
+  first.learn(first.target);
+  second.learn(second.target);
+  for (const auto& [name, q] : first.coded)
+    EXPECT_EQ(content_hash(q), content_hash(second.coded.at(name))) << name;
 }
 
 // Where the start cannot be bettered it is kept.
-TEST(LearnedRounding, KeepsAStartWithoutError) {
-  for (const std::string& backend : backends()) {
-    const TempDir dir;
-    LearningBench bench(backend, models(dir)[0]);
-    std::map<std::string, std::string> hashes;
-    for (const auto& [name, q] : bench.coded) hashes[name] = content_hash(q);
-    const LearnedResult r = bench.learn(bench.b.output());
-    EXPECT_FALSE(r.changed);
-    EXPECT_EQ(r.after, r.before);
-    for (const auto& [name, q] : bench.coded) EXPECT_EQ(content_hash(q), hashes.at(name)) << name;
-  }
+FEWBIT_DEVICE_TEST(LearnedRounding, KeepsAStartWithoutError) {
+  const TempDir dir;
+  LearningBench bench(ex, models(dir)[0]);
+  std::map<std::string, std::string> hashes;
+  for (const auto& [name, q] : bench.coded) hashes[name] = content_hash(q);
+  const LearnedResult r = bench.learn(bench.b.output());
+  EXPECT_FALSE(r.changed);
+  EXPECT_EQ(r.after, r.before);
+  for (const auto& [name, q] : bench.coded) EXPECT_EQ(content_hash(q), hashes.at(name)) << name;
 }
 
 // A whole run: only what the recipe asks for is learned, and a run that was stopped and resumed writes the

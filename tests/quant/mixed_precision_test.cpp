@@ -8,6 +8,7 @@
 
 #include "src/core/rng.h"
 #include "src/model/synth.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -21,14 +22,15 @@ Windows random_windows(int64_t count, int64_t length, int64_t vocab) {
   return w;
 }
 
-class MixedPrecision : public ::testing::TestWithParam<std::string> {
+class MixedPrecision : public OnDevices {
  protected:
-  MixedPrecision() : ex(Exec::from_name(GetParam())) {
+  MixedPrecision() {
     synthesize(dir / "tiny", {.preset = "tiny"}, {});
     checkpoint.emplace(Checkpoint::open(dir / "tiny"));
     windows = random_windows(4, 32, checkpoint->spec.vocab);
   }
   PrecisionPlan choose(const std::string& recipe, std::vector<Rule> rules = {}) {
+    Exec ex = exec();
     return choose_precision(ex, *checkpoint, windows, {.base = parse_recipe(recipe), .rules = std::move(rules)});
   }
   QuantPlan plan_of(const PrecisionPlan& p, std::vector<Rule> rules = {}) {
@@ -45,7 +47,6 @@ class MixedPrecision : public ::testing::TestWithParam<std::string> {
   }
 
   TempDir dir;
-  Exec ex;
   std::optional<Checkpoint> checkpoint;
   Windows windows;
 };
@@ -106,7 +107,7 @@ TEST_P(MixedPrecision, RefusesWhatItCannotMean) {
   EXPECT_NE(error_of("auto").find("--samples 2"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, MixedPrecision, ::testing::ValuesIn(backends()));
+INSTANTIATE_TEST_SUITE_P(Backends, MixedPrecision, every_device(), device_name);
 
 }  // namespace
 }  // namespace fewbit::test

@@ -34,6 +34,16 @@ TEST(Recipe, EveryWordIsUnderstood) {
   EXPECT_EQ(r.format, "gptq");
 }
 
+// What a flag says over a recipe: --bits leaves the grid to it.
+TEST(Recipe, BitsAloneLeaveTheGridAsItIs) {
+  const auto over = [](const char* recipe, const char* words) {
+    return resolve(overlay(parse_recipe(recipe), parse_recipe(words)));
+  };
+  EXPECT_EQ(over("fp8", "bits=8").spec, resolve(parse_recipe("fp8")).spec);
+  EXPECT_EQ(over("gptq", "bits=3 g64 asym").spec, resolve(parse_recipe("gptq int3 g64 asym")).spec);
+  EXPECT_NE(error_of("gptq bits=9").find("bits must be"), std::string::npos);
+}
+
 TEST(Recipe, WhatItPrintsParsesToTheSame) {
   for (const char* text : {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
                            "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",

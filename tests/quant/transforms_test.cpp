@@ -13,6 +13,7 @@
 #include "src/quant/rounding.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/quant/planting.h"
+#include "tests/support/devices.h"
 
 namespace fewbit {
 namespace {
@@ -83,26 +84,23 @@ std::vector<fs::path> models(const TempDir& dir) {
   return all;
 }
 
-TEST(Transforms, TheModelsFunctionStays) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    for (const Transform* t : transforms()) {
-      const TempDir dir;
-      for (const fs::path& model : models(dir)) {
-        SCOPED_TRACE(std::string(t->name) + " on " + model.string());
-        const Checkpoint c = Checkpoint::open(model);
-        std::map<std::string, Tensor> changed;
-        size_t vectors = 0;
-        for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-          const BlockF32 block = transformed(ex, c, layer, *t);
-          for (const auto& [name, v] : block.vectors) vectors += v.changed;
-          collect(ex, block, c.spec.prefix(layer), changed);
-        }
-        EXPECT_GT(vectors, 0u) << "nothing was rewritten, so nothing is tested";
-        const fs::path out = dir / ("out-" + model.filename().string());
-        write_changed(c, changed, out);
-        EXPECT_LE(relative_error(logits_of(ex, Checkpoint::open(out)), logits_of(ex, c)), tol::kLogitsF32);
+FEWBIT_DEVICE_TEST(Transforms, TheModelsFunctionStays) {
+  for (const Transform* t : transforms()) {
+    const TempDir dir;
+    for (const fs::path& model : models(dir)) {
+      SCOPED_TRACE(std::string(t->name) + " on " + model.string());
+      const Checkpoint c = Checkpoint::open(model);
+      std::map<std::string, Tensor> changed;
+      size_t vectors = 0;
+      for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
+        const BlockF32 block = transformed(ex, c, layer, *t);
+        for (const auto& [name, v] : block.vectors) vectors += v.changed;
+        collect(ex, block, c.spec.prefix(layer), changed);
       }
+      EXPECT_GT(vectors, 0u) << "nothing was rewritten, so nothing is tested";
+      const fs::path out = dir / ("out-" + model.filename().string());
+      write_changed(c, changed, out);
+      EXPECT_LE(relative_error(logits_of(ex, Checkpoint::open(out)), logits_of(ex, c)), tol::kLogitsF32);
     }
   }
 }
@@ -155,16 +153,13 @@ TEST(Transforms, WhatIsKeptStaysAsItIs) {
   EXPECT_EQ(names(), (std::set<std::string>{"post_attention_layernorm"}));
 }
 
-TEST(Transforms, SameInputSameBytes) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const Checkpoint c = Checkpoint::open(builtin_model_dir());
-    for (const Transform* t : transforms()) {
-      std::map<std::string, Tensor> a, b;
-      collect(ex, transformed(ex, c, 0, *t), "", a);
-      collect(ex, transformed(ex, c, 0, *t), "", b);
-      for (const auto& [name, tensor] : a) EXPECT_EQ(first_difference(tensor, b.at(name)), "") << name;
-    }
+FEWBIT_DEVICE_TEST(Transforms, SameInputSameBytes) {
+  const Checkpoint c = Checkpoint::open(builtin_model_dir());
+  for (const Transform* t : transforms()) {
+    std::map<std::string, Tensor> a, b;
+    collect(ex, transformed(ex, c, 0, *t), "", a);
+    collect(ex, transformed(ex, c, 0, *t), "", b);
+    for (const auto& [name, tensor] : a) EXPECT_EQ(first_difference(tensor, b.at(name)), "") << name;
   }
 }
 

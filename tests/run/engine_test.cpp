@@ -1,5 +1,4 @@
-// The engine on the demo model of the source tree: the cache against the cacheless runner, batches, limits,
-// sampling.
+// The engine on the demo model of the source tree: the cache against the cacheless runner, batches, limits.
 #include "src/run/engine.h"
 
 #include <fmt/format.h>
@@ -7,23 +6,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/core/rng.h"
 #include "src/eval/perplexity.h"
 #include "src/model/synth.h"
+#include "tests/run/demo.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
-
-std::filesystem::path demo() { return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model"; }
-
-std::vector<int32_t> random_ids(int64_t n, uint64_t seed) {
-  Rng rng(seed, "ids");
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng.below(4096)));
-  return ids;
-}
 
 Tensor i32(const std::vector<int32_t>& v) {
   return Tensor::host_from<int32_t>(DType::i32, {static_cast<int64_t>(v.size())}, v);
@@ -90,22 +81,17 @@ void graph_equals_eager(Exec& ex, const Checkpoint& c) {
   EXPECT_EQ(chosen[0], chosen[1]);
 }
 
-class EngineOn : public ::testing::TestWithParam<const char*> {
- protected:
-  void SetUp() override {
-    if (std::string(GetParam()) == "cuda") FEWBIT_NEEDS_GPU();
-  }
-};
+class EngineOn : public OnDevices {};
 
 TEST_P(EngineOn, DecodeLogitsEqualTheRunners) {
-  Exec ex = Exec::from_name(GetParam());
+  Exec ex = exec();
   const Checkpoint c = Checkpoint::open(demo());
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const KvType kv : kCaches) decode_equals_runner(ex, c, dtype, kv);
 }
 
 TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
-  Exec ex = Exec::from_name(GetParam());
+  Exec ex = exec();
   const Checkpoint c = Checkpoint::open(demo());
   const auto logits = [&](KvType kv) {
     Runner runner(ex, c, {.dtype = DType::f32, .kv_cache = kv});
@@ -122,12 +108,12 @@ TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
 }
 
 TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {
-  Exec ex = Exec::from_name(GetParam());
+  Exec ex = exec();
   batch_equals_single(ex, Checkpoint::open(demo()));
 }
 
 TEST_P(EngineOn, GraphAndEagerStepsAgree) {
-  Exec ex = Exec::from_name(GetParam());
+  Exec ex = exec();
   graph_equals_eager(ex, Checkpoint::open(demo()));
 }
 
@@ -199,8 +185,7 @@ TEST(Engine, CudaOneLaunchEqualsOpByOpInBytes) {
   one_launch_equals_op_by_op("fp8", tol::kLogitsBytesBf16, tol::kLogitsBytesBf16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, ::testing::Values("cpu", "cuda"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Devices, EngineOn, every_device(), device_name);
 
 // What the limit of bf16 through codes comes from: the rounding of bf16 alone, on one device in one order.
 TEST(Runner, Bf16StaysNearFloat32ThroughEveryCache) {
@@ -294,7 +279,7 @@ void heads_agree(Exec& ex, const Checkpoint& c) {
 }
 
 TEST_P(EngineOn, ARoundedHeadIsNearTheStoredOne) {
-  Exec ex = Exec::from_name(GetParam());
+  Exec ex = exec();
   heads_agree(ex, Checkpoint::open(demo()));  // tied
   const TempDir dir;
   synthesize(dir.path() / "m", {.preset = "tiny"}, {});
@@ -336,84 +321,6 @@ TEST(Engine, AStepReadsOnlyTheExpertsThatItsTokensCanGoTo) {
   EXPECT_EQ(bytes(2) - bytes(1), 2 * expert);    // of 8 experts, 2 a token
   EXPECT_EQ(bytes(4) - bytes(1), 6 * expert);
   EXPECT_EQ(bytes(5), bytes(4));
-}
-
-TEST(Generate, StopsAtEosAndAtTheLimitAndReportsEveryToken) {
-  Exec ex = Exec::cpu();
-  Checkpoint c = Checkpoint::open(demo());
-  const std::vector<int32_t> prompt = random_ids(5, 8);
-  std::vector<int32_t> seen;
-  Engine engine(ex, c, {.capacity = 64});
-  const std::vector<int32_t> all = generate(ex, engine, prompt, 12, {}, [&](int32_t id) { seen.push_back(id); });
-  EXPECT_EQ(all, seen);
-  ASSERT_EQ(all.size(), 12u);
-  // Declare one of the chosen tokens an end: generation stops where it first appears.
-  c.spec.eos = {all[4]};
-  Engine stopping(ex, c, {.capacity = 64});
-  const auto first = std::find(all.begin(), all.end(), all[4]) - all.begin();
-  EXPECT_EQ(static_cast<int64_t>(generate(ex, stopping, prompt, 12, {}).size()), first + 1);
-}
-
-TEST(Generate, SamplingDependsOnTheSeedAlone) {
-  Exec ex = Exec::cpu();
-  const Checkpoint c = Checkpoint::open(demo());
-  Engine engine(ex, c, {.capacity = 64});
-  const auto run = [&](uint64_t seed) {
-    engine.reset();
-    return generate(ex, engine, random_ids(5, 8), 12, {.temperature = 1.f, .seed = seed});
-  };
-  const std::vector<int32_t> a = run(1), b = run(1), other = run(2);
-  EXPECT_EQ(a, b);
-  EXPECT_NE(a, other);
-}
-
-TEST(Runner, NamesTheTokenOutsideTheVocabulary) {
-  const Checkpoint c = Checkpoint::open(demo());
-  const std::vector<int32_t> ids = {1, 2, 5000};
-  try {
-    check_ids(c.spec, ids);
-    FAIL() << "accepted";
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("token 2"), std::string::npos) << e.what();
-    EXPECT_NE(std::string(e.what()).find("5000"), std::string::npos) << e.what();
-  }
-}
-
-TEST(Runner, LossesDoNotDependOnHowManySequencesGoTogether) {
-  Exec ex = Exec::cpu();
-  Runner runner(ex, Checkpoint::open(demo()), {.dtype = DType::f32});
-  const std::vector<int32_t> ids = random_ids(3 * 33, 5);
-  const std::vector<float> together = runner.nll(ids, 3);
-  std::vector<float> alone;
-  for (int s = 0; s < 3; ++s)
-    for (const float l : runner.nll({ids.data() + s * 33, 33}, 1)) alone.push_back(l);
-  const auto n = static_cast<int64_t>(alone.size());
-  EXPECT_LE(relative_error(Tensor::host_from<float>(DType::f32, {n}, together),
-                           Tensor::host_from<float>(DType::f32, {n}, alone)),
-            tol::kLogitsF32);
-}
-
-TEST(Sampler, GreedyTopKTopPAndMinP) {
-  const std::vector<float> logits = {0.f, std::log(4.f), std::log(2.f), std::log(1.f)};  // 1 : 4 : 2 : 1
-  EXPECT_EQ(sample(logits, {}, 0, 0), 1);
-  const auto chosen = [&](const SamplerOptions& o) {
-    std::array<int, 4> counts{};
-    for (int64_t p = 0; p < 4000; ++p) ++counts[static_cast<size_t>(sample(logits, o, 0, p))];
-    return counts;
-  };
-  const std::array<int, 4> all = chosen({.temperature = 1});
-  EXPECT_NEAR(all[1] / 4000., 0.5, 0.03);
-  EXPECT_NEAR(all[2] / 4000., 0.25, 0.03);
-  EXPECT_NEAR(all[3] / 4000., 0.125, 0.03);
-  EXPECT_EQ(chosen({.temperature = 1, .top_k = 1})[1], 4000);
-  const std::array<int, 4> two = chosen({.temperature = 1, .top_k = 2});
-  EXPECT_EQ(two[0] + two[3], 0);
-  EXPECT_NEAR(two[1] / 4000., 2. / 3, 0.03);
-  EXPECT_EQ(chosen({.temperature = 1, .top_p = 0.4f})[1], 4000);
-  EXPECT_EQ(chosen({.temperature = 1, .top_p = 0.7f})[0], 0);
-  EXPECT_EQ(chosen({.temperature = 1, .min_p = 0.3f})[3], 0);
-  EXPECT_GT(chosen({.temperature = 1, .min_p = 0.3f})[2], 0);
-  EXPECT_GT(chosen({.temperature = 0.25f})[1], 3600);  // 256 : 16 : 1 : 1
 }
 
 }  // namespace

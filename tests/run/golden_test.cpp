@@ -6,6 +6,7 @@
 #include "src/model/gguf_writer.h"
 #include "src/run/engine.h"
 #include "src/run/moe.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -18,18 +19,16 @@ constexpr const char* kModels[] = {"llama",        "llama3-ropescaled-tied",
                                    "mixtral",      "gemma2",
                                    "gemma3",       "phi3-fused"};
 
-class GoldenModel : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
+class GoldenModel : public CasesOnDevices<const char*> {
  protected:
-  std::string folder() const { return std::string("goldens/models/") + std::get<0>(GetParam()); }
-  std::string device() const { return std::get<1>(GetParam()); }
+  std::string folder() const { return std::string("goldens/models/") + the_case(); }
   Golden golden() const { return Golden(folder() + "/golden.safetensors"); }
   Checkpoint checkpoint() const { return Checkpoint::open(reference(folder())); }
 };
 
 #define FEWBIT_GOLDEN_SETUP()                               \
   FEWBIT_NEEDS_REFERENCE(folder() + "/golden.safetensors"); \
-  if (device() == "cuda") FEWBIT_NEEDS_GPU();               \
-  Exec ex = Exec::from_name(device());                      \
+  Exec ex = exec();                                         \
   const Golden g = golden();                                \
   const Checkpoint c = checkpoint();                        \
   const Tensor ids = g.get("input_ids");                    \
@@ -90,7 +89,7 @@ TEST_P(GoldenModel, ComesBackFromGguf) {
   EXPECT_EQ(read.format, "gguf");
   EXPECT_EQ(read.spec.arch, c.spec.arch == "MistralForCausalLM" ? "LlamaForCausalLM" : c.spec.arch);
   const Tensor here = logits_of(c), there = logits_of(read);
-  if (std::get<0>(GetParam()) == std::string("mistral-swa")) {  // cut to its window, and no longer the same beyond
+  if (the_case() == std::string("mistral-swa")) {  // cut to its window, and no longer the same beyond
     EXPECT_EQ(read.spec.max_positions, 16);
     const auto first = [&](const Tensor& t) { return t.view().row_range(0, 16); };
     EXPECT_LE(relative_error(first(there), first(here)), tol::kLogitsF32);
@@ -118,8 +117,7 @@ TEST_P(GoldenModel, GreedyContinuation) {
   EXPECT_EQ(seqs, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
-                         ::testing::Combine(::testing::ValuesIn(kModels), ::testing::Values("cpu", "cuda")),
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel, ::testing::Combine(::testing::ValuesIn(kModels), every_device()),
                          [](const auto& info) {
                            std::string name = std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
                            for (char& ch : name)

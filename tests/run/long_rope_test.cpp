@@ -9,6 +9,7 @@
 #include "src/model/synth.h"
 #include "src/run/engine.h"
 #include "src/text/corpus.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -34,7 +35,7 @@ std::vector<double> divisors(size_t count, double step) {
 }
 
 // A small Phi-3 whose config takes each rotation in turn.
-class LongRope : public ::testing::TestWithParam<std::string> {
+class LongRope : public OnDevices {
  protected:
   LongRope() {
     synthesize(dir_ / "phi3", {.preset = "tiny-phi3"}, {});
@@ -82,15 +83,13 @@ class LongRope : public ::testing::TestWithParam<std::string> {
     EXPECT_GT(relative_error(a, b), 10 * tol::kLogitsF32);
   }
 
-  Exec ex() const { return Exec::from_name(GetParam()); }
-
   const std::vector<double> kShort = divisors(24, 0.05), kLong = divisors(24, 1.5);
   TempDir dir_;
   json config_;
 };
 
 TEST_P(LongRope, ARunnerTakesTheTableOfItsPass) {
-  Exec ex = this->ex();
+  Exec ex = exec();
   Runner runner(ex, both(), {.dtype = DType::f32});
   const auto logits = [&](int64_t len) { return ex.to_host(runner.logits(runner.hidden(random_ids(2 * len, 7), 2))); };
   const Checkpoint short_one = one(kShort);
@@ -103,7 +102,7 @@ TEST_P(LongRope, ARunnerTakesTheTableOfItsPass) {
 }
 
 TEST_P(LongRope, AnEngineTakesTheTableOfItsCapacity) {
-  Exec ex = this->ex();
+  Exec ex = exec();
   const Checkpoint c = both();
   Engine engine(ex, c, {.load = {.dtype = DType::f32}, .capacity = kOriginal});
   const Checkpoint short_one = one(kShort), long_one = one(kLong);
@@ -126,7 +125,7 @@ TEST_P(LongRope, AnEngineTakesTheTableOfItsCapacity) {
 }
 
 TEST_P(LongRope, AnEngineAgreesWithARunnerOnLongSequences) {
-  Exec ex = this->ex();
+  Exec ex = exec();
   const Checkpoint c = both(1.25);
   const std::vector<int32_t> ids = random_ids(24, 7);
   Runner runner(ex, c, {.dtype = DType::f32});
@@ -141,7 +140,7 @@ TEST_P(LongRope, AnEngineAgreesWithARunnerOnLongSequences) {
 }
 
 TEST_P(LongRope, BothTablesTakeTheFactorOnCosAndSin) {
-  Exec ex = this->ex();
+  Exec ex = exec();
   const std::vector<double> ones(24, 1.0);
   const Checkpoint plain = open({{"type", "default"}});
   const Checkpoint yarn = open({{"type", "yarn"}, {"factor", 1.0}, {"attention_factor", 1.25}});
@@ -155,7 +154,7 @@ TEST_P(LongRope, BothTablesTakeTheFactorOnCosAndSin) {
 }
 
 TEST_P(LongRope, PerplexityTakesTheTableOfItsWindows) {
-  Exec ex = this->ex();
+  Exec ex = exec();
   const Checkpoint c = both(), short_one = one(kShort), long_one = one(kLong);
   for (const int64_t len : {kOriginal, 2 * kOriginal}) {
     const ScoredWindows w(windows_from_ids(random_ids(4 * 2 * kOriginal, 7), 4 * 2 * kOriginal / len, len, "ids"));
@@ -174,7 +173,7 @@ TEST_P(LongRope, PerplexityTakesTheTableOfItsWindows) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(On, LongRope, ::testing::ValuesIn(backends()), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(On, LongRope, every_device(), device_name);
 
 // Answers of both lengths in one batch: each is scored as by itself.
 TEST(LongRopeTasks, AShortAnswerIsScoredAsByItself) {

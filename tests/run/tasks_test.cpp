@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "src/text/corpus.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 #include "tests/text/tiny_tokenizer.h"
@@ -64,32 +65,27 @@ TEST_F(Tasks, BrokenLinesAreNamed) {
   EXPECT_THROW(read("\n\n"), Error);
 }
 
-TEST_F(Tasks, ScoresAreSumsOfLosses) {
+FEWBIT_DEVICE_TEST(TaskScores, AreSumsOfLosses) {
   const Checkpoint c = Checkpoint::open(builtin_model_dir());
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::vector<TaskItem> items = read_tasks(builtin_data_dir() / "tasks/sample.jsonl");
   EXPECT_EQ(items.size(), 32u);
-  for (const std::string& name : backends()) {
-    Exec ex = Exec::from_name(name);
-    Runner runner(ex, c, {.dtype = DType::f32});
-    const std::vector<TaskAnswer> answers =
-        answer_tasks(runner, tokenizer, items, {.few_shot = 1, .batch_tokens = 500});
-    // The last item by itself; its example is the first one.
-    const TaskItem &item = items.back(), &example = items.front();
-    const std::string context =
-        example.contexts[example.gold] + example.continuations[example.gold] + "\n\n" + item.contexts[0];
-    for (size_t choice = 0; choice < item.continuations.size(); ++choice) {
-      const std::vector<int32_t> head = tokenizer.encode(context),
-                                 ids = tokenizer.encode(context + item.continuations[choice]);
-      double sum = 0;
-      for (const float loss : runner.nll(ids, 1, static_cast<int64_t>(head.size()))) sum -= loss;
-      EXPECT_NEAR(answers.back().logprob[choice], sum, std::fabs(sum) * tol::kLogitsF32)
-          << name << " choice " << choice;
-    }
-    const Accuracy a = accuracy(items, answers, false);
-    EXPECT_NEAR(a.stderr_, std::sqrt(a.value * (1 - a.value) / 31), 1e-12);
-    EXPECT_THROW(answer_tasks(runner, tokenizer, items, {.few_shot = 32}), Error);
+  Runner runner(ex, c, {.dtype = DType::f32});
+  const std::vector<TaskAnswer> answers = answer_tasks(runner, tokenizer, items, {.few_shot = 1, .batch_tokens = 500});
+  // The last item by itself; its example is the first one.
+  const TaskItem &item = items.back(), &example = items.front();
+  const std::string context =
+      example.contexts[example.gold] + example.continuations[example.gold] + "\n\n" + item.contexts[0];
+  for (size_t choice = 0; choice < item.continuations.size(); ++choice) {
+    const std::vector<int32_t> head = tokenizer.encode(context),
+                               ids = tokenizer.encode(context + item.continuations[choice]);
+    double sum = 0;
+    for (const float loss : runner.nll(ids, 1, static_cast<int64_t>(head.size()))) sum -= loss;
+    EXPECT_NEAR(answers.back().logprob[choice], sum, std::fabs(sum) * tol::kLogitsF32) << "choice " << choice;
   }
+  const Accuracy a = accuracy(items, answers, false);
+  EXPECT_NEAR(a.stderr_, std::sqrt(a.value * (1 - a.value) / 31), 1e-12);
+  EXPECT_THROW(answer_tasks(runner, tokenizer, items, {.few_shot = 32}), Error);
 }
 
 TEST_F(Tasks, FlipsByHand) {

@@ -1,7 +1,7 @@
 #pragma once
-// Convert: a checkpoint in another format. Codes and scales move as they are into the packings of the format,
-// or every weight is dequantized; whatever else the model directory holds travels along. Lossless or refused:
-// the table is in docs/formats/README.md.
+// Converts a checkpoint to another format. Codes and scales move unchanged into the packings of that format, or every
+// weight is dequantized; whatever else the model directory holds travels along. A conversion that would lose something
+// is refused: docs/formats/README.md has the table.
 #include <filesystem>
 #include <functional>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-// What a conversion will write, found out before anything is written. Internal to src/quant.
+// The plan of a conversion: what it will write, found out before anything is written. Internal to src/quant.
 #include <map>
 
 #include "src/quant/convert/convert.h"

@@ -1,6 +1,6 @@
 #pragma once
-// BlockCoder: the linears of one block (or the ends of the model) on their way from weights to bytes: quantized by
-// their recipes (or restored from the block's sealed file), measured, packed, and sealed in the journal together.
+// BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
+// recipe (or restored from the block's sealed file), measured and packed; the journal seals them together.
 #include <deque>
 #include <functional>
 #include <optional>
@@ -8,7 +8,7 @@
 #include "src/quant/loop/block_f32.h"
 #include "src/quant/loop/journal.h"
 #include "src/quant/loop/phases.h"
-#include "src/quant/loop/pipeline.h"
+#include "src/quant/loop/quant_job.h"
 
 namespace fewbit {
 
@@ -26,11 +26,11 @@ class BlockCoder {
   // Statistics of an input, rounded as its linears round it; nothing where the run does not calibrate.
   using Observe = std::function<std::optional<InputStats>(const InputRounding&)>;
 
-  // `runs`: what takes the place of a linear is wanted (a quantized stream exists).
+  // `runs`: a quantized stream exists, which needs what takes the place of each linear.
   BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
 
-  // Begins a block; `layer` == the model's number of layers: its ends. With the `sealed` file of one that is finished,
-  // linears are restored from it. `learning`: codes stay in reach until seal(), for they will change.
+  // Begins the block of `layer`; the number of layers stands for the ends. Given the `sealed` file of a finished block,
+  // its linears are restored. `learning`: codes stay in reach until seal(), because they will change.
   void begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning);
   bool restores() const { return restored_.has_value(); }
   TensorSource restored() const;
@@ -39,9 +39,9 @@ class BlockCoder {
   void rewrite(BlockF32 block);
   void add(NamedTensor t) { packed_.push_back(std::move(t)); }
 
-  // Linears that share the input whose statistics `observed` returns; it is asked only where they are needed,
-  // once for every way in which they round that input. What takes their place in the quantized stream goes
-  // into `replaced`, by relative name and without biases.
+  // Quantizes linears that share one input. `observed` returns its statistics; it is called only where a method needs
+  // them, once for each rounding of the input. What takes the place of the linears in the quantized stream goes into
+  // `replaced`, by relative name and without biases.
   void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>& replaced);
 
   std::deque<CodedLinear>& coded() { return coded_; }

@@ -1,6 +1,6 @@
 #pragma once
-// Linears that are written in blocks with scales of their own (GGUF): encoded by the type's encoder, weighted
-// by what calibration saw, and measured like any other.
+// Encodes linears into blocks that have scales of their own (GGUF): by the type's encoder, weighted by what calibration
+// saw, and measured like any other linear.
 #include "formats/packing.h"
 #include "src/calib/input_stats.h"
 #include "src/quant/plan/plan.h"

@@ -64,45 +64,78 @@ void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedd
 
 void BlockLoop::block(int64_t layer) {
   const ProfileRange range(("block " + std::to_string(layer)).c_str());
-  const bool sealed = journal_.sealed(layer);
-  if (sealed && !quantized_) return;  // data-free: nothing downstream depends on this block
-  const bool learning = !sealed && learns_rounding(plan_, ckpt_.spec, layer);
-  std::optional<CheckpointIndex> file;
-  if (sealed) file = container_safetensors.open(journal_.block_file(layer));
-  coder_.begin(layer, std::move(file), learning);
+  if (!journal_.sealed(layer)) return quantize(layer);
+  if (quantized_) replay(layer);  // data-free: nothing downstream depends on this block
+}
+
+// Takes the streams through a block that an earlier run sealed: its linears are restored where they would be quantized.
+void BlockLoop::replay(int64_t layer) {
+  coder_.begin(layer, container_safetensors.open(journal_.block_file(layer)), false);
+  BlockWeights weights = enter(layer);
   const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  BlockWeights weights;
-  if (quantized_)
-    phases_.timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
-  if (!plan_.transforms.empty())  // of a sealed block too: the rewritten weights, which no file holds, are
-                                  // those that the unquantized stream needs
-    coder_.rewrite(transform_block(ex_, ckpt_, plan_, layer, *quantized_, windows_, ropes_, weights, phases_));
-  if (quantized_) quantized_->begin_block(ops);
-  if (full_) full_->begin_block(ops);
-  Tensor entering;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    std::map<std::string, Linear> restored = quantize_op(layer, ops[i], weights);
+    scale_kv(layer, ops[i]);
+    advance(i, weights, std::move(restored));
+  }
+}
+
+// Quantizes the block: at every op that has linears, observe, quantize and measure; then both streams run the op. A
+// block whose rounding is learned gets its cache scales after that, from the codes that it keeps.
+void BlockLoop::quantize(int64_t layer) {
+  const bool learning = learns_rounding(plan_, ckpt_.spec, layer);
+  coder_.begin(layer, std::nullopt, learning);
+  BlockWeights weights = enter(layer);
+  Tensor entering;  // the states in front of the block, which learning runs from once more
   if (learning) {
     entering = ex_.alloc(job_.dtype, quantized_->x().shape());
     ex_.copy(quantized_->x(), entering);
   }
+  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
   for (size_t i = 0; i < ops.size(); ++i) {
-    std::map<std::string, Linear> replaced;
-    if (const auto* group = std::get_if<Linears>(&ops[i])) replaced = quantize_group(*group);
-    if (const auto* moe = std::get_if<Moe>(&ops[i])) replaced = quantize_experts(layer, *moe, weights);
+    std::map<std::string, Linear> replaced = quantize_op(layer, ops[i], weights);
     if (!learning) scale_kv(layer, ops[i]);
-    phases_.timed("forward", [&] {
-      if (full_) full_->run(i, weights, ropes_);  // before the weights are replaced
-      for (auto& [name, linear] : replaced) {     // the bias stays
-        auto& by = std::get<DenseLinear>(linear);
-        auto& dense = std::get<DenseLinear>(weights.linears.at(name));
-        dense.weight = std::move(by.weight);
-        dense.input = by.input;
-      }
-      if (quantized_) quantized_->run(i, weights, ropes_);
-    });
+    advance(i, weights, std::move(replaced));
   }
-  if (sealed) return;
   if (learning) learn(layer, entering, weights);
   coder_.seal(journal_);
+}
+
+// The block's weights, rewritten by the plan's transforms, with both streams in front of its first op. Transforms run
+// for a sealed block too: no file holds the rewritten weights, and the unquantized stream needs them.
+BlockWeights BlockLoop::enter(int64_t layer) {
+  BlockWeights weights;
+  if (quantized_)
+    phases_.timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
+  if (!plan_.transforms.empty())
+    coder_.rewrite(transform_block(ex_, ckpt_, plan_, layer, *quantized_, windows_, ropes_, weights, phases_));
+  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+  if (quantized_) quantized_->begin_block(ops);
+  if (full_) full_->begin_block(ops);
+  return weights;
+}
+
+// Quantizes (or, for a sealed block, restores) the linears of an op; what takes their place in the quantized stream,
+// by relative name and without biases.
+std::map<std::string, Linear> BlockLoop::quantize_op(int64_t layer, const BlockOp& op, const BlockWeights& weights) {
+  if (const auto* group = std::get_if<Linears>(&op)) return quantize_group(*group);
+  if (const auto* moe = std::get_if<Moe>(&op)) return quantize_experts(layer, *moe, weights);
+  return {};
+}
+
+// Runs the op in both streams: the unquantized one with the weights as they were, then the quantized one with those
+// that replace them. Biases stay.
+void BlockLoop::advance(size_t op, BlockWeights& weights, std::map<std::string, Linear> replaced) {
+  phases_.timed("forward", [&] {
+    if (full_) full_->run(op, weights, ropes_);
+    for (auto& [name, linear] : replaced) {
+      auto& by = std::get<DenseLinear>(linear);
+      auto& dense = std::get<DenseLinear>(weights.linears.at(name));
+      dense.weight = std::move(by.weight);
+      dense.input = by.input;
+    }
+    if (quantized_) quantized_->run(op, weights, ropes_);
+  });
 }
 
 void BlockLoop::finish() {
@@ -128,8 +161,7 @@ void BlockLoop::finish() {
   ends_.seal(journal_);
 }
 
-// Quantizes (or, for a sealed block, restores) the linears of a group; returns what takes their place in the
-// quantized stream, without biases.
+// The linears of a group share the statistics of its input.
 std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
   std::map<std::string, Linear> replaced;
   coder_.quantize(
@@ -147,8 +179,7 @@ std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
   return replaced;
 }
 
-// The same of a mixture: gate and up of every expert, then every down, whose inputs the quantized gates
-// decide.
+// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide.
 std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op, const BlockWeights& weights) {
   std::map<std::string, Linear> replaced;
   const auto linear = [&](const std::string& name) -> const Linear& {

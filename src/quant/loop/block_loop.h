@@ -1,21 +1,19 @@
 #pragma once
-// BlockLoop: a model on its way through the pipeline, one block at a time. It owns the two streams of hidden
-// states; the coder (block_coder.h) does what is done to linears.
+// BlockLoop takes a model through the pipeline, one block at a time. It owns the two streams of hidden states and hands
+// the linears to the coder (block_coder.h). docs/architecture.md, "The block loop", tells the order of events.
 #include "src/calib/stream.h"
 #include "src/quant/loop/block_coder.h"
 #include "src/text/corpus.h"
 
 namespace fewbit {
 
-// Says that `done` blocks (and a part of the next) are finished.
-void tell(const QuantJob&, const ModelSpec&, double done);
-
 class BlockLoop {
  public:
   // Without `windows` (count 0) nothing is run, and every linear is quantized from its weights alone.
   BlockLoop(Exec&, const Checkpoint&, const QuantPlan&, const Windows&, const QuantJob&, Journal&);
 
-  // Quantizes and seals the block of `layer`, or goes through it as it was sealed. In order, from 0.
+  // Quantizes and seals the block of `layer`, or replays it where an earlier run sealed it. To be called in order, from
+  // 0.
   void block(int64_t layer);
   // After the last block: the head, where the plan quantizes it; seals both ends.
   void finish();
@@ -25,6 +23,11 @@ class BlockLoop {
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }
 
  private:
+  void replay(int64_t layer);
+  void quantize(int64_t layer);
+  BlockWeights enter(int64_t layer);
+  std::map<std::string, Linear> quantize_op(int64_t layer, const BlockOp&, const BlockWeights&);
+  void advance(size_t op, BlockWeights&, std::map<std::string, Linear> replaced);
   Tensor quantize_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   std::map<std::string, Linear> quantize_group(const Linears&);

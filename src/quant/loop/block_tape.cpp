@@ -83,7 +83,7 @@ void BlockTape::record(const BlockWeights& weights, const RopeTables& ropes, int
 
 // One op at a time from the end: takes the gradient of what the op wrote, leaves that of what it read.
 // `known` says which slots hold a gradient now; a second reader of a slot adds to what the first one left.
-struct BlockTape::Way {
+struct BlockTape::BackwardPass {
   BlockTape& tape;
   const BlockWeights& weights;
   const std::map<std::string, Tensor>& wanted;
@@ -172,16 +172,16 @@ struct BlockTape::Way {
 void BlockTape::backward(const BlockWeights& weights, TensorView output_grad,
                          const std::map<std::string, Tensor>& grads) {
   FEWBIT_ASSERT(seqs_ > 0 && output_grad.rows() == seqs_ * len_);
-  Way way{.tape = *this, .weights = weights, .wanted = grads, .grad = gradients_.bind(output_grad, kind_)};
-  way.knows(Slot::x) = true;
+  BackwardPass pass{.tape = *this, .weights = weights, .wanted = grads, .grad = gradients_.bind(output_grad, kind_)};
+  pass.knows(Slot::x) = true;
   const auto wants = [&](const BlockOp& op) {
     const std::vector<LinearDef> linears = linears_of(op);
     return std::any_of(linears.begin(), linears.end(), [&](const LinearDef& l) { return grads.count(l.name) > 0; });
   };
-  way.last = static_cast<size_t>(std::find_if(ops_.begin(), ops_.end(), wants) - ops_.begin());
-  for (size_t i = ops_.size(); i-- > way.last;) {
-    way.index = i;
-    std::visit(way, ops_[i]);
+  pass.last = static_cast<size_t>(std::find_if(ops_.begin(), ops_.end(), wants) - ops_.begin());
+  for (size_t i = ops_.size(); i-- > pass.last;) {
+    pass.index = i;
+    std::visit(pass, ops_[i]);
   }
 }
 

@@ -1,7 +1,6 @@
 #pragma once
-// BlockTape: a block of dense linears run in f32 with a record of what the way back needs, and that way back.
-// It walks the same op list as the interpreter of src/run/block.h; blocks with a mixture of experts have no
-// way back.
+// BlockTape runs a block of dense linears in f32, records what its gradient needs, and computes that gradient. It walks
+// the same op list as the interpreter of src/run/block.h; blocks with a mixture of experts have no gradient here.
 #include <map>
 #include <string>
 #include <vector>
@@ -28,7 +27,7 @@ class BlockTape {
   void backward(const BlockWeights& weights, TensorView output_grad, const std::map<std::string, Tensor>& grads);
 
  private:
-  struct Way;  // the visitor of backward()
+  struct BackwardPass;  // the visitor of backward()
   void remember(size_t op, Slot s);
 
   Exec& ex_;

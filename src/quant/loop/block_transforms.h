@@ -1,5 +1,5 @@
 #pragma once
-// The transforms of a plan at one block: what calibration shows them, and where the rewritten weights go.
+// Applies the transforms of a plan to one block: shows them what calibration saw and takes back the rewritten weights.
 #include "src/calib/stream.h"
 #include "src/quant/loop/block_f32.h"
 #include "src/quant/loop/phases.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Journal: what makes a run resumable. Work goes to OUT.partial/: one safetensors file per sealed block and a
-// line per block in journal.jsonl. OUT itself appears by one rename, when everything is written.
+// Journal records the finished blocks of a run, so that it can be resumed. OUT.partial/ gets one safetensors file per
+// sealed block and journal.jsonl one line. OUT itself appears by one rename, when everything is written.
 #include <filesystem>
 #include <optional>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// What a quantized linear lost, for its record; and what calibration says about a cache of 8 bits.
+// Measures what a quantized linear lost, for its record, and the scales that an FP8 cache needs.
 #include <optional>
 
 #include "formats/kv_scales.h"

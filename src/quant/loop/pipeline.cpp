@@ -83,10 +83,6 @@ void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, co
 
 }  // namespace
 
-void tell(const QuantJob& job, const ModelSpec& spec, double done) {
-  if (job.progress) job.progress("quantizing blocks", done / static_cast<double>(spec.layers));
-}
-
 void check_out(const QuantJob& job) {
   namespace fs = std::filesystem;
   if (fs::exists(job.out) && !job.force)

@@ -8,8 +8,7 @@
 
 namespace fewbit {
 
-// Position k of the processing order holds checkpoint column column[k]. Groups of `group` consecutive
-// positions.
+// Position k of the processing order holds checkpoint column column[k]. A group is `group` consecutive positions.
 struct ColumnOrder {
   std::vector<int32_t> column{};    // empty: checkpoint order
   std::vector<int32_t> position{};  // its inverse

@@ -65,6 +65,16 @@ std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint& c, std::str
   }
 }
 
+gguf::Metadata gguf_tokenizer_of(const Checkpoint& c) {
+  if (fs::is_directory(c.dir)) return tokenizer_to_gguf(c.dir, c.spec.vocab);
+  const MappedFile file(c.dir);
+  const gguf::File parsed = gguf::parse(file.bytes(), c.dir.string());
+  gguf::Metadata out;
+  for (const auto& [key, value] : parsed.metadata.values())
+    if (starts_with(key, "tokenizer.")) out.set(key, value);
+  return out;
+}
+
 void write_gguf_tokenizer(const Checkpoint& c, const fs::path& dir) {
   if (fs::exists(dir / "tokenizer.json")) return;
   const auto files = gguf_tokenizer_files(c, nullptr);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "formats/checkpoint_format.h"
+#include "formats/gguf/metadata.h"
 #include "src/model/checkpoint.h"
 #include "src/text/gguf_tokenizer_files.h"
 
@@ -22,7 +23,10 @@ void copy_companions(const std::filesystem::path& model, const std::filesystem::
 // The tokenizer files that a MODEL which is a .gguf file suffices for. Nothing where it does not, with the
 // reason in `why_not`, and nothing where MODEL is a folder of safetensors.
 std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint&, std::string* why_not);
-// Writes them where `dir` has no tokenizer of its own.
+// The tokenizer as the metadata of a .gguf file: from the folder's tokenizer.json, or from the .gguf file that MODEL
+// is.
+gguf::Metadata gguf_tokenizer_of(const Checkpoint&);
+// Writes the files of gguf_tokenizer_files() where `dir` has no tokenizer of its own.
 void write_gguf_tokenizer(const Checkpoint&, const std::filesystem::path& dir);
 
 // config.json of the model with the quantization_config of `summary` in the place of its own, and the file

@@ -1,71 +1,25 @@
 #include "src/quant/output/gguf_output.h"
 
-#include <fmt/format.h>
-
 #include <set>
 
 #include "formats/container.h"
 #include "formats/same_codes.h"
-#include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
 #include "src/quant/convert/convert_plan.h"
-#include "src/text/gguf_tokenizer.h"
+#include "src/quant/output/companions.h"
+#include "src/quant/plan/gguf_refusals.h"
 
 namespace fewbit {
 namespace {
 
 namespace fs = std::filesystem;
 
-// From the folder's tokenizer.json, or from the metadata of the .gguf file that the model is.
-gguf::Metadata tokenizer_of(const Checkpoint& c) {
-  if (fs::is_directory(c.dir)) return tokenizer_to_gguf(c.dir, c.spec.vocab);
-  const MappedFile file(c.dir);
-  const gguf::File parsed = gguf::parse(file.bytes(), c.dir.string());
-  gguf::Metadata out;
-  for (const auto& [key, value] : parsed.metadata.values())
-    if (starts_with(key, "tokenizer.")) out.set(key, value);
-  return out;
-}
-
 Tensor stored_as(const gguf::BlockType& type, Tensor values) {
   if (!type.plain) return gguf::encode(type, values, {}, gguf::Encoder::searched);
   return float_tensor(values, *type.plain);
 }
 
-const gguf::BlockType& type_of(const PlannedLinear& p) { return p.blocks ? *p.blocks : *p.recipe.blocks; }
-
-// Experts of a layer are one tensor.
-void check_stacks(const Checkpoint& c, const QuantPlan& plan) {
-  std::map<std::string, std::string_view> types;  // of weights; absent: as they are
-  for (const PlannedLinear& p : plan.linears)
-    if (!p.keep && (p.blocks || p.recipe.blocks)) types[p.linear.name + ".weight"] = type_of(p).name;
-  for (const GgufTensor& g : gguf_tensors(c.spec))
-    for (const std::string& part : g.parts)
-      if (types[part] != types[g.parts.front()])
-        fail(ErrorKind::unsupported,
-             fmt::format("{} and {} get different types, and GGUF stacks the experts of a layer in one",
-                         g.parts.front(), part));
-}
-
 }  // namespace
-
-std::vector<Refusal> gguf_refusals(const Checkpoint& c, const QuantPlan& plan) {
-  std::vector<Refusal> refusals;
-  const auto attempt = [&](const auto& check) {
-    try {
-      check();
-    } catch (const Error& e) {
-      if (e.kind() != ErrorKind::unsupported) throw;
-      refusals.push_back({"format gguf", e.what()});
-    }
-  };
-  attempt([&] { gguf_metadata(c.config, c.spec); });
-  if (refusals.empty()) attempt([&] { check_stacks(c, plan); });  // an architecture that is known
-  attempt([&] { tokenizer_of(c); });
-  return refusals;
-}
 
 void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& file) {
   GgufContents given;
@@ -75,7 +29,7 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
   std::set<std::string> linears;  // names of the sealed tensors that are blocks
   for (const PlannedLinear& p : plan.linears) {
     if (p.keep) continue;
-    const gguf::BlockType& type = type_of(p);
+    const gguf::BlockType& type = gguf_type_of(p);
     const bool end = p.linear.layer == kOutsideBlocks;
     const CheckpointIndex& block = end ? blocks.back() : blocks[static_cast<size_t>(p.linear.layer)];
     const std::string name = p.linear.name + '.' + std::string(type.name);
@@ -88,7 +42,7 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
       if (linears.count(name)) continue;
       given[name] = {&gguf::type_f32, [v = block.view(info)] { return float_values(v); }};
     }
-  write_gguf(c, file, given, tokenizer_of(c));
+  write_gguf(c, file, given, gguf_tokenizer_of(c));
 }
 
 void convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
@@ -122,7 +76,7 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
   for (const NamedLinear& l : ends_of(c.spec))
     if (c.packed(l.name))
       given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
-  write_gguf(c, file, given, tokenizer_of(c));
+  write_gguf(c, file, given, gguf_tokenizer_of(c));
 }
 
 }  // namespace fewbit

@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints as .gguf files: the end of a quantization, and conversions.
+// Writes checkpoints as .gguf files, at the end of a quantization and for conversions.
 #include <functional>
 
 #include "src/model/gguf_writer.h"
@@ -7,9 +7,6 @@
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {
-
-// What a file cannot say of the model, of its tokenizer, or of this plan: known before any work.
-std::vector<Refusal> gguf_refusals(const Checkpoint&, const QuantPlan&);
 
 // The finished run: linears and rewritten vectors from the sealed blocks, the rest from the model.
 void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&, const std::filesystem::path& file);

@@ -2,7 +2,8 @@
 // The README.md of a quantized checkpoint: what was done to which model, by which command.
 #include <string>
 
-#include "src/quant/loop/pipeline.h"
+#include "src/quant/loop/quant_job.h"
+#include "src/quant/output/report.h"
 
 namespace fewbit {
 

@@ -1,9 +1,8 @@
 #pragma once
-// Output: the finished checkpoint. Sealed blocks and everything that was not quantized go into shards;
-// config, tokenizer and whatever else the model directory holds travel along, with a model card; OUT appears by
-// one rename.
+// Writes the finished checkpoint. Sealed blocks and everything that was not quantized go into shards; config, tokenizer
+// and whatever else the model directory holds travel along, with a model card; OUT appears by one rename.
 #include "src/quant/loop/journal.h"
-#include "src/quant/loop/pipeline.h"
+#include "src/quant/loop/quant_job.h"
 
 namespace fewbit {
 

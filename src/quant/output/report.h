@@ -1,6 +1,6 @@
 #pragma once
-// Report: one record per linear and the run's figures; quant_report.json in the checkpoint and `--json` print
-// it.
+// The report of a run: one record per linear and the figures of the whole. quant_report.json in the checkpoint and
+// `--json` hold it.
 #include <filesystem>
 #include <map>
 #include <optional>

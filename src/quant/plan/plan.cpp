@@ -3,21 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <set>
 
 #include "formats/gguf/block_codes.h"
 #include "formats/gguf/file.h"
-#include "src/core/marlin_layout.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/gguf_writer.h"
 #include "src/quant/loop/block_tape.h"
-#include "src/quant/loop/block_transforms.h"
-#include "src/quant/loop/learned_rounding.h"
-#include "src/quant/output/gguf_output.h"
 #include "src/quant/plan/engines.h"
+#include "src/quant/plan/gguf_refusals.h"
+#include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/plan_memory.h"
 
 namespace fewbit {
 namespace {
@@ -35,49 +33,6 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
   if (r.migration != o.base.migration)
     fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
-}
-
-// The ends are quantized only where a rule has their exact name, which no pattern stands for: a glob for all
-// linears is not meant for them.
-std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
-  std::optional<Recipe> r;
-  for (const Rule& rule : o.rules)
-    if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
-  if (r && r->keep) return std::nullopt;
-  return r;
-}
-
-// A tied model has one matrix for both ends, and its readers expect one.
-void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
-  const std::string matrix = spec.embed.substr(0, spec.embed.rfind('.'));
-  for (const Rule& rule : o.rules)
-    if (spec.tied() && rule.glob == "lm_head" && !rule.recipe.keep)
-      plan.refusals.push_back(
-          {"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it", matrix, matrix,
-                                  "int8 g128")});
-}
-
-bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
-
-// What an end cannot take of its recipe. An embedding has no inputs to weigh, so that plain rounding with
-// searched scales is all there is; a head that the same matrix serves shares it.
-void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
-  const bool embedding = p.linear.name + ".weight" == c.spec.embed;
-  p.recipe.transforms.clear();
-  if ((embedding || format.gguf) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method("rtn");
-  if (!embedding) return;
-  p.recipe.spec.activations = ActQuant::none;
-  p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"
-                         : "embeddings are rounded to the nearest, row by row";
-}
-
-std::string published_note(const PlannedLinear& p) {
-  const QuantSpec& s = p.recipe.spec;
-  if (p.packing->name != "marlin" ||
-      (s.symmetric && marlin::published_kernel_admits(p.linear.out, p.linear.in, s.group, s.bits)))
-    return "";
-  if (!s.symmetric) return "zero points: our extension, not read by the published Marlin kernel";
-  return "the published Marlin kernel wants 4 bits, out % 256 == 0, in % 128 == 0 and group 128 or one a row";
 }
 
 // Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place.
@@ -101,32 +56,15 @@ void choose_blocks(PlannedLinear& p) {
 std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) {
   const QuantSpec& spec = p.recipe.spec;
   if (p.recipe.blocks && !gguf::has_codes(*p.recipe.blocks))
-    return fmt::format(
-        "{} has scales that the codes of {} do not fit; take rtn or awq, or one of q4_0, q4_1, q5_0, "
-        "q5_1, q8_0",
-        p.recipe.blocks->name, p.recipe.method->name);
+    return fmt::format("{} has scales that the codes of {} do not fit; take rtn or awq, or one of {}",
+                       p.recipe.blocks->name, p.recipe.method->name, join(gguf::types_with_codes(), ", "));
   const bool act_order = p.recipe.act_order == ActOrder::full;
   std::string why;
   p.packing = choose_packing(format, spec, p.linear.out, p.linear.in, act_order, &why);
   if (!p.packing) return why;
   p.out_bytes = packed_bytes(*p.packing, spec, p.linear.out, p.linear.in, act_order);
-  if (p.note.empty()) p.note = published_note(p);
+  if (p.note.empty() && p.packing->note) p.note = p.packing->note(spec, p.linear.out, p.linear.in);
   return "";
-}
-
-// What transforms need besides: the block in f32, a copy of the states, a Gram matrix and a sample for every absorber.
-int64_t transform_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o, int64_t block) {
-  if (plan.transforms.empty()) return 0;
-  int64_t grams = 0;
-  for (const auto& ops : c.spec.kinds) {
-    int64_t sum = 0;
-    for (const Absorber& a : absorbers_of(ops)) {
-      const int64_t in = a.features * a.repeat;
-      sum += in * in * 4 + std::min(kTransformSample, o.tokens) * in * bytes_of(o.dtype);
-    }
-    grams = std::max(grams, sum);
-  }
-  return block * 4 + o.tokens * bytes_of(o.dtype) * c.spec.hidden + grams;
 }
 
 // A transform without an absorber would do nothing under its name.
@@ -145,60 +83,9 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
       fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
   plan.fp8_kv_cache = base.fp8_kv_cache;
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)
-    plan.refusals.push_back({c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; "
-                                                      "--format compressed-tensors has",
-                                                      plan.format->name)});
-}
-
-// What learned rounding needs besides, for the layer that needs most.
-int64_t learning_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
-  int64_t most = 0;
-  std::map<int64_t, int64_t> weights;
-  for (const PlannedLinear& p : plan.linears)
-    if (!is_end(p.linear)) weights[p.linear.layer] += p.linear.out * p.linear.in;
-  for (const auto& [layer, n] : weights)
-    if (learns_rounding(plan, c.spec, layer) && o.seq_len > 0)
-      most = std::max(most, learning_bytes(c.spec, c.spec.block(layer), n, o.tokens / o.seq_len, o.seq_len));
-  return most > 0 ? most + o.tokens * bytes_of(o.dtype) * c.spec.hidden : 0;  // and the states that entered
-}
-
-// What one block needs on the device: both streams, the widest pair of live activations, the Gram matrices
-// with their factors, and the f32 working copies of the largest linear.
-int64_t peak_estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
-  const int64_t elem = bytes_of(o.dtype);
-  int64_t block = 0, widest_in = 0, largest = 0, slots = 0;
-  std::map<int64_t, int64_t> per_layer;
-  for (const NamedLinear& l : linears_of(c.spec)) {
-    per_layer[l.layer] += l.out * l.in;
-    widest_in = std::max(widest_in, l.in);
-    largest = std::max(largest, l.out * l.in);
-  }
-  for (const auto& [layer, weights] : per_layer) block = std::max(block, weights);
-  for (const PlannedLinear& p : plan.linears) largest = std::max(largest, p.linear.out * p.linear.in);  // ends too
-  for (const auto& ops : c.spec.kinds) {
-    int64_t width = 0;
-    for (const Slot s : {Slot::gate, Slot::up, Slot::gate_up}) width += slot_features(c.spec, ops, s);
-    const int64_t attention = slot_features(c.spec, ops, Slot::qkv) + slot_features(c.spec, ops, Slot::q) +
-                              2 * slot_features(c.spec, ops, Slot::k) + slot_features(c.spec, ops, Slot::attn);
-    slots = std::max({slots, width, attention + c.spec.hidden});
-  }
-  int64_t experts = 0;  // bytes of a mixture: the f32 sum, logits, and rows of an expert that sees 4 times its share
-  for (const auto& ops : c.spec.kinds)
-    for (const BlockOp& op : ops)
-      if (const Moe* m = std::get_if<Moe>(&op)) {
-        const int64_t rows = std::min(o.tokens, 4 * o.tokens * m->top_k / m->experts);
-        experts = std::max(experts, o.tokens * (4 * m->hidden + 4 * m->experts + 16 * m->top_k) +
-                                        2 * rows * elem * (m->hidden + 2 * m->gate.out_features));
-      }
-  if (!plan.calibrates()) return largest * 13;  // weight, working copy, values and codes
-  const int64_t states = 2 * o.tokens * elem * (c.spec.hidden + slots);
-  const int64_t grams = widest_in * widest_in * (4 + 4 + 4 + 8 + 8);  // gram, cross, factor, f64 solve and its copy
-  const bool rounds = std::any_of(plan.linears.begin(), plan.linears.end(), [](const PlannedLinear& p) {
-    return !p.keep && p.recipe.spec.activations != ActQuant::none;
-  });
-  const int64_t rounded = rounds ? o.tokens * elem * widest_in : 0;  // a copy of the widest input
-  return 2 * block * elem + states + experts + grams + rounded + largest * 24 + transform_bytes(c, plan, o, block) +
-         learning_bytes(c, plan, o);
+    plan.refusals.push_back(
+        {c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; --format {} has", plan.format->name,
+                                  formats_with(&CheckpointFormat::fp8_kv_cache))});
 }
 
 // Bytes of everything that is not a quantized linear's weight, as it will be copied.
@@ -230,10 +117,8 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (is_end(l)) {
     adapt_to_end(c, *plan.format, p);
     if (!plan.format->packed_ends) {
-      refuse(
-          fmt::format("format {} has no word for a packed head or embedding; marlin, gptq, compressed-tensors and "
-                      "gguf have",
-                      plan.format->name));
+      refuse(fmt::format("format {} has no word for a packed head or embedding; {} have", plan.format->name,
+                         formats_with(&CheckpointFormat::packed_ends)));
       return p;
     }
   }

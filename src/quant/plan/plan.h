@@ -1,6 +1,6 @@
 #pragma once
-// Plan: what will be done to every linear, decided before anything is computed; or all the refusals at once.
-// A pure function of the checkpoint, the rules and the registries.
+// The plan says what will be done to every linear, or why not (all refusals at once), before anything is computed. It
+// is a pure function of the checkpoint, the rules and the registries.
 #include <map>
 #include <string>
 #include <vector>

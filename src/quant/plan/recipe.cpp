@@ -114,32 +114,39 @@ double target_bits_from(std::string_view v) {
   return *bits;
 }
 
+int bits_from(std::string_view v) {
+  const auto bits = number<int>(v);
+  if (!bits || *bits < 2 || *bits > 8)
+    fail(ErrorKind::usage, fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", v));
+  return *bits;
+}
+
+// The words KEY=VALUE.
+struct Setting {
+  std::string_view key;
+  void (*apply)(Recipe&, std::string_view value);
+};
+constexpr Setting kSettings[] = {
+    {"act", [](Recipe& r, std::string_view v) { r.act_order = act_order_from(v); }},
+    {"acts", [](Recipe& r, std::string_view v) { r.activations = activations_from(v); }},
+    {"percentile", [](Recipe& r, std::string_view v) { r.percentile = percentile_from(v); }},
+    {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
+    {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
+    {"damp", [](Recipe& r, std::string_view v) { r.damp = damp_from(v); }},
+    {"effort", [](Recipe& r, std::string_view v) { r.effort = effort_from(v); }},
+    {"kv", [](Recipe& r, std::string_view v) { r.fp8_kv_cache = fp8_kv_cache_from(v); }},
+    {"format", [](Recipe& r, std::string_view v) { r.format = std::string(v); }},
+    {"target-bits", [](Recipe& r, std::string_view v) { r.target_bits = target_bits_from(v); }},
+    {"bits", [](Recipe& r, std::string_view v) { r.bits = bits_from(v); }},
+};
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
-  if (key == "act")
-    r.act_order = act_order_from(value);
-  else if (key == "acts")
-    r.activations = activations_from(value);
-  else if (key == "percentile")
-    r.percentile = percentile_from(value);
-  else if (key == "scale")
-    r.scale = scale_from(value);
-  else if (key == "damp")
-    r.damp = damp_from(value);
-  else if (key == "alpha")
-    r.migration = migration_from(value);
-  else if (key == "effort")
-    r.effort = effort_from(value);
-  else if (key == "kv")
-    r.fp8_kv_cache = fp8_kv_cache_from(value);
-  else if (key == "format")
-    r.format = std::string(value);
-  else if (key == "target-bits")
-    r.target_bits = target_bits_from(value);
-  else
-    fail(ErrorKind::usage,
-         fmt::format("unknown setting \"{}=\" in a recipe; known: act= acts= percentile= alpha= scale= damp= effort= "
-                     "kv= format= target-bits=",
-                     key));
+  std::string known;
+  for (const Setting& s : kSettings) {
+    if (s.key == key) return s.apply(r, value);
+    known += fmt::format(" {}=", s.key);
+  }
+  fail(ErrorKind::usage, fmt::format("unknown setting \"{}=\" in a recipe; known:{}", key, known));
 }
 
 void set_blocks(Recipe& r, int64_t out_group, int64_t group) {

@@ -6,6 +6,7 @@
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
+//   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is.
 #include <optional>

@@ -32,22 +32,13 @@ void resolve_chain(const Recipe& r, FullRecipe& f) {
   if (!f.method) f.method = r.grid == Grid::f8_e4m3 ? &method_fp8 : &method_rtn;
 }
 
-// The type that bits and symmetry ask for where none is named.
-std::string_view usual_type(const QuantSpec& spec) {
-  if (spec.bits == 4) return spec.symmetric ? "q4_0" : "q4_1";
-  if (spec.bits == 5) return spec.symmetric ? "q5_0" : "q5_1";
-  if (spec.bits == 6) return "q6_k";
-  if (spec.bits == 8) return "q8_0";
-  fail(ErrorKind::usage, fmt::format("gguf: no type of {} bits is written; 4, 5, 6 or 8", spec.bits));
-}
-
 // The block type of "gguf" or "gguf:TYPE", and the grid that comes with it.
 void choose_blocks(const Recipe& r, FullRecipe& f) {
   if (r.chooses_precision())
     fail(ErrorKind::usage, "auto chooses among grids that GGUF's blocks do not have; name a type and a method");
   const size_t colon = r.format.find(':');
-  f.blocks =
-      &gguf::block_type(colon == std::string::npos ? usual_type(f.spec) : std::string_view(r.format).substr(colon + 1));
+  f.blocks = colon == std::string::npos ? &gguf::usual_type(f.spec)
+                                        : &gguf::block_type(std::string_view(r.format).substr(colon + 1));
   if (f.blocks->plain)
     fail(ErrorKind::usage,
          fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it", f.blocks->name, f.blocks->name));
@@ -63,9 +54,9 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
 
 bool in_bytes(const QuantSpec& s) { return s.activations != ActQuant::none || s.grid == Grid::f8_e4m3; }
 
-// There it is a scale or so per output, and f32 costs nothing; Marlin has f16 alone.
-DType default_scale(const QuantSpec& s, std::string_view format) {
-  return in_bytes(s) && format != "marlin" ? DType::f32 : DType::f16;
+// Bytes have a scale or so per output, where f32 costs nothing.
+DType default_scale(const QuantSpec& s, const CheckpointFormat& format) {
+  return in_bytes(s) && !format.f16_scales ? DType::f32 : DType::f16;
 }
 
 // 4-bit floats say their whole grid.
@@ -99,7 +90,8 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
   s.bits = f8 ? 8 : 4;
   s.group = f8 ? -1 : 128;
   s.symmetric = true;
-  s.activations = f8 && r.format != "marlin" ? ActQuant::token : ActQuant::none;
+  const CheckpointFormat* stated = find_checkpoint_format(r.format);  // a wrong name is refused later
+  s.activations = f8 && !(stated && stated->weight_only) ? ActQuant::token : ActQuant::none;
   for (const Transform* t : f.transforms) t->fill_in(*f.method, s);
   s.bits = r.bits.value_or(s.bits);
   s.group = r.group.value_or(s.group);
@@ -112,10 +104,6 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
     fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
 }
 
-std::string default_format(const FullRecipe& f) {
-  return in_bytes(f.spec) || f.spec.grid == Grid::f4_e2m1 || f.fp8_kv_cache ? "compressed-tensors" : "marlin";
-}
-
 }  // namespace
 
 FullRecipe resolve(const Recipe& r) {
@@ -126,8 +114,10 @@ FullRecipe resolve(const Recipe& r) {
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   resolve_grid(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
-  f.format = r.format.empty() ? default_format(f) : r.format.substr(0, r.format.find(':'));
-  if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, f.format));
+  const CheckpointFormat& format = r.format.empty() ? default_checkpoint_format(f.spec, f.fp8_kv_cache)
+                                                    : checkpoint_format(r.format.substr(0, r.format.find(':')));
+  f.format = format.name;
+  if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, format));
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
@@ -138,7 +128,7 @@ FullRecipe resolve(const Recipe& r) {
   if (r.migration &&
       std::none_of(f.transforms.begin(), f.transforms.end(), [](const Transform* t) { return t->takes_alpha; }))
     fail(ErrorKind::usage, fmt::format("alpha= has no meaning for {}; it belongs to smoothquant", r.chain_str()));
-  if (checkpoint_format(f.format).gguf)
+  if (format.gguf)
     choose_blocks(r, f);
   else if (f.format != r.format && !r.format.empty())
     fail(ErrorKind::usage, fmt::format("format \"{}\": only gguf takes a type behind a colon", r.format));
@@ -167,7 +157,7 @@ std::string FullRecipe::str() const {
   s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
   if (act_order != ActOrder::off) s += fmt::format(" act={}", name_of(act_order));
   if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
-  if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, format))
+  if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, checkpoint_format(format)))
     s += fmt::format(" scale={}", name_of(spec.scale_dtype));
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);

@@ -1,5 +1,5 @@
 #pragma once
-// Budget: one choice for every unit so that the summed cost is least while the summed bytes stay within a limit (the
+// Makes one choice for every unit so that the summed cost is least while the summed bytes stay within a limit (the
 // multiple-choice knapsack problem).
 #include <cstddef>
 #include <cstdint>

@@ -71,44 +71,88 @@ std::vector<QuantSpec> precision_candidates(const CheckpointFormat& format, cons
   return specs;
 }
 
-PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& windows, const PrecisionJob& job) {
-  if (job.base.bits || job.base.group)
+namespace {
+
+using Prices = std::vector<std::vector<PricedChoice>>;  // [unit][spec]
+
+// The linears that no rule of the user decides.
+struct FreeLinears {
+  std::vector<NamedLinear> all{};
+  std::map<std::string, NamedLinear> by_name{};
+  double weights = 0;
+};
+FreeLinears free_linears(const ModelSpec& spec, const std::vector<Rule>& rules) {
+  FreeLinears free;
+  for (const NamedLinear& l : linears_of(spec)) {
+    if (matched(spec, rules, l)) continue;
+    free.all.push_back(l);
+    free.by_name.emplace(l.name, l);
+    free.weights += static_cast<double>(l.out * l.in);
+  }
+  return free;
+}
+
+void refuse_stated_choices(const Recipe& base) {
+  if (base.bits || base.group)
     fail(ErrorKind::usage, "auto chooses bits and group sizes: leave them out of the recipe and give target-bits=4.25");
-  if (job.base.activations.value_or(ActQuant::none) != ActQuant::none)
+  if (base.activations.value_or(ActQuant::none) != ActQuant::none)
     fail(ErrorKind::usage, "auto chooses weights only; leave acts= out of the recipe");
+}
+
+// The bytes of every unit in every spec; costs are filled in when they are measured.
+Prices bytes_of_choices(const CheckpointFormat& format, const FreeLinears& free, const std::vector<TiedLinears>& units,
+                        const std::vector<QuantSpec>& specs) {
+  Prices prices(units.size());
+  for (size_t u = 0; u < units.size(); ++u)
+    for (const QuantSpec& s : specs) prices[u].push_back({bytes_in(format, free.by_name, units[u].names(), s), 0});
+  return prices;
+}
+
+int64_t least_bytes(const Prices& prices) {
+  int64_t least = 0;
+  for (const auto& choices : prices)
+    least += std::min_element(choices.begin(), choices.end(), [](const auto& a, const auto& b) {
+               return a.bytes < b.bytes;
+             })->bytes;
+  return least;
+}
+
+// Adds the chosen spec of every unit to the plan, and what all of them cost.
+void take_choices(const std::vector<TiedLinears>& units, const std::vector<QuantSpec>& specs, const Prices& prices,
+                  const std::vector<size_t>& chosen, double weights, PrecisionPlan& plan) {
+  int64_t bytes = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const PricedChoice& p = prices[u][chosen[u]];
+    plan.choices.push_back({units[u].names(), specs[chosen[u]], p.bytes, p.cost});
+    plan.cost += p.cost;
+    bytes += p.bytes;
+  }
+  plan.bits = 8.0 * static_cast<double>(bytes) / weights;
+}
+
+}  // namespace
+
+PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& windows, const PrecisionJob& job) {
+  refuse_stated_choices(job.base);
   const FullRecipe base = resolve(job.base);
   const double target = job.base.target_bits.value_or(kDefaultTargetBits);
   const CheckpointFormat& format = checkpoint_format(base.format);
-  std::vector<NamedLinear> free;
-  std::map<std::string, NamedLinear> by_name;
-  double weights = 0;
-  for (const NamedLinear& l : linears_of(c.spec)) {
-    if (matched(c.spec, job.rules, l)) continue;
-    free.push_back(l);
-    by_name.emplace(l.name, l);
-    weights += static_cast<double>(l.out * l.in);
-  }
+  const FreeLinears free = free_linears(c.spec, job.rules);
   if (windows.count < 2)
     fail(ErrorKind::usage, "auto holds a window of the calibration text out: give at least --samples 2");
-  const std::vector<QuantSpec> specs = precision_candidates(format, free, base.spec, target);
-  if (free.empty() || specs.empty())
+  const std::vector<QuantSpec> specs = precision_candidates(format, free.all, base.spec, target);
+  if (free.all.empty() || specs.empty())
     fail(ErrorKind::usage, fmt::format("auto has nothing to choose: {} linears are left to it and {} specs fit them in "
                                        "format {}",
-                                       free.size(), specs.size(), base.format));
+                                       free.all.size(), specs.size(), base.format));
   const std::vector<TiedLinears> units =
-      tied_linears(c.spec, [&](const std::string& name) { return !by_name.count(name); });
-  std::vector<std::vector<PricedChoice>> priced(units.size());
-  int64_t least = 0;
-  for (size_t u = 0; u < units.size(); ++u) {
-    for (const QuantSpec& s : specs) priced[u].push_back({bytes_in(format, by_name, units[u].names(), s), 0});
-    least += std::min_element(priced[u].begin(), priced[u].end(), [](const auto& a, const auto& b) {
-               return a.bytes < b.bytes;
-             })->bytes;
-  }
-  const auto budget = static_cast<int64_t>(target * weights / 8);
+      tied_linears(c.spec, [&](const std::string& name) { return !free.by_name.count(name); });
+  Prices prices = bytes_of_choices(format, free, units, specs);
+  const int64_t least = least_bytes(prices);
+  const auto budget = static_cast<int64_t>(target * free.weights / 8);
   if (least > budget)
     fail(ErrorKind::usage, fmt::format("--target-bits {}: the smallest specs that format {} takes need {:.3f}", target,
-                                       base.format, 8.0 * static_cast<double>(least) / weights));
+                                       base.format, 8.0 * static_cast<double>(least) / free.weights));
 
   const int64_t held = std::clamp<int64_t>(windows.count / 8, 1, kMostHeldOutWindows);
   const Windows calibration = slice(windows, 0, std::min(kMostCalibrationWindows, windows.count - held));
@@ -117,27 +161,19 @@ PrecisionPlan choose_precision(Exec& ex, const Checkpoint& c, const Windows& win
                                         {.calibration = &calibration,
                                          .held_out = &held_out,
                                          .specs = specs,
-                                         .probe = nearest(specs, target, free.front().in),
+                                         .probe = nearest(specs, target, free.all.front().in),
                                          .dtype = job.dtype,
                                          .seed = job.seed,
                                          .progress = job.progress});
   for (size_t u = 0; u < units.size(); ++u)
-    for (size_t s = 0; s < specs.size(); ++s) priced[u][s].cost = cost[u][s];
+    for (size_t s = 0; s < specs.size(); ++s) prices[u][s].cost = cost[u][s];
 
-  const std::vector<size_t> chosen = choose_within(priced, budget);
   PrecisionPlan plan{
       .target_bits = target,
       .calibration_windows = calibration.count,
       .held_out_windows = held_out.count,
   };
-  int64_t bytes = 0;
-  for (size_t u = 0; u < units.size(); ++u) {
-    const PricedChoice& p = priced[u][chosen[u]];
-    plan.choices.push_back({units[u].names(), specs[chosen[u]], p.bytes, p.cost});
-    plan.cost += p.cost;
-    bytes += p.bytes;
-  }
-  plan.bits = 8.0 * static_cast<double>(bytes) / weights;
+  take_choices(units, specs, prices, choose_within(prices, budget), free.weights, plan);
   return plan;
 }
 

@@ -1,0 +1,34 @@
+#pragma once
+// QuantJob: what one run was asked for besides the plan, and how it tells of its progress.
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "src/model/model_spec.h"
+#include "src/quant/search/mixed_precision.h"
+
+namespace fewbit {
+
+struct QuantJob {
+  std::string recipe{};   // as the user gave it, for the report
+  std::string command{};  // that makes the same checkpoint again, for the model card
+  std::string note{};     // what the report should say aloud: a shorter calibration than asked for …
+  std::filesystem::path out{};
+  std::optional<PrecisionPlan> precision{};  // what `auto` chose, for the report
+  DType dtype = DType::f32;                  // compute dtype of the calibration
+  uint64_t seed = 0;
+  bool allow_rtn = false;
+  bool force = false;   // replace an existing OUT
+  bool resume = false;  // go on where OUT.partial stopped
+  int64_t shard_bytes = int64_t{5} << 30;
+  std::function<bool()> stop_requested{};                            // asked between blocks
+  std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
+};
+
+// Tells the caller that `done` blocks (and a part of the next) are finished.
+inline void tell(const QuantJob& job, const ModelSpec& spec, double done) {
+  if (job.progress) job.progress("quantizing blocks", done / static_cast<double>(spec.layers));
+}
+
+}  // namespace fewbit

@@ -1,0 +1,34 @@
+#include "src/quant/plan/plan_ends.h"
+
+#include <fmt/format.h>
+
+namespace fewbit {
+
+std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
+  std::optional<Recipe> r;
+  for (const Rule& rule : o.rules)
+    if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
+  if (r && r->keep) return std::nullopt;
+  return r;
+}
+
+void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
+  const std::string matrix = spec.embed.substr(0, spec.embed.rfind('.'));
+  for (const Rule& rule : o.rules)
+    if (spec.tied() && rule.glob == "lm_head" && !rule.recipe.keep)
+      plan.refusals.push_back(
+          {"lm_head", fmt::format("is tied to {}: one matrix serves both; --set '{}={}' quantizes it", matrix, matrix,
+                                  "int8 g128")});
+}
+
+void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
+  const bool embedding = p.linear.name + ".weight" == c.spec.embed;
+  p.recipe.transforms.clear();
+  if ((embedding || format.gguf) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method_rtn;
+  if (!embedding) return;
+  p.recipe.spec.activations = ActQuant::none;
+  p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"
+                         : "embeddings are rounded to the nearest, row by row";
+}
+
+}  // namespace fewbit

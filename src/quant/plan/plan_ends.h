@@ -1,0 +1,23 @@
+#pragma once
+// The plan of the ends: embedding and head, which are quantized only where a rule names them, and cannot take all of a
+// recipe. Internal to src/quant/plan.
+#include <optional>
+
+#include "src/quant/plan/plan.h"
+
+namespace fewbit {
+
+inline bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
+
+// The recipe of the rule that has exactly the end's name, which no pattern stands for: a glob for all linears is not
+// meant for the ends. Nothing where the end stays as it is.
+std::optional<Recipe> recipe_for_end(const NamedLinear&, const PlanOptions&);
+
+// A tied model has one matrix for both ends, and its readers expect one: a rule for its head is refused.
+void refuse_tied_head(const ModelSpec&, const PlanOptions&, QuantPlan&);
+
+// Takes out of the recipe what an end cannot do. An embedding has no inputs to weigh, so that plain rounding with
+// searched scales is all there is; a head that the same matrix serves shares it.
+void adapt_to_end(const Checkpoint&, const CheckpointFormat&, PlannedLinear&);
+
+}  // namespace fewbit
