@@ -12,7 +12,7 @@
 
 namespace fewbit::cuda::decode_step {
 
-using ByteFormat = SkinnyF8<F8Input::widened>;
+using ByteFormat = skinny::F8Format<skinny::F8Input::widened>;
 inline constexpr int kByteOutputs = 32, kByteStageBytes = kByteOutputs * kStageK;
 
 // Loads the tiles of a weight, one lane's part of them: 16 bytes of every fourth row.
