@@ -52,6 +52,7 @@ struct Block {
   const C *k, *v;  // of the kv head
   int64_t scales_at;
   const int32_t* positions;  // of the sequence's new tokens
+  int64_t first_row;         // row 0 of the tile among the query rows of all sequences and kv heads
 
   __device__ __forceinline__ Block(const AttentionSource<__nv_bfloat16, C>& source, const Job& of_launch)
       : a(source), job(of_launch) {
@@ -61,6 +62,7 @@ struct Block {
     v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
     scales_at = a.scales_of(seq, kv_head);
     positions = a.positions + static_cast<int64_t>(seq) * a.len;
+    first_row = (static_cast<int64_t>(seq) * a.kv_heads + kv_head) * job.rows + row0;
   }
 
   // Row r of the tile is head (row0 + r) % group of the group, for new token (row0 + r) / group.
@@ -71,7 +73,7 @@ struct Block {
   }
   __device__ __forceinline__ int position_of(int r) const { return r < rows ? positions[token_of(r)] : -1; }
   __device__ __forceinline__ int64_t partial_of(int r) const {  // where the split's result of row r goes
-    return ((static_cast<int64_t>(seq) * a.kv_heads + kv_head) * job.rows + row0 + r) * job.splits + split;
+    return (first_row + r) * job.splits + split;
   }
   __device__ __forceinline__ StaticScales read_scales() const {
     return {a.scale * static_scale<C>(a.k_scales, scales_at), static_scale<C>(a.v_scales, scales_at)};
@@ -221,7 +223,8 @@ __device__ __forceinline__ void attend(const KeyRing<S>& ring, typename S::Warp&
   int stage = 0;
   for (int tile = ring.first; tile < ring.end; tile += S::kWarps) {
     const int first_key = tile * S::kKeys, next = tile + S::kStages * S::kWarps;
-    const bool masked = ring.range.needs_mask(first_key, S::kKeys, a.window);
+    const bool masked =
+        first_key + S::kKeys - 1 > ring.range.low || (a.window > 0 && first_key <= ring.range.high - a.window);
     const float* key_scales = ring.scales + 2 * stage * S::kKeys;
     typename S::Warp::Scores s;
     cp_async_wait<2 * S::kStages - 1>();

@@ -22,10 +22,11 @@ struct Config {
 };
 
 // Stores the warp's 16 rows, from row `warp_row` of the block on. They go through the warp's own rows of q_sh, so that
-// every lane stores 16 neighbouring bytes. query_row(row): offset of a row of the block in out; `rows` exist.
+// every lane stores 16 neighbouring bytes. row0: the block's first of `len` queries; query_row(row): offset in out of a
+// row of the block.
 template <class S, class Warp, class F>
 __device__ __forceinline__ void store_rows(const Warp& w, __nv_bfloat16* q_sh, __nv_bfloat16* out, int warp_row,
-                                           int rows, int d, float value_scale, F&& query_row) {
+                                           int row0, int len, int d, float value_scale, F&& query_row) {
   const int lane = threadIdx.x % 32;
   __nv_bfloat16* own_rows = q_sh + warp_row * S::kStride;
 #pragma unroll
@@ -40,7 +41,7 @@ __device__ __forceinline__ void store_rows(const Warp& w, __nv_bfloat16* q_sh, _
   const int chunks = d / 8;
   for (int c = lane; c < 16 * chunks; c += 32) {
     const int row = warp_row + c / chunks, col = c % chunks * 8;
-    if (row < rows)
+    if (row0 + row < len)
       *reinterpret_cast<uint4*>(out + query_row(row) + col) =
           *reinterpret_cast<const uint4*>(q_sh + row * S::kStride + col);
   }
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(Config<D, C>::kThreads)
     __syncthreads();  // this tile is there for all warps, and all are done with the one before
     if (tile + 1 < last) load_tile(tile + 1);
     const int first_key = tile * S::kKeys;
-    const bool masked = range.needs_mask(first_key, S::kKeys, a.window);
+    const bool masked = first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
     float s[S::kKeys / 8][4];
     const float* key_scales = scales_sh + tile % 2 * 2 * S::kKeys;
     w.scores(s, k_sh + tile % 2 * S::kTile);
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(Config<D, C>::kThreads)
   }
   w.finish_sums();
   __syncwarp();  // the warp's rows of Q have been read by all lanes
-  store_rows<S>(w, q_sh, a.out, warp * 16, a.len - row0, a.d, static_scale<C>(a.v_scales, scales_at), query_row);
+  store_rows<S>(w, q_sh, a.out, warp * 16, row0, a.len, a.d, static_scale<C>(a.v_scales, scales_at), query_row);
 }
 
 template <int D, class C>

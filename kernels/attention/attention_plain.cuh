@@ -28,8 +28,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
   float* v_sh = k_sh + kKeys * stride;  // [32, d]
   float* p_sh = v_sh + kKeys * d;       // [32, 32]
   const int row = threadIdx.x / kRowThreads, sub = threadIdx.x % kRowThreads, lane = threadIdx.x % 32;
-  const int row0 = blockIdx.x * kRows, head = blockIdx.y, seq = blockIdx.z;
-  const int kv_head = head / (a.heads / a.kv_heads);
+  const int row0 = blockIdx.x * kRows, seq = blockIdx.z, head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
   const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
   const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
   const auto value_of = [&, scales_at = a.scales_of(seq, kv_head)](C x, const float* scales, int key) {

@@ -41,15 +41,12 @@ __device__ __forceinline__ float static_scale(const float* scales, int64_t at) {
   return 1.f;
 }
 
-// The keys [begin, end) that at least one of a set of query rows sees.
+// The keys that at least one of a set of query rows sees. A tile of keys needs no mask where its last key is at most
+// `low` and, with a window, its first key is above high - window. (The kernels write that out: as a function it costs
+// them instructions.)
 struct KeyRange {
   int low, high;   // the smallest and the largest position among the rows
-  int begin, end;  // keys
-
-  // Whether some row of the set does not see some key of the tile [first_key, first_key + tile_keys).
-  __device__ __forceinline__ bool needs_mask(int first_key, int tile_keys, int window) const {
-    return first_key + tile_keys - 1 > low || (window > 0 && first_key <= high - window);
-  }
+  int begin, end;  // keys [begin, end)
 };
 
 // The range of a warp's rows: each lane brings the positions of two of them, or -1 for a row that does not exist. Every

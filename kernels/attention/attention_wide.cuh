@@ -216,7 +216,9 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 64; ++i) s[i] = a.softcap * tanhf(s[i] * (a.scale / a.softcap));
     }
-    if (block.range.needs_mask(first_key, S::kKeys, a.window)) mask_scores(s, first_key, positions, a.window);
+    const KeyRange& range = block.range;
+    if (first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window))
+      mask_scores(s, first_key, positions, a.window);
   }
 
   // The walk over the tiles. In a step of the loop the scores of one tile and the sums over the values of the tile
@@ -292,8 +294,8 @@ struct Consumer {
     }
     __syncwarp();
 #pragma unroll
-    for (int c = lane; c < 16 * (D / 8); c += 32) {
-      const int row = c / (D / 8), at = c % (D / 8), i = block.row0 + warp_row + row;
+    for (int round = 0; round < D / 16; ++round) {
+      const int c = round * 32 + lane, row = c / (D / 8), at = c % (D / 8), i = block.row0 + warp_row + row;
       if (i < a.len)
         *reinterpret_cast<uint4*>(a.out + ((static_cast<int64_t>(block.seq) * a.len + i) * a.heads + block.head) * D +
                                   8 * at) = *reinterpret_cast<const uint4*>(piece(row, at));
