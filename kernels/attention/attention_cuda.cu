@@ -1,6 +1,5 @@
-// Chooses among four kernels: many query rows in bf16 go to the wide kernel (Hopper) or the flash kernel, few over the
-// cache to the split kernel, everything else (float32, odd head_dims) to the plain one. Also writes new keys and values
-// into the cache, as they are or as codes.
+// Chooses among four kernels, by the rules of run() below, and writes new keys and values into the cache, as they are
+// or as codes. kernels/attention/README.md has the rules as a table.
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
@@ -14,9 +13,10 @@
 namespace fewbit::cuda {
 namespace {
 
-// Over the cache, up to so many rows (new tokens x heads of a kv head) are a split problem: beyond, the flash
-// kernel's blocks of 64 rows fill the GPU by themselves.
+// Over the cache, up to so many query rows (new tokens x heads of a kv head) go to the decode kernel, which splits the
+// keys: with more, the flash kernel's blocks of 64 rows fill the GPU by themselves.
 constexpr int kFewRows = 64;
+// The largest head_dim whose tiles fit the shared memory of a block.
 constexpr int kMaxTensorDim = 256;
 
 template <class T, class C>
@@ -38,13 +38,15 @@ AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64
   return a;
 }
 
+// Whether rows can be copied and stored in whole pieces of 16 bytes, as the kernels on tensor cores do.
 template <class C>
 bool fits_tensor_kernels(const AttentionSource<__nv_bfloat16, C>& a) {
   return a.d % kVec16<C> == 0 && a.d <= kMaxTensorDim && aligned16(a.q) && aligned16(a.k) && aligned16(a.v) &&
          aligned16(a.out);
 }
 
-// Variants: the head_dims of the models in the field; others use the next larger one, padded with zeros.
+// Calls f with the instantiation for a head_dim: those of common models; others use the next larger one, padded with
+// zeros. 16 and 32 are those of tests' models and exist without codes only.
 template <class C, class F>
 void dispatch_head_dim(int d, F&& f) {
   if constexpr (!kIsCode<C>) {
@@ -58,26 +60,28 @@ void dispatch_head_dim(int d, F&& f) {
   return f(std::integral_constant<int, 256>{});
 }
 
+// bf16 of a shape that fits: few rows over the cache go to the decode kernel, others to the wide kernel where it takes
+// them (Hopper) and to the flash kernel where not. Everything else (float32, odd head_dims) goes to the plain kernel.
 template <class T, class C>
 void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if (fits_tensor_kernels(a)) {
       const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
       if constexpr (!kIsCode<C>)
-        if (!few && attention_wide_takes(s, a))
-          return a.d == 64 ? launch_attention_wide<64>(s, a) : launch_attention_wide<128>(s, a);
+        if (!few && attention_wide::takes(s, a))
+          return a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
       return dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (few)
-          launch_decode<decltype(dim)::value>(s, a, behind_append);
+          attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
         else
-          launch_flash<decltype(dim)::value>(s, a);
+          attention_flash::launch<decltype(dim)::value>(s, a);
       });
     }
   }
-  launch_plain(s, a);
+  attention_plain::launch(s, a);
 }
 
-// kN: values per thread and step.
+// Copies new keys and values to their positions. Grid: new tokens. kN: values a thread copies at once.
 template <class T, int kN>
 __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
                                  const T* __restrict__ v, const int32_t* __restrict__ positions,
@@ -94,7 +98,8 @@ __global__ void kv_append_kernel(const T* __restrict__ k,  // [batch * len, kv_h
   }
 }
 
-// Grid: tokens x kv heads; one warp has the key, the other the value.
+// Quantizes new keys and values to their positions. Grid: new tokens x kv heads; one warp has the key, the other the
+// value.
 template <class T, class C>
 __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv_heads * d]
                                    const T* __restrict__ v, const int32_t* __restrict__ positions,

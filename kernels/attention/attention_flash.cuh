@@ -1,18 +1,19 @@
 #pragma once
-// Attention of many query rows (prefill, calibration), bf16 queries. A block of four warps has 64 query rows of one
-// head and walks over the keys that any of them sees, a tile at a time: while one tile is worked on, the next
-// one is copied. Tiles outside the causal band or the window are never read. K and V come from the
-// activations or from the cache; the strides in AttentionSource tell which. Reads K and V once per 64 query
-// rows and head, mostly from L2.
+// Attention of many query rows (prefill, calibration) on tensor cores of compute capability 8.0, bf16 queries: the
+// forward pass of FlashAttention-2 (Dao, 2023). A block of four warps has 64 query rows of one head and walks over the
+// keys that any of them sees, a tile at a time: while one tile is worked on, the next is copied. Tiles outside of the
+// causal band or the window are never read. K and V come from the activations or from the cache, as the strides in
+// AttentionSource say. Every 64 query rows of a head read K and V once, mostly from L2.
+#include "kernels/attention/attention_source.cuh"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/exec/exec_cuda.h"
 
-namespace fewbit::cuda {
+namespace fewbit::cuda::attention_flash {
 
 template <int D, class C>
-struct FlashShape {
+struct Config {
   static constexpr int kRows = 64, kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kKeys = D <= 128 ? 64 : 32;              // 99 KiB of shared memory at most
+  static constexpr int kKeys = D <= 128 ? 64 : 32;  // 99 KiB of shared memory, what compute capability 8.6 has
   static constexpr int kStride = kRowStride<__nv_bfloat16, D>;  // of Q
   static constexpr int kTile = kKeys * kRowStride<C, D>;        // values of a K or a V tile
   static constexpr int kScales = kTokenScales<C> ? 2 * 2 * kKeys : 0;
@@ -20,10 +21,37 @@ struct FlashShape {
       sizeof(__nv_bfloat16) * kRows * kStride + sizeof(C) * 4 * kTile + sizeof(float) * kScales;
 };
 
+// Stores the warp's 16 rows, from row `warp_row` of the block on. They go through the warp's own rows of q_sh, so that
+// every lane stores 16 neighbouring bytes. row0: the block's first of `len` queries; query_row(row): offset in out of a
+// row of the block.
+template <class S, class Warp, class F>
+__device__ __forceinline__ void store_rows(const Warp& w, __nv_bfloat16* q_sh, __nv_bfloat16* out, int warp_row,
+                                           int row0, int len, int d, float value_scale, F&& query_row) {
+  const int lane = threadIdx.x % 32;
+  __nv_bfloat16* own_rows = q_sh + warp_row * S::kStride;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float factor = value_scale / w.l[r];
+    w.for_pairs(r, [&](int col, float x, float y) {
+      *reinterpret_cast<uint32_t*>(own_rows + (lane / 4 + 8 * r) * S::kStride + col) =
+          pack_bf16(x * factor, y * factor);
+    });
+  }
+  __syncwarp();
+  const int chunks = d / 8;
+  for (int c = lane; c < 16 * chunks; c += 32) {
+    const int row = warp_row + c / chunks, col = c % chunks * 8;
+    if (row0 + row < len)
+      *reinterpret_cast<uint4*>(out + query_row(row) + col) =
+          *reinterpret_cast<const uint4*>(q_sh + row * S::kStride + col);
+  }
+}
+
+// Grid: tiles of 64 query rows x heads x sequences.
 template <int D, class C>
-__global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
+__global__ void __launch_bounds__(Config<D, C>::kThreads)
     flash_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a) {
-  using S = FlashShape<D, C>;
+  using S = Config<D, C>;
   extern __shared__ __align__(128) uint8_t shared[];
   auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);            // [kRows, kStride]
   auto* k_sh = reinterpret_cast<C*>(q_sh + S::kRows * S::kStride);  // [2, kKeys, stride]
@@ -36,17 +64,14 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
   const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
   const int64_t scales_at = a.scales_of(seq, kv_head);
 
-  const auto position_of = [&](int row) {  // of a row of this block; -1 past the last one
-    const int i = row0 + row;
-    return i >= a.len ? -1 : a.positions ? a.positions[static_cast<int64_t>(seq) * a.len + i] : i;
-  };
+  const auto position_of = [&](int row) { return a.position_of(seq, row0 + row); };  // of a row of this block
   const auto query_row = [&](int row) {
     return (static_cast<int64_t>(seq) * a.len + row0 + row) * a.heads * a.d + static_cast<int64_t>(head) * a.d;
   };
   const KeyRange range = key_range(position_of(lane), position_of(lane + 32), a.window, a.keys);
-  const int my_positions[2] = {position_of(warp * 16 + lane / 4), position_of(warp * 16 + lane / 4 + 8)};
+  const int own_positions[2] = {position_of(warp * 16 + lane / 4), position_of(warp * 16 + lane / 4 + 8)};
 
-  const auto fetch = [&](int tile) {
+  const auto load_tile = [&](int tile) {
     const int stage = tile % 2;
     const auto key_row = [&](const C* base) {
       return [=, &range](int row) -> const C* {
@@ -66,7 +91,7 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
   copy_rows<D, S::kRows, S::kThreads>(q_sh, threadIdx.x, a.d, a.q, [&](int row) -> const __nv_bfloat16* {
     return row0 + row < a.len ? a.q + query_row(row) : nullptr;
   });
-  fetch(first);
+  load_tile(first);
   cp_async_wait<0>();
   __syncthreads();
   WarpAttention<D, S::kKeys, C> w;
@@ -75,43 +100,25 @@ __global__ void __launch_bounds__(FlashShape<D, C>::kThreads)
 
   for (int tile = first; tile < last; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // this tile is there for all, and all are done with the one before
-    if (tile + 1 < last) fetch(tile + 1);
+    __syncthreads();  // this tile is there for all warps, and all are done with the one before
+    if (tile + 1 < last) load_tile(tile + 1);
     const int first_key = tile * S::kKeys;
     const bool masked = first_key + S::kKeys - 1 > range.low || (a.window > 0 && first_key <= range.high - a.window);
     float s[S::kKeys / 8][4];
     const float* key_scales = scales_sh + tile % 2 * 2 * S::kKeys;
     w.scores(s, k_sh + tile % 2 * S::kTile);
-    w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, my_positions, a.window);
+    w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, own_positions, a.window);
     w.softmax(s);
     w.add_values(s, key_scales + S::kKeys, v_sh + tile % 2 * S::kTile);
   }
   w.finish_sums();
-
-  // Through the warp's own rows of q_sh, so that the rows leave in 16-byte pieces.
-  __syncwarp();
-  __nv_bfloat16* mine = q_sh + warp * 16 * S::kStride;
-  const float value_scale = static_scale<C>(a.v_scales, scales_at);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float factor = value_scale / w.l[r];
-    w.for_pairs(r, [&](int col, float x, float y) {
-      *reinterpret_cast<uint32_t*>(mine + (lane / 4 + 8 * r) * S::kStride + col) = pack_bf16(x * factor, y * factor);
-    });
-  }
-  __syncwarp();
-  const int chunks = a.d / 8;
-  for (int c = lane; c < 16 * chunks; c += 32) {
-    const int row = warp * 16 + c / chunks, col = c % chunks * 8;
-    if (row0 + row < a.len)
-      *reinterpret_cast<uint4*>(a.out + query_row(row) + col) =
-          *reinterpret_cast<const uint4*>(q_sh + row * S::kStride + col);
-  }
+  __syncwarp();  // the warp's rows of Q have been read by all lanes
+  store_rows<S>(w, q_sh, a.out, warp * 16, row0, a.len, a.d, static_scale<C>(a.v_scales, scales_at), query_row);
 }
 
 template <int D, class C>
-void launch_flash(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
-  using S = FlashShape<D, C>;
+void launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
+  using S = Config<D, C>;
   auto* kernel = flash_kernel<D, C>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const dim3 grid((a.len + S::kRows - 1) / S::kRows, a.heads, a.seqs);
@@ -119,4 +126,4 @@ void launch_flash(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
   FEWBIT_CUDA_LAUNCHED();
 }
 
-}  // namespace fewbit::cuda
+}  // namespace fewbit::cuda::attention_flash

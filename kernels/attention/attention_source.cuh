@@ -1,0 +1,70 @@
+#pragma once
+// Where the operands of an attention kernel lie, and which keys a set of query rows sees.
+#include "kernels/attention/kv_codes.cuh"
+
+namespace fewbit::cuda {
+
+// The operands of one call. T is the type of q and out, C what keys and values are stored as.
+//   query i of sequence s   stands at position positions[s * len + i], or at i where `positions` is null, and sees the
+//                           keys [0, position], cut by the window
+//   key j of kv head h      lies at k + s * kv_seq + h * kv_head + j * kv_token; its value likewise in v
+//   scale of a key's codes  k_scales[h], or k_scales[(s * kv_heads + h) * keys + j] where every token has its own
+template <class T, class C = T>
+struct AttentionSource {
+  const T* q;  // [seqs * len, heads * d]
+  const C* k;
+  const C* v;
+  const float* k_scales;  // null without codes
+  const float* v_scales;
+  const int32_t* positions;  // [seqs * len] or null
+  T* out;                    // like q
+  int seqs, len, heads, kv_heads, d;
+  int64_t kv_seq, kv_head, kv_token;  // strides in values
+  int keys;                           // keys a sequence has room for
+  int window;                         // in keys; 0: none
+  float scale, softcap;               // softcap 0: none
+
+  // Where the scales of a kv head begin, as an offset into k_scales and v_scales.
+  __device__ __forceinline__ int64_t scales_of(int seq, int kv_head) const {
+    return kTokenScales<C> ? (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys : kv_head;
+  }
+  // The position of query i of a sequence; -1 past the last query.
+  __device__ __forceinline__ int position_of(int seq, int i) const {
+    return i >= len ? -1 : positions ? positions[static_cast<int64_t>(seq) * len + i] : i;
+  }
+};
+
+// The scale that all codes of a kv head share; 1 where there is none.
+template <class C>
+__device__ __forceinline__ float static_scale(const float* scales, int64_t at) {
+  if constexpr (kIsCode<C> && !kTokenScales<C>) return scales[at];
+  return 1.f;
+}
+
+// The keys that at least one of a set of query rows sees. A tile of keys needs no mask where its last key is at most
+// `low` and, with a window, its first key is above high - window. (The kernels write that out: as a function it costs
+// them instructions.)
+struct KeyRange {
+  int low, high;   // the smallest and the largest position among the rows
+  int begin, end;  // keys [begin, end)
+};
+
+// The range of a warp's rows: each lane brings the positions of two of them, or -1 for a row that does not exist. Every
+// lane gets the same result.
+__device__ __forceinline__ KeyRange key_range(int position_a, int position_b, int window, int keys) {
+  const auto low_of = [](int p) { return p < 0 ? 0x7fffffff : p; };
+  int low = min(low_of(position_a), low_of(position_b)), high = max(position_a, position_b);
+  for (int lane = 16; lane > 0; lane /= 2) {
+    low = min(low, __shfl_xor_sync(0xffffffffu, low, lane));
+    high = max(high, __shfl_xor_sync(0xffffffffu, high, lane));
+  }
+  return {low, high, window > 0 ? max(0, low - window + 1) : 0, min(high + 1, keys)};
+}
+
+// The range of two sets of rows together; one of them may be empty.
+__device__ __forceinline__ KeyRange joined(const KeyRange& a, const KeyRange& b, int window) {
+  const int low = min(a.low, b.low), high = max(a.high, b.high);
+  return {low, high, window > 0 ? max(0, low - window + 1) : 0, max(a.end, b.end)};
+}
+
+}  // namespace fewbit::cuda

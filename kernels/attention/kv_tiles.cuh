@@ -1,0 +1,82 @@
+#pragma once
+// Tiles of queries, keys and values in shared memory: their layout, the copies that fill them, and the tensor-core
+// products in the type that suits what they hold.
+#include "kernels/attention/kv_codes.cuh"
+#include "kernels/attention/softmax.cuh"
+#include "kernels/device/mma.cuh"
+
+namespace fewbit::cuda {
+
+// Values from one row of D to the next in shared memory. D is head_dim rounded up to an instantiation; columns past the
+// true head_dim hold zeros. A row takes an odd multiple of 16 bytes, so that the eight rows of an ldmatrix fall into
+// different banks.
+template <class C, int D>
+inline constexpr int kRowStride = D * sizeof(C) % 32 == 0 ? D + 16 / static_cast<int>(sizeof(C)) : D;
+
+// Copies kRows rows of d values to shared memory, kRowStride apart; columns from d to D, and rows for which source(row)
+// is null, become zeros. `any` is an address that is always mapped. One group of asynchronous copies is left open.
+template <int D, int kRows, int kThreads, class C, class F>
+__device__ __forceinline__ void copy_rows(C* to, int thread, int d, const C* any, F source) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = D / kPiece;
+#pragma unroll
+  for (int base = 0; base < kRows * kChunks; base += kThreads) {
+    const int c = base + thread;
+    if (kRows * kChunks % kThreads != 0 && c >= kRows * kChunks) break;
+    const int row = c / kChunks, col = c % kChunks * kPiece;
+    const C* from = source(row);
+    const bool valid = from != nullptr && col < d;
+    cp_async16(to + row * kRowStride<C, D> + col, valid ? from + col : any, valid);
+  }
+}
+
+// Copies the scales of keys [first, first + kKeys) to `to` [2, kKeys]: those of the keys, then those of the values.
+// From key `end` on they become zeros.
+template <int kKeys, int kThreads>
+__device__ __forceinline__ void copy_scales(float* to, int thread, const float* k_scales, const float* v_scales,
+                                            int first, int end) {
+#pragma unroll
+  for (int base = 0; base < 2 * kKeys; base += kThreads) {
+    const int i = base + thread, key = first + i % kKeys;
+    if (2 * kKeys % kThreads != 0 && i >= 2 * kKeys) break;
+    const float* from = i < kKeys ? k_scales : v_scales;
+    cp_async4(to + i, key < end ? from + key : from, key < end);
+  }
+}
+
+// Two bf16 as two f16: queries, before they meet codes, whose products are in f16.
+__device__ __forceinline__ uint32_t f16_of_bf16(uint32_t pair) {
+  const float2 v = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  return pack_f16(v.x, v.y);
+}
+
+// c += a b, in f16 or in bf16, and two weights as that type.
+template <bool kHalf>
+__device__ __forceinline__ void mma_of(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kHalf)
+    mma_f16(c, a, b0, b1);
+  else
+    mma_bf16(c, a, b0, b1);
+}
+template <bool kHalf>
+__device__ __forceinline__ uint32_t pack_weights(float low, float high) {
+  return kHalf ? pack_f16(low, high) : pack_bf16(low, high);
+}
+
+// Products become scores in the domain of the base-2 logarithm: scaled, capped where softcap > 0 (Gemma 2 report, 2024,
+// section 2), and minus infinity where `masked` and the row does not see the key. for_scores(f) calls f(score, key of
+// the tile, position of the row) for every score of the lane. key_scales [keys of the tile]: where tokens have their
+// own.
+template <class C, class ForScores>
+__device__ __forceinline__ void finish_scores(ForScores&& for_scores, const float* key_scales, float scale,
+                                              float softcap, bool masked, int first_key, int window) {
+  const float factor = softcap > 0 ? scale / softcap : scale * kLog2e;
+  for_scores([&](float& x, int key, int) { x *= kTokenScales<C> ? factor * key_scales[key] : factor; });
+  if (softcap > 0) for_scores([&](float& x, int, int) { x = softcap * kLog2e * tanhf(x); });
+  if (!masked) return;
+  for_scores([&](float& x, int key, int position) {
+    const int at = first_key + key;
+    if (at > position || (window > 0 && at <= position - window)) x = -INFINITY;
+  });
+}
+
+}  // namespace fewbit::cuda
