@@ -8,7 +8,8 @@ struct RowNorm {
   ConstTensorView weight{};   // [in] of the dtype of x
   float eps = 0, offset = 0;  // offset is added to the weight
 };
-// gemms(rms_norm(x)) and byte_gemms(rms_norm(x)): the bits, and the errors, are those of the ops one after another.
+// gemms(rms_norm(x)) and byte_gemms(rms_norm(x)): the bits, and the errors, are those of the ops one after another. Few
+// rows of at most 1,024 values may differ on a GPU: the product then adds the squares in another order than the norm.
 //   x       [rows, in]  f32 | bf16
 //   normed  [rows, in]  the dtype of x, and not x: scratch room; its content afterwards is undefined
 //   q, products         as in kernels/products/gemm.h and kernels/products/bytes/byte_gemms.h
