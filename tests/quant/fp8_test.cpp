@@ -78,7 +78,8 @@ FEWBIT_DEVICE_TEST(Fp8, ErrorFeedbackBeatsRounding) {
 }
 
 TEST(Fp8, OtherGridsAreRefusedInWords) {
-  Bench b("cpu", 16, 64);
+  Exec ex = Exec::cpu();
+  Bench b(ex, 16, 64);
   for (const auto& [name, spec] : {std::pair<const char*, QuantSpec>{"fp8", {}}, {"rtn", kChannel}}) try {
       b.run(name, spec);
       FAIL() << name;

@@ -116,7 +116,8 @@ FEWBIT_DEVICE_TEST(BlockTape, GradientsAgreeWithDifferences) {
 TEST(BlockTape, GradientsOfSomeWeightsAreThoseOfAll) {
   const TempDir dir;
   const fs::path model = models(dir)[0];
-  BlockBench b("cpu", model, 1, 16);
+  Exec ex = Exec::cpu();
+  BlockBench b(ex, model, 1, 16);
   const auto gradient = [&](const std::vector<std::string>& names) {
     std::map<std::string, Tensor> grads;
     for (const std::string& n : names) grads.emplace(n, poisoned(b.ex, DType::f32, b.weight(n).shape()));

@@ -24,13 +24,9 @@ constexpr const char* kCalibrationGroup = "Calibration";
 struct QuantizeArgs : CalibrationArgs {
   Common common;
   std::string recipe, model, out;
-  int bits = 0;
-  std::optional<int64_t> group;
-  bool sym = false, asym = false;
-  std::string act_order, acts, alpha, effort, kv_cache, format, engine, dtype = "auto", shard_size = "5GB";
+  std::string words;  // of the recipe, that flags stand for
+  std::string engine, dtype = "auto", shard_size = "5GB";
   int64_t tp = 1;
-  float damp = 0;
-  double target_bits = 0;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
   bool force = false, resume = false, allow_rtn = false, dry_run = false, measure = false;
@@ -42,6 +38,66 @@ std::string engine_names() {
   return join(names, ", ");
 }
 
+// A flag and the word of the recipe that it stands for, with the flag's value in the place of {}.
+struct RecipeFlag {
+  enum class Value : uint8_t { none, integer, number, text };
+  const char *flag, *word;
+  Value value;
+  const char* help;
+};
+constexpr RecipeFlag kRecipeFlags[] = {
+    {"--bits", "bits={}", RecipeFlag::Value::integer, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)"},
+    {"--group-size", "g{}", RecipeFlag::Value::integer, "Weights that share a scale; -1 = one per output row"},
+    {"--sym", "sym", RecipeFlag::Value::none, "Symmetric grid (default, but not of awq alone)"},
+    {"--asym", "asym", RecipeFlag::Value::none, "Zero points"},
+    {"--act-order", "act={}", RecipeFlag::Value::text,
+     "Order of the columns: off, static, gar, full (full stores g_idx)"},
+    {"--acts", "acts={}", RecipeFlag::Value::text,
+     "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a calibrated "
+     "scale)"},
+    {"--alpha", "alpha={}", RecipeFlag::Value::text,
+     "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search (default)"},
+    {"--damp", "damp={}", RecipeFlag::Value::number, "Damping, relative to the mean of diag H (default 0.01)"},
+    {"--target-bits", "target-bits={}", RecipeFlag::Value::number,
+     "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
+    {"--effort", "effort={}", RecipeFlag::Value::text,
+     "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), or reference "
+     "(the published algorithm)"},
+    {"--kv-cache", "kv={}", RecipeFlag::Value::text, "fp8: calibrate and write the scales of an FP8 key/value cache"},
+    {"--format", "format={}", RecipeFlag::Value::text,
+     "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
+     "--kv-cache); gguf:TYPE chooses GGUF's blocks"},
+};
+
+// An option whose value goes into `words` as the flag's word.
+template <class Value>
+CLI::Option* add_word(CLI::App& app, const RecipeFlag& f, std::string& words) {
+  return app.add_option_function<Value>(
+      f.flag, [&words, &f](const Value& v) { words += fmt::format(fmt::runtime(std::string(f.word) + ' '), v); },
+      f.help);
+}
+
+CLI::Option* add_recipe_flag(CLI::App& app, const RecipeFlag& f, std::string& words) {
+  switch (f.value) {
+    case RecipeFlag::Value::none:
+      return app.add_flag_callback(
+          f.flag, [&words, &f] { (words += f.word) += ' '; }, f.help);
+    case RecipeFlag::Value::integer:
+      return add_word<int64_t>(app, f, words);
+    case RecipeFlag::Value::number:
+      return add_word<double>(app, f, words);
+    case RecipeFlag::Value::text:
+      return add_word<std::string>(app, f, words);
+  }
+  bug("a flag without a kind of value");
+}
+
+void add_recipe_flags(CLI::App& app, QuantizeArgs& a) {
+  for (const RecipeFlag& f : kRecipeFlags) add_recipe_flag(app, f, a.words)->group(kRecipeGroup);
+  app.get_option("--bits")->check(CLI::Range(2, 8));
+  app.get_option("--asym")->excludes(app.get_option("--sym"));
+}
+
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option(
       "RECIPE", a.recipe,
@@ -50,27 +106,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
       "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
-  app.add_option("--bits", a.bits, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)")->check(CLI::Range(2, 8));
-  app.add_option("--group-size", a.group, "Weights that share a scale; -1 = one per output row");
-  auto* sym = app.add_flag("--sym", a.sym, "Symmetric grid (default, but not of awq alone)");
-  app.add_flag("--asym", a.asym, "Zero points")->excludes(sym);
-  app.add_option("--act-order", a.act_order, "Order of the columns: off, static, gar, full (full stores g_idx)");
-  app.add_option("--acts", a.acts,
-                 "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a "
-                 "calibrated scale)");
-  app.add_option("--alpha", a.alpha,
-                 "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search "
-                 "(default)");
-  app.add_option("--damp", a.damp, "Damping, relative to the mean of diag H (default 0.01)");
-  app.add_option("--target-bits", a.target_bits,
-                 "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)");
-  app.add_option("--effort", a.effort,
-                 "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), "
-                 "or reference (the published algorithm)");
-  app.add_option("--kv-cache", a.kv_cache, "fp8: calibrate and write the scales of an FP8 key/value cache");
-  app.add_option("--format", a.format,
-                 "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
-                 "--kv-cache); gguf:TYPE chooses GGUF's blocks");
+  add_recipe_flags(app, a);
   app.add_option(
          "--set", a.set,
          "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
@@ -90,9 +126,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--bits", "--group-size", "--sym", "--asym", "--act-order", "--acts", "--alpha", "--damp",
-                        "--target-bits", "--effort", "--kv-cache", "--format", "--set", "--keep"})
-    app.get_option(o)->group(kRecipeGroup);
+  for (const char* o : {"--set", "--keep"}) app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
@@ -130,22 +164,11 @@ std::vector<Rule> rules_of(const CLI::App& app, const QuantizeArgs& a) {
   return rules;
 }
 
+// RECIPE with the words of the flags on top.
 Recipe recipe_of(const QuantizeArgs& a) {
   Recipe r = parse_recipe(a.recipe);
-  Recipe flags;
-  if (a.bits) flags.bits = a.bits;
-  if (a.group && (*a.group < -1 || *a.group == 0))
-    fail(ErrorKind::usage, fmt::format("--group-size {}: must be positive, or -1 for one group a row", *a.group));
-  if (a.group) flags.group = a.group;
-  if (a.sym || a.asym) flags.symmetric = a.sym;
-  if (!a.act_order.empty()) flags.act_order = act_order_from(a.act_order);
-  if (!a.alpha.empty()) flags.migration = parse_recipe("alpha=" + a.alpha).migration;
-  if (!a.acts.empty()) flags.activations = activations_from(a.acts);
-  if (a.damp != 0) flags.damp = parse_recipe(fmt::format("damp={}", a.damp)).damp;
-  if (a.target_bits != 0) flags.target_bits = parse_recipe(fmt::format("target-bits={}", a.target_bits)).target_bits;
-  if (!a.effort.empty()) flags.effort = effort_from(a.effort);
-  if (!a.kv_cache.empty()) flags.fp8_kv_cache = parse_recipe("kv=" + a.kv_cache).fp8_kv_cache;
-  flags.format = a.format;
+  if (a.words.empty()) return r;
+  Recipe flags = parse_recipe(a.words);
   flags.keep = r.keep;
   return overlay(std::move(r), flags);
 }
