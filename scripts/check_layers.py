@@ -47,8 +47,7 @@ ROOMS = {
         "device": ["exec"],
         "model": ["exec", "cpu", "device"],
         "attention": ["exec", "choice", "cpu", "device", "model"],
-        # attention: kv_codes.cuh alone, whose conversions of 8-bit codes the products of few rows use too.
-        "products": ["exec", "choice", "cpu", "device", "grids", "model", "attention", "products/bytes"],
+        "products": ["exec", "choice", "cpu", "device", "grids", "model", "products/bytes"],
         "products/marlin": ["exec", "choice", "cpu", "device", "products"],
         "products/bytes": ["exec", "choice", "cpu", "device", "grids", "model", "products"],
         "statistics": ["exec", "cpu", "device"],

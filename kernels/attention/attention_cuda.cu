@@ -1,5 +1,5 @@
-// Chooses among four kernels, by the rules of run() below, and writes new keys and values into the cache, as they are
-// or as codes. kernels/attention/README.md has the rules as a table.
+// Launches one of four kernels, as kernels/choice/kernel_choice.h says, and writes new keys and values into the cache,
+// as they are or as codes.
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
@@ -8,16 +8,11 @@
 #include "kernels/attention/attention_plain.cuh"
 #include "kernels/attention/attention_wide.cuh"
 #include "kernels/attention/kv_quantize.cuh"
+#include "kernels/choice/kernel_choice.h"
 #include "kernels/device/vec.cuh"
 
 namespace fewbit::cuda {
 namespace {
-
-// Over the cache, up to so many query rows (new tokens x heads of a kv head) go to the decode kernel, which splits the
-// keys: with more, the flash kernel's blocks of 64 rows fill the GPU by themselves.
-constexpr int kFewRows = 64;
-// The largest head_dim whose tiles fit the shared memory of a block.
-constexpr int kMaxTensorDim = 256;
 
 template <class T, class C>
 AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64_t seqs, TensorView out) {
@@ -38,11 +33,24 @@ AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64
   return a;
 }
 
-// Whether rows can be copied and stored in whole pieces of 16 bytes, as the kernels on tensor cores do.
-template <class C>
-bool fits_tensor_kernels(const AttentionSource<__nv_bfloat16, C>& a) {
-  return a.d % kVec16<C> == 0 && a.d <= kMaxTensorDim && aligned16(a.q) && aligned16(a.k) && aligned16(a.v) &&
-         aligned16(a.out);
+// What kernels/choice/kernel_choice.h asks of a call.
+template <class T, class C>
+KernelProblem problem_of(const AttentionSource<T, C>& a, bool over_cache) {
+  constexpr DType kActivations = std::is_same_v<T, float> ? DType::f32 : DType::bf16;
+  return {.op = ChoiceOp::attention,
+          .x = kActivations,
+          .weight = !kIsCode<C>                 ? kActivations
+                    : std::is_same_v<C, I8Code> ? DType::i8
+                                                : DType::f8_e4m3,
+          .rows = a.len,
+          .over_cache = over_cache,
+          .heads = a.heads,
+          .kv_heads = a.kv_heads,
+          .head_dim = a.d,
+          .sequences = a.seqs,
+          .scale = a.scale,
+          .aligned = aligned16(a.q) && aligned16(a.k) && aligned16(a.v) && aligned16(a.out),
+          .tensor_maps = tensor_map_encoder() != nullptr};
 }
 
 // Calls f with the instantiation for a head_dim: those of common models; others use the next larger one, padded with
@@ -60,23 +68,20 @@ void dispatch_head_dim(int d, F&& f) {
   return f(std::integral_constant<int, 256>{});
 }
 
-// bf16 of a shape that fits: few rows over the cache go to the decode kernel, others to the wide kernel where it takes
-// them (Hopper) and to the flash kernel where not. Everything else (float32, odd head_dims) goes to the plain kernel.
 template <class T, class C>
 void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
+  const Kernel kernel = choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    if (fits_tensor_kernels(a)) {
-      const bool few = over_cache && a.len * (a.heads / a.kv_heads) <= kFewRows;
-      if constexpr (!kIsCode<C>)
-        if (!few && attention_wide::takes(s, a))
-          return a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
+    if constexpr (!kIsCode<C>)
+      if (kernel == Kernel::attention_wide)
+        return a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
+    if (kernel != Kernel::attention_plain)
       return dispatch_head_dim<C>(a.d, [&](auto dim) {
-        if (few)
+        if (kernel == Kernel::attention_decode)
           attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
         else
           attention_flash::launch<decltype(dim)::value>(s, a);
       });
-    }
   }
   attention_plain::launch(s, a);
 }

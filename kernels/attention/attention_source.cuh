@@ -1,6 +1,6 @@
 #pragma once
 // Where the operands of an attention kernel lie, and which keys a set of query rows sees.
-#include "kernels/attention/kv_codes.cuh"
+#include "kernels/device/kv_codes.cuh"
 
 namespace fewbit::cuda {
 

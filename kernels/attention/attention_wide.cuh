@@ -330,14 +330,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
 #endif
 }
 
-// Whether the kernel takes this call. `a` has passed fits_tensor_kernels() of attention_cuda.cu.
-inline bool takes(const CudaState& s, const AttentionSource<__nv_bfloat16>& a) {
-  // Fewer rows would leave a warpgroup idle. The maximum is taken before scores are scaled, so scale is positive;
-  // strides of the copy engine are multiples of 16 bytes, and sequences are the second dimension of the grid.
-  return s.sm90() && (a.d == 64 || a.d == 128) && a.len > 64 && a.scale > 0 && a.kv_token % 8 == 0 &&
-         a.kv_head % 8 == 0 && a.kv_seq % 8 == 0 && a.seqs < 65536 && tensor_map_encoder();
-}
-
+// Where choose_kernel() says Kernel::attention_wide.
 template <int D>
 void launch(CudaState& s, const AttentionSource<__nv_bfloat16>& a) {
   using S = Config<D>;

@@ -1,7 +1,7 @@
 #pragma once
 // One row of keys or values, quantized and stored as the cache holds it (KvCache, kernels/attention/attention.h), by a
 // warp. The arithmetic is that of the CPU half, operation by operation, so that the codes are the same.
-#include "kernels/attention/kv_codes.cuh"
+#include "kernels/device/kv_codes.cuh"
 
 namespace fewbit::cuda {
 

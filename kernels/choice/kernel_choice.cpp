@@ -74,6 +74,7 @@ bool takes_two_terms(const Problem& p, const Gpu& g) {
 // --- attention ---------------------------------------------------------------------------------------------------
 
 bool coded_cache(const Problem& p) { return p.weight == DType::f8_e4m3 || p.weight == DType::i8; }
+// Rows can be copied and stored in whole pieces of 16 bytes, and the tiles of a head fit the shared memory of a block.
 bool fits_tensor_cores(const Problem& p) {
   return p.x == DType::bf16 && p.aligned && p.head_dim <= 256 && p.head_dim % (coded_cache(p) ? 16 : 8) == 0;
 }
@@ -82,7 +83,8 @@ bool fits_tensor_cores(const Problem& p) {
 bool takes_attention_decode(const Problem& p, const Gpu&) {
   return fits_tensor_cores(p) && p.over_cache && p.rows * (p.heads / p.kv_heads) <= 64;
 }
-// Fewer rows would leave a warpgroup idle.
+// Fewer rows would leave a warpgroup idle. The maximum is taken before scores are scaled, so the scale must be
+// positive; sequences are the second dimension of the grid.
 bool takes_attention_wide(const Problem& p, const Gpu& g) {
   return fits_tensor_cores(p) && !coded_cache(p) && g.hopper() && p.tensor_maps &&
          (p.head_dim == 64 || p.head_dim == 128) && p.rows > 64 && p.scale > 0 && p.sequences < 65536;

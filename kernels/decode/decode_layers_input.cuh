@@ -42,9 +42,9 @@ struct InputShared {
 
 // The input of a product of packed weights: the block's k tiles as base 256 limbs of integers.
 struct LimbInput {
-  uint8_t* x;          // [needed, kGroupLimbBytes]
+  uint8_t* x;         // [needed, kGroupLimbBytes]
   LimbGroup* groups;  // [needed]
-  int first, needed;   // k tiles
+  int first, needed;  // k tiles
 
   // Stores the values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes hold a k tile, and
   // whole warps call; lanes that are not `active` have no values.

@@ -1,6 +1,6 @@
 #pragma once
 // How the kernel of skinny.cuh multiplies each pair of types: bf16, int8, and E4M3 with three kinds of x.
-#include "kernels/attention/kv_codes.cuh"
+#include "kernels/device/kv_codes.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/products/bytes/byte_codes.cuh"
 
