@@ -93,72 +93,88 @@ bool takes_attention_flash(const Problem& p, const Gpu&) { return fits_tensor_co
 
 constexpr const char* kAny = "any";
 
+// clang-format off
 constexpr KernelRule kRules[] = {
-    {ChoiceOp::packed, Kernel::marlin_wide, "marlin_wide_kernel", "products/marlin/marlin_wide.cuh", "int4",
-     "17 to 2,048", "sm_90a",
-     "warp-specialised wgmma on tiles of 32, 64, 128 or 256 rows, stream-K over the clusters; a driver that encodes "
-     "tensor "
-     "maps",
+    {ChoiceOp::packed, Kernel::marlin_wide, "marlin_wide_kernel", "products/marlin/marlin_wide.cuh",
+     "int4", "17 to 2,048", "sm_90a, a driver with tensor maps",
+     "warp-specialised wgmma, stream-K over the clusters; tiles of 32 rows (17 to 32), 64 (33 to 64), 128 (an odd "
+     "number of 128s, or no room for clusters), else 256",
      takes_marlin_wide},
     {ChoiceOp::packed, Kernel::marlin_limbs, "marlin_stream_kernel", "products/marlin/marlin_stream.cuh",
-     "int4, groups of 128 and more or one, no zero points", "1", kAny,
-     "the words are int8 operands as they lie, x in three limbs of base 256; split-K", takes_marlin_limbs},
+     "int4, large groups, no zero points", "1", kAny,
+     "split-K; words as they lie are the int8 operand, x in three limbs of base 256",
+     takes_marlin_limbs},
     {ChoiceOp::packed, Kernel::marlin_rows, "marlin_rows_kernel", "products/marlin/marlin_rows.cuh",
-     "int4, groups of 128 and more or one", "1 to 64", kAny,
-     "16 rows a launch, codes as bf16 subnormals; split-K, partial sums by flagged words or at a counter",
+     "int4, large groups", "1 to 64", kAny,
+     "split-K, 16 rows a launch; codes as bf16 subnormals, partial sums as flagged words or at an arrival counter",
      takes_marlin_rows},
     {ChoiceOp::packed, Kernel::marlin_stream, "marlin_stream_kernel", "products/marlin/marlin_stream.cuh",
-     "int8; int4 in groups of 32 and 64", "1 to 64", kAny,
-     "codes become bf16 in registers, 8, 16 or 32 rows at a time; split-K", takes_marlin_stream},
-    {ChoiceOp::packed, Kernel::marlin_dequantized, "marlin_dequantize_kernel and cuBLAS",
-     "products/marlin/marlin_gemm_cuda.cu", kAny, kAny, kAny,
-     "dequantized to bf16 in slabs of 256 MiB, then a dense product; also where a kernel above cannot hold all its "
-     "blocks at "
+     "int8; int4 in small groups", "1 to 64", kAny,
+     "split-K; codes become bf16 in registers, 8 or 16 rows a pass, 32 of int8 in large groups",
+     takes_marlin_stream},
+    {ChoiceOp::packed, Kernel::marlin_dequantized, "marlin_dequantize_kernel, cuBLAS", "products/marlin/marlin_gemm_cuda.cu",
+     kAny, kAny, kAny,
+     "a dense product of slabs of 256 MiB of bf16 weight; also where a kernel above cannot hold all its blocks at "
      "once",
      takes_everything},
 
-    {ChoiceOp::dense, Kernel::skinny, "skinny::product_kernel", "products/skinny.cuh", "bf16", "1 to 2", kAny,
-     "in a multiple of 32 and at least 512; x finds room in shared memory; up to three weights a launch",
+    {ChoiceOp::dense, Kernel::skinny, "skinny::product_kernel", "products/skinny.cuh",
+     "bf16", "1 to 2", "any with room for x beside the rings: not sm_80",
+     "in a multiple of 32 and at least 512; pointers at multiples of 16 bytes; up to three weights a launch",
      takes_skinny_dense},
-    {ChoiceOp::dense, Kernel::library_dense, "cuBLAS", "products/gemm_cuda.cu", "bf16, f32", kAny, kAny,
-     "everything else", takes_everything},
+    {ChoiceOp::dense, Kernel::library_dense, "cuBLAS", "products/gemm_cuda.cu",
+     "bf16, f32", kAny, kAny,
+     "f32 sums, a weight a launch",
+     takes_everything},
 
     {ChoiceOp::bytes, Kernel::skinny, "skinny::product_kernel", "products/skinny.cuh",
      "int8 x int8, E4M3 x E4M3, E4M3 x unrounded bf16", "1 to 16", kAny,
-     "x in bf16 before it is quantized; in a multiple of 64 and at least 1,024; several launches along k where x finds "
-     "no "
-     "room, up to 8 rows (unrounded: 4; with one launch 8)",
+     "x in bf16 before it is quantized, in a multiple of 64 and at least 1,024; up to three weights a launch, and "
+     "a launch for each split of k where x finds no room. Not where the library has the product and is quicker: x "
+     "in codes from 9 rows on with several splits; x unrounded from 9 rows on, from 5 with several splits",
      takes_skinny_bytes},
     {ChoiceOp::bytes, Kernel::library_codes, "cuBLASLt", "products/bytes/library_product_cuda.cu",
      "int8 x int8, E4M3 x E4M3", "9 and more", "any; E4M3: sm_89 and newer",
-     "in and out multiples of 16; scales E4M3 itself from 256 rows on, on sm_90", takes_library_codes},
+     "in and out multiples of 16; int32 or f32 sums, then scale_sums_kernel; on sm_90 the library scales E4M3 "
+     "itself from 256 rows on",
+     takes_library_codes},
     {ChoiceOp::bytes, Kernel::few_byte_rows, "few_rows_kernel", "products/bytes/byte_rows.cuh",
-     "int8 x int8, E4M3 x E4M3", "int8: any, 16 a launch; E4M3: 1 to 16", kAny, "shapes that none of the above takes",
+     "int8 x int8, E4M3 x E4M3", "int8: any, E4M3: 1 to 16", kAny,
+     "16 rows a launch; shapes that none of the above takes",
      takes_few_byte_rows},
-    {ChoiceOp::bytes, Kernel::widened_codes, "widen_kernel and cuBLAS", "products/bytes/fp8_gemm_cuda.cu",
-     "E4M3 x E4M3", "17 and more", kAny, "codes become bf16, which is exact, for a dense product", takes_widened_codes},
-    {ChoiceOp::bytes, Kernel::two_term_codes, "split_kernel and cuBLASLt", "products/bytes/fp8_unrounded_cuda.cu",
-     "E4M3 x unrounded bf16", "up to 512", "sm_89 and newer",
-     "in and out multiples of 16; x as the sum of two E4M3 terms, a row of codes each", takes_two_terms},
-    {ChoiceOp::bytes, Kernel::dequantized_codes, "dequantize_kernel and cuBLAS", "products/bytes/fp8_unrounded_cuda.cu",
-     "E4M3 x unrounded bf16 or f32", kAny, kAny, "dequantized in slabs of 256 MiB, then a dense product",
+    {ChoiceOp::bytes, Kernel::widened_codes, "widen_kernel, cuBLAS", "products/bytes/fp8_gemm_cuda.cu",
+     "E4M3 x E4M3", "17 and more", kAny,
+     "codes become bf16, which is exact, for a dense product; then scale_sums_kernel",
+     takes_widened_codes},
+    {ChoiceOp::bytes, Kernel::two_term_codes, "split_kernel, cuBLASLt", "products/bytes/fp8_unrounded_cuda.cu",
+     "E4M3 x unrounded bf16", "1 to 512", "sm_89 and newer",
+     "in and out multiples of 16; x as the sum of two E4M3 terms, a row of codes each",
+     takes_two_terms},
+    {ChoiceOp::bytes, Kernel::dequantized_codes, "dequantize_kernel, cuBLAS", "products/bytes/fp8_unrounded_cuda.cu",
+     "E4M3 x unrounded bf16 or f32", kAny, kAny,
+     "a dense product of slabs of 256 MiB of weight",
      takes_everything},
 
     {ChoiceOp::attention, Kernel::attention_decode, "decode_kernel", "attention/attention_decode.cuh",
-     "bf16 over a bf16, FP8 or int8 cache", "new tokens x query heads of a kv head up to 64", kAny,
-     "over the cache; keys split over the blocks, the splits' softmax merged; head size up to 256, a multiple of 8 "
-     "(codes: 16)",
+     "bf16 over a bf16, E4M3 or int8 cache", "times query heads of a kv head: 1 to 64", kAny,
+     "keys split over the blocks, the splits merged by combine_splits_kernel; head size up to 256, a multiple of "
+     "8 (over codes 16); one group of columns for up to 8 query rows, else two",
      takes_attention_decode},
-    {ChoiceOp::attention, Kernel::attention_wide, "attention_wide_kernel", "attention/attention_wide.cuh", "bf16",
-     "65 and more", "sm_90a",
-     "wgmma, keys and values by the bulk copy engine; head size 64 or 128; a driver that encodes tensor maps",
+    {ChoiceOp::attention, Kernel::attention_wide, "attention_wide_kernel", "attention/attention_wide.cuh",
+     "bf16", "65 and more", "sm_90a, a driver with tensor maps",
+     "warp-specialised wgmma, keys and values by the bulk copy engine; head size 64 or 128, scale above 0, fewer "
+     "than 65,536 sequences",
      takes_attention_wide},
     {ChoiceOp::attention, Kernel::attention_flash, "flash_kernel", "attention/attention_flash.cuh",
-     "bf16 over bf16, FP8 or int8", kAny, kAny, "blocks of 64 rows; head size up to 256, a multiple of 8 (codes: 16)",
+     "bf16 over bf16, E4M3 or int8", kAny, kAny,
+     "blocks of 64 query rows; head size up to 256, a multiple of 8 (over codes 16)",
      takes_attention_flash},
     {ChoiceOp::attention, Kernel::attention_plain, "plain_attention_kernel", "attention/attention_plain.cuh",
-     "f32, bf16", kAny, kAny, "everything else: a warp a row", takes_everything},
+     "f32, and bf16 that does not fit", kAny, kAny,
+     "head size up to 256; above it the op throws",
+     takes_everything},
 };
+// clang-format on
 
 }  // namespace
 
