@@ -112,7 +112,8 @@ constexpr KernelRule kRules[] = {
      "int8; int4 in small groups", "1 to 64", kAny,
      "split-K; codes become bf16 in registers, 8 or 16 rows a pass, 32 of int8 in large groups",
      takes_marlin_stream},
-    {ChoiceOp::packed, Kernel::marlin_dequantized, "marlin_dequantize_kernel, cuBLAS", "products/marlin/marlin_gemm_cuda.cu",
+    {ChoiceOp::packed, Kernel::marlin_dequantized, "marlin_dequantize_kernel, cuBLAS",
+     "products/marlin/marlin_gemm_cuda.cu",
      kAny, kAny, kAny,
      "a dense product of slabs of 256 MiB of bf16 weight; also where a kernel above cannot hold all its blocks at "
      "once",
