@@ -63,25 +63,27 @@ piece() {
 }
 # memcheck sees every test. initcheck leaves out what cuBLAS and cuSOLVER do. racecheck is slow: it sees every kernel of ours
 # that shares memory between threads, on sizes that end within two minutes. The slowest pieces start first.
+# Large or on top of cuBLAS and cuSOLVER: under memcheck alone, but for what a line below names.
+memcheck_alone='Dequantize.CudaMatches*:Divergence.CudaOf*:ErrorFeedback.*:Factor.*:Gram.*:GramLoss.*:MatrixEdit.*:RoundToGrid.*:ShiftTargets.*'
 piece racecheck attention-prefill '*AttentionOn.Matches*_cuda'
 piece racecheck attention-codes '*AttentionOn.Over*dim16_cuda'
 piece racecheck attention-cached '*AttentionOn.Cached*dim16_cuda:*AttentionOn.Cached*len1_*_cuda'
 piece racecheck attention-decode 'Attention.CudaTheLastTokensOfALongContext'
 piece racecheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 3
 piece initcheck decode-layers 'DecodeLayers.CudaEqualsTheOpsOnSmall*' 3
-piece racecheck factor 'Factor.IsThe*'
-piece racecheck refine 'Refine.*:-Refine.EveryStep*' 3
+piece racecheck factor 'Factor.CudaIsThe*'
+piece racecheck refine 'Refine.Cuda*:-Refine.CudaEveryStep*' 3
 piece racecheck error-feedback '*ErrorFeedbackOn*in1_*_cuda:*ErrorFeedbackOn*in31_*_cuda:*ErrorFeedbackOn*in70_*_cuda:*ErrorFeedbackOn*in140_*_cuda'
 piece racecheck fp8 'Fp8Gemm.CudaSmall*'
 piece racecheck int8 'Int8Gemm.Cuda*' 2
 piece racecheck few-rows 'FewRows.Cuda*:-FewRows.CudaSeveral*' 4
-piece racecheck scales 'Choose*.Cuda*'
+piece racecheck scales 'Choose*.CudaChooses*:Choose*.CudaEquals*'
 piece racecheck fp4 'RoundFp4.Cuda*' 2
 piece racecheck marlin 'MarlinGemm.CudaTwo*:MarlinGemm.CudaSeveral*:MarlinGemm.CudaAdds*:MarlinDequantize.Cuda*:MarlinGemmCuda.StagesThatComeRound*:MarlinGemmCuda.OutputsThatRepeat*' 2
-piece racecheck gram 'GramLoss.*'
-piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*' 4
+piece racecheck gram 'GramLoss.Cuda*'
+piece racecheck other-ops '*Cuda*:-*Attention.*:DecodeLayers.*:Marlin*:ExecCuda*:Gemm.*:Matmul.*:Fp8Gemm.*:Int8Gemm.*:FewRows.*:Choose*:RoundFp4.*:Refine.*:'"$memcheck_alone" 4
 piece memcheck all '*:-*_cpu' 14
-piece initcheck ops '*Cuda*:*_cuda:Refine.*:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaSmall*:FewRows.CudaANorm*:FewRows.CudaUnrounded*' 4
+piece initcheck ops '*Cuda*:*_cuda:-ExecCuda*:DecodeLayers.*:*Gemm*:Matmul.*:FewRows.CudaSeveral*:FewRows.CudaSmall*:FewRows.CudaANorm*:FewRows.CudaUnrounded*:Choose*.CudaPlain*:Choose*.CudaThe*:Choose*.CudaZeros*:Choose*.CudaAn*:Choose*.CudaNegative*:Choose*.CudaSearched*:'"$memcheck_alone" 4
 wait
 
 for p in "${pieces[@]}"; do

@@ -1,24 +1,11 @@
 #pragma once
-// Op tests are written once for any device: FEWBIT_OP_TEST(Op, Name) makes Op.Name for the CPU and
-// Op.CudaName, which says SKIPPED where no GPU answers.
+// What op tests share: devices (FEWBIT_DEVICE_TEST), dtypes with their tolerances, tensors from and to doubles.
 #include "kernels/exec/exec.h"
 #include "src/core/half.h"
+#include "tests/support/devices.h"
 #include "tests/support/shapes.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
-
-#define FEWBIT_OP_TEST(op, name)                 \
-  static void op##_##name(::fewbit::Exec& ex);   \
-  TEST(op, name) {                               \
-    ::fewbit::Exec ex = ::fewbit::Exec::cpu();   \
-    op##_##name(ex);                             \
-  }                                              \
-  TEST(op, Cuda##name) {                         \
-    FEWBIT_NEEDS_GPU();                          \
-    ::fewbit::Exec ex = ::fewbit::Exec::cuda(0); \
-    op##_##name(ex);                             \
-  }                                              \
-  static void op##_##name([[maybe_unused]] ::fewbit::Exec& ex)
 
 namespace fewbit::test {
 

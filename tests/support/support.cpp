@@ -114,12 +114,6 @@ std::string first_difference(ConstTensorView a, ConstTensorView b) {
   return "";
 }
 
-std::vector<std::string> backends() {
-  std::vector<std::string> out = {"cpu"};
-  if (Exec::cuda_available()) out.push_back("cuda");
-  return out;
-}
-
 TempDir::TempDir() {
   std::string pattern = (std::filesystem::temp_directory_path() / "fewbit-test-XXXXXX").string();
   if (!::mkdtemp(pattern.data())) fail(ErrorKind::io, "cannot make a temporary folder");

@@ -1,5 +1,5 @@
 #pragma once
-// What tests share: the reference folder, random tensors, back ends, comparison with a coordinate.
+// What tests share: the reference folder, random tensors, comparison with a coordinate.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -42,8 +42,7 @@ double relative_error(ConstTensorView a, ConstTensorView b);
 // "" when equal byte for byte, else the first difference with its coordinate and both values.
 std::string first_difference(ConstTensorView a, ConstTensorView b);
 
-// The CPU, and the GPU where one answers. With no GPU, tests of the CUDA half call skip_without_gpu().
-std::vector<std::string> backends();
+// Begins a test of CUDA, which says SKIPPED, with the reason, where no GPU answers (tests/support/devices.h).
 #define FEWBIT_NEEDS_GPU()                                          \
   do {                                                              \
     std::string why;                                                \

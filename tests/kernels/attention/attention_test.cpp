@@ -47,13 +47,9 @@ std::vector<Case> cases() {
 }
 
 // Each case is a test of its own, so that the slow checkers of a GPU can take the small ones.
-class AttentionOn : public testing::TestWithParam<std::tuple<Case, const char*>> {
+class AttentionOn : public CasesOnDevices<Case> {
  protected:
-  void SetUp() override {
-    if (device() == "cuda") FEWBIT_NEEDS_GPU();
-  }
-  const Case& c() const { return std::get<0>(GetParam()); }
-  std::string device() const { return std::get<1>(GetParam()); }
+  static const Case& c() { return the_case(); }
 };
 
 std::string name(const testing::TestParamInfo<AttentionOn::ParamType>& info) {
@@ -65,8 +61,7 @@ std::string name(const testing::TestParamInfo<AttentionOn::ParamType>& info) {
   if (c.args.softcap > 0) s += "_capped";
   return s + "_" + device;
 }
-INSTANTIATE_TEST_SUITE_P(Cases, AttentionOn,
-                         testing::Combine(testing::ValuesIn(cases()), testing::Values("cpu", "cuda")), name);
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionOn, testing::Combine(testing::ValuesIn(cases()), every_device()), name);
 
 struct Inputs {
   Tensor q, k, v;
@@ -115,7 +110,7 @@ std::vector<double> expected_attention(const Case& c, const Inputs& in) {
 }
 
 TEST_P(AttentionOn, MatchesTheDefinition) {
-  Exec ex = Exec::from_name(device());
+  Exec ex = exec();
   for (const DType dtype : kComputeTypes) {
     const Inputs in = inputs(c(), dtype);
     const Tensor out = poisoned(ex, dtype, in.q.shape());
@@ -179,7 +174,7 @@ std::vector<double> through_cache(Exec& ex, const Case& c, const Inputs& in, con
 Shape cache_shape(const Case& c) { return {c.seqs, c.args.kv_heads, c.len + 5, c.args.head_dim}; }
 
 TEST_P(AttentionOn, CachedInOneGoInChunksAndTokenByToken) {
-  Exec ex = Exec::from_name(device());
+  Exec ex = exec();
   for (const DType dtype : kComputeTypes) {
     const Inputs in = inputs(c(), dtype);
     const Tensor expected = from_doubles(expected_attention(c(), in), in.q.shape());
@@ -208,7 +203,7 @@ Tensor quantized_by_hand(const Case& c, const Tensor& x, DType cache) {
 }
 
 TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
-  Exec ex = Exec::from_name(device());
+  Exec ex = exec();
   for (const DType dtype : kComputeTypes)
     for (const DType codes : {DType::f8_e4m3, DType::i8}) {
       const Inputs in = inputs(c(), dtype);
@@ -226,8 +221,9 @@ TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
 
 #ifdef FEWBIT_HAS_CUDA
 TEST_P(AttentionOn, OlderHardwareToo) {
-  if (device() != "cuda" || c().len <= 64) return;
-  Exec ex = Exec::cuda(0);
+  if (device() != "cuda") GTEST_SKIP() << "kernels of older hardware are a matter of CUDA";
+  if (c().len <= 64) GTEST_SKIP() << "so short a sequence takes one path on every hardware";
+  Exec ex = exec();
   cuda::force_sm80_path(ex, true);
   const Inputs in = inputs(c(), DType::bf16);
   const Tensor out = poisoned(ex, DType::bf16, in.q.shape());
@@ -277,13 +273,13 @@ void check_last_tokens(Exec& ex, const Case& c, int64_t last) {
         << name_of(held) << ", head_dim " << c.args.head_dim;
   }
 }
-FEWBIT_OP_TEST(Attention, TheLastTokensOfALongContext) {
+FEWBIT_DEVICE_TEST(Attention, TheLastTokensOfALongContext) {
   check_last_tokens(ex, {1, 25000, {.heads = 4, .kv_heads = 1, .head_dim = 64, .scale = 0.125f}}, 2);
   check_last_tokens(ex, {1, 9001, {.heads = 4, .kv_heads = 1, .head_dim = 128, .scale = 0.088f, .window = 5000}}, 3);
   check_last_tokens(ex, {1, 6007, {.heads = 2, .kv_heads = 1, .head_dim = 256, .scale = 0.06f}}, 1);
 }
 
-FEWBIT_OP_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {
+FEWBIT_DEVICE_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {
   const Tensor k = random_normal(DType::bf16, {2, 32}, 1), v = random_normal(DType::bf16, {2, 32}, 2);
   const Tensor k_cache = ex.alloc_zeros(DType::bf16, {2, 2, 4, 16}),
                v_cache = ex.alloc_zeros(DType::bf16, {2, 2, 4, 16});
@@ -305,7 +301,7 @@ Tensor awkward_rows() {
   return x;
 }
 
-FEWBIT_OP_TEST(KvAppend, CodesAreThoseOfTheDefinition) {
+FEWBIT_DEVICE_TEST(KvAppend, CodesAreThoseOfTheDefinition) {
   const Tensor x = awkward_rows();
   for (const DType codes : {DType::f8_e4m3, DType::i8}) {
     const Cache cache = make_cache(ex, codes, {1, 2, 3, 16});

@@ -21,7 +21,7 @@ Cache make_cache(Exec& ex, DType type, const Shape& shape) {
   return c;
 }
 
-FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
+FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
   struct Case {
     int64_t heads, kv_heads, head_dim, rot;
     bool hadamard = false;
@@ -63,7 +63,7 @@ FEWBIT_OP_TEST(RopeAppend, HasTheBitsOfItsOps) {
 
 // Attention that begins on older keys while the append still runs (variant 0) has, step by step, the bits of attention
 // that waits (variant 1).
-FEWBIT_OP_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) {
+FEWBIT_DEVICE_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwards) {
   struct Case {
     int64_t batch, heads, kv_heads, head_dim, capacity, window;
     std::vector<int32_t> first;  // positions

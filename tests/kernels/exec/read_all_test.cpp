@@ -6,7 +6,7 @@ namespace fewbit::test {
 namespace {
 
 // A byte that was skipped or read twice changes the sum.
-FEWBIT_OP_TEST(ReadAll, EveryWordIsReadOnce) {
+FEWBIT_DEVICE_TEST(ReadAll, EveryWordIsReadOnce) {
   for (const int64_t quads : {int64_t{1}, int64_t{3}, int64_t{511}, int64_t{70000}, int64_t{3} << 20}) {
     Tensor data = Tensor::host(DType::i32, {4 * quads});
     uint32_t expected = 0, state = 1;

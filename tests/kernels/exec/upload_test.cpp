@@ -15,7 +15,7 @@ void expect_uploaded(Exec& ex, DType dtype, const std::vector<T>& values) {
   for (size_t i = 0; i < values.size(); ++i) EXPECT_EQ(back.as<T>()[i], values[i]) << i;
 }
 
-FEWBIT_OP_TEST(Upload, KeepsValuesAndNamesTheirType) {
+FEWBIT_DEVICE_TEST(Upload, KeepsValuesAndNamesTheirType) {
   expect_uploaded<float>(ex, DType::f32, {1.5f, -2.f, 3.f});
   expect_uploaded<double>(ex, DType::f64, {0.1, 0.2});
   expect_uploaded<int32_t>(ex, DType::i32, {7, -7});

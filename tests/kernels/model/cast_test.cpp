@@ -5,7 +5,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(Cast, EveryPairMatchesTheHostConversions) {
+FEWBIT_DEVICE_TEST(Cast, EveryPairMatchesTheHostConversions) {
   for (const int64_t n : kSizes) {
     const Tensor source = random_normal(DType::f32, {n}, 7, 30.f);  // some above what f8_e4m3 rounds finely
     for (const DType from : {DType::f32, DType::f16, DType::bf16})
@@ -28,7 +28,7 @@ FEWBIT_OP_TEST(Cast, EveryPairMatchesTheHostConversions) {
   }
 }
 
-FEWBIT_OP_TEST(Cast, WidensAll256ValuesOfBothEightBitFloats) {
+FEWBIT_DEVICE_TEST(Cast, WidensAll256ValuesOfBothEightBitFloats) {
   for (const DType from : {DType::f8_e4m3, DType::f8_e5m2}) {
     Tensor x = Tensor::host(from, {256}), expected = Tensor::host(DType::f32, {256});
     for (int i = 0; i < 256; ++i) {
@@ -47,7 +47,7 @@ FEWBIT_OP_TEST(Cast, WidensAll256ValuesOfBothEightBitFloats) {
   }
 }
 
-FEWBIT_OP_TEST(Cast, NarrowingRoundsToEvenAndSaturates) {
+FEWBIT_DEVICE_TEST(Cast, NarrowingRoundsToEvenAndSaturates) {
   const float values[] = {1.00390625f, 1.01171875f, -1.00390625f, 1000.f, -1000.f, 0.f};
   Tensor x = Tensor::host_from<float>(DType::f32, {6}, values);
   const Tensor b = poisoned(ex, DType::bf16, {6}), f8 = poisoned(ex, DType::f8_e4m3, {6});

@@ -5,7 +5,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(CopyColumns, MovesThePartAndLeavesTheRest) {
+FEWBIT_DEVICE_TEST(CopyColumns, MovesThePartAndLeavesTheRest) {
   struct Case {
     int64_t from, begin, to, at, cols;
   };

@@ -7,7 +7,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(GatedAct, MatchesBothFormulas) {
+FEWBIT_DEVICE_TEST(GatedAct, MatchesBothFormulas) {
   for (const int64_t n : kSizes)
     for (const DType dtype : kComputeTypes)
       for (const ActKind act : {ActKind::silu, ActKind::gelu_tanh}) {
@@ -25,7 +25,7 @@ FEWBIT_OP_TEST(GatedAct, MatchesBothFormulas) {
       }
 }
 
-FEWBIT_OP_TEST(GatedAct, InPlaceAndFarOut) {
+FEWBIT_DEVICE_TEST(GatedAct, InPlaceAndFarOut) {
   const float values[] = {-200.f, -90.f, -1e-20f, 0.f, 90.f, 200.f};
   const Tensor gate = Tensor::host_from<float>(DType::f32, {6}, values), ones = Tensor::host(DType::f32, {6});
   for (int i = 0; i < 6; ++i) ones.as<float>()[i] = 1;
@@ -39,7 +39,7 @@ FEWBIT_OP_TEST(GatedAct, InPlaceAndFarOut) {
   EXPECT_EQ(found.as<float>()[5], 200.f);
 }
 
-FEWBIT_OP_TEST(Add, AddsInPlace) {
+FEWBIT_DEVICE_TEST(Add, AddsInPlace) {
   for (const int64_t n : kSizes)
     for (const DType dtype : kComputeTypes) {
       const Tensor h = random_normal(dtype, {2, n}, 1), x = random_normal(dtype, {2, n}, 2), y = ex.to_device(x);

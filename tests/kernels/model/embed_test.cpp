@@ -5,7 +5,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(Embed, PicksAndScalesRows) {
+FEWBIT_DEVICE_TEST(Embed, PicksAndScalesRows) {
   const std::vector<int32_t> ids = {4, 0, 9, 9, 1};
   for (const int64_t hidden : kSizes)
     for (const DType from : {DType::f32, DType::f16, DType::bf16})

@@ -5,11 +5,12 @@
 #include "kernels/model/gated_act_grad.h"
 #include "kernels/model/norm_grad.h"
 #include "tests/kernels/model/gradient_check.h"
+#include "tests/support/devices.h"
 
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(NormGrad, AgreesWithDifferences) {
+FEWBIT_DEVICE_TEST(NormGrad, AgreesWithDifferences) {
   for (const MatrixShape s : {MatrixShape{1, 5}, MatrixShape{3, 31}, MatrixShape{2, 300}})
     for (const float offset : {0.f, 1.f})
       for (const float beta : {0.f, 1.f}) {
@@ -37,7 +38,7 @@ FEWBIT_OP_TEST(NormGrad, AgreesWithDifferences) {
       }
 }
 
-FEWBIT_OP_TEST(NormGrad, InPlace) {
+FEWBIT_DEVICE_TEST(NormGrad, InPlace) {
   const Tensor x = ex.to_device(random_normal(DType::f32, {6, 64}, 1)),
                w = ex.to_device(random_normal(DType::f32, {64}, 2)),
                dy = ex.to_device(random_normal(DType::f32, {6, 64}, 3)), dx = poisoned(ex, DType::f32, {6, 64});
@@ -46,7 +47,7 @@ FEWBIT_OP_TEST(NormGrad, InPlace) {
   EXPECT_EQ(first_difference(ex.to_host(dy), ex.to_host(dx)), "");
 }
 
-FEWBIT_OP_TEST(GatedActGrad, AgreesWithDifferences) {
+FEWBIT_DEVICE_TEST(GatedActGrad, AgreesWithDifferences) {
   for (const ActKind act : {ActKind::silu, ActKind::gelu_tanh})
     for (const int64_t n : {1, 33, 300}) {
       const Tensor gate = random_normal(DType::f32, {n}, 1, 3.f), up = random_normal(DType::f32, {n}, 2),
@@ -104,7 +105,7 @@ std::vector<double> attend(const AttentionCase& c, const std::vector<double>& q,
   return out;
 }
 
-FEWBIT_OP_TEST(AttentionGrad, AgreesWithDifferences) {
+FEWBIT_DEVICE_TEST(AttentionGrad, AgreesWithDifferences) {
   const auto args = [](int heads, int kv, int64_t window, float softcap) {
     return AttentionArgs{
         .heads = heads,
@@ -141,7 +142,7 @@ FEWBIT_OP_TEST(AttentionGrad, AgreesWithDifferences) {
 }
 
 // Several blocks of queries, against the definition's derivative along a direction.
-FEWBIT_OP_TEST(AttentionGrad, LongSequences) {
+FEWBIT_DEVICE_TEST(AttentionGrad, LongSequences) {
   for (const int64_t window : {0, 150}) {
     const AttentionCase c{1, 300, {.heads = 2, .kv_heads = 1, .head_dim = 16, .scale = 0.25f, .window = window}};
     const Tensor q = random_normal(DType::f32, {300, 32}, 1), k = random_normal(DType::f32, {300, 16}, 2),

@@ -24,7 +24,7 @@ std::vector<double> turned(const std::vector<double>& x, int64_t run) {
   return y;
 }
 
-FEWBIT_OP_TEST(Hadamard, TurnsRunsOfQueriesAndKeys) {
+FEWBIT_DEVICE_TEST(Hadamard, TurnsRunsOfQueriesAndKeys) {
   for (const auto& [head_dim, run] : {std::pair<int64_t, int64_t>{64, 64}, {80, 16}, {96, 32}, {128, 128}, {256, 256}})
     for (const DType dtype : kComputeTypes) {
       EXPECT_EQ(hadamard_run(head_dim), run);
@@ -48,7 +48,7 @@ double score_error(const std::vector<double>& q, const std::vector<double>& k, i
   return sum;
 }
 
-FEWBIT_OP_TEST(Hadamard, SparesScoresTheRoundingOfSharedLargeChannels) {
+FEWBIT_DEVICE_TEST(Hadamard, SparesScoresTheRoundingOfSharedLargeChannels) {
   constexpr int64_t kTokens = 200, kHeadDim = 64;
   const auto with_large_channels = [&](uint64_t seed) {
     Tensor x = random_normal(DType::f32, {kTokens, kHeadDim}, seed);

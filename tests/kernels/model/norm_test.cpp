@@ -23,7 +23,7 @@ std::vector<double> expected_norm(const Tensor& x, const Tensor& weight, double 
   return out;
 }
 
-FEWBIT_OP_TEST(RmsNorm, MatchesTheFormula) {
+FEWBIT_DEVICE_TEST(RmsNorm, MatchesTheFormula) {
   std::vector<MatrixShape> shapes(std::begin(kMatrices), std::end(kMatrices));
   // held in registers, all but the last
   for (const int64_t cols : {2048, 4096, 5120, 8192, 14336, 20480}) shapes.push_back({2, cols});
@@ -38,7 +38,7 @@ FEWBIT_OP_TEST(RmsNorm, MatchesTheFormula) {
       }
 }
 
-FEWBIT_OP_TEST(RmsNorm, InPlaceAndAllZeroRows) {
+FEWBIT_DEVICE_TEST(RmsNorm, InPlaceAndAllZeroRows) {
   Tensor x = random_normal(DType::f32, {4, 64}, 1);
   for (int64_t c = 0; c < 64; ++c) x.as<float>()[64 + c] = 0;
   const Tensor w = random_normal(DType::f32, {64}, 2), y = ex.to_device(x);

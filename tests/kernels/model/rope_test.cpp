@@ -7,7 +7,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(Rope, RotatesPairsHalfARotationApart) {
+FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) {
   struct Case {
     int64_t heads, head_dim, rot;
   };

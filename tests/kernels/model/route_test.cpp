@@ -23,7 +23,7 @@ Routed run_route(Exec& ex, ConstTensorView logits, int64_t top_k, bool renormali
   return {{i.as<int32_t>(), i.as<int32_t>() + i.numel()}, {w.as<float>(), w.as<float>() + w.numel()}};
 }
 
-FEWBIT_OP_TEST(Route, SoftmaxThenTheLargest) {
+FEWBIT_DEVICE_TEST(Route, SoftmaxThenTheLargest) {
   for (const int64_t experts : {1, 4, 31, 32, 33, 128, 300})
     for (const int64_t top_k : {1, 2, 8, 40})
       for (const bool renormalise : {false, true}) {
@@ -56,7 +56,7 @@ FEWBIT_OP_TEST(Route, SoftmaxThenTheLargest) {
       }
 }
 
-FEWBIT_OP_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
+FEWBIT_DEVICE_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::vector<float> z = {1, 2, 2, 1, 2, -inf, nan, -inf, nan, 3, nan, 1, 0, 0, 0, 0};
   const Tensor logits = Tensor::host_from<float>(DType::f32, {4, 4}, std::span<const float>(z));
@@ -66,7 +66,7 @@ FEWBIT_OP_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
     EXPECT_EQ(std::isnan(found.weights[i]), i / 3 == 1 || i / 3 == 2) << i;  // the tokens with a NaN
 }
 
-FEWBIT_OP_TEST(ScatterAddRows, AddsWeightedRowsWhereTheyBelong) {
+FEWBIT_DEVICE_TEST(ScatterAddRows, AddsWeightedRowsWhereTheyBelong) {
   const std::vector<int32_t> rows = {6, 0, 3, 4};
   const std::vector<float> weights = {0.25f, 1.f, -2.f, 0.5f};
   for (const int64_t cols : kSizes)

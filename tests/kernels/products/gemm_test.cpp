@@ -19,7 +19,7 @@ std::vector<double> product(const std::vector<double>& x, const std::vector<doub
   return y;
 }
 
-FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
+FEWBIT_DEVICE_TEST(Gemm, MatchesTheDoubleProduct) {
   for (const ProductShape& s : kProducts)
     for (const DType dtype : kComputeTypes)
       for (const DType y_dtype : {DType::f32, dtype})
@@ -43,7 +43,7 @@ FEWBIT_OP_TEST(Gemm, MatchesTheDoubleProduct) {
         }
 }
 
-FEWBIT_OP_TEST(Matmul, EveryTransposeWithGapsAlphaAndBeta) {
+FEWBIT_DEVICE_TEST(Matmul, EveryTransposeWithGapsAlphaAndBeta) {
   struct Size {
     int64_t m, n, k;
   };

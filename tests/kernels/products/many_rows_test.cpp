@@ -49,7 +49,7 @@ void same_bits(Exec& ex, DType type, int64_t rows, int64_t in, bool add, const O
     EXPECT_EQ(first_difference(found[i], want[i]), "") << name_of(type) << " [" << rows << ", " << in << "] " << i;
 }
 
-FEWBIT_OP_TEST(ManyRows, ANormAndTheProductsAtOnce) {
+FEWBIT_DEVICE_TEST(ManyRows, ANormAndTheProductsAtOnce) {
   for (const DType type : {DType::i8, DType::f8_e4m3})
     for (const int64_t in : kWidths)
       for (const int64_t rows : kRows) {
@@ -71,7 +71,7 @@ FEWBIT_OP_TEST(ManyRows, ANormAndTheProductsAtOnce) {
       }
 }
 
-FEWBIT_OP_TEST(ManyRows, AnActivationAndTheProductsAtOnce) {
+FEWBIT_DEVICE_TEST(ManyRows, AnActivationAndTheProductsAtOnce) {
   for (const DType type : {DType::i8, DType::f8_e4m3})
     for (const int64_t in : kWidths)
       for (const int64_t rows : kRows)

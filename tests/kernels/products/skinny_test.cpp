@@ -111,7 +111,7 @@ void give_their_products(Exec& ex, std::span<const Case> cases, std::span<const 
     }
 }
 
-FEWBIT_OP_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) { give_their_products(ex, kCases, kRows); }
+FEWBIT_DEVICE_TEST(FewRows, SeveralWeightsAtOnceGiveTheirProducts) { give_their_products(ex, kCases, kRows); }
 
 // Few enough to end soon under compute-sanitizer.
 TEST(FewRows, CudaSmallProducts) {
@@ -121,7 +121,7 @@ TEST(FewRows, CudaSmallProducts) {
 }
 
 // A norm inside the product against a norm before it: the same bits.
-FEWBIT_OP_TEST(FewRows, ANormInTheProductHasTheBitsOfANormBeforeIt) {
+FEWBIT_DEVICE_TEST(FewRows, ANormInTheProductHasTheBitsOfANormBeforeIt) {
   for (const DType type : kTypes)
     for (const int64_t in : {1088, 4096}) {
       const Case c{in, {40, 16, 7}};
@@ -168,7 +168,7 @@ void rows_stand_alone(Exec& ex, DType type, const Case& c, int64_t rows) {
 }
 
 // Rows beyond the range of f16 on either side, one with a value that dwarfs the others, one of zeros, one with a NaN.
-FEWBIT_OP_TEST(FewRows, UnroundedInputsOfAnySize) {
+FEWBIT_DEVICE_TEST(FewRows, UnroundedInputsOfAnySize) {
   constexpr int64_t kIn = 1024, kOut = 48, kRowsInAll = 20;
   const Weights w(ex, {kIn, {kOut}}, DType::f16);
   Exec host = Exec::cpu();

@@ -5,6 +5,7 @@
 #include "kernels/products/dequantize.h"
 #include "kernels/quantize/round_to_grid.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/support/devices.h"
 
 namespace fewbit {
 namespace {
@@ -51,45 +52,38 @@ double weighted_error(Exec& ex, const Case& c, const Tensor& w, const Tensor& h,
   return sum;
 }
 
-TEST(ChooseF8Scales, PlainIsTheLargestOverTheLargestCode) {
-  for (const std::string& backend : backends())
-    for (const Case& c : kCases) {
-      Exec ex = Exec::from_name(backend);
-      const Tensor w = random_normal(DType::f32, {c.out, c.in}, 1), ones = random_normal(DType::f32, {c.in}, 2);
-      const Tensor s = chosen(ex, c, w, ones, false);
-      for (int64_t b = 0; b < s.rows(); ++b)
-        for (int64_t g = 0; g < s.cols(); ++g) {
-          float most = 0;
-          for (int64_t o = b * c.out_group; o < std::min(c.out, (b + 1) * c.out_group); ++o)
-            for (int64_t i = g * c.group; i < std::min(c.in, (g + 1) * c.group); ++i)
-              most = std::max(most, std::fabs(w.as<float>()[o * c.in + i]));
-          EXPECT_FLOAT_EQ(s.as<float>()[b * s.cols() + g], most / 448.f) << backend << " " << b << " " << g;
-        }
+FEWBIT_DEVICE_TEST(ChooseF8Scales, PlainIsTheLargestOverTheLargestCode) {
+  for (const Case& c : kCases) {
+    const Tensor w = random_normal(DType::f32, {c.out, c.in}, 1), ones = random_normal(DType::f32, {c.in}, 2);
+    const Tensor s = chosen(ex, c, w, ones, false);
+    for (int64_t b = 0; b < s.rows(); ++b)
+      for (int64_t g = 0; g < s.cols(); ++g) {
+        float most = 0;
+        for (int64_t o = b * c.out_group; o < std::min(c.out, (b + 1) * c.out_group); ++o)
+          for (int64_t i = g * c.group; i < std::min(c.in, (g + 1) * c.group); ++i)
+            most = std::max(most, std::fabs(w.as<float>()[o * c.in + i]));
+        EXPECT_FLOAT_EQ(s.as<float>()[b * s.cols() + g], most / 448.f) << b << " " << g;
+      }
+  }
+}
+
+FEWBIT_DEVICE_TEST(ChooseF8Scales, TheSearchNeverLosesAndIsRepresentable) {
+  for (const Case& c : kCases)
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      const Tensor w = random_normal(DType::f32, {c.out, c.in}, 3);
+      Tensor h = random_normal(DType::f32, {c.in}, 4);
+      for (int64_t i = 0; i < c.in; ++i) h.as<float>()[i] *= h.as<float>()[i];
+      const Tensor plain = chosen(ex, c, w, h, false, dtype), searched = chosen(ex, c, w, h, true, dtype);
+      EXPECT_LT(weighted_error(ex, c, w, h, searched), weighted_error(ex, c, w, h, plain)) << c.out;
+      for (int64_t i = 0; i < searched.numel(); ++i)
+        EXPECT_EQ(searched.as<float>()[i], representable_scale(searched.as<float>()[i], dtype));
     }
 }
 
-TEST(ChooseF8Scales, TheSearchNeverLosesAndIsRepresentable) {
-  for (const std::string& backend : backends())
-    for (const Case& c : kCases)
-      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-        Exec ex = Exec::from_name(backend);
-        const Tensor w = random_normal(DType::f32, {c.out, c.in}, 3);
-        Tensor h = random_normal(DType::f32, {c.in}, 4);
-        for (int64_t i = 0; i < c.in; ++i) h.as<float>()[i] *= h.as<float>()[i];
-        const Tensor plain = chosen(ex, c, w, h, false, dtype), searched = chosen(ex, c, w, h, true, dtype);
-        EXPECT_LT(weighted_error(ex, c, w, h, searched), weighted_error(ex, c, w, h, plain)) << backend << " " << c.out;
-        for (int64_t i = 0; i < searched.numel(); ++i)
-          EXPECT_EQ(searched.as<float>()[i], representable_scale(searched.as<float>()[i], dtype));
-      }
-}
-
-TEST(ChooseF8Scales, ZerosGetOne) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const Case c{3, 40, 1, 40};
-    const Tensor s = chosen(ex, c, Tensor::host_zeros(DType::f32, {3, 40}), random_normal(DType::f32, {40}, 1), true);
-    for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(s.as<float>()[i], 1.f) << backend;
-  }
+FEWBIT_DEVICE_TEST(ChooseF8Scales, ZerosGetOne) {
+  const Case c{3, 40, 1, 40};
+  const Tensor s = chosen(ex, c, Tensor::host_zeros(DType::f32, {3, 40}), random_normal(DType::f32, {40}, 1), true);
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(s.as<float>()[i], 1.f);
 }
 
 TEST(ChooseF8Scales, CudaChoosesAsTheCpu) {
@@ -104,46 +98,44 @@ TEST(ChooseF8Scales, CudaChoosesAsTheCpu) {
 }
 
 // Every E4M3 code but NaN, made a value and rounded again, is itself.
-TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
-  for (const std::string& backend : backends())
-    for (const Case& c : kCases) {
-      Exec ex = Exec::from_name(backend);
-      Tensor codes = random_codes({c.out, c.in}, 256, 7);
-      for (int64_t i = 0; i < codes.numel(); ++i) {
-        uint8_t& code = codes.as<uint8_t>()[i];
-        if ((code & 0x7f) == 0x7f) code ^= 1;
-      }
-      const Tensor scales =
-          random_normal(DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group}, 8);
-      for (int64_t i = 0; i < scales.numel(); ++i) scales.as<float>()[i] = 0.5f + std::fabs(scales.as<float>()[i]);
-      QuantizedLinear q;
-      q.spec = {
-          .grid = Grid::f8_e4m3,
-          .bits = 8,
-          .group = c.group,
-          .scale_dtype = DType::f32,
-          .out_group = c.out_group,
-      };
-      q.codes = clone_host(codes);
-      q.scales = clone_host(scales);
-      const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales);
-      const Tensor w = poisoned(ex, DType::f32, {c.out, c.in}), back = poisoned(ex, DType::u8, {c.out, c.in});
-      const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
-      dequantize(ex,
-                 {.codes = dc,
-                  .scales = ds,
-                  .levels = levels,
-                  .grid = Grid::f8_e4m3,
-                  .bits = 8,
-                  .group = c.group,
-                  .out_group = c.out_group},
-                 w);
-      EXPECT_EQ(first_difference(ex.to_host(w), dequantize_reference(q)), "") << backend;
-      round_to_grid(
-          ex, w,
-          {.codes = back, .scales = ds, .grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .out_group = c.out_group});
-      EXPECT_EQ(first_difference(ex.to_host(back), codes), "") << backend;
+FEWBIT_DEVICE_TEST(RoundToGrid, InvertsDequantizeOnTheE4m3Grid) {
+  for (const Case& c : kCases) {
+    Tensor codes = random_codes({c.out, c.in}, 256, 7);
+    for (int64_t i = 0; i < codes.numel(); ++i) {
+      uint8_t& code = codes.as<uint8_t>()[i];
+      if ((code & 0x7f) == 0x7f) code ^= 1;
     }
+    const Tensor scales =
+        random_normal(DType::f32, {(c.out + c.out_group - 1) / c.out_group, (c.in + c.group - 1) / c.group}, 8);
+    for (int64_t i = 0; i < scales.numel(); ++i) scales.as<float>()[i] = 0.5f + std::fabs(scales.as<float>()[i]);
+    QuantizedLinear q;
+    q.spec = {
+        .grid = Grid::f8_e4m3,
+        .bits = 8,
+        .group = c.group,
+        .scale_dtype = DType::f32,
+        .out_group = c.out_group,
+    };
+    q.codes = clone_host(codes);
+    q.scales = clone_host(scales);
+    const Tensor dc = ex.to_device(codes), ds = ex.to_device(scales);
+    const Tensor w = poisoned(ex, DType::f32, {c.out, c.in}), back = poisoned(ex, DType::u8, {c.out, c.in});
+    const Tensor levels = ex.to_device(code_levels(Grid::f8_e4m3));
+    dequantize(ex,
+               {.codes = dc,
+                .scales = ds,
+                .levels = levels,
+                .grid = Grid::f8_e4m3,
+                .bits = 8,
+                .group = c.group,
+                .out_group = c.out_group},
+               w);
+    EXPECT_EQ(first_difference(ex.to_host(w), dequantize_reference(q)), "");
+    round_to_grid(
+        ex, w,
+        {.codes = back, .scales = ds, .grid = Grid::f8_e4m3, .bits = 8, .group = c.group, .out_group = c.out_group});
+    EXPECT_EQ(first_difference(ex.to_host(back), codes), "");
+  }
 }
 
 }  // namespace

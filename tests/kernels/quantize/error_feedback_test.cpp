@@ -7,6 +7,7 @@
 #include "kernels/quantize/group_search.h"
 #include "kernels/statistics/gram_loss.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/support/devices.h"
 
 namespace fewbit {
 namespace {
@@ -191,22 +192,17 @@ std::vector<bool> equal_rows(const Result& a, const Result& b) {
 }
 
 // Each case is a test of its own, so that the slow checkers of a GPU can take the small ones.
-class ErrorFeedbackOn : public testing::TestWithParam<std::tuple<LoopCase, const char*>> {
+class ErrorFeedbackOn : public CasesOnDevices<LoopCase> {
  protected:
-  void SetUp() override {
-    if (device() == "cuda") FEWBIT_NEEDS_GPU();
-  }
-  const LoopCase& c() const { return std::get<0>(GetParam()); }
-  std::string device() const { return std::get<1>(GetParam()); }
+  static const LoopCase& c() { return the_case(); }
 };
-INSTANTIATE_TEST_SUITE_P(Cases, ErrorFeedbackOn,
-                         testing::Combine(testing::ValuesIn(setups()), testing::Values("cpu", "cuda")),
+INSTANTIATE_TEST_SUITE_P(Cases, ErrorFeedbackOn, testing::Combine(testing::ValuesIn(setups()), every_device()),
                          [](const auto& info) {
                            return std::get<0>(info.param).str() + "_" + std::get<1>(info.param);
                          });
 
 TEST_P(ErrorFeedbackOn, CodesAreThoseOfTheTextbookLoop) {
-  Exec ex = Exec::from_name(device());
+  Exec ex = exec();
   const Tensor h = correlated_gram(c().in, 150, 21), w = random_normal(DType::f32, {c().out, c().in}, 22, 0.05f);
   const float lambda = 0.01f * mean_diagonal(h);
   const Result want = textbook(c(), w, h, lambda), got = run(ex, c(), w, h, lambda);
@@ -223,7 +219,7 @@ TEST_P(ErrorFeedbackOn, CodesAreThoseOfTheTextbookLoop) {
 }
 
 TEST_P(ErrorFeedbackOn, TheSumOfSquaresIsTheTrace) {
-  Exec ex = Exec::from_name(device());
+  Exec ex = exec();
   const Tensor h = correlated_gram(c().in, 150, 31), w = random_normal(DType::f32, {c().out, c().in}, 32, 0.05f);
   const float lambda = 0.01f * mean_diagonal(h);
   const Result got = run(ex, c(), w, h, lambda);
@@ -240,52 +236,45 @@ TEST_P(ErrorFeedbackOn, TheSumOfSquaresIsTheTrace) {
 }
 
 // Where a row is one group, no other rule over the same candidates can end with less.
-TEST(ErrorFeedback, TheLoopGridIsTheBestOfItsList) {
-  for (const std::string& backend : backends())
-    for (const bool symmetric : {true, false}) {
-      Exec ex = Exec::from_name(backend);
-      const Tensor h = correlated_gram(96, 150, 41), w = random_normal(DType::f32, {40, 96}, 42, 0.05f);
-      const float lambda = 0.01f * mean_diagonal(h);
-      LoopCase s{.out = 40, .in = 96, .group = 96, .bits = 3, .symmetric = symmetric};
-      const Result by_diagonal = run(ex, s, w, h, lambda);
-      s.rule = ScaleRule::loop_grid;
-      const Result by_loop = run(ex, s, w, h, lambda);
-      EXPECT_LT(total(by_loop.loss), 0.98 * total(by_diagonal.loss)) << backend;
-      for (int64_t o = 0; o < s.out; ++o)
-        EXPECT_LE(by_loop.loss.as<double>()[o], by_diagonal.loss.as<double>()[o] * (1 + tol::kLossIdentity))
-            << backend << " row " << o;
-    }
+FEWBIT_DEVICE_TEST(ErrorFeedback, TheLoopGridIsTheBestOfItsList) {
+  for (const bool symmetric : {true, false}) {
+    const Tensor h = correlated_gram(96, 150, 41), w = random_normal(DType::f32, {40, 96}, 42, 0.05f);
+    const float lambda = 0.01f * mean_diagonal(h);
+    LoopCase s{.out = 40, .in = 96, .group = 96, .bits = 3, .symmetric = symmetric};
+    const Result by_diagonal = run(ex, s, w, h, lambda);
+    s.rule = ScaleRule::loop_grid;
+    const Result by_loop = run(ex, s, w, h, lambda);
+    EXPECT_LT(total(by_loop.loss), 0.98 * total(by_diagonal.loss));
+    for (int64_t o = 0; o < s.out; ++o)
+      EXPECT_LE(by_loop.loss.as<double>()[o], by_diagonal.loss.as<double>()[o] * (1 + tol::kLossIdentity))
+          << "row " << o;
+  }
 }
 
-TEST(GramLoss, IsTheTraceRowByRow) {
-  for (const std::string& backend : backends())
-    for (const int64_t n : {1, 33, 150}) {
-      Exec ex = Exec::from_name(backend);
-      const Tensor a = random_normal(DType::f32, {70, n}, 1), b = random_normal(DType::f32, {70, n}, 2);
-      const Tensor h = correlated_gram(n, 200, 3);
-      const Tensor loss = poisoned(ex, DType::f64, {70});
-      gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss);
-      const double want = trace_loss(a, b, widened(h));
-      EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Op * want) << backend;
-      gram_loss(ex, ex.to_device(a), ex.to_device(a), ex.to_device(h), loss);
-      EXPECT_EQ(total(ex.to_host(loss)), 0) << backend;
-    }
+FEWBIT_DEVICE_TEST(GramLoss, IsTheTraceRowByRow) {
+  for (const int64_t n : {1, 33, 150}) {
+    const Tensor a = random_normal(DType::f32, {70, n}, 1), b = random_normal(DType::f32, {70, n}, 2);
+    const Tensor h = correlated_gram(n, 200, 3);
+    const Tensor loss = poisoned(ex, DType::f64, {70});
+    gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss);
+    const double want = trace_loss(a, b, widened(h));
+    EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Op * want);
+    gram_loss(ex, ex.to_device(a), ex.to_device(a), ex.to_device(h), loss);
+    EXPECT_EQ(total(ex.to_host(loss)), 0);
+  }
 }
 
 // Where large terms cancel, f32 sums would lose the value.
-TEST(GramLoss, SurvivesCancellation) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const int64_t n = 64;
-    Tensor h = Tensor::host(DType::f32, {n, n}), a = Tensor::host(DType::f32, {1, n});
-    for (int64_t i = 0; i < n; ++i) {
-      a.as<float>()[i] = i % 2 ? 1.f : -1.f;
-      for (int64_t j = 0; j < n; ++j) h.as<float>()[i * n + j] = 4194304.f + (i == j ? 1.f : 0.f);
-    }
-    const Tensor loss = poisoned(ex, DType::f64, {1});
-    gram_loss(ex, ex.to_device(a), ex.alloc_zeros(DType::f32, {1, n}), ex.to_device(h), loss);
-    EXPECT_DOUBLE_EQ(total(ex.to_host(loss)), static_cast<double>(n)) << backend;
+FEWBIT_DEVICE_TEST(GramLoss, SurvivesCancellation) {
+  const int64_t n = 64;
+  Tensor h = Tensor::host(DType::f32, {n, n}), a = Tensor::host(DType::f32, {1, n});
+  for (int64_t i = 0; i < n; ++i) {
+    a.as<float>()[i] = i % 2 ? 1.f : -1.f;
+    for (int64_t j = 0; j < n; ++j) h.as<float>()[i * n + j] = 4194304.f + (i == j ? 1.f : 0.f);
   }
+  const Tensor loss = poisoned(ex, DType::f64, {1});
+  gram_loss(ex, ex.to_device(a), ex.alloc_zeros(DType::f32, {1, n}), ex.to_device(h), loss);
+  EXPECT_DOUBLE_EQ(total(ex.to_host(loss)), static_cast<double>(n));
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ struct Bench {
 };
 
 // In the beginning the values are those of the codes, and codes and scales come back as they were.
-FEWBIT_OP_TEST(LearnedGrid, BeginsAtTheCodes) {
+FEWBIT_DEVICE_TEST(LearnedGrid, BeginsAtTheCodes) {
   for (const bool symmetric : {true, false})
     for (const int64_t group : {32, 48, 200}) {
       Bench b(ex, 7, 200, 3, group, symmetric);
@@ -61,7 +61,7 @@ FEWBIT_OP_TEST(LearnedGrid, BeginsAtTheCodes) {
 }
 
 // Two steps of the formulas, in double.
-FEWBIT_OP_TEST(LearnedGrid, StepsFollowTheFormulas) {
+FEWBIT_DEVICE_TEST(LearnedGrid, StepsFollowTheFormulas) {
   const int64_t out = 5, in = 100, group = 48, groups = 3;
   Bench b(ex, out, in, 3, group, true);
   learned_start(ex, b.codes, b.grid());

@@ -3,6 +3,7 @@
 #include "kernels/quantize/choose_scales.h"
 #include "kernels/quantize/round_to_grid.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/support/devices.h"
 
 namespace fewbit {
 namespace {
@@ -67,98 +68,90 @@ std::vector<State> states() {
           {.out = 70, .in = 1100, .group = 128}};
 }
 
-TEST(Refine, EveryStepLowersTheLoss) {
-  for (const std::string& backend : backends())
-    for (const State& s : states()) {
-      Exec ex = Exec::from_name(backend);
-      Coded q(ex, s, 11);
-      const double start = q.loss();
+FEWBIT_DEVICE_TEST(Refine, EveryStepLowersTheLoss) {
+  for (const State& s : states()) {
+    Coded q(ex, s, 11);
+    const double start = q.loss();
+    refit_scales(ex, q.args(), q.view());
+    const double refitted = q.loss();
+    EXPECT_LT(refitted, start);
+    descend_codes(ex, q.args(), q.view());
+    const double descended = q.loss();
+    EXPECT_LT(descended, 0.9 * refitted);
+    for (int round = 0; round < 3; ++round) {
+      const double before = q.loss();
       refit_scales(ex, q.args(), q.view());
-      const double refitted = q.loss();
-      EXPECT_LT(refitted, start) << backend;
+      const double between = q.loss();
       descend_codes(ex, q.args(), q.view());
-      const double descended = q.loss();
-      EXPECT_LT(descended, 0.9 * refitted) << backend;
-      for (int round = 0; round < 3; ++round) {
-        const double before = q.loss();
-        refit_scales(ex, q.args(), q.view());
-        const double between = q.loss();
-        descend_codes(ex, q.args(), q.view());
-        EXPECT_LE(between, before * (1 + tol::kF32Op)) << backend;
-        EXPECT_LE(q.loss(), between * (1 + tol::kF32Op)) << backend;
-      }
+      EXPECT_LE(between, before * (1 + tol::kF32Op));
+      EXPECT_LE(q.loss(), between * (1 + tol::kF32Op));
     }
+  }
 }
 
 // After enough passes no single code can be improved: the definition of the descent's fixed point.
-TEST(Refine, DescentEndsWhereNoCodeCanImprove) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const State s{.out = 3, .in = 140, .group = 64};
-    Coded q(ex, s, 5);
-    for (int i = 0; i < 60; ++i) descend_codes(ex, q.args(), q.view());
-    const Tensor codes = ex.to_host(q.codes), scales = ex.to_host(q.scales);
-    for (int64_t o = 0; o < s.out; ++o) {
-      std::vector<double> delta(static_cast<size_t>(s.in));
-      for (int64_t i = 0; i < s.in; ++i)
-        delta[static_cast<size_t>(i)] = q.target.as<float>()[o * s.in + i] -
-                                        (codes.as<uint8_t>()[o * s.in + i] - 8.0) * scales.as<float>()[o * 3 + i / 64];
-      for (int64_t j = 0; j < s.in; ++j) {
-        double p = 0;
-        for (int64_t i = 0; i < s.in; ++i) p += delta[static_cast<size_t>(i)] * q.hd[static_cast<size_t>(i * s.in + j)];
-        const double hjj = q.hd[static_cast<size_t>(j * s.in + j)];
-        for (int step : {-1, 1}) {
-          const int code = codes.as<uint8_t>()[o * s.in + j] + step;
-          if (code < 0 || code > 15) continue;
-          const double change = step * static_cast<double>(scales.as<float>()[o * 3 + j / 64]);
-          EXPECT_LT(change * (2 * p - change * hjj), tol::kLossIdentity * change * change * hjj) << backend;
-        }
+FEWBIT_DEVICE_TEST(Refine, DescentEndsWhereNoCodeCanImprove) {
+  const State s{.out = 3, .in = 140, .group = 64};
+  Coded q(ex, s, 5);
+  for (int i = 0; i < 60; ++i) descend_codes(ex, q.args(), q.view());
+  const Tensor codes = ex.to_host(q.codes), scales = ex.to_host(q.scales);
+  for (int64_t o = 0; o < s.out; ++o) {
+    std::vector<double> delta(static_cast<size_t>(s.in));
+    for (int64_t i = 0; i < s.in; ++i)
+      delta[static_cast<size_t>(i)] = q.target.as<float>()[o * s.in + i] -
+                                      (codes.as<uint8_t>()[o * s.in + i] - 8.0) * scales.as<float>()[o * 3 + i / 64];
+    for (int64_t j = 0; j < s.in; ++j) {
+      double p = 0;
+      for (int64_t i = 0; i < s.in; ++i) p += delta[static_cast<size_t>(i)] * q.hd[static_cast<size_t>(i * s.in + j)];
+      const double hjj = q.hd[static_cast<size_t>(j * s.in + j)];
+      for (int step : {-1, 1}) {
+        const int code = codes.as<uint8_t>()[o * s.in + j] + step;
+        if (code < 0 || code > 15) continue;
+        const double change = step * static_cast<double>(scales.as<float>()[o * 3 + j / 64]);
+        EXPECT_LT(change * (2 * p - change * hjj), tol::kLossIdentity * change * change * hjj);
       }
     }
   }
 }
 
 // The refit is the least-squares solution: scales that were spoiled come back.
-TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
-  for (const std::string& backend : backends())
-    for (const bool scattered : {false, true}) {
-      Exec ex = Exec::from_name(backend);
-      const State s{.group = 100, .scattered = scattered};
-      Coded q(ex, s, 8);
-      const Tensor values = ex.alloc(DType::f32, {s.out, s.in});
-      dequantize(ex, read_only(q.view()), values);
-      const Tensor truth = ex.to_host(q.scales);
-      Tensor spoiled = clone_host(truth);
-      for (int64_t i = 0; i < spoiled.numel(); ++i)
-        spoiled.as<float>()[i] = representable_scale(spoiled.as<float>()[i] * 1.3f, DType::f16);
-      RefineArgs args = q.args();
-      args.target = values;
-      const Tensor scales = ex.to_device(spoiled);
-      MutableCodedView view = q.view();
-      view.scales = scales;
-      refit_scales(ex, args, view);
-      EXPECT_EQ(first_difference(ex.to_host(scales), truth), "") << backend;
-      // Nothing is left to gain: the codes stay.
-      const Tensor before = ex.to_host(q.codes);
-      descend_codes(ex, args, view);
-      EXPECT_EQ(first_difference(ex.to_host(q.codes), before), "") << backend;
-    }
+FEWBIT_DEVICE_TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
+  for (const bool scattered : {false, true}) {
+    const State s{.group = 100, .scattered = scattered};
+    Coded q(ex, s, 8);
+    const Tensor values = ex.alloc(DType::f32, {s.out, s.in});
+    dequantize(ex, read_only(q.view()), values);
+    const Tensor truth = ex.to_host(q.scales);
+    Tensor spoiled = clone_host(truth);
+    for (int64_t i = 0; i < spoiled.numel(); ++i)
+      spoiled.as<float>()[i] = representable_scale(spoiled.as<float>()[i] * 1.3f, DType::f16);
+    RefineArgs args = q.args();
+    args.target = values;
+    const Tensor scales = ex.to_device(spoiled);
+    MutableCodedView view = q.view();
+    view.scales = scales;
+    refit_scales(ex, args, view);
+    EXPECT_EQ(first_difference(ex.to_host(scales), truth), "");
+    // Nothing is left to gain: the codes stay.
+    const Tensor before = ex.to_host(q.codes);
+    descend_codes(ex, args, view);
+    EXPECT_EQ(first_difference(ex.to_host(q.codes), before), "");
+  }
 }
 
-TEST(Refine, AGroupOfZeroLevelsKeepsItsScale) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const State s{.group = 100};
-    Coded q(ex, s, 9);
-    Tensor codes = ex.to_host(q.codes);
-    for (int64_t i = 100; i < 200; ++i) codes.as<uint8_t>()[i] = 8;
-    const Tensor before = ex.to_host(q.scales);
-    ex.copy(codes, q.codes);
-    refit_scales(ex, q.args(), q.view());
-    const Tensor after = ex.to_host(q.scales);
-    EXPECT_EQ(after.as<float>()[1], before.as<float>()[1]);
-    EXPECT_NE(after.as<float>()[0], before.as<float>()[0]);
-  }
+FEWBIT_DEVICE_TEST(Refine, AGroupOfZeroLevelsKeepsItsScale) {
+  const State s{.group = 100};
+  Coded q(ex, s, 9);
+  Tensor codes = ex.to_host(q.codes);
+  for (int64_t i = 100; i < 200; ++i) codes.as<uint8_t>()[i] = 8;
+  const Tensor before = ex.to_host(q.scales);
+  const Tensor changed = ex.to_device(codes);
+  MutableCodedView view = q.view();
+  view.codes = changed;
+  refit_scales(ex, q.args(), view);
+  const Tensor after = ex.to_host(q.scales);
+  EXPECT_EQ(after.as<float>()[1], before.as<float>()[1]);
+  EXPECT_NE(after.as<float>()[0], before.as<float>()[0]);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ double error_of_group(const Rounded& r, const Tensor& w, const QuantSpec& spec, 
   return error;
 }
 
-FEWBIT_OP_TEST(RoundFp4, PublishedRules) {
+FEWBIT_DEVICE_TEST(RoundFp4, PublishedRules) {
   const Tensor w = random_normal(DType::f32, {kOut, kIn}, 1, 0.05f);
   const float global = 0x1p-12f;
   for (const QuantSpec& spec : {kNvfp4, kMxfp4}) {
@@ -64,7 +64,7 @@ FEWBIT_OP_TEST(RoundFp4, PublishedRules) {
   }
 }
 
-FEWBIT_OP_TEST(RoundFp4, ASearchLowersTheErrorOfEveryGroup) {
+FEWBIT_DEVICE_TEST(RoundFp4, ASearchLowersTheErrorOfEveryGroup) {
   const Tensor w = random_normal(DType::f32, {kOut, kIn}, 2, 0.05f);
   Tensor h = random_normal(DType::f32, {kIn}, 3);
   for (int64_t i = 0; i < kIn; ++i) h.as<float>()[i] = std::exp(h.as<float>()[i]);
@@ -84,7 +84,7 @@ FEWBIT_OP_TEST(RoundFp4, ASearchLowersTheErrorOfEveryGroup) {
   }
 }
 
-FEWBIT_OP_TEST(RoundFp4, ZerosHugeAndTinyWeights) {
+FEWBIT_DEVICE_TEST(RoundFp4, ZerosHugeAndTinyWeights) {
   Tensor w = Tensor::host_zeros(DType::f32, {3, 32});
   for (int64_t i = 0; i < 32; ++i) w.as<float>()[32 + i] = i % 2 ? 1e30f : -1e30f;
   for (int64_t i = 0; i < 32; ++i) w.as<float>()[64 + i] = i % 2 ? 1e-30f : -1e-30f;

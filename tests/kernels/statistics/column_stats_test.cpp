@@ -27,7 +27,7 @@ Expected by_definition(const std::vector<double>& x, int64_t cols, double before
   return e;
 }
 
-FEWBIT_OP_TEST(ColumnStats, MatchesTheDefinition) {
+FEWBIT_DEVICE_TEST(ColumnStats, MatchesTheDefinition) {
   constexpr float kBefore = 0.25f;  // results are merged into what the outputs hold
   for (const DType dtype : kComputeTypes)
     for (const int64_t rows : {int64_t{1}, kColumnChunk - 1, 2 * kColumnChunk + 3})
@@ -48,7 +48,7 @@ FEWBIT_OP_TEST(ColumnStats, MatchesTheDefinition) {
       }
 }
 
-FEWBIT_OP_TEST(ColumnStats, DividesByTheUnitOfTheGroup) {
+FEWBIT_DEVICE_TEST(ColumnStats, DividesByTheUnitOfTheGroup) {
   constexpr int64_t kRows = 600, kCols = 70, kGroup = 32;
   const Tensor x = random_normal(DType::f32, {kRows, kCols}, 12);
   const Tensor unit = random_normal(DType::f32, {kRows, 3}, 13);

@@ -1,6 +1,7 @@
 #include "kernels/statistics/gram.h"
 
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/support/devices.h"
 
 namespace fewbit {
 namespace {
@@ -28,49 +29,41 @@ double error_against(const Tensor& got, const Matrix& want) {
   return std::sqrt(diff / norm);
 }
 
-TEST(Gram, SumsOuterProductsOntoWhatIsThere) {
-  for (const std::string& backend : backends())
-    for (const DType dtype : {DType::f32, DType::bf16})
-      for (const int64_t n : {1, 33, 130, 300}) {
-        Exec ex = Exec::from_name(backend);
-        const Tensor x = random_normal(dtype, {70, n}, 3), y = random_normal(dtype, {70, n}, 4);
-        const Tensor g = ex.alloc_zeros(DType::f32, {n, n}), d = ex.alloc_zeros(DType::f32, {n, n});
-        const Tensor dx = ex.to_device(x), dy = ex.to_device(y);
-        gram(ex, dx, g);
-        cross_gram(ex, dx, dy, d);
-        EXPECT_LT(error_against(ex.to_host(g), product_reference(x, x)), tol::kF32Op) << backend << " " << n;
-        EXPECT_LT(error_against(ex.to_host(d), product_reference(x, y)), tol::kF32Op) << backend << " " << n;
-        gram(ex, dx, g);
-        Matrix twice = product_reference(x, x);
-        for (double& v : twice) v *= 2;
-        EXPECT_LT(error_against(ex.to_host(g), twice), tol::kF32Op) << backend << " " << n;
-      }
+FEWBIT_DEVICE_TEST(Gram, SumsOuterProductsOntoWhatIsThere) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int64_t n : {1, 33, 130, 300}) {
+      const Tensor x = random_normal(dtype, {70, n}, 3), y = random_normal(dtype, {70, n}, 4);
+      const Tensor g = ex.alloc_zeros(DType::f32, {n, n}), d = ex.alloc_zeros(DType::f32, {n, n});
+      const Tensor dx = ex.to_device(x), dy = ex.to_device(y);
+      gram(ex, dx, g);
+      cross_gram(ex, dx, dy, d);
+      EXPECT_LT(error_against(ex.to_host(g), product_reference(x, x)), tol::kF32Op) << n;
+      EXPECT_LT(error_against(ex.to_host(d), product_reference(x, y)), tol::kF32Op) << n;
+      gram(ex, dx, g);
+      Matrix twice = product_reference(x, x);
+      for (double& v : twice) v *= 2;
+      EXPECT_LT(error_against(ex.to_host(g), twice), tol::kF32Op) << n;
+    }
 }
 
-TEST(Gram, IsSymmetricToTheBit) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const int64_t n = 1100;  // more than one tile on either back end
-    const Tensor x = ex.to_device(random_normal(DType::bf16, {50, n}, 8));
-    const Tensor g = ex.alloc_zeros(DType::f32, {n, n});
-    gram(ex, x, g);
-    const Tensor h = ex.to_host(g);
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < i; ++j) ASSERT_EQ(h.as<float>()[i * n + j], h.as<float>()[j * n + i]) << backend;
-  }
+FEWBIT_DEVICE_TEST(Gram, IsSymmetricToTheBit) {
+  const int64_t n = 1100;  // more than one tile on either back end
+  const Tensor x = ex.to_device(random_normal(DType::bf16, {50, n}, 8));
+  const Tensor g = ex.alloc_zeros(DType::f32, {n, n});
+  gram(ex, x, g);
+  const Tensor h = ex.to_host(g);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < i; ++j) ASSERT_EQ(h.as<float>()[i * n + j], h.as<float>()[j * n + i]);
 }
 
-TEST(Gram, BitsDoNotDependOnHowChunksAreBatched) {
-  for (const std::string& backend : backends()) {
-    Exec ex = Exec::from_name(backend);
-    const int64_t n = 70, tokens = 2 * kGramChunk + 11;
-    const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 5));
-    const Tensor whole = ex.alloc_zeros(DType::f32, {n, n}), parts = ex.alloc_zeros(DType::f32, {n, n});
-    gram(ex, x, whole);
-    gram(ex, x.view().row_range(0, kGramChunk), parts);
-    gram(ex, x.view().row_range(kGramChunk, tokens), parts);
-    EXPECT_EQ(first_difference(ex.to_host(whole), ex.to_host(parts)), "") << backend;
-  }
+FEWBIT_DEVICE_TEST(Gram, BitsDoNotDependOnHowChunksAreBatched) {
+  const int64_t n = 70, tokens = 2 * kGramChunk + 11;
+  const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 5));
+  const Tensor whole = ex.alloc_zeros(DType::f32, {n, n}), parts = ex.alloc_zeros(DType::f32, {n, n});
+  gram(ex, x, whole);
+  gram(ex, x.view().row_range(0, kGramChunk), parts);
+  gram(ex, x.view().row_range(kGramChunk, tokens), parts);
+  EXPECT_EQ(first_difference(ex.to_host(whole), ex.to_host(parts)), "");
 }
 
 }  // namespace

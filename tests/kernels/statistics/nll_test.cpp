@@ -7,7 +7,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_OP_TEST(Nll, MatchesTheLogSumExp) {
+FEWBIT_DEVICE_TEST(Nll, MatchesTheLogSumExp) {
   for (const int64_t vocab : kSizes)
     for (const float softcap : {0.f, 3.f}) {
       const int64_t rows = 7;
@@ -30,14 +30,14 @@ FEWBIT_OP_TEST(Nll, MatchesTheLogSumExp) {
     }
 }
 
-FEWBIT_OP_TEST(Nll, LargeLogitsDoNotOverflow) {
+FEWBIT_DEVICE_TEST(Nll, LargeLogitsDoNotOverflow) {
   const float values[] = {1e4f, 1e4f, -1e4f};
   const Tensor out = poisoned(ex, DType::f32, {1});
   nll(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {1, 3}, values)), ex.to_device(host_i32({1})), 0.f, out);
   EXPECT_LE(error_of(ex, out, {std::log(2.0)}), tol::kF32Op);
 }
 
-FEWBIT_OP_TEST(CapLogits, MatchesTheFormulaInPlace) {
+FEWBIT_DEVICE_TEST(CapLogits, MatchesTheFormulaInPlace) {
   for (const int64_t vocab : kSizes) {
     const Tensor logits = random_normal(DType::f32, {3, vocab}, 1, 40.f), found = ex.to_device(logits);
     cap_logits(ex, 30.f, found);
@@ -47,7 +47,7 @@ FEWBIT_OP_TEST(CapLogits, MatchesTheFormulaInPlace) {
   }
 }
 
-FEWBIT_OP_TEST(Argmax, TakesTheFirstAmongEquals) {
+FEWBIT_DEVICE_TEST(Argmax, TakesTheFirstAmongEquals) {
   for (const int64_t vocab : kSizes) {
     const int64_t rows = 5;
     Tensor logits = random_normal(DType::f32, {rows, vocab}, 1);
@@ -64,7 +64,7 @@ FEWBIT_OP_TEST(Argmax, TakesTheFirstAmongEquals) {
 }
 
 // A row of a vocabulary that several blocks share, again and again: what they count with is left as it was.
-FEWBIT_OP_TEST(Argmax, OfLongRowsOneAfterAnother) {
+FEWBIT_DEVICE_TEST(Argmax, OfLongRowsOneAfterAnother) {
   constexpr int64_t kVocab = 128256;
   const Tensor ids = poisoned(ex, DType::i32, {2});
   for (const int64_t rows : {1, 2, 1})
@@ -83,7 +83,7 @@ FEWBIT_OP_TEST(Argmax, OfLongRowsOneAfterAnother) {
   EXPECT_EQ(ex.to_host(ids).as<int32_t>()[0], 0);
 }
 
-FEWBIT_OP_TEST(Advance, AddsToEveryPosition) {
+FEWBIT_DEVICE_TEST(Advance, AddsToEveryPosition) {
   const Tensor values = ex.to_device(host_i32({0, 5, -3}));
   advance(ex, values, 2);
   const Tensor found = ex.to_host(values);

@@ -2,13 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
 
-void expect_definition(Exec ex) {
+void expect_definition(Exec& ex) {
   for (const int64_t rows : {1, 31, 64})
     for (const int64_t cols : {1, 33, 257, 1024}) {
       const Tensor a = random_normal(DType::f32, {rows, cols}, 5), b = random_normal(DType::f32, {rows, cols}, 6);
@@ -29,11 +30,7 @@ void expect_definition(Exec ex) {
     }
 }
 
-TEST(SquaredError, MatchesTheDefinition) { expect_definition(Exec::cpu()); }
-TEST(SquaredError, CudaMatchesTheDefinition) {
-  FEWBIT_NEEDS_GPU();
-  expect_definition(Exec::cuda(0));
-}
+FEWBIT_DEVICE_TEST(SquaredError, MatchesTheDefinition) { expect_definition(ex); }
 
 }  // namespace
 }  // namespace fewbit::test

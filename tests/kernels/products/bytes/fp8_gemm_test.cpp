@@ -65,7 +65,7 @@ void every_shape(Exec& ex) {
       }
 }
 
-FEWBIT_OP_TEST(Fp8Gemm, MatchesTheDoubleProduct) { every_shape(ex); }
+FEWBIT_DEVICE_TEST(Fp8Gemm, MatchesTheDoubleProduct) { every_shape(ex); }
 
 TEST(Fp8Gemm, OneRowKeepsANanOfTheWeight) {
   Exec ex = Exec::cpu();

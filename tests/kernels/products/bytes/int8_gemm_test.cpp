@@ -42,7 +42,7 @@ void matches(Exec& ex, const ProductShape& s, DType dtype, DType y_dtype, bool w
       << name_of(dtype) << " to " << name_of(y_dtype) << " [" << s.rows << ", " << s.in << "] -> " << s.out;
 }
 
-FEWBIT_OP_TEST(Int8Gemm, MatchesTheExactProduct) {
+FEWBIT_DEVICE_TEST(Int8Gemm, MatchesTheExactProduct) {
   for (const DType dtype : kComputeTypes)
     for (const DType y_dtype : {DType::f32, dtype})
       for (const bool with_bias : {false, true}) {

@@ -34,7 +34,7 @@ double code_value(ConstTensorView codes, int64_t i) {
   return codes.dtype == DType::i8 ? codes.as<int8_t>()[i] : f8_e4m3_to_f32(codes.as<uint8_t>()[i]);
 }
 
-FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
+FEWBIT_DEVICE_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
   for (const MatrixShape& s : kMatrices)
     for (const DType dtype : kComputeTypes)
       for (const RowQuant& q : kQuants) {
@@ -67,7 +67,7 @@ FEWBIT_OP_TEST(QuantizeRows, NearestCodesUnderTheRowsOwnScale) {
 }
 
 // f16 under a power of two: the values themselves, however large or small.
-FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
+FEWBIT_DEVICE_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
   Tensor x = random_normal(DType::bf16, {7, 97}, 6);
   const float factors[] = {1, 3e38f / 8, 1e-38f, 1e-30f, 0, 1e9f, 1};
   for (int64_t r = 0; r < 7; ++r)
@@ -90,7 +90,7 @@ FEWBIT_OP_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
   }
 }
 
-FEWBIT_OP_TEST(QuantizeRows, ZerosNaNsAndGroups) {
+FEWBIT_DEVICE_TEST(QuantizeRows, ZerosNaNsAndGroups) {
   const int64_t in = 256;
   Tensor x = Tensor::host_zeros(DType::f32, {3, in});
   x.as<float>()[in + 7] = NAN;
@@ -109,7 +109,7 @@ FEWBIT_OP_TEST(QuantizeRows, ZerosNaNsAndGroups) {
   EXPECT_EQ(ex.to_host(codes).as<int8_t>()[2 * in + 200], 127) << "saturates";
 }
 
-FEWBIT_OP_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
+FEWBIT_DEVICE_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
   for (const DType dtype : kComputeTypes) {
     const Tensor x = random_normal(dtype, {9, 64}, 1), w = random_normal(dtype, {45, 64}, 2),
                  bias = random_normal(dtype, {45}, 3);
@@ -123,7 +123,7 @@ FEWBIT_OP_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
   }
 }
 
-FEWBIT_OP_TEST(QuantizeRows, RoundedGemmWithAnF32WeightRoundsOnce) {
+FEWBIT_DEVICE_TEST(QuantizeRows, RoundedGemmWithAnF32WeightRoundsOnce) {
   const Tensor x = random_normal(DType::bf16, {9, 64}, 1), w = random_normal(DType::f32, {45, 64}, 2);
   const Tensor bias = random_normal(DType::f32, {45}, 3);
   const Tensor dx = ex.to_device(x), dw = ex.to_device(w), db = ex.to_device(bias);

@@ -68,7 +68,7 @@ std::vector<QuantizedLinear> linears() {
   return out;
 }
 
-FEWBIT_OP_TEST(MarlinGemm, EveryRowCountEqualsTheDequantizedProduct) {
+FEWBIT_DEVICE_TEST(MarlinGemm, EveryRowCountEqualsTheDequantizedProduct) {
   std::vector<int64_t> row_counts = {33, 64, 65, 100, 129};
   for (int64_t r = 1; r <= 17; ++r) row_counts.push_back(r);
   for (const QuantizedLinear& q : linears()) {
@@ -88,7 +88,7 @@ FEWBIT_OP_TEST(MarlinGemm, EveryRowCountEqualsTheDequantizedProduct) {
   }
 }
 
-FEWBIT_OP_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
+FEWBIT_DEVICE_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
   const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 512, 1024, 9);
   const OnDevice d = upload(ex, q);
   for (const int64_t rows : {1, 5, 16, 40, 150}) {
@@ -100,7 +100,7 @@ FEWBIT_OP_TEST(MarlinGemm, TwoRunsGiveTheSameBits) {
   }
 }
 
-FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
+FEWBIT_DEVICE_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
   std::vector<QuantizedLinear> q;
   for (const int64_t out : {192, 64, 320}) q.push_back(random_linear({.bits = 4, .group = 64}, out, 512, 7));
   q.push_back(random_linear({.bits = 8, .group = 64}, 128, 512, 8));  // other bits: a launch of its own
@@ -125,7 +125,7 @@ FEWBIT_OP_TEST(MarlinGemm, SeveralAtOnceEqualOneAfterAnother) {
   }
 }
 
-FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
+FEWBIT_DEVICE_TEST(MarlinGemm, AddsToWhatIsThere) {
   for (const int64_t in : {512, 2048}) {  // k of the longer one is split
     const QuantizedLinear q = random_linear({.bits = 4, .group = 128}, 192, in, 12);
     const OnDevice d = upload(ex, q);
@@ -142,7 +142,7 @@ FEWBIT_OP_TEST(MarlinGemm, AddsToWhatIsThere) {
   }
 }
 
-FEWBIT_OP_TEST(MarlinDequantize, GivesTheReferenceValues) {
+FEWBIT_DEVICE_TEST(MarlinDequantize, GivesTheReferenceValues) {
   for (const QuantizedLinear& q : linears()) {
     const Tensor expected = dequantize_reference(q), rounded = Tensor::host(DType::bf16, expected.shape());
     for (int64_t i = 0; i < expected.numel(); ++i) rounded.as<bf16>()[i] = expected.as<float>()[i];

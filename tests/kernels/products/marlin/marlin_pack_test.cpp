@@ -9,7 +9,7 @@ namespace fewbit::test {
 namespace {
 
 // The bytes that the packing writes, made some outputs at a time.
-FEWBIT_OP_TEST(MarlinPack, GivesTheBytesOfThePacking) {
+FEWBIT_DEVICE_TEST(MarlinPack, GivesTheBytesOfThePacking) {
   constexpr int64_t kOut = 192;
   for (const int bits : {4, 8})
     for (const auto& [group, in] : {std::pair<int64_t, int64_t>{32, 256}, {128, 256}, {-1, 48}}) {
