@@ -117,20 +117,24 @@ __device__ __forceinline__ void copy_range(const Job& job, uint8_t* to, int pitc
 // of rms_norm and quantize_rows.
 template <class Format, int kThreads>
 __device__ __forceinline__ void prepare_x(const Job& job, uint8_t* to, int pitch, float* scales) {
-  using Row = HeldRow<kThreads, kMostPreparedValues / (kHeldValues * kThreads)>;
+  constexpr int kUnits = kMostPreparedValues / (kHeldValues * kThreads);
   __shared__ float partial[32];
   for (int r = 0; r < job.rows; ++r) {
-    Row row;
-    row.in = job.in;
-    row.load(static_cast<const __nv_bfloat16*>(job.x) + static_cast<int64_t>(r) * job.in);
-    if (job.norm) row.norm(job.norm, job.norm_eps, job.norm_offset, partial);
+    const auto* x = static_cast<const __nv_bfloat16*>(job.x) + static_cast<int64_t>(r) * job.in;
+    HeldUnit units[kUnits];
+    const auto for_units = [&](auto&& f) {
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u)
+        if (const int c = kHeldValues * (threadIdx.x + u * kThreads); c < job.in) f(units[u], c, u);
+    };
+    for_units([&](auto& unit, int c, int) { unit = load_vec<__nv_bfloat16, kHeldValues>(x + c); });
+    if (job.norm) norm_held_row(for_units, job.norm, job.in, job.norm_eps, job.norm_offset, partial);
     if constexpr (Format::kBytes == 2) {
-      row.for_units(
-          [&](auto& unit, int c, int) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
+      for_units([&](auto& unit, int c, int) { store_vec(reinterpret_cast<__nv_bfloat16*>(to + r * pitch) + c, unit); });
     } else {
-      const float scale = Format::scale(row.largest_magnitude(partial), job.fixed), inverse = 1.f / scale;
+      const float scale = Format::scale(largest_magnitude(for_units, partial), job.fixed), inverse = 1.f / scale;
       if (threadIdx.x == 0) scales[r] = scale;
-      row.for_units([&](auto& unit, int c, int) {
+      for_units([&](auto& unit, int c, int) {
         float scaled[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) scaled[i] = mul_rn(to_f32(unit[i]), inverse);

@@ -27,35 +27,36 @@ enum class Origin : uint8_t { plain, norm, silu, gelu_tanh };
 
 template <Origin kOrigin, int kUnits, bool kF8>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ Job job) {
-  using Row = HeldRow<kThreads, kUnits>;
-  using Unit = typename Row::Unit;
   __shared__ float partial[32];
   constexpr bool kGated = kOrigin == Origin::silu || kOrigin == Origin::gelu_tanh;
   allow_successor();
   await_predecessor();
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * job.in;
-  Row row;
-  row.in = job.in;
-  row.load(job.x + start);
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * job.in;
+  HeldUnit units[kUnits];
+  const auto for_units = [&](auto&& f) {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u)
+      if (const int c = kHeldValues * (static_cast<int>(threadIdx.x) + u * kThreads); c < job.in) f(units[u], c, u);
+  };
+  for_units([&](HeldUnit& unit, int c, int) { unit = load_vec<__nv_bfloat16, kHeldValues>(job.x + row + c); });
   if constexpr (kGated) {
     constexpr ActKind kAct = kOrigin == Origin::silu ? ActKind::silu : ActKind::gelu_tanh;
-    Row up;
-    up.in = job.in;
-    up.load(job.second + start);
-    row.for_units([&](Unit& unit, int, int u) {
+    HeldUnit ups[kUnits];
+    for_units([&](HeldUnit&, int c, int u) { ups[u] = load_vec<__nv_bfloat16, kHeldValues>(job.second + row + c); });
+    for_units([&](HeldUnit& unit, int, int u) {
 #pragma unroll
       for (int i = 0; i < kHeldValues; ++i)
-        unit[i] = from_f32<__nv_bfloat16>(activate<kAct>(to_f32(unit[i])) * to_f32(up.units[u][i]));
+        unit[i] = from_f32<__nv_bfloat16>(activate<kAct>(to_f32(unit[i])) * to_f32(ups[u][i]));
     });
   }
-  if constexpr (kOrigin == Origin::norm) row.norm(job.second, job.eps, job.offset, partial);
-  const float most = row.largest_magnitude(partial);
+  if constexpr (kOrigin == Origin::norm) norm_held_row(for_units, job.second, job.in, job.eps, job.offset, partial);
+  const float most = largest_magnitude(for_units, partial);
   const float scale = row_scale(most, job.fixed, kF8 ? kF8Max : 127.f), inverse = 1.f / scale;
   if (threadIdx.x == 0) job.scales[blockIdx.x] = scale;
-  row.for_units([&](Unit& unit, int c, int) {
+  for_units([&](HeldUnit& unit, int c, int) {
     const auto at = [&](int i) { return mul_rn(to_f32(unit[i]), inverse); };
-    *reinterpret_cast<uint2*>(job.codes + start + c) = {codes_of<kF8>({at(0), at(1), at(2), at(3)}),
-                                                        codes_of<kF8>({at(4), at(5), at(6), at(7)})};
+    *reinterpret_cast<uint2*>(job.codes + row + c) = {codes_of<kF8>({at(0), at(1), at(2), at(3)}),
+                                                      codes_of<kF8>({at(4), at(5), at(6), at(7)})};
   });
 }
 
