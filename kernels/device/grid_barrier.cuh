@@ -1,7 +1,8 @@
 #pragma once
 // Arrival counters in device memory, by which blocks of one launch wait for each other (a grid barrier, or one of some
-// of the blocks). One thread of a block makes each call, behind a barrier of the threads whose writes are meant: those
-// writes are then visible to whoever has waited for the arrival. All blocks that wait must be resident together.
+// of the blocks). One thread of a block makes each call but the last, behind a barrier of the threads whose writes are
+// meant: those writes are then visible to whoever has waited for the arrival. All blocks that wait must be resident
+// together.
 #include <cstdint>
 
 namespace fewbit::cuda {
@@ -24,10 +25,10 @@ __device__ __forceinline__ bool arrives_last(uint32_t* counter, uint32_t expecte
   if (last) *counter = 0;
   return last;
 }
-// Called after waiting: counter[1] counts those that have waited, and the last of `expected` zeroes both words for the
-// next launch.
+// Called by all threads of a block that has waited: counter[1] counts such blocks, and the last of `expected` zeroes
+// both words for the next launch.
 __device__ __forceinline__ void leave_barrier(uint32_t* counter, uint32_t expected) {
-  if (atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;
+  if (threadIdx.x == 0 && atomicAdd(counter + 1, 1u) == expected - 1) counter[0] = counter[1] = 0;
 }
 
 }  // namespace fewbit::cuda

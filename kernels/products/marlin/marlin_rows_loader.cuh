@@ -60,7 +60,8 @@ struct Loader {
     if (chunk >= job.chunks) return;
     // An index, not a pointer: through a pointer the compiler would read the job by loads from memory, which queue
     // behind all words that were requested before.
-    const int i = weight_of(job, chunk);
+    int i = 0;
+    while (chunk >= job.weights[i].end_chunk) ++i;
     const int out = job.weights[i].w.out, local = chunk - first_chunk_of(job, i),
               tile = first_run * kWarpTiles + lane / V::kTileLanes;
     const int64_t first_group = grouped() ? first_run : 0;

@@ -56,7 +56,8 @@ struct QuadOf {
   __device__ __forceinline__ int token() const { return 8 * column + lane % 4 * 2 + lane / 4 % 2; }
   __device__ __forceinline__ OutputQuad output(const Job& job, int chunk) const {
     constexpr int kOfRun = marlin::kTileN / V::kOutputs;
-    const int weight = weight_of(job, chunk);
+    int weight = 0;
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
     const unsigned local = chunk - first_chunk_of(job, weight);
     const int sub_tile = lane / V::kTileLanes * V::kWords + j;
     const int quad = 4 * sub_tile + (lane / 4 & 2) + static_cast<int>(kOfRun == 1 ? lane / 16 : local % kOfRun);
@@ -110,10 +111,23 @@ struct SplitMerge {
       wanted[i] = first + i * stride < quads && quad.token() < job.rows;
     }
   }
+  // The loop over splits also stands in marlin_stream_reduce.cuh, which says why.
   __device__ __forceinline__ void add() {
     while (first < quads) {
       float4 v[kTogether] = {};
-      add_all_splits<kAtOnce>(v, from, job.splits, Quad::kOfChunk);
+      for (int s0 = 0; s0 < job.splits; s0 += kAtOnce) {
+        float4 some[kAtOnce][kTogether];
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i)
+            if (s0 + s < job.splits) some[s][i] = __ldcg(from[i] + (s0 + s) * Quad::kOfChunk);
+#pragma unroll
+        for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i)
+            if (s0 + s < job.splits) add_quad(v[i], some[s][i]);
+      }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         v[i] = transposed(v[i], threadIdx.x % 32);
@@ -199,7 +213,7 @@ struct FlaggedMerge {
   }
 
  private:
-  // The sums over all splits in the order of k; false where some had not arrived yet. Unlike add_all_splits() it may
+  // The sums over all splits in the order of k; false where some had not arrived yet. Unlike SplitMerge::add() it may
   // read a word before it is written, so it keeps what it read until it has been checked.
   template <int kTogether, int kAtOnce>
   __device__ __forceinline__ bool read(float4 (&v)[kTogether], const int (&splits)[kTogether],

@@ -39,11 +39,6 @@ struct Job {
   uint32_t* counters;    // [passes * n_blocks, 2], zero between launches
 };
 
-// The weight that a chunk belongs to; `first`: one that does not lie behind it.
-__device__ __forceinline__ int weight_of(const Job& job, int chunk, int first = 0) {
-  while (chunk >= job.weights[first].end_chunk) ++first;
-  return first;
-}
 __device__ __forceinline__ int first_chunk_of(const Job& job, int weight) {
   return weight == 0 ? 0 : job.weights[weight - 1].end_chunk;
 }
@@ -63,7 +58,8 @@ struct OutputQuad {
 
   OutputQuad() = default;
   __device__ __forceinline__ OutputQuad(int weight, int col, int64_t at) : weight(weight), col(col), at(at) {}
-  __device__ __forceinline__ OutputQuad(const Job& job, int chunk, int quad, int row) : weight(weight_of(job, chunk)) {
+  __device__ __forceinline__ OutputQuad(const Job& job, int chunk, int quad, int row) : weight(0) {
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
     col = (chunk - first_chunk_of(job, weight)) * marlin::kTileN + 4 * quad;
     at = static_cast<int64_t>(row) * job.weights[weight].w.out + col;
   }
@@ -106,26 +102,6 @@ __device__ __forceinline__ void store_partial(float4* to, float4 v) {
                : "memory");
 }
 
-// v[i] += the partial sums of all splits, in the order of k. Those of split 0 lie at from[i], those of the next
-// `stride` quads further on. A trip to the L2 takes long, so the quads of kAtOnce splits are requested together.
-template <int kAtOnce, int kTogether>
-__device__ __forceinline__ void add_all_splits(float4 (&v)[kTogether], const float4* const (&from)[kTogether],
-                                               int splits, int stride) {
-  for (int s0 = 0; s0 < splits; s0 += kAtOnce) {
-    float4 some[kAtOnce][kTogether];
-#pragma unroll
-    for (int s = 0; s < kAtOnce; ++s)
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (s0 + s < splits) some[s][i] = __ldcg(from[i] + (s0 + s) * stride);
-#pragma unroll
-    for (int s = 0; s < kAtOnce; ++s)
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i)
-        if (s0 + s < splits) add_quad(v[i], some[s][i]);
-  }
-}
-
 // Called by all threads of a block once it has stored the partial sums of its split: turns those of all splits into
 // outputs. Either all `mergers` blocks with the same chunks wait for each other at a grid barrier and then call
 // add(rank, mergers), each for its `rank`-th part, or the last one to arrive does so alone. prepare(rank, mergers) is
@@ -149,7 +125,7 @@ __device__ __forceinline__ void merge_splits(const Job& job, int pass, int n_blo
   __syncthreads();
   if (!all && !last) return;
   add(rank, mergers);
-  if (all && threadIdx.x == 0) leave_barrier(counter, job.splits);
+  if (all) leave_barrier(counter, job.splits);
 }
 
 // Sets the job's scratch memory and counters for partial sums of `rows` rows (of a pass) in chunks of `outputs`, and

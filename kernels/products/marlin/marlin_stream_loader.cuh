@@ -46,7 +46,7 @@ struct Loader {
       chunk = job.chunks;
       return;
     }
-    weight = weight_of(job, chunk, weight);
+    while (chunk >= job.weights[weight].end_chunk) ++weight;
     end_chunk = job.weights[weight].end_chunk;
     const MarlinSource& w = job.weights[weight].w;
     const int local = chunk - first_chunk_of(job, weight);

@@ -16,6 +16,8 @@ __device__ __forceinline__ float4* partial_sums(const Job& job, int pass, int ch
 // Adds the splits of the chunks of `n_block` for `tokens` rows from row0 on, and stores them. The outputs are shared
 // out among `mergers` blocks, of which this is the `rank`-th; a thread takes two quads at a time, kAtOnce splits of
 // each.
+// The loop over splits stands here and in marlin_rows_reduce.cuh: in a function of its own that takes v, from, the
+// number of splits and a stride, most kernels had up to 64 more instructions and some spilled registers.
 template <int kTokens, int kAtOnce>
 __device__ __forceinline__ void add_splits(const Job& job, int pass, int n_block, int row0, int tokens, int rank,
                                            int mergers) {
@@ -35,7 +37,19 @@ __device__ __forceinline__ void add_splits(const Job& job, int pass, int n_block
       chunk[i] = n_block + chunk[i] * job.n_blocks;
       from[i] = partial_sums<kTokens>(job, pass, chunk[i], 0) + at[i];
     }
-    add_all_splits<kAtOnce>(v, from, job.splits, kTokens * kChunkQuads);
+    for (int s0 = 0; s0 < job.splits; s0 += kAtOnce) {
+      float4 some[kAtOnce][kTogether];
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          if (s0 + s < job.splits) some[s][i] = __ldcg(from[i] + (s0 + s) * (kTokens * kChunkQuads));
+#pragma unroll
+      for (int s = 0; s < kAtOnce; ++s)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+          if (s0 + s < job.splits) add_quad(v[i], some[s][i]);
+    }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
       if (first + i * stride < quads)

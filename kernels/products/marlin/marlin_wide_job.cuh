@@ -47,7 +47,8 @@ struct Maps {
 // The stream-K plan: how many clusters run, and how many tiles they share. It makes the longest work range of a cluster
 // shortest, counted in stages. Merging a shared tile counts as kMerge stages, and as twice that where ranges end in the
 // middle of tiles. Either each tile is cut into equal ranges (where that leaves at least one cluster for each), or
-// whole rounds of tiles stay uncut and the last one or two rounds are laid end to end and cut into equal ranges.
+// whole rounds of tiles stay uncut and the last two rounds, or the only one, are laid end to end and cut into equal
+// ranges.
 struct Plan {
   int clusters = 0, shared_tiles = 0;
 };
@@ -61,8 +62,8 @@ inline Plan make_plan(int most, int64_t tiles, int steps) {
     least = cost;
     best = {static_cast<int>(clusters), static_cast<int>(shared)};
   };
-  for (int64_t parts = 2; parts * tiles <= most && parts <= steps; ++parts)
-    offer(parts * tiles, tiles, (steps + parts - 1) / parts + kMerge);
+  for (int64_t splits = 2; splits * tiles <= most && splits <= steps; ++splits)
+    offer(splits * tiles, tiles, (steps + splits - 1) / splits + kMerge);
   if (work >= most) offer(most, rounds > 1 ? tiles - (rounds - 2) * most : tiles, work / most + kTwoMerges);
   return best;
 }

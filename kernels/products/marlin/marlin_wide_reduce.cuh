@@ -113,7 +113,7 @@ __device__ __forceinline__ bool end_shared(const Job& job, const SharedTile<S>& 
     add_splits<S, 1, 8>(job, shared_tile, own, epilogue);
   else
     add_splits<S, S::kSubtileOctets, 2>(job, shared_tile, own, epilogue);
-  if (threadIdx.x == 0) leave_barrier(counter, static_cast<uint32_t>(shared_tile.adding));
+  leave_barrier(counter, static_cast<uint32_t>(shared_tile.adding));
   return true;
 }
 

@@ -40,7 +40,7 @@ struct Lane {
 // code * 2^-129, and code * scale - 8 * scale is one multiply-add with one rounding, 8 * scale being exact. Scales up
 // to 2^16 times 2^133 are too large for a bf16, so the weights are left 2^kWeightExponent times as large, and the
 // epilogue multiplies the sums by the inverse.
-constexpr int kWeightExponent = -22;  // power of two
+constexpr int kWeightExponent = -22;  // 2^16 * 2^(133 - 22) is 2^127, the largest power of two of a bf16
 template <class S>
 struct Dequantizer {
   static constexpr int kScales = S::kZeros ? 1 : 2;
