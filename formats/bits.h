@@ -5,6 +5,7 @@
 // Bytes are little-endian.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 namespace fewbit::bits {
 
@@ -46,41 +47,31 @@ constexpr void unpack_run(const uint32_t* words, int64_t count, uint8_t* values)
   }
 }
 
-constexpr void pack_run(const uint8_t* values, int64_t count, int bits, uint32_t* words) {
+// f(std::integral_constant<int, bits>) for 2 to 8 bits.
+template <class F>
+constexpr void with_bits(int bits, F&& f) {
   switch (bits) {
     case 2:
-      return pack_run<2>(values, count, words);
+      return f(std::integral_constant<int, 2>{});
     case 3:
-      return pack_run<3>(values, count, words);
+      return f(std::integral_constant<int, 3>{});
     case 4:
-      return pack_run<4>(values, count, words);
+      return f(std::integral_constant<int, 4>{});
     case 5:
-      return pack_run<5>(values, count, words);
+      return f(std::integral_constant<int, 5>{});
     case 6:
-      return pack_run<6>(values, count, words);
+      return f(std::integral_constant<int, 6>{});
     case 7:
-      return pack_run<7>(values, count, words);
+      return f(std::integral_constant<int, 7>{});
     default:
-      return pack_run<8>(values, count, words);
+      return f(std::integral_constant<int, 8>{});
   }
 }
+constexpr void pack_run(const uint8_t* values, int64_t count, int bits, uint32_t* words) {
+  with_bits(bits, [&](auto n) { pack_run<n()>(values, count, words); });
+}
 constexpr void unpack_run(const uint32_t* words, int64_t count, int bits, uint8_t* values) {
-  switch (bits) {
-    case 2:
-      return unpack_run<2>(words, count, values);
-    case 3:
-      return unpack_run<3>(words, count, values);
-    case 4:
-      return unpack_run<4>(words, count, values);
-    case 5:
-      return unpack_run<5>(words, count, values);
-    case 6:
-      return unpack_run<6>(words, count, values);
-    case 7:
-      return unpack_run<7>(words, count, values);
-    default:
-      return unpack_run<8>(words, count, values);
-  }
+  with_bits(bits, [&](auto n) { unpack_run<n()>(words, count, values); });
 }
 
 // `field` in every field of a word (2, 4 and 8 bits).

@@ -2,6 +2,7 @@
 #include "formats/checkpoint_format.h"
 
 #include "src/core/error.h"
+#include "src/core/registry.h"
 
 namespace fewbit {
 
@@ -14,20 +15,10 @@ const std::vector<const CheckpointFormat*>& checkpoint_formats() {
   return all;
 }
 
-const CheckpointFormat* find_checkpoint_format(std::string_view name) {
-  for (const CheckpointFormat* f : checkpoint_formats())
-    if (f->name == name) return f;
-  return nullptr;
-}
+const CheckpointFormat* find_checkpoint_format(std::string_view name) { return find_named(checkpoint_formats(), name); }
 
 const CheckpointFormat& checkpoint_format(std::string_view name) {
-  if (const CheckpointFormat* f = find_checkpoint_format(name)) return *f;
-  std::string known;
-  for (const CheckpointFormat* f : checkpoint_formats()) {
-    known += ' ';
-    known += f->name;
-  }
-  fail(ErrorKind::usage, "no checkpoint format \"" + std::string(name) + "\"; known:" + known);
+  return expect_named(checkpoint_formats(), name, "checkpoint format");
 }
 
 const CheckpointFormat& default_checkpoint_format(const QuantSpec& spec, bool fp8_kv_cache) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/core/error.h"
+#include "src/core/registry.h"
 
 namespace fewbit {
 
@@ -16,15 +17,7 @@ const std::vector<const Packing*>& packings() {
   return all;
 }
 
-const Packing& packing(std::string_view name) {
-  std::string known;
-  for (const Packing* p : packings()) {
-    if (p->name == name) return *p;
-    known += ' ';
-    known += p->name;
-  }
-  fail(ErrorKind::usage, "no packing \"" + std::string(name) + "\"; known:" + known);
-}
+const Packing& packing(std::string_view name) { return expect_named(packings(), name, "packing"); }
 
 int64_t packed_bytes(const Packing& p, const QuantSpec& spec, int64_t out, int64_t in, bool act_order) {
   int64_t n = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables in the READMEs of kernels/ that say which kernel a problem takes, from the table that the code itself asks.
+"""The tables in the READMEs of kernels/ that say which kernel a problem takes, from the rules that the code asks.
 
     scripts/kernel_tables.py --check      fails where a README differs
     scripts/kernel_tables.py --write      writes them

@@ -88,10 +88,12 @@ QuantizationSummary read_awq(const ReadRequest& r, std::string& name) {
   return out;
 }
 
-constinit const CheckpointFormat format_awq = {.name = "awq",
-                                               .summary = "AWQ GEMM words for vLLM, SGLang and transformers",
-                                               .candidates = candidates,
-                                               .write_config = write_config,
-                                               .cannot_describe = cannot_describe};
+constinit const CheckpointFormat format_awq = {
+    .name = "awq",
+    .summary = "AWQ GEMM words for vLLM, SGLang and transformers",
+    .candidates = candidates,
+    .write_config = write_config,
+    .cannot_describe = cannot_describe,
+};
 
 }  // namespace fewbit

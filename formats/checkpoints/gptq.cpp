@@ -20,11 +20,13 @@ ConfigFile side_file(const QuantizationSummary& summary) { return {"quantize_con
 
 }  // namespace
 
-constinit const CheckpointFormat format_gptq = {.name = "gptq",
-                                                .summary = "GPTQ words for vLLM, SGLang and transformers",
-                                                .candidates = candidates,
-                                                .write_config = write_config,
-                                                .side_file = side_file,
-                                                .packed_ends = true};
+constinit const CheckpointFormat format_gptq = {
+    .name = "gptq",
+    .summary = "GPTQ words for vLLM, SGLang and transformers",
+    .candidates = candidates,
+    .write_config = write_config,
+    .side_file = side_file,
+    .packed_ends = true,
+};
 
 }  // namespace fewbit

@@ -128,11 +128,13 @@ QuantizationSummary read_modelopt(const ReadRequest& r, std::string& name) {
   return out;
 }
 
-constinit const CheckpointFormat format_modelopt = {.name = "modelopt",
-                                                    .summary = "FP8 and NVFP4 as ModelOpt stores them",
-                                                    .candidates = candidates,
-                                                    .write_config = write_config,
-                                                    .cannot_describe = cannot_describe,
-                                                    .side_file = side_file};
+constinit const CheckpointFormat format_modelopt = {
+    .name = "modelopt",
+    .summary = "FP8 and NVFP4 as ModelOpt stores them",
+    .candidates = candidates,
+    .write_config = write_config,
+    .cannot_describe = cannot_describe,
+    .side_file = side_file,
+};
 
 }  // namespace fewbit

@@ -30,17 +30,21 @@ void decode_iq4_xs(const uint8_t* block, float* values) {
 
 }  // namespace
 
-constinit const BlockType type_iq4_nl = {.id = 20,
-                                         .name = "iq4_nl",
-                                         .elements = 32,
-                                         .bytes = 18,
-                                         .grid = QuantSpec{.bits = 4, .group = 32},
-                                         .decode = decode_iq4_nl};
-constinit const BlockType type_iq4_xs = {.id = 23,
-                                         .name = "iq4_xs",
-                                         .elements = 256,
-                                         .bytes = 136,
-                                         .grid = QuantSpec{.bits = 4, .group = 32},
-                                         .decode = decode_iq4_xs};
+constinit const BlockType type_iq4_nl = {
+    .id = 20,
+    .name = "iq4_nl",
+    .elements = 32,
+    .bytes = 18,
+    .grid = QuantSpec{.bits = 4, .group = 32},
+    .decode = decode_iq4_nl,
+};
+constinit const BlockType type_iq4_xs = {
+    .id = 23,
+    .name = "iq4_xs",
+    .elements = 256,
+    .bytes = 136,
+    .grid = QuantSpec{.bits = 4, .group = 32},
+    .decode = decode_iq4_xs,
+};
 
 }  // namespace fewbit::gguf

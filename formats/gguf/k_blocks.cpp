@@ -344,25 +344,31 @@ constexpr BlockType affine_type(uint32_t id, std::string_view name) {
 
 constinit const BlockType type_q4_k = affine_type<4>(12, "q4_k");
 constinit const BlockType type_q5_k = affine_type<5>(13, "q5_k");
-constinit const BlockType type_q6_k = {.id = 14,
-                                       .name = "q6_k",
-                                       .elements = kSuper,
-                                       .bytes = kSixBytes,
-                                       .grid = QuantSpec{.bits = 6, .group = kSixSub},
-                                       .decode = decode_q6_k,
-                                       .encode = encode_q6_k,
-                                       .encode_plain = encode_plain_q6_k};
-constinit const BlockType type_q2_k = {.id = 10,
-                                       .name = "q2_k",
-                                       .elements = kSuper,
-                                       .bytes = 84,
-                                       .grid = QuantSpec{.bits = 2, .group = 16, .symmetric = false},
-                                       .decode = decode_q2_k};
-constinit const BlockType type_q3_k = {.id = 11,
-                                       .name = "q3_k",
-                                       .elements = kSuper,
-                                       .bytes = 110,
-                                       .grid = QuantSpec{.bits = 3, .group = 16},
-                                       .decode = decode_q3_k};
+constinit const BlockType type_q6_k = {
+    .id = 14,
+    .name = "q6_k",
+    .elements = kSuper,
+    .bytes = kSixBytes,
+    .grid = QuantSpec{.bits = 6, .group = kSixSub},
+    .decode = decode_q6_k,
+    .encode = encode_q6_k,
+    .encode_plain = encode_plain_q6_k,
+};
+constinit const BlockType type_q2_k = {
+    .id = 10,
+    .name = "q2_k",
+    .elements = kSuper,
+    .bytes = 84,
+    .grid = QuantSpec{.bits = 2, .group = 16, .symmetric = false},
+    .decode = decode_q2_k,
+};
+constinit const BlockType type_q3_k = {
+    .id = 11,
+    .name = "q3_k",
+    .elements = kSuper,
+    .bytes = 110,
+    .grid = QuantSpec{.bits = 3, .group = 16},
+    .decode = decode_q3_k,
+};
 
 }  // namespace fewbit::gguf

@@ -194,13 +194,15 @@ constinit const BlockType type_q4_0 = nibble_type<4, false>(2, "q4_0");
 constinit const BlockType type_q4_1 = nibble_type<4, true>(3, "q4_1");
 constinit const BlockType type_q5_0 = nibble_type<5, false>(6, "q5_0");
 constinit const BlockType type_q5_1 = nibble_type<5, true>(7, "q5_1");
-constinit const BlockType type_q8_0 = {.id = 8,
-                                       .name = "q8_0",
-                                       .elements = kBlock,
-                                       .bytes = kQ8Bytes,
-                                       .grid = QuantSpec{.bits = 8, .group = kBlock},
-                                       .decode = decode_q8_0,
-                                       .encode = encode_q8_0,
-                                       .encode_plain = encode_plain_q8_0};
+constinit const BlockType type_q8_0 = {
+    .id = 8,
+    .name = "q8_0",
+    .elements = kBlock,
+    .bytes = kQ8Bytes,
+    .grid = QuantSpec{.bits = 8, .group = kBlock},
+    .decode = decode_q8_0,
+    .encode = encode_q8_0,
+    .encode_plain = encode_plain_q8_0,
+};
 
 }  // namespace fewbit::gguf

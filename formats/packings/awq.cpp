@@ -110,11 +110,13 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 
 }  // namespace
 
-constinit const Packing packing_awq = {.name = "awq",
-                                       .summary = "AWQ GEMM words: 4 bits with zero points",
-                                       .refuses = refuses,
-                                       .tensors = tensors,
-                                       .pack = pack,
-                                       .unpack = unpack};
+constinit const Packing packing_awq = {
+    .name = "awq",
+    .summary = "AWQ GEMM words: 4 bits with zero points",
+    .refuses = refuses,
+    .tensors = tensors,
+    .pack = pack,
+    .unpack = unpack,
+};
 
 }  // namespace fewbit

@@ -41,11 +41,13 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 
 }  // namespace
 
-constinit const Packing packing_gptq = {.name = "gptq",
-                                        .summary = "GPTQ v1 words, symmetric; the widest readership",
-                                        .refuses = refuses,
-                                        .tensors = tensors,
-                                        .pack = pack,
-                                        .unpack = unpack};
+constinit const Packing packing_gptq = {
+    .name = "gptq",
+    .summary = "GPTQ v1 words, symmetric; the widest readership",
+    .refuses = refuses,
+    .tensors = tensors,
+    .pack = pack,
+    .unpack = unpack,
+};
 
 }  // namespace fewbit

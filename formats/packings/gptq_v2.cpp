@@ -30,11 +30,13 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 
 }  // namespace
 
-constinit const Packing packing_gptq_v2 = {.name = "gptq_v2",
-                                           .summary = "GPTQ v2 words: every integer grid, every shape",
-                                           .refuses = refuses,
-                                           .tensors = tensors,
-                                           .pack = pack,
-                                           .unpack = unpack};
+constinit const Packing packing_gptq_v2 = {
+    .name = "gptq_v2",
+    .summary = "GPTQ v2 words: every integer grid, every shape",
+    .refuses = refuses,
+    .tensors = tensors,
+    .pack = pack,
+    .unpack = unpack,
+};
 
 }  // namespace fewbit

@@ -186,12 +186,14 @@ std::string note(const QuantSpec& spec, int64_t out, int64_t in) {
 
 }  // namespace
 
-constinit const Packing packing_marlin = {.name = "marlin",
-                                          .summary = "4- and 8-bit integers and FP8 as GPU kernels read them",
-                                          .refuses = refuses,
-                                          .tensors = tensors,
-                                          .pack = pack,
-                                          .unpack = unpack,
-                                          .note = note};
+constinit const Packing packing_marlin = {
+    .name = "marlin",
+    .summary = "4- and 8-bit integers and FP8 as GPU kernels read them",
+    .refuses = refuses,
+    .tensors = tensors,
+    .pack = pack,
+    .unpack = unpack,
+    .note = note,
+};
 
 }  // namespace fewbit

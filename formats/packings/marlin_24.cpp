@@ -120,12 +120,14 @@ QuantizedLinear unpack(std::string_view linear, const QuantSpec& spec, int64_t o
 
 }  // namespace
 
-constinit const Packing packing_marlin_24 = {.name = "marlin_24",
-                                             .summary = "Marlin with 2:4 sparsity, GPTQ's names (only read)",
-                                             .refuses = refuses,
-                                             .tensors = tensors<kGptq>,
-                                             .pack = nullptr,
-                                             .unpack = unpack<kGptq>};
+constinit const Packing packing_marlin_24 = {
+    .name = "marlin_24",
+    .summary = "Marlin with 2:4 sparsity, GPTQ's names (only read)",
+    .refuses = refuses,
+    .tensors = tensors<kGptq>,
+    .pack = nullptr,
+    .unpack = unpack<kGptq>,
+};
 constinit const Packing packing_ct_marlin_24 = {
     .name = "ct_marlin_24",
     .summary = "compressed-tensors marlin-24: 2:4 sparsity (only read)",

@@ -46,9 +46,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     q_sh[r * stride + e % d] = row0 + r < a.len ? to_f32(a.q[query_row(r) + e % d]) : 0.f;
   }
 
-  float o[kColumns], m = -INFINITY, l = 0;
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) o[i] = 0;
+  float o[kColumns] = {}, m = -INFINITY, l = 0;
   for (int key0 = range.begin / kKeys * kKeys; key0 < range.end; key0 += kKeys) {
     __syncthreads();  // the tile before has been used
     for (int e = threadIdx.x; e < kKeys * d; e += kThreads) {

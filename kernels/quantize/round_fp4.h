@@ -15,9 +15,9 @@ struct Fp4Rounding {
   bool search = true;
 };
 // codes [out, in] u8 below 16 and scales [out, in / group] f32, values of scale_dtype above 0, are overwritten.
-//   search         of the scales near max|w| / 6, the one with the least h-weighted squared error, the largest of equals
-//   without, E4M3  the nearest to max|w| / 6 (6 is E2M1's largest value)
-//   without, E8M0  as compressed-tensors chooses it: 2^e / 4, where max|w| rounds to 2^e (up from 1.75 * 2^(e-1))
+//   search         of the scales near max|w| / 6, the one with the least h-weighted squared error, the largest of
+//   equals without, E4M3  the nearest to max|w| / 6 (6 is E2M1's largest value) without, E8M0  as compressed-tensors
+//   chooses it: 2^e / 4, where max|w| rounds to 2^e (up from 1.75 * 2^(e-1))
 // A group of zeros has the scale 1. The CPU and the GPU choose alike, to the bit.
 namespace cpu {
 void round_fp4(Exec&, const Fp4Rounding&, TensorView codes, TensorView scales);

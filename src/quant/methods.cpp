@@ -1,4 +1,5 @@
 // The registry of methods, from methods.def.
+#include "src/core/registry.h"
 #include "src/quant/method.h"
 #include "src/quant/transform.h"
 
@@ -14,14 +15,9 @@ const std::vector<const Method*>& methods() {
 }
 
 const Method& method(std::string_view name) {
-  std::string known;
-  for (const Method* m : methods()) {
-    if (m->name == name) return *m;
-    known += " ";
-    known += m->name;
-  }
-  for (const Transform* t : transforms()) (known += " ") += t->name;
-  fail(ErrorKind::usage, "no method \"" + std::string(name) + "\"; known:" + known);
+  if (const Method* m = find_named(methods(), name)) return *m;
+  fail(ErrorKind::usage,
+       "no method \"" + std::string(name) + "\"; known:" + list_names(methods()) + list_names(transforms()));
 }
 
 }  // namespace fewbit

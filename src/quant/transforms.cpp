@@ -1,6 +1,5 @@
 // The registry of transforms, from transforms.def, and what they may touch.
-#include <algorithm>
-
+#include "src/core/registry.h"
 #include "src/quant/transform.h"
 
 namespace fewbit {
@@ -14,11 +13,7 @@ const std::vector<const Transform*>& transforms() {
   return all;
 }
 
-const Transform* find_transform(std::string_view name) {
-  const auto it =
-      std::find_if(transforms().begin(), transforms().end(), [&](const Transform* t) { return t->name == name; });
-  return it == transforms().end() ? nullptr : *it;
-}
+const Transform* find_transform(std::string_view name) { return find_named(transforms(), name); }
 
 std::vector<Absorber> usable_absorbers(const std::vector<BlockOp>& ops,
                                        const std::map<std::string, LinearTarget>& targets) {

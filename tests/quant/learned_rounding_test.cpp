@@ -194,8 +194,7 @@ FEWBIT_DEVICE_TEST(LearnedRounding, SameBitsOnEveryRun) {
   LearningBench first(ex, model), second(ex, model);
   first.learn(first.target);
   second.learn(second.target);
-  for (const auto& [name, q] : first.coded)
-    EXPECT_EQ(content_hash(q), content_hash(second.coded.at(name))) << name;
+  for (const auto& [name, q] : first.coded) EXPECT_EQ(content_hash(q), content_hash(second.coded.at(name))) << name;
 }
 
 // Where the start cannot be bettered it is kept.

@@ -13,10 +13,12 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 
 }  // namespace
 
-constinit const Method method_fp8 = {.name = "fp8",
-                                     .summary = "E4M3 weights, scales searched; inputs FP8 per token",
-                                     .needs = Needs::nothing,
-                                     .grids = {.integer = false, .f8 = true},
-                                     .quantize = quantize};
+constinit const Method method_fp8 = {
+    .name = "fp8",
+    .summary = "E4M3 weights, scales searched; inputs FP8 per token",
+    .needs = Needs::nothing,
+    .grids = {.integer = false, .f8 = true},
+    .quantize = quantize,
+};
 
 }  // namespace fewbit

@@ -259,10 +259,12 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 
 }  // namespace
 
-constinit const Method method_gptq = {.name = "gptq",
-                                      .summary = "error feedback through the Gram matrix of the inputs",
-                                      .needs = Needs::gram | Needs::cross,
-                                      .grids = {.integer = true, .f8 = true},
-                                      .quantize = quantize};
+constinit const Method method_gptq = {
+    .name = "gptq",
+    .summary = "error feedback through the Gram matrix of the inputs",
+    .needs = Needs::gram | Needs::cross,
+    .grids = {.integer = true, .f8 = true},
+    .quantize = quantize,
+};
 
 }  // namespace fewbit

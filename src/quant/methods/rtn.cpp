@@ -35,11 +35,13 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 
 }  // namespace
 
-constinit const Method method_rtn = {.name = "rtn",
-                                     .summary = "round to nearest, scales searched",
-                                     .needs = Needs::nothing,
-                                     .grids = {.f4 = true},
-                                     .quantize = quantize,
-                                     .rounds_alone = true};
+constinit const Method method_rtn = {
+    .name = "rtn",
+    .summary = "round to nearest, scales searched",
+    .needs = Needs::nothing,
+    .grids = {.f4 = true},
+    .quantize = quantize,
+    .rounds_alone = true,
+};
 
 }  // namespace fewbit

@@ -270,11 +270,13 @@ void fill_in(const Method& m, QuantSpec& spec) { spec.symmetric = has(m.needs, N
 
 }  // namespace
 
-constinit const Transform transform_awq = {.name = "awq",
-                                           .summary = "finer steps for input features that are large",
-                                           .needs = Needs::gram | Needs::cross | Needs::columns,
-                                           .takes_alpha = false,
-                                           .fill_in = fill_in,
-                                           .apply = apply};
+constinit const Transform transform_awq = {
+    .name = "awq",
+    .summary = "finer steps for input features that are large",
+    .needs = Needs::gram | Needs::cross | Needs::columns,
+    .takes_alpha = false,
+    .fill_in = fill_in,
+    .apply = apply,
+};
 
 }  // namespace fewbit

@@ -208,11 +208,13 @@ void fill_in(const Method&, QuantSpec& spec) {
 
 }  // namespace
 
-constinit const Transform transform_smoothquant = {.name = "smoothquant",
-                                                   .summary = "moves outliers of 8-bit inputs into the weights",
-                                                   .needs = Needs::gram | Needs::columns,
-                                                   .takes_alpha = true,
-                                                   .fill_in = fill_in,
-                                                   .apply = apply};
+constinit const Transform transform_smoothquant = {
+    .name = "smoothquant",
+    .summary = "moves outliers of 8-bit inputs into the weights",
+    .needs = Needs::gram | Needs::columns,
+    .takes_alpha = true,
+    .fill_in = fill_in,
+    .apply = apply,
+};
 
 }  // namespace fewbit

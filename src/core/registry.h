@@ -1,0 +1,34 @@
+#pragma once
+// Looking up entries of a registry, a list of pointers to constants with a `name`, for the name that a user wrote.
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/core/error.h"
+
+namespace fewbit {
+
+// The entry with this name, or null.
+template <class Entry>
+const Entry* find_named(const std::vector<const Entry*>& entries, std::string_view name) {
+  for (const Entry* e : entries)
+    if (e->name == name) return e;
+  return nullptr;
+}
+
+// " a b c": the names, for an error that lists them.
+template <class Entry>
+std::string list_names(const std::vector<const Entry*>& entries) {
+  std::string names;
+  for (const Entry* e : entries) (names += ' ') += e->name;
+  return names;
+}
+
+// The entry with this name, or Error{usage} that lists the known ones. `what`: "packing".
+template <class Entry>
+const Entry& expect_named(const std::vector<const Entry*>& entries, std::string_view name, const char* what) {
+  if (const Entry* e = find_named(entries, name)) return *e;
+  fail(ErrorKind::usage, std::string("no ") + what + " \"" + std::string(name) + "\"; known:" + list_names(entries));
+}
+
+}  // namespace fewbit
