@@ -1,6 +1,7 @@
 // `runner bench [MODEL] --ops --explain [--sm N]`: which kernel a shape takes, and why.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
@@ -28,12 +29,23 @@ std::string rows_of(const ExplainedRows& r) {
 }
 
 std::string table_of(const std::vector<ExplainedRows>& rows, bool markdown) {
-  std::vector<std::vector<std::string>> lines = {{"model", "op", "type", "in", "out", "rows", "kernel", "file", "how"}};
+  std::vector<std::vector<std::string>> lines = {{"model", "op", "type", "in", "out", "rows", "kernel", "file"}};
   const auto count = [](int64_t n) { return n > 0 ? fmt::format("{}", n) : ""; };
   for (const ExplainedRows& r : rows)
     lines.push_back({r.model, r.op, r.type, count(r.in), count(r.out), rows_of(r), r.rule->name,
-                     fmt::format("kernels/{}", r.rule->file), r.rule->when});
+                     fmt::format("kernels/{}", r.rule->file)});
   return table(lines, markdown, lines[0].size());
+}
+
+// How each kernel of the rows works, once, in the order in which the rules are asked.
+std::string legend_of(const std::vector<ExplainedRows>& rows, bool markdown) {
+  std::string s;
+  for (const KernelRule& rule : kernel_rules()) {
+    const auto taken = [&](const ExplainedRows& r) { return r.rule == &rule; };
+    if (std::any_of(rows.begin(), rows.end(), taken))
+      s += fmt::format("{}{} ({}): {}\n", markdown ? "- " : "", rule.name, rule.types, rule.when);
+  }
+  return s;
 }
 
 Json json_of(const KnownGpu& gpu, const std::vector<ExplainedRows>& rows) {
@@ -72,8 +84,8 @@ void explain_kernels(const BenchArgs& a, const std::vector<OpsModel>& models) {
   const std::vector<ExplainedRows> rows = explain_ops(models, gpu.traits);
   const std::string title = fmt::format("Kernels on sm_{} ({}: {} multiprocessors, {} KiB of shared memory a block)",
                                         a.sm, gpu.name, gpu.traits.sms, gpu.traits.max_shared / 1024);
-  say(a.common, title + "\n" + table_of(rows, false));
-  write_text(a.common, a.markdown, title + ".\n\n" + table_of(rows, true));
+  say(a.common, title + "\n" + table_of(rows, false) + "\n" + legend_of(rows, false));
+  write_text(a.common, a.markdown, title + ".\n\n" + table_of(rows, true) + "\n" + legend_of(rows, true));
   write_json(a.common, json_of(gpu, rows).dump(1) + "\n");
 }
 
