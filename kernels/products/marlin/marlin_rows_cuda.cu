@@ -143,6 +143,14 @@ bool launch(CudaState& s, const marlin_split_k::Job& product, const Plan<V>& pla
   return true;
 }
 
+// Whether there is a way to cut a product of so many rows, 16 at most.
+template <bool kZeros>
+bool fits(const CudaState& s, marlin_split_k::Job product, int rows) {
+  product.rows = rows;
+  if (rows <= Variant<1, 4, kZeros>::kTokens) return make_plan<Variant<1, 4, kZeros>>(s, product).team > 0;
+  return make_plan<Variant<2, 4, kZeros>>(s, product).team > 0 || make_plan<Variant<2, 2, kZeros>>(s, product).team > 0;
+}
+
 template <bool kZeros>
 bool launch_planned(CudaState& s, const marlin_split_k::Job& product) {
   using Eight = Variant<1, 4, kZeros>;
@@ -159,6 +167,10 @@ bool launch_planned(CudaState& s, const marlin_split_k::Job& product) {
 bool try_launch(CudaState& s, marlin_split_k::Job job) {
   constexpr int kTogether = 16;
   const bool zeros = job.weights[0].w.z != nullptr;
+  // Before the first launch: what has been added to y cannot be taken back. A first launch that does not fit says so
+  // itself.
+  const int rest = job.rows % kTogether;
+  if (job.rows > kTogether && rest > 0 && !(zeros ? fits<true>(s, job, rest) : fits<false>(s, job, rest))) return false;
   for (int left = job.rows; left > 0; left -= kTogether) {
     job.rows = std::min(left, kTogether);
     if (!(zeros ? launch_planned<true>(s, job) : launch_planned<false>(s, job))) return false;
