@@ -12,7 +12,7 @@ struct SkinnyTypes {
   DType w, x;
 };
 
-// A variant of the kernel. Sixteen warps in all of them, so that the order of the sums is one. A ring of five slots
+// A variant of the kernel. Sixteen warps in all of them, so that the order of the sums is one. A ring of five stages
 // leaves room for the blocks of the next product beside it; bf16, whose steps are worth half as much work, does better
 // with the whole of the shared memory in flight; 16 rows of 4,096 values as f16 find room beside four stages and one
 // buffer of sums.
