@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/error.h"
+#include "src/core/registry.h"
 
 namespace fewbit::fewbit_map {
 namespace {
@@ -94,13 +95,8 @@ int64_t read_group_size(const ConfigObject& o, const QuantSpec* inherited, const
 
 const Packing& packing_named(const std::string& name, std::initializer_list<const Packing*> family,
                              const std::string& where) {
-  std::string known;
-  for (const Packing* p : family) {
-    if (p->name == name) return *p;
-    known += ' ';
-    known += p->name;
-  }
-  fail(ErrorKind::unsupported, where + ": found \"" + name + "\"; known:" + known);
+  if (const Packing* p = find_named(family, name)) return *p;
+  fail(ErrorKind::unsupported, where + ": found \"" + name + "\"; known:" + list_names(family));
 }
 
 bool packed(const TensorSource& tensor, const std::string& linear, const LinearFormat& f) {

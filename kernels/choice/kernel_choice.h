@@ -84,7 +84,7 @@ inline constexpr int64_t kPackedFewRows = 64;
 // library does not.
 inline constexpr int64_t kLeastLibraryRows = 9, kFewByteRows = 16;
 
-// "packed", "dense", "bytes", "attention": the ops' names in tables, JSON and on the command line.
+// "packed", "dense", "bytes", "attention": the ops' names in tables and JSON.
 const char* name_of(ChoiceOp);
 
 }  // namespace fewbit

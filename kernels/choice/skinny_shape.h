@@ -22,7 +22,6 @@ struct SkinnyShape {
   int value_bytes;  // of a weight
   int x_bytes;      // of a value of x in shared memory
   int sum_buffers;  // of the sums of the tiles
-  constexpr bool operator==(const SkinnyShape&) const = default;
 };
 inline constexpr int kSkinnyWarps = 16;
 inline constexpr int kSkinnyRows = 16;       // of x, at most

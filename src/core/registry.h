@@ -8,19 +8,19 @@
 
 namespace fewbit {
 
-// The entry with this name, or null.
-template <class Entry>
-const Entry* find_named(const std::vector<const Entry*>& entries, std::string_view name) {
-  for (const Entry* e : entries)
+// The entry with this name, or null. `Entries`: a registry, or a list of some of its entries.
+template <class Entries>
+typename Entries::value_type find_named(const Entries& entries, std::string_view name) {
+  for (const auto* e : entries)
     if (e->name == name) return e;
   return nullptr;
 }
 
 // " a b c": the names, for an error that lists them.
-template <class Entry>
-std::string list_names(const std::vector<const Entry*>& entries) {
+template <class Entries>
+std::string list_names(const Entries& entries) {
   std::string names;
-  for (const Entry* e : entries) (names += ' ') += e->name;
+  for (const auto* e : entries) (names += ' ') += e->name;
   return names;
 }
 

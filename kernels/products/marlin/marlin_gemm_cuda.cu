@@ -240,7 +240,7 @@ bool try_few_rows(CudaState& s, ConstTensorView x, std::span<const MarlinProduct
   job.rows = static_cast<int>(x.rows());
   job.in = w.in;
   job.y_f32 = products[0].y.dtype == DType::f32;
-  job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
+  job.group_shift = w.group_shift();
   const bool fine = w.grouped() && w.group_tiles < kWarpTiles;
   if (products[0].w.bits == 4)
     return w.z ? launch_for_rows<4, true>(s, job, kernel, fine) : launch_for_rows<4, false>(s, job, kernel, fine);

@@ -143,23 +143,27 @@ bool launch(CudaState& s, const marlin_split_k::Job& product, const Plan<V>& pla
   return true;
 }
 
-// Whether there is a way to cut a product of so many rows, 16 at most.
+// f(plan) with the quickest plan for a product of up to 16 rows; a plan without a team where there is no way to cut it.
+template <bool kZeros, class F>
+bool with_plan(const CudaState& s, const marlin_split_k::Job& product, F&& f) {
+  using Eight = Variant<1, 4, kZeros>;
+  using Wide = Variant<2, 4, kZeros>;
+  using Narrow = Variant<2, 2, kZeros>;
+  if (product.rows <= Eight::kTokens) return f(make_plan<Eight>(s, product));
+  const auto wide = make_plan<Wide>(s, product);
+  const auto narrow = make_plan<Narrow>(s, product);
+  return wide.time < narrow.time ? f(wide) : f(narrow);
+}
+
 template <bool kZeros>
 bool fits(const CudaState& s, marlin_split_k::Job product, int rows) {
   product.rows = rows;
-  if (rows <= Variant<1, 4, kZeros>::kTokens) return make_plan<Variant<1, 4, kZeros>>(s, product).team > 0;
-  return make_plan<Variant<2, 4, kZeros>>(s, product).team > 0 || make_plan<Variant<2, 2, kZeros>>(s, product).team > 0;
+  return with_plan<kZeros>(s, product, [](const auto& plan) { return plan.team > 0; });
 }
 
 template <bool kZeros>
 bool launch_planned(CudaState& s, const marlin_split_k::Job& product) {
-  using Eight = Variant<1, 4, kZeros>;
-  using Wide = Variant<2, 4, kZeros>;
-  using Narrow = Variant<2, 2, kZeros>;
-  if (product.rows <= Eight::kTokens) return launch(s, product, make_plan<Eight>(s, product));
-  const auto wide = make_plan<Wide>(s, product);
-  const auto narrow = make_plan<Narrow>(s, product);
-  return wide.time < narrow.time ? launch(s, product, wide) : launch(s, product, narrow);
+  return with_plan<kZeros>(s, product, [&](const auto& plan) { return launch(s, product, plan); });
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ struct MarlinSource {
   int group_tiles;  // k-tiles of a group: 2, 4, 8; 0 where one group spans the row
   __host__ __device__ bool grouped() const { return group_tiles > 0; }
   __host__ __device__ int k_tiles() const { return in / marlin::kTileK; }
+  // log2 of the k-tiles of a group; 30, so that every k-tile is in group 0, where one group spans the row.
+  int group_shift() const { return group_tiles == 8 ? 3 : group_tiles == 4 ? 2 : group_tiles == 2 ? 1 : 30; }
 };
 
 MarlinSource source_of(const MarlinView&);  // checks shapes, dtypes and alignment (marlin_gemm_cuda.cu)

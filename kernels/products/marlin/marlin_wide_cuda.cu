@@ -85,7 +85,7 @@ void launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> prod
   const MarlinSource& w = job.weights[0].w;
   job.rows = static_cast<int>(x.rows());
   job.y_f32 = products[0].y.dtype == DType::f32;
-  job.group_shift = w.group_tiles == 8 ? 3 : w.group_tiles == 4 ? 2 : w.group_tiles == 2 ? 1 : 30;
+  job.group_shift = w.group_shift();
   job.steps = static_cast<int>((x.cols() + kStageDepth - 1) / kStageDepth);
   const auto count = static_cast<int>(products.size());
   const auto launch_for_rows = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {

@@ -8,6 +8,7 @@
 #include <charconv>
 
 #include "src/core/names.h"
+#include "src/core/registry.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -41,8 +42,7 @@ bool is_chain_word(std::string_view word) {
   const std::vector<std::string> parts = split(word, '+');
   return std::all_of(parts.begin(), parts.end(), [](const std::string& p) {
     if (std::find(std::begin(known), std::end(known), p) != std::end(known)) return true;
-    if (find_transform(p)) return true;
-    return std::any_of(methods().begin(), methods().end(), [&](const Method* m) { return m->name == p; });
+    return find_transform(p) || find_named(methods(), p);
   });
 }
 
