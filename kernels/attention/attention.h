@@ -20,6 +20,9 @@ struct AttentionArgs {
   float scale = 1;              // usually 1 / sqrt(head_dim)
   int64_t window = 0;           // in tokens; 0: all earlier positions
   float softcap = 0;            // 0: none
+  // [heads] f32: a logit beside the scores of every query of a head, whose weight goes to no value (gpt-oss, 2025).
+  // data == nullptr: none. A GPU then takes the plain kernel.
+  ConstTensorView sinks{};
   // For attention_cached() alone. The launch right before it on this Exec appends to the same cache at the same
   // positions, and lets the next launch begin only when all launches before it have ended; rope_append() is such a one.
   // A GPU may then read the positions and the older keys while the new ones are still being written. The result has the

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/cpu_rows.h"
@@ -34,6 +35,7 @@ struct Head {
   int64_t queries = 0, keys = 0;       // keys: how many rows of k and v exist
   void* out = nullptr;
   int64_t out_ld = 0;
+  float sink = -std::numeric_limits<float>::infinity();
 };
 
 // Keys, or queries, [begin, end).
@@ -48,11 +50,13 @@ Span visible(const Head& head, const AttentionArgs& a, int64_t i) {
   return {a.window > 0 ? std::max<int64_t>(0, p - a.window + 1) : 0, p + 1};
 }
 
-// Turns the n scores of visible keys into weights that are not yet divided by their sum; returns that sum.
-double softmax(float* scores, int64_t n, const AttentionArgs& a) {
+// Turns the n scores of visible keys into weights that are not yet divided by their sum; returns that sum, with the
+// sink's weight in it.
+double softmax(float* scores, int64_t n, const AttentionArgs& a, float sink) {
   if (a.softcap > 0)
     for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
-  return exp_in_place(scores, max_of(scores, n), n);
+  const float top = std::max(max_of(scores, n), sink);
+  return exp_in_place(scores, top, n) + std::exp(static_cast<double>(sink) - top);
 }
 
 // Rounds the weighted sum of values, divided by the sum of the weights, to the output type.
@@ -112,7 +116,7 @@ void few_queries(const Head& head, const AttentionArgs& a) {
     widen(static_cast<const T*>(head.q.data) + i * head.q.ld, query, d);
     float* scores = scratch(Scratch::scores, n);
     for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
-    const double sum = softmax(scores, n, a);
+    const double sum = softmax(scores, n, a, head.sink);
     float* values = scratch(Scratch::y, d);
     std::fill_n(values, d, 0.f);
     for (int64_t j = 0; j < n; ++j) axpy(scores[j], row_of<C>(head.v, span.begin + j, d), values, d);
@@ -163,7 +167,7 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
   for (int64_t i = q0; i < q1; ++i) {
     const Span s = visible(head, a, i);
     float* row = scores + (i - q0) * n;
-    sums[i - q0] = softmax(row + (s.begin - keys.begin), s.end - s.begin, a);
+    sums[i - q0] = softmax(row + (s.begin - keys.begin), s.end - s.begin, a, head.sink);
     std::fill(row, row + (s.begin - keys.begin), 0.f);
     std::fill(row + (s.end - keys.begin), row + n, 0.f);
   }
@@ -200,6 +204,10 @@ const void* at(ConstTensorView t, int64_t element) {
   return static_cast<const char*>(t.data) + element * bytes_of(t.dtype);
 }
 void* at(TensorView t, int64_t element) { return static_cast<char*>(t.data) + element * bytes_of(t.dtype); }
+
+float sink_of(const AttentionArgs& a, int64_t head) {
+  return a.sinks.data ? a.sinks.as<float>()[head] : -std::numeric_limits<float>::infinity();
+}
 
 void check_queries(ConstTensorView q, const AttentionArgs& a, ConstTensorView out) {
   FEWBIT_ASSERT(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && q.cols() == a.heads * a.head_dim);
@@ -264,7 +272,8 @@ void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, i
             .queries = len,
             .keys = len,
             .out = at(out, q_at),
-            .out_ld = q.cols()},
+            .out_ld = q.cols(),
+            .sink = sink_of(a, h)},
            a);
   });
 }
@@ -308,7 +317,8 @@ void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const
             .queries = len,
             .keys = c[2],
             .out = at(out, q_at),
-            .out_ld = q.cols()},
+            .out_ld = q.cols(),
+            .sink = sink_of(a, h)},
            a);
   });
 }

@@ -30,6 +30,7 @@ AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64
   a.window = static_cast<int>(std::min<int64_t>(args.window, 0x3fffffff));
   a.scale = args.scale;
   a.softcap = args.softcap;
+  a.sinks = args.sinks.data ? args.sinks.as<float>() : nullptr;
   return a;
 }
 
@@ -70,7 +71,7 @@ void dispatch_head_dim(int d, F&& f) {
 
 template <class T, class C>
 void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
-  const Kernel kernel = choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
+  const Kernel kernel = a.sinks ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if constexpr (!kIsCode<C>)
       if (kernel == Kernel::attention_wide)

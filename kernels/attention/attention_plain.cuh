@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     q_sh[r * stride + e % d] = row0 + r < a.len ? to_f32(a.q[query_row(r) + e % d]) : 0.f;
   }
 
-  float o[kColumns] = {}, m = -INFINITY, l = 0;
+  // A sink is a score that was seen first and has no value; one of a row's threads holds its weight.
+  float o[kColumns] = {}, m = a.sinks ? a.sinks[head] : -INFINITY, l = a.sinks && sub == 0 ? 1.f : 0.f;
   for (int key0 = range.begin / kKeys * kKeys; key0 < range.end; key0 += kKeys) {
     __syncthreads();  // the tile before has been used
     for (int e = threadIdx.x; e < kKeys * d; e += kThreads) {

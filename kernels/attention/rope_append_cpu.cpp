@@ -13,8 +13,8 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
   const int64_t head_dim = cache.k.shape[3];
   const Tensor turned = Tensor::host(k.dtype, k.shape);
   std::memcpy(turned.view().data, k.data, static_cast<size_t>(k.bytes()));
-  cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale);
-  cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale);
+  cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
+  cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
   if (table.hadamard) cpu::hadamard(ex, q, turned, head_dim);
   cpu::kv_append(ex, turned, v, positions, cache);
 }

@@ -21,4 +21,17 @@ void add(Exec&, ConstTensorView h, TensorView x) {
   });
 }
 
+void scale_by(Exec&, ConstTensorView factor, TensorView x) {
+  const float f = factor.as<float>()[0];
+  for_float_type(x.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(x.numel(), 16384, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const float scaled = f * static_cast<float>(x.as<T>()[i]);
+        narrow(&scaled, x.as<T>() + i, 1);
+      }
+    });
+  });
+}
+
 }  // namespace fewbit::cpu

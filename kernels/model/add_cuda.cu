@@ -1,4 +1,4 @@
-// The residual sum: a thread adds eight neighbours; bound by memory.
+// The residual sum: a thread adds eight neighbours; bound by memory. All values times one: a thread has a value.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/add.h"
@@ -25,6 +25,14 @@ __global__ void add_kernel(const T* h, T* x, int64_t n, bool vectors) {
   for (int64_t i = begin; i < n && i < begin + kN; ++i) x[i] = from_f32<T>(to_f32(x[i]) + to_f32(h[i]));
 }
 
+template <class T>
+__global__ void scale_by_kernel(const float* factor, T* x, int64_t n) {
+  allow_successor();
+  await_predecessor();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n) x[i] = from_f32<T>(to_f32(x[i]) * factor[0]);
+}
+
 }  // namespace
 
 void add(Exec& ex, ConstTensorView h, TensorView x) {
@@ -37,6 +45,16 @@ void add(Exec& ex, ConstTensorView h, TensorView x) {
     const bool vectors = aligned16(h.as<T>()) && aligned16(x.as<T>());
     launch_overlapping(ex.cuda_state(), add_kernel<T>, dim3(blocks), dim3(kThreads), 0, h.as<T>(), x.as<T>(), n,
                        vectors);
+  });
+}
+
+void scale_by(Exec& ex, ConstTensorView factor, TensorView x) {
+  const int64_t n = x.numel();
+  if (n == 0) return;
+  dispatch_f32_bf16(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_overlapping(ex.cuda_state(), scale_by_kernel<T>, dim3(static_cast<unsigned>((n + kThreads - 1) / kThreads)),
+                       dim3(kThreads), 0, factor.as<float>(), x.as<T>(), n);
   });
 }
 

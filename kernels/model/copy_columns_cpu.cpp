@@ -7,16 +7,16 @@
 
 namespace fewbit::cpu {
 
-void copy_columns(Exec&, ConstTensorView from, int64_t from_begin, TensorView to, int64_t to_begin, int64_t cols) {
-  FEWBIT_ASSERT(from.dtype == to.dtype && from.rows() == to.rows());
-  FEWBIT_ASSERT(from_begin + cols <= from.cols() && to_begin + cols <= to.cols());
+void copy_columns(Exec&, ConstTensorView from, int64_t from_begin, TensorView to, int64_t to_begin, int64_t cols,
+                  ColumnGroups groups) {
   const int64_t element = bytes_of(to.dtype);
   const auto* source = static_cast<const uint8_t*>(from.data) + from_begin * element;
   auto* target = static_cast<uint8_t*>(to.data) + to_begin * element;
   parallel_for(to.rows(), 64, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
-      std::memcpy(target + r * to.cols() * element, source + r * from.cols() * element,
-                  static_cast<size_t>(cols * element));
+      for (int64_t g = 0; g < groups.count; ++g)
+        std::memcpy(target + (r * to.cols() + g * groups.to_step) * element,
+                    source + (r * from.cols() + g * groups.from_step) * element, static_cast<size_t>(cols * element));
   });
 }
 

@@ -26,4 +26,17 @@ void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, Ten
 inline void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out) {
   pick(ex, &cpu::gated_act, FEWBIT_CUDA_OP(gated_act))(ex, gate, up, act, out);
 }
+// clamped_swiglu: out = (u + 1) g sigmoid(1.702 g) with g = min(gate, limit), u = clamp(up, -limit, limit) (gpt-oss,
+// 2025); shapes and types as above.
+namespace cpu {
+void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, float limit, TensorView out);
+}
+namespace cuda {
+void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, float limit, TensorView out);
+}
+inline void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, float limit, TensorView out) {
+  FEWBIT_ASSERT(gate.numel() == out.numel() && up.numel() == out.numel() && limit > 0);
+  FEWBIT_ASSERT(gate.dtype == out.dtype && up.dtype == out.dtype);
+  pick(ex, &cpu::clamped_swiglu, FEWBIT_CUDA_OP(clamped_swiglu))(ex, gate, up, limit, out);
+}
 }  // namespace fewbit

@@ -1,6 +1,9 @@
 // The gated activation: the CPU half. Both activations are a gate times a sigmoid (SigmoidForm).
 #include "kernels/model/gated_act.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/cpu/cpu_rows.h"
 #include "src/core/parallel.h"
 
@@ -18,6 +21,23 @@ void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, Ten
       widen(gate.as<T>() + begin, g, end - begin);
       widen(up.as<T>() + begin, u, end - begin);
       gated_sigmoid(g, u, form.scale, form.cubic, g, end - begin);
+      narrow(g, out.as<T>() + begin, end - begin);
+    });
+  });
+}
+
+void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, float limit, TensorView out) {
+  constexpr int64_t kGrain = 8192;
+  for_float_type(gate.dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    parallel_for(gate.numel(), kGrain, [&](int64_t begin, int64_t end) {
+      float g[kGrain], u[kGrain];
+      widen(gate.as<T>() + begin, g, end - begin);
+      widen(up.as<T>() + begin, u, end - begin);
+      for (int64_t i = 0; i < end - begin; ++i) {
+        const float low = std::min(g[i], limit), bounded = std::clamp(u[i], -limit, limit);
+        g[i] = (bounded + 1) * low / (1 + std::exp(-1.702f * low));
+      }
       narrow(g, out.as<T>() + begin, end - begin);
     });
   });

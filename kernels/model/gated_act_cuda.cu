@@ -27,6 +27,16 @@ __global__ void gated_act_kernel(const T* gate, const T* up, T* out, int64_t n, 
     out[i] = from_f32<T>(activate<kAct>(to_f32(gate[i])) * to_f32(up[i]));
 }
 
+template <class T>
+__global__ void clamped_swiglu_kernel(const T* gate, const T* up, float limit, T* out, int64_t n) {
+  allow_successor();
+  await_predecessor();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= n) return;
+  const float g = fminf(to_f32(gate[i]), limit), u = fminf(fmaxf(to_f32(up[i]), -limit), limit);
+  out[i] = from_f32<T>((u + 1.f) * g / (1.f + expf(-1.702f * g)));
+}
+
 }  // namespace
 
 void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out) {
@@ -40,6 +50,17 @@ void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, 
     auto* kernel = act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
     launch_overlapping(ex.cuda_state(), kernel, dim3(blocks), dim3(kThreads), 0, gate.as<T>(), up.as<T>(), out.as<T>(),
                        n, vectors);
+  });
+}
+
+void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, float limit, TensorView out) {
+  const int64_t n = out.numel();
+  if (n == 0) return;
+  dispatch_f32_bf16(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_overlapping(ex.cuda_state(), clamped_swiglu_kernel<T>,
+                       dim3(static_cast<unsigned>((n + kThreads - 1) / kThreads)), dim3(kThreads), 0, gate.as<T>(),
+                       up.as<T>(), limit, out.as<T>(), n);
   });
 }
 

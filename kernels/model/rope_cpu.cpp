@@ -10,7 +10,7 @@
 namespace fewbit::cpu {
 
 void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
-          float attention_scale) {
+          float attention_scale, RopePairs pairs) {
   const int64_t tokens = x.rows(), half = inv_freq.numel(), heads = x.cols() / head_dim;
   FEWBIT_ASSERT(positions.numel() == tokens && positions.dtype == DType::i32 && inv_freq.dtype == DType::f32);
   FEWBIT_ASSERT(2 * half <= head_dim && heads * head_dim == x.cols());
@@ -27,10 +27,12 @@ void rope(Exec&, TensorView x, ConstTensorView positions, ConstTensorView inv_fr
         for (int64_t h = 0; h < heads; ++h) {
           T* head = x.as<T>() + (t * heads + h) * head_dim;
           for (int64_t i = 0; i < half; ++i) {
-            const float u = head[i], v = head[i + half];
+            const int64_t first = pairs == RopePairs::halves ? i : 2 * i,
+                          second = pairs == RopePairs::halves ? i + half : 2 * i + 1;
+            const float u = head[first], v = head[second];
             const float c = cosines[static_cast<size_t>(i)], s = sines[static_cast<size_t>(i)];
-            head[i] = u * c - v * s;
-            head[i + half] = v * c + u * s;
+            head[first] = u * c - v * s;
+            head[second] = v * c + u * s;
           }
         }
       }

@@ -1,6 +1,6 @@
 // Rotary position embedding: a block has one token and kHeads of its heads; it computes the token's cosines and sines
 // once, in shared memory, with the precise sincosf (positions reach 10^5 radians), then turns the pairs of its heads,
-// 16 bytes of each half at a time.
+// 16 bytes of each half at a time, or neighbours one by one.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/model/rope.cuh"
@@ -13,7 +13,7 @@ constexpr int kThreads = 128;
 constexpr int kHeads = 8;  // heads of one block
 
 // kN: values per thread and step; 16 bytes, or 1 where half a head is not a multiple of that.
-template <class T, int kN>
+template <class T, int kN, bool kNeighbours>
 __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
                             const int32_t* __restrict__ positions, const float* __restrict__ inv_freq, int half,
                             int heads, int head_dim, float attention_scale) {
@@ -29,6 +29,12 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
   for (int e = threadIdx.x; e < mine * per_head; e += kThreads) {
     const int i = e % per_head * kN;
     T* head = token + e / per_head * head_dim;
+    if constexpr (kNeighbours) {
+      const float c = table[i], s = table[half + i], a = to_f32(head[2 * i]), b = to_f32(head[2 * i + 1]);
+      head[2 * i] = from_f32<T>(a * c - b * s);
+      head[2 * i + 1] = from_f32<T>(b * c + a * s);
+      continue;
+    }
     auto u = load_vec<T, kN>(head + i), v = load_vec<T, kN>(head + half + i);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
@@ -44,7 +50,7 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
 }  // namespace
 
 void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
-          float attention_scale) {
+          float attention_scale, RopePairs pairs) {
   const int64_t tokens = x.rows(), half = inv_freq.numel();
   FEWBIT_ASSERT(positions.dtype == DType::i32 && inv_freq.dtype == DType::f32 && positions.numel() == tokens);
   if (x.numel() == 0 || half == 0) return;
@@ -56,7 +62,9 @@ void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv
     using T = typename decltype(type)::type;
     constexpr int kN = kVec16<T>;
     const bool vectors = half % kN == 0 && aligned16(x.as<T>(), head_dim);
-    auto* kernel = vectors ? rope_kernel<T, kN> : rope_kernel<T, 1>;
+    auto* kernel = pairs == RopePairs::neighbours ? rope_kernel<T, 1, true>
+                   : vectors                      ? rope_kernel<T, kN, false>
+                                                  : rope_kernel<T, 1, false>;
     launch_overlapping(ex.cuda_state(), kernel, grid, dim3(kThreads), shared, x.as<T>(), positions.as<int32_t>(),
                        inv_freq.as<float>(), static_cast<int>(half), static_cast<int>(heads),
                        static_cast<int>(head_dim), attention_scale);

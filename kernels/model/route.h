@@ -2,10 +2,13 @@
 // The two ends of a mixture of experts: which experts a token goes to, and the weighted sum of what they answer.
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// route: ids[t, :] = the top_k experts of token t, best first; weights[t, :] = their softmax over all experts, divided
-// by its sum over the chosen ones where `renormalise` is set (Mixtral: Jiang et al., 2024, section 2.1). Ties go to the
+// route: ids[t, :] = the top_k experts of token t, best first; weights[t, :] = their scores, divided by the sum of the
+// chosen ones where `renormalise` is set (Mixtral: Jiang et al., 2024, section 2.1), times `scaling`. Ties go to the
 // lower index. A NaN is never chosen before a number, and makes all weights of its token NaN.
 //   logits   [tokens, experts]  f32, experts >= top_k >= 1
+// A score is the softmax over all experts or the logistic function of the logit. The choice is by score + bias; where
+// there are groups (of consecutive experts, alike in number) only those of the best_groups groups take part whose two
+// best are largest in sum (DeepSeek-V3, 2024, section 2.1.2).
 //   ids      [tokens, top_k]    i32; overwritten
 //   weights  [tokens, top_k]    f32; overwritten
 // scatter_add_rows: y[rows[i], :] += weights[i] * x[i, :].
@@ -14,16 +17,35 @@ namespace fewbit {
 //   weights  [n]             f32
 //   y        [tokens, cols]  f32, added to
 // The tokens of an expert are gathered with embed(), scale 1.
+enum class RouteScore : uint8_t { softmax, sigmoid };
+struct RouteRule {
+  bool renormalise = true;
+  RouteScore score = RouteScore::softmax;
+  float scaling = 1;
+  int groups = 1, best_groups = 1;  // groups of one expert are not allowed
+  ConstTensorView bias{};           // [experts] f32; data == nullptr: none
+  float logit_scale = 1;            // > 0; the logits are multiplied by it first
+  ConstTensorView expert_scale{};   // [experts] f32, on the finished weights; data == nullptr: none
+};
 namespace cpu {
-void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
+void route(Exec&, ConstTensorView logits, const RouteRule&, TensorView ids, TensorView weights);
 void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y);
 }  // namespace cpu
 namespace cuda {
-void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights);
+void route(Exec&, ConstTensorView logits, const RouteRule&, TensorView ids, TensorView weights);
 void scatter_add_rows(Exec&, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y);
 }  // namespace cuda
-inline void route(Exec& ex, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights) {
-  pick(ex, &cpu::route, FEWBIT_CUDA_OP(route))(ex, logits, renormalise, ids, weights);
+inline void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView ids, TensorView weights) {
+  const int64_t experts = logits.cols();
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
+  FEWBIT_ASSERT(ids.rows() == logits.rows() && ids.shape == weights.shape && ids.cols() >= 1 && ids.cols() <= experts);
+  FEWBIT_ASSERT(rule.groups >= 1 && experts % rule.groups == 0 && (rule.groups == 1 || experts / rule.groups > 1));
+  FEWBIT_ASSERT(rule.best_groups >= 1 && rule.best_groups <= rule.groups);
+  FEWBIT_ASSERT(ids.cols() <= experts / rule.groups * rule.best_groups);
+  FEWBIT_ASSERT(!rule.bias.data || (rule.bias.dtype == DType::f32 && rule.bias.numel() == experts));
+  FEWBIT_ASSERT(!rule.expert_scale.data ||
+                (rule.expert_scale.dtype == DType::f32 && rule.expert_scale.numel() == experts));
+  pick(ex, &cpu::route, FEWBIT_CUDA_OP(route))(ex, logits, rule, ids, weights);
 }
 inline void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y) {
   pick(ex, &cpu::scatter_add_rows, FEWBIT_CUDA_OP(scatter_add_rows))(ex, x, rows, weights, y);

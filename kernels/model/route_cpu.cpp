@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -13,35 +14,97 @@
 namespace fewbit::cpu {
 namespace {
 
-void route_token(const float* z, std::vector<int32_t>& order, bool renormalise, int64_t top_k, int32_t* ids,
-                 float* weights) {
-  const auto rank = [z](int32_t e) { return std::isnan(z[e]) ? -std::numeric_limits<float>::infinity() : z[e]; };
-  std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                    [&](int32_t a, int32_t b) { return rank(a) != rank(b) ? rank(a) > rank(b) : a < b; });
-  const float max = rank(order[0]);
-  double all = 0, chosen = 0;
-  for (size_t e = 0; e < order.size(); ++e) all += std::exp(static_cast<double>(z[e]) - max);
-  for (int64_t i = 0; i < top_k; ++i) chosen += std::exp(static_cast<double>(z[order[i]]) - max);
-  for (int64_t i = 0; i < top_k; ++i) {
-    ids[i] = order[i];
-    // Renormalised weights are divided twice in the formula; the sum over all experts cancels.
-    const double weight = std::exp(static_cast<double>(z[ids[i]]) - max) / (renormalise ? chosen : all);
-    weights[i] = std::isnan(all) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(weight);
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+float or_never(float x) { return std::isnan(x) ? kNever : x; }
+
+// One token after another; z are its logits.
+class Router {
+ public:
+  Router(const RouteRule& rule, int64_t experts)
+      : rule_(rule), score_(static_cast<size_t>(experts)), choice_(score_.size()), order_(score_.size()) {}
+
+  void route(const float* z, int64_t top_k, int32_t* ids, float* weights) {
+    const bool nan = score(z);
+    if (rule_.groups > 1) keep_best_groups();
+    sort(order_, choice_, top_k);
+    double chosen = 0;
+    for (int64_t i = 0; i < top_k; ++i) chosen += score_[at(order_[at(i)])];
+    for (int64_t i = 0; i < top_k; ++i) {
+      ids[i] = order_[at(i)];
+      const double own = rule_.expert_scale.data ? rule_.expert_scale.as<float>()[ids[i]] : 1;
+      const double weight = own * score_[at(ids[i])] / (rule_.renormalise ? chosen + kTiny : 1) * rule_.scaling;
+      weights[i] = nan ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(weight);
+    }
   }
-}
+
+ private:
+  static constexpr double kTiny = 1e-20;
+  template <class I>
+  static size_t at(I i) {
+    return static_cast<size_t>(i);
+  }
+
+  // Scores, and what the choice goes by: the logits themselves where that is the same order. True where one is NaN.
+  bool score(const float* z) {
+    const bool softmax = rule_.score == RouteScore::softmax;
+    float max = kNever;
+    for (size_t e = 0; e < score_.size(); ++e) max = std::max(max, or_never(z[e]));
+    double all = 0;
+    bool nan = false;
+    for (size_t e = 0; e < score_.size(); ++e) {
+      const double scale = rule_.logit_scale;
+      score_[e] = softmax ? std::exp(scale * (static_cast<double>(z[e]) - max)) : 1 / (1 + std::exp(-scale * z[e]));
+      nan |= std::isnan(score_[e]);
+      all += score_[e];
+    }
+    for (size_t e = 0; e < score_.size(); ++e) {
+      if (softmax) score_[e] /= all;
+      choice_[e] = or_never(rule_.bias.data ? static_cast<float>(score_[e]) + rule_.bias.as<float>()[e] : z[e]);
+    }
+    return nan;
+  }
+
+  void keep_best_groups() {
+    const size_t groups = at(rule_.groups), each = choice_.size() / groups;
+    std::vector<float> two(groups);
+    std::vector<int32_t> order(groups);
+    for (size_t g = 0; g < groups; ++g) {
+      // In the terms of the scores: logits order experts as scores do, but do not add up as they do.
+      std::vector<float> own(each);
+      for (size_t i = 0; i < each; ++i)
+        own[i] = rule_.bias.data ? choice_[g * each + i] : or_never(static_cast<float>(score_[g * each + i]));
+      std::partial_sort(own.begin(), own.begin() + 2, own.end(), std::greater<>());
+      two[g] = own[0] + own[1];
+    }
+    sort(order, two, rule_.best_groups);
+    std::vector<bool> kept(groups, false);
+    for (int i = 0; i < rule_.best_groups; ++i) kept[at(order[at(i)])] = true;
+    for (size_t e = 0; e < choice_.size(); ++e)
+      if (!kept[e / each]) choice_[e] = kNever;
+  }
+
+  static void sort(std::vector<int32_t>& order, const std::vector<float>& by, int64_t first) {
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + first, order.end(),
+                      [&](int32_t a, int32_t b) { return by[at(a)] != by[at(b)] ? by[at(a)] > by[at(b)] : a < b; });
+  }
+
+  const RouteRule& rule_;
+  std::vector<double> score_;
+  std::vector<float> choice_;
+  std::vector<int32_t> order_;
+};
 
 }  // namespace
 
-void route(Exec&, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights) {
+void route(Exec&, ConstTensorView logits, const RouteRule& rule, TensorView ids, TensorView weights) {
   const int64_t tokens = logits.rows(), experts = logits.cols(), top_k = ids.cols();
-  FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
-  FEWBIT_ASSERT(ids.rows() == tokens && ids.shape == weights.shape && top_k >= 1 && top_k <= experts);
   parallel_for(tokens, 64, [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> order(static_cast<size_t>(experts));
+    Router router(rule, experts);
     for (int64_t t = begin; t < end; ++t)
-      route_token(logits.as<float>() + t * experts, order, renormalise, top_k, ids.as<int32_t>() + t * top_k,
-                  weights.as<float>() + t * top_k);
+      router.route(logits.as<float>() + t * experts, top_k, ids.as<int32_t>() + t * top_k,
+                   weights.as<float>() + t * top_k);
   });
 }
 

@@ -1,17 +1,18 @@
-// route: one warp a token; lane l holds experts l, l + 32, …. The i-th choice is the best expert that comes after the
-// choice before it in the order (logit descending, index ascending), so nothing has to be marked as taken. Bytes: the
-// logits once from memory, top_k times more from the cache. scatter_add_rows: one block a row of x; the rows of y are
-// distinct, so no two blocks write to one.
+// route: one warp a token; lane l holds experts l, l + 32, …. Its scores, and what the choice goes by, stand in shared
+// memory. The i-th choice is the best expert that comes after the choice before it in the order (descending, then index
+// ascending), so nothing has to be marked as taken. Groups are ranked by a lane each. Bytes: the logits once.
+// scatter_add_rows: one block a row of x; the rows of y are distinct, so no two blocks write to one.
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/route.h"
+#include "src/core/error.h"
 
 namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / 32;  // tokens of a block
 constexpr int kNone = 0x7fffffff;
 
 struct Choice {
@@ -34,36 +35,82 @@ __device__ __forceinline__ Choice warp_best(Choice c) {
 
 __device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY : z; }
 
+struct Rule {
+  bool renormalise, softmax;
+  float scaling;
+  int groups, best_groups;
+  const float* bias;  // or null
+  float logit_scale;
+  const float* expert_scale;  // or null
+};
+
+// -inf for the choice of all experts outside of the best groups; lane g ranks groups g, g + 32, ….
+__device__ __forceinline__ void keep_best_groups(const Rule& rule, const float* score, float* choice, float* two,
+                                                 int experts, int lane) {
+  const int each = experts / rule.groups;
+  for (int g = lane; g < rule.groups; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int e = g * each; e < (g + 1) * each; ++e) {
+      const float s = rank_of(rule.bias ? choice[e] : score[e]);
+      second = fmaxf(second, fminf(first, s));
+      first = fmaxf(first, s);
+    }
+    two[g] = first + second;
+  }
+  __syncwarp();
+  for (int g = lane; g < rule.groups; g += 32) {
+    int better = 0;
+    for (int o = 0; o < rule.groups; ++o) better += before({two[o], o}, {two[g], g});
+    if (better < rule.best_groups) continue;
+    for (int e = g * each; e < (g + 1) * each; ++e) choice[e] = -INFINITY;
+  }
+  __syncwarp();
+}
+
 __global__ void route_kernel(const float* __restrict__ logits,  // [tokens, experts]
-                             bool renormalise,
+                             Rule rule,
                              int32_t* __restrict__ ids,    // [tokens, top_k]
                              float* __restrict__ weights,  // [tokens, top_k]
                              int64_t tokens, int experts, int top_k) {
+  extern __shared__ float shared[];  // of each warp: scores, choices [experts], groups [groups]
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (token >= tokens) return;
+  float* score = shared + (threadIdx.x / 32) * (2 * experts + rule.groups);
+  float* choice = score + experts;
   const float* z = logits + token * experts;
   ids += token * top_k;
   weights += token * top_k;
+  float max = -INFINITY, all = 0;
+  for (int e = lane; e < experts; e += 32) max = fmaxf(max, rank_of(z[e]));
+  max = warp_max(max);
+  for (int e = lane; e < experts; e += 32) {
+    score[e] = rule.softmax ? expf(rule.logit_scale * (z[e] - max)) : 1.f / (1.f + expf(-rule.logit_scale * z[e]));
+    all += score[e];
+  }
+  all = warp_sum(all);
+  for (int e = lane; e < experts; e += 32) {
+    if (rule.softmax) score[e] /= all;
+    choice[e] = rank_of(rule.bias ? score[e] + rule.bias[e] : z[e]);
+  }
+  __syncwarp();
+  if (rule.groups > 1) keep_best_groups(rule, score, choice, choice + experts, experts, lane);
   Choice last{INFINITY, -1};
-  float max = 0, chosen = 0;
+  float chosen = 1e-20f;
   for (int i = 0; i < top_k; ++i) {
     Choice best{-INFINITY, kNone};
     for (int e = lane; e < experts; e += 32) {
-      const Choice c{rank_of(z[e]), e};
+      const Choice c{choice[e], e};
       if (before(last, c) && before(c, best)) best = c;
     }
     last = warp_best(best);
-    if (i == 0) max = last.logit;
-    chosen += expf(z[last.expert] - max);
+    chosen += score[last.expert];
     if (lane == 0) ids[i] = last.expert;
   }
-  float all = 0;
-  for (int e = lane; e < experts; e += 32) all += expf(z[e] - max);
-  all = warp_sum(all);
   __syncwarp();  // lane 0's ids are read by the others
   for (int i = lane; i < top_k; i += 32) {
-    const float weight = expf(z[ids[i]] - max) / (renormalise ? chosen : all);
+    const float own = rule.expert_scale ? rule.expert_scale[ids[i]] : 1.f;
+    const float weight = score[ids[i]] / (rule.renormalise ? chosen : 1.f) * rule.scaling * own;
     weights[i] = isnan(all) ? all : weight;
   }
 }
@@ -89,13 +136,18 @@ __global__ void scatter_add_kernel(const T* __restrict__ x,            // [n, co
 
 }  // namespace
 
-void route(Exec& ex, ConstTensorView logits, bool renormalise, TensorView ids, TensorView weights) {
+void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView ids, TensorView weights) {
   const int64_t tokens = logits.rows(), experts = logits.cols(), top_k = ids.cols();
-  FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
-  FEWBIT_ASSERT(ids.rows() == tokens && ids.shape == weights.shape && top_k >= 1 && top_k <= experts);
   if (tokens == 0) return;
-  route_kernel<<<static_cast<unsigned>((tokens + kWarps - 1) / kWarps), kThreads, 0, ex.cuda_state().stream>>>(
-      logits.as<float>(), renormalise, ids.as<int32_t>(), weights.as<float>(), tokens, static_cast<int>(experts),
+  const Rule r{rule.renormalise, rule.score == RouteScore::softmax,
+               rule.scaling,     rule.groups,
+               rule.best_groups, rule.bias.data ? rule.bias.as<float>() : nullptr,
+               rule.logit_scale, rule.expert_scale.data ? rule.expert_scale.as<float>() : nullptr};
+  const size_t shared = kWarps * static_cast<size_t>(2 * experts + rule.groups) * sizeof(float);
+  if (shared > 48 * 1024)
+    fail(ErrorKind::unsupported, "route: " + std::to_string(experts) + " experts; a GPU takes up to 768");
+  route_kernel<<<static_cast<unsigned>((tokens + kWarps - 1) / kWarps), kThreads, shared, ex.cuda_state().stream>>>(
+      logits.as<float>(), r, ids.as<int32_t>(), weights.as<float>(), tokens, static_cast<int>(experts),
       static_cast<int>(top_k));
   FEWBIT_CUDA_LAUNCHED();
 }

@@ -42,8 +42,8 @@ void gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
 inline void gemms(Exec& ex, ConstTensorView x, std::span<const GemmProduct> products) {
   pick(ex, &cpu::gemms, FEWBIT_CUDA_OP(gemms))(ex, x, products);
 }
-// The same by cuBLAS for any number of rows: what the kernels here are measured against (src/run/ops_bench.h). On the
-// CPU it is gemms().
+// The same by cuBLAS for any number of rows: what the kernels here are measured against (src/run/bench/ops_bench.h). On
+// the CPU it is gemms().
 namespace cpu {
 void library_gemms(Exec&, ConstTensorView x, std::span<const GemmProduct> products);
 }

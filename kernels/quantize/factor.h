@@ -1,11 +1,12 @@
 #pragma once
 // The factorisation behind GPTQ, and the solution of a system by the same factor.
 #include "kernels/exec/exec.h"
+#include "src/core/wide_cut.h"
 namespace fewbit {
 // H + lambda I = R R^T with R upper triangular, by one Cholesky factorisation of the index-reversed matrix. U = R^-1 is
 // the Cholesky factor of the inverse that the published algorithm uses (Frantar et al., GPTQ, 2022, section 4, step 3),
 // so no inverse is ever formed.
-//   h       [n, n] f32, symmetric, both halves; not changed
+//   h       [n, n] f32, symmetric, both halves; not changed, unless r is the same memory
 //   lambda  damping, in units of h
 //   r       [n, n] f32; overwritten, zero below the diagonal
 // Failure is a status, not an exception: `pivot` is the order, from 1, of the leading minor of the reversed matrix that
@@ -46,5 +47,12 @@ FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, Cons
 inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
                                   float lambda, TensorView target) {
   return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target);
+}
+
+// Bytes that the ops take at their peak besides their arguments: of f64 the system alone is whole. On CUDA cuSOLVER's
+// room comes on top (factor_cuda.cu).
+inline int64_t factor_bytes(int64_t n, Precision p) { return p == Precision::f32 ? 0 : 8 * n * n; }
+inline int64_t shift_bytes(Device::Kind kind, int64_t out, int64_t n) {
+  return 8 * n * n + square_cut_bytes(kind, out, n);
 }
 }  // namespace fewbit

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <vector>
 
 #include "kernels/cpu/blas_cpu.h"
+#include "kernels/cpu/wide_product.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
@@ -40,64 +40,114 @@ int64_t cholesky(T* a, int64_t n) {
   return 0;
 }
 
-template <class T>
-FactorStatus factorize_as(const float* h, float lambda, int64_t n, float* r) {
+// Turns rows and columns of r [n, n] about, in place. edit(i, j, v) is what element (i, j) becomes when v arrives
+// there.
+template <class Edit>
+void reverse_in_place(float* r, int64_t n, const Edit& edit) {
+  parallel_for((n + 1) / 2, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t across = n - 1 - i, cols = i == across ? (n + 1) / 2 : n;
+      for (int64_t j = 0; j < cols; ++j) {
+        float &one = r[i * n + j], &other = r[across * n + n - 1 - j];
+        const float was = one;
+        one = edit(i, j, other);
+        other = edit(across, n - 1 - j, was);
+      }
+    }
+  });
+}
+
+// r holds h, and in the end its factor.
+FactorStatus factorize_f32(float lambda, int64_t n, float* r) {
+  std::atomic<bool> finite{true};
+  // The middle element of an odd n arrives at its own place twice: `was` is what it was at first, so it is damped once.
+  reverse_in_place(r, n, [&](int64_t i, int64_t j, float v) {
+    if (!std::isfinite(v)) finite = false;
+    return i == j ? v + lambda : v;
+  });
+  if (!finite) return {1};
+  if (const int64_t pivot = cholesky(r, n)) return {pivot};
+  reverse_in_place(r, n, [](int64_t i, int64_t j, float v) { return j < i ? 0.f : v; });
+  return {};
+}
+
+FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, float* r) {
   // Reversing rows and columns of a contiguous square matrix is reversing its memory.
-  std::vector<T> a(static_cast<size_t>(n * n));
+  const Tensor system = ex.alloc(DType::f64, {n, n});
+  double* a = system.as<double>();
   std::atomic<bool> finite{true};
   const int64_t last = n * n - 1;
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin * n; k < end * n; ++k) {
-      const T v = h[last - k];
-      if (!std::isfinite(v)) finite = false;
-      a[static_cast<size_t>(k)] = k % (n + 1) == 0 ? v + static_cast<T>(lambda) : v;
-    }
+    for (int64_t i = begin; i < end; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        const double v = h[last - (i * n + j)];
+        if (!std::isfinite(v)) finite = false;
+        a[i * n + j] = i == j ? v + static_cast<double>(lambda) : v;
+      }
   });
   if (!finite) return {1};
-  if (const int64_t pivot = cholesky(a.data(), n)) return {pivot};
+  if (const int64_t pivot = cholesky(a, n)) return {pivot};
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      for (int64_t j = 0; j < n; ++j)
-        r[i * n + j] = j < i ? 0.f : static_cast<float>(a[static_cast<size_t>(last - (i * n + j))]);
+      for (int64_t j = 0; j < n; ++j) r[i * n + j] = j < i ? 0.f : static_cast<float>(a[last - (i * n + j)]);
   });
   return {};
 }
 
-}  // namespace
-
-FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision precision, TensorView r) {
-  const int64_t n = h.rows();
-  FEWBIT_ASSERT(h.cols() == n && r.rows() == n && r.cols() == n);
-  return precision == Precision::f32 ? factorize_as<float>(h.as<float>(), lambda, n, r.as<float>())
-                                     : factorize_as<double>(h.as<float>(), lambda, n, r.as<float>());
-}
-
-FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target) {
-  const int64_t out = w.rows(), n = w.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
-  std::vector<double> factor(static_cast<size_t>(n * n)), shift(static_cast<size_t>(n * n));
+// a = the f64 system of shift_targets: gram, mended and damped. False where gram or cross is not finite.
+bool widen_system(const float* cross, const float* gram, float lambda, int64_t n, double* a) {
   std::atomic<bool> finite{true};
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin * n; k < end * n; ++k) {
-      const double g = gram.as<float>()[k], c = cross.as<float>()[k];
-      if (!std::isfinite(g) || !std::isfinite(c)) finite = false;
-      shift[static_cast<size_t>(k)] = c - g;
-      factor[static_cast<size_t>(k)] = k % (n + 1) != 0 ? g : (g == 0 ? 1.0 : g) + lambda;
+      const double g = gram[k];
+      if (!std::isfinite(g) || !std::isfinite(cross[k])) finite = false;
+      a[k] = g;
     }
+    for (int64_t i = begin; i < end; ++i) a[i * n + i] = (a[i * n + i] == 0 ? 1.0 : a[i * n + i]) + lambda;
   });
-  if (!finite) return {1};
-  if (const int64_t pivot = cholesky(factor.data(), n)) return {pivot};
-  parallel_for(out, 64, [&](int64_t begin, int64_t end) {
-    const int64_t rows = end - begin;
-    const std::vector<double> wide(w.as<float>() + begin * n, w.as<float>() + end * n);
-    std::vector<double> x(static_cast<size_t>(rows * n));
-    blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, n, 1.0, wide.data(), n, shift.data(), n, 0.0, x.data(), n);
-    blas::solve_right(CblasLower, CblasTrans, rows, n, factor.data(), n, x.data(), n);
-    blas::solve_right(CblasLower, CblasNoTrans, rows, n, factor.data(), n, x.data(), n);
-    for (int64_t i = 0; i < rows * n; ++i)
-      target.as<float>()[begin * n + i] = static_cast<float>(wide[static_cast<size_t>(i)] + x[static_cast<size_t>(i)]);
-  });
+  return finite;
+}
+
+}  // namespace
+
+FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r) {
+  const int64_t n = h.rows();
+  FEWBIT_ASSERT(h.cols() == n && r.rows() == n && r.cols() == n);
+  if (precision == Precision::f64) return factorize_f64(ex, h.as<float>(), lambda, n, r.as<float>());
+  if (h.data != r.data) ex.copy(h, r);
+  return factorize_f32(lambda, n, r.as<float>());
+}
+
+FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target) {
+  const int64_t out = w.rows(), n = w.cols();
+  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
+  const Tensor system = ex.alloc(DType::f64, {n, n});
+  if (!widen_system(cross.as<float>(), gram.as<float>(), lambda, n, system.as<double>())) return {1};
+  if (const int64_t pivot = cholesky(system.as<double>(), n)) return {pivot};
+  const WideCut cut = square_cut(Device::cpu, out, n);
+  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
+               strip = ex.alloc(DType::f64, {n, cut.widest()});
+  const auto difference = [c = cross.as<float>(), g = gram.as<float>(), n](int64_t i, int64_t j0, int64_t j1,
+                                                                           double* to) {
+    for (int64_t j = j0; j < j1; ++j)
+      to[j - j0] = static_cast<double>(c[i * n + j]) - static_cast<double>(g[i * n + j]);
+  };
+  for (int64_t first = 0; first < out; first += cut.rows) {
+    const int64_t rows = std::min(cut.rows, out - first);
+    const float* from = w.as<float>() + first * n;
+    float* to = target.as<float>() + first * n;
+    parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
+      std::copy(from + begin * n, from + end * n, wide.as<double>() + begin * n);
+    });
+    wide_product(wide.as<double>(), n, rows, 64, n, cut, difference, strip.as<double>(), shift.as<double>());
+    parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
+      double* x = shift.as<double>();
+      blas::solve_right(CblasLower, CblasTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
+      blas::solve_right(CblasLower, CblasNoTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
+      for (int64_t i = begin * n; i < end * n; ++i) to[i] = static_cast<float>(wide.as<double>()[i] + x[i]);
+    });
+  }
   return {};
 }
 

@@ -18,7 +18,7 @@ struct GroupOrder {
       : order(static_cast<size_t>(n)), start(static_cast<size_t>(groups + 1), 0) {
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t x, int32_t y) { return group_at(x) < group_at(y); });
-    for (const int32_t column : order) ++start[static_cast<size_t>(group_at(column) + 1)];
+    for (const int32_t column : order) ++start[static_cast<size_t>(group_at(column)) + 1];
     std::partial_sum(start.begin(), start.end(), start.begin());
   }
   int64_t groups() const { return static_cast<int64_t>(start.size()) - 1; }

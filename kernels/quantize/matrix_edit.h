@@ -6,6 +6,7 @@ namespace fewbit {
 //   op               what                                what it takes
 //   diagonal         d[i] = h[i, i]                      h [n, n], d [n] f32; d is overwritten
 //   add_diagonal     h[i, i] += d[i]                     d [n] f32, h [n, n]; h in place
+//   set_diagonal     h[i, i] = d[i]                      d [n] f32, h [n, n]; h in place
 //   zero_columns     w[:, i] = 0 where marked[i] != 0    marked [n] u8, w [rows, n]; w in place
 //   scale_columns    w[:, i] *= s[i]                     s [n] f32, w [rows, n]; w in place
 //   scale_rows       w[i, :] *= s[i]                     s [rows] f32, w [rows, n]; w in place
@@ -16,6 +17,7 @@ namespace fewbit {
 namespace cpu {
 void diagonal(Exec&, ConstTensorView h, TensorView d);
 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void set_diagonal(Exec&, ConstTensorView d, TensorView h);
 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
 void scale_columns(Exec&, ConstTensorView s, TensorView w);
 void scale_rows(Exec&, ConstTensorView s, TensorView w);
@@ -25,6 +27,7 @@ int64_t count_nonfinite(Exec&, ConstTensorView x);
 namespace cuda {
 void diagonal(Exec&, ConstTensorView h, TensorView d);
 void add_diagonal(Exec&, ConstTensorView d, TensorView h);
+void set_diagonal(Exec&, ConstTensorView d, TensorView h);
 void zero_columns(Exec&, ConstTensorView marked, TensorView w);
 void scale_columns(Exec&, ConstTensorView s, TensorView w);
 void scale_rows(Exec&, ConstTensorView s, TensorView w);
@@ -36,6 +39,9 @@ inline void diagonal(Exec& ex, ConstTensorView h, TensorView d) {
 }
 inline void add_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
   pick(ex, &cpu::add_diagonal, FEWBIT_CUDA_OP(add_diagonal))(ex, d, h);
+}
+inline void set_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
+  pick(ex, &cpu::set_diagonal, FEWBIT_CUDA_OP(set_diagonal))(ex, d, h);
 }
 inline void zero_columns(Exec& ex, ConstTensorView marked, TensorView w) {
   pick(ex, &cpu::zero_columns, FEWBIT_CUDA_OP(zero_columns))(ex, marked, w);

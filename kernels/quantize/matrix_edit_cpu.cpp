@@ -21,6 +21,12 @@ void add_diagonal(Exec&, ConstTensorView d, TensorView h) {
   for (int64_t i = 0; i < n; ++i) h.as<float>()[i * n + i] += d.as<float>()[i];
 }
 
+void set_diagonal(Exec&, ConstTensorView d, TensorView h) {
+  const int64_t n = h.rows();
+  FEWBIT_ASSERT(h.cols() == n && d.numel() == n);
+  for (int64_t i = 0; i < n; ++i) h.as<float>()[i * n + i] = d.as<float>()[i];
+}
+
 void zero_columns(Exec&, ConstTensorView marked, TensorView w) {
   const int64_t n = w.cols();
   FEWBIT_ASSERT(marked.numel() == n);

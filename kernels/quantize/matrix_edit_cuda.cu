@@ -18,6 +18,11 @@ __global__ void add_diagonal_kernel(const float* __restrict__ d, float* __restri
   if (i < n) h[i * n + i] += d[i];
 }
 
+__global__ void set_diagonal_kernel(const float* __restrict__ d, float* __restrict__ h, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n) h[i * n + i] = d[i];
+}
+
 __global__ void zero_columns_kernel(const uint8_t* __restrict__ marked, float* __restrict__ w, int64_t n) {
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < n; i += kThreads)
@@ -61,6 +66,13 @@ void add_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && d.numel() == n);
   add_diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(d.as<float>(), h.as<float>(), n);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void set_diagonal(Exec& ex, ConstTensorView d, TensorView h) {
+  const int64_t n = h.rows();
+  FEWBIT_ASSERT(h.cols() == n && d.numel() == n);
+  set_diagonal_kernel<<<grid_for(n, kThreads), kThreads, 0, ex.cuda_state().stream>>>(d.as<float>(), h.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
 }
 

@@ -2,6 +2,8 @@
 // refit_scales and descend_codes: two monotone improvements of a coded linear under its Gram matrix.
 #include "kernels/exec/exec.h"
 #include "kernels/grids/coded_view.h"
+#include "kernels/quantize/column_tiles.h"
+#include "src/core/wide_cut.h"
 namespace fewbit {
 // Both lower the loss tr((T - Q) H (T - Q)^T) of a linear whose values are Q, row by row, on integer grids (symmetric
 // or not, consecutive groups or group_of, out_group 1). H is what GPTQ's objective has for the inputs (Frantar et al.,
@@ -37,5 +39,28 @@ inline void refit_scales(Exec& ex, const RefineArgs& a, const MutableCodedView& 
 inline void descend_codes(Exec& ex, const RefineArgs& a, const MutableCodedView& q) {
   require_refinable(a, q);
   pick(ex, &cpu::descend_codes, FEWBIT_CUDA_OP(descend_codes))(ex, a, q);
+}
+
+// How refit_scales is cut. Of H only the rows of one group are wide, or of large groups a strip of their columns
+// (refit_strip: its values). A row costs its levels, targets and products, and its equations;
+// kRefitBytes of rows are in work, and on the CPU never less than a block of 16 for every thread.
+inline constexpr int64_t kRefitRows = 16;
+inline constexpr int64_t kRefitBytes = int64_t{1} << 28;
+inline int64_t refit_row_bytes(Device::Kind kind, int64_t n, int64_t groups) {
+  return (kind == Device::cuda ? 24 : 20) * n + 8 * groups * (groups + 1) + (kind == Device::cuda ? 20 : 0);
+}
+inline int64_t refit_strip(Device::Kind kind, int64_t width, int64_t n) {
+  return width * WideCut{.n = n, .cols = strip_columns(kind, width, n)}.widest();
+}
+inline int64_t refit_rows(Device::Kind kind, int64_t out, int64_t n, int64_t groups) {
+  const int64_t fit = kRefitBytes / refit_row_bytes(kind, n, groups) / kRefitRows * kRefitRows;
+  return std::min(out, std::max(fit, kRefitRows * (kind == Device::cuda ? 1 : thread_count())));
+}
+// Bytes that a round of refit_scales and descend_codes takes at its peak besides its arguments, for groups of `group`
+// columns.
+inline int64_t refine_bytes(Device::Kind kind, int64_t out, int64_t n, int64_t group) {
+  const int64_t groups = (n + group - 1) / group, rows = refit_rows(kind, out, n, groups);
+  const int64_t refit = rows * refit_row_bytes(kind, n, groups) + 8 * refit_strip(kind, std::min(group, n), n);
+  return kind == Device::cuda ? std::max(refit + 12 * n, 4 * out * (n + 2 * kStripCols)) : refit;
 }
 }  // namespace fewbit

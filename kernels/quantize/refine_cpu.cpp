@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cpu/blas_cpu.h"
+#include "kernels/cpu/wide_product.h"
 #include "kernels/grids/integer_grid.h"
 #include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/group_order.h"
@@ -48,60 +48,92 @@ void refit_row(double* a, double* b, int64_t groups, DType scale_dtype, float* s
     std::copy(solved.begin(), solved.end(), scales);
 }
 
-// A refit in work: H in group order, in f64, and what all rows share.
-struct Refit {
-  const RefineArgs& args;
-  const CodedArrays<true> q;
-  const GroupOrder order;
-  std::vector<double> h;  // [in, in]
+// Values of the largest strip of H that a refit needs.
+int64_t widest_strip(const GroupOrder& order, int64_t n) {
+  int64_t most = 1;
+  for (int64_t g = 0; g < order.groups(); ++g)
+    most = std::max(most, refit_strip(Device::cpu, order.end(g) - order.begin(g), n));
+  return most;
+}
 
-  Refit(const RefineArgs& a, const MutableCodedView& view)
-      : args(a), q(view), order(q.in, q.groups, [this](int32_t i) { return q.group_at(i); }) {
-    const int64_t n = q.in;
-    h.resize(static_cast<size_t>(n * n));
-    parallel_for(n, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        for (int64_t j = 0; j < n; ++j)
-          h[static_cast<size_t>(i * n + j)] = a.h.as<float>()[order.column(i) * n + order.column(j)];
+// Some rows in a refit, which share the widened rows of H. All matrices are in group order.
+class RefitPanel {
+ public:
+  RefitPanel(Exec& ex, const RefineArgs& a, const CodedArrays<true>& q, const GroupOrder& order, int64_t most)
+      : args_(a),
+        q_(q),
+        order_(order),
+        n_(q.in),
+        groups_(q.groups),
+        level_(ex.alloc(DType::f64, {most, n_})),
+        z_(ex.alloc(DType::f64, {most, n_})),
+        strip_(ex.alloc(DType::f64, {widest_strip(order, q.in)})),
+        target_(ex.alloc(DType::f32, {most, n_})),
+        a_(ex.alloc(DType::f64, {most, groups_, groups_})),
+        b_(ex.alloc(DType::f64, {most, groups_})) {}
+
+  void run(int64_t first, int64_t rows) {
+    parallel_for(rows, kRefitRows, [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; ++o) gather_row(first + o, level_.as<double>() + o * n_, target(o));
+    });
+    for (int g = 0; g < q_.groups; ++g) add_equations(g, rows);
+    parallel_for(rows, kRefitRows, [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; ++o)
+        refit_row(a_.as<double>() + o * groups_ * groups_, b_.as<double>() + o * groups_, groups_, args_.scale_dtype,
+                  q_.scales + (first + o) * groups_);
     });
   }
 
-  // Levels and targets of one row in group order.
-  void gather_row(int64_t row, double* level, double* target) const {
-    for (int g = 0; g < q.groups; ++g)
-      for (int64_t k = order.begin(g); k < order.end(g); ++k) {
-        const int64_t at = q.index(row, static_cast<int>(order.column(k)));
-        level[k] = q.codes[at] - q.zero(row, g);
-        target[k] = args.target.as<float>()[at];
+ private:
+  float* target(int64_t o) { return target_.as<float>() + o * n_; }
+
+  // Levels and targets of one row.
+  void gather_row(int64_t row, double* level, float* target) const {
+    for (int g = 0; g < q_.groups; ++g)
+      for (int64_t k = order_.begin(g); k < order_.end(g); ++k) {
+        const int64_t at = q_.index(row, static_cast<int>(order_.column(k)));
+        level[k] = q_.codes[at] - q_.zero(row, g);
+        target[k] = args_.target.as<float>()[at];
       }
   }
 
-  // Row g of the matrix a [G, G] and of the right side b [G] of a row's normal equations, from z = C_g H_g.
-  void add_equation(int g, const double* z, const double* level, const double* target, double* a, double* b) const {
-    b[g] = std::inner_product(z, z + q.in, target, 0.0);
-    for (int k = 0; k < q.groups; ++k)
-      a[g * q.groups + k] = std::inner_product(z + order.begin(k), z + order.end(k), level + order.begin(k), 0.0);
+  // Row g of A [G, G] and b [G] of every row's normal equations, from z = C_g H_g.
+  void add_equations(int g, int64_t rows) {
+    const int64_t start = order_.begin(g), width = order_.end(g) - start;
+    double* z = z_.as<double>();
+    const auto gather = [&](int64_t i, int64_t j0, int64_t j1, double* to) {
+      const float* row = args_.h.as<float>() + order_.column(start + i) * n_;
+      for (int64_t j = j0; j < j1; ++j) to[j - j0] = row[order_.column(j)];
+    };
+    const WideCut cut{.n = n_, .rows = rows, .cols = strip_columns(Device::cpu, width, n_)};
+    if (width > 0)
+      wide_product(level_.as<double>() + start, n_, rows, kRefitRows, width, cut, gather, strip_.as<double>(), z);
+    parallel_for(rows, kRefitRows, [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; ++o) width > 0 ? add_equation(g, o, z + o * n_) : clear_equation(g, o);
+    });
   }
 
-  // Rows [begin, end), whose products with H are made together.
-  void run(int64_t begin, int64_t end) const {
-    const int64_t rows = end - begin, n = q.in, groups = q.groups;
-    std::vector<double> level(static_cast<size_t>(rows * n)), target(level.size()), z(level.size());
-    std::vector<double> a(static_cast<size_t>(rows * groups * groups)), b(static_cast<size_t>(rows * groups));
-    for (int64_t o = 0; o < rows; ++o) gather_row(begin + o, level.data() + o * n, target.data() + o * n);
-    for (int g = 0; g < q.groups; ++g) {
-      const int64_t first = order.begin(g), width = order.end(g) - first;
-      if (width == 0) continue;
-      blas::gemm(CblasNoTrans, CblasNoTrans, rows, n, width, 1.0, level.data() + first, n, h.data() + first * n, n, 0.0,
-                 z.data(), n);
-      for (int64_t o = 0; o < rows; ++o)
-        add_equation(g, z.data() + o * n, level.data() + o * n, target.data() + o * n, a.data() + o * groups * groups,
-                     b.data() + o * groups);
-    }
-    for (int64_t o = 0; o < rows; ++o)
-      refit_row(a.data() + o * groups * groups, b.data() + o * groups, groups, args.scale_dtype,
-                q.scales + (begin + o) * groups);
+  void clear_equation(int g, int64_t o) {
+    std::fill_n(a_.as<double>() + (o * groups_ + g) * groups_, groups_, 0.0);
+    b_.as<double>()[o * groups_ + g] = 0;
   }
+
+  void add_equation(int g, int64_t o, const double* z) {
+    const double* level = level_.as<double>() + o * n_;
+    b_.as<double>()[o * groups_ + g] = std::inner_product(z, z + n_, target(o), 0.0);
+    for (int k = 0; k < q_.groups; ++k)
+      a_.as<double>()[(o * groups_ + g) * groups_ + k] =
+          std::inner_product(z + order_.begin(k), z + order_.end(k), level + order_.begin(k), 0.0);
+  }
+
+  const RefineArgs& args_;
+  const CodedArrays<true>& q_;
+  const GroupOrder& order_;
+  int64_t n_, groups_;
+  Tensor level_, z_;  // [rows, in] f64: C, and C_g H_g of the group in work
+  Tensor strip_;      // f64: rows of H of that group, or a strip of their columns
+  Tensor target_;     // [rows, in] f32
+  Tensor a_, b_;      // [rows, G, G], [rows, G] f64
 };
 
 // One pass of the descent over rows [begin, end); their blocks of columns are brought up to date together.
@@ -148,10 +180,13 @@ class Descent {
 
 }  // namespace
 
-void refit_scales(Exec&, const RefineArgs& args, const MutableCodedView& q) {
+void refit_scales(Exec& ex, const RefineArgs& args, const MutableCodedView& view) {
   blas::use_one_thread();
-  const Refit refit(args, q);
-  parallel_for(refit.q.out, 16, [&](int64_t begin, int64_t end) { refit.run(begin, end); });
+  const CodedArrays<true> q(view);
+  const GroupOrder order(q.in, q.groups, [&](int64_t i) { return q.group_at(static_cast<int>(i)); });
+  const int64_t most = refit_rows(Device::cpu, q.out, q.in, q.groups);
+  RefitPanel panel(ex, args, q, order, most);
+  for (int64_t first = 0; first < q.out; first += most) panel.run(first, std::min(most, q.out - first));
 }
 
 void descend_codes(Exec&, const RefineArgs& args, const MutableCodedView& view) {

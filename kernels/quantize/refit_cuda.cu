@@ -1,5 +1,6 @@
 // Refit of scales: with C the levels, each row's normal equations A = C^T H C, b = C^T H t are gathered group by group:
-// one f64 product Z_g = C_g H_g (all rows at once) and one kernel of dots, a block per row. The systems are solved by
+// one f64 product Z_g = C_g H_g (many rows at once; of H the rows of that group are widened) and one kernel of dots, a
+// block per row. The systems are solved by
 // cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
 // plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
 #include <algorithm>
@@ -17,7 +18,6 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kRefitBytes = int64_t{1} << 30;  // for the rows that are in work at one time
 
 GroupOrder order_by_group(Exec& ex, const MutableCodedView& q) {
   Tensor host;
@@ -26,11 +26,12 @@ GroupOrder order_by_group(Exec& ex, const MutableCodedView& q) {
                     [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / q.group); });
 }
 
-// wide[i, j] = h[order[i], order[j]]; a block per row.
+// strip [gridDim.x, end - begin]: strip[i, j] = h[order[first + i], order[begin + j]]; a block per row.
 __global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* __restrict__ order,
-                                   double* __restrict__ wide, int64_t n) {
-  const int64_t i = blockIdx.x;
-  for (int64_t j = threadIdx.x; j < n; j += kThreads) wide[i * n + j] = h[order[i] * n + order[j]];
+                                   double* __restrict__ strip, int64_t n, int64_t first, int64_t begin, int64_t end) {
+  const int64_t i = blockIdx.x, row = order[first + i] * n;
+  for (int64_t j = begin + threadIdx.x; j < end; j += kThreads)
+    strip[i * (end - begin) + j - begin] = h[row + order[j]];
 }
 
 // level and target of rows [0, gridDim.x) in group order.
@@ -145,10 +146,10 @@ class Refit {
     order_ = upload(ex, by_group.order);
     group_at_ = upload(ex, at);
     start_ = upload(ex, by_group.start);
-    wide_ = ex.alloc(DType::f64, {n_, n_});
-    gather_gram_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(a.h.as<float>(), order_.as<int32_t>(),
-                                                                              wide_.as<double>(), n_);
-    FEWBIT_CUDA_LAUNCHED();
+    int64_t strip = 1;
+    for (int64_t g = 0; g < groups_; ++g)
+      strip = std::max(strip, refit_strip(Device::cuda, by_group.end(g) - by_group.begin(g), n_));
+    strip_ = ex.alloc(DType::f64, {strip});
     factor_ = ex.alloc(DType::f64, {most, n_});
     level_ = ex.alloc(DType::f32, {most, n_});
     target_ = ex.alloc(DType::f32, {most, n_});
@@ -194,13 +195,16 @@ class Refit {
   void normal_row(int64_t g, int64_t rows) {
     const int64_t first = by_group_.begin(g), width = by_group_.end(g) - first;
     const double one = 1, zero = 0;
-    if (width == 0) {
-      ex_.zero(z_);
-    } else {
+    if (width == 0) ex_.zero(z_);
+    const WideCut cut{.n = n_, .rows = rows, .cols = strip_columns(Device::cuda, width, n_)};
+    for (int64_t i = 0; width > 0 && i < cut.strips(); ++i) {
+      const int64_t begin = cut.begin(i), end = cut.end(i), cols = end - begin;
+      gather_gram_kernel<<<static_cast<unsigned>(width), kThreads, 0, s_.stream>>>(
+          a_.h.as<float>(), order_.as<int32_t>(), strip_.as<double>(), n_, first, begin, end);
+      FEWBIT_CUDA_LAUNCHED();
       // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
-      FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, n_, rows, width, &one,
-                                        wide_.as<double>() + first * n_, n_, factor_.as<double>() + first, n_, &zero,
-                                        z_.as<double>(), n_));
+      FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, width, &one, strip_.as<double>(),
+                                        cols, factor_.as<double>() + first, n_, &zero, z_.as<double>() + begin, n_));
     }
     normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
         z_.as<double>(), level_.as<float>(), target_.as<float>(), start_.as<int32_t>(), a_rows_.as<double>(),
@@ -215,7 +219,7 @@ class Refit {
   const GroupOrder& by_group_;
   int64_t n_, groups_;
   Tensor order_{}, group_at_{}, start_{};  // i32
-  Tensor wide_{}, factor_{}, z_{};         // f64: H, levels, Z_g
+  Tensor strip_{}, factor_{}, z_{};        // f64: of H what a product needs, levels, Z_g
   Tensor level_{}, target_{};              // f32, in group order
   Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
 };
@@ -225,8 +229,7 @@ class Refit {
 void refit_scales(Exec& ex, const RefineArgs& args, const MutableCodedView& q) {
   const int64_t out = q.codes.rows(), n = q.codes.cols(), groups = q.scales.cols();
   if (out == 0) return;
-  const int64_t per_row = (3 * n + groups * groups) * static_cast<int64_t>(sizeof(double));
-  const int64_t most = std::clamp<int64_t>(kRefitBytes / per_row, 1, out);
+  const int64_t most = refit_rows(Device::cuda, out, n, groups);
   const GroupOrder by_group = order_by_group(ex, q);
   Refit refit(ex, args, q, by_group, most);
   for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin));

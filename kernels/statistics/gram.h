@@ -10,15 +10,28 @@ namespace fewbit {
 //   g, d     [in, in]      f32; g symmetric, both halves filled
 // Tokens are taken in fixed chunks of kGramChunk, so the bits do not depend on how a caller batches multiples of it.
 // Products of bf16 inputs are exact in f32; sums are f32, never TF32.
+// Sums that are made of many calls compute one half of g only and fill the other when they are done:
+//   add_gram_half:   one half of g += x^T x (which one is the device's own business; the other holds anything)
+//   fill_gram_half:  the other half becomes its mirror image
 inline constexpr int64_t kGramChunk = 2048;
 namespace cpu {
+void add_gram_half(Exec&, ConstTensorView x, TensorView g);
+void fill_gram_half(Exec&, TensorView g);
 void gram(Exec&, ConstTensorView x, TensorView g);
 void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
 }  // namespace cpu
 namespace cuda {
+void add_gram_half(Exec&, ConstTensorView x, TensorView g);
+void fill_gram_half(Exec&, TensorView g);
 void gram(Exec&, ConstTensorView x, TensorView g);
 void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
 }  // namespace cuda
+inline void add_gram_half(Exec& ex, ConstTensorView x, TensorView g) {
+  pick(ex, &cpu::add_gram_half, FEWBIT_CUDA_OP(add_gram_half))(ex, x, g);
+}
+inline void fill_gram_half(Exec& ex, TensorView g) {
+  pick(ex, &cpu::fill_gram_half, FEWBIT_CUDA_OP(fill_gram_half))(ex, g);
+}
 inline void gram(Exec& ex, ConstTensorView x, TensorView g) { pick(ex, &cpu::gram, FEWBIT_CUDA_OP(gram))(ex, x, g); }
 inline void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d) {
   pick(ex, &cpu::cross_gram, FEWBIT_CUDA_OP(cross_gram))(ex, a, b, d);

@@ -36,7 +36,8 @@ void add_tile(const float* a, const float* b, int64_t tokens, Mat<float> d, int6
 
 }  // namespace
 
-void gram(Exec&, ConstTensorView x, TensorView g) {
+// The half on and above the diagonal.
+void add_gram_half(Exec&, ConstTensorView x, TensorView g) {
   const int64_t n = x.cols(), tiles = (n + kTile - 1) / kTile;
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
   blas::use_one_thread();
@@ -51,10 +52,19 @@ void gram(Exec&, ConstTensorView x, TensorView g) {
           add_tile(chunk, chunk, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
     });
   }
-  parallel_for(n, 64, [&](int64_t begin, int64_t end) {
+}
+
+void fill_gram_half(Exec&, TensorView g) {
+  const Mat<float> out = mat<float>(g);
+  parallel_for(out.rows, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t j = 0; j < i; ++j) out(i, j) = out(j, i);
   });
+}
+
+void gram(Exec& ex, ConstTensorView x, TensorView g) {
+  cpu::add_gram_half(ex, x, g);
+  cpu::fill_gram_half(ex, g);
 }
 
 void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d) {

@@ -46,7 +46,8 @@ __global__ void mirror_kernel(float* g, int64_t n) {
 
 }  // namespace
 
-void gram(Exec& ex, ConstTensorView x, TensorView g) {
+// The half on and below the diagonal.
+void add_gram_half(Exec& ex, ConstTensorView x, TensorView g) {
   const int64_t n = x.cols();
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
   CudaState& s = ex.cuda_state();
@@ -57,9 +58,18 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
       add_block(s, chunk, chunk, g.as<float>(), i, end, 0, end);
     }
   }
+}
+
+void fill_gram_half(Exec& ex, TensorView g) {
+  const int64_t n = g.cols();
   const unsigned tiles = static_cast<unsigned>((n + kTile - 1) / kTile);
-  mirror_kernel<<<dim3(tiles, tiles), dim3(kTile, 8), 0, s.stream>>>(g.as<float>(), n);
+  mirror_kernel<<<dim3(tiles, tiles), dim3(kTile, 8), 0, ex.cuda_state().stream>>>(g.as<float>(), n);
   FEWBIT_CUDA_LAUNCHED();
+}
+
+void gram(Exec& ex, ConstTensorView x, TensorView g) {
+  cuda::add_gram_half(ex, x, g);
+  cuda::fill_gram_half(ex, g);
 }
 
 void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d) {

@@ -1,6 +1,7 @@
 #pragma once
 // gram_loss: the error of a weight on the calibration data, from the Gram matrix of its inputs.
 #include "kernels/exec/exec.h"
+#include "src/core/wide_cut.h"
 namespace fewbit {
 // loss[o] = delta_o H delta_o^T with delta = a - b and H from gram (kernels/statistics/gram.h): the squared error of
 // output o, summed over the tokens that H has seen. GPTQ's objective (Frantar et al., 2022, section 3, equation 1).
@@ -17,4 +18,7 @@ void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, T
 inline void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss) {
   pick(ex, &cpu::gram_loss, FEWBIT_CUDA_OP(gram_loss))(ex, a, b, h, loss);
 }
+
+// Bytes that the op takes at its peak besides its arguments: H is widened strip by strip.
+inline int64_t gram_loss_bytes(Device::Kind kind, int64_t rows, int64_t n) { return square_cut_bytes(kind, rows, n); }
 }  // namespace fewbit

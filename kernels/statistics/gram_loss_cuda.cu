@@ -1,10 +1,11 @@
-// The error of a coded linear under a Gram matrix: delta and H widened to f64, one product, one dot per row. The f64
-// tensor cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error
-// cancel.
+// The error of a coded linear under a Gram matrix: delta and strips of H widened to f64, their products, one dot per
+// row. The cut depends on the shape alone, and so do the kernels that cuBLAS chooses, and the bits. The f64 tensor
+// cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error cancel.
 #include <algorithm>
 
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
+#include "kernels/device/widen.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/statistics/gram_loss.h"
 
@@ -12,12 +13,6 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kRowsAtOnce = 4096;
-
-__global__ void widen_kernel(const float* __restrict__ from, double* __restrict__ to, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) to[k] = from[k];
-}
 
 __global__ void difference_kernel(const float* __restrict__ a, const float* __restrict__ b, double* __restrict__ delta,
                                   int64_t count) {
@@ -44,19 +39,15 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
   FEWBIT_ASSERT(a.shape == b.shape && h.rows() == n && h.cols() == n && loss.numel() == out);
   if (out == 0) return;
   CudaState& s = ex.cuda_state();
-  const int64_t most = std::min(out, kRowsAtOnce);
-  const Tensor wide = ex.alloc(DType::f64, {n, n});
-  const Tensor delta = ex.alloc(DType::f64, {most, n}), product = ex.alloc(DType::f64, {most, n});
-  widen_kernel<<<grid_for(n * n, kThreads, 8192), kThreads, 0, s.stream>>>(h.as<float>(), wide.as<double>(), n * n);
-  FEWBIT_CUDA_LAUNCHED();
-  for (int64_t begin = 0; begin < out; begin += most) {
-    const int64_t rows = std::min(most, out - begin);
-    const double one = 1, zero = 0;
+  const WideCut cut = square_cut(Device::cuda, out, n);
+  const Tensor delta = ex.alloc(DType::f64, {cut.rows, n}), product = ex.alloc(DType::f64, {cut.rows, n}),
+               strip = ex.alloc(DType::f64, {n, cut.widest()});
+  for (int64_t begin = 0; begin < out; begin += cut.rows) {
+    const int64_t rows = std::min(cut.rows, out - begin);
     difference_kernel<<<grid_for(rows * n, kThreads, 8192), kThreads, 0, s.stream>>>(
         a.as<float>() + begin * n, b.as<float>() + begin * n, delta.as<double>(), rows * n);
     FEWBIT_CUDA_LAUNCHED();
-    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, rows, n, &one, wide.as<double>(), n,
-                                      delta.as<double>(), n, &zero, product.as<double>(), n));
+    wide_product(ex, delta.as<double>(), rows, cut, {h.as<float>(), nullptr}, strip.as<double>(), product.as<double>());
     row_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(delta.as<double>(), product.as<double>(),
                                                                            loss.as<double>() + begin, n);
     FEWBIT_CUDA_LAUNCHED();

@@ -29,21 +29,33 @@ int64_t enough_tokens(int64_t in) { return 2 * in; }
 
 }  // namespace
 
-ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x,
-                           ConstTensorView x_full)
-    : ex_(ex), op_(op), weights_(weights), x_(x), x_full_(x_full), routing_(route_tokens(ex, op, weights, x)) {}
-
-std::vector<int64_t> ExpertInputs::tokens() const {
-  std::vector<int64_t> n;
-  for (int e = 0; e < op_.experts; ++e) n.push_back(routing_.tokens(e));
-  return n;
+void count_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x,
+                  std::vector<int64_t>& tokens) {
+  tokens.resize(static_cast<size_t>(op.experts));
+  const Routing routing = route_tokens(ex, op, weights, x);
+  for (int e = 0; e < op.experts; ++e) tokens[static_cast<size_t>(e)] += routing.tokens(e);
 }
 
-std::vector<int> ExpertInputs::starved() const {
+std::vector<int> starved_of(const Moe& op, const std::vector<int64_t>& tokens) {
   std::vector<int> out;
-  for (int e = 0; e < op_.experts; ++e)
-    if (routing_.tokens(e) < enough_tokens(std::max(op_.gate.in_features, op_.down.in_features))) out.push_back(e);
+  for (int e = 0; e < op.experts; ++e)
+    if (tokens[static_cast<size_t>(e)] < enough_tokens(std::max(op.gate.in_features, op.down.in_features)))
+      out.push_back(e);
   return out;
+}
+
+ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights, EachRouted each, bool cross,
+                           int at_once)
+    : ex_(ex), op_(op), weights_(weights), each_(std::move(each)), cross_(cross), at_once_(std::max(1, at_once)) {
+  each_([&](ConstTensorView, ConstTensorView, ConstTensorView routed) {
+    count_tokens(ex_, op_, weights_, routed, tokens_);
+  });
+}
+
+std::vector<int> ExpertInputs::starved() const { return starved_of(op_, tokens_); }
+
+bool ExpertInputs::any_below(int64_t in) const {
+  return std::any_of(tokens_.begin(), tokens_.end(), [in](int64_t n) { return n < enough_tokens(in); });
 }
 
 void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
@@ -58,48 +70,132 @@ void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   own.input_scale = std::max(own.input_scale, all.input_scale);
 }
 
+// The rows of experts [first, last), chunk by chunk.
+void ExpertInputs::show_inputs(int first, int last, const RowsOf& see) {
+  each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView routed) {
+    const Routing routing = route_tokens(ex_, op_, weights_, routed);
+    for (int e = first; e < last; ++e) {
+      if (routing.tokens(e) == 0) continue;
+      const ConstTensorView rows = routing.rows_of(e);
+      const Tensor mine = gather_rows(ex_, x, rows);
+      const Tensor full = cross_ ? gather_rows(ex_, x_full, rows) : Tensor();
+      see(e, mine, full);
+    }
+  });
+}
+
+// What the experts make of their rows, kGramChunk of their own at a time.
+void ExpertInputs::show_activations(int first, int last, const LinearOf& quantized, const RowsOf& see) {
+  const auto original = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
+  std::vector<RowCutter> cutters;
+  for (int e = first; e < last; ++e)
+    cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView x_full) {
+      const std::string gate = op_.of_expert(op_.gate, e).name, up = op_.of_expert(op_.up, e).name;
+      const auto act = [&](const LinearOf& of, ConstTensorView rows) {
+        return expert_activation(ex_, op_, of(gate), of(up), rows);
+      };
+      const Tensor mine = act(quantized, x), full = x_full.data ? act(original, x_full) : Tensor();
+      see(e, mine, full);
+    });
+  show_inputs(first, last, [&](int e, ConstTensorView x, ConstTensorView x_full) {
+    cutters[static_cast<size_t>(e - first)].add(x, x_full);
+  });
+  for (RowCutter& c : cutters) c.finish();
+}
+
+// Statistics of experts [first, last) over the rows that `show` shows; twice where a static scale must be found first.
+ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const InputRounding& rounding,
+                                         const std::function<void(const RowsOf&)>& show) {
+  const auto at = [first](int e) { return static_cast<size_t>(e - first); };
+  std::vector<InputRange> ranges;
+  if (rounding.activations == ActQuant::tensor) {
+    for (int e = first; e < last; ++e) ranges.emplace_back(ex_, rounding, tokens_[static_cast<size_t>(e)], in);
+    show([&](int e, ConstTensorView x, ConstTensorView) { ranges[at(e)].add(x); });
+  }
+  std::vector<std::unique_ptr<InputSums>> sums;
+  for (int e = first; e < last; ++e)
+    sums.push_back(
+        std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale()));
+  show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add(x, x_full); });
+  Wave wave{.first = first, .rounding = rounding};
+  for (auto& s : sums) {
+    wave.stats.emplace_back(s->finish());
+    s.reset();
+  }
+  return wave;
+}
+
+// The statistics of an expert out of the wave at hand, else out of the wave that begins with it.
+InputStats ExpertInputs::taken(std::optional<Wave>& wave, int expert, const InputRounding& rounding,
+                               const std::function<Wave(int, int)>& make) {
+  const auto held = [&]() -> std::optional<InputStats>* {
+    if (!wave || !(wave->rounding == rounding)) return nullptr;
+    const int at = expert - wave->first;
+    if (at < 0 || at >= static_cast<int>(wave->stats.size())) return nullptr;
+    std::optional<InputStats>& s = wave->stats[static_cast<size_t>(at)];
+    return s ? &s : nullptr;
+  };
+  if (!held()) {
+    wave.reset();  // its memory goes before the next is made
+    wave = make(expert, std::min(op_.experts, expert + at_once_));
+  }
+  std::optional<InputStats>& found = *held();
+  InputStats stats = std::move(*found);
+  found.reset();
+  return stats;
+}
+
 InputStats ExpertInputs::of_input(int expert, const InputRounding& rounding) {
-  const ConstTensorView rows = routing_.rows_of(expert);
-  const Tensor x = gather_rows(ex_, x_, rows);
-  InputStats s = observe_input(ex_, x, x_full_.data ? gather_rows(ex_, x_full_, rows) : Tensor(), rounding);
-  if (s.tokens >= enough_tokens(op_.hidden)) return s;
-  if (!all_inputs_ || !(all_inputs_->rounding == rounding))
-    all_inputs_ = {rounding, observe_input(ex_, x_, x_full_, rounding)};
-  borrow(s, all_inputs_->stats);
+  if (any_below(op_.hidden) && !(all_inputs_ && all_inputs_->rounding == rounding)) {
+    const EachChunk inputs = [&](const auto& show) {
+      each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView) { show(x, x_full); });
+    };
+    int64_t tokens = 0;
+    for (const int64_t n : tokens_) tokens += n;
+    all_inputs_ = {rounding, observe_input(ex_, inputs, tokens / op_.top_k, op_.hidden, cross_, rounding)};
+  }
+  InputStats s = taken(inputs_, expert, rounding, [&](int first, int last) {
+    return observe(first, last, op_.hidden, rounding, [&](const RowsOf& see) { show_inputs(first, last, see); });
+  });
+  if (s.tokens < enough_tokens(op_.hidden)) borrow(s, all_inputs_->stats);
   return s;
 }
 
-InputStats ExpertInputs::own_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
-  const ConstTensorView rows = routing_.rows_of(expert);
-  if (rows.numel() == 0) {
-    const Tensor none = ex_.alloc(x_.dtype, {0, op_.down.in_features});
-    return observe_input(ex_, none, x_full_.data ? none.view() : ConstTensorView{}, rounding);
+ExpertInputs::Wave ExpertInputs::activations(int first, int last, const InputRounding& rounding,
+                                             const LinearOf& quantized) {
+  return observe(first, last, op_.down.in_features, rounding,
+                 [&](const RowsOf& see) { show_activations(first, last, quantized, see); });
+}
+
+// The sums of all experts together, wave by wave: once more through every expert, rather than all of their sums side by
+// side in memory.
+ExpertInputs::Layer ExpertInputs::all_activations(const InputRounding& rounding, const LinearOf& quantized) {
+  std::optional<InputStats> all;
+  for (int first = 0; first < op_.experts; first += at_once_) {
+    Wave wave = activations(first, std::min(op_.experts, first + at_once_), rounding, quantized);
+    for (std::optional<InputStats>& other : wave.stats) {
+      if (!all) {
+        all = std::move(*other);
+        continue;
+      }
+      add_scaled(ex_, 1, other->gram, all->gram);
+      if (other->cross) add_scaled(ex_, 1, other->cross, all->cross);
+      all->tokens += other->tokens;
+      all->input_scale = std::max(all->input_scale, other->input_scale);
+    }
   }
-  const std::string gate = op_.of_expert(op_.gate, expert).name, up = op_.of_expert(op_.up, expert).name;
-  const Tensor act = expert_activation(ex_, op_, quantized(gate), quantized(up), gather_rows(ex_, x_, rows));
-  if (!x_full_.data) return observe_input(ex_, act, {}, rounding);
-  return observe_input(
-      ex_, act,
-      expert_activation(ex_, op_, weights_.linears.at(gate), weights_.linears.at(up), gather_rows(ex_, x_full_, rows)),
-      rounding);
+  return {rounding, std::move(*all)};
 }
 
 InputStats ExpertInputs::of_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
-  InputStats s = own_activation(expert, rounding, quantized);
-  if (s.tokens >= enough_tokens(op_.down.in_features)) return s;
-  if (!all_activations_ || !(all_activations_->rounding == rounding)) {
-    // Once more through every expert, rather than the sums of all of them side by side in memory.
-    all_activations_ = {rounding, own_activation(0, rounding, quantized)};
-    InputStats& all = all_activations_->stats;
-    for (int e = 1; e < op_.experts; ++e) {
-      const InputStats other = own_activation(e, rounding, quantized);
-      add_scaled(ex_, 1, other.gram, all.gram);
-      if (other.cross) add_scaled(ex_, 1, other.cross, all.cross);
-      all.tokens += other.tokens;
-      all.input_scale = std::max(all.input_scale, other.input_scale);
-    }
+  inputs_.reset();
+  if (any_below(op_.down.in_features) && !(all_activations_ && all_activations_->rounding == rounding)) {
+    activations_.reset();
+    all_activations_ = all_activations(rounding, quantized);
   }
-  borrow(s, all_activations_->stats);
+  InputStats s = taken(activations_, expert, rounding,
+                       [&](int first, int last) { return activations(first, last, rounding, quantized); });
+  if (s.tokens < enough_tokens(op_.down.in_features)) borrow(s, all_activations_->stats);
   return s;
 }
 

@@ -8,8 +8,12 @@
 // experts' down inputs together for down), its Gram matrix becomes
 //     H + m / n_all * c * H_all        c = (tr H / n) / (tr H_all / n_all), or 1 where the expert saw nothing
 // so that the layer's share of the trace is m / n_min. The cross sums are lent in the same proportion.
+//
+// Experts are looked at in waves: as many at a time as their sums have room for. Every wave sees all chunks of the
+// input once; an expert's rows are cut again at kGramChunk of its own, so that the sums do not depend on the waves.
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "src/calib/observe.h"
 #include "src/run/moe.h"
@@ -18,17 +22,23 @@ namespace fewbit {
 
 class ExpertInputs {
  public:
-  // A linear of the quantized stream by its name in the block.
+  // A linear by its name in the block.
   using LinearOf = std::function<const Linear&(const std::string&)>;
+  // Shows every chunk of the op's input in the quantized stream and, where there is one, in the unquantized one (else
+  // data == nullptr), and what the router reads of it in the quantized one. As EachChunk, it can be asked again.
+  using Show = std::function<void(ConstTensorView x, ConstTensorView x_full, ConstTensorView routed)>;
+  using EachRouted = std::function<void(const Show&)>;
 
-  // x, x_full [tokens, hidden]: the op's input in the quantized stream and in the unquantized one (data ==
-  // nullptr: no cross sums). `weights`: the block before quantization; both must stay while this lives.
-  ExpertInputs(Exec&, const Moe&, const BlockWeights& weights, ConstTensorView x, ConstTensorView x_full);
+  // `each` shows the op's input [.., hidden], of both streams where `cross`.
+  // `weights`: the router, and where activations are asked for the linears of the unquantized stream. Both must stay
+  // while this lives. `at_once`: experts of a wave.
+  ExpertInputs(Exec&, const Moe&, const BlockWeights& weights, EachRouted each, bool cross, int at_once);
 
-  std::vector<int64_t> tokens() const;  // seen by each expert
-  std::vector<int> starved() const;     // experts that borrow for one of their linears
+  std::vector<int64_t> tokens() const { return tokens_; }  // seen by each expert
+  std::vector<int> starved() const;                        // experts that borrow for one of their linears
 
-  // What gate and up multiply, rounded as they round it.
+  // What gate and up multiply, rounded as they round it. To be asked in the order of the experts: an answer is given
+  // once.
   InputStats of_input(int expert, const InputRounding&);
   // What down multiplies, when gate and up of all experts are those of `quantized`.
   InputStats of_activation(int expert, const InputRounding&, const LinearOf& quantized);
@@ -38,15 +48,36 @@ class ExpertInputs {
     InputRounding rounding{};
     InputStats stats{};
   };
-  InputStats own_activation(int expert, const InputRounding&, const LinearOf& quantized);
+  struct Wave {  // statistics of experts first, first + 1 … that nobody took yet
+    int first = 0;
+    InputRounding rounding{};
+    std::vector<std::optional<InputStats>> stats{};
+  };
+  // Rows that reach the linear which is looked at: those of an expert, in pieces.
+  using RowsOf = std::function<void(int expert, ConstTensorView x, ConstTensorView x_full)>;
+  void show_inputs(int first, int last, const RowsOf&);
+  void show_activations(int first, int last, const LinearOf& quantized, const RowsOf&);
+  Wave observe(int first, int last, int64_t in, const InputRounding&, const std::function<void(const RowsOf&)>& show);
+  InputStats taken(std::optional<Wave>&, int expert, const InputRounding&, const std::function<Wave(int, int)>& make);
+  Wave activations(int first, int last, const InputRounding&, const LinearOf& quantized);
+  Layer all_activations(const InputRounding&, const LinearOf& quantized);
+  bool any_below(int64_t in) const;  // some expert must borrow for a linear of this width
   void borrow(InputStats& own, const InputStats& all);
 
   Exec& ex_;
   const Moe& op_;
   const BlockWeights& weights_;
-  ConstTensorView x_, x_full_;
-  Routing routing_;
-  std::optional<Layer> all_inputs_, all_activations_;
+  EachRouted each_;
+  bool cross_;
+  int at_once_;
+  std::vector<int64_t> tokens_{};
+  std::optional<Wave> inputs_{}, activations_{};
+  std::optional<Layer> all_inputs_{}, all_activations_{};
 };
+
+// Tokens that the router sends to each expert, added to `tokens`.
+void count_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, std::vector<int64_t>& tokens);
+// Experts with fewer tokens than their statistics need.
+std::vector<int> starved_of(const Moe&, const std::vector<int64_t>& tokens);
 
 }  // namespace fewbit

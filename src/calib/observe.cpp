@@ -9,39 +9,6 @@
 #include "src/run/moe.h"
 
 namespace fewbit {
-namespace {
-
-float largest(Exec& ex, ConstTensorView x) {
-  const Tensor absmax = ex.alloc_zeros(DType::f32, {x.cols()}), abssum = ex.alloc_zeros(DType::f64, {x.cols()});
-  column_stats(ex, x, {}, absmax, abssum);
-  const Tensor host = ex.to_host(absmax);
-  return *std::max_element(host.as<float>(), host.as<float>() + host.numel());
-}
-
-// The percentile of |x| over evenly spaced tokens.
-float percentile_of(Exec& ex, ConstTensorView x, float percentile) {
-  const int64_t step = (x.rows() + kSampleTokens - 1) / kSampleTokens, rows = (x.rows() + step - 1) / step;
-  const Tensor at = Tensor::host(DType::i32, {rows});
-  for (int64_t r = 0; r < rows; ++r) at.as<int32_t>()[r] = static_cast<int32_t>(r * step);
-  const Tensor sample = ex.alloc(DType::f32, {rows, x.cols()});
-  cast(ex, gather_rows(ex, x, ex.to_device(at)), sample);
-  const Tensor host = ex.to_host(sample);
-  float* v = host.as<float>();
-  for (int64_t i = 0; i < host.numel(); ++i) v[i] = std::fabs(v[i]);
-  const double last = static_cast<double>(host.numel() - 1);
-  float* nth = v + static_cast<int64_t>(std::llround(percentile / 100.0 * last));
-  std::nth_element(v, nth, v + host.numel());
-  return *nth;
-}
-
-// What a static scale must reach, on the scale of the largest code; 1 where everything is zero.
-float static_scale(Exec& ex, ConstTensorView x, const InputRounding& r) {
-  if (x.rows() == 0) return 1;
-  const float most = r.percentile < 100 ? percentile_of(ex, x, r.percentile) : largest(ex, x);
-  return most > 0 ? most / (r.codes == DType::i8 ? 127.f : 448.f) : 1.f;
-}
-
-}  // namespace
 
 InputRounding rounding_of(const QuantSpec& spec, float percentile) {
   const std::optional<RowQuant> q = input_quant(spec, 1.f);
@@ -49,37 +16,115 @@ InputRounding rounding_of(const QuantSpec& spec, float percentile) {
   return {.activations = spec.activations, .codes = q->codes, .group = q->group, .percentile = percentile};
 }
 
+InputRange::InputRange(Exec& ex, const InputRounding& r, int64_t tokens, int64_t in)
+    : ex_(ex), rounding_(r), step_(std::max<int64_t>(1, (tokens + kSampleTokens - 1) / kSampleTokens)) {
+  absmax_ = ex.alloc_zeros(DType::f32, {in});
+  abssum_ = ex.alloc_zeros(DType::f64, {in});
+}
+
+void InputRange::add(ConstTensorView x) {
+  if (rounding_.percentile >= 100) {
+    if (x.rows() > 0) column_stats(ex_, x, {}, absmax_, abssum_);
+    return;
+  }
+  std::vector<int32_t> at;
+  for (int64_t r = (seen_ + step_ - 1) / step_ * step_; r < seen_ + x.rows(); r += step_)
+    at.push_back(static_cast<int32_t>(r - seen_));
+  seen_ += x.rows();
+  if (at.empty()) return;
+  const auto rows = static_cast<int64_t>(at.size());
+  const Tensor sample = ex_.alloc(DType::f32, {rows, x.cols()});
+  cast(ex_, gather_rows(ex_, x, ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {rows}, at))), sample);
+  const Tensor host = ex_.to_host(sample);
+  for (int64_t i = 0; i < host.numel(); ++i) magnitudes_.push_back(std::fabs(host.as<float>()[i]));
+}
+
+float InputRange::scale() {
+  float most = 0;
+  if (rounding_.percentile < 100 && !magnitudes_.empty()) {
+    const double last = static_cast<double>(magnitudes_.size() - 1);
+    const auto nth = magnitudes_.begin() + std::llround(rounding_.percentile / 100.0 * last);
+    std::nth_element(magnitudes_.begin(), nth, magnitudes_.end());
+    most = *nth;
+  } else if (rounding_.percentile >= 100) {
+    const Tensor host = ex_.to_host(absmax_);
+    most = *std::max_element(host.as<float>(), host.as<float>() + host.numel());
+  }
+  return most > 0 ? most / (rounding_.codes == DType::i8 ? 127.f : 448.f) : 1.f;
+}
+
 Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
   count = std::min(count, x.rows());
   Tensor some = ex.alloc(x.dtype, {count, x.cols()});
   for (int64_t k = 0; k < count; ++k) {
-    const int64_t from = k * x.rows() / count;
+    const int64_t from = spread_row(k, count, x.rows());
     ex.copy(x.row_range(from, from + 1), some.view().row_range(k, k + 1));
   }
   return some;
 }
 
-InputStats observe_input(Exec& ex, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding) {
-  const int64_t in = x.shape[1];
-  InputStats s;
-  s.tokens = x.rows();
-  s.gram = ex.alloc_zeros(DType::f32, {in, in});
-  if (x_full.data) s.cross = ex.alloc_zeros(DType::f32, {in, in});
-  if (rounding.activations == ActQuant::tensor) s.input_scale = static_scale(ex, x, rounding);
-  if (s.tokens == 0) return s;
+InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale)
+    : ex_(ex), rounding_(rounding), cutter_(ex, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
+  stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
+  if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
+  if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;
+}
+
+void InputSums::add(ConstTensorView x, ConstTensorView x_full) {
+  FEWBIT_ASSERT(stats_.cross.empty() == (x_full.data == nullptr) || x.rows() == 0);
+  if (x.rows() == 0) return;
+  if (rounding_.activations != ActQuant::none) sample(x);
+  stats_.tokens += x.rows();
+  cutter_.add(x, x_full);
+}
+
+// The first kSampleTokens rows, as they are before they are rounded.
+void InputSums::sample(ConstTensorView x) {
+  const int64_t rows = std::min(x.rows(), kSampleTokens - stats_.tokens);
+  if (rows <= 0) return;
+  if (sample_.empty()) sample_ = ex_.alloc(x.dtype, {kSampleTokens, x.cols()});
+  ex_.copy(x.row_range(0, rows), sample_.view().row_range(stats_.tokens, stats_.tokens + rows));
+}
+
+void InputSums::sum(ConstTensorView x, ConstTensorView x_full) {
   Tensor rounded;
-  ConstTensorView seen = x;
-  if (rounding.activations != ActQuant::none) {
-    const ConstTensorView first = x.row_range(0, std::min(s.tokens, kSampleTokens));
-    s.sample = ex.alloc(x.dtype, first.shape);
-    ex.copy(first, s.sample);
-    rounded = ex.alloc(x.dtype, x.shape);
-    round_rows(ex, x, {.codes = rounding.codes, .fixed = s.input_scale, .group = rounding.group}, rounded);
-    seen = rounded;
+  if (rounding_.activations != ActQuant::none) {
+    rounded = ex_.alloc(x.dtype, x.shape);
+    round_rows(ex_, x, {.codes = rounding_.codes, .fixed = stats_.input_scale, .group = rounding_.group}, rounded);
   }
-  gram(ex, seen, s.gram);
-  if (x_full.data) cross_gram(ex, x_full, seen, s.cross);
-  return s;
+  const ConstTensorView seen = rounded ? ConstTensorView(rounded) : x;
+  add_gram_half(ex_, seen, stats_.gram);
+  if (x_full.data) cross_gram(ex_, x_full, seen, stats_.cross);
+}
+
+InputStats InputSums::finish() {
+  cutter_.finish();
+  fill_gram_half(ex_, stats_.gram);
+  if (sample_) {
+    const int64_t rows = std::min(stats_.tokens, kSampleTokens);
+    stats_.sample = ex_.alloc(sample_.dtype(), {rows, sample_.cols()});
+    ex_.copy(sample_.view().row_range(0, rows), stats_.sample);
+    sample_.reset();
+  }
+  return std::move(stats_);
+}
+
+InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_t in, bool cross,
+                         const InputRounding& rounding) {
+  float scale = 1;
+  if (rounding.activations == ActQuant::tensor) {
+    InputRange range(ex, rounding, tokens, in);
+    each([&](ConstTensorView x, ConstTensorView) { range.add(x); });
+    scale = range.scale();
+  }
+  InputSums sums(ex, in, cross, rounding, scale);
+  each([&](ConstTensorView x, ConstTensorView x_full) { sums.add(x, cross ? x_full : ConstTensorView{}); });
+  return sums.finish();
+}
+
+InputStats observe_input(Exec& ex, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding) {
+  return observe_input(
+      ex, [&](const auto& see) { see(x, x_full); }, x.rows(), x.shape[1], x_full.data != nullptr, rounding);
 }
 
 }  // namespace fewbit

@@ -1,17 +1,64 @@
 #pragma once
-// Statistics of one input, as the linears behind it will see it.
+// Statistics of one input, as the linears behind it will see it. Rows come chunk by chunk; the sums are those of all
+// rows at once, to the bit.
+#include <functional>
+#include <memory>
+
 #include "src/calib/input_stats.h"
+#include "src/calib/row_cutter.h"
 
 namespace fewbit {
 
 inline constexpr int64_t kSampleTokens = 4096;
 
-// Sums over the tokens of x [tokens, in] f32 | bf16, rounded as `rounding` says, and against x_full (the unquantized
-// stream, never rounded; data == nullptr: no cross sums). A static scale comes from the largest |x|, or from the asked
-// percentile of it over at most kSampleTokens tokens, evenly spaced. No tokens: zeros.
+// Shows every chunk of an input, in order: rows of the quantized stream, and those of the unquantized one (data ==
+// nullptr where there is none). Can be asked again, and shows the same.
+using EachChunk = std::function<void(const std::function<void(ConstTensorView x, ConstTensorView x_full)>&)>;
+
+// What a static scale must reach: the largest |x| of all rows, or the asked percentile over at most kSampleTokens of
+// them, evenly spaced.
+class InputRange {
+ public:
+  // `tokens`: how many rows will come.
+  InputRange(Exec&, const InputRounding&, int64_t tokens, int64_t in);
+  void add(ConstTensorView x);
+  float scale();  // of the largest code; 1 where everything was zero or nothing came
+
+ private:
+  Exec& ex_;
+  InputRounding rounding_;
+  int64_t step_ = 1, seen_ = 0;
+  Tensor absmax_{}, abssum_{};
+  std::vector<float> magnitudes_{};  // of the sampled rows, for a percentile
+};
+
+// The sums over rows x [n, in] f32 | bf16, rounded as `rounding` says, and against x_full (never rounded).
+class InputSums {
+ public:
+  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale);
+  InputSums(InputSums&&) = delete;
+  void add(ConstTensorView x, ConstTensorView x_full);
+  InputStats finish();
+
+ private:
+  void sample(ConstTensorView x);
+  void sum(ConstTensorView x, ConstTensorView x_full);
+
+  Exec& ex_;
+  InputRounding rounding_;
+  InputStats stats_{};
+  Tensor sample_{};  // room for kSampleTokens rows
+  RowCutter cutter_;
+};
+
+// The statistics of an input of `tokens` rows [.., in]: two rounds where a static scale must be found first.
+InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, int64_t in, bool cross, const InputRounding&);
+// The same of rows that are all at hand.
 InputStats observe_input(Exec&, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding);
 
 // At most `count` rows of x at even distances.
 Tensor spread_rows(Exec&, ConstTensorView x, int64_t count);
+// Which row is number k of `count` at even distances among `rows`.
+constexpr int64_t spread_row(int64_t k, int64_t count, int64_t rows) { return k * rows / count; }
 
 }  // namespace fewbit

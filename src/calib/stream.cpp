@@ -2,61 +2,130 @@
 
 #include <algorithm>
 
+#include "src/calib/cuts.h"
 #include "src/model/op_slots.h"
 
 namespace fewbit {
 
-Stream::Stream(Exec& ex, const ModelSpec& spec, Tensor x, int64_t seqs)
-    : ex_(ex), spec_(spec), x_(std::move(x)), seqs_(seqs) {
-  const int64_t len = x_.rows() / seqs;
-  Tensor host = Tensor::host(DType::i32, {x_.rows()});
-  for (int64_t t = 0; t < x_.rows(); ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % len);
-  positions_ = ex.to_device(host);
+Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, DType dtype)
+    : store_(store), spec_(spec), chunks_(chunks), dtype_(dtype) {
+  Tensor host = Tensor::host(DType::i32, {chunks.most_rows()});
+  for (int64_t t = 0; t < host.numel(); ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % chunks.length);
+  positions_ = store.exec().to_device(host);
+  stored_.emplace(Slot::x, States(store, chunks, dtype, spec.hidden));
 }
 
 void Stream::begin_block(const std::vector<BlockOp>& ops) {
+  FEWBIT_ASSERT(stored_.size() == 1 && next_.empty());
   ops_ = &ops;
-  activations_ = {};
-  activations_[Slot::x] = x_;
+  base_ = 0;
+  entering_.reset();
+  keeps_entering_ = false;
 }
 
-bool Stream::dead_after(size_t index, Slot s) const {
-  const auto holds = [s](const std::vector<Slot>& list) {
-    return std::find(list.begin(), list.end(), s) != list.end();
-  };
-  for (size_t i = index + 1; i < ops_->size(); ++i) {
-    if (holds(slots_read((*ops_)[i]))) return false;
-    if (holds(slots_written((*ops_)[i]))) return true;
+void Stream::begin_block_again() {
+  FEWBIT_ASSERT(entering_.has_value());
+  stored_.clear();
+  stored_.emplace(Slot::x, std::move(*entering_));
+  begin_block(*ops_);
+}
+
+bool Stream::written_between(size_t begin, size_t end, Slot s) const {
+  for (size_t i = begin; i < end; ++i) {
+    const std::vector<Slot> written = slots_written((*ops_)[i]);
+    if (std::find(written.begin(), written.end(), s) != written.end()) return true;
   }
-  return true;
+  return false;
 }
 
-void Stream::allocate_for(size_t index) {
+// Binds the stored slots of the chunk: copies where an op up to `to` writes them or they lie elsewhere.
+void Stream::load(int64_t chunk, size_t to) {
+  Exec& ex = store_.exec();
+  activations_ = {};
+  for (Tensor& t : slots_) t.reset();
+  for (const auto& [slot, states] : stored_) {
+    const ConstTensorView here = states.resident(chunk);
+    if (here.data && !written_between(base_, to, slot)) {
+      // Nothing writes through this view: a slot that is written was copied.
+      activations_[slot] = {const_cast<void*>(here.data), here.dtype, here.shape, here.device};
+      continue;
+    }
+    Tensor& memory = slots_[static_cast<size_t>(slot)];
+    memory = ex.alloc(dtype_, {chunks_.rows(chunk), states.features()});
+    states.get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), memory);
+    states.expect(chunk + 1);
+    activations_[slot] = memory;
+  }
+}
+
+void Stream::save(int64_t chunk, size_t at) {
+  for (int i = 0; i < kSlots; ++i) {
+    const Slot s = static_cast<Slot>(i);
+    const TensorView now = activations_[s];
+    if (!now.data || !alive_before(*ops_, at, s)) continue;
+    const auto before = stored_.find(s);
+    if (before != stored_.end() && !written_between(base_, at, s)) continue;
+    // A chunk's residual stream takes the place of what it was made from, unless that is wanted again.
+    if (s == Slot::x && !keeps_entering_) {
+      before->second.put(chunk, now);
+      continue;
+    }
+    next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second.put(chunk, now);
+  }
+}
+
+void Stream::moved(size_t cut) {
+  FEWBIT_ASSERT(cut >= base_ && cut <= ops_->size());
+  for (auto& [slot, states] : next_) {
+    if (slot == Slot::x) {
+      entering_ = std::move(stored_.at(slot));
+      keeps_entering_ = false;
+    }
+    stored_.insert_or_assign(slot, std::move(states));
+  }
+  next_.clear();
+  base_ = cut;
+  std::erase_if(stored_, [&](const auto& entry) { return !alive_before(*ops_, cut, entry.first); });
+}
+
+void Stream::allocate_for(size_t index, int64_t rows) {
   const BlockOp& op = (*ops_)[index];
   for (const Slot s : slots_written(op)) {
     Tensor& slot = slots_[static_cast<size_t>(s)];
     if (s == Slot::x || !slot.empty()) continue;
     const auto* act = std::get_if<GatedAct>(&op);
+    Tensor* gate = act ? &slots_[static_cast<size_t>(act->gate)] : nullptr;
     // The gate's memory serves the activation when nobody reads the gate again; the op may work in place.
-    if (act && dead_after(index, act->gate))
-      slot = std::move(slots_[static_cast<size_t>(act->gate)]);
+    if (gate && !gate->empty() && !alive_before(*ops_, index + 1, act->gate))
+      slot = std::move(*gate);
     else
-      slot = ex_.alloc(x_.dtype(), {tokens(), slot_features(spec_, *ops_, s)});
+      slot = store_.exec().alloc(dtype_, {rows, slot_features(spec_, *ops_, s)});
     activations_[s] = slot;
   }
 }
 
 void Stream::release_after(size_t index) {
-  for (int s = 0; s < kSlots; ++s)
-    if (static_cast<Slot>(s) != Slot::x && dead_after(index, static_cast<Slot>(s)))
-      slots_[static_cast<size_t>(s)].reset();
+  for (int i = 0; i < kSlots; ++i)
+    if (!alive_before(*ops_, index + 1, static_cast<Slot>(i))) {
+      slots_[static_cast<size_t>(i)].reset();
+      activations_[static_cast<Slot>(i)] = {};
+    }
 }
 
-void Stream::run(size_t index, const BlockWeights& weights, const RopeTables& ropes) {
-  const BlockOp& op = (*ops_)[index];
-  allocate_for(index);
-  run_op(ex_, op, weights, ropes, TokenLayout{.seqs = seqs_, .positions = positions_, .cache = nullptr}, activations_);
-  release_after(index);
+const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& weights, const RopeTables& ropes,
+                                 std::optional<size_t> cut, const Watch& watch) {
+  const int64_t rows = chunks_.rows(chunk);
+  load(chunk, to);
+  const TokenLayout layout{.seqs = chunks_.seqs(chunk), .positions = positions_.view().row_range(0, rows)};
+  for (size_t i = base_; i < to; ++i) {
+    if (cut == i && i > base_) save(chunk, i);
+    if (watch) watch(i, activations_);
+    allocate_for(i, rows);
+    run_op(store_.exec(), (*ops_)[i], weights, ropes, layout, activations_);
+    release_after(i);
+  }
+  if (cut == to && to > base_) save(chunk, to);
+  return activations_;
 }
 
 }  // namespace fewbit

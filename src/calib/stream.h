@@ -1,35 +1,65 @@
 #pragma once
-// Stream: the hidden states of all calibration tokens on their way through a block, op by op. Two of them run
+// Stream: the hidden states of all calibration tokens on their way through a block, chunk by chunk. Two of them run
 // side by side: the quantized one (its linears already replaced) and the unquantized one.
+//
+// Between passes a stream keeps the slots of its last cut: at the beginning of a block the residual stream, later
+// whatever is alive in front of the op where the caller said so. A pass brings every chunk from the cut to the op that
+// is looked at; what lies between is computed again in the next pass, from the same bytes by the same ops, unless the
+// cut moved past it.
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "src/calib/states.h"
 #include "src/run/block.h"
 
 namespace fewbit {
 
 class Stream {
  public:
-  // `x` [seqs * len, hidden]: the states; kept from block to block.
-  Stream(Exec& ex, const ModelSpec& spec, Tensor x, int64_t seqs);
+  Stream(StateStore&, const ModelSpec&, const Chunks&, DType);
 
-  // Begins a block: its op list decides how long each activation lives.
+  // The states that enter the first block, [rows of the chunk, hidden].
+  void start(int64_t chunk, ConstTensorView x) { stored_.at(Slot::x).put(chunk, x); }
+  // Begins a block from the states at the end of the one before.
   void begin_block(const std::vector<BlockOp>& ops);
-  // Runs op number `index` on all tokens. Slots are allocated when first written and freed after their last
-  // use, so at most the widest pair of ops is held.
-  void run(size_t index, const BlockWeights& weights, const RopeTables& ropes);
-  ConstTensorView input(Slot s) const { return activations_[s]; }
-  const Tensor& x() const { return x_; }
-  int64_t tokens() const { return x_.rows(); }
+  // Keeps the states that enter the block at hand until begin_block_again() or the next block.
+  void keep_entering() { keeps_entering_ = true; }
+  const States& entering() const { return entering_ ? *entering_ : stored_.at(Slot::x); }
+  // Back in front of the block, from the states that keep_entering() saved.
+  void begin_block_again();
+
+  // Called in front of an op, with what the slots hold.
+  using Watch = std::function<void(size_t op, const Activations&)>;
+  // Brings a chunk in front of op `to` and returns what the slots hold there, until the next call. On the way it
+  // stores what is alive in front of op `cut`, when that is given.
+  const Activations& bring(int64_t chunk, size_t to, const BlockWeights&, const RopeTables&,
+                           std::optional<size_t> cut = {}, const Watch& watch = {});
+  // Every chunk was brought past `cut`: the next passes begin there.
+  void moved(size_t cut);
+  size_t base() const { return base_; }
+
+  const States& x() const { return stored_.at(Slot::x); }  // at the last cut
+  const Chunks& chunks() const { return chunks_; }
 
  private:
-  bool dead_after(size_t index, Slot s) const;  // nobody reads what the slot holds after op `index`
-  void allocate_for(size_t index);
+  bool written_between(size_t begin, size_t end, Slot) const;
+  void load(int64_t chunk, size_t to);
+  void save(int64_t chunk, size_t at);
+  void allocate_for(size_t index, int64_t rows);
   void release_after(size_t index);
 
-  Exec& ex_;
+  StateStore& store_;
   const ModelSpec& spec_;
-  Tensor x_, positions_;
-  int64_t seqs_;
+  Chunks chunks_;
+  DType dtype_;
+  Tensor positions_;
   const std::vector<BlockOp>* ops_ = nullptr;
-  std::array<Tensor, kSlots> slots_{};
+  size_t base_ = 0;
+  bool keeps_entering_ = false;
+  std::map<Slot, States> stored_{}, next_{};  // at the last cut, and at the one that chunks are passing
+  std::optional<States> entering_{};
+  std::array<Tensor, kSlots> slots_{};  // memory of the chunk at hand
   Activations activations_{};
 };
 

@@ -14,6 +14,9 @@ class MappedFile {
   MappedFile& operator=(MappedFile&& o) noexcept;
   ~MappedFile();
   std::span<const uint8_t> bytes() const { return {data_, size_}; }
+  // Gives the memory of the whole pages inside [begin, begin + count) back to the system. They are read again when they
+  // are asked for.
+  void forget(int64_t begin, int64_t count) const;
   const std::filesystem::path& path() const { return path_; }
 
  private:

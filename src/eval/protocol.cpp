@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "src/core/error.h"
+#include "src/core/parallel.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -51,11 +52,70 @@ ScoredWindows slide(const std::vector<int32_t>& ids, int64_t context, int64_t st
   return out;
 }
 
-void count_text(ScoredWindows& out, const Tokenizer& tokenizer) {
-  const std::string text = tokenizer.decode(out.windows.ids, true);
-  const auto tokens = static_cast<double>(out.windows.ids.size());
-  out.bytes_per_token = static_cast<double>(text.size()) / tokens;
-  out.words_per_token = static_cast<double>(words(text).size()) / tokens;
+// Of the text that the windows spell, so many of them decoded at once.
+void count_text(ScoredWindows& out, const Tokenizer& tokenizer, int64_t at_once) {
+  const Windows& w = out.windows;
+  size_t bytes = 0, runs = 0;
+  for (int64_t i = 0; i < w.count; i += at_once) {
+    const std::string text =
+        tokenizer.decode(std::span(w.ids).subspan(static_cast<size_t>(i * w.length),
+                                                  static_cast<size_t>(std::min(at_once, w.count - i) * w.length)),
+                         true);
+    bytes += text.size();
+    runs += words(text).size();
+  }
+  const auto tokens = static_cast<double>(w.ids.size());
+  out.bytes_per_token = static_cast<double>(bytes) / tokens;
+  out.words_per_token = static_cast<double>(runs) / tokens;
+}
+
+int64_t context_of(const ProtocolOptions& o, int64_t max_positions) {
+  const int64_t usual = o.protocol == Protocol::llama_cpp ? 512 : 2048;
+  return o.context > 0 ? o.context : std::min(usual, max_positions);
+}
+
+int64_t stride_of(const ProtocolOptions& o, int64_t context) { return o.stride > 0 ? o.stride : context / 2; }
+
+void check_options(const ProtocolOptions& o, int64_t context, int64_t max_positions) {
+  check_context(context, max_positions, "--context");
+  if (o.stride > 0 && o.protocol != Protocol::sliding)
+    fail(ErrorKind::usage, "--stride is of --protocol sliding alone");
+}
+
+ScoredWindows windows_of(const ProtocolOptions& o, std::vector<int32_t> ids, const Tokenizer& tokenizer,
+                         const std::string& source, int64_t context) {
+  const auto tokens = static_cast<int64_t>(ids.size());
+  if (o.protocol == Protocol::llama_cpp && tokens < 2 * context)
+    fail(ErrorKind::usage,
+         fmt::format("{}: {} tokens; protocol llama.cpp needs at least two windows of {}", source, tokens, context));
+  ScoredWindows out = o.protocol == Protocol::sliding
+                          ? slide(ids, context, stride_of(o, context), o.max_windows, source)
+                          : ScoredWindows(cut_windows(std::move(ids), context, o.max_windows, source));
+  out.protocol = o.protocol;
+  if (o.protocol == Protocol::llama_cpp) score_second_half(out, &tokenizer);
+  return out;
+}
+
+// The ids of a part of a file, behind those of the parts before. Documents are tokenized as tokenize() does it, pieces
+// of a text without a BOS of their own; rows of protocol gptq have what joins them in front.
+void add_part(const ProtocolOptions& o, const Tokenizer& tokenizer, const Documents& part, std::vector<int32_t>& ids) {
+  const bool rows = o.protocol == Protocol::gptq && !part.chat;
+  if (part.lines && !rows) {
+    const std::vector<int32_t> more = tokenize(tokenizer, part);
+    ids.insert(ids.end(), more.begin(), more.end());
+    return;
+  }
+  const bool first = ids.empty();
+  std::vector<std::vector<int32_t>> pieces(part.texts.size());
+  parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      std::string text = part.texts[i];
+      if (rows) text = (first && i == 0 ? "" : "\n\n") + (part.lines ? text : joined_rows({.texts = {text}}));
+      pieces[i] = tokenizer.encode(text, Special::none);
+    }
+  });
+  if (const auto bos = tokenizer.bos(); bos && first) ids.push_back(*bos);
+  for (const std::vector<int32_t>& p : pieces) ids.insert(ids.end(), p.begin(), p.end());
 }
 
 }  // namespace
@@ -83,24 +143,30 @@ int64_t ScoredWindows::run_end(int64_t begin, int64_t limit) const {
 
 ScoredWindows make_windows(const ProtocolOptions& o, const Tokenizer& tokenizer, const Documents& documents,
                            const std::string& source, int64_t max_positions) {
-  const int64_t usual = o.protocol == Protocol::llama_cpp ? 512 : 2048;
-  const int64_t context = o.context > 0 ? o.context : std::min(usual, max_positions);
-  check_context(context, max_positions, "--context");
-  if (o.stride > 0 && o.protocol != Protocol::sliding)
-    fail(ErrorKind::usage, "--stride is of --protocol sliding alone");
-  const std::vector<int32_t> ids = o.protocol == Protocol::gptq && !documents.chat
-                                       ? tokenize(tokenizer, {.texts = {joined_rows(documents)}})
-                                       : tokenize(tokenizer, documents);
-  const auto tokens = static_cast<int64_t>(ids.size());
-  if (o.protocol == Protocol::llama_cpp && tokens < 2 * context)
-    fail(ErrorKind::usage,
-         fmt::format("{}: {} tokens; protocol llama.cpp needs at least two windows of {}", source, tokens, context));
-  ScoredWindows out = o.protocol == Protocol::sliding
-                          ? slide(ids, context, o.stride > 0 ? o.stride : context / 2, o.max_windows, source)
-                          : ScoredWindows(cut_windows(ids, context, o.max_windows, source));
-  out.protocol = o.protocol;
-  if (o.protocol == Protocol::llama_cpp) score_second_half(out, &tokenizer);
-  count_text(out, tokenizer);
+  check_options(o, context_of(o, max_positions), max_positions);
+  const bool rows = o.protocol == Protocol::gptq && !documents.chat;
+  ScoredWindows out =
+      windows_of(o, rows ? tokenize(tokenizer, {.texts = {joined_rows(documents)}}) : tokenize(tokenizer, documents),
+                 tokenizer, source, context_of(o, max_positions));
+  count_text(out, tokenizer, out.windows.count);
+  return out;
+}
+
+ScoredWindows make_windows(const ProtocolOptions& o, const Tokenizer& tokenizer, const TextFile& file,
+                           const std::function<const ChatTemplate&()>& chat, int64_t max_positions) {
+  constexpr int64_t kDecodedAtOnce = 1 << 20;  // tokens
+  const int64_t context = context_of(o, max_positions);
+  check_options(o, context, max_positions);
+  const int64_t stride = o.protocol == Protocol::sliding ? stride_of(o, context) : context;
+  // Protocol llama.cpp refuses a text of less than two windows.
+  const int64_t enough = o.max_windows > 0 ? (std::max<int64_t>(2, o.max_windows) - 1) * stride + context : INT64_MAX;
+  std::vector<int32_t> ids;
+  read_in_parts(file, chat, [&](const Documents& part) {
+    add_part(o, tokenizer, part, ids);
+    return static_cast<int64_t>(ids.size()) < enough;
+  });
+  ScoredWindows out = windows_of(o, ids, tokenizer, described(file, "tokenized in parts"), context);
+  count_text(out, tokenizer, std::max<int64_t>(1, kDecodedAtOnce / context));
   return out;
 }
 
@@ -113,7 +179,7 @@ ScoredWindows score_windows(const ProtocolOptions& o, Windows windows, const Tok
   ScoredWindows out(std::move(windows));
   out.protocol = o.protocol;
   if (o.protocol == Protocol::llama_cpp) score_second_half(out, tokenizer);
-  if (tokenizer) count_text(out, *tokenizer);
+  if (tokenizer) count_text(out, *tokenizer, out.windows.count);
   return out;
 }
 

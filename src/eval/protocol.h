@@ -1,6 +1,7 @@
 #pragma once
 // Protocols: which windows of a text are run and which of their tokens are scored. Perplexities of different
 // protocols are different quantities; docs/evaluation.md has the exact definitions.
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,11 @@ struct ScoredWindows {
 // Error{usage} where the text gives not one window (llama.cpp: two), or the context exceeds `max_positions`.
 ScoredWindows make_windows(const ProtocolOptions&, const Tokenizer&, const Documents&, const std::string& source,
                            int64_t max_positions);
+// The same from a file that is too large to be tokenized whole: its parts (read_in_parts) are tokenized on their own,
+// as many as --max-windows needs. The ids of a .jsonl file under the other protocols than gptq are those of the whole
+// file; those of a text may differ where two pieces meet.
+ScoredWindows make_windows(const ProtocolOptions&, const Tokenizer&, const TextFile&,
+                           const std::function<const ChatTemplate&()>& chat, int64_t max_positions);
 // Windows that are there already (pre-tokenized): Error{usage} for `sliding` and where they exceed
 // `max_positions`. `tokenizer` may be null; llama.cpp takes the BOS from it.
 ScoredWindows score_windows(const ProtocolOptions&, Windows, const Tokenizer* tokenizer, int64_t max_positions);

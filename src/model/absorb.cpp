@@ -53,7 +53,9 @@ bool take_consumers(const std::vector<BlockOp>& ops, Absorber& a) {
     } else if (const auto* moe = std::get_if<Moe>(&ops[i])) {
       for (int e = 0; e < moe->experts; ++e)
         for (const LinearDef* l : {&moe->gate, &moe->up}) a.linears.push_back(moe->of_expert(*l, e));
-      a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
+      if (moe->routed() == moe->in) a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
+    } else if (const auto* project = std::get_if<Project>(&ops[i])) {
+      a.routers.push_back({project->name, {project->out_features, project->in_features}});
     } else {
       return false;
     }
@@ -87,7 +89,7 @@ std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t read
   return a;
 }
 
-// act(gate) * up of an expert is linear in up, and only its down reads that.
+// act(gate) * up of an expert is linear in up (but for the clamped form), and only its down reads that.
 Absorber inside_expert(const Moe& moe, size_t op, int expert) {
   const LinearDef up = moe.of_expert(moe.up, expert);
   Absorber a;
@@ -111,7 +113,7 @@ std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
     if (!group && !moe) continue;
     std::optional<Absorber> a = absorber_of(ops, i, group ? group->in : moe->in);
     if (a && a->consumers.front() == i) all.push_back(std::move(*a));  // one entry for an input with two readers
-    for (int e = 0; moe && e < moe->experts; ++e) all.push_back(inside_expert(*moe, i, e));
+    for (int e = 0; moe && moe->swiglu_limit == 0 && e < moe->experts; ++e) all.push_back(inside_expert(*moe, i, e));
   }
   return all;
 }

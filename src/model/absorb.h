@@ -19,9 +19,9 @@ struct Absorber {
   Kind kind = Kind::norm;
   size_t op = 0;                    // index of the Norm, or of the op that holds the linear
   std::string name;                 // relative name of the norm or the linear; no two absorbers of a block share one
-  std::vector<size_t> consumers;    // every op that reads the scaled activation: Linears or Moe
+  std::vector<size_t> consumers;    // every op that reads the scaled activation: Linears, Moe, Project
   std::vector<LinearDef> linears;   // those of them that multiply it, by their names in the block
-  std::vector<NamedDense> routers;  // of the Moe among them: scaled like the linears, but never quantized
+  std::vector<NamedDense> routers;  // of Moe and Project: scaled like the linears, but never quantized
   int expert = -1;                  // the activation is one inside this expert of the Moe `op`
   // Feature j of the input is feature source(j) of the absorber: grouped-query attention repeats each kv head for the
   // query heads of its group, so those features must share one scale.

@@ -5,12 +5,11 @@
 #include <variant>
 #include <vector>
 
-namespace fewbit {
+#include "src/core/tensor.h"
+#include "src/model/rope_params.h"
+#include "src/model/slots.h"
 
-// Activation slots of a block, [tokens, features]. x is the residual stream.
-enum class Slot : uint8_t { x, h, q, k, v, attn, gate, up, act, qkv, gate_up, count };
-inline constexpr int kSlots = static_cast<int>(Slot::count);
-const char* name_of(Slot s);
+namespace fewbit {
 
 enum class NormKind : uint8_t { rms, rms_plus_one };  // x * w, or x * (1 + w) (Gemma)
 constexpr float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
@@ -23,6 +22,7 @@ struct Norm {
   std::string name;
   int64_t features;
   float eps;
+  bool bare = false;  // the name is that of the tensor, without ".weight"
 };
 struct LinearDef {
   std::string name;
@@ -35,55 +35,77 @@ struct Linears {
   Slot in;
   std::vector<LinearDef> items;
 };
-// The outputs of a fused linear, side by side in `in`, each to a slot of its own.
+// A small linear that no recipe ever touches, with the routers: gates and rates of a few features, whose rounding would
+// move all that they multiply.
+struct Project {
+  Slot in, out;
+  std::string name;
+  int64_t out_features, in_features;
+};
+// The outputs of a fused linear, side by side in `in`, each to a slot of its own or to the columns of one from `at` on.
+// With groups (heads) the parts of every group lie side by side, and an output has its part of all groups.
 struct SplitPart {
   Slot out;
   int64_t features;
+  int64_t at = 0;
 };
 struct Split {
   Slot in;
   std::vector<SplitPart> parts;
+  int64_t groups = 1;
 };
-struct HeadNorm {  // in place, per head
+struct HeadNorm {  // in place, per head; without a weight where the name is empty
   Slot slot;
   NormKind kind;
   std::string name;
   int64_t head_dim;
   float eps;
 };
-struct RopeParams {
-  std::vector<float> inv_freq;  // [rot / 2], scaling of the config already applied
-  float attention_scale = 1;
-  // LongRoPE: another table for runs whose sequences may have more than `original_positions`; 0: one table for all.
-  std::vector<float> long_inv_freq{};
-  int64_t original_positions = 0;
-
-  bool turns_long(int64_t longest) const { return original_positions > 0 && longest > original_positions; }
-  // That of a run whose sequences have up to `longest` positions.
-  const std::vector<float>& table(int64_t longest) const { return turns_long(longest) ? long_inv_freq : inv_freq; }
-};
 struct Rope {  // in place
   std::vector<Slot> slots;
   int64_t head_dim;
   RopeParams params;
+  bool neighbours = false;  // features 2 i and 2 i + 1 turn together, not i and i + rot / 2
 };
 struct Attention {
   Slot q, k, v, out;
   int heads, kv_heads;
   int64_t head_dim;
   float scale;
-  int64_t window = 0;  // 0 = full
-  float softcap = 0;   // 0 = none
+  int64_t window = 0;   // 0 = full
+  float softcap = 0;    // 0 = none
+  std::string sinks{};  // [heads]: a logit beside the scores of a head, without a value
 };
 struct GatedAct {
   Slot gate, up, out;
   Activation act;
 };
+struct SigmoidGate {  // out = in * sigmoid(gate); a gate for every feature, or one for all. out may be in
+  Slot gate, in, out;
+};
+struct Scale {  // slot *= the one value of the tensor `name`
+  Slot slot;
+  std::string name;
+};
 struct AddTo {  // out += in
   Slot in, out;
 };
+// Causal convolution of a few taps over every channel, then SiLU: `name` is [channels, 1, taps].
+struct ShortConv {
+  Slot in, out;
+  std::string name;
+  int64_t channels, taps;
+};
+// Gated delta rule (kernels/recurrent/delta_rule.h) over qkv = q, k, v side by side. Its two vectors are [v_heads].
+struct DeltaRule {
+  Slot qkv, beta, decay, out;
+  std::string a_log, dt_bias;
+  int k_heads, v_heads;
+  int64_t k_dim, v_dim;
+};
 // Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
-// of down(act(gate) * up) of those, weighted by the router's softmax. out may be in.
+// of down(act(gate) * up) of those, weighted by the router's scores (kernels/model/route.h). out may be in.
+enum class RouterScore : uint8_t { softmax, sigmoid };
 struct Moe {
   Slot in, out;
   std::string router;  // "mlp.gate", always dense [experts, hidden]
@@ -93,6 +115,21 @@ struct Moe {
   std::string expert_name;   // "mlp.experts."; the number of the expert follows
   LinearDef gate, up, down;  // of one expert: names behind "mlp.experts.7.", slots as in a dense block
   Activation act;
+  // Where the checkpoint stacks the experts of a layer: gate over up [experts, 2 width, hidden], and
+  // down [experts, hidden, width]. Empty: never.
+  std::string stacked_gate_up{}, stacked_down{};
+  bool turned_stacks = false;  // [experts, inputs, outputs], gate and up by turns; their biases behind "_bias"
+  RouterScore score = RouterScore::softmax;
+  float scaling = 1;                // of the weights
+  int groups = 1, best_groups = 1;  // of experts; only those of the best groups can be chosen
+  std::string correction{};         // added to the scores for the choice alone, [experts] or what the shape says
+  Shape correction_shape{};
+  Slot router_in = Slot::count;  // where the router reads something else than `in`
+  float logit_scale = 1;
+  bool router_bias = false;
+  float swiglu_limit = 0;      // > 0: clamped_swiglu() of kernels/model/gated_act.h takes the place of act(gate) * up
+  std::string expert_scale{};  // of the weights, [experts]
+  Slot routed() const { return router_in == Slot::count ? in : router_in; }
 
   // A linear of an expert with its name in the block: "mlp.experts.7.gate_proj".
   LinearDef of_expert(const LinearDef& def, int expert) const {
@@ -102,6 +139,7 @@ struct Moe {
   }
 };
 
-using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe>;
+using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
+                             SigmoidGate, Scale, ShortConv, DeltaRule>;
 
 }  // namespace fewbit

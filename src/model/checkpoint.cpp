@@ -13,6 +13,7 @@
 #include "src/core/strings.h"
 #include "src/model/archs.h"
 #include "src/model/gguf_checkpoint.h"
+#include "src/model/stacked_experts.h"
 
 namespace fewbit {
 namespace {
@@ -66,7 +67,7 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
                             (fs::exists(dir, ignored) ? "a file" : "nothing"));
   ConfigView config = ConfigView::open(dir);
   ModelSpec spec = build_spec(config);
-  WeightStore store = WeightStore::open(dir);
+  WeightStore store = with_single_experts(spec, WeightStore::open(dir));
   std::vector<NamedLinear> linears = linears_of(spec);
   for (NamedLinear& l : packed_ends(spec, store)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;

@@ -89,6 +89,20 @@ ConfigView ConfigView::parse(const std::string& json_text, const std::string& wh
 const std::string& ConfigView::text() const { return impl_->text; }
 const std::string& ConfigView::where() const { return impl_->where; }
 
+ConfigView ConfigView::text_model() const {
+  auto impl = std::make_unique<Impl>(*impl_);
+  const json* text = member(impl_->root, "text_config");
+  if (!text) return ConfigView(std::move(impl));
+  if (!text->is_object()) wrong_type(where(), "text_config", "an object", text);
+  impl->root = *text;
+  impl->where += ": text_config";
+  for (const char* key : {"architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id"})
+    if (const json* whole = member(impl_->root, key);
+        whole && (!member(*text, key) || key == std::string("architectures")))
+      impl->root[key] = *whole;
+  return ConfigView(std::move(impl));
+}
+
 std::string ConfigView::architecture() const {
   const std::vector<std::string> names = str_list("architectures");
   if (names.empty())
@@ -146,6 +160,11 @@ void ConfigView::must_be_false(const std::string& key) const {
     fail(ErrorKind::unsupported, fmt::format("{}: {}: found true; only false is supported", where(), key));
 }
 
+void ConfigView::must_be_true(const std::string& key) const {
+  if (!flag(key, true))
+    fail(ErrorKind::unsupported, fmt::format("{}: {}: found false; only true is supported", where(), key));
+}
+
 namespace {
 
 // The rotary settings of one config, whichever spelling they came in.
@@ -174,8 +193,9 @@ const json* object_of(const std::string& where, const std::string& key, const js
 
 // Newer spelling: everything in rope_parameters, maybe one object per layer type. Older: rope_theta (Gemma 3
 // keeps a second one for its sliding layers in rope_local_base_freq), rope_scaling, partial_rotary_factor.
-RopeSettings read_rope(const json& root, const std::string& where, const std::string& section) {
+RopeSettings read_rope(const json& root, const std::string& where, const std::string& section, double partial = 1) {
   RopeSettings s;
+  s.partial = partial;
   s.where = where;
   if (section == "full_attention") s.theta = 1e6;  // the default of the one family with sections
   if (const json* m = member(root, "max_position_embeddings"))
@@ -208,6 +228,7 @@ RopeSettings read_rope(const json& root, const std::string& where, const std::st
   for (const char* key : {"type", "rope_type"})
     if (const json* t = s.get(key)) s.type = as_str(where, s.at + "." + key, t);
   // Names from before it was published. YaRN has no such lists: under its name transformers reads LongRoPE as well.
+  if (s.type == "mrope") s.type = "default";  // three axes of positions, which are one for text
   if (s.type == "su" || (s.type == "yarn" && s.get("short_factor") && s.get("long_factor"))) s.type = "longrope";
   if (s.type == "longrope") {
     const std::string key = "original_max_position_embeddings";
@@ -306,27 +327,36 @@ RopeParams scale_longrope(const RopeSettings& s, const std::vector<double>& inv_
           .original_positions = s.original_positions};
 }
 
-}  // namespace
-
-ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
-  const RopeSettings s = read_rope(impl_->root, where(), section);
-  return {s.type, s.theta, s.partial, s.object.dump()};
+// HunYuan: `alpha` stretches theta once and for all; the other keys of its dynamic scaling do nothing.
+double scaled_theta(const RopeSettings& s, int64_t rot) {
+  if (s.type != "dynamic" || !s.get("alpha")) return s.theta;
+  return s.theta * std::pow(s.positive("alpha"), static_cast<double>(rot) / static_cast<double>(rot - 2));
 }
 
-RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const {
-  const RopeSettings s = read_rope(impl_->root, where(), section);
+RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
+  const std::string& where = s.where;
   if (!(s.theta > 1))
-    fail(ErrorKind::checkpoint, fmt::format("{}: rope_theta: expected a number above 1, found {}", where(), s.theta));
+    fail(ErrorKind::checkpoint, fmt::format("{}: rope_theta: expected a number above 1, found {}", where, s.theta));
   if (!(s.partial > 0 && s.partial <= 1))
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: partial_rotary_factor: expected a number in (0, 1], found {}", where(), s.partial));
+         fmt::format("{}: partial_rotary_factor: expected a number in (0, 1], found {}", where, s.partial));
   const auto rot = static_cast<int64_t>(static_cast<double>(head_dim) * s.partial);
   if (rot < 2 || rot % 2 != 0)
     fail(ErrorKind::unsupported,
-         fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where(), rot, head_dim));
+         fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where, rot, head_dim));
+  if (s.type ==
+      "proportional") {  // of all pairs of the head the first turn; their frequencies are those of the whole head
+    RopeParams params;
+    for (int64_t j = 0; j < head_dim / 2; ++j)
+      params.inv_freq.push_back(j < rot / 2 ? static_cast<float>(std::pow(s.theta, -2.0 * static_cast<double>(j) /
+                                                                                       static_cast<double>(head_dim)))
+                                            : 0.f);
+    return params;
+  }
   std::vector<double> inv_freq;
+  const double theta = scaled_theta(s, rot);
   for (int64_t i = 0; i < rot; i += 2)
-    inv_freq.push_back(std::pow(s.theta, -static_cast<double>(i) / static_cast<double>(rot)));
+    inv_freq.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(rot)));
   RopeParams params;
   if (s.type == "linear") {
     const double factor = s.positive("factor");
@@ -339,13 +369,30 @@ RopeParams ConfigView::rope(int64_t head_dim, const std::string& section) const 
     divide_by(s, "factors", inv_freq);
   } else if (s.type == "longrope") {
     return scale_longrope(s, inv_freq);
-  } else if (s.type != "default") {
+  } else if (s.type != "default" && !(s.type == "dynamic" && s.get("alpha"))) {
     fail(ErrorKind::unsupported,
-         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn, longrope", where(),
-                     s.at, s.type));
+         fmt::format("{}: {}.rope_type: found \"{}\"; supported: default, linear, llama3, yarn, longrope", where, s.at,
+                     s.type));
   }
   params.inv_freq.assign(inv_freq.begin(), inv_freq.end());
   return params;
+}
+
+}  // namespace
+
+ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
+  const RopeSettings s = read_rope(impl_->root, where(), section);
+  return {s.type, s.theta, s.partial, s.object.dump()};
+}
+
+RopeParams ConfigView::unscaled_rope(int64_t head_dim) const {
+  RopeSettings s = read_rope(impl_->root, where(), "");
+  s.type = "default";
+  return rope_of(s, head_dim);
+}
+
+RopeParams ConfigView::rope(int64_t head_dim, const std::string& section, double partial) const {
+  return rope_of(read_rope(impl_->root, where(), section, partial), head_dim);
 }
 
 }  // namespace fewbit

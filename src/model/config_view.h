@@ -23,6 +23,9 @@ class ConfigView {
   const std::string& text() const;   // the JSON as read
   const std::string& where() const;  // the path, for messages
   std::string architecture() const;  // architectures[0]
+  // Of a model around a language model (vision): the text_config as a config of its own, with the class name of the
+  // whole and what only the whole says of heads and special tokens. A config without one is returned as it is.
+  ConfigView text_model() const;
 
   bool has(const std::string& key) const;       // present and not null
   bool mentions(const std::string& key) const;  // present, maybe as null
@@ -40,11 +43,15 @@ class ConfigView {
   // Refuses what we do not implement: Error{unsupported} with key, found and the accepted value.
   void must_equal(const std::string& key, const std::string& value) const;  // absent passes
   void must_be_false(const std::string& key) const;                         // absent passes
+  void must_be_true(const std::string& key) const;                          // absent passes
 
   // Rotary parameters of head_dim features (rope types default, linear, llama3, yarn, longrope, and factors of a
   // GGUF file), either spelling. An unknown rope type is refused by name. `section` picks a layer type's entry
-  // where rope_parameters is nested (Gemma 3).
-  RopeParams rope(int64_t head_dim, const std::string& section = "") const;
+  // where rope_parameters is nested (Gemma 3); `partial` is the family's partial_rotary_factor where the config
+  // has none.
+  RopeParams rope(int64_t head_dim, const std::string& section = "", double partial = 1) const;
+  // The same without any scaling of the config: its theta alone.
+  RopeParams unscaled_rope(int64_t head_dim) const;
   // What the config says of that, either spelling, before any arithmetic. `values`: the JSON object of a
   // type's own keys.
   struct RopeText {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 
 #include "src/core/strings.h"
@@ -27,6 +28,14 @@ const Rope* long_rope(const ModelSpec& spec) {
   return nullptr;
 }
 
+// The columns of a slot that a Split fills; 0 where it leaves the slot alone.
+int64_t end_of(const Split& split, Slot slot) {
+  int64_t end = 0;
+  for (const SplitPart& p : split.parts)
+    if (p.out == slot) end = std::max(end, p.at + p.features);
+  return end;
+}
+
 int64_t elements(const std::vector<NamedDense>& tensors) {
   int64_t n = 0;
   for (const NamedDense& t : tensors) n += t.shape.numel();
@@ -36,8 +45,9 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {"x",    "h",  "q",   "k",   "v",      "attn",
-                                                 "gate", "up", "act", "qkv", "gate_up"};
+  static constexpr const char* kNames[kSlots] = {"x",    "h",     "q",     "k",       "v",     "attn", "gate",
+                                                 "up",   "act",   "qkv",   "gate_up", "fused", "z",    "conv",
+                                                 "beta", "decay", "rates", "shared",  "share", "route"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -50,6 +60,11 @@ std::string attention_module(const std::vector<BlockOp>& block) {
     for (const LinearDef& l : linears_of(op))
       if (a && l.out == fused_source(block, a->k)) return l.name.substr(0, l.name.rfind('.'));
   bug("a block without a linear that makes keys");
+}
+
+bool has_state(const ModelSpec& spec) {
+  return std::any_of(spec.kinds.begin(), spec.kinds.end(),
+                     [](const std::vector<BlockOp>& block) { return find_op<DeltaRule>(block) != nullptr; });
 }
 
 bool turns_long(const ModelSpec& spec, int64_t longest) {
@@ -82,6 +97,30 @@ std::vector<LinearDef> linears_of(const BlockOp& op) {
   return out;
 }
 
+std::string SmallTensor::key() const { return ends_with(name, ".weight") ? name.substr(0, name.size() - 7) : name; }
+
+std::vector<SmallTensor> small_tensors_of(const BlockOp& op) {
+  if (const Norm* n = std::get_if<Norm>(&op)) return {{n->name + (n->bare ? "" : ".weight"), {n->features}}};
+  if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) {
+    if (n->name.empty()) return {};
+    return {{n->name + ".weight", {n->head_dim}}};
+  }
+  if (const Attention* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return {{a->sinks, {a->heads}, true}};
+  if (const Scale* s = std::get_if<Scale>(&op)) return {{s->name, {1}, true}};
+  if (const Moe* m = std::get_if<Moe>(&op)) {
+    std::vector<SmallTensor> out = {{m->router + ".weight", {m->experts, m->hidden}}};
+    if (m->router_bias) out.push_back({m->router + ".bias", {m->experts}});
+    if (!m->correction.empty()) out.push_back({m->correction, m->correction_shape, true});
+    if (!m->expert_scale.empty()) out.push_back({m->expert_scale, {m->experts}, true});
+    return out;
+  }
+  if (const Project* p = std::get_if<Project>(&op)) return {{p->name + ".weight", {p->out_features, p->in_features}}};
+  if (const ShortConv* c = std::get_if<ShortConv>(&op)) return {{c->name + ".weight", {c->channels, 1, c->taps}, true}};
+  if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
+    return {{d->a_log, {d->v_heads}, true}, {d->dt_bias, {d->v_heads}, true}};
+  return {};
+}
+
 std::vector<NamedLinear> linears_of(const ModelSpec& spec) {
   std::vector<NamedLinear> out;
   for (int64_t layer = 0; layer < spec.layers; ++layer)
@@ -104,10 +143,7 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::string prefix = spec.prefix(layer);
     for (const BlockOp& op : spec.block(layer)) {
-      if (const Norm* n = std::get_if<Norm>(&op)) out.push_back({prefix + n->name + ".weight", {n->features}});
-      if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) out.push_back({prefix + n->name + ".weight", {n->head_dim}});
-      if (const Moe* m = std::get_if<Moe>(&op))
-        out.push_back({prefix + m->router + ".weight", {m->experts, m->hidden}});
+      for (const SmallTensor& t : small_tensors_of(op)) out.push_back({prefix + t.name, t.shape});
       for (const LinearDef& l : linears_of(op))
         if (l.bias) out.push_back({prefix + l.name + ".bias", {l.out_features}});
     }
@@ -121,7 +157,10 @@ std::vector<std::string> routers_of(const ModelSpec& spec) {
   std::vector<std::string> out;
   for (int64_t layer = 0; layer < spec.layers; ++layer)
     for (const BlockOp& op : spec.block(layer))
-      if (const Moe* m = std::get_if<Moe>(&op)) out.push_back(spec.prefix(layer) + m->router);
+      if (const Moe* m = std::get_if<Moe>(&op))
+        out.push_back(spec.prefix(layer) + m->router);
+      else if (const Project* p = std::get_if<Project>(&op))
+        out.push_back(spec.prefix(layer) + p->name);
   return out;
 }
 
@@ -133,8 +172,12 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
       for (const LinearDef& l : group->items)
         if (l.out == slot) return l.out_features;
     if (const Split* split = std::get_if<Split>(&op))
-      for (const SplitPart& p : split->parts)
-        if (p.out == slot) return p.features;
+      if (const int64_t end = end_of(*split, slot)) return end;
+    if (const Project* p = std::get_if<Project>(&op); p && p->out == slot) return p->out_features;
+    if (const ShortConv* c = std::get_if<ShortConv>(&op); c && c->out == slot) return c->channels;
+    if (const DeltaRule* d = std::get_if<DeltaRule>(&op); d && d->out == slot) return d->v_heads * d->v_dim;
+    if (const SigmoidGate* g = std::get_if<SigmoidGate>(&op); g && g->out == slot && g->in != slot)
+      return slot_features(spec, block, g->in);
     if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
     if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot) return slot_features(spec, block, g->gate);
     if (const Moe* m = std::get_if<Moe>(&op); m && m->out == slot) return m->hidden;
@@ -193,6 +236,9 @@ std::string describe(const ModelSpec& spec) {
         s += fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
                          a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
                          a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
+      if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
+        s += fmt::format("  gated delta rule: {} value heads of {} features, {} key heads of {}\n", d->v_heads,
+                         d->v_dim, d->k_heads, d->k_dim);
       if (const Linears* group = std::get_if<Linears>(&op))
         for (const LinearDef& l : group->items)
           s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features, l.bias ? " with bias" : "");

@@ -17,6 +17,16 @@ class ConfigView;
 // others.
 std::vector<LinearDef> linears_of(const BlockOp&);
 
+// A tensor of an op that stays as it is stored, with its name in the block: norms, routers, convolutions, biases.
+struct SmallTensor {
+  std::string name;  // "input_layernorm.weight"
+  Shape shape;
+  bool exact = false;  // runs in f32 whatever the compute dtype
+  // By which BlockWeights::vectors knows it: without ".weight".
+  std::string key() const;
+};
+std::vector<SmallTensor> small_tensors_of(const BlockOp&);
+
 struct ModelSpec {
   std::string arch;  // "LlamaForCausalLM"
   int64_t layers = 0, hidden = 0, vocab = 0, max_positions = 0;
@@ -43,6 +53,8 @@ struct ModelSpec {
 // of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
+// Whether some layer keeps a recurrent state in place of keys and values.
+bool has_state(const ModelSpec&);
 // Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the
 // long one (false where there is one for all), and that as a line for people ("" then).
 bool turns_long(const ModelSpec&, int64_t longest);

@@ -1,5 +1,7 @@
 #include "src/model/op_slots.h"
 
+#include <algorithm>
+
 namespace fewbit {
 namespace {
 
@@ -12,7 +14,12 @@ struct Reads {
   std::vector<Slot> operator()(const Attention& op) const { return {op.q, op.k, op.v}; }
   std::vector<Slot> operator()(const GatedAct& op) const { return {op.gate, op.up}; }
   std::vector<Slot> operator()(const AddTo& op) const { return {op.in, op.out}; }
-  std::vector<Slot> operator()(const Moe& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const Moe& op) const { return {op.in, op.routed()}; }
+  std::vector<Slot> operator()(const Scale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const Project& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.gate, op.in}; }
+  std::vector<Slot> operator()(const ShortConv& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const DeltaRule& op) const { return {op.qkv, op.beta, op.decay}; }
 };
 
 struct Writes {
@@ -24,7 +31,8 @@ struct Writes {
   }
   std::vector<Slot> operator()(const Split& op) const {
     std::vector<Slot> out;
-    for (const SplitPart& p : op.parts) out.push_back(p.out);
+    for (const SplitPart& p : op.parts)
+      if (std::find(out.begin(), out.end(), p.out) == out.end()) out.push_back(p.out);
     return out;
   }
   std::vector<Slot> operator()(const HeadNorm& op) const { return {op.slot}; }
@@ -33,6 +41,11 @@ struct Writes {
   std::vector<Slot> operator()(const GatedAct& op) const { return {op.out}; }
   std::vector<Slot> operator()(const AddTo& op) const { return {op.out}; }
   std::vector<Slot> operator()(const Moe& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const Scale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const Project& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const ShortConv& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const DeltaRule& op) const { return {op.out}; }
 };
 
 }  // namespace

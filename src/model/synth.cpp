@@ -3,6 +3,8 @@
 // two values cost one hash.
 #include "src/model/synth.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <fstream>
@@ -179,6 +181,36 @@ void write_text(const fs::path& path, const std::string& text) {
   if (!out) fail(ErrorKind::io, path.string() + ": cannot write");
 }
 
+// Windows of random ids, as `quantize --calib` and `evaluate --data` take them: there is no tokenizer to make some of.
+int64_t window_length(const ModelSpec& spec, const SynthOptions& o) {
+  const int64_t length = o.seq_len > 0 ? o.seq_len : std::min<int64_t>(2048, spec.max_positions);
+  if (length < 2 || length > spec.max_positions)
+    fail(ErrorKind::usage, fmt::format("windows of {} tokens: expected 2 to {}, the positions of {}", length,
+                                       spec.max_positions, o.preset));
+  if (o.tokens < length)
+    fail(ErrorKind::usage, fmt::format("{} tokens are less than one window of {}; ask for more tokens or for a shorter "
+                                       "window",
+                                       o.tokens, length));
+  return length;
+}
+
+void write_tokens(const fs::path& dir, const ModelSpec& spec, const SynthOptions& o) {
+  const int64_t length = window_length(spec, o);
+  const Tensor ids = Tensor::host(DType::i32, {o.tokens / length, length});
+  Rng rng(o.seed, "input_ids");
+  for (int64_t i = 0; i < ids.numel(); ++i)
+    ids.as<int32_t>()[i] = static_cast<int32_t>(rng.below(static_cast<uint64_t>(spec.vocab)));
+  const fs::path folder = dir / ".calibration";  // the writer's file has a name of its own
+  const auto writer = container_safetensors.create(folder, {.shard_bytes = INT64_MAX});
+  writer->add("input_ids", ids);
+  writer->finish();
+  std::error_code error;
+  fs::rename(folder / "model.safetensors", dir / "calibration.safetensors", error);
+  if (error)
+    fail(ErrorKind::io, (dir / "calibration.safetensors").string() + ": cannot rename into place: " + error.message());
+  fs::remove(folder, error);
+}
+
 }  // namespace
 
 int64_t synthesize(const fs::path& dir, const SynthOptions& options,
@@ -188,10 +220,12 @@ int64_t synthesize(const fs::path& dir, const SynthOptions& options,
     fail(ErrorKind::usage, "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
   const std::string plain = synth_config(shape, options.layers > 0 ? options.layers : shape.layers);
   const ModelSpec spec = build_spec(ConfigView::parse(plain, "preset " + options.preset));
+  if (options.tokens > 0) window_length(spec, options);  // refused before anything is written
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
   synth.run(progress);
   writer->finish();
+  if (options.tokens > 0) write_tokens(dir, spec, options);
   ordered_json config = ordered_json::parse(plain);
   if (const std::string text = synth.quantization_config(); !text.empty())
     config["quantization_config"] = ordered_json::parse(text);

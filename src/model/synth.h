@@ -23,6 +23,8 @@ struct SynthOptions {
   int64_t layers = 0;           // 0 = as many as the model has
   uint64_t seed = 0;
   int64_t shard_bytes = int64_t{5} << 30;
+  int64_t tokens = 0;   // > 0: also calibration.safetensors, so many random ids as input_ids [windows, seq_len] i32
+  int64_t seq_len = 0;  // of its windows; 0 = 2048, at most the model's positions. What fills no window is left out
 };
 
 // Writes config.json, generation_config.json and safetensors shards into `dir` and returns the bytes of all

@@ -50,6 +50,11 @@ WeightStore WeightStore::of(fs::path path, CheckpointIndex index, Makers makers)
   return store;
 }
 
+WeightStore WeightStore::reindexed(const std::function<void(const fs::path&, CheckpointIndex&, Makers&)>& edit) && {
+  edit(path_, index_, makers_);
+  return std::move(*this);
+}
+
 const TensorInfo* WeightStore::find(const std::string& name) const {
   const auto it = index_.tensors.find(name);
   return it == index_.tensors.end() ? nullptr : &it->second;
@@ -67,8 +72,16 @@ ConstTensorView WeightStore::get(const std::string& name) const {
 }
 
 void WeightStore::release(const std::string& name) const {
-  const std::lock_guard lock(*making_);
-  made_.erase(name);
+  {
+    const std::lock_guard lock(*making_);
+    made_.erase(name);
+  }
+  forget(name);
+}
+
+void WeightStore::forget(const std::string& name) const {
+  if (const TensorInfo* t = find(name); t && !makers_.count(name))
+    index_.files[static_cast<size_t>(t->file)].forget(t->begin, t->bytes);
 }
 
 ConstTensorView WeightStore::expect(const std::string& name, std::initializer_list<DType> dtypes,

@@ -23,11 +23,18 @@ class WeightStore {
   using Makers = std::map<std::string, std::function<Tensor()>>;
   static WeightStore of(std::filesystem::path path, CheckpointIndex index, Makers makers);
 
+  // The same files under an index that `edit` changed, with the makers that it added.
+  WeightStore reindexed(const std::function<void(const std::filesystem::path&, CheckpointIndex&, Makers&)>& edit) &&;
+
   bool has(const std::string& name) const { return index_.tensors.count(name) > 0; }
   const TensorInfo* find(const std::string& name) const;
   ConstTensorView get(const std::string& name) const;  // Error{checkpoint} naming file and tensor when absent
-  // Frees what get() made for this name, if anything; views of it end here. For passes over a whole model.
+  // Frees what get() made for this name, if anything, and forget()s it; views of it end here. For passes over a whole
+  // model.
   void release(const std::string& name) const;
+  // Gives the memory behind a tensor of a file back to the system. Views of it stay good: what is read again is fetched
+  // again.
+  void forget(const std::string& name) const;
   // get() plus a check of dtype (any of `dtypes`) and shape; the Error prints expected and found.
   ConstTensorView expect(const std::string& name, std::initializer_list<DType> dtypes, const Shape& shape) const;
   const CheckpointIndex& index() const { return index_; }

@@ -25,6 +25,10 @@ double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
     return 2 * n *
            (static_cast<double>(m->experts * m->hidden) +
             m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
+  if (const auto* p = std::get_if<Project>(&op)) return 2 * n * static_cast<double>(p->out_features * p->in_features);
+  if (const auto* c = std::get_if<ShortConv>(&op)) return 2 * n * static_cast<double>(c->channels * c->taps);
+  if (const auto* d = std::get_if<DeltaRule>(&op))  // decay, two products with the state, and what is added to it
+    return 7 * n * static_cast<double>(d->v_heads * d->k_dim * d->v_dim);
   double weights = 0;
   for (const LinearDef& l : linears_of(op)) weights += weights_of(l);
   return 2 * n * weights;

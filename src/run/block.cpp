@@ -15,27 +15,34 @@
 #include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
+#include "kernels/model/sigmoid_gate.h"
+#include "kernels/products/gemm.h"
+#include "kernels/recurrent/delta_rule.h"
+#include "kernels/recurrent/short_conv.h"
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
 #include "src/run/head.h"
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
 
-Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
-  const ConstTensorView host = c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape);
-  Tensor raw = ex.to_device(host);
-  if (host.dtype == dtype) return raw;
-  Tensor t = ex.alloc(dtype, host.shape);
-  cast(ex, raw, t);
+Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& prefix, const SmallTensor& small, DType compute) {
+  return upload_as(ex, c.store.expect(prefix + small.name, {DType::f32, DType::f16, DType::bf16}, small.shape),
+                   small.exact ? DType::f32 : compute);
+}
+
+Tensor ones(Exec& ex, int64_t n, DType dtype) {
+  Tensor t = ex.alloc(dtype, {n});
+  cast(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {n}, std::vector<float>(static_cast<size_t>(n), 1.f))), t);
   return t;
 }
 
 const char* phase_of(const BlockOp& op) {
   if (std::holds_alternative<Linears>(op)) return "linears";
-  if (std::holds_alternative<Attention>(op)) return "attention";
+  if (std::holds_alternative<Attention>(op) || std::holds_alternative<DeltaRule>(op)) return "attention";
   return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
@@ -62,10 +69,12 @@ struct Interpreter {
     apply_all(ex, linears, act[op.in], outs);
   }
   void operator()(const Split& op) const {
+    const int64_t step = act[op.in].cols() / op.groups;
     int64_t begin = 0;
     for (const SplitPart& p : op.parts) {
-      copy_columns(ex, act[op.in], begin, act[p.out], 0, p.features);
-      begin += p.features;
+      const int64_t each = p.features / op.groups;
+      copy_columns(ex, act[op.in], begin, act[p.out], p.at, each, {op.groups, step, each});
+      begin += each;
     }
   }
   void operator()(const HeadNorm& op) const {
@@ -74,12 +83,14 @@ struct Interpreter {
   }
   void operator()(const Rope& op) const {
     for (Slot s : op.slots)
-      rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale);
+      rope(ex, act[s], layout.positions, ropes.inv_freq(op), op.head_dim, op.params.attention_scale,
+           op.neighbours ? RopePairs::neighbours : RopePairs::halves);
   }
   // Over the cache, which holds the new tokens already, or over k and v where there is none.
   void attend(const Attention& op, bool behind_append = false) const {
     AttentionArgs args = args_of(op);
     args.behind_append = behind_append;
+    if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
@@ -92,7 +103,29 @@ struct Interpreter {
   }
   void operator()(const GatedAct& op) const { gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]); }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
-  void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.out]); }
+  void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.routed()], act[op.out]); }
+  void operator()(const Scale& op) const { scale_by(ex, weights.vectors.at(op.name), act[op.slot]); }
+  void operator()(const Project& op) const { gemm(ex, act[op.in], weights.vectors.at(op.name), {}, act[op.out]); }
+  void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
+  TensorView state_of(const std::string& name) const {
+    return layout.state ? layout.state->at(name).view() : TensorView{};
+  }
+  void operator()(const ShortConv& op) const {
+    const ConstTensorView w = weights.vectors.at(op.name).view().reshaped({op.channels, op.taps});
+    short_conv(ex, act[op.in], w, {}, layout.seqs, ConvAct::silu, state_of(op.name), act[op.out]);
+  }
+  void operator()(const DeltaRule& op) const {
+    const int64_t keys = op.k_heads * op.k_dim;
+    const DeltaInputs in{.q = {act[op.qkv], 0},
+                         .k = {act[op.qkv], keys},
+                         .v = {act[op.qkv], 2 * keys},
+                         .beta = act[op.beta],
+                         .decay = act[op.decay],
+                         .a_log = weights.vectors.at(op.a_log),
+                         .dt_bias = weights.vectors.at(op.dt_bias)};
+    const DeltaArgs args{.k_heads = op.k_heads, .v_heads = op.v_heads, .k_dim = op.k_dim, .v_dim = op.v_dim};
+    delta_rule(ex, in, layout.seqs, args, state_of(op.a_log), act[op.out]);
+  }
 };
 
 // Ops that do the work of several. Each is told the ops from its own on, and says how many of them are done: 0 where
@@ -167,7 +200,7 @@ size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
 size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
-  if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} ||
+  if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} || rope->neighbours ||
       rope->head_dim != op->head_dim)
     return 0;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
@@ -209,16 +242,26 @@ std::vector<std::string> lines_of(const LinearNotes& notes) {
   return lines;
 }
 
-BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o, LinearNotes* notes) {
+BlockWeights load_vectors(Exec& ex, const Checkpoint& c, int64_t layer, DType dtype) {
   BlockWeights w;
   const std::string prefix = c.spec.prefix(layer);
   for (const BlockOp& op : c.spec.block(layer)) {
-    const auto small = [&](const std::string& name, const Shape& shape) {
-      w.vectors.emplace(name, load_small(ex, c, prefix + name + ".weight", shape, o.dtype));
-    };
-    if (const Norm* n = std::get_if<Norm>(&op)) small(n->name, {n->features});
-    if (const HeadNorm* n = std::get_if<HeadNorm>(&op)) small(n->name, {n->head_dim});
-    if (const Moe* m = std::get_if<Moe>(&op)) small(m->router, {m->experts, m->hidden});
+    if (const HeadNorm* n = std::get_if<HeadNorm>(&op); n && n->name.empty())
+      w.vectors.emplace(n->name, ones(ex, n->head_dim, dtype));
+    for (const SmallTensor& t : small_tensors_of(op)) w.vectors.emplace(t.key(), load_small(ex, c, prefix, t, dtype));
+  }
+  return w;
+}
+
+Tensor load_bias(Exec& ex, const Checkpoint& c, const NamedLinear& l, DType dtype) {
+  if (!l.bias) return {};
+  return upload_as(ex, c.store.expect(l.name + ".bias", {DType::f32, DType::f16, DType::bf16}, {l.out}), dtype);
+}
+
+BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o, LinearNotes* notes) {
+  BlockWeights w = load_vectors(ex, c, layer, o.dtype);
+  const std::string prefix = c.spec.prefix(layer);
+  for (const BlockOp& op : c.spec.block(layer)) {
     for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};

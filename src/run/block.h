@@ -17,7 +17,7 @@ class PhaseClock;  // src/run/head.h
 
 struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
-  // Norm weights and routers, by relative name without ".weight"; compute dtype.
+  // Norm weights, routers and the rest of small_tensors_of, by SmallTensor::key(); compute dtype, or f32 where exact.
   std::map<std::string, Tensor> vectors;
 };
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
@@ -28,6 +28,10 @@ int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t t
 using LinearNotes = std::map<std::string, std::vector<std::string>>;
 std::vector<std::string> lines_of(const LinearNotes&);
 
+// The block's small tensors alone: norms and routers.
+BlockWeights load_vectors(Exec&, const Checkpoint&, int64_t layer, DType dtype);
+// The bias of a linear that has one, in `dtype`; empty otherwise.
+Tensor load_bias(Exec&, const Checkpoint&, const NamedLinear&, DType dtype);
 BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&, LinearNotes* notes);
 
 // What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
@@ -43,6 +47,8 @@ struct TokenLayout {
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
+  // Null: recurrent ops begin every sequence at zero and keep nothing.
+  const RecurrentState* state = nullptr;
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

@@ -44,7 +44,8 @@ struct StackForm {
            down->in == act->out && (!q_norm || (q_norm->slot == attention->q && k_norm->slot == attention->k));
   }
   bool sizes_fit() const {
-    return input->kind == middle->kind && input->eps == middle->eps && rope->head_dim == attention->head_dim &&
+    return !rope->neighbours && attention->sinks.empty() && input->kind == middle->kind && input->eps == middle->eps &&
+           rope->head_dim == attention->head_dim &&
            (!q_norm || (q_norm->kind == input->kind && k_norm->kind == input->kind && q_norm->eps == k_norm->eps));
   }
 };

@@ -63,8 +63,9 @@ void Engine::alloc_buffers() {
   const int64_t batch = options_.batch;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const Attention* attention = attention_of(spec_.block(layer));
-    FEWBIT_ASSERT(attention);
-    kv_.push_back(alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity));
+    kv_.push_back(attention ? alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity)
+                            : KvStorage{});
+    recurrent_.push_back(alloc_recurrent(ex_, spec_.block(layer), dtype, batch));
   }
   prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
   x_ = ex_.alloc(dtype, {batch, spec_.hidden});
@@ -125,6 +126,7 @@ void Engine::resize(int64_t batch, int64_t capacity) {
   near_ = StepPlan{}, far_ = StepPlan{};
   length_ = 0;
   kv_.clear();
+  recurrent_.clear();
   ropes_.fit(capacity);
   prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
   decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
@@ -134,6 +136,8 @@ void Engine::resize(int64_t batch, int64_t capacity) {
 void Engine::reset() {
   length_ = 0;
   ex_.zero(positions_);
+  for (const RecurrentState& layer : recurrent_)
+    for (const auto& [name, state] : layer) ex_.zero(state);
 }
 
 void Engine::need_room(int64_t tokens) const {
@@ -156,7 +160,8 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
               {.seqs = options_.batch,
                .positions = positions,
                .cache = &cache,
-               .turned_keys = turns_keys(options_.load.kv_cache)},
+               .turned_keys = turns_keys(options_.load.kv_cache),
+               .state = &recurrent_[i]},
               act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
 }
@@ -272,11 +277,12 @@ int64_t Engine::prefill_bytes(int64_t tokens) const {
 int64_t Engine::kv_bytes_per_token(int64_t context) const {
   int64_t n = 0;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    const Attention& a = *attention_of(spec_.block(layer));
-    n += kv_bytes(a, options_.load.kv_cache, options_.load.dtype) *
-         (a.window > 0 ? std::min(context, a.window) : context);
+    if (const Attention* a = attention_of(spec_.block(layer)))
+      n += options_.batch * kv_bytes(*a, options_.load.kv_cache, options_.load.dtype) *
+           (a->window > 0 ? std::min(context, a->window) : context);
+    for (const auto& [name, state] : recurrent_[static_cast<size_t>(layer)]) n += state.bytes();
   }
-  return n * options_.batch;
+  return n;
 }
 
 std::vector<std::string> Engine::kernel_table() const {

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
@@ -11,20 +13,13 @@
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "src/run/rounded_head.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
 
-Tensor uploaded(Exec& ex, ConstTensorView host, DType dtype) {
-  Tensor raw = ex.to_device(host);
-  if (host.dtype == dtype) return raw;
-  Tensor t = ex.alloc(dtype, host.shape);
-  cast(ex, raw, t);
-  return t;
-}
-
 Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
-  return uploaded(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), dtype);
+  return upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), dtype);
 }
 
 void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
@@ -33,12 +28,40 @@ void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, T
 
 }  // namespace
 
+Tensor load_final_norm(Exec& ex, const Checkpoint& c, DType dtype) {
+  return load_dense(ex, c, c.spec.final_norm, {c.spec.hidden}, dtype);
+}
+
+Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, DType dtype) {
+  const ModelSpec& s = c.spec;
+  const auto count = static_cast<int64_t>(ids.size());
+  std::vector<int32_t> at(ids.begin(), ids.end());
+  Tensor table;
+  if (const NamedLinear l = ends_of(s).front(); c.packed(l.name)) {
+    table = upload_as(ex, c.values(l), dtype);
+  } else {
+    const ConstTensorView stored = c.store.expect(s.embed, {DType::f32, DType::f16, DType::bf16}, {s.vocab, s.hidden});
+    const Tensor rows = Tensor::host(stored.dtype, {count, s.hidden});
+    const int64_t bytes = s.hidden * bytes_of(stored.dtype);
+    for (int64_t i = 0; i < count; ++i)  // by bytes: a tensor of a file lies at any address
+      std::memcpy(static_cast<char*>(rows.view().data) + i * bytes,
+                  static_cast<const char*>(stored.data) + ids[static_cast<size_t>(i)] * bytes,
+                  static_cast<size_t>(bytes));
+    c.store.forget(s.embed);
+    table = upload_as(ex, rows, dtype);
+    std::iota(at.begin(), at.end(), 0);
+  }
+  Tensor x = ex.alloc(dtype, {count, s.hidden});
+  embed(ex, ex.to_device(Tensor::host_from<int32_t>(DType::i32, {count}, at)), table, s.embed_scale, x);
+  return x;
+}
+
 Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<std::string>* notes) {
   const ModelSpec& s = c.spec;
   Ends e;
   for (const NamedLinear& l : ends_of(s)) {
     if (l.name + ".weight" == s.embed) {
-      e.embed = c.packed(l.name) ? uploaded(ex, c.values(l), o.dtype)
+      e.embed = c.packed(l.name) ? upload_as(ex, c.values(l), o.dtype)
                                  : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);
       if (!s.tied()) continue;
     }
@@ -54,13 +77,13 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
     if (s.tied()) continue;
     std::string note;
     if (o.head == HeadType::dense)
-      e.lm_head = DenseLinear{.weight = c.packed(l.name) ? uploaded(ex, c.values(l), o.dtype)
+      e.lm_head = DenseLinear{.weight = c.packed(l.name) ? upload_as(ex, c.values(l), o.dtype)
                                                          : load_dense(ex, c, s.lm_head, {s.vocab, s.hidden}, o.dtype)};
     else
       e.lm_head = load_linear(ex, c, l, o, &note);
     if (notes && !note.empty()) notes->push_back(l.name + ": " + note);
   }
-  e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, o.dtype);
+  e.final_norm = load_final_norm(ex, c, o.dtype);
   return e;
 }
 

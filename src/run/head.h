@@ -33,6 +33,11 @@ void check_ids(const ModelSpec&, std::span<const int32_t> ids);
 // 0 … len - 1 for every sequence: i32 [seqs * len] on the device.
 Tensor sequence_positions(Exec&, int64_t seqs, int64_t len);
 
+// Rows of the embedding for `ids`, scaled: [ids, hidden] in `dtype`. Of a float embedding only these rows are read, so
+// that neither table nor file is ever held whole. Ids must have been checked.
+Tensor embed_rows(Exec&, const Checkpoint&, std::span<const int32_t> ids, DType dtype);
+Tensor load_final_norm(Exec&, const Checkpoint&, DType dtype);
+
 // The embedding of ids [seqs, len] in `dtype`, with their positions.
 struct EmbeddedTokens {
   Tensor x;          // [seqs * len, hidden]

@@ -56,7 +56,9 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
   const std::string& foreign = c.quantization.foreign_kv_cache;
   int64_t missing = 0;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const int heads = attention_of(c.spec.block(layer))->kv_heads;
+    const Attention* attention = attention_of(c.spec.block(layer));
+    if (!attention) continue;
+    const int heads = attention->kv_heads;
     const std::string name = c.spec.prefix(layer) + attention_module(c.spec.block(layer));
     auto scales = foreign.empty() ? read_kv_scales(name, heads, c.source()) : std::nullopt;
     missing += !scales;
@@ -77,6 +79,17 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
 KvCache view_of(const KvStorage& s, const KvStaticScales& fixed) {
   if (!fixed.k.empty()) return {.k = s.k, .v = s.v, .k_scales = fixed.k, .v_scales = fixed.v};
   return {.k = s.k, .v = s.v, .k_scales = s.k_scales, .v_scales = s.v_scales};
+}
+
+RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch) {
+  RecurrentState state;
+  for (const BlockOp& op : block) {
+    if (const auto* c = std::get_if<ShortConv>(&op))
+      state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->taps - 1, c->channels}));
+    if (const auto* d = std::get_if<DeltaRule>(&op))
+      state.emplace(d->a_log, ex.alloc_zeros(DType::f32, {batch, d->v_heads, d->k_dim, d->v_dim}));
+  }
+  return state;
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {

@@ -1,6 +1,7 @@
 #pragma once
 // What the keys and values of running sequences are stored as, the memory for it, and the static scales that
 // a checkpoint brings along.
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,11 @@ constexpr bool turns_keys(KvType type) { return type == KvType::fp8; }
 std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std::vector<std::string>* notes);
 
 KvCache view_of(const KvStorage&, const KvStaticScales&);
+
+// What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
+// in the compute dtype, the matrices of a delta rule in f32. Zero before the first token.
+using RecurrentState = std::map<std::string, Tensor>;
+RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch);
 
 // Bytes that one position of one sequence takes in a layer: keys, values and their scales.
 int64_t kv_bytes(const Attention&, KvType, DType compute);

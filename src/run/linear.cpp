@@ -19,6 +19,7 @@
 #include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
 #include "src/run/fused.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
@@ -27,15 +28,6 @@ template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
 };
-
-Tensor upload(Exec& ex, ConstTensorView host, DType dtype) {
-  if (!host.data) return {};
-  Tensor raw = ex.to_device(host);
-  if (host.dtype == dtype) return raw;
-  Tensor t = ex.alloc(dtype, host.shape);
-  cast(ex, raw, t);
-  return t;
-}
 
 // The same values in the width that a Marlin kernel reads: codes of a symmetric grid move with its zero.
 QuantizedLinear widened(const QuantizedLinear& q) {
@@ -66,7 +58,7 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
     if (t.name == "w.z") m.z = std::move(device);
   }
   FEWBIT_ASSERT(!m.b.empty() && !m.s.empty());
-  m.bias = upload(ex, bias, dtype);
+  m.bias = upload_as(ex, bias, dtype);
   return m;
 }
 
@@ -97,7 +89,7 @@ Linear row_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTyp
   r.scales = ex.to_device(q.scales);
   if (q.zeros) r.zeros = ex.to_device(*q.zeros);
   if (q.group_of) r.group_of = ex.to_device(*q.group_of);
-  r.bias = upload(ex, bias, dtype);
+  r.bias = upload_as(ex, bias, dtype);
   return r;
 }
 
@@ -122,7 +114,7 @@ Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   for (int64_t i = 0; i < codes.numel(); ++i) codes.as<uint8_t>()[i] = q.codes.as<uint8_t>()[i] ^ flip;
   return ByteLinear{.codes = ex.to_device(codes),
                     .scales = output_scales(ex, q.scales, q.spec.out_group, q.out()),
-                    .bias = upload(ex, bias, dtype),
+                    .bias = upload_as(ex, bias, dtype),
                     .input = *byte_input(q.spec, q.input_scale)};
 }
 
@@ -153,8 +145,8 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
   if (input) dtype = DType::f32;
   return DenseLinear{
-      .weight = upload(ex, dequantize_reference(q), dtype),
-      .bias = upload(ex, bias, dtype),
+      .weight = upload_as(ex, dequantize_reference(q), dtype),
+      .bias = upload_as(ex, bias, dtype),
       .input = input,
   };
 }
@@ -166,7 +158,7 @@ MarlinView view_of(const MarlinLinear& l) {
 }
 
 Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType dtype) {
-  return DenseLinear{.weight = upload(ex, weight, dtype), .bias = upload(ex, bias, dtype), .input = {}};
+  return DenseLinear{.weight = upload_as(ex, weight, dtype), .bias = upload_as(ex, bias, dtype), .input = {}};
 }
 
 std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double> input_scale) {
@@ -218,7 +210,7 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     m.b = ex.to_device(c.store.get(l.name + ".B"));
     m.s = ex.to_device(c.store.get(l.name + ".s"));
     if (c.store.has(l.name + ".z")) m.z = ex.to_device(c.store.get(l.name + ".z"));
-    m.bias = upload(ex, bias, o.dtype);
+    m.bias = upload_as(ex, bias, o.dtype);
     m.bits = format.spec.bits;
     m.out = l.out;
     m.in = l.in;
@@ -231,7 +223,7 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
       if (note) *note = note_of_codes(ex, input.codes);
       return ByteLinear{.codes = ex.to_device(stored->codes),
                         .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),
-                        .bias = upload(ex, bias, o.dtype),
+                        .bias = upload_as(ex, bias, o.dtype),
                         .input = input};
     }
   }

@@ -18,10 +18,19 @@ ConstTensorView Routing::rows_of(int expert) const {
 Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x) {
   const int64_t tokens = x.rows();
   const Tensor logits = ex.alloc(DType::f32, {tokens, op.experts});
-  gemm(ex, x, weights.vectors.at(op.router), {}, logits);
+  const ConstTensorView bias = op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
+  gemm(ex, x, weights.vectors.at(op.router), bias, logits);
   const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
   const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
-  route(ex, logits, op.renormalise, ids, shares);
+  RouteRule rule{.renormalise = op.renormalise,
+                 .score = op.score == RouterScore::sigmoid ? RouteScore::sigmoid : RouteScore::softmax,
+                 .scaling = op.scaling,
+                 .groups = op.groups,
+                 .best_groups = op.best_groups,
+                 .logit_scale = op.logit_scale};
+  if (!op.correction.empty()) rule.bias = weights.vectors.at(op.correction);
+  if (!op.expert_scale.empty()) rule.expert_scale = weights.vectors.at(op.expert_scale);
+  route(ex, logits, rule, ids, shares);
   const Tensor host_ids = ex.to_host(ids), host_shares = ex.to_host(shares);
   Routing r;
   r.begin.assign(static_cast<size_t>(op.experts) + 1, 0);
@@ -51,12 +60,16 @@ Tensor expert_activation(Exec& ex, const Moe& op, const Linear& gate, const Line
   const Tensor u = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
   apply(ex, gate, x, g);
   apply(ex, up, x, u);
-  gated_act(ex, g, u, act_kind(op.act), g);
+  if (op.swiglu_limit > 0)
+    clamped_swiglu(ex, g, u, op.swiglu_limit, g);
+  else
+    gated_act(ex, g, u, act_kind(op.act), g);
   return g;
 }
 
-void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, TensorView out) {
-  const Routing routing = route_tokens(ex, op, weights, x);
+void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
+             TensorView out) {
+  const Routing routing = route_tokens(ex, op, weights, routed);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
   for (int e = 0; e < op.experts; ++e) {
     if (routing.tokens(e) == 0) continue;

@@ -16,7 +16,7 @@ struct Routing {
   }
   ConstTensorView rows_of(int expert) const;
 };
-// Asks the router about x [tokens, hidden].
+// Asks the router about x [tokens, hidden], that of the slot Moe::routed().
 Routing route_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x);
 
 // act(gate) * up of an expert: x [n, hidden] of its tokens -> [n, intermediate].
@@ -25,7 +25,8 @@ Tensor expert_activation(Exec&, const Moe&, const Linear& gate, const Linear& up
 Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
 
 // out = the weighted sum of the experts; out may be x. Summed in f32 in the order of the experts' numbers.
-void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, TensorView out);
+// `routed` is what the router reads.
+void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out);
 bool has_moe(const ModelSpec&);
 
 }  // namespace fewbit

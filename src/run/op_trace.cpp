@@ -30,6 +30,11 @@ struct Namer {
   }
   Named operator()(const AddTo&) const { return {"other", "residual"}; }
   Named operator()(const Moe& op) const { return {"experts", op.router + ", experts"}; }
+  Named operator()(const Project& op) const { return {"other", op.name}; }
+  Named operator()(const Scale& op) const { return {"other", op.name}; }
+  Named operator()(const SigmoidGate&) const { return {"other", "sigmoid gate"}; }
+  Named operator()(const ShortConv& op) const { return {"other", op.name}; }
+  Named operator()(const DeltaRule&) const { return {"attention", "delta rule"}; }
 };
 
 TracedOp traced(const PassStep& step) {

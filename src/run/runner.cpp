@@ -16,7 +16,9 @@ void Runner::need_kv(int64_t seqs, int64_t len) {
   if (options_.kv_cache == KvType::plain || (kv_seqs_ == seqs && kv_len_ == len)) return;
   kv_.clear();
   for (const std::vector<BlockOp>& block : spec_.kinds)
-    kv_.push_back(alloc_kv(ex_, *attention_of(block), options_.kv_cache, options_.dtype, seqs, len));
+    kv_.push_back(attention_of(block)
+                      ? alloc_kv(ex_, *attention_of(block), options_.kv_cache, options_.dtype, seqs, len)
+                      : KvStorage{});
   kv_seqs_ = seqs;
   kv_len_ = len;
 }

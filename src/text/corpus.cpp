@@ -8,10 +8,11 @@
 
 #include "src/core/error.h"
 #include "src/core/hash.h"
-#include "src/core/mapped_file.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
 #include "src/core/strings.h"
+#include "src/text/files/offset_draw.h"
+#include "src/text/files/text_file.h"
 
 namespace fewbit {
 namespace {
@@ -94,7 +95,9 @@ std::string source_of(const std::vector<CalibText>& texts) {
   std::vector<std::string> names;
   for (const CalibText& t : texts) {
     const bool builtin = starts_with(t.name, std::string(kBuiltin) + "/");
-    const std::string name = builtin ? std::string(kBuiltin) : t.name;
+    const std::string name = builtin          ? std::string(kBuiltin)
+                             : t.file.empty() ? t.name
+                                              : described(TextFile(t.file), "windows drawn by offsets");
     if (names.empty() || names.back() != name) names.push_back(name);
   }
   return join(names, "+");
@@ -115,10 +118,14 @@ std::vector<fs::path> text_files(const fs::path& folder) {
 }  // namespace
 
 std::string read_text(const fs::path& path) {
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
-  if (bytes.empty()) fail(ErrorKind::checkpoint, path.string() + ": the text is empty");
-  return {bytes.begin(), bytes.end()};
+  const TextFile file(path);
+  return file.read(0, file.size());
+}
+
+CalibText calibration_text(const fs::path& path, int64_t room) {
+  const TextFile file(path);
+  if (file.size() <= room) return {path.string(), file.read(0, file.size())};
+  return {path.string(), "", path};
 }
 
 Windows cut_windows(const Tokenizer& tokenizer, const std::string& text, int64_t length, int64_t max_windows,
@@ -154,22 +161,30 @@ Windows draw_calibration(const Tokenizer& tokenizer, const std::vector<CalibText
   std::vector<std::vector<int32_t>> ids(texts.size());
   parallel_for(static_cast<int64_t>(texts.size()), 1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i)
-      ids[i] = tokenize(tokenizer, texts[i].text);
+      if (texts[i].file.empty()) ids[i] = tokenize(tokenizer, texts[i].text);
   });
   std::vector<Share> shares(texts.size());
   std::vector<std::string> too_short_files;
   for (size_t i = 0; i < texts.size(); ++i) {
-    shares[i].windows = static_cast<int64_t>(ids[i].size()) / length;
+    shares[i].windows = texts[i].file.empty() ? static_cast<int64_t>(ids[i].size()) / length
+                                              : offset_windows(TextFile(texts[i].file), length);
     if (shares[i].windows == 0) too_short_files.push_back(too_short(texts[i].name, ids[i].size(), length));
   }
   if (too_short_files.size() == texts.size())
     fail(ErrorKind::usage, join(too_short_files, "; ") + "; give a longer text or a smaller --seq-len");
   split_samples(shares, samples);
-  if (shortfall) *shortfall = shortfall_sentence(texts, shares, samples, length);
   Windows out;
   out.length = length;
   out.source = source_of(texts);
-  for (size_t i = 0; i < texts.size(); ++i) draw(ids[i], texts[i].text, seed, shares[i], out);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].file.empty()) {
+      draw(ids[i], texts[i].text, seed, shares[i], out);
+      continue;
+    }
+    const int64_t got = draw_by_offsets(tokenizer, TextFile(texts[i].file), seed, shares[i].taken, out);
+    if (got < shares[i].taken) shares[i].windows = shares[i].taken = got;  // known only now that it was read
+  }
+  if (shortfall) *shortfall = shortfall_sentence(texts, shares, samples, length);
   return out;
 }
 

@@ -29,14 +29,18 @@ Windows cut_windows(std::vector<int32_t> ids, int64_t length, int64_t max_window
 // The `input_ids` [n, t] (i32 or i64) of a safetensors file, as n windows as they are.
 Windows windows_from_ids(std::vector<int32_t> ids, int64_t count, int64_t length, std::string source);
 
-// Calibration draw (docs/contract: "Calibration draw"): per file, windows as above, chosen without
-// replacement by a generator keyed by (seed, content); the samples are split evenly over the files, earlier
-// files taking the rest. Fewer than `samples` windows in a file: all of it, and `shortfall` says so in words
-// ("" otherwise).
 struct CalibText {
   std::string name;  // path or "builtin/prose.txt"
   std::string text;
+  std::filesystem::path file{};  // instead of `text`: stays on disk, windows are drawn by offsets
 };
+// A file read whole where it has at most `room` bytes; left on disk otherwise.
+CalibText calibration_text(const std::filesystem::path& path, int64_t room);
+
+// Calibration draw (docs/calibration.md): per text, windows as above, chosen without replacement by a generator keyed
+// by (seed, content); of a text that stays on disk as src/text/files/offset_draw.h has it, which `source` then says.
+// The samples are split evenly over the files, earlier files taking the rest. Fewer than `samples` windows in a file:
+// all of it, and `shortfall` says so in words ("" otherwise).
 Windows draw_calibration(const Tokenizer&, const std::vector<CalibText>& texts, int64_t samples, int64_t length,
                          uint64_t seed, std::string* shortfall);
 

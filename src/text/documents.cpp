@@ -14,6 +14,10 @@ namespace fewbit {
 namespace {
 
 using Json = nlohmann::json;
+using ChatSource = std::function<const ChatTemplate&()>;
+
+// A part of a large file: so many pieces of a text, tokenized side by side at some 13 bytes a byte.
+constexpr int64_t kPieceBytes = int64_t{1} << 20, kPieces = 4, kPieceReach = int64_t{64} << 10;
 
 std::string_view blank_trimmed(std::string_view s) {
   const size_t end = s.find_last_not_of(" \t\r\n");
@@ -44,8 +48,7 @@ std::string rendered(const Json& messages, const ChatTemplate& chat, const std::
   return chat.render(list, false);
 }
 
-void add_line(std::string_view line, const std::string& where, const std::function<const ChatTemplate&()>& chat,
-              Documents& out) {
+void add_line(std::string_view line, const std::string& where, const ChatSource& chat, Documents& out) {
   const Json j = Json::parse(line, nullptr, false);
   if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
   const bool has_messages = j.contains("messages") && j["messages"].is_array();
@@ -57,9 +60,53 @@ void add_line(std::string_view line, const std::string& where, const std::functi
   out.texts.push_back(has_messages ? rendered(j["messages"], chat(), where) : j["text"].get<std::string>());
 }
 
+void read_lines_in_parts(const TextFile& file, const ChatSource& chat,
+                         const std::function<bool(const Documents&)>& take) {
+  int64_t number = 0, in_all = 0;
+  std::string left;  // of the line that the last reading cut
+  bool chats = false;
+  for (int64_t at = 0; at < file.size();) {
+    Documents part;
+    part.lines = true;
+    std::string text = left + file.read(at, kPieceBytes);
+    at += static_cast<int64_t>(text.size() - left.size());
+    const size_t newline = at < file.size() ? text.rfind('\n') : text.size();
+    left = newline == std::string::npos ? text : text.substr(std::min(newline + 1, text.size()));
+    if (static_cast<int64_t>(left.size()) > kWholeText)
+      fail(ErrorKind::checkpoint,
+           fmt::format("{}: line {} is longer than {} MiB", file.path().string(), number + 1, kWholeText >> 20));
+    if (newline == std::string::npos) continue;
+    for (const std::string& line : split(std::string_view(text).substr(0, newline), '\n')) {
+      const std::string where = fmt::format("{}: line {}", file.path().string(), ++number);
+      if (!blank_trimmed(line).empty()) add_line(line, where, chat, part);
+    }
+    if (part.texts.empty()) continue;
+    if (in_all > 0 && part.chat != chats)
+      fail(ErrorKind::checkpoint,
+           fmt::format("{}: `text` and `messages` are mixed before line {}", file.path().string(), number + 1));
+    chats = part.chat;
+    in_all += static_cast<int64_t>(part.texts.size());
+    if (!take(part)) return;
+  }
+  if (in_all == 0) fail(ErrorKind::checkpoint, file.path().string() + ": holds no document");
+}
+
 }  // namespace
 
-Documents read_documents(const std::filesystem::path& path, const std::function<const ChatTemplate&()>& chat) {
+void read_in_parts(const TextFile& file, const ChatSource& chat, const std::function<bool(const Documents&)>& take) {
+  if (file.path().extension() == ".jsonl") return read_lines_in_parts(file, chat, take);
+  for (int64_t at = 0; at < file.size();) {
+    Documents part;
+    for (int64_t piece = 0; piece < kPieces && at < file.size(); ++piece) {
+      const int64_t end = file.start_from(at + kPieceBytes, kPieceReach);
+      part.texts.push_back(file.read(at, end - at));
+      at = end;
+    }
+    if (!take(part)) return;
+  }
+}
+
+Documents read_documents(const std::filesystem::path& path, const ChatSource& chat) {
   const std::string content = read_text(path);
   if (path.extension() != ".jsonl") return {{content}};
   Documents out;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/text/chat_template.h"
+#include "src/text/files/text_file.h"
 #include "src/text/tokenizer.h"
 
 namespace fewbit {
@@ -22,6 +23,11 @@ struct Documents {
 // file and, with its number, on a line that is no object, lacks both keys, or mixes them with the lines
 // before.
 Documents read_documents(const std::filesystem::path& path, const std::function<const ChatTemplate&()>& chat);
+
+// A file of any size, some MiB of it at a time: whole lines of a .jsonl file; of a text file pieces that begin at a
+// document or a line (TextFile::start_from). `take` says whether to go on. Errors as above, at the line that has them.
+void read_in_parts(const TextFile&, const std::function<const ChatTemplate&()>& chat,
+                   const std::function<bool(const Documents&)>& take);
 
 // The rows of a data set as the `gptq` protocol joins them, "\n\n" between two: the lines of a text file with
 // their newlines, a blank line being an empty row; the documents of a .jsonl file.

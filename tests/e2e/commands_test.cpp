@@ -316,6 +316,34 @@ TEST_F(Commands, SelfCalibration) {
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
 }
 
+TEST_F(Commands, IdsCalibrateWithoutATokenizer) {
+  done("convert synth m --preset tiny --tokens 2000 --seq-len 128");  // 15 windows
+  const std::string ids = " --calib m/calibration.safetensors --device cpu ";
+  const Json all = json("quantize gptq m all" + ids);
+  EXPECT_EQ(all["samples"], 15);
+  EXPECT_EQ(all["seq_len"], 128) << "as long as the file has them";
+  EXPECT_EQ(all["note"], "m/calibration.safetensors holds 15 windows instead of 128");
+  EXPECT_EQ(all["calibration"], "m/calibration.safetensors");
+  const Json some = json("quantize gptq m some" + ids + "--samples 4 --seq-len 100");
+  EXPECT_EQ(some["samples"], 4);
+  EXPECT_EQ(some["seq_len"], 100);
+  EXPECT_EQ(some["note"], "");
+  EXPECT_NE(some["linears"][0]["hash"], all["linears"][0]["hash"]);
+  EXPECT_EQ(json("quantize plan gptq m" + ids)["peak_host_bytes"],
+            json("quantize plan gptq m --samples 15 --seq-len 128 --device cpu")["peak_host_bytes"]);
+  const ProcessResult longer = run("quantize gptq m out" + ids + "--seq-len 129");
+  EXPECT_EQ(longer.exit_code, 2);
+  EXPECT_NE(longer.err.find("128 tokens"), std::string::npos) << longer.err;
+  EXPECT_EQ(run("quantize gptq m out --calib builtin" + ids).exit_code, 2) << "sources cannot be mixed";
+  const auto writer = container_safetensors.create(dir / "other", {});
+  writer->add("input_ids", Tensor::host_from<int32_t>(DType::i32, {1, 4}, std::vector<int32_t>{1, 2, 600, 3}));
+  writer->finish();
+  const ProcessResult foreign = run("quantize gptq m out --calib other/model.safetensors --device cpu");
+  EXPECT_EQ(foreign.exit_code, 1);
+  EXPECT_NE(foreign.err.find("vocabulary is [0, 512)"), std::string::npos) << foreign.err;
+  EXPECT_FALSE(fs::exists(dir / "out") || fs::exists(dir / "out.partial"));
+}
+
 // What is wrong, the words the one line must hold, and the exit code. Nothing may be left behind.
 TEST_F(Commands, VerifyFindsAFlippedBit) {
   ASSERT_EQ(run("quantize rtn " + kDemo + " out --device cpu").exit_code, 0);

@@ -243,8 +243,8 @@ TEST(Archs, Phi3KeepsItsFusedLinears) {
   EXPECT_EQ(attention_module(s.block(0)), "self_attn");
   EXPECT_EQ(ops<Rope>(s, 0)[0].params.inv_freq.size(), 4u);
   EXPECT_EQ(windows_of(s), (std::vector<int64_t>{8, 8, 8}));
-  c["rope_scaling"] = {{"type", "mrope"}};
-  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"rope_scaling.rope_type", "mrope", "yarn, longrope"}));
+  c["rope_scaling"] = {{"type", "spiral"}};
+  EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"rope_scaling.rope_type", "spiral", "yarn, longrope"}));
 }
 
 TEST(Archs, UnknownValuesAreRefusedByKey) {
@@ -308,6 +308,10 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
     c["num_local_experts"] = 4;
     c["num_experts_per_tok"] = 2;
     c["moe_intermediate_size"] = 32;
+    c["shared_expert_intermediate_size"] = 48;
+    for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                            "linear_value_head_dim", "linear_conv_kernel_dim"})
+      c[key] = 4;
     const ModelSpec s = spec_of(c);
     EXPECT_EQ(s.arch, a.class_name);
     EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <set>
 
 #include "src/core/half.h"
 #include "src/model/checkpoint.h"
@@ -116,12 +117,31 @@ TEST(Synth, TheSeedAloneDecides) {
     EXPECT_EQ(first_difference(x.store.get(name), y.store.get(name)), "") << name;
 }
 
+TEST(Synth, TokensStandBesideTheModel) {
+  TempDir a, b;
+  synthesize(a.path(), {.preset = "tiny", .seed = 3, .tokens = 1000, .seq_len = 64}, {});
+  synthesize(b.path(), {.preset = "tiny", .seed = 3, .tokens = 1000, .seq_len = 64}, {});
+  EXPECT_EQ(bytes_of_file(a / "calibration.safetensors"), bytes_of_file(b / "calibration.safetensors"));
+  const Checkpoint c = Checkpoint::open(a.path());  // the ids are no part of it
+  EXPECT_EQ(c.store.index().tensors.count("input_ids"), 0u);
+  const CheckpointIndex index = container_safetensors.open(a / "calibration.safetensors");
+  const Tensor ids = clone_host(index.view(index.tensors.at("input_ids")));
+  ASSERT_TRUE(ids.dtype() == DType::i32 && ids.shape() == Shape({15, 64}));  // 40 tokens fill no window
+  std::set<int32_t> seen(ids.as<int32_t>(), ids.as<int32_t>() + ids.numel());
+  EXPECT_GE(*seen.begin(), 0);
+  EXPECT_LT(*seen.rbegin(), c.spec.vocab);
+  EXPECT_GT(seen.size(), 400u) << "of 512";
+}
+
 TEST(Synth, WhatCannotBeMadeIsRefused) {
   TempDir dir;
   const auto make = [&](const SynthOptions& o) { return [&dir, o] { synthesize(dir.path(), o, {}); }; };
   EXPECT_NE(message_of(make({.preset = "llama9"}), ErrorKind::usage).find("llama3-8b"), std::string::npos);
   EXPECT_NE(message_of(make({.preset = "tiny", .format = "fp9"}), ErrorKind::usage).find("marlin"), std::string::npos);
   EXPECT_NE(message_of(make({.preset = "tiny", .layers = -1}), ErrorKind::usage), "");
+  EXPECT_NE(message_of(make({.preset = "tiny", .tokens = 63, .seq_len = 64}), ErrorKind::usage).find("63 tokens"),
+            std::string::npos);
+  EXPECT_NE(message_of(make({.preset = "tiny", .tokens = 1 << 30, .seq_len = 1 << 29}), ErrorKind::usage), "");
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 

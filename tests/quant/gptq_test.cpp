@@ -2,8 +2,11 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/exec/exec_measure.h"
+#include "src/quant/methods/gptq_bytes.h"
 #include "tests/quant/workbench.h"
 #include "tests/support/devices.h"
+#include "tests/support/tolerance.h"
 
 namespace fewbit {
 namespace {
@@ -173,6 +176,47 @@ FEWBIT_DEVICE_TEST(GptqLadder, PlainRoundingNeedsPermission) {
   b.stats.tokens = 0;
   EXPECT_THROW(rung_of(b, identity(n, 1), 0.01f, false), Error);
   EXPECT_EQ(rung_of(b, identity(n, 1), 0.01f, true), "rtn");
+}
+
+// The Gram matrix is the statistics' own and has another diagonal in between: other linears read it afterwards.
+FEWBIT_DEVICE_TEST(Gptq, LeavesTheStatisticsAsTheyWere) {
+  for (const ActOrder act : {ActOrder::off, ActOrder::full}) {
+    Workbench b(ex, 20, 200, 16);
+    Tensor gram = ex.to_host(b.stats.gram);
+    for (int64_t i = 0; i < 200; ++i) gram.as<float>()[3 * 200 + i] = gram.as<float>()[i * 200 + 3] = 0;
+    b.stats.gram = ex.to_device(gram);
+    LinearJob job = b.job(4, 64);
+    job.act_order = act;
+    const MethodResult first = method("gptq").quantize(b.ex, job);
+    EXPECT_EQ(first.rung, "fp32");
+    EXPECT_EQ(first_difference(ex.to_host(b.stats.gram), gram), "");
+    b.stats.factor = {};
+    EXPECT_EQ(first_difference(method("gptq").quantize(b.ex, job).linear.codes, first.linear.codes), "");
+  }
+}
+
+// What plans promise is what a run takes.
+TEST(Gptq, TakesTheMemoryThatItsFormulaSays) {
+  Exec ex = Exec::cpu();
+  for (const auto& [out, in] : {std::pair<int64_t, int64_t>{96, 1024}, {1200, 320}})
+    for (const Effort effort : {Effort::reference, Effort::quick, Effort::standard})
+      for (const ActOrder act : {ActOrder::off, ActOrder::full})
+        for (const bool shifted : {false, true}) {
+          Workbench b(ex, out, in, 17);
+          if (shifted) b.stats.cross = ex.to_device(ex.to_host(b.stats.gram));
+          LinearJob job = b.job(4, 64);
+          job.effort = effort;
+          job.act_order = act;
+          reset_peak(ex);
+          const int64_t before = ex.peak_bytes();
+          EXPECT_EQ(method("gptq").quantize(ex, job).rung, "fp32");
+          const double counted = static_cast<double>(ex.peak_bytes() - before);
+          const auto formula = static_cast<double>(
+              gptq_bytes(Device::cpu,
+                         {.out = out, .in = in, .group = 64, .effort = effort, .act_order = act, .shifted = shifted}));
+          EXPECT_LE(counted, formula * tol::kPeakAbove) << out << " " << in << " " << shifted;
+          EXPECT_GE(counted, formula * tol::kPeakBelow) << out << " " << in << " " << shifted;
+        }
 }
 
 }  // namespace

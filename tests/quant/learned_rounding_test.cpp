@@ -151,14 +151,17 @@ struct LearningBench {
     }
   }
   LearnedResult learn(const Tensor& aim) {
-    const Tensor entering = b.ex.to_device(b.entering), wanted = b.ex.to_device(aim);
+    StateStore store(b.ex, {});
+    const Chunks chunks{.windows = kWindows, .length = b.entering.rows() / kWindows};
+    States entering(store, chunks, DType::f32, b.entering.cols()), wanted(store, chunks, DType::f32, aim.cols());
+    entering.put(0, b.ex.to_device(b.entering));
+    wanted.put(0, b.ex.to_device(aim));
     BlockLearning job{.spec = &b.c.spec,
                       .layer = 0,
                       .ropes = &b.ropes,
                       .weights = &b.weights,
-                      .entering = entering,
-                      .target = wanted,
-                      .windows = kWindows,
+                      .entering = &entering,
+                      .target = &wanted,
                       .seed = 5,
                       .linears = {},
                       .progress = {}};

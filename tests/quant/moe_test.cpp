@@ -87,6 +87,16 @@ class Experts : public ::testing::Test {
                   out.as<float>() + static_cast<int64_t>(i) * from.cols());
     return out;
   }
+  // The input in portions of `rows`, as chunks of a calibration would bring them.
+  ExpertInputs::EachRouted each(int64_t rows, bool both = true) const {
+    return [this, rows, both](const auto& show) {
+      for (int64_t at = 0; at < x.rows(); at += rows) {
+        const int64_t end = std::min(x.rows(), at + rows);
+        const ConstTensorView mine = x.view().row_range(at, end);
+        show(mine, both ? ConstTensorView(full.view().row_range(at, end)) : ConstTensorView{}, mine);
+      }
+    };
+  }
   Exec ex = Exec::cpu();
   std::optional<Checkpoint> checkpoint;
   const Moe* op = nullptr;
@@ -97,7 +107,7 @@ class Experts : public ::testing::Test {
 TEST_F(Experts, FedOnesSeeTheirTokensOnly) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
   open(2400);
-  ExpertInputs seen(ex, *op, weights, x, full);
+  ExpertInputs seen(ex, *op, weights, each(700), true, 3);
   const std::vector<int64_t> tokens = seen.tokens();
   EXPECT_EQ(std::accumulate(tokens.begin(), tokens.end(), int64_t{0}), 2400 * op->top_k);
   int fed = 0;
@@ -118,7 +128,7 @@ TEST_F(Experts, FedOnesSeeTheirTokensOnly) {
 TEST_F(Experts, StarvedOnesBorrowWhatIsMissingFromTheirLayer) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
   open(200);
-  ExpertInputs seen(ex, *op, weights, x, full);
+  ExpertInputs seen(ex, *op, weights, each(64), true, 3);
   EXPECT_EQ(seen.starved().size(), static_cast<size_t>(op->experts));
   const std::vector<double> all = outer(x, x), all_cross = outer(full, x);
   for (int e = 0; e < op->experts; ++e) {
@@ -137,7 +147,7 @@ TEST_F(Experts, StarvedOnesBorrowWhatIsMissingFromTheirLayer) {
 TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
   open(1);  // two experts see the token
-  ExpertInputs seen(ex, *op, weights, x, {});
+  ExpertInputs seen(ex, *op, weights, each(1, false), false, 3);
   const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
   const std::vector<int64_t> tokens = seen.tokens();
   const std::vector<double> all = outer(x, x);
@@ -156,6 +166,28 @@ TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
     expect_near(ex, s.gram, lent(std::vector<double>(all.size()), all, 2.0 * static_cast<double>(op->hidden)), "input");
     const double factor = 2.0 * static_cast<double>(op->down.in_features) / 2;  // two tokens in the pool
     expect_near(ex, a.gram, lent(std::vector<double>(activations.size()), activations, factor), "activation");
+  }
+}
+
+// Neither the portions in which rows come nor the experts of a wave are seen in the sums.
+TEST_F(Experts, SumsDoNotDependOnChunksOrWaves) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe/config.json");
+  open(5000);
+  const InputRounding rounded{.activations = ActQuant::tensor, .percentile = 99};
+  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
+  ExpertInputs whole(ex, *op, weights, each(5000), true, op->experts), cut(ex, *op, weights, each(300), true, 3);
+  for (const InputRounding& r : {InputRounding{}, rounded})
+    for (int e = 0; e < op->experts; ++e) {
+      const InputStats a = whole.of_input(e, r), b = cut.of_input(e, r);
+      EXPECT_EQ(first_difference(a.gram, b.gram), "") << e;
+      EXPECT_EQ(first_difference(a.cross, b.cross), "") << e;
+      EXPECT_EQ(a.input_scale, b.input_scale) << e;
+    }
+  for (int e = 0; e < op->experts; ++e) {
+    const InputStats a = whole.of_activation(e, rounded, linear), b = cut.of_activation(e, rounded, linear);
+    EXPECT_EQ(first_difference(a.gram, b.gram), "") << e;
+    EXPECT_EQ(first_difference(a.cross, b.cross), "") << e;
+    EXPECT_EQ(a.input_scale, b.input_scale) << e;
   }
 }
 

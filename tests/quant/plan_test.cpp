@@ -95,7 +95,7 @@ TEST_F(Plan, TransformsNeedStatisticsAndAnAbsorber) {
   EXPECT_TRUE(has(p.needs, Needs::gram));
   EXPECT_TRUE(has(p.needs, Needs::cross)) << "what is rounded reproduces the unquantized output";
   EXPECT_FALSE(has(plan("awq int4 g64 effort=reference").needs, Needs::cross));
-  EXPECT_GT(p.peak_host_bytes, plan("rtn int4 g64").peak_host_bytes);
+  EXPECT_GT(p.memory.host, plan("rtn int4 g64").memory.host);
   ASSERT_EQ(p.transforms.size(), 1u);
   EXPECT_TRUE(p.refusals.empty());
   for (BlockOp& op : checkpoint->spec.kinds[0])  // the states are read by the linears themselves

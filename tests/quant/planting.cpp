@@ -54,13 +54,13 @@ Channels by_salience(ConstTensorView x, const Absorber& a, const BlockF32& block
 
 constexpr int64_t kLength = 256, kWindows = 8;
 
-Stream start_stream(Exec& ex, const Checkpoint& c) {
+// The residual stream of the built-in evaluation text on its way through the blocks.
+std::unique_ptr<Stream> start_stream(StateStore& store, const Checkpoint& c) {
   const Windows w = cut_windows(Tokenizer::open(c.dir), builtin_evaluation(), kLength, kWindows, "builtin");
-  const int64_t tokens = static_cast<int64_t>(w.ids.size());
-  Tensor x = ex.alloc(DType::f32, {tokens, c.spec.hidden});
-  embed(ex, Tensor::host_from<int32_t>(DType::i32, {tokens}, w.ids), load_ends(ex, c, {.dtype = DType::f32}).embed,
-        c.spec.embed_scale, x);
-  return Stream(ex, c.spec, std::move(x), w.count);
+  auto stream = std::make_unique<Stream>(store, c.spec, Chunks{.windows = w.count, .length = w.length}, DType::f32);
+  FEWBIT_ASSERT(stream->chunks().count() == 1);
+  stream->start(0, embed_rows(store.exec(), c, w.ids, DType::f32));
+  return stream;
 }
 
 }  // namespace
@@ -87,8 +87,9 @@ void collect(Exec& ex, const BlockF32& block, const std::string& prefix, std::ma
 void plant_outliers(const Checkpoint& c, const Planting& planting, const fs::path& dir) {
   Exec ex = Exec::cpu();
   const bool salient = planting.where == Planting::Where::salient;
-  std::optional<Stream> stream;
-  if (salient) stream.emplace(start_stream(ex, c));
+  StateStore store(ex, {});
+  std::unique_ptr<Stream> stream;
+  if (salient) stream = start_stream(store, c);
   const RopeTables ropes(ex, c.spec, kLength);
   std::map<std::string, Tensor> changed;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
@@ -105,12 +106,16 @@ void plant_outliers(const Checkpoint& c, const Planting& planting, const fs::pat
       for (const Absorber& a : norms) {
         if (a.consumers.front() != i) continue;
         std::vector<float> s(static_cast<size_t>(a.features), 1.f);
-        const Channels order = salient ? by_salience(stream->input(std::get<Norm>(ops[a.op]).out), a, block)
-                                       : drawn(s.size(), Rng(planting.seed, prefix + a.name));
+        const Channels order =
+            salient ? by_salience(stream->bring(0, i, weights, ropes)[std::get<Norm>(ops[a.op]).out], a, block)
+                    : drawn(s.size(), Rng(planting.seed, prefix + a.name));
         for (const size_t j : first(order, planting.channels)) s[j] = 1 / planting.factor;
         fold(ex, block, ops, a, foldable_scale(block, ops, a, s));
       }
-      if (salient) stream->run(i, weights, ropes);
+    }
+    if (salient) {
+      stream->bring(0, ops.size(), weights, ropes, ops.size());
+      stream->moved(ops.size());
     }
     collect(ex, block, prefix, changed);
   }

@@ -1,11 +1,11 @@
 // The bench on the demo model: what its rows hold, not how fast anything is.
-#include "src/run/bench.h"
+#include "src/run/bench/bench.h"
 
 #include <algorithm>
 
 #include "src/core/error.h"
 #include "src/model/work.h"
-#include "src/run/bench_compare.h"
+#include "src/run/bench/bench_compare.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

@@ -1,5 +1,5 @@
 // The bench of single ops: its shapes, and what its rows hold, not how fast anything is.
-#include "src/run/ops_bench.h"
+#include "src/run/bench/ops_bench.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "src/core/error.h"
-#include "src/run/ops_bench_parts.h"
+#include "src/run/bench/ops_bench_parts.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

@@ -55,6 +55,32 @@ TEST(Protocols, SlidingScoresEveryTokenOnce) {
   EXPECT_THROW(windows({.protocol = Protocol::sliding, .context = 6, .stride = 6}, text), Error);
 }
 
+// The same text whole and by way of a file that is read in parts; with the byte tokenizer their ids are the same.
+TEST(Protocols, AFileInPartsGivesTheWholeTextsWindows) {
+  const TempDir dir;
+  std::string text, lines;
+  for (int i = 0; text.size() < (3u << 19); ++i) {
+    text += "line " + std::to_string(i) + (i % 50 == 0 ? "\n\n" : "\n");
+    lines += "{\"text\": \"document " + std::to_string(i) + "\"}\n";
+  }
+  std::ofstream(dir / "a.txt", std::ios::binary) << text;
+  std::ofstream(dir / "a.jsonl", std::ios::binary) << lines;
+  const auto no_chat = []() -> const ChatTemplate& { throw Error(ErrorKind::checkpoint, "no template"); };
+  const Tokenizer t = open_json(byte_tokenizer());
+  for (const char* name : {"a.txt", "a.jsonl"})
+    for (const Protocol p : {Protocol::plain, Protocol::gptq, Protocol::llama_cpp, Protocol::sliding})
+      for (const int64_t max_windows : {0, 1, 3}) {
+        const ProtocolOptions o{.protocol = p, .context = 512, .max_windows = max_windows};
+        const ScoredWindows whole = make_windows(o, t, read_documents(dir / name, no_chat), "a", 512);
+        const ScoredWindows parts = make_windows(o, t, TextFile(dir / name), no_chat, 512);
+        EXPECT_TRUE(parts.windows.ids == whole.windows.ids) << name << " " << name_of(p) << " " << max_windows;
+        EXPECT_EQ(parts.first, whole.first);
+        EXPECT_NEAR(parts.bytes_per_token, whole.bytes_per_token, 1e-9);
+        EXPECT_NEAR(parts.words_per_token, whole.words_per_token, 1e-3 * whole.words_per_token);
+        EXPECT_NE(parts.windows.source.find("in parts"), std::string::npos);
+      }
+}
+
 TEST(Protocols, RefusesWhatDoesNotFit) {
   std::string what;
   EXPECT_EQ(error_of([] { windows({.context = 65}, "abc"); }, &what), ErrorKind::usage);

@@ -1,23 +1,80 @@
 #include "tools/cli/calibration.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "src/quant/loop/self_calibration.h"
+#include "src/text/files/text_file.h"
+#include "src/text/files/token_file.h"
 
 namespace fewbit::cli {
+namespace {
+
+constexpr int64_t kUsualLength = 2048;
+
+// The file of windows that --calib names, if it does.
+std::optional<std::string> token_file(const CalibrationArgs& a) {
+  const auto it = std::find_if(a.calib.begin(), a.calib.end(), is_token_file);
+  if (it == a.calib.end()) return std::nullopt;
+  if (a.calib.size() > 1) fail(ErrorKind::usage, fmt::format("--calib {} cannot be mixed with other sources", *it));
+  return *it;
+}
+
+Windows windows_of_file(const std::string& path, const CalibrationArgs& a, const ModelSpec& spec, std::string* note) {
+  Windows w = read_token_file(path, a.samples, calibration_length(a, spec), spec.vocab);
+  if (w.count < a.samples) *note = fmt::format("{} holds {} windows instead of {}", path, w.count, a.samples);
+  return w;
+}
+
+// Up to kWholeText bytes of text in all, in the order given, are read whole; files that follow stay on disk.
+std::vector<CalibText> texts_of(const CalibrationArgs& a) {
+  std::vector<CalibText> texts;
+  int64_t room = kWholeText;
+  for (const std::string& source : a.calib) {
+    if (source == "builtin") {
+      CalibText& all = texts.emplace_back(CalibText{"builtin", ""});
+      for (const CalibText& t : builtin_calibration()) all.text += t.text + "\n";
+    } else {
+      texts.push_back(calibration_text(source, room));
+    }
+    room = std::max<int64_t>(0, room - static_cast<int64_t>(texts.back().text.size()));
+  }
+  return texts;
+}
+
+}  // namespace
 
 void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
-  app.add_option("--calib", a.calib, "builtin, self (sampled from the model) or a text FILE; may be repeated")
+  app.add_option("--calib", a.calib,
+                 "builtin, self (sampled from the model) or a text FILE; may be repeated; or a .safetensors FILE whose "
+                 "input_ids [n, t] are n windows")
       ->take_all();
-  app.add_option("--samples", a.samples, "Windows of text")->check(at_least(1))->capture_default_str();
-  app.add_option("--seq-len", a.seq_len, "Tokens per window")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24))
+  app.add_option("--samples", a.samples, "Windows of text (of a .safetensors file: the first ones)")
+      ->check(at_least(1))
       ->capture_default_str();
+  app.add_option("--seq-len", a.seq_len,
+                 fmt::format("Tokens per window (default: {}, or as long as a .safetensors file has them; at most the "
+                             "model's positions)",
+                             kUsualLength))
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
   app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
 }
 
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec) {
-  return std::min(a.seq_len, spec.max_positions);
+  const std::optional<std::string> path = token_file(a);
+  const int64_t stored = path ? token_file_shape(*path).tokens : kUsualLength;
+  if (path && a.seq_len > stored)
+    fail(ErrorKind::usage, fmt::format("{}: input_ids has windows of {} tokens, --seq-len asks for {}; give a smaller "
+                                       "one or longer windows",
+                                       *path, stored, a.seq_len));
+  return std::min(a.seq_len > 0 ? a.seq_len : stored, spec.max_positions);
+}
+
+int64_t calibration_samples(const CalibrationArgs& a) {
+  const std::optional<std::string> path = token_file(a);
+  return path ? std::min(a.samples, token_file_shape(*path).windows) : a.samples;
 }
 
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
@@ -28,17 +85,8 @@ Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DT
     return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
                               [&](double f) { progress.update("sampling the calibration text", f); });
   }
-  std::vector<CalibText> texts;
-  for (const std::string& source : a.calib) {
-    if (source != "builtin") {
-      texts.push_back({source, read_text(source)});
-      continue;
-    }
-    CalibText all{"builtin", ""};
-    for (const CalibText& t : builtin_calibration()) all.text += t.text + "\n";
-    texts.push_back(std::move(all));
-  }
-  return draw_calibration(Tokenizer::open(c.dir), texts, a.samples, length, a.seed, note);
+  if (const auto path = token_file(a)) return windows_of_file(*path, a, c.spec, note);
+  return draw_calibration(Tokenizer::open(c.dir), texts_of(a), a.samples, length, a.seed, note);
 }
 
 }  // namespace fewbit::cli

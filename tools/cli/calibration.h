@@ -10,14 +10,17 @@ namespace fewbit::cli {
 
 struct CalibrationArgs {
   std::vector<std::string> calib = {"builtin"};
-  int64_t samples = 128, seq_len = 2048;
+  int64_t samples = 128;
+  int64_t seq_len = 0;  // 0 = not given: 2048, or the length of the windows that a file holds
   uint64_t seed = 0;
 };
 void add_calibration_arguments(CLI::App& app, CalibrationArgs& a);
 
-// --seq-len, at most the model's positions.
+// Tokens of a window and windows of the calibration, as far as flags, the model's positions and the header of a file of
+// windows tell. Error{usage} where such a file's windows are too short, or are mixed with other sources.
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec);
-// Tokenizes and draws; `note` says where there is less text than asked for.
+int64_t calibration_samples(const CalibrationArgs& a);
+// Tokenizes and draws, or takes the windows of a file; `note` says where there is less text than asked for.
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
                      std::string* note);
 

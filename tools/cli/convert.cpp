@@ -135,6 +135,7 @@ void run_synth(const SynthArgs& a) {
                                               {"format", a.options.format},
                                               {"layers", a.options.layers},
                                               {"seed", a.options.seed},
+                                              {"tokens", a.options.tokens},
                                               {"bytes", bytes},
                                               {"out", a.out}}
                                .dump(1) +
@@ -168,7 +169,17 @@ void add_convert_commands(CLI::App& app) {
                    "holds int4")
       ->capture_default_str();
   synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")->check(at_least(0));
-  synth->add_option("--seed", s->options.seed, "Seed of the weights")->capture_default_str();
+  synth->add_option("--seed", s->options.seed, "Seed of the weights and ids")->capture_default_str();
+  CLI::Option* tokens =
+      synth->add_option("--tokens", s->options.tokens,
+                        "Also write calibration.safetensors: N random ids in windows, for `quantize --calib` and "
+                        "`evaluate --data` (no tokenizer needed)");
+  tokens->check(at_least(1));
+  synth
+      ->add_option("--seq-len", s->options.seq_len,
+                   "Tokens per window of --tokens (default: 2048, at most the model's positions)")
+      ->check(at_least(2))
+      ->needs(tokens);
   add_common(*synth, s->common);
   synth->callback([s] { run_synth(*s); });
 }

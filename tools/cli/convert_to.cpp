@@ -7,6 +7,7 @@
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "src/quant/convert/convert.h"
+#include "src/quant/output/out_folder.h"
 #include "tools/cli/convert_commands.h"
 #include "tools/cli/options.h"
 
@@ -20,7 +21,8 @@ struct ToArgs {
   std::string format, model, out, shard_size = "5GB";
 };
 
-void check_out(const fs::path& out) {
+void check_out(const fs::path& model, const fs::path& out) {
+  refuse_overlap(model, out);
   if (fs::exists(out)) fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", out.string()));
   const fs::path whole = fs::absolute(out).lexically_normal();
   const fs::path parent = whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path();
@@ -45,7 +47,7 @@ void run_to(const ToArgs& a) {
                        .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
                        .stop_requested = stop_requested,
                        .progress = [&](const std::string& phase, double f) { progress.update(phase, f); }};
-  check_out(job.out);
+  check_out(job.model, job.out);
   const Checkpoint c = Checkpoint::open(job.model);
   install_stop_handler();
   const ConvertReport r = convert(c, job);

@@ -5,37 +5,25 @@
 
 #include <algorithm>
 
-#include "src/core/strings.h"
+#include "src/text/files/text_file.h"
+#include "src/text/files/token_file.h"
 
 namespace fewbit::cli {
 namespace {
 
-Windows windows_from_safetensors(const std::string& path, int64_t max_windows) {
-  const CheckpointIndex index = container_safetensors.open(path);
-  const auto it = index.tensors.find("input_ids");
-  if (it == index.tensors.end())
-    fail(ErrorKind::checkpoint, fmt::format("{}: no tensor input_ids [windows, tokens]", path));
-  const TensorInfo& info = it->second;
-  if (info.shape.rank() != 2 || (info.dtype != DType::i32 && info.dtype != DType::i64) || info.shape[1] < 2)
-    fail(ErrorKind::checkpoint, fmt::format("{}: input_ids: expected i32 or i64 [windows, tokens >= 2], found {} {}",
-                                            path, name_of(info.dtype), info.shape.str()));
-  const Tensor t = clone_host(index.view(info));
-  std::vector<int32_t> ids(static_cast<size_t>(t.numel()));
-  for (int64_t i = 0; i < t.numel(); ++i)
-    ids[static_cast<size_t>(i)] =
-        info.dtype == DType::i32 ? t.as<int32_t>()[i] : static_cast<int32_t>(t.as<int64_t>()[i]);
-  const int64_t count = max_windows > 0 ? std::min(max_windows, info.shape[0]) : info.shape[0];
-  ids.resize(static_cast<size_t>(count * info.shape[1]));
-  return windows_from_ids(std::move(ids), count, info.shape[1], path);
-}
-
-Documents documents_of(const DataArgs& a, const Checkpoint& c) {
-  if (a.data == "builtin") return {.texts = {builtin_evaluation()}};
+// A text up to kWholeText is read whole, a larger one in parts.
+ScoredWindows windows_of_text(const DataArgs& a, const Checkpoint& c, const ProtocolOptions& options) {
+  const Tokenizer tokenizer = Tokenizer::open(c.dir);
+  if (a.data == "builtin")
+    return make_windows(options, tokenizer, {.texts = {builtin_evaluation()}}, a.data, c.spec.max_positions);
   std::optional<ChatTemplate> chat;
-  return read_documents(a.data, [&]() -> const ChatTemplate& {
+  const auto template_of = [&]() -> const ChatTemplate& {
     if (!chat) chat = ChatTemplate::open(c.dir, a.chat_template);
     return *chat;
-  });
+  };
+  if (const TextFile file(a.data); file.size() > kWholeText)
+    return make_windows(options, tokenizer, file, template_of, c.spec.max_positions);
+  return make_windows(options, tokenizer, read_documents(a.data, template_of), a.data, c.spec.max_positions);
 }
 
 }  // namespace
@@ -75,14 +63,12 @@ ScoredWindows load_windows(const DataArgs& a, const Checkpoint& c) {
   if (a.context > c.spec.max_positions)  // before the text is read
     fail(ErrorKind::usage,
          fmt::format("--context {} exceeds the model's {} positions", a.context, c.spec.max_positions));
-  if (ends_with(a.data, ".safetensors")) {
+  if (is_token_file(a.data)) {
     const std::optional<Tokenizer> tokenizer = tokenizer_of(c);
-    return score_windows(options, windows_from_safetensors(a.data, a.max_windows), tokenizer ? &*tokenizer : nullptr,
-                         c.spec.max_positions);
+    return score_windows(options, read_token_file(a.data, a.max_windows, 0, c.spec.vocab),
+                         tokenizer ? &*tokenizer : nullptr, c.spec.max_positions);
   }
-  const Documents documents = documents_of(a, c);
-  const Tokenizer tokenizer = Tokenizer::open(c.dir);
-  ScoredWindows w = make_windows(options, tokenizer, documents, a.data, c.spec.max_positions);
+  ScoredWindows w = windows_of_text(a, c, options);
   check_ids(c.spec, w.windows.ids);
   return w;
 }

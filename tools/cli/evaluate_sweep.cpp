@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "src/core/strings.h"
 #include "src/quant/loop/pipeline.h"
@@ -24,6 +25,7 @@ struct Run {
   Recipe recipe;
   QuantPlan plan;
   QuantJob job;
+  std::optional<RunFolder> folder{};  // of every run from the start: nothing is refused late
 };
 
 std::string folder_name(std::string recipe) {
@@ -43,7 +45,7 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
     Run& run = runs.emplace_back();
     run.text = text;
     run.recipe = parse_recipe(text);
-    run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force};
+    run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force, .restart = a.force};
     run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
   }
   return runs;
@@ -59,7 +61,7 @@ void plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex, bool
     run.plan =
         make_plan(model, {.base = run.recipe,
                           .chosen = run.job.precision ? run.job.precision->recipes() : std::map<std::string, Recipe>{},
-                          .tokens = a.calibration.samples * length,
+                          .tokens = calibration_samples(a.calibration) * length,
                           .seq_len = length,
                           .dtype = run.job.dtype,
                           .on_gpu = ex.on_cuda()});
@@ -110,7 +112,7 @@ void run_sweep(SweepArgs a) {
   std::vector<Run> runs = runs_of(a, ex);
   plan_runs(a, model, ex, false, runs);
   make_folder(a.out);
-  for (const Run& run : runs) check_out(run.job);
+  for (Run& run : runs) run.folder.emplace(claim_out(a.base, run.job));
   Progress progress(a.common);
   const Windows calibration = draw_once(ex, a, model, runs, progress);
   choose_precisions(ex, a, model, calibration, runs, progress);
@@ -120,7 +122,7 @@ void run_sweep(SweepArgs a) {
   std::vector<std::string> paths;
   for (Run& run : runs) {
     run.job.progress = [&](const std::string& phase, double f) { progress.update(run.text + ": " + phase, f); };
-    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job);
+    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job, *run.folder);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);
     if (report.models.empty()) report = begin_report(a, a.files, base, ex, r);
@@ -140,7 +142,7 @@ void add_sweep_command(CLI::App& app) {
   command->add_option("MODEL", a->base, "The model")->required();
   command->add_option("--recipe", a->recipes, "A recipe of `quantize`; repeat it for each")->required()->take_all();
   command->add_option("--out", a->out, "Folder for the checkpoints (left out: MODEL-sweep in the current folder)");
-  command->add_flag("--force", a->force, "Replace checkpoints that exist there");
+  command->add_flag("--force", a->force, "Replace checkpoints that exist there, and begin unfinished ones anew");
   add_calibration_arguments(*command, a->calibration);
   add_report_arguments(*command, a->files);
   add_data_arguments(*command, *a);

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "tools/cli/options.h"
+#include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
 namespace {
@@ -16,6 +17,7 @@ struct Program {
   void (*add_commands)(CLI::App&);
   const char* description;
   const char* footer;
+  std::vector<std::string> on_ranks{};  // the commands that several processes may run together; "": without one
 };
 
 const std::map<std::string, Program>& programs() {
@@ -82,18 +84,23 @@ int run(const char* program, int argc, char** argv) {
     std::cout << completion_script(app, program, argv[2]);
     return 0;
   }
+  const Launch launch = launch_from_environment();
+  app.parse_complete_callback([&] {
+    const std::vector<CLI::App*> commands = app.get_subcommands();
+    join_ranks(launch, program, commands.empty() ? "" : commands[0]->get_name(), p.on_ranks);
+  });
   try {
     app.parse(argc, argv);
+    the_ranks().finish();
     return 0;
   } catch (const CLI::ParseError& e) {
-    const int code = app.exit(e, std::cout, std::cerr);  // help and version exit with 0
+    if (launch.rank != 0) return e.get_exit_code() == 0 ? 0 : 2;  // rank 0 says it
+    const int code = app.exit(e, std::cout, std::cerr);           // help and version exit with 0
     return code == 0 ? 0 : 2;
   } catch (const Error& e) {
-    fmt::print(stderr, "{}: {}\n", program, e.what());
-    return e.exit_code();
+    return report_failure(launch, program, e.what(), e.exit_code());
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "{}: out of host memory\n", program);
-    return 1;
+    return report_failure(launch, program, "out of host memory", 1);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/text/corpus.h"
+#include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
 namespace {
@@ -47,11 +48,25 @@ CLI::Validator at_least(int64_t least) {
 
 Exec make_exec(const Common& c) {
   if (c.threads > 0) set_thread_count(c.threads);
-  return Exec::from_name(c.device);
+  const Ranks& ranks = the_ranks();
+  if (ranks.alone()) return Exec::from_name(c.device);
+  if (c.threads == 0) {
+    set_thread_count(ranks.threads());
+    // Open MPI binds each process to one core, or one socket, unless it is told otherwise.
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (ranks.threads() < processors / ranks.node_size())
+      say(c,
+          fmt::format("note: the launcher leaves each process {} of {} processors; mpirun --bind-to none shares them "
+                      "all out\n",
+                      ranks.threads(), processors));
+  }
+  // A GPU for each rank of the machine; a device with a number is shared by those that ask for it.
+  const bool next_gpu = c.device == "cuda" || (c.device == "auto" && Exec::cuda_available());
+  return Exec::from_name(next_gpu ? fmt::format("cuda:{}", ranks.node_rank()) : c.device);
 }
 
 void write_json(const Common& c, const std::string& text) {
-  if (c.json.empty()) return;
+  if (c.json.empty() || the_ranks().rank() != 0) return;
   if (c.json_to_stdout()) {
     std::fputs(text.c_str(), stdout);
     return;
@@ -61,7 +76,9 @@ void write_json(const Common& c, const std::string& text) {
   if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", c.json));
 }
 
-void say(const Common& c, const std::string& text) { std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout); }
+void say(const Common& c, const std::string& text) {
+  if (the_ranks().rank() == 0) std::fputs(text.c_str(), c.json_to_stdout() ? stderr : stdout);
+}
 
 int64_t bytes_from(std::string_view text, std::string_view flag) {
   double number = 0;
@@ -114,7 +131,9 @@ void add_head(CLI::App& app, std::string& name) {
 }
 
 Progress::Progress(const Common& c)
-    : enabled_(!c.quiet && ::isatty(STDERR_FILENO)), start_(std::chrono::steady_clock::now()), drawn_(start_) {}
+    : enabled_(!c.quiet && the_ranks().rank() == 0 && ::isatty(STDERR_FILENO)),
+      start_(std::chrono::steady_clock::now()),
+      drawn_(start_) {}
 
 Progress::~Progress() { clear(); }
 

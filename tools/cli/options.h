@@ -21,10 +21,11 @@ struct Common {
 void add_common(CLI::App& app, Common& common);
 // Of an option: a whole number that is not below `least`; the message names what was found.
 CLI::Validator at_least(int64_t least);
-// Sets the threads and makes the Exec. Error{device} where a GPU was asked for and none answers.
+// Sets the threads and makes the Exec, on several ranks those of this one. Error{device} where a GPU was asked for and
+// none answers.
 Exec make_exec(const Common& common);
 
-// Writes `text` to the --json target, if any.
+// Writes `text` to the --json target, if any. Of several ranks only rank 0 writes and says.
 void write_json(const Common& common, const std::string& text);
 // Prints for a person: to standard output, or to standard error when JSON goes to standard output.
 void say(const Common& common, const std::string& text);

@@ -12,8 +12,10 @@
 #include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
 #include "tools/cli/calibration.h"
+#include "tools/cli/limits.h"
 #include "tools/cli/measure.h"
 #include "tools/cli/options.h"
+#include "tools/cli/quantize_summary.h"
 
 namespace fewbit::cli {
 namespace {
@@ -23,13 +25,14 @@ constexpr const char* kCalibrationGroup = "Calibration";
 
 struct QuantizeArgs : CalibrationArgs {
   Common common;
+  LimitArgs limits;
   std::string recipe, model, out;
   std::string words;  // of the recipe, that flags stand for
   std::string engine, dtype = "auto", shard_size = "5GB";
   int64_t tp = 1;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
-  bool force = false, resume = false, allow_rtn = false, dry_run = false, measure = false;
+  bool force = false, resume = false, restart = false, allow_rtn = false, dry_run = false, measure = false;
 };
 
 std::string engine_names() {
@@ -116,14 +119,17 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                 "Refuse what this engine would not load: " + engine_names() + " (docs/engines.md)");
   app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(CLI::Range(1, 1024))->needs(engine);
   add_calibration_arguments(app, a);
+  add_limit_arguments(app, a.limits);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
   app.add_flag(
       "--measure", a.measure,
       "When done, measure the perplexity of MODEL and OUT on the built-in text, for the model card and the report");
-  app.add_flag("--force", a.force, "Replace OUT if it exists");
-  app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
+  app.add_flag("--force", a.force, "Replace OUT if it exists; the old one stays until the new one is whole");
+  auto* resume = app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
+  app.add_flag("--restart", a.restart, "Remove what an unfinished run left in OUT.partial and begin anew")
+      ->excludes(resume);
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep"}) app.get_option(o)->group(kRecipeGroup);
@@ -183,7 +189,7 @@ std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path&
   return trimmed(model).filename().string() + "-" + r.chain_str();
 }
 
-std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) {
+std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOptions& o) {
   size_t width = 6;
   for (const PlannedLinear& p : plan.linears) width = std::max(width, p.linear.name.size());
   std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in", "recipe",
@@ -204,12 +210,10 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, bool on_gpu) 
         "note: {} ({} linears)\n", n,
         std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
   for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
-  s += fmt::format(
-      "{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}; peak memory about {} ({})\n",
-      c.spec.arch, plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
-      human_bytes(plan.out_bytes), human_bytes(on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes),
-      on_gpu ? "GPU" : "host");
-  return s;
+  s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
+                   plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
+                   human_bytes(plan.out_bytes));
+  return s + memory_table(plan.memory, o.limits, o.on_gpu);
 }
 
 void refuse_if_any(const QuantPlan& plan) {
@@ -218,58 +222,6 @@ void refuse_if_any(const QuantPlan& plan) {
   for (const Refusal& r : plan.refusals) lines += fmt::format("\n  {}: {}", r.name, r.reason);
   fail(ErrorKind::unsupported,
        lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
-}
-
-void refuse_if_too_large(const Exec& ex, const QuantPlan& plan) {
-  const int64_t free = ex.free_bytes();
-  if (ex.on_cuda() && plan.peak_gpu_bytes > free)
-    fail(ErrorKind::memory, fmt::format("this run needs about {} of GPU memory and {} are free; take fewer "
-                                        "--samples or a shorter --seq-len",
-                                        human_bytes(plan.peak_gpu_bytes), human_bytes(free)));
-}
-
-// Names the experts that saw too few tokens, as many as fit on a line; "" where there are none.
-std::string starved_line(const QuantReport& r) {
-  constexpr int kNamed = 8;
-  int64_t starved = 0, experts = 0;
-  std::string names;
-  for (const ExpertRecord& layer : r.experts) {
-    experts += static_cast<int64_t>(layer.tokens.size());
-    for (const int e : layer.starved)
-      if (++starved <= kNamed)
-        names += fmt::format("{}{}.{} ({} tokens)", names.empty() ? "" : ", ", layer.layer, e,
-                             layer.tokens[static_cast<size_t>(e)]);
-  }
-  if (starved == 0) return "";
-  return fmt::format(
-      "{} of {} experts saw too few tokens and borrowed statistics from their layers: layer.expert {}{}\n", starved,
-      experts, names, starved > kNamed ? ", …" : "");
-}
-
-std::string summary(const QuantReport& r) {
-  std::string s;
-  std::map<std::string, int> rungs;
-  double worst = 0;
-  std::string worst_name;
-  for (const LinearRecord& l : r.linears) {
-    if (!l.rung.empty() && l.rung != "fp32") ++rungs[l.rung];
-    if (l.rel_error >= worst) worst = l.rel_error, worst_name = l.name;
-  }
-  for (const auto& [rung, n] : rungs)
-    s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
-  s += starved_line(r);
-  if (!r.kv_scales.empty())
-    s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
-  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
-    s += fmt::format("rounding learned in {} linears\n", n);
-  if (!r.note.empty()) s += r.note + "\n";
-  s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
-                   r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes), worst, worst_name);
-  if (r.perplexity)
-    s += fmt::format("perplexity {:.4f} +- {:.4f}, of MODEL {:.4f} +- {:.4f}\n", r.perplexity->perplexity,
-                     r.perplexity->stderr_, r.perplexity->base, r.perplexity->base_stderr);
-  s += fmt::format("{} written in {} on {}\n", r.out, human_seconds(r.seconds), r.device);
-  return s;
 }
 
 PrecisionPlan measured_precision(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, const Recipe& recipe,
@@ -288,7 +240,32 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
           .allow_rtn = a.allow_rtn,
           .force = a.force,
           .resume = a.resume,
+          .restart = a.restart,
           .shard_bytes = bytes_from(a.shard_size, "--shard-size")};
+}
+
+// --resume of a run that is finished: says so, with the report of then.
+bool finished_before(const QuantizeArgs& a, const QuantJob& job) {
+  if (!finished_already(job)) return false;
+  say(a.common, fmt::format("{} is finished; there is nothing to resume\n", job.out.string()));
+  write_json(a.common, text_of(place_of(job.out) / "quant_report.json"));
+  return true;
+}
+
+PlanOptions plan_options(const QuantizeArgs& a, const Checkpoint& c, const Exec& ex, const Recipe& recipe,
+                         const QuantJob& job) {
+  return {
+      .base = recipe,
+      .rules = a.ordered,
+      .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
+      .tokens = calibration_samples(a) * calibration_length(a, c.spec),
+      .seq_len = calibration_length(a, c.spec),
+      .dtype = job.dtype,
+      .on_gpu = plans_for_gpu(a.limits, ex),
+      .limits = memory_limits(a.limits, ex),
+      .engine = a.engine,
+      .tp = a.tp,
+  };
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
@@ -299,36 +276,32 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (!a.engine.empty()) engine_rules(a.engine);
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
-  if (!plan_only) check_out(job);
+  if (!plan_only) check_out(model, job);
+  if (!plan_only && finished_before(a, job)) return;
   const Checkpoint c = Checkpoint::open(model);
   Exec ex = make_exec(a.common);
-  job.dtype = a.dtype == "auto" ? (ex.on_cuda() ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
+  job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
   Progress progress(a.common);
   Windows windows;
+  std::optional<RunFolder> folder;
   if (recipe.chooses_precision()) {
+    if (!plan_only) folder.emplace(claim_out(model, job));
     windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
     job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
     say(a.common, job.precision->summary() + "\n");
   }
-  const QuantPlan plan =
-      make_plan(c, {.base = recipe,
-                    .rules = a.ordered,
-                    .chosen = job.precision ? job.precision->recipes() : std::map<std::string, Recipe>{},
-                    .tokens = a.samples * calibration_length(a, c.spec),
-                    .seq_len = calibration_length(a, c.spec),
-                    .dtype = job.dtype,
-                    .on_gpu = ex.on_cuda(),
-                    .engine = a.engine,
-                    .tp = a.tp});
+  const PlanOptions options = plan_options(a, c, ex, recipe, job);
+  const QuantPlan plan = make_plan(c, options);
   if (plan_only) {
-    say(a.common, plan_table(plan, c, ex.on_cuda()));
+    say(a.common, plan_table(plan, c, options));
     write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
     if (!plan.refusals.empty())
       fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
     return;
   }
   refuse_if_any(plan);
-  refuse_if_too_large(ex, plan);
+  if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
+  if (!folder) folder.emplace(claim_out(model, job));
   if (plan.calibrates() && windows.count == 0) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   install_stop_handler();
   job.stop_requested = stop_requested;
@@ -337,13 +310,13 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
     job.note += (job.note.empty() ? "" : "; ") + ("OUT gets no tokenizer files: " + no_tokenizer);
   const auto scored = a.measure ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
-  QuantReport report = run_pipeline(ex, c, plan, windows, job);
+  QuantReport report = run_pipeline(ex, c, plan, windows, job, *folder);
   if (scored) {
     report.perplexity = measure_perplexity(ex, a.common, *scored, c, job.out, progress);
     write_report(c, plan, job, report, job.out);
   }
   progress.update("done", 1);
-  say(a.common, summary(report));
+  say(a.common, summary_of(report));
   write_json(a.common, to_json(report));
 }
 

@@ -7,6 +7,7 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
+#include "src/text/files/text_file.h"
 
 namespace fewbit::cli {
 namespace {
@@ -57,7 +58,7 @@ void read_quant_report(const fs::path& dir, ReportModel& m) {
   m.bits = j.value("bits_per_weight", 0.0);
   m.command = fmt::format("quantize '{}' {} {}", m.recipe, j.value("model", ""), j.value("out", ""));
   if (const std::string calibration = j.value("calibration", ""); !calibration.empty()) {
-    for (const std::string& source : split(calibration, '+')) m.command += " --calib " + source;
+    for (const std::string& source : split(calibration, '+')) m.command += " --calib " + path_described(source);
     m.command += fmt::format(" --samples {} --seq-len {} --seed {}", j.value("samples", 0), j.value("seq_len", 0),
                              j.value("seed", 0));
   }

@@ -1,7 +1,7 @@
 #pragma once
 // The parts of `runner bench`, one file each: rows (runner_bench.cpp), two checkpoints (runner_compare.cpp), a trace
 // (runner_trace.cpp), single ops (runner_ops.cpp).
-#include "src/run/ops_bench.h"
+#include "src/run/bench/ops_bench.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {

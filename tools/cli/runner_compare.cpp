@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/run/bench_compare.h"
+#include "src/run/bench/bench_compare.h"
 #include "tools/cli/runner_commands.h"
 
 namespace fewbit::cli {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/run/ops_explain.h"
+#include "src/run/bench/ops_explain.h"
 #include "tools/cli/runner_commands.h"
 #include "tools/cli/table.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "src/core/strings.h"
-#include "src/run/ops_bench.h"
+#include "src/run/bench/ops_bench.h"
 #include "tools/cli/runner_commands.h"
 #include "tools/cli/table.h"
 

@@ -27,7 +27,9 @@ int64_t size_key(const ConfigView& c, const std::string& key, int64_t fallback) 
 DecoderSizes decoder_sizes(const ConfigView& c) {
   DecoderSizes s;
   s.hidden = size_key(c, "hidden_size");
-  s.intermediate = size_key(c, "intermediate_size");
+  // Mixtures without a dense layer may say the width of their experts alone.
+  const bool dense = c.has("intermediate_size") || !c.has("moe_intermediate_size");
+  s.intermediate = size_key(c, dense ? "intermediate_size" : "moe_intermediate_size");
   s.layers = size_key(c, "num_hidden_layers");
   s.vocab = size_key(c, "vocab_size");
   s.positions = size_key(c, "max_position_embeddings", 2048);
@@ -60,6 +62,22 @@ Attention decoder_attention(const DecoderSizes& s) {
           .scale = 1 / std::sqrt(static_cast<float>(s.head_dim))};
 }
 
+std::vector<BlockOp> gated_mlp(const std::string& prefix, int64_t hidden, int64_t intermediate, Slot out) {
+  using S = Slot;
+  return {Linears{S::h,
+                  {{prefix + "gate_proj", S::gate, intermediate, hidden},
+                   {prefix + "up_proj", S::up, intermediate, hidden}}},
+          GatedAct{S::gate, S::up, S::act, Activation::silu},
+          Linears{S::act, {{prefix + "down_proj", out, hidden, intermediate}}}};
+}
+
+void move_text_model(ModelSpec& spec, const std::string& prefix) {
+  const bool tied = spec.tied();
+  for (std::string* name : {&spec.block_prefix, &spec.embed, &spec.final_norm})
+    if (name->starts_with("model.")) *name = prefix + name->substr(6);
+  if (tied) spec.lm_head = spec.embed;
+}
+
 std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, const DecoderBiases& bias) {
   using S = Slot;
   c.must_equal("hidden_act", "silu");
@@ -70,7 +88,7 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
               {{"self_attn.q_proj", S::q, q, s.hidden, bias.qkv},
                {"self_attn.k_proj", S::k, kv, s.hidden, bias.qkv},
                {"self_attn.v_proj", S::v, kv, s.hidden, bias.qkv}}},
-      Rope{{S::q, S::k}, s.head_dim, c.rope(s.head_dim)},
+      Rope{{S::q, S::k}, s.head_dim, c.rope(s.head_dim, "", s.partial)},
       decoder_attention(s),
       Linears{S::attn, {{"self_attn.o_proj", S::h, s.hidden, q, bias.o}}},
       AddTo{S::h, S::x},
@@ -84,17 +102,59 @@ std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, c
   };
 }
 
+namespace {
+
+template <class Op>
+std::vector<BlockOp>::iterator first(std::vector<BlockOp>& block) {
+  return std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Op>(op); });
+}
+
+void add_norms(std::vector<BlockOp>& block, NormKind kind, int64_t q, int64_t k, float eps) {
+  block.insert(first<Rope>(block), {BlockOp{HeadNorm{Slot::q, kind, "self_attn.q_norm", q, eps}},
+                                    BlockOp{HeadNorm{Slot::k, kind, "self_attn.k_norm", k, eps}}});
+}
+
+}  // namespace
+
 void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes& s, NormKind kind) {
-  const auto rope =
-      std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Rope>(op); });
-  block.insert(rope, {BlockOp{HeadNorm{Slot::q, kind, "self_attn.q_norm", s.head_dim, s.eps}},
-                      BlockOp{HeadNorm{Slot::k, kind, "self_attn.k_norm", s.head_dim, s.eps}}});
+  add_norms(block, kind, s.head_dim, s.head_dim, s.eps);
+}
+
+void add_whole_norms(std::vector<BlockOp>& block, const DecoderSizes& s) {
+  add_norms(block, NormKind::rms, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.eps);
+}
+
+std::vector<BlockOp> without_rope(std::vector<BlockOp> block) {
+  block.erase(first<Rope>(block));
+  return block;
+}
+
+void turn_neighbours(std::vector<BlockOp>& block) {
+  for (BlockOp& op : block)
+    if (Rope* r = std::get_if<Rope>(&op)) r->neighbours = true;
+}
+
+void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, int64_t width, const std::string& gate) {
+  const auto at = first<Moe>(block);
+  FEWBIT_ASSERT(at != block.end());
+  const Moe moe = std::get<Moe>(*at);
+  std::vector<BlockOp> shared = gated_mlp(prefix, moe.hidden, width, Slot::shared);
+  if (!gate.empty()) {
+    shared.push_back(Project{moe.in, Slot::share, gate, 1, moe.hidden});
+    shared.push_back(SigmoidGate{Slot::share, Slot::shared, Slot::shared});
+  }
+  shared.push_back(moe);  // last, for it may write where all of them read
+  shared.push_back(AddTo{Slot::shared, moe.out});
+  block.insert(block.erase(at), shared.begin(), shared.end());
 }
 
 std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& dense, const MoeNames& n,
                                int64_t intermediate, bool renormalise) {
-  const int64_t experts = size_key(c, c.has("num_experts") ? "num_experts" : "num_local_experts");
-  const int64_t top_k = size_key(c, "num_experts_per_tok");
+  std::string count = "num_local_experts";
+  for (const char* key : {"num_experts", "n_routed_experts", "moe_num_experts"})
+    if (c.has(key)) count = key;
+  const int64_t experts = size_key(c, count);
+  const int64_t top_k = size_key(c, c.has("moe_k") ? "moe_k" : "num_experts_per_tok");
   if (experts > 100000 || top_k > experts)
     fail(ErrorKind::checkpoint,
          fmt::format("{}: num_experts_per_tok: expected at most the number of experts (at most 100000), found "
@@ -156,24 +216,26 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
   return decoder_spec(c, s, std::vector<std::vector<BlockOp>>{block}, {}, window_of_layer);
 }
 
-std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window, int64_t first_windowed) {
-  std::vector<int64_t> out(static_cast<size_t>(s.layers), 0);
+std::vector<std::string> layer_types(const ConfigView& c, const DecoderSizes& s,
+                                     const std::vector<std::string>& known) {
   const std::vector<std::string> types = c.str_list("layer_types");
-  if (types.empty()) {
-    for (int64_t i = first_windowed; i < s.layers; ++i) out[static_cast<size_t>(std::max<int64_t>(i, 0))] = window;
-    return out;
-  }
+  if (types.empty()) return types;
   if (static_cast<int64_t>(types.size()) != s.layers)
     fail(ErrorKind::checkpoint,
          fmt::format("{}: layer_types: expected {} entries, found {}", c.where(), s.layers, types.size()));
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == "sliding_attention")
-      out[i] = window;
-    else if (types[i] != "full_attention")
-      fail(ErrorKind::unsupported,
-           fmt::format("{}: layer_types[{}]: found \"{}\"; supported: full_attention, sliding_attention", c.where(), i,
-                       types[i]));
-  }
+  for (size_t i = 0; i < types.size(); ++i)
+    if (std::find(known.begin(), known.end(), types[i]) == known.end())
+      fail(ErrorKind::unsupported, fmt::format("{}: layer_types[{}]: found \"{}\"; supported: {}", c.where(), i,
+                                               types[i], fmt::join(known, ", ")));
+  return types;
+}
+
+std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, int64_t window, int64_t first_windowed) {
+  std::vector<int64_t> out(static_cast<size_t>(s.layers), 0);
+  const std::vector<std::string> types = layer_types(c, s, {"full_attention", "sliding_attention"});
+  for (int64_t i = 0; i < s.layers; ++i)
+    if (types.empty() ? i >= first_windowed : types[static_cast<size_t>(i)] == "sliding_attention")
+      out[static_cast<size_t>(i)] = window;
   return out;
 }
 

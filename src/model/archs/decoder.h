@@ -9,12 +9,18 @@ struct DecoderSizes {
   int64_t hidden = 0, intermediate = 0, layers = 0, vocab = 0, positions = 0, head_dim = 0;
   int heads = 0, kv_heads = 0;
   float eps = 0;
+  double partial = 1;  // share of a head that turns, where the config does not say
 };
 // Error{checkpoint} naming the key where a size is absent, not positive, or does not divide.
 DecoderSizes decoder_sizes(const ConfigView&);
 
 // Attention of q, k and v into `attn`, scores over sqrt(head_dim).
 Attention decoder_attention(const DecoderSizes&);
+
+// out = down(silu(gate) * up) of h, by the names `prefix`gate_proj, up_proj, down_proj.
+std::vector<BlockOp> gated_mlp(const std::string& prefix, int64_t hidden, int64_t intermediate, Slot out);
+// Puts what stands below "model." below `prefix` instead: the language model inside of a larger one. The head stays.
+void move_text_model(ModelSpec&, const std::string& prefix);
 
 struct DecoderBiases {
   bool qkv = false, o = false, mlp = false;
@@ -24,6 +30,12 @@ std::vector<BlockOp> decoder_block(const ConfigView&, const DecoderSizes&, const
 
 // Puts an RMS norm on every head of q and k, before the rotation.
 void add_head_norms(std::vector<BlockOp>& block, const DecoderSizes&, NormKind kind = NormKind::rms);
+// The same over all heads of q at once, and of k.
+void add_whole_norms(std::vector<BlockOp>& block, const DecoderSizes&);
+// The block without its rotation.
+std::vector<BlockOp> without_rope(std::vector<BlockOp> block);
+// Lets neighbours turn together in every rotation of the block.
+void turn_neighbours(std::vector<BlockOp>& block);
 
 // The names of a family's mixture of experts.
 struct MoeNames {
@@ -34,6 +46,10 @@ struct MoeNames {
 std::vector<BlockOp> moe_block(const ConfigView&, const std::vector<BlockOp>& dense, const MoeNames&,
                                int64_t intermediate, bool renormalise);
 
+// Adds an expert of `width` that every token goes to, beside the Moe of the block; `gate` names the linear of one
+// output whose logistic function weighs it ("": none does).
+void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, int64_t width, const std::string& gate);
+
 // The spec around the blocks: ends, tokens, and one kind of block per variant and window in use. `variants`:
 // the blocks of the architecture; `variant_of_layer` [layers] points into them (empty: all 0);
 // `window_of_layer` [layers], 0 = full attention.
@@ -43,6 +59,8 @@ ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector
 ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<BlockOp>& block,
                        const std::vector<int64_t>& window_of_layer);
 
+// `layer_types`, one of `known` for every layer; empty where the config has none. Error{checkpoint|unsupported} else.
+std::vector<std::string> layer_types(const ConfigView&, const DecoderSizes&, const std::vector<std::string>& known);
 // Windows by `layer_types` where the config has them, else `sliding_window` from layer `first_windowed` on.
 std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64_t window, int64_t first_windowed);
 // A size of the config: at least 1 and below 2^31. Error{checkpoint} naming the key otherwise.

@@ -7,6 +7,7 @@
 #include "src/quant/loop/block_encoding.h"
 #include "src/quant/loop/measure.h"
 #include "src/quant/rounding.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 
@@ -189,10 +190,9 @@ Tensor BlockCoder::weight_of(const PlannedLinear& p) {
 
 Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
   const std::string name = p.linear.name + ".weight";
-  const ConstTensorView stored =
-      ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in});
-  Tensor w = ex_.alloc(DType::f32, stored.shape);
-  cast(ex_, ex_.to_device(stored), w);
+  Tensor w = upload_as(
+      ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}), DType::f32);
+  ckpt_.store.release(name);
   return w;
 }
 

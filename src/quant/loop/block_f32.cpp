@@ -7,6 +7,7 @@
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/half.h"
 #include "src/core/strings.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
@@ -34,9 +35,8 @@ VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t feat
 }
 
 Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
-  const Tensor stored = ex.to_device(c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape));
-  Tensor w = ex.alloc(DType::f32, stored.shape());
-  cast(ex, stored, w);
+  Tensor w = upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
+  c.store.release(name);
   return w;
 }
 

@@ -5,16 +5,24 @@
 #include "formats/container.h"
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
-#include "kernels/statistics/gram.h"
-#include "src/calib/experts.h"
-#include "src/calib/observe.h"
+#include "src/calib/cuts.h"
 #include "src/quant/loop/block_transforms.h"
 #include "src/quant/loop/learned_rounding.h"
-#include "src/quant/loop/measure.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/quant/rounding.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
+namespace {
+
+// The states' room, with a folder for what fits no memory.
+StateRoom room_of(const QuantPlan& plan, const Journal& journal) {
+  StateRoom room = plan.memory.room;
+  if (room.scratch.empty()) room.scratch = journal.dir() / "states";
+  return room;
+}
+
+}  // namespace
 
 BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows, const QuantJob& job,
                      Journal& journal)
@@ -27,7 +35,8 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       phases_(ex),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, windows.count > 0),
-      windows_(windows.count) {
+      chunks_{.windows = windows.count, .length = windows.length},
+      store_(ex, room_of(plan, journal)) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
 }
@@ -50,20 +59,28 @@ Tensor BlockLoop::quantize_embedding() {
 
 void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedding) {
   check_ids(ckpt_.spec, w.ids);
-  const Tensor ids = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
-  const Ends ends = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
-  const auto states = [&](ConstTensorView table) {
-    Tensor x = ex_.alloc(job_.dtype, {w.count * w.length, ckpt_.spec.hidden});
-    embed(ex_, ids, table, ckpt_.spec.embed_scale, x);
-    return x;
-  };
-  quantized_.emplace(ex_, ckpt_.spec, states(quantized_embedding.data ? quantized_embedding : ends.embed.view()),
-                     w.count);
-  if (has(plan_.needs, Needs::cross)) full_.emplace(ex_, ckpt_.spec, states(ends.embed), w.count);
+  quantized_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
+  if (has(plan_.needs, Needs::cross)) full_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
+  for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+    const std::span<const int32_t> ids(w.ids.data() + chunks_.begin(chunk), static_cast<size_t>(chunks_.rows(chunk)));
+    std::optional<Tensor> original;
+    if (full_ || !quantized_embedding.data) original = embed_rows(ex_, ckpt_, ids, job_.dtype);
+    if (full_) full_->start(chunk, *original);
+    if (!quantized_embedding.data) {
+      quantized_->start(chunk, *original);
+      continue;
+    }
+    const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
+    const Tensor at = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {chunks_.rows(chunk)}, ids));
+    embed(ex_, at, quantized_embedding, ckpt_.spec.embed_scale, x);
+    quantized_->start(chunk, x);
+  }
 }
 
 void BlockLoop::block(int64_t layer) {
   const ProfileRange range(("block " + std::to_string(layer)).c_str());
+  layer_ = layer;
+  learning_ = false;
   if (!journal_.sealed(layer)) return quantize(layer);
   if (quantized_) replay(layer);  // data-free: nothing downstream depends on this block
 }
@@ -71,71 +88,194 @@ void BlockLoop::block(int64_t layer) {
 // Takes the streams through a block that an earlier run sealed: its linears are restored where they would be quantized.
 void BlockLoop::replay(int64_t layer) {
   coder_.begin(layer, container_safetensors.open(journal_.block_file(layer)), false);
-  BlockWeights weights = enter(layer);
-  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  for (size_t i = 0; i < ops.size(); ++i) {
-    std::map<std::string, Linear> restored = quantize_op(layer, ops[i], weights);
-    scale_kv(layer, ops[i]);
-    advance(i, weights, std::move(restored));
-  }
+  enter(layer);
+  for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
+  const std::vector<ExpertRecord>::size_type before = experts_.size();
+  pass(ops().size(), {}, [&](size_t i, const Activations& act) {
+    const auto* moe = std::get_if<Moe>(&ops()[i]);
+    if (!moe) return;
+    if (experts_.size() == before) experts_.push_back({.layer = layer, .tokens = {}, .starved = {}});
+    count_tokens(ex_, *moe, weights_, act[moe->routed()], experts_.back().tokens);
+    experts_.back().starved = starved_of(*moe, experts_.back().tokens);
+  });
+  scale_kv();
 }
 
-// Quantizes the block: at every op that has linears, observe, quantize and measure; then both streams run the op. A
-// block whose rounding is learned gets its cache scales after that, from the codes that it keeps.
+// Quantizes the block: at every op that has linears, observe, quantize and measure; at its end both streams have run
+// through it. A block whose rounding is learned gets its cache scales after that, from the codes that it keeps.
 void BlockLoop::quantize(int64_t layer) {
-  const bool learning = learns_rounding(plan_, ckpt_.spec, layer);
-  coder_.begin(layer, std::nullopt, learning);
-  BlockWeights weights = enter(layer);
-  Tensor entering;  // the states in front of the block, which learning runs from once more
-  if (learning) {
-    entering = ex_.alloc(job_.dtype, quantized_->x().shape());
-    ex_.copy(quantized_->x(), entering);
-  }
-  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  for (size_t i = 0; i < ops.size(); ++i) {
-    std::map<std::string, Linear> replaced = quantize_op(layer, ops[i], weights);
-    if (!learning) scale_kv(layer, ops[i]);
-    advance(i, weights, std::move(replaced));
-  }
-  if (learning) learn(layer, entering, weights);
+  learning_ = learns_rounding(plan_, ckpt_.spec, layer);
+  coder_.begin(layer, std::nullopt, learning_);
+  enter(layer);
+  if (learning_) quantized_->keep_entering();
+  for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
+  pass(ops().size(), {});
+  if (learning_) learn();
+  scale_kv();
   coder_.seal(journal_);
 }
 
-// The block's weights, rewritten by the plan's transforms, with both streams in front of its first op. Transforms run
-// for a sealed block too: no file holds the rewritten weights, and the unquantized stream needs them.
-BlockWeights BlockLoop::enter(int64_t layer) {
-  BlockWeights weights;
-  if (quantized_)
-    phases_.timed("load", [&] { weights = load_block(ex_, ckpt_, layer, {.dtype = job_.dtype}, nullptr); });
-  if (!plan_.transforms.empty())
-    coder_.rewrite(transform_block(ex_, ckpt_, plan_, layer, *quantized_, windows_, ropes_, weights, phases_));
-  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  if (quantized_) quantized_->begin_block(ops);
-  if (full_) full_->begin_block(ops);
-  return weights;
-}
-
-// Quantizes (or, for a sealed block, restores) the linears of an op; what takes their place in the quantized stream,
-// by relative name and without biases.
-std::map<std::string, Linear> BlockLoop::quantize_op(int64_t layer, const BlockOp& op, const BlockWeights& weights) {
-  if (const auto* group = std::get_if<Linears>(&op)) return quantize_group(*group);
-  if (const auto* moe = std::get_if<Moe>(&op)) return quantize_experts(layer, *moe, weights);
-  return {};
-}
-
-// Runs the op in both streams: the unquantized one with the weights as they were, then the quantized one with those
-// that replace them. Biases stay.
-void BlockLoop::advance(size_t op, BlockWeights& weights, std::map<std::string, Linear> replaced) {
-  phases_.timed("forward", [&] {
-    if (full_) full_->run(op, weights, ropes_);
-    for (auto& [name, linear] : replaced) {
-      auto& by = std::get<DenseLinear>(linear);
-      auto& dense = std::get<DenseLinear>(weights.linears.at(name));
-      dense.weight = std::move(by.weight);
-      dense.input = by.input;
-    }
-    if (quantized_) quantized_->run(op, weights, ropes_);
+// Both streams in front of the block, whose weights the plan's transforms have rewritten. Transforms run for a sealed
+// block too: no file holds the rewritten weights, and the unquantized stream needs them.
+void BlockLoop::enter(int64_t layer) {
+  weights_ = {};
+  replaced_.clear();
+  kv_range_ = {};
+  if (!quantized_) return;
+  const bool rewrites = !plan_.transforms.empty();
+  const LoadOptions options{.dtype = job_.dtype};
+  phases_.timed("load", [&] {
+    weights_ = rewrites ? load_block(ex_, ckpt_, layer, options, nullptr) : load_vectors(ex_, ckpt_, layer, job_.dtype);
   });
+  if (rewrites)
+    coder_.rewrite(transform_block(store_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_));
+  quantized_->begin_block(ops());
+  if (full_) full_->begin_block(ops());
+}
+
+// Loads the linears of ops [begin, end) that a pass is about to run and that are not there yet.
+void BlockLoop::load_linears(size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i)
+    for (const LinearDef& l : linears_of(ops()[i]))
+      if (!weights_.linears.count(l.name)) {
+        const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
+        weights_.linears.emplace(l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype}, nullptr));
+        release_linear(ckpt_, named.name);
+      }
+}
+
+// No pass runs the ops before `end` again.
+void BlockLoop::drop_linears(size_t end) {
+  if (learning_) return;  // which runs the block from its beginning once more
+  for (size_t i = 0; i < end; ++i)
+    for (const LinearDef& l : linears_of(ops()[i])) {
+      weights_.linears.erase(l.name);
+      replaced_.erase(l.name);
+    }
+}
+
+// Gives the quantized stream its linears, and the unquantized one its own back. Biases stay.
+void BlockLoop::swap_replaced() {
+  for (auto& [name, linear] : replaced_) {
+    const auto it = weights_.linears.find(name);
+    if (it == weights_.linears.end()) continue;  // of an op that no pass runs yet
+    auto& by = std::get<DenseLinear>(linear);
+    auto& dense = std::get<DenseLinear>(it->second);
+    std::swap(dense.weight, by.weight);
+    std::swap(dense.input, by.input);
+  }
+}
+
+// A place in the block for what the quantized stream has instead of linears that were never loaded: their biases stay.
+void BlockLoop::load_biased(size_t op) {
+  for (const LinearDef& l : linears_of(ops()[op]))
+    if (replaced_.count(l.name) && !weights_.linears.count(l.name)) {
+      const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
+      weights_.linears.emplace(l.name, DenseLinear{.bias = load_bias(ex_, ckpt_, named, job_.dtype)});
+    }
+}
+
+// Where the next passes may begin once this one has shown what stands in front of op `to`: there, if the plan stores
+// what lives there; else at the last op in front of which nothing but the residual stream lives, which costs no room.
+std::optional<size_t> BlockLoop::cut_before(size_t to) const {
+  if (plan_.memory.stores_before(ckpt_.spec.kind(layer_), to)) return to;
+  return cheapest_cut(ops(), quantized_->base(), to);
+}
+
+void BlockLoop::pass(size_t to, const See& see, const Stream::Watch& watch) {
+  if (!quantized_) return;
+  const size_t base = quantized_->base();
+  phases_.timed("load", [&] { load_linears(base, to); });
+  const std::optional<size_t> cut = cut_before(to);
+  const auto seen = [&](size_t op, const Activations& act) {
+    watch_kv(op, act);
+    if (watch) watch(op, act);
+  };
+  for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+    const Activations *quantized = nullptr, *full = nullptr;
+    phases_.timed("forward", [&] {
+      if (full_) full = &full_->bring(chunk, to, weights_, ropes_, cut);
+      swap_replaced();
+      quantized = &quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
+      swap_replaced();
+    });
+    if (see) phases_.timed("observe", [&] { see(*quantized, full); });
+    const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
+    const double op = static_cast<double>(base) + share * static_cast<double>(to - base);
+    tell(job_, ckpt_.spec, static_cast<double>(layer_) + op / static_cast<double>(ops().size() + 1));
+  }
+  if (!cut) return;
+  quantized_->moved(*cut);
+  if (full_) full_->moved(*cut);
+  drop_linears(*cut);
+}
+
+// What a slot holds in front of an op, in both streams.
+EachChunk BlockLoop::input_of(size_t op, Slot slot) {
+  return [this, op, slot](const auto& show) {
+    pass(op, [&](const Activations& quantized, const Activations* full) {
+      show(quantized[slot], full ? ConstTensorView((*full)[slot]) : ConstTensorView{});
+    });
+  };
+}
+
+// Quantizes (or, for a sealed block, restores) the linears of an op.
+void BlockLoop::quantize_op(size_t op) {
+  if (const auto* group = std::get_if<Linears>(&ops()[op])) quantize_group(op, *group);
+  if (const auto* moe = std::get_if<Moe>(&ops()[op])) quantize_experts(op, *moe);
+  if (!quantized_ || full_) return;
+  // One stream: what takes a linear's place does so for good.
+  load_biased(op);
+  swap_replaced();
+  replaced_.clear();
+}
+
+// The linears of a group share the statistics of its input.
+void BlockLoop::quantize_group(size_t op, const Linears& group) {
+  coder_.quantize(
+      group.items,
+      [&](const InputRounding& rounding) {
+        std::optional<InputStats> stats;
+        if (quantized_)
+          stats = observe_input(ex_, input_of(op, group.in), chunks_.tokens(), group.items[0].in_features,
+                                full_.has_value(), rounding);
+        return stats;
+      },
+      replaced_);
+}
+
+// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide.
+void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
+  const LinearOf linear = [&](const std::string& name) -> const Linear& {
+    const auto it = replaced_.find(name);
+    return it == replaced_.end() ? weights_.linears.at(name) : it->second;
+  };
+  std::optional<ExpertInputs> seen;
+  if (quantized_ && !coder_.restores()) {
+    load_linears(op, op + 1);
+    const ExpertInputs::EachRouted each = [this, op, &moe](const ExpertInputs::Show& show) {
+      pass(op, [&](const Activations& quantized, const Activations* full) {
+        show(quantized[moe.in], full ? ConstTensorView((*full)[moe.in]) : ConstTensorView{}, quantized[moe.routed()]);
+      });
+    };
+    seen.emplace(ex_, moe, weights_, each, full_.has_value(), plan_.memory.experts_at_once);
+    experts_.push_back({layer_, seen->tokens(), seen->starved()});
+  }
+  const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
+    if (!seen) return std::nullopt;
+    return ask(*seen);
+  };
+  for (int e = 0; e < moe.experts; ++e)
+    coder_.quantize(
+        {moe.of_expert(moe.gate, e), moe.of_expert(moe.up, e)},
+        [&](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); }, replaced_);
+  for (int e = 0; e < moe.experts; ++e)
+    coder_.quantize(
+        {moe.of_expert(moe.down, e)},
+        [&](const InputRounding& r) {
+          return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
+        },
+        replaced_);
 }
 
 void BlockLoop::finish() {
@@ -143,6 +283,18 @@ void BlockLoop::finish() {
   const bool some = std::any_of(ends.begin(), ends.end(), [&](const auto& l) { return plan_.find(l.name); });
   if (!some || journal_.sealed(ckpt_.spec.layers)) return;
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
+    const Ends normed{.embed = {}, .final_norm = load_final_norm(ex_, ckpt_, job_.dtype), .lm_head = {}};
+    const EachChunk each = [&](const auto& show) {
+      for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+        const auto states = [&](const Stream& s) {
+          const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
+          s.x().get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), x);
+          return final_normed(ex_, ckpt_.spec, normed, x);
+        };
+        const Tensor quantized = states(*quantized_), full = full_ ? states(*full_) : Tensor();
+        show(quantized, full);
+      }
+    };
     std::map<std::string, Linear> unused;
     ends_.quantize(
         {{.name = head.name, .out = Slot::x, .out_features = head.out, .in_features = head.in}},
@@ -150,9 +302,7 @@ void BlockLoop::finish() {
           std::optional<InputStats> stats;
           if (!quantized_) return stats;
           phases_.timed("observe", [&] {
-            const Ends loaded = load_ends(ex_, ckpt_, {.dtype = job_.dtype});
-            const auto normed = [&](const Stream& s) { return final_normed(ex_, ckpt_.spec, loaded, s.x()); };
-            stats = observe_input(ex_, normed(*quantized_), full_ ? normed(*full_) : Tensor(), rounding);
+            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding);
           });
           return stats;
         },
@@ -161,85 +311,40 @@ void BlockLoop::finish() {
   ends_.seal(journal_);
 }
 
-// The linears of a group share the statistics of its input.
-std::map<std::string, Linear> BlockLoop::quantize_group(const Linears& group) {
-  std::map<std::string, Linear> replaced;
-  coder_.quantize(
-      group.items,
-      [&](const InputRounding& rounding) {
-        std::optional<InputStats> stats;
-        if (!quantized_) return stats;
-        phases_.timed("observe", [&] {
-          stats = observe_input(ex_, quantized_->input(group.in), full_ ? full_->input(group.in) : ConstTensorView{},
-                                rounding);
-        });
-        return stats;
-      },
-      replaced);
-  return replaced;
+// The largest key and value of the layer, for the scales of its FP8 cache.
+void BlockLoop::watch_kv(size_t op, const Activations& act) {
+  const auto* a = std::get_if<Attention>(&ops()[op]);
+  if (a && plan_.fp8_kv_cache && !coder_.restores()) kv_range_.add(ex_, act[a->k], act[a->v]);
 }
 
-// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide.
-std::map<std::string, Linear> BlockLoop::quantize_experts(int64_t layer, const Moe& op, const BlockWeights& weights) {
-  std::map<std::string, Linear> replaced;
-  const auto linear = [&](const std::string& name) -> const Linear& {
-    const auto it = replaced.find(name);
-    return it == replaced.end() ? weights.linears.at(name) : it->second;
-  };
-  std::optional<ExpertInputs> seen;
-  if (quantized_) {
-    phases_.timed("observe", [&] {
-      seen.emplace(ex_, op, weights, quantized_->input(op.in), full_ ? full_->input(op.in) : ConstTensorView{});
-    });
-    experts_.push_back({layer, seen->tokens(), seen->starved()});
-  }
-  const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
-    std::optional<InputStats> stats;
-    if (seen) phases_.timed("observe", [&] { stats = ask(*seen); });
-    return stats;
-  };
-  for (int e = 0; e < op.experts; ++e)
-    coder_.quantize(
-        {op.of_expert(op.gate, e), op.of_expert(op.up, e)},
-        [&](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); }, replaced);
-  for (int e = 0; e < op.experts; ++e)
-    coder_.quantize(
-        {op.of_expert(op.down, e)},
-        [&](const InputRounding& r) {
-          return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
-        },
-        replaced);
-  return replaced;
-}
-
-// The scales of the layer's FP8 cache. Of a block whose codes are learned, after that.
-void BlockLoop::scale_kv(int64_t layer, const BlockOp& op) {
-  const auto* a = std::get_if<Attention>(&op);
+void BlockLoop::scale_kv() {
+  const Attention* a = attention_of(ops());
   if (!a || !plan_.fp8_kv_cache) return;
-  const std::string name = ckpt_.spec.prefix(layer) + attention_module(ckpt_.spec.block(layer));
+  const std::string name = ckpt_.spec.prefix(layer_) + attention_module(ops());
   KvScales scales;
   if (coder_.restores()) {
     scales = read_kv_scales(name, a->kv_heads, coder_.restored()).value();
   } else {
-    phases_.timed("observe", [&] { scales = kv_scales_for(ex_, quantized_->input(a->k), quantized_->input(a->v)); });
+    scales = kv_range_.scales(ex_);
     for (NamedTensor& t : kv_scale_tensors(name, scales)) coder_.add(std::move(t));
   }
-  kv_scales_.push_back({layer, scales.k[0], scales.v[0]});
+  kv_scales_.push_back({layer_, scales.k[0], scales.v[0]});
 }
 
 // Moves the codes of the block down the gradient of its output error, then runs the quantized stream through
 // the block again, from the states that entered it.
-void BlockLoop::learn(int64_t layer, ConstTensorView entering, BlockWeights& weights) {
+void BlockLoop::learn() {
+  swap_replaced();  // from here on the block has the quantized stream's weights
+  replaced_.clear();
   BlockLearning job{.spec = &ckpt_.spec,
-                    .layer = layer,
+                    .layer = layer_,
                     .ropes = &ropes_,
-                    .weights = &weights,
-                    .entering = entering,
-                    .target = full_->x(),
-                    .windows = windows_,
+                    .weights = &weights_,
+                    .entering = &quantized_->entering(),
+                    .target = &full_->x(),
                     .seed = job_.seed,
                     .linears = {},
-                    .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer) + f); }};
+                    .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer_) + f); }};
   for (CodedLinear& c : coder_.coded())
     if (c.plan->recipe.learns_rounding()) job.linears.push_back({.name = c.name, .coded = &c.linear});
   phases_.timed("learn", [&] {
@@ -250,31 +355,39 @@ void BlockLoop::learn(int64_t layer, ConstTensorView entering, BlockWeights& wei
     }
   });
   for (const CodedLinear& c : coder_.coded())
-    std::get<DenseLinear>(weights.linears.at(c.name)).weight = values_of(ex_, c.linear, job_.dtype);
-  phases_.timed("forward", [&] { ex_.copy(entering, quantized_->x()); });
-  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  quantized_->begin_block(ops);
-  for (size_t i = 0; i < ops.size(); ++i) {
-    if (const auto* group = std::get_if<Linears>(&ops[i])) phases_.timed("measure", [&] { measure_learned(*group); });
-    scale_kv(layer, ops[i]);
-    phases_.timed("forward", [&] { quantized_->run(i, weights, ropes_); });
-  }
+    std::get<DenseLinear>(weights_.linears.at(c.name)).weight = values_of(ex_, c.linear, job_.dtype);
+  run_learned();
+}
+
+void BlockLoop::run_learned() {
+  kv_range_ = {};
+  quantized_->begin_block_again();
+  const auto run = [&](size_t to, const std::function<void(const Activations&)>& see) {
+    const std::optional<size_t> cut = cut_before(to);
+    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+      const Activations* act = nullptr;
+      const auto kv = [&](size_t op, const Activations& a) { watch_kv(op, a); };
+      phases_.timed("forward", [&] { act = &quantized_->bring(chunk, to, weights_, ropes_, cut, kv); });
+      if (see) phases_.timed("measure", [&] { see(*act); });
+    }
+    if (cut) quantized_->moved(*cut);
+  };
+  for (size_t i = 0; i < ops().size(); ++i)
+    if (const auto* group = std::get_if<Linears>(&ops()[i])) measure_learned(i, *group, run);
+  run(ops().size(), {});
 }
 
 // The records of the learned linears of a group on the inputs that they have now.
-void BlockLoop::measure_learned(const Linears& group) {
-  InputStats stats;
+void BlockLoop::measure_learned(size_t op, const Linears& group, const RunLearned& run) {
+  std::vector<CodedLinear*> learned;
   for (const LinearDef& l : group.items)
-    for (CodedLinear& c : coder_.coded()) {
-      if (c.name != l.name || c.weight.empty()) continue;
-      if (stats.gram.empty()) {
-        const ConstTensorView x = quantized_->input(group.in);
-        stats.tokens = x.rows();
-        stats.gram = ex_.alloc_zeros(DType::f32, {x.cols(), x.cols()});
-        gram(ex_, x, stats.gram);
-      }
-      coder_.measure_again(c, stats);
-    }
+    for (CodedLinear& c : coder_.coded())
+      if (c.name == l.name && !c.weight.empty()) learned.push_back(&c);
+  if (learned.empty()) return;
+  InputSums sums(ex_, group.items[0].in_features, false, {}, 1);
+  run(op, [&](const Activations& act) { sums.add(act[group.in], {}); });
+  const InputStats stats = sums.finish();
+  for (CodedLinear* c : learned) phases_.timed("measure", [&] { coder_.measure_again(*c, stats); });
 }
 
 }  // namespace fewbit

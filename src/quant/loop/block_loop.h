@@ -1,8 +1,10 @@
 #pragma once
 // BlockLoop takes a model through the pipeline, one block at a time. It owns the two streams of hidden states and hands
 // the linears to the coder (block_coder.h). docs/architecture.md, "The block loop", tells the order of events.
+#include "src/calib/experts.h"
 #include "src/calib/stream.h"
 #include "src/quant/loop/block_coder.h"
+#include "src/quant/loop/measure.h"
 #include "src/text/corpus.h"
 
 namespace fewbit {
@@ -18,23 +20,39 @@ class BlockLoop {
   // After the last block: the head, where the plan quantizes it; seals both ends.
   void finish();
 
-  const std::map<std::string, double>& phases() const { return phases_.seconds(); }
+  const Phases& phases() const { return phases_; }
   const std::vector<ExpertRecord>& experts() const { return experts_; }
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }
+  const StateStore::Use& states() const { return store_.peak(); }  // the most that the states took
 
  private:
+  // Shown a chunk of both streams in front of an op; `full` is null where there is no unquantized stream.
+  using See = std::function<void(const Activations& quantized, const Activations* full)>;
+  using LinearOf = ExpertInputs::LinearOf;
+
   void replay(int64_t layer);
   void quantize(int64_t layer);
-  BlockWeights enter(int64_t layer);
-  std::map<std::string, Linear> quantize_op(int64_t layer, const BlockOp&, const BlockWeights&);
-  void advance(size_t op, BlockWeights&, std::map<std::string, Linear> replaced);
+  void enter(int64_t layer);
+  void pass(size_t to, const See& see, const Stream::Watch& watch = {});
+  EachChunk input_of(size_t op, Slot slot);
+  void load_linears(size_t begin, size_t end);
+  void drop_linears(size_t end);
+  void swap_replaced();
+  void load_biased(size_t op);
+  std::optional<size_t> cut_before(size_t to) const;
+  void quantize_op(size_t op);
+  void quantize_group(size_t op, const Linears&);
+  void quantize_experts(size_t op, const Moe&);
   Tensor quantize_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
-  std::map<std::string, Linear> quantize_group(const Linears&);
-  std::map<std::string, Linear> quantize_experts(int64_t layer, const Moe&, const BlockWeights&);
-  void scale_kv(int64_t layer, const BlockOp&);
-  void learn(int64_t layer, ConstTensorView entering, BlockWeights&);
-  void measure_learned(const Linears&);
+  void watch_kv(size_t op, const Activations&);
+  void scale_kv();
+  void learn();
+  void run_learned();
+  // Runs the quantized stream alone in front of an op, with the weights that learning left.
+  using RunLearned = std::function<void(size_t to, const std::function<void(const Activations&)>& see)>;
+  void measure_learned(size_t op, const Linears&, const RunLearned&);
+  const std::vector<BlockOp>& ops() const { return ckpt_.spec.block(layer_); }
 
   Exec& ex_;
   const Checkpoint& ckpt_;
@@ -44,10 +62,17 @@ class BlockLoop {
   RopeTables ropes_;
   Phases phases_;
   BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
-  int64_t windows_ = 0;
+  Chunks chunks_{};
+  StateStore store_;
   std::optional<Stream> quantized_{}, full_{};
   std::vector<ExpertRecord> experts_{};
   std::vector<KvRecord> kv_scales_{};
+  // Of the block at hand:
+  int64_t layer_ = 0;
+  bool learning_ = false;
+  BlockWeights weights_{};                    // of the unquantized stream, as far as they are loaded
+  std::map<std::string, Linear> replaced_{};  // what the quantized stream has in their place, without biases
+  KvRange kv_range_{};
 };
 
 }  // namespace fewbit

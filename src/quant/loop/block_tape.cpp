@@ -26,7 +26,15 @@ TensorView rows_of(const Tensor& t, TensorView like) { return {t.view().data, t.
 }  // namespace
 
 bool has_gradient(const std::vector<BlockOp>& ops) {
-  return std::none_of(ops.begin(), ops.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
+  return std::none_of(ops.begin(), ops.end(), [](const BlockOp& op) {
+    const auto* split = std::get_if<Split>(&op);
+    const auto moved = [](const SplitPart& p) { return p.at != 0; };
+    if (split && (split->groups > 1 || std::any_of(split->parts.begin(), split->parts.end(), moved))) return true;
+    if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return true;
+    return std::holds_alternative<Moe>(op) || std::holds_alternative<Project>(op) ||
+           std::holds_alternative<SigmoidGate>(op) || std::holds_alternative<Scale>(op) ||
+           std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op);
+  });
 }
 
 BlockTape::BlockTape(Exec& ex, const ModelSpec& spec, int64_t layer, int64_t seqs, int64_t len)
@@ -145,7 +153,8 @@ struct BlockTape::BackwardPass {
     const ConstTensorView positions = tape.positions_.view().row_range(0, grad[Slot::x].rows());
     for (const Slot s : op.slots) {
       FEWBIT_ASSERT(knows(s));
-      rope(ex(), grad[s], positions, tape.inverse_rope_.at(index), op.head_dim, op.params.attention_scale);
+      rope(ex(), grad[s], positions, tape.inverse_rope_.at(index), op.head_dim, op.params.attention_scale,
+           op.neighbours ? RopePairs::neighbours : RopePairs::halves);
     }
   }
   void operator()(const Attention& op) {
@@ -166,7 +175,10 @@ struct BlockTape::BackwardPass {
     else
       add(ex(), grad[op.out], grad[op.in]);
   }
-  void operator()(const Moe&) { bug("a mixture of experts has no way back"); }
+  template <class Op>
+  void operator()(const Op&) {
+    bug("an op without a way back, which has_gradient() rules out");
+  }
 };
 
 void BlockTape::backward(const BlockWeights& weights, TensorView output_grad,

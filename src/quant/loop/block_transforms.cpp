@@ -1,10 +1,11 @@
 #include "src/quant/loop/block_transforms.h"
 
 #include <algorithm>
+#include <memory>
 
-#include "kernels/statistics/column_stats.h"
-#include "kernels/statistics/gram.h"
-#include "src/calib/observe.h"
+#include "src/calib/cuts.h"
+#include "src/calib/experts.h"
+#include "src/quant/loop/activation_sums.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -16,68 +17,141 @@ constexpr int64_t kTransformTokens = 65536;
 // tokens of its layer. (Other experts' activations would say nothing of its features.)
 constexpr int64_t kExpertTokens = 1024;
 
-ActivationStats activation_stats(Exec& ex, ConstTensorView x) {
-  ActivationStats s;
-  s.input.tokens = x.rows();
-  s.input.gram = ex.alloc_zeros(DType::f32, {x.cols(), x.cols()});
-  s.absmax = ex.alloc_zeros(DType::f32, {x.cols()});
-  s.abssum = ex.alloc_zeros(DType::f64, {x.cols()});
-  gram(ex, x, s.input.gram);
-  column_stats(ex, x, {}, s.absmax, s.abssum);
-  s.sample = spread_rows(ex, x, kTransformSample);
-  return s;
-}
-
-// What down of an expert multiplies, for the rows of x [tokens, hidden] that its router sends it.
-Tensor inside_expert(Exec& ex, const Moe& op, int expert, const Routing& routing, const BlockWeights& weights,
-                     ConstTensorView x) {
-  const auto linear = [&](const LinearDef& def) -> const Linear& {
-    return weights.linears.at(op.of_expert(def, expert).name);
-  };
-  return expert_activation(ex, op, linear(op.gate), linear(op.up),
-                           routing.tokens(expert) >= kExpertTokens ? gather_rows(ex, x, routing.rows_of(expert))
-                                                                   : spread_rows(ex, x, kExpertTokens));
-}
-
-// What the absorbers' activations look like when the states that enter the block (those of the
-// quantized stream) run through it as it is, on kTransformTokens of the tokens.
-std::map<std::string, ActivationStats> observe_block(Exec& ex, const ModelSpec& spec, const std::vector<BlockOp>& ops,
-                                                     const std::vector<Absorber>& absorbers, const Stream& entering,
-                                                     int64_t windows, const RopeTables& ropes,
-                                                     const BlockWeights& weights) {
-  // Windows at even distances, for the draw puts those of one text side by side.
-  const int64_t length = entering.tokens() / windows;
-  const int64_t count = std::clamp(kTransformTokens / length, int64_t{1}, windows);
-  Tensor x = ex.alloc(entering.x().dtype(), {count * length, spec.hidden});
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t from = k * windows / count * length;
-    ex.copy(entering.x().view().row_range(from, from + length), x.view().row_range(k * length, (k + 1) * length));
-  }
-  Stream stream(ex, spec, std::move(x), count);
-  stream.begin_block(ops);
-  std::map<std::string, ActivationStats> stats;
-  for (size_t i = 0; stats.size() < absorbers.size(); ++i) {
-    std::optional<Routing> routing;
-    for (const Absorber& a : absorbers) {
-      if (a.consumers.front() != i) continue;
-      const auto* moe = std::get_if<Moe>(&ops[i]);
-      const ConstTensorView in = stream.input(moe ? moe->in : std::get<Linears>(ops[i]).in);
-      if (a.expert < 0) {
-        stats[a.name] = activation_stats(ex, in);
-        continue;
+// What the absorbers' activations look like when the states that enter the block (those of the quantized stream) run
+// through it as it is, on kTransformTokens of the tokens.
+class BlockObserver {
+ public:
+  BlockObserver(StateStore& store, const ModelSpec& spec, const std::vector<BlockOp>& ops,
+                const std::vector<Absorber>& absorbers, const States& entering, const RopeTables& ropes,
+                const BlockWeights& weights, int experts_at_once)
+      : ex_(store.exec()),
+        ops_(ops),
+        absorbers_(absorbers),
+        ropes_(ropes),
+        weights_(weights),
+        at_once_(experts_at_once),
+        chunks_(selected(entering.chunks())),
+        stream_(store, spec, chunks_, entering.dtype()) {
+    // Windows at even distances, for the draw puts those of one text side by side.
+    const Chunks& all = entering.chunks();
+    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+      const Tensor x = ex_.alloc(entering.dtype(), {chunks_.rows(chunk), spec.hidden});
+      for (int64_t w = 0; w < chunks_.seqs(chunk); ++w) {
+        const int64_t k = chunk * chunks_.per_chunk() + w, from = k * all.windows / chunks_.windows * all.length;
+        entering.get(from, from + all.length, x.view().row_range(w * all.length, (w + 1) * all.length));
       }
-      if (!routing) routing = route_tokens(ex, *moe, weights, in);
-      stats[a.name] = activation_stats(ex, inside_expert(ex, *moe, a.expert, *routing, weights, in));
+      stream_.start(chunk, x);
     }
-    stream.run(i, weights, ropes);
+    stream_.begin_block(ops);
   }
-  return stats;
-}
+
+  std::map<std::string, ActivationStats> stats() {
+    std::map<std::string, ActivationStats> all;
+    const size_t last = last_consumer();
+    observe_inputs(last, all);
+    for (int first = 0; first < experts(); first += at_once_)
+      observe_experts(last, first, std::min(experts(), first + at_once_), all);
+    return all;
+  }
+
+ private:
+  static Chunks selected(const Chunks& all) {
+    return {.windows = std::clamp(kTransformTokens / all.length, int64_t{1}, all.windows), .length = all.length};
+  }
+  size_t last_consumer() const {
+    size_t last = 0;
+    for (const Absorber& a : absorbers_) last = std::max(last, a.consumers.front());
+    return last;
+  }
+  const Moe* moe() const {
+    for (const Absorber& a : absorbers_)
+      if (a.expert >= 0) return &std::get<Moe>(ops_[a.consumers.front()]);
+    return nullptr;
+  }
+  int experts() const { return moe() ? moe()->experts : 0; }
+  Slot input_of(size_t op) const {
+    const auto* m = std::get_if<Moe>(&ops_[op]);
+    return m ? m->in : std::get<Linears>(ops_[op]).in;
+  }
+
+  // Inputs that all tokens of the layer reach; and how many of them its router sends to each expert.
+  void observe_inputs(size_t last, std::map<std::string, ActivationStats>& all) {
+    std::map<std::string, ActivationSums> sums;
+    for (const Absorber& a : absorbers_)
+      if (a.expert < 0) sums.try_emplace(a.name, ex_, chunks_.tokens(), a.features * a.repeat);
+    const auto watch = [&](size_t op, const Activations& act) {
+      for (const Absorber& a : absorbers_)
+        if (a.expert < 0 && a.consumers.front() == op) sums.at(a.name).add(act[input_of(op)]);
+      if (op == last && moe()) count_tokens(ex_, *moe(), weights_, act[moe()->routed()], tokens_);
+    };
+    const std::optional<size_t> cut = cheapest_cut(ops_, 0, last);
+    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk)
+      watch(last, stream_.bring(chunk, last, weights_, ropes_, cut, watch));
+    if (cut) stream_.moved(*cut);
+    for (auto& [name, s] : sums) all[name] = s.finish();
+  }
+
+  // What down of experts [first, last) multiplies, for the rows that the router sends them; one that it sent too few is
+  // shown some of all.
+  void observe_experts(size_t op, int first, int last, std::map<std::string, ActivationStats>& all) {
+    const Moe& m = *moe();
+    const auto at = [first](int e) { return static_cast<size_t>(e - first); };
+    std::vector<std::unique_ptr<ActivationSums>> sums;
+    std::vector<RowCutter> cutters;
+    for (int e = first; e < last; ++e) {
+      const int64_t rows = fed(e) ? tokens_[static_cast<size_t>(e)] : std::min(kExpertTokens, chunks_.tokens());
+      sums.push_back(std::make_unique<ActivationSums>(ex_, rows, m.down.in_features));
+      cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView) {
+        const auto linear = [&](const LinearDef& def) -> const Linear& {
+          return weights_.linears.at(m.of_expert(def, e).name);
+        };
+        sums[at(e)]->add(expert_activation(ex_, m, linear(m.gate), linear(m.up), x));
+      });
+    }
+    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+      const Activations& act = stream_.bring(chunk, op, weights_, ropes_);
+      const ConstTensorView x = act[m.in];
+      const Routing routing = route_tokens(ex_, m, weights_, act[m.routed()]);
+      const Tensor some = ex_.to_device(spread_in(chunk));
+      for (int e = first; e < last; ++e) {
+        const ConstTensorView rows = fed(e) ? routing.rows_of(e) : ConstTensorView(some);
+        if (rows.numel() > 0) cutters[at(e)].add(gather_rows(ex_, x, rows), {});
+      }
+    }
+    for (int e = first; e < last; ++e) {
+      cutters[at(e)].finish();
+      for (const Absorber& a : absorbers_)
+        if (a.expert == e) all[a.name] = sums[at(e)]->finish();
+    }
+  }
+  bool fed(int expert) const { return tokens_[static_cast<size_t>(expert)] >= kExpertTokens; }
+  // The rows of a chunk that are among kExpertTokens of all at even distances.
+  Tensor spread_in(int64_t chunk) const {
+    const int64_t count = std::min(kExpertTokens, chunks_.tokens()), begin = chunks_.begin(chunk);
+    std::vector<int32_t> rows;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t row = spread_row(k, count, chunks_.tokens()) - begin;
+      if (row >= 0 && row < chunks_.rows(chunk)) rows.push_back(static_cast<int32_t>(row));
+    }
+    return Tensor::host_from<int32_t>(DType::i32, {static_cast<int64_t>(rows.size())}, rows);
+  }
+
+  Exec& ex_;
+  const std::vector<BlockOp>& ops_;
+  const std::vector<Absorber>& absorbers_;
+  const RopeTables& ropes_;
+  const BlockWeights& weights_;
+  int at_once_;
+  Chunks chunks_;
+  Stream stream_;
+  std::vector<int64_t> tokens_{};  // that the router sends to each expert
+};
 
 }  // namespace
 
-BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, int64_t layer, const Stream& entering,
-                         int64_t windows, const RopeTables& ropes, BlockWeights& weights, Phases& phases) {
+BlockF32 transform_block(StateStore& store, const Checkpoint& c, const QuantPlan& plan, int64_t layer,
+                         const States& entering, const RopeTables& ropes, BlockWeights& weights, Phases& phases) {
+  Exec& ex = store.exec();
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   TransformJob job{.ops = &ops, .migration = plan.migration};
   for (const BlockOp& op : ops)
@@ -89,11 +163,14 @@ BlockF32 transform_block(Exec& ex, const Checkpoint& c, const QuantPlan& plan, i
   if (job.absorbers.empty()) return rewritten;
   phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers); });
   for (const Transform* t : plan.transforms) {
-    phases.timed("observe",
-                 [&] { job.stats = observe_block(ex, c.spec, ops, job.absorbers, entering, windows, ropes, weights); });
+    phases.timed("observe", [&] {
+      job.stats =
+          BlockObserver(store, c.spec, ops, job.absorbers, entering, ropes, weights, plan.memory.experts_at_once)
+              .stats();
+    });
     phases.timed("transform", [&] {
       t->apply(ex, job, rewritten);
-      replace_in(ex, rewritten, entering.x().dtype(), weights);
+      replace_in(ex, rewritten, entering.dtype(), weights);
     });
   }
   return rewritten;

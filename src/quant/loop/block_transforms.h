@@ -7,14 +7,11 @@
 
 namespace fewbit {
 
-// Tokens of every absorber's activation that a transform is shown one by one (ActivationStats::sample), at most.
-inline constexpr int64_t kTransformSample = 4096;
-
 // Applies the plan's transforms to the block of `layer`: `weights` (dense, of the stream's compute dtype) are
 // rewritten in place, and the f32 tensors behind them come back; empty where nothing takes part. `entering`
-// holds the states in front of the block, `windows` sequences of one length; they stay as they are. The
-// result depends on these arguments only, so a resumed run comes to the same weights.
-BlockF32 transform_block(Exec&, const Checkpoint&, const QuantPlan&, int64_t layer, const Stream& entering,
-                         int64_t windows, const RopeTables&, BlockWeights& weights, Phases&);
+// holds the states in front of the block; they stay as they are. `store` has room for those of the tokens that
+// transforms look at. The result depends on these arguments only, so a resumed run comes to the same weights.
+BlockF32 transform_block(StateStore& store, const Checkpoint&, const QuantPlan&, int64_t layer, const States& entering,
+                         const RopeTables&, BlockWeights& weights, Phases&);
 
 }  // namespace fewbit

@@ -1,12 +1,14 @@
 #pragma once
 // Journal records the finished blocks of a run, so that it can be resumed. OUT.partial/ gets one safetensors file per
-// sealed block and journal.jsonl one line. OUT itself appears by one rename, when everything is written.
+// sealed block, and the file `journal` a record: a line with its own digest in front. A record counts when it is on the
+// disk, and comes after what it speaks of. OUT itself appears by one rename, when everything is written.
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "formats/packing.h"
+#include "src/quant/loop/run_folder.h"
 #include "src/quant/output/report.h"
 
 namespace fewbit {
@@ -14,24 +16,36 @@ namespace fewbit {
 class Journal {
  public:
   enum class Start : uint8_t { fresh, resume };
-  // `identity`: everything that decides the output's bits (recipe, model, calibration, seed …). Resuming with
-  // another identity, or where nothing was begun, is an Error{usage} that says what differs.
-  Journal(const std::filesystem::path& out, const std::string& identity, Start start);
+  // `identity`: a JSON object of everything that decides the output's bits (src/quant/loop/identity.h). Resuming with
+  // another one is an Error{usage} that names every key that differs, before anything is changed. Every sealed block is
+  // then compared with its digest; from the first that is damaged on they are done again, and note() says so.
+  Journal(RunFolder& folder, const std::string& identity, Start start);
 
-  const std::filesystem::path& dir() const { return dir_; }
+  const std::filesystem::path& dir() const { return folder_.dir(); }
   bool sealed(int64_t layer) const { return layer < static_cast<int64_t>(blocks_.size()); }
   int64_t sealed_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   const std::vector<LinearRecord>& records(int64_t layer) const { return blocks_[static_cast<size_t>(layer)]; }
   std::filesystem::path block_file(int64_t layer) const;
+  const std::string& note() const { return note_; }  // what must be done again, and why; "" = nothing
 
-  // Writes the block's tensors, then its line; a crash between the two leaves the block unsealed.
+  // Writes the block's tensors, then its record, each down to the disk; a crash before the end leaves the block
+  // unsealed.
   void seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records);
-  // Removes the folder of a run that cannot be resumed usefully (nothing sealed).
-  void discard_if_empty();
+  // The checkpoint in `built` is whole and on the disk; from here on settle() can put it in place.
+  void finished(const std::filesystem::path& built);
 
  private:
-  std::filesystem::path dir_;
+  void append(const std::string& record);
+  void load(const std::string& identity);
+  RunFolder& folder_;
+  File log_;
   std::vector<std::vector<LinearRecord>> blocks_;
+  std::string note_;
 };
+
+// Whether a run got so far that something would be lost without it.
+bool holds_work(const std::filesystem::path& partial);
+// The digest of the report of the checkpoint that finished() spoke of last; nothing where it was not called.
+std::optional<std::string> finished_report(const std::filesystem::path& partial);
 
 }  // namespace fewbit

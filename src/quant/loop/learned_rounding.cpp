@@ -95,8 +95,9 @@ class Learner {
   Learner(Exec& ex, const BlockLearning& job)
       : ex_(ex),
         job_(job),
-        len_(job.entering.rows() / job.windows),
-        batch_(std::min(kBatch, job.windows)),
+        len_(job.entering->chunks().length),
+        windows_(job.entering->chunks().windows),
+        batch_(std::min(kBatch, windows_)),
         weights_(in_f32(ex, *job.weights)),
         tape_(ex, *job.spec, job.layer, batch_, len_) {
     target_ = ex.alloc(DType::f32, {batch_ * len_, job.spec->hidden});
@@ -112,8 +113,8 @@ class Learner {
   // Mean squared error of the block's output on all windows.
   double loss() {
     double sum = 0;
-    for (int64_t w = 0; w < job_.windows; w += batch_) {
-      const int64_t seqs = std::min(batch_, job_.windows - w);
+    for (int64_t w = 0; w < windows_; w += batch_) {
+      const int64_t seqs = std::min(batch_, windows_ - w);
       for (int64_t s = 0; s < seqs; ++s) load(w + s, s);
       tape_.run(weights_, *job_.ropes, seqs);
       const Tensor rows = ex_.alloc(DType::f64, {seqs * len_});
@@ -121,7 +122,7 @@ class Learner {
       const Tensor host = ex_.to_host(rows);
       sum = std::accumulate(host.as<double>(), host.as<double>() + host.numel(), sum);
     }
-    return sum / static_cast<double>(job_.target.numel());
+    return sum / static_cast<double>(windows_ * len_ * job_.spec->hidden);
   }
 
   void step(int number, Draw& draw) {
@@ -161,17 +162,20 @@ class Learner {
   }
   // Window `window` to the place of sequence `seq`.
   void load(int64_t window, int64_t seq) {
-    const auto rows = [&](auto view, int64_t at) { return view.row_range(at * len_, (at + 1) * len_); };
-    cast(ex_, rows(job_.entering, window), rows(tape_.states(batch_), seq));
-    cast(ex_, rows(job_.target, window), rows(target_.view(), seq));
+    const auto rows = [&](TensorView view) { return view.row_range(seq * len_, (seq + 1) * len_); };
+    if (room_.empty()) room_ = ex_.alloc(job_.entering->dtype(), {len_, job_.spec->hidden});
+    job_.entering->get(window * len_, (window + 1) * len_, room_);
+    cast(ex_, room_, rows(tape_.states(batch_)));
+    job_.target->get(window * len_, (window + 1) * len_, room_);
+    cast(ex_, room_, rows(target_));
   }
 
   Exec& ex_;
   const BlockLearning& job_;
-  int64_t len_, batch_;
+  int64_t len_, windows_, batch_;
   BlockWeights weights_;
   BlockTape tape_;
-  Tensor target_{}, minus_ones_{};
+  Tensor target_{}, minus_ones_{}, room_{};  // room_: a window as it is stored
   std::vector<Variables> variables_{};
   std::map<std::string, Tensor> gradients_{};
 };
@@ -179,12 +183,11 @@ class Learner {
 }  // namespace
 
 LearnedResult learn_rounding(Exec& ex, const BlockLearning& job) {
-  FEWBIT_ASSERT(job.windows > 0 && job.entering.shape == job.target.shape);
-  FEWBIT_ASSERT(job.entering.rows() % job.windows == 0);
+  FEWBIT_ASSERT(job.entering->chunks().windows > 0 && job.entering->features() == job.target->features());
   Learner learner(ex, job);
   LearnedResult result;
   result.before = learner.loss();
-  Draw draw(job.seed, job.layer, job.windows);
+  Draw draw(job.seed, job.layer, job.entering->chunks().windows);
   for (int i = 0; i < kSteps; ++i) {
     learner.step(i, draw);
     if (job.progress) job.progress(static_cast<double>(i + 1) / kSteps);

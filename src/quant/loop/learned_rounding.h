@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/calib/states.h"
 #include "src/core/quantized_linear.h"
 #include "src/run/block.h"
 
@@ -22,10 +23,9 @@ struct BlockLearning {
   int64_t layer = 0;
   const RopeTables* ropes = nullptr;
   const BlockWeights* weights = nullptr;  // dense, in any compute dtype; biases, norms and linears not learned
-  ConstTensorView entering{};             // [windows * len, hidden] quantized stream in front of the block
-  ConstTensorView target{};               // the same shape: unquantized stream behind it
-  int64_t windows = 0;
-  uint64_t seed = 0;  // of the order of the windows
+  const States* entering = nullptr;       // quantized stream in front of the block
+  const States* target = nullptr;         // the same windows: unquantized stream behind it
+  uint64_t seed = 0;                      // of the order of the windows
   std::vector<LearnedLinear> linears{};
   std::function<void(double)> progress{};  // fraction done
 };

@@ -30,15 +30,6 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
   return signal > 0 ? std::sqrt(sum_of(ex, rows) / signal) : 0;
 }
 
-// The largest magnitude in x; the least normal number where all are zero.
-float largest_of(Exec& ex, ConstTensorView x) {
-  const Tensor absmax = ex.alloc_zeros(DType::f32, {x.cols()}), sum = ex.alloc_zeros(DType::f64, {x.cols()});
-  column_stats(ex, x, {}, absmax, sum);
-  const Tensor host = ex.to_host(absmax);
-  return std::max(*std::max_element(host.as<float>(), host.as<float>() + host.numel()),
-                  std::numeric_limits<float>::min() * kLargestF8);
-}
-
 }  // namespace
 
 void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
@@ -69,8 +60,28 @@ void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const Inpu
   measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record);
 }
 
-KvScales kv_scales_for(Exec& ex, ConstTensorView keys, ConstTensorView values) {
-  return {.k = {largest_of(ex, keys) / kLargestF8}, .v = {largest_of(ex, values) / kLargestF8}};
+void KvRange::Largest::add(Exec& ex, ConstTensorView x) {
+  if (absmax.empty()) {
+    absmax = ex.alloc_zeros(DType::f32, {x.cols()});
+    abssum = ex.alloc_zeros(DType::f64, {x.cols()});
+  }
+  column_stats(ex, x, {}, absmax, abssum);
+}
+
+// The largest magnitude; the least normal number where all are zero.
+float KvRange::Largest::value(Exec& ex) const {
+  const Tensor host = ex.to_host(absmax);
+  return std::max(*std::max_element(host.as<float>(), host.as<float>() + host.numel()),
+                  std::numeric_limits<float>::min() * kLargestF8);
+}
+
+void KvRange::add(Exec& ex, ConstTensorView keys, ConstTensorView values) {
+  keys_.add(ex, keys);
+  values_.add(ex, values);
+}
+
+KvScales KvRange::scales(Exec& ex) const {
+  return {.k = {keys_.value(ex) / kLargestF8}, .v = {values_.value(ex) / kLargestF8}};
 }
 
 }  // namespace fewbit

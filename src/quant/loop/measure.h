@@ -17,8 +17,20 @@ void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<R
 // The same for codes.
 void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record);
 
-// Scales of an FP8 cache: the largest key (after RoPE) and the largest value, [tokens, features] each, become
-// the largest code of E4M3.
-KvScales kv_scales_for(Exec&, ConstTensorView keys, ConstTensorView values);
+// Scales of an FP8 cache: the largest key (after RoPE) and the largest value of all that were added, [tokens, features]
+// each, become the largest code of E4M3.
+class KvRange {
+ public:
+  void add(Exec&, ConstTensorView keys, ConstTensorView values);
+  KvScales scales(Exec&) const;
+
+ private:
+  struct Largest {
+    Tensor absmax{}, abssum{};
+    void add(Exec&, ConstTensorView x);
+    float value(Exec&) const;
+  };
+  Largest keys_{}, values_{};
+};
 
 }  // namespace fewbit

@@ -2,17 +2,18 @@
 // The pipeline quantizes a checkpoint one block at a time, true-sequentially. Inside a block the calibration stops at
 // every group of linears that share an input: observe, quantize, pack, replace, go on with the quantized weight. Two
 // streams are kept; the quantized one feeds the next block.
+#include "src/quant/loop/claim.h"
 #include "src/quant/loop/quant_job.h"
 #include "src/quant/output/report.h"
 #include "src/text/corpus.h"
 
 namespace fewbit {
 
-// Refuses an OUT that exists (unless force) or whose parent is missing, before anything is computed.
-void check_out(const QuantJob&);
-
 // `windows` is empty (count 0) for recipes that need no calibration. Error{stopped} after a sealed block when
-// a stop was requested; the run then resumes with job.resume.
+// a stop was requested; the run then resumes with job.resume. `folder` is claim_out()'s.
+QuantReport run_pipeline(Exec&, const Checkpoint&, const QuantPlan&, const Windows& windows, const QuantJob&,
+                         RunFolder& folder);
+// The same, and claims OUT itself.
 QuantReport run_pipeline(Exec&, const Checkpoint&, const QuantPlan&, const Windows& windows, const QuantJob&);
 
 }  // namespace fewbit

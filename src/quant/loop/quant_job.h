@@ -19,8 +19,9 @@ struct QuantJob {
   DType dtype = DType::f32;                  // compute dtype of the calibration
   uint64_t seed = 0;
   bool allow_rtn = false;
-  bool force = false;   // replace an existing OUT
-  bool resume = false;  // go on where OUT.partial stopped
+  bool force = false;    // replace an existing OUT
+  bool resume = false;   // go on where OUT.partial stopped
+  bool restart = false;  // remove what an unfinished run left in OUT.partial
   int64_t shard_bytes = int64_t{5} << 30;
   std::function<bool()> stop_requested{};                            // asked between blocks
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done

@@ -9,6 +9,7 @@
 // f64 with more damping, the diagonal alone, and plain rounding where that is permitted.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include "kernels/exec/upload.h"
@@ -38,15 +39,42 @@ ScaleRule scale_rule(Effort e) {
 }
 int refine_rounds(Effort e) { return e == Effort::standard ? 3 : e == Effort::best ? 6 : 0; }
 
-// One linear's problem: H with dead inputs mended, and what the codes should reproduce.
+// One linear's problem. H is the statistics' own Gram matrix with the diagonal `diag` (WithDiagonal).
 struct Problem {
-  Tensor h{};                       // [in, in] f32, not damped
-  Tensor diag{};                    // [in] f32, of h
+  Tensor diag{};                    // [in] f32: that of the Gram matrix, 1 at dead inputs; not damped
   std::vector<float> importance{};  // the same on the host
   Tensor dead{};                    // [in] u8; empty when no input is dead
   float lambda = 0;                 // damping asked for: relative damping * mean diagonal
-  Tensor target{};                  // [out, in] f32
+  Tensor target{};                  // [out, in] f32: what the codes should reproduce
+  std::optional<float> aimed{};     // the damping that target was last made for
+  bool reached = false;             // whether it could be made
   bool shifted = false;
+};
+
+// The statistics' Gram matrix with another diagonal, for as long as this lives: a copy would be as large as the factor.
+// Statistics therefore belong to one method at a time.
+class WithDiagonal {
+ public:
+  WithDiagonal(Exec& ex, const Tensor& gram, ConstTensorView diag)
+      : ex_(ex), gram_(gram.view()), own_(ex.alloc(DType::f32, {gram.cols()})) {
+    diagonal(ex, gram_, own_);
+    set_diagonal(ex, diag, gram_);
+  }
+  // A device that fails here has failed what was run on the matrix as well, and will say so at the next wait.
+  ~WithDiagonal() {
+    try {
+      set_diagonal(ex_, own_, gram_);
+    } catch (const Error&) {
+    }
+  }
+  WithDiagonal(const WithDiagonal&) = delete;
+  WithDiagonal& operator=(const WithDiagonal&) = delete;
+  TensorView h() const { return gram_; }
+
+ private:
+  Exec& ex_;
+  TensorView gram_;
+  Tensor own_;
 };
 
 // True where the diagonal can weigh columns at all: finite, nowhere negative, not all zero.
@@ -62,40 +90,39 @@ bool usable(const std::vector<float>& diag) {
 Problem make_problem(Exec& ex, const LinearJob& job) {
   const int64_t in = job.weight.cols();
   Problem p;
-  p.h = ex.alloc(DType::f32, {in, in});
-  ex.copy(job.stats->gram, p.h);
   p.diag = ex.alloc(DType::f32, {in});
-  diagonal(ex, p.h, p.diag);
+  diagonal(ex, job.stats->gram, p.diag);
   const Tensor host = ex.to_host(p.diag);
   p.importance.assign(host.as<float>(), host.as<float>() + in);
   double sum = 0;
-  std::vector<float> mend(static_cast<size_t>(in), 0.f);
+  std::vector<float> mended = p.importance;
   std::vector<uint8_t> dead(static_cast<size_t>(in), 0);
   bool any = false;
-  for (size_t i = 0; i < mend.size(); ++i) {
+  for (size_t i = 0; i < mended.size(); ++i) {
     sum += p.importance[i];
     if (p.importance[i] != 0) continue;
-    mend[i] = 1;
+    mended[i] = 1;
     dead[i] = 1;
     any = true;
   }
   p.lambda = job.damp * static_cast<float>(sum / static_cast<double>(in));
   if (any) {
-    add_diagonal(ex, upload(ex, mend), p.h);
-    diagonal(ex, p.h, p.diag);
+    p.diag = upload(ex, mended);
     p.dead = upload(ex, dead);
   }
   return p;
 }
 
-// target = the weight, shifted where the statistics allow, with the columns of dead inputs at zero.
+// target = the weight, shifted where the statistics allow, with the columns of dead inputs at zero. Two rungs of one
+// damping share it. False where it cannot be made.
 bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
+  if (p.aimed == lambda) return p.reached;
   if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
   p.shifted = job.effort != Effort::reference && !job.stats->cross.empty();
-  if (!p.shifted)
-    ex.copy(job.weight, p.target);
-  else if (!shift_target(ex, job, lambda, p.target))
-    return false;
+  p.aimed = lambda;
+  p.reached = !p.shifted || shift_target(ex, job, lambda, p.target);
+  if (!p.reached) return false;
+  if (!p.shifted) ex.copy(job.weight, p.target);
   if (p.dead) zero_columns(ex, p.dead, p.target);
   return true;
 }
@@ -167,12 +194,13 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
   return true;
 }
 
-void refine(Exec& ex, const LinearJob& job, Problem& p, float lambda, DeviceCodes& q) {
+void refine(Exec& ex, const LinearJob& job, const Problem& p, float lambda, DeviceCodes& q) {
   const int rounds = job.spec.grid == Grid::integer ? refine_rounds(job.effort) : 0;
   if (rounds == 0) return;
   const int64_t in = job.weight.cols();
-  add_diagonal(ex, upload(ex, std::vector<float>(static_cast<size_t>(in), lambda)), p.h);
-  const RefineArgs args{.target = p.target, .h = p.h, .scale_dtype = job.spec.scale_dtype};
+  const WithDiagonal damped(ex, job.stats->gram, p.diag);
+  add_diagonal(ex, upload(ex, std::vector<float>(static_cast<size_t>(in), lambda)), damped.h());
+  const RefineArgs args{.target = p.target, .h = damped.h(), .scale_dtype = job.spec.scale_dtype};
   const MutableCodedView coded{.codes = q.codes,
                                .scales = q.scales,
                                .zeros = q.zeros,
@@ -193,10 +221,15 @@ const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const
   const std::string key = std::to_string(static_cast<int>(job.act_order)) + " " +
                           std::to_string(job.spec.group_size(in)) + " " + rung.name + " " + std::to_string(job.damp);
   if (cache.key != key) {
+    cache = {};  // gone before another one takes as much
     cache = {.key = key, .r = ex.alloc(DType::f32, {in, in}), .ok = false};
+    const WithDiagonal mended(ex, job.stats->gram, p.diag);
+    const bool natural = order.natural();
     const Tensor column = upload(ex, order.column);
-    const Tensor h = order.natural() ? Tensor() : permuted(ex, p.h, column, column);
-    cache.ok = factorize(ex, order.natural() ? p.h : h, rung.damp * p.lambda, rung.precision, cache.r).ok();
+    if (!natural) permute(ex, mended.h(), column, column, cache.r);
+    const ConstTensorView h = natural ? ConstTensorView(mended.h()) : cache.r.view();
+    cache.ok = factorize(ex, h, rung.damp * p.lambda, rung.precision, cache.r).ok();
+    if (!cache.ok) cache.r.reset();
   }
   return cache.ok ? &cache.r : nullptr;
 }
@@ -206,8 +239,10 @@ std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
   const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
   for (const Rung& rung : kRungs) {
     const float lambda = rung.damp * p.lambda;
+    // The target comes first: its f64 system and the factor need not be held together then.
+    if (!set_target(ex, job, lambda, p)) continue;
     const Tensor* r = factor_for(ex, job, p, order, rung);
-    if (!r || !set_target(ex, job, lambda, p) || !feed_back(ex, job, p, order, *r, q)) continue;
+    if (!r || !feed_back(ex, job, p, order, *r, q)) continue;
     refine(ex, job, p, lambda, q);
     return rung.name;
   }
@@ -230,14 +265,17 @@ std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCo
   return "rtn";
 }
 
-void report_losses(Exec& ex, const LinearJob& job, const Problem& p, const DeviceCodes& q, MethodResult& result) {
-  const Tensor ours = values_of(ex, q, job.spec);
-  const Tensor plain = values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);
-  result.loss = loss_per_token(ex, job.weight, ours, *job.stats);
-  result.loss_rtn = loss_per_token(ex, job.weight, plain, *job.stats);
+// Our values are gone before those of plain rounding are made, and the target where nothing is measured against it.
+void report_losses(Exec& ex, const LinearJob& job, Problem& p, const DeviceCodes& q, MethodResult& result) {
   const bool shifted = p.shifted && result.rung != "diagonal" && result.rung != "rtn";
-  result.loss_target = shifted ? loss_per_token(ex, p.target, ours, *job.stats) : result.loss;
-  result.loss_target_rtn = shifted ? loss_per_token(ex, p.target, plain, *job.stats) : result.loss_rtn;
+  if (!shifted) p.target.reset();
+  const auto measure = [&](const Tensor& values, double& loss, double& of_target) {
+    loss = loss_per_token(ex, job.weight, values, *job.stats);
+    of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats) : loss;
+  };
+  measure(values_of(ex, q, job.spec), result.loss, result.loss_target);
+  measure(values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec), result.loss_rtn,
+          result.loss_target_rtn);
 }
 
 MethodResult quantize(Exec& ex, const LinearJob& job) {
@@ -248,7 +286,6 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
     Problem p = make_problem(ex, job);
     if (usable(p.importance)) result.rung = climb(ex, job, p, q);
     if (result.rung.empty()) result.rung = fall_back(ex, job, &p, q);
-    p.h.reset();
     report_losses(ex, job, p, q, result);
   } else {
     result.rung = fall_back(ex, job, nullptr, q);

@@ -47,7 +47,7 @@ void write_report(const Checkpoint& c, const QuantPlan& plan, const QuantJob& jo
 
 void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const QuantJob& job,
                   const QuantReport& report) {
-  const fs::path dir = journal.dir() / "checkpoint";
+  const fs::path dir = journal.dir() / kBuilt;
   std::error_code ec;
   fs::remove_all(dir, ec);
   if (!fs::create_directories(dir, ec))
@@ -60,10 +60,6 @@ void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& jou
   copy_companions(c.dir, dir);
   if (!plan.format->gguf) write_gguf_tokenizer(c, dir);
   write_report(c, plan, job, report, dir);
-  if (job.force) fs::remove_all(job.out, ec);
-  fs::rename(dir, job.out, ec);
-  if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir.string(), job.out.string(), ec.message()));
-  fs::remove_all(journal.dir(), ec);
 }
 
 }  // namespace fewbit

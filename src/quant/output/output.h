@@ -1,6 +1,6 @@
 #pragma once
-// Writes the finished checkpoint. Sealed blocks and everything that was not quantized go into shards; config, tokenizer
-// and whatever else the model directory holds travel along, with a model card; OUT appears by one rename.
+// Builds the finished checkpoint in OUT.partial. Sealed blocks and everything that was not quantized go into shards;
+// config, tokenizer and whatever else the model directory holds travel along, with a model card.
 #include "src/quant/loop/journal.h"
 #include "src/quant/loop/quant_job.h"
 
@@ -10,6 +10,7 @@ namespace fewbit {
 void write_report(const Checkpoint&, const QuantPlan&, const QuantJob&, const QuantReport&,
                   const std::filesystem::path& dir);
 
+// Into the folder kBuilt of journal.dir(), anew.
 void write_output(const Checkpoint&, const QuantPlan&, const Journal&, const QuantJob&, const QuantReport&);
 
 }  // namespace fewbit

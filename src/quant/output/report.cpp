@@ -58,6 +58,19 @@ LinearRecord linear_record_from_json(const std::string& text) {
   return r;
 }
 
+Json json_of(const MemoryPlan& m) {
+  Json j = {{"states_bytes", m.states},
+            {"scratch_bytes", m.scratch},
+            {"least_gpu_bytes", m.least_device},
+            {"least_host_bytes", m.least_host},
+            {"experts_at_once", m.experts_at_once},
+            {"phases", Json::array()},
+            {"refusal", m.refusal}};
+  for (const PhaseMemory& p : m.phases)
+    j["phases"].push_back({{"phase", p.phase}, {"block", p.layer}, {"gpu_bytes", p.device}, {"host_bytes", p.host}});
+  return j;
+}
+
 std::string to_json(const QuantReport& r) {
   Json j = {{"recipe", r.recipe},
             {"model", r.model},
@@ -71,8 +84,12 @@ std::string to_json(const QuantReport& r) {
             {"note", r.note},
             {"seconds", r.seconds},
             {"phases", r.phases},
+            {"phase_peaks", r.phase_peaks},
             {"peak_gpu_bytes", r.peak_gpu_bytes},
             {"peak_host_bytes", r.peak_host_bytes},
+            {"planned_gpu_bytes", r.planned_gpu_bytes},
+            {"planned_host_bytes", r.planned_host_bytes},
+            {"scratch_bytes", r.scratch_bytes},
             {"source_bytes", r.source_bytes},
             {"out_bytes", r.out_bytes},
             {"bits_per_weight", r.bits_per_weight},
@@ -95,8 +112,9 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
             {"model", model},
             {"out", out},
             {"format", p.format->name},
-            {"peak_gpu_bytes", p.peak_gpu_bytes},
-            {"peak_host_bytes", p.peak_host_bytes},
+            {"peak_gpu_bytes", p.memory.device},
+            {"peak_host_bytes", p.memory.host},
+            {"memory", json_of(p.memory)},
             {"source_bytes", p.source_bytes},
             {"out_bytes", p.out_bytes},
             {"bits_per_weight", p.bits_per_weight},

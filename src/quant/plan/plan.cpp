@@ -15,7 +15,6 @@
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
-#include "src/quant/plan/plan_memory.h"
 
 namespace fewbit {
 namespace {
@@ -227,9 +226,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   if (plan.format->gguf)
     for (Refusal& r : gguf_refusals(c, plan)) plan.refusals.push_back(std::move(r));
   ask_engine(c, o, plan);
-  const int64_t peak = peak_estimate(c, plan, o);
-  (o.on_gpu ? plan.peak_gpu_bytes : plan.peak_host_bytes) = peak;
-  if (o.on_gpu) plan.peak_host_bytes = plan.out_bytes / std::max<int64_t>(1, c.spec.layers) + (int64_t{64} << 20);
+  plan.memory = plan_memory(c, plan, o);
   return plan;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/model/checkpoint.h"
+#include "src/quant/plan/memory_plan.h"
 #include "src/quant/plan/recipe.h"
 
 namespace fewbit {
@@ -26,6 +27,7 @@ struct PlanOptions {
   int64_t seq_len = 0;                     // of them in a window
   DType dtype = DType::f32;                // compute dtype of the calibration
   bool on_gpu = false;
+  MemoryLimits limits{};
   std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
   int64_t tp = 1;        // on so many GPUs in tensor parallel
 };
@@ -52,7 +54,7 @@ struct QuantPlan {
   std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
   std::vector<Refusal> refusals;
   int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
-  int64_t peak_gpu_bytes = 0, peak_host_bytes = 0;
+  MemoryPlan memory{};         // where calibration lies and what it computes again; the bits do not depend on it
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "kernels/model/cast.h"
-#include "kernels/model/embed.h"
 #include "kernels/statistics/divergence.h"
+#include "src/calib/cuts.h"
 #include "src/calib/experts.h"
 #include "src/calib/observe.h"
 #include "src/calib/stream.h"
@@ -19,15 +19,13 @@ namespace {
 
 // Logits of both models are held for this many bytes at a time.
 constexpr int64_t kLogitBytes = int64_t{256} << 20;
+// Experts of a mixture whose statistics are held side by side.
+constexpr int kExpertsAtOnce = 32;
 
 // The states that enter the first block.
 Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
   check_ids(c.spec, w.ids);
-  const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {w.count * w.length}, w.ids));
-  const Ends ends = load_ends(ex, c, {.dtype = dtype});
-  Tensor x = ex.alloc(dtype, {w.count * w.length, c.spec.hidden});
-  embed(ex, ids, ends.embed, c.spec.embed_scale, x);
-  return x;
+  return embed_rows(ex, c, w.ids, dtype);
 }
 
 void require_room(const Exec& ex, const Checkpoint& c, const SensitivityJob& job) {
@@ -50,10 +48,19 @@ class Measurement {
         job_(job),
         runner_(ex, c, {.dtype = job.dtype}),
         ropes_(ex, c.spec, job.calibration->length),
-        calibration_(ex, c.spec, states_of(ex, c, *job.calibration, job.dtype), job.calibration->count),
+        store_(ex, job.state_room),
+        calibration_(store_, c.spec, {.windows = job.calibration->count, .length = job.calibration->length}, job.dtype),
         held_(states_of(ex, c, *job.held_out, job.dtype)),
         base_(copy_of(held_)) {
     runner_.run_blocks(base_, job.held_out->count, 0, c.spec.layers);
+    check_ids(c.spec, job.calibration->ids);
+    const Chunks& chunks = calibration_.chunks();
+    for (int64_t i = 0; i < chunks.count(); ++i)
+      calibration_.start(
+          i, embed_rows(ex, c,
+                        std::span(job.calibration->ids)
+                            .subspan(static_cast<size_t>(chunks.begin(i)), static_cast<size_t>(chunks.rows(i))),
+                        job.dtype));
   }
 
   // Adds the costs of the units of a block, `done` is called after each probe.
@@ -62,7 +69,7 @@ class Measurement {
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
     calibration_.begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
-      const StatsOf stats = stats_of(layer, ops[i]);
+      const StatsOf stats = stats_of(layer, i);
       for (size_t u = 0; u < units.size(); ++u) {
         if (units[u].layer != layer || units[u].op != i) continue;
         for (const std::vector<std::string>& probe : units[u].probes) {
@@ -70,8 +77,8 @@ class Measurement {
           done();
         }
       }
-      calibration_.run(i, runner_.block(layer), ropes_);
     }
+    pass(layer, ops.size(), {});
     runner_.run_blocks(held_, job_.held_out->count, layer, layer + 1);
   }
 
@@ -85,26 +92,50 @@ class Measurement {
     return y;
   }
 
+  // Brings the calibration, chunk by chunk, in front of an op of the block and shows what stands there.
+  void pass(int64_t layer, size_t to, const std::function<void(const Activations&)>& see) {
+    const std::optional<size_t> cut = cheapest_cut(ckpt_.spec.block(layer), calibration_.base(), to);
+    for (int64_t chunk = 0; chunk < calibration_.chunks().count(); ++chunk) {
+      const Activations& act = calibration_.bring(chunk, to, runner_.block(layer), ropes_, cut);
+      if (see) see(act);
+    }
+    if (cut) calibration_.moved(*cut);
+  }
+  EachChunk input_of(int64_t layer, size_t op, Slot slot) {
+    return [this, layer, op, slot](const auto& show) {
+      pass(layer, op, [&](const Activations& act) { show(act[slot], ConstTensorView{}); });
+    };
+  }
+
   // Statistics of the input of a linear of an op, gathered when first asked for.
-  StatsOf stats_of(int64_t layer, const BlockOp& op) {
+  StatsOf stats_of(int64_t layer, size_t index) {
+    const BlockOp& op = ckpt_.spec.block(layer)[index];
     if (const auto* group = std::get_if<Linears>(&op)) {
       const auto shared = std::make_shared<InputStats>();
-      return [this, group, shared](const std::string&) {
-        if (shared->gram.empty()) *shared = observe_input(ex_, calibration_.input(group->in), {}, {});
+      return [this, layer, index, group, shared](const std::string&) {
+        if (shared->gram.empty())
+          *shared = observe_input(ex_, input_of(layer, index, group->in), calibration_.chunks().tokens(),
+                                  group->items[0].in_features, false, {});
         return shared;
       };
     }
     const auto* moe = std::get_if<Moe>(&op);
     if (!moe) return {};
     const BlockWeights& weights = runner_.block(layer);
-    const auto seen =
-        std::make_shared<ExpertInputs>(ex_, *moe, weights, calibration_.input(moe->in), ConstTensorView{});
-    return [moe, &weights, seen](const std::string& name) {
+    const auto seen = std::make_shared<std::optional<ExpertInputs>>();
+    const auto inputs = [this, layer, index, moe, &weights, seen]() -> ExpertInputs& {
+      const ExpertInputs::EachRouted each = [this, layer, index, moe](const ExpertInputs::Show& show) {
+        pass(layer, index, [&](const Activations& act) { show(act[moe->in], {}, act[moe->routed()]); });
+      };
+      if (!*seen) seen->emplace(ex_, *moe, weights, each, false, kExpertsAtOnce);
+      return **seen;
+    };
+    return [moe, &weights, inputs](const std::string& name) {
       const int expert = std::stoi(name.substr(moe->expert_name.size()));
       const bool down = name == moe->of_expert(moe->down, expert).name;
       const auto original = [&](const std::string& n) -> const Linear& { return weights.linears.at(n); };
-      return std::make_shared<InputStats>(down ? seen->of_activation(expert, {}, original)
-                                               : seen->of_input(expert, {}));
+      return std::make_shared<InputStats>(down ? inputs().of_activation(expert, {}, original)
+                                               : inputs().of_input(expert, {}));
     };
   }
 
@@ -170,6 +201,7 @@ class Measurement {
   const SensitivityJob& job_;
   Runner runner_;
   RopeTables ropes_;
+  StateStore store_;
   Stream calibration_;
   Tensor held_, base_;  // states of the held-out windows: in front of the block, and behind the last one
 };

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "src/calib/states.h"
 #include "src/quant/method.h"
 #include "src/run/runner.h"
 #include "src/text/corpus.h"
@@ -35,6 +36,7 @@ struct SensitivityJob {
   size_t probe = 0;                      // index of the spec whose KL is measured
   DType dtype = DType::f32;              // compute dtype of both
   uint64_t seed = 0;
+  StateRoom state_room{};  // where the calibration's states may lie
   std::function<void(double)> progress{};
 };
 

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/model/add.h"
 #include "kernels/model/gated_act.h"
+#include "kernels/model/sigmoid_gate.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -23,6 +25,22 @@ FEWBIT_DEVICE_TEST(GatedAct, MatchesBothFormulas) {
         }
         EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
       }
+}
+
+FEWBIT_DEVICE_TEST(ClampedSwiglu, MatchesItsFormula) {
+  for (const int64_t n : kSizes)
+    for (const DType dtype : kComputeTypes) {
+      const Tensor gate = random_normal(dtype, {3, n}, 1, 4.f), up = random_normal(dtype, {3, n}, 2, 4.f);
+      const Tensor out = poisoned(ex, dtype, {3, n});
+      clamped_swiglu(ex, ex.to_device(gate), ex.to_device(up), 2.f, out);
+      const std::vector<double> g = doubles(gate), u = doubles(up);
+      std::vector<double> expected(g.size());
+      for (size_t i = 0; i < g.size(); ++i) {
+        const double low = std::min(g[i], 2.0);
+        expected[i] = (std::clamp(u[i], -2.0, 2.0) + 1) * low / (1 + std::exp(-1.702 * low));
+      }
+      EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
+    }
 }
 
 FEWBIT_DEVICE_TEST(GatedAct, InPlaceAndFarOut) {
@@ -49,6 +67,35 @@ FEWBIT_DEVICE_TEST(Add, AddsInPlace) {
       for (size_t i = 0; i < v.size(); ++i) expected[i] += v[i];
       EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
     }
+}
+
+FEWBIT_DEVICE_TEST(ScaleBy, ScalesInPlace) {
+  for (const int64_t n : kSizes)
+    for (const DType dtype : kComputeTypes) {
+      const Tensor x = random_normal(dtype, {2, n}, 2), y = ex.to_device(x);
+      const float factor[] = {0.37f};
+      scale_by(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {1}, factor)), y);
+      std::vector<double> expected = doubles(x);
+      for (double& v : expected) v *= factor[0];
+      EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
+    }
+}
+
+FEWBIT_DEVICE_TEST(SigmoidGate, OneForEachFeatureOrForARow) {
+  for (const int64_t n : kSizes)
+    for (const DType dtype : kComputeTypes)
+      for (const int64_t gates : {int64_t{1}, n}) {
+        const Tensor gate = random_normal(dtype, {3, gates}, 1, 4.f), x = random_normal(dtype, {3, n}, 2);
+        const Tensor out = poisoned(ex, dtype, {3, n});
+        sigmoid_gate(ex, ex.to_device(gate), ex.to_device(x), out);
+        const std::vector<double> g = doubles(gate);
+        std::vector<double> expected = doubles(x);
+        for (size_t i = 0; i < expected.size(); ++i) {
+          const size_t row = i / static_cast<size_t>(n), column = i % static_cast<size_t>(n);
+          expected[i] /= 1 + std::exp(-g[gates == 1 ? row : row * static_cast<size_t>(n) + column]);
+        }
+        EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n << " " << gates;
+      }
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) {
+void turns(Exec& ex, RopePairs pairs) {
   struct Case {
     int64_t heads, head_dim, rot;
   };
@@ -20,15 +20,16 @@ FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) {
         inv_freq.as<float>()[i] =
             static_cast<float>(std::pow(10000., -2. * static_cast<double>(i) / static_cast<double>(c.rot)));
       const Tensor x = random_normal(dtype, {tokens, c.heads * c.head_dim}, 1), y = ex.to_device(x);
-      rope(ex, y, ex.to_device(host_i32(positions)), ex.to_device(inv_freq), c.head_dim, 1.25f);
+      rope(ex, y, ex.to_device(host_i32(positions)), ex.to_device(inv_freq), c.head_dim, 1.25f, pairs);
       std::vector<double> expected = doubles(x);
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t h = 0; h < c.heads; ++h)
           for (int64_t i = 0; i < half; ++i) {
             // The angle is an f32 product; at position 1023 its rounding would show.
             const float angle = static_cast<float>(positions[static_cast<size_t>(t)]) * inv_freq.as<float>()[i];
-            double& u = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + i)];
-            double& v = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + i + half)];
+            const bool halves = pairs == RopePairs::halves;
+            double& u = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + (halves ? i : 2 * i))];
+            double& v = expected[static_cast<size_t>((t * c.heads + h) * c.head_dim + (halves ? i + half : 2 * i + 1))];
             const double cosine = 1.25 * std::cos(static_cast<double>(angle)),
                          sine = 1.25 * std::sin(static_cast<double>(angle));
             const double a = u * cosine - v * sine, b = v * cosine + u * sine;
@@ -38,6 +39,9 @@ FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) {
           << name_of(dtype) << " head_dim " << c.head_dim << " rot " << c.rot;
     }
 }
+
+FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) { turns(ex, RopePairs::halves); }
+FEWBIT_DEVICE_TEST(Rope, RotatesNeighbours) { turns(ex, RopePairs::neighbours); }
 
 }  // namespace
 }  // namespace fewbit::test

@@ -15,10 +15,10 @@ struct Routed {
   std::vector<float> weights;
 };
 
-Routed run_route(Exec& ex, ConstTensorView logits, int64_t top_k, bool renormalise) {
+Routed run_route(Exec& ex, ConstTensorView logits, int64_t top_k, const RouteRule& rule) {
   const Tensor ids = poisoned(ex, DType::i32, {logits.rows(), top_k});
   const Tensor weights = poisoned(ex, DType::f32, {logits.rows(), top_k});
-  route(ex, ex.to_device(logits), renormalise, ids, weights);
+  route(ex, ex.to_device(logits), rule, ids, weights);
   const Tensor i = ex.to_host(ids), w = ex.to_host(weights);
   return {{i.as<int32_t>(), i.as<int32_t>() + i.numel()}, {w.as<float>(), w.as<float>() + w.numel()}};
 }
@@ -30,7 +30,7 @@ FEWBIT_DEVICE_TEST(Route, SoftmaxThenTheLargest) {
         if (top_k > experts) continue;
         const int64_t tokens = 19;
         const Tensor logits = random_normal(DType::f32, {tokens, experts}, 3, 4.f);
-        const Routed found = run_route(ex, logits, top_k, renormalise);
+        const Routed found = run_route(ex, logits, top_k, {.renormalise = renormalise});
         const std::vector<double> z = doubles(logits);
         std::vector<int32_t> ids;
         std::vector<double> weights;
@@ -60,10 +60,62 @@ FEWBIT_DEVICE_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::vector<float> z = {1, 2, 2, 1, 2, -inf, nan, -inf, nan, 3, nan, 1, 0, 0, 0, 0};
   const Tensor logits = Tensor::host_from<float>(DType::f32, {4, 4}, std::span<const float>(z));
-  const Routed found = run_route(ex, logits, 3, true);
+  const Routed found = run_route(ex, logits, 3, {});
   EXPECT_EQ(found.ids, (std::vector<int32_t>{1, 2, 0, 0, 1, 2, 1, 3, 0, 0, 1, 2}));
   for (size_t i = 0; i < found.weights.size(); ++i)
     EXPECT_EQ(std::isnan(found.weights[i]), i / 3 == 1 || i / 3 == 2) << i;  // the tokens with a NaN
+}
+
+// Scores by the logistic function or the softmax, a bias for the choice alone, the best groups, a factor.
+FEWBIT_DEVICE_TEST(Route, ByBiasedScoresOfTheBestGroups) {
+  const int64_t tokens = 23, experts = 24, top_k = 5;
+  const Tensor logits = random_normal(DType::f32, {tokens, experts}, 3, 2.f);
+  const Tensor bias = random_normal(DType::f32, {experts}, 4, 0.3f), on_device = ex.to_device(bias);
+  const std::vector<double> z = doubles(logits), b = doubles(bias);
+  for (const RouteScore score : {RouteScore::softmax, RouteScore::sigmoid})
+    for (const bool biased : {false, true})
+      for (const auto& [groups, best_groups] : {std::pair{1, 1}, {4, 2}, {12, 5}}) {
+        const RouteRule rule{.score = score,
+                             .scaling = 2.5f,
+                             .groups = groups,
+                             .best_groups = best_groups,
+                             .bias = biased ? on_device.view() : ConstTensorView{},
+                             .logit_scale = 0.5f,
+                             .expert_scale = on_device};
+        const Routed found = run_route(ex, logits, top_k, rule);
+        std::vector<int32_t> ids;
+        std::vector<double> weights;
+        for (int64_t t = 0; t < tokens; ++t) {
+          std::vector<double> s(z.begin() + t * experts, z.begin() + (t + 1) * experts), c(s.size()), two;
+          double all = 0, chosen = 0;
+          for (double& v : s) all += std::exp(v *= 0.5);
+          for (double& v : s) v = score == RouteScore::softmax ? std::exp(v) / all : 1 / (1 + std::exp(-v));
+          for (size_t e = 0; e < s.size(); ++e) c[e] = s[e] + (biased ? b[e] : 0);
+          const int64_t each = experts / groups;
+          std::vector<int32_t> group_order(static_cast<size_t>(groups)), order(static_cast<size_t>(experts));
+          for (int g = 0; g < groups; ++g) {
+            std::vector<double> own(c.begin() + g * each, c.begin() + (g + 1) * each);
+            std::sort(own.rbegin(), own.rend());
+            two.push_back(own[0] + own[1]);
+          }
+          std::iota(group_order.begin(), group_order.end(), 0);
+          std::stable_sort(group_order.begin(), group_order.end(), [&](int a, int o) { return two[a] > two[o]; });
+          for (int i = best_groups; i < groups; ++i)
+            for (int64_t e = 0; e < each; ++e) c[static_cast<size_t>(group_order[i] * each + e)] = -1e9;
+          std::iota(order.begin(), order.end(), 0);
+          std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t o) { return c[a] > c[o]; });
+          for (int64_t i = 0; i < top_k; ++i) chosen += s[order[i]];
+          for (int64_t i = 0; i < top_k; ++i) {
+            ids.push_back(order[i]);
+            weights.push_back(2.5 * s[order[i]] / chosen * b[order[i]]);
+          }
+        }
+        EXPECT_EQ(found.ids, ids) << groups << " " << biased;
+        const Shape shape = {tokens, top_k};
+        EXPECT_LE(
+            relative_error(Tensor::host_from<float>(DType::f32, shape, found.weights), from_doubles(weights, shape)),
+            tol::kF32Op);
+      }
 }
 
 FEWBIT_DEVICE_TEST(ScatterAddRows, AddsWeightedRowsWhereTheyBelong) {

@@ -37,6 +37,8 @@ FEWBIT_DEVICE_TEST(MatrixEdit, ReadsAndRaisesTheDiagonal) {
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < n; ++j)
       ASSERT_EQ(got.as<float>()[i * n + j], h.as<float>()[i * n + j] + (i == j ? add.as<float>()[i] : 0.f));
+  set_diagonal(ex, d, dh);
+  EXPECT_EQ(first_difference(ex.to_host(dh), h), "");
 }
 
 FEWBIT_DEVICE_TEST(MatrixEdit, ScalesRowsAndColumns) {

@@ -1,0 +1,29 @@
+#pragma once
+// Chunks: how the calibration's windows are cut into the pieces that run through a block one after another. The cut
+// depends on the length of a window alone, never on a memory limit, so that every product of a run has the same shape
+// on every machine, and with it the same bits.
+#include <algorithm>
+#include <cstdint>
+
+namespace fewbit {
+
+// Tokens of a chunk, where windows are not longer. Enough to keep a GPU's products bound by arithmetic, few enough that
+// the activations of a chunk are small beside the weights of a block. Equal to kGramChunk, so that windows whose length
+// divides it reach the sums of statistics without another copy.
+inline constexpr int64_t kChunkTokens = 2048;
+
+struct Chunks {
+  int64_t windows = 0, length = 0;  // sequences, and tokens of each
+
+  int64_t per_chunk() const {
+    return std::max<int64_t>(1, std::min(windows, kChunkTokens / std::max<int64_t>(1, length)));
+  }
+  int64_t count() const { return windows == 0 ? 0 : (windows + per_chunk() - 1) / per_chunk(); }
+  int64_t tokens() const { return windows * length; }
+  int64_t seqs(int64_t chunk) const { return std::min(per_chunk(), windows - chunk * per_chunk()); }
+  int64_t begin(int64_t chunk) const { return chunk * per_chunk() * length; }  // the first of its tokens
+  int64_t rows(int64_t chunk) const { return seqs(chunk) * length; }
+  int64_t most_rows() const { return windows == 0 ? 0 : rows(0); }
+};
+
+}  // namespace fewbit

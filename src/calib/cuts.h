@@ -1,0 +1,18 @@
+#pragma once
+// Where passes over a block may begin: what lives in front of an op, and what it costs to keep it.
+#include <optional>
+#include <vector>
+
+#include "src/model/model_spec.h"
+
+namespace fewbit {
+
+// True where op `at` and those behind it read what the slot holds in front of `at`. The residual stream always lives.
+bool alive_before(const std::vector<BlockOp>& ops, size_t at, Slot s);
+// The last op behind `base`, up to `to`, in front of which nothing but the residual stream lives: to begin there costs
+// no room, because that stream is kept in any case. Nothing where there is no such op.
+std::optional<size_t> cheapest_cut(const std::vector<BlockOp>& ops, size_t base, size_t to);
+// Features of the slots besides the residual stream that live in front of the op.
+int64_t features_alive(const ModelSpec&, const std::vector<BlockOp>& ops, size_t at);
+
+}  // namespace fewbit

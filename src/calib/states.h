@@ -1,0 +1,85 @@
+#pragma once
+// States: what the calibration carries from one pass to the next, [tokens, features] in chunks. Each chunk lies where
+// there was room when it came: on the device, in host memory, or in a scratch file. Reading gives the same bytes from
+// any of the three, so the limits decide how long a run takes and nothing else.
+#include <filesystem>
+#include <limits>
+#include <vector>
+
+#include "kernels/exec/exec.h"
+#include "src/calib/chunks.h"
+
+namespace fewbit {
+
+// Bytes that states may take in each place. On the CPU there is no device: only `host` counts.
+struct StateRoom {
+  int64_t device = std::numeric_limits<int64_t>::max();
+  int64_t host = std::numeric_limits<int64_t>::max();
+  std::filesystem::path scratch{};  // folder of the files; empty: the system's folder for temporary files
+};
+
+// Hands out the room and counts what was taken. Must outlive the States that it serves.
+class StateStore {
+ public:
+  StateStore(Exec& ex, StateRoom room) : ex_(ex), room_(std::move(room)) {}
+  StateStore(const StateStore&) = delete;
+  StateStore& operator=(const StateStore&) = delete;
+
+  struct Use {
+    int64_t device = 0, host = 0, file = 0;
+  };
+  const Use& peak() const { return peak_; }
+  Exec& exec() const { return ex_; }
+
+ private:
+  friend class States;
+  enum class Tier : uint8_t { none, device, host, file };
+  Tier take(int64_t bytes);
+  void give_back(Tier, int64_t bytes);
+  int64_t& used(Tier);
+
+  Exec& ex_;
+  StateRoom room_;
+  Use use_{}, peak_{};
+};
+
+class States {
+ public:
+  States(StateStore&, const Chunks&, DType, int64_t features);
+  States(States&&) noexcept;
+  States& operator=(States&&) noexcept;
+  ~States();
+
+  const Chunks& chunks() const { return chunks_; }
+  DType dtype() const { return dtype_; }
+  int64_t features() const { return features_; }
+
+  // Stores the rows of a chunk, [rows, features] on the device, in the place of those before.
+  void put(int64_t chunk, ConstTensorView rows);
+  // Tokens [begin, end) of all, to `into` on the device; they must have been put. Error{io} where the file fails.
+  void get(int64_t begin, int64_t end, TensorView into) const;
+  // The chunk where it lies on the device already; data == nullptr where it must be fetched.
+  ConstTensorView resident(int64_t chunk) const;
+  // Says that the chunk will be read next, so that the file's bytes are on their way.
+  void expect(int64_t chunk) const;
+
+ private:
+  struct Piece {
+    StateStore::Tier tier = StateStore::Tier::none;
+    Tensor memory{};
+  };
+  int64_t bytes_of_rows(int64_t rows) const { return rows * features_ * bytes_of(dtype_); }
+  void open_file();
+  void write_file(int64_t chunk, ConstTensorView rows);
+  void read_file(int64_t begin, int64_t end, TensorView into) const;
+  void release();
+
+  StateStore* store_;
+  Chunks chunks_;
+  DType dtype_;
+  int64_t features_;
+  std::vector<Piece> pieces_;
+  int file_ = -1;
+};
+
+}  // namespace fewbit

@@ -1,0 +1,75 @@
+#include "src/quant/loop/identity.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "src/core/digest.h"
+
+namespace fewbit {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// How many linears get what: for people. The digest beside it says which.
+std::string recipes_in_words(const QuantPlan& plan) {
+  std::map<std::string, int> count;
+  for (const PlannedLinear& p : plan.linears) ++count[p.keep ? "kept" : p.recipe.str()];
+  std::string s;
+  for (const auto& [recipe, n] : count) s += fmt::format("{}{} x {}", s.empty() ? "" : ", ", n, recipe);
+  return s;
+}
+
+std::string recipes_digest(const QuantPlan& plan) {
+  std::string all;
+  for (const PlannedLinear& p : plan.linears)
+    all += fmt::format("{}: {}\n", p.linear.name, p.keep ? "keep" : fmt::format("{} {}", p.recipe.str(), p.layout()));
+  return digest_of(all);
+}
+
+std::string value_in_words(const Json& object, const std::string& key) {
+  if (!object.contains(key)) return "without";
+  const Json& v = object[key];
+  return v.is_string() ? v.get<std::string>() : v.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& w,
+                        const QuantJob& job) {
+  Json j = {{"version", FEWBIT_VERSION},
+            {"recipes", recipes_in_words(plan)},
+            {"recipe of each linear", recipes_digest(plan)},
+            {"format", plan.format->name},
+            {"fp8 cache", plan.fp8_kv_cache},
+            {"config of the model", digest_of(c.config.text())},
+            {"calibration windows", w.count},
+            {"seq_len", w.length},
+            {"calibration", digest_of({reinterpret_cast<const char*>(w.ids.data()), w.ids.size() * sizeof(int32_t)})},
+            {"dtype", name_of(job.dtype)},
+            {"device", ex.on_cuda() ? "cuda" : "cpu"},
+            {"seed", job.seed},
+            {"allow-rtn", job.allow_rtn}};
+  for (const MappedFile& file : c.store.index().files)
+    j[file.path().filename().string()] =
+        fmt::format("{} bytes, samples {}", file.bytes().size(), digest_of_samples(file.path()));
+  return j.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string difference(const std::string& then, const std::string& now) {
+  const Json a = Json::parse(then, nullptr, false), b = Json::parse(now, nullptr, false);
+  if (!a.is_object() || !b.is_object()) return then == now ? "" : "the first record of its journal is none";
+  std::string s;
+  const auto name = [&](const std::string& key) {
+    s += fmt::format("{}{} (then {}, now {})", s.empty() ? "" : ", ", key, value_in_words(a, key),
+                     value_in_words(b, key));
+  };
+  for (const auto& [key, value] : b.items())
+    if (!a.contains(key) || a[key] != value) name(key);
+  for (const auto& [key, value] : a.items())
+    if (!b.contains(key)) name(key);
+  return s;
+}
+
+}  // namespace fewbit

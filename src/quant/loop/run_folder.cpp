@@ -1,0 +1,227 @@
+#include "src/quant/loop/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "src/core/error.h"
+#include "src/core/strings.h"
+
+namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOwner = "owner";
+constexpr int kFormat = 1;              // of the folder: mark, journal, block files
+constexpr int64_t kMaxMark = 64 << 10;  // larger is not ours
+constexpr int kTries = 100;
+
+std::string mark() { return fmt::format("{}\n", nlohmann::json{{"fewbit run", kFormat}}.dump()); }
+
+std::string now() {
+  const std::time_t t = std::time(nullptr);
+  std::tm utc{};
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%FT%TZ", ::gmtime_r(&t, &utc))};
+}
+
+// The second line: of whoever holds the lock, or held it last.
+std::string holder() {
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const auto lenient = nlohmann::json::error_handler_t::replace;
+  return nlohmann::json{{"host", host}, {"pid", ::getpid()}, {"started", now()}}.dump(-1, ' ', false, lenient) + "\n";
+}
+
+void write_holder(File& owner) {
+  owner.cut(static_cast<int64_t>(mark().size()));
+  owner.append_whole(holder());
+}
+
+// "HOST, process 17, since TIME"; a run that is just writing the line has none yet.
+std::string holder_of(const std::string& text) {
+  const auto j = nlohmann::json::parse(text.substr(std::min(text.size(), text.find('\n') + 1)), nullptr, false);
+  if (!j.is_object() || !j.contains("host") || !j["host"].is_string() || !j.contains("pid") ||
+      !j["pid"].is_number_integer() || !j.contains("started") || !j["started"].is_string())
+    return "another process";
+  return fmt::format("{}, process {}, since {}", j["host"].get<std::string>(), j["pid"].get<int64_t>(),
+                     j["started"].get<std::string>());
+}
+
+// The version in the mark; nothing where it is no mark.
+std::optional<int64_t> format_of(const std::string& text) {
+  const auto j = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, false);
+  if (!j.is_object() || !j.contains("fewbit run") || !j["fewbit run"].is_number_integer()) return std::nullopt;
+  return j["fewbit run"].get<int64_t>();
+}
+
+bool lock(const File& owner, const fs::path& dir) {
+  if (::flock(owner.fd(), LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno == EWOULDBLOCK) return false;
+  fail(ErrorKind::io, fmt::format("{}: cannot be locked: {}; choose an OUT on a file system that has locks",
+                                  (dir / kOwner).string(), std::strerror(errno)));
+}
+
+// Whether the file is still the one that has this name: the folder may have gone, or another come in its place.
+bool still_at(const File& owner, const fs::path& dir) {
+  struct stat mine {
+  }, named{};
+  return ::fstat(owner.fd(), &mine) == 0 && ::stat((dir / kOwner).c_str(), &named) == 0 &&
+         mine.st_dev == named.st_dev && mine.st_ino == named.st_ino;
+}
+
+[[noreturn]] void refuse_foreign(const fs::path& dir, const std::string& why) {
+  fail(ErrorKind::usage,
+       fmt::format("{}: {}; nothing in it was touched: move it away, or choose another OUT", dir.string(), why));
+}
+
+// The mark is gone last, so that what a crash leaves of a folder is still known as a run's.
+void clear(const fs::path& dir) {
+  std::error_code ignored;
+  for (fs::directory_iterator it(dir, ignored), end; !ignored && it != end; it.increment(ignored))
+    if (std::error_code failed; it->path().filename() != kOwner) fs::remove_all(it->path(), failed);
+}
+
+bool remove_cleared(const fs::path& dir) {
+  std::error_code ec;
+  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec))
+    if (it->path().filename() != kOwner) return false;
+  fs::remove(dir / kOwner, ec);
+  return fs::remove(dir, ec);
+}
+
+// Names beside OUT.partial, of folders that come or go.
+std::string hidden_prefix(const fs::path& dir) { return fmt::format(".{}-", dir.filename().string()); }
+
+fs::path hidden_name(const fs::path& dir, int n) {
+  return dir.parent_path() / fmt::format("{}{}-{}", hidden_prefix(dir), ::getpid(), n);
+}
+
+// What may be an owner's file: no link is followed, and a FIFO does not hold us up.
+std::optional<File> owner_in(const fs::path& dir) {
+  File owner = File::with_flags(dir / kOwner, O_RDWR | O_APPEND | O_NOFOLLOW | O_NONBLOCK);
+  struct stat st {};
+  if (!owner.open() || ::fstat(owner.fd(), &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > kMaxMark)
+    return std::nullopt;
+  return owner;
+}
+
+// What runs that were killed left of folders that came or went.
+void remove_leftovers(const fs::path& dir) {
+  std::error_code ec;
+  const fs::path parent = dir.has_parent_path() ? dir.parent_path() : fs::path(".");
+  for (fs::directory_iterator it(parent, ec), end; !ec && it != end; it.increment(ec)) {
+    if (!starts_with(it->path().filename().string(), hidden_prefix(dir))) continue;
+    const std::optional<File> owner = owner_in(it->path());
+    if (!owner || format_of(owner->read_all()) != kFormat) continue;
+    if (!lock(*owner, it->path()) || !still_at(*owner, it->path())) continue;
+    clear(it->path());
+    remove_cleared(it->path());
+  }
+}
+
+}  // namespace
+
+fs::path place_of(const fs::path& out) {
+  const fs::path clean = out.lexically_normal();
+  const fs::path named = clean.has_filename() ? clean : clean.parent_path();
+  std::error_code ec;
+  return fs::is_symlink(named, ec) ? fs::weakly_canonical(named) : named;
+}
+
+fs::path partial_of(const fs::path& out) { return fmt::format("{}.partial", place_of(out).string()); }
+
+std::optional<RunFolder> RunFolder::make(const fs::path& dir) {
+  fs::path hidden;
+  for (int n = 0;; ++n) {
+    hidden = hidden_name(dir, n);
+    if (::mkdir(hidden.c_str(), 0777) == 0) break;
+    if (errno != EEXIST || n == kTries)
+      fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), std::strerror(errno)));
+  }
+  try {
+    File owner = File::with_flags(hidden / kOwner, O_RDWR | O_APPEND | O_CREAT | O_EXCL);
+    if (!owner.open()) owner.refuse("cannot create");
+    lock(owner, hidden);  // before the mark: whoever finds a mark without a lock knows that its run is dead
+    owner.append_whole(mark() + holder());
+    owner.sync();
+    sync_folder(hidden);
+    if (rename_to_new(hidden, dir)) return RunFolder(dir, std::move(owner), false);
+  } catch (const Error&) {
+    clear(hidden);
+    remove_cleared(hidden);
+    throw;
+  }
+  remove_cleared(hidden);
+  return std::nullopt;
+}
+
+std::optional<RunFolder> RunFolder::take_over(const fs::path& dir) {
+  std::error_code ec;
+  if (!fs::exists(fs::symlink_status(dir, ec))) return std::nullopt;
+  std::optional<File> owner = owner_in(dir);
+  const std::string text = owner ? owner->read_all() : "";
+  const std::optional<int64_t> format = format_of(text);
+  if (!fs::exists(fs::symlink_status(dir, ec))) return std::nullopt;  // went away since
+  if (!format && ::access((dir / kOwner).c_str(), R_OK | W_OK) != 0 && errno == EACCES)
+    refuse_foreign(dir, "belongs to another user");
+  if (!format) refuse_foreign(dir, "is there and is no unfinished run of fewbit (no owner's mark)");
+  if (format != kFormat)
+    refuse_foreign(dir,
+                   fmt::format("belongs to another version of fewbit (format {}, this one has {})", *format, kFormat));
+  const bool mine = lock(*owner, dir);
+  if (!still_at(*owner, dir)) return std::nullopt;
+  if (!mine)
+    fail(ErrorKind::usage, fmt::format("{} is in use by another run ({}); nothing was touched: wait for it, or choose "
+                                       "another OUT",
+                                       dir.string(), holder_of(text)));
+  write_holder(*owner);
+  return RunFolder(dir, *std::move(owner), true);
+}
+
+RunFolder RunFolder::claim(const fs::path& dir) {
+  remove_leftovers(dir);
+  for (int n = 0; n < kTries; ++n) {  // between a look and a step, another run may come or go
+    if (auto found = take_over(dir)) return *std::move(found);
+    if (auto made = make(dir)) return *std::move(made);
+  }
+  fail(ErrorKind::io, fmt::format("{}: other runs come and go here; start this one alone", dir.string()));
+}
+
+RunFolder::~RunFolder() {
+  if (owner_.open() && !kept_) remove();
+}
+
+void RunFolder::wipe() {
+  clear(dir_);
+  std::error_code ec;
+  for (fs::directory_iterator it(dir_, ec), end; !ec && it != end; it.increment(ec))
+    if (it->path().filename() != kOwner)
+      fail(ErrorKind::io, fmt::format("{}: cannot be removed; remove it by hand", it->path().string()));
+}
+
+void RunFolder::remove() {
+  fs::path gone = dir_;
+  std::error_code ec;
+  for (int n = 0; n < kTries && gone == dir_; ++n) {
+    fs::path hidden = hidden_name(dir_, n);
+    if (fs::exists(hidden, ec)) continue;
+    fs::rename(dir_, hidden, ec);
+    if (ec) break;
+    gone = hidden;
+  }
+  clear(gone);
+  remove_cleared(gone);
+  [[maybe_unused]] const File released = std::move(owner_);
+}
+
+}  // namespace fewbit

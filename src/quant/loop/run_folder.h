@@ -1,0 +1,44 @@
+#pragma once
+// RunFolder: OUT.partial, owned by one process. The file `owner` in it is locked (flock) for as long as the object
+// lives, and says whose the folder is: a line with the mark of fewbit and a version, and a line with host, process
+// and time. The folder appears with both in it, by a rename, and goes by a rename, so that nobody ever sees a folder
+// of a run without its mark. What has no mark is never touched.
+#include <filesystem>
+#include <optional>
+
+#include "src/core/file_io.h"
+
+namespace fewbit {
+
+// Where OUT really is: without a trailing slash, and where a symbolic link leads.
+std::filesystem::path place_of(const std::filesystem::path& out);
+std::filesystem::path partial_of(const std::filesystem::path& out);  // OUT.partial
+
+inline constexpr const char* kBuilt = "checkpoint";  // in OUT.partial: what becomes OUT
+
+class RunFolder {
+ public:
+  // Locks `dir`, or makes it. Error{usage}: in use, naming host and process; not a run's folder; another version's.
+  static RunFolder claim(const std::filesystem::path& dir);
+  // Only what is there: nothing where `dir` does not exist.
+  static std::optional<RunFolder> take_over(const std::filesystem::path& dir);
+  RunFolder(RunFolder&&) noexcept = default;
+  RunFolder& operator=(RunFolder&&) = delete;
+  ~RunFolder();  // gives the lock back; a folder that was not to be kept goes
+
+  const std::filesystem::path& dir() const { return dir_; }
+  // Whether the folder outlives this object: false of one that was just made, true of one that was there.
+  void keep(bool kept) { kept_ = kept; }
+  void wipe();    // everything in it but the mark
+  void remove();  // the folder; the lock ends
+
+ private:
+  RunFolder(std::filesystem::path dir, File owner, bool kept)
+      : dir_(std::move(dir)), owner_(std::move(owner)), kept_(kept) {}
+  static std::optional<RunFolder> make(const std::filesystem::path& dir);
+  std::filesystem::path dir_;
+  File owner_;
+  bool kept_;
+};
+
+}  // namespace fewbit

@@ -1,0 +1,327 @@
+#include "src/quant/plan/memory_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "src/calib/cuts.h"
+#include "src/core/strings.h"
+#include "src/model/op_slots.h"
+#include "src/quant/loop/activation_sums.h"
+#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/methods/gptq_bytes.h"
+#include "src/quant/plan/plan.h"
+#include "src/quant/plan/plan_ends.h"
+
+namespace fewbit {
+namespace {
+
+// The program, its libraries and what they set aside for their threads, in host memory.
+constexpr int64_t kProgram = int64_t{96} << 20;
+// Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
+constexpr int64_t kDeviceLibraries = int64_t{160} << 20;
+constexpr int kExpertsAtOnce = 32;
+constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
+
+// A run's sizes, for the formulas below. `in` is the width of a linear's input throughout.
+class Estimate {
+ public:
+  Estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o)
+      : spec_(c.spec),
+        plan_(plan),
+        elem_(bytes_of(o.dtype)),
+        kind_(o.on_gpu ? Device::cuda : Device::cpu),
+        chunks_{.windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len},
+        cross_(has(plan.needs, Needs::cross)),
+        streams_(cross_ ? 2 : 1) {}
+
+  std::vector<PhaseMemory> phases(int at_once, const std::vector<std::set<size_t>>& stored) const {
+    std::map<std::string, PhaseMemory> most;
+    const auto reach = [&](const char* phase, int64_t layer, int64_t device, int64_t host) {
+      PhaseMemory& p = most.try_emplace(phase, PhaseMemory{.phase = phase}).first->second;
+      if (device + host > p.device + p.host) p = {phase, layer, device, kProgram + host};
+    };
+    for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+      const int64_t host = host_bytes(layer);
+      if (!plan_.calibrates()) {
+        reach("quantize", layer, largest_alone(layer), host);
+        continue;
+      }
+      block(layer, at_once, stored, [&](const char* phase, int64_t device) { reach(phase, layer, device, host); });
+    }
+    for (const PlannedLinear& p : plan_.linears)
+      if (is_end(p.linear) && !p.keep)
+        reach("ends", spec_.layers, end_bytes(p), p.out_bytes + p.linear.out * p.linear.in);
+    std::vector<PhaseMemory> all;
+    for (auto& [name, p] : most) all.push_back(p);
+    return all;
+  }
+
+  // Both streams, and what lives besides in front of the stops that keep it.
+  int64_t states(const std::vector<std::set<size_t>>& stored) const {
+    if (!plan_.calibrates()) return 0;
+    int64_t extra = 0;
+    for (size_t kind = 0; kind < stored.size(); ++kind)
+      for (const size_t at : stored[kind]) extra = std::max(extra, stop_bytes(static_cast<int>(kind), at));
+    int64_t more = 0;  // windows that transforms look at; states that learning begins with
+    if (!plan_.transforms.empty()) more = std::min(kTransformTokens, chunks_.tokens()) * spec_.hidden * elem_;
+    for (int64_t layer = 0; layer < spec_.layers; ++layer)
+      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, chunks_.tokens() * spec_.hidden * elem_);
+    return chunks_.tokens() * spec_.hidden * elem_ * streams_ + extra + more;
+  }
+  // What lives in front of an op besides the residual stream, in both streams.
+  int64_t stop_bytes(int kind, size_t at) const {
+    return chunks_.tokens() * elem_ * streams_ * features_alive(spec_, spec_.kinds[static_cast<size_t>(kind)], at);
+  }
+  // The stops whose inputs are costly to compute again: products or attention lie behind the last cut.
+  std::vector<std::set<size_t>> costly_stops() const {
+    std::vector<std::set<size_t>> all(spec_.kinds.size());
+    for (size_t kind = 0; kind < all.size(); ++kind) {
+      const std::vector<BlockOp>& ops = spec_.kinds[kind];
+      size_t base = 0;
+      for (size_t i = 0; i < ops.size(); ++i) {
+        if (linears_of(ops[i]).empty()) continue;
+        base = cheapest_cut(ops, base, i).value_or(base);
+        for (size_t k = base; k < i; ++k)
+          if (std::holds_alternative<Attention>(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
+      }
+    }
+    return all;
+  }
+
+ private:
+  using Reach = std::function<void(const char* phase, int64_t device)>;
+
+  void block(int64_t layer, int at_once, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
+    const std::vector<BlockOp>& ops = spec_.block(layer);
+    const auto& kept = stored[static_cast<size_t>(spec_.kind(layer))];
+    const bool learning = learns_rounding(plan_, spec_, layer);
+    const int64_t whole = weights_of(ops, 0, ops.size());
+    int64_t always = 0;  // while the block is at hand
+    if (!plan_.transforms.empty()) {
+      always = whole * (4 + elem_);  // in f32, and in the type that runs
+      reach("transform", always + transform_bytes(ops));
+    }
+    size_t base = 0, held = 0;  // where passes begin; the first op whose linears are still there
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (linears_of(ops[i]).empty() || !quantizes(layer, ops[i])) continue;
+      const int64_t loaded = always > 0 ? always : weights_of(ops, held, i) * elem_ * streams_;
+      const bool moe = std::holds_alternative<Moe>(ops[i]);
+      const int64_t experts = moe && always == 0 ? weights_of(ops, i, i + 1) * elem_ * streams_ : 0;
+      const int64_t sums = sums_bytes(layer, ops[i], at_once);
+      reach("observe", loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], at_once));
+      const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1) * elem_;
+      reach("quantize", loaded + experts + sums + replaced + work_bytes(layer, ops[i]));
+      base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
+      if (!learning) held = base;
+    }
+    const int64_t loaded = always > 0 ? always : weights_of(ops, held, ops.size()) * elem_ * streams_;
+    reach("forward", loaded + chunk_bytes(ops, base, ops.size()));
+    if (learning)
+      reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length));
+  }
+
+  int64_t weights_of(const std::vector<BlockOp>& ops, size_t begin, size_t end) const {
+    int64_t n = 0;
+    for (size_t i = begin; i < end; ++i)
+      for (const LinearDef& l : linears_of(ops[i])) n += l.out_features * l.in_features;
+    return n;
+  }
+  bool quantizes(int64_t layer, const BlockOp& op) const {
+    for (const LinearDef& l : linears_of(op))
+      if (plan_.find(spec_.prefix(layer) + l.name)) return true;
+    return false;
+  }
+
+  // Features of the slots of a chunk while it runs from `base` in front of `to`, as Stream allocates them.
+  int64_t peak_features(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
+    int64_t most = spec_.hidden;
+    for (size_t i = base; i < to; ++i) {
+      int64_t now = spec_.hidden + features_alive(spec_, ops, i);
+      const auto* act = std::get_if<GatedAct>(&ops[i]);
+      for (const Slot s : slots_written(ops[i]))
+        if (s != Slot::x && !alive_before(ops, i, s) && !(act && !alive_before(ops, i + 1, act->gate)))
+          now += slot_features(spec_, ops, s);
+      if (const auto* m = std::get_if<Moe>(&ops[i])) now += m->hidden * 4 / elem_ + 2 * m->gate.out_features;
+      most = std::max(most, now);
+    }
+    return most;
+  }
+  int64_t chunk_bytes(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
+    const int64_t other = streams_ == 2 ? spec_.hidden + features_alive(spec_, ops, to) : 0;
+    return chunks_.most_rows() * elem_ * (peak_features(ops, base, to) + other);
+  }
+
+  // Sums of an input: the Gram matrix, the cross sums.
+  int64_t sums_of(int64_t in) const { return in * in * 4 * (cross_ ? 2 : 1); }
+  int64_t sums_bytes(int64_t, const BlockOp& op, int at_once) const {
+    const auto* m = std::get_if<Moe>(&op);
+    if (!m) return sums_of(linears_of(op).front().in_features);
+    const int64_t in = m->gate.in_features, down = m->down.in_features, n = std::min(at_once, m->experts);
+    return std::max(n * sums_of(in) + sums_of(in), n * sums_of(down) + sums_of(down));  // and those of the layer
+  }
+  // Rows on their way into the sums: pieces that chunks do not end with, and their rounded copies.
+  int64_t gather_bytes(int64_t layer, const BlockOp& op, int at_once) const {
+    const auto* m = std::get_if<Moe>(&op);
+    const int64_t piece = kGramPiece * elem_;
+    if (m) return std::min(at_once, m->experts) * piece * streams_ * (m->gate.in_features + m->down.in_features);
+    const int64_t in = linears_of(op).front().in_features;
+    int64_t bytes = chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in;
+    for (const LinearDef& l : linears_of(op))
+      if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name); p && rounds_inputs(*p))
+        return bytes + piece * in + kSampleRows * in * elem_;
+    return bytes;
+  }
+  static bool rounds_inputs(const PlannedLinear& p) { return p.recipe.spec.activations != ActQuant::none; }
+
+  // What the method needs besides the sums, for the linear of the op that needs most.
+  int64_t work_bytes(int64_t layer, const BlockOp& op) const {
+    int64_t most = 0;
+    bool sibling = false;
+    for (const LinearDef& l : linears_of(op))
+      if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name)) {
+        most = std::max(most, method_bytes(*p, sibling));
+        sibling = !std::holds_alternative<Moe>(op);
+      }
+    return most;
+  }
+  // The method at work and then the measure of its result, which has the weight, its new values, their difference from
+  // zero and the codes in two places. The factor stays in the cache of the statistics.
+  int64_t method_bytes(const PlannedLinear& p, bool sibling = false) const {
+    const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
+    if (!has(p.recipe.needs(), Needs::gram)) return weights * 14;
+    const bool shifted = has(p.recipe.needs(), Needs::cross);
+    const bool gptq = p.recipe.method == &method_gptq;
+    const int64_t strips = gram_loss_bytes(kind_, out, in), factor = gptq ? 4 * in * in : 0;
+    const int64_t losses = factor + 14 * weights + strips;
+    if (!gptq) return std::max(losses, (shifted ? shift_bytes(kind_, out, in) : 0) + weights * 13 + strips);
+    return std::max(losses, 4 * weights + gptq_bytes(kind_, {.out = out,
+                                                             .in = in,
+                                                             .group = p.recipe.spec.group_size(in),
+                                                             .effort = p.recipe.effort,
+                                                             .act_order = p.recipe.act_order,
+                                                             .shifted = shifted,
+                                                             .sibling = sibling}));
+  }
+  int64_t largest_alone(int64_t layer) const {
+    int64_t most = 0;
+    for (const PlannedLinear& p : plan_.linears)
+      if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * 14);
+    return most;
+  }
+  int64_t end_bytes(const PlannedLinear& p) const {
+    const bool sums = plan_.calibrates() && has(p.recipe.needs(), Needs::gram);
+    return method_bytes(p) + (sums ? sums_of(p.linear.in) : 0) +
+           2 * chunks_.most_rows() * spec_.hidden * elem_ * streams_;
+  }
+
+  // A Gram matrix and a sample for every absorber, and the copies of a linear that a search tries.
+  int64_t transform_bytes(const std::vector<BlockOp>& ops) const {
+    const int64_t tokens = std::min(kTransformTokens, chunks_.tokens());
+    int64_t sums = 0, largest = 0;
+    for (const Absorber& a : absorbers_of(ops)) {
+      const int64_t in = a.features * a.repeat;
+      sums += in * in * 4 + std::min(kTransformSample, tokens) * in * elem_;
+    }
+    for (const BlockOp& op : ops)
+      for (const LinearDef& l : linears_of(op)) largest = std::max(largest, l.out_features * l.in_features);
+    return sums + largest * 16 + chunk_bytes(ops, 0, ops.size());
+  }
+
+  // Host memory that a block needs on any device: its packed tensors until they are sealed, the codes of the linear at
+  // hand and its packed copy, and the stored weights that were read last.
+  int64_t host_bytes(int64_t layer) const {
+    int64_t packed = 0, largest = 0;
+    for (const PlannedLinear& p : plan_.linears) {
+      if (p.linear.layer != layer || p.keep) continue;
+      packed += p.out_bytes;
+      largest = std::max(largest, p.linear.out * p.linear.in * 2 + p.out_bytes + p.source_bytes);
+    }
+    return packed + largest;
+  }
+
+  static constexpr int64_t kGramPiece = 2048, kSampleRows = 4096;
+  const ModelSpec& spec_;
+  const QuantPlan& plan_;
+  int64_t elem_;
+  Device::Kind kind_;
+  Chunks chunks_;
+  bool cross_;
+  int64_t streams_;
+};
+
+PhaseMemory largest(const std::vector<PhaseMemory>& phases, bool device) {
+  PhaseMemory most;
+  for (const PhaseMemory& p : phases)
+    if ((device ? p.device : p.host) > (device ? most.device : most.host)) most = p;
+  return most;
+}
+
+// Without a GPU all memory is the host's.
+void on_one_machine(std::vector<PhaseMemory>& phases) {
+  for (PhaseMemory& p : phases) {
+    p.host += p.device;
+    p.device = 0;
+  }
+}
+
+std::string refusal_of(const MemoryPlan& m, const PlanOptions& o) {
+  const PhaseMemory device = largest(m.phases, true), host = largest(m.phases, false);
+  const auto line = [&](const PhaseMemory& p, const char* what, const char* flag, int64_t needs, int64_t may,
+                        const std::string& by) {
+    return fmt::format(
+        "this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; give it {} {} "
+        "or more, on a machine that has it",
+        human_bytes(needs), what, p.phase, p.layer, human_bytes(may), by.empty() ? "" : " (" + by + ")", flag,
+        human_bytes(needs));
+  };
+  if (o.on_gpu && m.least_device > o.limits.device)
+    return line(device, "GPU", "--max-gpu-memory", m.least_device, o.limits.device, "");
+  if (m.least_host > o.limits.host)
+    return line(host, "host", "--max-host-memory", m.least_host, o.limits.host, o.limits.host_name);
+  return "";
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
+  const Estimate estimate(c, plan, o);
+  constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+  MemoryPlan m;
+  m.room.scratch = o.limits.scratch;
+  const auto left = [](int64_t limit, int64_t used) {
+    return limit == kUnlimited ? limit : std::max<int64_t>(0, limit - used);
+  };
+  // Keeps what is costly to compute again where there is memory for it, and as many experts as fit.
+  const std::vector<std::set<size_t>> nothing(c.spec.kinds.size());
+  for (m.experts_at_once = kExpertsAtOnce;; m.experts_at_once /= 2) {
+    m.stored = nothing;
+    m.phases = estimate.phases(m.experts_at_once, m.stored);
+    if (!o.on_gpu) on_one_machine(m.phases);
+    m.least_device = o.on_gpu ? largest(m.phases, true).device + kDeviceLibraries : 0;
+    m.least_host = largest(m.phases, false).host;
+    if ((m.least_device <= o.limits.device && m.least_host <= o.limits.host) || m.experts_at_once == 1) break;
+  }
+  m.refusal = refusal_of(m, o);
+  m.room.device = o.on_gpu ? left(o.limits.device, m.least_device) : 0;
+  m.room.host = left(o.limits.host, m.least_host);
+  const auto fits = [&](int64_t states) {
+    if (m.room.device == kUnlimited || m.room.host == kUnlimited) return true;
+    return states <= m.room.device + m.room.host;
+  };
+  const std::vector<std::set<size_t>> costly = estimate.costly_stops();
+  for (size_t kind = 0; kind < costly.size(); ++kind)
+    for (const size_t at : costly[kind]) {
+      m.stored[kind].insert(at);
+      if (!fits(estimate.states(m.stored))) m.stored[kind].erase(at);
+    }
+  m.states = estimate.states(m.stored);
+  const int64_t on_device = std::min(m.states, m.room.device), in_host = std::min(m.states - on_device, m.room.host);
+  m.device = m.least_device + on_device;
+  m.host = m.least_host + in_host;
+  m.scratch = m.states - on_device - in_host;
+  return m;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,52 @@
+#pragma once
+// The memory of a run, before anything is computed: what each phase needs at its peak, where the calibration's states
+// will lie, and what is computed again because it is not kept. A pure function of the plan and the limits; the bits of
+// the output do not depend on it.
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "src/calib/states.h"
+#include "src/model/model_spec.h"
+
+namespace fewbit {
+
+struct QuantPlan;
+struct PlanOptions;
+class Checkpoint;
+
+// Bytes that a run may use.
+struct MemoryLimits {
+  int64_t device = std::numeric_limits<int64_t>::max();  // of GPU memory
+  int64_t host = std::numeric_limits<int64_t>::max();
+  std::string host_name{};          // what sets the limit of the host: "--max-host-memory", "MemAvailable" …
+  std::filesystem::path scratch{};  // folder of the states that fit neither
+};
+
+// The most that a phase needs, states aside, and the layer at which it does.
+struct PhaseMemory {
+  std::string phase{};
+  int64_t layer = 0;
+  int64_t device = 0, host = 0;
+};
+
+struct MemoryPlan {
+  std::vector<PhaseMemory> phases{};
+  int64_t states = 0;                        // bytes of states at their most, in all places together
+  int64_t device = 0, host = 0;              // the peaks, states included; without a GPU everything is the host's
+  int64_t scratch = 0;                       // bytes on disk
+  int64_t least_device = 0, least_host = 0;  // the smallest limits that would do
+  StateRoom room{};
+  std::vector<std::set<size_t>> stored{};  // by kind of block: ops in front of which all that lives is kept
+  int experts_at_once = 1;                 // experts of a mixture whose statistics are held side by side
+  std::string refusal{};                   // one line where the limits are too small; "" otherwise
+
+  bool stores_before(int kind, size_t op) const {
+    return static_cast<size_t>(kind) < stored.size() && stored[static_cast<size_t>(kind)].count(op) > 0;
+  }
+};
+
+MemoryPlan plan_memory(const Checkpoint&, const QuantPlan&, const PlanOptions&);
+
+}  // namespace fewbit

@@ -1,0 +1,162 @@
+// The short convolution and the gated delta rule against references in double, whole and in pieces through their
+// states.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/recurrent/delta_rule.h"
+#include "kernels/recurrent/short_conv.h"
+#include "tests/kernels/op_test.h"
+
+namespace fewbit::test {
+namespace {
+
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+
+// Rows [begin, end) of every sequence of x [seqs * len, cols].
+Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
+  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
+  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
+  for (int64_t s = 0; s < seqs; ++s)
+    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
+                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row, at((end - begin) * row));
+  return out;
+}
+
+struct ConvCase {
+  int64_t seqs, len, channels, taps;
+  bool bias;
+  ConvAct act;
+};
+
+std::vector<double> convolved(const ConvCase& c, const Tensor& x, const Tensor& w, const Tensor& bias) {
+  const std::vector<double> in = doubles(x), weight = doubles(w), b = doubles(bias);
+  std::vector<double> out(in.size());
+  for (int64_t s = 0; s < c.seqs; ++s)
+    for (int64_t t = 0; t < c.len; ++t)
+      for (int64_t ch = 0; ch < c.channels; ++ch) {
+        double sum = c.bias ? b[at(ch)] : 0;
+        for (int64_t i = 0; i < c.taps; ++i)
+          if (const int64_t from = t - c.taps + 1 + i; from >= 0)
+            sum += weight[at(ch * c.taps + i)] * in[at((s * c.len + from) * c.channels + ch)];
+        out[at((s * c.len + t) * c.channels + ch)] = c.act == ConvAct::silu ? sum / (1 + std::exp(-sum)) : sum;
+      }
+  return out;
+}
+
+FEWBIT_DEVICE_TEST(ShortConv, WholeAndInPieces) {
+  for (const DType dtype : kComputeTypes)
+    for (const ConvCase c : {ConvCase{2, 9, 24, 4, false, ConvAct::silu}, ConvCase{1, 5, 7, 3, true, ConvAct::none},
+                             ConvCase{3, 2, 300, 4, true, ConvAct::silu}, ConvCase{1, 4, 8, 1, false, ConvAct::none}}) {
+      const Tensor x = random_normal(dtype, {c.seqs * c.len, c.channels}, 1);
+      const Tensor w = random_normal(DType::f32, {c.channels, c.taps}, 2),
+                   bias = random_normal(DType::f32, {c.channels}, 3);
+      const Tensor dw = ex.to_device(w), db = ex.to_device(bias);
+      const ConstTensorView b = c.bias ? db.view() : ConstTensorView{};
+      const std::vector<double> expected = convolved(c, x, w, bias);
+      const Tensor whole = poisoned(ex, dtype, x.shape());
+      short_conv(ex, ex.to_device(x), dw, b, c.seqs, c.act, {}, whole);
+      EXPECT_LE(error_of(ex, whole, expected), op_tolerance(dtype)) << c.channels;
+      const Tensor found = ex.to_host(whole);
+      const Tensor tail = ex.alloc_zeros(dtype, {c.seqs, c.taps - 1, c.channels});
+      for (int64_t begin = 0, n = 1; begin < c.len; begin += n, n = 3) {
+        const int64_t end = std::min(begin + n, c.len);
+        const Tensor y = poisoned(ex, dtype, {c.seqs * (end - begin), c.channels});
+        short_conv(ex, ex.to_device(piece(x, c.seqs, begin, end)), dw, b, c.seqs, c.act, tail, y);
+        EXPECT_EQ(first_difference(ex.to_host(y), piece(found, c.seqs, begin, end)), "") << c.channels << " " << begin;
+      }
+    }
+}
+
+struct DeltaCase {
+  int64_t seqs, len;
+  DeltaArgs args;
+  bool each;  // a decay for every key channel
+};
+
+struct DeltaTensors {
+  Tensor qkv, beta, decay, a_log, dt_bias;
+  int64_t keys, values;
+  DeltaTensors(const DeltaCase& c, DType dtype)
+      : keys(c.args.k_heads * c.args.k_dim), values(c.args.v_heads * c.args.v_dim) {
+    const int64_t tokens = c.seqs * c.len, gates = c.args.v_heads * (c.each ? c.args.k_dim : 1);
+    qkv = random_normal(dtype, {tokens, 2 * keys + values}, 1);
+    beta = random_normal(dtype, {tokens, c.args.v_heads}, 2);
+    decay = random_normal(dtype, {tokens, gates}, 3);
+    a_log = random_normal(DType::f32, {c.args.v_heads}, 4);
+    dt_bias = random_normal(DType::f32, {gates}, 5);
+  }
+  DeltaInputs inputs(const Tensor& x, const Tensor& b, const Tensor& g, const Tensor& a, const Tensor& dt) const {
+    return {.q = {x, 0}, .k = {x, keys}, .v = {x, 2 * keys}, .beta = b, .decay = g, .a_log = a, .dt_bias = dt};
+  }
+};
+
+// The state behind the tokens is left in `state`.
+std::vector<double> delta_reference(const DeltaCase& c, const DeltaTensors& in, std::vector<double>& state) {
+  const auto& [k_heads, v_heads, k_dim, v_dim] = c.args;
+  const std::vector<double> qkv = doubles(in.qkv), beta = doubles(in.beta), decay = doubles(in.decay),
+                            a_log = doubles(in.a_log), dt = doubles(in.dt_bias);
+  const int64_t width = in.qkv.cols(), gates = in.decay.cols(), each = gates / v_heads;
+  std::vector<double> out(at(c.seqs * c.len * in.values));
+  state.assign(at(c.seqs * v_heads * k_dim * v_dim), 0);
+  for (int64_t s = 0; s < c.seqs; ++s)
+    for (int64_t h = 0; h < v_heads; ++h) {
+      double* S = state.data() + (s * v_heads + h) * k_dim * v_dim;
+      for (int64_t t = s * c.len; t < (s + 1) * c.len; ++t) {
+        const double* q = qkv.data() + t * width + h / (v_heads / k_heads) * k_dim;
+        const double* k = q + in.keys;
+        const double* v = qkv.data() + t * width + 2 * in.keys + h * v_dim;
+        double qq = 1e-6, kk = 1e-6;
+        for (int64_t i = 0; i < k_dim; ++i) qq += q[i] * q[i], kk += k[i] * k[i];
+        const double to_q = 1 / std::sqrt(qq * static_cast<double>(k_dim)), to_k = 1 / std::sqrt(kk);
+        for (int64_t i = 0; i < k_dim; ++i) {
+          const int64_t gate = h * each + (each == 1 ? 0 : i);
+          const double g = -std::exp(a_log[at(h)]) * std::log1p(std::exp(decay[at(t * gates + gate)] + dt[at(gate)]));
+          for (int64_t j = 0; j < v_dim; ++j) S[i * v_dim + j] *= std::exp(g);
+        }
+        for (int64_t j = 0; j < v_dim; ++j) {
+          double found = 0, o = 0;
+          for (int64_t i = 0; i < k_dim; ++i) found += S[i * v_dim + j] * k[i] * to_k;
+          const double change = (v[j] - found) / (1 + std::exp(-beta[at(t * v_heads + h)]));
+          for (int64_t i = 0; i < k_dim; ++i) {
+            S[i * v_dim + j] += k[i] * to_k * change;
+            o += S[i * v_dim + j] * q[i] * to_q;
+          }
+          out[at((t * v_heads + h) * v_dim + j)] = o;
+        }
+      }
+    }
+  return out;
+}
+
+FEWBIT_DEVICE_TEST(DeltaRule, WholeAndInPieces) {
+  for (const DType dtype : kComputeTypes)
+    for (const DeltaCase& c : {DeltaCase{2, 19, {2, 4, 32, 32}, false}, DeltaCase{1, 9, {3, 3, 20, 40}, true},
+                               DeltaCase{1, 33, {1, 2, 128, 128}, false}, DeltaCase{2, 8, {1, 1, 256, 16}, true},
+                               DeltaCase{1, 10, {2, 2, 64, 24}, false}}) {
+      const DeltaTensors in(c, dtype);
+      const Tensor a = ex.to_device(in.a_log), dt = ex.to_device(in.dt_bias);
+      std::vector<double> behind;
+      const std::vector<double> expected = delta_reference(c, in, behind);
+      const Tensor whole = poisoned(ex, dtype, {c.seqs * c.len, in.values});
+      const Tensor x = ex.to_device(in.qkv), b = ex.to_device(in.beta), g = ex.to_device(in.decay);
+      delta_rule(ex, in.inputs(x, b, g, a, dt), c.seqs, c.args, {}, whole);
+      EXPECT_LE(error_of(ex, whole, expected), op_tolerance(dtype)) << c.args.k_dim << " " << name_of(dtype);
+      const Tensor found = ex.to_host(whole);
+      const Tensor state = ex.alloc_zeros(DType::f32, {c.seqs, c.args.v_heads, c.args.k_dim, c.args.v_dim});
+      for (int64_t begin = 0, n = 1; begin < c.len; begin += n, n = 11) {
+        const int64_t end = std::min(begin + n, c.len);
+        const Tensor y = poisoned(ex, dtype, {c.seqs * (end - begin), in.values});
+        const Tensor px = ex.to_device(piece(in.qkv, c.seqs, begin, end)),
+                     pb = ex.to_device(piece(in.beta, c.seqs, begin, end)),
+                     pg = ex.to_device(piece(in.decay, c.seqs, begin, end));
+        delta_rule(ex, in.inputs(px, pb, pg, a, dt), c.seqs, c.args, state, y);
+        EXPECT_EQ(first_difference(ex.to_host(y), piece(found, c.seqs, begin, end)), "")
+            << c.args.k_dim << " " << begin;
+      }
+      EXPECT_LE(error_of(ex, state, behind), op_tolerance(DType::f32)) << c.args.k_dim << " " << name_of(dtype);
+    }
+}
+
+}  // namespace
+}  // namespace fewbit::test

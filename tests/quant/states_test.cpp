@@ -1,0 +1,115 @@
+// States and streams: chunks come back as they went in from every place, and what passes compute does not depend on
+// where a pass begins.
+#include "src/calib/states.h"
+
+#include <gtest/gtest.h>
+
+#include "src/calib/cuts.h"
+#include "src/calib/stream.h"
+#include "src/run/head.h"
+#include "tests/support/devices.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+FEWBIT_DEVICE_TEST(States, ComeBackFromEveryPlace) {
+  const TempDir dir;
+  const Chunks chunks{.windows = 7, .length = 900};  // two windows a chunk, the last chunk one
+  ASSERT_EQ(chunks.count(), 4);
+  const Tensor all = random_normal(DType::bf16, {chunks.tokens(), 24}, 3);
+  // Room for one chunk on the device and one in host memory; the others go to the file.
+  const int64_t one = chunks.most_rows() * 24 * 2;
+  StateStore store(ex, {.device = one, .host = one, .scratch = dir.path()});
+  States states(store, chunks, DType::bf16, 24);
+  for (int64_t c = 0; c < chunks.count(); ++c)
+    states.put(c, ex.to_device(all.view().row_range(chunks.begin(c), chunks.begin(c) + chunks.rows(c))));
+  EXPECT_EQ(store.peak().host, one);
+  EXPECT_EQ(store.peak().device, ex.on_cuda() ? one : 0);
+  EXPECT_GT(store.peak().file, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << "the file has no name, so that nothing is left of it";
+  Tensor back = ex.alloc(DType::bf16, all.shape());
+  states.get(0, chunks.tokens(), back);
+  EXPECT_EQ(first_difference(ex.to_host(back), all), "");
+  const Tensor part = ex.alloc(DType::bf16, {2000, 24});
+  states.get(1700, 3700, part);  // across two borders
+  EXPECT_EQ(first_difference(ex.to_host(part), clone_host(all.view().row_range(1700, 3700))), "");
+}
+
+TEST(States, RoomIsGivenBack) {
+  Exec ex = Exec::cpu();
+  StateStore store(ex, {.host = kMiB});
+  const Chunks chunks{.windows = 1, .length = 1024};
+  for (int i = 0; i < 3; ++i) {
+    States states(store, chunks, DType::f32, 256);
+    states.put(0, random_normal(DType::f32, {1024, 256}, 1));
+  }
+  EXPECT_EQ(store.peak().host, kMiB);
+  EXPECT_EQ(store.peak().file, 0);
+}
+
+TEST(States, AFolderThatCannotBeWrittenIsNamed) {
+  Exec ex = Exec::cpu();
+  StateStore store(ex, {.host = 0, .scratch = "/proc/no-such-folder"});
+  States states(store, {.windows = 1, .length = 4}, DType::f32, 2);
+  try {
+    states.put(0, random_normal(DType::f32, {4, 2}, 1));
+    FAIL() << "it wrote";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("/proc/no-such-folder"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("--scratch"), std::string::npos) << e.what();
+  }
+}
+
+// A block run in one go, in two passes with everything kept between them, and with everything computed again.
+FEWBIT_DEVICE_TEST(Stream, PassesMayBeginAnywhere) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/llama");
+  const Checkpoint c = Checkpoint::open(reference("goldens/models/llama"));
+  const Chunks chunks{.windows = 3, .length = 1500};
+  const std::vector<BlockOp>& ops = c.spec.block(0);
+  const BlockWeights weights = load_block(ex, c, 0, {.dtype = DType::f32}, nullptr);
+  const RopeTables ropes(ex, c.spec, chunks.length);
+  std::vector<int32_t> ids(static_cast<size_t>(chunks.tokens()));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * 7919) % static_cast<size_t>(c.spec.vocab));
+  const auto run = [&](const std::vector<std::pair<size_t, std::optional<size_t>>>& passes) {  // to where, cut
+    StateStore store(ex, {});
+    Stream stream(store, c.spec, chunks, DType::f32);
+    for (int64_t i = 0; i < chunks.count(); ++i)
+      stream.start(i, embed_rows(ex, c,
+                                 std::span(ids).subspan(static_cast<size_t>(chunks.begin(i)),
+                                                        static_cast<size_t>(chunks.rows(i))),
+                                 DType::f32));
+    stream.begin_block(ops);
+    for (const auto& [to, cut] : passes) {
+      for (int64_t i = 0; i < chunks.count(); ++i) stream.bring(i, to, weights, ropes, cut);
+      if (cut) stream.moved(*cut);
+    }
+    const Tensor x = ex.alloc(DType::f32, {chunks.tokens(), c.spec.hidden});
+    stream.x().get(0, chunks.tokens(), x);
+    return ex.to_host(x);
+  };
+  const Tensor whole = run({{ops.size(), ops.size()}});
+  for (size_t at = 1; at < ops.size(); ++at) {
+    EXPECT_EQ(first_difference(run({{at, at}, {ops.size(), ops.size()}}), whole), "") << "kept in front of " << at;
+    EXPECT_EQ(first_difference(run({{at, {}}, {ops.size(), ops.size()}}), whole), "") << "again from 0, after " << at;
+    EXPECT_EQ(first_difference(run({{at, cheapest_cut(ops, 0, at)}, {ops.size(), ops.size()}}), whole), "") << at;
+  }
+}
+
+TEST(Cuts, OnlyTheResidualStreamLivesAtTheCheapest) {
+  FEWBIT_NEEDS_REFERENCE("goldens/models/llama");
+  const Checkpoint c = Checkpoint::open(reference("goldens/models/llama"));
+  const std::vector<BlockOp>& ops = c.spec.block(0);
+  EXPECT_EQ(cheapest_cut(ops, 0, ops.size()), ops.size());
+  std::vector<size_t> cuts;
+  for (size_t at = 1; at <= ops.size(); ++at)
+    if (cheapest_cut(ops, at - 1, at)) cuts.push_back(at);
+  ASSERT_EQ(cuts.size(), 2u) << "behind attention's addition and at the end";
+  EXPECT_TRUE(std::holds_alternative<AddTo>(ops[cuts[0] - 1]));
+  for (const size_t at : cuts) EXPECT_EQ(features_alive(c.spec, ops, at), 0);
+}
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,158 @@
+// One rank of the tests of src/ranks, started by mpirun: `rank_member CASE`. Prints a line, or fails as the programs
+// do.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/core/parallel.h"
+#include "tools/cli/ranks.h"
+
+namespace fewbit {
+namespace {
+
+void expect(bool right, const std::string& what) {
+  if (!right) fail(ErrorKind::numeric, "wrong: " + what);
+}
+
+// What rank r holds at i: values whose sum in f32 depends on its order.
+float value(int r, int64_t i) { return (r % 2 ? -1.f : 1.f) * 1e7f / static_cast<float>(i % 97 + 1) + 0.37f * r; }
+
+Tensor filled(int r, Shape shape) {
+  Tensor t = Tensor::host(DType::f32, shape);
+  for (int64_t i = 0; i < t.numel(); ++i) t.as<float>()[i] = value(r, i);
+  return t;
+}
+
+void dawdle(int r, int round) { std::this_thread::sleep_for(std::chrono::milliseconds((r * 7 + round * 5) % 11)); }
+
+void sums(const Ranks& ranks, Exec& ex) {
+  for (const int64_t n : {0, 1, 3, 5, 1000, 300001})
+    for (int round = 0; round < 4; ++round) {
+      dawdle(ranks.rank(), round);
+      const Tensor t = filled(ranks.rank(), {n});
+      ranks.all_reduce_sum(ex, t);
+      for (int64_t i = 0; i < n; ++i) {
+        float sum = value(0, i);
+        for (int r = 1; r < ranks.size(); ++r) sum += value(r, i);
+        expect(std::memcmp(&sum, t.as<float>() + i, sizeof sum) == 0, fmt::format("sum of {}, at {}", n, i));
+      }
+    }
+}
+
+// Each rank sends every other two messages of one tag and one of another, received the other way round.
+void messages(const Ranks& ranks, Exec& ex) {
+  std::vector<Message> under_way;
+  std::vector<Tensor> sent;
+  for (int i = 0; i < 3; ++i) sent.push_back(filled(10 * ranks.rank() + i, {2048, 33}));
+  for (int to = 0; to < ranks.size(); ++to)
+    if (to != ranks.rank())
+      for (int i = 0; i < 3; ++i)
+        under_way.push_back(ranks.start_send(ex, sent[static_cast<size_t>(i)], to, i == 2 ? 5 : 4));
+  for (int from = 0; from < ranks.size(); ++from) {
+    if (from == ranks.rank()) continue;
+    for (const int i : {2, 0, 1}) {
+      const Tensor t = Tensor::host_zeros(DType::f32, {2048, 33});
+      Message m = ranks.start_receive(ex, t, from, i == 2 ? 5 : 4);
+      while (!m.done()) std::this_thread::yield();
+      expect(std::memcmp(t.as<float>(), filled(10 * from + i, {2048, 33}).as<float>(),
+                         static_cast<size_t>(t.bytes())) == 0,
+             fmt::format("message {} from {}", i, from));
+    }
+  }
+  for (Message& m : under_way) m.wait();
+}
+
+void rows(const Ranks& ranks, Exec& ex) {
+  constexpr int64_t kCols = 129;
+  for (const int64_t n : {1, 3, 10, 515}) {
+    const std::vector<int64_t> begin = even_bands(n, ranks.size());
+    const int64_t first = begin[static_cast<size_t>(ranks.rank())], last = begin[static_cast<size_t>(ranks.rank()) + 1];
+    const Tensor all = Tensor::host_zeros(DType::f32, {n, kCols}), right = filled(3, {n, kCols});
+    const auto same = [&] {
+      return std::memcmp(all.as<float>(), right.as<float>(), static_cast<size_t>(all.bytes())) == 0;
+    };
+    for (int root = 0; root < ranks.size(); ++root) {
+      ranks.gather_rows(ex, right.view().row_range(first, last), ranks.rank() == root ? all.view() : TensorView{},
+                        begin, root);
+      expect(ranks.rank() != root || same(), fmt::format("{} rows gathered by {}", n, root));
+    }
+    std::memset(all.view().data, 0, static_cast<size_t>(all.bytes()));
+    ex.copy(right.view().row_range(first, last), all.view().row_range(first, last));
+    ranks.all_gather_rows(ex, all, begin);
+    expect(same(), fmt::format("{} rows gathered by all", n));
+    for (int root = 0; root < ranks.size(); ++root) {
+      const Tensor t = filled(ranks.rank() == root ? 40 + root : 0, {n, kCols});
+      ranks.broadcast(ex, t, root);
+      expect(std::memcmp(t.as<float>(), filled(40 + root, {n, kCols}).as<float>(), static_cast<size_t>(t.bytes())) == 0,
+             fmt::format("{} rows from {}", n, root));
+    }
+  }
+}
+
+void collectives(const Ranks& ranks) {
+  Exec ex = Exec::cpu();
+  expect(ranks.node_rank() == ranks.rank() && ranks.node_size() == ranks.size(), "place on this machine");
+  sums(ranks, ex);
+  messages(ranks, ex);
+  rows(ranks, ex);
+  ranks.barrier();
+}
+
+void short_message(const Ranks& ranks) {
+  Exec ex = Exec::cpu();
+  const Tensor t = Tensor::host_zeros(DType::bf16, {ranks.rank() == 0 ? 10 : 11});
+  if (ranks.rank() == 0) ranks.send(ex, t, 1);
+  if (ranks.rank() == 1) ranks.receive(ex, t, 0);
+  ranks.barrier();
+}
+
+void last_fails(const Ranks& ranks) {
+  if (ranks.rank() == ranks.size() - 1) fail(ErrorKind::checkpoint, "model.safetensors: made to fail");
+  ranks.barrier();
+}
+
+void last_is_killed(const Ranks& ranks) {
+  if (ranks.rank() == ranks.size() - 1) std::raise(SIGKILL);
+  ranks.barrier();
+}
+
+void all_fail(const Ranks&) { fail(ErrorKind::usage, "refused by all"); }
+
+// As many threads as the ranks together have processors for.
+void threads(const Ranks& ranks) {
+  Exec ex = Exec::cpu();
+  const Tensor t = Tensor::host(DType::f32, {1});
+  t.as<float>()[0] = static_cast<float>(ranks.threads());
+  ranks.all_reduce_sum(ex, t);
+  const int most = std::max(ranks.size(), static_cast<int>(std::thread::hardware_concurrency()));
+  expect(ranks.alone() || (ranks.threads() >= 1 && t.as<float>()[0] <= most), "threads of all ranks");
+}
+
+const std::map<std::string, std::function<void(const Ranks&)>> kCases = {
+    {"collectives", collectives},       {"short-message", short_message}, {"last-fails", last_fails},
+    {"last-is-killed", last_is_killed}, {"all-fail", all_fail},           {"threads", threads}};
+
+int run(const std::string& name) {
+  const Launch launch = launch_from_environment();
+  try {
+    cli::join_ranks(launch, "rank_member", name, std::vector<std::string>{name});
+    kCases.at(name)(cli::the_ranks());
+    fmt::print("rank {} of {}: ok\n", cli::the_ranks().rank(), cli::the_ranks().size());
+    cli::the_ranks().finish();
+    return 0;
+  } catch (const Error& e) {
+    return cli::report_failure(launch, "rank_member", e.what(), e.exit_code());
+  }
+}
+
+}  // namespace
+}  // namespace fewbit
+
+int main(int argc, char** argv) { return argc == 2 ? fewbit::run(argv[1]) : 2; }

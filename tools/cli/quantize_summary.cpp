@@ -1,0 +1,64 @@
+#include "tools/cli/quantize_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "src/core/strings.h"
+
+namespace fewbit::cli {
+namespace {
+
+// Names the experts that saw too few tokens, as many as fit on a line; "" where there are none.
+std::string starved_line(const QuantReport& r) {
+  constexpr int kNamed = 8;
+  int64_t starved = 0, experts = 0;
+  std::string names;
+  for (const ExpertRecord& layer : r.experts) {
+    experts += static_cast<int64_t>(layer.tokens.size());
+    for (const int e : layer.starved)
+      if (++starved <= kNamed)
+        names += fmt::format("{}{}.{} ({} tokens)", names.empty() ? "" : ", ", layer.layer, e,
+                             layer.tokens[static_cast<size_t>(e)]);
+  }
+  if (starved == 0) return "";
+  return fmt::format(
+      "{} of {} experts saw too few tokens and borrowed statistics from their layers: layer.expert {}{}\n", starved,
+      experts, names, starved > kNamed ? ", …" : "");
+}
+
+}  // namespace
+
+std::string summary_of(const QuantReport& r) {
+  std::string s;
+  std::map<std::string, int> rungs;
+  double worst = 0;
+  std::string worst_name;
+  for (const LinearRecord& l : r.linears) {
+    if (!l.rung.empty() && l.rung != "fp32") ++rungs[l.rung];
+    if (l.rel_error >= worst) worst = l.rel_error, worst_name = l.name;
+  }
+  for (const auto& [rung, n] : rungs)
+    s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
+  s += starved_line(r);
+  if (!r.kv_scales.empty())
+    s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
+    s += fmt::format("rounding learned in {} linears\n", n);
+  if (!r.note.empty()) s += r.note + "\n";
+  s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
+                   r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes), worst, worst_name);
+  if (r.perplexity)
+    s += fmt::format("perplexity {:.4f} +- {:.4f}, of MODEL {:.4f} +- {:.4f}\n", r.perplexity->perplexity,
+                     r.perplexity->stderr_, r.perplexity->base, r.perplexity->base_stderr);
+  s += "memory at its peak: ";
+  if (r.peak_gpu_bytes > 0)
+    s += fmt::format("GPU {} ({} planned), ", human_bytes(r.peak_gpu_bytes), human_bytes(r.planned_gpu_bytes));
+  s += fmt::format("host {} ({} planned){}\n", human_bytes(r.peak_host_bytes), human_bytes(r.planned_host_bytes),
+                   r.scratch_bytes > 0 ? fmt::format("; {} of states on disk", human_bytes(r.scratch_bytes)) : "");
+  s += fmt::format("{} written in {} on {}\n", r.out, human_seconds(r.seconds), r.device);
+  return s;
+}
+
+}  // namespace fewbit::cli

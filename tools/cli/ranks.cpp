@@ -1,0 +1,49 @@
+#include "tools/cli/ranks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+#include <utility>
+
+namespace fewbit::cli {
+
+Ranks& the_ranks() {
+  static Ranks ranks;
+  return ranks;
+}
+
+void join_ranks(const Launch& launch, std::string_view program, const std::string& command,
+                std::span<const std::string> on_ranks) {
+  if (launch.alone()) return;
+  if (std::find(on_ranks.begin(), on_ranks.end(), command) == on_ranks.end()) {
+    const std::string name = fmt::format("{}{}{}", program, command.empty() ? "" : " ", command);
+    fail(ErrorKind::usage, fmt::format("{} runs as one process; {} started {}: start it without the launcher", name,
+                                       launch.by, launch.size > 0 ? fmt::to_string(launch.size) : "several"));
+  }
+  the_ranks() = Ranks::join(launch);
+}
+
+int report_failure(const Launch& launch, std::string_view program, const std::string& line, int exit_code) {
+  const Ranks& ranks = the_ranks();
+  if (launch.alone()) {
+    fmt::print(stderr, "{}: {}\n", program, line);
+    return exit_code;
+  }
+  // What all ranks meet, such as a model that is refused, is said once, by rank 0: the others give it this time to end
+  // them.
+  constexpr auto kRankZeroFirst = std::chrono::milliseconds(500);
+  if (launch.rank != 0) {
+    std::signal(SIGTERM, SIG_DFL);
+    std::this_thread::sleep_for(kRankZeroFirst);
+  }
+  fmt::print(stderr, "{}: rank {} on {}: {}\n", program, launch.rank, host_name(), line);
+  std::fflush(stdout);
+  std::fflush(stderr);
+  ranks.abort(exit_code);
+}
+
+}  // namespace fewbit::cli
