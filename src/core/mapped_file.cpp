@@ -46,8 +46,7 @@ MappedFile& MappedFile::operator=(MappedFile&& o) noexcept {
 void MappedFile::forget(int64_t begin, int64_t count) const {
   const int64_t page = ::sysconf(_SC_PAGESIZE);
   const int64_t first = (begin + page - 1) / page * page, last = (begin + count) / page * page;
-  if (last > first)
-    ::madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(last - first), MADV_DONTNEED);
+  if (last > first) ::madvise(const_cast<uint8_t*>(data_) + first, static_cast<size_t>(last - first), MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {

@@ -6,9 +6,9 @@
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
 #include "src/calib/cuts.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/quant/loop/block_transforms.h"
 #include "src/quant/loop/learned_rounding.h"
-#include "src/model/checkpoint_parts.h"
 #include "src/quant/rounding.h"
 #include "src/run/runner.h"
 

@@ -51,7 +51,7 @@ struct QuantReport {
   uint64_t seed = 0;
   int64_t samples = 0, seq_len = 0;
   double seconds = 0;
-  std::map<std::string, double> phases;         // seconds
+  std::map<std::string, double> phases;        // seconds
   std::map<std::string, int64_t> phase_peaks;  // bytes that the device had handed out (host memory without a GPU)
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
   int64_t planned_gpu_bytes = 0, planned_host_bytes = 0;  // what the plan had said of the two peaks

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "src/core/strings.h"
-#include "tools/cli/runner_commands.h"
+#include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
 
 namespace fewbit::cli {

@@ -1,7 +1,7 @@
 #pragma once
 // From checkpoints and their comparisons to a report's files: what `report` and `sweep` have in common.
 #include "src/eval/report.h"
-#include "tools/cli/compare_models.h"
+#include "tools/cli/evaluate/compare_models.h"
 
 namespace fewbit::cli {
 

@@ -1,5 +1,5 @@
 // Reading the data of `evaluate`: built-in text, text files, JSONL, pre-tokenized windows.
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/cli/report_models.h"
+#include "tools/cli/evaluate/report_models.h"
 
 #include <fmt/format.h>
 

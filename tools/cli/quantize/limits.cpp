@@ -1,4 +1,4 @@
-#include "tools/cli/limits.h"
+#include "tools/cli/quantize/limits.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

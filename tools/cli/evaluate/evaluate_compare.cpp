@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/eval/layers.h"
-#include "tools/cli/compare_models.h"
+#include "tools/cli/evaluate/compare_models.h"
 
 namespace fewbit::cli {
 namespace {

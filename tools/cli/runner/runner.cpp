@@ -8,7 +8,7 @@
 #include "src/run/engine.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
-#include "tools/cli/runner_commands.h"
+#include "tools/cli/runner/runner_commands.h"
 
 namespace fewbit::cli {
 namespace {

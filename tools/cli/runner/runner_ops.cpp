@@ -7,7 +7,7 @@
 
 #include "src/core/strings.h"
 #include "src/run/bench/ops_bench.h"
-#include "tools/cli/runner_commands.h"
+#include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
 
 namespace fewbit::cli {

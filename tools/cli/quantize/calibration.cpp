@@ -1,4 +1,4 @@
-#include "tools/cli/calibration.h"
+#include "tools/cli/quantize/calibration.h"
 
 #include <fmt/format.h>
 

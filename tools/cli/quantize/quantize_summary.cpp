@@ -1,4 +1,4 @@
-#include "tools/cli/quantize_summary.h"
+#include "tools/cli/quantize/quantize_summary.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,7 @@
 #include "src/core/strings.h"
 #include "src/quant/convert/convert.h"
 #include "src/quant/output/out_folder.h"
-#include "tools/cli/convert_commands.h"
+#include "tools/cli/convert/convert_commands.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {

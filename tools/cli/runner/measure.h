@@ -1,7 +1,7 @@
 #pragma once
 // `quantize --measure`: the perplexity of MODEL and of what became of it.
 #include "src/quant/output/report.h"
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tools/cli/runner_commands.h"
+#include "tools/cli/runner/runner_commands.h"
 
 namespace fewbit::cli {
 namespace {

@@ -2,7 +2,7 @@
 // Comparing checkpoints with a baseline: what `compare`, `report` and `sweep` have in common.
 #include <optional>
 
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
 

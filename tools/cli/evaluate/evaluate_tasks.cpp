@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "src/core/strings.h"
 #include "src/run/bench/bench_compare.h"
-#include "tools/cli/runner_commands.h"
+#include "tools/cli/runner/runner_commands.h"
 
 namespace fewbit::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "src/core/strings.h"
 #include "src/quant/loop/pipeline.h"
-#include "tools/cli/calibration.h"
-#include "tools/cli/report_models.h"
+#include "tools/cli/evaluate/report_models.h"
+#include "tools/cli/quantize/calibration.h"
 
 namespace fewbit::cli {
 namespace {

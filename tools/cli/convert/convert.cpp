@@ -8,7 +8,7 @@
 #include "formats/recognise.h"
 #include "src/core/strings.h"
 #include "src/model/synth.h"
-#include "tools/cli/convert_commands.h"
+#include "tools/cli/convert/convert_commands.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {

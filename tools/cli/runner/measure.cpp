@@ -1,4 +1,4 @@
-#include "tools/cli/measure.h"
+#include "tools/cli/runner/measure.h"
 
 namespace fewbit::cli {
 

@@ -1,4 +1,4 @@
-#include "tools/cli/compare_models.h"
+#include "tools/cli/evaluate/compare_models.h"
 
 #include <fmt/format.h>
 

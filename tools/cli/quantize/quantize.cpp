@@ -11,11 +11,11 @@
 #include "src/quant/output/companions.h"
 #include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
-#include "tools/cli/calibration.h"
-#include "tools/cli/limits.h"
-#include "tools/cli/measure.h"
 #include "tools/cli/options.h"
-#include "tools/cli/quantize_summary.h"
+#include "tools/cli/quantize/calibration.h"
+#include "tools/cli/quantize/limits.h"
+#include "tools/cli/quantize/quantize_summary.h"
+#include "tools/cli/runner/measure.h"
 
 namespace fewbit::cli {
 namespace {

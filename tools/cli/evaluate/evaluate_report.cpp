@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tools/cli/report_models.h"
+#include "tools/cli/evaluate/report_models.h"
 
 namespace fewbit::cli {
 namespace {

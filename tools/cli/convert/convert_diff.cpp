@@ -6,7 +6,7 @@
 
 #include "src/core/parallel.h"
 #include "src/eval/checkpoint_diff.h"
-#include "tools/cli/convert_commands.h"
+#include "tools/cli/convert/convert_commands.h"
 #include "tools/cli/options.h"
 
 namespace fewbit::cli {

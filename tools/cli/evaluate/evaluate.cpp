@@ -1,5 +1,5 @@
 // The commands of `evaluate`; each has its own file evaluate_NAME.cpp.
-#include "tools/cli/evaluate_data.h"
+#include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
 
