@@ -14,7 +14,7 @@ namespace fewbit {
 
 struct QuantPlan;
 struct PlanOptions;
-class Checkpoint;
+struct Checkpoint;
 
 // Bytes that a run may use.
 struct MemoryLimits {
