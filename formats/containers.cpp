@@ -6,9 +6,7 @@ namespace fewbit {
 
 ConstTensorView CheckpointIndex::view(const TensorInfo& t) const {
   FEWBIT_ASSERT(t.file >= 0 && static_cast<size_t>(t.file) < files.size());
-  const auto bytes = files[static_cast<size_t>(t.file)].bytes();
-  FEWBIT_ASSERT(t.begin >= 0 && t.bytes >= 0 && static_cast<uint64_t>(t.begin + t.bytes) <= bytes.size());
-  return {bytes.data() + t.begin, t.dtype, t.shape, {}};
+  return {files[static_cast<size_t>(t.file)].at(t.begin, t.bytes), t.dtype, t.shape, {}};
 }
 
 const std::vector<const Container*>& containers() {

@@ -85,8 +85,11 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
 
 void add_file(CheckpointIndex& index, const fs::path& path) {
   const int number = static_cast<int>(index.files.size());
-  index.files.emplace_back(path);
-  safetensors::Header header = safetensors::parse(index.files.back().bytes(), path.string());
+  const MappedFile& file = index.files.emplace_back(MappedFile::windowed(path));
+  const int64_t head = std::min(file.size(), safetensors::head_bytes(file));
+  safetensors::Header header =
+      safetensors::parse({file.at(0, head), static_cast<size_t>(head)}, file.size(), path.string());
+  file.forget(0, head);
   index.metadata.merge(header.metadata);
   for (TensorInfo& t : header.tensors) {
     t.file = number;

@@ -213,28 +213,40 @@ std::string printable(std::string_view text) {
   return out;
 }
 
+int64_t head_bytes(const MappedFile& file) {
+  if (file.size() < 8) return 8;
+  uint64_t length = 0;
+  std::memcpy(&length, file.at(0, 8), 8);
+  file.forget(0, 8);
+  return length > kMaxHeader ? 8 : 8 + static_cast<int64_t>(length);
+}
+
 Header parse(std::span<const uint8_t> file, const std::string& where) {
-  if (file.size() < 8) {
+  return parse(file, static_cast<int64_t>(file.size()), where);
+}
+
+Header parse(std::span<const uint8_t> head, int64_t file_bytes, const std::string& where) {
+  if (file_bytes < 8) {
     fail(ErrorKind::checkpoint,
-         where + ": too short for a safetensors file, expected at least 8 bytes, found " + std::to_string(file.size()));
+         where + ": too short for a safetensors file, expected at least 8 bytes, found " + std::to_string(file_bytes));
   }
   uint64_t length = 0;
-  std::memcpy(&length, file.data(), 8);
+  std::memcpy(&length, head.data(), 8);
   if (length > kMaxHeader) {
     fail(ErrorKind::checkpoint, where + ": header length " + std::to_string(length) +
                                     " exceeds the format's limit of " + std::to_string(kMaxHeader) +
                                     " bytes; is this a safetensors file?");
   }
-  if (length > file.size() - 8) {
+  if (static_cast<int64_t>(length) > file_bytes - 8) {
     fail(ErrorKind::checkpoint, where + ": header length " + std::to_string(length) + " exceeds the file of " +
-                                    std::to_string(file.size()) + " bytes; the file is cut short");
+                                    std::to_string(file_bytes) + " bytes; the file is cut short");
   }
-  const auto text = file.subspan(8, length);
+  const auto text = head.subspan(8, length);
   // The JSON parser would silently skip a byte order mark.
   if (text.size() >= 3 && text[0] == 0xef)
     fail(ErrorKind::checkpoint, where + ": header is not UTF-8 JSON: it begins with a byte order mark");
   const int64_t data_begin = 8 + static_cast<int64_t>(length);
-  const int64_t data_bytes = static_cast<int64_t>(file.size()) - data_begin;
+  const int64_t data_bytes = file_bytes - data_begin;
   HeaderEvents events(data_bytes);
   if (!json::sax_parse(text.begin(), text.end(), &events))
     fail(events.foreign ? ErrorKind::unsupported : ErrorKind::checkpoint, where + ": " + events.problem);

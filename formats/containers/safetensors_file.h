@@ -22,6 +22,10 @@ struct Header {
 // names the file in messages. Error{checkpoint}, or Error{unsupported} for a dtype or rank that is valid but
 // not ours.
 Header parse(std::span<const uint8_t> file, const std::string& where);
+// The same from the beginning of a file of `file_bytes`: `head` holds head_bytes() of it, or all where it is shorter.
+Header parse(std::span<const uint8_t> head, int64_t file_bytes, const std::string& where);
+// Bytes up to the data, as the file's first word says; 8 where the file cannot be one.
+int64_t head_bytes(const MappedFile& file);
 
 // The order in which the reference writer lays tensors out: dtype descending, then name ascending.
 bool written_before(const TensorInfo& a, const TensorInfo& b);

@@ -141,6 +141,13 @@ std::vector<HostLimit> host_limits() {
   return out;
 }
 
+std::optional<HostLimit> address_space_left() {
+  std::vector<HostLimit> out;
+  const auto mapped = parse_statm(text_of("/proc/self/statm"), ::sysconf(_SC_PAGESIZE)).value_or(MappedMemory{});
+  add_rlimit(RLIMIT_AS, mapped.all, "ulimit -v", out);
+  return out.empty() ? std::nullopt : std::optional(out.front());
+}
+
 HostLimit host_memory_left() {
   HostLimit smallest{kUnlimited, ""};
   for (const HostLimit& limit : host_limits())

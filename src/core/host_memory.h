@@ -21,6 +21,9 @@ std::vector<HostLimit> host_limits();
 // The smallest of them. Where the system tells nothing: INT64_MAX without a name.
 HostLimit host_memory_left();
 
+// What `ulimit -v` leaves; nothing where there is no such limit.
+std::optional<HostLimit> address_space_left();
+
 // Resident bytes of this process. `file` are pages of mapped files, which the system may take back; `anonymous` are
 // allocations, which it may not. Fields that the system does not tell are 0; the kernel counts pages in batches, so
 // that each may be off by some hundred KiB.

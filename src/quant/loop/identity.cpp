@@ -53,7 +53,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             {"allow-rtn", job.allow_rtn}};
   for (const MappedFile& file : c.store.index().files)
     j[file.path().filename().string()] =
-        fmt::format("{} bytes, samples {}", file.bytes().size(), digest_of_samples(file.path()));
+        fmt::format("{} bytes, samples {}", file.size(), digest_of_samples(file.path()));
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
