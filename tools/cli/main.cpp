@@ -29,6 +29,7 @@ const std::map<std::string, Program>& programs() {
         "  quantize \"gptq int3 g64\" model/ out/            one string, or the same as flags\n"
         "  quantize gptq --set '*.down_proj=int8' model/   other bits for some linears\n"
         "  quantize plan gptq model/                       what would be done, and what refused\n"
+        "  quantize status out/                            where a run stands, from another terminal\n"
         "  quantize list                                   methods, packings, formats, architectures\n"}},
       {"evaluate",
        {add_evaluate_commands,

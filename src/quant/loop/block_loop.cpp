@@ -32,7 +32,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       job_(job),
       journal_(journal),
       ropes_(ex, c.spec, windows.length),
-      phases_(ex),
+      phases_(ex, job.entered),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, windows.count > 0),
       chunks_{.windows = windows.count, .length = windows.length},

@@ -160,6 +160,13 @@ bool holds_work(const fs::path& partial) {
   return std::count(text.begin(), text.end(), '\n') > 1;
 }
 
+int64_t recorded_blocks(const fs::path& partial) {
+  const Log log = read_log(partial);
+  int64_t n = 0;
+  for (size_t i = 1; i < log.records.size(); ++i) n += sealed_from(log.records[i], n).has_value();
+  return n;
+}
+
 std::optional<std::string> finished_report(const fs::path& partial) {
   const Log log = read_log(partial);
   return log.records.empty() ? std::nullopt : finished_from(log.records.back());

@@ -45,6 +45,8 @@ class Journal {
 
 // Whether a run got so far that something would be lost without it.
 bool holds_work(const std::filesystem::path& partial);
+// How many blocks (the ends, where they have one, counted) the journal has records of. Reads only.
+int64_t recorded_blocks(const std::filesystem::path& partial);
 // The digest of the report of the checkpoint that finished() spoke of last; nothing where it was not called.
 std::optional<std::string> finished_report(const std::filesystem::path& partial);
 

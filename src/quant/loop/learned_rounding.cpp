@@ -201,6 +201,10 @@ LearnedResult learn_rounding(Exec& ex, const BlockLearning& job) {
   return result;
 }
 
+double learning_passes(int64_t windows) {
+  return 3. * kSteps * static_cast<double>(std::min(kBatch, windows)) + 2. * static_cast<double>(windows);
+}
+
 int64_t learning_bytes(const ModelSpec& spec, const std::vector<BlockOp>& ops, int64_t weights, int64_t windows,
                        int64_t len) {
   const int64_t seqs = std::min(kBatch, windows), tokens = seqs * len;

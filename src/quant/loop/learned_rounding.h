@@ -40,5 +40,8 @@ LearnedResult learn_rounding(Exec&, const BlockLearning&);
 
 // Device memory that it needs for a block of `weights` weights and windows of `len` tokens.
 int64_t learning_bytes(const ModelSpec&, const std::vector<BlockOp>&, int64_t weights, int64_t windows, int64_t len);
+// What it computes, in forward passes of one window through the block: of a step one, and twice as much on its way
+// back.
+double learning_passes(int64_t windows);
 
 }  // namespace fewbit

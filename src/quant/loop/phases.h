@@ -1,6 +1,7 @@
 #pragma once
 // Phases: how long the parts of a run took, by name, for the report; a profiler sees the same names.
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -13,12 +14,15 @@ namespace fewbit {
 
 class Phases {
  public:
-  explicit Phases(Exec& ex) : ex_(ex) {}
+  // `entered` is told when a phase begins.
+  using Entered = std::function<void(const std::string& phase)>;
+  explicit Phases(Exec& ex, Entered entered = {}) : ex_(ex), entered_(std::move(entered)) {}
 
   // Runs `work`, waits for the device and adds the time to the phase.
   template <class F>
   void timed(const std::string& phase, F&& work) {
     const ProfileRange range(phase.c_str());
+    if (entered_) entered_(phase);
     const Stopwatch t;
     reset_peak(ex_);
     work();
@@ -32,6 +36,7 @@ class Phases {
 
  private:
   Exec& ex_;
+  Entered entered_;
   std::map<std::string, double> seconds_;
   std::map<std::string, int64_t> peaks_;
 };

@@ -5,6 +5,7 @@
 
 #include "src/quant/loop/block_loop.h"
 #include "src/quant/loop/identity.h"
+#include "src/quant/loop/run_status.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
 
@@ -56,6 +57,20 @@ void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, co
   tell(job, c.spec, static_cast<double>(c.spec.layers));
 }
 
+// The job, with its progress in the status file too.
+QuantJob watched(const QuantJob& job, const ModelSpec& spec, StatusFile& status) {
+  QuantJob j = job;
+  j.progress = [&job, &spec, &status](const std::string& what, double fraction) {
+    status.reached(static_cast<int64_t>(fraction * static_cast<double>(spec.layers)), fraction);
+    if (job.progress) job.progress(what, fraction);
+  };
+  j.entered = [&job, &status](const std::string& phase) {
+    status.entered(phase);
+    if (job.entered) job.entered(phase);
+  };
+  return j;
+}
+
 // The checkpoint that was built becomes OUT; what the run needed besides goes, an OUT that was replaced too.
 void publish(Journal& journal, const QuantJob& job, RunFolder& folder) {
   namespace fs = std::filesystem;
@@ -86,8 +101,18 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   Journal journal(folder, identity_of(ex, c, plan, windows, job),
                   job.resume ? Journal::Start::resume : Journal::Start::fresh);
   if (!journal.note().empty()) report.note += (report.note.empty() ? "" : "; ") + journal.note();
-  BlockLoop loop(ex, c, plan, windows, job, journal);
-  run_blocks(loop, journal, c, job);
+  if (plan.time && journal.sealed_blocks() == 0) {  // the plan counts every block
+    report.planned_seconds = plan.time->phases;
+    report.planned_total_seconds = plan.time->seconds;
+  }
+  StatusFile status(folder.dir(), {.blocks = c.spec.layers,
+                                   .sealed_before = std::min(journal.sealed_blocks(), c.spec.layers),
+                                   .planned_seconds = report.planned_total_seconds,
+                                   .planned_host_bytes = plan.memory.host,
+                                   .planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0});
+  const QuantJob watched_job = watched(job, c.spec, status);
+  BlockLoop loop(ex, c, plan, windows, watched_job, journal);
+  run_blocks(loop, journal, c, watched_job);
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
@@ -103,6 +128,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
   report.planned_host_bytes = plan.memory.host;
   report.seconds = timer.seconds();
+  status.entered("write");
   if (job.progress) job.progress("writing the checkpoint", 0);
   write_output(c, plan, journal, job, report);
   publish(journal, job, folder);

@@ -25,6 +25,7 @@ struct QuantJob {
   int64_t shard_bytes = int64_t{5} << 30;
   std::function<bool()> stop_requested{};                            // asked between blocks
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
+  std::function<void(const std::string& phase)> entered{};           // a phase of the report begins
 };
 
 // Tells the caller that `done` blocks (and a part of the next) are finished.

@@ -34,12 +34,17 @@ std::string now() {
   return {text, std::strftime(text, sizeof text, "%FT%TZ", ::gmtime_r(&t, &utc))};
 }
 
-// The second line: of whoever holds the lock, or held it last.
-std::string holder() {
+std::string this_host() {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
+  return host;
+}
+
+// The second line: of whoever holds the lock, or held it last.
+std::string holder() {
   const auto lenient = nlohmann::json::error_handler_t::replace;
-  return nlohmann::json{{"host", host}, {"pid", ::getpid()}, {"started", now()}}.dump(-1, ' ', false, lenient) + "\n";
+  return nlohmann::json{{"host", this_host()}, {"pid", ::getpid()}, {"started", now()}}.dump(-1, ' ', false, lenient) +
+         "\n";
 }
 
 void write_holder(File& owner) {
@@ -47,14 +52,36 @@ void write_holder(File& owner) {
   owner.append_whole(holder());
 }
 
-// "HOST, process 17, since TIME"; a run that is just writing the line has none yet.
-std::string holder_of(const std::string& text) {
+// Nothing where the line is not there: a run that is just writing it has none yet.
+std::optional<RunHolder> holder_from(const std::string& text) {
   const auto j = nlohmann::json::parse(text.substr(std::min(text.size(), text.find('\n') + 1)), nullptr, false);
   if (!j.is_object() || !j.contains("host") || !j["host"].is_string() || !j.contains("pid") ||
       !j["pid"].is_number_integer() || !j.contains("started") || !j["started"].is_string())
-    return "another process";
-  return fmt::format("{}, process {}, since {}", j["host"].get<std::string>(), j["pid"].get<int64_t>(),
-                     j["started"].get<std::string>());
+    return std::nullopt;
+  return RunHolder{
+      .host = j["host"].get<std::string>(), .started = j["started"].get<std::string>(), .pid = j["pid"].get<int64_t>()};
+}
+
+// "HOST, process 17, since TIME"; a run that is just writing the line has none yet.
+std::string holder_of(const std::string& text) {
+  const std::optional<RunHolder> h = holder_from(text);
+  return h ? fmt::format("{}, process {}, since {}", h->host, h->pid, h->started) : "another process";
+}
+
+// Whether the process has the file open; nothing where its files cannot be seen. Only an owner has this file open.
+std::optional<bool> has_open(int64_t pid, const fs::path& file) {
+  struct stat wanted {
+  }, found{};
+  if (::stat(file.c_str(), &wanted) != 0) return false;
+  std::error_code ec;
+  const fs::path proc = fmt::format("/proc/{}", pid);
+  if (fs::exists("/proc/self", ec) && !fs::exists(proc, ec)) return false;
+  fs::directory_iterator it(proc / "fd", ec);
+  if (ec) return std::nullopt;
+  for (const fs::directory_iterator end; !ec && it != end; it.increment(ec))
+    if (::stat(it->path().c_str(), &found) == 0 && found.st_dev == wanted.st_dev && found.st_ino == wanted.st_ino)
+      return true;
+  return false;
 }
 
 // The version in the mark; nothing where it is no mark.
@@ -139,6 +166,18 @@ fs::path place_of(const fs::path& out) {
 }
 
 fs::path partial_of(const fs::path& out) { return fmt::format("{}.partial", place_of(out).string()); }
+
+std::optional<RunHolder> holder_of_run(const fs::path& dir) {
+  const File owner = File::with_flags(dir / kOwner, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
+  struct stat st {};
+  if (!owner.open() || ::fstat(owner.fd(), &st) != 0 || !S_ISREG(st.st_mode) || st.st_size > kMaxMark)
+    return std::nullopt;
+  const std::string text = owner.read_all();
+  if (!format_of(text)) return std::nullopt;
+  RunHolder h = holder_from(text).value_or(RunHolder{});
+  if (h.host == this_host()) h.holds = h.pid == ::getpid() ? std::optional(true) : has_open(h.pid, dir / kOwner);
+  return h;
+}
 
 std::optional<RunFolder> RunFolder::make(const fs::path& dir) {
   fs::path hidden;

@@ -5,6 +5,7 @@
 // of a run without its mark. What has no mark is never touched.
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "src/core/file_io.h"
 
@@ -13,6 +14,15 @@ namespace fewbit {
 // Where OUT really is: without a trailing slash, and where a symbolic link leads.
 std::filesystem::path place_of(const std::filesystem::path& out);
 std::filesystem::path partial_of(const std::filesystem::path& out);  // OUT.partial
+
+// The process that a run's folder belongs to, as the folder says.
+struct RunHolder {
+  std::string host, started;  // "2026-11-23T23:30:00Z"
+  int64_t pid = 0;
+  std::optional<bool> holds{};  // whether it holds the folder now; nothing where this machine cannot tell
+};
+// Nothing where `dir` is no run's folder. Reads only, and locks nothing.
+std::optional<RunHolder> holder_of_run(const std::filesystem::path& dir);
 
 inline constexpr const char* kBuilt = "checkpoint";  // in OUT.partial: what becomes OUT
 

@@ -71,6 +71,10 @@ Json json_of(const MemoryPlan& m) {
   return j;
 }
 
+Json json_of(const TimePlan& t) {
+  return {{"seconds", t.seconds}, {"phases", t.phases}, {"measuring_seconds", t.measuring}};
+}
+
 std::string to_json(const QuantReport& r) {
   Json j = {{"recipe", r.recipe},
             {"model", r.model},
@@ -84,6 +88,8 @@ std::string to_json(const QuantReport& r) {
             {"note", r.note},
             {"seconds", r.seconds},
             {"phases", r.phases},
+            {"planned_seconds", r.planned_seconds},
+            {"planned_total_seconds", r.planned_total_seconds},
             {"phase_peaks", r.phase_peaks},
             {"peak_gpu_bytes", r.peak_gpu_bytes},
             {"peak_host_bytes", r.peak_host_bytes},
@@ -115,6 +121,7 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
             {"peak_gpu_bytes", p.memory.device},
             {"peak_host_bytes", p.memory.host},
             {"memory", json_of(p.memory)},
+            {"time", p.time ? json_of(*p.time) : Json()},
             {"source_bytes", p.source_bytes},
             {"out_bytes", p.out_bytes},
             {"bits_per_weight", p.bits_per_weight},

@@ -51,8 +51,10 @@ struct QuantReport {
   uint64_t seed = 0;
   int64_t samples = 0, seq_len = 0;
   double seconds = 0;
-  std::map<std::string, double> phases;        // seconds
-  std::map<std::string, int64_t> phase_peaks;  // bytes that the device had handed out (host memory without a GPU)
+  std::map<std::string, double> phases;           // seconds
+  std::map<std::string, double> planned_seconds;  // what the plan had said of them; empty where it knew no rates
+  double planned_total_seconds = 0;               // and of `seconds`
+  std::map<std::string, int64_t> phase_peaks;     // bytes that the device had handed out (host memory without a GPU)
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
   int64_t planned_gpu_bytes = 0, planned_host_bytes = 0;  // what the plan had said of the two peaks
   int64_t scratch_bytes = 0;                              // of the calibration's states on disk, at their most

@@ -2,6 +2,7 @@
 // The plan says what will be done to every linear, or why not (all refusals at once), before anything is computed. It
 // is a pure function of the checkpoint, the rules and the registries.
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,12 +50,20 @@ struct Refusal {
   std::string name, reason;
 };
 
+// How long a run will take, where its rates were measured (rates.h). Seconds by the phases of the report.
+struct TimePlan {
+  std::map<std::string, double> phases{};
+  double seconds = 0;    // of the whole run, without the measurement
+  double measuring = 0;  // that the measurement took
+};
+
 struct QuantPlan {
   const CheckpointFormat* format = nullptr;
   std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
   std::vector<Refusal> refusals;
   int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
-  MemoryPlan memory{};         // where calibration lies and what it computes again; the bits do not depend on it
+  MemoryPlan memory{};  // where calibration lies and what it computes again; the bits do not depend on it
+  std::optional<TimePlan> time{};
   double bits_per_weight = 0;  // over the quantized linears, scales and zeros included
   Needs needs = Needs::nothing;
   std::vector<const Transform*> transforms{};  // applied to every block, in order

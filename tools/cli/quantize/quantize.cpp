@@ -1,4 +1,4 @@
-// `quantize RECIPE [MODEL [OUT]]`, `quantize plan …`, `quantize list`.
+// `quantize RECIPE [MODEL [OUT]]`, `quantize plan …`, `quantize status OUT`, `quantize list`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +15,8 @@
 #include "tools/cli/quantize/calibration.h"
 #include "tools/cli/quantize/limits.h"
 #include "tools/cli/quantize/quantize_summary.h"
+#include "tools/cli/quantize/status.h"
+#include "tools/cli/quantize/times.h"
 #include "tools/cli/runner/measure.h"
 
 namespace fewbit::cli {
@@ -291,9 +293,10 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
     say(a.common, job.precision->summary() + "\n");
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
-  const QuantPlan plan = make_plan(c, options);
+  QuantPlan plan = make_plan(c, options);
+  if (plan.refusals.empty() && plan.memory.refusal.empty()) add_times(ex, c, options, job.out, plan);
   if (plan_only) {
-    say(a.common, plan_table(plan, c, options));
+    say(a.common, plan_table(plan, c, options) + time_table(plan, options.on_gpu && !ex.on_cuda()));
     write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
     if (!plan.refusals.empty())
       fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
@@ -303,6 +306,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
   if (!folder) folder.emplace(claim_out(model, job));
   if (plan.calibrates() && windows.count == 0) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  say(a.common, expected_line(plan));
   install_stop_handler();
   job.stop_requested = stop_requested;
   job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
@@ -348,6 +352,7 @@ void add_quantize_commands(CLI::App& app) {
       app.add_subcommand("plan", "Print what would be done to every linear, and what is refused; write nothing");
   add_arguments(*plan, *plan_args);
   CLI::App* list = app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version");
+  add_status_command(app);
   plan->callback([plan, plan_args] { run_quantize(*plan, *plan_args, true); });
   list->callback(run_list);
   app.callback([&app, args] {

@@ -57,7 +57,9 @@ std::string summary_of(const QuantReport& r) {
     s += fmt::format("GPU {} ({} planned), ", human_bytes(r.peak_gpu_bytes), human_bytes(r.planned_gpu_bytes));
   s += fmt::format("host {} ({} planned){}\n", human_bytes(r.peak_host_bytes), human_bytes(r.planned_host_bytes),
                    r.scratch_bytes > 0 ? fmt::format("; {} of states on disk", human_bytes(r.scratch_bytes)) : "");
-  s += fmt::format("{} written in {} on {}\n", r.out, human_seconds(r.seconds), r.device);
+  const std::string planned =
+      r.planned_total_seconds > 0 ? fmt::format(" ({} planned)", human_seconds(r.planned_total_seconds)) : "";
+  s += fmt::format("{} written in {}{} on {}\n", r.out, human_seconds(r.seconds), planned, r.device);
   return s;
 }
 

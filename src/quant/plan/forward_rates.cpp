@@ -1,0 +1,139 @@
+// What the ops of a block cost for a token: each is run by itself on a few of them. Products are taken at the width of
+// their input and a part of their outputs; attention over a whole window for the query heads of one key.
+#include <algorithm>
+
+#include "kernels/products/gemm.h"
+#include "src/model/op_slots.h"
+#include "src/quant/plan/rate_probe.h"
+#include "src/run/block.h"
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kRows = 512;      // of the small ops
+constexpr int64_t kWindow = 2048;   // longest that attention is run over
+constexpr double kFlop = 5e8;       // of a product, to begin with
+constexpr double kTooShort = 3e-3;  // seconds: a product that is over sooner is run at its real size
+
+double seen(double tokens, int64_t window) {
+  const double growing = window > 0 ? std::min(tokens, static_cast<double>(window)) : tokens;
+  return growing * (growing + 1) / 2 + (tokens - growing) * static_cast<double>(window);
+}
+
+class Probe {
+ public:
+  Probe(Exec& ex, const Checkpoint& c, int kind, const RateOptions& o)
+      : ex_(ex),
+        spec_(c.spec),
+        ops_(c.spec.kinds[static_cast<size_t>(kind)]),
+        options_(o),
+        weights_(load_vectors(ex, c, layer_of(kind), o.dtype)),
+        ropes_(ex, c.spec, o.chunks.length) {
+    Tensor host = Tensor::host(DType::i32, {kWindow});
+    for (int64_t t = 0; t < kWindow; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % o.chunks.length);
+    positions_ = ex.to_device(host);
+  }
+
+  double token_seconds(const BlockOp& op) {
+    if (const auto* a = std::get_if<Attention>(&op)) return attention(*a);
+    if (const auto* m = std::get_if<Moe>(&op)) return mixture(*m);
+    if (!std::holds_alternative<Linears>(op)) return small(op);
+    double s = 0;
+    for (const LinearDef& l : linears_of(op)) s += product(options_.chunks.most_rows(), l.out_features, l.in_features);
+    return s;
+  }
+
+ private:
+  int64_t layer_of(int kind) const {
+    int64_t layer = 0;
+    while (spec_.kind(layer) != kind) ++layer;
+    return layer;
+  }
+
+  // Of a linear: seconds for a token.
+  double product(int64_t rows, int64_t out, int64_t in) {
+    const auto run = [&](int64_t n, int64_t some) {
+      const Tensor x = some_values(ex_, options_.dtype, n, in, 1), w = some_values(ex_, options_.dtype, some, in, 2);
+      const double s = seconds_of(ex_, [&] { gemm(ex_, x, w, {}, ex_.alloc(options_.dtype, {n, some})); });
+      return std::pair(s, s / static_cast<double>(n * some) * static_cast<double>(out));
+    };
+    const int64_t n = std::min(rows, kRows);
+    const auto fit = static_cast<int64_t>(kFlop / 2 / static_cast<double>(n * in)) / 64 * 64;
+    const int64_t some = std::min(out, std::max<int64_t>(64, fit));
+    auto [taken, token] = run(n, some);
+    if (taken < kTooShort && (n < rows || some < out)) token = run(rows, out).second;
+    return token;
+  }
+
+  // Every token goes to some experts, each of which has few.
+  double mixture(const Moe& m) {
+    const int64_t rows = options_.chunks.most_rows();
+    const int64_t each = std::max<int64_t>(1, rows * m.top_k / m.experts);
+    double s = 0;
+    for (const LinearDef* l : {&m.gate, &m.up, &m.down}) s += product(each, l->out_features, l->in_features);
+    return s * m.top_k + product(rows, m.experts, m.hidden);
+  }
+
+  double attention(const Attention& op) {
+    Attention one = op;  // the query heads of one key
+    one.heads = op.heads / op.kv_heads;
+    one.kv_heads = 1;
+    one.sinks.clear();
+    const int64_t n = std::min(options_.chunks.length, kWindow);
+    const Tensor q = some_values(ex_, options_.dtype, n, one.heads * op.head_dim, 3);
+    const Tensor k = some_values(ex_, options_.dtype, n, op.head_dim, 4);
+    Activations act;
+    act[op.q] = q;
+    act[op.k] = act[op.v] = k;
+    const double s = seconds_of(ex_, [&] {
+      const Tensor out = ex_.alloc(options_.dtype, q.shape());
+      act[op.out] = out;
+      run_op(ex_, one, weights_, ropes_, layout(n), act);
+    });
+    const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
+    const double longer = seen(length, op.window) / length / (seen(part, op.window) / part);
+    return s / part * longer * op.kv_heads;
+  }
+
+  // Norms, rotations and the like, with the memory that a pass takes for what they write.
+  double small(const BlockOp& op) {
+    const int64_t n = std::min(options_.chunks.length, kRows);
+    std::vector<Tensor> memory;
+    Activations act;
+    const std::vector<Slot> read = slots_read(op), written = slots_written(op);
+    const auto width = [&](Slot s) { return s == Slot::x ? spec_.hidden : slot_features(spec_, ops_, s); };
+    for (const std::vector<Slot>* slots : {&read, &written})
+      for (const Slot s : *slots)
+        if (!act[s].data) act[s] = memory.emplace_back(some_values(ex_, options_.dtype, n, width(s), 5));
+    const bool in_place = std::holds_alternative<GatedAct>(op);
+    const double s = seconds_of(ex_, [&] {
+      std::vector<Tensor> fresh;
+      for (const Slot w : written)
+        if (!in_place && w != Slot::x && std::find(read.begin(), read.end(), w) == read.end())
+          act[w] = fresh.emplace_back(ex_.alloc(options_.dtype, {n, width(w)}));
+      run_op(ex_, op, weights_, ropes_, layout(n), act);
+    });
+    return s / static_cast<double>(n);
+  }
+
+  TokenLayout layout(int64_t n) const { return {.seqs = 1, .positions = positions_.view().row_range(0, n)}; }
+
+  Exec& ex_;
+  const ModelSpec& spec_;
+  const std::vector<BlockOp>& ops_;
+  const RateOptions& options_;
+  BlockWeights weights_;
+  RopeTables ropes_;
+  Tensor positions_;
+};
+
+}  // namespace
+
+std::vector<double> op_seconds(Exec& ex, const Checkpoint& c, int kind, const RateOptions& o) {
+  Probe probe(ex, c, kind, o);
+  std::vector<double> all;
+  for (const BlockOp& op : c.spec.kinds[static_cast<size_t>(kind)]) all.push_back(probe.token_seconds(op));
+  return all;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,30 @@
+#pragma once
+// What the parts of a measurement of rates share (rates.h): a clock, numbers to work on, and widths that get larger
+// while there is time for them.
+#include <functional>
+#include <vector>
+
+#include "src/core/stopwatch.h"
+#include "src/quant/plan/rates.h"
+
+namespace fewbit {
+
+// Seconds of `work`. What is over at once is repeated, and the mean taken; on a GPU the first call, which loads
+// kernels, does not count.
+double seconds_of(Exec&, const std::function<void()>& work);
+
+double median_of(std::vector<double> values);  // of at least one
+
+// [rows, cols] values between -0.5 and 0.5 on the device; neighbouring columns are alike, so that a Gram matrix of them
+// looks like one of activations.
+Tensor some_values(Exec&, DType, int64_t rows, int64_t cols, uint64_t seed);
+
+// Calls `probe` with ascending widths for as long as the next one is expected to take less than `seconds`, given that
+// it takes `power` powers of the width; the first always.
+void at_widths(const std::vector<int64_t>& widths, double seconds, int power,
+               const std::function<void(int64_t)>& probe);
+
+// Seconds for a token of every op of a kind of block, in the dtype and the windows of the options.
+std::vector<double> op_seconds(Exec&, const Checkpoint&, int kind, const RateOptions&);
+
+}  // namespace fewbit

@@ -1,0 +1,336 @@
+#include "src/quant/plan/rates.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "kernels/statistics/column_stats.h"
+#include "kernels/statistics/gram.h"
+#include "src/core/hash.h"
+#include "src/core/parallel.h"
+#include "src/core/rng.h"
+#include "src/quant/loop/block_encoding.h"
+#include "src/quant/loop/measure.h"
+#include "src/quant/plan/rate_probe.h"
+#include "src/quant/rounding.h"
+#include "src/run/upload_as.h"
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kTokens = 512;         // that the sums of a probe are of
+constexpr int64_t kNarrowest = 256;      // width of a probe between the model's own: all groups and blocks divide it
+constexpr double kShortest = 5e-3;       // seconds: what is over sooner is measured again
+constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
+constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
+
+// Widths of linears' inputs in the model, and others below and between them, ascending.
+std::vector<int64_t> widths_of(const QuantPlan& plan) {
+  std::set<int64_t> widths;
+  for (const PlannedLinear& p : plan.linears)
+    if (!p.keep) widths.insert(p.linear.in);
+  const std::vector<int64_t> own(widths.begin(), widths.end());
+  for (const int64_t n : own)
+    for (int64_t less = n / 2; less >= kNarrowest; less /= 2)
+      if (const int64_t w = less / kNarrowest * kNarrowest; widths.count(w) == 0) widths.insert(w);
+  return {widths.begin(), widths.end()};
+}
+
+using Points = std::vector<std::pair<int64_t, double>>;
+
+// Statistics n wide of values that are alike, as a block's are in both streams, and what they cost.
+struct Sums {
+  InputStats stats{};
+  double gram = 0, cross = 0;  // seconds for a token
+};
+Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
+  const Tensor x = some_values(ex, dtype, kTokens, n, 6);
+  Sums s;
+  s.stats.tokens = kTokens;
+  s.stats.gram = ex.alloc_zeros(DType::f32, {n, n});
+  s.gram = seconds_of(ex, [&] { add_gram_half(ex, x, s.stats.gram); }) / kTokens;
+  ex.zero(s.stats.gram);
+  add_gram_half(ex, x, s.stats.gram);
+  fill_gram_half(ex, s.stats.gram);
+  if (!crossed) return s;
+  s.stats.cross = ex.alloc_zeros(DType::f32, {n, n});
+  s.cross = seconds_of(ex, [&] { cross_gram(ex, x, x, s.stats.cross); }) / kTokens;
+  ex.copy(s.stats.gram, s.stats.cross);  // the shift of targets takes as long whatever it is
+  return s;
+}
+
+// One linear as BlockCoder codes and measures it.
+struct Coded {
+  double coding = 0, measuring = 0;
+};
+Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputStats* stats) {
+  p.linear.out = out;
+  p.linear.in = in;
+  if (p.recipe.spec.out_group > out) p.recipe.spec.out_group = out;
+  const Tensor w = some_values(ex, DType::f32, out, in, 7);
+  const auto timed = [&](auto&& work) {
+    ex.sync();
+    const Stopwatch t;
+    work();
+    ex.sync();
+    return t.seconds();
+  };
+  Coded c;
+  LinearRecord record;
+  if (p.blocks) {
+    EncodedBlocks e;
+    c.coding = timed([&] { e = encode_blocks(ex, p, w, stats); });
+    c.measuring = timed([&] { measure(ex, w, ex.to_device(e.values), std::nullopt, stats, record); });
+    return c;
+  }
+  MethodResult r;
+  c.coding = timed([&] {
+    r = p.recipe.method->quantize(ex, {.name = p.linear.name,
+                                       .weight = w,
+                                       .stats = stats,
+                                       .spec = p.recipe.spec,
+                                       .effort = p.recipe.effort,
+                                       .act_order = p.recipe.act_order,
+                                       .damp = p.recipe.damp,
+                                       .allow_rtn = true});
+  });
+  c.measuring = timed([&] { measure(ex, w, r.linear, stats, record); });
+  return c;
+}
+
+// The median of some: a probe is short beside what else the machine does.
+template <class F>
+Coded usual(const F& code) {
+  std::vector<double> coding, measuring;
+  for (int i = 0; i < 3; ++i) {
+    const Coded c = code();
+    coding.push_back(c.coding);
+    measuring.push_back(c.measuring);
+  }
+  return {median_of(std::move(coding)), median_of(std::move(measuring))};
+}
+
+// The rates of a recipe's linears, from a few rows and more of them at each width.
+LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, bool crossed,
+                         const RateOptions& o, double seconds) {
+  const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
+  const int64_t few = int64_t{16} * thread_count(), many = 4 * few;
+  Points row, system, factor, measuring;
+  at_widths(widths, seconds, sums ? 3 : 1, [&](int64_t n) {
+    if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
+    std::optional<Sums> s;
+    if (sums) s = sums_of(ex, n, crossed, o.dtype);
+    const InputStats* stats = s ? &s->stats : nullptr;
+    const Coded first = code_once(ex, p, few, n, stats);
+    const auto of = [&](int64_t out) { return usual([&] { return code_once(ex, p, out, n, stats); }); };
+    Coded less = of(few), more = of(many);
+    double rows = static_cast<double>(many - few);
+    if (more.coding < kShortest) {  // a fast device: enough rows to fill it
+      const int64_t most = 16 * many;
+      less = more;
+      more = of(most);
+      rows = static_cast<double>(most - many);
+    }
+    const double each = std::max(0.0, more.coding - less.coding) / rows;
+    row.emplace_back(n, each);
+    system.emplace_back(n, std::max(0.0, less.coding - each * static_cast<double>(few)));
+    factor.emplace_back(n, std::max(0.0, first.coding - less.coding));
+    measuring.emplace_back(n, std::max(0.0, more.measuring - less.measuring) / rows);
+  });
+  return {
+      .row = law_of(1, row), .system = law_of(2, system), .factor = law_of(2, factor), .measure = law_of(1, measuring)};
+}
+
+// Packing goes by the codes' count alone: of the plan's smallest linear of this recipe.
+double pack_seconds(const PlannedLinear& p) {
+  if (!p.packing) return 0;
+  const QuantSpec& spec = p.recipe.spec;
+  const int64_t out = p.linear.out, in = p.linear.in;
+  QuantizedLinear q;
+  q.spec = spec;
+  q.codes = Tensor::host_zeros(DType::u8, {out, in});
+  q.scales = Tensor::host_zeros(DType::f32, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)});
+  std::fill_n(q.scales.as<float>(), q.scales.numel(), 1.f);
+  if (spec.grid == Grid::integer && !spec.symmetric) q.zeros = Tensor::host_zeros(DType::u8, {out, spec.groups(in)});
+  if (spec.two_level()) q.global_scale = 1;
+  if (spec.activations == ActQuant::tensor) q.input_scale = 1;
+  if (p.recipe.act_order == ActOrder::full) {
+    q.group_of = Tensor::host(DType::i32, {in});
+    for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i / spec.group_size(in));
+  }
+  const Stopwatch t;
+  (void)p.packing->pack(p.linear.name, q);
+  (void)content_hash(q);
+  return t.seconds() / static_cast<double>(out * in);
+}
+
+// A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
+double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, const PlannedLinear& like, int64_t n) {
+  std::vector<BlockOp> ops = {Norm{Slot::x, Slot::h, NormKind::rms, "norm", n, 1e-6f}, Linears{Slot::h, {}}};
+  TransformJob job{.ops = &ops, .migration = plan.migration};
+  BlockF32 block;
+  constexpr Slot kOut[kConsumers] = {Slot::q, Slot::k, Slot::v};
+  for (int i = 0; i < kConsumers; ++i) {
+    const std::string name = std::string("linear") += static_cast<char>('0' + i);
+    std::get<Linears>(ops[1]).items.push_back({name, kOut[i], kTransformRows, n});
+    job.targets[name] = {like.recipe.spec, like.recipe.effort, like.recipe.method};
+    block.weights[name + ".weight"] = some_values(ex, DType::f32, kTransformRows, n, static_cast<uint64_t>(8 + i));
+  }
+  block.vectors["norm.weight"].value.assign(static_cast<size_t>(n), 1.f);
+  job.absorbers = usable_absorbers(ops, job.targets);
+  if (job.absorbers.empty()) return 0;
+  ActivationStats& s = job.stats[job.absorbers[0].name];
+  s.input = sums_of(ex, n, false, DType::f32).stats;
+  s.absmax = ex.alloc_zeros(DType::f32, {n});
+  s.abssum = ex.alloc_zeros(DType::f64, {n});
+  s.sample = some_values(ex, DType::f32, 4 * kTokens, n, 6);
+  column_stats(ex, s.sample.view().row_range(0, kTokens), {}, s.absmax, s.abssum);
+  ex.sync();
+  const Stopwatch timer;
+  t.apply(ex, job, block);
+  ex.sync();
+  return timer.seconds() / kConsumers;
+}
+
+void measure_sums(Exec& ex, const std::vector<int64_t>& widths, bool crossed, const RateOptions& o, Rates& r) {
+  Points gram, cross;
+  at_widths(widths, o.budget / 16, 2, [&](int64_t n) {
+    const Sums s = sums_of(ex, n, crossed, o.dtype);
+    gram.emplace_back(n, s.gram);
+    cross.emplace_back(n, s.cross);
+  });
+  r.gram = law_of(1, gram);
+  r.cross = law_of(1, cross);
+}
+
+void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>& widths, bool crossed,
+                     const RateOptions& o, Rates& r) {
+  std::map<std::string, const PlannedLinear*> smallest;
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.keep || p.layout().empty()) continue;
+    const PlannedLinear*& at = smallest[rate_key(p)];
+    if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
+  }
+  for (const auto& [key, p] : smallest) {
+    const double share = o.budget / 5 / static_cast<double>(smallest.size());
+    r.linears[key] = linear_rates(ex, *p, widths, crossed, o, share);
+    r.linears[key].pack = pack_seconds(*p);
+  }
+  const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
+                                 [](const PlannedLinear& p) { return !p.keep && p.recipe.method; });
+  if (o.chunks.windows == 0 || like == plan.linears.end()) return;
+  for (const Transform* t : plan.transforms) {
+    Points points;
+    at_widths(widths, o.budget / 5, 2,
+              [&](int64_t n) { points.emplace_back(n, transform_seconds(ex, *t, plan, *like, n)); });
+    r.transforms[std::string(t->name)] = law_of(1, points);
+  }
+}
+
+// Stored weights into f32, where the method works.
+double convert_seconds(Exec& ex) {
+  constexpr int64_t kWeights = int64_t{2} << 20;
+  const Tensor stored = Tensor::host_zeros(DType::bf16, {kWeights});
+  return seconds_of(ex, [&] { (void)upload_as(ex, stored, DType::f32); }) / static_cast<double>(kWeights);
+}
+
+}  // namespace
+
+double Law::at(int64_t n) const {
+  const double p = std::pow(static_cast<double>(n), power);
+  return low * p + high * p * static_cast<double>(n);
+}
+
+Law law_of(int power, const std::vector<std::pair<int64_t, double>>& points) {
+  Law law{.power = power};
+  if (points.empty()) return law;
+  const auto [n2, t2] = points.back();
+  const auto b = static_cast<double>(n2);
+  const double y2 = t2 / std::pow(b, power);  // low + high * n
+  law.high = y2 / b;
+  if (points.size() == 1) return law;
+  const auto [n1, t1] = points[points.size() - 2];
+  const auto a = static_cast<double>(n1);
+  const double slope = (y2 - t1 / std::pow(a, power)) / (b - a);
+  law.high = std::clamp(slope, 0.0, y2 / b);
+  law.low = y2 - law.high * b;
+  return law;
+}
+
+std::string rate_key(const PlannedLinear& p) { return fmt::format("{} {}", p.recipe.str(), p.layout()); }
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double seconds_of(Exec& ex, const std::function<void()>& work) {
+  const auto once = [&] {
+    const Stopwatch t;
+    work();
+    ex.sync();
+    return t.seconds();
+  };
+  ex.sync();
+  double seconds = once();
+  if (!ex.on_cuda() && seconds >= kShortest) return seconds;
+  int times = 0;
+  for (seconds = 0; times < 8 && seconds < kShortest; ++times) seconds += once();
+  return seconds / times;
+}
+
+Tensor some_values(Exec& ex, DType dtype, int64_t rows, int64_t cols, uint64_t seed) {
+  constexpr int64_t kMost = int64_t{1} << 20;  // made anew; rows behind them are copies
+  const int64_t fresh = std::min(rows, std::max<int64_t>(1, kMost / cols));
+  const Tensor host = Tensor::host(DType::f32, {fresh, cols});
+  for (int64_t r = 0; r < fresh; ++r) {
+    float before = 0;
+    uint64_t state = mix64(seed * 0x10001u + static_cast<uint64_t>(r));
+    for (int64_t c = 0; c < cols; ++c) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      const float value = static_cast<float>(state >> 40) * 0x1p-24f - 0.5f;
+      before = 0.5f * before + 0.5f * value;
+      host.as<float>()[r * cols + c] = before;
+    }
+  }
+  const Tensor some = upload_as(ex, host, dtype);
+  Tensor all = ex.alloc(dtype, {rows, cols});
+  for (int64_t r = 0; r < rows; r += fresh) {
+    const int64_t n = std::min(fresh, rows - r);
+    ex.copy(some.view().row_range(0, n), all.view().row_range(r, r + n));
+  }
+  return all;
+}
+
+void at_widths(const std::vector<int64_t>& widths, double seconds, int power,
+               const std::function<void(int64_t)>& probe) {
+  for (size_t i = 0; i < widths.size(); ++i) {
+    const Stopwatch t;
+    probe(widths[i]);
+    if (i + 1 == widths.size()) return;
+    const double larger = static_cast<double>(widths[i + 1]) / static_cast<double>(widths[i]);
+    if (t.seconds() * std::pow(larger, power) > seconds) return;
+  }
+}
+
+Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const RateOptions& o) {
+  const Stopwatch timer;
+  Rates r;
+  const bool crossed = has(plan.needs, Needs::cross);
+  const std::vector<int64_t> widths = widths_of(plan);
+  if (o.chunks.windows > 0) {
+    for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
+      r.op.push_back(op_seconds(ex, c, static_cast<int>(kind), o));
+    measure_sums(ex, widths, crossed, o, r);
+  }
+  measure_linears(ex, plan, widths, crossed, o, r);
+  r.convert = convert_seconds(ex);
+  r.bytes = measure_bytes(ex, c, plan, o);
+  r.seconds = timer.seconds();
+  return r;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,225 @@
+#include "src/quant/plan/time_plan.h"
+
+#include <algorithm>
+
+#include "src/calib/cuts.h"
+#include "src/model/absorb.h"
+#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/rates.h"
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
+
+// Seconds of a run by phase, block for block.
+class Times {
+ public:
+  Times(const Checkpoint& c, const QuantPlan& plan, const Chunks& chunks, DType dtype, const Rates& rates)
+      : ckpt_(c),
+        spec_(c.spec),
+        plan_(plan),
+        chunks_(chunks),
+        elem_(bytes_of(dtype)),
+        rates_(rates),
+        streams_(has(plan.needs, Needs::cross) ? 2 : 1) {}
+
+  TimePlan all() {
+    for (int64_t layer = 0; layer < spec_.layers; ++layer) {
+      load(layer);
+      if (plan_.calibrates()) {
+        transform(layer);
+        passes(layer);
+        learn(layer);
+      }
+      for (const BlockOp& op : spec_.block(layer)) linears_at(layer, op);
+    }
+    ends();
+    write();
+    for (const auto& [phase, s] : t_.phases) t_.seconds += s;
+    t_.measuring = rates_.seconds;
+    return std::move(t_);
+  }
+
+ private:
+  static double wide(int64_t n) { return static_cast<double>(n); }
+  double tokens() const { return wide(chunks_.tokens()); }
+  const PlannedLinear* planned(int64_t layer, const LinearDef& l) const {
+    return plan_.find(spec_.prefix(layer) + l.name);
+  }
+  static int64_t size_of(const LinearDef& l) { return l.out_features * l.in_features; }
+
+  // Every weight is read once from the disk; the method has it in f32, the passes in their own type, transforms both.
+  void load(int64_t layer) {
+    double weights = 0, quantized = 0, bytes = 0;
+    for (const BlockOp& op : spec_.block(layer))
+      for (const LinearDef& l : linears_of(op)) {
+        weights += wide(size_of(l));
+        const PlannedLinear* p = planned(layer, l);
+        if (p) quantized += wide(size_of(l));
+        bytes += p ? wide(p->source_bytes) : 2 * wide(size_of(l));
+      }
+    const double times = plan_.calibrates() ? weights + quantized : quantized;
+    t_.phases["load"] += times * rates_.convert + bytes * (1 - rates_.bytes.resident) * rates_.bytes.source;
+  }
+
+  void transform(int64_t layer) {
+    if (plan_.transforms.empty()) return;
+    const std::vector<BlockOp>& ops = spec_.block(layer);
+    const std::vector<Absorber> absorbers = absorbers_of(ops);
+    if (absorbers.empty()) return;
+    const double seen = std::min(wide(kTransformTokens), tokens());
+    size_t last = 0;
+    double sums = 0;
+    for (const Absorber& a : absorbers) {
+      last = std::max(last, a.consumers.front());
+      sums += rates_.gram.at(a.features * a.repeat) * (a.expert < 0 ? 1 : share_of_expert(ops[a.op]));
+    }
+    const double pass = forward_seconds(rates_, spec_.kind(layer), 0, last, static_cast<int64_t>(seen));
+    for (const Transform* t : plan_.transforms) {
+      t_.phases["observe"] += pass + seen * sums;
+      const Law& law = rates_.transforms.at(std::string(t->name));
+      for (const Absorber& a : absorbers)
+        t_.phases["transform"] += law.at(a.features * a.repeat) * wide(static_cast<int64_t>(a.linears.size()));
+    }
+  }
+  static double share_of_expert(const BlockOp& op) {
+    const auto* m = std::get_if<Moe>(&op);
+    return m ? static_cast<double>(m->top_k) / m->experts : 1;
+  }
+
+  void passes(int64_t layer) {
+    const int kind = spec_.kind(layer);
+    const std::vector<BlockOp>& ops = spec_.block(layer);
+    for (const PlannedPass& p : passes_of(ckpt_, plan_, layer)) {
+      const double first = forward_seconds(rates_, kind, p.begin, p.stop, chunks_.tokens());
+      const double later = forward_seconds(rates_, kind, p.begins_next, p.stop, chunks_.tokens());
+      t_.phases["forward"] += streams_ * (first + (p.times - 1) * later);
+      t_.phases["forward"] += states(layer, p.begin) + (p.begins_next != p.begin ? states(layer, p.begins_next) : 0);
+      if (p.observes) t_.phases["observe"] += observe(kind, p.stop, ops[p.stop]);
+    }
+  }
+  // What lies in front of an op goes through memory, or the disk where there is no room for it.
+  double states(int64_t layer, size_t at) const {
+    const double bytes =
+        tokens() *
+        wide((spec_.hidden + features_alive(spec_, spec_.block(layer), std::min(at, spec_.block(layer).size()))) *
+             elem_ * streams_);
+    const double on_disk = plan_.memory.states > 0 ? wide(plan_.memory.scratch) / wide(plan_.memory.states) : 0;
+    const double near = rates_.bytes.link > 0 && plan_.memory.room.device < plan_.memory.states ? rates_.bytes.link
+                                                                                                : rates_.bytes.device;
+    return bytes * (on_disk * rates_.bytes.scratch + (1 - on_disk) * near);
+  }
+  double sums(int64_t in) const { return rates_.gram.at(in) + (streams_ > 1 ? rates_.cross.at(in) : 0); }
+  // The sums of an input; of a mixture those of every expert's, for which down's input is made once more.
+  double observe(int kind, size_t at, const BlockOp& op) const {
+    const auto* m = std::get_if<Moe>(&op);
+    if (!m) return tokens() * sums(linears_of(op).front().in_features);
+    const double gate_up = 2. / 3. * rates_.op[static_cast<size_t>(kind)][at] * wide(streams_);
+    return tokens() * (m->top_k * (sums(m->gate.in_features) + sums(m->down.in_features)) + gate_up);
+  }
+
+  void linears_at(int64_t layer, const BlockOp& op) {
+    const bool moe = std::holds_alternative<Moe>(op);
+    bool first = true;
+    for (const LinearDef& l : linears_of(op))
+      if (const PlannedLinear* p = planned(layer, l)) {
+        linear(*p, first || (moe && l.name.find("gate") != std::string::npos));
+        first = false;
+      }
+  }
+  void linear(const PlannedLinear& p, bool first) {
+    const LinearRates& r = rates_.linears.at(rate_key(p));
+    const double rows = wide(p.linear.out);
+    const int64_t in = p.linear.in;
+    t_.phases["quantize"] += rows * r.row.at(in) + r.system.at(in) + (first ? r.factor.at(in) : 0);
+    t_.phases["measure"] += rows * r.measure.at(in);
+    t_.phases["pack"] += rows * wide(in) * r.pack;
+  }
+
+  void learn(int64_t layer) {
+    if (!learns_rounding(plan_, spec_, layer)) return;
+    const int kind = spec_.kind(layer);
+    const size_t end = spec_.block(layer).size();
+    const double windows = learning_passes(chunks_.windows);
+    t_.phases["learn"] += windows * forward_seconds(rates_, kind, 0, end, chunks_.length);
+    t_.phases["forward"] += forward_seconds(rates_, kind, 0, end, chunks_.tokens());
+  }
+
+  void ends() {
+    for (const PlannedLinear& p : plan_.linears) {
+      if (!is_end(p.linear) || p.keep || p.layout().empty()) continue;
+      linear(p, true);
+      if (plan_.calibrates() && has(p.recipe.needs(), Needs::gram))
+        t_.phases["observe"] += tokens() * sums(p.linear.in);
+    }
+  }
+
+  // Sealed blocks are written, hashed, and copied into the checkpoint with all that is not quantized.
+  void write() {
+    double sealed = 0;
+    for (const PlannedLinear& p : plan_.linears)
+      if (!p.keep) sealed += wide(p.out_bytes);
+    // Of each block its file, two folders and the record; of OUT its files and folders.
+    constexpr int kSyncsOfBlock = 4, kSyncsOfOut = 12;
+    t_.phases["write"] += rates_.bytes.sync * wide(kSyncsOfBlock * spec_.layers + kSyncsOfOut);
+    t_.phases["write"] += (sealed + wide(plan_.out_bytes)) * rates_.bytes.write + sealed * rates_.bytes.digest;
+  }
+
+  const Checkpoint& ckpt_;
+  const ModelSpec& spec_;
+  const QuantPlan& plan_;
+  Chunks chunks_;
+  int64_t elem_;
+  const Rates& rates_;
+  int64_t streams_;
+  TimePlan t_{};
+};
+
+}  // namespace
+
+double forward_seconds(const Rates& r, int kind, size_t begin, size_t stop, int64_t tokens) {
+  double s = 0;
+  const std::vector<double>& ops = r.op[static_cast<size_t>(kind)];
+  for (size_t i = begin; i < std::min(stop, ops.size()); ++i) s += ops[i];
+  return s * static_cast<double>(tokens);
+}
+
+std::vector<PlannedPass> passes_of(const Checkpoint& c, const QuantPlan& plan, int64_t layer) {
+  const std::vector<BlockOp>& ops = c.spec.block(layer);
+  std::vector<PlannedPass> all;
+  size_t base = 0;
+  const auto to = [&](size_t stop, int times, bool observes) {
+    const size_t next =
+        plan.memory.stores_before(c.spec.kind(layer), stop) ? stop : cheapest_cut(ops, base, stop).value_or(base);
+    all.push_back({.begin = base, .stop = stop, .begins_next = next, .times = times, .observes = observes});
+    base = next;
+  };
+  for (size_t i = 0; i < ops.size(); ++i) {
+    std::vector<InputRounding> seen;  // the input is looked at once for each; twice where a scale is found first
+    int times = 0;
+    for (const LinearDef& l : linears_of(ops[i])) {
+      const PlannedLinear* p = plan.find(c.spec.prefix(layer) + l.name);
+      if (!p) continue;
+      const InputRounding r = rounding_of(p->recipe.spec, p->recipe.percentile);
+      if (std::find(seen.begin(), seen.end(), r) != seen.end()) continue;
+      seen.push_back(r);
+      times += r.activations == ActQuant::tensor ? 2 : 1;
+    }
+    if (times == 0) continue;
+    if (const auto* m = std::get_if<Moe>(&ops[i])) {  // counted, then two inputs in waves
+      const int waves = (m->experts + plan.memory.experts_at_once - 1) / plan.memory.experts_at_once;
+      times = 1 + 2 * waves * times;
+    }
+    to(i, times, true);
+  }
+  to(ops.size(), 1, false);
+  return all;
+}
+
+TimePlan plan_time(const Checkpoint& c, const QuantPlan& plan, const Chunks& chunks, DType dtype, const Rates& rates) {
+  return Times(c, plan, chunks, dtype, rates).all();
+}
+
+}  // namespace fewbit

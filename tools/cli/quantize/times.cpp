@@ -1,0 +1,52 @@
+#include "tools/cli/quantize/times.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "src/core/strings.h"
+#include "src/quant/plan/rates.h"
+#include "src/quant/plan/time_plan.h"
+
+namespace fewbit::cli {
+namespace {
+
+using Phase = std::pair<std::string, double>;
+
+std::vector<Phase> longest_first(const TimePlan& t) {
+  std::vector<Phase> all(t.phases.begin(), t.phases.end());
+  std::stable_sort(all.begin(), all.end(), [](const Phase& a, const Phase& b) { return a.second > b.second; });
+  return all;
+}
+
+}  // namespace
+
+void add_times(Exec& ex, const Checkpoint& c, const PlanOptions& o, const std::filesystem::path& out, QuantPlan& plan) {
+  if (o.on_gpu != ex.on_cuda()) return;
+  const Chunks chunks{.windows = plan.calibrates() ? o.tokens / o.seq_len : 0, .length = o.seq_len};
+  const Rates rates =
+      measure_rates(ex, c, plan, {.dtype = o.dtype, .chunks = chunks, .out = out, .scratch = o.limits.scratch});
+  plan.time = plan_time(c, plan, chunks, o.dtype, rates);
+}
+
+std::string time_table(const QuantPlan& plan, bool gpu_is_absent) {
+  if (!plan.time && gpu_is_absent) return "time: not known, the GPU that this is planned for is not here\n";
+  if (!plan.time) return "";
+  std::string s = fmt::format("{:<10}  {:>12}\n", "phase", "time");
+  for (const auto& [phase, seconds] : longest_first(*plan.time))
+    s += fmt::format("{:<10}  {:>10.1f} s\n", phase, seconds);
+  return s + fmt::format("about {} in all, by {:.1f} s of measurement on this machine\n",
+                         human_seconds(plan.time->seconds), plan.time->measuring);
+}
+
+std::string expected_line(const QuantPlan& plan) {
+  if (!plan.time) return "";
+  std::string phases;
+  for (const auto& [phase, seconds] : longest_first(*plan.time))
+    if (seconds >= 0.05 * plan.time->seconds)
+      phases += fmt::format("{}{} {}", phases.empty() ? "" : ", ", phase, human_seconds(seconds));
+  return fmt::format("will take about {}: {}\n", human_seconds(plan.time->seconds), phases);
+}
+
+}  // namespace fewbit::cli

@@ -1,0 +1,17 @@
+#pragma once
+// The time that a run will take, measured on this machine, and the lines that tell of it.
+#include <filesystem>
+#include <string>
+
+#include "src/quant/plan/plan.h"
+
+namespace fewbit::cli {
+
+// Measures rates on `ex` (about two seconds) and puts the time into the plan; not for a GPU that is not here.
+void add_times(Exec& ex, const Checkpoint&, const PlanOptions&, const std::filesystem::path& out, QuantPlan& plan);
+// A line for each phase, then the whole; one line that says why where the time is not known.
+std::string time_table(const QuantPlan&, bool gpu_is_absent);
+// Of a run that begins: "about 2 min 05 s: forward 60 s, quantize 40 s, …"; "" where the time is not known.
+std::string expected_line(const QuantPlan&);
+
+}  // namespace fewbit::cli
