@@ -9,11 +9,12 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/text/corpus.h"
+#include "src/text/json_problem.h"
 
 namespace fewbit {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;  // a template may write a message out as it stands
 using ChatSource = std::function<const ChatTemplate&()>;
 
 // A part of a large file: so many pieces of a text, tokenized side by side at some 13 bytes a byte.
@@ -24,32 +25,31 @@ std::string_view blank_trimmed(std::string_view s) {
   return end == std::string_view::npos ? std::string_view() : s.substr(0, end + 1);
 }
 
-// `content` is a text, or a list of parts {"type": "text", "text": …}.
-std::string content_of(const Json& message, const std::string& where) {
-  const Json content = message.value("content", Json());
-  if (content.is_string()) return content;
-  std::string text;
-  for (const Json& part : content.is_array() ? content : Json::array()) {
+// `content` is a text, or a list of parts {"type": "text", "text": …}; a message that calls tools may be without.
+void check_message(const Json& m, const std::string& where) {
+  if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
+    fail(ErrorKind::checkpoint, where + ": a message without `role`");
+  const Json content = m.value("content", Json());
+  if (content.is_string() || (content.is_null() && m.contains("tool_calls"))) return;
+  if (!content.is_array()) fail(ErrorKind::checkpoint, where + ": a message without `content`");
+  for (const Json& part : content)
     if (!part.is_object() || part.value("type", "") != "text" || !part.contains("text") || !part["text"].is_string())
       fail(ErrorKind::unsupported, where + ": messages: only parts of type \"text\" are understood");
-    text += part["text"].get<std::string>();
-  }
-  if (!content.is_array()) fail(ErrorKind::checkpoint, where + ": a message without `content`");
-  return text;
 }
 
-std::string rendered(const Json& messages, const ChatTemplate& chat, const std::string& where) {
-  std::vector<ChatMessage> list;
-  for (const Json& m : messages) {
-    if (!m.is_object() || !m.contains("role") || !m["role"].is_string())
-      fail(ErrorKind::checkpoint, where + ": a message without `role`");
-    list.push_back({m["role"], content_of(m, where)});
-  }
-  return chat.render(list, false);
+// The line's `messages`, with its `tools`, `documents` and `chat_template_kwargs` where it has them.
+std::string rendered(const Json& line, const ChatTemplate& chat, const std::string& where) {
+  for (const Json& m : line["messages"]) check_message(m, where);
+  const auto part = [&](const char* key) {
+    return line.contains(key) && !line[key].is_null() ? line[key].dump() : std::string();
+  };
+  return chat.render({part("messages"), part("tools"), part("documents"), part("chat_template_kwargs")});
 }
 
 void add_line(std::string_view line, const std::string& where, const ChatSource& chat, Documents& out) {
-  const Json j = Json::parse(line, nullptr, false);
+  if (const std::string problem = json_problem(line); !problem.empty())
+    fail(ErrorKind::checkpoint, where + ": " + problem);
+  const Json j = Json::parse(line);
   if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
   const bool has_messages = j.contains("messages") && j["messages"].is_array();
   if (!has_messages && !(j.contains("text") && j["text"].is_string()))
@@ -57,7 +57,7 @@ void add_line(std::string_view line, const std::string& where, const ChatSource&
   if (!out.texts.empty() && out.chat != has_messages)
     fail(ErrorKind::checkpoint, where + ": `text` and `messages` are mixed in one file");
   out.chat = has_messages;
-  out.texts.push_back(has_messages ? rendered(j["messages"], chat(), where) : j["text"].get<std::string>());
+  out.texts.push_back(has_messages ? rendered(j, chat(), where) : j["text"].get<std::string>());
 }
 
 void read_lines_in_parts(const TextFile& file, const ChatSource& chat,

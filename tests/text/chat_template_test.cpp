@@ -3,14 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include "src/text/jinja.h"
+#include "src/text/jinja/jinja.h"
 #include "tests/text/tiny_tokenizer.h"
 
 namespace fewbit::test {
 namespace {
 
 std::string rendered(const std::string& source, const json& variables = json::object()) {
-  return jinja::render(jinja::parse(source, "test"), variables.dump(), "test");
+  return jinja::Template::parse(source, "test").render(variables.dump());
 }
 
 TEST(Jinja, ExpressionsHavePythonsPrecedence) {
@@ -27,7 +27,7 @@ TEST(Jinja, ListsSlicesAndMethods) {
   EXPECT_EQ(rendered("{{ s.strip().split(',')[1] }}{{ s.startswith(' a') }}{{ m.k }}{{ m['k'] }}{{ m.none }}", v),
             "bTruevv");
   EXPECT_EQ(rendered("{% for k, x in m.items() %}{{ k }}={{ x }}{% endfor %}", v), "k=v");
-  EXPECT_EQ(rendered("{{ m | tojson }}", v), "{\"k\":\"v\"}");
+  EXPECT_EQ(rendered("{{ m | tojson }}", v), "{\"k\": \"v\"}");
 }
 
 TEST(Jinja, LoopsBranchesAndNamespaces) {
@@ -48,31 +48,16 @@ TEST(Jinja, WhitespaceAsHuggingFaceRendersIt) {
   EXPECT_EQ(rendered("{# gone #}\nx {{- ' y' -}} z"), "x yz");
 }
 
-TEST(Jinja, RefusesByNameAndLine) {
-  struct Case {
-    const char *source, *word;
-  };
-  for (const Case& c :
-       {Case{"a\n{% macro f() %}{% endmacro %}", "line 2: the tag \"macro\""},
-        Case{"{{ x | map('y') }}", "the filter \"map\""}, Case{"{{ x is divisibleby(3) }}", "the test \"divisibleby\""},
-        Case{"{{ x.encode() }}", "the method \"encode\""},
-        Case{"{{ strftime_now('%d') }}", "the function \"strftime_now\""}, Case{"{% if x %}", "{% endif %} is missing"},
-        Case{"{{ 'x }}", "not closed"}, Case{"{{ raise_exception('no tools here') }}", "no tools here"},
-        Case{"{% for x in 3 %}{% endfor %}", "needs a list"}}) {
-    std::string what;
-    error_of([&] { rendered(c.source); }, &what);
-    EXPECT_NE(what.find(c.word), std::string::npos) << c.source << ": " << what;
-  }
-}
-
-const std::vector<ChatMessage> kChat = {{"system", "Be brief."}, {"user", " Hi? "}, {"assistant", "Hello."}};
+const char* const kMessages =
+    R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi? "},
+        {"role": "assistant", "content": "Hello."}])";
 
 class Templates : public ::testing::Test {
  protected:
   void SetUp() override { config({{"bos_token", "<s>"}, {"eos_token", {{"content", "</s>"}}}}); }
   void config(const json& j) { std::ofstream(dir / "tokenizer_config.json") << j.dump(); }
   std::string render(const std::string& name, bool prompt = false) {
-    return ChatTemplate::open(dir.path(), name).render(kChat, prompt);
+    return ChatTemplate::open(dir.path(), name).render({.messages = kMessages, .add_generation_prompt = prompt});
   }
   TempDir dir;
 };

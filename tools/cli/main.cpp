@@ -44,12 +44,13 @@ const std::map<std::string, Program>& programs() {
         "  evaluate sweep model/ --recipe 'rtn int4' --recipe 'gptq int4'\n"
         "  evaluate verify out/\n"}},
       {"runner",
-       {add_runner_commands, "Runs a checkpoint: latency per token, text generation.",
+       {add_runner_commands, "Runs a checkpoint: latency per token, text generation, chat templates.",
         "Examples:\n"
         "  runner bench --tokens 200                       the embedded demo model\n"
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
-        "  runner generate out/ --prompt \"Once upon a time\"\n"}},
+        "  runner generate out/ --prompt \"Once upon a time\"\n"
+        "  runner template out/ --messages chat.json       the text that a chat becomes\n"}},
       {"convert",
        {add_convert_commands,
         "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",

@@ -100,6 +100,7 @@ void add_runner_commands(CLI::App& app) {
   add_head(*generate, g->head);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });
+  add_template_command(app);
 }
 
 }  // namespace fewbit::cli

@@ -19,6 +19,7 @@ struct BenchArgs {
 };
 
 void add_bench_command(CLI::App& app);
+void add_template_command(CLI::App& app);  // runner_template.cpp
 
 // `--compare A B`, with options.shapes of one.
 void run_comparison(const BenchArgs&);
