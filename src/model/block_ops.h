@@ -34,6 +34,7 @@ struct LinearDef {
 struct Linears {
   Slot in;
   std::vector<LinearDef> items;
+  bool summed = false;  // a rank has a part of `in`: outputs are summed over the ranks (src/model/tensor_parallel.h)
 };
 // A small linear that no recipe ever touches, with the routers: gates and rates of a few features, whose rounding would
 // move all that they multiply.
@@ -129,6 +130,9 @@ struct Moe {
   bool router_bias = false;
   float swiglu_limit = 0;      // > 0: clamped_swiglu() of kernels/model/gated_act.h takes the place of act(gate) * up
   std::string expert_scale{};  // of the weights, [experts]
+  int own_begin = 0, own_end = 0;  // of one of several ranks: its experts, what they make is summed; 0, 0: all
+  bool all_own() const { return own_end == 0; }
+  int last_own() const { return all_own() ? experts : own_end; }  // one behind it
   Slot routed() const { return router_in == Slot::count ? in : router_in; }
 
   // A linear of an expert with its name in the block: "mlp.experts.7.gate_proj".

@@ -92,7 +92,7 @@ std::vector<LinearDef> linears_of(const BlockOp& op) {
   if (const Linears* group = std::get_if<Linears>(&op)) return group->items;
   std::vector<LinearDef> out;
   if (const Moe* moe = std::get_if<Moe>(&op))
-    for (int e = 0; e < moe->experts; ++e)
+    for (int e = moe->own_begin; e < moe->last_own(); ++e)
       for (const LinearDef* l : {&moe->gate, &moe->up, &moe->down}) out.push_back(moe->of_expert(*l, e));
   return out;
 }

@@ -21,10 +21,12 @@ double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
   if (const auto* a = std::get_if<Attention>(&op))
     return 4. * a->heads * static_cast<double>(a->head_dim) *
            (seen_by(past + tokens, a->window) - seen_by(past, a->window));
-  if (const auto* m = std::get_if<Moe>(&op))
+  if (const auto* m = std::get_if<Moe>(&op)) {  // of one rank's experts the share that they would have of all work
+    const double own = static_cast<double>(m->last_own() - m->own_begin) / m->experts;
     return 2 * n *
            (static_cast<double>(m->experts * m->hidden) +
-            m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
+            own * m->top_k * (weights_of(m->gate) + weights_of(m->up) + weights_of(m->down)));
+  }
   if (const auto* p = std::get_if<Project>(&op)) return 2 * n * static_cast<double>(p->out_features * p->in_features);
   if (const auto* c = std::get_if<ShortConv>(&op)) return 2 * n * static_cast<double>(c->channels * c->taps);
   if (const auto* d = std::get_if<DeltaRule>(&op))  // decay, two products with the state, and what is added to it

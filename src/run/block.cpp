@@ -24,6 +24,7 @@
 #include "src/run/head.h"
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
+#include "src/run/rank_sums.h"
 #include "src/run/upload_as.h"
 
 namespace fewbit {
@@ -38,6 +39,13 @@ Tensor ones(Exec& ex, int64_t n, DType dtype) {
   Tensor t = ex.alloc(dtype, {n});
   cast(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {n}, std::vector<float>(static_cast<size_t>(n), 1.f))), t);
   return t;
+}
+
+// The sinks of a rank's heads.
+Tensor sinks_of(Exec& ex, const Tensor& all, const Range& heads) {
+  Tensor own = ex.alloc(all.dtype(), {heads.size()});
+  ex.copy(all.view().row_range(heads.begin, heads.end), own);
+  return own;
 }
 
 const char* phase_of(const BlockOp& op) {
@@ -66,7 +74,14 @@ struct Interpreter {
   }
   void operator()(const Linears& op) const {
     const auto [linears, outs] = items_of(op);
-    apply_all(ex, linears, act[op.in], outs);
+    if (!op.summed) return apply_all(ex, linears, act[op.in], outs);
+    // What each rank adds stays in f32, so that the sum alone is rounded.
+    for (size_t i = 0; i < linears.size(); ++i) {
+      const Tensor sum = ex.alloc(DType::f32, outs[i].shape);
+      apply(ex, *linears[i], act[op.in], sum);
+      layout.ranks->add_up(ex, sum);
+      cast(ex, sum, outs[i]);
+    }
   }
   void operator()(const Split& op) const {
     const int64_t step = act[op.in].cols() / op.groups;
@@ -103,7 +118,9 @@ struct Interpreter {
   }
   void operator()(const GatedAct& op) const { gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]); }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
-  void operator()(const Moe& op) const { run_moe(ex, op, weights, act[op.in], act[op.routed()], act[op.out]); }
+  void operator()(const Moe& op) const {
+    run_moe(ex, op, weights, act[op.in], act[op.routed()], act[op.out], layout.ranks);
+  }
   void operator()(const Scale& op) const { scale_by(ex, weights.vectors.at(op.name), act[op.slot]); }
   void operator()(const Project& op) const { gemm(ex, act[op.in], weights.vectors.at(op.name), {}, act[op.out]); }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
@@ -135,7 +152,7 @@ struct Interpreter {
 bool only_added(const BlockOp& op, const BlockOp& next) {
   const Linears* linears = std::get_if<Linears>(&op);
   const AddTo* add = std::get_if<AddTo>(&next);
-  return linears && add && linears->items.size() == 1 && linears->items[0].out == add->in;
+  return linears && add && !linears->summed && linears->items.size() == 1 && linears->items[0].out == add->in;
 }
 
 // Such a linear and the addition at once where its kernel can. The slot between them is left unwritten; nothing reads
@@ -166,7 +183,8 @@ constexpr int64_t kFewRows = 16;  // of a decode step
 size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Norm* norm = std::get_if<Norm>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!norm || !linears || linears->in != norm->out || norm->in == norm->out || read_later(ops.subspan(2), norm->out))
+  if (!norm || !linears || linears->summed || linears->in != norm->out || norm->in == norm->out ||
+      read_later(ops.subspan(2), norm->out))
     return 0;
   const auto [items, outs] = in.items_of(*linears);
   if (in.act[norm->in].rows() > kFewRows && !take_norm(items)) return 0;
@@ -184,7 +202,7 @@ size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
 size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!gated || !linears || linears->items.size() != 1 || linears->in != gated->out ||
+  if (!gated || !linears || linears->summed || linears->items.size() != 1 || linears->in != gated->out ||
       in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
     return 0;
   const LinearDef& item = linears->items[0];
@@ -261,13 +279,19 @@ Tensor load_bias(Exec& ex, const Checkpoint& c, const NamedLinear& l, DType dtyp
 BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o, LinearNotes* notes) {
   BlockWeights w = load_vectors(ex, c, layer, o.dtype);
   const std::string prefix = c.spec.prefix(layer);
-  for (const BlockOp& op : c.spec.block(layer)) {
+  const RankPart part = part_of(o);
+  const std::vector<BlockOp>& block = c.spec.block(layer);
+  for (BlockOp op : block) {
+    if (auto* moe = std::get_if<Moe>(&op)) *moe = experts_of_rank(*moe, part);
     for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
-      w.linears.emplace(l.name, load_linear(ex, c, named, o, &note));
+      w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
+                                             : load_share(ex, c, named, share_of(block, l, part), o, &note));
       if (notes && !note.empty()) (*notes)[note].push_back(named.name);
     }
+    if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty() && !part.alone())
+      w.vectors[a->sinks] = sinks_of(ex, w.vectors.at(a->sinks), heads_of(*a, part));
   }
   return w;
 }
@@ -278,7 +302,10 @@ int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockWeights& w, i
   for (const BlockOp& op : block) {
     int64_t n = 0;
     for (const LinearDef& l : linears_of(op)) n += weight_bytes(w.linears.at(l.name));
-    if (const Moe* m = std::get_if<Moe>(&op)) n = n / m->experts * std::min<int64_t>(m->experts, tokens * m->top_k);
+    if (const Moe* m = std::get_if<Moe>(&op)) {
+      const int own = m->last_own() - m->own_begin;
+      n = n / own * std::min<int64_t>(own, tokens * m->top_k);
+    }
     total += n;
   }
   return total;

@@ -32,6 +32,7 @@ std::vector<std::string> lines_of(const LinearNotes&);
 BlockWeights load_vectors(Exec&, const Checkpoint&, int64_t layer, DType dtype);
 // The bias of a linear that has one, in `dtype`; empty otherwise.
 Tensor load_bias(Exec&, const Checkpoint&, const NamedLinear&, DType dtype);
+// Of several ranks, what this one has of the block.
 BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptions&, LinearNotes* notes);
 
 // What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
@@ -49,6 +50,7 @@ struct TokenLayout {
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
+  RankSums* ranks = nullptr;  // null: there is one
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

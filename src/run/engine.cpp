@@ -14,6 +14,7 @@
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "src/run/moe.h"
+#include "src/run/rank_sums.h"
 
 namespace fewbit {
 namespace {
@@ -36,22 +37,23 @@ Tensor device_i32(Exec& ex, int64_t n, const std::function<int32_t(int64_t)>& va
 
 Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
     : ex_(ex),
-      spec_(c.spec),
+      spec_(shared_spec(c, o.load)),
       options_(checked(o)),
       ends_(load_ends(ex, c, o.load, &notes_)),
-      ropes_(ex, c.spec, o.capacity),
-      prefill_slots_(ex, c.spec, options_.prefill_chunk, o.load.dtype),
-      decode_slots_(ex, c.spec, o.batch, o.load.dtype) {
+      ropes_(ex, spec_, o.capacity),
+      prefill_slots_(ex, spec_, options_.prefill_chunk, o.load.dtype),
+      decode_slots_(ex, spec_, o.batch, o.load.dtype) {
   const ProfileRange range("load");
   asked_chunk_ = o.prefill_chunk;
   if (has_moe(spec_) && options_.graph) {
     options_.graph = false;
     if (ex.on_cuda()) notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
+  if (o.load.ranks) options_.graph = false;  // the host moves the sums over the ranks
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
-  kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
+  kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_, part_of(o.load));
   alloc_buffers();
 }
 
@@ -82,6 +84,7 @@ void Engine::plan_steps() {
     if (!options_.one_launch) return "not asked for";
     if (!ex_.on_cuda()) return "the CPU has no such launch";
     if (options_.load.dtype != DType::bf16) return "float32 arithmetic";
+    if (options_.load.ranks) return "sums over the ranks lie between the ops";
     return "";
   };
   near_.why = asks_for_ops();
@@ -161,7 +164,8 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .positions = positions,
                .cache = &cache,
                .turned_keys = turns_keys(options_.load.kv_cache),
-               .state = &recurrent_[i]},
+               .state = &recurrent_[i],
+               .ranks = options_.load.ranks},
               act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
 }
@@ -216,8 +220,7 @@ void Engine::decode_body(const StepPlan& plan) {
     run_blocks(decode_slots_, x_, positions_);
   }
   finish(x_);
-  argmax(ex_, logits_, next_);
-  report("choice");
+  choose(logits_);
   advance(ex_, positions_, 1);
 }
 
@@ -244,11 +247,18 @@ ConstTensorView Engine::decode(ConstTensorView next) {
   return logits_;
 }
 
-void Engine::greedy_start(ConstTensorView logits) {
+void Engine::choose(ConstTensorView logits) {
   argmax(ex_, logits, next_);
+  if (options_.load.ranks) options_.load.ranks->agree(ex_, next_);
   report("choice");
 }
+
+void Engine::greedy_start(ConstTensorView logits) { choose(logits); }
 void Engine::greedy_step() { step(); }
+
+int32_t Engine::agreed(int32_t token) const {
+  return options_.load.ranks ? options_.load.ranks->agreed(ex_, token) : token;
+}
 
 std::vector<int32_t> Engine::greedy_tokens() {
   const Tensor host = ex_.to_host(next_);
@@ -309,7 +319,7 @@ std::vector<int32_t> generate(Exec& ex, Engine& engine, std::span<const int32_t>
       id = engine.greedy_tokens().front();
     } else {
       const Tensor row = ex.to_host(logits.row_range(0, 1));
-      id = sample({row.as<float>(), static_cast<size_t>(row.numel())}, options, 0, engine.length());
+      id = engine.agreed(sample({row.as<float>(), static_cast<size_t>(row.numel())}, options, 0, engine.length()));
     }
     out.push_back(id);
     if (on_token) on_token(id);

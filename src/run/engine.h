@@ -16,7 +16,7 @@ struct EngineOptions {
   int64_t batch = 1;
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
-  bool graph = true;             // record the decode step (CUDA); not with a mixture of experts, see notes()
+  bool graph = true;       // record the decode step (CUDA); not with a mixture of experts, see notes(), nor on ranks
   bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
   // beyond so many positions in sight attention has launches of its own; -1: long_context() of the cache
   int64_t long_context = -1;
@@ -30,7 +30,7 @@ const char* name_of(StepLaunches);  // "one launch", "one launch a layer", "op b
 class Engine {
  public:
   Engine(Exec& ex, const Checkpoint& ckpt, const EngineOptions& options);
-  const ModelSpec& spec() const { return spec_; }
+  const ModelSpec& spec() const { return spec_; }  // of several ranks, that of this one
   int64_t batch() const { return options_.batch; }
 
   void reset();  // forgets all sequences
@@ -47,6 +47,7 @@ class Engine {
   void greedy_start(ConstTensorView logits);
   void greedy_step();
   std::vector<int32_t> greedy_tokens();  // the tokens that the next step would feed, [batch]; waits
+  int32_t agreed(int32_t token) const;   // rank 0's choice, where several ranks share the model
   int64_t length() const { return length_; }
   // While set, passes run eagerly and report each launch of theirs as it is issued; {} = no longer.
   void watch(PassWatch watch) { watch_ = std::move(watch); }
@@ -68,9 +69,10 @@ class Engine {
     bool warm = false, recorded = false;
   };
   void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
-  void finish(ConstTensorView rows);  // final norm and head of the last row of each sequence: to logits_
-  void decode_body(const StepPlan&);  // next_ -> logits_, the greedy choice to next_, positions one on
-  void step();                        // the recording, or the body where there is none
+  void finish(ConstTensorView rows);    // final norm and head of the last row of each sequence: to logits_
+  void choose(ConstTensorView logits);  // the greedy choice, to next_
+  void decode_body(const StepPlan&);    // next_ -> logits_, the greedy choice to next_, positions one on
+  void step();                          // the recording, or the body where there is none
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_

@@ -21,10 +21,11 @@ DType stored_as(KvType type, DType compute) {
   return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
 }
 
-// One scale per head on the device.
-Tensor per_head(Exec& ex, std::vector<float> scales, int kv_heads) {
-  if (scales.size() == 1) scales.resize(static_cast<size_t>(kv_heads), scales[0]);
-  return ex.to_device(Tensor::host_from<float>(DType::f32, {kv_heads}, scales));
+// One scale per head on the device, for those of a rank.
+Tensor per_head(Exec& ex, std::vector<float> scales, const Range& heads) {
+  if (scales.size() == 1) scales.resize(static_cast<size_t>(heads.end), scales[0]);
+  const std::span<const float> own(scales.data() + heads.begin, static_cast<size_t>(heads.size()));
+  return ex.to_device(Tensor::host_from<float>(DType::f32, {heads.size()}, own));
 }
 
 }  // namespace
@@ -49,8 +50,8 @@ KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int
   return s;
 }
 
-std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType type,
-                                           std::vector<std::string>* notes) {
+std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType type, std::vector<std::string>* notes,
+                                           RankPart part) {
   std::vector<KvStaticScales> out(static_cast<size_t>(c.spec.layers));
   if (!is_fp8(type)) return out;
   const std::string& foreign = c.quantization.foreign_kv_cache;
@@ -65,7 +66,8 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
     if (scales && turns_keys(type))
       for (float& k : scales->k) k *= kTurnedRoom;
     if (!scales) scales = KvScales{.k = {1}, .v = {1}};
-    out[static_cast<size_t>(layer)] = {.k = per_head(ex, scales->k, heads), .v = per_head(ex, scales->v, heads)};
+    const Range own = kv_heads_of(*attention, part);
+    out[static_cast<size_t>(layer)] = {.k = per_head(ex, scales->k, own), .v = per_head(ex, scales->v, own)};
   }
   if (missing > 0 && notes)
     notes->push_back("FP8 cache: " +

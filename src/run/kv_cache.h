@@ -8,6 +8,7 @@
 
 #include "kernels/attention/attention.h"
 #include "src/model/checkpoint.h"
+#include "src/model/tensor_parallel.h"
 
 namespace fewbit {
 
@@ -35,8 +36,10 @@ struct KvStaticScales {
 // Queries and keys are turned before the keys are stored.
 constexpr bool turns_keys(KvType type) { return type == KvType::fp8; }
 
-// Those of all layers of a checkpoint; `notes` receives a line where it has none that FP8 codes can use.
-std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std::vector<std::string>* notes);
+// Those of all layers of a checkpoint, of the rank's heads; `notes` receives a line where it has none that FP8 codes
+// can use.
+std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std::vector<std::string>* notes,
+                                           RankPart part = {});
 
 KvCache view_of(const KvStorage&, const KvStaticScales&);
 

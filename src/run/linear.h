@@ -8,10 +8,13 @@
 #include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/marlin/marlin_gemm.h"
 #include "src/core/quantized_linear.h"
+#include "src/model/linear_share.h"
 #include "src/run/head_type.h"
 #include "src/run/kv_cache.h"
 
 namespace fewbit {
+
+class RankSums;  // src/run/rank_sums.h
 
 struct DenseLinear {
   Tensor weight{};                  // [out, in]  the compute dtype; f32 where `input` asks for the exact reference
@@ -51,6 +54,7 @@ struct LoadOptions {
   Weights weights = Weights::packed;
   KvType kv_cache = KvType::plain;
   HeadType head = HeadType::stored;
+  RankSums* ranks = nullptr;  // those that share the model (src/model/tensor_parallel.h); null: it is all here
 };
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
@@ -63,6 +67,9 @@ Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dt
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
 // unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
 Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptions&, std::string* note);
+// The share of it that one of several ranks has; packed ones go through unpack().
+Linear load_share(Exec&, const Checkpoint&, const NamedLinear&, const LinearShare&, const LoadOptions&,
+                  std::string* note);
 
 // y = x W^T + bias.   x [tokens, in] and y [tokens, out] in the compute dtype (y may be f32).
 void apply(Exec&, const Linear&, ConstTensorView x, TensorView y);

@@ -8,6 +8,7 @@
 #include "kernels/model/gated_act.h"
 #include "kernels/model/route.h"
 #include "kernels/products/gemm.h"
+#include "src/run/rank_sums.h"
 
 namespace fewbit {
 
@@ -15,11 +16,12 @@ ConstTensorView Routing::rows_of(int expert) const {
   return rows.view().row_range(begin[static_cast<size_t>(expert)], begin[static_cast<size_t>(expert) + 1]);
 }
 
-Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x) {
+Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks) {
   const int64_t tokens = x.rows();
   const Tensor logits = ex.alloc(DType::f32, {tokens, op.experts});
   const ConstTensorView bias = op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
   gemm(ex, x, weights.vectors.at(op.router), bias, logits);
+  if (ranks) ranks->agree(ex, logits);
   const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
   const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
   RouteRule rule{.renormalise = op.renormalise,
@@ -68,10 +70,10 @@ Tensor expert_activation(Exec& ex, const Moe& op, const Linear& gate, const Line
 }
 
 void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
-             TensorView out) {
-  const Routing routing = route_tokens(ex, op, weights, routed);
+             TensorView out, RankSums* ranks) {
+  const Routing routing = route_tokens(ex, op, weights, routed, ranks);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
-  for (int e = 0; e < op.experts; ++e) {
+  for (int e = op.own_begin; e < op.last_own(); ++e) {
     if (routing.tokens(e) == 0) continue;
     const auto linear = [&](const LinearDef& def) -> const Linear& {
       return weights.linears.at(op.of_expert(def, e).name);
@@ -83,6 +85,7 @@ void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorVi
     const size_t i = static_cast<size_t>(e);
     scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
   }
+  if (!op.all_own()) ranks->add_up(ex, sum);
   cast(ex, sum, out);
 }
 

@@ -16,8 +16,8 @@ struct Routing {
   }
   ConstTensorView rows_of(int expert) const;
 };
-// Asks the router about x [tokens, hidden], that of the slot Moe::routed().
-Routing route_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x);
+// Asks the router about x [tokens, hidden], that of the slot Moe::routed(); several ranks take rank 0's answer.
+Routing route_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, RankSums* ranks = nullptr);
 
 // act(gate) * up of an expert: x [n, hidden] of its tokens -> [n, intermediate].
 Tensor expert_activation(Exec&, const Moe&, const Linear& gate, const Linear& up, ConstTensorView x);
@@ -25,8 +25,9 @@ Tensor expert_activation(Exec&, const Moe&, const Linear& gate, const Linear& up
 Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
 
 // out = the weighted sum of the experts; out may be x. Summed in f32 in the order of the experts' numbers.
-// `routed` is what the router reads.
-void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out);
+// `routed` is what the router reads. Of several ranks each sums its own, then those sums are summed in their order.
+void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out,
+             RankSums* ranks = nullptr);
 bool has_moe(const ModelSpec&);
 
 }  // namespace fewbit

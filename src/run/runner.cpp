@@ -1,14 +1,16 @@
 // The whole model in one pass: embedding, blocks, final norm, head, losses.
 #include "src/run/runner.h"
 
+#include "src/run/rank_sums.h"
+
 namespace fewbit {
 
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
-    : ex_(ex), spec_(c.spec), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec, 0) {
+    : ex_(ex), spec_(shared_spec(c, o)), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec, 0) {
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
-  kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_);
+  kv_scales_ = load_kv_scales(ex, c, o.kv_cache, &notes_, part_of(o));
 }
 
 // Room for the keys and values of one pass, where they are quantized.
@@ -56,7 +58,8 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
             {.seqs = seqs,
              .positions = positions,
              .cache = kv_.empty() ? nullptr : &cache,
-             .turned_keys = turns_keys(options_.kv_cache)},
+             .turned_keys = turns_keys(options_.kv_cache),
+             .ranks = options_.ranks},
             act, clock_);
 }
 

@@ -13,7 +13,7 @@ class Runner {
  public:
   Runner(Exec& ex, const Checkpoint& ckpt, const LoadOptions& options);
   Exec& exec() const { return ex_; }
-  const ModelSpec& spec() const { return spec_; }
+  const ModelSpec& spec() const { return spec_; }  // of several ranks, that of this one
   DType dtype() const { return options_.dtype; }
   const std::vector<std::string>& notes() const { return notes_; }  // linears without a packed kernel, one line each
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/run/rank_sums.h"
+
 namespace fewbit {
 namespace {
 
@@ -33,7 +35,7 @@ class WaitingStates {
 
 std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadOptions& o, const StreamedPass& pass,
                                       const std::function<void(int64_t, int64_t, ConstTensorView, const Ends&)>& take) {
-  const ModelSpec& spec = c.spec;
+  const ModelSpec spec = shared_spec(c, o);
   const auto tokens = static_cast<int64_t>(pass.ids.size());
   const int64_t len = tokens / pass.seqs, batch = std::min(pass.batch_seqs, pass.seqs) * len;
   std::vector<std::string> lines;
@@ -60,7 +62,7 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
       Activations act = slots.bind(x, spec.kind(layer));
       run_block(
           ex, spec.block(layer), weights, ropes,
-          {.seqs = (end - begin) / len, .positions = positions.view().row_range(0, end - begin), .cache = nullptr},
+          {.seqs = (end - begin) / len, .positions = positions.view().row_range(0, end - begin), .ranks = o.ranks},
           act);
     });
     if (pass.progress) pass.progress(layer + 1, spec.layers);

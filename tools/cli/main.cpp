@@ -42,7 +42,9 @@ const std::map<std::string, Program>& programs() {
         "  evaluate tasks out/ tasks.jsonl --baseline model/\n"
         "  evaluate report out/ --html report.html --markdown card.md\n"
         "  evaluate sweep model/ --recipe 'rtn int4' --recipe 'gptq int4'\n"
-        "  evaluate verify out/\n"}},
+        "  evaluate verify out/\n"
+        "  mpirun -n 2 evaluate perplexity out/ --tp 2     two processes share the model\n",
+        {"perplexity"}}},
       {"runner",
        {add_runner_commands, "Runs a checkpoint: latency per token, text generation, chat templates.",
         "Examples:\n"
@@ -50,7 +52,9 @@ const std::map<std::string, Program>& programs() {
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"
-        "  runner template out/ --messages chat.json       the text that a chat becomes\n"}},
+        "  runner template out/ --messages chat.json       the text that a chat becomes\n"
+        "  mpirun -n 2 runner bench out/ --tp 2            two processes share the model\n",
+        {"bench", "generate"}}},
       {"convert",
        {add_convert_commands,
         "Looks into checkpoints, writes them in other formats, compares them, makes synthetic ones.",

@@ -130,6 +130,25 @@ void add_head(CLI::App& app, std::string& name) {
       ->capture_default_str();
 }
 
+CLI::Option* add_tp(CLI::App& app, int& tp) {
+  return app
+      .add_option("--tp", tp,
+                  "Processes that share the model, each with its part of every layer: as many as mpirun -n N or srun "
+                  "starts (docs/ranks.md)")
+      ->check(at_least(1))
+      ->capture_default_str();
+}
+
+std::unique_ptr<RankSums> ranks_for(int tp) {
+  const Ranks& ranks = the_ranks();
+  if (tp != ranks.size())
+    fail(ErrorKind::usage,
+         ranks.alone()
+             ? fmt::format("--tp {}: this is one process; start {} of them: mpirun -n {} …", tp, tp, tp)
+             : fmt::format("--tp {}: {} processes were started; expected --tp {}", tp, ranks.size(), ranks.size()));
+  return ranks.alone() ? nullptr : std::make_unique<RankSums>(ranks);
+}
+
 Progress::Progress(const Common& c)
     : enabled_(!c.quiet && the_ranks().rank() == 0 && ::isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()),

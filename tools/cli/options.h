@@ -3,11 +3,13 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include "kernels/exec/exec.h"
 #include "src/core/dtype.h"
 #include "src/model/checkpoint.h"
+#include "src/run/rank_sums.h"
 
 namespace fewbit::cli {
 
@@ -41,6 +43,12 @@ std::string display(DType dtype);              // the same words back
 void add_kv_cache(CLI::App& app, std::string& name);
 // --head; `name` is checked by head_type_from().
 void add_head(CLI::App& app, std::string& name);
+
+// --tp; what was given is checked by ranks_for().
+CLI::Option* add_tp(CLI::App& app, int& tp);
+// The ranks that share a model by --tp; null of one process. Error{usage} where they are not as many as --tp says. To
+// be asked before anything else.
+std::unique_ptr<RankSums> ranks_for(int tp);
 
 // A bar with ETA on a terminal; silent in a pipe.
 class Progress {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "src/core/strings.h"
+#include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
 namespace {
@@ -46,7 +47,7 @@ void check_writable(const std::string& path) {
 }
 
 void write_text(const Common& c, const std::string& path, const std::string& text) {
-  if (path.empty()) return;
+  if (path.empty() || the_ranks().rank() != 0) return;
   std::ofstream out(path, std::ios::binary);
   out << text;
   if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));

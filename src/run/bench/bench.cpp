@@ -14,6 +14,7 @@
 #include "src/core/rng.h"
 #include "src/core/stopwatch.h"
 #include "src/model/work.h"
+#include "src/run/rank_sums.h"
 
 namespace fewbit {
 namespace {
@@ -31,10 +32,13 @@ double rate_of(Exec& ex, double amount, const std::function<void()>& work) {
   return rates[3];
 }
 
-// The timed parts of one row, one entry a repetition; ms has one a step.
+// The timed parts of one row, one entry a repetition; ms has one a step. all_reduce_s is of all steps together.
 struct Samples {
   std::vector<double> prefill, ttft, rate, ms;
+  double all_reduce_s = 0;
 };
+
+double all_reduce_seconds(const BenchOptions& o) { return o.load.ranks ? o.load.ranks->seconds() : 0; }
 
 // One prompt and its steps on an engine that has no sequences.
 void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o,
@@ -49,6 +53,7 @@ void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOpti
   for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
   ex.sync();
   std::vector<int> marks = {ex.mark()};
+  const double sums_before = all_reduce_seconds(o);
   const Stopwatch start;
   for (int64_t i = 0; i < shape.tokens; ++i) {
     engine.greedy_step();
@@ -57,6 +62,7 @@ void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOpti
   }
   ex.sync();
   s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / start.seconds());
+  s.all_reduce_s += all_reduce_seconds(o) - sums_before;
   for (size_t i = 1; i < marks.size(); ++i) s.ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
 }
 
@@ -76,6 +82,7 @@ BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchO
              [&](double f) { tell("measuring", (static_cast<double>(i) + f) / static_cast<double>(o.repetitions)); });
   }
   BenchRow r{.shape = shape};
+  r.all_reduce_ms = 1e3 * s.all_reduce_s / static_cast<double>(o.repetitions * shape.tokens);
   r.prefill_tokens_per_s = spread_of(std::move(s.prefill));
   r.ttft_ms = spread_of(std::move(s.ttft));
   r.tokens_per_s = spread_of(std::move(s.rate));

@@ -45,6 +45,7 @@ struct BenchRow {
   double flop_per_token = 0, tflop_per_s = 0;
   int64_t peak_bytes = 0;          // held at one time while this row ran
   StepLaunches launches{};         // of steps; where they changed on the way, of the last
+  double all_reduce_ms = 0;        // of a step: sums over the ranks, waiting for the slowest included; 0 of one
   std::string why_not_together{};  // "" = all layers of a step were one launch
 };
 

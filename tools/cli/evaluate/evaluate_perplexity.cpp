@@ -14,13 +14,12 @@ using Json = nlohmann::ordered_json;
 struct PerplexityArgs : DataArgs {
   std::string model;
   bool reference = false, offload = false;
+  int tp = 1;
 };
 
 PerplexityResult run_once(Exec& ex, const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w,
-                          Weights weights) {
+                          const LoadOptions& load) {
   Progress progress(a.common);
-  LoadOptions load = a.load();
-  load.weights = weights;
   std::vector<std::string> notes;
   PerplexityResult r;
   if (a.offload) {
@@ -52,6 +51,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
             {"head", a.head},
+            {"tp", a.tp},
             {"seconds", r.seconds},
             {"phases", r.phases},
             {"model", c.dir.string()},
@@ -74,18 +74,22 @@ std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const Perpl
 }
 
 void run_perplexity(const PerplexityArgs& a) {
-  const LoadOptions load = a.load();  // refuses unknown names before anything is opened
+  const auto ranks = ranks_for(a.tp);
+  LoadOptions load = a.load();  // refuses unknown names before anything is opened
+  load.ranks = ranks.get();
   if (a.offload && load.kv_cache != KvType::plain)
     fail(ErrorKind::usage, "--offload keeps no keys and values; leave --kv-cache out");
   protocol_from(a.protocol);
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  shared_spec(c, load);  // refuses what ranks cannot share before the text is read
   const ScoredWindows w = load_windows(a, c);
   Exec ex = make_exec(a.common);
-  const PerplexityResult r = run_once(ex, a, c, w, Weights::packed);
+  const PerplexityResult r = run_once(ex, a, c, w, load);
   say(a.common, line_of(a, w, r, ex));
   Json j = json_of(a, c, w, r, ex);
   if (a.reference) {
-    const PerplexityResult ref = run_once(ex, a, c, w, Weights::reference);
+    load.weights = Weights::reference;
+    const PerplexityResult ref = run_once(ex, a, c, w, load);
     const double difference = r.perplexity / ref.perplexity - 1;
     say(a.common,
         fmt::format("reference  {:.4f} +- {:.4f}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
@@ -106,6 +110,7 @@ void add_perplexity_command(CLI::App& app) {
   command->add_option("MODEL", a->model, "Checkpoint folder (left out: the embedded demo model)");
   command->add_flag("--reference", a->reference, "Also run the dequantized dense weights and print the difference");
   command->add_flag("--offload", a->offload, "One block at a time on the device, for models larger than its memory");
+  add_tp(*command, a->tp);
   add_data_arguments(*command, *a);
   command->callback([a] { run_perplexity(*a); });
 }

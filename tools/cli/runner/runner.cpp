@@ -8,6 +8,7 @@
 #include "src/run/engine.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
+#include "tools/cli/ranks.h"
 #include "tools/cli/runner/runner_commands.h"
 
 namespace fewbit::cli {
@@ -17,6 +18,7 @@ struct GenerateArgs {
   Common common;
   std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file;
   int64_t max_tokens = 128;
+  int tp = 1;
   SamplerOptions sampler;
 };
 
@@ -45,12 +47,15 @@ class Streamer {
 };
 
 void run_generate(const GenerateArgs& a) {
+  const auto ranks = ranks_for(a.tp);
   const LoadOptions load{
       .dtype = compute_dtype(a.dtype),
       .kv_cache = kv_type_from(a.kv_cache),
       .head = head_type_from(a.head),
+      .ranks = ranks.get(),
   };
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
+  shared_spec(c, load);  // refuses what ranks cannot share before anything is read
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
   const std::vector<int32_t> ids = tokenizer.encode(prompt);
@@ -62,14 +67,14 @@ void run_generate(const GenerateArgs& a) {
   Exec ex = make_exec(a.common);
   Engine engine(ex, c, {.load = load, .capacity = length});
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
-  Streamer stream(tokenizer, !a.common.json_to_stdout());
+  Streamer stream(tokenizer, !a.common.json_to_stdout() && the_ranks().rank() == 0);
   say(a.common, prompt);
   const std::vector<int32_t> out = generate(ex, engine, ids, a.max_tokens, a.sampler, [&](int32_t id) { stream(id); });
   const std::string text = stream.text();
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
   const nlohmann::ordered_json j = {
       {"model", c.dir.string()},    {"prompt", prompt}, {"text", text},           {"prompt_ids", ids}, {"ids", out},
-      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}, {"head", a.head}};
+      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}, {"head", a.head},    {"tp", a.tp}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -98,6 +103,7 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);
+  add_tp(*generate, g->tp);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });
   add_template_command(app);

@@ -74,16 +74,17 @@ std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResu
       "model,device,dtype,kv_cache,head,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
       "prefill_tokens_per_s_std,ttft_ms,ttft_ms_std,tokens_per_s,tokens_per_s_std,ms_per_token_mean,ms_per_token_std,"
       "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
-      "read_gb_per_s,floor_share,peak_bytes,one_launch,steps\n";
+      "read_gb_per_s,floor_share,peak_bytes,one_launch,steps,tp,all_reduce_ms\n";
   for (const BenchRow& row : r.rows) {
     s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
                      row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
       s += fmt::format(",{},{}", v->mean, v->std);
     const Spread& ms = row.ms_per_token;
-    s += fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token,
-                     row.gb_per_s, r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes,
-                     row.launches == StepLaunches::together, name_of(row.launches));
+    s +=
+        fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token,
+                    row.gb_per_s, r.memory.copy_gb_per_s, r.memory.read_gb_per_s, row.floor_share, row.peak_bytes,
+                    row.launches == StepLaunches::together, name_of(row.launches), a.tp, row.all_reduce_ms);
   }
   return s;
 }
@@ -101,13 +102,16 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate ({:.0f} GB/s; copies {:.0f})\n"
       "  peak memory        {}\n"
       "  linears            {}\n"
-      "  steps              {}\n",
+      "  steps              {}\n{}",
       model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, a.head, r.load_s,
       row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
       r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, row.tokens_per_s.mean,
       human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share, r.memory.read_gb_per_s,
       r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
-      steps_of(row.launches, row.why_not_together));
+      steps_of(row.launches, row.why_not_together),
+      a.tp == 1 ? ""
+                : fmt::format("  ranks              {}; all-reduces {:.3f} ms a step = {:.1f} % of it\n", a.tp,
+                              row.all_reduce_ms, 100 * row.all_reduce_ms / ms.mean));
 }
 
 // Each reason once, with the batch sizes that it holds for.
@@ -152,7 +156,8 @@ Json json_of(const BenchRow& r) {
           {"peak_bytes", r.peak_bytes},
           {"steps", name_of(r.launches)},
           {"one_launch", r.launches == StepLaunches::together},
-          {"why_op_by_op", why_op_by_op(r)}};
+          {"why_op_by_op", why_op_by_op(r)},
+          {"all_reduce_ms", r.all_reduce_ms}};
 }
 
 Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r, bool rows) {
@@ -181,6 +186,8 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"steps", name_of(first.launches)},
             {"one_launch", first.launches == StepLaunches::together},
             {"why_op_by_op", why_op_by_op(first)},
+            {"tp", a.tp},
+            {"all_reduce_ms", first.all_reduce_ms},
             {"kernels", r.kernels},
             {"notes", r.notes}};
   if (!rows) return j;
@@ -190,11 +197,12 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
   return j;
 }
 
-void run_bench(BenchArgs& a) {
+void run_bench(BenchArgs& a, RankSums* ranks) {
   a.options.load = {
       .dtype = compute_dtype(a.dtype),
       .kv_cache = kv_type_from(a.kv_cache),
       .head = head_type_from(a.head),
+      .ranks = ranks,
   };
   a.options.shapes = shapes_of(a);
   for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
@@ -276,11 +284,16 @@ void add_bench_command(CLI::App& app) {
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
+  CLI::Option* tp = add_tp(*bench, b->tp);
   add_common(*bench, b->common);
   for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed",
                            "--dtype", "--kv-cache", "--head"})
     ops->excludes(bench->get_option(name));
-  bench->callback([b, ops] { ops->count() > 0 ? run_ops(*b) : run_bench(*b); });
+  tp->excludes(ops)->excludes("--compare");
+  bench->callback([b, ops] {
+    const auto ranks = ranks_for(b->tp);
+    ops->count() > 0 ? run_ops(*b) : run_bench(*b, ranks.get());
+  });
 }
 
 }  // namespace fewbit::cli

@@ -13,6 +13,7 @@ struct BenchArgs {
   std::string ops;                   // sections with commas; "" or "all": all
   std::vector<std::string> ops_models;
   bool explain = false;
+  int tp = 1;
   int sm = 90;  // compute capability that --explain speaks of
   std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
   BenchOptions options;

@@ -1,0 +1,38 @@
+#pragma once
+// What the ranks that share a model (src/model/tensor_parallel.h) say to each other, and how long that takes.
+#include <cstdint>
+
+#include "src/model/tensor_parallel.h"
+#include "src/ranks/ranks.h"
+#include "src/run/linear.h"
+
+namespace fewbit {
+
+// Every rank makes the same calls in the same order.
+class RankSums {
+ public:
+  explicit RankSums(const Ranks& ranks) : ranks_(ranks) {}  // which must outlive this
+  RankPart part() const { return {ranks_.rank(), ranks_.size()}; }
+
+  // t f32 becomes its sum over the ranks, in their order: the same bits on all.
+  void add_up(Exec&, TensorView t);
+  // All get what rank 0 has: choices that must not differ by a last bit of ranks that are not alike.
+  void agree(Exec&, TensorView t);
+  int32_t agreed(Exec&, int32_t value);
+
+  // Of add_up() so far: seconds, waiting for the slowest rank included, and calls.
+  double seconds() const { return seconds_; }
+  int64_t sums() const { return sums_; }
+
+ private:
+  const Ranks& ranks_;
+  double seconds_ = 0;
+  int64_t sums_ = 0;
+};
+
+RankPart part_of(const LoadOptions&);
+// The op list that this rank runs of a model: all of it where it is alone. Error{usage} with all reasons in one line
+// where the ranks cannot share the model; no weight is read.
+ModelSpec shared_spec(const Checkpoint&, const LoadOptions&);
+
+}  // namespace fewbit
