@@ -34,7 +34,7 @@ struct LinearDef {
 struct Linears {
   Slot in;
   std::vector<LinearDef> items;
-  bool summed = false;  // a rank has a part of `in`: outputs are summed over the ranks (src/model/tensor_parallel.h)
+  bool summed = false;  // over the ranks, each of which has a part of `in` (src/model/parallel/tensor_parallel.h)
 };
 // A small linear that no recipe ever touches, with the routers: gates and rates of a few features, whose rounding would
 // move all that they multiply.

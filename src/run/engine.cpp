@@ -300,6 +300,7 @@ std::vector<std::string> Engine::kernel_table() const {
   for (const BlockWeights& b : blocks_)
     for (const auto& [name, l] : b.linears) ++counts[kind_of(l)];
   std::vector<std::string> out;
+  out.reserve(counts.size() + 1);
   for (const auto& [kind, count] : counts) out.push_back(fmt::format("{} x {}", count, kind));
   out.push_back(fmt::format("1 x {} head", head_kind(ends_)));
   return out;

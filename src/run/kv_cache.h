@@ -8,7 +8,7 @@
 
 #include "kernels/attention/attention.h"
 #include "src/model/checkpoint.h"
-#include "src/model/tensor_parallel.h"
+#include "src/model/parallel/tensor_parallel.h"
 
 namespace fewbit {
 

@@ -196,6 +196,10 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   return dequantized(ex, q, bias, dtype);
 }
 
+Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
+  return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype) : make_linear(ex, q, bias, o.dtype, note);
+}
+
 Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o, std::string* note) {
   if (note) note->clear();
   const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
@@ -227,28 +231,7 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
                         .input = input};
     }
   }
-  const QuantizedLinear q = c.unpack(l.name, l.out, l.in);
-  if (o.weights == Weights::reference) return dequantized(ex, q, bias, o.dtype);
-  return make_linear(ex, q, bias, o.dtype, note);
-}
-
-Linear load_share(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LinearShare& share, const LoadOptions& o,
-                  std::string* note) {
-  if (note) note->clear();
-  const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
-  Tensor bias;
-  if (l.bias && share.bias) bias = cut(c.store.expect(l.name + ".bias", floats, {l.out}), share);
-  if (!c.packed(l.name)) {
-    const Tensor weight = cut(c.store.expect(l.name + ".weight", floats, {l.out, l.in}), share);
-    c.store.release(l.name + ".weight");
-    return make_dense(ex, weight, bias, o.dtype);
-  }
-  const QuantizedLinear q = cut(c.unpack(l.name, l.out, l.in), share);
-  Linear linear =
-      o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype) : make_linear(ex, q, bias, o.dtype, note);
-  if (note && note->empty() && share.in() < l.in && q.spec.activations == ActQuant::token && input_quant(q.spec, {}))
-    *note = "each rank rounds its inputs by the largest of its own part of a token";
-  return linear;
+  return make_linear(ex, c.unpack(l.name, l.out, l.in), bias, o, note);
 }
 
 void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {

@@ -8,7 +8,7 @@
 #include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/marlin/marlin_gemm.h"
 #include "src/core/quantized_linear.h"
-#include "src/model/linear_share.h"
+#include "src/model/parallel/linear_share.h"
 #include "src/run/head_type.h"
 #include "src/run/kv_cache.h"
 
@@ -54,7 +54,7 @@ struct LoadOptions {
   Weights weights = Weights::packed;
   KvType kv_cache = KvType::plain;
   HeadType head = HeadType::stored;
-  RankSums* ranks = nullptr;  // those that share the model (src/model/tensor_parallel.h); null: it is all here
+  RankSums* ranks = nullptr;  // those that share the model (src/model/parallel/tensor_parallel.h); null: it is all here
 };
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
@@ -64,6 +64,8 @@ Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dty
 // otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says
 // so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
+// The same as LoadOptions say.
+Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, const LoadOptions&, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
 // unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
 Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptions&, std::string* note);

@@ -1,8 +1,8 @@
 #pragma once
-// What the ranks that share a model (src/model/tensor_parallel.h) say to each other, and how long that takes.
+// What the ranks that share a model (src/model/parallel/tensor_parallel.h) say to each other, and how long that takes.
 #include <cstdint>
 
-#include "src/model/tensor_parallel.h"
+#include "src/model/parallel/tensor_parallel.h"
 #include "src/ranks/ranks.h"
 #include "src/run/linear.h"
 

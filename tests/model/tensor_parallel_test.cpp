@@ -1,5 +1,5 @@
 // How ops are divided among ranks, and shares of linears cut out of what a checkpoint stores.
-#include "src/model/tensor_parallel.h"
+#include "src/model/parallel/tensor_parallel.h"
 
 #include "tests/formats/packing_fixture.h"
 #include "tests/model/archs_fixture.h"

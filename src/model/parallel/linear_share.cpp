@@ -1,4 +1,4 @@
-#include "src/model/linear_share.h"
+#include "src/model/parallel/linear_share.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "src/model/tensor_parallel.h"
+#include "src/model/parallel/tensor_parallel.h"
 
 #include <fmt/format.h>
 

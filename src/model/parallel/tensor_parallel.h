@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "src/model/checkpoint.h"
-#include "src/model/linear_share.h"
+#include "src/model/parallel/linear_share.h"
 
 namespace fewbit {
 

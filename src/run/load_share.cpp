@@ -1,0 +1,24 @@
+// The part of a linear that one of several ranks has.
+#include "src/run/linear.h"
+
+namespace fewbit {
+
+Linear load_share(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LinearShare& share, const LoadOptions& o,
+                  std::string* note) {
+  if (note) note->clear();
+  const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
+  Tensor bias;
+  if (l.bias && share.bias) bias = cut(c.store.expect(l.name + ".bias", floats, {l.out}), share);
+  if (!c.packed(l.name)) {
+    const Tensor weight = cut(c.store.expect(l.name + ".weight", floats, {l.out, l.in}), share);
+    c.store.release(l.name + ".weight");
+    return make_dense(ex, weight, bias, o.dtype);
+  }
+  const QuantizedLinear q = cut(c.unpack(l.name, l.out, l.in), share);
+  Linear linear = make_linear(ex, q, bias, o, note);
+  if (note && note->empty() && share.in() < l.in && q.spec.activations == ActQuant::token && input_quant(q.spec, {}))
+    *note = "each rank rounds its inputs by the largest of its own part of a token";
+  return linear;
+}
+
+}  // namespace fewbit
