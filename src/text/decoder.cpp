@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "src/core/error.h"
 #include "src/text/byte_alphabet.h"
 #include "src/text/utf8.h"
 
@@ -80,7 +81,7 @@ Tokens run_step(const StripToken& strip, Tokens tokens) {
 }
 
 Tokens run_step(const ReplaceText& replace, Tokens tokens) {
-  for (std::string& t : tokens) t = replace_all(replace, t);
+  for (std::string& t : tokens) t = replace_all(replace, t, grown_limit(t.size()));
   return tokens;
 }
 
@@ -88,15 +89,45 @@ Tokens run_step(const ReplaceText& replace, Tokens tokens) {
 Tokens run_step(const MarkSpaces& marks, Tokens tokens) {
   const ReplaceText to_space{Pattern::literal(marks.mark), " "}, to_nothing{Pattern::literal(marks.mark), ""};
   for (size_t i = 0; i < tokens.size(); ++i)
-    tokens[i] = replace_all(i == 0 && marks.scheme != PrependScheme::never ? to_nothing : to_space, tokens[i]);
+    tokens[i] = replace_all(i == 0 && marks.scheme != PrependScheme::never ? to_nothing : to_space, tokens[i],
+                            grown_limit(tokens[i].size()));
   return tokens;
+}
+
+// What the reference's clean-up replaces, in its order.
+constexpr std::pair<std::string_view, std::string_view> kCleaned[] = {
+    {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},    {" n't", "n't"},
+    {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+};
+
+Tokens run_step(const JoinWordPieces& join, Tokens tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    std::string& t = tokens[i];
+    if (i > 0) t = t.starts_with(join.prefix) ? t.substr(join.prefix.size()) : ' ' + t;
+    if (!join.cleanup) continue;
+    for (const auto& [from, to] : kCleaned)
+      for (size_t at = t.find(from); at != std::string::npos; at = t.find(from, at + to.size()))
+        t.replace(at, from.size(), to);
+  }
+  return tokens;
+}
+
+size_t bytes_of(const Tokens& tokens) {
+  size_t n = 0;
+  for (const std::string& t : tokens) n += t.size();
+  return n;
 }
 
 }  // namespace
 
 std::string join_tokens(const std::vector<DecoderStep>& steps, std::vector<std::string> tokens) {
-  for (const DecoderStep& step : steps)
+  const size_t limit = grown_limit(bytes_of(tokens));
+  for (const DecoderStep& step : steps) {
     tokens = std::visit([&](const auto& s) { return run_step(s, std::move(tokens)); }, step);
+    if (const size_t bytes = bytes_of(tokens); bytes > limit)
+      fail(ErrorKind::unsupported, "tokenizer: a step of the decoder makes " + std::to_string(bytes) +
+                                       " bytes; supported here: " + std::to_string(limit) + " at most");
+  }
   return concatenate(tokens);
 }
 

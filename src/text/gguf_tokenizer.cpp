@@ -118,7 +118,7 @@ struct Tokens {
 
 Tokens tokens_of(const TokenizerFile& f, int64_t vocab) {
   int64_t count = vocab;
-  for (const auto& [token, id] : f.model.vocab) count = std::max<int64_t>(count, id + 1);
+  for (const auto& [token, id] : f.bpe().vocab) count = std::max<int64_t>(count, id + 1);
   for (const AddedToken& a : f.added) count = std::max<int64_t>(count, a.id + 1);
   Tokens t;
   for (int64_t id = 0; id < count; ++id) t.text.push_back(fmt::format("[PAD{}]", id));
@@ -127,12 +127,12 @@ Tokens tokens_of(const TokenizerFile& f, int64_t vocab) {
     t.text[static_cast<size_t>(id)] = text;
     t.type[static_cast<size_t>(id)] = type;
   };
-  for (const auto& [token, id] : f.model.vocab) put(id, token, kNormal);
-  if (f.model.bytes)
-    for (const int32_t id : *f.model.bytes)
+  for (const auto& [token, id] : f.bpe().vocab) put(id, token, kNormal);
+  if (f.bpe().bytes)
+    for (const int32_t id : *f.bpe().bytes)
       if (id >= 0) t.type[static_cast<size_t>(id)] = kByte;
   for (const AddedToken& a : f.added) put(a.id, a.content, a.special ? kControl : kUserDefined);
-  if (f.model.unk) t.type[static_cast<size_t>(*f.model.unk)] = kUnknown;
+  if (f.bpe().unk) t.type[static_cast<size_t>(*f.bpe().unk)] = kUnknown;
   return t;
 }
 
@@ -143,7 +143,7 @@ std::vector<float> scores_of(const json& tokenizer, const TokenizerFile& f, cons
   for (size_t id = 0; id < scores.size(); ++id)
     if (tokens.type[id] != kNormal) scores[id] = 0;
   for (size_t rank = merges.size(); rank-- > 0;)
-    scores[static_cast<size_t>(f.model.vocab.at(merges[rank].first + merges[rank].second))] = -static_cast<float>(rank);
+    scores[static_cast<size_t>(f.bpe().vocab.at(merges[rank].first + merges[rank].second))] = -static_cast<float>(rank);
   return scores;
 }
 
@@ -181,7 +181,7 @@ void put_special(const fs::path& dir, const TokenizerFile& f, const Tokens& toke
   }
   if (const int64_t pad = id_of(token_text(config, "pad_token")); pad >= 0)
     m.set("tokenizer.ggml.padding_token_id", static_cast<uint32_t>(pad));
-  if (f.model.unk) m.set("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(*f.model.unk));
+  if (f.bpe().unk) m.set("tokenizer.ggml.unknown_token_id", static_cast<uint32_t>(*f.bpe().unk));
   const auto adds = [&](const std::vector<int32_t>& ids, int64_t token, const char* what) {
     if (ids.empty()) return false;
     if (ids.size() > 1 || ids[0] != token)
@@ -219,8 +219,8 @@ void take_tokens(const gguf::Metadata& m, TokenizerFile& f) {
     if (types[i] == kControl || types[i] == kUserDefined)
       f.added.push_back({.content = tokens[i], .id = id, .special = types[i] == kControl});
     else if (types[i] != kUnused)
-      f.model.vocab.emplace(tokens[i], id);
-    if (types[i] == kUnknown) f.model.unk = id;
+      f.bpe().vocab.emplace(tokens[i], id);
+    if (types[i] == kUnknown) f.bpe().unk = id;
   }
 }
 
@@ -264,8 +264,8 @@ void take_scores(const gguf::Metadata& m, BpeModel& model) {
 
 void take_byte_characters(const gguf::Metadata& m, TokenizerFile& f) {
   const SplitRule& rule = split_rule_of(m);
-  take_merges(m, f.model);
-  f.model.ignore_merges = rule.ignore_merges;
+  take_merges(m, f.bpe());
+  f.bpe().ignore_merges = rule.ignore_merges;
   if (rule.nfc) f.normalizer.emplace_back(UnicodeForm::nfc);
   f.pre_tokenizer.emplace_back(
       SplitWords{Pattern::regex(rule.regex.empty() ? kGpt2 : rule.regex, m.where()), SplitBehavior::isolated, false});
@@ -274,14 +274,14 @@ void take_byte_characters(const gguf::Metadata& m, TokenizerFile& f) {
 }
 
 void take_sentence_pieces(const gguf::Metadata& m, TokenizerFile& f) {
-  take_scores(m, f.model);
+  take_scores(m, f.bpe());
   std::vector<int32_t> bytes;
   for (int b = 0; b < 256; ++b) {
-    const auto it = f.model.vocab.find(fmt::format("<0x{:02X}>", b));
-    bytes.push_back(it == f.model.vocab.end() ? -1 : it->second);
+    const auto it = f.bpe().vocab.find(fmt::format("<0x{:02X}>", b));
+    bytes.push_back(it == f.bpe().vocab.end() ? -1 : it->second);
   }
-  f.model.bytes = std::move(bytes);
-  f.model.fuse_unk = true;
+  f.bpe().bytes = std::move(bytes);
+  f.bpe().fuse_unk = true;
   const bool prefix = m.flag("tokenizer.ggml.add_space_prefix", true);
   if (prefix) f.normalizer.emplace_back(PrependText{kMark});
   f.normalizer.emplace_back(ReplaceText{Pattern::literal(" "), kMark});
@@ -304,16 +304,18 @@ gguf::Metadata tokenizer_to_gguf(const fs::path& dir, int64_t vocab) {
     return m;
   }
   const TokenizerFile f = read_tokenizer_file(path);  // checks all that is read below
+  if (!std::holds_alternative<BpeModel>(f.model))
+    fail(ErrorKind::unsupported, path.string() + ": model.type: only BPE can be written as GGUF here");
   const json tokenizer = parse_file(path);
   const Tokens tokens = tokens_of(f, vocab);
-  if (f.model.bytes) {
+  if (f.bpe().bytes) {
     m.set("tokenizer.ggml.model", std::string("llama"));
     m.set("tokenizer.ggml.pre", std::string("default"));
     m.set("tokenizer.ggml.scores", gguf::Array(scores_of(tokenizer, f, tokens)));
     m.set("tokenizer.ggml.add_space_prefix", prepends_space(f));
   } else {
     m.set("tokenizer.ggml.model", std::string("gpt2"));
-    m.set("tokenizer.ggml.pre", std::string(rule_of(tokenizer, f.model.ignore_merges, path.string()).name));
+    m.set("tokenizer.ggml.pre", std::string(rule_of(tokenizer, f.bpe().ignore_merges, path.string()).name));
     std::vector<std::string> merges;
     for (const auto& [left, right] : merges_of(tokenizer)) merges.push_back(left + ' ' + right);
     m.set("tokenizer.ggml.merges", gguf::Array(std::move(merges)));

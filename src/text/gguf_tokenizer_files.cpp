@@ -35,22 +35,22 @@ std::vector<std::string> tokens_of(const TokenizerFile& f) {
     if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
     tokens[static_cast<size_t>(id)] = text;
   };
-  for (const auto& [text, id] : f.model.vocab) put(id, text);
+  for (const auto& [text, id] : f.bpe().vocab) put(id, text);
   for (const AddedToken& a : f.added) put(a.id, a.content);
   return tokens;
 }
 
 json merges_of(const gguf::Metadata& m, const TokenizerFile& f, const std::vector<std::string>& tokens) {
-  if (!f.model.bytes) return m.texts("tokenizer.ggml.merges");
+  if (!f.bpe().bytes) return m.texts("tokenizer.ggml.merges");
   json merges = json::array();
-  for (const ScoredMerge& s : merges_from_scores(m, f.model.vocab))
+  for (const ScoredMerge& s : merges_from_scores(m, f.bpe().vocab))
     merges.push_back(tokens[static_cast<size_t>(s.left)] + ' ' + tokens[static_cast<size_t>(s.right)]);
   return merges;
 }
 
 json model_of(const gguf::Metadata& m, const TokenizerFile& f, const std::vector<std::string>& tokens) {
   json vocab = json::object();
-  for (const auto& [text, id] : f.model.vocab) {
+  for (const auto& [text, id] : f.bpe().vocab) {
     if (!is_utf8(text))
       fail(ErrorKind::unsupported, m.where() + ": tokenizer.ggml.tokens[" + std::to_string(id) +
                                        "]: is not UTF-8, which a tokenizer.json must be");
@@ -60,12 +60,12 @@ json model_of(const gguf::Metadata& m, const TokenizerFile& f, const std::vector
   for (const AddedToken& a : f.added) vocab[a.content] = a.id;
   return {{"type", "BPE"},
           {"dropout", nullptr},
-          {"unk_token", f.model.unk ? json(tokens[static_cast<size_t>(*f.model.unk)]) : json()},
+          {"unk_token", f.bpe().unk ? json(tokens[static_cast<size_t>(*f.bpe().unk)]) : json()},
           {"continuing_subword_prefix", nullptr},
           {"end_of_word_suffix", nullptr},
-          {"fuse_unk", f.model.fuse_unk},
-          {"byte_fallback", f.model.bytes.has_value()},
-          {"ignore_merges", f.model.ignore_merges},
+          {"fuse_unk", f.bpe().fuse_unk},
+          {"byte_fallback", f.bpe().bytes.has_value()},
+          {"ignore_merges", f.bpe().ignore_merges},
           {"vocab", std::move(vocab)},
           {"merges", merges_of(m, f, tokens)}};
 }
@@ -87,7 +87,7 @@ json added_of(const TokenizerFile& f) {
 
 // What stands around a text, and around two of them.
 json post_processor_of(const TokenizerFile& f, const std::vector<std::string>& tokens) {
-  if (f.prefix.empty() && f.suffix.empty()) return f.model.bytes ? json() : byte_level(false);
+  if (f.prefix.empty() && f.suffix.empty()) return f.bpe().bytes ? json() : byte_level(false);
   json specials = json::object();
   const auto around = [&](const char* text, int type) {
     json parts = json::array();
@@ -113,7 +113,7 @@ json post_processor_of(const TokenizerFile& f, const std::vector<std::string>& t
 void put_words(const gguf::Metadata& m, const TokenizerFile& f, json& j) {
   j["normalizer"] = nullptr;
   j["pre_tokenizer"] = nullptr;
-  if (f.model.bytes) {
+  if (f.bpe().bytes) {
     const bool prefix = m.flag("tokenizer.ggml.add_space_prefix", true);
     json normalizers = json::array(), decoders = {replace(kMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}};
     if (prefix) normalizers.push_back({{"type", "Prepend"}, {"prepend", kMark}});

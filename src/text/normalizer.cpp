@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "src/core/error.h"
+#include "src/text/unicode/bert_text.h"
 #include "src/text/utf8.h"
 
 namespace fewbit {
@@ -19,7 +20,7 @@ bool is_normal_already(UnicodeForm form, std::string_view text) {
   return std::all_of(text.begin(), text.end(), [&](char c) { return static_cast<uint8_t>(c) < limit; });
 }
 
-std::string run_step(UnicodeForm form, std::string text) {
+std::string run_step(UnicodeForm form, std::string text, size_t) {
   if (is_normal_already(form, text)) return text;
   int options = UTF8PROC_STABLE;
   options |= form == UnicodeForm::nfc || form == UnicodeForm::nfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
@@ -33,7 +34,7 @@ std::string run_step(UnicodeForm form, std::string text) {
   return {reinterpret_cast<const char*>(raw), static_cast<size_t>(n)};
 }
 
-std::string run_step(const LowercaseText&, const std::string& text) {
+std::string run_step(const LowercaseText&, const std::string& text, size_t) {
   std::string out;
   out.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
@@ -44,7 +45,7 @@ std::string run_step(const LowercaseText&, const std::string& text) {
   return out;
 }
 
-std::string run_step(const StripText& strip, const std::string& text) {
+std::string run_step(const StripText& strip, const std::string& text, size_t) {
   size_t begin = 0, end = text.size();
   while (strip.left && begin < end) {
     size_t next = begin;
@@ -60,13 +61,28 @@ std::string run_step(const StripText& strip, const std::string& text) {
   return text.substr(begin, end - begin);
 }
 
-std::string run_step(const PrependText& prepend, std::string text) { return text.empty() ? text : prepend.text + text; }
+std::string run_step(const PrependText& prepend, std::string text, size_t) {
+  return text.empty() ? text : prepend.text + text;
+}
 
-std::string run_step(const ReplaceText& replace, const std::string& text) { return replace_all(replace, text); }
+std::string run_step(const ReplaceText& replace, const std::string& text, size_t limit) {
+  return replace_all(replace, text, limit);
+}
+
+std::string run_step(const Charsmap& map, const std::string& text, size_t limit) { return map.apply(text, limit); }
+std::string run_step(const CleanText&, const std::string& text, size_t) { return clean_text(text); }
+std::string run_step(const SpaceIdeographs&, const std::string& text, size_t) { return space_ideographs(text); }
+std::string run_step(const DropMarks& drop, const std::string& text, size_t) { return drop_marks(text, drop.all); }
+
+void check_size(size_t bytes, size_t limit) {
+  if (bytes > limit)
+    fail(ErrorKind::unsupported, "tokenizer: a step makes a text of " + std::to_string(bytes) +
+                                     " bytes; supported here: " + std::to_string(limit) + " at most");
+}
 
 }  // namespace
 
-std::string replace_all(const ReplaceText& replace, std::string_view text) {
+std::string replace_all(const ReplaceText& replace, std::string_view text, size_t limit) {
   std::string out;
   out.reserve(text.size());
   size_t done = 0;
@@ -74,14 +90,18 @@ std::string replace_all(const ReplaceText& replace, std::string_view text) {
     out += text.substr(done, m.begin - done);
     out += replace.content;
     done = m.end;
+    check_size(out.size(), limit);
   }
   out += text.substr(done);
   return out;
 }
 
 std::string normalize(const std::vector<NormalizerStep>& steps, std::string text) {
-  for (const NormalizerStep& step : steps)
-    text = std::visit([&](const auto& s) { return run_step(s, std::move(text)); }, step);
+  const size_t limit = grown_limit(text.size());
+  for (const NormalizerStep& step : steps) {
+    text = std::visit([&](const auto& s) { return run_step(s, std::move(text), limit); }, step);
+    check_size(text.size(), limit);
+  }
   return text;
 }
 

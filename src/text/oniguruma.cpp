@@ -82,7 +82,7 @@ class Translator {
   }
 
   void open_group() {
-    groups_.push_back(out_.size());
+    groups_.push_back({out_.size(), folds_});
     if (at("(*")) refuse("(*");
     if (peek(1) != '?') return copy(1);
     for (std::string_view plain : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"})
@@ -92,13 +92,16 @@ class Translator {
     // A bare (?i) reaches over alternatives differently in the two engines, unless it opens the pattern.
     const bool whole_pattern = peek(n) == ')' && out_.empty();
     if (n == 2 || (peek(n) != ':' && !whole_pattern)) refuse(std::string(in_.substr(i_, n + 1)));
+    const std::string_view flags = in_.substr(i_ + 2, n - 2);
+    if (flags.find('i') != std::string_view::npos) folds_ = flags.find('-') > flags.find('i');
     if (whole_pattern) groups_.pop_back(), ++n;
     copy(whole_pattern ? n : n + 1);
   }
 
   void close_group() {
     if (groups_.empty()) refuse(")");
-    atom_ = groups_.back();
+    atom_ = groups_.back().begin;
+    folds_ = groups_.back().folded;
     groups_.pop_back();
     copy(1);
   }
@@ -129,25 +132,82 @@ class Translator {
     }
   }
 
+  // What stands between [ or && and the next && or ]: single characters, ranges and escapes, and whole classes.
+  struct Operand {
+    std::string items{};
+    std::vector<std::string> classes{};
+  };
+
   void char_class() {
-    copy(1);
-    if (peek() == '^') copy(1);
+    const std::string translated = class_at(0);
+    out_ += translated;
+  }
+
+  // The class that begins here, as an expression that matches one character. PCRE2 has neither classes in classes nor
+  // &&: a union becomes alternatives, an intersection lookaheads.
+  std::string class_at(int depth) {
+    constexpr int kMaxNested = 8;
+    if (depth > kMaxNested) refuse("[ in a class, so often,");
+    ++i_;
+    const bool negated = peek() == '^';
+    i_ += negated;
     if (peek() == ']') refuse("[]");
+    std::vector<Operand> operands(1);
     while (peek() != ']') {
       if (i_ >= in_.size()) refuse("[ without ]");
-      if (peek() == '[') refuse("[ in a class");
-      if (at("&&")) refuse("&& in a class");
-      if (peek() != '\\') {
-        copy(1);
+      Operand& now = operands.back();
+      const bool joins = at("&&");
+      if (!joins && peek() != '[') {
+        class_item(now);
         continue;
       }
-      const char kind = peek(1);
+      if (folds_) refuse(joins ? "&& in a class under (?i)" : "[ in a class under (?i)");
+      if (at("[:")) refuse("[: in a class");
+      if (in_[i_ - 1] == '-') refuse("- in front of [ or &&");
+      if (joins) {
+        i_ += 2;
+        operands.emplace_back();
+      } else {
+        now.classes.push_back(class_at(depth + 1));
+      }
+      if (peek() == '-') refuse("- behind ] or &&");
+    }
+    ++i_;
+    if (operands.size() == 1 && operands[0].classes.empty()) return (negated ? "[^" : "[") + operands[0].items + "]";
+    const std::string both = intersection_of(operands);
+    return negated ? "(?:(?!" + both + ")\\p{Any})" : both;
+  }
+
+  std::string union_of(const Operand& o) const {
+    if (o.classes.empty() && o.items.empty()) refuse("&& with nothing beside it");
+    if (o.classes.empty()) return "[" + o.items + "]";
+    std::string s = o.items.empty() ? "" : "[" + o.items + "]|";
+    for (const std::string& c : o.classes) s += (&c == &o.classes[0] ? "" : "|") + c;
+    return "(?:" + s + ")";
+  }
+
+  std::string intersection_of(const std::vector<Operand>& operands) const {
+    std::string s;
+    for (size_t k = 0; k + 1 < operands.size(); ++k) s += "(?=" + union_of(operands[k]) + ")";
+    return "(?:" + s + union_of(operands.back()) + ")";
+  }
+
+  // A character or an escape. The escapes' translations write to `out_`, which is lent to them.
+  void class_item(Operand& now) {
+    std::swap(out_, now.items);
+    const char kind = peek(1);
+    if (peek() == '^' && out_.empty()) {  // not the class's own, so a character
+      out_ += '\\';
+      copy(1);
+    } else if (peek() != '\\') {
+      copy(1);
+    } else {
       class_escape();
       // A hyphen behind a class is literal; behind our expansion it would open a range.
       if (peek() == '-' && peek(1) != ']' && std::string_view("swdpSDP").find(kind) != std::string_view::npos)
         out_ += '\\';
     }
-    copy(1);
+    std::swap(out_, now.items);
   }
 
   void class_escape() {
@@ -242,8 +302,13 @@ class Translator {
   const std::string& where_;
   size_t i_ = 0;
   std::string out_;
-  size_t atom_ = 0;             // where in `out_` the last repeatable thing begins
-  std::vector<size_t> groups_;  // where in `out_` the open groups begin
+  size_t atom_ = 0;  // where in `out_` the last repeatable thing begins
+  struct Group {
+    size_t begin = 0;     // in `out_`
+    bool folded = false;  // whether case was ignored in front of it
+  };
+  std::vector<Group> groups_;  // that are open
+  bool folds_ = false;         // case is ignored here
 };
 
 }  // namespace

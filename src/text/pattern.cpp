@@ -9,6 +9,10 @@
 namespace fewbit {
 namespace {
 
+// Of one search, so that an expression that tries everything gives up: backtracking points, and KiB of the heap where
+// it is not compiled. Real ones need some 10 points for each byte that they match.
+const std::string kLimits = "(*LIMIT_MATCH=10000000)(*LIMIT_HEAP=1048576)";
+
 std::string pcre_message(int code) {
   PCRE2_UCHAR8 buffer[160];
   pcre2_get_error_message_8(code, buffer, sizeof buffer);
@@ -27,7 +31,9 @@ bool search(const pcre2_code_8* code, std::string_view subject, size_t start, pc
   if (rc == PCRE2_ERROR_JIT_STACKLIMIT)  // the interpreter takes its memory from the heap
     rc = pcre2_match_8(code, text, subject.size(), start, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, data, nullptr);
   if (rc == PCRE2_ERROR_NOMATCH) return false;
-  if (rc < 0) fail(ErrorKind::unsupported, "tokenizer: a regular expression gave up on the text: " + pcre_message(rc));
+  if (rc < 0)
+    fail(ErrorKind::unsupported, "tokenizer: a regular expression gave up on the text: " + pcre_message(rc) +
+                                     "; give the text in smaller pieces");
   return true;
 }
 
@@ -48,7 +54,7 @@ Pattern Pattern::literal(std::string text) {
 }
 
 Pattern Pattern::regex(std::string_view oniguruma, const std::string& where) {
-  const std::string pattern = pcre_from_oniguruma(oniguruma, where);
+  const std::string pattern = kLimits + pcre_from_oniguruma(oniguruma, where);
   int error = 0;
   PCRE2_SIZE offset = 0;
   Pattern p;

@@ -36,8 +36,8 @@ class Pattern {
 };
 
 // An expression of Oniguruma as PCRE2 reads it (UTF, UCP, MULTILINE). What differs: \s, \w, \b, \v, \u, names
-// of scripts, `{,n}` and `{n,m}+` (not possessive in Ruby). Error{unsupported} where the two cannot be
-// brought together.
+// of scripts, `{,n}` and `{n,m}+` (not possessive in Ruby), classes in classes and their intersections.
+// Error{unsupported} where the two cannot be brought together.
 std::string pcre_from_oniguruma(std::string_view pattern, const std::string& where);
 
 }  // namespace fewbit

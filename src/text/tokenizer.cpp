@@ -28,10 +28,15 @@ namespace {
 
 constexpr size_t kCachedWord = 64;  // bytes; longer words seldom come again
 
+BpeEncoder encoder_of(const BpeModel& m) { return BpeEncoder(m); }
+UnigramEncoder encoder_of(const UnigramModel& m) { return UnigramEncoder(m); }
+WordPieceEncoder encoder_of(const WordPieceModel& m) { return WordPieceEncoder(m); }
+
 // The words of one call: texts stay where they are, so that views of words remain good as keys.
+template <class Encoder>
 class WordEncoder {
  public:
-  WordEncoder(const BpeModel& model, std::vector<int32_t>& ids) : bpe_(model), ids_(ids) {}
+  WordEncoder(Encoder encoder, std::vector<int32_t>& ids) : encoder_(std::move(encoder)), ids_(ids) {}
 
   void encode(Words words) {
     const Words& kept = texts_.emplace_back(std::move(words));
@@ -43,10 +48,10 @@ class WordEncoder {
     size_t begin = 0, count = 0;
   };
   void encode_word(std::string_view word) {
-    if (word.size() > kCachedWord) return bpe_.encode(word, ids_);
+    if (word.size() > kCachedWord) return encoder_.encode(word, ids_);
     const auto [it, fresh] = places_.try_emplace(word, Place{ids_.size(), 0});
     if (fresh) {
-      bpe_.encode(word, ids_);
+      encoder_.encode(word, ids_);
       it->second.count = ids_.size() - it->second.begin;
       return;
     }
@@ -54,15 +59,46 @@ class WordEncoder {
     for (size_t k = 0; k < p.count; ++k) ids_.push_back(ids_[p.begin + k]);
   }
 
-  BpeEncoder bpe_;
+  Encoder encoder_;
   std::vector<int32_t>& ids_;
   std::deque<Words> texts_;
   std::unordered_map<std::string_view, Place> places_;
 };
 
+// All words of a text between added tokens, which go to `ids` themselves.
+template <class Encoder>
+void encode_text(const TokenizerFile& f, const AddedTokenFinder& in_raw, const AddedTokenFinder& in_normalized,
+                 std::string_view given, WordEncoder<Encoder> words, std::vector<int32_t>& ids) {
+  for (const Segment& outer : in_raw.split(given)) {
+    if (outer.id >= 0) {
+      ids.push_back(outer.id);
+      continue;
+    }
+    const std::string text = normalize(f.normalizer, std::string(given.substr(outer.begin, outer.end - outer.begin)));
+    for (const Segment& inner : in_normalized.split(text)) {
+      if (inner.id >= 0)
+        ids.push_back(inner.id);
+      else
+        words.encode(pre_tokenize(f.pre_tokenizer, text.substr(inner.begin, inner.end - inner.begin),
+                                  outer.begin == 0 && inner.begin == 0));
+    }
+  }
+}
+
 void place_token(std::vector<std::string>& tokens, int32_t id, const std::string& content) {
   if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
   tokens[static_cast<size_t>(id)] = content;
+}
+
+// Names the tokenizer that a folder without tokenizer.json has in a form that is not read, where it has one.
+void refuse_other_forms(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  for (const char* name : {"tiktoken.model", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
+                           "tekken.json", "vocab.json", "vocab.txt"})
+    if (std::filesystem::exists(folder / name, ignored))
+      fail(ErrorKind::unsupported, (folder / name).string() +
+                                       ": this form of a tokenizer is not read; supported: tokenizer.json, .gguf. Save "
+                                       "the tokenizer as tokenizer.json beside it");
 }
 
 }  // namespace
@@ -79,9 +115,10 @@ Tokenizer Tokenizer::open(const std::filesystem::path& path) {
   const std::filesystem::path json = folder ? path / "tokenizer.json" : path;
   const bool has_json = json.extension() == ".json" && std::filesystem::exists(json, ignored);
   const auto gguf_file = has_json ? std::nullopt : gguf::locate(path);
+  if (folder && !has_json && !gguf_file) refuse_other_forms(path);
   impl->file = gguf_file ? read_gguf_tokenizer(*gguf_file) : read_tokenizer_file(json);
   const TokenizerFile& f = impl->file;
-  for (const auto& [content, id] : f.model.vocab) place_token(impl->token, id, content);
+  for (const auto& [content, id] : f.vocab()) place_token(impl->token, id, content);
   for (const AddedToken& a : f.added) {
     place_token(impl->token, a.id, a.content);
     impl->added_id.emplace(a.content, a.id);
@@ -105,21 +142,11 @@ std::vector<int32_t> Tokenizer::encode(std::string_view given, Special special) 
   }
   std::vector<int32_t> ids;
   if (special == Special::add) ids = f.prefix;
-  WordEncoder words(f.model, ids);
-  for (const Segment& outer : impl_->in_raw.split(given)) {
-    if (outer.id >= 0) {
-      ids.push_back(outer.id);
-      continue;
-    }
-    const std::string text = normalize(f.normalizer, std::string(given.substr(outer.begin, outer.end - outer.begin)));
-    for (const Segment& inner : impl_->in_normalized.split(text)) {
-      if (inner.id >= 0)
-        ids.push_back(inner.id);
-      else
-        words.encode(pre_tokenize(f.pre_tokenizer, text.substr(inner.begin, inner.end - inner.begin),
-                                  outer.begin == 0 && inner.begin == 0));
-    }
-  }
+  std::visit(
+      [&](const auto& model) {
+        encode_text(f, impl_->in_raw, impl_->in_normalized, given, WordEncoder(encoder_of(model), ids), ids);
+      },
+      f.model);
   if (special == Special::add) ids.insert(ids.end(), f.suffix.begin(), f.suffix.end());
   return ids;
 }
@@ -140,7 +167,8 @@ int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(impl_->token
 
 std::optional<int32_t> Tokenizer::id_of(std::string_view token) const {
   if (const auto it = impl_->added_id.find(token); it != impl_->added_id.end()) return it->second;
-  if (const auto it = impl_->file.model.vocab.find(token); it != impl_->file.model.vocab.end()) return it->second;
+  const Vocabulary& vocab = impl_->file.vocab();
+  if (const auto it = vocab.find(token); it != vocab.end()) return it->second;
   return std::nullopt;
 }
 
@@ -150,6 +178,9 @@ std::string Tokenizer::token(int32_t id) const {
          "tokenizer: no token " + std::to_string(id) + "; ids are 0 to " + std::to_string(vocab_size() - 1));
   return impl_->token[static_cast<size_t>(id)];
 }
+
+std::span<const int32_t> Tokenizer::prefix() const { return impl_->file.prefix; }
+std::span<const int32_t> Tokenizer::suffix() const { return impl_->file.suffix; }
 
 std::optional<int32_t> Tokenizer::bos() const {
   if (impl_->file.prefix.empty()) return std::nullopt;

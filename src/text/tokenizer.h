@@ -1,5 +1,6 @@
 #pragma once
-// Tokenizer: tokenizer.json of the BPE kind, encode and decode (Hugging Face tokenizers' file format).
+// Tokenizer: encode and decode with a tokenizer.json (Hugging Face tokenizers' file format) or the metadata of a .gguf;
+// docs/tokenizers.md says what of them is understood.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -30,7 +31,10 @@ class Tokenizer {
   int64_t vocab_size() const;  // largest id + 1, added tokens included
   std::optional<int32_t> id_of(std::string_view token) const;
   std::string token(int32_t id) const;
-  std::optional<int32_t> bos() const;  // what the post-processor puts in front, if anything
+  std::optional<int32_t> bos() const;  // the first of prefix(), if anything
+  // What the post-processor puts in front of a text and behind it; good as long as the tokenizer.
+  std::span<const int32_t> prefix() const;
+  std::span<const int32_t> suffix() const;
 
  private:
   struct Impl;

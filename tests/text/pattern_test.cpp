@@ -62,6 +62,26 @@ TEST(Pattern, Properties) {
   EXPECT_EQ(matches("(?i:'s)", "'S"), "'S|");
 }
 
+TEST(Pattern, ClassesInClasses) {
+  EXPECT_EQ(matches("[a-z&&[^aeiou]]+", "strength"), "str|ngth|");
+  EXPECT_EQ(matches("[\\p{L}&&[^\\p{Han}]]+", "ab\u6f22c"), "ab|c|");
+  EXPECT_EQ(matches("[a-f&&c-z&&[^d]]+", "abcdefg"), "c|ef|");
+  EXPECT_EQ(matches("[^a-z&&[^aeiou]]+", "bad egg"), "a| e|");  // ^ is of the whole
+  EXPECT_EQ(matches("[ab[x-z]]+", "abcxyz"), "ab|xyz|");
+  EXPECT_EQ(matches("[^ab[x-z]]+", "abcxyz\n"), "c|\n|");
+  EXPECT_EQ(matches("[[ab]&&[bc]]{2}+", "bbbb"), "bbbb|");
+  EXPECT_EQ(matches("[[^b]&&^b]", "a^b"), "^|");  // a ^ that does not come first is a character
+  EXPECT_EQ(matches("[a-c&&[\\s\\p{L}]]?x", "bx x"), "bx|x|");
+}
+
+TEST(Pattern, SearchesThatTryEverythingGiveUp) {
+  std::string what;
+  const std::string text(64, 'a');
+  EXPECT_EQ(error_of([&] { Pattern::regex("(?:a|a)*[xy]", "test").find_all(text + "c"); }, &what),
+            ErrorKind::unsupported);
+  EXPECT_NE(what.find("gave up"), std::string::npos) << what;
+}
+
 TEST(Pattern, EmptyMatchesDoNotLoop) {
   EXPECT_EQ(Pattern::regex("x*", "test").find_all("a\u00e9").size(), 3u);
   EXPECT_EQ(Pattern::literal("").find_all("abc").size(), 0u);
@@ -74,8 +94,10 @@ TEST(Pattern, LongRunsNeedNoStack) {
 }
 
 TEST(Pattern, RefusesWhatItCannotBring) {
-  for (const char* regex : {"[a[b]]", "[a&&b]", "(?m:.)", "a(?i)b", "\\h", "\\R", "\\K", "(*FAIL)", "[\\W]", "\\xff",
-                            "(?<n>a)", "\\p{Nonsense}", "(", ")", "[a", "\\"}) {
+  for (const char* regex :
+       {"[a&&]",  "[[:alpha:]]", "[a-[b]]",       "[[a]-b]", "(?i:[a&&b])", "(?i:[a[b]])", "[[[[[[[[[[a]]]]]]]]]]",
+        "(?m:.)", "a(?i)b",      "\\h",           "\\R",     "\\K",         "(*FAIL)",     "[\\W]",
+        "\\xff",  "(?<n>a)",     "\\p{Nonsense}", "(",       ")",           "[a",          "\\"}) {
     std::string what;
     EXPECT_EQ(error_of([&] { Pattern::regex(regex, "file: key"); }, &what), ErrorKind::unsupported) << regex;
     EXPECT_EQ(what.rfind("file: key", 0), 0u) << what;

@@ -46,12 +46,13 @@ const std::map<std::string, Program>& programs() {
         "  mpirun -n 2 evaluate perplexity out/ --tp 2     two processes share the model\n",
         {"perplexity"}}},
       {"runner",
-       {add_runner_commands, "Runs a checkpoint: latency per token, text generation, chat templates.",
+       {add_runner_commands, "Runs a checkpoint: latency per token, text generation, token ids, chat templates.",
         "Examples:\n"
         "  runner bench --tokens 200                       the embedded demo model\n"
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"
+        "  runner tokenize out/ --data text.txt            the ids of a text of any size\n"
         "  runner template out/ --messages chat.json       the text that a chat becomes\n"
         "  mpirun -n 2 runner bench out/ --tp 2            two processes share the model\n",
         {"bench", "generate"}}},

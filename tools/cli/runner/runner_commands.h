@@ -1,6 +1,6 @@
 #pragma once
-// The parts of `runner bench`, one file each: rows (runner_bench.cpp), two checkpoints (runner_compare.cpp), a trace
-// (runner_trace.cpp), single ops (runner_ops.cpp).
+// `runner tokenize` (runner_tokenize.cpp) and the parts of `runner bench`, one file each: rows (runner_bench.cpp), two
+// checkpoints (runner_compare.cpp), a trace (runner_trace.cpp), single ops (runner_ops.cpp).
 #include "src/run/bench/ops_bench.h"
 #include "tools/cli/options.h"
 
@@ -21,6 +21,7 @@ struct BenchArgs {
 
 void add_bench_command(CLI::App& app);
 void add_template_command(CLI::App& app);  // runner_template.cpp
+void add_tokenize_command(CLI::App& app);
 
 // `--compare A B`, with options.shapes of one.
 void run_comparison(const BenchArgs&);
