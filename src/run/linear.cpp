@@ -102,9 +102,11 @@ Tensor output_scales(Exec& ex, const Tensor& scales, int64_t out_group, int64_t 
 
 // What meets the codes of a linear whose kernel multiplies bytes: its input rounded to 8 bits, of weight-only FP8 as it
 // is. Nothing for all others.
-std::optional<RowQuant> byte_input(const QuantSpec& spec, std::optional<double> input_scale) {
+std::optional<RowQuant> byte_input(const QuantSpec& spec, int64_t in, std::optional<double> input_scale) {
   if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) return kUnrounded;
-  return input_quant(spec, input_scale);
+  std::optional<RowQuant> input = input_quant(spec, input_scale);
+  if (input && input->group >= in) input->group = 0;  // one block is the row, which is what the kernels take
+  return input;
 }
 
 Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
@@ -115,7 +117,7 @@ Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
   return ByteLinear{.codes = ex.to_device(codes),
                     .scales = output_scales(ex, q.scales, q.spec.out_group, q.out()),
                     .bias = upload_as(ex, bias, dtype),
-                    .input = *byte_input(q.spec, q.input_scale)};
+                    .input = *byte_input(q.spec, q.in(), q.input_scale)};
 }
 
 // Why a linear that byte_input() is for has no kernel of its codes; "" = it has.
@@ -174,7 +176,7 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
   if (note) note->clear();
   std::string reason;
-  const std::optional<RowQuant> input = byte_input(q.spec, q.input_scale);
+  const std::optional<RowQuant> input = byte_input(q.spec, q.in(), q.input_scale);
   if (dtype == DType::bf16) {
     if (input) {
       reason = no_byte_kernel(q.spec, q.in());
@@ -223,7 +225,7 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
   const bool bytes = format.spec.activations != ActQuant::none || format.spec.grid == Grid::f8_e4m3;
   if (o.weights == Weights::packed && o.dtype == DType::bf16 && bytes && no_byte_kernel(format.spec, l.in).empty()) {
     if (const auto stored = stored_bytes(*format.packing, l.name, format.spec, l.out, l.in, c.source())) {
-      const RowQuant input = *byte_input(format.spec, stored->input_scale);
+      const RowQuant input = *byte_input(format.spec, l.in, stored->input_scale);
       if (note) *note = note_of_codes(ex, input.codes);
       return ByteLinear{.codes = ex.to_device(stored->codes),
                         .scales = output_scales(ex, stored->scales, format.spec.out_group, l.out),

@@ -44,7 +44,7 @@ TEST_F(Bench, MakesARowOfEveryCombination) {
     return lines;
   };
   EXPECT_EQ(lines_with("t.md", '|', 16), 6) << "head, rule, four rows";
-  EXPECT_EQ(lines_with("t.csv", ',', 29), 5) << "names, four rows";
+  EXPECT_EQ(lines_with("t.csv", ',', 31), 5) << "names, four rows";
   // The commas end a list: the next word is the model.
   EXPECT_EQ(run("runner bench --device cpu --batch 1,2 --tokens 1 " + kDemo).exit_code, 0);
 }
