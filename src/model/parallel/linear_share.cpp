@@ -14,6 +14,7 @@ namespace {
 std::vector<Range> scale_rows(const std::vector<Range>& rows, int64_t each, int64_t outputs) {
   if (each >= outputs) return {{0, 1}};
   std::vector<Range> out;
+  out.reserve(rows.size());
   for (const Range& r : rows) out.push_back({r.begin / each, (r.end + each - 1) / each});
   return out;
 }
