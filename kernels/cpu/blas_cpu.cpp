@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "kernels/cpu/arithmetic.h"
+
 // Functions of OpenBLAS built with DYNAMIC_ARCH; null elsewhere.
 extern "C" {
 __attribute__((weak)) void gotoblas_dynamic_init();
@@ -40,3 +42,8 @@ void use_one_thread() {
 }
 
 }  // namespace fewbit::blas
+
+std::string fewbit::cpu_arithmetic() {
+  blas::use_one_thread();
+  return std::string("OpenBLAS ") + openblas_get_corename();
+}

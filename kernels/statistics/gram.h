@@ -1,5 +1,7 @@
 #pragma once
 // gram and cross_gram: sums of outer products of activations over tokens.
+#include <limits>
+
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // The Hessian of GPTQ's objective (Frantar et al., 2022, section 3: H = 2 X X^T) without the factor and never averaged,
@@ -13,27 +15,33 @@ namespace fewbit {
 // Sums that are made of many calls compute one half of g only and fill the other when they are done:
 //   add_gram_half:   one half of g += x^T x (which one is the device's own business; the other holds anything)
 //   fill_gram_half:  the other half becomes its mirror image
+// A call may be told to make some of an output's rows only, whole tiles of gram_tile() rows (of a half: what of it lies
+// in them). Products are cut into those tiles in any case, so these rows have the bits that they have in the whole.
 inline constexpr int64_t kGramChunk = 2048;
+struct RowBand {
+  int64_t begin = 0, end = std::numeric_limits<int64_t>::max();
+};
+constexpr int64_t gram_tile(Device::Kind kind) { return kind == Device::cuda ? 1024 : 256; }
 namespace cpu {
-void add_gram_half(Exec&, ConstTensorView x, TensorView g);
+void add_gram_half(Exec&, ConstTensorView x, TensorView g, RowBand = {});
 void fill_gram_half(Exec&, TensorView g);
 void gram(Exec&, ConstTensorView x, TensorView g);
-void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
+void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d, RowBand = {});
 }  // namespace cpu
 namespace cuda {
-void add_gram_half(Exec&, ConstTensorView x, TensorView g);
+void add_gram_half(Exec&, ConstTensorView x, TensorView g, RowBand = {});
 void fill_gram_half(Exec&, TensorView g);
 void gram(Exec&, ConstTensorView x, TensorView g);
-void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d);
+void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d, RowBand = {});
 }  // namespace cuda
-inline void add_gram_half(Exec& ex, ConstTensorView x, TensorView g) {
-  pick(ex, &cpu::add_gram_half, FEWBIT_CUDA_OP(add_gram_half))(ex, x, g);
+inline void add_gram_half(Exec& ex, ConstTensorView x, TensorView g, RowBand rows = {}) {
+  pick(ex, &cpu::add_gram_half, FEWBIT_CUDA_OP(add_gram_half))(ex, x, g, rows);
 }
 inline void fill_gram_half(Exec& ex, TensorView g) {
   pick(ex, &cpu::fill_gram_half, FEWBIT_CUDA_OP(fill_gram_half))(ex, g);
 }
 inline void gram(Exec& ex, ConstTensorView x, TensorView g) { pick(ex, &cpu::gram, FEWBIT_CUDA_OP(gram))(ex, x, g); }
-inline void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d) {
-  pick(ex, &cpu::cross_gram, FEWBIT_CUDA_OP(cross_gram))(ex, a, b, d);
+inline void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows = {}) {
+  pick(ex, &cpu::cross_gram, FEWBIT_CUDA_OP(cross_gram))(ex, a, b, d, rows);
 }
 }  // namespace fewbit

@@ -13,7 +13,7 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kTile = 256;
+constexpr int64_t kTile = gram_tile(Device::cpu);
 
 // Rows [begin, end) of x in f32; `room` holds the conversion of a bf16 input.
 const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, std::vector<float>& room) {
@@ -34,10 +34,12 @@ void add_tile(const float* a, const float* b, int64_t tokens, Mat<float> d, int6
   blas::gemm(CblasTrans, CblasNoTrans, i1 - i0, j1 - j0, tokens, 1.f, a + i0, n, b + j0, n, 1.f, &d(i0, j0), n);
 }
 
+bool in_band(int64_t tile_row, RowBand rows) { return tile_row * kTile >= rows.begin && tile_row * kTile < rows.end; }
+
 }  // namespace
 
 // The half on and above the diagonal.
-void add_gram_half(Exec&, ConstTensorView x, TensorView g) {
+void add_gram_half(Exec&, ConstTensorView x, TensorView g, RowBand rows) {
   const int64_t n = x.cols(), tiles = (n + kTile - 1) / kTile;
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
   blas::use_one_thread();
@@ -48,7 +50,7 @@ void add_gram_half(Exec&, ConstTensorView x, TensorView g) {
     const float* chunk = chunk_f32(x, t, end, room);
     parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t last) {
       for (int64_t tile = begin; tile < last; ++tile)
-        if (tile / tiles <= tile % tiles)
+        if (tile / tiles <= tile % tiles && in_band(tile / tiles, rows))
           add_tile(chunk, chunk, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
     });
   }
@@ -67,7 +69,7 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
   cpu::fill_gram_half(ex, g);
 }
 
-void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d) {
+void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
   const int64_t n = a.cols(), tiles = (n + kTile - 1) / kTile;
   FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
   blas::use_one_thread();
@@ -79,7 +81,7 @@ void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d) {
     const float* cb = chunk_f32(b, t, end, room_b);
     parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t last) {
       for (int64_t tile = begin; tile < last; ++tile)
-        add_tile(ca, cb, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
+        if (in_band(tile / tiles, rows)) add_tile(ca, cb, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
     });
   }
 }

@@ -1,6 +1,6 @@
-// Sums of outer products by cuBLAS in fixed chunks of tokens, accumulating in f32 straight onto the output. A Gram
-// matrix is symmetric: only the blocks on and below its diagonal (row-major) are computed, block row by block row, and
-// a tiled transposition fills the other half, which also makes both halves equal to the bit.
+// Sums of outer products by cuBLAS in fixed chunks of tokens and fixed block rows, accumulating in f32 straight onto
+// the output. A Gram matrix is symmetric: only the blocks on and below its diagonal (row-major) are computed, and a
+// tiled transposition fills the other half, which also makes both halves equal to the bit.
 #include <algorithm>
 
 #include "kernels/exec/exec_cuda.h"
@@ -10,7 +10,7 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kTile = 32;
-constexpr int64_t kStrip = 1024;  // rows of a block row
+constexpr int64_t kStrip = gram_tile(Device::cuda);  // rows of a block row
 
 cudaDataType_t data_type(DType d) {
   FEWBIT_ASSERT(d == DType::f32 || d == DType::bf16);
@@ -47,13 +47,13 @@ __global__ void mirror_kernel(float* g, int64_t n) {
 }  // namespace
 
 // The half on and below the diagonal.
-void add_gram_half(Exec& ex, ConstTensorView x, TensorView g) {
+void add_gram_half(Exec& ex, ConstTensorView x, TensorView g, RowBand rows) {
   const int64_t n = x.cols();
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
   CudaState& s = ex.cuda_state();
   for (int64_t t = 0; t < x.rows(); t += kGramChunk) {
     const ConstTensorView chunk = x.row_range(t, std::min(x.rows(), t + kGramChunk));
-    for (int64_t i = 0; i < n; i += kStrip) {
+    for (int64_t i = rows.begin; i < std::min(n, rows.end); i += kStrip) {
       const int64_t end = std::min(n, i + kStrip);
       add_block(s, chunk, chunk, g.as<float>(), i, end, 0, end);
     }
@@ -72,12 +72,14 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
   cuda::fill_gram_half(ex, g);
 }
 
-void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d) {
+void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
   const int64_t n = a.cols();
   FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
   for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
     const int64_t end = std::min(a.rows(), t + kGramChunk);
-    add_block(ex.cuda_state(), a.row_range(t, end), b.row_range(t, end), d.as<float>(), 0, n, 0, n);
+    for (int64_t i = rows.begin; i < std::min(n, rows.end); i += kStrip)
+      add_block(ex.cuda_state(), a.row_range(t, end), b.row_range(t, end), d.as<float>(), i, std::min(n, i + kStrip), 0,
+                n);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "kernels/model/route.h"
 #include "kernels/quantize/matrix_edit.h"
+#include "src/ranks/exchange.h"
 
 namespace fewbit {
 namespace {
@@ -45,8 +46,14 @@ std::vector<int> starved_of(const Moe& op, const std::vector<int64_t>& tokens) {
 }
 
 ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights, EachRouted each, bool cross,
-                           int at_once)
-    : ex_(ex), op_(op), weights_(weights), each_(std::move(each)), cross_(cross), at_once_(std::max(1, at_once)) {
+                           int at_once, const Ranks& ranks)
+    : ex_(ex),
+      op_(op),
+      weights_(weights),
+      each_(std::move(each)),
+      cross_(cross),
+      at_once_(std::max(1, at_once)),
+      ranks_(ranks) {
   each_([&](ConstTensorView, ConstTensorView, ConstTensorView routed) {
     count_tokens(ex_, op_, weights_, routed, tokens_);
   });
@@ -70,12 +77,12 @@ void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   own.input_scale = std::max(own.input_scale, all.input_scale);
 }
 
-// The rows of experts [first, last), chunk by chunk.
+// The rows of this rank's experts among [first, last), chunk by chunk.
 void ExpertInputs::show_inputs(int first, int last, const RowsOf& see) {
   each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView routed) {
     const Routing routing = route_tokens(ex_, op_, weights_, routed);
     for (int e = first; e < last; ++e) {
-      if (routing.tokens(e) == 0) continue;
+      if (!owns(e) || routing.tokens(e) == 0) continue;
       const ConstTensorView rows = routing.rows_of(e);
       const Tensor mine = gather_rows(ex_, x, rows);
       const Tensor full = cross_ ? gather_rows(ex_, x_full, rows) : Tensor();
@@ -103,7 +110,8 @@ void ExpertInputs::show_activations(int first, int last, const LinearOf& quantiz
   for (RowCutter& c : cutters) c.finish();
 }
 
-// Statistics of experts [first, last) over the rows that `show` shows; twice where a static scale must be found first.
+// Statistics of this rank's experts among [first, last) over the rows that `show` shows; twice where a static scale
+// must be found first.
 ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const InputRounding& rounding,
                                          const std::function<void(const RowsOf&)>& show) {
   const auto at = [first](int e) { return static_cast<size_t>(e - first); };
@@ -112,51 +120,63 @@ ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const 
     for (int e = first; e < last; ++e) ranges.emplace_back(ex_, rounding, tokens_[static_cast<size_t>(e)], in);
     show([&](int e, ConstTensorView x, ConstTensorView) { ranges[at(e)].add(x); });
   }
-  std::vector<std::unique_ptr<InputSums>> sums;
+  std::vector<std::unique_ptr<InputSums>> sums(static_cast<size_t>(last - first));
   for (int e = first; e < last; ++e)
-    sums.push_back(
-        std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale()));
+    if (owns(e))
+      sums[at(e)] =
+          std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale());
   show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add(x, x_full); });
   Wave wave{.first = first, .rounding = rounding};
   for (auto& s : sums) {
-    wave.stats.emplace_back(s->finish());
+    std::optional<InputStats>& stats = wave.stats.emplace_back();
+    if (!s) continue;
+    stats = s->finish();
     s.reset();
   }
   return wave;
 }
 
-// The statistics of an expert out of the wave at hand, else out of the wave that begins with it.
-InputStats ExpertInputs::taken(std::optional<Wave>& wave, int expert, const InputRounding& rounding,
-                               const std::function<Wave(int, int)>& make) {
-  const auto held = [&]() -> std::optional<InputStats>* {
-    if (!wave || !(wave->rounding == rounding)) return nullptr;
-    const int at = expert - wave->first;
-    if (at < 0 || at >= static_cast<int>(wave->stats.size())) return nullptr;
-    std::optional<InputStats>& s = wave->stats[static_cast<size_t>(at)];
-    return s ? &s : nullptr;
-  };
-  if (!held()) {
-    wave.reset();  // its memory goes before the next is made
-    wave = make(expert, std::min(op_.experts, expert + at_once_));
-  }
-  std::optional<InputStats>& found = *held();
+// Alike on all ranks for the first of as many experts as there are ranks: none of them was taken, or all were.
+bool ExpertInputs::holds(const std::optional<Wave>& wave, int expert, const InputRounding& rounding) const {
+  if (!wave || !(wave->rounding == rounding)) return false;
+  const int at = expert - wave->first;
+  if (at < 0 || at >= static_cast<int>(wave->stats.size())) return false;
+  return !owns(expert) || wave->stats[static_cast<size_t>(at)].has_value();
+}
+
+// Makes the wave that begins with an expert, unless it is in the one at hand.
+void ExpertInputs::look(std::optional<Wave>& wave, int expert, const InputRounding& rounding,
+                        const std::function<Wave(int, int)>& make) const {
+  if (holds(wave, expert, rounding)) return;
+  wave.reset();  // its memory goes before the next is made
+  wave = make(expert, std::min(op_.experts, expert + at_once_ * ranks_.size()));
+}
+
+InputStats ExpertInputs::taken(Wave& wave, int expert) {
+  std::optional<InputStats>& found = wave.stats[static_cast<size_t>(expert - wave.first)];
+  FEWBIT_ASSERT(found.has_value());
   InputStats stats = std::move(*found);
   found.reset();
   return stats;
 }
 
-InputStats ExpertInputs::of_input(int expert, const InputRounding& rounding) {
+void ExpertInputs::look_at_inputs(int expert, const InputRounding& rounding) {
   if (any_below(op_.hidden) && !(all_inputs_ && all_inputs_->rounding == rounding)) {
     const EachChunk inputs = [&](const auto& show) {
       each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView) { show(x, x_full); });
     };
     int64_t tokens = 0;
     for (const int64_t n : tokens_) tokens += n;
-    all_inputs_ = {rounding, observe_input(ex_, inputs, tokens / op_.top_k, op_.hidden, cross_, rounding)};
+    all_inputs_ = {rounding, observe_input(ex_, inputs, tokens / op_.top_k, op_.hidden, cross_, rounding, ranks_)};
   }
-  InputStats s = taken(inputs_, expert, rounding, [&](int first, int last) {
+  look(inputs_, expert, rounding, [&](int first, int last) {
     return observe(first, last, op_.hidden, rounding, [&](const RowsOf& see) { show_inputs(first, last, see); });
   });
+}
+
+InputStats ExpertInputs::of_input(int expert, const InputRounding& rounding) {
+  if (ranks_.alone()) look_at_inputs(expert, rounding);
+  InputStats s = taken(*inputs_, expert);
   if (s.tokens < enough_tokens(op_.hidden)) borrow(s, all_inputs_->stats);
   return s;
 }
@@ -167,13 +187,30 @@ ExpertInputs::Wave ExpertInputs::activations(int first, int last, const InputRou
                  [&](const RowsOf& see) { show_activations(first, last, quantized, see); });
 }
 
+// The sums of an expert that another rank looked at.
+void ExpertInputs::from_owner(std::optional<InputStats>& stats, int expert, int64_t in) {
+  const int owner = expert % ranks_.size();
+  if (!stats) {
+    stats.emplace();
+    stats->tokens = tokens_[static_cast<size_t>(expert)];
+    stats->gram = ex_.alloc(DType::f32, {in, in});
+    if (cross_) stats->cross = ex_.alloc(DType::f32, {in, in});
+  }
+  ranks_.broadcast(ex_, stats->gram, owner);
+  if (cross_) ranks_.broadcast(ex_, stats->cross, owner);
+  stats->input_scale = value_of_root(ranks_, stats->input_scale, owner);
+}
+
 // The sums of all experts together, wave by wave: once more through every expert, rather than all of their sums side by
 // side in memory.
 ExpertInputs::Layer ExpertInputs::all_activations(const InputRounding& rounding, const LinearOf& quantized) {
   std::optional<InputStats> all;
-  for (int first = 0; first < op_.experts; first += at_once_) {
-    Wave wave = activations(first, std::min(op_.experts, first + at_once_), rounding, quantized);
-    for (std::optional<InputStats>& other : wave.stats) {
+  const int at_once = at_once_ * ranks_.size();
+  for (int first = 0; first < op_.experts; first += at_once) {
+    Wave wave = activations(first, std::min(op_.experts, first + at_once), rounding, quantized);
+    for (size_t i = 0; i < wave.stats.size(); ++i) {
+      std::optional<InputStats>& other = wave.stats[i];
+      from_owner(other, first + static_cast<int>(i), op_.down.in_features);
       if (!all) {
         all = std::move(*other);
         continue;
@@ -182,19 +219,25 @@ ExpertInputs::Layer ExpertInputs::all_activations(const InputRounding& rounding,
       if (other->cross) add_scaled(ex_, 1, other->cross, all->cross);
       all->tokens += other->tokens;
       all->input_scale = std::max(all->input_scale, other->input_scale);
+      other.reset();
     }
   }
   return {rounding, std::move(*all)};
 }
 
-InputStats ExpertInputs::of_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
+void ExpertInputs::look_at_activations(int expert, const InputRounding& rounding, const LinearOf& quantized) {
   inputs_.reset();
   if (any_below(op_.down.in_features) && !(all_activations_ && all_activations_->rounding == rounding)) {
     activations_.reset();
     all_activations_ = all_activations(rounding, quantized);
   }
-  InputStats s = taken(activations_, expert, rounding,
-                       [&](int first, int last) { return activations(first, last, rounding, quantized); });
+  look(activations_, expert, rounding,
+       [&](int first, int last) { return activations(first, last, rounding, quantized); });
+}
+
+InputStats ExpertInputs::of_activation(int expert, const InputRounding& rounding, const LinearOf& quantized) {
+  if (ranks_.alone()) look_at_activations(expert, rounding, quantized);
+  InputStats s = taken(*activations_, expert);
   if (s.tokens < enough_tokens(op_.down.in_features)) borrow(s, all_activations_->stats);
   return s;
 }

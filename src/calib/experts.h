@@ -11,6 +11,8 @@
 //
 // Experts are looked at in waves: as many at a time as their sums have room for. Every wave sees all chunks of the
 // input once; an expert's rows are cut again at kGramChunk of its own, so that the sums do not depend on the waves.
+//
+// Of several ranks each looks at experts of its own, dealt in turn; all are shown all rows.
 #include <functional>
 #include <optional>
 #include <vector>
@@ -31,11 +33,19 @@ class ExpertInputs {
 
   // `each` shows the op's input [.., hidden], of both streams where `cross`.
   // `weights`: the router, and where activations are asked for the linears of the unquantized stream. Both must stay
-  // while this lives. `at_once`: experts of a wave.
-  ExpertInputs(Exec&, const Moe&, const BlockWeights& weights, EachRouted each, bool cross, int at_once);
+  // while this lives. `at_once`: experts of a wave that a rank looks at.
+  ExpertInputs(Exec&, const Moe&, const BlockWeights& weights, EachRouted each, bool cross, int at_once,
+               const Ranks& = one_process());
 
   std::vector<int64_t> tokens() const { return tokens_; }  // seen by each expert
   std::vector<int> starved() const;                        // experts that borrow for one of their linears
+
+  // Whether this rank can be asked for the expert's statistics.
+  bool owns(int expert) const { return expert % ranks_.size() == ranks_.rank(); }
+  // Of several ranks, all call these with the first of as many experts as there are ranks, before each asks for its
+  // own.
+  void look_at_inputs(int expert, const InputRounding&);
+  void look_at_activations(int expert, const InputRounding&, const LinearOf& quantized);
 
   // What gate and up multiply, rounded as they round it. To be asked in the order of the experts: an answer is given
   // once.
@@ -58,7 +68,10 @@ class ExpertInputs {
   void show_inputs(int first, int last, const RowsOf&);
   void show_activations(int first, int last, const LinearOf& quantized, const RowsOf&);
   Wave observe(int first, int last, int64_t in, const InputRounding&, const std::function<void(const RowsOf&)>& show);
-  InputStats taken(std::optional<Wave>&, int expert, const InputRounding&, const std::function<Wave(int, int)>& make);
+  bool holds(const std::optional<Wave>&, int expert, const InputRounding&) const;
+  void look(std::optional<Wave>&, int expert, const InputRounding&, const std::function<Wave(int, int)>& make) const;
+  static InputStats taken(Wave&, int expert);
+  void from_owner(std::optional<InputStats>&, int expert, int64_t in);
   Wave activations(int first, int last, const InputRounding&, const LinearOf& quantized);
   Layer all_activations(const InputRounding&, const LinearOf& quantized);
   bool any_below(int64_t in) const;  // some expert must borrow for a linear of this width
@@ -70,6 +83,7 @@ class ExpertInputs {
   EachRouted each_;
   bool cross_;
   int at_once_;
+  const Ranks& ranks_;
   std::vector<int64_t> tokens_{};
   std::optional<Wave> inputs_{}, activations_{};
   std::optional<Layer> all_inputs_{}, all_activations_{};

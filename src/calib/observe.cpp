@@ -5,7 +5,6 @@
 
 #include "kernels/model/cast.h"
 #include "kernels/statistics/column_stats.h"
-#include "kernels/statistics/gram.h"
 #include "src/run/moe.h"
 
 namespace fewbit {
@@ -63,8 +62,12 @@ Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
   return some;
 }
 
-InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale)
-    : ex_(ex), rounding_(rounding), cutter_(ex, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
+InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale,
+                     const Ranks& ranks)
+    : ex_(ex),
+      rounding_(rounding),
+      share_(ex, ranks, in),
+      cutter_(ex, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
   if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
   if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;
@@ -93,13 +96,14 @@ void InputSums::sum(ConstTensorView x, ConstTensorView x_full) {
     round_rows(ex_, x, {.codes = rounding_.codes, .fixed = stats_.input_scale, .group = rounding_.group}, rounded);
   }
   const ConstTensorView seen = rounded ? ConstTensorView(rounded) : x;
-  add_gram_half(ex_, seen, stats_.gram);
-  if (x_full.data) cross_gram(ex_, x_full, seen, stats_.cross);
+  share_.add_gram(seen, stats_.gram);
+  if (x_full.data) share_.add_cross(x_full, seen, stats_.cross);
 }
 
 InputStats InputSums::finish() {
   cutter_.finish();
-  fill_gram_half(ex_, stats_.gram);
+  share_.finish_gram(stats_.gram);
+  if (stats_.cross) share_.finish_cross(stats_.cross);
   if (sample_) {
     const int64_t rows = std::min(stats_.tokens, kSampleTokens);
     stats_.sample = ex_.alloc(sample_.dtype(), {rows, sample_.cols()});
@@ -110,14 +114,14 @@ InputStats InputSums::finish() {
 }
 
 InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_t in, bool cross,
-                         const InputRounding& rounding) {
+                         const InputRounding& rounding, const Ranks& ranks) {
   float scale = 1;
   if (rounding.activations == ActQuant::tensor) {
     InputRange range(ex, rounding, tokens, in);
     each([&](ConstTensorView x, ConstTensorView) { range.add(x); });
     scale = range.scale();
   }
-  InputSums sums(ex, in, cross, rounding, scale);
+  InputSums sums(ex, in, cross, rounding, scale, ranks);
   each([&](ConstTensorView x, ConstTensorView x_full) { sums.add(x, cross ? x_full : ConstTensorView{}); });
   return sums.finish();
 }

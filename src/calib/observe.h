@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "src/calib/gram_share.h"
 #include "src/calib/input_stats.h"
 #include "src/calib/row_cutter.h"
 
@@ -32,10 +33,11 @@ class InputRange {
   std::vector<float> magnitudes_{};  // of the sampled rows, for a percentile
 };
 
-// The sums over rows x [n, in] f32 | bf16, rounded as `rounding` says, and against x_full (never rounded).
+// The sums over rows x [n, in] f32 | bf16, rounded as `rounding` says, and against x_full (never rounded). Several
+// ranks all add the same rows, and share the products; finish() is collective then.
 class InputSums {
  public:
-  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale);
+  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process());
   InputSums(InputSums&&) = delete;
   void add(ConstTensorView x, ConstTensorView x_full);
   InputStats finish();
@@ -46,13 +48,15 @@ class InputSums {
 
   Exec& ex_;
   InputRounding rounding_;
+  GramShare share_;
   InputStats stats_{};
   Tensor sample_{};  // room for kSampleTokens rows
   RowCutter cutter_;
 };
 
 // The statistics of an input of `tokens` rows [.., in]: two rounds where a static scale must be found first.
-InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, int64_t in, bool cross, const InputRounding&);
+InputStats observe_input(Exec&, const EachChunk&, int64_t tokens, int64_t in, bool cross, const InputRounding&,
+                         const Ranks& = one_process());
 // The same of rows that are all at hand.
 InputStats observe_input(Exec&, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding);
 

@@ -24,9 +24,10 @@ void Stream::begin_block(const std::vector<BlockOp>& ops) {
 }
 
 void Stream::begin_block_again() {
-  FEWBIT_ASSERT(entering_.has_value());
-  stored_.clear();
-  stored_.emplace(Slot::x, std::move(*entering_));
+  if (entering_) {  // nothing came where another rank has all chunks
+    stored_.clear();
+    stored_.emplace(Slot::x, std::move(*entering_));
+  }
   begin_block(*ops_);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/exec/exec.h"
 #include "src/calib/input_stats.h"
 #include "src/core/quantized_linear.h"
+#include "src/quant/row_share.h"
 
 namespace fewbit {
 
@@ -16,7 +17,7 @@ enum class ActOrder : uint8_t { off, static_groups, gar, full };
 
 struct LinearJob {
   std::string name;                   // full name, for messages
-  ConstTensorView weight{};           // [out, in] f32 on ex's device
+  ConstTensorView weight{};           // [out, in] f32 on ex's device; of several ranks, the rows of this one
   const InputStats* stats = nullptr;  // null for data-free methods
   QuantSpec spec{};
   Effort effort = Effort::standard;
@@ -26,6 +27,9 @@ struct LinearJob {
   uint64_t seed = 0;
   // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
   float shared_absmax = 0;
+  // How the rows are divided among ranks, which all call the method then. Results have the rows of `weight`; losses and
+  // whatever is decided are those of all rows.
+  const RowShare* rows = &RowShare::none();
 };
 
 struct MethodResult {

@@ -128,7 +128,7 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h) 
   if (in % spec.group != 0)
     fail(ErrorKind::unsupported,
          fmt::format("linear {}: {} wants inputs in groups of {}, here {}", job.name, spec.str(), spec.group, in));
-  require_finite(ex, job.name, job.weight);
+  require_finite(ex, job.name, job.weight, *job.rows);
   QuantizedLinear q;
   q.spec = spec;
   if (spec.two_level()) q.global_scale = global_scale(std::max(job.shared_absmax, absmax_of(ex, job.weight)));
@@ -151,16 +151,16 @@ double sum_of(Exec& ex, ConstTensorView values) {
   return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
 }
 
-double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats) {
+double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats, const RowShare& rows) {
   Tensor loss = ex.alloc(DType::f64, {a.rows()});
   gram_loss(ex, a, b, stats.gram, loss);
-  const double sum = sum_of(ex, loss) / static_cast<double>(stats.tokens);
+  const double sum = rows.sum_of(ex, loss) / static_cast<double>(stats.tokens);
   return std::isfinite(sum) ? sum : 0;
 }
 
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
-  return shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target).ok() &&
-         count_nonfinite(ex, target) == 0;
+  return job.rows->everywhere(shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target).ok() &&
+                              count_nonfinite(ex, target) == 0);
 }
 
 namespace {
@@ -196,7 +196,7 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
   if (measured) {
     const auto loss = [&](ConstTensorView aim, const DeviceCodes& codes) {
-      return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats);
+      return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats, *job.rows);
     };
     result.loss_target = result.loss_target_rtn = loss(target, q);
     if (searched) {
@@ -215,10 +215,10 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   return result;
 }
 
-void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight) {
-  if (const int64_t bad = count_nonfinite(ex, weight); bad > 0)
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight, const RowShare& rows) {
+  if (const int64_t bad = rows.sum(count_nonfinite(ex, weight)); bad > 0)
     fail(ErrorKind::checkpoint, "linear " + linear + ": " + std::to_string(bad) + " of " +
-                                    std::to_string(weight.numel()) +
+                                    std::to_string(rows.sum(weight.numel())) +
                                     " weights are infinite or not a number; the checkpoint is damaged");
 }
 
@@ -231,7 +231,7 @@ void require_job(Exec& ex, const LinearJob& job, Grids grids) {
                                      (grids.integer && grids.f8 ? " and to " : "") + (grids.f8 ? "FP8" : "") +
                                      ", not to " + s.str());
   FEWBIT_ASSERT(job.spec.group == -1 || job.spec.group > 0);
-  require_finite(ex, job.name, job.weight);
+  require_finite(ex, job.name, job.weight, *job.rows);
 }
 
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec) {

@@ -43,12 +43,14 @@ float absmax_of(Exec& ex, ConstTensorView w);
 // Sum of f64 values on the device, in their order.
 double sum_of(Exec& ex, ConstTensorView values);
 
-// tr((a - b) H (a - b)^T) / tokens for device matrices [out, in]; 0 when it is not a number.
-double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats);
+// tr((a - b) H (a - b)^T) / tokens for device matrices [out, in], of which each rank has its rows; 0 when it is not a
+// number.
+double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats,
+                      const RowShare& rows = RowShare::none());
 
 // target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input
 // (kernels/quantize/factor.h), by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be
-// factored, or the result is not finite.
+// factored, or the result is not finite in a row of any rank.
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target);
 
 // Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do. Where the
@@ -59,7 +61,8 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job);
 // Error{unsupported} where the job's grid is none of `grids`, Error{checkpoint} where a weight is not finite.
 void require_job(Exec& ex, const LinearJob& job, Grids grids);
 // Error{checkpoint} where a weight of this linear is not a number or infinite.
-void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight);
+void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight,
+                    const RowShare& rows = RowShare::none());
 
 // Moves the codes to host memory.
 QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec);

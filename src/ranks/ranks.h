@@ -89,6 +89,8 @@ class Ranks {
   int threads_ = 0;
 };
 
+const Ranks& one_process();  // for what runs alone
+
 std::string host_name();  // of this machine, for messages
 
 // Begins of the bands when `rows` rows are divided among `parts` as evenly as multiples of `unit` allow: [parts + 1].

@@ -23,14 +23,17 @@ struct Program {
 const std::map<std::string, Program>& programs() {
   static const std::map<std::string, Program> table = {
       {"quantize",
-       {add_quantize_commands, "Quantizes an LLM checkpoint: plan, calibrate, quantize, write.",
+       {add_quantize_commands,
+        "Quantizes an LLM checkpoint: plan, calibrate, quantize, write.",
         "Examples:\n"
         "  quantize gptq model/ out/                       int4, groups of 128, Marlin checkpoint\n"
         "  quantize \"gptq int3 g64\" model/ out/            one string, or the same as flags\n"
         "  quantize gptq --set '*.down_proj=int8' model/   other bits for some linears\n"
         "  quantize plan gptq model/                       what would be done, and what refused\n"
-        "  quantize status out/                            where a run stands, from another terminal\n"
-        "  quantize list                                   methods, packings, formats, architectures\n"}},
+        "  quantize status out/                            where a run stands, from another terminal
+        "  mpirun -n 4 quantize gptq model/ out/           four processes, the same bytes\n"
+        "  quantize list                                   methods, packings, formats, architectures\n",
+        {""}}},
       {"evaluate",
        {add_evaluate_commands,
         "Judges checkpoints: perplexity by named protocols, distance from a baseline, tasks, reports.",

@@ -9,6 +9,9 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cpu/arithmetic.h"
+#include "src/ranks/exchange.h"
+
 namespace fewbit::cli {
 
 Ranks& the_ranks() {
@@ -25,6 +28,15 @@ void join_ranks(const Launch& launch, std::string_view program, const std::strin
                                        launch.by, launch.size > 0 ? fmt::to_string(launch.size) : "several"));
   }
   the_ranks() = Ranks::join(launch);
+}
+
+void require_alike(const Exec& ex) {
+  const std::string here = ex.on_cuda() ? ex.device_name() : cpu_arithmetic();
+  if (const std::string first = text_of_root(the_ranks(), here); here != first)
+    fail(ErrorKind::device,
+         fmt::format("computes by {} and rank 0 by {}, so that last bits would differ; start all ranks on machines of "
+                     "one kind (CPUs: or give all the same OPENBLAS_CORETYPE)",
+                     here, first));
 }
 
 int report_failure(const Launch& launch, std::string_view program, const std::string& line, int exit_code) {

@@ -14,6 +14,9 @@ Ranks& the_ranks();
 // "", is not among those that run on several.
 void join_ranks(const Launch&, std::string_view program, const std::string& command,
                 std::span<const std::string> on_ranks);
+// Error{device} where this rank's products have other last bits than those of rank 0: another GPU, or another CPU.
+// Collective.
+void require_alike(const Exec&);
 // Prints the line of an Error and returns the exit code; of several ranks it names this one and its host, and ends all
 // of them.
 int report_failure(const Launch&, std::string_view program, const std::string& line, int exit_code);

@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "kernels/statistics/column_stats.h"
-#include "kernels/statistics/gram.h"
 
 namespace fewbit {
 
-ActivationSums::ActivationSums(Exec& ex, int64_t rows, int64_t in)
-    : ex_(ex), rows_(rows), cutter_(ex, [this](ConstTensorView x, ConstTensorView) {
-        add_gram_half(ex_, x, stats_.input.gram);
+ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64_t in)
+    : ex_(ex), rows_(rows), share_(ex, ranks, in), cutter_(ex, [this](ConstTensorView x, ConstTensorView) {
+        share_.add_gram(x, stats_.input.gram);
         column_stats(ex_, x, {}, stats_.absmax, stats_.abssum);
       }) {
   stats_.input.gram = ex.alloc_zeros(DType::f32, {in, in});
@@ -38,7 +37,7 @@ void ActivationSums::add(ConstTensorView x) {
 ActivationStats ActivationSums::finish() {
   FEWBIT_ASSERT(stats_.input.tokens == rows_);
   cutter_.finish();
-  fill_gram_half(ex_, stats_.input.gram);
+  share_.finish_gram(stats_.input.gram);
   return std::move(stats_);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// ActivationSums gathers what a transform knows of an input, from rows that come chunk by chunk.
+// ActivationSums gathers what a transform knows of an input, from rows that come chunk by chunk. Several ranks all add
+// the same rows, and share the products; finish() is collective then.
 #include "src/calib/observe.h"
 
 namespace fewbit {
@@ -10,7 +11,7 @@ inline constexpr int64_t kTransformSample = 4096;
 class ActivationSums {
  public:
   // `rows`: how many will come, of `in` features.
-  ActivationSums(Exec&, int64_t rows, int64_t in);
+  ActivationSums(Exec&, const Ranks&, int64_t rows, int64_t in);
   ActivationSums(ActivationSums&&) = delete;
   void add(ConstTensorView x);
   ActivationStats finish();
@@ -20,6 +21,7 @@ class ActivationSums {
 
   Exec& ex_;
   int64_t rows_, sampled_ = 0;
+  GramShare share_;
   ActivationStats stats_{};
   RowCutter cutter_;
 };

@@ -2,27 +2,32 @@
 
 #include <algorithm>
 
+#include "formats/container.h"
 #include "kernels/model/cast.h"
 #include "src/core/hash.h"
 #include "src/quant/loop/block_encoding.h"
+#include "src/quant/loop/linear_exchange.h"
 #include "src/quant/loop/measure.h"
 #include "src/quant/rounding.h"
+#include "src/ranks/exchange.h"
 #include "src/run/upload_as.h"
 
 namespace fewbit {
 
 BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
                        bool runs)
-    : ex_(ex), ckpt_(c), plan_(plan), job_(job), phases_(phases), runs_(runs) {}
+    : ex_(ex), ckpt_(c), plan_(plan), job_(job), phases_(phases), ranks_(*job.ranks), runs_(runs) {}
 
-void BlockCoder::begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning) {
+void BlockCoder::begin(int64_t layer, const Journal& journal, bool learning) {
   layer_ = layer;
   prefix_ = layer < ckpt_.spec.layers ? ckpt_.spec.prefix(layer) : "";
   learning_ = learning;
   packed_.clear();
   coded_.clear();
   rewritten_ = {};
-  restored_ = std::move(sealed);
+  restores_ = journal.sealed(layer);
+  restored_.reset();
+  if (restores_ && ranks_.rank() == 0) restored_ = container_safetensors.open(journal.block_file(layer));
 }
 
 TensorSource BlockCoder::restored() const {
@@ -37,31 +42,75 @@ void BlockCoder::rewrite(BlockF32 block) {
   for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_)) packed_.push_back(std::move(t));
 }
 
-void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& observed,
-                          std::map<std::string, Linear>& replaced) {
-  const float shared = restores() ? 0 : shared_absmax(items);
+void BlockCoder::for_each(const Group& group,
+                          const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>& take) {
   std::optional<InputStats> stats;
   std::optional<InputRounding> seen;
-  for (const LinearDef& def : items) {
+  for (const LinearDef& def : group.items) {
     const PlannedLinear& p = plan_of(def);
     if (p.keep) continue;
     if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
         !restores() && seen != rounding) {
-      stats = observed(rounding);
+      stats = group.observed(rounding);
       seen = rounding;
     }
-    const InputStats* known = stats ? &*stats : nullptr;
+    take(def, p, stats ? &*stats : nullptr);
+  }
+}
+
+void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& observed,
+                          std::map<std::string, Linear>& replaced) {
+  const float shared = restores() ? 0 : shared_absmax(items);
+  for_each({items, observed}, [&](const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
     DenseLinear dense;
-    if (p.blocks)
-      dense.weight = restores() ? on_device(decode_blocks(p, restored())) : encode(def, p, known);
-    else if (restores())
-      dense = dense_of(p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored()));
-    else {
-      CodedLinear& coded = code(def, p, known, shared);
-      dense = dense_of(coded.linear);
-      if (!learning_) pack(coded);
-    }
+    if (restores())
+      dense = restore(p);
+    else if (p.blocks)
+      dense.weight = encode(def, p, stats);
+    else
+      dense = take(code(def, p, stats, shared, RowShare(ex_, ranks_, p.linear.out, p.recipe.spec)));
     if (runs_) replaced.emplace(def.name, std::move(dense));
+  });
+}
+
+std::optional<InputRounding> BlockCoder::apart(const std::vector<Group>& groups) const {
+  std::optional<InputRounding> all;
+  if (ranks_.alone() || restores() || learning_) return all;
+  for (const Group& g : groups)
+    for (const LinearDef& def : g.items) {
+      const PlannedLinear& p = plan_of(def);
+      if (p.keep) continue;
+      const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
+      if (p.blocks || (all && !(*all == rounding))) return {};
+      all = rounding;
+    }
+  return all;
+}
+
+void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::function<void(size_t first)>& next,
+                                std::map<std::string, Linear>& replaced) {
+  const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
+  for (size_t first = 0; first < groups.size(); first += ranks) {
+    next(first);
+    std::deque<CodedLinear> mine;
+    if (first + rank < groups.size()) {
+      const Group& group = groups[first + rank];
+      const float shared = shared_absmax(group.items);
+      for_each(group, [&](const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
+        mine.push_back(code(def, p, stats, shared, RowShare::none()));
+      });
+    }
+    for (size_t r = 0; r < ranks && first + r < groups.size(); ++r)
+      for (const LinearDef& def : groups[first + r].items) {
+        const PlannedLinear& p = plan_of(def);
+        if (p.keep) continue;
+        CodedLinear coded = begin_record(def, p, nullptr);
+        if (r == rank) coded = std::move(mine.front()), mine.pop_front();
+        coded.linear.spec = p.recipe.spec;
+        linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
+        DenseLinear dense = take(std::move(coded));
+        if (runs_) replaced.emplace(def.name, std::move(dense));
+      }
   }
 }
 
@@ -94,8 +143,8 @@ float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
   return largest;
 }
 
-CodedLinear& BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
-  CodedLinear& coded = coded_.emplace_back();
+CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
+  CodedLinear coded;
   coded.plan = &p;
   coded.name = def.name;
   coded.record.name = p.linear.name;
@@ -105,13 +154,15 @@ CodedLinear& BlockCoder::begin_record(const LinearDef& def, const PlannedLinear&
   return coded;
 }
 
-CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared) {
+// All ranks that share the rows make it together.
+CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared,
+                             const RowShare& rows) {
   const Stopwatch timer;
   Tensor w = weight_of(p);
   MethodResult r;
   phases_.timed("quantize", [&] {
     r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
-                                        .weight = w,
+                                        .weight = rows.mine(w),
                                         .stats = stats,
                                         .spec = p.recipe.spec,
                                         .effort = p.recipe.effort,
@@ -119,11 +170,13 @@ CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, cons
                                         .damp = p.recipe.damp,
                                         .allow_rtn = job_.allow_rtn,
                                         .seed = job_.seed,
-                                        .shared_absmax = shared});
+                                        .shared_absmax = shared,
+                                        .rows = &rows});
+    rows.gather(r.linear);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
   validate(r.linear);
-  CodedLinear& coded = begin_record(def, p, stats);
+  CodedLinear coded = begin_record(def, p, stats);
   coded.record.rung = r.rung;
   coded.record.loss = r.loss;
   coded.record.loss_rtn = r.loss_rtn;
@@ -133,9 +186,38 @@ CodedLinear& BlockCoder::code(const LinearDef& def, const PlannedLinear& p, cons
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
   else
-    phases_.timed("measure", [&] { measure(ex_, w, coded.linear, stats, coded.record); });
+    phases_.timed("measure", [&] { measure(ex_, w, coded.linear, stats, coded.record, rows); });
   coded.record.seconds = timer.seconds();
   return coded;
+}
+
+// What takes the place of a coded linear, which is packed unless it will be learned.
+DenseLinear BlockCoder::take(CodedLinear made) {
+  CodedLinear& coded = coded_.emplace_back(std::move(made));
+  DenseLinear dense = dense_of(coded.linear);
+  if (!learning_) pack(coded);
+  return dense;
+}
+
+// What takes the place of a linear that is sealed.
+DenseLinear BlockCoder::restore(const PlannedLinear& p) {
+  DenseLinear dense;
+  if (!runs_) return dense;
+  std::optional<double> input_scale;
+  if (!restored_) {
+    dense.weight = ex_.alloc(job_.dtype, {p.linear.out, p.linear.in});
+  } else if (p.blocks) {
+    dense.weight = on_device(decode_blocks(p, restored()));
+  } else {
+    const QuantizedLinear q = p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored());
+    dense.weight = std::move(dense_of(q).weight);
+    input_scale = q.input_scale;
+  }
+  ranks_.broadcast(ex_, dense.weight);
+  if (p.blocks) return dense;
+  if (value_of_root(ranks_, input_scale.has_value())) input_scale = value_of_root(ranks_, input_scale.value_or(0));
+  dense.input = input_quant(p.recipe.spec, input_scale);
+  return dense;
 }
 
 // The same of a linear that the format's encoder takes: its values on the device.
@@ -143,13 +225,14 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   const Stopwatch timer;
   const Tensor w = weight_of(p);
   EncodedBlocks e;
-  phases_.timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats); });
-  CodedLinear& coded = begin_record(def, p, stats);
+  const RowShare rows(ex_, ranks_, p.linear.out, p.recipe.spec);
+  phases_.timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats, rows); });
+  CodedLinear& coded = coded_.emplace_back(begin_record(def, p, stats));
   coded.record.loss = coded.record.loss_target = e.loss;
   coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
   coded.record.hash = e.hash;
-  phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record); });
-  packed_.push_back(std::move(e.bytes));
+  phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record, rows); });
+  if (ranks_.rank() == 0) packed_.push_back(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
   return on_device(e.values);
 }
@@ -157,10 +240,13 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
 // Turns the final codes into bytes and lets go of them; the record stays.
 void BlockCoder::pack(CodedLinear& c) {
   if (c.plan->blocks) return;  // its bytes are packed already
-  phases_.timed("pack", [&] {
-    for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors) packed_.push_back(std::move(t));
-  });
-  c.record.hash = content_hash(c.linear);
+  if (ranks_.rank() == 0) {
+    phases_.timed("pack", [&] {
+      for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
+        packed_.push_back(std::move(t));
+    });
+    c.record.hash = content_hash(c.linear);
+  }
   c.linear = {};
   c.weight.reset();
 }

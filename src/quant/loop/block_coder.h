@@ -1,6 +1,9 @@
 #pragma once
 // BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
 // recipe (or restored from the block's sealed file), measured and packed; the journal seals them together.
+//
+// Several ranks make the same calls. They divide the rows of each linear (src/quant/row_share.h), or the linears of
+// quantize_apart(); all get what takes the place of a linear, rank 0 packs, and restores what was sealed.
 #include <deque>
 #include <functional>
 #include <optional>
@@ -25,15 +28,20 @@ class BlockCoder {
  public:
   // Statistics of an input, rounded as its linears round it; nothing where the run does not calibrate.
   using Observe = std::function<std::optional<InputStats>(const InputRounding&)>;
+  // Linears that share an input, and its statistics.
+  struct Group {
+    std::vector<LinearDef> items{};
+    Observe observed{};
+  };
 
   // `runs`: a quantized stream exists, which needs what takes the place of each linear.
   BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
 
-  // Begins the block of `layer`; the number of layers stands for the ends. Given the `sealed` file of a finished block,
-  // its linears are restored. `learning`: codes stay in reach until seal(), because they will change.
-  void begin(int64_t layer, std::optional<CheckpointIndex> sealed, bool learning);
-  bool restores() const { return restored_.has_value(); }
-  TensorSource restored() const;
+  // Begins the block of `layer`; the number of layers stands for the ends. The linears of a sealed block are restored.
+  // `learning`: codes stay in reach until seal(), because they will change.
+  void begin(int64_t layer, const Journal&, bool learning);
+  bool restores() const { return restores_; }
+  TensorSource restored() const;  // of rank 0
 
   // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
   void rewrite(BlockF32 block);
@@ -44,6 +52,14 @@ class BlockCoder {
   // `replaced`, by relative name and without biases.
   void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>& replaced);
 
+  // Whether the linears of these groups can be dealt to the ranks, each to be quantized by one: none is encoded or
+  // restored, and the quantized ones round their input alike. That rounding; nothing where they cannot.
+  std::optional<InputRounding> apart(const std::vector<Group>&) const;
+  // Deals the groups to the ranks in turn. `next` is called by all before each takes its own of groups first, first + 1
+  // …, as many as there are ranks.
+  void quantize_apart(const std::vector<Group>&, const std::function<void(size_t first)>& next,
+                      std::map<std::string, Linear>& replaced);
+
   std::deque<CodedLinear>& coded() { return coded_; }
   void measure_again(CodedLinear&, const InputStats&);
   // Packs what is not packed yet and writes the block's tensors and records.
@@ -53,11 +69,15 @@ class BlockCoder {
   const PlannedLinear& plan_of(const LinearDef&) const;
   float absmax(const PlannedLinear&);
   float shared_absmax(const std::vector<LinearDef>& items);
-  CodedLinear& code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared);
+  // Shows every linear of the group that is not kept with the statistics of its input.
+  void for_each(const Group&, const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>&);
+  CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
-  CodedLinear& begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
+  CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
+  DenseLinear take(CodedLinear);
   void pack(CodedLinear&);
   DenseLinear dense_of(const QuantizedLinear&);
+  DenseLinear restore(const PlannedLinear&);
   Tensor on_device(const Tensor& host_f32);
   Tensor* rewritten(const PlannedLinear&);
   Tensor weight_of(const PlannedLinear&);
@@ -68,15 +88,16 @@ class BlockCoder {
   const QuantPlan& plan_;
   const QuantJob& job_;
   Phases& phases_;
+  const Ranks& ranks_;
   bool runs_;
   // Of the block at hand:
   int64_t layer_ = 0;
   std::string prefix_{};  // of its names
-  bool learning_ = false;
+  bool learning_ = false, restores_ = false;
   BlockF32 rewritten_{};  // empty without transforms
   std::vector<NamedTensor> packed_{};
-  std::deque<CodedLinear> coded_{};  // a deque: references stay while it grows
-  std::optional<CheckpointIndex> restored_{};
+  std::deque<CodedLinear> coded_{};            // a deque: references stay while it grows
+  std::optional<CheckpointIndex> restored_{};  // of rank 0
 };
 
 }  // namespace fewbit

@@ -27,18 +27,22 @@ std::string hash_of(const PlannedLinear& p, const EncodedBlocks& e) {
 
 }  // namespace
 
-EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView weight, const InputStats* stats) {
+EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView weight, const InputStats* stats,
+                            const RowShare& rows) {
   require_finite(ex, p.linear.name, weight);
-  const Tensor host = ex.to_host(weight), h = importance(ex, stats, p.linear.in);
+  const ConstTensorView mine = rows.mine(weight);
+  const Tensor host = ex.to_host(mine), h = importance(ex, stats, p.linear.in);
   const gguf::Encoder encoder = p.recipe.effort == Effort::reference ? gguf::Encoder::plain : gguf::Encoder::searched;
   EncodedBlocks e;
-  e.bytes = {tensor_name(p), gguf::encode(*p.blocks, host, h, encoder)};
+  e.bytes = {tensor_name(p), rows.whole(gguf::encode(*p.blocks, host, h, encoder))};
   e.values = gguf::decode(*p.blocks, e.bytes.tensor, p.linear.in);
   e.hash = hash_of(p, e);
   if (h.empty()) return e;
-  e.loss = loss_per_token(ex, weight, ex.to_device(e.values), *stats);
-  const Tensor plain = gguf::decode(*p.blocks, gguf::encode(*p.blocks, host, {}, gguf::Encoder::plain), p.linear.in);
-  e.loss_plain = loss_per_token(ex, weight, ex.to_device(plain), *stats);
+  const auto loss = [&](ConstTensorView values) {
+    return loss_per_token(ex, mine, ex.to_device(values), *stats, rows);
+  };
+  e.loss = loss(rows.mine(e.values));
+  e.loss_plain = loss(gguf::decode(*p.blocks, gguf::encode(*p.blocks, host, {}, gguf::Encoder::plain), p.linear.in));
   return e;
 }
 

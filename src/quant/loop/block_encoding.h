@@ -4,6 +4,7 @@
 #include "formats/packing.h"
 #include "src/calib/input_stats.h"
 #include "src/quant/plan/plan.h"
+#include "src/quant/row_share.h"
 
 namespace fewbit {
 
@@ -16,8 +17,10 @@ struct EncodedBlocks {
 };
 
 // `weight` f32 [out, in] on ex's device. With statistics the diagonal of their Gram matrix is the importance
-// of the inputs. Effort `reference` takes the plain encoder. Error{checkpoint} where a weight is not finite.
-EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, ConstTensorView weight, const InputStats* stats);
+// of the inputs. Effort `reference` takes the plain encoder. Error{checkpoint} where a weight is not finite. Ranks that
+// have all of the weight encode their rows; each gets all.
+EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, ConstTensorView weight, const InputStats* stats,
+                            const RowShare& rows = RowShare::none());
 
 // The values of blocks that were sealed, f32 [out, in].
 Tensor decode_blocks(const PlannedLinear&, const TensorSource&);

@@ -2,23 +2,23 @@
 
 #include <algorithm>
 
-#include "formats/container.h"
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
 #include "src/calib/cuts.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/loop/block_transforms.h"
-#include "src/quant/loop/learned_rounding.h"
-#include "src/quant/rounding.h"
+#include "src/ranks/exchange.h"
 #include "src/run/runner.h"
 
 namespace fewbit {
 namespace {
 
-// The states' room, with a folder for what fits no memory.
+// The states' room, with a folder for what fits no memory. A rank on a machine that does not see OUT takes the
+// system's.
 StateRoom room_of(const QuantPlan& plan, const Journal& journal) {
   StateRoom room = plan.memory.room;
-  if (room.scratch.empty()) room.scratch = journal.dir() / "states";
+  std::error_code ec;
+  if (room.scratch.empty() && std::filesystem::is_directory(journal.dir(), ec)) room.scratch = journal.dir() / "states";
   return room;
 }
 
@@ -31,11 +31,13 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       plan_(plan),
       job_(job),
       journal_(journal),
+      ranks_(*job.ranks),
       ropes_(ex, c.spec, windows.length),
       phases_(ex, job.entered),
       coder_(ex, c, plan, job, phases_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, windows.count > 0),
       chunks_{.windows = windows.count, .length = windows.length},
+      share_(ex, ranks_, chunks_),
       store_(ex, room_of(plan, journal)) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
@@ -43,10 +45,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
 
 // Its values in the compute dtype; empty where it stays as it is, or nothing runs.
 Tensor BlockLoop::quantize_embedding() {
-  const int64_t layer = ckpt_.spec.layers;
-  std::optional<CheckpointIndex> file;
-  if (journal_.sealed(layer)) file = container_safetensors.open(journal_.block_file(layer));
-  ends_.begin(layer, std::move(file), false);
+  ends_.begin(ckpt_.spec.layers, journal_, false);
   const NamedLinear matrix = ends_of(ckpt_.spec).front();
   if (!plan_.find(matrix.name)) return {};
   std::map<std::string, Linear> replaced;
@@ -62,6 +61,7 @@ void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedd
   quantized_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
   if (has(plan_.needs, Needs::cross)) full_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
   for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+    if (!share_.mine(chunk)) continue;
     const std::span<const int32_t> ids(w.ids.data() + chunks_.begin(chunk), static_cast<size_t>(chunks_.rows(chunk)));
     std::optional<Tensor> original;
     if (full_ || !quantized_embedding.data) original = embed_rows(ex_, ckpt_, ids, job_.dtype);
@@ -87,17 +87,21 @@ void BlockLoop::block(int64_t layer) {
 
 // Takes the streams through a block that an earlier run sealed: its linears are restored where they would be quantized.
 void BlockLoop::replay(int64_t layer) {
-  coder_.begin(layer, container_safetensors.open(journal_.block_file(layer)), false);
+  coder_.begin(layer, journal_, false);
   enter(layer);
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
-  const std::vector<ExpertRecord>::size_type before = experts_.size();
-  pass(ops().size(), {}, [&](size_t i, const Activations& act) {
-    const auto* moe = std::get_if<Moe>(&ops()[i]);
-    if (!moe) return;
-    if (experts_.size() == before) experts_.push_back({.layer = layer, .tokens = {}, .starved = {}});
-    count_tokens(ex_, *moe, weights_, act[moe->routed()], experts_.back().tokens);
-    experts_.back().starved = starved_of(*moe, experts_.back().tokens);
+  const auto mixture =
+      std::find_if(ops().begin(), ops().end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
+  std::vector<int64_t> tokens;
+  pass(ops().size(), [&](size_t i, const Activations& act) {
+    if (const auto* moe = std::get_if<Moe>(&ops()[i])) count_tokens(ex_, *moe, weights_, act[moe->routed()], tokens);
   });
+  if (mixture != ops().end()) {
+    const Moe& moe = std::get<Moe>(*mixture);
+    tokens.resize(static_cast<size_t>(moe.experts));  // a rank without chunks counted none
+    tokens = sum_of_all(ranks_, std::move(tokens));
+    experts_.push_back({.layer = layer, .tokens = tokens, .starved = starved_of(moe, tokens)});
+  }
   scale_kv();
 }
 
@@ -105,11 +109,11 @@ void BlockLoop::replay(int64_t layer) {
 // through it. A block whose rounding is learned gets its cache scales after that, from the codes that it keeps.
 void BlockLoop::quantize(int64_t layer) {
   learning_ = learns_rounding(plan_, ckpt_.spec, layer);
-  coder_.begin(layer, std::nullopt, learning_);
+  coder_.begin(layer, journal_, learning_);
   enter(layer);
   if (learning_) quantized_->keep_entering();
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
-  pass(ops().size(), {});
+  pass(ops().size());
   if (learning_) learn();
   scale_kv();
   coder_.seal(journal_);
@@ -128,7 +132,7 @@ void BlockLoop::enter(int64_t layer) {
     weights_ = rewrites ? load_block(ex_, ckpt_, layer, options, nullptr) : load_vectors(ex_, ckpt_, layer, job_.dtype);
   });
   if (rewrites)
-    coder_.rewrite(transform_block(store_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_));
+    coder_.rewrite(transform_block(store_, ranks_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_));
   quantized_->begin_block(ops());
   if (full_) full_->begin_block(ops());
 }
@@ -182,28 +186,39 @@ std::optional<size_t> BlockLoop::cut_before(size_t to) const {
   return cheapest_cut(ops(), quantized_->base(), to);
 }
 
-void BlockLoop::pass(size_t to, const See& see, const Stream::Watch& watch) {
-  if (!quantized_) return;
+// Brings a chunk of both streams in front of an op; the slots that are shown of it.
+ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
+                                  const Stream::Watch& watch) {
   const size_t base = quantized_->base();
-  phases_.timed("load", [&] { load_linears(base, to); });
-  const std::optional<size_t> cut = cut_before(to);
   const auto seen = [&](size_t op, const Activations& act) {
     watch_kv(op, act);
     if (watch) watch(op, act);
   };
-  for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
-    const Activations *quantized = nullptr, *full = nullptr;
-    phases_.timed("forward", [&] {
-      if (full_) full = &full_->bring(chunk, to, weights_, ropes_, cut);
-      swap_replaced();
-      quantized = &quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
-      swap_replaced();
-    });
-    if (see) phases_.timed("observe", [&] { see(*quantized, full); });
-    const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
-    const double op = static_cast<double>(base) + share * static_cast<double>(to - base);
-    tell(job_, ckpt_.spec, static_cast<double>(layer_) + op / static_cast<double>(ops().size() + 1));
-  }
+  ChunkShare::Rows rows;
+  phases_.timed("forward", [&] {
+    const Activations* full = full_ ? &full_->bring(chunk, to, weights_, ropes_, cut) : nullptr;
+    swap_replaced();
+    const Activations& quantized = quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
+    swap_replaced();
+    for (const Slot s : slots.quantized) rows.push_back(quantized[s]);
+    for (const Slot s : slots.full) rows.push_back((*full)[s]);
+  });
+  const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
+  const double op = static_cast<double>(base) + share * static_cast<double>(to - base);
+  tell(job_, ckpt_.spec, static_cast<double>(layer_) + op / static_cast<double>(ops().size() + 1));
+  return rows;
+}
+
+void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch) {
+  if (!quantized_) return;
+  phases_.timed("load", [&] { load_linears(quantized_->base(), to); });
+  const std::optional<size_t> cut = cut_before(to);
+  std::vector<int64_t> features;
+  for (const std::vector<Slot>& of : {slots.quantized, slots.full})
+    for (const Slot s : of) features.push_back(slot_features(ckpt_.spec, ops(), s));
+  share_.each(
+      features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch); },
+      [&](int64_t chunk, const ChunkShare::Rows& rows) { phases_.timed("observe", [&] { show(chunk, rows); }); });
   if (!cut) return;
   quantized_->moved(*cut);
   if (full_) full_->moved(*cut);
@@ -213,9 +228,9 @@ void BlockLoop::pass(size_t to, const See& see, const Stream::Watch& watch) {
 // What a slot holds in front of an op, in both streams.
 EachChunk BlockLoop::input_of(size_t op, Slot slot) {
   return [this, op, slot](const auto& show) {
-    pass(op, [&](const Activations& quantized, const Activations* full) {
-      show(quantized[slot], full ? ConstTensorView((*full)[slot]) : ConstTensorView{});
-    });
+    Shown slots{.quantized = {slot}};
+    if (full_) slots.full = {slot};
+    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
   };
 }
 
@@ -238,44 +253,67 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
         std::optional<InputStats> stats;
         if (quantized_)
           stats = observe_input(ex_, input_of(op, group.in), chunks_.tokens(), group.items[0].in_features,
-                                full_.has_value(), rounding);
+                                full_.has_value(), rounding, ranks_);
         return stats;
       },
       replaced_);
 }
 
-// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide.
+// What the experts' linears multiply, chunk by chunk; `routed` is what the router reads.
+ExpertInputs::EachRouted BlockLoop::routed_to(size_t op, const Moe& moe) {
+  return [this, op, &moe](const ExpertInputs::Show& show) {
+    Shown slots{.quantized = {moe.in}};
+    const bool apart = moe.routed() != moe.in;
+    if (apart) slots.quantized.push_back(moe.routed());
+    if (full_) slots.full = {moe.in};
+    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) {
+      show(rows[0], full_ ? rows.back() : ConstTensorView{}, rows[apart ? 1 : 0]);
+    });
+  };
+}
+
+// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide. Ranks
+// take experts of their own where they can.
 void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
   const LinearOf linear = [&](const std::string& name) -> const Linear& {
     const auto it = replaced_.find(name);
     return it == replaced_.end() ? weights_.linears.at(name) : it->second;
   };
   std::optional<ExpertInputs> seen;
-  if (quantized_ && !coder_.restores()) {
-    load_linears(op, op + 1);
-    const ExpertInputs::EachRouted each = [this, op, &moe](const ExpertInputs::Show& show) {
-      pass(op, [&](const Activations& quantized, const Activations* full) {
-        show(quantized[moe.in], full ? ConstTensorView((*full)[moe.in]) : ConstTensorView{}, quantized[moe.routed()]);
-      });
-    };
-    seen.emplace(ex_, moe, weights_, each, full_.has_value(), plan_.memory.experts_at_once);
-    experts_.push_back({layer_, seen->tokens(), seen->starved()});
-  }
   const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
     if (!seen) return std::nullopt;
     return ask(*seen);
   };
-  for (int e = 0; e < moe.experts; ++e)
-    coder_.quantize(
-        {moe.of_expert(moe.gate, e), moe.of_expert(moe.up, e)},
-        [&](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); }, replaced_);
-  for (int e = 0; e < moe.experts; ++e)
-    coder_.quantize(
-        {moe.of_expert(moe.down, e)},
-        [&](const InputRounding& r) {
-          return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
-        },
-        replaced_);
+  std::vector<BlockCoder::Group> first, second;
+  for (int e = 0; e < moe.experts; ++e) {
+    first.push_back({{moe.of_expert(moe.gate, e), moe.of_expert(moe.up, e)}, [&stats_of, e](const InputRounding& r) {
+                       return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); });
+                     }});
+    second.push_back({{moe.of_expert(moe.down, e)}, [&stats_of, &linear, e](const InputRounding& r) {
+                        return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
+                      }});
+  }
+  const std::optional<InputRounding> inputs = coder_.apart(first), activations = coder_.apart(second);
+  const bool apart = inputs && activations;
+  if (quantized_ && !coder_.restores()) {
+    load_linears(op, op + 1);
+    seen.emplace(ex_, moe, weights_, routed_to(op, moe), full_.has_value(), plan_.memory.experts_at_once,
+                 apart ? ranks_ : one_process());
+    experts_.push_back({layer_, seen->tokens(), seen->starved()});
+  }
+  if (!apart) {
+    for (const auto* groups : {&first, &second})
+      for (const BlockCoder::Group& g : *groups) coder_.quantize(g.items, g.observed, replaced_);
+    return;
+  }
+  const auto look_at_inputs = [&](size_t e) {
+    if (seen) seen->look_at_inputs(static_cast<int>(e), *inputs);
+  };
+  const auto look_at_activations = [&](size_t e) {
+    if (seen) seen->look_at_activations(static_cast<int>(e), *activations, linear);
+  };
+  coder_.quantize_apart(first, look_at_inputs, replaced_);
+  coder_.quantize_apart(second, look_at_activations, replaced_);
 }
 
 void BlockLoop::finish() {
@@ -284,16 +322,22 @@ void BlockLoop::finish() {
   if (!some || journal_.sealed(ckpt_.spec.layers)) return;
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
     const Ends normed{.embed = {}, .final_norm = load_final_norm(ex_, ckpt_, job_.dtype), .lm_head = {}};
+    const std::vector<int64_t> features(full_ ? 2 : 1, ckpt_.spec.hidden);
+    Tensor quantized, full;
+    const auto states = [&](const Stream& s, int64_t chunk) {
+      const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
+      s.x().get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), x);
+      return final_normed(ex_, ckpt_.spec, normed, x);
+    };
+    const auto bring = [&](int64_t chunk) {
+      quantized = states(*quantized_, chunk);
+      if (!full_) return ChunkShare::Rows{quantized};
+      full = states(*full_, chunk);
+      return ChunkShare::Rows{quantized, full};
+    };
     const EachChunk each = [&](const auto& show) {
-      for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
-        const auto states = [&](const Stream& s) {
-          const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
-          s.x().get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), x);
-          return final_normed(ex_, ckpt_.spec, normed, x);
-        };
-        const Tensor quantized = states(*quantized_), full = full_ ? states(*full_) : Tensor();
-        show(quantized, full);
-      }
+      share_.each(features, job_.dtype, bring,
+                  [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
     };
     std::map<std::string, Linear> unused;
     ends_.quantize(
@@ -302,7 +346,7 @@ void BlockLoop::finish() {
           std::optional<InputStats> stats;
           if (!quantized_) return stats;
           phases_.timed("observe", [&] {
-            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding);
+            stats = observe_input(ex_, each, chunks_.tokens(), head.in, full_.has_value(), rounding, ranks_);
           });
           return stats;
         },
@@ -323,71 +367,13 @@ void BlockLoop::scale_kv() {
   const std::string name = ckpt_.spec.prefix(layer_) + attention_module(ops());
   KvScales scales;
   if (coder_.restores()) {
+    if (ranks_.rank() != 0) return;  // who writes the report has the file
     scales = read_kv_scales(name, a->kv_heads, coder_.restored()).value();
   } else {
-    scales = kv_range_.scales(ex_);
+    scales = kv_range_.scales(ex_, ranks_);
     for (NamedTensor& t : kv_scale_tensors(name, scales)) coder_.add(std::move(t));
   }
   kv_scales_.push_back({layer_, scales.k[0], scales.v[0]});
-}
-
-// Moves the codes of the block down the gradient of its output error, then runs the quantized stream through
-// the block again, from the states that entered it.
-void BlockLoop::learn() {
-  swap_replaced();  // from here on the block has the quantized stream's weights
-  replaced_.clear();
-  BlockLearning job{.spec = &ckpt_.spec,
-                    .layer = layer_,
-                    .ropes = &ropes_,
-                    .weights = &weights_,
-                    .entering = &quantized_->entering(),
-                    .target = &full_->x(),
-                    .seed = job_.seed,
-                    .linears = {},
-                    .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer_) + f); }};
-  for (CodedLinear& c : coder_.coded())
-    if (c.plan->recipe.learns_rounding()) job.linears.push_back({.name = c.name, .coded = &c.linear});
-  phases_.timed("learn", [&] {
-    if (!learn_rounding(ex_, job).changed) return;
-    for (CodedLinear& c : coder_.coded()) {
-      validate(c.linear);
-      if (c.plan->recipe.learns_rounding()) c.record.learned = true;
-    }
-  });
-  for (const CodedLinear& c : coder_.coded())
-    std::get<DenseLinear>(weights_.linears.at(c.name)).weight = values_of(ex_, c.linear, job_.dtype);
-  run_learned();
-}
-
-void BlockLoop::run_learned() {
-  kv_range_ = {};
-  quantized_->begin_block_again();
-  const auto run = [&](size_t to, const std::function<void(const Activations&)>& see) {
-    const std::optional<size_t> cut = cut_before(to);
-    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
-      const Activations* act = nullptr;
-      const auto kv = [&](size_t op, const Activations& a) { watch_kv(op, a); };
-      phases_.timed("forward", [&] { act = &quantized_->bring(chunk, to, weights_, ropes_, cut, kv); });
-      if (see) phases_.timed("measure", [&] { see(*act); });
-    }
-    if (cut) quantized_->moved(*cut);
-  };
-  for (size_t i = 0; i < ops().size(); ++i)
-    if (const auto* group = std::get_if<Linears>(&ops()[i])) measure_learned(i, *group, run);
-  run(ops().size(), {});
-}
-
-// The records of the learned linears of a group on the inputs that they have now.
-void BlockLoop::measure_learned(size_t op, const Linears& group, const RunLearned& run) {
-  std::vector<CodedLinear*> learned;
-  for (const LinearDef& l : group.items)
-    for (CodedLinear& c : coder_.coded())
-      if (c.name == l.name && !c.weight.empty()) learned.push_back(&c);
-  if (learned.empty()) return;
-  InputSums sums(ex_, group.items[0].in_features, false, {}, 1);
-  run(op, [&](const Activations& act) { sums.add(act[group.in], {}); });
-  const InputStats stats = sums.finish();
-  for (CodedLinear* c : learned) phases_.timed("measure", [&] { coder_.measure_again(*c, stats); });
 }
 
 }  // namespace fewbit

@@ -1,6 +1,8 @@
 #pragma once
 // BlockLoop takes a model through the pipeline, one block at a time. It owns the two streams of hidden states and hands
-// the linears to the coder (block_coder.h). docs/architecture.md, "The block loop", tells the order of events.
+// the linears to the coder (block_coder.h). docs/architecture.md, "The block loop", tells the order of events. Several
+// ranks each have a loop and make the same calls: the chunks of the calibration are theirs in turn.
+#include "src/calib/chunk_share.h"
 #include "src/calib/experts.h"
 #include "src/calib/stream.h"
 #include "src/quant/loop/block_coder.h"
@@ -26,14 +28,19 @@ class BlockLoop {
   const StateStore::Use& states() const { return store_.peak(); }  // the most that the states took
 
  private:
-  // Shown a chunk of both streams in front of an op; `full` is null where there is no unquantized stream.
-  using See = std::function<void(const Activations& quantized, const Activations* full)>;
+  // Slots of the quantized stream, and of the unquantized one, that a pass shows in front of an op.
+  struct Shown {
+    std::vector<Slot> quantized{}, full{};
+  };
   using LinearOf = ExpertInputs::LinearOf;
 
   void replay(int64_t layer);
   void quantize(int64_t layer);
   void enter(int64_t layer);
-  void pass(size_t to, const See& see, const Stream::Watch& watch = {});
+  void pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch = {});
+  void pass(size_t to, const Stream::Watch& watch = {}) { pass(to, {}, {}, watch); }
+  ChunkShare::Rows bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
+                         const Stream::Watch& watch);
   EachChunk input_of(size_t op, Slot slot);
   void load_linears(size_t begin, size_t end);
   void drop_linears(size_t end);
@@ -43,15 +50,16 @@ class BlockLoop {
   void quantize_op(size_t op);
   void quantize_group(size_t op, const Linears&);
   void quantize_experts(size_t op, const Moe&);
+  ExpertInputs::EachRouted routed_to(size_t op, const Moe&);
   Tensor quantize_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);
   void scale_kv();
   void learn();
   void run_learned();
-  // Runs the quantized stream alone in front of an op, with the weights that learning left.
-  using RunLearned = std::function<void(size_t to, const std::function<void(const Activations&)>& see)>;
-  void measure_learned(size_t op, const Linears&, const RunLearned&);
+  // Runs the quantized stream alone in front of an op, with the weights that learning left, and shows slots of it.
+  void pass_learned(size_t to, const std::vector<Slot>& slots, const ChunkShare::Show& show);
+  void measure_learned(size_t op, const Linears&);
   const std::vector<BlockOp>& ops() const { return ckpt_.spec.block(layer_); }
 
   Exec& ex_;
@@ -59,10 +67,12 @@ class BlockLoop {
   const QuantPlan& plan_;
   const QuantJob& job_;
   Journal& journal_;
+  const Ranks& ranks_;
   RopeTables ropes_;
   Phases phases_;
   BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
   Chunks chunks_{};
+  ChunkShare share_;
   StateStore store_;
   std::optional<Stream> quantized_{}, full_{};
   std::vector<ExpertRecord> experts_{};

@@ -1,6 +1,7 @@
 #include "src/quant/loop/block_transforms.h"
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 
 #include "src/calib/cuts.h"
@@ -21,26 +22,29 @@ constexpr int64_t kExpertTokens = 1024;
 // through it as it is, on kTransformTokens of the tokens.
 class BlockObserver {
  public:
-  BlockObserver(StateStore& store, const ModelSpec& spec, const std::vector<BlockOp>& ops,
+  BlockObserver(StateStore& store, const Ranks& ranks, const ModelSpec& spec, const std::vector<BlockOp>& ops,
                 const std::vector<Absorber>& absorbers, const States& entering, const RopeTables& ropes,
                 const BlockWeights& weights, int experts_at_once)
       : ex_(store.exec()),
+        ranks_(ranks),
         ops_(ops),
         absorbers_(absorbers),
         ropes_(ropes),
         weights_(weights),
         at_once_(experts_at_once),
         chunks_(selected(entering.chunks())),
+        share_(ex_, ranks, chunks_),
         stream_(store, spec, chunks_, entering.dtype()) {
     // Windows at even distances, for the draw puts those of one text side by side.
     const Chunks& all = entering.chunks();
+    const ChunkShare owned(ex_, ranks, all);
     for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
       const Tensor x = ex_.alloc(entering.dtype(), {chunks_.rows(chunk), spec.hidden});
       for (int64_t w = 0; w < chunks_.seqs(chunk); ++w) {
         const int64_t k = chunk * chunks_.per_chunk() + w, from = k * all.windows / chunks_.windows * all.length;
-        entering.get(from, from + all.length, x.view().row_range(w * all.length, (w + 1) * all.length));
+        owned.get(entering, from, from + all.length, x.view().row_range(w * all.length, (w + 1) * all.length));
       }
-      stream_.start(chunk, x);
+      if (share_.mine(chunk)) stream_.start(chunk, x);
     }
     stream_.begin_block(ops);
   }
@@ -76,19 +80,43 @@ class BlockObserver {
 
   // Inputs that all tokens of the layer reach; and how many of them its router sends to each expert.
   void observe_inputs(size_t last, std::map<std::string, ActivationStats>& all) {
-    std::map<std::string, ActivationSums> sums;
+    std::vector<const Absorber*> seen;
+    std::vector<int64_t> features;
+    std::deque<ActivationSums> sums;
     for (const Absorber& a : absorbers_)
-      if (a.expert < 0) sums.try_emplace(a.name, ex_, chunks_.tokens(), a.features * a.repeat);
+      if (a.expert < 0) {
+        seen.push_back(&a);
+        features.push_back(a.features * a.repeat);
+        sums.emplace_back(ex_, ranks_, chunks_.tokens(), features.back());
+      }
+    if (moe()) features.push_back(moe()->hidden);
+    std::vector<Tensor> held(seen.size());  // of the chunk that is brought: its slots are used again further on
     const auto watch = [&](size_t op, const Activations& act) {
-      for (const Absorber& a : absorbers_)
-        if (a.expert < 0 && a.consumers.front() == op) sums.at(a.name).add(act[input_of(op)]);
-      if (op == last && moe()) count_tokens(ex_, *moe(), weights_, act[moe()->routed()], tokens_);
+      for (size_t i = 0; i < seen.size(); ++i)
+        if (seen[i]->consumers.front() == op) {
+          const ConstTensorView x = act[input_of(op)];
+          if (share_.alone()) {
+            sums[i].add(x);
+          } else {
+            held[i] = ex_.alloc(x.dtype, x.shape);
+            ex_.copy(x, held[i]);
+          }
+        }
     };
     const std::optional<size_t> cut = cheapest_cut(ops_, 0, last);
-    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk)
-      watch(last, stream_.bring(chunk, last, weights_, ropes_, cut, watch));
+    const auto bring = [&](int64_t chunk) {
+      const Activations& act = stream_.bring(chunk, last, weights_, ropes_, cut, watch);
+      watch(last, act);
+      ChunkShare::Rows rows(held.begin(), held.end());
+      if (moe()) rows.push_back(act[moe()->routed()]);
+      return rows;
+    };
+    share_.each(features, stream_.x().dtype(), bring, [&](int64_t, const ChunkShare::Rows& rows) {
+      for (size_t i = 0; i < seen.size() && !share_.alone(); ++i) sums[i].add(rows[i]);
+      if (moe()) count_tokens(ex_, *moe(), weights_, rows.back(), tokens_);
+    });
     if (cut) stream_.moved(*cut);
-    for (auto& [name, s] : sums) all[name] = s.finish();
+    for (size_t i = 0; i < seen.size(); ++i) all[seen[i]->name] = sums[i].finish();
   }
 
   // What down of experts [first, last) multiplies, for the rows that the router sends them; one that it sent too few is
@@ -100,7 +128,7 @@ class BlockObserver {
     std::vector<RowCutter> cutters;
     for (int e = first; e < last; ++e) {
       const int64_t rows = fed(e) ? tokens_[static_cast<size_t>(e)] : std::min(kExpertTokens, chunks_.tokens());
-      sums.push_back(std::make_unique<ActivationSums>(ex_, rows, m.down.in_features));
+      sums.push_back(std::make_unique<ActivationSums>(ex_, ranks_, rows, m.down.in_features));
       cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView) {
         const auto linear = [&](const LinearDef& def) -> const Linear& {
           return weights_.linears.at(m.of_expert(def, e).name);
@@ -108,16 +136,19 @@ class BlockObserver {
         sums[at(e)]->add(expert_activation(ex_, m, linear(m.gate), linear(m.up), x));
       });
     }
-    for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
+    const auto bring = [&](int64_t chunk) {
       const Activations& act = stream_.bring(chunk, op, weights_, ropes_);
-      const ConstTensorView x = act[m.in];
-      const Routing routing = route_tokens(ex_, m, weights_, act[m.routed()]);
+      return ChunkShare::Rows{act[m.in], act[m.routed()]};
+    };
+    const std::vector<int64_t> features{m.hidden, m.hidden};
+    share_.each(features, stream_.x().dtype(), bring, [&](int64_t chunk, const ChunkShare::Rows& seen) {
+      const Routing routing = route_tokens(ex_, m, weights_, seen[1]);
       const Tensor some = ex_.to_device(spread_in(chunk));
       for (int e = first; e < last; ++e) {
         const ConstTensorView rows = fed(e) ? routing.rows_of(e) : ConstTensorView(some);
-        if (rows.numel() > 0) cutters[at(e)].add(gather_rows(ex_, x, rows), {});
+        if (rows.numel() > 0) cutters[at(e)].add(gather_rows(ex_, seen[0], rows), {});
       }
-    }
+    });
     for (int e = first; e < last; ++e) {
       cutters[at(e)].finish();
       for (const Absorber& a : absorbers_)
@@ -137,20 +168,23 @@ class BlockObserver {
   }
 
   Exec& ex_;
+  const Ranks& ranks_;
   const std::vector<BlockOp>& ops_;
   const std::vector<Absorber>& absorbers_;
   const RopeTables& ropes_;
   const BlockWeights& weights_;
   int at_once_;
   Chunks chunks_;
+  ChunkShare share_;
   Stream stream_;
   std::vector<int64_t> tokens_{};  // that the router sends to each expert
 };
 
 }  // namespace
 
-BlockF32 transform_block(StateStore& store, const Checkpoint& c, const QuantPlan& plan, int64_t layer,
-                         const States& entering, const RopeTables& ropes, BlockWeights& weights, Phases& phases) {
+BlockF32 transform_block(StateStore& store, const Ranks& ranks, const Checkpoint& c, const QuantPlan& plan,
+                         int64_t layer, const States& entering, const RopeTables& ropes, BlockWeights& weights,
+                         Phases& phases) {
   Exec& ex = store.exec();
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   TransformJob job{.ops = &ops, .migration = plan.migration};
@@ -165,7 +199,7 @@ BlockF32 transform_block(StateStore& store, const Checkpoint& c, const QuantPlan
   for (const Transform* t : plan.transforms) {
     phases.timed("observe", [&] {
       job.stats =
-          BlockObserver(store, c.spec, ops, job.absorbers, entering, ropes, weights, plan.memory.experts_at_once)
+          BlockObserver(store, ranks, c.spec, ops, job.absorbers, entering, ropes, weights, plan.memory.experts_at_once)
               .stats();
     });
     phases.timed("transform", [&] {

@@ -80,13 +80,13 @@ std::optional<std::string> finished_from(const std::string& record) {
 }  // namespace
 
 Journal::Journal(RunFolder& folder, const std::string& identity, Start start)
-    : folder_(folder), log_(File::append(log_of(folder.dir()))) {
-  if (start == Start::resume && log_.size() > 0)
+    : dir_(folder.dir()), folder_(&folder), log_(File::append(log_of(folder.dir()))) {
+  if (start == Start::resume && log_->size() > 0)
     load(identity);
   else
-    log_.cut(0);
-  folder_.keep(!blocks_.empty());
-  if (log_.size() > 0) return;
+    log_->cut(0);
+  folder_->keep(!blocks_.empty());
+  if (log_->size() > 0) return;
   append(identity);
   sync_folder(dir());
 }
@@ -114,14 +114,14 @@ void Journal::load(const std::string& identity) {
     blocks_.push_back(std::move(s->linears));
     good = log.ends[i];
   }
-  if (good == log_.size()) return;
-  log_.cut(good);
-  log_.sync();
+  if (good == log_->size()) return;
+  log_->cut(good);
+  log_->sync();
 }
 
 void Journal::append(const std::string& record) {
-  log_.append_whole(digest_of(record) + " " + record + "\n");
-  log_.sync();
+  log_->append_whole(digest_of(record) + " " + record + "\n");
+  log_->sync();
 }
 
 fs::path Journal::block_file(int64_t layer) const {
@@ -130,6 +130,10 @@ fs::path Journal::block_file(int64_t layer) const {
 
 void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records) {
   FEWBIT_ASSERT(layer == sealed_blocks());
+  if (!folder_) {
+    blocks_.emplace_back();
+    return;
+  }
   const fs::path file = block_file(layer), folder = file.parent_path();
   std::error_code ec;
   fs::remove_all(folder, ec);  // what a crash or damage left
@@ -146,7 +150,7 @@ void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const
   for (const LinearRecord& r : records) line["linears"].push_back(Json::parse(to_json(r)));
   append(line.dump());
   blocks_.push_back(records);
-  folder_.keep(true);
+  folder_->keep(true);
 }
 
 void Journal::finished(const fs::path& built) {

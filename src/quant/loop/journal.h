@@ -20,8 +20,11 @@ class Journal {
   // another one is an Error{usage} that names every key that differs, before anything is changed. Every sealed block is
   // then compared with its digest; from the first that is damaged on they are done again, and note() says so.
   Journal(RunFolder& folder, const std::string& identity, Start start);
+  // Of a rank that writes nothing: it only counts what rank 0 has sealed in `partial`.
+  Journal(std::filesystem::path partial, int64_t sealed)
+      : dir_(std::move(partial)), blocks_(static_cast<size_t>(sealed)) {}
 
-  const std::filesystem::path& dir() const { return folder_.dir(); }
+  const std::filesystem::path& dir() const { return dir_; }
   bool sealed(int64_t layer) const { return layer < static_cast<int64_t>(blocks_.size()); }
   int64_t sealed_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   const std::vector<LinearRecord>& records(int64_t layer) const { return blocks_[static_cast<size_t>(layer)]; }
@@ -37,8 +40,9 @@ class Journal {
  private:
   void append(const std::string& record);
   void load(const std::string& identity);
-  RunFolder& folder_;
-  File log_;
+  std::filesystem::path dir_;
+  RunFolder* folder_ = nullptr;  // null: writes nothing
+  std::optional<File> log_{};
   std::vector<std::vector<LinearRecord>> blocks_;
   std::string note_;
 };

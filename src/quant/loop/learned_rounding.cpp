@@ -164,9 +164,13 @@ class Learner {
   void load(int64_t window, int64_t seq) {
     const auto rows = [&](TensorView view) { return view.row_range(seq * len_, (seq + 1) * len_); };
     if (room_.empty()) room_ = ex_.alloc(job_.entering->dtype(), {len_, job_.spec->hidden});
-    job_.entering->get(window * len_, (window + 1) * len_, room_);
+    const auto fetch = [&](const States& states) {
+      const int64_t begin = window * len_, end = begin + len_;
+      return job_.share ? job_.share->get(states, begin, end, room_) : states.get(begin, end, room_);
+    };
+    fetch(*job_.entering);
     cast(ex_, room_, rows(tape_.states(batch_)));
-    job_.target->get(window * len_, (window + 1) * len_, room_);
+    fetch(*job_.target);
     cast(ex_, room_, rows(target_));
   }
 

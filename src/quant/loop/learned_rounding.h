@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/calib/states.h"
+#include "src/calib/chunk_share.h"
 #include "src/core/quantized_linear.h"
 #include "src/run/block.h"
 
@@ -25,6 +25,7 @@ struct BlockLearning {
   const BlockWeights* weights = nullptr;  // dense, in any compute dtype; biases, norms and linears not learned
   const States* entering = nullptr;       // quantized stream in front of the block
   const States* target = nullptr;         // the same windows: unquantized stream behind it
+  const ChunkShare* share = nullptr;      // where the chunks of both are the ranks'; all of them then learn alike
   uint64_t seed = 0;                      // of the order of the windows
   std::vector<LearnedLinear> linears{};
   std::function<void(double)> progress{};  // fraction done

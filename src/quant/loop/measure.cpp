@@ -10,6 +10,7 @@
 #include "kernels/statistics/gram_loss.h"
 #include "kernels/statistics/squared_error.h"
 #include "src/quant/rounding.h"
+#include "src/ranks/exchange.h"
 
 namespace fewbit {
 namespace {
@@ -33,13 +34,14 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
 }  // namespace
 
 void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
-             const InputStats* stats, LinearRecord& record) {
-  const Tensor rows = ex.alloc(DType::f64, {w.rows()});
+             const InputStats* stats, LinearRecord& record, const RowShare& rows) {
+  const ConstTensorView mine = rows.mine(w), taken = rows.mine(values);
+  const Tensor by_row = ex.alloc(DType::f64, {mine.rows()});
   const auto total = [&](ConstTensorView b) {
-    squared_error(ex, w, b, rows);
-    return sum_of(ex, rows);
+    squared_error(ex, mine, b, by_row);
+    return rows.sum_of(ex, by_row);
   };
-  const double energy = total({}), error = total(values);
+  const double energy = total({}), error = total(taken);
   record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
   record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
   if (!stats) return;
@@ -47,17 +49,18 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
     record.rel_error = output_error(ex, w, values, *rounding, stats->sample);
     return;
   }
-  const Tensor zero = ex.alloc_zeros(DType::f32, w.shape());
+  const Tensor zero = ex.alloc_zeros(DType::f32, mine.shape);
   const auto output = [&](ConstTensorView b) {
-    gram_loss(ex, w, b, stats->gram, rows);
-    return sum_of(ex, rows);
+    gram_loss(ex, mine, b, stats->gram, by_row);
+    return rows.sum_of(ex, by_row);
   };
   const double signal = output(zero);
-  record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(values)) / signal) : 0;
+  record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(taken)) / signal) : 0;
 }
 
-void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record) {
-  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record);
+void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
+             const RowShare& rows) {
+  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record, rows);
 }
 
 void KvRange::Largest::add(Exec& ex, ConstTensorView x) {
@@ -68,11 +71,11 @@ void KvRange::Largest::add(Exec& ex, ConstTensorView x) {
   column_stats(ex, x, {}, absmax, abssum);
 }
 
-// The largest magnitude; the least normal number where all are zero.
-float KvRange::Largest::value(Exec& ex) const {
-  const Tensor host = ex.to_host(absmax);
-  return std::max(*std::max_element(host.as<float>(), host.as<float>() + host.numel()),
-                  std::numeric_limits<float>::min() * kLargestF8);
+// The largest magnitude that any rank saw; the least normal number where all are zero.
+float KvRange::Largest::value(Exec& ex, const Ranks& ranks) const {
+  const Tensor host = absmax.empty() ? Tensor::host_zeros(DType::f32, {1}) : ex.to_host(absmax);
+  const float here = *std::max_element(host.as<float>(), host.as<float>() + host.numel());
+  return std::max(largest_of_all(ranks, here), std::numeric_limits<float>::min() * kLargestF8);
 }
 
 void KvRange::add(Exec& ex, ConstTensorView keys, ConstTensorView values) {
@@ -80,8 +83,8 @@ void KvRange::add(Exec& ex, ConstTensorView keys, ConstTensorView values) {
   values_.add(ex, values);
 }
 
-KvScales KvRange::scales(Exec& ex) const {
-  return {.k = {keys_.value(ex) / kLargestF8}, .v = {values_.value(ex) / kLargestF8}};
+KvScales KvRange::scales(Exec& ex, const Ranks& ranks) const {
+  return {.k = {keys_.value(ex, ranks) / kLargestF8}, .v = {values_.value(ex, ranks) / kLargestF8}};
 }
 
 }  // namespace fewbit

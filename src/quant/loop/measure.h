@@ -6,29 +6,32 @@
 #include "kernels/products/bytes/quantize_rows.h"
 #include "src/calib/input_stats.h"
 #include "src/quant/output/report.h"
+#include "src/quant/row_share.h"
 
 namespace fewbit {
 
 // rel_error and sqnr_db of the record, for the weight w and the values that took its place, both [out, in]
 // f32 on ex's device: relative error of the output on the calibration data (of the weights where there is
-// none) and SQNR. Where the linear rounds its input, on the sample of the statistics, run both ways.
+// none) and SQNR. Where the linear rounds its input, on the sample of the statistics, run both ways. Ranks that have
+// all of w and the values measure their rows.
 void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
-             const InputStats* stats, LinearRecord& record);
+             const InputStats* stats, LinearRecord& record, const RowShare& rows = RowShare::none());
 // The same for codes.
-void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record);
+void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
+             const RowShare& rows = RowShare::none());
 
 // Scales of an FP8 cache: the largest key (after RoPE) and the largest value of all that were added, [tokens, features]
 // each, become the largest code of E4M3.
 class KvRange {
  public:
   void add(Exec&, ConstTensorView keys, ConstTensorView values);
-  KvScales scales(Exec&) const;
+  KvScales scales(Exec&, const Ranks&) const;  // collective: those of what all ranks were shown
 
  private:
   struct Largest {
     Tensor absmax{}, abssum{};
     void add(Exec&, ConstTensorView x);
-    float value(Exec&) const;
+    float value(Exec&, const Ranks&) const;
   };
   Largest keys_{}, values_{};
 };

@@ -8,6 +8,7 @@
 #include "src/quant/loop/run_status.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
+#include "src/ranks/exchange.h"
 
 namespace fewbit {
 namespace {
@@ -43,7 +44,7 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
 void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, const QuantJob& job) {
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     tell(job, c.spec, static_cast<double>(layer));
-    if (job.stop_requested && job.stop_requested())
+    if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested()))
       fail(ErrorKind::stopped,
            journal.sealed_blocks() == 0
                ? fmt::format("stopped before block {} of {}; nothing was kept: run the same command again", layer,
@@ -85,34 +86,15 @@ void publish(Journal& journal, const QuantJob& job, RunFolder& folder) {
   folder.remove();
 }
 
-}  // namespace
-
-QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
-                         const QuantJob& job) {
-  RunFolder folder = claim_out(c.dir, job);
-  return run_pipeline(ex, c, plan, windows, job, folder);
+// The journal of rank 0; that of the others, which knows how far it came.
+Journal open_journal(const QuantJob& job, RunFolder* folder, const std::function<std::string()>& identity) {
+  if (!folder) return {partial_of(job.out), value_of_root<int64_t>(*job.ranks, 0)};
+  Journal journal(*folder, identity(), job.resume ? Journal::Start::resume : Journal::Start::fresh);
+  value_of_root(*job.ranks, journal.sealed_blocks());
+  return journal;
 }
 
-QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
-                         const QuantJob& job, RunFolder& folder) {
-  FEWBIT_ASSERT(plan.refusals.empty());
-  const Stopwatch timer;
-  QuantReport report = report_of(ex, c, plan, windows, job);
-  Journal journal(folder, identity_of(ex, c, plan, windows, job),
-                  job.resume ? Journal::Start::resume : Journal::Start::fresh);
-  if (!journal.note().empty()) report.note += (report.note.empty() ? "" : "; ") + journal.note();
-  if (plan.time && journal.sealed_blocks() == 0) {  // the plan counts every block
-    report.planned_seconds = plan.time->phases;
-    report.planned_total_seconds = plan.time->seconds;
-  }
-  StatusFile status(folder.dir(), {.blocks = c.spec.layers,
-                                   .sealed_before = std::min(journal.sealed_blocks(), c.spec.layers),
-                                   .planned_seconds = report.planned_total_seconds,
-                                   .planned_host_bytes = plan.memory.host,
-                                   .planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0});
-  const QuantJob watched_job = watched(job, c.spec, status);
-  BlockLoop loop(ex, c, plan, windows, watched_job, journal);
-  run_blocks(loop, journal, c, watched_job);
+void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, QuantReport& report) {
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
@@ -120,10 +102,45 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   report.scratch_bytes = loop.states().file;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends
     for (const LinearRecord& r : journal.records(layer)) report.linears.push_back(r);
-  const Stopwatch writing;
   if (ex.on_cuda())
     for (const auto& [phase, bytes] : report.phase_peaks)
       report.peak_gpu_bytes = std::max(report.peak_gpu_bytes, bytes);
+}
+
+}  // namespace
+
+QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
+                         const QuantJob& job) {
+  RunFolder folder = claim_out(c.dir, job);
+  return run_pipeline(ex, c, plan, windows, job, &folder);
+}
+
+QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
+                         const QuantJob& job, RunFolder* folder) {
+  FEWBIT_ASSERT(plan.refusals.empty() && (folder != nullptr) == (job.ranks->rank() == 0));
+  const Stopwatch timer;
+  QuantReport report = report_of(ex, c, plan, windows, job);
+  Journal journal = open_journal(job, folder, [&] { return identity_of(ex, c, plan, windows, job); });
+  if (!folder) {
+    BlockLoop loop(ex, c, plan, windows, job, journal);
+    run_blocks(loop, journal, c, job);
+    return report;
+  }
+  if (!journal.note().empty()) report.note += (report.note.empty() ? "" : "; ") + journal.note();
+  if (plan.time && journal.sealed_blocks() == 0) {  // the plan counts every block
+    report.planned_seconds = plan.time->phases;
+    report.planned_total_seconds = plan.time->seconds;
+  }
+  StatusFile status(folder->dir(), {.blocks = c.spec.layers,
+                                    .sealed_before = std::min(journal.sealed_blocks(), c.spec.layers),
+                                    .planned_seconds = report.planned_total_seconds,
+                                    .planned_host_bytes = plan.memory.host,
+                                    .planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0});
+  const QuantJob watched_job = watched(job, c.spec, status);
+  BlockLoop loop(ex, c, plan, windows, watched_job, journal);
+  run_blocks(loop, journal, c, watched_job);
+  add_loop(ex, loop, journal, report);
+  const Stopwatch writing;
   report.peak_host_bytes = peak_host_bytes();
   report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
   report.planned_host_bytes = plan.memory.host;
@@ -131,7 +148,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   status.entered("write");
   if (job.progress) job.progress("writing the checkpoint", 0);
   write_output(c, plan, journal, job, report);
-  publish(journal, job, folder);
+  publish(journal, job, *folder);
   report.phases["write"] += writing.seconds();
   report.seconds = timer.seconds();
   return report;

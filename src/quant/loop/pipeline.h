@@ -10,10 +10,11 @@
 namespace fewbit {
 
 // `windows` is empty (count 0) for recipes that need no calibration. Error{stopped} after a sealed block when
-// a stop was requested; the run then resumes with job.resume. `folder` is claim_out()'s.
+// a stop was requested; the run then resumes with job.resume. `folder` is claim_out()'s; null of a rank that is not the
+// first, whose report knows no linears. All ranks of job.ranks call it with the same arguments otherwise.
 QuantReport run_pipeline(Exec&, const Checkpoint&, const QuantPlan&, const Windows& windows, const QuantJob&,
-                         RunFolder& folder);
-// The same, and claims OUT itself.
+                         RunFolder* folder);
+// The same of one process, and claims OUT itself.
 QuantReport run_pipeline(Exec&, const Checkpoint&, const QuantPlan&, const Windows& windows, const QuantJob&);
 
 }  // namespace fewbit

@@ -7,6 +7,7 @@
 
 #include "src/model/model_spec.h"
 #include "src/quant/search/mixed_precision.h"
+#include "src/ranks/ranks.h"
 
 namespace fewbit {
 
@@ -23,7 +24,8 @@ struct QuantJob {
   bool resume = false;   // go on where OUT.partial stopped
   bool restart = false;  // remove what an unfinished run left in OUT.partial
   int64_t shard_bytes = int64_t{5} << 30;
-  std::function<bool()> stop_requested{};                            // asked between blocks
+  const Ranks* ranks = &one_process();     // that share the run; the bytes of OUT do not depend on them
+  std::function<bool()> stop_requested{};  // asked between blocks
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
   std::function<void(const std::string& phase)> entered{};           // a phase of the report begins
 };

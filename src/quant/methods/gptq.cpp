@@ -183,8 +183,8 @@ bool feed_back(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrd
                   .group = job.spec.group_size(in)},
                  loss);
   const Tensor host = ex.to_host(loss);
-  for (int64_t o = 0; o < out; ++o)
-    if (!std::isfinite(host.as<double>()[o])) return false;
+  const double* sums = host.as<double>();
+  if (!job.rows->everywhere(std::all_of(sums, sums + out, [](double s) { return std::isfinite(s); }))) return false;
   if (!order.natural()) q.codes = permuted(ex, q.codes, {}, upload(ex, order.position));
   if (const Tensor at = upload(ex, order.group_at)) {
     q.scales = permuted(ex, q.scales, {}, at);
@@ -270,8 +270,8 @@ void report_losses(Exec& ex, const LinearJob& job, Problem& p, const DeviceCodes
   const bool shifted = p.shifted && result.rung != "diagonal" && result.rung != "rtn";
   if (!shifted) p.target.reset();
   const auto measure = [&](const Tensor& values, double& loss, double& of_target) {
-    loss = loss_per_token(ex, job.weight, values, *job.stats);
-    of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats) : loss;
+    loss = loss_per_token(ex, job.weight, values, *job.stats, *job.rows);
+    of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats, *job.rows) : loss;
   };
   measure(values_of(ex, q, job.spec), result.loss, result.loss_target);
   measure(values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec), result.loss_rtn,

@@ -34,7 +34,8 @@ class Estimate {
         kind_(o.on_gpu ? Device::cuda : Device::cpu),
         chunks_{.windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len},
         cross_(has(plan.needs, Needs::cross)),
-        streams_(cross_ ? 2 : 1) {}
+        streams_(cross_ ? 2 : 1),
+        ranks_(o.ranks) {}
 
   std::vector<PhaseMemory> phases(int at_once, const std::vector<std::set<size_t>>& stored) const {
     std::map<std::string, PhaseMemory> most;
@@ -65,14 +66,14 @@ class Estimate {
     for (size_t kind = 0; kind < stored.size(); ++kind)
       for (const size_t at : stored[kind]) extra = std::max(extra, stop_bytes(static_cast<int>(kind), at));
     int64_t more = 0;  // windows that transforms look at; states that learning begins with
-    if (!plan_.transforms.empty()) more = std::min(kTransformTokens, chunks_.tokens()) * spec_.hidden * elem_;
+    if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.hidden * elem_;
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
-      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, chunks_.tokens() * spec_.hidden * elem_);
-    return chunks_.tokens() * spec_.hidden * elem_ * streams_ + extra + more;
+      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.hidden * elem_);
+    return own_rows(chunks_) * spec_.hidden * elem_ * streams_ + extra + more;
   }
   // What lives in front of an op besides the residual stream, in both streams.
   int64_t stop_bytes(int kind, size_t at) const {
-    return chunks_.tokens() * elem_ * streams_ * features_alive(spec_, spec_.kinds[static_cast<size_t>(kind)], at);
+    return own_rows(chunks_) * elem_ * streams_ * features_alive(spec_, spec_.kinds[static_cast<size_t>(kind)], at);
   }
   // The stops whose inputs are costly to compute again: products or attention lie behind the last cut.
   std::vector<std::set<size_t>> costly_stops() const {
@@ -91,6 +92,15 @@ class Estimate {
   }
 
  private:
+  // Tokens whose states a process keeps: those of its chunks.
+  int64_t own_rows(const Chunks& chunks) const {
+    return std::min(chunks.tokens(), (chunks.count() + ranks_ - 1) / ranks_ * chunks.most_rows());
+  }
+  Chunks transformed() const {
+    const int64_t length = std::max<int64_t>(1, chunks_.length);
+    return {.windows = std::min(chunks_.windows, std::max<int64_t>(1, kTransformTokens / length)),
+            .length = chunks_.length};
+  }
   using Reach = std::function<void(const char* phase, int64_t device)>;
 
   void block(int64_t layer, int at_once, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
@@ -165,14 +175,18 @@ class Estimate {
   int64_t gather_bytes(int64_t layer, const BlockOp& op, int at_once) const {
     const auto* m = std::get_if<Moe>(&op);
     const int64_t piece = kGramPiece * elem_;
-    if (m) return std::min(at_once, m->experts) * piece * streams_ * (m->gate.in_features + m->down.in_features);
+    if (m)
+      return std::min(at_once, m->experts) * piece * streams_ * (m->gate.in_features + m->down.in_features) +
+             received_bytes(m->gate.in_features);
     const int64_t in = linears_of(op).front().in_features;
-    int64_t bytes = chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in;
+    int64_t bytes = (chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
     for (const LinearDef& l : linears_of(op))
       if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name); p && rounds_inputs(*p))
         return bytes + piece * in + kSampleRows * in * elem_;
     return bytes;
   }
+  // Rows of a chunk that another process brings.
+  int64_t received_bytes(int64_t in) const { return ranks_ == 1 ? 0 : chunks_.most_rows() * in * elem_ * streams_; }
   static bool rounds_inputs(const PlannedLinear& p) { return p.recipe.spec.activations != ActQuant::none; }
 
   // What the method needs besides the sums, for the linear of the op that needs most.
@@ -249,6 +263,7 @@ class Estimate {
   Chunks chunks_;
   bool cross_;
   int64_t streams_;
+  int ranks_;
 };
 
 PhaseMemory largest(const std::vector<PhaseMemory>& phases, bool device) {

@@ -31,6 +31,7 @@ struct PlanOptions {
   MemoryLimits limits{};
   std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
   int64_t tp = 1;        // on so many GPUs in tensor parallel
+  int ranks = 1;         // processes that share the calibration; the memory is that of one of them
 };
 
 struct PlannedLinear {

@@ -66,5 +66,25 @@ FEWBIT_DEVICE_TEST(Gram, BitsDoNotDependOnHowChunksAreBatched) {
   EXPECT_EQ(first_difference(ex.to_host(whole), ex.to_host(parts)), "");
 }
 
+// What one of several processes makes of the sums has the bits of the whole.
+FEWBIT_DEVICE_TEST(Gram, BandsHaveTheBitsOfTheWhole) {
+  const int64_t tile = gram_tile(ex.device().kind), n = 2 * tile + 40, tokens = 130;
+  const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 6)),
+               y = ex.to_device(random_normal(DType::bf16, {tokens, n}, 7));
+  const auto sums = [&](const std::vector<RowBand>& bands) {
+    const Tensor g = ex.alloc_zeros(DType::f32, {n, n}), d = ex.alloc_zeros(DType::f32, {n, n});
+    for (const RowBand b : bands) {
+      add_gram_half(ex, x, g, b);
+      cross_gram(ex, x, y, d, b);
+    }
+    fill_gram_half(ex, g);
+    return std::pair(ex.to_host(g), ex.to_host(d));
+  };
+  const auto [g, d] = sums({{}});
+  const auto [bands_g, bands_d] = sums({{2 * tile, n}, {0, tile}, {tile, 2 * tile}});
+  EXPECT_EQ(first_difference(bands_g, g), "");
+  EXPECT_EQ(first_difference(bands_d, d), "");
+}
+
 }  // namespace
 }  // namespace fewbit

@@ -122,7 +122,7 @@ void run_sweep(SweepArgs a) {
   std::vector<std::string> paths;
   for (Run& run : runs) {
     run.job.progress = [&](const std::string& phase, double f) { progress.update(run.text + ": " + phase, f); };
-    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job, *run.folder);
+    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job, &*run.folder);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);
     if (report.models.empty()) report = begin_report(a, a.files, base, ex, r);

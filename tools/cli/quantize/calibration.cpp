@@ -6,8 +6,10 @@
 #include <optional>
 
 #include "src/quant/loop/self_calibration.h"
+#include "src/ranks/exchange.h"
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
+#include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
 namespace {
@@ -42,6 +44,18 @@ std::vector<CalibText> texts_of(const CalibrationArgs& a) {
     room = std::max<int64_t>(0, room - static_cast<int64_t>(texts.back().text.size()));
   }
   return texts;
+}
+
+Windows drawn(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
+              std::string* note) {
+  const int64_t length = calibration_length(a, c.spec);
+  if (std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end()) {
+    if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
+    return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
+                              [&](double f) { progress.update("sampling the calibration text", f); });
+  }
+  if (const auto path = token_file(a)) return windows_of_file(*path, a, c.spec, note);
+  return draw_calibration(Tokenizer::open(c.dir), texts_of(a), a.samples, length, a.seed, note);
 }
 
 }  // namespace
@@ -79,14 +93,15 @@ int64_t calibration_samples(const CalibrationArgs& a) {
 
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
                      std::string* note) {
-  const int64_t length = calibration_length(a, c.spec);
-  if (std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end()) {
-    if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
-    return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
-                              [&](double f) { progress.update("sampling the calibration text", f); });
-  }
-  if (const auto path = token_file(a)) return windows_of_file(*path, a, c.spec, note);
-  return draw_calibration(Tokenizer::open(c.dir), texts_of(a), a.samples, length, a.seed, note);
+  const Ranks& ranks = the_ranks();
+  Windows w;
+  if (ranks.rank() == 0) w = drawn(ex, a, c, dtype, progress, note);
+  w.count = value_of_root(ranks, w.count);
+  w.length = value_of_root(ranks, w.length);
+  w.source = text_of_root(ranks, w.source);
+  w.ids.resize(static_cast<size_t>(w.count * w.length));
+  bytes_of_root(ranks, {reinterpret_cast<char*>(w.ids.data()), w.ids.size() * sizeof(int32_t)});
+  return w;
 }
 
 }  // namespace fewbit::cli

@@ -20,7 +20,8 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a);
 // windows tell. Error{usage} where such a file's windows are too short, or are mixed with other sources.
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec);
 int64_t calibration_samples(const CalibrationArgs& a);
-// Tokenizes and draws, or takes the windows of a file; `note` says where there is less text than asked for.
+// Tokenizes and draws, or takes the windows of a file. Of several ranks the first does so, for all; `note` of the first
+// says where there is less text than asked for.
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
                      std::string* note);
 

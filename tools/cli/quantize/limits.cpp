@@ -7,6 +7,7 @@
 
 #include "src/core/host_memory.h"
 #include "src/core/strings.h"
+#include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
 namespace {
@@ -46,7 +47,8 @@ MemoryLimits memory_limits(const LimitArgs& a, const Exec& ex) {
     limits.host = bytes_from(a.max_host, "--max-host-memory");
     limits.host_name = "--max-host-memory";
   } else if (const HostLimit left = host_memory_left(); left.bytes < kUnlimited) {
-    limits.host = without_reserve(left.bytes) + resident_memory().anonymous;
+    // Ranks of one machine share what is left there.
+    limits.host = without_reserve(left.bytes) / the_ranks().node_size() + resident_memory().anonymous;
     limits.host_name = left.name;
   }
   if (a.scratch.empty()) return limits;

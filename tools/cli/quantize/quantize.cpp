@@ -11,12 +11,14 @@
 #include "src/quant/output/companions.h"
 #include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
+#include "src/ranks/exchange.h"
 #include "tools/cli/options.h"
 #include "tools/cli/quantize/calibration.h"
 #include "tools/cli/quantize/limits.h"
 #include "tools/cli/quantize/quantize_summary.h"
 #include "tools/cli/quantize/status.h"
 #include "tools/cli/quantize/times.h"
+#include "tools/cli/ranks.h"
 #include "tools/cli/runner/measure.h"
 
 namespace fewbit::cli {
@@ -243,7 +245,8 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
           .force = a.force,
           .resume = a.resume,
           .restart = a.restart,
-          .shard_bytes = bytes_from(a.shard_size, "--shard-size")};
+          .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
+          .ranks = &the_ranks()};
 }
 
 // --resume of a run that is finished: says so, with the report of then.
@@ -267,7 +270,29 @@ PlanOptions plan_options(const QuantizeArgs& a, const Checkpoint& c, const Exec&
       .limits = memory_limits(a.limits, ex),
       .engine = a.engine,
       .tp = a.tp,
+      .ranks = the_ranks().size(),
   };
+}
+
+// Rank 0 alone looks at OUT and claims it; what it refuses ends the others too.
+bool nothing_to_do(const QuantizeArgs& a, const std::filesystem::path& model, const QuantJob& job) {
+  bool finished = false;
+  if (the_ranks().rank() == 0) {
+    check_out(model, job);
+    finished = finished_before(a, job);
+  }
+  return value_of_root(the_ranks(), finished);
+}
+
+void claim(const std::filesystem::path& model, const QuantJob& job, std::optional<RunFolder>& folder) {
+  if (the_ranks().rank() == 0 && !folder) folder.emplace(claim_out(model, job));
+}
+
+QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
+  QuantPlan plan = make_plan(c, options);
+  // All ranks look at as many experts at a time as the one with the least memory.
+  plan.memory.experts_at_once = static_cast<int>(least_of_all(the_ranks(), plan.memory.experts_at_once));
+  return plan;
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
@@ -278,23 +303,24 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (!a.engine.empty()) engine_rules(a.engine);
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
-  if (!plan_only) check_out(model, job);
-  if (!plan_only && finished_before(a, job)) return;
+  if (!plan_only && nothing_to_do(a, model, job)) return;
   const Checkpoint c = Checkpoint::open(model);
   Exec ex = make_exec(a.common);
+  require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
   Progress progress(a.common);
   Windows windows;
   std::optional<RunFolder> folder;
   if (recipe.chooses_precision()) {
-    if (!plan_only) folder.emplace(claim_out(model, job));
+    if (!plan_only) claim(model, job, folder);
     windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
     job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
     say(a.common, job.precision->summary() + "\n");
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
-  QuantPlan plan = make_plan(c, options);
-  if (plan.refusals.empty() && plan.memory.refusal.empty()) add_times(ex, c, options, job.out, plan);
+  QuantPlan plan = plan_for_all(c, options);
+  const bool runs = plan.refusals.empty() && plan.memory.refusal.empty();
+  if (runs && the_ranks().alone()) add_times(ex, c, options, job.out, plan);  // rates are those of one process
   if (plan_only) {
     say(a.common, plan_table(plan, c, options) + time_table(plan, options.on_gpu && !ex.on_cuda()));
     write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
@@ -304,7 +330,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   }
   refuse_if_any(plan);
   if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
-  if (!folder) folder.emplace(claim_out(model, job));
+  claim(model, job, folder);
   if (plan.calibrates() && windows.count == 0) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
   say(a.common, expected_line(plan));
   install_stop_handler();
@@ -313,8 +339,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   std::string no_tokenizer;
   if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
     job.note += (job.note.empty() ? "" : "; ") + ("OUT gets no tokenizer files: " + no_tokenizer);
-  const auto scored = a.measure ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
-  QuantReport report = run_pipeline(ex, c, plan, windows, job, *folder);
+  const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
+  QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
   if (scored) {
     report.perplexity = measure_perplexity(ex, a.common, *scored, c, job.out, progress);
     write_report(c, plan, job, report, job.out);

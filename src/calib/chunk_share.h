@@ -1,0 +1,39 @@
+#pragma once
+// ChunkShare: the chunks of a calibration dealt to the ranks, one after another in turn. A rank runs its own chunks
+// forward and keeps the states of those alone; what the statistics need of a chunk it sends to all. Every rank is shown
+// all chunks in the order in which one process would bring them.
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "src/calib/states.h"
+#include "src/ranks/ranks.h"
+
+namespace fewbit {
+
+class ChunkShare {
+ public:
+  // What is shown of a chunk: tensors of its rows, [rows, features] each.
+  using Rows = std::vector<ConstTensorView>;
+  using Bring = std::function<Rows(int64_t chunk)>;  // the rows stay until the next call
+  using Show = std::function<void(int64_t chunk, const Rows&)>;
+
+  ChunkShare(Exec& ex, const Ranks& ranks, const Chunks& chunks) : ex_(ex), ranks_(ranks), chunks_(chunks) {}
+
+  bool alone() const { return ranks_.alone(); }
+  bool mine(int64_t chunk) const { return chunk % ranks_.size() == ranks_.rank(); }
+  // Collective. Calls `bring` for the chunks of this rank and `show` for all of them, in order. `features` and `dtype`
+  // say what is shown; where that is nothing, no message is sent and `show` is not called.
+  void each(std::span<const int64_t> features, DType dtype, const Bring& bring, const Show& show) const;
+  // Collective. Tokens [begin, end) of states whose chunks lie with the ranks that own them, to all.
+  void get(const States& states, int64_t begin, int64_t end, TensorView into) const;
+
+ private:
+  int owner(int64_t chunk) const { return static_cast<int>(chunk % ranks_.size()); }
+
+  Exec& ex_;
+  const Ranks& ranks_;
+  Chunks chunks_;
+};
+
+}  // namespace fewbit

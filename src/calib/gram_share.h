@@ -1,0 +1,32 @@
+#pragma once
+// GramShare: the sums of an input's outer products divided among the ranks by bands of rows. Every rank sees all rows
+// of the input in the order of one process; each adds to the tiles of its band, which have the bits that they would
+// have there (kernels/statistics/gram.h), and in the end all have the whole.
+#include <vector>
+
+#include "kernels/statistics/gram.h"
+#include "src/ranks/ranks.h"
+
+namespace fewbit {
+
+class GramShare {
+ public:
+  GramShare(Exec& ex, const Ranks& ranks, int64_t in);
+  void add_gram(ConstTensorView x, TensorView g) const;
+  void add_cross(ConstTensorView a, ConstTensorView b, TensorView d) const;
+  // Collective: the sums are complete, both halves of g.
+  void finish_gram(TensorView g) const;
+  void finish_cross(TensorView d) const;
+
+ private:
+  RowBand mine(const std::vector<int64_t>& begin) const;
+
+  Exec& ex_;
+  const Ranks& ranks_;
+  std::vector<int64_t> half_{}, whole_{};  // begins of the ranks' bands, [ranks + 1]
+};
+
+// Begins of bands of whole tiles with about equal parts of the half that the device computes of an [n, n] matrix.
+std::vector<int64_t> half_bands(Device::Kind kind, int64_t n, int parts);
+
+}  // namespace fewbit

@@ -1,0 +1,56 @@
+#include "src/quant/row_share.h"
+
+#include <numeric>
+
+#include "src/ranks/exchange.h"
+
+namespace fewbit {
+
+RowShare::RowShare(const Exec& ex, const Ranks& ranks, int64_t out, const QuantSpec& spec) {
+  if (ranks.alone() || ex.on_cuda() || spec.out_group >= out) return;
+  const int64_t unit = std::lcm(kRowUnit, spec.out_group);
+  if (out < unit * ranks.size()) return;
+  ranks_ = &ranks;
+  begin_ = even_bands(out, ranks.size(), unit);
+}
+
+const RowShare& RowShare::none() {
+  static const RowShare alone;
+  return alone;
+}
+
+ConstTensorView RowShare::mine(ConstTensorView whole) const {
+  if (alone()) return whole;
+  const auto rank = static_cast<size_t>(ranks_->rank());
+  return whole.row_range(begin_[rank], begin_[rank + 1]);
+}
+
+Tensor RowShare::whole(Tensor band, int64_t unit) const {
+  if (alone()) return band;
+  std::vector<int64_t> begin;
+  for (const int64_t b : begin_) begin.push_back((b + unit - 1) / unit);
+  Tensor all = Tensor::host(band.dtype(), {begin.back(), band.cols()});
+  const auto rank = static_cast<size_t>(ranks_->rank());
+  Exec host = Exec::cpu();
+  host.copy(band, all.view().row_range(begin[rank], begin[rank + 1]));
+  ranks_->all_gather_rows(host, all, begin);
+  return all;
+}
+
+void RowShare::gather(QuantizedLinear& q) const {
+  if (alone()) return;
+  q.codes = whole(std::move(q.codes));
+  q.scales = whole(std::move(q.scales), q.spec.out_group);
+  if (q.zeros) q.zeros = whole(std::move(*q.zeros));
+}
+
+bool RowShare::everywhere(bool here) const { return alone() ? here : true_for_all(*ranks_, here); }
+
+int64_t RowShare::sum(int64_t here) const { return alone() ? here : sum_of_all(*ranks_, {here}).front(); }
+
+double RowShare::sum_of(Exec& ex, ConstTensorView band) const {
+  const Tensor host = whole(ex.to_host(band));
+  return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
+}
+
+}  // namespace fewbit
