@@ -30,7 +30,7 @@ const std::map<std::string, Program>& programs() {
         "  quantize \"gptq int3 g64\" model/ out/            one string, or the same as flags\n"
         "  quantize gptq --set '*.down_proj=int8' model/   other bits for some linears\n"
         "  quantize plan gptq model/                       what would be done, and what refused\n"
-        "  quantize status out/                            where a run stands, from another terminal
+        "  quantize status out/                            where a run stands, from another terminal\n"
         "  mpirun -n 4 quantize gptq model/ out/           four processes, the same bytes\n"
         "  quantize list                                   methods, packings, formats, architectures\n",
         {""}}},
