@@ -8,7 +8,10 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
+
+#include "src/core/inline_parallel.h"
 
 namespace fewbit {
 namespace {
@@ -144,6 +147,9 @@ Pool& pool() {
 }
 
 }  // namespace
+
+InlineParallel::InlineParallel() : before_(std::exchange(t_inside, true)) {}
+InlineParallel::~InlineParallel() { t_inside = before_; }
 
 void set_thread_count(int threads) { g_requested = threads; }
 int thread_count() { return pool().threads(); }

@@ -126,6 +126,19 @@ TEST_F(Commands, JsonHasTheContractsKeys) {
   for (const char* key : {"refusals", "peak_gpu_bytes", "peak_host_bytes", "out_bytes", "linears"})
     EXPECT_TRUE(p.contains(key)) << key;
   EXPECT_EQ(p["out_bytes"], q["out_bytes"]) << "the plan predicts the size that is written";
+  EXPECT_GT(p["time"]["seconds"], 0);
+  for (const char* phase : {"load", "forward", "observe", "quantize", "measure", "pack", "write"})
+    EXPECT_TRUE(p["time"]["phases"].contains(phase)) << phase;
+  EXPECT_GT(q["planned_total_seconds"], 0);
+  EXPECT_TRUE(q["planned_seconds"].contains("forward"));
+  EXPECT_TRUE(q["hidden_seconds"].contains("write"));
+  EXPECT_FALSE(p["memory"]["stops"].empty());
+}
+
+TEST_F(Commands, OfAGpuThatIsNotHereNoTimeIsSaid) {
+  const std::string plan = "quantize plan gptq " + kDemo + " --gpu-memory 24GiB --device cpu";
+  EXPECT_TRUE(json(plan)["time"].is_null());
+  EXPECT_NE(run(plan).out.find("time: not known"), std::string::npos);
 }
 
 // Every bits x method x format the contract names, written, verified and judged: the packed model must score what the

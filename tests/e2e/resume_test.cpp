@@ -138,6 +138,30 @@ TEST_F(OwnedRun, KilledAnywhereItResumesToTheSameBytes) {
   }
 }
 
+TEST_F(OwnedRun, SaysWhereItStands) {
+  EXPECT_EQ(run("quantize status out").exit_code, 1);
+  const double seconds = whole_run();
+  for (int tenths = 5; tenths < 10; ++tenths) {  // late enough that a block is sealed, before it is done
+    killed(command("out", "--restart"), seconds * tenths / 10);
+    if (std::filesystem::exists(dir / "out.partial/block-00000")) break;
+  }
+  if (std::filesystem::exists(dir / "out")) GTEST_SKIP() << "the run was over before it was killed";
+  const Json stopped = json("quantize status out");
+  EXPECT_EQ(stopped["state"], "stopped");
+  EXPECT_EQ(stopped["blocks"], 4);
+  EXPECT_TRUE(stopped["remaining_seconds"].is_null());
+  const std::string resume = stopped["resume"];
+  EXPECT_NE(resume.find(" --resume"), std::string::npos) << resume;
+  EXPECT_EQ(resume.find("--restart"), std::string::npos) << resume;
+  const ProcessResult told = run("quantize status out");
+  EXPECT_NE(told.out.find("go on with: "), std::string::npos) << told.out;
+  done(command("out", "--resume"));
+  EXPECT_EQ(weights("out"), whole);
+  const Json finished = json("quantize status out");
+  EXPECT_EQ(finished["state"], "finished");
+  EXPECT_EQ(finished["report"]["linears"].size(), 28u);
+}
+
 TEST_F(OwnedRun, ForceLeavesTheOldOrTheNewOneWhole) {
   const double seconds = whole_run();
   done("quantize rtn " + kDemo + " old --device cpu");

@@ -58,8 +58,8 @@ class Background {
   Stopwatch clock_{};
   std::mutex mutex_;
   std::condition_variable given_, done_;
-  std::deque<Job> jobs_;     // the first is at work
-  int64_t waiting_ = 0;      // bytes of jobs_
+  std::deque<Job> jobs_;  // the first is at work
+  int64_t waiting_ = 0;   // bytes of jobs_
   Ticket last_ = 0, ready_ = 0;
   bool ends_ = false;
   std::exception_ptr error_;

@@ -15,17 +15,23 @@
 namespace fewbit {
 
 BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
-                       bool runs)
-    : ex_(ex), ckpt_(c), plan_(plan), job_(job), phases_(phases), ranks_(*job.ranks), runs_(runs) {}
+                       Background& background, bool runs)
+    : ex_(ex),
+      ckpt_(c),
+      plan_(plan),
+      job_(job),
+      phases_(phases),
+      background_(background),
+      ranks_(*job.ranks),
+      runs_(runs) {}
 
-void BlockCoder::begin(int64_t layer, const Journal& journal, bool learning) {
+void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool learning) {
   layer_ = layer;
   prefix_ = layer < ckpt_.spec.layers ? ckpt_.spec.prefix(layer) : "";
   learning_ = learning;
-  packed_.clear();
-  coded_.clear();
+  block_ = std::make_shared<Block>();
   rewritten_ = {};
-  restores_ = journal.sealed(layer);
+  restores_ = sealed;
   restored_.reset();
   if (restores_ && ranks_.rank() == 0) restored_ = container_safetensors.open(journal.block_file(layer));
 }
@@ -39,7 +45,12 @@ TensorSource BlockCoder::restored() const {
 
 void BlockCoder::rewrite(BlockF32 block) {
   rewritten_ = std::move(block);
-  for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_)) packed_.push_back(std::move(t));
+  for (NamedTensor& t : changed_tensors(ex_, rewritten_, prefix_)) add(std::move(t));
+}
+
+void BlockCoder::add(NamedTensor t) {
+  const auto held = std::make_shared<NamedTensor>(std::move(t));
+  background_.give("pack", held->tensor.bytes(), [block = block_, held] { block->packed.push_back(std::move(*held)); });
 }
 
 void BlockCoder::for_each(const Group& group,
@@ -119,12 +130,14 @@ void BlockCoder::measure_again(CodedLinear& c, const InputStats& stats) {
 }
 
 void BlockCoder::seal(Journal& journal) {
-  std::vector<LinearRecord> records;
-  for (CodedLinear& c : coded_) {
-    if (learning_) pack(c);
-    records.push_back(std::move(c.record));
-  }
-  phases_.timed("write", [&] { journal.seal(layer_, packed_, records); });
+  if (learning_)
+    for (CodedLinear& c : block_->coded) pack(c);
+  background_.wait_for(sealed_);  // of blocks on their way to the disk there is one
+  sealed_ = background_.give("write", 0, [block = block_, &journal, layer = layer_] {
+    std::vector<LinearRecord> records;
+    for (CodedLinear& c : block->coded) records.push_back(std::move(c.record));
+    journal.seal(layer, block->packed, records);
+  });
 }
 
 const PlannedLinear& BlockCoder::plan_of(const LinearDef& def) const { return plan_.of(prefix_ + def.name); }
@@ -193,7 +206,7 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
 
 // What takes the place of a coded linear, which is packed unless it will be learned.
 DenseLinear BlockCoder::take(CodedLinear made) {
-  CodedLinear& coded = coded_.emplace_back(std::move(made));
+  CodedLinear& coded = block_->coded.emplace_back(std::move(made));
   DenseLinear dense = dense_of(coded.linear);
   if (!learning_) pack(coded);
   return dense;
@@ -227,12 +240,12 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   EncodedBlocks e;
   const RowShare rows(ex_, ranks_, p.linear.out, p.recipe.spec);
   phases_.timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats, rows); });
-  CodedLinear& coded = coded_.emplace_back(begin_record(def, p, stats));
+  CodedLinear& coded = block_->coded.emplace_back(begin_record(def, p, stats));
   coded.record.loss = coded.record.loss_target = e.loss;
   coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
   coded.record.hash = e.hash;
   phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record, rows); });
-  if (ranks_.rank() == 0) packed_.push_back(std::move(e.bytes));
+  if (ranks_.rank() == 0) add(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
   return on_device(e.values);
 }
@@ -240,15 +253,17 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
 // Turns the final codes into bytes and lets go of them; the record stays.
 void BlockCoder::pack(CodedLinear& c) {
   if (c.plan->blocks) return;  // its bytes are packed already
-  if (ranks_.rank() == 0) {
-    phases_.timed("pack", [&] {
-      for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
-        packed_.push_back(std::move(t));
-    });
-    c.record.hash = content_hash(c.linear);
-  }
-  c.linear = {};
   c.weight.reset();
+  if (ranks_.rank() != 0) {
+    c.linear = {};
+    return;
+  }
+  background_.give("pack", c.linear.codes.bytes(), [block = block_, &c] {
+    for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
+      block->packed.push_back(std::move(t));
+    c.record.hash = content_hash(c.linear);
+    c.linear = {};
+  });
 }
 
 // What takes the place of a quantized linear in the quantized stream.

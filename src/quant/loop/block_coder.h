@@ -1,13 +1,16 @@
 #pragma once
 // BlockCoder takes the linears of one block, or the ends of the model, from weights to bytes. Each is quantized by its
-// recipe (or restored from the block's sealed file), measured and packed; the journal seals them together.
+// recipe (or restored from the block's sealed file), measured and packed; the journal seals them together. Packing and
+// sealing go to the background, in the order in which they were asked for.
 //
 // Several ranks make the same calls. They divide the rows of each linear (src/quant/row_share.h), or the linears of
 // quantize_apart(); all get what takes the place of a linear, rank 0 packs, and restores what was sealed.
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 
+#include "src/quant/loop/background.h"
 #include "src/quant/loop/block_f32.h"
 #include "src/quant/loop/journal.h"
 #include "src/quant/loop/phases.h"
@@ -35,17 +38,17 @@ class BlockCoder {
   };
 
   // `runs`: a quantized stream exists, which needs what takes the place of each linear.
-  BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, bool runs);
+  BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, Background&, bool runs);
 
   // Begins the block of `layer`; the number of layers stands for the ends. The linears of a sealed block are restored.
   // `learning`: codes stay in reach until seal(), because they will change.
-  void begin(int64_t layer, const Journal&, bool learning);
+  void begin(int64_t layer, const Journal&, bool sealed, bool learning);
   bool restores() const { return restores_; }
   TensorSource restored() const;  // of rank 0
 
   // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
   void rewrite(BlockF32 block);
-  void add(NamedTensor t) { packed_.push_back(std::move(t)); }
+  void add(NamedTensor t);
 
   // Quantizes linears that share one input. `observed` returns its statistics; it is called only where a method needs
   // them, once for each rounding of the input. What takes the place of the linears in the quantized stream goes into
@@ -60,9 +63,10 @@ class BlockCoder {
   void quantize_apart(const std::vector<Group>&, const std::function<void(size_t first)>& next,
                       std::map<std::string, Linear>& replaced);
 
-  std::deque<CodedLinear>& coded() { return coded_; }
+  std::deque<CodedLinear>& coded() { return block_->coded; }
   void measure_again(CodedLinear&, const InputStats&);
-  // Packs what is not packed yet and writes the block's tensors and records.
+  // Packs what is not packed yet and writes the block's tensors and records, when the block before is on the disk. They
+  // are sealed when the background is done with it.
   void seal(Journal&);
 
  private:
@@ -83,20 +87,27 @@ class BlockCoder {
   Tensor weight_of(const PlannedLinear&);
   Tensor stored_weight(const PlannedLinear&);
 
+  // Shared with the work in the background, which outlives the coder's interest in it.
+  struct Block {
+    std::vector<NamedTensor> packed{};  // the background's alone
+    std::deque<CodedLinear> coded{};    // a deque: references stay while it grows
+  };
+
   Exec& ex_;
   const Checkpoint& ckpt_;
   const QuantPlan& plan_;
   const QuantJob& job_;
   Phases& phases_;
+  Background& background_;
   const Ranks& ranks_;
   bool runs_;
+  Background::Ticket sealed_ = 0;  // of the block before
   // Of the block at hand:
   int64_t layer_ = 0;
   std::string prefix_{};  // of its names
   bool learning_ = false, restores_ = false;
   BlockF32 rewritten_{};  // empty without transforms
-  std::vector<NamedTensor> packed_{};
-  std::deque<CodedLinear> coded_{};            // a deque: references stay while it grows
+  std::shared_ptr<Block> block_ = std::make_shared<Block>();
   std::optional<CheckpointIndex> restored_{};  // of rank 0
 };
 

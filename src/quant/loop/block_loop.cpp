@@ -7,6 +7,7 @@
 #include "src/calib/cuts.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/loop/block_transforms.h"
+#include "src/quant/loop/read_ahead.h"
 #include "src/ranks/exchange.h"
 #include "src/run/runner.h"
 
@@ -34,18 +35,20 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       ranks_(*job.ranks),
       ropes_(ex, c.spec, windows.length),
       phases_(ex, job.entered),
-      coder_(ex, c, plan, job, phases_, windows.count > 0),
-      ends_(ex, c, plan, job, phases_, windows.count > 0),
+      sealed_before_(journal.sealed_blocks()),
+      coder_(ex, c, plan, job, phases_, background_, windows.count > 0),
+      ends_(ex, c, plan, job, phases_, background_, windows.count > 0),
       chunks_{.windows = windows.count, .length = windows.length},
       share_(ex, ranks_, chunks_),
-      store_(ex, room_of(plan, journal)) {
+      store_(ex, room_of(plan, journal)),
+      background_(job.overlaps) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
 }
 
 // Its values in the compute dtype; empty where it stays as it is, or nothing runs.
 Tensor BlockLoop::quantize_embedding() {
-  ends_.begin(ckpt_.spec.layers, journal_, false);
+  ends_.begin(ckpt_.spec.layers, journal_, journal_.sealed(ckpt_.spec.layers), false);
   const NamedLinear matrix = ends_of(ckpt_.spec).front();
   if (!plan_.find(matrix.name)) return {};
   std::map<std::string, Linear> replaced;
@@ -81,13 +84,14 @@ void BlockLoop::block(int64_t layer) {
   const ProfileRange range(("block " + std::to_string(layer)).c_str());
   layer_ = layer;
   learning_ = false;
-  if (!journal_.sealed(layer)) return quantize(layer);
+  if (layer + 1 < ckpt_.spec.layers) background_.give("load", 0, [this, layer] { read_ahead(ckpt_, layer + 1); });
+  if (layer >= sealed_before_) return quantize(layer);
   if (quantized_) replay(layer);  // data-free: nothing downstream depends on this block
 }
 
 // Takes the streams through a block that an earlier run sealed: its linears are restored where they would be quantized.
 void BlockLoop::replay(int64_t layer) {
-  coder_.begin(layer, journal_, false);
+  coder_.begin(layer, journal_, true, false);
   enter(layer);
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
   const auto mixture =
@@ -109,7 +113,7 @@ void BlockLoop::replay(int64_t layer) {
 // through it. A block whose rounding is learned gets its cache scales after that, from the codes that it keeps.
 void BlockLoop::quantize(int64_t layer) {
   learning_ = learns_rounding(plan_, ckpt_.spec, layer);
-  coder_.begin(layer, journal_, learning_);
+  coder_.begin(layer, journal_, false, learning_);
   enter(layer);
   if (learning_) quantized_->keep_entering();
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
@@ -319,6 +323,7 @@ void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
 void BlockLoop::finish() {
   const std::vector<NamedLinear> ends = ends_of(ckpt_.spec);
   const bool some = std::any_of(ends.begin(), ends.end(), [&](const auto& l) { return plan_.find(l.name); });
+  settle();
   if (!some || journal_.sealed(ckpt_.spec.layers)) return;
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
     const Ends normed{.embed = {}, .final_norm = load_final_norm(ex_, ckpt_, job_.dtype), .lm_head = {}};
@@ -353,6 +358,7 @@ void BlockLoop::finish() {
         unused);
   }
   ends_.seal(journal_);
+  settle();
 }
 
 // The largest key and value of the layer, for the scales of its FP8 cache.

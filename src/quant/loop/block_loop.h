@@ -19,10 +19,13 @@ class BlockLoop {
   // Quantizes and seals the block of `layer`, or replays it where an earlier run sealed it. To be called in order, from
   // 0.
   void block(int64_t layer);
-  // After the last block: the head, where the plan quantizes it; seals both ends.
+  // After the last block: the head, where the plan quantizes it; seals both ends. Behind it all is on the disk.
   void finish();
+  // Returns when every block that was quantized is sealed.
+  void settle() { background_.wait(); }
 
   const Phases& phases() const { return phases_; }
+  const Background::Times& beside() const { return background_.times(); }  // behind settle()
   const std::vector<ExpertRecord>& experts() const { return experts_; }
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }
   const StateStore::Use& states() const { return store_.peak(); }  // the most that the states took
@@ -70,6 +73,7 @@ class BlockLoop {
   const Ranks& ranks_;
   RopeTables ropes_;
   Phases phases_;
+  int64_t sealed_before_;    // blocks, by the run that is resumed
   BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
   Chunks chunks_{};
   ChunkShare share_;
@@ -83,6 +87,7 @@ class BlockLoop {
   BlockWeights weights_{};                    // of the unquantized stream, as far as they are loaded
   std::map<std::string, Linear> replaced_{};  // what the quantized stream has in their place, without biases
   KvRange kv_range_{};
+  Background background_;  // the last member: its work ends before what it works on goes
 };
 
 }  // namespace fewbit

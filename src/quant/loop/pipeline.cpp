@@ -44,7 +44,8 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
 void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, const QuantJob& job) {
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     tell(job, c.spec, static_cast<double>(layer));
-    if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested()))
+    if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested())) {
+      loop.settle();  // what is computed is kept
       fail(ErrorKind::stopped,
            journal.sealed_blocks() == 0
                ? fmt::format("stopped before block {} of {}; nothing was kept: run the same command again", layer,
@@ -52,6 +53,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, co
                : fmt::format("stopped before block {} of {}; {} blocks are kept in {}: run the same command "
                              "with --resume",
                              layer, c.spec.layers, journal.sealed_blocks(), journal.dir().string()));
+    }
     loop.block(layer);
   }
   loop.finish();
@@ -98,6 +100,16 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, Qua
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
+  const Background::Times& beside = loop.beside();
+  double computed = 0, behind = 0;
+  for (const auto& [phase, s] : report.phases) computed += s;
+  for (const auto& [phase, s] : beside.busy) {
+    report.phases[phase] += s;
+    behind += s;
+  }
+  report.hidden_seconds = beside.hidden;
+  report.idle_seconds = beside.idle;
+  report.floor_seconds = std::max(computed, behind);
   report.phase_peaks = loop.phases().peaks();
   report.scratch_bytes = loop.states().file;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends

@@ -23,6 +23,7 @@ struct QuantJob {
   bool force = false;    // replace an existing OUT
   bool resume = false;   // go on where OUT.partial stopped
   bool restart = false;  // remove what an unfinished run left in OUT.partial
+  bool overlaps = true;  // packs and writes beside the computation; the bytes are the same without
   int64_t shard_bytes = int64_t{5} << 30;
   const Ranks* ranks = &one_process();     // that share the run; the bytes of OUT do not depend on them
   std::function<bool()> stop_requested{};  // asked between blocks

@@ -65,7 +65,15 @@ Json json_of(const MemoryPlan& m) {
             {"least_host_bytes", m.least_host},
             {"experts_at_once", m.experts_at_once},
             {"phases", Json::array()},
+            {"stops", Json::array()},
             {"refusal", m.refusal}};
+  for (const StopChoice& s : m.stops)
+    j["stops"].push_back({{"block_kind", s.kind},
+                          {"linears", s.linears},
+                          {"place", name_of(s.place)},
+                          {"bytes", s.bytes},
+                          {"store_seconds", s.store_seconds},
+                          {"compute_seconds", s.compute_seconds}});
   for (const PhaseMemory& p : m.phases)
     j["phases"].push_back({{"phase", p.phase}, {"block", p.layer}, {"gpu_bytes", p.device}, {"host_bytes", p.host}});
   return j;
@@ -88,6 +96,9 @@ std::string to_json(const QuantReport& r) {
             {"note", r.note},
             {"seconds", r.seconds},
             {"phases", r.phases},
+            {"hidden_seconds", r.hidden_seconds},
+            {"idle_seconds", r.idle_seconds},
+            {"floor_seconds", r.floor_seconds},
             {"planned_seconds", r.planned_seconds},
             {"planned_total_seconds", r.planned_total_seconds},
             {"phase_peaks", r.phase_peaks},

@@ -51,7 +51,11 @@ struct QuantReport {
   uint64_t seed = 0;
   int64_t samples = 0, seq_len = 0;
   double seconds = 0;
-  std::map<std::string, double> phases;           // seconds
+  std::map<std::string, double> phases;  // seconds
+  // What ran beside other phases: the part of theirs that nobody waited for, how long the thread that computes waited,
+  // and the larger of what each thread had to do.
+  std::map<std::string, double> hidden_seconds;
+  double idle_seconds = 0, floor_seconds = 0;
   std::map<std::string, double> planned_seconds;  // what the plan had said of them; empty where it knew no rates
   double planned_total_seconds = 0;               // and of `seconds`
   std::map<std::string, int64_t> phase_peaks;     // bytes that the device had handed out (host memory without a GPU)

@@ -9,6 +9,7 @@
 #include "src/core/strings.h"
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
+#include "src/quant/loop/background.h"
 #include "src/quant/loop/learned_rounding.h"
 #include "src/quant/methods/gptq_bytes.h"
 #include "src/quant/plan/plan.h"
@@ -243,16 +244,21 @@ class Estimate {
     return sums + largest * 16 + chunk_bytes(ops, 0, ops.size());
   }
 
-  // Host memory that a block needs on any device: its packed tensors until they are sealed, the codes of the linear at
-  // hand and its packed copy, and the stored weights that were read last.
+  // Host memory that a block needs on any device: its packed tensors until they are sealed and those of the block
+  // before that are on their way to the disk, codes that wait to be packed, those of the linear at hand and its packed
+  // copy, and the stored weights that were read last.
   int64_t host_bytes(int64_t layer) const {
-    int64_t packed = 0, largest = 0;
+    int64_t packed = 0, largest = 0, codes = 0, most = 0;
     for (const PlannedLinear& p : plan_.linears) {
-      if (p.linear.layer != layer || p.keep) continue;
+      if (p.keep || (p.linear.layer != layer && p.linear.layer != layer - 1) || is_end(p.linear)) continue;
       packed += p.out_bytes;
-      largest = std::max(largest, p.linear.out * p.linear.in * 2 + p.out_bytes + p.source_bytes);
+      if (p.linear.layer != layer) continue;
+      const int64_t weights = p.linear.out * p.linear.in;
+      codes += weights;
+      most = std::max(most, weights);
+      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes);
     }
-    return packed + largest;
+    return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
   }
 
   static constexpr int64_t kGramPiece = 2048, kSampleRows = 4096;
@@ -331,12 +337,21 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
       m.stored[kind].insert(at);
       if (!fits(estimate.states(m.stored))) m.stored[kind].erase(at);
     }
-  m.states = estimate.states(m.stored);
-  const int64_t on_device = std::min(m.states, m.room.device), in_host = std::min(m.states - on_device, m.room.host);
+  lay_states(m, estimate.states(m.stored));
+  return m;
+}
+
+int64_t state_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o,
+                    const std::vector<std::set<size_t>>& stored) {
+  return Estimate(c, plan, o).states(stored);
+}
+
+void lay_states(MemoryPlan& m, int64_t bytes) {
+  const int64_t on_device = std::min(bytes, m.room.device), in_host = std::min(bytes - on_device, m.room.host);
+  m.states = bytes;
   m.device = m.least_device + on_device;
   m.host = m.least_host + in_host;
-  m.scratch = m.states - on_device - in_host;
-  return m;
+  m.scratch = bytes - on_device - in_host;
 }
 
 }  // namespace fewbit

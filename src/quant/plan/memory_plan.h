@@ -31,6 +31,19 @@ struct PhaseMemory {
   int64_t device = 0, host = 0;
 };
 
+// What is done with what lives in front of a stop, besides the residual stream: kept in a place from one pass to the
+// next, or computed again. Seconds are those of a block.
+struct StopChoice {
+  enum class Where : uint8_t { device, host, disk, computed } place = Where::computed;
+  int kind = 0;
+  size_t op = 0;               // of the kind's ops: the stop is in front of it
+  std::string linears{};       // that read it, by their names in the block
+  int64_t bytes = 0;           // that it takes, in all streams
+  double store_seconds = 0;    // to write and read them, where they would lie
+  double compute_seconds = 0;  // to compute them again
+};
+const char* name_of(StopChoice::Where);  // "on the device", "in host memory", "on disk", "computed again"
+
 struct MemoryPlan {
   std::vector<PhaseMemory> phases{};
   int64_t states = 0;                        // bytes of states at their most, in all places together
@@ -39,6 +52,7 @@ struct MemoryPlan {
   int64_t least_device = 0, least_host = 0;  // the smallest limits that would do
   StateRoom room{};
   std::vector<std::set<size_t>> stored{};  // by kind of block: ops in front of which all that lives is kept
+  std::vector<StopChoice> stops{};         // where rates were measured: what decided `stored`
   int experts_at_once = 1;                 // experts of a mixture whose statistics are held side by side
   std::string refusal{};                   // one line where the limits are too small; "" otherwise
 
@@ -47,6 +61,14 @@ struct MemoryPlan {
   }
 };
 
+// What is costly to compute again is stored where there is memory for it. stop_choice.h decides by time, where that is
+// known.
 MemoryPlan plan_memory(const Checkpoint&, const QuantPlan&, const PlanOptions&);
+
+// Bytes of the calibration's states at their most, with what is stored in front of those stops.
+int64_t state_bytes(const Checkpoint&, const QuantPlan&, const PlanOptions&,
+                    const std::vector<std::set<size_t>>& stored);
+// Puts so many bytes of states where there is room, the device first and the disk last.
+void lay_states(MemoryPlan&, int64_t bytes);
 
 }  // namespace fewbit

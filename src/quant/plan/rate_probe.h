@@ -21,7 +21,7 @@ Tensor some_values(Exec&, DType, int64_t rows, int64_t cols, uint64_t seed);
 
 // Calls `probe` with ascending widths for as long as the next one is expected to take less than `seconds`, given that
 // it takes `power` powers of the width; the first always.
-void at_widths(const std::vector<int64_t>& widths, double seconds, int power,
+void at_widths(const std::vector<int64_t>& widths, double seconds, double power,
                const std::function<void(int64_t)>& probe);
 
 // Seconds for a token of every op of a kind of block, in the dtype and the windows of the options.

@@ -1,6 +1,9 @@
 #include "src/quant/plan/rates.h"
 
 #include <fmt/format.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +25,7 @@ namespace {
 
 constexpr int64_t kTokens = 512;         // that the sums of a probe are of
 constexpr int64_t kNarrowest = 256;      // width of a probe between the model's own: all groups and blocks divide it
-constexpr double kShortest = 5e-3;       // seconds: what is over sooner is measured again
+constexpr double kShortest = 1e-2;       // seconds: what is over sooner is measured again
 constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
 constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
 
@@ -31,10 +34,8 @@ std::vector<int64_t> widths_of(const QuantPlan& plan) {
   std::set<int64_t> widths;
   for (const PlannedLinear& p : plan.linears)
     if (!p.keep) widths.insert(p.linear.in);
-  const std::vector<int64_t> own(widths.begin(), widths.end());
-  for (const int64_t n : own)
-    for (int64_t less = n / 2; less >= kNarrowest; less /= 2)
-      if (const int64_t w = less / kNarrowest * kNarrowest; widths.count(w) == 0) widths.insert(w);
+  const int64_t most = widths.empty() ? 0 : *widths.rbegin();
+  for (int64_t w = kNarrowest; w < most; w *= 2) widths.insert(w);
   return {widths.begin(), widths.end()};
 }
 
@@ -118,13 +119,16 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
   const int64_t few = int64_t{16} * thread_count(), many = 4 * few;
   Points row, system, factor, measuring;
-  at_widths(widths, seconds, sums ? 3 : 1, [&](int64_t n) {
+  at_widths(widths, seconds, sums ? 2.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
     const InputStats* stats = s ? &s->stats : nullptr;
-    const Coded first = code_once(ex, p, few, n, stats);
     const auto of = [&](int64_t out) { return usual([&] { return code_once(ex, p, out, n, stats); }); };
+    const Coded first = usual([&] {
+      if (s) s->stats.factor = {};
+      return code_once(ex, p, few, n, stats);
+    });
     Coded less = of(few), more = of(many);
     double rows = static_cast<double>(many - few);
     if (more.coding < kShortest) {  // a fast device: enough rows to fill it
@@ -214,7 +218,7 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
     if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
   }
   for (const auto& [key, p] : smallest) {
-    const double share = o.budget / 5 / static_cast<double>(smallest.size());
+    const double share = o.budget / 3 / static_cast<double>(smallest.size());
     r.linears[key] = linear_rates(ex, *p, widths, crossed, o, share);
     r.linears[key].pack = pack_seconds(*p);
   }
@@ -305,7 +309,7 @@ Tensor some_values(Exec& ex, DType dtype, int64_t rows, int64_t cols, uint64_t s
   return all;
 }
 
-void at_widths(const std::vector<int64_t>& widths, double seconds, int power,
+void at_widths(const std::vector<int64_t>& widths, double seconds, double power,
                const std::function<void(int64_t)>& probe) {
   for (size_t i = 0; i < widths.size(); ++i) {
     const Stopwatch t;
@@ -329,6 +333,9 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   measure_linears(ex, plan, widths, crossed, o, r);
   r.convert = convert_seconds(ex);
   r.bytes = measure_bytes(ex, c, plan, o);
+#ifdef __GLIBC__
+  malloc_trim(0);  // what was measured on must not stand beside the run's own memory
+#endif
   r.seconds = timer.seconds();
   return r;
 }

@@ -38,6 +38,7 @@ class Times {
     ends();
     write();
     for (const auto& [phase, s] : t_.phases) t_.seconds += s;
+    t_.seconds -= hidden();
     t_.measuring = rates_.seconds;
     return std::move(t_);
   }
@@ -163,8 +164,19 @@ class Times {
       if (!p.keep) sealed += wide(p.out_bytes);
     // Of each block its file, two folders and the record; of OUT its files and folders.
     constexpr int kSyncsOfBlock = 4, kSyncsOfOut = 12;
-    t_.phases["write"] += rates_.bytes.sync * wide(kSyncsOfBlock * spec_.layers + kSyncsOfOut);
-    t_.phases["write"] += (sealed + wide(plan_.out_bytes)) * rates_.bytes.write + sealed * rates_.bytes.digest;
+    const ByteRates& r = rates_.bytes;
+    sealing_ = r.sync * wide(kSyncsOfBlock * spec_.layers) + sealed * (r.write + r.digest);
+    t_.phases["write"] += sealing_ + r.sync * kSyncsOfOut + wide(plan_.out_bytes) * r.write;
+  }
+
+  // What is packed and written while the next block is computed; the last has none behind it.
+  double hidden() const {
+    double computed = 0;
+    for (const auto& [phase, s] : t_.phases)
+      if (phase != "pack" && phase != "write") computed += s;
+    const auto pack = t_.phases.find("pack");
+    const double beside = sealing_ + (pack == t_.phases.end() ? 0 : pack->second);
+    return std::min(beside, computed) * (1 - 1 / wide(spec_.layers));
   }
 
   const Checkpoint& ckpt_;
@@ -173,6 +185,7 @@ class Times {
   Chunks chunks_;
   int64_t elem_;
   const Rates& rates_;
+  double sealing_ = 0;  // seconds of the blocks' files
   int64_t streams_;
   TimePlan t_{};
 };

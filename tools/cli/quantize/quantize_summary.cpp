@@ -57,6 +57,12 @@ std::string summary_of(const QuantReport& r) {
     s += fmt::format("GPU {} ({} planned), ", human_bytes(r.peak_gpu_bytes), human_bytes(r.planned_gpu_bytes));
   s += fmt::format("host {} ({} planned){}\n", human_bytes(r.peak_host_bytes), human_bytes(r.planned_host_bytes),
                    r.scratch_bytes > 0 ? fmt::format("; {} of states on disk", human_bytes(r.scratch_bytes)) : "");
+  if (r.floor_seconds > 0) {
+    double hidden = 0;
+    for (const auto& [phase, seconds] : r.hidden_seconds) hidden += seconds;
+    s += fmt::format("{} of packing, writing and reading ahead ran beside; waited {}, above a floor of {}\n",
+                     human_seconds(hidden), human_seconds(r.idle_seconds), human_seconds(r.floor_seconds));
+  }
   const std::string planned =
       r.planned_total_seconds > 0 ? fmt::format(" ({} planned)", human_seconds(r.planned_total_seconds)) : "";
   s += fmt::format("{} written in {}{} on {}\n", r.out, human_seconds(r.seconds), planned, r.device);

@@ -7,6 +7,7 @@
 
 #include "src/core/strings.h"
 #include "src/quant/plan/rates.h"
+#include "src/quant/plan/stop_choice.h"
 #include "src/quant/plan/time_plan.h"
 
 namespace fewbit::cli {
@@ -20,6 +21,14 @@ std::vector<Phase> longest_first(const TimePlan& t) {
   return all;
 }
 
+std::string stops_table(const MemoryPlan& m) {
+  std::string s;
+  for (const StopChoice& c : m.stops)
+    s += fmt::format("inputs of {}: {} ({}; to store {:.2f} s, to compute again {:.2f} s a block)\n", c.linears,
+                     name_of(c.place), human_bytes(c.bytes), c.store_seconds, c.compute_seconds);
+  return s;
+}
+
 }  // namespace
 
 void add_times(Exec& ex, const Checkpoint& c, const PlanOptions& o, const std::filesystem::path& out, QuantPlan& plan) {
@@ -27,13 +36,14 @@ void add_times(Exec& ex, const Checkpoint& c, const PlanOptions& o, const std::f
   const Chunks chunks{.windows = plan.calibrates() ? o.tokens / o.seq_len : 0, .length = o.seq_len};
   const Rates rates =
       measure_rates(ex, c, plan, {.dtype = o.dtype, .chunks = chunks, .out = out, .scratch = o.limits.scratch});
+  plan.memory = decide_stops(c, plan, o, rates);
   plan.time = plan_time(c, plan, chunks, o.dtype, rates);
 }
 
 std::string time_table(const QuantPlan& plan, bool gpu_is_absent) {
   if (!plan.time && gpu_is_absent) return "time: not known, the GPU that this is planned for is not here\n";
   if (!plan.time) return "";
-  std::string s = fmt::format("{:<10}  {:>12}\n", "phase", "time");
+  std::string s = stops_table(plan.memory) + fmt::format("{:<10}  {:>12}\n", "phase", "time");
   for (const auto& [phase, seconds] : longest_first(*plan.time))
     s += fmt::format("{:<10}  {:>10.1f} s\n", phase, seconds);
   return s + fmt::format("about {} in all, by {:.1f} s of measurement on this machine\n",

@@ -1,0 +1,82 @@
+// What lives in front of a stop is stored where that takes less time than to compute it again; the bytes of OUT do not
+// depend on the choice.
+#include "src/quant/plan/stop_choice.h"
+
+#include <gtest/gtest.h>
+
+#include "src/model/synth.h"
+#include "src/quant/loop/pipeline.h"
+#include "src/quant/plan/rates.h"
+#include "tests/support/support.h"
+
+namespace fewbit::test {
+namespace {
+
+using Where = StopChoice::Where;
+
+class StopChoiceTest : public ::testing::Test {
+ protected:
+  StopChoiceTest() {
+    synthesize(dir / "model", {.preset = "tiny"}, {});
+    c.emplace(Checkpoint::open(dir / "model"));
+    options = {.base = parse_recipe("gptq int4 g64 effort=quick"), .tokens = 512, .seq_len = 128};
+  }
+  QuantPlan decided(double op_seconds, const ByteRates& bytes) {
+    QuantPlan p = make_plan(*c, options);
+    Rates r;
+    for (const auto& ops : c->spec.kinds) r.op.emplace_back(ops.size(), op_seconds);
+    r.bytes = bytes;
+    p.memory = decide_stops(*c, p, options, r);
+    return p;
+  }
+  static void expect_all(const QuantPlan& p, Where place) {
+    ASSERT_FALSE(p.memory.stops.empty());
+    for (const StopChoice& s : p.memory.stops) EXPECT_EQ(s.place, place) << s.linears;
+  }
+  std::string out_of(const QuantPlan& p, const std::string& name) {
+    Windows w;
+    w.count = 4;
+    w.length = 128;
+    for (int i = 0; i < 512; ++i) w.ids.push_back(i * 7 % static_cast<int>(c->spec.vocab));
+    Exec ex = Exec::cpu();
+    run_pipeline(ex, *c, p, w, {.recipe = "gptq", .out = dir / name});
+    return bytes_of_file(dir / (name + "/model.safetensors"));
+  }
+
+  TempDir dir;
+  std::optional<Checkpoint> c;
+  PlanOptions options;
+};
+
+TEST_F(StopChoiceTest, EachPlaceIsTakenWhereItCostsLeastAndTheBytesAreTheSame) {
+  const QuantPlan kept = decided(1, {});
+  expect_all(kept, Where::host);
+  EXPECT_GT(kept.memory.states, state_bytes(*c, kept, options, {{}, {}}));
+  const QuantPlan again = decided(0, {.device = 1});
+  expect_all(again, Where::computed);
+  EXPECT_EQ(again.memory.stored, std::vector<std::set<size_t>>(c->spec.kinds.size()));
+  options.limits.host = again.memory.least_host;  // no room for states
+  const QuantPlan disk = decided(1, {.device = 1});
+  expect_all(disk, Where::disk);
+  EXPECT_EQ(disk.memory.scratch, disk.memory.states);
+  const std::string bytes = out_of(kept, "kept");
+  EXPECT_EQ(out_of(again, "again"), bytes);
+  EXPECT_EQ(out_of(disk, "disk"), bytes);
+}
+
+TEST_F(StopChoiceTest, SecondsAreThoseOfABlock) {
+  const QuantPlan p = decided(1, {.device = 1e-9});
+  for (const StopChoice& s : p.memory.stops) {
+    EXPECT_DOUBLE_EQ(s.store_seconds, 2e-9 * static_cast<double>(s.bytes)) << s.linears;
+    EXPECT_GT(s.compute_seconds, 0) << s.linears;
+    EXPECT_EQ(static_cast<int64_t>(s.compute_seconds) % (2 * 512), 0) << "whole ops, of every token in both streams";
+  }
+}
+
+TEST_F(StopChoiceTest, DataFreeRecipesHaveNoStops) {
+  options.base = parse_recipe("rtn int4 g64");
+  EXPECT_TRUE(decided(1, {}).memory.stops.empty());
+}
+
+}  // namespace
+}  // namespace fewbit::test
