@@ -10,10 +10,12 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "formats/containers/safetensors_file.h"
+#include "formats/shards.h"
 #include "src/core/error.h"
 
 namespace fewbit::safetensors {
@@ -80,11 +82,8 @@ class OutFile {
   int fd_ = -1;
 };
 
-std::string shard_name(size_t index, size_t count) {
-  if (count == 1) return "model.safetensors";
-  char name[64];
-  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return name;
+void put_in_written_order(std::vector<const TensorInfo*>& tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](auto* a, auto* b) { return written_before(*a, *b); });
 }
 
 class Writer final : public CheckpointWriter {
@@ -123,7 +122,11 @@ class Writer final : public CheckpointWriter {
     const bool sharded = closed_.size() > 1;
     const fs::path index = dir_ / "model.safetensors.index.json";
     const fs::path index_tmp = temporary("index", 0);
-    if (sharded) write_index(index_tmp);
+    if (sharded) {
+      std::vector<ShardNames> names;
+      for (Shard& s : closed_) names.push_back(std::move(s.names));
+      write_shard_index(index_tmp, names, total_);
+    }
     for (size_t i = 0; i < closed_.size(); ++i) rename(closed_[i].path, dir_ / shard_name(i, closed_.size()));
     // A reader would take an older checkpoint's single file or index for this one's.
     std::error_code ignored;
@@ -136,7 +139,7 @@ class Writer final : public CheckpointWriter {
  private:
   struct Shard {
     fs::path path;
-    std::vector<std::string> names;
+    ShardNames names;
   };
 
   fs::path temporary(const char* what, size_t number) {
@@ -158,7 +161,7 @@ class Writer final : public CheckpointWriter {
   void close_shard() {
     std::vector<const TensorInfo*> order;
     for (const TensorInfo& t : shard_) order.push_back(&t);
-    std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return written_before(*a, *b); });
+    put_in_written_order(order);
     Shard done{temporary("shard", closed_.size()), {}};
     OutFile out(done.path);
     const std::string header = serialize(order);
@@ -177,19 +180,6 @@ class Writer final : public CheckpointWriter {
     spool_.reset();
     std::error_code ignored;
     if (!spool_path_.empty()) fs::remove(spool_path_, ignored);
-  }
-
-  void write_index(const fs::path& path) {
-    nlohmann::json map = nlohmann::json::object();
-    for (size_t i = 0; i < closed_.size(); ++i)
-      for (const std::string& name : closed_[i].names) map[name] = shard_name(i, closed_.size());
-    nlohmann::ordered_json index;
-    index["metadata"]["total_size"] = total_;
-    index["weight_map"] = map;
-    const std::string text = index.dump(2) + '\n';
-    OutFile out(path);
-    out.write(text.data(), static_cast<int64_t>(text.size()));
-    out.close();
   }
 
   static void rename(const fs::path& from, const fs::path& to) {
@@ -218,3 +208,48 @@ std::unique_ptr<CheckpointWriter> create_writer(const fs::path& dir, const Write
 }
 
 }  // namespace fewbit::safetensors
+
+namespace fewbit {
+
+using safetensors::OutFile;
+
+std::string shard_name(size_t index, size_t count) {
+  if (count == 1) return "model.safetensors";
+  char name[64];
+  std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name;
+}
+
+void write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors) {
+  std::vector<const TensorInfo*> order;
+  for (const ShardTensor& t : tensors) order.push_back(&t.info);
+  safetensors::put_in_written_order(order);
+  OutFile out(file);
+  const std::string header = safetensors::serialize(order);
+  out.write(header.data(), static_cast<int64_t>(header.size()));
+  std::map<std::string_view, const ShardTensor*> by_name;
+  for (const ShardTensor& t : tensors) by_name[t.info.name] = &t;
+  for (const TensorInfo* info : order) {
+    const ShardTensor& t = *by_name.at(info->name);
+    const ConstTensorView bytes = t.bytes();
+    FEWBIT_ASSERT(bytes.bytes() == info->bytes);
+    out.write(bytes.data, bytes.bytes());
+    if (t.done) t.done();
+  }
+  out.close();
+}
+
+void write_shard_index(const std::filesystem::path& file, const std::vector<ShardNames>& shards, int64_t total) {
+  nlohmann::json map = nlohmann::json::object();
+  for (size_t i = 0; i < shards.size(); ++i)
+    for (const std::string& name : shards[i]) map[name] = shard_name(i, shards.size());
+  nlohmann::ordered_json index;
+  index["metadata"]["total_size"] = total;
+  index["weight_map"] = map;
+  const std::string text = index.dump(2) + '\n';
+  OutFile out(file);
+  out.write(text.data(), static_cast<int64_t>(text.size()));
+  out.close();
+}
+
+}  // namespace fewbit

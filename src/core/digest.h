@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -13,11 +14,17 @@ inline constexpr size_t kDigestDigits = 32;
 
 std::string digest_of(std::string_view bytes);
 
-// Of a whole file, in pieces of 16 MiB side by side: the digest of the pieces' digests one after the other.
-// Error{io} with the path where it cannot be read.
-std::string digest_of_file(const std::filesystem::path&);
+// What else may be done while a file is read for its digest.
+struct FileReading {
+  // Is shown bytes [begin, end) of the file, from several threads, every byte once. Up to 8 bytes in front of `bytes`
+  // are readable too, as many as the file has there, so that an element on the border can be looked at whole.
+  std::function<void(int64_t begin, int64_t end, const uint8_t* bytes)> see{};
+  std::function<void(int64_t bytes)> done{};  // after every part that was read, from several threads
+  bool drop_pages = false;                    // the system need not keep the file's pages for a second reading
+};
 
-// Of parts of a file: its first and last MiB and 64 samples of 64 KiB at equal distances between. Cheap for any size.
-std::string digest_of_samples(const std::filesystem::path&);
+// Of a whole file, in pieces of 16 MiB side by side: the digest of the pieces' digests one after the other. The file
+// is read once. Error{io} with the path where it cannot be read.
+std::string digest_of_file(const std::filesystem::path&, const FileReading& = {});
 
 }  // namespace fewbit

@@ -42,6 +42,10 @@ std::span<const int32_t> ids_of(const Windows& w, int64_t begin, int64_t end) {
 
 PerplexityResult summarise(const ScoredWindows& w, const std::vector<float>& losses) {
   FEWBIT_ASSERT(static_cast<int64_t>(losses.size()) == w.scored());
+  if (const auto bad = std::count_if(losses.begin(), losses.end(), [](float l) { return !std::isfinite(l); }))
+    fail(ErrorKind::numeric, w.windows.source + ": " + std::to_string(bad) + " of " + std::to_string(losses.size()) +
+                                 " scored tokens have no finite probability, so that there is no perplexity; the model "
+                                 "holds NaN or infinities, or overflows in this --dtype");
   PerplexityResult r;
   std::vector<double> means;
   auto at = losses.begin();

@@ -24,6 +24,8 @@ std::string slurp(const std::filesystem::path& p) {
 ProcessResult run_program(const std::string& command, const std::string& folder) {
   const TempDir tmp;
   std::string line = folder.empty() ? "" : "cd '" + folder + "' && ";
+  // What commands keep for the user stays out of the home of whoever runs the tests.
+  line += "XDG_CACHE_HOME='" + (tmp / "cache").string() + "' ";
   line += "PATH='" FEWBIT_BIN_DIR "':\"$PATH\" " + command + " >'" + (tmp / "out").string() + "' 2>'" +
           (tmp / "err").string() + "'";
   const int status = std::system(line.c_str());

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <map>
@@ -76,6 +77,8 @@ const std::map<std::string, Program>& programs() {
 }  // namespace
 
 int run(const char* program, int argc, char** argv) {
+  // A file that may not grow further (ulimit -f) fails its write, which is then said in words.
+  std::signal(SIGXFSZ, SIG_IGN);
   const Program& p = programs().at(program);
   CLI::App app{p.description, program};
   app.set_version_flag("--version", fmt::format("{} (fewbit) {}", program, FEWBIT_VERSION));

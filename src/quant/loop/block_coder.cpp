@@ -33,7 +33,7 @@ void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool 
   rewritten_ = {};
   restores_ = sealed;
   restored_.reset();
-  if (restores_ && ranks_.rank() == 0) restored_ = container_safetensors.open(journal.block_file(layer));
+  if (restores_ && ranks_.rank() == 0) restored_ = journal.open_block(layer);
 }
 
 TensorSource BlockCoder::restored() const {

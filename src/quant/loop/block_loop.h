@@ -21,6 +21,8 @@ class BlockLoop {
   void block(int64_t layer);
   // After the last block: the head, where the plan quantizes it; seals both ends. Behind it all is on the disk.
   void finish();
+  // Does it beside the computation, when the blocks so far are sealed; an error ends a later call.
+  void behind(const char* phase, std::function<void()> work) { background_.give(phase, 0, std::move(work)); }
   // Returns when every block that was quantized is sealed.
   void settle() { background_.wait(); }
 

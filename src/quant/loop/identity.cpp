@@ -51,9 +51,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             {"device", ex.on_cuda() ? "cuda" : "cpu"},
             {"seed", job.seed},
             {"allow-rtn", job.allow_rtn}};
-  for (const MappedFile& file : c.store.index().files)
-    j[file.path().filename().string()] =
-        fmt::format("{} bytes, samples {}", file.size(), digest_of_samples(file.path()));
+  for (const SourceFile& file : job.sources) j[file.name] = fmt::format("{} bytes, digest {}", file.bytes, file.digest);
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

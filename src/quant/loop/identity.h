@@ -9,7 +9,7 @@
 
 namespace fewbit {
 
-// A JSON object on one line, its keys in the words that a user knows.
+// job.sources must be there. A JSON object on one line, its keys in the words that a user knows.
 std::string identity_of(const Exec&, const Checkpoint&, const QuantPlan&, const Windows&, const QuantJob&);
 
 // What differs, key by key: "seed (then 0, now 1), …"; "" where nothing does.

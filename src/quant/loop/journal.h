@@ -1,12 +1,15 @@
 #pragma once
 // Journal records the finished blocks of a run, so that it can be resumed. OUT.partial/ gets one safetensors file per
 // sealed block, and the file `journal` a record: a line with its own digest in front. A record counts when it is on the
-// disk, and comes after what it speaks of. OUT itself appears by one rename, when everything is written.
+// disk, and comes after what it speaks of. A finished file of OUT (a shard) is a seal too: its record takes the place
+// of the files of the blocks that are in it, which then go. OUT itself appears by one rename, when everything is
+// written.
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "formats/container.h"
 #include "formats/packing.h"
 #include "src/quant/loop/run_folder.h"
 #include "src/quant/output/report.h"
@@ -18,7 +21,8 @@ class Journal {
   enum class Start : uint8_t { fresh, resume };
   // `identity`: a JSON object of everything that decides the output's bits (src/quant/loop/identity.h). Resuming with
   // another one is an Error{usage} that names every key that differs, before anything is changed. Every sealed block is
-  // then compared with its digest; from the first that is damaged on they are done again, and note() says so.
+  // then compared with its digest, and every shard; from the first that is damaged on they are done again, and note()
+  // says so.
   Journal(RunFolder& folder, const std::string& identity, Start start);
   // Of a rank that writes nothing: it only counts what rank 0 has sealed in `partial`.
   Journal(std::filesystem::path partial, int64_t sealed)
@@ -28,22 +32,39 @@ class Journal {
   bool sealed(int64_t layer) const { return layer < static_cast<int64_t>(blocks_.size()); }
   int64_t sealed_blocks() const { return static_cast<int64_t>(blocks_.size()); }
   const std::vector<LinearRecord>& records(int64_t layer) const { return blocks_[static_cast<size_t>(layer)]; }
-  std::filesystem::path block_file(int64_t layer) const;
+  std::filesystem::path block_file(int64_t layer) const;  // of a block that no shards cover
+  // The tensors of a sealed block, and others where they lie in shards.
+  CheckpointIndex open_block(int64_t layer) const;
   const std::string& note() const { return note_; }  // what must be done again, and why; "" = nothing
 
   // Writes the block's tensors, then its record, each down to the disk; a crash before the end leaves the block
   // unsealed.
   void seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records);
+
+  // Shards lie in the folder kBuilt under names of their own until name_shards().
+  int64_t shards() const { return static_cast<int64_t>(shards_.size()); }
+  std::filesystem::path shard_file(int64_t shard) const;
+  int64_t covered_blocks() const { return shards_.empty() ? 0 : shards_.back(); }  // the first so many lie in shards
+  // The next shard is written, and all of the first `blocks` blocks lie in it and in those before: makes it safe on the
+  // disk, records it and removes the files of these blocks.
+  void seal_shard(int64_t blocks);
+  // The names that readers look for; a run that goes on after this takes them back.
+  void name_shards();
+
   // The checkpoint in `built` is whole and on the disk; from here on settle() can put it in place.
   void finished(const std::filesystem::path& built);
 
  private:
   void append(const std::string& record);
   void load(const std::string& identity);
+  void rewrite(const std::string& text);
+  void take_names_back();
+  void drop_covered();
   std::filesystem::path dir_;
   RunFolder* folder_ = nullptr;  // null: writes nothing
   std::optional<File> log_{};
   std::vector<std::vector<LinearRecord>> blocks_;
+  std::vector<int64_t> shards_;  // of each: the blocks that lie in it and in those before
   std::string note_;
 };
 

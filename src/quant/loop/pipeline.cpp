@@ -5,6 +5,7 @@
 
 #include "src/quant/loop/block_loop.h"
 #include "src/quant/loop/identity.h"
+#include "src/quant/loop/read_model.h"
 #include "src/quant/loop/run_status.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
@@ -41,20 +42,30 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   return r;
 }
 
-void run_blocks(BlockLoop& loop, const Journal& journal, const Checkpoint& c, const QuantJob& job) {
+// What a stop leaves, and how to go on.
+std::string kept_of(const Journal& journal) {
+  std::error_code ec;
+  const bool sampled = std::filesystem::exists(journal.dir() / kSampled, ec);
+  if (journal.sealed_blocks() == 0 && !sampled) return "nothing was kept: run the same command again";
+  return fmt::format(
+      "{} are kept in {}: run the same command with --resume",
+      journal.sealed_blocks() == 0 ? "the sampled texts" : fmt::format("{} blocks", journal.sealed_blocks()),
+      journal.dir().string());
+}
+
+// Everything up to the last sealed block, and every shard that is full by then.
+void run_blocks(BlockLoop& loop, const Journal& journal, OutShards* shards, const Checkpoint& c, const QuantJob& job) {
+  const int64_t replayed = journal.sealed_blocks();
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     tell(job, c.spec, static_cast<double>(layer));
     if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested())) {
       loop.settle();  // what is computed is kept
       fail(ErrorKind::stopped,
-           journal.sealed_blocks() == 0
-               ? fmt::format("stopped before block {} of {}; nothing was kept: run the same command again", layer,
-                             c.spec.layers)
-               : fmt::format("stopped before block {} of {}; {} blocks are kept in {}: run the same command "
-                             "with --resume",
-                             layer, c.spec.layers, journal.sealed_blocks(), journal.dir().string()));
+           fmt::format("stopped before block {} of {}; {}", layer, c.spec.layers, kept_of(journal)));
     }
     loop.block(layer);
+    if (shards) loop.behind("write", [shards] { shards->advance(); });
+    if (layer < replayed) loop.settle();  // what was sealed before moves into shards, and the next block is read there
   }
   loop.finish();
   tell(job, c.spec, static_cast<double>(c.spec.layers));
@@ -96,7 +107,8 @@ Journal open_journal(const QuantJob& job, RunFolder* folder, const std::function
   return journal;
 }
 
-void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, QuantReport& report) {
+void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, const QuantPlan& plan,
+              QuantReport& report) {
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
@@ -117,6 +129,17 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, Qua
   if (ex.on_cuda())
     for (const auto& [phase, bytes] : report.phase_peaks)
       report.peak_gpu_bytes = std::max(report.peak_gpu_bytes, bytes);
+  report.peak_host_bytes = peak_host_bytes();
+  report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
+  report.planned_host_bytes = plan.memory.host;
+}
+
+// A disk that is full, or gone, ends a run of which sealed blocks remain.
+[[noreturn]] void say_what_is_kept(const Error& e, const Journal& journal) {
+  if (e.kind() != ErrorKind::io || journal.sealed_blocks() == 0) throw;
+  fail(ErrorKind::io,
+       fmt::format("{}; {} blocks are kept in {}: when that is mended, run the same command with --resume", e.what(),
+                   journal.sealed_blocks(), journal.dir().string()));
 }
 
 }  // namespace
@@ -130,12 +153,17 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
 QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
                          const QuantJob& job, RunFolder* folder) {
   FEWBIT_ASSERT(plan.refusals.empty() && (folder != nullptr) == (job.ranks->rank() == 0));
+  if (folder && job.sources.empty()) {
+    QuantJob with_sources = job;
+    read_model(c, *folder, {}, with_sources);
+    return run_pipeline(ex, c, plan, windows, with_sources, folder);
+  }
   const Stopwatch timer;
   QuantReport report = report_of(ex, c, plan, windows, job);
   Journal journal = open_journal(job, folder, [&] { return identity_of(ex, c, plan, windows, job); });
   if (!folder) {
     BlockLoop loop(ex, c, plan, windows, job, journal);
-    run_blocks(loop, journal, c, job);
+    run_blocks(loop, journal, nullptr, c, job);
     return report;
   }
   if (!journal.note().empty()) report.note += (report.note.empty() ? "" : "; ") + journal.note();
@@ -149,19 +177,25 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
                                     .planned_host_bytes = plan.memory.host,
                                     .planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0});
   const QuantJob watched_job = watched(job, c.spec, status);
-  BlockLoop loop(ex, c, plan, windows, watched_job, journal);
-  run_blocks(loop, journal, c, watched_job);
-  add_loop(ex, loop, journal, report);
-  const Stopwatch writing;
-  report.peak_host_bytes = peak_host_bytes();
-  report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
-  report.planned_host_bytes = plan.memory.host;
-  report.seconds = timer.seconds();
-  status.entered("write");
-  if (job.progress) job.progress("writing the checkpoint", 0);
-  write_output(c, plan, journal, job, report);
-  publish(journal, job, *folder);
-  report.phases["write"] += writing.seconds();
+  std::optional<OutShards> shards;  // of a single .gguf file nothing is written before the end
+  if (!plan.format->gguf) shards.emplace(c, plan, journal, job.shard_bytes);
+  OutShards* const each = shards ? &*shards : nullptr;
+  std::optional<BlockLoop> loop;
+  try {
+    loop.emplace(ex, c, plan, windows, watched_job, journal);
+    run_blocks(*loop, journal, each, c, watched_job);
+    add_loop(ex, *loop, journal, plan, report);
+    report.seconds = timer.seconds();
+    status.entered("write");
+    if (job.progress) job.progress("writing the checkpoint", 0);
+    const Stopwatch ending;
+    write_output(c, plan, journal, each, job, report);
+    publish(journal, job, *folder);
+    report.phases["write"] += ending.seconds();
+  } catch (const Error& e) {
+    loop.reset();  // what it writes beside itself is on the disk then
+    say_what_is_kept(e, journal);
+  }
   report.seconds = timer.seconds();
   return report;
 }

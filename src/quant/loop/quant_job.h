@@ -6,6 +6,7 @@
 #include <string>
 
 #include "src/model/model_spec.h"
+#include "src/model/sources.h"
 #include "src/quant/search/mixed_precision.h"
 #include "src/ranks/ranks.h"
 
@@ -20,10 +21,13 @@ struct QuantJob {
   DType dtype = DType::f32;                  // compute dtype of the calibration
   uint64_t seed = 0;
   bool allow_rtn = false;
-  bool force = false;    // replace an existing OUT
-  bool resume = false;   // go on where OUT.partial stopped
-  bool restart = false;  // remove what an unfinished run left in OUT.partial
-  bool overlaps = true;  // packs and writes beside the computation; the bytes are the same without
+  bool allow_nonfinite = false;       // quantize a model that holds NaN or infinities
+  bool rehash = false;                // read the model even where a record says that it is untouched
+  bool force = false;                 // replace an existing OUT
+  bool resume = false;                // go on where OUT.partial stopped
+  bool restart = false;               // remove what an unfinished run left in OUT.partial
+  std::vector<SourceFile> sources{};  // of the model (read_model.h); a pipeline without them reads it itself
+  bool overlaps = true;               // packs and writes beside the computation; the bytes are the same without
   int64_t shard_bytes = int64_t{5} << 30;
   const Ranks* ranks = &one_process();     // that share the run; the bytes of OUT do not depend on them
   std::function<bool()> stop_requested{};  // asked between blocks

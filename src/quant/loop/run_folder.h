@@ -25,6 +25,8 @@ struct RunHolder {
 std::optional<RunHolder> holder_of_run(const std::filesystem::path& dir);
 
 inline constexpr const char* kBuilt = "checkpoint";  // in OUT.partial: what becomes OUT
+inline constexpr const char* kSampled =
+    "sampled-text";  // in OUT.partial: ids that the model wrote (self_calibration.h)
 
 class RunFolder {
  public:

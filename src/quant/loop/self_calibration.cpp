@@ -1,15 +1,34 @@
 #include "src/quant/loop/self_calibration.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "src/core/digest.h"
+#include "src/core/file_io.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
+#include "src/core/strings.h"
 
 namespace fewbit {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr int64_t kBatch = 32;  // windows that are sampled side by side
+
+std::string_view bytes_of_ids(const std::vector<int32_t>& ids) {
+  return {reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t)};
+}
+
+}  // namespace
 
 Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t samples, int64_t length, uint64_t seed,
                            const std::function<void(double)>& progress) {
-  const int64_t batch = std::min<int64_t>(samples, 32);
+  const int64_t batch = std::min(samples, kBatch);
   Engine engine(ex, c, {.load = {.dtype = dtype}, .batch = batch, .capacity = length});
   Windows w{.count = samples,
             .length = length,
@@ -46,6 +65,55 @@ Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t s
     }
   }
   return w;
+}
+
+std::string refuse_to_sample(const Checkpoint& c, DType dtype, int64_t samples, int64_t length,
+                             const MemoryLimits& limits, bool on_gpu) {
+  int64_t cache = 0;
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+    if (const Attention* a = attention_of(c.spec.block(layer))) cache += 2 * a->kv_heads * a->head_dim;
+  const int64_t elements = parameter_count(c.spec) + cache * std::min(samples, kBatch) * length;
+  const int64_t needs = elements * bytes_of(dtype), may = on_gpu ? limits.device : limits.host;
+  if (needs <= may) return "";
+  return fmt::format(
+      "--calib self samples from the whole model at once, which takes {} of {} memory, and this run may use {}; "
+      "calibrate with --calib builtin or --calib FILE, which need one block at a time",
+      human_bytes(needs), on_gpu ? "GPU" : "host", human_bytes(may));
+}
+
+// A line that says what the ids are of, with their digest, and then the ids.
+std::optional<Windows> kept_sample(const fs::path& file, const std::string& of) {
+  std::error_code ec;
+  if (!fs::is_regular_file(file, ec)) return std::nullopt;
+  const std::string text = File::read(file).read_all();
+  const size_t line = std::min(text.find('\n'), text.size());
+  const Json j = Json::parse(text.substr(0, line), nullptr, false);
+  if (!j.is_object() || j.value("of", "") != of) return std::nullopt;
+  Windows w{
+      .count = j.value("count", int64_t{0}), .length = j.value("length", int64_t{0}), .ids = {}, .source = "self"};
+  const std::string_view ids = std::string_view(text).substr(std::min(line + 1, text.size()));
+  if (w.count < 1 || w.length < 1 || ids.size() % sizeof(int32_t) != 0 || j.value("digest", "") != digest_of(ids) ||
+      static_cast<int64_t>(ids.size() / sizeof(int32_t)) / w.length != w.count)
+    return std::nullopt;
+  w.ids.resize(ids.size() / sizeof(int32_t));
+  std::memcpy(w.ids.data(), ids.data(), ids.size());
+  return w;
+}
+
+void keep_sample(const fs::path& file, const std::string& of, const Windows& w) {
+  const fs::path fresh = file.string() + ".tmp";
+  std::error_code ec;
+  fs::remove(fresh, ec);
+  {
+    const std::string_view ids = bytes_of_ids(w.ids);
+    const Json line = {{"of", of}, {"count", w.count}, {"length", w.length}, {"digest", digest_of(ids)}};
+    File out = File::append(fresh);
+    out.append_whole(line.dump() + "\n");
+    out.append_whole(ids);
+    out.sync();
+  }
+  fs::rename(fresh, file);
+  sync_folder(file.parent_path());
 }
 
 }  // namespace fewbit

@@ -48,6 +48,14 @@ void copy_companions(const fs::path& model, const fs::path& dir) {
     if (entry.is_regular_file() && travels(entry.path())) fs::copy_file(entry.path(), dir / entry.path().filename());
 }
 
+int64_t companion_bytes(const fs::path& model) {
+  int64_t bytes = 0;
+  if (!fs::is_directory(model)) return bytes;
+  for (const auto& entry : fs::directory_iterator(model))
+    if (entry.is_regular_file() && travels(entry.path())) bytes += static_cast<int64_t>(entry.file_size());
+  return bytes;
+}
+
 std::optional<TokenizerFiles> gguf_tokenizer_files(const Checkpoint& c, std::string* why_not) {
   if (fs::is_directory(c.dir)) return std::nullopt;
   const MappedFile file(c.dir);

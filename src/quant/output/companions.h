@@ -19,6 +19,7 @@ std::string text_of(const std::filesystem::path& path);  // "" where there is no
 // Copies what does not belong to the weights and is not written anew: tokenizer files,
 // generation_config.json, chat templates, licences. Nothing where `model` is no folder.
 void copy_companions(const std::filesystem::path& model, const std::filesystem::path& dir);
+int64_t companion_bytes(const std::filesystem::path& model);  // of what copy_companions() copies
 
 // The tokenizer files that a MODEL which is a .gguf file suffices for. Nothing where it does not, with the
 // reason in `why_not`, and nothing where MODEL is a folder of safetensors.

@@ -24,8 +24,7 @@ Tensor stored_as(const gguf::BlockType& type, Tensor values) {
 void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& file) {
   GgufContents given;
   std::vector<CheckpointIndex> blocks;
-  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)
-    blocks.push_back(container_safetensors.open(journal.block_file(layer)));
+  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer) blocks.push_back(journal.open_block(layer));
   std::set<std::string> linears;  // names of the sealed tensors that are blocks
   for (const PlannedLinear& p : plan.linears) {
     if (p.keep) continue;

@@ -13,24 +13,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A tensor comes from its sealed block where that has it (packed linears, norms that a transform rewrote),
-// else from the model.
-void write_tensors(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& dir,
-                   int64_t shard_bytes) {
-  std::set<std::string> replaced;
-  for (const PlannedLinear& p : plan.linears)
-    if (!p.keep) replaced.insert(p.linear.name + ".weight");
-  std::vector<CheckpointIndex> blocks;
-  for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer) {
-    blocks.push_back(container_safetensors.open(journal.block_file(layer)));
-    for (const auto& [name, info] : blocks.back().tensors) replaced.insert(name);
-  }
-  const auto writer = container_safetensors.create(dir, WriterOptions{.shard_bytes = shard_bytes});
-  for (const auto& [name, info] : c.store.index().tensors)
-    if (!replaced.count(name)) writer->add(name, c.store.get(name));
-  for (const CheckpointIndex& block : blocks)
-    for (const auto& [name, info] : block.tensors) writer->add(name, block.view(info));
-  writer->finish();
+// What an interrupted end of the run left beside the shards.
+void remove_all_but_shards(const Journal& journal, const fs::path& dir) {
+  std::set<fs::path> shards;
+  for (int64_t k = 0; k < journal.shards(); ++k) shards.insert(journal.shard_file(k));
+  std::vector<fs::path> others;
+  std::error_code ec;
+  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec))
+    if (!shards.count(it->path())) others.push_back(it->path());
+  for (const fs::path& p : others) fs::remove_all(p, ec);
 }
 
 }  // namespace
@@ -45,17 +36,17 @@ void write_report(const Checkpoint& c, const QuantPlan& plan, const QuantJob& jo
   replace("quant_report.json", to_json(report));
 }
 
-void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const QuantJob& job,
-                  const QuantReport& report) {
+void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, OutShards* shards,
+                  const QuantJob& job, const QuantReport& report) {
   const fs::path dir = journal.dir() / kBuilt;
   std::error_code ec;
-  fs::remove_all(dir, ec);
-  if (!fs::create_directories(dir, ec))
-    fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
-  if (plan.format->gguf)
-    write_gguf_output(c, plan, journal, dir / "model.gguf");
+  fs::create_directories(dir, ec);
+  if (!fs::is_directory(dir)) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
+  remove_all_but_shards(journal, dir);
+  if (shards)
+    shards->finish();
   else
-    write_tensors(c, plan, journal, dir, job.shard_bytes);
+    write_gguf_output(c, plan, journal, dir / "model.gguf");
   write_config(c, *plan.format, summary_of(c, plan), std::nullopt, dir);
   copy_companions(c.dir, dir);
   if (!plan.format->gguf) write_gguf_tokenizer(c, dir);

@@ -1,8 +1,9 @@
 #pragma once
-// Builds the finished checkpoint in OUT.partial. Sealed blocks and everything that was not quantized go into shards;
+// Ends the checkpoint in OUT.partial. Sealed blocks and everything that was not quantized are in shards (out_shards.h);
 // config, tokenizer and whatever else the model directory holds travel along, with a model card.
 #include "src/quant/loop/journal.h"
 #include "src/quant/loop/quant_job.h"
+#include "src/quant/output/out_shards.h"
 
 namespace fewbit {
 
@@ -10,7 +11,9 @@ namespace fewbit {
 void write_report(const Checkpoint&, const QuantPlan&, const QuantJob&, const QuantReport&,
                   const std::filesystem::path& dir);
 
-// Into the folder kBuilt of journal.dir(), anew.
-void write_output(const Checkpoint&, const QuantPlan&, const Journal&, const QuantJob&, const QuantReport&);
+// Into the folder kBuilt of journal.dir(), anew but for the shards that are there. `shards`: null where OUT is a single
+// .gguf file.
+void write_output(const Checkpoint&, const QuantPlan&, const Journal&, OutShards* shards, const QuantJob&,
+                  const QuantReport&);
 
 }  // namespace fewbit

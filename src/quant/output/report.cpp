@@ -124,7 +124,15 @@ std::string to_json(const QuantReport& r) {
   return j.dump(1) + "\n";
 }
 
-std::string to_json(const QuantPlan& p, const std::string& recipe, const std::string& model, const std::string& out) {
+Json json_of(const DiskPlan& d) {
+  Json j = {{"needs", Json::array()}, {"refusal", d.refusal}};
+  for (const DiskNeed& n : d.needs)
+    j["needs"].push_back({{"folder", n.folder.string()}, {"what", n.what}, {"bytes", n.bytes}, {"free_bytes", n.free}});
+  return j;
+}
+
+std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string& recipe, const std::string& model,
+                    const std::string& out) {
   Json j = {{"recipe", recipe},
             {"model", model},
             {"out", out},
@@ -133,6 +141,7 @@ std::string to_json(const QuantPlan& p, const std::string& recipe, const std::st
             {"peak_host_bytes", p.memory.host},
             {"memory", json_of(p.memory)},
             {"time", p.time ? json_of(*p.time) : Json()},
+            {"disk", json_of(disk)},
             {"source_bytes", p.source_bytes},
             {"out_bytes", p.out_bytes},
             {"bits_per_weight", p.bits_per_weight},

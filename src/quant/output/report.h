@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/search/mixed_precision.h"
 
@@ -75,6 +76,7 @@ std::string to_json(const QuantReport&);
 std::string to_json(const LinearRecord&);
 LinearRecord linear_record_from_json(const std::string&);
 // What `quantize plan --json` prints.
-std::string to_json(const QuantPlan&, const std::string& recipe, const std::string& model, const std::string& out);
+std::string to_json(const QuantPlan&, const DiskPlan&, const std::string& recipe, const std::string& model,
+                    const std::string& out);
 
 }  // namespace fewbit

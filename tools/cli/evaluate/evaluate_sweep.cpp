@@ -6,6 +6,7 @@
 
 #include "src/core/strings.h"
 #include "src/quant/loop/pipeline.h"
+#include "src/quant/loop/read_model.h"
 #include "tools/cli/evaluate/report_models.h"
 #include "tools/cli/quantize/calibration.h"
 
@@ -114,6 +115,10 @@ void run_sweep(SweepArgs a) {
   make_folder(a.out);
   for (Run& run : runs) run.folder.emplace(claim_out(a.base, run.job));
   Progress progress(a.common);
+  for (Run& run : runs) {  // the first one's record serves the others, where records can be kept
+    run.job.progress = [&](const std::string& phase, double f) { progress.update(run.text + ": " + phase, f); };
+    read_model(model, *run.folder, user_cache_folder(), run.job);
+  }
   const Windows calibration = draw_once(ex, a, model, runs, progress);
   choose_precisions(ex, a, model, calibration, runs, progress);
   plan_runs(a, model, ex, true, runs);
@@ -121,7 +126,6 @@ void run_sweep(SweepArgs a) {
   Report report;
   std::vector<std::string> paths;
   for (Run& run : runs) {
-    run.job.progress = [&](const std::string& phase, double f) { progress.update(run.text + ": " + phase, f); };
     run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job, &*run.folder);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);

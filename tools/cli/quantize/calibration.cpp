@@ -46,14 +46,28 @@ std::vector<CalibText> texts_of(const CalibrationArgs& a) {
   return texts;
 }
 
-Windows drawn(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-              std::string* note) {
+bool samples_itself(const CalibrationArgs& a) {
+  return std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end();
+}
+
+Windows sampled(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
+                const KeptSample& kept) {
+  if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
   const int64_t length = calibration_length(a, c.spec);
-  if (std::find(a.calib.begin(), a.calib.end(), "self") != a.calib.end()) {
-    if (a.calib.size() > 1) fail(ErrorKind::usage, "--calib self cannot be mixed with other sources");
-    return sample_calibration(ex, c, dtype, a.samples, length, a.seed,
-                              [&](double f) { progress.update("sampling the calibration text", f); });
-  }
+  const std::string of = fmt::format("{} windows of {} tokens, seed {}, {} on {}, model {}", a.samples, length, a.seed,
+                                     name_of(dtype), ex.on_cuda() ? "cuda" : "cpu", kept.model);
+  if (!kept.file.empty())
+    if (auto before = kept_sample(kept.file, of)) return *std::move(before);
+  Windows w = sample_calibration(ex, c, dtype, a.samples, length, a.seed,
+                                 [&](double f) { progress.update("sampling the calibration text", f); });
+  if (!kept.file.empty()) keep_sample(kept.file, of, w);
+  return w;
+}
+
+Windows drawn(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
+              std::string* note, const KeptSample& kept) {
+  if (samples_itself(a)) return sampled(ex, a, c, dtype, progress, kept);
+  const int64_t length = calibration_length(a, c.spec);
   if (const auto path = token_file(a)) return windows_of_file(*path, a, c.spec, note);
   return draw_calibration(Tokenizer::open(c.dir), texts_of(a), a.samples, length, a.seed, note);
 }
@@ -91,11 +105,18 @@ int64_t calibration_samples(const CalibrationArgs& a) {
   return path ? std::min(a.samples, token_file_shape(*path).windows) : a.samples;
 }
 
+void refuse_sampling(const CalibrationArgs& a, const Checkpoint& c, DType dtype, const MemoryLimits& limits,
+                     bool on_gpu) {
+  if (!samples_itself(a) || the_ranks().rank() != 0) return;
+  const std::string why = refuse_to_sample(c, dtype, a.samples, calibration_length(a, c.spec), limits, on_gpu);
+  if (!why.empty()) fail(ErrorKind::memory, why);
+}
+
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-                     std::string* note) {
+                     std::string* note, const KeptSample& kept) {
   const Ranks& ranks = the_ranks();
   Windows w;
-  if (ranks.rank() == 0) w = drawn(ex, a, c, dtype, progress, note);
+  if (ranks.rank() == 0) w = drawn(ex, a, c, dtype, progress, note, kept);
   w.count = value_of_root(ranks, w.count);
   w.length = value_of_root(ranks, w.length);
   w.source = text_of_root(ranks, w.source);

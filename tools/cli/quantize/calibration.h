@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "src/quant/plan/memory_plan.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
 
@@ -20,9 +21,17 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a);
 // windows tell. Error{usage} where such a file's windows are too short, or are mixed with other sources.
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec);
 int64_t calibration_samples(const CalibrationArgs& a);
+// Error{memory} where --calib self is asked for and the limits do not hold the whole model.
+void refuse_sampling(const CalibrationArgs& a, const Checkpoint& c, DType dtype, const MemoryLimits&, bool on_gpu);
+
+// Where ids that the model wrote are kept for --resume; nowhere without a file.
+struct KeptSample {
+  std::filesystem::path file{};
+  std::string model{};  // what tells this model from others
+};
 // Tokenizes and draws, or takes the windows of a file. Of several ranks the first does so, for all; `note` of the first
 // says where there is less text than asked for.
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
-                     std::string* note);
+                     std::string* note, const KeptSample& kept = {});
 
 }  // namespace fewbit::cli

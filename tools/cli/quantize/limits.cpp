@@ -7,6 +7,8 @@
 
 #include "src/core/host_memory.h"
 #include "src/core/strings.h"
+#include "src/quant/loop/run_folder.h"
+#include "src/quant/output/companions.h"
 #include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
@@ -56,6 +58,14 @@ MemoryLimits memory_limits(const LimitArgs& a, const Exec& ex) {
   if (!std::filesystem::is_directory(limits.scratch) || ::access(a.scratch.c_str(), W_OK) != 0)
     fail(ErrorKind::usage, fmt::format("--scratch {}: not a folder that can be written", a.scratch));
   return limits;
+}
+
+DiskPlan disk_of(const QuantPlan& plan, const QuantJob& job, const LimitArgs& a, const std::filesystem::path& model) {
+  return plan_disk(plan, {.out = place_of(job.out),
+                          .partial = job.resume ? partial_of(job.out) : std::filesystem::path(),
+                          .scratch = a.scratch,
+                          .shard_bytes = job.shard_bytes,
+                          .companions = companion_bytes(model)});
 }
 
 std::string memory_table(const MemoryPlan& m, const MemoryLimits& limits, bool on_gpu) {

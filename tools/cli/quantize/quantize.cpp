@@ -8,6 +8,7 @@
 #include "src/core/strings.h"
 #include "src/model/archs.h"
 #include "src/quant/loop/pipeline.h"
+#include "src/quant/loop/read_model.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
@@ -36,7 +37,8 @@ struct QuantizeArgs : CalibrationArgs {
   int64_t tp = 1;
   std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
   std::vector<Rule> ordered;
-  bool force = false, resume = false, restart = false, allow_rtn = false, dry_run = false, measure = false;
+  bool force = false, resume = false, restart = false, allow_rtn = false, allow_nonfinite = false;
+  bool rehash = false, dry_run = false, measure = false;
 };
 
 std::string engine_names() {
@@ -135,6 +137,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--restart", a.restart, "Remove what an unfinished run left in OUT.partial and begin anew")
       ->excludes(resume);
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
+  app.add_flag("--allow-nonfinite", a.allow_nonfinite, "Quantize a model that holds NaN or infinities");
+  app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep"}) app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
@@ -220,7 +224,10 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
   return s + memory_table(plan.memory, o.limits, o.on_gpu);
 }
 
-void refuse_if_any(const QuantPlan& plan) {
+// The linears all at once; then what the machine has too little of.
+void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
+  if (plan.refusals.empty() && !plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
+  if (plan.refusals.empty() && !disk.refusal.empty()) fail(ErrorKind::io, disk.refusal);
   if (plan.refusals.empty()) return;
   std::string lines = fmt::format("{} linears are refused; nothing was written", plan.refusals.size());
   for (const Refusal& r : plan.refusals) lines += fmt::format("\n  {}: {}", r.name, r.reason);
@@ -242,6 +249,8 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
           .out = out_of(a, model, recipe),
           .seed = a.seed,
           .allow_rtn = a.allow_rtn,
+          .allow_nonfinite = a.allow_nonfinite,
+          .rehash = a.rehash,
           .force = a.force,
           .resume = a.resume,
           .restart = a.restart,
@@ -284,8 +293,11 @@ bool nothing_to_do(const QuantizeArgs& a, const std::filesystem::path& model, co
   return value_of_root(the_ranks(), finished);
 }
 
-void claim(const std::filesystem::path& model, const QuantJob& job, std::optional<RunFolder>& folder) {
-  if (the_ranks().rank() == 0 && !folder) folder.emplace(claim_out(model, job));
+// Of several ranks the first owns OUT, and reads the model before all of them compute.
+void claim(const std::filesystem::path& model, const Checkpoint& c, QuantJob& job, std::optional<RunFolder>& folder) {
+  if (the_ranks().rank() != 0 || folder) return;
+  folder.emplace(claim_out(model, job));
+  read_model(c, *folder, user_cache_folder(), job);
 }
 
 QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
@@ -293,6 +305,20 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   // All ranks look at as many experts at a time as the one with the least memory.
   plan.memory.experts_at_once = static_cast<int>(least_of_all(the_ranks(), plan.memory.experts_at_once));
   return plan;
+}
+
+void print_plan(const QuantizeArgs& a, const Checkpoint& c, const QuantPlan& plan, const PlanOptions& options,
+                const QuantJob& job, bool gpu_absent) {
+  const DiskPlan disk = disk_of(plan, job, a.limits, c.dir);
+  say(a.common, plan_table(plan, c, options) + disk_lines(disk) + time_table(plan, gpu_absent));
+  write_json(a.common, to_json(plan, disk, a.recipe, c.dir.string(), job.out.string()));
+  if (!plan.refusals.empty())
+    fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
+}
+
+// What the report should say aloud, one thing after the other.
+void add_note(QuantJob& job, const std::string& note) {
+  if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
@@ -309,11 +335,20 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
   Progress progress(a.common);
+  job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
+  refuse_sampling(a, c, job.dtype, memory_limits(a.limits, ex), plans_for_gpu(a.limits, ex));
   Windows windows;
   std::optional<RunFolder> folder;
+  const auto draw = [&] {
+    std::string note;
+    KeptSample kept;
+    if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources)};
+    windows = draw_windows(ex, a, c, job.dtype, progress, &note, kept);
+    add_note(job, note);
+  };
   if (recipe.chooses_precision()) {
-    if (!plan_only) claim(model, job, folder);
-    windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+    if (!plan_only) claim(model, c, job, folder);
+    draw();
     job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
     say(a.common, job.precision->summary() + "\n");
   }
@@ -321,24 +356,16 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   QuantPlan plan = plan_for_all(c, options);
   const bool runs = plan.refusals.empty() && plan.memory.refusal.empty();
   if (runs && the_ranks().alone()) add_times(ex, c, options, job.out, plan);  // rates are those of one process
-  if (plan_only) {
-    say(a.common, plan_table(plan, c, options) + time_table(plan, options.on_gpu && !ex.on_cuda()));
-    write_json(a.common, to_json(plan, a.recipe, model.string(), job.out.string()));
-    if (!plan.refusals.empty())
-      fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
-    return;
-  }
-  refuse_if_any(plan);
-  if (!plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
-  claim(model, job, folder);
-  if (plan.calibrates() && windows.count == 0) windows = draw_windows(ex, a, c, job.dtype, progress, &job.note);
+  if (plan_only) return print_plan(a, c, plan, options, job, options.on_gpu && !ex.on_cuda());
+  refuse_if_any(plan, disk_of(plan, job, a.limits, c.dir));
+  claim(model, c, job, folder);
+  if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
   install_stop_handler();
   job.stop_requested = stop_requested;
-  job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
   std::string no_tokenizer;
   if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
-    job.note += (job.note.empty() ? "" : "; ") + ("OUT gets no tokenizer files: " + no_tokenizer);
+    add_note(job, "OUT gets no tokenizer files: " + no_tokenizer);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
   QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
   if (scored) {

@@ -1,0 +1,18 @@
+#include "src/quant/loop/read_model.h"
+
+#include "src/core/error.h"
+
+namespace fewbit {
+
+void read_model(const Checkpoint& c, const RunFolder& folder, const std::filesystem::path& user, QuantJob& job) {
+  SourceReading reading{.run = folder.dir(), .user = user, .rehash = job.rehash};
+  if (job.progress) reading.progress = [&](double f) { job.progress("reading the model", f); };
+  job.sources = read_sources(c.dir, reading);
+  const std::string lines = not_finite_lines(c.dir, job.sources);
+  if (lines.empty()) return;
+  if (!job.allow_nonfinite)
+    fail(ErrorKind::checkpoint, lines + "\nget these files anew, or quantize them as they are with --allow-nonfinite");
+  job.note += (job.note.empty() ? "" : "; ") + lines;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,102 @@
+// OUT in several files, which are written while blocks are still being quantized: killed anywhere, out of room, and
+// resumed, the bytes are the same.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "formats/container.h"
+#include "tests/support/command_test.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Shards : public CommandTest {
+ protected:
+  static std::string command(const std::string& out, const std::string& more = "") {
+    return "quantize rtn " + kDemo + " " + out + " --device cpu --shard-size 600kB " + more;
+  }
+  // Names and bytes of all files but report and card, which hold times.
+  std::map<std::string, std::string> files(const std::string& out) const {
+    std::map<std::string, std::string> all;
+    for (const auto& entry : fs::directory_iterator(dir / out))
+      if (const std::string name = entry.path().filename(); name != "quant_report.json" && name != "README.md")
+        all[name] = bytes_of_file(entry.path());
+    return all;
+  }
+};
+
+TEST_F(Shards, HoldTheSameTensorsAsOneFileInTheModelsOrder) {
+  done(command("out"));
+  done("quantize rtn " + kDemo + " whole --device cpu");
+  const CheckpointIndex parts = container_safetensors.open(dir / "out"),
+                        whole = container_safetensors.open(dir / "whole");
+  ASSERT_EQ(parts.files.size(), 5u);
+  ASSERT_EQ(parts.tensors.size(), whole.tensors.size());
+  std::map<std::string, int> file_of;
+  for (const auto& [name, info] : parts.tensors) {
+    EXPECT_EQ(first_difference(parts.view(info), whole.view(whole.tensors.at(name))), "") << name;
+    file_of[name] = info.file;
+  }
+  EXPECT_EQ(file_of.at("model.embed_tokens.weight"), 0);
+  EXPECT_EQ(file_of.at("model.norm.weight"), 4);
+  int before = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    const int now = file_of.at("model.layers." + std::to_string(layer) + ".mlp.down_proj.B");
+    EXPECT_GE(now, before);
+    before = now;
+  }
+}
+
+TEST_F(Shards, KilledBeforeAnyChangeOfTheDiskItResumesToTheSameFiles) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "nothing can be loaded in front of an instrumented program";
+#endif
+  const std::string preload = "LD_PRELOAD='" FEWBIT_BIN_DIR "/../tests/libkill_at.so' KILL_AT=";
+  done(command("whole"));
+  const auto whole = files("whole");
+  int killed = 0;
+  for (int at = 1;; at += 13) {  // 13 has no factor in common with the steps that a shard or a block takes
+    const ProcessResult first = run(preload + std::to_string(at) + " " + command("out"));
+    if (first.exit_code == 0) break;
+    ++killed;
+    if (!fs::exists(dir / "out")) {
+      const ProcessResult second = run(command("out"));
+      if (second.exit_code != 0) done(command("out", "--resume"));
+    }
+    ASSERT_EQ(files("out"), whole) << "killed at step " << at;
+    // OUT may be there with the folder of the run beside it, which the next start clears away.
+    if (fs::exists(dir / "out.partial")) {
+      EXPECT_NE(run(command("out")).exit_code, 0);
+    }
+    ASSERT_FALSE(fs::exists(dir / "out.partial")) << "killed at step " << at;
+    fs::remove_all(dir / "out");
+  }
+  EXPECT_GT(killed, 10);
+}
+
+TEST_F(Shards, ADiskThatIsFullIsSaidWithWhatIsKept) {
+  done(command("whole"));
+  // A file may have 1 MiB: blocks can be written, the shard with the embedding cannot.
+  const ProcessResult r = run("sh -c \"ulimit -f 2048; " + command("out") + "\"");
+  EXPECT_EQ(r.exit_code, 1) << r.err;
+  EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+  for (const char* word : {"shard-00001", "File too large", "1 blocks are kept in out.partial", "--resume"})
+    EXPECT_NE(r.err.find(word), std::string::npos) << r.err;
+  done(command("out", "--resume"));
+  EXPECT_EQ(files("out"), files("whole"));
+}
+
+TEST_F(Shards, PlansSayWhatTheDiskMustHold) {
+  const Json plan = json("quantize plan rtn " + kDemo + " out --device cpu");
+  const Json& need = plan.at("disk").at("needs").at(0);
+  EXPECT_GT(need.at("bytes").get<int64_t>(), plan.at("out_bytes").get<int64_t>());
+  EXPECT_EQ(need.at("what"), "OUT");
+  EXPECT_EQ(plan.at("disk").at("refusal"), "");
+}
+
+}  // namespace
+}  // namespace fewbit::test
