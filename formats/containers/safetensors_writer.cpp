@@ -124,6 +124,7 @@ class Writer final : public CheckpointWriter {
     const fs::path index_tmp = temporary("index", 0);
     if (sharded) {
       std::vector<ShardNames> names;
+      names.reserve(closed_.size());
       for (Shard& s : closed_) names.push_back(std::move(s.names));
       write_shard_index(index_tmp, names, total_);
     }
@@ -160,6 +161,7 @@ class Writer final : public CheckpointWriter {
 
   void close_shard() {
     std::vector<const TensorInfo*> order;
+    order.reserve(shard_.size());
     for (const TensorInfo& t : shard_) order.push_back(&t);
     put_in_written_order(order);
     Shard done{temporary("shard", closed_.size()), {}};
@@ -222,6 +224,7 @@ std::string shard_name(size_t index, size_t count) {
 
 void write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors) {
   std::vector<const TensorInfo*> order;
+  order.reserve(tensors.size());
   for (const ShardTensor& t : tensors) order.push_back(&t.info);
   safetensors::put_in_written_order(order);
   OutFile out(file);

@@ -10,8 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/hash.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/run/moe.h"
-#include "src/run/runner.h"
+#include "src/run/streamed.h"
 
 namespace fewbit {
 namespace {
@@ -37,15 +38,20 @@ std::map<std::string, std::string> hashes_of_report(const std::filesystem::path&
   return hashes;
 }
 
+// Block by block: the reference of a large model, dequantized, is larger than what it was made on.
 Tensor probe_logits(Exec& ex, const Checkpoint& c, Weights weights) {
-  Runner runner(ex, c, {.dtype = DType::bf16, .weights = weights});
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < std::min(kProbeTokens, c.spec.max_positions); ++i)
     ids.push_back(static_cast<int32_t>((7919 * (i + 1)) % c.spec.vocab));
   // Short sequences for a mixture of experts, so that a token which takes another expert has few followers.
   const bool apart = has_moe(c.spec) && ids.size() % 4 == 0;
-  const Tensor x = runner.hidden(ids, apart ? static_cast<int64_t>(ids.size()) / 4 : 1);
-  return ex.to_host(runner.logits(x));
+  const int64_t seqs = apart ? static_cast<int64_t>(ids.size()) / 4 : 1;
+  Tensor logits;
+  run_streamed(ex, c, {.dtype = DType::bf16, .weights = weights}, {.ids = ids, .seqs = seqs, .batch_seqs = seqs},
+               [&](int64_t, int64_t, ConstTensorView x, const Ends& ends) {
+                 logits = ex.to_host(logits_of(ex, c.spec, ends, x));
+               });
+  return logits;
 }
 
 // Relative error of every row, ascending; infinity where a row has values that are not finite.
@@ -105,6 +111,7 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
       const ConstTensorView values = c.store.get(name + ".weight");
       if (const std::string found = content_hash(values.data, static_cast<size_t>(values.bytes())); found != hash)
         result.problems.push_back({name, fmt::format("content hash {}, the report says {}", found, hash)});
+      c.store.release(name + ".weight");
       continue;
     }
     if (shape == shapes.end() || !c.packed(name)) {
@@ -120,6 +127,7 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
     } catch (const Error& e) {
       result.problems.push_back({name, e.what()});
     }
+    release_linear(c, name);
   }
   if (result.problems.empty()) compare_logits(ex, c, result);
   return result;

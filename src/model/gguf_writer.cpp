@@ -52,7 +52,9 @@ class Writing {
  private:
   const gguf::BlockType& type_of(const GgufTensor& g, const std::string& part) const {
     if (const auto it = given_.find(part); it != given_.end()) return *it->second.type;
-    return g.linear || is_matrix(g) ? gguf::block_type_of(c_.store.get(part).dtype) : gguf::type_f32;
+    if (!g.linear && !is_matrix(g)) return gguf::type_f32;
+    const TensorInfo* stored = c_.store.find(part);  // its type alone: nothing is decoded for that
+    return gguf::block_type_of(stored ? stored->dtype : c_.store.get(part).dtype);
   }
   // Embedding and head; routers are small and decide much.
   static bool is_matrix(const GgufTensor& g) { return g.name == "token_embd.weight" || g.name == "output.weight"; }
@@ -60,7 +62,9 @@ class Writing {
   Tensor content(const std::string& part, const gguf::BlockType& type) const {
     if (const auto it = given_.find(part); it != given_.end()) return it->second.bytes();
     const ConstTensorView stored = c_.store.get(part);
-    return stored.dtype == type.plain ? clone_host(stored) : float_values(stored);
+    Tensor copy = stored.dtype == type.plain ? clone_host(stored) : float_values(stored);
+    c_.store.release(part);
+    return copy;
   }
 
   Tensor bytes(const GgufTensor& g, const gguf::BlockType& type) const {

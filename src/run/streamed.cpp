@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/model/checkpoint_parts.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -58,6 +59,8 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
   LinearNotes notes;
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const BlockWeights weights = load_block(ex, c, layer, o, &notes);
+    for (const BlockOp& op : spec.block(layer))  // what was read is not needed a second time
+      for (const LinearDef& l : linears_of(op)) release_linear(c, spec.prefix(layer) + l.name);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
       Activations act = slots.bind(x, spec.kind(layer));
       run_block(

@@ -1,5 +1,5 @@
 // The first reading of a model: digests, values that are not finite, and when a record stands for the reading.
-#include "src/model/sources.h"
+#include "src/model/sources/sources.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "src/model/model_spec.h"
-#include "src/model/sources.h"
+#include "src/model/sources/sources.h"
 #include "src/quant/search/mixed_precision.h"
 #include "src/ranks/ranks.h"
 

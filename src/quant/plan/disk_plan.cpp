@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <limits>
@@ -31,9 +30,9 @@ uint64_t file_system_of(const fs::path& folder) {
 
 // For a user without privileges; what the system does not tell does not bind.
 int64_t free_bytes(const fs::path& folder) {
-  struct statvfs s {};
-  if (::statvfs(folder.c_str(), &s) != 0) return std::numeric_limits<int64_t>::max();
-  return static_cast<int64_t>(s.f_bavail) * static_cast<int64_t>(s.f_frsize);
+  std::error_code ec;
+  const fs::space_info space = fs::space(folder, ec);
+  return ec ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(space.available);
 }
 
 // Of the files in a folder and below it.

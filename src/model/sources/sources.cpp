@@ -1,4 +1,4 @@
-#include "src/model/sources.h"
+#include "src/model/sources/sources.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "src/core/error.h"
 #include "src/core/finite.h"
 #include "src/core/host_memory.h"
-#include "src/model/source_records.h"
+#include "src/model/sources/source_records.h"
 
 namespace fewbit {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 // Records of files that were read: in a folder, one JSON file for each model. A record that is torn, unreadable or of
 // another state of the file is none; one that cannot be written is left out, because it only saves time.
-#include "src/model/sources.h"
+#include "src/model/sources/sources.h"
 
 namespace fewbit {
 

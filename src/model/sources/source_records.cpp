@@ -1,4 +1,4 @@
-#include "src/model/source_records.h"
+#include "src/model/sources/source_records.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
