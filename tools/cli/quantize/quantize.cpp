@@ -16,6 +16,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/quantize/calibration.h"
 #include "tools/cli/quantize/limits.h"
+#include "tools/cli/quantize/print_plan.h"
 #include "tools/cli/quantize/quantize_summary.h"
 #include "tools/cli/quantize/status.h"
 #include "tools/cli/quantize/times.h"
@@ -197,33 +198,6 @@ std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path&
   return trimmed(model).filename().string() + "-" + r.chain_str();
 }
 
-std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOptions& o) {
-  size_t width = 6;
-  for (const PlannedLinear& p : plan.linears) width = std::max(width, p.linear.name.size());
-  std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in", "recipe",
-                              "packing", "now", "then");
-  std::vector<std::string> notes;
-  for (const PlannedLinear& p : plan.linears) {
-    s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width, p.linear.out,
-                     p.linear.in,
-                     p.keep            ? "keep"
-                     : p.recipe.method ? p.recipe.str()
-                                       : "-",
-                     !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
-                     human_bytes(p.out_bytes));
-    if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end()) notes.push_back(p.note);
-  }
-  for (const std::string& n : notes)
-    s += fmt::format(
-        "note: {} ({} linears)\n", n,
-        std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
-  for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
-  s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
-                   plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
-                   human_bytes(plan.out_bytes));
-  return s + memory_table(plan.memory, o.limits, o.on_gpu);
-}
-
 // The linears all at once; then what the machine has too little of.
 void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
   if (plan.refusals.empty() && !plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
@@ -307,15 +281,6 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   return plan;
 }
 
-void print_plan(const QuantizeArgs& a, const Checkpoint& c, const QuantPlan& plan, const PlanOptions& options,
-                const QuantJob& job, bool gpu_absent) {
-  const DiskPlan disk = disk_of(plan, job, a.limits, c.dir);
-  say(a.common, plan_table(plan, c, options) + disk_lines(disk) + time_table(plan, gpu_absent));
-  write_json(a.common, to_json(plan, disk, a.recipe, c.dir.string(), job.out.string()));
-  if (!plan.refusals.empty())
-    fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
-}
-
 // What the report should say aloud, one thing after the other.
 void add_note(QuantJob& job, const std::string& note) {
   if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
@@ -356,7 +321,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   QuantPlan plan = plan_for_all(c, options);
   const bool runs = plan.refusals.empty() && plan.memory.refusal.empty();
   if (runs && the_ranks().alone()) add_times(ex, c, options, job.out, plan);  // rates are those of one process
-  if (plan_only) return print_plan(a, c, plan, options, job, options.on_gpu && !ex.on_cuda());
+  if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c.dir), job, !ex.on_cuda());
   refuse_if_any(plan, disk_of(plan, job, a.limits, c.dir));
   claim(model, c, job, folder);
   if (plan.calibrates() && windows.count == 0) draw();

@@ -1,0 +1,52 @@
+#include "tools/cli/quantize/print_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/core/strings.h"
+#include "src/quant/output/report.h"
+#include "tools/cli/quantize/limits.h"
+#include "tools/cli/quantize/times.h"
+
+namespace fewbit::cli {
+namespace {
+
+std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOptions& o) {
+  size_t width = 6;
+  for (const PlannedLinear& p : plan.linears) width = std::max(width, p.linear.name.size());
+  std::string s = fmt::format("{:<{}}  {:>13}  {:<34}  {:<8}  {:>10}  {:>10}\n", "linear", width, "out x in", "recipe",
+                              "packing", "now", "then");
+  std::vector<std::string> notes;
+  for (const PlannedLinear& p : plan.linears) {
+    s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width, p.linear.out,
+                     p.linear.in,
+                     p.keep            ? "keep"
+                     : p.recipe.method ? p.recipe.str()
+                                       : "-",
+                     !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
+                     human_bytes(p.out_bytes));
+    if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end()) notes.push_back(p.note);
+  }
+  for (const std::string& n : notes)
+    s += fmt::format(
+        "note: {} ({} linears)\n", n,
+        std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
+  for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
+  s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
+                   plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
+                   human_bytes(plan.out_bytes));
+  return s + memory_table(plan.memory, o.limits, o.on_gpu);
+}
+
+}  // namespace
+
+void print_plan(const Common& common, const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o,
+                const DiskPlan& disk, const QuantJob& job, bool without_gpu) {
+  say(common, plan_table(plan, c, o) + disk_lines(disk) + time_table(plan, o.on_gpu && without_gpu));
+  write_json(common, to_json(plan, disk, job.recipe, c.dir.string(), job.out.string()));
+  if (!plan.refusals.empty())
+    fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
+}
+
+}  // namespace fewbit::cli
