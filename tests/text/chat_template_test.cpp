@@ -89,5 +89,56 @@ TEST_F(Templates, TheCheckpointsOwn) {
   EXPECT_EQ(render(""), "3") << "the file comes first";
 }
 
+TEST_F(Templates, WhatAChatBringsReachesTheTemplate) {
+  const auto write = [&](const std::string& source) { std::ofstream(dir / "chat_template.jinja") << source; };
+  const auto text = [&](const Chat& chat) { return ChatTemplate::open(dir.path(), "").render(chat); };
+  write(
+      "{{ tools }} {{ documents }} {{ enable_thinking is defined }} {{ pad_token is defined }} {{ "
+      "add_generation_prompt }}");
+  EXPECT_EQ(text({.messages = "[]"}), "None None False False False") << "as transformers passes them";
+  write("{{ tools | tojson }}{{ documents | length }}{{ enable_thinking }}{{ bos_token }}{{ eos_token }}");
+  EXPECT_EQ(text({.messages = "[]",
+                  .tools = R"([{"b": 1, "a": 1.0}])",
+                  .documents = "[{}]",
+                  .more = R"({"enable_thinking": false})"}),
+            R"([{"b": 1, "a": 1.0}]1False<s></s>)");
+  write(
+      "{% for m in messages %}{{ m | tojson }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor "
+      "%}");
+  EXPECT_EQ(
+      text({.messages = R"([{"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}])"}),
+      R"({"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}]}f)");
+  EXPECT_EQ(text({.messages = R"([{"role": "a", "reasoning": "r"}])"}),
+            R"({"thinking": "r", "role": "a", "reasoning": "r", "reasoning_content": "r"})");
+}
+
+TEST_F(Templates, AnotherOneForTools) {
+  config({{"chat_template",
+           {{{"name", "default"}, {"template", "plain"}},
+            {{"name", "tool_use"}, {"template", "{{ tools | length }} tools"}}}}});
+  const ChatTemplate chat = ChatTemplate::open(dir.path(), "");
+  EXPECT_EQ(chat.render({.messages = "[]"}), "plain");
+  EXPECT_EQ(chat.render({.messages = "[]", .tools = "[{}]"}), "1 tools");
+  config({{"chat_template", {{{"name", "rag"}, {"template", "x"}}}}});
+  std::string what;
+  EXPECT_EQ(error_of([&] { render(""); }, &what), ErrorKind::usage);
+  EXPECT_NE(what.find("only rag"), std::string::npos) << what;
+}
+
+TEST_F(Templates, BrokenChatsAreNamed) {
+  const ChatTemplate chat = ChatTemplate::open(dir.path(), "chatml");
+  for (const auto& [given, word] : std::vector<std::pair<Chat, const char*>>{
+           {{.messages = "[1]"}, "messages[0]: expected an object, found number"},
+           {{.messages = "{}"}, "messages: expected a list"},
+           {{.messages = "[}"}, "messages: is no JSON at byte 2"},
+           {{.messages = "[]", .tools = "[3]"}, "tools[0]"},
+           {{.messages = "[]", .more = R"({"x": 18446744073709551615})"}, "64 bits"},
+           {{.messages = std::string(1000000, '[')}, "nested more than"}}) {
+    std::string what;
+    EXPECT_EQ(error_of([&, &given = given] { chat.render(given); }, &what), ErrorKind::checkpoint);
+    EXPECT_NE(what.find(word), std::string::npos) << what;
+  }
+}
+
 }  // namespace
 }  // namespace fewbit::test

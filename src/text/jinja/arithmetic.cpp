@@ -9,6 +9,8 @@
 
 #include "src/text/jinja/characters.h"
 #include "src/text/jinja/print.h"
+#include "src/text/jinja/texts.h"
+#include "src/text/utf8.h"
 
 namespace fewbit::jinja {
 namespace {
@@ -166,8 +168,7 @@ Value arithmetic(Workspace& w, Op op, const Value& a, const Value& b) {
   if (op == Op::add && a.type == b.type && sequence(a)) return joined(w, a, b);
   if (op == Op::mul && sequence(a) && b.whole()) return repeated(w, a, b.integer);
   if (op == Op::mul && sequence(b) && a.whole()) return repeated(w, b, a.integer);
-  if (a.is(Type::dict) || a.is(Type::view))
-    w.unsupported(fmt::format("the operator {} of a {}", symbol_of(op), name_of(a.type)));
+  if (op == Op::sub && a.is(Type::view)) w.unsupported("the difference of views of mappings");
   if (op == Op::add && (a.is(Type::string) || b.is(Type::string)))
     w.refuse(fmt::format("cannot concatenate {} and {}; ~ joins any values", name_of(a.type), name_of(b.type)));
   w.refuse(
@@ -195,8 +196,7 @@ bool contains(Workspace& w, const Value& in, const Value& what) {
     if (what.is(Type::undefined)) w.refuse(why_undefined(what));
     if (!what.is(Type::string))
       w.refuse(fmt::format("'in <string>' requires string as left operand, not {}", name_of(what.type)));
-    w.read(static_cast<int64_t>(in.bytes().size()));
-    return in.bytes().find(what.bytes()) != std::string::npos;
+    return found_in(w, in.bytes(), what.bytes()) != std::string::npos;
   }
   if (in.is(Type::dict)) return w.find(*in.dict, what) != nullptr;
   if (in.is(Type::view) && in.view->kind == View::Kind::keys) return w.find(*in.view->of, what) != nullptr;
@@ -250,8 +250,8 @@ std::optional<int64_t> whole_from(Workspace& w, std::string_view text, int base)
     base = 10;
   }
   if (base < 2 || base > 36) return std::nullopt;
-  if (std::any_of(s.begin(), s.end(), [](char c) { return static_cast<uint8_t>(c) >= 0x80; }))
-    w.unsupported("\"int\" of digits outside of ASCII");
+  for (size_t i = 0; i < s.size();)
+    if (const uint32_t c = next_code(s, i); c >= 0x80 && is_decimal(c)) w.unsupported("\"int\" of digits outside of ASCII");
   s = without_underscores(s);
   const auto digit = [&](char c) {
     const int d = c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'z' ? (c | 0x20) - 'a' + 10 : 99;

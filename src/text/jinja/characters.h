@@ -13,7 +13,7 @@ bool is_letter(uint32_t code);     // str.isalpha
 bool is_upper(uint32_t code);
 bool is_lower(uint32_t code);
 bool is_cased(uint32_t code);
-// str.isdigit, isalnum; nullopt where it depends on tables that are not here (fractions, numerals of letters).
+// str.isdigit; nullopt of numbers that are no decimal digits (fractions, superscripts), which it takes some of.
 std::optional<bool> is_digit(uint32_t code);
 bool is_decimal(uint32_t code);  // str.isdecimal
 

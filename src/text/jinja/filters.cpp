@@ -40,7 +40,7 @@ Value do_center(const Use& u) {
 Value do_title(const Use& u) {
   no_arguments(u);
   const Value v = soft(u);
-  u.w().read(static_cast<int64_t>(v.bytes().size()));
+  u.w().read(static_cast<int64_t>(v.bytes().size() * 16));
   std::string out, word;
   const auto flush = [&] {
     if (word.empty()) return;
@@ -151,8 +151,7 @@ Value do_wordcount(const Use& u) {
   bool inside = false;
   for (size_t i = 0; i < v.bytes().size();) {
     const uint32_t c = next_code(v.bytes(), i);
-    if (c >= 0x80) u.w().unsupported("\"wordcount\" of a text outside of ASCII");
-    const bool word = is_word(c);
+    const bool word = is_letter(c) || is_digit(c).value_or(true) || c == '_';
     n += word && !inside;
     inside = word;
   }

@@ -165,17 +165,16 @@ void Interpreter::assign(const Expr& target, const Value& v) {
 // One more item that the loop's filter lets pass.
 bool Interpreter::fetch(Loop& l) {
   const Node& n = *l.node;
-  while (l.next < l.items->size()) {
+  while (n.condition && l.next < l.items->size()) {
     const Value item = (*l.items)[l.next++];
     w.step();
-    if (n.condition) {
-      Scope* const around = scope_;
-      scope_ = open(l.around, {});
-      assign(*n.targets[0], item);
-      const bool passes = truthy(eval(*n.condition));
-      scope_ = around;
-      if (!passes) continue;
-    }
+    Scope* const around = scope_;
+    scope_ = open(l.around, {});
+    assign(*n.targets[0], item);
+    const bool passes = truthy(eval(*n.condition));
+    scope_ = around;
+    if (!passes) continue;
+    w.claim(2 * sizeof(Value));
     l.passed.push_back(item);
     return true;
   }
@@ -202,20 +201,19 @@ Interpreter::Flow Interpreter::loop(const Node& n) {
 
 // Whether a pass ran to its end: only then Jinja leaves "else" out.
 bool Interpreter::run_loop(const Node& n, Loop& l) {
-  w.claim(static_cast<int64_t>(l.items->size() * sizeof(Value)));
   Scope* const around = scope_;
   Value self = Value::of(Type::loop);
   self.loop = &l;
   bool whole = false;
   Scope* inner = nullptr;
-  for (l.index = 0; l.index < l.passed.size() || fetch(l); ++l.index) {
+  for (l.index = 0; l.index < l.ready().size() || fetch(l); ++l.index) {
     scope_ = l.around;
     if (!inner || inner->kept || !n.hidden.empty())
       inner = open(l.around, n.hidden);
     else
       inner->variables.clear();
     scope_ = inner;
-    assign(*n.targets[0], l.passed[l.index]);
+    assign(*n.targets[0], l.ready()[l.index]);
     inner->set(n.symbol, self);
     const Flow flow = run(n.body);
     if (flow == Flow::leave) break;
@@ -231,9 +229,9 @@ Value Interpreter::loop_attribute(Loop& l, const std::string& name) {
   const auto length = [&] {
     while (fetch(l)) {
     }
-    return static_cast<int64_t>(l.passed.size());
+    return static_cast<int64_t>(l.ready().size());
   };
-  const auto has_next = [&] { return l.index + 1 < l.passed.size() || fetch(l); };
+  const auto has_next = [&] { return l.index + 1 < l.ready().size() || fetch(l); };
   if (name == "index") return Value::of(at + 1);
   if (name == "index0") return Value::of(at);
   if (name == "first") return Value::of(at == 0);
@@ -243,8 +241,8 @@ Value Interpreter::loop_attribute(Loop& l, const std::string& name) {
   if (name == "revindex0") return Value::of(length() - at - 1);
   if (name == "depth") return Value::of(int64_t{l.depth} + 1);
   if (name == "depth0") return Value::of(int64_t{l.depth});
-  if (name == "previtem") return at > 0 ? l.passed[l.index - 1] : Value();
-  if (name == "nextitem") return has_next() ? l.passed[l.index + 1] : Value();
+  if (name == "previtem") return at > 0 ? l.ready()[l.index - 1] : Value();
+  if (name == "nextitem") return has_next() ? l.ready()[l.index + 1] : Value();
   w.refuse(fmt::format("\"loop\" has no attribute \"{}\"", name));
 }
 
@@ -281,7 +279,7 @@ Value Interpreter::call_loop(Loop& l, const Args& args) {
   return w.text(capture.text());
 }
 
-std::string loop_text(const Loop& l) { return fmt::format("<LoopContext {}/{}>", l.index + 1, l.passed.size()); }
+std::string loop_text(const Loop& l) { return fmt::format("<LoopContext {}/{}>", l.index + 1, l.ready().size()); }
 std::string macro_text(const Macro& m) {
   return m.node->kind == Node::Kind::call ? "<Macro anonymous>"
                                           : fmt::format("<Macro {}>", repr_of(m.node->text->bytes));

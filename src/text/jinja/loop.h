@@ -35,11 +35,14 @@ struct Loop {
   int depth = 0;
   const std::vector<Value>* items = nullptr;
   size_t next = 0;  // in items: the first that was not looked at
-  // Items that passed the filter of the loop, as far as anybody asked: the filter may see what the body changed.
+  // Where the loop has a filter: items that passed it, as far as anybody asked: the filter may see what the body
+  // changed.
   std::vector<Value> passed{};
-  size_t index = 0;  // of the current item in passed
+  size_t index = 0;  // of the current item in ready()
   Value changed{};
   bool has_changed = false;
+
+  const std::vector<Value>& ready() const { return node->condition ? passed : *items; }
 };
 
 struct Macro {

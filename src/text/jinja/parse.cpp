@@ -12,6 +12,8 @@ namespace {
 
 using Kind = Token::Kind;
 
+constexpr int64_t kLongestSource = int64_t{1} << 20;  // templates have some ten thousand bytes
+
 // Tags of Jinja that are not here.
 constexpr std::array kOtherTags =
     std::to_array<std::string_view>({"block", "extends", "include", "import", "from", "autoescape"});
@@ -228,6 +230,8 @@ Template Template::parse(std::string_view source, const std::string& where) {
   auto syntax = std::make_unique<Syntax>();
   syntax->where = where;
   Site site(where);
+  if (static_cast<int64_t>(source.size()) > kLongestSource)
+    site.refuse(fmt::format("the template has {} bytes; {} are allowed", source.size(), kLongestSource));
   std::vector<Token> tokens = lex(source, site);
   site.line = tokens[0].line;
   Parser parser(std::move(tokens), *syntax, site);

@@ -52,7 +52,7 @@ Value partition(const Call& c) {
   const std::string sep = c.bound({"sep"}).required(0).is(Type::string) ? c.args.positional.at(0).bytes() : "";
   if (sep.empty()) c.w.refuse(fmt::format("\"{}\" needs a separator that is not empty", c.name));
   const bool right = c.name == "rpartition";
-  const size_t at = right ? c.s().rfind(sep) : c.s().find(sep);
+  const size_t at = right ? found_last(c.w, c.s(), sep) : found_in(c.w, c.s(), sep);
   if (at == std::string::npos)
     return right ? c.list({"", "", c.s()}, Type::tuple) : c.list({c.s(), "", ""}, Type::tuple);
   return c.list({c.s().substr(0, at), sep, c.s().substr(at + sep.size())}, Type::tuple);
@@ -102,10 +102,12 @@ Value search(const Call& c) {
     if (!part.valid) return Value::of(int64_t{0});
     if (sub.empty()) return Value::of(index_of(*c.self.text, part.end) - index_of(*c.self.text, part.begin) + 1);
     int64_t n = 0;
-    for (size_t at = 0; (at = s.find(sub, at)) != std::string_view::npos; at += sub.size()) ++n;
+    for (size_t at = 0; (at = found_in(c.w, s, sub, at)) != std::string_view::npos; at += sub.size()) ++n;
     return Value::of(n);
   }
-  const size_t at = !part.valid ? std::string_view::npos : c.name[0] == 'r' ? s.rfind(sub) : s.find(sub);
+  const size_t at = !part.valid        ? std::string_view::npos
+                    : c.name[0] == 'r' ? found_last(c.w, s, sub)
+                                       : found_in(c.w, s, sub);
   if (at != std::string_view::npos) return Value::of(index_of(*c.self.text, part.begin + at));
   if (c.name.ends_with("index")) c.w.refuse(fmt::format("\"{}\": the text is not found", c.name));
   return Value::of(int64_t{-1});
@@ -162,7 +164,7 @@ Value zfill(const Call& c) {
 
 Value recased(const Call& c) {
   const Bound none = c.bound({});
-  c.w.read(static_cast<int64_t>(c.s().size() * 2));
+  c.w.read(static_cast<int64_t>(c.s().size() * 16));
   if (c.name == "upper") return c.same(upper(c.s()));
   if (c.name == "lower") return c.same(lower(c.s()));
   if (c.name == "title") return c.same(title(c.s()));
@@ -179,7 +181,8 @@ Value every(const Call& c) {
     if (c.name == "isdecimal") return is_decimal(code);
     if (c.name == "isalnum" && is_letter(code)) return true;
     const std::optional<bool> digit = is_digit(code);
-    if (!digit || (c.name == "isnumeric" && code >= 0x80 && !*digit))
+    if (c.name == "isalnum") return digit.value_or(true);  // fractions and the like are numeric
+    if (!digit || (c.name == "isnumeric" && is_letter(code) && code >= 0x80))
       c.w.unsupported(fmt::format("\"{}\" of this character", c.name));
     return *digit;
   };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "src/text/jinja/characters.h"
 #include "src/text/utf8.h"
@@ -50,6 +51,25 @@ std::vector<std::string> cut_at_blanks(std::string_view s, int64_t most, bool ri
 }
 
 }  // namespace
+
+size_t found_in(Workspace& w, std::string_view s, std::string_view what, size_t from) {
+  if (from > s.size()) return std::string_view::npos;
+  // memmem is linear, which std::string::find is not.
+  const void* at = ::memmem(s.data() + from, s.size() - from, what.data(), what.size());
+  const size_t found = at ? static_cast<size_t>(static_cast<const char*>(at) - s.data()) : std::string_view::npos;
+  w.read(static_cast<int64_t>(std::min(found, s.size()) - from + what.size()));
+  return found;
+}
+size_t found_last(Workspace& w, std::string_view s, std::string_view what) {
+  if (what.size() <= 64) {  // at most so many comparisons a byte
+    const size_t found = s.rfind(what);
+    w.read(static_cast<int64_t>(s.size() - (found == std::string_view::npos ? 0 : found) + what.size()));
+    return found;
+  }
+  size_t last = std::string_view::npos;
+  for (size_t at = 0; (at = found_in(w, s, what, at)) != std::string_view::npos; ++at) last = at;
+  return last;
+}
 
 size_t byte_of(const Text& t, int64_t index) {
   if (t.ascii()) return static_cast<size_t>(index);
@@ -114,7 +134,7 @@ std::string replaced(Workspace& w, const std::string& s, const std::string& from
   w.read(static_cast<int64_t>(s.size()));
   while (most != 0) {
     // An empty text is found in front of every character and at the end.
-    const size_t found = from.empty() ? (at > s.size() ? std::string::npos : at) : s.find(from, at);
+    const size_t found = from.empty() ? (at > s.size() ? std::string::npos : at) : found_in(w, s, from, at);
     if (found == std::string::npos) break;
     out += s.substr(at, found - at) + to;
     w.claim_text(static_cast<int64_t>(out.size()));
@@ -144,8 +164,7 @@ std::vector<std::string> cut(Workspace& w, const Value& text, std::optional<std:
   size_t begin = 0, end = s.size();
   while (most-- != 0) {
     const size_t at =
-        right ? (end >= separator->size() ? s.rfind(*separator, end - separator->size()) : std::string::npos)
-              : s.find(*separator, begin);
+        right ? found_last(w, std::string_view(s).substr(0, end), *separator) : found_in(w, s, *separator, begin);
     if (at == std::string::npos) break;
     w.claim(40);
     if (right) {

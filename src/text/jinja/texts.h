@@ -23,6 +23,10 @@ struct Slice {
 Slice slice_of(Workspace&, int64_t length, const Value& start, const Value& stop, const Value& step);
 Value sliced(Workspace&, const Value& text, const Slice&);
 
+// As std::string::find and rfind, in linear time, and counted as work.
+size_t found_in(Workspace&, std::string_view s, std::string_view what, size_t from = 0);
+size_t found_last(Workspace&, std::string_view s, std::string_view what);
+
 std::string replaced(Workspace&, const std::string& s, const std::string& from, const std::string& to, int64_t most);
 // Cut at a separator, or at whitespace where it is absent, `most` times at most (-1: everywhere), from the left or the
 // right.

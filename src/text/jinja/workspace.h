@@ -12,9 +12,9 @@
 namespace fewbit::jinja {
 
 // A rendering may hold so many bytes, make texts of so many and take so many steps, and more where its input is large.
-inline constexpr int64_t kMemory = int64_t{48} << 20, kMemoryPerByte = 24;
+inline constexpr int64_t kMemory = int64_t{80} << 20, kMemoryPerByte = 64;
 inline constexpr int64_t kLongestText = int64_t{12} << 20, kTextPerByte = 4;
-inline constexpr int64_t kSteps = int64_t{10} << 20, kStepsPerByte = 256;
+inline constexpr int64_t kSteps = int64_t{16} << 20, kStepsPerByte = 256;
 inline constexpr int kDepth = 1000;     // of expressions and blocks that are being evaluated, inside of each other
 inline constexpr int kDataDepth = 200;  // of lists in lists
 
