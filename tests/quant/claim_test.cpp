@@ -1,5 +1,5 @@
 // Who may write OUT, and how a new OUT takes the old one's place.
-#include "src/quant/loop/claim.h"
+#include "src/quant/journal/claim.h"
 
 #include <gtest/gtest.h>
 

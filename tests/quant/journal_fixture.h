@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

@@ -1,5 +1,5 @@
 // The folder of a run and its journal: whose it is, what survives a crash, what is found damaged.
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // What another process reads of a run: one that is at work, one that was stopped, one that is done, and nothing.
-#include "src/quant/loop/run_status.h"
+#include "src/quant/journal/run_status.h"
 
 #include <unistd.h>
 

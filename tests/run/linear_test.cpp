@@ -104,7 +104,7 @@ void every_layout(Exec& ex) {
                         .activations = ActQuant::token};
   same_product(ex, random_linear(block, 200, 256, false), DType::bf16, "dense");
   same_product(ex, random_linear(block, 200, 128, false), DType::bf16, "fp8");  // one block of inputs is their row
-  for (const int64_t out_group : {1, 48})  // weight-only
+  for (const int64_t out_group : {1, 48})                                       // weight-only
     for (const int64_t in : {100, 256, 1024}) {
       const QuantSpec fp8{
           .grid = Grid::f8_e4m3,

@@ -50,7 +50,8 @@ const std::map<std::string, Program>& programs() {
         "  mpirun -n 2 evaluate perplexity out/ --tp 2     two processes share the model\n",
         {"perplexity"}}},
       {"runner",
-       {add_runner_commands, "Runs a checkpoint: latency per token, text generation, token ids, chat templates.",
+       {add_runner_commands,
+        "Runs a checkpoint: latency per token, text generation, token ids, chat templates.",
         "Examples:\n"
         "  runner bench --tokens 200                       the embedded demo model\n"
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"

@@ -10,9 +10,9 @@
 #include <memory>
 #include <optional>
 
+#include "src/quant/journal/journal.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/loop/block_f32.h"
-#include "src/quant/loop/journal.h"
 #include "src/quant/loop/phases.h"
 #include "src/quant/loop/quant_job.h"
 

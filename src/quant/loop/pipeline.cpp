@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include "src/quant/journal/identity.h"
+#include "src/quant/journal/read_model.h"
+#include "src/quant/journal/run_status.h"
 #include "src/quant/loop/block_loop.h"
-#include "src/quant/loop/identity.h"
-#include "src/quant/loop/read_model.h"
-#include "src/quant/loop/run_status.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
 #include "src/ranks/exchange.h"

@@ -2,7 +2,7 @@
 // The pipeline quantizes a checkpoint one block at a time, true-sequentially. Inside a block the calibration stops at
 // every group of linears that share an input: observe, quantize, pack, replace, go on with the quantized weight. Two
 // streams are kept; the quantized one feeds the next block.
-#include "src/quant/loop/claim.h"
+#include "src/quant/journal/claim.h"
 #include "src/quant/loop/quant_job.h"
 #include "src/quant/output/report.h"
 #include "src/text/corpus.h"

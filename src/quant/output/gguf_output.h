@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "src/model/gguf_writer.h"
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {

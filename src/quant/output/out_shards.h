@@ -9,7 +9,7 @@
 
 #include "formats/shards.h"
 #include "src/model/checkpoint.h"
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {

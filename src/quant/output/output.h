@@ -1,7 +1,7 @@
 #pragma once
 // Ends the checkpoint in OUT.partial. Sealed blocks and everything that was not quantized are in shards (out_shards.h);
 // config, tokenizer and whatever else the model directory holds travel along, with a model card.
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/loop/quant_job.h"
 #include "src/quant/output/out_shards.h"
 

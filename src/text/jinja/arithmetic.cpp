@@ -251,7 +251,8 @@ std::optional<int64_t> whole_from(Workspace& w, std::string_view text, int base)
   }
   if (base < 2 || base > 36) return std::nullopt;
   for (size_t i = 0; i < s.size();)
-    if (const uint32_t c = next_code(s, i); c >= 0x80 && is_decimal(c)) w.unsupported("\"int\" of digits outside of ASCII");
+    if (const uint32_t c = next_code(s, i); c >= 0x80 && is_decimal(c))
+      w.unsupported("\"int\" of digits outside of ASCII");
   s = without_underscores(s);
   const auto digit = [&](char c) {
     const int d = c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'z' ? (c | 0x20) - 'a' + 10 : 99;

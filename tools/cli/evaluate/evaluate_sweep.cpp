@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "src/core/strings.h"
+#include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
-#include "src/quant/loop/read_model.h"
 #include "tools/cli/evaluate/report_models.h"
 #include "tools/cli/quantize/calibration.h"
 

@@ -7,7 +7,7 @@
 
 #include "src/core/host_memory.h"
 #include "src/core/strings.h"
-#include "src/quant/loop/run_folder.h"
+#include "src/quant/journal/run_folder.h"
 #include "src/quant/output/companions.h"
 #include "tools/cli/ranks.h"
 

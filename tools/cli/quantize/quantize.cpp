@@ -7,8 +7,8 @@
 
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
-#include "src/quant/loop/read_model.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"

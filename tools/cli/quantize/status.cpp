@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/quant/loop/run_status.h"
+#include "src/quant/journal/run_status.h"
 
 namespace fewbit::cli {
 namespace {

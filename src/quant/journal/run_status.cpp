@@ -1,4 +1,4 @@
-#include "src/quant/loop/run_status.h"
+#include "src/quant/journal/run_status.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "src/core/host_memory.h"
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 
 namespace fewbit {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "formats/container.h"
 #include "formats/packing.h"
-#include "src/quant/loop/run_folder.h"
+#include "src/quant/journal/run_folder.h"
 #include "src/quant/output/report.h"
 
 namespace fewbit {
@@ -19,10 +19,10 @@ namespace fewbit {
 class Journal {
  public:
   enum class Start : uint8_t { fresh, resume };
-  // `identity`: a JSON object of everything that decides the output's bits (src/quant/loop/identity.h). Resuming with
-  // another one is an Error{usage} that names every key that differs, before anything is changed. Every sealed block is
-  // then compared with its digest, and every shard; from the first that is damaged on they are done again, and note()
-  // says so.
+  // `identity`: a JSON object of everything that decides the output's bits (src/quant/journal/identity.h). Resuming
+  // with another one is an Error{usage} that names every key that differs, before anything is changed. Every sealed
+  // block is then compared with its digest, and every shard; from the first that is damaged on they are done again, and
+  // note() says so.
   Journal(RunFolder& folder, const std::string& identity, Start start);
   // Of a rank that writes nothing: it only counts what rank 0 has sealed in `partial`.
   Journal(std::filesystem::path partial, int64_t sealed)

@@ -1,4 +1,4 @@
-#include "src/quant/loop/run_folder.h"
+#include "src/quant/journal/run_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
-#include "src/quant/loop/claim.h"
+#include "src/quant/journal/claim.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "src/core/digest.h"
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/out_folder.h"
 

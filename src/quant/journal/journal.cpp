@@ -1,4 +1,4 @@
-#include "src/quant/loop/journal.h"
+#include "src/quant/journal/journal.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "formats/shards.h"
 #include "src/core/digest.h"
 #include "src/core/strings.h"
-#include "src/quant/loop/identity.h"
+#include "src/quant/journal/identity.h"
 
 namespace fewbit {
 namespace {

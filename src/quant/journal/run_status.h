@@ -6,7 +6,7 @@
 #include <string>
 
 #include "src/core/stopwatch.h"
-#include "src/quant/loop/run_folder.h"
+#include "src/quant/journal/run_folder.h"
 
 namespace fewbit {
 

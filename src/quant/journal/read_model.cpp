@@ -1,4 +1,4 @@
-#include "src/quant/loop/read_model.h"
+#include "src/quant/journal/read_model.h"
 
 #include "src/core/error.h"
 

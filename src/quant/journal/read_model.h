@@ -1,8 +1,8 @@
 #pragma once
 // The first reading of the model: its files' digests, which the run's identity holds, and what is not finite.
 #include "src/model/checkpoint.h"
+#include "src/quant/journal/run_folder.h"
 #include "src/quant/loop/quant_job.h"
-#include "src/quant/loop/run_folder.h"
 
 namespace fewbit {
 

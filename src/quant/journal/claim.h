@@ -1,7 +1,7 @@
 #pragma once
 // Who may write OUT: what is refused before anything is computed, and the claim that keeps every other run away.
+#include "src/quant/journal/run_folder.h"
 #include "src/quant/loop/quant_job.h"
-#include "src/quant/loop/run_folder.h"
 
 namespace fewbit {
 

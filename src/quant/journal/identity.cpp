@@ -1,4 +1,4 @@
-#include "src/quant/loop/identity.h"
+#include "src/quant/journal/identity.h"
 
 #include <fmt/format.h>
 
