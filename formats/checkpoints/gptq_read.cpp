@@ -74,7 +74,8 @@ QuantizationSummary read_gptq(const ReadRequest& r, std::string& name) {
   const ConfigObject& config = r.config;
   const char* old = config.flag("is_marlin_format", false) ? "marlin" : "gptq";
   const std::string format = config.str("checkpoint_format", config.str("format", old));
-  const Packing& packing = fewbit_map::packing_named(format, kFamily, config.where + ".checkpoint_format");
+  const std::string where = config.where + ".checkpoint_format";
+  const Packing& packing = fewbit_map::packing_named(format, kFamily, where);
   if (config.str("pack_dtype", "int32") != "int32") config.unsupported("pack_dtype", "int32");
   if (config.flag("lm_head", false) && !r.tensor("lm_head.weight").data &&
       std::find(r.linears.begin(), r.linears.end(), "lm_head") == r.linears.end())

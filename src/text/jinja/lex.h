@@ -1,5 +1,6 @@
 #pragma once
 // A template as tokens: the texts between the tags and what stands inside of them.
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
