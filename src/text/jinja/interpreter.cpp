@@ -207,6 +207,7 @@ bool Interpreter::run_loop(const Node& n, Loop& l) {
   bool whole = false;
   Scope* inner = nullptr;
   for (l.index = 0; l.index < l.ready().size() || fetch(l); ++l.index) {
+    w.step();  // an empty body takes none
     scope_ = l.around;
     if (!inner || inner->kept || !n.hidden.empty())
       inner = open(l.around, n.hidden);

@@ -54,7 +54,17 @@ class ExpressionParser {
   int depth_ = 0;
 
  private:
-  struct Level;
+  // One level deeper for as long as it lives.
+  struct Level {
+    explicit Level(ExpressionParser& p) : parser(p) {
+      if (++p.depth_ > kParseDepth) p.too_deep();
+    }
+    ~Level() { --parser.depth_; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+    ExpressionParser& parser;
+  };
+  [[noreturn]] void too_deep();
   ExprPtr any_of();
   ExprPtr all_of();
   ExprPtr negated();

@@ -21,13 +21,14 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   bool boolean(bool v) override { return add(Value::of(v)); }
   bool number_integer(number_integer_t v) override { return add(Value::of(int64_t{v})); }
   bool number_unsigned(number_unsigned_t v) override {
-    if (v > static_cast<uint64_t>(INT64_MAX)) w_.unsupported(fmt::format("the number {} in the variables", v));
+    if (v > static_cast<uint64_t>(INT64_MAX))
+      w_.unsupported(fmt::format("the number {} in the variables, which has more than 64 bits,", v));
     return add(Value::of(static_cast<int64_t>(v)));
   }
   bool number_float(number_float_t v, const string_t& text) override {
     // Digits without a point that no 64 bits hold arrive here; to Python they are whole numbers.
     if (text.find_first_of(".eE") == std::string::npos)
-      w_.unsupported(fmt::format("the number {} in the variables", text));
+      w_.unsupported(fmt::format("the number {} in the variables, which has more than 64 bits,", text));
     return add(Value::of(v));
   }
   bool string(string_t& v) override { return add(w_.text(std::move(v))); }
