@@ -37,7 +37,7 @@ void ExpressionParser::too_deep() {
   site_.refuse(fmt::format("tags and brackets are nested more than {} deep", kParseDepth));
 }
 Token ExpressionParser::next() {
-  const Token t = peek();
+  Token t = peek();
   if (at_ < tokens_.size() - 1) ++at_;
   site_.line = peek().line;
   return t;

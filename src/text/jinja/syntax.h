@@ -53,8 +53,8 @@ struct Expr {
 
 struct Node;
 struct Branch {
-  ExprPtr condition{};  // null: else
-  std::vector<Node> body{};
+  ExprPtr condition{};     // null: else
+  std::vector<Node> body;  // without {}, which would need the whole of Node here
 };
 struct Node {
   enum class Kind : uint8_t {

@@ -24,7 +24,8 @@ class Workspace {
   Site site;
 
   void step(int64_t n = 1) {
-    if ((steps_ -= n) < 0) too_many_steps();
+    steps_ -= n;
+    if (steps_ < 0) too_many_steps();
   }
   // For work that is linear in `bytes` of text.
   void read(int64_t bytes) { step(1 + bytes / 16); }
