@@ -81,7 +81,7 @@ class ExpertsOnRanks : public QuantizeOnRanks, public ::testing::WithParamInterf
 
 TEST_P(ExpertsOnRanks, WriteTheSameBytes) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/qwen3-moe");
-  const std::string arguments = GetParam() + (" " + reference("goldens/models/qwen3-moe").string()),
+  const std::string arguments = fmt::format("{} {}", GetParam(), reference("goldens/models/qwen3-moe").string()),
                     calibration = ids(40, 128);
   const std::string one = written(1, arguments, "one", calibration);
   for (const int ranks : {2, 3})
