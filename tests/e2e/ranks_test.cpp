@@ -61,13 +61,14 @@ TEST_P(SameBytes, OnAnyNumberOfRanks) {
   for (const int ranks : {2, 3})
     EXPECT_TRUE(written(ranks, arguments, fmt::format("on{}", ranks), kWindows) == one) << ranks << " ranks";
 }
-INSTANTIATE_TEST_SUITE_P(Recipes, SameBytes,
-                         ::testing::Values("rtn", "gptq", "awq+gptq --effort quick --keep '*.1.*'",
-                                           "smoothquant --keep '*.1.*'", "'gptq fp8' --kv-cache fp8 --keep '*.1.*'",
-                                           "'fp8 block128'",
-                                           "'gptq int4 asym act=full' --set lm_head=int8 --set "
-                                           "model.embed_tokens=int8 --format compressed-tensors --keep '*.q_proj'",
-                                           "rtn --effort best --format gguf:q4_k"));
+INSTANTIATE_TEST_SUITE_P(
+    Recipes, SameBytes,
+    ::testing::Values("rtn", "gptq", "awq+gptq --effort quick --keep '*.1.*' --quiet",
+                      "smoothquant --keep '*.1.*' --quiet", "'gptq fp8' --kv-cache fp8 --keep '*.1.*' --quiet",
+                      "'fp8 block128'",
+                      "'gptq int4 asym act=full' --set "
+                      "model.embed_tokens=int8 --format compressed-tensors --keep '*.q_proj' --quiet",
+                      "rtn --effort best --format gguf:q4_k"));
 
 TEST_F(QuantizeOnRanks, MoreRanksThanChunksAndLearnedRounding) {
   done("convert synth --preset tiny tiny");

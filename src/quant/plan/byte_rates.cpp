@@ -1,6 +1,7 @@
 // How fast bytes move: out of the model's files, into the folder of OUT, through memory, over the link to a device.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -85,6 +86,9 @@ File nameless(const fs::path& folder) {
 
 // Seconds for a byte: written with all that makes it safe where `safe`, else read again.
 double write_seconds(const fs::path& folder, int64_t most, bool safe, double budget) {
+  rlimit limit{};  // of a file's size
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(most))
+    most = static_cast<int64_t>(limit.rlim_cur) / 2;
   File file = nameless(folder);
   const std::string bytes(static_cast<size_t>(kPiece), '\x5a');
   std::vector<char> room(bytes.size());

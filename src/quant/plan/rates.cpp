@@ -97,6 +97,7 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
                                        .damp = p.recipe.damp,
                                        .allow_rtn = true});
   });
+  if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;
   c.measuring = timed([&] { measure(ex, w, r.linear, stats, record); });
   return c;
 }

@@ -135,6 +135,7 @@ std::string JsonNode::excerpt() const {
 }
 
 struct JsonFile::Tree {
+  Tree() {}  // what json's own constructor may throw, a defaulted one could not pass on
   json value;
 };
 
