@@ -181,7 +181,8 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
     const std::string name = std::string("linear") += static_cast<char>('0' + i);
     std::get<Linears>(ops[1]).items.push_back({name, kOut[i], kTransformRows, n});
     job.targets[name] = {like.recipe.spec, like.recipe.effort, like.recipe.method};
-    block.weights[name + ".weight"] = some_values(ex, DType::f32, kTransformRows, n, static_cast<uint64_t>(8 + i));
+    block.weights[name + ".weight"] =
+        some_values(ex, DType::f32, kTransformRows, n, uint64_t{8} + static_cast<uint64_t>(i));
   }
   block.vectors["norm.weight"].value.assign(static_cast<size_t>(n), 1.f);
   job.absorbers = usable_absorbers(ops, job.targets);
