@@ -37,8 +37,8 @@ class TimePlanTest : public ::testing::Test {
   std::optional<Checkpoint> c;
 };
 
-TEST(Law, GoesThroughTheLastTwoPoints) {
-  const Law law = law_of(2, {{1, 100.0}, {10, 1200.0}, {20, 8800.0}});  // 2 n^2 + n^3 behind the first
+TEST(Law, GoesThroughTheLastPointAndOneHalfAsWide) {
+  const Law law = law_of(2, {{1, 100.0}, {10, 1200.0}, {19, 1.0}, {20, 8800.0}});  // 2 n^2 + n^3 behind the first
   EXPECT_NEAR(law.at(10), 1200, 1e-9);
   EXPECT_NEAR(law.at(20), 8800, 1e-9);
   EXPECT_NEAR(law.at(40), 2 * 1600 + 64000, 1e-6);

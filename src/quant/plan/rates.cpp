@@ -102,16 +102,19 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
   return c;
 }
 
-// The median of some: a probe is short beside what else the machine does.
+// The mean of some where one is over soon. Not the least: a run that is long has its share of what else the machine
+// does.
 template <class F>
 Coded usual(const F& code) {
-  std::vector<double> coding, measuring;
-  for (int i = 0; i < 3; ++i) {
+  Coded sum;
+  int times = 0;
+  do {
     const Coded c = code();
-    coding.push_back(c.coding);
-    measuring.push_back(c.measuring);
-  }
-  return {median_of(std::move(coding)), median_of(std::move(measuring))};
+    sum.coding += c.coding;
+    sum.measuring += c.measuring;
+    ++times;
+  } while (times < 3 && sum.coding + sum.measuring < 4 * kShortest);
+  return {sum.coding / times, sum.measuring / times};
 }
 
 // The rates of a recipe's linears, from a few rows and more of them at each width.
@@ -149,7 +152,7 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
 }
 
 // Packing goes by the codes' count alone: of the plan's smallest linear of this recipe.
-double pack_seconds(const PlannedLinear& p) {
+double pack_seconds(Exec& ex, const PlannedLinear& p) {
   if (!p.packing) return 0;
   const QuantSpec& spec = p.recipe.spec;
   const int64_t out = p.linear.out, in = p.linear.in;
@@ -165,10 +168,11 @@ double pack_seconds(const PlannedLinear& p) {
     q.group_of = Tensor::host(DType::i32, {in});
     for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i / spec.group_size(in));
   }
-  const Stopwatch t;
-  (void)p.packing->pack(p.linear.name, q);
-  (void)content_hash(q);
-  return t.seconds() / static_cast<double>(out * in);
+  const auto pack = [&] {
+    (void)p.packing->pack(p.linear.name, q);
+    (void)content_hash(q);
+  };
+  return seconds_of(ex, pack) / static_cast<double>(out * in);
 }
 
 // A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
@@ -202,7 +206,7 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
 
 void measure_sums(Exec& ex, const std::vector<int64_t>& widths, bool crossed, const RateOptions& o, Rates& r) {
   Points gram, cross;
-  at_widths(widths, o.budget / 16, 2, [&](int64_t n) {
+  at_widths(widths, o.budget / 6, 2, [&](int64_t n) {
     const Sums s = sums_of(ex, n, crossed, o.dtype);
     gram.emplace_back(n, s.gram);
     cross.emplace_back(n, s.cross);
@@ -220,16 +224,16 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
     if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
   }
   for (const auto& [key, p] : smallest) {
-    const double share = o.budget / 3 / static_cast<double>(smallest.size());
+    const double share = o.budget / 2 / static_cast<double>(smallest.size());
     r.linears[key] = linear_rates(ex, *p, widths, crossed, o, share);
-    r.linears[key].pack = pack_seconds(*p);
+    r.linears[key].pack = pack_seconds(ex, *p);
   }
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
                                  [](const PlannedLinear& p) { return !p.keep && p.recipe.method; });
   if (o.chunks.windows == 0 || like == plan.linears.end()) return;
   for (const Transform* t : plan.transforms) {
     Points points;
-    at_widths(widths, o.budget / 5, 2,
+    at_widths(widths, o.budget / 2, 2,
               [&](int64_t n) { points.emplace_back(n, transform_seconds(ex, *t, plan, *like, n)); });
     r.transforms[std::string(t->name)] = law_of(1, points);
   }
@@ -257,7 +261,9 @@ Law law_of(int power, const std::vector<std::pair<int64_t, double>>& points) {
   const double y2 = t2 / std::pow(b, power);  // low + high * n
   law.high = y2 / b;
   if (points.size() == 1) return law;
-  const auto [n1, t1] = points[points.size() - 2];
+  // Points that lie close tell little of a slope.
+  const auto far = std::find_if(points.rbegin() + 1, points.rend(), [&](const auto& p) { return 2 * p.first <= n2; });
+  const auto [n1, t1] = far == points.rend() ? points.front() : *far;
   const auto a = static_cast<double>(n1);
   const double slope = (y2 - t1 / std::pow(a, power)) / (b - a);
   law.high = std::clamp(slope, 0.0, y2 / b);

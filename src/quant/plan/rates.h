@@ -19,8 +19,8 @@ struct Law {
   double low = 0, high = 0;
   double at(int64_t n) const;
 };
-// The law through the last two of the measured points {n, seconds}, with no part below 0; of one point its higher power
-// alone, of none 0.
+// The law through the last of the measured points {n, seconds} and the last that is at most half as wide (else the
+// first), with no part below 0; of one point its higher power alone, of none 0.
 Law law_of(int power, const std::vector<std::pair<int64_t, double>>& points);
 
 // Linears of one recipe and packing, by the width n of their input; weights are out * n.
