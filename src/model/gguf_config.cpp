@@ -33,7 +33,7 @@ class MetadataWriter {
         out_(c.where()) {}
 
   gguf::Metadata all() {
-    out_.set("general.architecture", std::string(family_.gguf));
+    out_.set("general.architecture", std::string(family_.arch));
     out_.set("general.type", std::string("model"));
     out_.set("general.quantization_version", uint32_t{2});
     put("embedding_length", spec_.hidden);
@@ -52,11 +52,11 @@ class MetadataWriter {
   }
 
  private:
-  void set(const std::string& key, gguf::Value v) { out_.set(std::string(family_.gguf) + "." + key, std::move(v)); }
+  void set(const std::string& key, gguf::Value v) { out_.set(std::string(family_.arch) + "." + key, std::move(v)); }
   void put(const std::string& key, int64_t v) { set(key, static_cast<uint32_t>(v)); }
   [[noreturn]] void cannot_say(const std::string& what) const {
     fail(ErrorKind::unsupported,
-         fmt::format("{}: {} cannot be said in GGUF of architecture {}", c_.where(), what, family_.gguf));
+         fmt::format("{}: {} cannot be said in GGUF of architecture {}", c_.where(), what, family_.arch));
   }
 
   void heads() {

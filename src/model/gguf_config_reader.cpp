@@ -6,8 +6,8 @@
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/model/family.h"
 #include "src/model/gguf_config.h"
-#include "src/model/gguf_family.h"
 
 namespace fewbit {
 namespace {
@@ -22,7 +22,8 @@ class MetadataReader {
         m_(f.metadata),
         arch_(m_.text("general.architecture")),
         experts_(get("expert_count", 0)),
-        family_(gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
+        of_(gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
+        family_(of_.gguf),
         heads_(get("attention.head_count")),
         hidden_(get("embedding_length")),
         head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
@@ -32,8 +33,8 @@ class MetadataReader {
   json config() const {
     const gguf::FileTensor* embed = tensor("token_embd.weight");
     if (!embed) fail(ErrorKind::checkpoint, m_.where() + ": tensor 'token_embd.weight' is missing");
-    json c = {{"architectures", {family_.class_name}},
-              {"model_type", family_.model_type},
+    json c = {{"architectures", {read_as().name()}},
+              {"model_type", read_as().model_types[0]},
               {"hidden_size", hidden_},
               {"intermediate_size", get("feed_forward_length")},
               {"num_hidden_layers", layers_},
@@ -58,6 +59,7 @@ class MetadataReader {
   }
 
  private:
+  const Family& read_as() const { return family_.read_as.empty() ? of_ : *find_family(family_.read_as); }
   std::string key(const std::string& name) const { return arch_ + "." + name; }
   int64_t get(const std::string& name) const { return m_.integer(key(name)); }
   int64_t get(const std::string& name, int64_t fallback) const { return m_.integer(key(name), fallback); }
@@ -208,6 +210,7 @@ class MetadataReader {
   const gguf::Metadata& m_;
   std::string arch_;
   int64_t experts_;
+  const Family& of_;
   const GgufFamily& family_;
   int64_t heads_, hidden_, head_dim_, layers_;
   const GgufRopeFactors& factors_;

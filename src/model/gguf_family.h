@@ -1,16 +1,26 @@
 #pragma once
-// What the files of an architecture say, and what its readers take for granted where a key is absent: one row
-// per class of model, after llama.cpp's src/models/*.cpp. Internal to the GGUF code of src/model.
+// What the .gguf files of a family say, and what their readers take for granted where a key is absent, after
+// llama.cpp's src/models/*.cpp. Part of the family's record (src/model/family.h); read by the GGUF code of src/model
+// alone.
+#include <cstdint>
 #include <string>
 #include <string_view>
-#include <vector>
-
-#include "src/model/model_spec.h"
 
 namespace fewbit {
 
+struct Family;
+struct ModelSpec;
+
+// A name relative to the block that is not the usual one of gguf_names.cpp: "model.layers.7." here, "blk.7." there.
+struct GgufName {
+  std::string_view model{}, gguf{};
+};
+
 struct GgufFamily {
-  std::string_view class_name, gguf, model_type;  // "Qwen3MoeForCausalLM", "qwen3moe", "qwen3_moe"
+  std::string_view arch{};     // general.architecture; "" = no such file is written or read
+  std::string_view why_not{};  // then, for people
+  std::string_view read_as{};  // the class that a file is read as; "" = the family's own
+  GgufName names[4]{};
   bool experts = false;
   bool expert_width = false;    // the width of an expert has a key of its own
   bool pairs = false;           // interleaved rotary features
@@ -26,7 +36,6 @@ struct GgufFamily {
   bool sliding_rotation = false;  // windowed layers turn by rope.freq_base_swa
   bool long_rope = false;         // LongRoPE's tables have tensors
   int64_t scaled_by_width = 0;    // a model of so many layers divides scores by sqrt(hidden / heads)
-  bool norms_behind = false;      // norms behind attention and the MLP too, each with a name of its own
   bool score_keys = false;        // config.json says soft caps and the divisor of scores, and no biases in the MLP
   bool untied = true;             // a head of its own is possible
   // The function of the MLP in config.json, which the file does not say: "hidden_act": "silu".
@@ -41,10 +50,10 @@ struct GgufFamily {
   }
 };
 
-// Error{unsupported} with the list of those that have one.
+// Error{unsupported} with the reason and the list of those that have one.
 const GgufFamily& gguf_family_of(const ModelSpec&);
-// The one that an architecture of a file stands for; a mixture of experts has its own. Error{unsupported}
-// naming the file.
-const GgufFamily& gguf_family_named(const std::string& architecture, bool experts, const std::string& where);
+// The family that an architecture of a file stands for, the first in archs.def; a mixture of experts has its own.
+// Error{unsupported} naming the file.
+const Family& gguf_family_named(const std::string& architecture, bool experts, const std::string& where);
 
 }  // namespace fewbit

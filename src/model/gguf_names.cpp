@@ -1,5 +1,7 @@
 #include "src/model/gguf_names.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "src/model/checkpoint.h"
@@ -8,11 +10,8 @@
 namespace fewbit {
 namespace {
 
-struct Name {
-  std::string_view model, gguf;
-};
-// Relative to the block: "model.layers.7." here, "blk.7." there.
-constexpr Name kNames[] = {
+// What a family does not call otherwise. Relative to the block: "model.layers.7." here, "blk.7." there.
+constexpr GgufName kNames[] = {
     {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
     {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
     {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
@@ -21,20 +20,13 @@ constexpr Name kNames[] = {
     {"mlp.down_proj", "ffn_down"},       {"self_attn.qkv_proj", "attn_qkv"},
     {"mlp.gate_up_proj", "ffn_up"},
 };
-// Where norms stand behind attention and the MLP too (Gemma), one of the names above means another place.
-constexpr Name kNamesWithNormsBehind[] = {
-    {"post_attention_layernorm", "post_attention_norm"},
-    {"pre_feedforward_layernorm", "ffn_norm"},
-    {"post_feedforward_layernorm", "post_ffw_norm"},
-};
 
 std::string gguf_name(const GgufFamily& family, const std::string& model) {
-  if (family.norms_behind)
-    for (const Name& n : kNamesWithNormsBehind)
-      if (n.model == model) return std::string(n.gguf);
-  for (const Name& n : kNames)
+  for (const GgufName& n : family.names)
     if (n.model == model) return std::string(n.gguf);
-  bug("no GGUF name for " + model);
+  for (const GgufName& n : kNames)
+    if (n.model == model) return std::string(n.gguf);
+  fail(ErrorKind::unsupported, fmt::format("{} has no place in GGUF of architecture {}", model, family.arch));
 }
 
 float added_to(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }

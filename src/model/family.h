@@ -1,0 +1,66 @@
+#pragma once
+// A family of models: what the program must know of it, in one record. A file in archs/ fills it and a line in
+// archs.def names it; whoever needs something of a family looks it up here, so that no other file has a list of
+// families.
+//
+// How the blocks of a family are cut over ranks is no field: it follows from its ops and from which of their slots are
+// divided (src/model/parallel/tensor_parallel.h).
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/model/gguf_family.h"
+#include "src/model/model_spec.h"
+
+namespace fewbit {
+
+class ConfigView;
+
+// A class name of config.json. A model around a language model (vision) has its config in text_config, and its tensors
+// below `text` in place of "model." and `head` in place of "lm_head.".
+struct FamilyClass {
+  std::string_view name{}, text{}, head{};
+};
+
+// Linears that stay as they are stored unless a rule names them (--set), and matrices outside of the op list that
+// travel as they are: by a glob of the full name, or of the name in the block. The plan gives the reason.
+struct FamilyKeep {
+  std::string_view glob{}, reason{};
+};
+
+// What `plan --for ENGINE` says of the family. An engine that does not have it refuses the model.
+struct EngineNote {
+  std::string_view engine{}, note{};
+  bool refuses = false;
+};
+
+struct Family {
+  FamilyClass classes[4]{};  // the first is the family's own, the others are look-alikes
+  std::string_view
+      model_types[4]{};  // of config.json; another one beside a class above is refused. The first is written
+  ModelSpec (*build)(const ConfigView&) = nullptr;  // the list of ops; gets text_config where the class has `text`
+  FamilyKeep keeps[6]{};
+  EngineNote engines[4]{};
+  std::string_view chat{};  // the built-in chat template that a checkpoint without one means; "" = none is known
+  GgufFamily gguf{};
+
+  std::string_view name() const { return classes[0].name; }
+};
+
+// All of archs.def, in its order.
+const std::vector<const Family*>& families();
+// By a class name; null where there is none.
+const Family* find_family(std::string_view class_name);
+const Family& family_of(const ModelSpec&);
+// The class name of all names that begins most like `class_name`.
+std::string nearest_class(std::string_view class_name);
+
+// Of the family of a linear or a matrix outside of the op list, why it stays as it is; "" where it does not.
+// `in_block`: its name in the block, "" for what is in none.
+std::string_view kept_because(const Family&, std::string_view full_name, std::string_view in_block);
+
+#define FEWBIT_FAMILY(id) extern const Family family_##id;
+#include "src/model/archs.def"
+#undef FEWBIT_FAMILY
+
+}  // namespace fewbit
