@@ -56,6 +56,22 @@ void check_model_type(const ConfigView& config, const Family& family, const std:
                    config.where(), found, class_name, fmt::join(known, ", "), join(all_classes(), ", ")));
 }
 
+// Families that are known by name, and what they need that is not here.
+struct Unread {
+  std::string_view class_name, needs;
+};
+constexpr Unread kUnread[] = {
+#define FEWBIT_UNREAD(name, needs) {name, needs},
+#include "src/model/archs_unread.def"
+#undef FEWBIT_UNREAD
+};
+
+std::string needs_of(std::string_view class_name) {
+  for (const Unread& u : kUnread)
+    if (u.class_name == class_name) return ", which needs " + std::string(u.needs);
+  return "";
+}
+
 void move_prefix(std::string& name, std::string_view from, std::string_view to) {
   if (name.starts_with(from)) name = std::string(to) + name.substr(from.size());
 }
@@ -86,8 +102,8 @@ const Family& family_of(const ConfigView& config) {
   const Family* family = find_family(name);
   if (!family)
     fail(ErrorKind::unsupported,
-         fmt::format("{}: architectures: found \"{}\"; the nearest family read here: {}; supported: {}", config.where(),
-                     name, nearest_class(name), join(all_classes(), ", ")));
+         fmt::format("{}: architectures: found \"{}\"{}; the nearest family read here: {}; supported: {}",
+                     config.where(), name, needs_of(name), nearest_class(name), join(all_classes(), ", ")));
   check_model_type(config, *family, name);
   return *family;
 }
@@ -104,11 +120,17 @@ ModelSpec build_spec(const ConfigView& config) {
   return spec;
 }
 
-std::string_view kept_because(const Family& family, std::string_view full_name, std::string_view in_block) {
+namespace {
+
+std::string_view kept(const Family& family, std::string_view name, bool outside) {
   for (const FamilyKeep& k : family.keeps)
-    if (!k.glob.empty() && (glob_match(k.glob, full_name) || (!in_block.empty() && glob_match(k.glob, in_block))))
-      return k.reason;
+    if (!k.glob.empty() && k.outside == outside && glob_match(k.glob, name)) return k.reason;
   return "";
 }
+
+}  // namespace
+
+std::string_view kept_in_block(const Family& family, std::string_view name) { return kept(family, name, false); }
+std::string_view kept_outside(const Family& family, std::string_view name) { return kept(family, name, true); }
 
 }  // namespace fewbit

@@ -22,10 +22,11 @@ struct FamilyClass {
   std::string_view name{}, text{}, head{};
 };
 
-// Linears that stay as they are stored unless a rule names them (--set), and matrices outside of the op list that
-// travel as they are: by a glob of the full name, or of the name in the block. The plan gives the reason.
+// Linears that stay as they are stored unless a rule names them (--set), by a glob of their name in the block; or
+// matrices outside of the op list, by one of their full name. The plan gives the reason.
 struct FamilyKeep {
   std::string_view glob{}, reason{};
+  bool outside = false;
 };
 
 // What `plan --for ENGINE` says of the family. An engine that does not have it refuses the model.
@@ -36,12 +37,12 @@ struct EngineNote {
 
 struct Family {
   FamilyClass classes[4]{};  // the first is the family's own, the others are look-alikes
-  std::string_view
-      model_types[4]{};  // of config.json; another one beside a class above is refused. The first is written
+  // Of config.json: beside a class above, another one is refused. The first is written.
+  std::string_view model_types[4]{};
   ModelSpec (*build)(const ConfigView&) = nullptr;  // the list of ops; gets text_config where the class has `text`
   FamilyKeep keeps[6]{};
   EngineNote engines[4]{};
-  std::string_view chat{};  // the built-in chat template that a checkpoint without one means; "" = none is known
+  std::string_view chat{};  // the built-in chat template that is usual for it, named where a checkpoint has none
   GgufFamily gguf{};
 
   std::string_view name() const { return classes[0].name; }
@@ -55,9 +56,10 @@ const Family& family_of(const ModelSpec&);
 // The class name of all names that begins most like `class_name`.
 std::string nearest_class(std::string_view class_name);
 
-// Of the family of a linear or a matrix outside of the op list, why it stays as it is; "" where it does not.
-// `in_block`: its name in the block, "" for what is in none.
-std::string_view kept_because(const Family&, std::string_view full_name, std::string_view in_block);
+// Why a linear stays as it is, by its name in the block, or a matrix outside of the op list, by its full name; "" where
+// the family says nothing.
+std::string_view kept_in_block(const Family&, std::string_view name);
+std::string_view kept_outside(const Family&, std::string_view name);
 
 #define FEWBIT_FAMILY(id) extern const Family family_##id;
 #include "src/model/archs.def"

@@ -30,9 +30,9 @@ const GgufFamily& gguf_family_of(const ModelSpec& spec) {
                                            known([](const Family& f) { return f.name(); })));
 }
 
-const Family& gguf_family_named(const std::string& architecture, bool experts, const std::string& where) {
+const Family& gguf_family_named(const std::string& architecture, bool experts, bool windows, const std::string& where) {
   for (const Family* f : families())
-    if (f->gguf.arch == architecture && f->gguf.experts == experts) return *f;
+    if (f->gguf.arch == architecture && f->gguf.has_experts == experts && (windows || !f->gguf.windows_tell)) return *f;
   fail(ErrorKind::unsupported,
        fmt::format("{}: general.architecture: found \"{}\"{}; known: {}", where, architecture,
                    experts ? " with experts" : "", known([](const Family& f) { return f.gguf.arch; })));

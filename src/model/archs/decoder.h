@@ -20,6 +20,14 @@ Attention decoder_attention(const DecoderSizes&);
 // out = down(silu(gate) * up) of h, by the names `prefix`gate_proj, up_proj, down_proj.
 std::vector<BlockOp> gated_mlp(const std::string& prefix, int64_t hidden, int64_t intermediate, Slot out);
 
+// Why tensors stay as they are (FamilyKeep).
+inline constexpr std::string_view kFirstDense =
+    "of the first layers, which have no experts: few weights, whose errors every layer behind them gets";
+inline constexpr std::string_view kNextTokens = "predicts further tokens: not part of the op list, travels as it is";
+inline constexpr std::string_view kVisionTower = "of the vision tower: not part of the op list, travels as it is";
+inline constexpr std::string_view kProjector =
+    "between the tower and the model: not part of the op list, travels as it is";
+
 struct DecoderBiases {
   bool qkv = false, o = false, mlp = false;
 };

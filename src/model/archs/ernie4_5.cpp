@@ -38,12 +38,29 @@ const Family family_ernie4_5 = {
     .classes = {{"Ernie4_5ForCausalLM"}},
     .model_types = {"ernie4_5"},
     .build = &arch_ernie4_5,
+    .gguf = {.arch = "ernie4_5", .pairs = true, .config = R"({"use_bias": false})"},
 };
 
 const Family family_ernie4_5_moe = {
     .classes = {{"Ernie4_5_MoeForCausalLM"}},
     .model_types = {"ernie4_5_moe"},
     .build = &arch_ernie4_5_moe,
+    .keeps = {{"mlp.gate_proj", kFirstDense},
+              {"mlp.up_proj", kFirstDense},
+              {"mlp.down_proj", kFirstDense},
+              {"model.mtp_*", kNextTokens, true}},
+    .gguf = {.arch = "ernie4_5-moe",
+             .has_experts = true,
+             .experts = {.leading_dense = true,
+                         .step_key = true,
+                         .width_key = true,
+                         .count = "moe_num_experts",
+                         .used = "moe_k",
+                         .width = "moe_intermediate_size",
+                         .dense_layers = "moe_layer_start_index",
+                         .shared_count = "moe_num_shared_experts"},
+             .pairs = true,
+             .config = R"({"use_bias": false})"},
 };
 
 }  // namespace fewbit

@@ -127,7 +127,9 @@ const Family family_gemma4 = {
     .classes = {{"Gemma4ForConditionalGeneration", "model.language_model."}, {"Gemma4ForCausalLM"}},
     .model_types = {"gemma4", "gemma4_text"},
     .build = &arch_gemma4,
+    .keeps = {{"model.vision_tower.*", kVisionTower, true}, {"model.embed_vision.*", kProjector, true}},
     .chat = "gemma",
+    .gguf = {.why_not = "its heads of two sizes and its mixture beside an MLP are not written yet"},
 };
 
 }  // namespace fewbit

@@ -65,12 +65,39 @@ const Family family_glm4 = {
     .classes = {{"Glm4ForCausalLM"}},
     .model_types = {"glm4"},
     .build = &arch_glm4,
+    .gguf = {.arch = "glm4",
+             .names = {{"post_self_attn_layernorm", "post_attention_norm"},
+                       {"post_attention_layernorm", "ffn_norm"},
+                       {"post_mlp_layernorm", "post_ffw_norm"}},
+             .pairs = true,
+             .partial_rotary = true,
+             .presence = {{"attention_bias", "blk.0.attn_q.bias"}}},
 };
 
 const Family family_glm4_moe = {
     .classes = {{"Glm4MoeForCausalLM"}},  // GLM-4.5, 4.6, 4.7
     .model_types = {"glm4_moe"},
     .build = &arch_glm4_moe,
+    .keeps = {{"mlp.gate_proj", kFirstDense},
+              {"mlp.up_proj", kFirstDense},
+              {"mlp.down_proj", kFirstDense},
+              {"model.layers.*", kNextTokens, true}},
+    .gguf = {.arch = "glm4moe",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .has_experts = true,
+             .experts = {.score = RouterScore::sigmoid,
+                         .score_key = true,
+                         .norm_key = true,
+                         .leading_dense = true,
+                         .width_key = true,
+                         .count = "n_routed_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob",
+                         .scaling = "routed_scaling_factor",
+                         .dense_layers = "first_k_dense_replace",
+                         .shared_count = "n_shared_experts"},
+             .partial_rotary = true,
+             .presence = {{"attention_bias", "blk.0.attn_q.bias"}, {"use_qk_norm", "blk.0.attn_q_norm.weight"}}},
 };
 
 }  // namespace fewbit

@@ -40,6 +40,14 @@ const Family family_gpt_oss = {
     .classes = {{"GptOssForCausalLM"}},
     .model_types = {"gpt_oss"},
     .build = &arch_gpt_oss,
+    .gguf = {.arch = "gpt-oss",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .has_experts = true,
+             .experts = {.width_key = true, .swiglu_limit = 7},
+             .output_biases = true,
+             .untruncated_yarn = true,
+             .window_period = 2,
+             .tied = false},
 };
 
 }  // namespace fewbit

@@ -25,7 +25,7 @@ const Family family_llama = {
     .model_types = {"llama"},
     .build = &arch_llama,
     .chat = "llama3",
-    .gguf = {.arch = "llama", .pairs = true, .output_biases = true},
+    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .divisors = true},
 };
 
 const Family family_mistral = {
@@ -33,14 +33,16 @@ const Family family_mistral = {
     .model_types = {"mistral"},
     .build = &arch_llama,
     .chat = "mistral",
-    .gguf = {.arch = "llama", .pairs = true},
+    .gguf = {.arch = "llama", .pairs = true, .divisors = true},
 };
 
 const Family family_mistral3 = {
     .classes = {{"Mistral3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."}},
     .model_types = {"mistral3"},
     .build = &arch_mistral3,
+    .keeps = {{"vision_tower.*", kVisionTower, true}, {"multi_modal_projector.*", kProjector, true}},
     .chat = "mistral",
+    .gguf = {.arch = "mistral3", .read_as = "MistralForCausalLM", .pairs = true, .divisors = true},
 };
 
 }  // namespace fewbit

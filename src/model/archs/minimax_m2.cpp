@@ -31,6 +31,12 @@ const Family family_minimax_m2 = {
     .classes = {{"MiniMaxM2ForCausalLM"}},
     .model_types = {"minimax_m2"},
     .build = &arch_minimax_m2,
+    .gguf = {.arch = "minimax-m2",
+             .has_experts = true,
+             .experts = {.score = RouterScore::sigmoid, .score_key = true, .width_key = true},
+             .partial_rotary = true,
+             .tied = false,
+             .config = R"({"scoring_func": "sigmoid", "use_qk_norm": true, "qk_norm_type": "per_layer"})"},
 };
 
 }  // namespace fewbit

@@ -18,7 +18,7 @@ const Family family_mixtral = {
     .model_types = {"mixtral"},
     .build = &arch_mixtral,
     .chat = "mistral",
-    .gguf = {.arch = "llama", .experts = true, .pairs = true},
+    .gguf = {.arch = "llama", .has_experts = true, .pairs = true, .divisors = true},
 };
 
 }  // namespace fewbit

@@ -34,7 +34,7 @@ const Family family_phi3 = {
     .classes = {{"Phi3ForCausalLM"}},  // Phi-4 too
     .model_types = {"phi3"},
     .build = &arch_phi3,
-    .gguf = {.arch = "phi3", .partial_rotary = true, .window_period = GgufFamily::kEveryLayer, .long_rope = true},
+    .gguf = {.arch = "phi3", .partial_rotary = true, .long_rope = true, .window_period = GgufFamily::kEveryLayer},
 };
 
 }  // namespace fewbit

@@ -68,18 +68,36 @@ const Family family_olmo2 = {
     .classes = {{"Olmo2ForCausalLM"}},
     .model_types = {"olmo2"},
     .build = &arch_olmo2,
+    .gguf = {.arch = "olmo2",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .tied = false},
 };
 
 const Family family_olmo3 = {
     .classes = {{"Olmo3ForCausalLM"}},
     .model_types = {"olmo3"},
     .build = &arch_olmo3,
+    .gguf = {.arch = "olmo2",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .window_period = 4,
+             .windows_tell = true,
+             .tied = false},
 };
 
 const Family family_exaone4 = {
     .classes = {{"Exaone4ForCausalLM"}},
     .model_types = {"exaone4"},
     .build = &arch_exaone4,
+    .gguf = {.arch = "exaone4",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .divisors = true,
+             .full_layers_still = true,
+             .window_period = 4,
+             .window = 4096,
+             .window_layers = 64},
 };
 
 }  // namespace fewbit

@@ -24,7 +24,9 @@ const Family family_qwen2_5_vl = {
     .classes = {{"Qwen2_5_VLForConditionalGeneration"}},
     .model_types = {"qwen2_5_vl"},
     .build = &arch_qwen2,
+    .keeps = {{"visual.*", kVisionTower, true}},
     .chat = "chatml",
+    .gguf = {.arch = "qwen2vl", .read_as = "Qwen2ForCausalLM", .sections = true},
 };
 
 }  // namespace fewbit

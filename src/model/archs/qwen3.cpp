@@ -27,7 +27,9 @@ const Family family_qwen3_vl = {
     .classes = {{"Qwen3VLForConditionalGeneration", "model.language_model."}},
     .model_types = {"qwen3_vl"},
     .build = &arch_qwen3,
+    .keeps = {{"model.visual.*", kVisionTower, true}},
     .chat = "chatml",
+    .gguf = {.arch = "qwen3vl", .read_as = "Qwen3ForCausalLM", .sections = true},
 };
 
 }  // namespace fewbit

@@ -50,7 +50,12 @@ const Family family_qwen3_moe = {
     .model_types = {"qwen3_moe"},
     .build = &arch_qwen3_moe,
     .chat = "chatml",
-    .gguf = {.arch = "qwen3moe", .experts = true, .expert_width = true},
+    .gguf = {.arch = "qwen3moe",
+             .has_experts = true,
+             .experts = {.width_key = true,
+                         .count = "num_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob"}},
 };
 
 const Family family_qwen2_moe = {
@@ -58,6 +63,17 @@ const Family family_qwen2_moe = {
     .model_types = {"qwen2_moe"},
     .build = &arch_qwen2_moe,
     .chat = "chatml",
+    .gguf = {.arch = "qwen2moe",
+             .has_experts = true,
+             .experts = {.renormalise = false,
+                         .width_key = true,
+                         .count = "num_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob",
+                         .shared_width = "shared_expert_intermediate_size"},
+             .square = true,
+             .tied = false,
+             .presence = {{"qkv_bias", "blk.0.attn_q.bias"}}},
 };
 
 }  // namespace fewbit

@@ -138,7 +138,9 @@ const Family family_qwen3_next = {
     .classes = {{"Qwen3NextForCausalLM"}},
     .model_types = {"qwen3_next"},
     .build = &arch_qwen3_next,
+    .keeps = {{"mtp.*", kNextTokens, true}},
     .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
 };
 
 const Family family_qwen3_5 = {
@@ -146,14 +148,18 @@ const Family family_qwen3_5 = {
     .classes = {{"Qwen3_5ForConditionalGeneration", "model.language_model."}, {"Qwen3_5ForCausalLM"}},
     .model_types = {"qwen3_5", "qwen3_5_text"},
     .build = &arch_qwen3_5,
+    .keeps = {{"mtp.*", kNextTokens, true}, {"model.visual.*", kVisionTower, true}},
     .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
 };
 
 const Family family_qwen3_5_moe = {
     .classes = {{"Qwen3_5MoeForConditionalGeneration", "model.language_model."}, {"Qwen3_5MoeForCausalLM"}},
     .model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
     .build = &arch_qwen3_5_moe,
+    .keeps = {{"mtp.*", kNextTokens, true}, {"model.visual.*", kVisionTower, true}},
     .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
 };
 
 }  // namespace fewbit

@@ -52,19 +52,27 @@ const Family family_smollm3 = {
     .classes = {{"SmolLM3ForCausalLM"}},
     .model_types = {"smollm3"},
     .build = &arch_smollm3,
+    .engines = {{"vllm", "has no class of its own for it and runs transformers' (models/registry.py)"}},
     .chat = "chatml",
+    .gguf = {.arch = "smollm3", .pairs = true, .still_period = 4},
 };
 
 const Family family_seed_oss = {
     .classes = {{"SeedOssForCausalLM"}},
     .model_types = {"seed_oss"},
     .build = &arch_seed_oss,
+    .gguf = {.arch = "seed_oss",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .presence = {{"attention_bias", "blk.0.attn_q.bias"}, {"attention_out_bias", "blk.0.attn_output.bias"}}},
 };
 
 const Family family_hunyuan = {
     .classes = {{"HunYuanDenseV1ForCausalLM"}},
     .model_types = {"hunyuan_v1_dense"},
     .build = &arch_hunyuan,
+    .gguf = {.arch = "hunyuan-dense",
+             .names = {{"self_attn.query_layernorm", "attn_q_norm"}, {"self_attn.key_layernorm", "attn_k_norm"}},
+             .presence = {{"use_qk_norm", "blk.0.attn_q_norm.weight"}}},
 };
 
 }  // namespace fewbit
