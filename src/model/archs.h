@@ -1,24 +1,16 @@
 #pragma once
-// Architectures: one file per family in archs/, one line per class name in archs.def.
-#include <string_view>
-#include <vector>
-
+// From a config to the op list of its model. Architectures: one file per family in archs/, with its record
+// (src/model/family.h).
 #include "src/model/config_view.h"
+#include "src/model/family.h"
 #include "src/model/model_spec.h"
 
 namespace fewbit {
 
-struct Architecture {
-  std::string_view class_name;  // as in config.json "architectures"
-  ModelSpec (*build)(const ConfigView&);
-};
-
-const std::vector<Architecture>& architectures();
-// The spec of a config; Error{unsupported} with the list of known class names otherwise.
+// The spec of a config. Error{unsupported} naming the class or model_type, the nearest family and all that are
+// supported, where it is of none that is read here.
 ModelSpec build_spec(const ConfigView&);
-
-#define FEWBIT_ARCH(class_name, id) ModelSpec arch_##id(const ConfigView&);
-#include "src/model/archs.def"
-#undef FEWBIT_ARCH
+// The family of a config, refused as above.
+const Family& family_of(const ConfigView&);
 
 }  // namespace fewbit

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/model/family.h"
 #include "src/model/gguf_config.h"
-#include "src/model/gguf_family.h"
 
 namespace fewbit {
 namespace {
@@ -22,7 +22,9 @@ class MetadataReader {
         m_(f.metadata),
         arch_(m_.text("general.architecture")),
         experts_(get("expert_count", 0)),
-        family_(gguf_family_named(arch_, experts_ > 0, m_.where())),  // before keys of an unknown one are missed
+        of_(gguf_family_named(arch_, experts_ > 0, get("attention.sliding_window", 0) > 0,
+                              m_.where())),  // before keys of an unknown one are missed
+        family_(of_.gguf),
         heads_(get("attention.head_count")),
         hidden_(get("embedding_length")),
         head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
@@ -32,8 +34,8 @@ class MetadataReader {
   json config() const {
     const gguf::FileTensor* embed = tensor("token_embd.weight");
     if (!embed) fail(ErrorKind::checkpoint, m_.where() + ": tensor 'token_embd.weight' is missing");
-    json c = {{"architectures", {family_.class_name}},
-              {"model_type", family_.model_type},
+    json c = {{"architectures", {read_as().name()}},
+              {"model_type", read_as().model_types[0]},
               {"hidden_size", hidden_},
               {"intermediate_size", get("feed_forward_length")},
               {"num_hidden_layers", layers_},
@@ -54,10 +56,14 @@ class MetadataReader {
     put_windows(c);
     if (family_.score_keys) put_score_keys(c);
     if (experts_ > 0) put_experts(c);
+    for (const GgufPresence& p : family_.presence)
+      if (!p.key.empty()) c[std::string(p.key)] = tensor(std::string(p.tensor)) != nullptr;
+    if (!family_.config.empty()) c.update(json::parse(family_.config));
     return c;
   }
 
  private:
+  const Family& read_as() const { return family_.read_as.empty() ? of_ : *find_family(family_.read_as); }
   std::string key(const std::string& name) const { return arch_ + "." + name; }
   int64_t get(const std::string& name) const { return m_.integer(key(name)); }
   int64_t get(const std::string& name, int64_t fallback) const { return m_.integer(key(name), fallback); }
@@ -94,11 +100,14 @@ class MetadataReader {
       rope["rope_type"] = type;
       rope["factor"] = m_.number(key("rope.scaling.factor"));
       if (type == "yarn") rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+      if (type == "yarn" && family_.untruncated_yarn) rope["truncate"] = false;
     } else if (type != "none") {
       fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn", m_.where(),
                                                key("rope.scaling.type"), type));
     }
     if (factors_.count(kRopeFreqs)) {
+      if (!family_.divisors)
+        fail(ErrorKind::unsupported, fmt::format("{}: rope_freqs.weight in architecture {}", m_.where(), arch_));
       if (type != "none")
         fail(ErrorKind::unsupported, fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
       rope["rope_type"] = "factors";
@@ -151,6 +160,7 @@ class MetadataReader {
   }
 
   void put_windows(json& c) const {
+    if (family_.window_layers > 0 && !family_.has_windows(layers_)) return;  // readers leave the key unread
     if (family_.window_period == GgufFamily::kNoWindow) {
       if (get("attention.sliding_window", 0) > 0 && get("attention.sliding_window") < get("context_length"))
         fail(ErrorKind::unsupported,
@@ -197,17 +207,39 @@ class MetadataReader {
   }
 
   void put_experts(json& c) const {
-    c[family_.expert_width ? "num_experts" : "num_local_experts"] = experts_;
-    c["num_experts_per_tok"] = get("expert_used_count");
-    if (!family_.expert_width) return;
-    c["moe_intermediate_size"] = get("expert_feed_forward_length", get("feed_forward_length"));
-    c["norm_topk_prob"] = true;
+    const GgufExperts& e = family_.experts;
+    const auto put = [&](std::string_view name, const json& value) {
+      if (!name.empty()) c[std::string(name)] = value;
+    };
+    put(e.count, experts_);
+    put(e.used, get("expert_used_count"));
+    put(e.width, get("expert_feed_forward_length", get("feed_forward_length")));
+    put(e.renormalised, e.norm_key ? m_.flag(key("expert_weights_norm"), false) : e.renormalise);
+    const double scaling = m_.number(key("expert_weights_scale"), 1);
+    put(e.scaling, scaling == 0 ? 1 : scaling);  // 0 is none
+    put(e.dense_layers, get("leading_dense_block_count", 0));
+    put(e.shared_count, get("expert_shared_count", 0));
+    put(e.shared_width, get("expert_shared_feed_forward_length", get("feed_forward_length")));
+    if (e.norm_key && get("expert_group_count", 1) > 1) {
+      c["n_group"] = get("expert_group_count");
+      c["topk_group"] = get("expert_group_used_count");
+    }
+    expect("expert_gating_func", e.score_key ? gating_function(e.score) : 0, 0);
+    expect("interleave_moe_layer_step", e.step_key ? 1 : 0, 1);
+  }
+
+  // A value that stands for what is implemented; `wanted` 0 = the family has no such key. Absent: the reader's own.
+  void expect(const std::string& name, int64_t wanted, int64_t fallback) const {
+    const int64_t found = get(name, fallback);
+    if (wanted == 0 || found == wanted || found == 0) return;
+    fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {}, found {}", m_.where(), key(name), wanted, found));
   }
 
   const gguf::File& file_;
   const gguf::Metadata& m_;
   std::string arch_;
   int64_t experts_;
+  const Family& of_;
   const GgufFamily& family_;
   int64_t heads_, hidden_, head_dim_, layers_;
   const GgufRopeFactors& factors_;

@@ -1,5 +1,7 @@
 #include "src/model/gguf_names.h"
 
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "src/model/checkpoint.h"
@@ -8,33 +10,51 @@
 namespace fewbit {
 namespace {
 
-struct Name {
-  std::string_view model, gguf;
-};
-// Relative to the block: "model.layers.7." here, "blk.7." there.
-constexpr Name kNames[] = {
-    {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
-    {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
-    {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-    {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
-    {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-    {"mlp.down_proj", "ffn_down"},       {"self_attn.qkv_proj", "attn_qkv"},
-    {"mlp.gate_up_proj", "ffn_up"},
-};
-// Where norms stand behind attention and the MLP too (Gemma), one of the names above means another place.
-constexpr Name kNamesWithNormsBehind[] = {
-    {"post_attention_layernorm", "post_attention_norm"},
+// What a family does not call otherwise. Relative to the block: "model.layers.7." here, "blk.7." there.
+constexpr GgufName kNames[] = {
+    {"input_layernorm", "attn_norm"},
+    {"self_attn.q_proj", "attn_q"},
+    {"self_attn.k_proj", "attn_k"},
+    {"self_attn.v_proj", "attn_v"},
+    {"self_attn.qkv_proj", "attn_qkv"},
+    {"self_attn.o_proj", "attn_output"},
+    {"self_attn.q_norm", "attn_q_norm"},
+    {"self_attn.k_norm", "attn_k_norm"},
+    {"self_attn.sinks", "attn_sinks.weight"},
+    {"post_attention_layernorm", "ffn_norm"},
     {"pre_feedforward_layernorm", "ffn_norm"},
     {"post_feedforward_layernorm", "post_ffw_norm"},
+    {"mlp.gate_proj", "ffn_gate"},
+    {"mlp.up_proj", "ffn_up"},
+    {"mlp.down_proj", "ffn_down"},
+    {"mlp.gate_up_proj", "ffn_up"},
+    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_expert.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_expert.down_proj", "ffn_down_shexp"},
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp"},
+    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_experts.down_proj", "ffn_down_shexp"},
 };
 
+[[noreturn]] void no_place(const GgufFamily& family, const std::string& model) {
+  fail(ErrorKind::unsupported, fmt::format("{} has no place in GGUF of architecture {}", model, family.arch));
+}
+
 std::string gguf_name(const GgufFamily& family, const std::string& model) {
-  if (family.norms_behind)
-    for (const Name& n : kNamesWithNormsBehind)
-      if (n.model == model) return std::string(n.gguf);
-  for (const Name& n : kNames)
+  for (const GgufName& n : family.names)
     if (n.model == model) return std::string(n.gguf);
-  bug("no GGUF name for " + model);
+  for (const GgufName& n : kNames)
+    if (n.model == model) return std::string(n.gguf);
+  no_place(family, model);
+}
+
+// Whether neighbouring features of a head turn together in the model's own order of rows.
+bool turns_neighbours(const ModelSpec& spec) {
+  for (const auto& block : spec.kinds)
+    for (const BlockOp& op : block)
+      if (const auto* r = std::get_if<Rope>(&op)) return r->neighbours;
+  return false;
 }
 
 float added_to(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
@@ -44,17 +64,20 @@ class Block {
  public:
   Block(const ModelSpec& spec, int64_t layer, const GgufFamily& family, std::vector<GgufTensor>& out)
       : from_(spec.prefix(layer)), to_("blk." + std::to_string(layer) + "."), family_(family), out_(out) {
-    for (const BlockOp& op : spec.block(layer))
-      if (const auto* a = std::get_if<Attention>(&op)) attention_ = a;
+    attention_ = attention_of(spec.block(layer));
+    paired_ = family_.pairs && !turns_neighbours(spec);
+    if (!family_.pairs && turns_neighbours(spec)) no_place(family_, "a rotation of neighbouring features");
     for (const BlockOp& op : spec.block(layer)) std::visit([&](const auto& o) { add(o); }, op);
   }
 
  private:
   void add(const Norm& n) { norm(n.name, n.features, n.kind); }
-  void add(const HeadNorm& n) { norm(n.name, n.head_dim, n.kind); }
+  void add(const HeadNorm& n) {
+    if (!n.name.empty()) norm(n.name, n.head_dim, n.kind);
+  }
   void add(const Linears& group) {
     for (const LinearDef& l : group.items) {
-      const int64_t heads = !family_.pairs           ? 0
+      const int64_t heads = !paired_ || !attention_  ? 0
                             : l.out == attention_->q ? attention_->heads
                             : l.out == attention_->k ? attention_->kv_heads
                                                      : 0;
@@ -63,17 +86,41 @@ class Block {
       if (l.bias) out_.push_back({name + ".bias", {from_ + l.name + ".bias"}, {l.out_features}, false, heads});
     }
   }
+  void add(const Attention& a) {
+    if (!a.sinks.empty()) out_.push_back({to_ + gguf_name(family_, a.sinks), {from_ + a.sinks}, {a.heads}});
+  }
+  void add(const Project& p) {
+    const bool one = p.out_features == 1;
+    out_.push_back({.name = to_ + gguf_name(family_, p.name) + ".weight",
+                    .parts = {from_ + p.name + ".weight"},
+                    .part = {p.out_features, p.in_features},
+                    .stored = one ? Shape{p.in_features} : Shape{}});
+  }
   void add(const Moe& m) {
     out_.push_back({to_ + "ffn_gate_inp.weight", {from_ + m.router + ".weight"}, {m.experts, m.hidden}});
+    if (m.router_bias) out_.push_back({to_ + "ffn_gate_inp.bias", {from_ + m.router + ".bias"}, {m.experts}});
+    if (!m.correction.empty())
+      out_.push_back({.name = to_ + "exp_probs_b.bias",
+                      .parts = {from_ + m.correction},
+                      .part = m.correction_shape,
+                      .stored = {m.experts}});
+    if (!m.expert_scale.empty()) no_place(family_, m.expert_scale);
     for (const auto& [def, name] :
          {std::pair{&m.gate, "ffn_gate_exps"}, {&m.up, "ffn_up_exps"}, {&m.down, "ffn_down_exps"}}) {
-      GgufTensor t{to_ + name + ".weight", {}, {def->out_features, def->in_features}, true};
-      for (int e = 0; e < m.experts; ++e) t.parts.push_back(from_ + m.of_expert(*def, e).name + ".weight");
-      out_.push_back(std::move(t));
+      stack(m, *def, to_ + name, ".weight", {def->out_features, def->in_features});
+      if (def->bias) stack(m, *def, to_ + name, ".bias", {def->out_features});
     }
   }
   template <class Op>
-  void add(const Op&) {}  // has no weights
+  void add(const Op& op) {
+    for (const SmallTensor& t : small_tensors_of(BlockOp(op))) no_place(family_, t.name);
+  }
+
+  void stack(const Moe& m, const LinearDef& def, const std::string& name, const char* suffix, const Shape& part) {
+    GgufTensor t{name + suffix, {}, part, part.rank() == 2};
+    for (int e = 0; e < m.experts; ++e) t.parts.push_back(from_ + m.of_expert(def, e).name + suffix);
+    out_.push_back(std::move(t));
+  }
 
   void norm(const std::string& name, int64_t features, NormKind kind) {
     out_.push_back({.name = to_ + gguf_name(family_, name) + ".weight",
@@ -85,6 +132,7 @@ class Block {
   std::string from_, to_;
   const GgufFamily& family_;
   const Attention* attention_ = nullptr;
+  bool paired_ = false;  // the file has the rows of q and k in another order
   std::vector<GgufTensor>& out_;
 };
 
@@ -108,7 +156,7 @@ Tensor permuted(ConstTensorView rows, int64_t heads, Direction direction) {
 }  // namespace
 
 Shape GgufTensor::shape() const {
-  if (parts.size() == 1) return part;
+  if (parts.size() == 1) return stored.rank() > 0 ? stored : part;
   std::vector<int64_t> dims = {static_cast<int64_t>(parts.size())};
   dims.insert(dims.end(), part.dims().begin(), part.dims().end());
   return Shape(std::span<const int64_t>(dims));

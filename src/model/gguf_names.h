@@ -12,10 +12,11 @@ namespace fewbit {
 struct GgufTensor {
   std::string name;                // "blk.0.attn_q.weight"
   std::vector<std::string> parts;  // full names in the model; several: one per expert, stacked
-  Shape part{};                    // of each: [out, in] or [n]
+  Shape part{};                    // of each in the model: [out, in] or [n]
   bool linear = false;             // parts are weights of linears, which may be quantized
   int64_t paired_heads = 0;        // above 0: the rows of so many heads are interleaved (see below)
   float added = 0;  // to every value in the file: Gemma's norms scale by 1 + w, which is what the file holds
+  Shape stored{};   // of a single part in the file where that is another: [n] of [1, n]
 
   Shape shape() const;  // of the whole: [experts, out, in] where stacked
 };

@@ -215,11 +215,15 @@ void write_tokens(const fs::path& dir, const ModelSpec& spec, const SynthOptions
 
 int64_t synthesize(const fs::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress) {
-  const SynthShape& shape = synth_shape(options.preset);
+  const SynthShape* shape = options.config.empty() ? &synth_shape(options.preset) : nullptr;
+  if (!shape && options.layers != 0)
+    fail(ErrorKind::usage,
+         "layers: a config of your own says how many; expected 0, found " + std::to_string(options.layers));
   if (options.layers < 0)
     fail(ErrorKind::usage, "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
-  const std::string plain = synth_config(shape, options.layers > 0 ? options.layers : shape.layers);
-  const ModelSpec spec = build_spec(ConfigView::parse(plain, "preset " + options.preset));
+  const std::string plain =
+      shape ? synth_config(*shape, options.layers > 0 ? options.layers : shape->layers) : options.config;
+  const ModelSpec spec = build_spec(ConfigView::parse(plain, shape ? "preset " + options.preset : "config"));
   if (options.tokens > 0) window_length(spec, options);  // refused before anything is written
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
@@ -229,7 +233,7 @@ int64_t synthesize(const fs::path& dir, const SynthOptions& options,
   ordered_json config = ordered_json::parse(plain);
   if (const std::string text = synth.quantization_config(); !text.empty())
     config["quantization_config"] = ordered_json::parse(text);
-  write_text(dir / "generation_config.json", synth_generation_config(shape));
+  if (shape) write_text(dir / "generation_config.json", synth_generation_config(*shape));
   write_text(dir / "config.json", config.dump(2));  // last: with it the folder is a checkpoint
   return synth.bytes();
 }

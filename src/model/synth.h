@@ -19,6 +19,7 @@ std::vector<SynthPreset> synth_presets();
 
 struct SynthOptions {
   std::string preset{};
+  std::string config{};         // instead of a preset: the text of a config.json, of any family
   std::string format = "bf16";  // a checkpoint format; formats that pack get int4 g128 sym in every linear
   int64_t layers = 0;           // 0 = as many as the model has
   uint64_t seed = 0;

@@ -3,20 +3,86 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/error.h"
+#include "src/model/family.h"
 
 namespace fewbit {
 
 using nlohmann::ordered_json;
 
+struct SynthKind {
+  const Family* family;
+  void (*put)(const SynthShape&, int64_t layers, ordered_json&);
+  bool few_tokens = false;
+};
+
 namespace {
 
-constexpr auto kLlama = SynthShape::llama;
-constexpr auto kQwen3 = SynthShape::qwen3;
-constexpr auto kQwen3Moe = SynthShape::qwen3_moe;
-constexpr auto kMixtral = SynthShape::mixtral;
-constexpr auto kGemma2 = SynthShape::gemma2;
-constexpr auto kGemma3 = SynthShape::gemma3;
-constexpr auto kPhi3 = SynthShape::phi3;
+void put_llama(const SynthShape&, int64_t, ordered_json& c) {
+  c["mlp_bias"] = false;
+  c["pretraining_tp"] = 1;
+}
+
+void put_qwen3(const SynthShape& s, int64_t layers, ordered_json& c) {
+  c["max_window_layers"] = layers;
+  c["rms_norm_eps"] = 1e-6;
+  c["sliding_window"] = nullptr;
+  c["use_sliding_window"] = false;
+  if (s.experts == 0) return;
+  c["decoder_sparse_step"] = 1;
+  c["mlp_only_layers"] = ordered_json::array();
+  c["moe_intermediate_size"] = s.expert_ff;
+  c["norm_topk_prob"] = true;
+  c["num_experts"] = s.experts;
+  c["num_experts_per_tok"] = s.top_k;
+  c["output_router_logits"] = false;
+  c["router_aux_loss_coef"] = 0.001;
+}
+
+void put_mixtral(const SynthShape& s, int64_t, ordered_json& c) {
+  c["num_local_experts"] = s.experts;
+  c["num_experts_per_tok"] = s.top_k;
+  c["output_router_logits"] = false;
+  c["router_aux_loss_coef"] = 0.02;
+  c["sliding_window"] = nullptr;
+}
+
+void put_gemma(const SynthShape& s, ordered_json& c) {
+  c.erase("hidden_act");
+  c["hidden_activation"] = "gelu_pytorch_tanh";
+  c["pad_token_id"] = 0;
+  c["query_pre_attn_scalar"] = s.head_dim;
+  c["rms_norm_eps"] = 1e-6;
+  c["sliding_window"] = s.window;
+}
+
+void put_gemma2(const SynthShape& s, int64_t, ordered_json& c) {
+  put_gemma(s, c);
+  c["attn_logit_softcapping"] = 50.0;
+  c["final_logit_softcapping"] = 30.0;
+}
+
+void put_gemma3(const SynthShape& s, int64_t, ordered_json& c) {
+  put_gemma(s, c);
+  c["attn_logit_softcapping"] = nullptr;
+  c["final_logit_softcapping"] = nullptr;
+  c["rope_local_base_freq"] = 10000.0;
+  c["sliding_window_pattern"] = 6;
+}
+
+void put_phi3(const SynthShape& s, int64_t, ordered_json& c) {
+  c["original_max_position_embeddings"] = s.positions;
+  c["sliding_window"] = s.window > 0 ? ordered_json(s.window) : ordered_json();
+}
+
+constexpr bool kFewTokens = true;  // its generation_config.json takes a token of 20
+
+constexpr SynthKind kLlamaKind{&family_llama, &put_llama}, kQwen3Kind{&family_qwen3, &put_qwen3, kFewTokens},
+    kQwen3MoeKind{&family_qwen3_moe, &put_qwen3, kFewTokens}, kMixtralKind{&family_mixtral, &put_mixtral},
+    kGemma2Kind{&family_gemma2, &put_gemma2}, kGemma3Kind{&family_gemma3, &put_gemma3},
+    kPhi3Kind{&family_phi3, &put_phi3};
+constexpr const SynthKind *kLlama = &kLlamaKind, *kQwen3 = &kQwen3Kind, *kQwen3Moe = &kQwen3MoeKind,
+                          *kMixtral = &kMixtralKind, *kGemma2 = &kGemma2Kind, *kGemma3 = &kGemma3Kind,
+                          *kPhi3 = &kPhi3Kind;
 
 // Values of the public models' config.json.
 // clang-format off
@@ -61,78 +127,6 @@ const SynthShape kShapes[] = {
 };
 // clang-format on
 
-struct FamilyNames {
-  const char *class_name, *model_type;
-};
-FamilyNames names_of(SynthShape::Family family) {
-  switch (family) {
-    case SynthShape::llama:
-      return {"LlamaForCausalLM", "llama"};
-    case SynthShape::qwen3:
-      return {"Qwen3ForCausalLM", "qwen3"};
-    case SynthShape::qwen3_moe:
-      return {"Qwen3MoeForCausalLM", "qwen3_moe"};
-    case SynthShape::mixtral:
-      return {"MixtralForCausalLM", "mixtral"};
-    case SynthShape::gemma2:
-      return {"Gemma2ForCausalLM", "gemma2"};
-    case SynthShape::gemma3:
-      return {"Gemma3ForCausalLM", "gemma3_text"};
-    case SynthShape::phi3:
-      return {"Phi3ForCausalLM", "phi3"};
-  }
-  bug("a family without names");
-}
-
-void put_llama(const SynthShape&, int64_t, ordered_json& c) {
-  c["mlp_bias"] = false;
-  c["pretraining_tp"] = 1;
-}
-
-void put_qwen3(const SynthShape& s, int64_t layers, ordered_json& c) {
-  c["max_window_layers"] = layers;
-  c["rms_norm_eps"] = 1e-6;
-  c["sliding_window"] = nullptr;
-  c["use_sliding_window"] = false;
-  if (s.experts == 0) return;
-  c["decoder_sparse_step"] = 1;
-  c["mlp_only_layers"] = ordered_json::array();
-  c["moe_intermediate_size"] = s.expert_ff;
-  c["norm_topk_prob"] = true;
-  c["num_experts"] = s.experts;
-  c["num_experts_per_tok"] = s.top_k;
-  c["output_router_logits"] = false;
-  c["router_aux_loss_coef"] = 0.001;
-}
-
-void put_mixtral(const SynthShape& s, int64_t, ordered_json& c) {
-  c["num_local_experts"] = s.experts;
-  c["num_experts_per_tok"] = s.top_k;
-  c["output_router_logits"] = false;
-  c["router_aux_loss_coef"] = 0.02;
-  c["sliding_window"] = nullptr;
-}
-
-void put_gemma(const SynthShape& s, int64_t, ordered_json& c) {
-  const bool second = s.family == SynthShape::gemma2;
-  c.erase("hidden_act");
-  c["attn_logit_softcapping"] = second ? ordered_json(50.0) : ordered_json();
-  c["final_logit_softcapping"] = second ? ordered_json(30.0) : ordered_json();
-  c["hidden_activation"] = "gelu_pytorch_tanh";
-  c["pad_token_id"] = 0;
-  c["query_pre_attn_scalar"] = s.head_dim;
-  c["rms_norm_eps"] = 1e-6;
-  c["sliding_window"] = s.window;
-  if (second) return;
-  c["rope_local_base_freq"] = 10000.0;
-  c["sliding_window_pattern"] = 6;
-}
-
-void put_phi3(const SynthShape& s, int64_t, ordered_json& c) {
-  c["original_max_position_embeddings"] = s.positions;
-  c["sliding_window"] = s.window > 0 ? ordered_json(s.window) : ordered_json();
-}
-
 }  // namespace
 
 std::vector<SynthPreset> synth_presets() {
@@ -152,9 +146,8 @@ const SynthShape& synth_shape(const std::string& name) {
 }
 
 std::string synth_config(const SynthShape& s, int64_t layers) {
-  const FamilyNames names = names_of(s.family);
   ordered_json c;
-  c["architectures"] = {names.class_name};
+  c["architectures"] = {s.kind->family->name()};
   c["attention_bias"] = false;
   c["attention_dropout"] = 0.0;
   c["bos_token_id"] = s.bos;
@@ -165,7 +158,7 @@ std::string synth_config(const SynthShape& s, int64_t layers) {
   c["initializer_range"] = 0.02;
   c["intermediate_size"] = s.ff;
   c["max_position_embeddings"] = s.positions;
-  c["model_type"] = names.model_type;
+  c["model_type"] = s.kind->family->model_types[0];
   c["num_attention_heads"] = s.heads;
   c["num_hidden_layers"] = layers;
   c["num_key_value_heads"] = s.kv_heads;
@@ -183,37 +176,19 @@ std::string synth_config(const SynthShape& s, int64_t layers) {
   c["torch_dtype"] = "bfloat16";
   c["use_cache"] = true;
   c["vocab_size"] = s.vocab;
-  switch (s.family) {
-    case SynthShape::llama:
-      put_llama(s, layers, c);
-      break;
-    case SynthShape::qwen3:
-    case SynthShape::qwen3_moe:
-      put_qwen3(s, layers, c);
-      break;
-    case SynthShape::mixtral:
-      put_mixtral(s, layers, c);
-      break;
-    case SynthShape::gemma2:
-    case SynthShape::gemma3:
-      put_gemma(s, layers, c);
-      break;
-    case SynthShape::phi3:
-      put_phi3(s, layers, c);
-      break;
-  }
+  s.kind->put(s, layers, c);
   return c.dump(2);
 }
 
 std::string synth_generation_config(const SynthShape& s) {
-  const bool qwen = s.family == SynthShape::qwen3 || s.family == SynthShape::qwen3_moe;
+  const bool few = s.kind->few_tokens;
   ordered_json c;
   c["bos_token_id"] = s.bos;
   c["do_sample"] = true;
   c["eos_token_id"] = s.eos;
   c["temperature"] = 0.6;
-  if (qwen) c["top_k"] = 20;
-  c["top_p"] = qwen ? 0.95 : 0.9;
+  if (few) c["top_k"] = 20;
+  c["top_p"] = few ? 0.95 : 0.9;
   return c.dump(2);
 }
 

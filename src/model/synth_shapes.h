@@ -7,9 +7,11 @@
 
 namespace fewbit {
 
+struct SynthKind;  // the family, and what its config says beside the sizes
+
 struct SynthShape {
   SynthPreset preset;
-  enum Family : uint8_t { llama, qwen3, qwen3_moe, mixtral, gemma2, gemma3, phi3 } family;
+  const SynthKind* kind;
   int64_t hidden, ff, layers, heads, kv_heads, head_dim, vocab, positions;
   double theta;  // rope
   int64_t bos, eos;

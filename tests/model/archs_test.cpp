@@ -302,21 +302,29 @@ TEST(Archs, EveryComplaintAboutACheckpointAtOnce) {
 }
 
 TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
-  for (const Architecture& a : architectures()) {
-    json c = llama();
-    c["architectures"] = {std::string(a.class_name)};
-    c["num_local_experts"] = 4;
-    c["num_experts_per_tok"] = 2;
-    c["moe_intermediate_size"] = 32;
-    c["shared_expert_intermediate_size"] = 48;
-    for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-                            "linear_value_head_dim", "linear_conv_kernel_dim"})
-      c[key] = 4;
-    const ModelSpec s = spec_of(c);
-    EXPECT_EQ(s.arch, a.class_name);
-    EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);
-    for (const NamedLinear& l : linears_of(s)) EXPECT_GT(l.out * l.in, 0) << l.name;
-  }
+  for (const Family* f : families())
+    for (const FamilyClass& of : f->classes) {
+      if (of.name.empty()) continue;
+      json c = llama();
+      c["architectures"] = {std::string(of.name)};
+      c["num_local_experts"] = 4;
+      c["num_experts_per_tok"] = 2;
+      c["moe_intermediate_size"] = 32;
+      c["shared_expert_intermediate_size"] = 48;
+      for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                              "linear_value_head_dim", "linear_conv_kernel_dim"})
+        c[key] = 4;
+      const ModelSpec s = spec_of(c);
+      EXPECT_EQ(s.arch, of.name);
+      EXPECT_EQ(&family_of(s), f);
+      EXPECT_NE(describe(s).find(std::string(of.name)), std::string::npos);
+      for (const NamedLinear& l : linears_of(s)) EXPECT_GT(l.out * l.in, 0) << l.name;
+      if (!of.text.empty()) {
+        EXPECT_EQ(s.block_prefix, std::string(of.text) + "layers.");
+      }
+      c["model_type"] = "something_else";
+      EXPECT_TRUE(says(refusal(c, ErrorKind::unsupported), {"model_type", "something_else", of.name.data()}));
+    }
 }
 
 }  // namespace

@@ -71,13 +71,6 @@ std::vector<BlockOp> gated_mlp(const std::string& prefix, int64_t hidden, int64_
           Linears{S::act, {{prefix + "down_proj", out, hidden, intermediate}}}};
 }
 
-void move_text_model(ModelSpec& spec, const std::string& prefix) {
-  const bool tied = spec.tied();
-  for (std::string* name : {&spec.block_prefix, &spec.embed, &spec.final_norm})
-    if (name->starts_with("model.")) *name = prefix + name->substr(6);
-  if (tied) spec.lm_head = spec.embed;
-}
-
 std::vector<BlockOp> decoder_block(const ConfigView& c, const DecoderSizes& s, const DecoderBiases& bias) {
   using S = Slot;
   c.must_equal("hidden_act", "silu");
@@ -132,6 +125,17 @@ std::vector<BlockOp> without_rope(std::vector<BlockOp> block) {
 void turn_neighbours(std::vector<BlockOp>& block) {
   for (BlockOp& op : block)
     if (Rope* r = std::get_if<Rope>(&op)) r->neighbours = true;
+}
+
+Moe& experts_of(std::vector<BlockOp>& block) {
+  const auto at = first<Moe>(block);
+  FEWBIT_ASSERT(at != block.end());
+  return std::get<Moe>(*at);
+}
+
+void correct(Moe& moe, const std::string& name, const Shape& shape) {
+  moe.correction = name;
+  moe.correction_shape = shape;
 }
 
 void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, int64_t width, const std::string& gate) {
@@ -237,6 +241,10 @@ std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, i
     if (types.empty() ? i >= first_windowed : types[static_cast<size_t>(i)] == "sliding_attention")
       out[static_cast<size_t>(i)] = window;
   return out;
+}
+
+std::vector<int64_t> no_windows(const DecoderSizes& s) {
+  return std::vector<int64_t>(static_cast<size_t>(s.layers), 0);
 }
 
 std::vector<int64_t> mistral_windows(const ConfigView& c, const DecoderSizes& s) {

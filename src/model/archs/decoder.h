@@ -19,8 +19,14 @@ Attention decoder_attention(const DecoderSizes&);
 
 // out = down(silu(gate) * up) of h, by the names `prefix`gate_proj, up_proj, down_proj.
 std::vector<BlockOp> gated_mlp(const std::string& prefix, int64_t hidden, int64_t intermediate, Slot out);
-// Puts what stands below "model." below `prefix` instead: the language model inside of a larger one. The head stays.
-void move_text_model(ModelSpec&, const std::string& prefix);
+
+// Why tensors stay as they are (FamilyKeep).
+inline constexpr std::string_view kFirstDense =
+    "of the first layers, which have no experts: few weights, whose errors every layer behind them gets";
+inline constexpr std::string_view kNextTokens = "predicts further tokens: not part of the op list, travels as it is";
+inline constexpr std::string_view kVisionTower = "of the vision tower: not part of the op list, travels as it is";
+inline constexpr std::string_view kProjector =
+    "between the tower and the model: not part of the op list, travels as it is";
 
 struct DecoderBiases {
   bool qkv = false, o = false, mlp = false;
@@ -46,6 +52,11 @@ struct MoeNames {
 std::vector<BlockOp> moe_block(const ConfigView&, const std::vector<BlockOp>& dense, const MoeNames&,
                                int64_t intermediate, bool renormalise);
 
+// The mixture of a block that has one.
+Moe& experts_of(std::vector<BlockOp>& block);
+// What its router adds to the scores for the choice alone: the tensor `name` of the block.
+void correct(Moe&, const std::string& name, const Shape&);
+
 // Adds an expert of `width` that every token goes to, beside the Moe of the block; `gate` names the linear of one
 // output whose logistic function weighs it ("": none does).
 void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, int64_t width, const std::string& gate);
@@ -66,6 +77,8 @@ std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64
 // A size of the config: at least 1 and below 2^31. Error{checkpoint} naming the key otherwise.
 int64_t size_key(const ConfigView&, const std::string& key);
 int64_t size_key(const ConfigView&, const std::string& key, int64_t fallback);
+// None on any layer.
+std::vector<int64_t> no_windows(const DecoderSizes&);
 // The Mistral rule: sliding_window, where the config has it, on every layer.
 std::vector<int64_t> mistral_windows(const ConfigView&, const DecoderSizes&);
 // The Qwen rule: no window unless use_sliding_window, then from layer max_window_layers on.

@@ -80,8 +80,6 @@ ModelSpec with_gemma_ends(const ConfigView& c, ModelSpec spec, float logit_cap) 
   return spec;
 }
 
-}  // namespace
-
 ModelSpec arch_gemma2(const ConfigView& c) {
   const DecoderSizes s = gemma_sizes(c);
   const std::vector<BlockOp> block = gemma_block(c, s, c.rope(s.head_dim), soft_cap(c, "attn_logit_softcapping", 50));
@@ -102,5 +100,43 @@ ModelSpec arch_gemma3(const ConfigView& c) {
   for (const int64_t w : windows) sliding.push_back(w > 0);
   return with_gemma_ends(c, decoder_spec(c, s, variants, sliding, windows), soft_cap(c, "final_logit_softcapping", 0));
 }
+
+}  // namespace
+
+// With norms behind attention and the MLP too, "post_attention_layernorm" is not the one in front of the MLP.
+const Family family_gemma2 = {
+    .classes = {{"Gemma2ForCausalLM"}},
+    .model_types = {"gemma2"},
+    .build = &arch_gemma2,
+    .chat = "gemma",
+    .gguf = {.arch = "gemma2",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .window_period = 2,
+             .window = 4096,
+             .attention_cap = 50,
+             .logit_cap = 30,
+             .logit_cap_key = true,
+             .scaled_by_width = 46,  // Gemma 2 27B
+             .score_keys = true,
+             .untied = false,
+             .activation_key = "hidden_activation",
+             .activation = "gelu_pytorch_tanh"},
+};
+
+const Family family_gemma3 = {
+    .classes = {{"Gemma3ForCausalLM"}},  // the text model; the one inside a vision model is another class
+    .model_types = {"gemma3_text"},
+    .build = &arch_gemma3,
+    .chat = "gemma",
+    .gguf = {.arch = "gemma3",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .window_period = 6,
+             .sliding_rotation = true,
+             .logit_cap_key = true,
+             .scaled_by_width = 62,  // Gemma 3 27B
+             .score_keys = true,
+             .activation_key = "hidden_activation",
+             .activation = "gelu_pytorch_tanh"},
+};
 
 }  // namespace fewbit

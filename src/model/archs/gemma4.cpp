@@ -94,10 +94,7 @@ void refuse_what_is_missing(const ConfigView& c) {
       fail(ErrorKind::unsupported, fmt::format("{}: {}: found {}; only 0 is supported", c.where(), key, c.i64(key)));
 }
 
-}  // namespace
-
-ModelSpec arch_gemma4(const ConfigView& whole) {
-  const ConfigView c = whole.text_model();
+ModelSpec arch_gemma4(const ConfigView& c) {
   refuse_what_is_missing(c);
   DecoderSizes s = decoder_sizes(c);
   s.head_dim = size_key(c, "head_dim", 256);
@@ -121,8 +118,18 @@ ModelSpec arch_gemma4(const ConfigView& whole) {
   spec.embed_scale = std::sqrt(static_cast<float>(spec.hidden));
   spec.logit_softcap = static_cast<float>(c.f64("final_logit_softcapping", 0));
   if (c.flag("tie_word_embeddings", true)) spec.lm_head = spec.embed;
-  if (c.architecture().ends_with("ForConditionalGeneration")) move_text_model(spec, "model.language_model.");
   return spec;
 }
+
+}  // namespace
+
+const Family family_gemma4 = {
+    .classes = {{"Gemma4ForConditionalGeneration", "model.language_model."}, {"Gemma4ForCausalLM"}},
+    .model_types = {"gemma4", "gemma4_text"},
+    .build = &arch_gemma4,
+    .keeps = {{"model.vision_tower.*", kVisionTower, true}, {"model.embed_vision.*", kProjector, true}},
+    .chat = "gemma",
+    .gguf = {.why_not = "its heads of two sizes and its mixture beside an MLP are not written yet"},
+};
 
 }  // namespace fewbit

@@ -1,6 +1,6 @@
-// GLM-4, GLM-4.5 and its look-alikes: half of every head turns. GLM-4 norms what attention and the MLP add as well as
-// what they read, and has gate and up in one linear. GLM-4.5 (4.6, 4.7), MiniMax-M2 and ERNIE 4.5 are Llama's block
-// with experts whose router adds a correction to its scores for the choice alone.
+// GLM-4 and GLM-4.5 (4.6, 4.7): half of every head turns. GLM-4 norms what attention and the MLP add as well as what
+// they read, and has gate and up in one linear. GLM-4.5 is Llama's block with experts whose router adds a correction to
+// its scores for the choice alone.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,22 +11,6 @@ namespace fewbit {
 namespace {
 
 using S = Slot;
-
-std::vector<int64_t> no_windows(const DecoderSizes& s) {
-  return std::vector<int64_t>(static_cast<size_t>(s.layers), 0);
-}
-
-Moe& experts_of(std::vector<BlockOp>& block) {
-  return std::get<Moe>(
-      *std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); }));
-}
-
-void correct(Moe& moe, const std::string& name, const Shape& shape) {
-  moe.correction = name;
-  moe.correction_shape = shape;
-}
-
-}  // namespace
 
 ModelSpec arch_glm4(const ConfigView& c) {
   DecoderSizes s = decoder_sizes(c);
@@ -75,43 +59,45 @@ ModelSpec arch_glm4_moe(const ConfigView& c) {
   return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
 }
 
-ModelSpec arch_minimax_m2(const ConfigView& c) {
-  DecoderSizes s = decoder_sizes(c);
-  if (c.has("rotary_dim")) s.partial = static_cast<double>(size_key(c, "rotary_dim")) / static_cast<double>(s.head_dim);
-  c.must_equal("scoring_func", "sigmoid");
-  c.must_equal("qk_norm_type", "per_layer");
-  c.must_be_true("use_qk_norm");
-  if (c.i64("shared_intermediate_size", 0) != 0)
-    fail(ErrorKind::unsupported, c.where() + ": shared_intermediate_size: only 0 is supported");
-  for (const int64_t type : c.i64_list("attn_type_list"))
-    if (type != 1) fail(ErrorKind::unsupported, c.where() + ": attn_type_list: only 1 (full attention) is supported");
-  std::vector<BlockOp> block = decoder_block(c, s, {});
-  add_whole_norms(block, s);
-  block = moe_block(c, block, {"block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2"}, s.intermediate,
-                    true);
-  Moe& moe = experts_of(block);
-  moe.score = RouterScore::sigmoid;
-  if (c.flag("use_routing_bias", true)) correct(moe, "block_sparse_moe.e_score_correction_bias", {moe.experts});
-  return decoder_spec(c, s, block, mistral_windows(c, s));
-}
+}  // namespace
 
-ModelSpec arch_ernie4_5_moe(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  c.must_be_false("use_bias");
-  std::vector<BlockOp> dense = decoder_block(c, s, {});
-  turn_neighbours(dense);
-  const int64_t width = size_key(c, "moe_intermediate_size"), shared = c.i64("moe_num_shared_experts", 2);
-  std::vector<BlockOp> sparse =
-      moe_block(c, dense, {"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"}, width, true);
-  Moe& moe = experts_of(sparse);
-  correct(moe, "mlp.moe_statics.e_score_correction_bias", {1, moe.experts});
-  if (shared > 0) add_shared_expert(sparse, "mlp.shared_experts.", shared * width, "");
-  const int64_t first = c.i64("moe_layer_start_index", 1), last = c.i64("moe_layer_end_index", -1),
-                interval = size_key(c, "moe_layer_interval", 1);
-  std::vector<int> variant_of_layer;
-  for (int64_t i = 0; i < s.layers; ++i)
-    variant_of_layer.push_back((i + 1) % interval == 0 && i >= first && (last < 0 || i <= last));
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
-}
+const Family family_glm4 = {
+    .classes = {{"Glm4ForCausalLM"}},
+    .model_types = {"glm4"},
+    .build = &arch_glm4,
+    .gguf = {.arch = "glm4",
+             .names = {{"post_self_attn_layernorm", "post_attention_norm"},
+                       {"post_attention_layernorm", "ffn_norm"},
+                       {"post_mlp_layernorm", "post_ffw_norm"}},
+             .pairs = true,
+             .partial_rotary = true,
+             .presence = {{"attention_bias", "blk.0.attn_q.bias"}}},
+};
+
+const Family family_glm4_moe = {
+    .classes = {{"Glm4MoeForCausalLM"}},  // GLM-4.5, 4.6, 4.7
+    .model_types = {"glm4_moe"},
+    .build = &arch_glm4_moe,
+    .keeps = {{"mlp.gate_proj", kFirstDense},
+              {"mlp.up_proj", kFirstDense},
+              {"mlp.down_proj", kFirstDense},
+              {"model.layers.*", kNextTokens, true}},
+    .gguf = {.arch = "glm4moe",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .has_experts = true,
+             .experts = {.score = RouterScore::sigmoid,
+                         .score_key = true,
+                         .norm_key = true,
+                         .leading_dense = true,
+                         .width_key = true,
+                         .count = "n_routed_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob",
+                         .scaling = "routed_scaling_factor",
+                         .dense_layers = "first_k_dense_replace",
+                         .shared_count = "n_shared_experts"},
+             .partial_rotary = true,
+             .presence = {{"attention_bias", "blk.0.attn_q.bias"}, {"use_qk_norm", "blk.0.attn_q_norm.weight"}}},
+};
 
 }  // namespace fewbit

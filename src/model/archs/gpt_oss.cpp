@@ -6,6 +6,7 @@
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
+namespace {
 
 ModelSpec arch_gpt_oss(const ConfigView& c) {
   const DecoderSizes s = decoder_sizes(c);
@@ -32,5 +33,21 @@ ModelSpec arch_gpt_oss(const ConfigView& c) {
     for (int64_t i = 1; i < s.layers; i += 2) windows[static_cast<size_t>(i)] = 0;
   return decoder_spec(c, s, block, windows);
 }
+
+}  // namespace
+
+const Family family_gpt_oss = {
+    .classes = {{"GptOssForCausalLM"}},
+    .model_types = {"gpt_oss"},
+    .build = &arch_gpt_oss,
+    .gguf = {.arch = "gpt-oss",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .has_experts = true,
+             .experts = {.width_key = true, .swiglu_limit = 7},
+             .output_biases = true,
+             .untruncated_yarn = true,
+             .window_period = 2,
+             .tied = false},
+};
 
 }  // namespace fewbit

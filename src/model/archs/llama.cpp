@@ -1,79 +1,48 @@
-// Llama, and those that have its block: Mistral (a sliding window on every layer), Qwen2 (biases on q, k, v, which its
-// config does not mention), Seed-OSS (a bias of its own on o), SmolLM3 (some layers do not turn), HunYuan (norms of q
-// and k behind the rotation), ERNIE 4.5 (neighbours turn together); alone or as the language model of a vision model.
-#include <algorithm>
-
+// Llama, and Mistral, which is Llama with a sliding window on every layer; alone or as the language model of a vision
+// model.
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
+namespace {
 
 ModelSpec arch_llama(const ConfigView& c) {
   const DecoderSizes s = decoder_sizes(c);
-  const std::string name = c.architecture();
-  if (name == "Qwen2ForCausalLM" || name == "Qwen2_5_VLForConditionalGeneration") {
-    const DecoderBiases qkv{.qkv = true};
-    return decoder_spec(c, s, decoder_block(c, s, qkv), qwen_windows(c, s));
-  }
   const bool attention = c.flag("attention_bias", false);
   const DecoderBiases bias{.qkv = attention, .o = attention, .mlp = c.flag("mlp_bias", false)};
   // Llama's own config has no window; a config that brings one means Mistral's.
   return decoder_spec(c, s, decoder_block(c, s, bias), mistral_windows(c, s));
 }
 
-ModelSpec arch_mistral3(const ConfigView& whole) {
-  const ConfigView c = whole.text_model();
+ModelSpec arch_mistral3(const ConfigView& c) {
   c.must_equal("model_type", "mistral");  // ministral3 scales its queries by their position
-  ModelSpec spec = arch_llama(c);
-  move_text_model(spec, "language_model.model.");
-  if (!spec.tied()) spec.lm_head = "language_model.lm_head.weight";
-  return spec;
+  return arch_llama(c);
 }
 
-ModelSpec arch_seed_oss(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  const DecoderBiases bias{.qkv = c.flag("attention_bias", true),
-                           .o = c.flag("attention_out_bias", false),
-                           .mlp = c.flag("mlp_bias", false)};
-  return decoder_spec(c, s, decoder_block(c, s, bias), mistral_windows(c, s));
-}
+}  // namespace
 
-ModelSpec arch_smollm3(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  const bool attention = c.flag("attention_bias", false);
-  const DecoderBiases bias{.qkv = attention, .o = attention, .mlp = c.flag("mlp_bias", false)};
-  const std::vector<BlockOp> turns = decoder_block(c, s, bias);
-  const std::vector<int64_t> listed = c.i64_list("no_rope_layers");  // 0: does not turn
-  const int64_t interval = size_key(c, "no_rope_layer_interval", 4);
-  if (!listed.empty() && static_cast<int64_t>(listed.size()) != s.layers)
-    fail(ErrorKind::checkpoint,
-         c.where() + ": no_rope_layers: expected an entry for every layer, found " + std::to_string(listed.size()));
-  std::vector<int> still;
-  for (int64_t i = 0; i < s.layers; ++i)
-    still.push_back(listed.empty() ? (i + 1) % interval == 0 : listed[static_cast<size_t>(i)] == 0);
-  return decoder_spec(c, s, {turns, without_rope(turns)}, still, qwen_windows(c, s));
-}
+const Family family_llama = {
+    .classes = {{"LlamaForCausalLM"}},
+    .model_types = {"llama"},
+    .build = &arch_llama,
+    .chat = "llama3",
+    .gguf = {.arch = "llama", .pairs = true, .output_biases = true, .divisors = true},
+};
 
-ModelSpec arch_hunyuan(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  c.must_be_false("use_cla");
-  c.must_equal("norm_type", "rms");
-  const bool attention = c.flag("attention_bias", false);
-  std::vector<BlockOp> block =
-      decoder_block(c, s, {.qkv = attention, .o = attention, .mlp = c.flag("mlp_bias", false)});
-  const auto at =
-      std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Attention>(op); });
-  if (c.flag("use_qk_norm", true))
-    block.insert(at, {BlockOp{HeadNorm{Slot::q, NormKind::rms, "self_attn.query_layernorm", s.head_dim, s.eps}},
-                      BlockOp{HeadNorm{Slot::k, NormKind::rms, "self_attn.key_layernorm", s.head_dim, s.eps}}});
-  return decoder_spec(c, s, block, std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
-}
+const Family family_mistral = {
+    .classes = {{"MistralForCausalLM"}},
+    .model_types = {"mistral"},
+    .build = &arch_llama,
+    .chat = "mistral",
+    .gguf = {.arch = "llama", .pairs = true, .divisors = true},
+};
 
-ModelSpec arch_ernie4_5(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  const bool bias = c.flag("use_bias", false);
-  std::vector<BlockOp> block = decoder_block(c, s, {.qkv = bias, .o = bias, .mlp = bias});
-  turn_neighbours(block);
-  return decoder_spec(c, s, block, std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
-}
+const Family family_mistral3 = {
+    .classes = {{"Mistral3ForConditionalGeneration", "language_model.model.", "language_model.lm_head."}},
+    .model_types = {"mistral3"},
+    .build = &arch_mistral3,
+    .keeps = {{"vision_tower.*", kVisionTower, true}, {"multi_modal_projector.*", kProjector, true}},
+    .chat = "mistral",
+    .gguf = {.arch = "mistral3", .read_as = "MistralForCausalLM", .pairs = true, .divisors = true},
+};
 
 }  // namespace fewbit

@@ -2,6 +2,7 @@
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
+namespace {
 
 ModelSpec arch_mixtral(const ConfigView& c) {
   const DecoderSizes s = decoder_sizes(c);
@@ -9,5 +10,15 @@ ModelSpec arch_mixtral(const ConfigView& c) {
   const std::vector<BlockOp> block = moe_block(c, decoder_block(c, s, {}), names, s.intermediate, true);
   return decoder_spec(c, s, block, mistral_windows(c, s));
 }
+
+}  // namespace
+
+const Family family_mixtral = {
+    .classes = {{"MixtralForCausalLM"}},
+    .model_types = {"mixtral"},
+    .build = &arch_mixtral,
+    .chat = "mistral",
+    .gguf = {.arch = "llama", .has_experts = true, .pairs = true, .divisors = true},
+};
 
 }  // namespace fewbit

@@ -3,6 +3,7 @@
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
+namespace {
 
 ModelSpec arch_phi3(const ConfigView& c) {
   using S = Slot;
@@ -26,5 +27,14 @@ ModelSpec arch_phi3(const ConfigView& c) {
   };
   return decoder_spec(c, s, block, mistral_windows(c, s));
 }
+
+}  // namespace
+
+const Family family_phi3 = {
+    .classes = {{"Phi3ForCausalLM"}},  // Phi-4 too
+    .model_types = {"phi3"},
+    .build = &arch_phi3,
+    .gguf = {.arch = "phi3", .partial_rotary = true, .long_rope = true, .window_period = GgufFamily::kEveryLayer},
+};
 
 }  // namespace fewbit

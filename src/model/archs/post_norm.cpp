@@ -24,18 +24,8 @@ std::vector<BlockOp> post_norm_block(const ConfigView& c, const DecoderSizes& s,
   return block;
 }
 
-}  // namespace
-
-ModelSpec arch_olmo(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  const bool third = c.architecture() == "Olmo3ForCausalLM", bias = c.flag("attention_bias", false);
-  std::vector<int64_t> windows(static_cast<size_t>(s.layers), 0);
-  if (third) {
-    const int64_t window = size_key(c, "sliding_window", 4096);
-    windows = layer_windows(c, s, window, 0);
-    if (c.str_list("layer_types").empty())
-      for (int64_t i = 3; i < s.layers; i += 4) windows[static_cast<size_t>(i)] = 0;
-  }
+ModelSpec olmo_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<int64_t>& windows) {
+  const bool bias = c.flag("attention_bias", false);
   std::vector<std::vector<BlockOp>> variants;  // sees everything, has a window
   for (const RopeParams& rope : {c.rope(s.head_dim), c.unscaled_rope(s.head_dim)}) {
     variants.push_back(post_norm_block(c, s, bias, rope));
@@ -44,6 +34,19 @@ ModelSpec arch_olmo(const ConfigView& c) {
   std::vector<int> windowed;
   for (const int64_t w : windows) windowed.push_back(w > 0);
   return decoder_spec(c, s, variants, windowed, windows);
+}
+
+ModelSpec arch_olmo2(const ConfigView& c) {
+  const DecoderSizes s = decoder_sizes(c);
+  return olmo_spec(c, s, no_windows(s));
+}
+
+ModelSpec arch_olmo3(const ConfigView& c) {
+  const DecoderSizes s = decoder_sizes(c);
+  std::vector<int64_t> windows = layer_windows(c, s, size_key(c, "sliding_window", 4096), 0);
+  if (c.str_list("layer_types").empty())
+    for (int64_t i = 3; i < s.layers; i += 4) windows[static_cast<size_t>(i)] = 0;
+  return olmo_spec(c, s, windows);
 }
 
 ModelSpec arch_exaone4(const ConfigView& c) {
@@ -58,5 +61,43 @@ ModelSpec arch_exaone4(const ConfigView& c) {
   for (const int64_t w : windows) still.push_back(window > 0 && w == 0);
   return decoder_spec(c, s, {turns, without_rope(turns)}, still, windows);
 }
+
+}  // namespace
+
+const Family family_olmo2 = {
+    .classes = {{"Olmo2ForCausalLM"}},
+    .model_types = {"olmo2"},
+    .build = &arch_olmo2,
+    .gguf = {.arch = "olmo2",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .tied = false},
+};
+
+const Family family_olmo3 = {
+    .classes = {{"Olmo3ForCausalLM"}},
+    .model_types = {"olmo3"},
+    .build = &arch_olmo3,
+    .gguf = {.arch = "olmo2",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .window_period = 4,
+             .windows_tell = true,
+             .tied = false},
+};
+
+const Family family_exaone4 = {
+    .classes = {{"Exaone4ForCausalLM"}},
+    .model_types = {"exaone4"},
+    .build = &arch_exaone4,
+    .gguf = {.arch = "exaone4",
+             .names = {{"post_attention_layernorm", "post_attention_norm"}},
+             .square = true,
+             .divisors = true,
+             .full_layers_still = true,
+             .window_period = 4,
+             .window = 4096,
+             .window_layers = 64},
+};
 
 }  // namespace fewbit

@@ -6,20 +6,11 @@
 #include "src/model/archs/decoder.h"
 
 namespace fewbit {
+namespace {
 
-ModelSpec arch_qwen3_moe(const ConfigView& c) {
-  const DecoderSizes s = decoder_sizes(c);
-  const bool second = c.architecture() == "Qwen2MoeForCausalLM", attention = c.flag("attention_bias", false);
+ModelSpec moe_spec(const ConfigView& c, const DecoderSizes& s, const std::vector<BlockOp>& dense,
+                   const std::vector<BlockOp>& sparse) {
   c.must_be_false("use_sliding_window");
-  std::vector<BlockOp> dense = second ? decoder_block(c, s, {.qkv = c.flag("qkv_bias", true)})
-                                      : decoder_block(c, s, {.qkv = attention, .o = attention});
-  if (!second) add_head_norms(dense, s);
-  const MoeNames names = {"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"};
-  std::vector<BlockOp> sparse =
-      moe_block(c, dense, names, size_key(c, "moe_intermediate_size"), c.flag("norm_topk_prob", false));
-  if (second)
-    add_shared_expert(sparse, "mlp.shared_expert.", size_key(c, "shared_expert_intermediate_size"),
-                      "mlp.shared_expert_gate");
   const int64_t step = size_key(c, "decoder_sparse_step", 1);
   const std::vector<int64_t> dense_layers = c.i64_list("mlp_only_layers");
   std::vector<int> variant_of_layer;
@@ -27,7 +18,62 @@ ModelSpec arch_qwen3_moe(const ConfigView& c) {
     const bool listed = std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
     variant_of_layer.push_back(!listed && (layer + 1) % step == 0);
   }
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
+  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
 }
+
+std::vector<BlockOp> with_experts(const ConfigView& c, const std::vector<BlockOp>& dense) {
+  return moe_block(c, dense, {"mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"},
+                   size_key(c, "moe_intermediate_size"), c.flag("norm_topk_prob", false));
+}
+
+ModelSpec arch_qwen3_moe(const ConfigView& c) {
+  const DecoderSizes s = decoder_sizes(c);
+  const bool attention = c.flag("attention_bias", false);
+  std::vector<BlockOp> dense = decoder_block(c, s, {.qkv = attention, .o = attention});
+  add_head_norms(dense, s);
+  return moe_spec(c, s, dense, with_experts(c, dense));
+}
+
+ModelSpec arch_qwen2_moe(const ConfigView& c) {
+  const DecoderSizes s = decoder_sizes(c);
+  const std::vector<BlockOp> dense = decoder_block(c, s, {.qkv = c.flag("qkv_bias", true)});
+  std::vector<BlockOp> sparse = with_experts(c, dense);
+  add_shared_expert(sparse, "mlp.shared_expert.", size_key(c, "shared_expert_intermediate_size"),
+                    "mlp.shared_expert_gate");
+  return moe_spec(c, s, dense, sparse);
+}
+
+}  // namespace
+
+const Family family_qwen3_moe = {
+    .classes = {{"Qwen3MoeForCausalLM"}},
+    .model_types = {"qwen3_moe"},
+    .build = &arch_qwen3_moe,
+    .chat = "chatml",
+    .gguf = {.arch = "qwen3moe",
+             .has_experts = true,
+             .experts = {.width_key = true,
+                         .count = "num_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob"}},
+};
+
+const Family family_qwen2_moe = {
+    .classes = {{"Qwen2MoeForCausalLM"}},
+    .model_types = {"qwen2_moe"},
+    .build = &arch_qwen2_moe,
+    .chat = "chatml",
+    .gguf = {.arch = "qwen2moe",
+             .has_experts = true,
+             .experts = {.renormalise = false,
+                         .width_key = true,
+                         .count = "num_experts",
+                         .width = "moe_intermediate_size",
+                         .renormalised = "norm_topk_prob",
+                         .shared_width = "shared_expert_intermediate_size"},
+             .square = true,
+             .tied = false,
+             .presence = {{"qkv_bias", "blk.0.attn_q.bias"}}},
+};
 
 }  // namespace fewbit

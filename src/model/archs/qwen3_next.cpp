@@ -124,18 +124,42 @@ ModelSpec qwen_next_spec(const ConfigView& c, const DecoderSizes& s, bool fused,
   return spec;
 }
 
-}  // namespace
-
 ModelSpec arch_qwen3_next(const ConfigView& c) {
   return qwen_next_spec(c, decoder_sizes(c), true, true, c.flag("norm_topk_prob", true));
 }
 
-ModelSpec arch_qwen3_5(const ConfigView& whole) {
-  const ConfigView c = whole.text_model();
-  const bool moe = c.architecture().starts_with("Qwen3_5Moe");
-  ModelSpec spec = qwen_next_spec(c, decoder_sizes(c), false, moe, true);
-  if (c.architecture().ends_with("ForConditionalGeneration")) move_text_model(spec, "model.language_model.");
-  return spec;
-}
+ModelSpec arch_qwen3_5(const ConfigView& c) { return qwen_next_spec(c, decoder_sizes(c), false, false, true); }
+
+ModelSpec arch_qwen3_5_moe(const ConfigView& c) { return qwen_next_spec(c, decoder_sizes(c), false, true, true); }
+
+}  // namespace
+
+const Family family_qwen3_next = {
+    .classes = {{"Qwen3NextForCausalLM"}},
+    .model_types = {"qwen3_next"},
+    .build = &arch_qwen3_next,
+    .keeps = {{"mtp.*", kNextTokens, true}},
+    .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
+};
+
+const Family family_qwen3_5 = {
+    // 3.6 and 3.8 too
+    .classes = {{"Qwen3_5ForConditionalGeneration", "model.language_model."}, {"Qwen3_5ForCausalLM"}},
+    .model_types = {"qwen3_5", "qwen3_5_text"},
+    .build = &arch_qwen3_5,
+    .keeps = {{"mtp.*", kNextTokens, true}, {"model.visual.*", kVisionTower, true}},
+    .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
+};
+
+const Family family_qwen3_5_moe = {
+    .classes = {{"Qwen3_5MoeForConditionalGeneration", "model.language_model."}, {"Qwen3_5MoeForCausalLM"}},
+    .model_types = {"qwen3_5_moe", "qwen3_5_moe_text"},
+    .build = &arch_qwen3_5_moe,
+    .keeps = {{"mtp.*", kNextTokens, true}, {"model.visual.*", kVisionTower, true}},
+    .chat = "chatml",
+    .gguf = {.why_not = "the heads of its delta net lie in another order there, which is not written yet"},
+};
 
 }  // namespace fewbit

@@ -108,6 +108,11 @@ void add_notes(const Checkpoint& c, const ConvertJob& job, ConvertPlan& plan) {
         "GGUF stores f16(-zero * scale) in the place of a zero point: other readers' values differ from "
         "MODEL's "
         "by at most 2^-11 of that");
+  if (const auto outside = unknown_matrices(c); t.format->gguf && !outside.empty())
+    plan.notes.push_back(
+        fmt::format("{} matrices outside of the language model are left out ({} first): a .gguf of it "
+                    "has no place for them",
+                    outside.size(), outside.front()));
   std::string no_tokenizer;
   const bool beside = fs::exists(job.model / "tokenizer.json");
   if (!t.format->gguf && !beside && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())

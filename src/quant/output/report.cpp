@@ -147,6 +147,7 @@ std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string&
             {"bits_per_weight", p.bits_per_weight},
             {"kv_cache", p.fp8_kv_cache ? "fp8" : "bf16"},
             {"for", p.engine.empty() ? Json() : Json(p.engine)},
+            {"for_note", p.engine_note.empty() ? Json() : Json(p.engine_note)},
             {"tp", p.tp}};
   j["linears"] = Json::array();
   for (const PlannedLinear& l : p.linears)
@@ -157,6 +158,9 @@ std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string&
                             {"source_bytes", l.source_bytes},
                             {"out_bytes", l.out_bytes},
                             {"note", l.note}});
+  j["kept"] = Json::array();
+  for (const KeptGroup& k : p.kept)
+    j["kept"].push_back({{"first", k.first}, {"matrices", k.matrices}, {"bytes", k.bytes}, {"reason", k.reason}});
   j["refusals"] = Json::array();
   for (const Refusal& r : p.refusals) j["refusals"].push_back({{"name", r.name}, {"reason", r.reason}});
   return j.dump(1) + "\n";

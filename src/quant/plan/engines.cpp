@@ -7,6 +7,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "src/model/family.h"
+
 namespace fewbit {
 namespace {
 
@@ -39,6 +41,7 @@ class Check {
       v_.refusals.push_back({fmt::format("format {}", plan_.format->name), no_such_format()});
       return std::move(v_);
     }
+    check_family();
     const bool heads_fit = check_heads();
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
       for (const BlockOp& op : spec_.block(layer)) check_op(layer, op, heads_fit);
@@ -55,6 +58,20 @@ class Check {
       if (r.engine == engine_.name && std::find(known.begin(), known.end(), r.format) == known.end())
         known.push_back(r.format);
     return fmt::format("{} does not load it; it loads --format {}", who(), fmt::join(known, ", "));
+  }
+
+  // What the record of the family says of the engine.
+  void check_family() {
+    const Family* family = find_family(spec_.arch);
+    if (!family) return;
+    for (const EngineNote& n : family->engines) {
+      if (n.engine != engine_.name) continue;
+      const std::string said = fmt::format("{} {}", who(), n.note);
+      if (n.refuses)
+        refuse(spec_.arch, said);
+      else
+        v_.note = said;
+    }
   }
 
   // True where every GPU gets whole heads.

@@ -53,6 +53,7 @@ const EngineRules& engine_rules(std::string_view name);  // Error{usage} listing
 struct EngineVerdict {
   std::vector<Refusal> refusals{};             // a linear's full name, "format NAME", or the architecture
   std::map<std::string, std::string> notes{};  // by linear: it loads, but not as the kernel likes it
+  std::string note{};                          // of the whole model
 };
 
 // The verdict on `tp` GPUs (>= 1) in tensor parallel.

@@ -15,6 +15,7 @@
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/plan_kept.h"
 
 namespace fewbit {
 namespace {
@@ -26,9 +27,13 @@ std::string name_in_block(const ModelSpec& spec, const NamedLinear& l) {
 Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions& o) {
   const auto chosen = o.chosen.find(l.name);
   Recipe r = chosen == o.chosen.end() ? o.base : overlay(o.base, chosen->second);
+  bool ruled = false;
   for (const Rule& rule : o.rules)
-    if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l)))
+    if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l))) {
       r = overlay(o.base, rule.recipe);
+      ruled = true;
+    }
+  if (!ruled && !kept_by_family(spec, l).empty()) r.keep = true;
   if (r.migration != o.base.migration)
     fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
@@ -108,7 +113,10 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
     refuse("is already quantized (" + c.format + "); start from the bf16 checkpoint");
     return p;
   }
-  if (p.keep) return p;
+  if (p.keep) {
+    p.note = kept_by_family(c.spec, l);
+    return p;
+  }
   p.recipe = resolve(recipe);
   if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
   if (p.recipe.format != base.format)
@@ -146,6 +154,7 @@ void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
   EngineVerdict verdict = check_engine(c.spec, plan, engine_rules(o.engine), o.tp);
   plan.engine = o.engine;
   plan.tp = o.tp;
+  plan.engine_note = verdict.note;
   for (Refusal& r : verdict.refusals) plan.refusals.push_back(std::move(r));
   for (PlannedLinear& p : plan.linears)
     if (const auto note = verdict.notes.find(p.linear.name); note != verdict.notes.end())
@@ -214,6 +223,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
     }
     plan.linears.push_back(std::move(p));
   }
+  plan.kept = kept_of(c, *plan.format);
   plan.out_bytes = copied_bytes(c, replaced);
   if (plan.fp8_kv_cache) plan.out_bytes += c.spec.layers * 2 * bytes_of(DType::f32);
   for (const PlannedLinear& p : plan.linears)

@@ -51,6 +51,13 @@ struct Refusal {
   std::string name, reason;
 };
 
+// Matrices that stay as they are without a word of the user, for one reason.
+struct KeptGroup {
+  std::string first{};  // by name
+  int64_t matrices = 0, bytes = 0;
+  std::string reason{};
+};
+
 // How long a run will take, where its rates were measured (rates.h). Seconds by the phases of the report.
 struct TimePlan {
   std::map<std::string, double> phases{};
@@ -62,6 +69,7 @@ struct QuantPlan {
   const CheckpointFormat* format = nullptr;
   std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
   std::vector<Refusal> refusals;
+  std::vector<KeptGroup> kept{};            // beside the linears
   int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
   MemoryPlan memory{};  // where calibration lies and what it computes again; the bits do not depend on it
   std::optional<TimePlan> time{};
@@ -71,6 +79,7 @@ struct QuantPlan {
   Migration migration{};
   bool fp8_kv_cache = false;  // scales for one are calibrated and written
   std::string engine{};       // that was asked on `tp` GPUs; "" = none was
+  std::string engine_note{};  // what it makes of the family; "" = nothing to say
   int64_t tp = 1;
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }

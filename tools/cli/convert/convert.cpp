@@ -90,9 +90,25 @@ void inspect_file(const InspectArgs& a) {
   write_json(a.common, j.dump(1) + "\n");
 }
 
+// Of a refused folder, what it says of itself comes before the refusal.
+Checkpoint open_or_describe(const Common& common, const std::filesystem::path& model) {
+  try {
+    return Checkpoint::open(model);
+  } catch (const Error& e) {
+    const bool told = e.kind() == ErrorKind::unsupported || e.kind() == ErrorKind::checkpoint;
+    if (told && std::filesystem::exists(model / "config.json")) {
+      try {
+        inspect_refused(common, model, e.what());
+      } catch (const Error&) {  // not even that: the refusal below is the first thing that is wrong with it
+      }
+    }
+    throw;
+  }
+}
+
 void run_inspect(const InspectArgs& a) {
   if (std::filesystem::is_regular_file(a.ckpt) && !gguf::locate(a.ckpt)) return inspect_file(a);
-  const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.ckpt));
+  const Checkpoint c = open_or_describe(a.common, model_or_demo(a.common, a.ckpt));
   const int64_t parameters = parameter_count(c.spec);
   nlohmann::ordered_json j = {{"format", c.format},
                               {"architecture", c.spec.arch},
@@ -147,7 +163,8 @@ void run_synth(const SynthArgs& a) {
 void add_convert_commands(CLI::App& app) {
   app.require_subcommand(1);
   const auto i = std::make_shared<InspectArgs>();
-  CLI::App* inspect = app.add_subcommand("inspect", "Say what a checkpoint is: format, architecture, sizes, tensors");
+  CLI::App* inspect = app.add_subcommand(
+      "inspect", "Say what a checkpoint is: format, architecture, sizes, tensors; of a refused one what is missing");
   inspect->add_option("CKPT", i->ckpt, "Checkpoint folder, or one weight file (left out: the embedded demo model)");
   inspect->add_flag("--tensors", i->tensors, "List every tensor (the JSON always does)");
   add_common(*inspect, i->common);

@@ -7,6 +7,7 @@
 
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
+#include "tools/cli/chat.h"
 
 namespace fewbit::cli {
 namespace {
@@ -18,7 +19,7 @@ ScoredWindows windows_of_text(const DataArgs& a, const Checkpoint& c, const Prot
     return make_windows(options, tokenizer, {.texts = {builtin_evaluation()}}, a.data, c.spec.max_positions);
   std::optional<ChatTemplate> chat;
   const auto template_of = [&]() -> const ChatTemplate& {
-    if (!chat) chat = ChatTemplate::open(c.dir, a.chat_template);
+    if (!chat) chat = open_chat(c.dir, a.chat_template);
     return *chat;
   };
   if (const TextFile file(a.data); file.size() > kWholeText)

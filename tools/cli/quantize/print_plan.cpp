@@ -32,6 +32,10 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
     s += fmt::format(
         "note: {} ({} linears)\n", n,
         std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
+  if (!plan.engine_note.empty()) s += fmt::format("note: {}\n", plan.engine_note);
+  for (const KeptGroup& k : plan.kept)
+    s += fmt::format("kept: {} ({} matri{}, {}): {}\n", k.first, k.matrices, k.matrices == 1 ? "x" : "ces",
+                     human_bytes(k.bytes), k.reason);
   for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
   s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
                    plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),

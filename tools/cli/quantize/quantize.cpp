@@ -357,7 +357,9 @@ void run_list() {
   fmt::print("engines (--for)\n");
   for (const EngineRules& e : engines()) fmt::print("  {:<12} rules of {}\n", e.name, e.version);
   fmt::print("architectures\n");
-  for (const Architecture& arch : architectures()) fmt::print("  {}\n", arch.class_name);
+  for (const Family* f : families())
+    for (const FamilyClass& c : f->classes)
+      if (!c.name.empty()) fmt::print("  {}\n", c.name);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "src/text/chat_template.h"
 #include "src/text/corpus.h"
 #include "src/text/json_problem.h"
+#include "tools/cli/chat.h"
 #include "tools/cli/options.h"
 #include "tools/cli/runner/runner_commands.h"
 
@@ -58,7 +58,7 @@ Chat chat_of(const TemplateArgs& a) {
 }
 
 void run_template(const TemplateArgs& a) {
-  const ChatTemplate chat = ChatTemplate::open(a.model, a.name);
+  const ChatTemplate chat = open_chat(a.model, a.name);
   const std::string text = chat.render(chat_of(a));
   if (!a.common.json_to_stdout()) fmt::print("{}", text);
   const Json j = {{"model", a.model},

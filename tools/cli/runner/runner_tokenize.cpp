@@ -6,6 +6,7 @@
 
 #include "src/text/documents.h"
 #include "src/text/files/text_ids.h"
+#include "tools/cli/chat.h"
 #include "tools/cli/options.h"
 #include "tools/cli/runner/runner_commands.h"
 
@@ -34,7 +35,7 @@ Tokenized tokenize_lines(const TokenizeArgs& a, const std::filesystem::path& mod
   const std::filesystem::path folder = std::filesystem::is_directory(model) ? model : model.parent_path();
   std::optional<ChatTemplate> chat;
   const auto template_of = [&]() -> const ChatTemplate& {
-    if (!chat) chat = ChatTemplate::open(folder, a.chat_template);
+    if (!chat) chat = open_chat(folder, a.chat_template);
     return *chat;
   };
   Tokenized out;

@@ -1,0 +1,58 @@
+#include "src/quant/plan/plan_kept.h"
+
+#include <algorithm>
+
+#include "src/model/checkpoint_parts.h"
+#include "src/model/family.h"
+
+namespace fewbit {
+namespace {
+
+constexpr std::string_view kRouter = "chooses the experts: a rounding would move tokens to others";
+constexpr std::string_view kGate = "a few outputs, each of which scales a whole head or expert";
+constexpr std::string_view kUnknown = "not part of the op list: travels as it is";
+constexpr std::string_view kNotInGguf = "; left out: a .gguf of the language model has no place for it";
+
+class Groups {
+ public:
+  explicit Groups(const Checkpoint& c) : c_(c) {}
+  void add(const std::string& module, const std::string& reason) {
+    const TensorInfo* t = c_.store.find(module + ".weight");
+    const auto same = [&](const KeptGroup& g) { return g.reason == reason; };
+    auto it = std::find_if(all_.begin(), all_.end(), same);
+    if (it == all_.end()) it = all_.insert(it, {.first = module, .reason = reason});
+    ++it->matrices;
+    it->bytes += t ? t->bytes : 0;
+  }
+  std::vector<KeptGroup> take() { return std::move(all_); }
+
+ private:
+  const Checkpoint& c_;
+  std::vector<KeptGroup> all_;
+};
+
+}  // namespace
+
+std::string kept_by_family(const ModelSpec& spec, const NamedLinear& l) {
+  const Family* family = find_family(spec.arch);
+  if (!family || l.layer == kOutsideBlocks) return "";
+  return std::string(kept_in_block(*family, l.name.substr(spec.prefix(l.layer).size())));
+}
+
+std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& format) {
+  Groups groups(c);
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+    for (const BlockOp& op : c.spec.block(layer))
+      if (const Moe* m = std::get_if<Moe>(&op))
+        groups.add(c.spec.prefix(layer) + m->router, std::string(kRouter));
+      else if (const Project* p = std::get_if<Project>(&op))
+        groups.add(c.spec.prefix(layer) + p->name, std::string(kGate));
+  const Family* family = find_family(c.spec.arch);
+  for (const std::string& module : unknown_matrices(c)) {
+    const std::string_view known = family ? kept_outside(*family, module) : std::string_view();
+    groups.add(module, std::string(known.empty() ? kUnknown : known) + std::string(format.gguf ? kNotInGguf : ""));
+  }
+  return groups.take();
+}
+
+}  // namespace fewbit
