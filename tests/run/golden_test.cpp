@@ -43,7 +43,13 @@ constexpr const char* kModels[] = {"llama",
                                    "mistral3",
                                    "gemma4",
                                    "gemma4-moe",
-                                   "gpt-oss-bf16"};
+                                   "gpt-oss-bf16",
+                                   "deepseek-v2-mla",
+                                   "deepseek-v3-mla",
+                                   "deepseek-v32-topk12",
+                                   "glm-moe-dsa",
+                                   "glm-moe-dsa-topk12",
+                                   "kimi-linear"};
 
 // The families whose names and permutations in GGUF are written.
 bool has_gguf(const std::string& model) {
