@@ -45,11 +45,11 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {"x",    "h",     "q",     "k",       "v",     "attn", "gate",
-                                                 "up",   "act",   "qkv",   "gate_up", "fused", "z",    "conv",
-                                                 "beta", "decay", "rates", "shared",  "share", "route",
-                                                 "conv_k", "conv_v", "q_latent", "latent", "q_nope", "q_rope",
-                                                 "k_rope", "kv", "index_q", "index_k", "index_weights"};
+  static constexpr const char* kNames[kSlots] = {
+      "x",      "h",      "q",       "k",     "v",       "attn",    "gate",         "up",
+      "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",         "decay",
+      "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",     "latent",
+      "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -262,9 +262,9 @@ std::string describe(const ModelSpec& spec) {
                          a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
                          a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
       if (const LatentAttention* a = std::get_if<LatentAttention>(&op))
-        s += fmt::format("  latent attention: {} heads with keys of {} + {} features and values of {}, {} kept a token{}\n",
-                         a->heads, a->nope, a->rope, a->value, a->rank + a->rope,
-                         a->chosen ? ", over chosen keys" : "");
+        s += fmt::format(
+            "  latent attention: {} heads with keys of {} + {} features and values of {}, {} kept a token{}\n",
+            a->heads, a->nope, a->rope, a->value, a->rank + a->rope, a->chosen ? ", over chosen keys" : "");
       if (const KeyChoice* k = std::get_if<KeyChoice>(&op))
         s += fmt::format("  choice of {} keys: {} heads of {} features\n", k->top_k, k->heads, k->head_dim);
       if (const DeltaRule* d = std::get_if<DeltaRule>(&op))

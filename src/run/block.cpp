@@ -165,12 +165,8 @@ struct Interpreter {
   // Whether the weights of kv_b are taken into the queries and outputs: what its linear would make is not needed then.
   bool absorbs() const { return layout.latents && !layout.from_zero; }
   void operator()(const LatentAttention& op) const {
-    const LatentArgs args{.heads = op.heads,
-                          .nope = op.nope,
-                          .rope = op.rope,
-                          .value = op.value,
-                          .rank = op.rank,
-                          .scale = op.scale};
+    const LatentArgs args{
+        .heads = op.heads, .nope = op.nope, .rope = op.rope, .value = op.value, .rank = op.rank, .scale = op.scale};
     LatentQueries q{.nope = act[op.q_nope], .rope = act[op.q_rope]};
     if (op.chosen && act.choice && !act.choice->empty()) q.chosen = *act.choice;
     if (layout.latents) {

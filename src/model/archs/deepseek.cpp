@@ -45,14 +45,15 @@ std::vector<BlockOp> v2_experts(const ConfigView& c, const std::vector<BlockOp>&
   std::vector<BlockOp> block = with_experts(c, dense, renormalise);
   Moe& moe = moe_of(block);
   if (renormalise && moe.scaling != 1)  // the published code and transformers read that differently
-    fail(ErrorKind::unsupported, c.where() + ": routed_scaling_factor: only 1 is supported where norm_topk_prob is true");
+    fail(ErrorKind::unsupported,
+         c.where() + ": routed_scaling_factor: only 1 is supported where norm_topk_prob is true");
   moe.judges = 1;
   const std::string method = c.str("topk_method", "greedy");
   if (method == "group_limited_greedy")
     group_experts(c, moe, "n_group");
   else if (method != "greedy")
-    fail(ErrorKind::unsupported, fmt::format("{}: topk_method: found \"{}\"; supported: greedy, group_limited_greedy",
-                                             c.where(), method));
+    fail(ErrorKind::unsupported,
+         fmt::format("{}: topk_method: found \"{}\"; supported: greedy, group_limited_greedy", c.where(), method));
   add_shared(c, block);
   return block;
 }
@@ -79,8 +80,8 @@ std::vector<Sight> sights(const ConfigView& c, const DecoderSizes& s) {
   for (int64_t i = 0; i < s.layers; ++i) {
     const std::string& type = types[static_cast<size_t>(i)];
     if ((type != "full" && type != "shared") || (type == "shared" && i == 0))
-      fail(ErrorKind::unsupported, fmt::format("{}: {}[{}]: found \"{}\"; supported: full, and behind one shared",
-                                               c.where(), at, i, type));
+      fail(ErrorKind::unsupported,
+           fmt::format("{}: {}[{}]: found \"{}\"; supported: full, and behind one shared", c.where(), at, i, type));
     out.push_back(type == "full" ? Sight::own : Sight::shared);
   }
   return out;

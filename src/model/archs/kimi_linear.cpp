@@ -14,7 +14,8 @@ using S = Slot;
 
 std::vector<BlockOp> delta_block(const DecoderSizes& s, const ConfigView& linear) {
   const int heads = static_cast<int>(size_key(linear, "num_heads"));
-  const int64_t dim = size_key(linear, "head_dim"), all = heads * dim, taps = size_key(linear, "short_conv_kernel_size");
+  const int64_t dim = size_key(linear, "head_dim"), all = heads * dim,
+                taps = size_key(linear, "short_conv_kernel_size");
   const std::string at = "self_attn.";
   return {
       Norm{S::x, S::h, NormKind::rms, "input_layernorm", s.hidden, s.eps},
@@ -53,8 +54,9 @@ std::vector<BlockOp> delta_block(const DecoderSizes& s, const ConfigView& linear
 
 std::vector<BlockOp> with_experts(const ConfigView& c, const std::vector<BlockOp>& dense) {
   const int64_t width = size_key(c, "moe_intermediate_size");
-  std::vector<BlockOp> block = moe_block(c, dense, {"block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2"},
-                                         width, c.flag("moe_renormalize", true));
+  std::vector<BlockOp> block =
+      moe_block(c, dense, {"block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2"}, width,
+                c.flag("moe_renormalize", true));
   Moe& moe = moe_of(block);
   moe.score = RouterScore::sigmoid;
   moe.scaling = static_cast<float>(c.f64("routed_scaling_factor", 1));
@@ -95,8 +97,7 @@ ModelSpec arch_kimi_linear(const ConfigView& c) {
   const std::vector<bool> delta = delta_layers(c, s, linear), sparse = layers_with_experts(c, s);
   std::vector<std::vector<BlockOp>> variants;  // delta rule, attention; with an MLP, with experts
   for (const bool attention : {false, true}) {
-    std::vector<BlockOp> block =
-        attention ? latent_attention_block(c, s, {.turns = false}) : delta_block(s, linear);
+    std::vector<BlockOp> block = attention ? latent_attention_block(c, s, {.turns = false}) : delta_block(s, linear);
     block.push_back(Norm{S::x, S::h, NormKind::rms, "post_attention_layernorm", s.hidden, s.eps});
     for (BlockOp& op : gated_mlp("mlp.", s.hidden, s.intermediate, S::h)) block.push_back(std::move(op));
     block.push_back(AddTo{S::h, S::x});

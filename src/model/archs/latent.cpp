@@ -1,5 +1,6 @@
-// Multi-head latent attention and the indexer of sparse attention, as data. Keys and defaults: configuration_deepseek_v2.py
-// … of Hugging Face transformers. The norms of the latents have an epsilon of their own, whatever rms_norm_eps says.
+// Multi-head latent attention and the indexer of sparse attention, as data. Keys and defaults:
+// configuration_deepseek_v2.py … of Hugging Face transformers. The norms of the latents have an epsilon of their own,
+// whatever rms_norm_eps says.
 #include "src/model/archs/latent.h"
 
 #include <fmt/format.h>
@@ -30,12 +31,11 @@ std::vector<BlockOp> indexer(const ConfigView& c, const DecoderSizes& s, const S
     fail(ErrorKind::unsupported, c.where() + ": q_lora_rank: an indexer needs the latent of the queries, found none");
   const int64_t heads = size_key(c, "index_n_heads"), dim = size_key(c, "index_head_dim");
   if (dim < z.rope)
-    fail(ErrorKind::checkpoint, fmt::format("{}: index_head_dim: expected at least qk_rope_head_dim ({}), found {}",
-                                            c.where(), z.rope, dim));
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: index_head_dim: expected at least qk_rope_head_dim ({}), found {}", c.where(), z.rope, dim));
   const std::string at = "self_attn.indexer.";
   return {Project{S::q_latent, S::index_q, at + "wq_b", heads * dim, z.q_rank},
-          Project{S::h, S::index_k, at + "wk", dim, s.hidden},
-          BiasedNorm{S::index_k, at + "k_norm", dim, kIndexEps},
+          Project{S::h, S::index_k, at + "wk", dim, s.hidden}, BiasedNorm{S::index_k, at + "k_norm", dim, kIndexEps},
           Project{S::h, S::index_weights, at + "weights_proj", heads, s.hidden},
           Rope{{S::index_q, S::index_k}, dim, c.rope(z.rope), neighbours}};
 }
@@ -104,8 +104,8 @@ std::vector<bool> layers_with_experts(const ConfigView& c, const DecoderSizes& s
          fmt::format("{}: mlp_layer_types: expected {} entries, found {}", c.where(), s.layers, types.size()));
   for (size_t i = 0; i < types.size(); ++i) {
     if (types[i] != "dense" && types[i] != "sparse")
-      fail(ErrorKind::unsupported, fmt::format("{}: mlp_layer_types[{}]: found \"{}\"; supported: dense, sparse",
-                                               c.where(), i, types[i]));
+      fail(ErrorKind::unsupported,
+           fmt::format("{}: mlp_layer_types[{}]: found \"{}\"; supported: dense, sparse", c.where(), i, types[i]));
     out[i] = types[i] == "sparse";
   }
   return out;

@@ -100,10 +100,9 @@ class Check {
       const bool inner = l->in == Slot::attn || l->in == Slot::act;
       const Attention* a = attention_of(spec_.block(layer));
       const LatentAttention* latent = latent_attention_of(spec_.block(layer));
-      const bool of_heads =
-          (a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q))) ||
-          (latent && (l->in == latent->out || l->items[0].out == latent->kv ||
-                      l->items[0].out == fused_source(spec_.block(layer), latent->q_nope)));
+      const bool of_heads = (a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q))) ||
+                            (latent && (l->in == latent->out || l->items[0].out == latent->kv ||
+                                        l->items[0].out == fused_source(spec_.block(layer), latent->q_nope)));
       if (of_heads && !heads_fit) return;
       check_fused(fused_of(layer, l->items, inner ? Cut::inputs : Cut::outputs, a));
     } else if (const auto* m = std::get_if<Moe>(&op)) {

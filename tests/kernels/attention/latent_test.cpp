@@ -1,5 +1,6 @@
 // Latent attention against its definition in double: over the tokens at hand, and over the cache in pieces, where the
-// weights of keys and values are taken into queries and outputs; with all keys and with chosen ones. The choice of keys.
+// weights of keys and values are taken into queries and outputs; with all keys and with chosen ones. The choice of
+// keys.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,8 +20,9 @@ struct Case {
   int64_t seqs, len, heads, nope, rope, value, rank, chosen;  // chosen 0: all keys
 };
 
-constexpr Case kCases[] = {{2, 7, 2, 8, 4, 6, 12, 0},       {1, 33, 3, 16, 8, 16, 24, 0},  {2, 9, 2, 8, 4, 12, 16, 3},
-                           {1, 40, 9, 32, 16, 32, 64, 11},  {1, 150, 4, 24, 8, 32, 40, 0}, {3, 21, 5, 16, 16, 8, 130, 6},
+constexpr Case kCases[] = {{2, 7, 2, 8, 4, 6, 12, 0},       {1, 33, 3, 16, 8, 16, 24, 0},
+                           {2, 9, 2, 8, 4, 12, 16, 3},      {1, 40, 9, 32, 16, 32, 64, 11},
+                           {1, 150, 4, 24, 8, 32, 40, 0},   {3, 21, 5, 16, 16, 8, 130, 6},
                            {1, 20, 2, 128, 64, 128, 512, 0}};
 
 struct Tensors {
@@ -56,13 +58,14 @@ Tensors make(const Case& c, DType dtype) {
   std::vector<double> kv(at(tokens * c.heads * each));
   for (int64_t row = 0; row < tokens; ++row)
     for (int64_t o = 0; o < c.heads * each; ++o)
-      for (int64_t r = 0; r < c.rank; ++r) kv[at(row * c.heads * each + o)] += latent[at(row * c.rank + r)] * w[at(o * c.rank + r)];
+      for (int64_t r = 0; r < c.rank; ++r)
+        kv[at(row * c.heads * each + o)] += latent[at(row * c.rank + r)] * w[at(o * c.rank + r)];
   t.kv = Tensor::host(dtype, {tokens, c.heads * each});
   for (size_t i = 0; i < kv.size(); ++i) {
     if (dtype == DType::f32)
       t.kv.as<float>()[i] = static_cast<float>(kv[i]);
     else
-      t.kv.as<bf16>()[i] = f32_to_bf16(static_cast<float>(kv[i]));
+      t.kv.as<bf16>()[i] = static_cast<float>(kv[i]);
   }
   t.expected.assign(at(tokens * c.heads * c.value), 0);
   const double scale = 1 / std::sqrt(static_cast<double>(c.rank * c.nope + c.rope));
@@ -71,7 +74,8 @@ Tensors make(const Case& c, DType dtype) {
       const int64_t first = row / c.len * c.len, p = row % c.len;
       std::vector<int64_t> keys;
       for (int64_t j = 0; j < (c.chosen > 0 ? c.chosen : p + 1); ++j)
-        if (const int64_t key = c.chosen > 0 ? t.chosen.as<int32_t>()[row * c.chosen + j] : j; key >= 0) keys.push_back(key);
+        if (const int64_t key = c.chosen > 0 ? t.chosen.as<int32_t>()[row * c.chosen + j] : j; key >= 0)
+          keys.push_back(key);
       std::vector<double> weights;
       for (const int64_t j : keys) {
         double s = 0;
@@ -172,7 +176,7 @@ FEWBIT_DEVICE_TEST(KeyChoice, TheLargestScoresInRisingOrder) {
           if (dtype == DType::f32)
             t.as<float>()[i] = v;
           else
-            t.as<bf16>()[i] = f32_to_bf16(v);
+            t.as<bf16>()[i] = v;
         }
         return t;
       };
@@ -196,7 +200,8 @@ FEWBIT_DEVICE_TEST(KeyChoice, TheLargestScoresInRisingOrder) {
           }
         std::vector<int32_t> order(at(count));
         std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[at(a)] > scores[at(b)]; });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int32_t a, int32_t b) { return scores[at(a)] > scores[at(b)]; });
         order.resize(at(std::min(count, c.n)));
         std::sort(order.begin(), order.end());
         order.resize(at(c.n), -1);
