@@ -6,13 +6,9 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/cache_rows.h"
-#include "kernels/attention/key_choice.h"
-#include "kernels/attention/latent_attention.h"
 #include "kernels/attention/rope_append.h"
 #include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
-#include "kernels/model/biased_norm.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
 #include "kernels/model/gated_act.h"
@@ -26,6 +22,7 @@
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
 #include "src/run/head.h"
+#include "src/run/latent.h"
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/rank_sums.h"
@@ -150,33 +147,8 @@ struct Interpreter {
     biased_norm(ex, act[op.slot], weights.vectors.at(op.name), weights.vectors.at(op.name + ".bias"), op.eps,
                 act[op.slot]);
   }
-  void operator()(const KeyChoice& op) const {
-    FEWBIT_ASSERT(act.choice);
-    const TensorView index = act[op.k];
-    const TensorView keys = layout.latents ? layout.latents->index.view()
-                                           : index.reshaped({layout.seqs, index.rows() / layout.seqs, index.cols()});
-    if (layout.latents) cache_rows(ex, index, layout.positions, keys);
-    if (keys.shape[1] <= op.top_k) return act.choice->reset();
-    if (const Shape shape = {index.rows(), op.top_k}; !(act.choice->shape() == shape))
-      *act.choice = ex.alloc(DType::i32, shape);
-    choose_keys(ex, act[op.q], keys, act[op.weights], layout.positions, *act.choice);
-    if (layout.ranks) layout.ranks->agree(ex, *act.choice);
-  }
-  // Whether the weights of kv_b are taken into the queries and outputs: what its linear would make is not needed then.
-  bool absorbs() const { return layout.latents && !layout.from_zero; }
-  void operator()(const LatentAttention& op) const {
-    const LatentArgs args{
-        .heads = op.heads, .nope = op.nope, .rope = op.rope, .value = op.value, .rank = op.rank, .scale = op.scale};
-    LatentQueries q{.nope = act[op.q_nope], .rope = act[op.q_rope]};
-    if (op.chosen && act.choice && !act.choice->empty()) q.chosen = *act.choice;
-    if (layout.latents) {
-      cache_rows(ex, act[op.latent], layout.positions, layout.latents->latent);
-      cache_rows(ex, act[op.k_rope], layout.positions, layout.latents->k_rope);
-    }
-    if (!absorbs()) return latent_attention(ex, q, act[op.kv], act[op.k_rope], layout.seqs, args, act[op.out]);
-    latent_attention_cached(ex, q, std::get<DenseLinear>(weights.linears.at(op.kv_b)).weight, layout.positions,
-                            {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
-  }
+  void operator()(const KeyChoice& op) const { run_key_choice(ex, op, layout, act); }
+  void operator()(const LatentAttention& op) const { run_latent_attention(ex, op, weights, layout, act); }
 };
 
 // Ops that do the work of several. Each is told the ops from its own on, and says how many of them are done: 0 where
@@ -264,13 +236,10 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   return 2;
 }
 
-// The linear of latent attention where that takes its weights instead of its output: nothing is to be done.
+// The linear whose weights latent attention takes instead of its output: nothing is to be done.
 size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Linears* linears = std::get_if<Linears>(&ops[0]);
-  if (!linears || linears->items.size() != 1 || !in.absorbs()) return 0;
-  for (const BlockOp& op : ops.subspan(1))
-    if (const auto* a = std::get_if<LatentAttention>(&op)) return a->kv_b == linears->items[0].name ? 1 : 0;
-  return 0;
+  return linears && absorbs_weights(in.layout) && is_absorbed(*linears, ops.subspan(1)) ? 1 : 0;
 }
 
 // Runs the first of the ops, with those behind it that one kernel does along; how many that were.

@@ -169,7 +169,7 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .turned_keys = turns_keys(options_.load.kv_cache),
                .state = &recurrent_[i],
                .latents = &latents_[i],
-               .from_zero = length_ == 0,
+               .from_zero = length_ == 0 && &slots == &prefill_slots_,  // a recorded step must not say so
                .ranks = options_.load.ranks},
               act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }

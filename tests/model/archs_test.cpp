@@ -314,6 +314,7 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
           "linear_conv_kernel_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank",
           "index_n_heads", "index_head_dim", "index_topk"})
       c[key] = 4;
+    c["n_group"] = c["topk_group"] = 1;
     c["linear_attn_config"] = {{"kda_layers", {1, 2}},
                                {"full_attn_layers", {3}},
                                {"num_heads", 2},

@@ -17,7 +17,7 @@ json deepseek(const char* class_name) {
   c["q_lora_rank"] = 24, c["kv_lora_rank"] = 16;
   c["qk_nope_head_dim"] = 8, c["qk_rope_head_dim"] = 4, c["v_head_dim"] = 12;
   c["n_routed_experts"] = 8, c["num_experts_per_tok"] = 2, c["n_shared_experts"] = 1;
-  c["moe_intermediate_size"] = 32, c["first_k_dense_replace"] = 1;
+  c["moe_intermediate_size"] = 32, c["first_k_dense_replace"] = 1, c["n_group"] = 1, c["topk_group"] = 1;
   c["index_n_heads"] = 2, c["index_head_dim"] = 8, c["index_topk"] = 6;
   return c;
 }

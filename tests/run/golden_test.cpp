@@ -172,7 +172,7 @@ TEST_P(GoldenModel, HiddenStatesLogitsAndLoss) {
   std::vector<DType> dtypes{DType::f32};
   if (holds_in_bf16(the_case())) dtypes.push_back(DType::bf16);
   for (const DType dtype : dtypes) {
-    const double limit = dtype == DType::f32 ? tol::kLogitsF32
+    const double limit = dtype == DType::f32    ? tol::kLogitsF32
                          : has_state(c.spec)    ? tol::kLogitsBf16Delta
                          : chooses_keys(c.spec) ? tol::kLogitsBf16Chosen
                                                 : tol::kLogitsBf16;
@@ -263,6 +263,30 @@ TEST_P(GoldenModel, GreedyContinuation) {
   }
   EXPECT_EQ(len, 48);
   EXPECT_EQ(seqs, 2);
+}
+
+// Both sequences side by side: a prompt in three chunks, then token by token.
+TEST_P(GoldenModel, StepsMeetTheLogits) {
+  FEWBIT_GOLDEN_SETUP();
+  constexpr int64_t kPrompt = 13;
+  const auto piece = [&](int64_t begin, int64_t n) {
+    std::vector<int32_t> out;
+    for (int64_t s = 0; s < seqs; ++s)
+      for (int64_t i = begin; i < begin + n; ++i) out.push_back(values(ids)[static_cast<size_t>(s * len + i)]);
+    return out;
+  };
+  Engine engine(ex, c, {.load = {.dtype = DType::f32}, .batch = seqs, .capacity = len, .prefill_chunk = 5 * seqs});
+  ConstTensorView logits = engine.prefill(piece(0, kPrompt));
+  const Tensor golden = g.get("logits");
+  const Tensor expected = Tensor::host(DType::f32, {seqs, logits.cols()});
+  for (int64_t t = kPrompt - 1;; ++t) {
+    for (int64_t s = 0; s < seqs; ++s)
+      std::copy_n(golden.as<float>() + (s * len + t) * logits.cols(), logits.cols(),
+                  expected.view().as<float>() + s * logits.cols());
+    ASSERT_LE(relative_error(ex.to_host(logits), expected), tol::kLogitsF32) << "position " << t;
+    if (t + 1 == len) break;
+    logits = engine.decode(ex.to_device(Tensor::host_from<int32_t>(DType::i32, {seqs}, piece(t + 1, 1))));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GoldenModel, ::testing::Combine(::testing::ValuesIn(kModels), every_device()),

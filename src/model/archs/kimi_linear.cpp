@@ -94,7 +94,7 @@ ModelSpec arch_kimi_linear(const ConfigView& c) {
   c.must_equal("moe_router_activation_func", "sigmoid");
   c.must_be_true("mla_use_nope");
   const ConfigView linear = c.section("linear_attn_config");
-  const std::vector<bool> delta = delta_layers(c, s, linear), sparse = layers_with_experts(c, s);
+  const std::vector<bool> delta = delta_layers(c, s, linear), sparse = layers_with_experts(c, s, 0);
   std::vector<std::vector<BlockOp>> variants;  // delta rule, attention; with an MLP, with experts
   for (const bool attention : {false, true}) {
     std::vector<BlockOp> block = attention ? latent_attention_block(c, s, {.turns = false}) : delta_block(s, linear);

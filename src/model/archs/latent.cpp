@@ -65,7 +65,7 @@ std::vector<BlockOp> latent_attention_block(const ConfigView& c, const DecoderSi
   if (form.sight == Sight::own)
     add({KeyChoice{S::index_q, S::index_k, S::index_weights, static_cast<int>(size_key(c, "index_n_heads")),
                    size_key(c, "index_head_dim"), size_key(c, "index_topk")}});
-  const double scale = (form.turns ? c.latent_scale() : 1) / std::sqrt(static_cast<double>(z.nope + z.rope));
+  const double scale = (form.turns ? c.rope(z.rope).score_scale : 1) / std::sqrt(static_cast<double>(z.nope + z.rope));
   add({LatentAttention{.q_nope = S::q_nope,
                        .q_rope = S::q_rope,
                        .kv = S::kv,
@@ -93,8 +93,9 @@ std::vector<BlockOp> latent_block(const ConfigView& c, const DecoderSizes& s, co
   return ops;
 }
 
-std::vector<bool> layers_with_experts(const ConfigView& c, const DecoderSizes& s) {
-  const int64_t first = c.i64("first_k_dense_replace", 0), every = size_key(c, "moe_layer_freq", 1);
+std::vector<bool> layers_with_experts(const ConfigView& c, const DecoderSizes& s, int64_t first) {
+  first = c.i64("first_k_dense_replace", first);
+  const int64_t every = size_key(c, "moe_layer_freq", 1);
   const std::vector<std::string> types = c.str_list("mlp_layer_types");
   std::vector<bool> out;
   for (int64_t i = 0; i < s.layers; ++i) out.push_back(i >= first && i % every == 0);
@@ -116,9 +117,9 @@ Moe& moe_of(std::vector<BlockOp>& block) {
       *std::find_if(block.begin(), block.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); }));
 }
 
-void group_experts(const ConfigView& c, Moe& moe, const std::string& key) {
-  moe.groups = static_cast<int>(size_key(c, key, 1));
-  moe.best_groups = static_cast<int>(size_key(c, "topk_group", 1));
+void group_experts(const ConfigView& c, Moe& moe, const std::string& key, int64_t groups, int64_t best) {
+  moe.groups = static_cast<int>(size_key(c, key, groups));
+  moe.best_groups = static_cast<int>(size_key(c, "topk_group", best));
   if (moe.experts % moe.groups != 0 || moe.best_groups > moe.groups ||
       moe.top_k > moe.experts / moe.groups * moe.best_groups ||
       (moe.groups > 1 && moe.experts / moe.groups < moe.judges))

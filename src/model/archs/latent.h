@@ -19,12 +19,14 @@ struct LatentForm {
 std::vector<BlockOp> latent_attention_block(const ConfigView&, const DecoderSizes&, const LatentForm&);
 // The same with x += down(silu(gate) * up of norm(x)) behind.
 std::vector<BlockOp> latent_block(const ConfigView&, const DecoderSizes&, const LatentForm&);
-// Which layers have experts: from first_k_dense_replace on every moe_layer_freq-th, or as mlp_layer_types says.
-std::vector<bool> layers_with_experts(const ConfigView&, const DecoderSizes&);
+// Which layers have experts: from first_k_dense_replace (`first` where the config does not say) on every
+// moe_layer_freq-th, or as mlp_layer_types says.
+std::vector<bool> layers_with_experts(const ConfigView&, const DecoderSizes&, int64_t first);
 
 // The experts of a block.
 Moe& moe_of(std::vector<BlockOp>& block);
-// Groups of experts by the config's keys `key` and topk_group. Error{checkpoint} where they do not fit.
-void group_experts(const ConfigView&, Moe&, const std::string& key);
+// Groups of experts by the config's keys `key` and topk_group, with the family's values where it does not say.
+// Error{checkpoint} where they do not fit.
+void group_experts(const ConfigView&, Moe&, const std::string& key, int64_t groups = 1, int64_t best = 1);
 
 }  // namespace fewbit
