@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/core/tensor.h"
+#include "src/model/mixer_ops.h"
 #include "src/model/rope_params.h"
 #include "src/model/slots.h"
 
@@ -91,19 +92,6 @@ struct Scale {  // slot *= the one value of the tensor `name`
 struct AddTo {  // out += in
   Slot in, out;
 };
-// Causal convolution of a few taps over every channel, then SiLU: `name` is [channels, 1, taps].
-struct ShortConv {
-  Slot in, out;
-  std::string name;
-  int64_t channels, taps;
-};
-// Gated delta rule (kernels/recurrent/delta_rule.h) over qkv = q, k, v side by side. Its two vectors are [v_heads].
-struct DeltaRule {
-  Slot qkv, beta, decay, out;
-  std::string a_log, dt_bias;
-  int k_heads, v_heads;
-  int64_t k_dim, v_dim;
-};
 // Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
 // of down(act(gate) * up) of those, weighted by the router's scores (kernels/model/route.h). out may be in.
 enum class RouterScore : uint8_t { softmax, sigmoid };
@@ -123,6 +111,7 @@ struct Moe {
   RouterScore score = RouterScore::softmax;
   float scaling = 1;                // of the weights
   int groups = 1, best_groups = 1;  // of experts; only those of the best groups can be chosen
+  int judges = 2;                   // of a group: the sum of its so many best scores
   std::string correction{};         // added to the scores for the choice alone, [experts] or what the shape says
   Shape correction_shape{};
   Slot router_in = Slot::count;  // where the router reads something else than `in`
@@ -144,6 +133,6 @@ struct Moe {
 };
 
 using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
-                             SigmoidGate, Scale, ShortConv, DeltaRule>;
+                             SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention>;
 
 }  // namespace fewbit

@@ -1,3 +1,4 @@
+// Long because: the one file that knows JSON has both spellings of every key and every rope type.
 // Typed access to config.json. Every message names the file and the key; the rotary formulas are those of
 // Hugging Face transformers (modeling_rope_utils.py), the RoPE scalings those of Llama 3.1, of YaRN (arXiv
 // 2309.00071) and of LongRoPE (arXiv 2402.13753).
@@ -89,18 +90,21 @@ ConfigView ConfigView::parse(const std::string& json_text, const std::string& wh
 const std::string& ConfigView::text() const { return impl_->text; }
 const std::string& ConfigView::where() const { return impl_->where; }
 
+ConfigView ConfigView::section(const std::string& key) const {
+  const json* object = member(impl_->root, key);
+  if (!object || !object->is_object()) wrong_type(where(), key, "an object", object);
+  return ConfigView(std::make_unique<Impl>(Impl{impl_->text, impl_->where + ": " + key, *object}));
+}
+
 ConfigView ConfigView::text_model() const {
-  auto impl = std::make_unique<Impl>(*impl_);
-  const json* text = member(impl_->root, "text_config");
-  if (!text) return ConfigView(std::move(impl));
-  if (!text->is_object()) wrong_type(where(), "text_config", "an object", text);
-  impl->root = *text;
-  impl->where += ": text_config";
+  if (!has("text_config")) return ConfigView(std::make_unique<Impl>(*impl_));
+  ConfigView text = section("text_config");
+  json& root = text.impl_->root;
   for (const char* key : {"architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id"})
     if (const json* whole = member(impl_->root, key);
-        whole && (!member(*text, key) || key == std::string("architectures")))
-      impl->root[key] = *whole;
-  return ConfigView(std::move(impl));
+        whole && (!member(root, key) || key == std::string("architectures")))
+      root[key] = *whole;
+  return text;
 }
 
 std::string ConfigView::architecture() const {
@@ -365,6 +369,8 @@ RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
     scale_llama3(s, inv_freq);
   } else if (s.type == "yarn") {
     params.attention_scale = static_cast<float>(scale_yarn(s, inv_freq));
+    if (const double all = s.number("mscale_all_dim", 0); all != 0)
+      params.score_scale = static_cast<float>(std::pow(yarn_mscale(s.number("factor", 1), all), 2));
   } else if (s.type == "factors") {
     divide_by(s, "factors", inv_freq);
   } else if (s.type == "longrope") {

@@ -27,6 +27,9 @@ class ConfigView {
   // whole and what only the whole says of heads and special tokens. A config without one is returned as it is.
   ConfigView text_model() const;
 
+  // The object `key` as a config of its own; Error{checkpoint} where it is none.
+  ConfigView section(const std::string& key) const;
+
   bool has(const std::string& key) const;       // present and not null
   bool mentions(const std::string& key) const;  // present, maybe as null
   // Required values: Error{checkpoint} "path: key: expected an integer, found …".

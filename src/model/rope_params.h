@@ -8,6 +8,9 @@ namespace fewbit {
 struct RopeParams {
   std::vector<float> inv_freq;  // [rot / 2], scaling of the config already applied
   float attention_scale = 1;
+  // What YaRN multiplies the scores of latent attention by: its temperature for all features, squared (DeepSeek-V2,
+  // 2024, section 3.1.3; `mscale_all_dim`).
+  float score_scale = 1;
   // LongRoPE: another table for runs whose sequences may have more than `original_positions`; 0: one table for all.
   std::vector<float> long_inv_freq{};
   int64_t original_positions = 0;

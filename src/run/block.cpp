@@ -22,6 +22,7 @@
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
 #include "src/run/head.h"
+#include "src/run/latent.h"
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/rank_sums.h"
@@ -50,7 +51,7 @@ Tensor sinks_of(Exec& ex, const Tensor& all, const Range& heads) {
 
 const char* phase_of(const BlockOp& op) {
   if (std::holds_alternative<Linears>(op)) return "linears";
-  if (std::holds_alternative<Attention>(op) || std::holds_alternative<DeltaRule>(op)) return "attention";
+  if (attends(op) || std::holds_alternative<DeltaRule>(op) || std::holds_alternative<KeyChoice>(op)) return "attention";
   return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
@@ -132,10 +133,9 @@ struct Interpreter {
     short_conv(ex, act[op.in], w, {}, layout.seqs, ConvAct::silu, state_of(op.name), act[op.out]);
   }
   void operator()(const DeltaRule& op) const {
-    const int64_t keys = op.k_heads * op.k_dim;
-    const DeltaInputs in{.q = {act[op.qkv], 0},
-                         .k = {act[op.qkv], keys},
-                         .v = {act[op.qkv], 2 * keys},
+    const DeltaInputs in{.q = {act[op.q], 0},
+                         .k = {act[op.k], op.k_at()},
+                         .v = {act[op.v], op.v_at()},
                          .beta = act[op.beta],
                          .decay = act[op.decay],
                          .a_log = weights.vectors.at(op.a_log),
@@ -143,6 +143,12 @@ struct Interpreter {
     const DeltaArgs args{.k_heads = op.k_heads, .v_heads = op.v_heads, .k_dim = op.k_dim, .v_dim = op.v_dim};
     delta_rule(ex, in, layout.seqs, args, state_of(op.a_log), act[op.out]);
   }
+  void operator()(const BiasedNorm& op) const {
+    biased_norm(ex, act[op.slot], weights.vectors.at(op.name), weights.vectors.at(op.name + ".bias"), op.eps,
+                act[op.slot]);
+  }
+  void operator()(const KeyChoice& op) const { run_key_choice(ex, op, layout, act); }
+  void operator()(const LatentAttention& op) const { run_latent_attention(ex, op, weights, layout, act); }
 };
 
 // Ops that do the work of several. Each is told the ops from its own on, and says how many of them are done: 0 where
@@ -230,10 +236,16 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   return 2;
 }
 
+// The linear whose weights latent attention takes instead of its output: nothing is to be done.
+size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Linears* linears = std::get_if<Linears>(&ops[0]);
+  return linears && absorbs_weights(in.layout) && is_absorbed(*linears, ops.subspan(1)) ? 1 : 0;
+}
+
 // Runs the first of the ops, with those behind it that one kernel does along; how many that were.
 size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() > 1)
-    for (const auto& several : {run_added, run_normed, run_gated, run_rope_append})
+    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_rope_append})
       if (const size_t done = several(in, ops)) return done;
   std::visit(in, ops[0]);
   return 1;
@@ -281,13 +293,19 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
   const std::string prefix = c.spec.prefix(layer);
   const RankPart part = part_of(o);
   const std::vector<BlockOp>& block = c.spec.block(layer);
+  const LatentAttention* latent = latent_attention_of(block);
   for (BlockOp op : block) {
     if (auto* moe = std::get_if<Moe>(&op)) *moe = experts_of_rank(*moe, part);
     for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
-      w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
-                                             : load_share(ex, c, named, share_of(block, l, part), o, &note));
+      if (latent && latent->kv_b == l.name) {
+        w.linears.emplace(l.name, load_dense(ex, c, named, share_of(block, l, part), o.dtype));
+        if (c.packed(named.name)) note = "run dequantized: a decode step multiplies queries and outputs by them";
+      } else {
+        w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
+                                               : load_share(ex, c, named, share_of(block, l, part), o, &note));
+      }
       if (notes && !note.empty()) (*notes)[note].push_back(named.name);
     }
     if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty() && !part.alone())
@@ -327,6 +345,7 @@ SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType 
 Activations SlotBuffers::bind(TensorView x, int kind) const {
   FEWBIT_ASSERT(x.rows() <= tokens_);
   Activations act;
+  act.choice = choice_.get();
   act[Slot::x] = x;
   const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
   for (size_t s = 1; s < widths.size(); ++s)

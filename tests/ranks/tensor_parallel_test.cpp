@@ -44,9 +44,10 @@ TEST_P(TensorParallel, EveryFamilyIsAsOnOneRank) {
   }
   EXPECT_GE(run, 20) << r.out;
   // Fused q, k, v and gate, up; one key/value head of two ranks; sinks and biases; stacked, shared and grouped experts.
-  for (const char* model : {"phi3-fused", "gemma4", "gpt-oss-bf16", "qwen2-moe", "glm4-moe", "glm4", "qwen2-bias"})
+  for (const char* model : {"phi3-fused", "gemma4", "gpt-oss-bf16", "qwen2-moe", "glm4-moe", "glm4", "qwen2-bias",
+                            "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa-topk12"})
     EXPECT_TRUE(GetParam() != 2 || found[model].starts_with("float32")) << model << ": " << found[model];
-  for (const char* model : {"qwen3-next", "qwen3.5"})
+  for (const char* model : {"qwen3-next", "qwen3.5", "kimi-linear"})
     EXPECT_NE(found[model].find("recurrent layers"), std::string::npos) << model << ": " << found[model];
   for (const char* model : {"olmo3", "minimax-m2"})
     EXPECT_NE(found[model].find("self_attn.q_norm norms all heads at once"), std::string::npos) << found[model];

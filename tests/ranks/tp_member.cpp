@@ -45,7 +45,9 @@ std::string outcome(Exec& ex, const fs::path& model, RankSums& ranks) {
     const double together = perplexity_of(ex, c, ids, all.shape()[0], load);
     line += fmt::format("{} {:.1e} ", dtype == DType::f32 ? "float32" : "bf16", std::fabs(together / alone - 1));
   }
-  LoadOptions load{.dtype = DType::f32, .kv_cache = KvType::fp8};
+  const auto latents = [](const std::vector<BlockOp>& block) { return latent_attention_of(block) != nullptr; };
+  const bool coded = std::none_of(c.spec.kinds.begin(), c.spec.kinds.end(), latents);
+  LoadOptions load{.dtype = DType::f32, .kv_cache = coded ? KvType::fp8 : KvType::plain};
   const std::vector<int32_t> alone = tokens_of(ex, c, ids.first(16), load);
   load.ranks = &ranks;
   return line + "steps " + (tokens_of(ex, c, ids.first(16), load) == alone ? "same" : "others");

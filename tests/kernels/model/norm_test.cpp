@@ -46,5 +46,33 @@ FEWBIT_DEVICE_TEST(RmsNorm, InPlaceAndAllZeroRows) {
   EXPECT_LE(error_of(ex, y, expected_norm(x, w, 1e-6, 0)), tol::kF32Op);
 }
 
+FEWBIT_DEVICE_TEST(BiasedNorm, MatchesTheFormulaInPlaceToo) {
+  for (const MatrixShape& shape : kMatrices)
+    for (const DType dtype : kComputeTypes) {
+      // A mean far from zero: the variance is not the mean square.
+      Tensor x = random_normal(dtype, {shape.rows, shape.cols}, 1, 3.f);
+      const Tensor w = random_normal(dtype, {shape.cols}, 2), b = random_normal(dtype, {shape.cols}, 3);
+      for (int64_t i = 0; i < x.numel(); ++i) {
+        if (dtype == DType::f32)
+          x.as<float>()[i] += 5;
+        else
+          x.as<bf16>()[i] = x.as<bf16>()[i] + 5;
+      }
+      const std::vector<double> v = doubles(x), dw = doubles(w), db = doubles(b);
+      std::vector<double> expected(v.size());
+      const auto cols = static_cast<size_t>(shape.cols);
+      for (size_t r = 0; r < static_cast<size_t>(shape.rows); ++r) {
+        double mean = 0, variance = 0;
+        for (size_t c = 0; c < cols; ++c) mean += v[r * cols + c] / static_cast<double>(cols);
+        for (size_t c = 0; c < cols; ++c) variance += std::pow(v[r * cols + c] - mean, 2) / static_cast<double>(cols);
+        for (size_t c = 0; c < cols; ++c)
+          expected[r * cols + c] = (v[r * cols + c] - mean) / std::sqrt(variance + 1e-6) * dw[c] + db[c];
+      }
+      const Tensor y = ex.to_device(x);
+      biased_norm(ex, y, ex.to_device(w), ex.to_device(b), 1e-6f, y);
+      EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << shape.rows << " x " << shape.cols;
+    }
+}
+
 }  // namespace
 }  // namespace fewbit::test

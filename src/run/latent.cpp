@@ -1,0 +1,47 @@
+#include "src/run/latent.h"
+
+#include "kernels/attention/cache_rows.h"
+#include "kernels/attention/key_choice.h"
+#include "kernels/attention/latent_attention.h"
+#include "src/run/rank_sums.h"
+
+namespace fewbit {
+
+void run_key_choice(Exec& ex, const KeyChoice& op, const TokenLayout& layout, const Activations& act) {
+  FEWBIT_ASSERT(act.choice);
+  const TensorView index = act[op.k];
+  const TensorView keys = layout.latents ? layout.latents->index.view()
+                                         : index.reshaped({layout.seqs, index.rows() / layout.seqs, index.cols()});
+  if (layout.latents) cache_rows(ex, index, layout.positions, keys);
+  if (keys.shape[1] <= op.top_k) return act.choice->reset();
+  if (const Shape shape = {index.rows(), op.top_k}; !(act.choice->shape() == shape))
+    *act.choice = ex.alloc(DType::i32, shape);
+  choose_keys(ex, act[op.q], keys, act[op.weights], layout.positions, *act.choice);
+  if (layout.ranks) layout.ranks->agree(ex, *act.choice);
+}
+
+void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeights& weights, const TokenLayout& layout,
+                          const Activations& act) {
+  const LatentArgs args{
+      .heads = op.heads, .nope = op.nope, .rope = op.rope, .value = op.value, .rank = op.rank, .scale = op.scale};
+  LatentQueries q{.nope = act[op.q_nope], .rope = act[op.q_rope]};
+  if (op.chosen && act.choice && !act.choice->empty()) q.chosen = *act.choice;
+  if (layout.latents) {
+    cache_rows(ex, act[op.latent], layout.positions, layout.latents->latent);
+    cache_rows(ex, act[op.k_rope], layout.positions, layout.latents->k_rope);
+  }
+  if (!absorbs_weights(layout))
+    return latent_attention(ex, q, act[op.kv], act[op.k_rope], layout.seqs, args, act[op.out]);
+  const ConstTensorView w = std::get<DenseLinear>(weights.linears.at(op.kv_b)).weight;
+  latent_attention_cached(ex, q, w, layout.positions,
+                          {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
+}
+
+bool is_absorbed(const Linears& linears, std::span<const BlockOp> later) {
+  if (linears.items.size() != 1) return false;
+  for (const BlockOp& op : later)
+    if (const auto* a = std::get_if<LatentAttention>(&op)) return a->kv_b == linears.items[0].name;
+  return false;
+}
+
+}  // namespace fewbit

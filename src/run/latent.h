@@ -1,0 +1,15 @@
+#pragma once
+// The two ops of latent attention in a pass, with what they keep from token to token and from block to block.
+#include "src/run/block.h"
+
+namespace fewbit {
+
+// Chooses the keys of every query where there are more than the op takes; else leaves Activations::choice empty.
+void run_key_choice(Exec&, const KeyChoice&, const TokenLayout&, const Activations&);
+void run_latent_attention(Exec&, const LatentAttention&, const BlockWeights&, const TokenLayout&, const Activations&);
+// Whether a pass takes the weights of kv_b into queries and outputs: what that linear would make is not needed then.
+inline bool absorbs_weights(const TokenLayout& layout) { return layout.latents && !layout.from_zero; }
+// Whether `linears` is what a later op of the block takes the weights of.
+bool is_absorbed(const Linears&, std::span<const BlockOp> later);
+
+}  // namespace fewbit
