@@ -20,6 +20,10 @@ struct Reads {
   std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.gate, op.in}; }
   std::vector<Slot> operator()(const ShortConv& op) const { return {op.in}; }
   std::vector<Slot> operator()(const DeltaRule& op) const { return {op.qkv, op.beta, op.decay}; }
+  std::vector<Slot> operator()(const PositionScale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const StateScan& op) const { return {op.in, op.dt}; }
+  std::vector<Slot> operator()(const TokenInput&) const { return {}; }
+  std::vector<Slot> operator()(const Keep& op) const { return op.slots; }
 };
 
 struct Writes {
@@ -46,6 +50,10 @@ struct Writes {
   std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.out}; }
   std::vector<Slot> operator()(const ShortConv& op) const { return {op.out}; }
   std::vector<Slot> operator()(const DeltaRule& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const PositionScale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const StateScan& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const TokenInput& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const Keep&) const { return {}; }
 };
 
 }  // namespace

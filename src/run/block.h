@@ -48,6 +48,7 @@ struct TokenLayout {
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
+  ConstTensorView ids{};           // i32 [tokens] on the device, for blocks with a TokenInput; else nobody asks
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
   RankSums* ranks = nullptr;  // null: there is one
@@ -80,6 +81,9 @@ class RopeTables {
   int64_t longest_;
   std::map<std::vector<float>, Tensor> tables_;
 };
+
+// y = x after a norm of the kind; y may be x.
+void norm_rows(Exec&, ConstTensorView x, ConstTensorView weight, NormKind, float eps, TensorView y);
 
 // The kernels' arguments of an op.
 AttentionArgs args_of(const Attention&);

@@ -312,6 +312,11 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
     for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
                             "linear_value_head_dim", "linear_conv_kernel_dim"})
       c[key] = 4;
+    c["hybrid_override_pattern"] = "M*E";
+    for (const char* key : {"mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "n_routed_experts",
+                            "mamba_n_heads", "mamba_d_head", "mamba_d_state"})
+      c[key] = 4;
+    if (a.class_name.starts_with("Granite")) c["shared_intermediate_size"] = 40;
     const ModelSpec s = spec_of(c);
     EXPECT_EQ(s.arch, a.class_name);
     EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);

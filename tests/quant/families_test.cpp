@@ -38,6 +38,11 @@ void expect_carried(const Checkpoint& from, const Checkpoint& to) {
   EXPECT_GT(carried, 0);
 }
 
+// Random models that enlarge what rounding does to their states: docs/families.md, "In bf16".
+bool enlarges(const Checkpoint& c) {
+  return has_state(c.spec) || c.spec.arch.starts_with("Gemma4") || c.spec.arch.starts_with("GptOss");
+}
+
 class FamilyRun : public ::testing::TestWithParam<Case> {};
 
 TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
@@ -79,7 +84,7 @@ TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
   };
   const double own = mean_nll(packed, Weights::packed);
   EXPECT_LE(std::fabs(std::exp(own - mean_nll(packed, Weights::reference)) - 1), tol::kPackedPerplexity);
-  EXPECT_LE(std::fabs(own - mean_nll(c, Weights::packed)), has_state(c.spec) ? tol::kInt4LossDelta : tol::kInt4Loss);
+  EXPECT_LE(std::fabs(own - mean_nll(c, Weights::packed)), enlarges(c) ? tol::kInt4LossEnlarged : tol::kInt4Loss);
 }
 
 std::string name_of_case(const ::testing::TestParamInfo<Case>& info) {
@@ -102,11 +107,14 @@ INSTANTIATE_TEST_SUITE_P(Goldens, FamilyRun,
 std::vector<Case> recent() {
   std::vector<Case> cases;
   for (const char* model :
-       {"qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen2-moe", "seed-oss", "smollm3", "exaone4", "olmo3", "glm4",
-        "glm4-moe", "minimax-m2", "ernie4_5_moe", "hunyuan-v1-dense", "qwen2.5-vl", "qwen3-vl", "mistral3"})
+       {"qwen3-next", "qwen3.5",      "qwen3.5-moe", "qwen2-moe",  "seed-oss",     "smollm3",          "exaone4",
+        "olmo3",      "glm4",         "glm4-moe",    "minimax-m2", "ernie4_5_moe", "hunyuan-v1-dense", "qwen2.5-vl",
+        "qwen3-vl",   "mistral3",     "granitemoe",  "cohere2",    "ministral3",   "gemma4",           "gemma4-moe",
+        "gemma4-e2b", "gpt-oss-bf16", "llama4-text", "lfm2",       "nemotron-h"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
-  for (const char* model : {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe"})
+  for (const char* model :
+       {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe", "granitemoe", "cohere2", "llama4-text", "lfm2", "nemotron-h"})
     cases.push_back({model, "awq int4 g16 format=compressed-tensors"});
   return cases;
 }
