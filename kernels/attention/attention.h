@@ -23,6 +23,9 @@ struct AttentionArgs {
   // [heads] f32: a logit beside the scores of every query of a head, whose weight goes to no value (gpt-oss, 2025).
   // data == nullptr: none. A GPU then takes the plain kernel.
   ConstTensorView sinks{};
+  // > 0: a query sees only keys of its own chunk of so many positions, [p / chunk * chunk, p] (Llama 4, 2025); not with
+  // a window. A GPU takes the plain kernel where the keys are more than one chunk.
+  int64_t chunk = 0;
   // For attention_cached() alone. The launch right before it on this Exec appends to the same cache at the same
   // positions, and lets the next launch begin only when all launches before it have ended; rope_append() is such a one.
   // A GPU may then read the positions and the older keys while the new ones are still being written. The result has the

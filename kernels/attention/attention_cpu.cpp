@@ -47,6 +47,7 @@ struct Span {
 Span visible(const Head& head, const AttentionArgs& a, int64_t i) {
   const int64_t p = head.positions ? head.positions[i] : i;
   FEWBIT_ASSERT(p >= 0 && p < head.keys);
+  if (a.chunk > 0) return {p / a.chunk * a.chunk, p + 1};
   return {a.window > 0 ? std::max<int64_t>(0, p - a.window + 1) : 0, p + 1};
 }
 

@@ -28,6 +28,7 @@ AttentionSource<T, C> source(ConstTensorView q, const AttentionArgs& args, int64
   a.kv_heads = args.kv_heads;
   a.d = static_cast<int>(args.head_dim);
   a.window = static_cast<int>(std::min<int64_t>(args.window, 0x3fffffff));
+  a.chunk = static_cast<int>(std::min<int64_t>(args.chunk, 0x3fffffff));
   a.scale = args.scale;
   a.softcap = args.softcap;
   a.sinks = args.sinks.data ? args.sinks.as<float>() : nullptr;
@@ -71,7 +72,8 @@ void dispatch_head_dim(int d, F&& f) {
 
 template <class T, class C>
 void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
-  const Kernel kernel = a.sinks ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
+  const Kernel kernel =
+      a.sinks || a.chunk > 0 ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if constexpr (!kIsCode<C>)
       if (kernel == Kernel::attention_wide)
@@ -137,6 +139,7 @@ void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v
     a.kv_token = k.cols();
     a.kv_head = args.head_dim;
     a.kv_seq = a.len * a.kv_token;
+    if (a.keys <= a.chunk) a.chunk = 0;
     run(ex.cuda_state(), a, false);
   });
 }
@@ -187,6 +190,7 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
     }
     a.positions = positions.as<int32_t>();
     a.keys = static_cast<int>(shape[2]);
+    if (a.keys <= a.chunk) a.chunk = 0;
     a.kv_token = args.head_dim;
     a.kv_head = shape[2] * args.head_dim;
     a.kv_seq = args.kv_heads * a.kv_head;

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     return (static_cast<int64_t>(seq) * a.len + row0 + r) * a.heads * d + static_cast<int64_t>(head) * d;
   };
   const KeyRange range = key_range(position_of(lane), -1, a.window, a.keys);
-  const int position = position_of(row);
+  const int position = position_of(row), first = a.first_key(position);
   for (int e = threadIdx.x; e < kRows * d; e += kThreads) {
     const int r = e / d;
     q_sh[r * stride + e % d] = row0 + r < a.len ? to_f32(a.q[query_row(r) + e % d]) : 0.f;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
 
   // A sink is a score that was seen first and has no value; one of a row's threads holds its weight.
   float o[kColumns] = {}, m = a.sinks ? a.sinks[head] : -INFINITY, l = a.sinks && sub == 0 ? 1.f : 0.f;
-  for (int key0 = range.begin / kKeys * kKeys; key0 < range.end; key0 += kKeys) {
+  for (int key0 = a.first_key(range.low) / kKeys * kKeys; key0 < range.end; key0 += kKeys) {
     __syncthreads();  // the tile before has been used
     for (int e = threadIdx.x; e < kKeys * d; e += kThreads) {
       const int key = key0 + e / d, col = e % d;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
       for (int c = 0; c < d; ++c) dot = fmaf(q_sh[row * stride + c], k_sh[j * stride + c], dot);
       dot *= a.scale;
       if (a.softcap > 0) dot = a.softcap * tanhf(dot / a.softcap);
-      const bool visible = key <= position && key < range.end && (a.window == 0 || key > position - a.window);
+      const bool visible = key <= position && key < range.end && key >= first;
       s[i] = visible ? dot : -INFINITY;
       top = fmaxf(top, s[i]);
     }

@@ -24,10 +24,16 @@ struct AttentionSource {
   int window;                         // in keys; 0: none
   float scale, softcap;               // softcap 0: none
   const float* sinks;                 // [heads] or null; the plain kernel alone reads them
+  int chunk;                          // in keys; 0: none; likewise
 
   // Where the scales of a kv head begin, as an offset into k_scales and v_scales.
   __device__ __forceinline__ int64_t scales_of(int seq, int kv_head) const {
     return kTokenScales<C> ? (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys : kv_head;
+  }
+  // The first key that the query at a position sees.
+  __device__ __forceinline__ int first_key(int position) const {
+    if (chunk > 0) return position / chunk * chunk;
+    return window > 0 ? max(0, position - window + 1) : 0;
   }
   // The position of query i of a sequence; -1 past the last query.
   __device__ __forceinline__ int position_of(int seq, int i) const {

@@ -5,8 +5,10 @@ namespace fewbit {
 enum class ActKind : uint8_t {
   silu,       // g * sigmoid(g)
   gelu_tanh,  // g / 2 * (1 + tanh(sqrt(2/pi) (g + 0.044715 g^3))) (Hendrycks and Gimpel, 2016)
+  relu,       // max(g, 0)
+  none,       // g
 };
-// Both are g * sigmoid(scale (g + cubic g^3)), as tanh(u) = 2 sigmoid(2 u) - 1.
+// The first two are g * sigmoid(scale (g + cubic g^3)), as tanh(u) = 2 sigmoid(2 u) - 1.
 struct SigmoidForm {
   float scale, cubic;
 };
@@ -16,7 +18,7 @@ constexpr SigmoidForm sigmoid_form(ActKind act) {
 }
 
 // out = act(gate) * up, computed in f32, rounded once (Shazeer, GLU Variants Improve Transformer, 2020: SwiGLU, GEGLU).
-//   gate, up, out  the same shape and dtype, f32 | bf16; out may be gate or up
+//   gate, up, out  the same shape and dtype, f32 | bf16; out may be gate or up, and gate up
 namespace cpu {
 void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out);
 }

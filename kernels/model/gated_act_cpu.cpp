@@ -1,4 +1,4 @@
-// The gated activation: the CPU half. Both activations are a gate times a sigmoid (SigmoidForm).
+// The gated activation: the CPU half. SiLU and GELU are a gate times a sigmoid (SigmoidForm).
 #include "kernels/model/gated_act.h"
 
 #include <algorithm>
@@ -9,10 +9,20 @@
 
 namespace fewbit::cpu {
 
+namespace {
+
+// g = act(g) * u of the activations without a sigmoid.
+void plain_gate(float* g, const float* u, ActKind act, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) g[i] = (act == ActKind::relu ? std::max(g[i], 0.f) : g[i]) * u[i];
+}
+
+}  // namespace
+
 void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out) {
   FEWBIT_ASSERT(gate.numel() == up.numel() && gate.numel() == out.numel());
   FEWBIT_ASSERT(gate.dtype == up.dtype && gate.dtype == out.dtype);
   constexpr int64_t kGrain = 8192;
+  const bool sigmoid = act == ActKind::silu || act == ActKind::gelu_tanh;
   const SigmoidForm form = sigmoid_form(act);
   for_float_type(gate.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -20,7 +30,10 @@ void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, Ten
       float g[kGrain], u[kGrain];
       widen(gate.as<T>() + begin, g, end - begin);
       widen(up.as<T>() + begin, u, end - begin);
-      gated_sigmoid(g, u, form.scale, form.cubic, g, end - begin);
+      if (sigmoid)
+        gated_sigmoid(g, u, form.scale, form.cubic, g, end - begin);
+      else
+        plain_gate(g, u, act, end - begin);
       narrow(g, out.as<T>() + begin, end - begin);
     });
   });

@@ -47,7 +47,10 @@ void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, 
   dispatch_f32_bf16(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool vectors = aligned16(gate.as<T>()) && aligned16(up.as<T>()) && aligned16(out.as<T>());
-    auto* kernel = act == ActKind::silu ? gated_act_kernel<T, ActKind::silu> : gated_act_kernel<T, ActKind::gelu_tanh>;
+    auto* kernel = act == ActKind::silu        ? gated_act_kernel<T, ActKind::silu>
+                   : act == ActKind::gelu_tanh ? gated_act_kernel<T, ActKind::gelu_tanh>
+                   : act == ActKind::relu      ? gated_act_kernel<T, ActKind::relu>
+                                               : gated_act_kernel<T, ActKind::none>;
     launch_overlapping(ex.cuda_state(), kernel, dim3(blocks), dim3(kThreads), 0, gate.as<T>(), up.as<T>(), out.as<T>(),
                        n, vectors);
   });

@@ -1,6 +1,6 @@
 #pragma once
-// rms_norm: root mean square layer normalisation (Zhang and Sennrich, 2019). biased_norm: layer normalisation with
-// weight and bias (Ba, Kiros and Hinton, 2016).
+// rms_norm: root mean square layer normalisation (Zhang and Sennrich, 2019). layer_norm: with the mean taken away (Ba,
+// Kiros and Hinton, 2016); biased_norm: the same with a bias.
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // y[r, c] = x[r, c] / sqrt(mean_c x[r, c]^2 + eps) * (weight[c] + weight_offset); computed in f32, rounded once.
@@ -8,15 +8,22 @@ namespace fewbit {
 //   weight  [cols]        the dtype of x
 //   weight_offset         0, or 1 for the (1 + w) norms of the Gemma family
 // A per-head norm is the same op on x viewed as [tokens * heads, head_dim].
+// layer_norm: y[r, c] = (x[r, c] - mean_c x[r, c]) / sqrt(mean_c (x[r, c] - mean)^2 + eps) * weight[c]; as above.
 namespace cpu {
 void rms_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y);
-}
+void layer_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, TensorView y);
+}  // namespace cpu
 namespace cuda {
 void rms_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y);
-}
+void layer_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, TensorView y);
+}  // namespace cuda
 inline void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset,
                      TensorView y) {
   pick(ex, &cpu::rms_norm, FEWBIT_CUDA_OP(rms_norm))(ex, x, weight, eps, weight_offset, y);
+}
+inline void layer_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, TensorView y) {
+  FEWBIT_ASSERT(weight.numel() == x.cols() && weight.dtype == x.dtype && y.dtype == x.dtype && y.shape == x.shape);
+  pick(ex, &cpu::layer_norm, FEWBIT_CUDA_OP(layer_norm))(ex, x, weight, eps, y);
 }
 
 // y[r, c] = (x[r, c] - mean_c x[r, c]) / sqrt(var_c x[r, c] + eps) * weight[c] + bias[c], the variance that of all

@@ -4,6 +4,7 @@
 //   up to kMostHeld 16-byte vectors a thread       held_rms_norm_kernel    held in registers while its sum is made, and
 //                                                                          its weight is loaded at the same time
 //   more, or rows that are not 16-byte aligned     rms_norm_kernel, block  read twice, as above
+// Layer norm has one kernel, a block per row, which is read three times.
 // A thread writes only what it has read itself, which is what lets y be x.
 #include "kernels/device/launch.cuh"
 #include "kernels/device/reduce.cuh"
@@ -96,6 +97,30 @@ __global__ void __launch_bounds__(kBlockThreads) held_rms_norm_kernel(const T* x
     if (at(i) < cols) store_vec(y + row + at(i), scaled<T, kN>(v[i], w[i], inv, offset));
 }
 
+// A block per row: its mean, then the mean square of what is left, then the row.
+template <class T>
+__global__ void __launch_bounds__(kBlockThreads) layer_norm_kernel(const T* x,  // [rows, cols], may be y
+                                                                   const T* __restrict__ weight,  // [cols]
+                                                                   float eps,
+                                                                   T* y,  // [rows, cols]
+                                                                   int64_t cols) {
+  __shared__ float partial[32];
+  allow_successor();
+  await_predecessor();
+  const T* row = x + blockIdx.x * cols;
+  float sum = 0, squares = 0;
+  for (int64_t c = threadIdx.x; c < cols; c += kBlockThreads) sum += to_f32(row[c]);
+  const float mean = block_sum(sum, partial) / static_cast<float>(cols);
+  __syncthreads();  // the partial sums are read
+  for (int64_t c = threadIdx.x; c < cols; c += kBlockThreads) {
+    const float v = to_f32(row[c]) - mean;
+    squares = fmaf(v, v, squares);
+  }
+  const float inv = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(cols) + eps);
+  for (int64_t c = threadIdx.x; c < cols; c += kBlockThreads)
+    y[blockIdx.x * cols + c] = from_f32<T>((to_f32(row[c]) - mean) * inv * to_f32(weight[c]));
+}
+
 // Variants: {f32, bf16} x ({16 bytes, one value} x {warp, block}, {a row in 1, 2, 4 vectors a thread}).
 template <class T, int kN>
 void launch(CudaState& s, const T* x, const T* weight, float eps, float offset, TensorView y) {
@@ -161,6 +186,15 @@ void biased_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, ConstTenso
     launch_overlapping(ex.cuda_state(), biased_norm_kernel<T>,
                        dim3(static_cast<unsigned>((x.rows() + kRows - 1) / kRows)), dim3(kBiasedThreads), 0, x.as<T>(),
                        weight.as<T>(), bias.as<T>(), eps, y.as<T>(), x.rows(), x.cols());
+  });
+}
+
+void layer_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, TensorView y) {
+  if (x.numel() == 0) return;
+  dispatch_f32_bf16(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_overlapping(ex.cuda_state(), layer_norm_kernel<T>, dim3(static_cast<unsigned>(x.rows())),
+                       dim3(kBlockThreads), 0, x.as<T>(), weight.as<T>(), eps, y.as<T>(), x.cols());
   });
 }
 

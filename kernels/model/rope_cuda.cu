@@ -47,6 +47,19 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
   }
 }
 
+// A block has one row.
+template <class T>
+__global__ void scale_by_position_kernel(T* x,  // [tokens, cols]
+                                         const int32_t* __restrict__ positions, float factor, int64_t every,
+                                         int64_t shift, int64_t cols) {
+  allow_successor();
+  await_predecessor();
+  const auto step = static_cast<float>((positions[blockIdx.x] + shift) / every);
+  const float by = 1.f + factor * log1pf(step);
+  T* row = x + blockIdx.x * cols;
+  for (int64_t c = threadIdx.x; c < cols; c += kThreads) row[c] = from_f32<T>(to_f32(row[c]) * by);
+}
+
 }  // namespace
 
 void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv_freq, int64_t head_dim,
@@ -68,6 +81,15 @@ void rope(Exec& ex, TensorView x, ConstTensorView positions, ConstTensorView inv
     launch_overlapping(ex.cuda_state(), kernel, grid, dim3(kThreads), shared, x.as<T>(), positions.as<int32_t>(),
                        inv_freq.as<float>(), static_cast<int>(half), static_cast<int>(heads),
                        static_cast<int>(head_dim), attention_scale);
+  });
+}
+
+void scale_by_position(Exec& ex, TensorView x, ConstTensorView positions, float factor, int64_t every, int64_t shift) {
+  if (x.numel() == 0) return;
+  dispatch_f32_bf16(x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_overlapping(ex.cuda_state(), scale_by_position_kernel<T>, dim3(static_cast<unsigned>(x.rows())),
+                       dim3(kThreads), 0, x.as<T>(), positions.as<int32_t>(), factor, every, shift, x.cols());
   });
 }
 

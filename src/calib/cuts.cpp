@@ -17,14 +17,25 @@ bool alive_before(const std::vector<BlockOp>& ops, size_t at, Slot s) {
     if (holds(slots_read(ops[i]), s)) return true;
     if (holds(slots_written(ops[i]), s)) return false;
   }
-  return false;
+  const Keep* kept = ops.empty() ? nullptr : std::get_if<Keep>(&ops.back());
+  return kept && holds(kept->slots, s);
 }
+
+namespace {
+
+// Whether the slot lives in front of the op and is not kept between blocks.
+bool takes_room(const std::vector<BlockOp>& ops, size_t at, Slot s) {
+  if (s == Slot::x || at == ops.size() || !alive_before(ops, at, s)) return false;
+  return std::any_of(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(at),
+                     [s](const BlockOp& op) { return holds(slots_written(op), s); });
+}
+
+}  // namespace
 
 std::optional<size_t> cheapest_cut(const std::vector<BlockOp>& ops, size_t base, size_t to) {
   for (size_t at = to; at > base; --at) {
     bool alone = true;
-    for (int s = 0; s < kSlots; ++s)
-      alone &= static_cast<Slot>(s) == Slot::x || !alive_before(ops, at, static_cast<Slot>(s));
+    for (int s = 0; s < kSlots; ++s) alone &= !takes_room(ops, at, static_cast<Slot>(s));
     if (alone) return at;
   }
   return std::nullopt;

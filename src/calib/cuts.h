@@ -7,10 +7,12 @@
 
 namespace fewbit {
 
-// True where op `at` and those behind it read what the slot holds in front of `at`. The residual stream always lives.
+// True where op `at` and those behind it read what the slot holds in front of `at`, or blocks behind this one do. The
+// residual stream always lives.
 bool alive_before(const std::vector<BlockOp>& ops, size_t at, Slot s);
-// The last op behind `base`, up to `to`, in front of which nothing but the residual stream lives: to begin there costs
-// no room, because that stream is kept in any case. Nothing where there is no such op.
+// The last op behind `base`, up to `to`, in front of which nothing lives but what stands between blocks in any case
+// (the residual stream, slots that earlier blocks left): to begin there costs no room. Nothing where there is no such
+// op.
 std::optional<size_t> cheapest_cut(const std::vector<BlockOp>& ops, size_t base, size_t to);
 // Features of the slots besides the residual stream that live in front of the op.
 int64_t features_alive(const ModelSpec&, const std::vector<BlockOp>& ops, size_t at);

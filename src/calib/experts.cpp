@@ -83,9 +83,8 @@ void ExpertInputs::show_inputs(int first, int last, const RowsOf& see) {
     const Routing routing = route_tokens(ex_, op_, weights_, routed);
     for (int e = first; e < last; ++e) {
       if (!owns(e) || routing.tokens(e) == 0) continue;
-      const ConstTensorView rows = routing.rows_of(e);
-      const Tensor mine = gather_rows(ex_, x, rows);
-      const Tensor full = cross_ ? gather_rows(ex_, x_full, rows) : Tensor();
+      const Tensor mine = expert_rows(ex_, routing, e, x);
+      const Tensor full = cross_ ? expert_rows(ex_, routing, e, x_full) : Tensor();
       see(e, mine, full);
     }
   });
@@ -97,9 +96,8 @@ void ExpertInputs::show_activations(int first, int last, const LinearOf& quantiz
   std::vector<RowCutter> cutters;
   for (int e = first; e < last; ++e)
     cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView x_full) {
-      const std::string gate = op_.of_expert(op_.gate, e).name, up = op_.of_expert(op_.up, e).name;
       const auto act = [&](const LinearOf& of, ConstTensorView rows) {
-        return expert_activation(ex_, op_, of(gate), of(up), rows);
+        return expert_activation(ex_, op_, e, of, rows);
       };
       const Tensor mine = act(quantized, x), full = x_full.data ? act(original, x_full) : Tensor();
       see(e, mine, full);

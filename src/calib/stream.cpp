@@ -7,17 +7,23 @@
 
 namespace fewbit {
 
-Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, DType dtype)
+Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, DType dtype,
+               std::span<const int32_t> ids)
     : store_(store), spec_(spec), chunks_(chunks), dtype_(dtype) {
   Tensor host = Tensor::host(DType::i32, {chunks.most_rows()});
   for (int64_t t = 0; t < host.numel(); ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % chunks.length);
   positions_ = store.exec().to_device(host);
+  if (token_input_of(spec)) {
+    FEWBIT_ASSERT(static_cast<int64_t>(ids.size()) == chunks.tokens());
+    ids_ = store.exec().to_device(Tensor::host_from<int32_t>(DType::i32, {chunks.tokens()}, ids));
+  }
   stored_.emplace(Slot::x, States(store, chunks, dtype, spec.hidden));
   choices_.resize(choice_that_lasts(spec) > 0 ? static_cast<size_t>(chunks.count()) : 1);
 }
 
 void Stream::begin_block(const std::vector<BlockOp>& ops) {
-  FEWBIT_ASSERT(stored_.size() == 1 && next_.empty());
+  FEWBIT_ASSERT(next_.empty());
+  std::erase_if(stored_, [&](const auto& entry) { return !alive_before(ops, 0, entry.first); });
   ops_ = &ops;
   base_ = 0;
   entering_.reset();
@@ -119,7 +125,8 @@ const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& w
                                  std::optional<size_t> cut, const Watch& watch) {
   const int64_t rows = chunks_.rows(chunk);
   load(chunk, to);
-  const TokenLayout layout{.seqs = chunks_.seqs(chunk), .positions = positions_.view().row_range(0, rows)};
+  TokenLayout layout{.seqs = chunks_.seqs(chunk), .positions = positions_.view().row_range(0, rows)};
+  if (!ids_.empty()) layout.ids = ids_.view().row_range(chunks_.begin(chunk), chunks_.begin(chunk) + rows);
   for (size_t i = base_; i < to; ++i) {
     if (cut == i && i > base_) save(chunk, i);
     if (watch) watch(i, activations_);

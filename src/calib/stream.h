@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "src/calib/states.h"
 #include "src/run/block.h"
@@ -17,7 +18,8 @@ namespace fewbit {
 
 class Stream {
  public:
-  Stream(StateStore&, const ModelSpec&, const Chunks&, DType);
+  // `ids` of all chunks' tokens, for models whose blocks read them (token_input_of); else none are needed.
+  Stream(StateStore&, const ModelSpec&, const Chunks&, DType, std::span<const int32_t> ids = {});
 
   // The states that enter the first block, [rows of the chunk, hidden].
   void start(int64_t chunk, ConstTensorView x) { stored_.at(Slot::x).put(chunk, x); }
@@ -53,7 +55,7 @@ class Stream {
   const ModelSpec& spec_;
   Chunks chunks_;
   DType dtype_;
-  Tensor positions_;
+  Tensor positions_, ids_;
   const std::vector<BlockOp>* ops_ = nullptr;
   size_t base_ = 0;
   bool keeps_entering_ = false;

@@ -135,10 +135,13 @@ std::vector<LayerCloseness> layer_closeness(Exec& ex, const Checkpoint& base, co
                                             const LoadOptions& o, const Windows& w, int64_t max_tokens,
                                             const std::function<void(int64_t, int64_t)>& progress) {
   check_alike(base.spec, model.spec);
+  if (keeps_slots(base.spec) || token_input_of(base.spec))
+    fail(ErrorKind::unsupported, "--layers: the layers of " + base.spec.arch +
+                                     " read keys and values of others, so that none of them can be run alone");
   const int64_t seqs = std::clamp<int64_t>(max_tokens / w.length, 1, w.count);
   const std::span<const int32_t> ids = std::span(w.ids).first(static_cast<size_t>(seqs * w.length));
   Tensor positions;
-  EmbeddedTokens in{embedded(ex, base, o, ids, seqs, &positions), {}};
+  EmbeddedTokens in{embedded(ex, base, o, ids, seqs, &positions), {}, {}};
   const Tensor own = embedded(ex, model, o, ids, seqs, &positions);
   in.positions = std::move(positions);
   BlockRunner base_block(ex, base, o, in, seqs), model_block(ex, model, o, in, seqs);

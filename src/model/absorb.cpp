@@ -52,7 +52,7 @@ bool take_consumers(const std::vector<BlockOp>& ops, Slot s, Absorber& a) {
       a.linears.insert(a.linears.end(), group->items.begin(), group->items.end());
     } else if (const auto* moe = std::get_if<Moe>(&ops[i])) {
       for (int e = 0; e < moe->experts; ++e)
-        for (const LinearDef* l : {&moe->gate, &moe->up}) a.linears.push_back(moe->of_expert(*l, e));
+        for (LinearDef& l : moe->wide_of(e)) a.linears.push_back(std::move(l));
       if (moe->routed() == moe->in) a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
     } else if (const auto* project = std::get_if<Project>(&ops[i])) {
       a.routers.push_back({project->name, {project->out_features, project->in_features}});
@@ -91,7 +91,8 @@ std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t read
   return a;
 }
 
-// act(gate) * up of an expert is linear in up (but for the clamped form), and only its down reads that.
+// act(gate) * up of an expert is linear in up (but for the clamped form, and without a gate), and only its down reads
+// that.
 Absorber inside_expert(const Moe& moe, size_t op, int expert) {
   const LinearDef up = moe.of_expert(moe.up, expert);
   Absorber a;
@@ -115,7 +116,8 @@ std::vector<Absorber> absorbers_of(const std::vector<BlockOp>& ops) {
     if (!group && !moe) continue;
     std::optional<Absorber> a = absorber_of(ops, i, group ? group->in : moe->in);
     if (a && a->consumers.front() == i) all.push_back(std::move(*a));  // one entry for an input with two readers
-    for (int e = 0; moe && moe->swiglu_limit == 0 && e < moe->experts; ++e) all.push_back(inside_expert(*moe, i, e));
+    for (int e = 0; moe && moe->gated() && moe->swiglu_limit == 0 && e < moe->experts; ++e)
+      all.push_back(inside_expert(*moe, i, e));
   }
   return all;
 }

@@ -7,14 +7,15 @@
 
 #include "src/core/tensor.h"
 #include "src/model/mixer_ops.h"
+#include "src/model/mixture.h"
 #include "src/model/rope_params.h"
 #include "src/model/slots.h"
 
 namespace fewbit {
 
-enum class NormKind : uint8_t { rms, rms_plus_one };  // x * w, or x * (1 + w) (Gemma)
+// x * w or x * (1 + w) (Gemma) of x over its root mean square; x * w of (x - mean) over the standard deviation (Cohere)
+enum class NormKind : uint8_t { rms, rms_plus_one, layer };
 constexpr float weight_offset(NormKind kind) { return kind == NormKind::rms_plus_one ? 1.f : 0.f; }
-enum class Activation : uint8_t { silu, gelu_tanh };
 
 // Names of weights are relative to the block prefix ("model.layers.7."); ".weight" / ".bias" are appended.
 struct Norm {
@@ -24,12 +25,6 @@ struct Norm {
   int64_t features;
   float eps;
   bool bare = false;  // the name is that of the tensor, without ".weight"
-};
-struct LinearDef {
-  std::string name;
-  Slot out;
-  int64_t out_features, in_features;
-  bool bias = false;
 };
 // Linears that share one input: one Gram matrix serves them all.
 struct Linears {
@@ -77,7 +72,19 @@ struct Attention {
   int64_t window = 0;   // 0 = full
   float softcap = 0;    // 0 = none
   std::string sinks{};  // [heads]: a logit beside the scores of a head, without a value
+  int64_t chunk = 0;    // > 0: a query sees only keys of its own chunk of so many positions
+  // The layer whose keys and values it reads, which stand in k and v where there is no cache; -1: its own.
+  int64_t keys_of_layer = -1;
+  bool own_keys() const { return keys_of_layer < 0; }
 };
+// In place: row t times 1 + factor * ln(1 + floor((position + shift) / every)) (Llama 4, 2025): queries far behind the
+// positions that a model was trained on keep their sharpness.
+struct PositionScale {
+  Slot slot;
+  float factor;
+  int64_t every, shift = 0;
+};
+// out = act(gate) * up. With gate and up the same slot: relu gives relu(x)^2.
 struct GatedAct {
   Slot gate, up, out;
   Activation act;
@@ -85,54 +92,31 @@ struct GatedAct {
 struct SigmoidGate {  // out = in * sigmoid(gate); a gate for every feature, or one for all. out may be in
   Slot gate, in, out;
 };
-struct Scale {  // slot *= the one value of the tensor `name`
+struct Scale {  // slot *= the tensor `name`: its one value, or one for every feature
   Slot slot;
   std::string name;
+  int64_t features = 1;
 };
-struct AddTo {  // out += in
+struct AddTo {  // out += factor * in
   Slot in, out;
+  float factor = 1;
 };
-// Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
-// of down(act(gate) * up) of those, weighted by the router's scores (kernels/model/route.h). out may be in.
-enum class RouterScore : uint8_t { softmax, sigmoid };
-struct Moe {
-  Slot in, out;
-  std::string router;  // "mlp.gate", always dense [experts, hidden]
-  int64_t hidden;
-  int experts, top_k;
-  bool renormalise;          // the weights of the chosen experts sum to 1
-  std::string expert_name;   // "mlp.experts."; the number of the expert follows
-  LinearDef gate, up, down;  // of one expert: names behind "mlp.experts.7.", slots as in a dense block
-  Activation act;
-  // Where the checkpoint stacks the experts of a layer: gate over up [experts, 2 width, hidden], and
-  // down [experts, hidden, width]. Empty: never.
-  std::string stacked_gate_up{}, stacked_down{};
-  bool turned_stacks = false;  // [experts, inputs, outputs], gate and up by turns; their biases behind "_bias"
-  RouterScore score = RouterScore::softmax;
-  float scaling = 1;                // of the weights
-  int groups = 1, best_groups = 1;  // of experts; only those of the best groups can be chosen
-  int judges = 2;                   // of a group: the sum of its so many best scores
-  std::string correction{};         // added to the scores for the choice alone, [experts] or what the shape says
-  Shape correction_shape{};
-  Slot router_in = Slot::count;  // where the router reads something else than `in`
-  float logit_scale = 1;
-  bool router_bias = false;
-  float swiglu_limit = 0;      // > 0: clamped_swiglu() of kernels/model/gated_act.h takes the place of act(gate) * up
-  std::string expert_scale{};  // of the weights, [experts]
-  int own_begin = 0, own_end = 0;  // of one of several ranks: its experts, what they make is summed; 0, 0: all
-  bool all_own() const { return own_end == 0; }
-  int last_own() const { return all_own() ? experts : own_end; }  // one behind it
-  Slot routed() const { return router_in == Slot::count ? in : router_in; }
-
-  // A linear of an expert with its name in the block: "mlp.experts.7.gate_proj".
-  LinearDef of_expert(const LinearDef& def, int expert) const {
-    LinearDef named = def;
-    named.name = expert_name + std::to_string(expert) + "." + def.name;
-    return named;
-  }
+// What a token alone gives to a layer (Gemma 3n, 2025), [layers, features] of every token:
+//   (rms(projection of the embedding / sqrt(hidden)) * norm + sqrt(features) * row of the table) / sqrt(2)
+// The three tensors are the whole model's; a layer has its `features` rows of the projection and columns of the table.
+struct TokenInput {
+  Slot out;
+  std::string table, projection, norm;  // [vocab, layers * features], [layers * features, hidden], [features]
+  int64_t layers, features;
+  float eps;
 };
-
+// Slots that blocks behind this one read: they outlive it. Last of its block.
+struct Keep {
+  std::vector<Slot> slots;
+  std::vector<int64_t> features;  // of each
+};
 using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
-                             SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention>;
+                             SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention,
+                             PositionScale, StateScan, TokenInput, Keep>;
 
 }  // namespace fewbit

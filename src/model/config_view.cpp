@@ -348,8 +348,7 @@ RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
   if (rot < 2 || rot % 2 != 0)
     fail(ErrorKind::unsupported,
          fmt::format("{}: rotary features: expected an even count, found {} (head_dim {})", where, rot, head_dim));
-  if (s.type ==
-      "proportional") {  // of all pairs of the head the first turn; their frequencies are those of the whole head
+  if (s.type == "proportional") {  // the first pairs of the head turn, with the frequencies of all of them
     RopeParams params;
     for (int64_t j = 0; j < head_dim / 2; ++j)
       params.inv_freq.push_back(j < rot / 2 ? static_cast<float>(std::pow(s.theta, -2.0 * static_cast<double>(j) /
@@ -363,8 +362,7 @@ RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
     inv_freq.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(rot)));
   RopeParams params;
   if (s.type == "linear") {
-    const double factor = s.positive("factor");
-    for (double& f : inv_freq) f /= factor;
+    for (double& f : inv_freq) f /= s.positive("factor");
   } else if (s.type == "llama3") {
     scale_llama3(s, inv_freq);
   } else if (s.type == "yarn") {
@@ -389,6 +387,10 @@ RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
 ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
   const RopeSettings s = read_rope(impl_->root, where(), section);
   return {s.type, s.theta, s.partial, s.object.dump()};
+}
+
+double ConfigView::rope_number(const std::string& key, double fallback) const {
+  return read_rope(impl_->root, where(), "").number(key, fallback);
 }
 
 RopeParams ConfigView::unscaled_rope(int64_t head_dim) const {

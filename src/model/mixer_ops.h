@@ -14,6 +14,7 @@ struct ShortConv {
   Slot in, out;
   std::string name;
   int64_t channels, taps;
+  bool silu = true, bias = false;  // [channels]
 };
 // Gated delta rule (kernels/recurrent/delta_rule.h) over q, k, v, which lie side by side where they are one slot.
 struct DeltaRule {
@@ -27,6 +28,13 @@ struct DeltaRule {
   // Where k and v begin in their slots.
   int64_t k_at() const { return k == q ? k_heads * k_dim : 0; }
   int64_t v_at() const { return v == q ? 2 * k_heads * k_dim : 0; }
+};
+// Selective state space (kernels/recurrent/state_scan.h) over in = x, B, C side by side. Its three vectors are [heads].
+struct StateScan {
+  Slot in, dt, out;
+  std::string a_log, dt_bias, d;
+  int heads, groups;
+  int64_t head_dim, state;
 };
 // Layer norm with a bias, in place.
 struct BiasedNorm {

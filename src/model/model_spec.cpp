@@ -46,10 +46,11 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 
 const char* name_of(Slot s) {
   static constexpr const char* kNames[kSlots] = {
-      "x",      "h",      "q",       "k",     "v",       "attn",    "gate",         "up",
-      "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",         "decay",
-      "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",     "latent",
-      "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights"};
+      "x",      "h",      "q",       "k",     "v",       "attn",    "gate",          "up",
+      "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",          "decay",
+      "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",      "latent",
+      "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights", "token",
+      "near_k", "near_v", "far_k",   "far_v"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -63,6 +64,11 @@ bool attends(const BlockOp& op) {
   return std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op);
 }
 
+const Attention* own_attention_of(const std::vector<BlockOp>& block) {
+  const Attention* a = attention_of(block);
+  return a && a->own_keys() ? a : nullptr;
+}
+
 std::string attention_module(const std::vector<BlockOp>& block) {
   const Attention* a = attention_of(block);
   for (const BlockOp& op : block)
@@ -71,9 +77,26 @@ std::string attention_module(const std::vector<BlockOp>& block) {
   bug("a block without a linear that makes keys");
 }
 
-bool has_state(const ModelSpec& spec) {
+const TokenInput* token_input_of(const ModelSpec& spec) {
+  for (const std::vector<BlockOp>& block : spec.kinds)
+    if (const TokenInput* t = find_op<TokenInput>(block)) return t;
+  return nullptr;
+}
+
+int64_t keys_layer(const ModelSpec& spec, int64_t layer) {
+  const Attention* a = attention_of(spec.block(layer));
+  return a && !a->own_keys() ? a->keys_of_layer : layer;
+}
+
+bool keeps_slots(const ModelSpec& spec) {
   return std::any_of(spec.kinds.begin(), spec.kinds.end(),
-                     [](const std::vector<BlockOp>& block) { return find_op<DeltaRule>(block) != nullptr; });
+                     [](const std::vector<BlockOp>& block) { return find_op<Keep>(block) != nullptr; });
+}
+
+bool has_state(const ModelSpec& spec) {
+  return std::any_of(spec.kinds.begin(), spec.kinds.end(), [](const std::vector<BlockOp>& block) {
+    return find_op<DeltaRule>(block) || find_op<StateScan>(block);
+  });
 }
 
 int64_t choice_that_lasts(const ModelSpec& spec) {
@@ -114,7 +137,7 @@ std::vector<LinearDef> linears_of(const BlockOp& op) {
   std::vector<LinearDef> out;
   if (const Moe* moe = std::get_if<Moe>(&op))
     for (int e = moe->own_begin; e < moe->last_own(); ++e)
-      for (const LinearDef* l : {&moe->gate, &moe->up, &moe->down}) out.push_back(moe->of_expert(*l, e));
+      for (LinearDef& l : moe->linears_of_expert(e)) out.push_back(std::move(l));
   return out;
 }
 
@@ -127,7 +150,7 @@ std::vector<SmallTensor> small_tensors_of(const BlockOp& op) {
     return {{n->name + ".weight", {n->head_dim}}};
   }
   if (const Attention* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return {{a->sinks, {a->heads}, true}};
-  if (const Scale* s = std::get_if<Scale>(&op)) return {{s->name, {1}, true}};
+  if (const Scale* s = std::get_if<Scale>(&op)) return {{s->name, {s->features}, true}};
   if (const Moe* m = std::get_if<Moe>(&op)) {
     std::vector<SmallTensor> out = {{m->router + ".weight", {m->experts, m->hidden}}};
     if (m->router_bias) out.push_back({m->router + ".bias", {m->experts}});
@@ -136,7 +159,13 @@ std::vector<SmallTensor> small_tensors_of(const BlockOp& op) {
     return out;
   }
   if (const Project* p = std::get_if<Project>(&op)) return {{p->name + ".weight", {p->out_features, p->in_features}}};
-  if (const ShortConv* c = std::get_if<ShortConv>(&op)) return {{c->name + ".weight", {c->channels, 1, c->taps}, true}};
+  if (const ShortConv* c = std::get_if<ShortConv>(&op)) {
+    std::vector<SmallTensor> out = {{c->name + ".weight", {c->channels, 1, c->taps}, true}};
+    if (c->bias) out.push_back({c->name + ".bias", {c->channels}, true});
+    return out;
+  }
+  if (const StateScan* s = std::get_if<StateScan>(&op))
+    return {{s->a_log, {s->heads}, true}, {s->dt_bias, {s->heads}, true}, {s->d, {s->heads}, true}};
   if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
     return {{d->a_log, d->a_log_shape.rank() > 0 ? d->a_log_shape : Shape{d->v_heads}, true},
             {d->dt_bias, {d->rates()}, true}};
@@ -164,6 +193,11 @@ std::vector<NamedLinear> ends_of(const ModelSpec& spec) {
 
 std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   std::vector<NamedDense> out = {{spec.embed, {spec.vocab, spec.hidden}}};
+  if (const TokenInput* t = token_input_of(spec)) {
+    out.push_back({t->table, {spec.vocab, t->layers * t->features}});
+    out.push_back({t->projection, {t->layers * t->features, spec.hidden}});
+    out.push_back({t->norm, {t->features}});
+  }
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::string prefix = spec.prefix(layer);
     for (const BlockOp& op : spec.block(layer)) {
@@ -200,10 +234,18 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
     if (const Project* p = std::get_if<Project>(&op); p && p->out == slot) return p->out_features;
     if (const ShortConv* c = std::get_if<ShortConv>(&op); c && c->out == slot) return c->channels;
     if (const DeltaRule* d = std::get_if<DeltaRule>(&op); d && d->out == slot) return d->v_heads * d->v_dim;
+    if (const StateScan* s = std::get_if<StateScan>(&op); s && s->out == slot) return s->heads * s->head_dim;
+    if (const Keep* kept = std::get_if<Keep>(&op))
+      for (size_t i = 0; i < kept->slots.size(); ++i)
+        if (kept->slots[i] == slot) return kept->features[i];
+    if (const TokenInput* t = std::get_if<TokenInput>(&op); t && t->out == slot) return t->features;
     if (const SigmoidGate* g = std::get_if<SigmoidGate>(&op); g && g->out == slot && g->in != slot)
       return slot_features(spec, block, g->in);
-    if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
     if (const LatentAttention* a = std::get_if<LatentAttention>(&op); a && a->out == slot) return a->heads * a->value;
+    if (const Attention* a = std::get_if<Attention>(&op)) {
+      if (a->out == slot) return a->heads * a->head_dim;
+      if (!a->own_keys() && (a->k == slot || a->v == slot)) return a->kv_heads * a->head_dim;
+    }
     if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot) return slot_features(spec, block, g->gate);
     if (const Moe* m = std::get_if<Moe>(&op); m && m->out == slot) return m->hidden;
   }
@@ -246,7 +288,9 @@ std::string describe(const ModelSpec& spec) {
   std::string s = fmt::format("{}: {} layers, hidden {}, vocabulary {}, positions {}, {} parameters{}{}\n", spec.arch,
                               spec.layers, spec.hidden, spec.vocab, spec.max_positions,
                               human_count(parameter_count(spec)), spec.tied() ? ", tied head" : "",
-                              spec.logit_softcap > 0 ? fmt::format(", logits capped at {}", spec.logit_softcap) : "");
+                              spec.logit_softcap > 0  ? fmt::format(", logits capped at {}", spec.logit_softcap)
+                              : spec.logit_scale != 1 ? fmt::format(", logits times {}", spec.logit_scale)
+                                                      : "");
   for (size_t kind = 0; kind < spec.kinds.size(); ++kind) {
     int64_t count = spec.kind_of_layer.empty() ? spec.layers : 0;
     for (int k : spec.kind_of_layer) count += k == static_cast<int>(kind);
@@ -259,7 +303,10 @@ std::string describe(const ModelSpec& spec) {
             r->params.original_positions, r->params.attention_scale);
       if (const Attention* a = std::get_if<Attention>(&op))
         s += fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
-                         a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
+                         a->head_dim,
+                         a->window > 0  ? fmt::format(", window {}", a->window)
+                         : a->chunk > 0 ? fmt::format(", chunks of {}", a->chunk)
+                                        : "",
                          a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
       if (const LatentAttention* a = std::get_if<LatentAttention>(&op))
         s += fmt::format(
@@ -267,6 +314,9 @@ std::string describe(const ModelSpec& spec) {
             a->heads, a->nope, a->rope, a->value, a->rank + a->rope, a->chosen ? ", over chosen keys" : "");
       if (const KeyChoice* k = std::get_if<KeyChoice>(&op))
         s += fmt::format("  choice of {} keys: {} heads of {} features\n", k->top_k, k->heads, k->head_dim);
+      if (const StateScan* m = std::get_if<StateScan>(&op))
+        s += fmt::format("  state scan: {} heads of {} features, states of {}, {} groups\n", m->heads, m->head_dim,
+                         m->state, m->groups);
       if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
         s += fmt::format("  gated delta rule: {} value heads of {} features, {} key heads of {}\n", d->v_heads,
                          d->v_dim, d->k_heads, d->k_dim);
@@ -274,9 +324,10 @@ std::string describe(const ModelSpec& spec) {
         for (const LinearDef& l : group->items)
           s += fmt::format("  {} [{}, {}]{}\n", l.name, l.out_features, l.in_features, l.bias ? " with bias" : "");
       if (const Moe* m = std::get_if<Moe>(&op))
-        s += fmt::format("  {} experts, {} of them for a token: {}N.{{{}, {}}} [{}, {}], {} [{}, {}]\n", m->experts,
-                         m->top_k, m->expert_name, m->gate.name, m->up.name, m->gate.out_features, m->gate.in_features,
-                         m->down.name, m->down.out_features, m->down.in_features);
+        s +=
+            fmt::format("  {} experts, {} of them for a token: {}N.{} [{}, {}], {} [{}, {}]\n", m->experts, m->top_k,
+                        m->expert_name, m->gated() ? fmt::format("{{{}, {}}}", m->gate.name, m->up.name) : m->up.name,
+                        m->up.out_features, m->up.in_features, m->down.name, m->down.out_features, m->down.in_features);
     }
   }
   return s;

@@ -38,6 +38,7 @@ struct ModelSpec {
   float final_norm_eps = 1e-5f;
   std::string lm_head = "lm_head.weight";  // equals `embed` when tied
   float logit_softcap = 0;
+  float logit_scale = 1;  // before the cap
   int64_t bos = -1;
   std::vector<int64_t> eos;
   std::vector<std::vector<BlockOp>> kinds;  // distinct kinds of block
@@ -49,9 +50,10 @@ struct ModelSpec {
   bool tied() const { return lm_head == embed; }
 };
 
-// The attention of a block, null where it has none, and the name of its module in the block, "self_attn": that
-// of the linear which makes its keys.
+// The attention of a block, null where it has none; the same where it makes keys of its own; and the name of its module
+// in the block, "self_attn": that of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
+const Attention* own_attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
 // Latent attention and its choice of keys; null where a block has none.
 const LatentAttention* latent_attention_of(const std::vector<BlockOp>& block);
@@ -60,7 +62,13 @@ const KeyChoice* key_choice_of(const std::vector<BlockOp>& block);
 bool attends(const BlockOp&);
 // Keys of a choice that blocks behind its own look at too; 0 where none does.
 int64_t choice_that_lasts(const ModelSpec&);
-// Whether some layer keeps a recurrent state in place of keys and values.
+// What its blocks take from the token alone; null where none does. All have the same tensors.
+const TokenInput* token_input_of(const ModelSpec&);
+// The layer whose keys and values a layer reads: itself, unless its attention says otherwise.
+int64_t keys_layer(const ModelSpec&, int64_t layer);
+// Whether blocks read more of those before them than the residual stream.
+bool keeps_slots(const ModelSpec&);
+// Whether some layer keeps a matrix of every head in place of keys and values.
 bool has_state(const ModelSpec&);
 // Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the
 // long one (false where there is one for all), and that as a line for people ("" then).

@@ -28,6 +28,10 @@ struct Reads {
   std::vector<Slot> operator()(const LatentAttention& op) const {
     return {op.q_nope, op.q_rope, op.kv, op.k_rope, op.latent};
   }
+  std::vector<Slot> operator()(const PositionScale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const StateScan& op) const { return {op.in, op.dt}; }
+  std::vector<Slot> operator()(const TokenInput&) const { return {}; }
+  std::vector<Slot> operator()(const Keep& op) const { return op.slots; }
 };
 
 struct Writes {
@@ -57,6 +61,10 @@ struct Writes {
   std::vector<Slot> operator()(const BiasedNorm& op) const { return {op.slot}; }
   std::vector<Slot> operator()(const KeyChoice&) const { return {}; }
   std::vector<Slot> operator()(const LatentAttention& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const PositionScale& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const StateScan& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const TokenInput& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const Keep&) const { return {}; }
 };
 
 }  // namespace

@@ -17,11 +17,11 @@ enum class Slot : uint8_t {
   act,
   qkv,
   gate_up,
-  fused,  // what a Split takes apart into q and its gate, or into qkv and z
-  z,      // the gate of what a mixer made
-  conv,   // qkv behind the short convolution
-  beta,   // of the delta rule, as `decay`
-  decay,
+  fused,   // what a Split takes apart into q and its gate, or into qkv and z
+  z,       // the gate of what a mixer made
+  conv,    // qkv, or x, B and C, behind the short convolution
+  beta,    // of the delta rule, as `decay`
+  decay,   // of the delta rule; the time step of a state scan
   rates,   // both in one
   shared,  // what the shared expert made
   share,   // its gate
@@ -37,6 +37,11 @@ enum class Slot : uint8_t {
   index_q,  // of the choice of keys
   index_k,
   index_weights,
+  token,   // what the token alone gives to a layer
+  near_k,  // keys and values that later layers with a window read too
+  near_v,
+  far_k,  // and those that layers without one do
+  far_v,
   count
 };
 inline constexpr int kSlots = static_cast<int>(Slot::count);

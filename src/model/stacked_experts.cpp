@@ -24,7 +24,7 @@ class Unstacking {
     int64_t rows = 0;
     for (const LinearDef* d : defs) rows += d->out_features;
     const int64_t columns = defs.front()->in_features;
-    if (moe.turned_stacks) return take_turned(prefix, stack, moe, defs, rows);
+    if (moe.stacks != Moe::Stacks::rows) return take_turned(prefix, stack, moe, defs, rows);
     const TensorInfo whole = at->second;
     if (const Shape expected{moe.experts, rows, columns}; !(whole.shape == expected))
       fail(ErrorKind::checkpoint, fmt::format("{}: {}: expected shape {} (experts, outputs, inputs), found {}",
@@ -45,12 +45,14 @@ class Unstacking {
   }
 
  private:
-  // [experts, inputs, outputs], the linears' outputs by turns: what an expert's linear takes is gathered when asked
-  // for.
+  // [experts, inputs, outputs], the linears' outputs side by side or by turns: what an expert's linear takes is
+  // gathered when asked for.
   void take_turned(const std::string& prefix, const std::string& stack, const Moe& moe,
                    const std::vector<const LinearDef*>& defs, int64_t rows) {
-    const auto turns = static_cast<int64_t>(defs.size());
+    const bool by_turns = moe.stacks == Moe::Stacks::turned_by_turns;
+    const auto count = static_cast<int64_t>(defs.size());
     for (const bool bias : {false, true}) {
+      if (bias && !moe.up.bias) break;
       const auto at = index_.tensors.find(prefix + stack + (bias ? "_bias" : ""));
       const int64_t in = bias ? 1 : defs.front()->in_features;
       const Shape expected = bias ? Shape{moe.experts, rows} : Shape{moe.experts, in, rows};
@@ -62,32 +64,32 @@ class Unstacking {
       index_.tensors.erase(at);
       const ConstTensorView all = index_.view(whole);
       for (int expert = 0; expert < moe.experts; ++expert)
-        for (int64_t turn = 0; turn < turns; ++turn) {
-          const int64_t out = defs[static_cast<size_t>(turn)]->out_features;
+        for (int64_t i = 0; i < count; ++i) {
+          const LinearDef& def = *defs[static_cast<size_t>(i)];
+          const int64_t out = def.out_features, first = by_turns ? i : i * out, step = by_turns ? count : 1;
           TensorInfo one = whole;
-          one.name =
-              prefix + moe.of_expert(*defs[static_cast<size_t>(turn)], expert).name + (bias ? ".bias" : ".weight");
+          one.name = prefix + moe.of_expert(def, expert).name + (bias ? ".bias" : ".weight");
           one.shape = bias ? Shape{out} : Shape{out, in};
           one.bytes = out * in * bytes_of(whole.dtype);
-          makers_[one.name] = [all, expert, in, rows, turn, turns, shape = one.shape] {
-            return gathered(all, expert * in * rows, in, rows, turn, turns, shape);
+          makers_[one.name] = [all, expert, in, rows, first, step, shape = one.shape] {
+            return gathered(all, expert * in * rows + first, in, rows, step, shape);
           };
           index_.tensors[one.name] = one;
         }
     }
   }
 
-  // [out, in] of the matrix [in, rows] that begins at element `first`: rows turn, turn + turns, … of its transpose.
-  static Tensor gathered(ConstTensorView all, int64_t first, int64_t in, int64_t rows, int64_t turn, int64_t turns,
+  // The columns 0, step, 2 step … of a matrix [in, rows] whose first column begins at element `first`, as rows of
+  // `shape`.
+  static Tensor gathered(ConstTensorView all, int64_t first, int64_t in, int64_t rows, int64_t step,
                          const Shape& shape) {
     Tensor t = Tensor::host(all.dtype, shape);
     const int64_t bytes = bytes_of(all.dtype);
     const auto* from = static_cast<const uint8_t*>(all.data) + first * bytes;
     auto* to = static_cast<uint8_t*>(t.view().data);
-    for (int64_t o = 0; o < rows / turns; ++o)
+    for (int64_t o = 0; o < shape.numel() / in; ++o)
       for (int64_t i = 0; i < in; ++i)
-        std::memcpy(to + (o * in + i) * bytes, from + (i * rows + o * turns + turn) * bytes,
-                    static_cast<size_t>(bytes));
+        std::memcpy(to + (o * in + i) * bytes, from + (i * rows + o * step) * bytes, static_cast<size_t>(bytes));
     return t;
   }
 

@@ -1,7 +1,5 @@
-// Loading a block and interpreting its op list.
+// Interpreting the op list of a block.
 #include "src/run/block.h"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -11,6 +9,7 @@
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
+#include "kernels/model/embed.h"
 #include "kernels/model/gated_act.h"
 #include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
@@ -19,6 +18,7 @@
 #include "kernels/products/gemm.h"
 #include "kernels/recurrent/delta_rule.h"
 #include "kernels/recurrent/short_conv.h"
+#include "kernels/recurrent/state_scan.h"
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
 #include "src/run/head.h"
@@ -26,32 +26,15 @@
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/rank_sums.h"
-#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
 
-Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& prefix, const SmallTensor& small, DType compute) {
-  return upload_as(ex, c.store.expect(prefix + small.name, {DType::f32, DType::f16, DType::bf16}, small.shape),
-                   small.exact ? DType::f32 : compute);
-}
-
-Tensor ones(Exec& ex, int64_t n, DType dtype) {
-  Tensor t = ex.alloc(dtype, {n});
-  cast(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {n}, std::vector<float>(static_cast<size_t>(n), 1.f))), t);
-  return t;
-}
-
-// The sinks of a rank's heads.
-Tensor sinks_of(Exec& ex, const Tensor& all, const Range& heads) {
-  Tensor own = ex.alloc(all.dtype(), {heads.size()});
-  ex.copy(all.view().row_range(heads.begin, heads.end), own);
-  return own;
-}
-
 const char* phase_of(const BlockOp& op) {
   if (std::holds_alternative<Linears>(op)) return "linears";
-  if (attends(op) || std::holds_alternative<DeltaRule>(op) || std::holds_alternative<KeyChoice>(op)) return "attention";
+  if (attends(op) || std::holds_alternative<DeltaRule>(op) || std::holds_alternative<StateScan>(op) ||
+      std::holds_alternative<KeyChoice>(op))
+    return "attention";
   return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
@@ -63,7 +46,7 @@ struct Interpreter {
   Activations& act;
 
   void operator()(const Norm& op) const {
-    rms_norm(ex, act[op.in], weights.vectors.at(op.name), op.eps, weight_offset(op.kind), act[op.out]);
+    norm_rows(ex, act[op.in], weights.vectors.at(op.name), op.kind, op.eps, act[op.out]);
   }
   std::pair<std::vector<const Linear*>, std::vector<TensorView>> items_of(const Linears& op) const {
     std::pair<std::vector<const Linear*>, std::vector<TensorView>> items;
@@ -95,7 +78,7 @@ struct Interpreter {
   }
   void operator()(const HeadNorm& op) const {
     const TensorView heads = act[op.slot].reshaped({act[op.slot].numel() / op.head_dim, op.head_dim});
-    rms_norm(ex, heads, weights.vectors.at(op.name), op.eps, weight_offset(op.kind), heads);
+    norm_rows(ex, heads, weights.vectors.at(op.name), op.kind, op.eps, heads);
   }
   void operator()(const Rope& op) const {
     for (Slot s : op.slots)
@@ -112,17 +95,25 @@ struct Interpreter {
   }
   void operator()(const Attention& op) const {
     if (layout.cache) {
-      if (layout.turned_keys) hadamard(ex, act[op.q], act[op.k], op.head_dim);
-      kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+      const TensorView new_keys = op.own_keys() ? act[op.k] : act[op.q].row_range(0, 0);
+      if (layout.turned_keys) hadamard(ex, act[op.q], new_keys, op.head_dim);
+      if (op.own_keys()) kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
     }
     attend(op);
   }
   void operator()(const GatedAct& op) const { gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]); }
-  void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out]); }
+  void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out], op.factor); }
+  void operator()(const PositionScale& op) const {
+    scale_by_position(ex, act[op.slot], layout.positions, op.factor, op.every, op.shift);
+  }
+  void operator()(const TokenInput& op) const { embed(ex, layout.ids, weights.vectors.at(op.table), 1.f, act[op.out]); }
+  void operator()(const Keep&) const {}  // the slots are there
   void operator()(const Moe& op) const {
     run_moe(ex, op, weights, act[op.in], act[op.routed()], act[op.out], layout.ranks);
   }
-  void operator()(const Scale& op) const { scale_by(ex, weights.vectors.at(op.name), act[op.slot]); }
+  void operator()(const Scale& op) const {
+    scale_by(ex, weights.vectors.at(small_tensors_of(op).front().key()), act[op.slot]);
+  }
   void operator()(const Project& op) const { gemm(ex, act[op.in], weights.vectors.at(op.name), {}, act[op.out]); }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
   TensorView state_of(const std::string& name) const {
@@ -130,7 +121,9 @@ struct Interpreter {
   }
   void operator()(const ShortConv& op) const {
     const ConstTensorView w = weights.vectors.at(op.name).view().reshaped({op.channels, op.taps});
-    short_conv(ex, act[op.in], w, {}, layout.seqs, ConvAct::silu, state_of(op.name), act[op.out]);
+    const ConstTensorView bias = op.bias ? weights.vectors.at(op.name + ".bias").view() : ConstTensorView{};
+    short_conv(ex, act[op.in], w, bias, layout.seqs, op.silu ? ConvAct::silu : ConvAct::none, state_of(op.name),
+               act[op.out]);
   }
   void operator()(const DeltaRule& op) const {
     const DeltaInputs in{.q = {act[op.q], 0},
@@ -149,6 +142,15 @@ struct Interpreter {
   }
   void operator()(const KeyChoice& op) const { run_key_choice(ex, op, layout, act); }
   void operator()(const LatentAttention& op) const { run_latent_attention(ex, op, weights, layout, act); }
+  void operator()(const StateScan& op) const {
+    const ScanInputs in{.x = act[op.in],
+                        .dt = act[op.dt],
+                        .a_log = weights.vectors.at(op.a_log),
+                        .dt_bias = weights.vectors.at(op.dt_bias),
+                        .d = weights.vectors.at(op.d)};
+    const ScanArgs args{.heads = op.heads, .groups = op.groups, .head_dim = op.head_dim, .state = op.state};
+    state_scan(ex, in, layout.seqs, args, state_of(op.a_log), act[op.out]);
+  }
 };
 
 // Ops that do the work of several. Each is told the ops from its own on, and says how many of them are done: 0 where
@@ -158,7 +160,8 @@ struct Interpreter {
 bool only_added(const BlockOp& op, const BlockOp& next) {
   const Linears* linears = std::get_if<Linears>(&op);
   const AddTo* add = std::get_if<AddTo>(&next);
-  return linears && add && !linears->summed && linears->items.size() == 1 && linears->items[0].out == add->in;
+  return linears && add && add->factor == 1 && !linears->summed && linears->items.size() == 1 &&
+         linears->items[0].out == add->in;
 }
 
 // Such a linear and the addition at once where its kernel can. The slot between them is left unwritten; nothing reads
@@ -189,8 +192,8 @@ constexpr int64_t kFewRows = 16;  // of a decode step
 size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   const Norm* norm = std::get_if<Norm>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!norm || !linears || linears->summed || linears->in != norm->out || norm->in == norm->out ||
-      read_later(ops.subspan(2), norm->out))
+  if (!norm || !linears || norm->kind == NormKind::layer || linears->summed || linears->in != norm->out ||
+      norm->in == norm->out || read_later(ops.subspan(2), norm->out))
     return 0;
   const auto [items, outs] = in.items_of(*linears);
   if (in.act[norm->in].rows() > kFewRows && !take_norm(items)) return 0;
@@ -203,13 +206,16 @@ size_t run_normed(const Interpreter& in, std::span<const BlockOp> ops) {
   return 2;
 }
 
+// Those that kernels which activate as well know.
+bool is_sigmoid_gate(Activation act) { return act == Activation::silu || act == Activation::gelu_tanh; }
+
 // A gated activation whose output goes to the next op's linear alone, of many rows; with the addition of what that
 // makes.
 size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!gated || !linears || linears->summed || linears->items.size() != 1 || linears->in != gated->out ||
-      in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
+  if (!gated || !linears || !is_sigmoid_gate(gated->act) || linears->summed || linears->items.size() != 1 ||
+      linears->in != gated->out || in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
     return 0;
   const LinearDef& item = linears->items[0];
   const auto apply = [&](TensorView y, bool add) {
@@ -225,7 +231,7 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   const Rope* rope = std::get_if<Rope>(&ops[0]);
   const Attention* op = std::get_if<Attention>(&ops[1]);
   if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} || rope->neighbours ||
-      rope->head_dim != op->head_dim)
+      rope->head_dim != op->head_dim || !op->own_keys())
     return 0;
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
               {.inv_freq = in.ropes.inv_freq(*rope),
@@ -259,74 +265,27 @@ AttentionArgs args_of(const Attention& op) {
           .head_dim = op.head_dim,
           .scale = op.scale,
           .window = op.window,
-          .softcap = op.softcap};
+          .softcap = op.softcap,
+          .chunk = op.chunk};
 }
 
-ActKind act_kind(Activation act) { return act == Activation::silu ? ActKind::silu : ActKind::gelu_tanh; }
-
-std::vector<std::string> lines_of(const LinearNotes& notes) {
-  std::vector<std::string> lines;
-  for (const auto& [reason, names] : notes)
-    lines.push_back(names.size() == 1 ? fmt::format("{}: {}", names[0], reason)
-                                      : fmt::format("{} linears ({} first): {}", names.size(), names[0], reason));
-  return lines;
-}
-
-BlockWeights load_vectors(Exec& ex, const Checkpoint& c, int64_t layer, DType dtype) {
-  BlockWeights w;
-  const std::string prefix = c.spec.prefix(layer);
-  for (const BlockOp& op : c.spec.block(layer)) {
-    if (const HeadNorm* n = std::get_if<HeadNorm>(&op); n && n->name.empty())
-      w.vectors.emplace(n->name, ones(ex, n->head_dim, dtype));
-    for (const SmallTensor& t : small_tensors_of(op)) w.vectors.emplace(t.key(), load_small(ex, c, prefix, t, dtype));
+ActKind act_kind(Activation act) {
+  switch (act) {
+    case Activation::silu:
+      return ActKind::silu;
+    case Activation::gelu_tanh:
+      return ActKind::gelu_tanh;
+    case Activation::relu:
+      return ActKind::relu;
+    case Activation::none:
+      break;
   }
-  return w;
+  return ActKind::none;
 }
 
-Tensor load_bias(Exec& ex, const Checkpoint& c, const NamedLinear& l, DType dtype) {
-  if (!l.bias) return {};
-  return upload_as(ex, c.store.expect(l.name + ".bias", {DType::f32, DType::f16, DType::bf16}, {l.out}), dtype);
-}
-
-BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const LoadOptions& o, LinearNotes* notes) {
-  BlockWeights w = load_vectors(ex, c, layer, o.dtype);
-  const std::string prefix = c.spec.prefix(layer);
-  const RankPart part = part_of(o);
-  const std::vector<BlockOp>& block = c.spec.block(layer);
-  const LatentAttention* latent = latent_attention_of(block);
-  for (BlockOp op : block) {
-    if (auto* moe = std::get_if<Moe>(&op)) *moe = experts_of_rank(*moe, part);
-    for (const LinearDef& l : linears_of(op)) {
-      std::string note;
-      const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
-      if (latent && latent->kv_b == l.name) {
-        w.linears.emplace(l.name, load_dense(ex, c, named, share_of(block, l, part), o.dtype));
-        if (c.packed(named.name)) note = "run dequantized: a decode step multiplies queries and outputs by them";
-      } else {
-        w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
-                                               : load_share(ex, c, named, share_of(block, l, part), o, &note));
-      }
-      if (notes && !note.empty()) (*notes)[note].push_back(named.name);
-    }
-    if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty() && !part.alone())
-      w.vectors[a->sinks] = sinks_of(ex, w.vectors.at(a->sinks), heads_of(*a, part));
-  }
-  return w;
-}
-
-int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockWeights& w, int64_t tokens) {
-  int64_t total = 0;
-  for (const auto& [name, v] : w.vectors) total += v.bytes();
-  for (const BlockOp& op : block) {
-    int64_t n = 0;
-    for (const LinearDef& l : linears_of(op)) n += weight_bytes(w.linears.at(l.name));
-    if (const Moe* m = std::get_if<Moe>(&op)) {
-      const int own = m->last_own() - m->own_begin;
-      n = n / own * std::min<int64_t>(own, tokens * m->top_k);
-    }
-    total += n;
-  }
-  return total;
+void norm_rows(Exec& ex, ConstTensorView x, ConstTensorView weight, NormKind kind, float eps, TensorView y) {
+  if (kind == NormKind::layer) return layer_norm(ex, x, weight, eps, y);
+  rms_norm(ex, x, weight, eps, weight_offset(kind), y);
 }
 
 SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {

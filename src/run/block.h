@@ -52,10 +52,11 @@ struct TokenLayout {
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
+  ConstTensorView ids{};           // i32 [tokens] on the device, for blocks with a TokenInput; else nobody asks
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
-  // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the first
-  // of their sequences, all that there is to see.
+  // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the
+  // first of their sequences, all that there is to see.
   const LatentStorage* latents = nullptr;
   bool from_zero = false;
   RankSums* ranks = nullptr;  // null: there is one
@@ -90,6 +91,9 @@ class RopeTables {
   int64_t longest_;
   std::map<std::vector<float>, Tensor> tables_;
 };
+
+// y = x after a norm of the kind; y may be x.
+void norm_rows(Exec&, ConstTensorView x, ConstTensorView weight, NormKind, float eps, TensorView y);
 
 // The kernels' arguments of an op.
 AttentionArgs args_of(const Attention&);

@@ -36,7 +36,7 @@ struct StackForm {
     };
     const auto residual = [&](const Norm& n, const Linears& reads) { return n.in == Slot::x && reads.in == n.out; };
     const auto added = [&](const Linears& l, const AddTo& add) {
-      return l.items.size() == 1 && add.in == l.items[0].out && add.out == Slot::x;
+      return l.items.size() == 1 && add.in == l.items[0].out && add.out == Slot::x && add.factor == 1;
     };
     return residual(*input, *qkv) && residual(*middle, *wide) && added(*out, first) && added(*down, second) &&
            outs(*qkv, {attention->q, attention->k, attention->v}) && outs(*wide, {act->gate, act->up}) &&
@@ -44,8 +44,8 @@ struct StackForm {
            down->in == act->out && (!q_norm || (q_norm->slot == attention->q && k_norm->slot == attention->k));
   }
   bool sizes_fit() const {
-    return !rope->neighbours && attention->sinks.empty() && input->kind == middle->kind && input->eps == middle->eps &&
-           rope->head_dim == attention->head_dim &&
+    return !rope->neighbours && attention->sinks.empty() && attention->chunk == 0 && input->kind != NormKind::layer &&
+           input->kind == middle->kind && input->eps == middle->eps && rope->head_dim == attention->head_dim &&
            (!q_norm || (q_norm->kind == input->kind && k_norm->kind == input->kind && q_norm->eps == k_norm->eps));
   }
 };

@@ -65,7 +65,7 @@ void Engine::alloc_buffers() {
   const DType dtype = options_.load.dtype;
   const int64_t batch = options_.batch;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    const Attention* attention = attention_of(spec_.block(layer));
+    const Attention* attention = own_attention_of(spec_.block(layer));
     kv_.push_back(attention ? alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity)
                             : KvStorage{});
     recurrent_.push_back(alloc_recurrent(ex_, spec_.block(layer), dtype, batch));
@@ -156,10 +156,10 @@ void Engine::report(std::string_view what, bool begins) const {
   if (watch_) watch_({.what = what, .begins = begins});
 }
 
-void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions) {
+void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    const auto i = static_cast<size_t>(layer);
-    const KvCache cache = view_of(kv_[i], kv_scales_[i]);
+    const auto i = static_cast<size_t>(layer), keys = static_cast<size_t>(keys_layer(spec_, layer));
+    const KvCache cache = view_of(kv_[keys], kv_scales_[keys]);
     Activations act = slots.bind(x, spec_.kind(layer));
     const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
@@ -167,6 +167,7 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .positions = positions,
                .cache = &cache,
                .turned_keys = turns_keys(options_.load.kv_cache),
+               .ids = ids,
                .state = &recurrent_[i],
                .latents = &latents_[i],
                .from_zero = length_ == 0 && &slots == &prefill_slots_,  // a recorded step must not say so
@@ -176,10 +177,7 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
 }
 
 void Engine::finish(ConstTensorView rows) {
-  apply_head_normed(
-      ex_, ends_, rows,
-      {.weight = ends_.final_norm, .eps = spec_.final_norm_eps, .offset = weight_offset(spec_.final_norm_kind)},
-      normed_, logits_);
+  apply_head_normed(ex_, spec_, ends_, rows, normed_, logits_);
   if (spec_.logit_softcap > 0) cap_logits(ex_, spec_.logit_softcap, logits_);
   report("final norm, head");
 }
@@ -205,7 +203,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     report("", true);
     embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
     report("embedding");
-    run_blocks(prefill_slots_, x, positions);
+    run_blocks(prefill_slots_, x, positions, chunk);
     embed(ex_, last, x, 1.f, last_);
     finish(last_);
     length_ += n;
@@ -222,7 +220,7 @@ void Engine::decode_body(const StepPlan& plan) {
     decode_layers(ex_, *plan.stack, positions_, x_);
     report("layers");
   } else {
-    run_blocks(decode_slots_, x_, positions_);
+    run_blocks(decode_slots_, x_, positions_, next_);
   }
   finish(x_);
   choose(logits_);
@@ -294,7 +292,9 @@ int64_t Engine::kv_bytes_per_token(int64_t context) const {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     if (const Attention* a = attention_of(spec_.block(layer)))
       n += options_.batch * kv_bytes(*a, options_.load.kv_cache, options_.load.dtype) *
-           (a->window > 0 ? std::min(context, a->window) : context);
+           (a->window > 0  ? std::min(context, a->window)
+            : a->chunk > 0 ? std::min(context, a->chunk)
+                           : context);
     n += options_.batch * latent_bytes(spec_.block(layer), options_.load.dtype) * context;
     for (const auto& [name, state] : recurrent_[static_cast<size_t>(layer)]) n += state.bytes();
   }

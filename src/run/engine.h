@@ -68,7 +68,8 @@ class Engine {
     RecordedGraph graph;
     bool warm = false, recorded = false;
   };
-  void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions);  // x [batch * len, hidden]
+  // x [batch * len, hidden]
+  void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids);
   void finish(ConstTensorView rows);    // final norm and head of the last row of each sequence: to logits_
   void choose(ConstTensorView logits);  // the greedy choice, to next_
   void decode_body(const StepPlan&);    // next_ -> logits_, the greedy choice to next_, positions one on

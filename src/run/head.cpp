@@ -7,11 +7,13 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
 #include "kernels/model/norm.h"
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
+#include "src/run/block.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
 
@@ -23,7 +25,7 @@ Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const 
 }
 
 void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
-  rms_norm(ex, x, e.final_norm, s.final_norm_eps, weight_offset(s.final_norm_kind), y);
+  norm_rows(ex, x, e.final_norm, s.final_norm_kind, s.final_norm_eps, y);
 }
 
 }  // namespace
@@ -84,23 +86,34 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
     if (notes && !note.empty()) notes->push_back(l.name + ": " + note);
   }
   e.final_norm = load_final_norm(ex, c, o.dtype);
+  if (s.logit_scale != 1)
+    e.logit_scale = ex.to_device(Tensor::host_from<float>(DType::f32, {1}, std::span(&s.logit_scale, 1)));
   return e;
 }
 
 void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
-  if (e.lm_head) return apply(ex, *e.lm_head, x, y);
   const GemmProduct product{.w = e.embed, .y = y};
-  gemms(ex, x, std::span(&product, 1));
+  if (e.lm_head)
+    apply(ex, *e.lm_head, x, y);
+  else
+    gemms(ex, x, std::span(&product, 1));
+  if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
 }
 
-void apply_head_normed(Exec& ex, const Ends& e, ConstTensorView x, const RowNorm& norm, TensorView normed,
+void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView normed,
                        TensorView y) {
-  if (e.lm_head) {
-    const Linear* head = &*e.lm_head;
-    return apply_all_normed(ex, std::span(&head, 1), x, norm, normed, std::span(&y, 1));
+  if (s.final_norm_kind == NormKind::layer) {
+    norm_rows(ex, s, e, x, normed);
+    return apply_head(ex, e, normed, y);
   }
+  const RowNorm norm{.weight = e.final_norm, .eps = s.final_norm_eps, .offset = weight_offset(s.final_norm_kind)};
   const GemmProduct product{.w = e.embed, .y = y};
-  normed_gemms(ex, x, norm, normed, std::span(&product, 1));
+  const Linear* head = e.lm_head ? &*e.lm_head : nullptr;
+  if (head)
+    apply_all_normed(ex, std::span(&head, 1), x, norm, normed, std::span(&y, 1));
+  else
+    normed_gemms(ex, x, norm, normed, std::span(&product, 1));
+  if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
 }
 
 int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }
@@ -128,9 +141,9 @@ EmbeddedTokens embed_tokens(Exec& ex, const ModelSpec& spec, const Ends& ends, s
   FEWBIT_ASSERT(seqs > 0 && tokens > 0 && tokens % seqs == 0);
   check_ids(spec, ids);
   const int64_t len = tokens / seqs;
-  const Tensor device_ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids));
-  EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.hidden}), sequence_positions(ex, seqs, len)};
-  embed(ex, device_ids, ends.embed, spec.embed_scale, out.x);
+  EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.hidden}), sequence_positions(ex, seqs, len),
+                     ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids))};
+  embed(ex, out.ids, ends.embed, spec.embed_scale, out.x);
   return out;
 }
 

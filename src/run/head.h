@@ -16,14 +16,15 @@ struct Ends {
   Tensor embed;                   // [vocab, hidden] compute dtype
   Tensor final_norm;              // [hidden]
   std::optional<Linear> lm_head;  // nothing when it is the embedding
+  Tensor logit_scale{};           // f32 [1], of ModelSpec::logit_scale; empty: 1
 };
 // A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one
 // as LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
-// y [rows, vocab] f32 = x head^T.
+// y [rows, vocab] f32 = x head^T times the scale of logits.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
-// The same of rms_norm(x); `normed` as in kernels/products/normed_gemms.h.
-void apply_head_normed(Exec&, const Ends&, ConstTensorView x, const RowNorm&, TensorView normed, TensorView y);
+// The same of x after the final norm; `normed` as in kernels/products/normed_gemms.h.
+void apply_head_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x, TensorView normed, TensorView y);
 int64_t head_bytes(const Ends&);          // that one application reads
 std::string_view head_kind(const Ends&);  // kind_of() its linear
 
@@ -42,6 +43,7 @@ Tensor load_final_norm(Exec&, const Checkpoint&, DType dtype);
 struct EmbeddedTokens {
   Tensor x;          // [seqs * len, hidden]
   Tensor positions;  // i32 [seqs * len]
+  Tensor ids;        // i32 [seqs * len]
 };
 EmbeddedTokens embed_tokens(Exec&, const ModelSpec&, const Ends&, std::span<const int32_t> ids, int64_t seqs,
                             DType dtype);

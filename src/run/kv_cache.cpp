@@ -57,7 +57,7 @@ std::vector<KvStaticScales> load_kv_scales(Exec& ex, const Checkpoint& c, KvType
   const std::string& foreign = c.quantization.foreign_kv_cache;
   int64_t missing = 0;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const Attention* attention = attention_of(c.spec.block(layer));
+    const Attention* attention = own_attention_of(c.spec.block(layer));
     if (!attention) continue;
     const int heads = attention->kv_heads;
     const std::string name = c.spec.prefix(layer) + attention_module(c.spec.block(layer));
@@ -107,6 +107,8 @@ RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DTyp
   for (const BlockOp& op : block) {
     if (const auto* c = std::get_if<ShortConv>(&op))
       state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->taps - 1, c->channels}));
+    if (const auto* s = std::get_if<StateScan>(&op))
+      state.emplace(s->a_log, ex.alloc_zeros(DType::f32, {batch, s->heads, s->head_dim, s->state}));
     if (const auto* d = std::get_if<DeltaRule>(&op))
       state.emplace(d->a_log, ex.alloc_zeros(DType::f32, {batch, d->v_heads, d->k_dim, d->v_dim}));
   }

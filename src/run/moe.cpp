@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
@@ -49,6 +50,10 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
   }
   r.rows = ex.to_device(rows);
   r.weights = ex.to_device(sorted);
+  if (op.weigh_inputs) {
+    std::fill_n(sorted.as<float>(), sorted.numel(), 1.f);
+    r.input_weights = std::exchange(r.weights, ex.to_device(sorted));
+  }
   return r;
 }
 
@@ -58,11 +63,27 @@ Tensor gather_rows(Exec& ex, ConstTensorView x, ConstTensorView rows) {
   return y;
 }
 
-Tensor expert_activation(Exec& ex, const Moe& op, const Linear& gate, const Linear& up, ConstTensorView x) {
-  Tensor g = ex.alloc(x.dtype, {x.rows(), op.gate.out_features});
+Tensor expert_rows(Exec& ex, const Routing& routing, int expert, ConstTensorView x) {
+  Tensor rows = gather_rows(ex, x, routing.rows_of(expert));
+  if (routing.input_weights.empty() || rows.rows() == 0) return rows;
+  const size_t i = static_cast<size_t>(expert);
+  const Tensor weighted = ex.alloc_zeros(DType::f32, rows.shape()), places = Tensor::host(DType::i32, {rows.rows()});
+  std::iota(places.as<int32_t>(), places.as<int32_t>() + rows.rows(), 0);
+  scatter_add_rows(ex, rows, ex.to_device(places),
+                   routing.input_weights.view().row_range(routing.begin[i], routing.begin[i + 1]), weighted);
+  cast(ex, weighted, rows);
+  return rows;
+}
+
+Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName& of, ConstTensorView x) {
   const Tensor u = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
-  apply(ex, gate, x, g);
-  apply(ex, up, x, u);
+  apply(ex, of(op.of_expert(op.up, expert).name), x, u);
+  Tensor g = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
+  if (!op.gated()) {
+    gated_act(ex, u, u, act_kind(op.act), g);
+    return g;
+  }
+  apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
   if (op.swiglu_limit > 0)
     clamped_swiglu(ex, g, u, op.swiglu_limit, g);
   else
@@ -74,15 +95,13 @@ void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorVi
              TensorView out, RankSums* ranks) {
   const Routing routing = route_tokens(ex, op, weights, routed, ranks);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
+  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
   for (int e = op.own_begin; e < op.last_own(); ++e) {
     if (routing.tokens(e) == 0) continue;
-    const auto linear = [&](const LinearDef& def) -> const Linear& {
-      return weights.linears.at(op.of_expert(def, e).name);
-    };
     const ConstTensorView rows = routing.rows_of(e);
-    const Tensor act = expert_activation(ex, op, linear(op.gate), linear(op.up), gather_rows(ex, x, rows));
+    const Tensor act = expert_activation(ex, op, e, linear, expert_rows(ex, routing, e, x));
     const Tensor y = ex.alloc(x.dtype, {rows.numel(), op.hidden});
-    apply(ex, linear(op.down), act, y);
+    apply(ex, linear(op.of_expert(op.down, e).name), act, y);
     const size_t i = static_cast<size_t>(e);
     scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
   }

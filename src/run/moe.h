@@ -1,6 +1,8 @@
 #pragma once
 // The mixture of experts on a device: who goes where, and one expert at a time on its own tokens. The routing
 // is read by the host, so an op list with a Moe cannot be recorded.
+#include <functional>
+
 #include "src/run/block.h"
 
 namespace fewbit {
@@ -9,7 +11,8 @@ namespace fewbit {
 // ascending.
 struct Routing {
   Tensor rows{};                 // i32 [tokens * top_k] on the device: rows of the op's input
-  Tensor weights{};              // f32 [tokens * top_k]
+  Tensor weights{};              // f32 [tokens * top_k]: of what the experts answer
+  Tensor input_weights{};        // the same of what they read; empty: they read rows as they are
   std::vector<int64_t> begin{};  // [experts + 1]
   int64_t tokens(int expert) const {
     return begin[static_cast<size_t>(expert) + 1] - begin[static_cast<size_t>(expert)];
@@ -19,8 +22,11 @@ struct Routing {
 // Asks the router about x [tokens, hidden], that of the slot Moe::routed(); several ranks take rank 0's answer.
 Routing route_tokens(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, RankSums* ranks = nullptr);
 
-// act(gate) * up of an expert: x [n, hidden] of its tokens -> [n, intermediate].
-Tensor expert_activation(Exec&, const Moe&, const Linear& gate, const Linear& up, ConstTensorView x);
+// What an expert reads of x [tokens, hidden]: its tokens' rows in a new tensor.
+Tensor expert_rows(Exec&, const Routing&, int expert, ConstTensorView x);
+// act(gate) * up of an expert: x [n, hidden] of its tokens -> [n, intermediate]. `of`: linears by names in the block.
+using LinearByName = std::function<const Linear&(const std::string&)>;
+Tensor expert_activation(Exec&, const Moe&, int expert, const LinearByName& of, ConstTensorView x);
 // Rows of x [tokens, features] that stand in `rows`, in a new tensor.
 Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
 

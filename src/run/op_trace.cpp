@@ -26,7 +26,8 @@ struct Namer {
   Named operator()(const Rope&) const { return {"other", "rope"}; }
   Named operator()(const Attention&) const { return {"attention", "attention"}; }
   Named operator()(const GatedAct& op) const {
-    return {"other", op.act == Activation::silu ? "silu gate" : "gelu gate"};
+    static constexpr const char* kNames[] = {"silu gate", "gelu gate", "relu gate", "product"};
+    return {"other", kNames[static_cast<size_t>(op.act)]};
   }
   Named operator()(const AddTo&) const { return {"other", "residual"}; }
   Named operator()(const Moe& op) const { return {"experts", op.router + ", experts"}; }
@@ -38,6 +39,10 @@ struct Namer {
   Named operator()(const KeyChoice&) const { return {"attention", "choice of keys"}; }
   Named operator()(const LatentAttention&) const { return {"attention", "latent attention"}; }
   Named operator()(const DeltaRule&) const { return {"attention", "delta rule"}; }
+  Named operator()(const StateScan&) const { return {"attention", "state scan"}; }
+  Named operator()(const PositionScale&) const { return {"other", "position scale"}; }
+  Named operator()(const TokenInput&) const { return {"other", "token input"}; }
+  Named operator()(const Keep&) const { return {"other", "keep"}; }
 };
 
 TracedOp traced(const PassStep& step) {

@@ -19,8 +19,8 @@ void Runner::need_kv(int64_t seqs, int64_t len) {
   if (options_.kv_cache == KvType::plain || (kv_seqs_ == seqs && kv_len_ == len)) return;
   kv_.clear();
   for (const std::vector<BlockOp>& block : spec_.kinds)
-    kv_.push_back(attention_of(block)
-                      ? alloc_kv(ex_, *attention_of(block), options_.kv_cache, options_.dtype, seqs, len)
+    kv_.push_back(own_attention_of(block)
+                      ? alloc_kv(ex_, *own_attention_of(block), options_.kv_cache, options_.dtype, seqs, len)
                       : KvStorage{});
   kv_seqs_ = seqs;
   kv_len_ = len;
@@ -33,18 +33,19 @@ Tensor Runner::hidden(std::span<const int32_t> ids, int64_t seqs,
   if (clock_) clock_->mark("embedding");
   if (observe) observe(0, x);
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    run_block_of(layer, x, in.positions, seqs);
+    run_block_of(layer, x, in.positions, in.ids, seqs);
     if (observe) observe(layer + 1, x);
   }
   return x;
 }
 
 void Runner::run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last) {
+  FEWBIT_ASSERT(!keeps_slots(spec_) && !token_input_of(spec_));
   const Tensor where = sequence_positions(ex_, seqs, x.rows() / seqs);
-  for (int64_t layer = first; layer < last; ++layer) run_block_of(layer, x, where, seqs);
+  for (int64_t layer = first; layer < last; ++layer) run_block_of(layer, x, where, {}, seqs);
 }
 
-void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs) {
+void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions, ConstTensorView ids, int64_t seqs) {
   if (!slots_ || slots_->tokens() < x.rows()) {
     slots_.reset();
     slots_ = std::make_unique<SlotBuffers>(ex_, spec_, x.rows(), options_.dtype);
@@ -52,14 +53,17 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
   need_kv(seqs, x.rows() / seqs);
   ropes_.fit(x.rows() / seqs);
   const int kind = spec_.kind(layer);
+  const int64_t keys = keys_layer(spec_, layer);
   const KvCache cache =
-      kv_.empty() ? KvCache{} : view_of(kv_[static_cast<size_t>(kind)], kv_scales_[static_cast<size_t>(layer)]);
+      kv_.empty() ? KvCache{}
+                  : view_of(kv_[static_cast<size_t>(spec_.kind(keys))], kv_scales_[static_cast<size_t>(keys)]);
   Activations act = slots_->bind(x, kind);
   run_block(ex_, spec_.block(layer), block(layer), ropes_,
             {.seqs = seqs,
              .positions = positions,
              .cache = kv_.empty() ? nullptr : &cache,
              .turned_keys = turns_keys(options_.kv_cache),
+             .ids = ids,
              .ranks = options_.ranks},
             act, clock_);
 }

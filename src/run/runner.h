@@ -21,7 +21,8 @@ class Runner {
   // … layers (the last one before the final norm); may be empty. Returns x [seqs * len, hidden].
   Tensor hidden(std::span<const int32_t> ids, int64_t seqs,
                 const std::function<void(int64_t, ConstTensorView)>& observe = {});
-  // Blocks [first, last) on states x [seqs * len, hidden], in place.
+  // Blocks [first, last) on states x [seqs * len, hidden], in place. Not of a model whose blocks read more than x
+  // (keeps_slots, token_input_of).
   void run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last);
   // The weights of a block: a measurement may swap some for others of the same shape.
   BlockWeights& block(int64_t layer) { return blocks_[static_cast<size_t>(layer)]; }
@@ -38,7 +39,7 @@ class Runner {
 
  private:
   void need_kv(int64_t seqs, int64_t len);
-  void run_block_of(int64_t layer, TensorView x, ConstTensorView positions, int64_t seqs);
+  void run_block_of(int64_t layer, TensorView x, ConstTensorView positions, ConstTensorView ids, int64_t seqs);
 
   Exec& ex_;
   ModelSpec spec_;

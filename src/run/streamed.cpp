@@ -1,6 +1,7 @@
 #include "src/run/streamed.h"
 
 #include <algorithm>
+#include <map>
 
 #include "src/model/checkpoint_parts.h"
 #include "src/run/rank_sums.h"
@@ -32,6 +33,31 @@ class WaitingStates {
   Tensor all_;
 };
 
+// Slots that outlive their block, of all sequences.
+class KeptSlots {
+ public:
+  KeptSlots(Exec& ex, int64_t tokens, DType dtype) : ex_(ex), tokens_(tokens), dtype_(dtype) {}
+  // Rows [begin, end) into the slots of a block that it has, and back out of those that it keeps.
+  void bring(int64_t begin, int64_t end, const Activations& act) {
+    for (auto& [slot, states] : kept_)
+      if (const TensorView here = act[slot]; here.data)
+        states.with(begin, end, [&](TensorView rows) { ex_.copy(rows, here); });
+  }
+  void take(const Keep& keep, int64_t begin, int64_t end, const Activations& act) {
+    for (size_t i = 0; i < keep.slots.size(); ++i) {
+      const Slot slot = keep.slots[i];
+      WaitingStates& states = kept_.try_emplace(slot, ex_, tokens_, keep.features[i], dtype_).first->second;
+      states.with(begin, end, [&](TensorView rows) { ex_.copy(act[slot], rows); });
+    }
+  }
+
+ private:
+  Exec& ex_;
+  int64_t tokens_;
+  DType dtype_;
+  std::map<Slot, WaitingStates> kept_{};
+};
+
 }  // namespace
 
 std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadOptions& o, const StreamedPass& pass,
@@ -44,6 +70,8 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
   const RopeTables ropes(ex, spec, len);
   WaitingStates states(ex, tokens, spec.hidden, o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
+  KeptSlots kept(ex, tokens, o.dtype);
+  const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, pass.ids));
   const auto for_batches = [&](const auto& f) {
     for (int64_t begin = 0; begin < tokens; begin += batch) {
       const int64_t end = std::min(tokens, begin + batch);
@@ -63,10 +91,14 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
       for (const LinearDef& l : linears_of(op)) release_linear(c, spec.prefix(layer) + l.name);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
       Activations act = slots.bind(x, spec.kind(layer));
-      run_block(
-          ex, spec.block(layer), weights, ropes,
-          {.seqs = (end - begin) / len, .positions = positions.view().row_range(0, end - begin), .ranks = o.ranks},
-          act);
+      kept.bring(begin, end, act);
+      run_block(ex, spec.block(layer), weights, ropes,
+                {.seqs = (end - begin) / len,
+                 .positions = positions.view().row_range(0, end - begin),
+                 .ids = ids.view().row_range(begin, end),
+                 .ranks = o.ranks},
+                act);
+      if (const Keep* keep = std::get_if<Keep>(&spec.block(layer).back())) kept.take(*keep, begin, end, act);
     });
     if (pass.progress) pass.progress(layer + 1, spec.layers);
   }

@@ -322,6 +322,11 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
                                  {"num_heads", 2},
                                  {"head_dim", 8},
                                  {"short_conv_kernel_size", 4}};
+      c["hybrid_override_pattern"] = "M*E";
+      for (const char* key : {"mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "n_routed_experts",
+                              "mamba_n_heads", "mamba_d_head", "mamba_d_state"})
+        c[key] = 4;
+      if (of.name.starts_with("Granite")) c["shared_intermediate_size"] = 40;
       const ModelSpec s = spec_of(c);
       EXPECT_EQ(s.arch, of.name);
       EXPECT_EQ(&family_of(s), f);

@@ -69,7 +69,7 @@ TEST(Families, ValuesThatChangeTheMathematicsAreRefusedByName) {
   EXPECT_TRUE(refused(qwen3_5(), "layer_types", {"linear_attention", "full_attention", "mamba", "full_attention"}));
   json mistral = qwen3_5();
   mistral["architectures"] = {"Mistral3ForConditionalGeneration"};
-  EXPECT_TRUE(refused(mistral, "model_type", "ministral3"));
+  EXPECT_TRUE(refused(mistral, "model_type", "mistral9"));
   json glm = llama();
   glm["architectures"] = {"Glm4MoeForCausalLM"};
   glm["n_routed_experts"] = 8;

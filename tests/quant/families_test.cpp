@@ -39,6 +39,11 @@ void expect_carried(const Checkpoint& from, const Checkpoint& to) {
   EXPECT_GT(carried, 0);
 }
 
+// Random models that enlarge what rounding does to their states: docs/families.md, "In bf16".
+bool enlarges(const Checkpoint& c) {
+  return has_state(c.spec) || c.spec.arch.starts_with("Gemma4") || c.spec.arch.starts_with("GptOss");
+}
+
 class FamilyRun : public ::testing::TestWithParam<Case> {};
 
 TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
@@ -83,7 +88,7 @@ TEST_P(FamilyRun, WritesItsOwnTensorsPackedAndRunsThem) {
   EXPECT_LE(std::fabs(std::exp(own - mean_nll(packed, Weights::reference)) - 1), tol::kPackedPerplexity);
   const bool chooses = std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(),
                                    [](const auto& ops) { return key_choice_of(ops) != nullptr; });
-  const double limit = has_state(c.spec) ? tol::kInt4LossDelta : chooses ? tol::kInt4LossChosen : tol::kInt4Loss;
+  const double limit = enlarges(c) ? tol::kInt4LossEnlarged : chooses ? tol::kInt4LossChosen : tol::kInt4Loss;
   EXPECT_LE(std::fabs(own - mean_nll(c, Weights::packed)), limit);
 }
 
@@ -122,6 +127,16 @@ std::vector<Case> recent() {
                             "qwen2.5-vl",
                             "qwen3-vl",
                             "mistral3",
+                            "granitemoe",
+                            "cohere2",
+                            "ministral3",
+                            "gemma4",
+                            "gemma4-moe",
+                            "gemma4-e2b",
+                            "gpt-oss-bf16",
+                            "llama4-text",
+                            "lfm2",
+                            "nemotron-h",
                             "deepseek-v2-mla",
                             "deepseek-v3-mla",
                             "deepseek-v32-topk12",
@@ -130,8 +145,9 @@ std::vector<Case> recent() {
                             "kimi-linear"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
-  for (const char* model : {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe", "deepseek-v2-mla", "deepseek-v3-mla",
-                            "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear"})
+  for (const char* model :
+       {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe", "granitemoe", "cohere2", "llama4-text", "lfm2", "nemotron-h",
+        "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear"})
     cases.push_back({model, "awq int4 g16 format=compressed-tensors"});
   for (const char* model : {"deepseek-v3-mla", "glm-moe-dsa-topk12", "kimi-linear"})
     for (const char* recipe : {"awq+gptq int4 g16 format=compressed-tensors", "smoothquant"})

@@ -154,8 +154,7 @@ TEST_F(Experts, AnExpertWithoutTokensGetsItsLayersStatistics) {
   std::vector<double> activations(static_cast<size_t>(op->down.in_features * op->down.in_features));
   for (int e = 0; e < op->experts; ++e) {
     if (tokens[static_cast<size_t>(e)] == 0) continue;
-    const Tensor act =
-        expert_activation(ex, *op, linear(op->of_expert(op->gate, e).name), linear(op->of_expert(op->up, e).name), x);
+    const Tensor act = expert_activation(ex, *op, e, linear, x);
     activations = lent(activations, outer(act, act), 1);
   }
   for (int e = 0; e < op->experts; ++e) {

@@ -79,7 +79,8 @@ std::vector<fs::path> models(const TempDir& dir) {
   std::vector<fs::path> all = {builtin_model_dir(), dir / "tiny"};
   synthesize(dir / "tiny", {.preset = "tiny"}, {});
   for (const char* name :
-       {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused", "mixtral", "qwen3-moe"})
+       {"llama", "qwen2-bias", "qwen3-qknorm", "mistral-swa", "gemma2", "gemma3", "phi3-fused", "mixtral", "qwen3-moe",
+        "granitemoe", "cohere2", "ministral3", "llama4-text", "lfm2", "nemotron-h"})
     if (const fs::path p = reference(std::string("goldens/models/") + name); fs::exists(p)) all.push_back(p);
   return all;
 }

@@ -43,12 +43,15 @@ TEST_P(TensorParallel, EveryFamilyIsAsOnOneRank) {
     ++run;
   }
   EXPECT_GE(run, 20) << r.out;
-  // Fused q, k, v and gate, up; one key/value head of two ranks; sinks and biases; stacked, shared and grouped experts.
-  for (const char* model : {"phi3-fused", "gemma4", "gpt-oss-bf16", "qwen2-moe", "glm4-moe", "glm4", "qwen2-bias",
-                            "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa-topk12"})
+  // Fused q, k, v and gate, up; one key/value head of two ranks; sinks and biases; stacked, shared and grouped experts;
+  // branches with a factor, attention beside the MLP, scaled queries, weighed inputs of experts; latent attention.
+  for (const char* model :
+       {"phi3-fused", "gemma4", "gpt-oss-bf16", "qwen2-moe", "glm4-moe", "glm4", "qwen2-bias", "granitemoe", "cohere2",
+        "ministral3", "llama4-text", "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa-topk12"})
     EXPECT_TRUE(GetParam() != 2 || found[model].starts_with("float32")) << model << ": " << found[model];
-  for (const char* model : {"qwen3-next", "qwen3.5", "kimi-linear"})
+  for (const char* model : {"qwen3-next", "qwen3.5", "lfm2", "nemotron-h", "kimi-linear"})
     EXPECT_NE(found[model].find("recurrent layers"), std::string::npos) << model << ": " << found[model];
+  EXPECT_NE(found["gemma4-e2b"].find("keys and values of another one"), std::string::npos) << found["gemma4-e2b"];
   for (const char* model : {"olmo3", "minimax-m2"})
     EXPECT_NE(found[model].find("self_attn.q_norm norms all heads at once"), std::string::npos) << found[model];
 }

@@ -28,8 +28,10 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
   DecoderSizes s;
   s.hidden = size_key(c, "hidden_size");
   // Mixtures without a dense layer may say the width of their experts alone.
-  const bool dense = c.has("intermediate_size") || !c.has("moe_intermediate_size");
-  s.intermediate = size_key(c, dense ? "intermediate_size" : "moe_intermediate_size");
+  std::string width = "intermediate_size";
+  for (const char* other : {"moe_intermediate_size", "block_ff_dim"})
+    if (!c.has(width) && c.has(other)) width = other;
+  s.intermediate = size_key(c, width);
   s.layers = size_key(c, "num_hidden_layers");
   s.vocab = size_key(c, "vocab_size");
   s.positions = size_key(c, "max_position_embeddings", 2048);

@@ -46,6 +46,7 @@ const Family family_deepseek_v2 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
+    .gguf = {.why_not = "latent attention in one is not written yet"},
 };
 
 const Family family_deepseek_v3 = {
@@ -56,6 +57,7 @@ const Family family_deepseek_v3 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
+    .gguf = {.why_not = "latent attention in one is not written yet"},
 };
 
 }  // namespace fewbit

@@ -56,6 +56,7 @@ const Family family_deepseek_v32 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
+    .gguf = {.why_not = "latent attention and its choice of keys in one are not written yet"},
 };
 
 const Family family_glm_moe_dsa = {
@@ -66,6 +67,7 @@ const Family family_glm_moe_dsa = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
+    .gguf = {.why_not = "latent attention and its choice of keys in one are not written yet"},
 };
 
 }  // namespace fewbit

@@ -24,7 +24,7 @@ ModelSpec arch_gpt_oss(const ConfigView& c) {
       m->router_bias = true;
       m->swiglu_limit = static_cast<float>(limit);
       m->stacked_gate_up = "mlp.experts.gate_up_proj", m->stacked_down = "mlp.experts.down_proj";
-      m->turned_stacks = true;
+      m->stacks = Moe::Stacks::turned_by_turns;
     }
   }
   const int64_t window = size_key(c, "sliding_window", 128);

@@ -113,6 +113,7 @@ const Family family_kimi_linear = {
     .model_types = {"kimi_linear"},
     .build = &arch_kimi_linear,
     .keeps = {{"mlp.gate_proj", kFirstDense}, {"mlp.up_proj", kFirstDense}, {"mlp.down_proj", kFirstDense}},
+    .gguf = {.why_not = "latent attention and its delta rule in one are not written yet"},
 };
 
 }  // namespace fewbit

@@ -139,6 +139,7 @@ struct Refusals {
     must_divide(op.heads, "heads");
     if (op.kv_heads % ranks != 0 && ranks % op.kv_heads != 0)
       add(fmt::format("{} key/value heads are neither a multiple of {} nor a divisor of it", op.kv_heads, ranks));
+    if (!op.own_keys()) add("layers that read the keys and values of another one are not divided");
   }
   void operator()(const LatentAttention& op) const {
     must_divide(op.heads, "heads");
@@ -158,12 +159,17 @@ struct Refusals {
     must_be_whole({op.in, op.out, op.routed()}, op.router);
     must_divide(op.experts, "experts");
   }
+  void operator()(const Scale& op) const {
+    if (op.features > 1) must_be_whole({op.slot}, op.name);
+  }
+  void operator()(const TokenInput& op) const { must_be_whole({op.out}, op.table); }
   template <class Op>
   void operator()(const Op&) const {}  // nothing: a rotation and a factor, whatever they work on
 };
 
 bool recurrent(const BlockOp& op) {
-  return std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op);
+  return std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
+         std::holds_alternative<StateScan>(op);
 }
 
 // Reason -> the packed linears that it holds for.
@@ -196,7 +202,7 @@ std::vector<std::string> refuses_ranks(const Checkpoint& c, int ranks) {
     const Pieces pieces = pieces_of(block, ranks);
     const Refusals refusals{c.spec, block, pieces, ranks, reasons};
     if (std::any_of(block.begin(), block.end(), recurrent))
-      refusals.add("its recurrent layers (short convolution, gated delta rule) are not divided");
+      refusals.add("its recurrent layers (short convolution, gated delta rule, state scan) are not divided");
     else
       for (const BlockOp& op : block) std::visit(refusals, op);
   }

@@ -109,7 +109,7 @@ class Writing {
   void add_kv_scales() {
     for (int64_t layer = 0; layer < c_.spec.layers; ++layer) {
       const auto& block = c_.spec.block(layer);
-      const Attention* attention = attention_of(block);
+      const Attention* attention = own_attention_of(block);
       if (!attention) continue;
       const std::string name = c_.spec.prefix(layer) + attention_module(block);
       if (const auto scales = read_kv_scales(name, attention->kv_heads, c_.source()))

@@ -169,7 +169,9 @@ void convert_step(const ConvertJob& job, const char* phase, size_t done, size_t 
 Replaced::Replaced(const Checkpoint& from) : from_(from) {
   if (!from.quantization.fp8_kv_cache) return;
   for (int64_t layer = 0; layer < from.spec.layers; ++layer)
-    for (std::string& name : kv_scale_names(from.spec.prefix(layer) + attention_module(from.spec.block(layer))))
+    for (std::string& name : own_attention_of(from.spec.block(layer))
+                                 ? kv_scale_names(from.spec.prefix(layer) + attention_module(from.spec.block(layer)))
+                                 : std::vector<std::string>{})
       kv_.push_back(std::move(name));
   std::sort(kv_.begin(), kv_.end());
 }

@@ -61,8 +61,8 @@ Tensor BlockLoop::quantize_embedding() {
 
 void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedding) {
   check_ids(ckpt_.spec, w.ids);
-  quantized_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
-  if (has(plan_.needs, Needs::cross)) full_.emplace(store_, ckpt_.spec, chunks_, job_.dtype);
+  quantized_.emplace(store_, ckpt_.spec, chunks_, job_.dtype, w.ids);
+  if (has(plan_.needs, Needs::cross)) full_.emplace(store_, ckpt_.spec, chunks_, job_.dtype, w.ids);
   for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
     if (!share_.mine(chunk)) continue;
     const std::span<const int32_t> ids(w.ids.data() + chunks_.begin(chunk), static_cast<size_t>(chunks_.rows(chunk)));
@@ -290,7 +290,7 @@ void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
   };
   std::vector<BlockCoder::Group> first, second;
   for (int e = 0; e < moe.experts; ++e) {
-    first.push_back({{moe.of_expert(moe.gate, e), moe.of_expert(moe.up, e)}, [&stats_of, e](const InputRounding& r) {
+    first.push_back({moe.wide_of(e), [&stats_of, e](const InputRounding& r) {
                        return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); });
                      }});
     second.push_back({{moe.of_expert(moe.down, e)}, [&stats_of, &linear, e](const InputRounding& r) {
@@ -364,11 +364,11 @@ void BlockLoop::finish() {
 // The largest key and value of the layer, for the scales of its FP8 cache.
 void BlockLoop::watch_kv(size_t op, const Activations& act) {
   const auto* a = std::get_if<Attention>(&ops()[op]);
-  if (a && plan_.fp8_kv_cache && !coder_.restores()) kv_range_.add(ex_, act[a->k], act[a->v]);
+  if (a && a->own_keys() && plan_.fp8_kv_cache && !coder_.restores()) kv_range_.add(ex_, act[a->k], act[a->v]);
 }
 
 void BlockLoop::scale_kv() {
-  const Attention* a = attention_of(ops());
+  const Attention* a = own_attention_of(ops());
   if (!a || !plan_.fp8_kv_cache) return;
   const std::string name = ckpt_.spec.prefix(layer_) + attention_module(ops());
   KvScales scales;

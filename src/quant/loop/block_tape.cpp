@@ -30,8 +30,15 @@ bool has_gradient(const std::vector<BlockOp>& ops) {
     const auto* split = std::get_if<Split>(&op);
     const auto moved = [](const SplitPart& p) { return p.at != 0; };
     if (split && (split->groups > 1 || std::any_of(split->parts.begin(), split->parts.end(), moved))) return true;
-    if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return true;
-    return std::holds_alternative<Moe>(op) || std::holds_alternative<Project>(op) ||
+    if (const auto* a = std::get_if<Attention>(&op); a && (!a->sinks.empty() || a->chunk > 0 || !a->own_keys()))
+      return true;
+    if (const auto* n = std::get_if<Norm>(&op); n && n->kind == NormKind::layer) return true;
+    if (const auto* add = std::get_if<AddTo>(&op); add && add->factor != 1) return true;
+    if (const auto* g = std::get_if<GatedAct>(&op); g && g->act != Activation::silu && g->act != Activation::gelu_tanh)
+      return true;
+    return std::holds_alternative<PositionScale>(op) || std::holds_alternative<StateScan>(op) ||
+           std::holds_alternative<TokenInput>(op) || std::holds_alternative<Keep>(op) ||
+           std::holds_alternative<Moe>(op) || std::holds_alternative<Project>(op) ||
            std::holds_alternative<SigmoidGate>(op) || std::holds_alternative<Scale>(op) ||
            std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
            std::holds_alternative<BiasedNorm>(op) || std::holds_alternative<KeyChoice>(op) ||

@@ -130,10 +130,8 @@ class BlockObserver {
       const int64_t rows = fed(e) ? tokens_[static_cast<size_t>(e)] : std::min(kExpertTokens, chunks_.tokens());
       sums.push_back(std::make_unique<ActivationSums>(ex_, ranks_, rows, m.down.in_features));
       cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView) {
-        const auto linear = [&](const LinearDef& def) -> const Linear& {
-          return weights_.linears.at(m.of_expert(def, e).name);
-        };
-        sums[at(e)]->add(expert_activation(ex_, m, linear(m.gate), linear(m.up), x));
+        const auto linear = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
+        sums[at(e)]->add(expert_activation(ex_, m, e, linear, x));
       });
     }
     const auto bring = [&](int64_t chunk) {
@@ -145,8 +143,8 @@ class BlockObserver {
       const Routing routing = route_tokens(ex_, m, weights_, seen[1]);
       const Tensor some = ex_.to_device(spread_in(chunk));
       for (int e = first; e < last; ++e) {
-        const ConstTensorView rows = fed(e) ? routing.rows_of(e) : ConstTensorView(some);
-        if (rows.numel() > 0) cutters[at(e)].add(gather_rows(ex_, seen[0], rows), {});
+        const Tensor rows = fed(e) ? expert_rows(ex_, routing, e, seen[0]) : gather_rows(ex_, seen[0], some);
+        if (rows.rows() > 0) cutters[at(e)].add(rows, {});
       }
     });
     for (int e = first; e < last; ++e) {

@@ -125,9 +125,8 @@ class Check {
     } else if (const auto* m = std::get_if<Moe>(&op)) {
       Fused all{.experts = true};
       for (int e = 0; e < m->experts; ++e) {
-        const auto of = [&](const LinearDef& d) { return m->of_expert(d, e); };
-        Fused wide = fused_of(layer, {of(m->gate), of(m->up)}, Cut::outputs, nullptr);
-        Fused down = fused_of(layer, {of(m->down)}, Cut::inputs, nullptr);
+        Fused wide = fused_of(layer, m->wide_of(e), Cut::outputs, nullptr);
+        Fused down = fused_of(layer, {m->of_expert(m->down, e)}, Cut::inputs, nullptr);
         wide.experts = down.experts = true;
         all.shards.insert(all.shards.end(), wide.shards.begin(), wide.shards.end());
         all.shards.insert(all.shards.end(), down.shards.begin(), down.shards.end());

@@ -33,6 +33,8 @@ class Probe {
     Tensor host = Tensor::host(DType::i32, {kWindow});
     for (int64_t t = 0; t < kWindow; ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % o.chunks.length);
     positions_ = ex.to_device(host);
+    std::fill_n(host.as<int32_t>(), kWindow, 0);
+    ids_ = ex.to_device(host);
   }
 
   double token_seconds(const BlockOp& op) {
@@ -77,7 +79,7 @@ class Probe {
     const int64_t rows = options_.chunks.most_rows();
     const int64_t each = std::max<int64_t>(1, rows * m.top_k / m.experts);
     double s = 0;
-    for (const LinearDef* l : {&m.gate, &m.up, &m.down}) s += product(each, l->out_features, l->in_features);
+    for (const LinearDef& l : m.linears_of_expert(0)) s += product(each, l.out_features, l.in_features);
     return s * m.top_k + product(rows, m.experts, m.hidden);
   }
 
@@ -97,8 +99,9 @@ class Probe {
       act[op.out] = out;
       run_op(ex_, one, weights_, ropes_, layout(n), act);
     });
+    const int64_t sight = op.chunk > 0 ? op.chunk : op.window;
     const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
-    const double longer = seen(length, op.window) / length / (seen(part, op.window) / part);
+    const double longer = seen(length, sight) / length / (seen(part, sight) / part);
     return s / part * longer * op.kv_heads;
   }
 
@@ -142,7 +145,9 @@ class Probe {
     return s / static_cast<double>(n);
   }
 
-  TokenLayout layout(int64_t n) const { return {.seqs = 1, .positions = positions_.view().row_range(0, n)}; }
+  TokenLayout layout(int64_t n) const {
+    return {.seqs = 1, .positions = positions_.view().row_range(0, n), .ids = ids_.view().row_range(0, n)};
+  }
 
   Exec& ex_;
   const ModelSpec& spec_;
@@ -150,7 +155,7 @@ class Probe {
   const RateOptions& options_;
   BlockWeights weights_;
   RopeTables ropes_;
-  Tensor positions_;
+  Tensor positions_, ids_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "src/calib/cuts.h"
 #include "src/core/parallel.h"
@@ -71,7 +72,7 @@ class Estimate {
     if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.hidden * elem_;
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
       if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.hidden * elem_);
-    return own_rows(chunks_) * spec_.hidden * elem_ * streams_ + extra + more;
+    return own_rows(chunks_) * (spec_.hidden + kept_features()) * elem_ * streams_ + extra + more;
   }
   // What lives in front of an op besides the residual stream, in both streams.
   int64_t stop_bytes(int kind, size_t at) const {
@@ -95,6 +96,14 @@ class Estimate {
 
  private:
   // Tokens whose states a process keeps: those of its chunks.
+  // Of the slots that stand between blocks besides the residual stream, at most.
+  int64_t kept_features() const {
+    int64_t most = 0;
+    for (const std::vector<BlockOp>& ops : spec_.kinds)
+      if (const Keep* kept = std::get_if<Keep>(&ops.back()))
+        most = std::max(most, std::accumulate(kept->features.begin(), kept->features.end(), int64_t{0}));
+    return most;
+  }
   int64_t own_rows(const Chunks& chunks) const {
     return std::min(chunks.tokens(), (chunks.count() + ranks_ - 1) / ranks_ * chunks.most_rows());
   }
@@ -111,9 +120,10 @@ class Estimate {
     const bool learning = learns_rounding(plan_, spec_, layer);
     const int64_t whole = weights_of(ops, 0, ops.size());
     int64_t always = 0;  // while the block is at hand
+    const int64_t table = token_table_bytes(ops);
     if (!plan_.transforms.empty()) {
       always = whole * (4 + elem_);  // in f32, and in the type that runs
-      reach("transform", always + transform_bytes(ops));
+      reach("transform", table + always + transform_bytes(ops));
     }
     size_t base = 0, held = 0;  // where passes begin; the first op whose linears are still there
     for (size_t i = 0; i < ops.size(); ++i) {
@@ -122,18 +132,24 @@ class Estimate {
       const bool moe = std::holds_alternative<Moe>(ops[i]);
       const int64_t experts = moe && always == 0 ? weights_of(ops, i, i + 1) * elem_ * streams_ : 0;
       const int64_t sums = sums_bytes(layer, ops[i], at_once);
-      reach("observe", loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], at_once));
+      reach("observe",
+            table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], at_once));
       const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1) * elem_;
-      reach("quantize", loaded + experts + sums + replaced + work_bytes(layer, ops[i]));
+      reach("quantize", table + loaded + experts + sums + replaced + work_bytes(layer, ops[i]));
       base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
       if (!learning) held = base;
     }
     const int64_t loaded = always > 0 ? always : weights_of(ops, held, ops.size()) * elem_ * streams_;
-    reach("forward", loaded + chunk_bytes(ops, base, ops.size()));
+    reach("forward", table + loaded + chunk_bytes(ops, base, ops.size()));
     if (learning)
       reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length));
   }
 
+  int64_t token_table_bytes(const std::vector<BlockOp>& ops) const {
+    for (const BlockOp& op : ops)
+      if (const TokenInput* t = std::get_if<TokenInput>(&op)) return spec_.vocab * t->features * elem_;
+    return 0;
+  }
   int64_t weights_of(const std::vector<BlockOp>& ops, size_t begin, size_t end) const {
     int64_t n = 0;
     for (size_t i = begin; i < end; ++i)

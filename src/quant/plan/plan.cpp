@@ -71,10 +71,16 @@ std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) 
   return "";
 }
 
-// A transform without an absorber would do nothing under its name.
+// A transform without an absorber would do nothing under its name; one sees nothing but the states that enter a block.
 void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
   const bool some =
       std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(), [](const auto& ops) { return !absorbers_of(ops).empty(); });
+  if (keeps_slots(c.spec) || token_input_of(c.spec))
+    for (const Transform* t : plan.transforms)
+      plan.refusals.push_back(
+          {c.spec.arch, fmt::format("{} looks at a block by itself, and the blocks of this model read "
+                                    "keys and values of others",
+                                    t->name)});
   if (some) return;
   for (const Transform* t : plan.transforms)
     plan.refusals.push_back(

@@ -117,7 +117,7 @@ class Times {
   double observe(int kind, size_t at, const BlockOp& op) const {
     const auto* m = std::get_if<Moe>(&op);
     if (!m) return tokens() * sums(linears_of(op).front().in_features);
-    const double gate_up = 2. / 3. * rates_.op[static_cast<size_t>(kind)][at] * wide(streams_);
+    const double gate_up = (m->gated() ? 2. / 3. : 1. / 2.) * rates_.op[static_cast<size_t>(kind)][at] * wide(streams_);
     return tokens() * (m->top_k * (sums(m->gate.in_features) + sums(m->down.in_features)) + gate_up);
   }
 

@@ -29,6 +29,9 @@ Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
 }
 
 void require_room(const Exec& ex, const Checkpoint& c, const SensitivityJob& job) {
+  if (keeps_slots(c.spec) || token_input_of(c.spec))
+    fail(ErrorKind::unsupported, "auto measures a layer by itself, and the layers of " + c.spec.arch +
+                                     " read keys and values of others; choose the bits yourself with --set");
   if (!ex.on_cuda()) return;
   const int64_t weights = parameter_count(c.spec) * bytes_of(job.dtype), free = ex.free_bytes();
   if (weights > free)
@@ -239,7 +242,10 @@ std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function
           for (int e = 0; e < moe->experts; ++e) all.push_back(moe->of_expert(def, e));
           return all;
         };
-        add(i, {of_all(moe->gate), of_all(moe->up)});
+        if (moe->gated())
+          add(i, {of_all(moe->gate), of_all(moe->up)});
+        else
+          add(i, {of_all(moe->up)});
         add(i, {of_all(moe->down)});
       }
     }

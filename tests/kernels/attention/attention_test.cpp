@@ -43,6 +43,10 @@ std::vector<Case> cases() {
   out.push_back({1, 37, with(16, 1, 80, 0, 2.f)});
   out.push_back({1, 34, with(12, 1, 256, 0, 0)});
   out.push_back({1, 30, with(4, 1, 112, 0, 0)});
+  for (const int64_t len : {16, 50, 97}) {  // one chunk, several, and a part of one
+    out.push_back({2, len, with(4, 2, 64, 0, 0)});
+    out.back().args.chunk = 16;
+  }
   return out;
 }
 
@@ -59,6 +63,7 @@ std::string name(const testing::TestParamInfo<AttentionOn::ParamType>& info) {
                   std::to_string(c.args.head_dim);
   if (c.args.window > 0) s += "_window" + std::to_string(c.args.window);
   if (c.args.softcap > 0) s += "_capped";
+  if (c.args.chunk > 0) s += "_chunk" + std::to_string(c.args.chunk);
   return s + "_" + device;
 }
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionOn, testing::Combine(testing::ValuesIn(cases()), every_device()), name);
@@ -77,7 +82,9 @@ void attend(const Case& c, const std::vector<double>& q, const std::vector<doubl
             int64_t seq, int64_t head, int64_t position, std::vector<double>& out) {
   const AttentionArgs& a = c.args;
   const int64_t d = a.head_dim, q_cols = a.heads * d, kv_cols = a.kv_heads * d, kv_head = head / (a.heads / a.kv_heads);
-  const int64_t first = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
+  const int64_t first = a.chunk > 0    ? position / a.chunk * a.chunk
+                        : a.window > 0 ? std::max<int64_t>(0, position - a.window + 1)
+                                       : 0;
   std::vector<double> p;
   double top = -1e300, sum = 0;
   for (int64_t j = first; j <= position; ++j) {

@@ -9,22 +9,41 @@
 namespace fewbit::test {
 namespace {
 
-FEWBIT_DEVICE_TEST(GatedAct, MatchesBothFormulas) {
+double activated(ActKind act, double g) {
+  const double inner = std::sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
+  switch (act) {
+    case ActKind::silu:
+      return g / (1 + std::exp(-g));
+    case ActKind::gelu_tanh:
+      return 0.5 * g * (1 + std::tanh(inner));
+    case ActKind::relu:
+      return std::max(g, 0.0);
+    case ActKind::none:
+      break;
+  }
+  return g;
+}
+
+FEWBIT_DEVICE_TEST(GatedAct, MatchesItsFormulas) {
   for (const int64_t n : kSizes)
     for (const DType dtype : kComputeTypes)
-      for (const ActKind act : {ActKind::silu, ActKind::gelu_tanh}) {
+      for (const ActKind act : {ActKind::silu, ActKind::gelu_tanh, ActKind::relu, ActKind::none}) {
         const Tensor gate = random_normal(dtype, {3, n}, 1, 4.f), up = random_normal(dtype, {3, n}, 2);
         const Tensor out = poisoned(ex, dtype, {3, n});
         gated_act(ex, ex.to_device(gate), ex.to_device(up), act, out);
         const std::vector<double> g = doubles(gate), u = doubles(up);
         std::vector<double> expected(g.size());
-        for (size_t i = 0; i < g.size(); ++i) {
-          const double inner = std::sqrt(2 / 3.14159265358979323846) * (g[i] + 0.044715 * g[i] * g[i] * g[i]);
-          expected[i] =
-              u[i] * (act == ActKind::silu ? g[i] / (1 + std::exp(-g[i])) : 0.5 * g[i] * (1 + std::tanh(inner)));
-        }
+        for (size_t i = 0; i < g.size(); ++i) expected[i] = u[i] * activated(act, g[i]);
         EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
       }
+}
+
+FEWBIT_DEVICE_TEST(GatedAct, OfOneInputIsSquaredRelu) {
+  const Tensor x = random_normal(DType::f32, {3, 100}, 1), y = ex.to_device(x);
+  gated_act(ex, y, y, ActKind::relu, y);
+  std::vector<double> expected = doubles(x);
+  for (double& v : expected) v = v > 0 ? v * v : 0;
+  EXPECT_LE(error_of(ex, y, expected), tol::kF32Op);
 }
 
 FEWBIT_DEVICE_TEST(ClampedSwiglu, MatchesItsFormula) {
@@ -59,14 +78,15 @@ FEWBIT_DEVICE_TEST(GatedAct, InPlaceAndFarOut) {
 
 FEWBIT_DEVICE_TEST(Add, AddsInPlace) {
   for (const int64_t n : kSizes)
-    for (const DType dtype : kComputeTypes) {
-      const Tensor h = random_normal(dtype, {2, n}, 1), x = random_normal(dtype, {2, n}, 2), y = ex.to_device(x);
-      add(ex, ex.to_device(h), y);
-      std::vector<double> expected = doubles(x);
-      const std::vector<double> v = doubles(h);
-      for (size_t i = 0; i < v.size(); ++i) expected[i] += v[i];
-      EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
-    }
+    for (const DType dtype : kComputeTypes)
+      for (const float factor : {1.f, 0.22f}) {
+        const Tensor h = random_normal(dtype, {2, n}, 1), x = random_normal(dtype, {2, n}, 2), y = ex.to_device(x);
+        add(ex, ex.to_device(h), y, factor);
+        std::vector<double> expected = doubles(x);
+        const std::vector<double> v = doubles(h);
+        for (size_t i = 0; i < v.size(); ++i) expected[i] += factor * v[i];
+        EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n << " " << factor;
+      }
 }
 
 FEWBIT_DEVICE_TEST(ScaleBy, ScalesInPlace) {
@@ -77,6 +97,18 @@ FEWBIT_DEVICE_TEST(ScaleBy, ScalesInPlace) {
       scale_by(ex, ex.to_device(Tensor::host_from<float>(DType::f32, {1}, factor)), y);
       std::vector<double> expected = doubles(x);
       for (double& v : expected) v *= factor[0];
+      EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
+    }
+}
+
+FEWBIT_DEVICE_TEST(ScaleBy, AFactorForEveryColumn) {
+  for (const int64_t n : kSizes)
+    for (const DType dtype : kComputeTypes) {
+      const Tensor x = random_normal(dtype, {3, n}, 2), factors = random_normal(DType::f32, {n}, 3),
+                   y = ex.to_device(x);
+      scale_by(ex, ex.to_device(factors), y);
+      std::vector<double> expected = doubles(x);
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] *= factors.as<float>()[i % static_cast<size_t>(n)];
       EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
     }
 }

@@ -38,6 +38,28 @@ FEWBIT_DEVICE_TEST(RmsNorm, MatchesTheFormula) {
       }
 }
 
+FEWBIT_DEVICE_TEST(LayerNorm, MatchesTheFormula) {
+  std::vector<MatrixShape> shapes(std::begin(kMatrices), std::end(kMatrices));
+  for (const int64_t cols : {2048, 5120}) shapes.push_back({2, cols});
+  for (const MatrixShape& s : shapes)
+    for (const DType dtype : kComputeTypes) {
+      const Tensor x = random_normal(dtype, {s.rows, s.cols}, 1, 3.f), w = random_normal(dtype, {s.cols}, 2);
+      Tensor centred = to_f32(x);
+      std::vector<double> v = doubles(x);
+      for (int64_t r = 0; r < s.rows; ++r) {
+        double* row = v.data() + r * s.cols;
+        double sum = 0;
+        for (int64_t c = 0; c < s.cols; ++c) sum += row[c];
+        for (int64_t c = 0; c < s.cols; ++c) row[c] -= sum / static_cast<double>(s.cols);
+      }
+      for (size_t i = 0; i < v.size(); ++i) centred.as<float>()[i] = static_cast<float>(v[i]);
+      const Tensor y = ex.to_device(x);
+      layer_norm(ex, y, ex.to_device(w), 1e-5f, y);
+      EXPECT_LE(error_of(ex, y, expected_norm(centred, w, 1e-5, 0)), op_tolerance(dtype))
+          << name_of(dtype) << " " << s.rows << " x " << s.cols;
+    }
+}
+
 FEWBIT_DEVICE_TEST(RmsNorm, InPlaceAndAllZeroRows) {
   Tensor x = random_normal(DType::f32, {4, 64}, 1);
   for (int64_t c = 0; c < 64; ++c) x.as<float>()[64 + c] = 0;

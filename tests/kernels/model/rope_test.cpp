@@ -40,6 +40,19 @@ void turns(Exec& ex, RopePairs pairs) {
     }
 }
 
+FEWBIT_DEVICE_TEST(ScaleByPosition, GrowsWithTheLogarithmOfWholeSteps) {
+  const std::vector<int32_t> positions = {0, 7, 8, 1023, 100000};
+  for (const DType dtype : kComputeTypes)
+    for (const int64_t shift : {int64_t{0}, int64_t{1}}) {
+      const Tensor x = random_normal(dtype, {5, 300}, 1), y = ex.to_device(x);
+      scale_by_position(ex, y, ex.to_device(host_i32(positions)), 0.1f, 8, shift);
+      std::vector<double> expected = doubles(x);
+      for (size_t i = 0; i < expected.size(); ++i)
+        expected[i] *= 1 + 0.1f * std::log(1.0 + static_cast<double>((positions[i / 300] + shift) / 8));
+      EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << name_of(dtype) << " " << shift;
+    }
+}
+
 FEWBIT_DEVICE_TEST(Rope, RotatesPairsHalfARotationApart) { turns(ex, RopePairs::halves); }
 FEWBIT_DEVICE_TEST(Rope, RotatesNeighbours) { turns(ex, RopePairs::neighbours); }
 
