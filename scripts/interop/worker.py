@@ -66,9 +66,12 @@ def logits_error(model, ids, cache):
 
 
 def pretrained(folder, dtype=torch.float32, **more):
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, **more)
+    # A language model inside of a larger one has no class of its own there; it gets no pictures.
+    around = "text_config" in read_config(folder) and read_config(folder)["architectures"][0].endswith("ForConditionalGeneration")
+    auto = AutoModelForImageTextToText if around or "vision_config" in read_config(folder) else AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, **more)
     missing = sorted(k for k in info["missing_keys"] if not k.startswith("lm_head"))
     if missing:
         raise NotLoaded(f"leaves {len(missing)} tensors of the model as they are initialised, {missing[0]} first")

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/model/family.h"
 
 namespace fewbit {
 
@@ -14,6 +15,17 @@ std::vector<std::string> unknown_matrices(const Checkpoint& c) {
   for (const auto& [name, info] : c.store.index().tensors)
     if (info.shape.rank() == 2 && ends_with(name, ".weight") && !known.count(name))
       names.push_back(name.substr(0, name.size() - 7));
+  return names;
+}
+
+std::vector<std::string> always_dense(const Checkpoint& c) {
+  std::vector<std::string> names = routers_of(c.spec);
+  const Family* family = find_family(c.spec.arch);
+  for (std::string& name : unknown_matrices(c)) {
+    if (family && !starts_with(name, "model.") && !kept_outside(*family, name).empty())
+      names.push_back("model." + name);
+    names.push_back(std::move(name));
+  }
   return names;
 }
 

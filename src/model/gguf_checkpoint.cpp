@@ -39,8 +39,8 @@ class Assembly {
     const FileTensor& t = *it->second;
     if (!(t.shape == g.shape()))
       return complain(g.name, "expected shape " + g.shape().str() + ", found " + t.shape.str());
-    if (t.type->plain ? !is_float(*t.type) : g.added != 0)
-      return complain(g.name, std::string("expected f32, f16") + (g.added != 0 ? " or bf16" : ", bf16 or blocks") +
+    if (t.type->plain ? !is_float(*t.type) : g.computed())
+      return complain(g.name, std::string("expected f32, f16") + (g.computed() ? " or bf16" : ", bf16 or blocks") +
                                   ", found " + std::string(t.type->name));
     const int64_t bytes = t.bytes / static_cast<int64_t>(g.parts.size());
     for (size_t i = 0; i < g.parts.size(); ++i) add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
@@ -68,32 +68,43 @@ class Assembly {
     const gguf::BlockType& type = *t.type;
     if (type.plain) {
       info.dtype = *type.plain;
-      if (g.added != 0) {
-        makers_[name] = [v = index_.view(info), added = g.added] { return plus(v, -added); };
-        info.dtype = DType::f32;
-      }
-      if (g.paired_heads > 0)
-        makers_[name] = [v = index_.view(info), heads = g.paired_heads] { return rows_from_gguf(v, heads); };
+      const int64_t run_bytes = g.run * bytes_of(info.dtype);
+      if (g.computed() || !g.rows.empty() || !g.runs.empty())
+        makers_[name] = [g, v = index_.view(info), run_bytes] {
+          constexpr auto kFrom = GgufDirection::from_gguf;
+          const Tensor rows = reordered(v, g.rows, kFrom);
+          if (!g.runs.empty()) return reordered_runs(rows, g.runs, run_bytes, kFrom);
+          return g.computed() ? computed_values(g, rows, kFrom) : clone_host(rows);
+        };
+      if (g.computed()) info.dtype = DType::f32;
       index_.tensors[name] = info;
       return;
     }
     const int64_t cols = g.part[-1];
     const ConstTensorView stored{
         index_.files[0].bytes().data() + begin, DType::u8, {g.part.numel() / cols, gguf::row_bytes(type, cols)}, {}};
-    const auto rows = [stored, heads = g.paired_heads] {
-      return heads > 0 ? rows_from_gguf(stored, heads) : clone_host(stored);
+    // Runs of columns that end inside of a block are put in order once they are numbers.
+    const bool whole = g.runs.empty() || g.run % type.elements == 0;
+    const auto rows = [stored, order = g.rows, runs = whole ? g.runs : GgufOrder(), run = g.run, &type] {
+      Tensor t = reordered(stored, order, GgufDirection::from_gguf);
+      return runs.empty() ? std::move(t)
+                          : reordered_runs(t, runs, gguf::row_bytes(type, run), GgufDirection::from_gguf);
     };
     info.stored = type.name;
-    const Packing* packing = g.linear ? gguf_packing_of(type, stored) : nullptr;
+    const Packing* packing = g.linear && whole ? gguf_packing_of(type, stored) : nullptr;
     if (!packing) {
-      makers_[name] = [rows, &type, cols] { return gguf::decode(type, rows(), cols); };
+      makers_[name] = [rows, &type, cols, runs = whole ? GgufOrder() : g.runs, run = g.run] {
+        Tensor values = gguf::decode(type, rows(), cols);
+        return runs.empty() ? std::move(values)
+                            : reordered_runs(values, runs, run * bytes_of(DType::f32), GgufDirection::from_gguf);
+      };
       index_.tensors[name] = info;
       return;
     }
     info.name = linear_of(name) + '.' + std::string(type.name);
     info.dtype = DType::u8;
     info.shape = stored.shape;
-    if (g.paired_heads > 0) makers_[info.name] = rows;
+    if (!g.rows.empty() || !g.runs.empty()) makers_[info.name] = rows;
     quantization_.linears[linear_of(name)] = {.packing = packing, .spec = *type.grid};
     index_.tensors[info.name] = info;
   }

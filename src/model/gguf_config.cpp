@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "src/model/gguf_family.h"
 
@@ -64,6 +65,7 @@ class MetadataWriter {
     places();
     rotation();
     if (op_of<Moe>(spec_)) experts();
+    if (family_.delta_net) delta_net();
     return std::move(out_);
   }
 
@@ -81,9 +83,10 @@ class MetadataWriter {
     put("attention.key_length", attention_.head_dim);
     put("attention.value_length", attention_.head_dim);
     for (const auto& block : spec_.kinds)
-      if (const Attention* a = attention_of(block); !a || a->heads != attention_.heads ||
-                                                    a->kv_heads != attention_.kv_heads ||
-                                                    a->head_dim != attention_.head_dim)
+      if (const Attention* a = attention_of(block);
+          a ? std::tie(a->heads, a->kv_heads, a->head_dim) !=
+                  std::tie(attention_.heads, attention_.kv_heads, attention_.head_dim)
+            : !op_of<DeltaRule>(block))
         cannot_say("layers with other heads than the first one's");
     if (family_.square && attention_.heads * attention_.head_dim != spec_.hidden)
       cannot_say(fmt::format("{} heads of {} beside a hidden size of {}", attention_.heads, attention_.head_dim,
@@ -101,7 +104,8 @@ class MetadataWriter {
     int64_t window = 0;
     bool usual = true;
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-      const int64_t w = attention_of(spec_.block(layer))->window;
+      const Attention* a = attention_of(spec_.block(layer));
+      const int64_t w = a ? a->window : 0;
       if (w > 0 && window > 0 && w != window && has_windows) cannot_say("windows of different lengths");
       if (w > 0) window = window > 0 ? std::min(window, w) : w;
       windowed.push_back(w > 0);
@@ -125,8 +129,9 @@ class MetadataWriter {
   // Which layers do not turn is no key: readers know it of the family.
   void still_layers(const std::vector<bool>& windowed, bool some_windowed) const {
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
-      if (family_.still(layer, windowed[static_cast<size_t>(layer)], some_windowed) ==
-          (op_of<Rope>(spec_.block(layer)) != nullptr))
+      if (attention_of(spec_.block(layer)) &&
+          family_.still(layer, windowed[static_cast<size_t>(layer)], some_windowed) ==
+              (op_of<Rope>(spec_.block(layer)) != nullptr))
         cannot_say(fmt::format("layer {}, which {} its heads,", layer,
                                op_of<Rope>(spec_.block(layer)) ? "turns" : "does not turn"));
   }
@@ -185,8 +190,10 @@ class MetadataWriter {
   }
 
   void sections(const json& values) {
-    if (!values.contains("mrope_section")) cannot_say("rotary scaling without mrope_section");
-    auto axes = values["mrope_section"].get<std::vector<int32_t>>();
+    const json usual = json::parse(family_.usual_sections.empty() ? "null" : family_.usual_sections);
+    const json given = values.contains("mrope_section") ? values["mrope_section"] : usual;
+    if (given.is_null()) cannot_say("rotary scaling without mrope_section");
+    auto axes = given.get<std::vector<int32_t>>();
     axes.resize(4);  // time, height, width, and one that is not in use
     set("rope.dimension_sections", gguf::Array(axes));
   }
@@ -255,6 +262,28 @@ class MetadataWriter {
     if (moe.groups == 1) return;
     put("expert_group_count", moe.groups);
     put("expert_group_used_count", moe.best_groups);
+  }
+
+  // Of a gated delta net, whose keys and values have heads of one size there.
+  void delta_net() {
+    const DeltaRule* d = op_of<DeltaRule>(spec_);
+    const ShortConv* conv = op_of<ShortConv>(spec_);
+    if (!d || !conv) cannot_say("a model without layers of a delta net");
+    if (d->k_dim != d->v_dim) cannot_say(fmt::format("keys of {} features and values of {}", d->k_dim, d->v_dim));
+    put("ssm.conv_kernel", conv->taps);
+    put("ssm.state_size", d->k_dim);
+    put("ssm.group_count", d->k_heads);
+    put("ssm.time_step_rank", d->v_heads);
+    put("ssm.inner_size", d->v_heads * d->v_dim);
+    std::vector<bool> recurrent;
+    for (int64_t layer = 0; layer < spec_.layers; ++layer)
+      recurrent.push_back(op_of<DeltaRule>(spec_.block(layer)) != nullptr);
+    int64_t interval = 0;
+    while (interval < spec_.layers && recurrent[static_cast<size_t>(interval)]) ++interval;
+    put("full_attention_interval", ++interval);
+    for (int64_t layer = 0; layer < spec_.layers; ++layer)
+      if (recurrent[static_cast<size_t>(layer)] != ((layer + 1) % interval != 0))
+        return set("attention.recurrent_layers", gguf::Array(recurrent));
   }
 
   void dense_layers(const GgufExperts& e) {

@@ -34,8 +34,9 @@ class MetadataReader {
   json config() const {
     const gguf::FileTensor* embed = tensor("token_embd.weight");
     if (!embed) fail(ErrorKind::checkpoint, m_.where() + ": tensor 'token_embd.weight' is missing");
-    json c = {{"architectures", {read_as().name()}},
-              {"model_type", read_as().model_types[0]},
+    const std::string_view class_name = family_.read_as.empty() ? of_.name() : family_.read_as;
+    json c = {{"architectures", {class_name}},
+              {"model_type", model_type_of(class_name)},
               {"hidden_size", hidden_},
               {"intermediate_size", get("feed_forward_length")},
               {"num_hidden_layers", layers_},
@@ -56,6 +57,7 @@ class MetadataReader {
     put_windows(c);
     if (family_.score_keys) put_score_keys(c);
     if (experts_ > 0) put_experts(c);
+    if (family_.delta_net) put_delta_net(c);
     for (const GgufPresence& p : family_.presence)
       if (!p.key.empty()) c[std::string(p.key)] = tensor(std::string(p.tensor)) != nullptr;
     if (!family_.config.empty()) c.update(json::parse(family_.config));
@@ -63,7 +65,13 @@ class MetadataReader {
   }
 
  private:
-  const Family& read_as() const { return family_.read_as.empty() ? of_ : *find_family(family_.read_as); }
+  // A look-alike may have a model_type of its own, at the place of its class.
+  static std::string_view model_type_of(std::string_view class_name) {
+    const Family& family = *find_family(class_name);
+    size_t at = 0;
+    while (family.classes[at].name != class_name) ++at;
+    return family.model_types[at].empty() ? family.model_types[0] : family.model_types[at];
+  }
   std::string key(const std::string& name) const { return arch_ + "." + name; }
   int64_t get(const std::string& name) const { return m_.integer(key(name)); }
   int64_t get(const std::string& name, int64_t fallback) const { return m_.integer(key(name), fallback); }
@@ -204,6 +212,20 @@ class MetadataReader {
     c["final_logit_softcapping"] = cap("final_logit_softcapping", family_.logit_cap);
     c["query_pre_attn_scalar"] = family_.score_divisor(layers_, hidden_, std::max<int64_t>(heads_, 1), head_dim_);
     c.erase("mlp_bias");
+  }
+
+  void put_delta_net(json& c) const {
+    c["linear_conv_kernel_dim"] = get("ssm.conv_kernel");
+    c["linear_num_key_heads"] = get("ssm.group_count");
+    c["linear_num_value_heads"] = get("ssm.time_step_rank");
+    c["linear_key_head_dim"] = get("ssm.state_size");
+    c["linear_value_head_dim"] = get("ssm.state_size");
+    c["full_attention_interval"] = get("full_attention_interval", 4);
+    const std::string name = key("attention.recurrent_layers");
+    if (!m_.is_array(name)) return;
+    json types = json::array();
+    for (const bool recurrent : m_.flags(name)) types.push_back(recurrent ? "linear_attention" : "full_attention");
+    c["layer_types"] = types;
   }
 
   void put_experts(json& c) const {

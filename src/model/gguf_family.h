@@ -44,14 +44,18 @@ struct GgufFamily {
   GgufName names[4]{};
   bool has_experts = false;
   GgufExperts experts{};
-  bool pairs = false;             // readers turn neighbouring features of a head, not its halves
-  bool output_biases = false;     // biases behind attention and in the MLP have a place
-  bool partial_rotary = false;    // fewer rotary features than a head has
-  bool square = false;            // heads times their size is the hidden size
-  bool sections = false;          // says which rotary features belong to which axis of a picture: text has one
-  bool untruncated_yarn = false;  // YaRN's limits are no whole features, whatever readers make of them
-  bool divisors = false;          // of rotary frequencies have a tensor
-  bool long_rope = false;         // LongRoPE's tables have tensors
+  bool pairs = false;           // readers turn neighbouring features of a head, not its halves
+  bool output_biases = false;   // biases behind attention and in the MLP have a place
+  bool partial_rotary = false;  // fewer rotary features than a head has
+  // A gated delta net beside attention; with `tiled` its value heads lie by turns of the key heads: k of head j before
+  // k + 1 of head j, where the model has all of a key head together.
+  bool delta_net = false, tiled = false;
+  bool square = false;                // heads times their size is the hidden size
+  bool sections = false;              // says which rotary features belong to which axis of a picture: text has one
+  std::string_view usual_sections{};  // JSON, where config.json says none
+  bool untruncated_yarn = false;      // YaRN's limits are no whole features, whatever readers make of them
+  bool divisors = false;              // of rotary frequencies have a tensor
+  bool long_rope = false;             // LongRoPE's tables have tensors
   // Layers that do not turn: every n-th (0: none), or those without a window where others have one.
   int still_period = 0;
   bool full_layers_still = false;

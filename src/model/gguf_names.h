@@ -8,29 +8,44 @@
 
 namespace fewbit {
 
+// Where something of the model lies in the file: at place i lies number order[i]. Empty: where it lies in the model.
+using GgufOrder = std::vector<int64_t>;
+
 // One tensor of the file and the tensors of the model that it holds.
 struct GgufTensor {
   std::string name;                // "blk.0.attn_q.weight"
   std::vector<std::string> parts;  // full names in the model; several: one per expert, stacked
   Shape part{};                    // of each in the model: [out, in] or [n]
   bool linear = false;             // parts are weights of linears, which may be quantized
-  int64_t paired_heads = 0;        // above 0: the rows of so many heads are interleaved (see below)
-  float added = 0;  // to every value in the file: Gemma's norms scale by 1 + w, which is what the file holds
-  Shape stored{};   // of a single part in the file where that is another: [n] of [1, n]
+  GgufOrder rows{};                // of a single part
+  float added = 0;   // to every value in the file: Gemma's norms scale by 1 + w, which is what the file holds
+  Shape stored{};    // of a single part in the file where that is another: [n] of [1, n]
+  GgufOrder runs{};  // of the columns of a single part, in runs of `run` of them
+  int64_t run = 0;
+  bool decay = false;  // the file has -exp(value)
 
   Shape shape() const;  // of the whole: [experts, out, in] where stacked
+  // Whether values are other numbers in the file.
+  bool computed() const { return added != 0 || decay; }
 };
 
 // All tensors of the model in the order of the file. Error{unsupported} for an architecture that has no place
 // in one.
 std::vector<GgufTensor> gguf_tensors(const ModelSpec&);
 
-// f32 values with `added` on top of each.
-Tensor plus(ConstTensorView values, float added);
+// Of a linear, how many of its inputs lie together in a file: all but where runs of them have another order.
+int64_t gguf_run(const ModelSpec&, const NamedLinear&);
+
+enum class GgufDirection : uint8_t { to_gguf, from_gguf };
+// The values of a tensor that is computed(), in f32.
+Tensor computed_values(const GgufTensor&, ConstTensorView values, GgufDirection);
+// Rows of any content, and runs of columns of `run_bytes` each, in the order of the other side. Empty orders change
+// nothing.
+Tensor reordered(ConstTensorView rows, const GgufOrder& order, GgufDirection);
+Tensor reordered_runs(ConstTensorView rows, const GgufOrder& order, int64_t run_bytes, GgufDirection);
 
 // llama.cpp rotates neighbouring features of a llama's heads, the model's own code the halves of a head: row
-// 2j + c of a head in the file is row c d/2 + j in the model. Both ways, for rows of any content.
-Tensor rows_to_gguf(ConstTensorView rows, int64_t heads);
-Tensor rows_from_gguf(ConstTensorView rows, int64_t heads);
+// 2j + c of a head in the file is row c d/2 + j in the model.
+GgufOrder paired_rows(int64_t heads, int64_t head_dim);
 
 }  // namespace fewbit

@@ -70,8 +70,10 @@ class Writing {
   Tensor bytes(const GgufTensor& g, const gguf::BlockType& type) const {
     const auto one = [&](const std::string& part) {
       Tensor t = content(part, type);
-      if (g.added != 0) return plus(t, g.added);
-      return g.paired_heads > 0 ? rows_to_gguf(t, g.paired_heads) : std::move(t);
+      constexpr auto kTo = GgufDirection::to_gguf;
+      if (g.computed()) t = computed_values(g, t, kTo);
+      if (!g.rows.empty()) t = reordered(t, g.rows, kTo);
+      return g.runs.empty() ? std::move(t) : reordered_runs(t, g.runs, gguf::tensor_bytes(type, {g.run}), kTo);
     };
     if (g.parts.size() == 1) return one(g.parts.front());
     const int64_t each = gguf::tensor_bytes(type, g.part);

@@ -9,6 +9,7 @@
 #include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "formats/checkpoint_format.h"
 #include "formats/container.h"
@@ -103,6 +104,18 @@ QuantizedLinear random_codes(uint64_t seed, const NamedLinear& linear, const Qua
   return q;
 }
 
+// Tensors that multiply what they stand for, beside norms: they are around 1.
+std::set<std::string> factors_of(const ModelSpec& spec) {
+  std::set<std::string> names;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer)) {
+      if (const Scale* s = std::get_if<Scale>(&op)) names.insert(spec.prefix(layer) + s->name);
+      if (const Norm* n = std::get_if<Norm>(&op); n && n->bare) names.insert(spec.prefix(layer) + n->name);
+      if (const Moe* m = std::get_if<Moe>(&op)) names.insert(spec.prefix(layer) + m->expert_scale);
+    }
+  return names;
+}
+
 // Adds tensors to the writer and counts.
 class Synthesizer {
  public:
@@ -152,7 +165,8 @@ class Synthesizer {
   }
   void add_dense(const NamedDense& d) {
     const bool norm = d.shape.rank() == 1 && ends_with(d.name, ".weight");
-    const bool around_one = norm && spec_.final_norm_kind == NormKind::rms;  // Gemma adds the 1 itself
+    const bool around_one =
+        factors_.count(d.name) > 0 || (norm && spec_.final_norm_kind == NormKind::rms);  // Gemma adds the 1 itself
     add(d.name, random_bf16(options_.seed, d.name, d.shape, around_one ? 1.f : 0.f, kStd));
   }
   void add_linear(const NamedLinear& l) {
@@ -169,6 +183,7 @@ class Synthesizer {
   const ModelSpec& spec_;
   const SynthOptions& options_;
   SynthFormat format_;
+  const std::set<std::string> factors_ = factors_of(spec_);
   QuantizationSummary summary_;
   bool dense_only_ = false;
   int64_t done_ = 0, total_ = 0;

@@ -275,5 +275,27 @@ TEST_F(Diff, FormatsOfTheSameCodesAreTheSame) {
   EXPECT_GT(raw["counts"]["other shape"].get<int>() + raw["counts"]["only in A"].get<int>(), 0);
 }
 
+// A model of no family that is read here still says what it is, and how far the nearest one is from it.
+TEST_F(Convert, ARefusedModelIsInspectedAllTheSame) {
+  std::filesystem::copy(kDemo, dir / "k3");
+  Json config = Json::parse(std::ifstream(dir / "k3/config.json"));
+  config["architectures"] = {"KimiK3ForConditionalGeneration"};
+  config["model_type"] = "kimi_k3";
+  std::ofstream(dir / "k3/config.json") << config;
+  const ProcessResult r = run("convert inspect k3 --json told.json");
+  EXPECT_EQ(r.exit_code, 1);
+  for (const char* words : {"KimiK3ForConditionalGeneration", "which needs", "nearest family", "supported: Llama"})
+    EXPECT_NE(r.err.find(words), std::string::npos) << words << " in\n" << r.err;
+  for (const char* words : {"model_type: \"kimi_k3\"", "model.layers.N.self_attn.q_proj.weight", "nearest family:"})
+    EXPECT_NE(r.out.find(words), std::string::npos) << words << " in\n" << r.out;
+  const Json told = Json::parse(std::ifstream(dir / "told.json"));
+  EXPECT_EQ(told["architecture"], "KimiK3ForConditionalGeneration");
+  EXPECT_EQ(told["nearest"], "LlamaForCausalLM");  // whose tensors it has
+  EXPECT_TRUE(told["missing"].empty() && told["unknown"].empty()) << told["missing"] << told["unknown"];
+  EXPECT_GT(told["tensors"].size(), 30u);
+  EXPECT_EQ(run("quantize rtn k3 out --device cpu").exit_code, 1);
+  EXPECT_FALSE(std::filesystem::exists(dir / "out"));
+}
+
 }  // namespace
 }  // namespace fewbit::test

@@ -51,6 +51,7 @@ TEST_F(TemplateCommand, RefusesInOneLine) {
   fails("t.jinja --messages m.json --set x=abc", 2, "a text needs its quotes");
   fails("t.jinja --messages m.json --set tools=1", 2, "has a flag of its own");
   fails(kDemo + " --messages m.json", 2, "no chat template");
+  fails(kDemo + " --messages m.json", 2, "usual for LlamaForCausalLM: llama3");
   fails("t.jinja", 2, "--messages is required");
 }
 

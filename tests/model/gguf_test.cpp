@@ -33,10 +33,11 @@ const Op& op_of(const ModelSpec& spec) {
 TEST(GgufNames, LlamaRowsAreInterleavedPerHead) {
   Tensor rows = Tensor::host(DType::f32, {8, 1});  // two heads of four features
   for (int i = 0; i < 8; ++i) rows.as<float>()[i] = static_cast<float>(i);
-  const Tensor there = rows_to_gguf(rows, 2);
+  const GgufOrder order = paired_rows(2, 4);
+  const Tensor there = reordered(rows, order, GgufDirection::to_gguf);
   const float expected[] = {0, 2, 1, 3, 4, 6, 5, 7};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(there.as<float>()[i], expected[i]) << i;
-  EXPECT_EQ(first_difference(rows_from_gguf(there, 2), rows), "");
+  EXPECT_EQ(first_difference(reordered(there, order, GgufDirection::from_gguf), rows), "");
 }
 
 TEST(GgufConfig, AWindowCutsTheContext) {

@@ -64,6 +64,7 @@ constexpr const char* kModels[] = {"llama",
 // What a .gguf file cannot say of a golden, though it can of the family; "" where it says all.
 std::string no_gguf(const std::string& model) {
   if (model == "qwen2-moe") return "layers with and without experts";
+  if (model == "qwen2-bias") return "4 heads of 64 beside a hidden size of 128";
   if (model == "exaone4") return "windows in a model of 4 layers";
   if (model == "gpt-oss-bf16") return "a swiglu_limit of 2";
   return "";

@@ -17,7 +17,7 @@ const Family family_qwen2 = {
     .model_types = {"qwen2"},
     .build = &arch_qwen2,
     .chat = "chatml",
-    .gguf = {.arch = "qwen2"},
+    .gguf = {.arch = "qwen2", .square = true},
 };
 
 const Family family_qwen2_5_vl = {
@@ -26,7 +26,7 @@ const Family family_qwen2_5_vl = {
     .build = &arch_qwen2,
     .keeps = {{"visual.*", kVisionTower, true}},
     .chat = "chatml",
-    .gguf = {.arch = "qwen2vl", .read_as = "Qwen2ForCausalLM", .sections = true},
+    .gguf = {.arch = "qwen2vl", .read_as = "Qwen2ForCausalLM", .square = true, .sections = true},
 };
 
 }  // namespace fewbit

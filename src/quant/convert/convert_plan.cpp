@@ -131,8 +131,7 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
   const CheckpointFormat& format = *job.target.format;
   ConvertPlan plan;
   Refusals refusals;
-  plan.summary.dense = routers_of(c.spec);
-  for (std::string& name : unknown_matrices(c)) plan.summary.dense.push_back(std::move(name));
+  plan.summary.dense = always_dense(c);
   plan.summary.fp8_kv_cache = c.quantization.fp8_kv_cache && format.fp8_kv_cache;
   const bool codes = !job.target.dense && !job.target.blocks;
   // A .gguf file's ends are decoded when it is opened, so codes gain nothing there.

@@ -5,6 +5,7 @@
 #include "formats/container.h"
 #include "formats/same_codes.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/gguf_names.h"
 #include "src/quant/convert/convert_plan.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/plan/gguf_refusals.h"
@@ -52,7 +53,7 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
   for (const NamedLinear& l : linears) {
     GgufContent& content = given[l.name + ".weight"];
     if (type) {
-      const gguf::BlockType& fits = gguf_type_for(*type, l.in);
+      const gguf::BlockType& fits = gguf_type_for(*type, gguf_run(c.spec, l));
       content = {&fits, [&, l, &fits = fits] {
                    step(done++, linears.size());
                    Tensor bytes = stored_as(fits, c.values(l));

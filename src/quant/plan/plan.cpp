@@ -10,6 +10,7 @@
 #include "formats/gguf/file.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/gguf_names.h"
 #include "src/model/gguf_writer.h"
 #include "src/quant/loop/block_tape.h"
 #include "src/quant/plan/engines.h"
@@ -40,9 +41,9 @@ Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions
 }
 
 // Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place.
-void choose_blocks(PlannedLinear& p) {
+void choose_blocks(const ModelSpec& spec, PlannedLinear& p) {
   const gguf::BlockType& wanted = *p.recipe.blocks;
-  const gguf::BlockType& type = gguf_type_for(wanted, p.linear.in);
+  const gguf::BlockType& type = gguf_type_for(wanted, is_end(p.linear) ? p.linear.in : gguf_run(spec, p.linear));
   if (&type != &wanted)
     p.note = fmt::format("{} wants K % {} = 0: {} instead", wanted.name, wanted.elements,
                          type.plain ? "stays as it is" : type.name);
@@ -142,7 +143,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   }
   std::string why;
   if (p.recipe.blocks && p.recipe.method->rounds_alone)
-    choose_blocks(p);
+    choose_blocks(c.spec, p);
   else
     why = choose_packing_of(*plan.format, p);
   if (p.layout().empty() && !p.keep) refuse(why);
@@ -189,9 +190,8 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
 
 QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   QuantizationSummary summary;
-  summary.dense = routers_of(c.spec);
+  summary.dense = always_dense(c);
   summary.fp8_kv_cache = plan.fp8_kv_cache;
-  for (std::string& name : unknown_matrices(c)) summary.dense.push_back(std::move(name));
   for (const PlannedLinear& p : plan.linears) {
     if (p.packing) {
       summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};

@@ -51,6 +51,22 @@ std::vector<std::string> without(const std::set<std::string>& these, const std::
   return out;
 }
 
+// The class whose tensors differ least from those that are there; by its name where none can be built.
+std::string nearest_by_tensors(const ordered_json& config, const std::set<std::string>& there, const std::string& own) {
+  std::string nearest = nearest_class(own), why_not;
+  size_t least = SIZE_MAX;
+  for (const Family* f : families())
+    for (const FamilyClass& c : f->classes) {
+      if (c.name.empty()) continue;
+      const std::set<std::string> known = patterns_of(config, std::string(c.name), why_not);
+      const size_t apart = without(known, there).size() + without(there, known).size();
+      if (known.empty() || apart >= least) continue;
+      least = apart;
+      nearest = c.name;
+    }
+  return nearest;
+}
+
 std::string lines(const char* title, const std::vector<std::string>& names) {
   std::string s = names.empty() ? "" : fmt::format("{}\n", title);
   for (const std::string& name : names) s += "  " + name + "\n";
@@ -82,7 +98,7 @@ void inspect_refused(const Common& common, const std::filesystem::path& dir, con
   }
   const ordered_json names = config.value("architectures", ordered_json::array());
   const std::string own = names.is_array() && !names.empty() && names[0].is_string() ? names[0].get<std::string>() : "";
-  const std::string nearest = nearest_class(own);
+  const std::string nearest = nearest_by_tensors(config, there, own);
   std::string why_not;
   const std::set<std::string> known = patterns_of(config, nearest, why_not);
   const std::vector<std::string> unknown = known.empty() ? std::vector<std::string>() : without(there, known),
