@@ -54,8 +54,8 @@ struct TokenLayout {
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
-  // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the first
-  // of their sequences, all that there is to see.
+  // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the
+  // first of their sequences, all that there is to see.
   const LatentStorage* latents = nullptr;
   bool from_zero = false;
   RankSums* ranks = nullptr;  // null: there is one

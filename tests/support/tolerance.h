@@ -39,8 +39,8 @@ inline constexpr double kOtherKeys = 0.15;
 inline constexpr double kLatentBf16 = 1e-2;
 inline constexpr double kInt4Loss = 0.1;         // mean NLL that 4-bit weights may move, tiny random models
 inline constexpr double kInt4LossDelta = 0.2;    // the same of gated delta nets
-// The same where keys are chosen too: plain rounding moves choices of keys and experts, 0.20 with 12 of 48 keys and 0.10
-// with all of them; GPTQ stays below 0.1.
+// The same where keys are chosen too: plain rounding moves choices of keys and experts, 0.20 with 12 of 48 keys and
+// 0.10 with all of them; GPTQ stays below 0.1.
 inline constexpr double kInt4LossChosen = 0.25;
 inline constexpr double kReroutedPacked = 0.06;  // the same between packed kernels and dequantized weights
 // Packed kernels against dequantized weights, bf16. Of 4,000 tokens: which values a rounding to bf16 moves differs from
