@@ -1,10 +1,10 @@
 #pragma once
-// choose_keys: which keys a query of sparse attention looks at (DeepSeek-V3.2, 2025, section 2.1: the lightning indexer).
+// choose_keys: which keys a query of sparse attention looks at (DeepSeek-V3.2, 2025, section 2.1: its indexer).
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // For the query at position p of a sequence, over the keys j in [0, p]:
 //   score_j = sum_h weights[h] max(0, q_h . k_j)
-// The models divide by the roots of the number of heads and of head_dim as well, which changes no order and is left out.
+// The models divide by the roots of the number of heads and of head_dim too, which changes no order and is left out.
 // chosen[t, :] = the positions of the `chosen.cols()` largest, in rising order; of equal scores the earlier keys. Where
 // there are fewer keys all of them, then -1. A NaN is chosen behind all numbers.
 //   q          [seqs * len, heads * head_dim]   f32 | bf16

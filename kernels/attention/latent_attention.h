@@ -1,14 +1,14 @@
 #pragma once
-// latent_attention: attention whose keys and values are made from one small latent a token (multi-head latent attention:
-// DeepSeek-V2, 2024, section 2.1), over the tokens at hand or over a cache of latents.
+// latent_attention: attention whose keys and values are made from one small latent a token (multi-head latent
+// attention: DeepSeek-V2, 2024, section 2.1), over the tokens at hand or over a cache of latents.
 //
 // For the query of head h at position p, over the visible keys j in [0, p], or over the chosen ones alone:
 //   score_j = scale (q_nope . k_nope_j + q_rope . k_rope_j)        k_rope is one for all heads
 //   out     = sum_j exp(score_j) v_j / sum_j exp(score_j)
 // where k_nope_j and v_j are the head's rows of W latent_j, W [heads * (nope + value), rank] having `nope` rows for the
 // keys of a head, then `value` for its values.
-// Over the tokens at hand the caller brings W latent. Over a cache W is taken into the queries and the outputs, which is
-// the same in exact arithmetic (section 2.1.2):
+// Over the tokens at hand the caller brings W latent. Over a cache W is taken into the queries and the outputs, which
+// is the same in exact arithmetic (section 2.1.2):
 //   q_nope . k_nope_j = (W_k^T q_nope) . latent_j,      out = W_v sum_j p_j latent_j
 // so that a position costs rank + rope values whatever the number of heads.
 //

@@ -41,8 +41,8 @@ inline void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, Tenso
   const int64_t experts = logits.cols();
   FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
   FEWBIT_ASSERT(ids.rows() == logits.rows() && ids.shape == weights.shape && ids.cols() >= 1 && ids.cols() <= experts);
-  FEWBIT_ASSERT(rule.groups >= 1 && experts % rule.groups == 0 && (rule.groups == 1 || experts / rule.groups >= rule.judges));
-  FEWBIT_ASSERT(rule.judges == 1 || rule.judges == 2);
+  FEWBIT_ASSERT(rule.groups >= 1 && experts % rule.groups == 0 && (rule.judges == 1 || rule.judges == 2));
+  FEWBIT_ASSERT(rule.groups == 1 || experts / rule.groups >= rule.judges);
   FEWBIT_ASSERT(rule.best_groups >= 1 && rule.best_groups <= rule.groups);
   FEWBIT_ASSERT(ids.cols() <= experts / rule.groups * rule.best_groups);
   FEWBIT_ASSERT(!rule.bias.data || (rule.bias.dtype == DType::f32 && rule.bias.numel() == experts));
