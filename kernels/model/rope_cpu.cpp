@@ -46,8 +46,8 @@ void scale_by_position(Exec&, TensorView x, ConstTensorView positions, float fac
     using T = std::remove_pointer_t<decltype(type)>;
     parallel_for(x.rows(), 32, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
-        const auto step = static_cast<float>((positions.as<int32_t>()[t] + shift) / every);
-        const float by = 1 + factor * std::log1p(step);
+        const int64_t steps = (positions.as<int32_t>()[t] + shift) / every;
+        const float by = 1 + factor * std::log1p(static_cast<float>(steps));
         for (T* v = x.as<T>() + t * cols; v < x.as<T>() + (t + 1) * cols; ++v) *v = static_cast<float>(*v) * by;
       }
     });

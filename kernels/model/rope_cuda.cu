@@ -54,8 +54,8 @@ __global__ void scale_by_position_kernel(T* x,  // [tokens, cols]
                                          int64_t shift, int64_t cols) {
   allow_successor();
   await_predecessor();
-  const auto step = static_cast<float>((positions[blockIdx.x] + shift) / every);
-  const float by = 1.f + factor * log1pf(step);
+  const int64_t steps = (positions[blockIdx.x] + shift) / every;
+  const float by = 1.f + factor * log1pf(static_cast<float>(steps));
   T* row = x + blockIdx.x * cols;
   for (int64_t c = threadIdx.x; c < cols; c += kThreads) row[c] = from_f32<T>(to_f32(row[c]) * by);
 }
