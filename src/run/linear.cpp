@@ -199,6 +199,7 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
+  if (o.weights == Weights::values) return make_dense(ex, dequantize_reference(q), bias, o.dtype);
   return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype) : make_linear(ex, q, bias, o.dtype, note);
 }
 

@@ -9,14 +9,14 @@ struct RowQuant {
   DType codes = DType::i8;
   // The scale of all rows (static); 0: one for each row, max|x| / 127 or max|x| / 448, at least 1e-30 (dynamic).
   float fixed = 0;
-  int64_t group = 0;  // columns that share a dynamic scale, a divisor of the columns; 0: the whole row
+  int64_t group = 0;  // columns that share a dynamic scale, of which the last may be fewer; 0: the whole row
 };
 inline constexpr RowQuant kUnrounded{.codes = DType::f16};
 
 // codes[r, i] = round(x[r, i] * (1 / scale)) in f32, to nearest even.
 //   x       [rows, in]          f32 | bf16
 //   codes   [rows, in]          q.codes; overwritten
-//   scales  [rows, in / group]  f32 ([rows] without groups); overwritten
+//   scales  [rows, ceil(in / group)]  f32 ([rows] without groups); overwritten
 // The scale of a row (or group) of zeros is 1. Where it holds a NaN or an infinity, its scale is NaN or infinite too,
 // so that no product of it is a number. CPU and CUDA give the same bits.
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT), here and in the ops below.

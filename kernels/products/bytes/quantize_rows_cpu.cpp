@@ -41,19 +41,30 @@ float scale_of(const float* x, int64_t n, const RowQuant& q) {
   return row_scale(most, q.fixed, q.codes == DType::i8 ? 127.f : kF8Max);
 }
 
-// Calls body(number of the group, its values in f32, n, its scale), in parallel over groups of n values.
+int64_t groups_of_row(ConstTensorView x, const RowQuant& q) {
+  return q.group > 0 ? (x.cols() + q.group - 1) / q.group : 1;
+}
+
+struct Group {
+  int64_t number, at, n;  // of all; its first element; its elements
+  float scale;
+};
+
+// Calls body(group, its values in f32), in parallel over the groups of all rows.
 template <class Body>
 void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
   FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
-  const int64_t n = q.group > 0 ? q.group : x.cols();
-  FEWBIT_ASSERT(n > 0 && x.cols() % n == 0);
+  const int64_t most = q.group > 0 ? q.group : x.cols(), of_row = groups_of_row(x, q);
+  FEWBIT_ASSERT(most > 0);
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    parallel_for(x.numel() / n, 8, [&](int64_t begin, int64_t end) {
-      float* values = scratch(Scratch::x, n);
+    parallel_for(x.numel() / x.cols() * of_row, 8, [&](int64_t begin, int64_t end) {
+      float* values = scratch(Scratch::x, most);
       for (int64_t g = begin; g < end; ++g) {
-        widen(x.as<T>() + g * n, values, n);
-        body(g, values, n, scale_of(values, n, q));
+        const int64_t first = g % of_row * most, at = g / of_row * x.cols() + first,
+                      n = std::min(most, x.cols() - first);
+        widen(x.as<T>() + at, values, n);
+        body(Group{g, at, n, scale_of(values, n, q)}, values);
       }
     });
   });
@@ -63,28 +74,28 @@ void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
 
 void quantize_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
   FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32);
-  FEWBIT_ASSERT(scales.numel() * (q.group > 0 ? q.group : x.cols()) == x.numel());
-  for_groups(x, q, [&](int64_t g, const float* values, int64_t n, float scale) {
-    scales.as<float>()[g] = scale;
+  FEWBIT_ASSERT(scales.numel() * x.cols() == x.numel() * groups_of_row(x, q));
+  for_groups(x, q, [&](const Group& g, const float* values) {
+    scales.as<float>()[g.number] = g.scale;
     if (q.codes == DType::i8)
-      hot::int8_codes(values, 1.f / scale, codes.as<int8_t>() + g * n, n);
+      hot::int8_codes(values, 1.f / g.scale, codes.as<int8_t>() + g.at, g.n);
     else if (q.codes == DType::f16)
-      for (int64_t i = 0; i < n; ++i) codes.as<f16>()[g * n + i] = mul_rn(values[i], 1.f / scale);
+      for (int64_t i = 0; i < g.n; ++i) codes.as<f16>()[g.at + i] = mul_rn(values[i], 1.f / g.scale);
     else
-      hot::f8_codes(values, 1.f / scale, codes.as<uint8_t>() + g * n, n);
+      hot::f8_codes(values, 1.f / g.scale, codes.as<uint8_t>() + g.at, g.n);
   });
 }
 
 void round_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView y) {
   FEWBIT_ASSERT(y.shape == x.shape && q.codes != DType::f16);
-  for_groups(x, q, [&](int64_t g, float* values, int64_t n, float scale) {
+  for_groups(x, q, [&](const Group& g, float* values) {
     if (q.codes == DType::i8)
-      hot::int8_values(values, 1.f / scale, scale, n);
+      hot::int8_values(values, 1.f / g.scale, g.scale, g.n);
     else
-      hot::f8_values(values, 1.f / scale, scale, n);
+      hot::f8_values(values, 1.f / g.scale, g.scale, g.n);
     for_float_type(y.dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
-      narrow(values, y.as<T>() + g * n, n);
+      narrow(values, y.as<T>() + g.at, g.n);
     });
   });
 }

@@ -13,6 +13,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Groups of up to `most` of the `in` values of a row, in the order of the rows.
+struct Groups {
+  int64_t count, of_row, most, in;
+};
+// A group's first element and its elements.
+struct Group {
+  int64_t at, n;
+  __device__ Group(const Groups& g, int64_t number) {
+    const int64_t first = number % g.of_row * g.most;
+    at = number / g.of_row * g.in + first;
+    n = g.most < g.in - first ? g.most : g.in - first;
+  }
+};
+
 // Every thread gets the scale of x[0, n).
 template <DType kCodes, class T>
 __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
@@ -29,13 +43,13 @@ __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
 }
 
 template <DType kCodes, class T, class Code>
-__global__ void __launch_bounds__(kThreads) quantize_kernel(const T* __restrict__ x,     // [groups, n]
-                                                            Code* __restrict__ codes,    // [groups, n]
-                                                            float* __restrict__ scales,  // [groups]
-                                                            int64_t n, float fixed) {
+__global__ void __launch_bounds__(kThreads) quantize_kernel(const T* __restrict__ x,     // [rows, in]
+                                                            Code* __restrict__ codes,    // [rows, in]
+                                                            float* __restrict__ scales,  // [rows, groups.of_row]
+                                                            Groups groups, float fixed) {
   allow_successor();
   await_predecessor();
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
+  const auto [at, n] = Group(groups, blockIdx.x);
   const float scale = scale_of<kCodes>(x + at, n, fixed), inverse = 1.f / scale;
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
@@ -49,10 +63,10 @@ __global__ void __launch_bounds__(kThreads) quantize_kernel(const T* __restrict_
 }
 
 template <class T, class Y, bool kF8>
-__global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [groups, n]; may be y
-                                                         Y* y,        // [groups, n]
-                                                         int64_t n, float fixed) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * n;
+__global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [rows, in]; may be y
+                                                         Y* y,        // [rows, in]
+                                                         Groups groups, float fixed) {
+  const auto [at, n] = Group(groups, blockIdx.x);
   const float scale = scale_of < kF8 ? DType::f8_e4m3 : DType::i8 > (x + at, n, fixed), inverse = 1.f / scale;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) {
     const float scaled = mul_rn(to_f32(x[at + i]), inverse);
@@ -60,29 +74,28 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [groups
   }
 }
 
-struct Groups {
-  int64_t count, n;
-};
 Groups groups_of(ConstTensorView x, const RowQuant& q) {
   FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
   const int64_t n = q.group > 0 ? q.group : x.cols();
-  FEWBIT_ASSERT(n > 0 && x.cols() % n == 0 && x.numel() / n < (int64_t{1} << 31));
-  return {x.numel() / n, n};
+  FEWBIT_ASSERT(n > 0);
+  const int64_t of_row = (x.cols() + n - 1) / n, count = x.numel() / x.cols() * of_row;
+  FEWBIT_ASSERT(count < (int64_t{1} << 31));
+  return {count, of_row, n, x.cols()};
 }
 
 void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* y, DType y_dtype) {
   FEWBIT_ASSERT(q.codes != DType::f16);
-  const auto [count, n] = groups_of(x, q);
-  if (count == 0) return;
-  const unsigned blocks = static_cast<unsigned>(count);
+  const Groups groups = groups_of(x, q);
+  if (groups.count == 0) return;
+  const unsigned blocks = static_cast<unsigned>(groups.count);
   dispatch_f32_bf16(x.dtype, [&](auto in) {
     dispatch_f32_bf16(y_dtype, [&](auto out) {
       using T = typename decltype(in)::type;
       using Y = typename decltype(out)::type;
       if (q.codes == DType::f8_e4m3)
-        round_kernel<T, Y, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), n, q.fixed);
+        round_kernel<T, Y, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), groups, q.fixed);
       else
-        round_kernel<T, Y, false><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), n, q.fixed);
+        round_kernel<T, Y, false><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), groups, q.fixed);
     });
   });
   FEWBIT_CUDA_LAUNCHED();
@@ -93,13 +106,13 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
 void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* codes, float* scales) {
   if (prepare_rows::fits({.x = x}, q) && aligned16(static_cast<const uint8_t*>(codes)))
     return prepare_rows::launch(s, {.x = x}, q, codes, scales);
-  const auto [count, n] = groups_of(x, q);
-  if (count == 0) return;
-  const unsigned blocks = static_cast<unsigned>(count);
+  const Groups groups = groups_of(x, q);
+  if (groups.count == 0) return;
+  const unsigned blocks = static_cast<unsigned>(groups.count);
   dispatch_f32_bf16(x.dtype, [&](auto in) {
     using T = typename decltype(in)::type;
     const auto launch = [&](auto* kernel, auto* to) {
-      launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, n, q.fixed);
+      launch_overlapping(s, kernel, dim3(blocks), dim3(kThreads), 0, x.as<T>(), to, scales, groups, q.fixed);
     };
     if (q.codes == DType::f16)
       launch(quantize_kernel<DType::f16, T, __half>, static_cast<__half*>(codes));

@@ -29,7 +29,8 @@ constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks 
 class Estimate {
  public:
   Estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o)
-      : spec_(c.spec),
+      : ckpt_(c),
+        spec_(c.spec),
         plan_(plan),
         elem_(bytes_of(o.dtype)),
         kind_(o.on_gpu ? Device::cuda : Device::cpu),
@@ -256,12 +257,14 @@ class Estimate {
       const int64_t weights = p.linear.out * p.linear.in;
       codes += weights;
       most = std::max(most, weights);
-      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes);
+      const int64_t unpacked = ckpt_.packed(p.linear.name) ? weights * 5 : 0;  // codes, and their values in f32
+      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes + unpacked);
     }
     return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
   }
 
   static constexpr int64_t kGramPiece = 2048, kSampleRows = 4096;
+  const Checkpoint& ckpt_;
   const ModelSpec& spec_;
   const QuantPlan& plan_;
   int64_t elem_;
