@@ -7,8 +7,9 @@ namespace fewbit {
 // lower index. A NaN is never chosen before a number, and makes all weights of its token NaN.
 //   logits   [tokens, experts]  f32, experts >= top_k >= 1
 // A score is the softmax over all experts or the logistic function of the logit. The choice is by score + bias; where
-// there are groups (of consecutive experts, alike in number) only those of the best_groups groups take part whose two
-// best are largest in sum (DeepSeek-V3, 2024, section 2.1.2).
+// there are groups (of consecutive experts, alike in number) only those of the best_groups groups take part whose
+// `judges` best are largest in sum: two (DeepSeek-V3, 2024, section 2.1.2), or the best alone (DeepSeek-V2, 2024,
+// section 2.2.2).
 //   ids      [tokens, top_k]    i32; overwritten
 //   weights  [tokens, top_k]    f32; overwritten
 // scatter_add_rows: y[rows[i], :] += weights[i] * x[i, :].
@@ -22,7 +23,8 @@ struct RouteRule {
   bool renormalise = true;
   RouteScore score = RouteScore::softmax;
   float scaling = 1;
-  int groups = 1, best_groups = 1;  // groups of one expert are not allowed
+  int groups = 1, best_groups = 1;
+  int judges = 2;                   // at most the experts of a group
   ConstTensorView bias{};           // [experts] f32; data == nullptr: none
   float logit_scale = 1;            // > 0; the logits are multiplied by it first
   ConstTensorView expert_scale{};   // [experts] f32, on the finished weights; data == nullptr: none
@@ -39,7 +41,8 @@ inline void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, Tenso
   const int64_t experts = logits.cols();
   FEWBIT_ASSERT(logits.dtype == DType::f32 && ids.dtype == DType::i32 && weights.dtype == DType::f32);
   FEWBIT_ASSERT(ids.rows() == logits.rows() && ids.shape == weights.shape && ids.cols() >= 1 && ids.cols() <= experts);
-  FEWBIT_ASSERT(rule.groups >= 1 && experts % rule.groups == 0 && (rule.groups == 1 || experts / rule.groups > 1));
+  FEWBIT_ASSERT(rule.groups >= 1 && experts % rule.groups == 0 && (rule.groups == 1 || experts / rule.groups >= rule.judges));
+  FEWBIT_ASSERT(rule.judges == 1 || rule.judges == 2);
   FEWBIT_ASSERT(rule.best_groups >= 1 && rule.best_groups <= rule.groups);
   FEWBIT_ASSERT(ids.cols() <= experts / rule.groups * rule.best_groups);
   FEWBIT_ASSERT(!rule.bias.data || (rule.bias.dtype == DType::f32 && rule.bias.numel() == experts));

@@ -67,17 +67,17 @@ class Router {
 
   void keep_best_groups() {
     const size_t groups = at(rule_.groups), each = choice_.size() / groups;
-    std::vector<float> two(groups);
+    std::vector<float> best(groups);
     std::vector<int32_t> order(groups);
     for (size_t g = 0; g < groups; ++g) {
       // In the terms of the scores: logits order experts as scores do, but do not add up as they do.
       std::vector<float> own(each);
       for (size_t i = 0; i < each; ++i)
         own[i] = rule_.bias.data ? choice_[g * each + i] : or_never(static_cast<float>(score_[g * each + i]));
-      std::partial_sort(own.begin(), own.begin() + 2, own.end(), std::greater<>());
-      two[g] = own[0] + own[1];
+      std::partial_sort(own.begin(), own.begin() + rule_.judges, own.end(), std::greater<>());
+      best[g] = rule_.judges == 1 ? own[0] : own[0] + own[1];
     }
-    sort(order, two, rule_.best_groups);
+    sort(order, best, rule_.best_groups);
     std::vector<bool> kept(groups, false);
     for (int i = 0; i < rule_.best_groups; ++i) kept[at(order[at(i)])] = true;
     for (size_t e = 0; e < choice_.size(); ++e)

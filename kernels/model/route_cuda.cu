@@ -38,7 +38,7 @@ __device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY 
 struct Rule {
   bool renormalise, softmax;
   float scaling;
-  int groups, best_groups;
+  int groups, best_groups, judges;
   const float* bias;  // or null
   float logit_scale;
   const float* expert_scale;  // or null
@@ -55,7 +55,7 @@ __device__ __forceinline__ void keep_best_groups(const Rule& rule, const float* 
       second = fmaxf(second, fminf(first, s));
       first = fmaxf(first, s);
     }
-    two[g] = first + second;
+    two[g] = rule.judges == 1 ? first : first + second;
   }
   __syncwarp();
   for (int g = lane; g < rule.groups; g += 32) {
@@ -141,7 +141,8 @@ void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView i
   if (tokens == 0) return;
   const Rule r{rule.renormalise, rule.score == RouteScore::softmax,
                rule.scaling,     rule.groups,
-               rule.best_groups, rule.bias.data ? rule.bias.as<float>() : nullptr,
+               rule.best_groups, rule.judges,
+               rule.bias.data ? rule.bias.as<float>() : nullptr,
                rule.logit_scale, rule.expert_scale.data ? rule.expert_scale.as<float>() : nullptr};
   const size_t shared = kWarps * static_cast<size_t>(2 * experts + rule.groups) * sizeof(float);
   if (shared > 48 * 1024)

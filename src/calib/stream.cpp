@@ -13,6 +13,7 @@ Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, D
   for (int64_t t = 0; t < host.numel(); ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % chunks.length);
   positions_ = store.exec().to_device(host);
   stored_.emplace(Slot::x, States(store, chunks, dtype, spec.hidden));
+  choices_.resize(choice_that_lasts(spec) > 0 ? static_cast<size_t>(chunks.count()) : 1);
 }
 
 void Stream::begin_block(const std::vector<BlockOp>& ops) {
@@ -43,6 +44,7 @@ bool Stream::written_between(size_t begin, size_t end, Slot s) const {
 void Stream::load(int64_t chunk, size_t to) {
   Exec& ex = store_.exec();
   activations_ = {};
+  activations_.choice = &choices_[choices_.size() == 1 ? 0 : static_cast<size_t>(chunk)];
   for (Tensor& t : slots_) t.reset();
   for (const auto& [slot, states] : stored_) {
     const ConstTensorView here = states.resident(chunk);

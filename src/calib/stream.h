@@ -61,6 +61,7 @@ class Stream {
   std::optional<States> entering_{};
   std::array<Tensor, kSlots> slots_{};  // memory of the chunk at hand
   Activations activations_{};
+  std::vector<Tensor> choices_{};  // of keys: by chunk where later blocks look at them too, else one for all
 };
 
 }  // namespace fewbit

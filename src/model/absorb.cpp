@@ -45,8 +45,8 @@ std::optional<Absorber> rows_of(const std::vector<BlockOp>& ops, size_t end, Slo
   return std::nullopt;
 }
 
-// What the ops that read an input multiply it by; false where one of them does something else with it.
-bool take_consumers(const std::vector<BlockOp>& ops, Absorber& a) {
+// What the ops that read an input `s` multiply it by; false where one of them does something else with it.
+bool take_consumers(const std::vector<BlockOp>& ops, Slot s, Absorber& a) {
   for (const size_t i : a.consumers) {
     if (const auto* group = std::get_if<Linears>(&ops[i])) {
       a.linears.insert(a.linears.end(), group->items.begin(), group->items.end());
@@ -56,6 +56,8 @@ bool take_consumers(const std::vector<BlockOp>& ops, Absorber& a) {
       if (moe->routed() == moe->in) a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
     } else if (const auto* project = std::get_if<Project>(&ops[i])) {
       a.routers.push_back({project->name, {project->out_features, project->in_features}});
+    } else if (const auto* latent = std::get_if<LatentAttention>(&ops[i]); latent && latent->latent == s) {
+      continue;  // it keeps the latent for the columns of kv_b alone, which take the scale
     } else {
       return false;
     }
@@ -85,7 +87,7 @@ std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t read
   }
   if (!a) return std::nullopt;
   a->consumers = readers_of(ops, *at, s);
-  if (!take_consumers(ops, *a)) return std::nullopt;
+  if (!take_consumers(ops, s, *a)) return std::nullopt;
   return a;
 }
 

@@ -97,12 +97,46 @@ struct ShortConv {
   std::string name;
   int64_t channels, taps;
 };
-// Gated delta rule (kernels/recurrent/delta_rule.h) over qkv = q, k, v side by side. Its two vectors are [v_heads].
+// Gated delta rule (kernels/recurrent/delta_rule.h) over q, k, v, which lie side by side where they are one slot.
 struct DeltaRule {
-  Slot qkv, beta, decay, out;
+  Slot q, k, v, beta, decay, out;
   std::string a_log, dt_bias;
   int k_heads, v_heads;
   int64_t k_dim, v_dim;
+  bool each_channel = false;  // a decay for every key channel: `decay` and dt_bias are [v_heads * k_dim], not [v_heads]
+  Shape a_log_shape{};        // as it is stored, v_heads values; of rank 0: [v_heads]
+  int64_t rates() const { return each_channel ? v_heads * k_dim : v_heads; }
+  // Where k and v begin in their slots.
+  int64_t k_at() const { return k == q ? k_heads * k_dim : 0; }
+  int64_t v_at() const { return v == q ? 2 * k_heads * k_dim : 0; }
+};
+// Layer norm with a bias, in place.
+struct BiasedNorm {
+  Slot slot;
+  std::string name;
+  int64_t features;
+  float eps;
+};
+// The keys that latent attention looks at where there are more than `top_k` (kernels/attention/key_choice.h): `q` has
+// queries of `heads` heads, `k` one key, `weights` a weight for every head. The choice is no slot: it stands until the
+// next KeyChoice of the pass, in whatever block (Activations::choice, src/run/block.h).
+struct KeyChoice {
+  Slot q, k, weights;
+  int heads;
+  int64_t head_dim, top_k;
+};
+// Attention whose keys and values are made from a latent of `rank` features a token (DeepSeek-V2, 2024, section 2.1):
+// the key of a head is its part of `kv` and k_rope, which all heads share; the rest of its part of `kv` is the value.
+// `kv` is what the linear `kv_b` makes of `latent`. Over a cache, which keeps latent and k_rope, the op may take that
+// linear's weights into the queries and the outputs instead (kernels/attention/latent_attention.h); so kv_b is loaded
+// dense, with the values that its codes stand for.
+struct LatentAttention {
+  Slot q_nope, q_rope, kv, k_rope, latent, out;
+  std::string kv_b;
+  int heads;
+  int64_t nope, rope, value, rank;  // features: of a head's key that do not turn, that do; of its value; of the latent
+  float scale;
+  bool chosen = false;  // it sees the keys of the last KeyChoice alone
 };
 // Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
 // of down(act(gate) * up) of those, weighted by the router's scores (kernels/model/route.h). out may be in.
@@ -123,6 +157,7 @@ struct Moe {
   RouterScore score = RouterScore::softmax;
   float scaling = 1;                // of the weights
   int groups = 1, best_groups = 1;  // of experts; only those of the best groups can be chosen
+  int judges = 2;                   // of a group: the sum of its so many best scores
   std::string correction{};         // added to the scores for the choice alone, [experts] or what the shape says
   Shape correction_shape{};
   Slot router_in = Slot::count;  // where the router reads something else than `in`
@@ -144,6 +179,6 @@ struct Moe {
 };
 
 using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
-                             SigmoidGate, Scale, ShortConv, DeltaRule>;
+                             SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention>;
 
 }  // namespace fewbit

@@ -103,6 +103,15 @@ ConfigView ConfigView::text_model() const {
   return ConfigView(std::move(impl));
 }
 
+ConfigView ConfigView::section(const std::string& key) const {
+  const json* object = member(impl_->root, key);
+  if (!object || !object->is_object()) wrong_type(where(), key, "an object", object);
+  auto impl = std::make_unique<Impl>(*impl_);
+  impl->root = *object;
+  impl->where += ": " + key;
+  return ConfigView(std::move(impl));
+}
+
 std::string ConfigView::architecture() const {
   const std::vector<std::string> names = str_list("architectures");
   if (names.empty())
@@ -383,6 +392,13 @@ RopeParams rope_of(const RopeSettings& s, int64_t head_dim) {
 ConfigView::RopeText ConfigView::rope_text(const std::string& section) const {
   const RopeSettings s = read_rope(impl_->root, where(), section);
   return {s.type, s.theta, s.partial, s.object.dump()};
+}
+
+double ConfigView::latent_scale() const {
+  const RopeSettings s = read_rope(impl_->root, where(), "");
+  if (s.type != "yarn" || !s.get("mscale_all_dim") || s.number("mscale_all_dim") == 0) return 1;
+  const double m = yarn_mscale(s.positive("factor"), s.number("mscale_all_dim"));
+  return m * m;
 }
 
 RopeParams ConfigView::unscaled_rope(int64_t head_dim) const {

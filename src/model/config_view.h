@@ -27,6 +27,9 @@ class ConfigView {
   // whole and what only the whole says of heads and special tokens. A config without one is returned as it is.
   ConfigView text_model() const;
 
+  // The object `key` as a config of its own; Error{checkpoint} where it is none.
+  ConfigView section(const std::string& key) const;
+
   bool has(const std::string& key) const;       // present and not null
   bool mentions(const std::string& key) const;  // present, maybe as null
   // Required values: Error{checkpoint} "path: key: expected an integer, found …".
@@ -50,6 +53,9 @@ class ConfigView {
   // where rope_parameters is nested (Gemma 3); `partial` is the family's partial_rotary_factor where the config
   // has none.
   RopeParams rope(int64_t head_dim, const std::string& section = "", double partial = 1) const;
+  // What YaRN multiplies the scores of latent attention by: the square of its temperature where the config has
+  // mscale_all_dim (DeepSeek-V2, 2024, section 3.1.3), else 1.
+  double latent_scale() const;
   // The same without any scaling of the config: its theta alone.
   RopeParams unscaled_rope(int64_t head_dim) const;
   // What the config says of that, either spelling, before any arithmetic. `values`: the JSON object of a

@@ -45,14 +45,23 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {"x",    "h",     "q",     "k",       "v",     "attn", "gate",
-                                                 "up",   "act",   "qkv",   "gate_up", "fused", "z",    "conv",
-                                                 "beta", "decay", "rates", "shared",  "share", "route"};
+  static constexpr const char* kNames[kSlots] = {
+      "x",      "h",      "q",       "k",     "v",       "attn",    "gate",         "up",
+      "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",         "decay",
+      "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",     "latent",
+      "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
 
 const Attention* attention_of(const std::vector<BlockOp>& block) { return find_op<Attention>(block); }
+const LatentAttention* latent_attention_of(const std::vector<BlockOp>& block) {
+  return find_op<LatentAttention>(block);
+}
+const KeyChoice* key_choice_of(const std::vector<BlockOp>& block) { return find_op<KeyChoice>(block); }
+bool attends(const BlockOp& op) {
+  return std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op);
+}
 
 std::string attention_module(const std::vector<BlockOp>& block) {
   const Attention* a = attention_of(block);
@@ -65,6 +74,18 @@ std::string attention_module(const std::vector<BlockOp>& block) {
 bool has_state(const ModelSpec& spec) {
   return std::any_of(spec.kinds.begin(), spec.kinds.end(),
                      [](const std::vector<BlockOp>& block) { return find_op<DeltaRule>(block) != nullptr; });
+}
+
+int64_t choice_that_lasts(const ModelSpec& spec) {
+  int64_t most = 0;
+  bool lasts = false;
+  for (const std::vector<BlockOp>& block : spec.kinds) {
+    const KeyChoice* choice = key_choice_of(block);
+    const LatentAttention* attention = latent_attention_of(block);
+    if (choice) most = std::max(most, choice->top_k);
+    lasts |= attention && attention->chosen && !choice;
+  }
+  return lasts ? most : 0;
 }
 
 bool turns_long(const ModelSpec& spec, int64_t longest) {
@@ -117,7 +138,10 @@ std::vector<SmallTensor> small_tensors_of(const BlockOp& op) {
   if (const Project* p = std::get_if<Project>(&op)) return {{p->name + ".weight", {p->out_features, p->in_features}}};
   if (const ShortConv* c = std::get_if<ShortConv>(&op)) return {{c->name + ".weight", {c->channels, 1, c->taps}, true}};
   if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
-    return {{d->a_log, {d->v_heads}, true}, {d->dt_bias, {d->v_heads}, true}};
+    return {{d->a_log, d->a_log_shape.rank() > 0 ? d->a_log_shape : Shape{d->v_heads}, true},
+            {d->dt_bias, {d->rates()}, true}};
+  if (const BiasedNorm* n = std::get_if<BiasedNorm>(&op))
+    return {{n->name + ".weight", {n->features}}, {n->name + ".bias", {n->features}}};
   return {};
 }
 
@@ -179,6 +203,7 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
     if (const SigmoidGate* g = std::get_if<SigmoidGate>(&op); g && g->out == slot && g->in != slot)
       return slot_features(spec, block, g->in);
     if (const Attention* a = std::get_if<Attention>(&op); a && a->out == slot) return a->heads * a->head_dim;
+    if (const LatentAttention* a = std::get_if<LatentAttention>(&op); a && a->out == slot) return a->heads * a->value;
     if (const GatedAct* g = std::get_if<GatedAct>(&op); g && g->out == slot) return slot_features(spec, block, g->gate);
     if (const Moe* m = std::get_if<Moe>(&op); m && m->out == slot) return m->hidden;
   }
@@ -236,6 +261,12 @@ std::string describe(const ModelSpec& spec) {
         s += fmt::format("  attention: {} heads, {} key/value heads of {} features{}{}\n", a->heads, a->kv_heads,
                          a->head_dim, a->window > 0 ? fmt::format(", window {}", a->window) : "",
                          a->softcap > 0 ? fmt::format(", scores capped at {}", a->softcap) : "");
+      if (const LatentAttention* a = std::get_if<LatentAttention>(&op))
+        s += fmt::format(
+            "  latent attention: {} heads with keys of {} + {} features and values of {}, {} kept a token{}\n",
+            a->heads, a->nope, a->rope, a->value, a->rank + a->rope, a->chosen ? ", over chosen keys" : "");
+      if (const KeyChoice* k = std::get_if<KeyChoice>(&op))
+        s += fmt::format("  choice of {} keys: {} heads of {} features\n", k->top_k, k->heads, k->head_dim);
       if (const DeltaRule* d = std::get_if<DeltaRule>(&op))
         s += fmt::format("  gated delta rule: {} value heads of {} features, {} key heads of {}\n", d->v_heads,
                          d->v_dim, d->k_heads, d->k_dim);

@@ -53,6 +53,13 @@ struct ModelSpec {
 // of the linear which makes its keys.
 const Attention* attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
+// Latent attention and its choice of keys; null where a block has none.
+const LatentAttention* latent_attention_of(const std::vector<BlockOp>& block);
+const KeyChoice* key_choice_of(const std::vector<BlockOp>& block);
+// Whether an op looks at other tokens by scores.
+bool attends(const BlockOp&);
+// Keys of a choice that blocks behind its own look at too; 0 where none does.
+int64_t choice_that_lasts(const ModelSpec&);
 // Whether some layer keeps a recurrent state in place of keys and values.
 bool has_state(const ModelSpec&);
 // Of LongRoPE's two tables, the one that a run takes whose sequences have up to `longest` positions: whether it is the

@@ -19,7 +19,15 @@ struct Reads {
   std::vector<Slot> operator()(const Project& op) const { return {op.in}; }
   std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.gate, op.in}; }
   std::vector<Slot> operator()(const ShortConv& op) const { return {op.in}; }
-  std::vector<Slot> operator()(const DeltaRule& op) const { return {op.qkv, op.beta, op.decay}; }
+  std::vector<Slot> operator()(const DeltaRule& op) const {
+    if (op.k == op.q) return {op.q, op.beta, op.decay};
+    return {op.q, op.k, op.v, op.beta, op.decay};
+  }
+  std::vector<Slot> operator()(const BiasedNorm& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const KeyChoice& op) const { return {op.q, op.k, op.weights}; }
+  std::vector<Slot> operator()(const LatentAttention& op) const {
+    return {op.q_nope, op.q_rope, op.kv, op.k_rope, op.latent};
+  }
 };
 
 struct Writes {
@@ -46,6 +54,9 @@ struct Writes {
   std::vector<Slot> operator()(const SigmoidGate& op) const { return {op.out}; }
   std::vector<Slot> operator()(const ShortConv& op) const { return {op.out}; }
   std::vector<Slot> operator()(const DeltaRule& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const BiasedNorm& op) const { return {op.slot}; }
+  std::vector<Slot> operator()(const KeyChoice&) const { return {}; }
+  std::vector<Slot> operator()(const LatentAttention& op) const { return {op.out}; }
 };
 
 }  // namespace

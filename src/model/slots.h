@@ -26,6 +26,17 @@ enum class Slot : uint8_t {
   shared,  // what the shared expert made
   share,   // its gate
   route,   // what the router reads, where that is not what the experts read
+  conv_k,  // keys and values behind short convolutions of their own
+  conv_v,
+  q_latent,  // of latent attention: the compressed queries, and the compressed keys and values
+  latent,
+  q_nope,  // the parts of every head that do not turn, and those that do
+  q_rope,
+  k_rope,   // one for all heads
+  kv,       // of every head its key's part that does not turn, then its value
+  index_q,  // of the choice of keys
+  index_k,
+  index_weights,
   count
 };
 inline constexpr int kSlots = static_cast<int>(Slot::count);

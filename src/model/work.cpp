@@ -21,6 +21,11 @@ double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
   if (const auto* a = std::get_if<Attention>(&op))
     return 4. * a->heads * static_cast<double>(a->head_dim) *
            (seen_by(past + tokens, a->window) - seen_by(past, a->window));
+  if (const auto* a = std::get_if<LatentAttention>(&op))  // as it is over the tokens at hand, all keys in sight
+    return 2. * a->heads * static_cast<double>(a->nope + a->rope + a->value) *
+           (seen_by(past + tokens, 0) - seen_by(past, 0));
+  if (const auto* k = std::get_if<KeyChoice>(&op))
+    return 2. * k->heads * static_cast<double>(k->head_dim) * (seen_by(past + tokens, 0) - seen_by(past, 0));
   if (const auto* m = std::get_if<Moe>(&op)) {  // of one rank's experts the share that they would have of all work
     const double own = static_cast<double>(m->last_own() - m->own_begin) / m->experts;
     return 2 * n *

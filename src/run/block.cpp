@@ -6,9 +6,13 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/cache_rows.h"
+#include "kernels/attention/key_choice.h"
+#include "kernels/attention/latent_attention.h"
 #include "kernels/attention/rope_append.h"
 #include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
+#include "kernels/model/biased_norm.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
 #include "kernels/model/gated_act.h"
@@ -50,7 +54,7 @@ Tensor sinks_of(Exec& ex, const Tensor& all, const Range& heads) {
 
 const char* phase_of(const BlockOp& op) {
   if (std::holds_alternative<Linears>(op)) return "linears";
-  if (std::holds_alternative<Attention>(op) || std::holds_alternative<DeltaRule>(op)) return "attention";
+  if (attends(op) || std::holds_alternative<DeltaRule>(op) || std::holds_alternative<KeyChoice>(op)) return "attention";
   return std::holds_alternative<Moe>(op) ? "experts" : "other";
 }
 
@@ -132,16 +136,46 @@ struct Interpreter {
     short_conv(ex, act[op.in], w, {}, layout.seqs, ConvAct::silu, state_of(op.name), act[op.out]);
   }
   void operator()(const DeltaRule& op) const {
-    const int64_t keys = op.k_heads * op.k_dim;
-    const DeltaInputs in{.q = {act[op.qkv], 0},
-                         .k = {act[op.qkv], keys},
-                         .v = {act[op.qkv], 2 * keys},
+    const DeltaInputs in{.q = {act[op.q], 0},
+                         .k = {act[op.k], op.k_at()},
+                         .v = {act[op.v], op.v_at()},
                          .beta = act[op.beta],
                          .decay = act[op.decay],
                          .a_log = weights.vectors.at(op.a_log),
                          .dt_bias = weights.vectors.at(op.dt_bias)};
     const DeltaArgs args{.k_heads = op.k_heads, .v_heads = op.v_heads, .k_dim = op.k_dim, .v_dim = op.v_dim};
     delta_rule(ex, in, layout.seqs, args, state_of(op.a_log), act[op.out]);
+  }
+  void operator()(const BiasedNorm& op) const {
+    biased_norm(ex, act[op.slot], weights.vectors.at(op.name), weights.vectors.at(op.name + ".bias"), op.eps,
+                act[op.slot]);
+  }
+  void operator()(const KeyChoice& op) const {
+    FEWBIT_ASSERT(act.choice);
+    const TensorView index = act[op.k];
+    const TensorView keys = layout.latents ? layout.latents->index.view()
+                                           : index.reshaped({layout.seqs, index.rows() / layout.seqs, index.cols()});
+    if (layout.latents) cache_rows(ex, index, layout.positions, keys);
+    if (keys.shape[1] <= op.top_k) return act.choice->reset();
+    if (const Shape shape = {index.rows(), op.top_k}; !(act.choice->shape() == shape))
+      *act.choice = ex.alloc(DType::i32, shape);
+    choose_keys(ex, act[op.q], keys, act[op.weights], layout.positions, *act.choice);
+    if (layout.ranks) layout.ranks->agree(ex, *act.choice);
+  }
+  // Whether the weights of kv_b are taken into the queries and outputs: what its linear would make is not needed then.
+  bool absorbs() const { return layout.latents && !layout.from_zero; }
+  void operator()(const LatentAttention& op) const {
+    const LatentArgs args{
+        .heads = op.heads, .nope = op.nope, .rope = op.rope, .value = op.value, .rank = op.rank, .scale = op.scale};
+    LatentQueries q{.nope = act[op.q_nope], .rope = act[op.q_rope]};
+    if (op.chosen && act.choice && !act.choice->empty()) q.chosen = *act.choice;
+    if (layout.latents) {
+      cache_rows(ex, act[op.latent], layout.positions, layout.latents->latent);
+      cache_rows(ex, act[op.k_rope], layout.positions, layout.latents->k_rope);
+    }
+    if (!absorbs()) return latent_attention(ex, q, act[op.kv], act[op.k_rope], layout.seqs, args, act[op.out]);
+    latent_attention_cached(ex, q, std::get<DenseLinear>(weights.linears.at(op.kv_b)).weight, layout.positions,
+                            {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
   }
 };
 
@@ -230,10 +264,19 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   return 2;
 }
 
+// The linear of latent attention where that takes its weights instead of its output: nothing is to be done.
+size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Linears* linears = std::get_if<Linears>(&ops[0]);
+  if (!linears || linears->items.size() != 1 || !in.absorbs()) return 0;
+  for (const BlockOp& op : ops.subspan(1))
+    if (const auto* a = std::get_if<LatentAttention>(&op)) return a->kv_b == linears->items[0].name ? 1 : 0;
+  return 0;
+}
+
 // Runs the first of the ops, with those behind it that one kernel does along; how many that were.
 size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() > 1)
-    for (const auto& several : {run_added, run_normed, run_gated, run_rope_append})
+    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_rope_append})
       if (const size_t done = several(in, ops)) return done;
   std::visit(in, ops[0]);
   return 1;
@@ -281,13 +324,19 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
   const std::string prefix = c.spec.prefix(layer);
   const RankPart part = part_of(o);
   const std::vector<BlockOp>& block = c.spec.block(layer);
+  const LatentAttention* latent = latent_attention_of(block);
   for (BlockOp op : block) {
     if (auto* moe = std::get_if<Moe>(&op)) *moe = experts_of_rank(*moe, part);
     for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
-      w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
-                                             : load_share(ex, c, named, share_of(block, l, part), o, &note));
+      if (latent && latent->kv_b == l.name) {
+        w.linears.emplace(l.name, load_dense(ex, c, named, share_of(block, l, part), o.dtype));
+        if (c.packed(named.name)) note = "run dequantized: a decode step multiplies queries and outputs by them";
+      } else {
+        w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
+                                               : load_share(ex, c, named, share_of(block, l, part), o, &note));
+      }
       if (notes && !note.empty()) (*notes)[note].push_back(named.name);
     }
     if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty() && !part.alone())
@@ -327,6 +376,7 @@ SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType 
 Activations SlotBuffers::bind(TensorView x, int kind) const {
   FEWBIT_ASSERT(x.rows() <= tokens_);
   Activations act;
+  act.choice = choice_.get();
   act[Slot::x] = x;
   const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
   for (size_t s = 1; s < widths.size(); ++s)

@@ -3,6 +3,7 @@
 // all run this one interpreter; they differ in what stands behind the Attention op.
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ BlockWeights load_block(Exec&, const Checkpoint&, int64_t layer, const LoadOptio
 // What the ops of a block work on: one tensor per slot, [tokens, features], views of equal token count.
 struct Activations {
   std::array<TensorView, kSlots> slot{};
+  // What the last KeyChoice of the pass chose, [tokens, top_k] i32, empty where every query sees all its keys. It
+  // outlives the block: blocks behind may look at the same keys.
+  Tensor* choice = nullptr;
   TensorView& operator[](Slot s) { return slot[static_cast<size_t>(s)]; }
   const TensorView& operator[](Slot s) const { return slot[static_cast<size_t>(s)]; }
 };
@@ -50,6 +54,10 @@ struct TokenLayout {
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
+  // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the first
+  // of their sequences, all that there is to see.
+  const LatentStorage* latents = nullptr;
+  bool from_zero = false;
   RankSums* ranks = nullptr;  // null: there is one
 };
 
@@ -60,9 +68,11 @@ class SlotBuffers {
   SlotBuffers(Exec&, const ModelSpec&, int64_t tokens, DType dtype);
   int64_t tokens() const { return tokens_; }
   // Views of x.rows() <= tokens() tokens, in the widths of a kind of block (ModelSpec::kind of a layer).
+  // Their `choice` is that of these buffers, so that a pass through one block after another hands it on.
   Activations bind(TensorView x, int kind = 0) const;
 
  private:
+  std::unique_ptr<Tensor> choice_ = std::make_unique<Tensor>();
   int64_t tokens_;
   std::array<Tensor, kSlots> buffers_{};               // [tokens * the largest width]
   std::vector<std::array<int64_t, kSlots>> widths_{};  // by kind; 0 = not used

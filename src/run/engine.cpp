@@ -50,6 +50,7 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
     if (ex.on_cuda()) notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
   }
   if (o.load.ranks) options_.graph = false;  // the host moves the sums over the ranks
+  refuse_coded_latents(spec_, o.load.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
@@ -68,6 +69,7 @@ void Engine::alloc_buffers() {
     kv_.push_back(attention ? alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity)
                             : KvStorage{});
     recurrent_.push_back(alloc_recurrent(ex_, spec_.block(layer), dtype, batch));
+    latents_.push_back(alloc_latent(ex_, spec_.block(layer), dtype, batch, options_.capacity));
   }
   prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
   x_ = ex_.alloc(dtype, {batch, spec_.hidden});
@@ -130,6 +132,7 @@ void Engine::resize(int64_t batch, int64_t capacity) {
   length_ = 0;
   kv_.clear();
   recurrent_.clear();
+  latents_.clear();
   ropes_.fit(capacity);
   prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
   decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
@@ -165,6 +168,8 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .cache = &cache,
                .turned_keys = turns_keys(options_.load.kv_cache),
                .state = &recurrent_[i],
+               .latents = &latents_[i],
+               .from_zero = length_ == 0,
                .ranks = options_.load.ranks},
               act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
@@ -290,6 +295,7 @@ int64_t Engine::kv_bytes_per_token(int64_t context) const {
     if (const Attention* a = attention_of(spec_.block(layer)))
       n += options_.batch * kv_bytes(*a, options_.load.kv_cache, options_.load.dtype) *
            (a->window > 0 ? std::min(context, a->window) : context);
+    n += options_.batch * latent_bytes(spec_.block(layer), options_.load.dtype) * context;
     for (const auto& [name, state] : recurrent_[static_cast<size_t>(layer)]) n += state.bytes();
   }
   return n;

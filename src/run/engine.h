@@ -91,6 +91,7 @@ class Engine {
   std::vector<KvStorage> kv_;              // per layer
   std::vector<KvStaticScales> kv_scales_;  // per layer
   std::vector<RecurrentState> recurrent_;  // per layer
+  std::vector<LatentStorage> latents_;     // per layer
   // Steps up to long_context positions in sight, and beyond: far_ has a stack only where that is launched differently.
   StepPlan near_, far_;
   SlotBuffers prefill_slots_, decode_slots_;

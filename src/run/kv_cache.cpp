@@ -83,6 +83,25 @@ KvCache view_of(const KvStorage& s, const KvStaticScales& fixed) {
   return {.k = s.k, .v = s.v, .k_scales = s.k_scales, .v_scales = s.v_scales};
 }
 
+LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch,
+                           int64_t capacity) {
+  LatentStorage s;
+  if (const LatentAttention* a = latent_attention_of(block)) {
+    s.latent = ex.alloc_zeros(compute, {batch, capacity, a->rank});
+    s.k_rope = ex.alloc_zeros(compute, {batch, capacity, a->rope});
+  }
+  if (const KeyChoice* k = key_choice_of(block)) s.index = ex.alloc_zeros(compute, {batch, capacity, k->head_dim});
+  return s;
+}
+
+void refuse_coded_latents(const ModelSpec& spec, KvType type) {
+  for (const std::vector<BlockOp>& block : spec.kinds)
+    if (latent_attention_of(block) && type != KvType::plain)
+      fail(ErrorKind::unsupported,
+           spec.arch + ": --kv-cache " + std::string(name_of(type)) +
+               ": the latents of its attention are kept in the compute type only; leave --kv-cache out");
+}
+
 RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch) {
   RecurrentState state;
   for (const BlockOp& op : block) {
@@ -92,6 +111,12 @@ RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DTyp
       state.emplace(d->a_log, ex.alloc_zeros(DType::f32, {batch, d->v_heads, d->k_dim, d->v_dim}));
   }
   return state;
+}
+
+int64_t latent_bytes(const std::vector<BlockOp>& block, DType compute) {
+  const LatentAttention* a = latent_attention_of(block);
+  const KeyChoice* k = key_choice_of(block);
+  return ((a ? a->rank + a->rope : 0) + (k ? k->head_dim : 0)) * bytes_of(compute);
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {

@@ -43,6 +43,16 @@ std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std
 
 KvCache view_of(const KvStorage&, const KvStaticScales&);
 
+// What latent attention and its choice of keys keep of `batch` sequences in one layer, in the compute dtype.
+struct LatentStorage {
+  Tensor latent{}, k_rope{};  // [batch, capacity, rank], [batch, capacity, rope]
+  Tensor index{};             // [batch, capacity, head_dim of the choice]
+};
+// Empty where the block has none.
+LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch, int64_t capacity);
+// Error{unsupported} where a model with latent attention is to keep anything but the compute dtype.
+void refuse_coded_latents(const ModelSpec&, KvType);
+
 // What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
 // in the compute dtype, the matrices of a delta rule in f32. Zero before the first token.
 using RecurrentState = std::map<std::string, Tensor>;
@@ -50,5 +60,7 @@ RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute
 
 // Bytes that one position of one sequence takes in a layer: keys, values and their scales.
 int64_t kv_bytes(const Attention&, KvType, DType compute);
+// The same of latents and of the keys of a choice; 0 where the block has none.
+int64_t latent_bytes(const std::vector<BlockOp>&, DType compute);
 
 }  // namespace fewbit

@@ -74,6 +74,9 @@ Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptio
 Linear load_share(Exec&, const Checkpoint&, const NamedLinear&, const LinearShare&, const LoadOptions&,
                   std::string* note);
 
+// The same always dense in `dtype`, of packed ones the values that their codes stand for; its input is never rounded.
+Linear load_dense(Exec&, const Checkpoint&, const NamedLinear&, const LinearShare&, DType dtype);
+
 // y = x W^T + bias.   x [tokens, in] and y [tokens, out] in the compute dtype (y may be f32).
 void apply(Exec&, const Linear&, ConstTensorView x, TensorView y);
 // The same for linears of one x; those with a common kernel take one launch.

@@ -21,4 +21,11 @@ Linear load_share(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lin
   return linear;
 }
 
+Linear load_dense(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LinearShare& share, DType dtype) {
+  Tensor bias;
+  if (l.bias && share.bias)
+    bias = cut(c.store.expect(l.name + ".bias", {DType::f32, DType::f16, DType::bf16}, {l.out}), share);
+  return make_dense(ex, cut(c.values(l), share), bias, dtype);
+}
+
 }  // namespace fewbit

@@ -29,6 +29,7 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
                  .scaling = op.scaling,
                  .groups = op.groups,
                  .best_groups = op.best_groups,
+                 .judges = op.judges,
                  .logit_scale = op.logit_scale};
   if (!op.correction.empty()) rule.bias = weights.vectors.at(op.correction);
   if (!op.expert_scale.empty()) rule.expert_scale = weights.vectors.at(op.expert_scale);

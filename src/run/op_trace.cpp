@@ -34,6 +34,9 @@ struct Namer {
   Named operator()(const Scale& op) const { return {"other", op.name}; }
   Named operator()(const SigmoidGate&) const { return {"other", "sigmoid gate"}; }
   Named operator()(const ShortConv& op) const { return {"other", op.name}; }
+  Named operator()(const BiasedNorm& op) const { return {"norm", op.name}; }
+  Named operator()(const KeyChoice&) const { return {"attention", "choice of keys"}; }
+  Named operator()(const LatentAttention&) const { return {"attention", "latent attention"}; }
   Named operator()(const DeltaRule&) const { return {"attention", "delta rule"}; }
 };
 

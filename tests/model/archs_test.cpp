@@ -309,9 +309,16 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
     c["num_experts_per_tok"] = 2;
     c["moe_intermediate_size"] = 32;
     c["shared_expert_intermediate_size"] = 48;
-    for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
-                            "linear_value_head_dim", "linear_conv_kernel_dim"})
+    for (const char* key :
+         {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+          "linear_conv_kernel_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank",
+          "index_n_heads", "index_head_dim", "index_topk"})
       c[key] = 4;
+    c["linear_attn_config"] = {{"kda_layers", {1, 2}},
+                               {"full_attn_layers", {3}},
+                               {"num_heads", 2},
+                               {"head_dim", 8},
+                               {"short_conv_kernel_size", 4}};
     const ModelSpec s = spec_of(c);
     EXPECT_EQ(s.arch, a.class_name);
     EXPECT_NE(describe(s).find(std::string(a.class_name)), std::string::npos);

@@ -101,13 +101,36 @@ INSTANTIATE_TEST_SUITE_P(Goldens, FamilyRun,
 
 std::vector<Case> recent() {
   std::vector<Case> cases;
-  for (const char* model :
-       {"qwen3-next", "qwen3.5", "qwen3.5-moe", "qwen2-moe", "seed-oss", "smollm3", "exaone4", "olmo3", "glm4",
-        "glm4-moe", "minimax-m2", "ernie4_5_moe", "hunyuan-v1-dense", "qwen2.5-vl", "qwen3-vl", "mistral3"})
+  for (const char* model : {"qwen3-next",
+                            "qwen3.5",
+                            "qwen3.5-moe",
+                            "qwen2-moe",
+                            "seed-oss",
+                            "smollm3",
+                            "exaone4",
+                            "olmo3",
+                            "glm4",
+                            "glm4-moe",
+                            "minimax-m2",
+                            "ernie4_5_moe",
+                            "hunyuan-v1-dense",
+                            "qwen2.5-vl",
+                            "qwen3-vl",
+                            "mistral3",
+                            "deepseek-v2-mla",
+                            "deepseek-v3-mla",
+                            "deepseek-v32-topk12",
+                            "glm-moe-dsa",
+                            "glm-moe-dsa-topk12",
+                            "kimi-linear"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
-  for (const char* model : {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe"})
+  for (const char* model : {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe", "deepseek-v2-mla", "deepseek-v3-mla",
+                            "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear"})
     cases.push_back({model, "awq int4 g16 format=compressed-tensors"});
+  for (const char* model : {"deepseek-v3-mla", "glm-moe-dsa-topk12", "kimi-linear"})
+    for (const char* recipe : {"awq+gptq int4 g16 format=compressed-tensors", "smoothquant"})
+      cases.push_back({model, recipe});
   return cases;
 }
 

@@ -335,6 +335,32 @@ TEST_F(LowBit, StacksOfResumedRuns) {
   EXPECT_EQ(differing(dir_ / "out", golden), "");
 }
 
+// --- DeepSeek V3 as it is published: latent attention, experts, blocks that few matrices fill
+
+TEST_F(LowBit, DeepSeekV3PassesThroughByteForByte) {
+  FEWBIT_GOLDEN("deepseek-v3-fp8");
+  const QuantReport r = quantize(golden, "fp8 block128 format=fp8", "again");
+  EXPECT_EQ(lossless(r), static_cast<int64_t>(r.linears.size()));
+  EXPECT_EQ(differing(dir_ / "again", golden), "");
+  expect_verified(dir_ / "again");
+}
+
+TEST_F(LowBit, DeepSeekV3BecomesInt4NoWorseThanFromBf16) {
+  FEWBIT_GOLDEN("deepseek-v3-fp8");
+  convert_to("bf16", golden, dir_ / "bf16");
+  const char* recipe = "gptq int4 g8 format=compressed-tensors";
+  const QuantReport a = quantize(golden, recipe, "from-fp8"), b = quantize(dir_ / "bf16", recipe, "from-bf16");
+  expect_verified(dir_ / "from-fp8");
+  double from_fp8 = 0, from_bf16 = 0;
+  for (size_t i = 0; i < a.linears.size(); ++i) {
+    ASSERT_EQ(a.linears[i].name, b.linears[i].name);
+    from_fp8 += a.linears[i].rel_error;
+    from_bf16 += b.linears[i].rel_error;
+  }
+  EXPECT_LE(from_fp8, from_bf16 * (1 + tol::kPublishedError));
+  EXPECT_LE(std::fabs(loss_of(dir_ / "from-fp8") - loss_of(golden)), tol::kInt4Loss);
+}
+
 // --- what lies outside the language model
 
 TEST_F(LowBit, DropLeavesOutWhatTheModelDoesNotNeed) {

@@ -13,6 +13,9 @@ inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
 // a norm then enlarges with its rounding. Rounding every activation of the float32 pass of the goldens to bf16 gives
 // 0.036, the states and the norms' outputs alone 0.0195.
 inline constexpr double kLogitsBf16Delta = 5e-2;
+// Whole models that choose their keys, bf16 over the keys that float32 chose: three and four blocks, of which each adds
+// about 0.01, one of them with scores that YaRN multiplies by 1.87. Found: 0.0237 and 0.0214.
+inline constexpr double kLogitsBf16Chosen = 2.5e-2;
 inline constexpr double kNll = 2e-5;  // mean loss of a whole model, float32, relative
 // The same through a quantized cache, float32: a code may fall on the other side of a tie.
 inline constexpr double kLogitsQuantizedCache = 2e-3;
@@ -30,6 +33,10 @@ inline constexpr double kLogitsInt4Head = 0.15;
 // Share of the tokens that bf16 may send to another expert than float32 does in one layer or more, in the goldens of
 // random routers (up to 4 layers, 3 of 6 experts).
 inline constexpr double kReroutedTokens = 0.2;
+// Share of a layer's chosen keys that bf16 may take in place of others, 12 of up to 48 in random indexers.
+inline constexpr double kOtherKeys = 0.15;
+// Latent attention in bf16, scores of products that were rounded once before (over the tokens at hand) or not at all.
+inline constexpr double kLatentBf16 = 1e-2;
 inline constexpr double kInt4Loss = 0.1;         // mean NLL that 4-bit weights may move, tiny random models
 inline constexpr double kInt4LossDelta = 0.2;    // the same of gated delta nets
 inline constexpr double kReroutedPacked = 0.06;  // the same between packed kernels and dequantized weights

@@ -154,12 +154,14 @@ std::vector<BlockOp> moe_block(const ConfigView& c, const std::vector<BlockOp>& 
   for (const char* key : {"num_experts", "n_routed_experts", "moe_num_experts"})
     if (c.has(key)) count = key;
   const int64_t experts = size_key(c, count);
-  const int64_t top_k = size_key(c, c.has("moe_k") ? "moe_k" : "num_experts_per_tok");
+  std::string chosen = "num_experts_per_tok";
+  for (const char* key : {"moe_k", "num_experts_per_token"})
+    if (c.has(key)) chosen = key;
+  const int64_t top_k = size_key(c, chosen);
   if (experts > 100000 || top_k > experts)
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: num_experts_per_tok: expected at most the number of experts (at most 100000), found "
-                     "{} of {}",
-                     c.where(), top_k, experts));
+         fmt::format("{}: {}: expected at most the number of experts (at most 100000), found {} of {}", c.where(),
+                     chosen, top_k, experts));
   // The MLP is the last gate, its activation and its down projection.
   const auto act =
       std::find_if(dense.begin(), dense.end(), [](const BlockOp& op) { return std::holds_alternative<GatedAct>(op); });

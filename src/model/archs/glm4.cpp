@@ -1,11 +1,10 @@
 // GLM-4, GLM-4.5 and its look-alikes: half of every head turns. GLM-4 norms what attention and the MLP add as well as
 // what they read, and has gate and up in one linear. GLM-4.5 (4.6, 4.7), MiniMax-M2 and ERNIE 4.5 are Llama's block
 // with experts whose router adds a correction to its scores for the choice alone.
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "src/model/archs/decoder.h"
+#include "src/model/archs/latent.h"
 
 namespace fewbit {
 namespace {
@@ -61,13 +60,7 @@ ModelSpec arch_glm4_moe(const ConfigView& c) {
   Moe& moe = experts_of(sparse);
   moe.score = RouterScore::sigmoid;
   moe.scaling = static_cast<float>(c.f64("routed_scaling_factor", 1));
-  moe.groups = static_cast<int>(size_key(c, "n_group", 1));
-  moe.best_groups = static_cast<int>(size_key(c, "topk_group", 1));
-  if (moe.experts % moe.groups != 0 || moe.best_groups > moe.groups ||
-      moe.top_k > moe.experts / moe.groups * moe.best_groups || (moe.groups > 1 && moe.experts == moe.groups))
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: n_group, topk_group: {} and {} do not fit {} experts, {} of them for a token", c.where(),
-                     moe.groups, moe.best_groups, moe.experts, moe.top_k));
+  group_experts(c, moe, "n_group");
   correct(moe, "mlp.gate.e_score_correction_bias", {moe.experts});
   add_shared_expert(sparse, "mlp.shared_experts.", shared * width, "");
   std::vector<int> variant_of_layer;

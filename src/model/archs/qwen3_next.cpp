@@ -60,7 +60,8 @@ std::vector<BlockOp> delta_net(const ConfigView& c, const DecoderSizes& s, bool 
   }
   const std::vector<BlockOp> rest = {
       ShortConv{S::qkv, S::conv, at + "conv1d", qkv, size_key(c, "linear_conv_kernel_dim")},
-      DeltaRule{S::conv, S::beta, S::decay, S::attn, at + "A_log", at + "dt_bias", k_heads, v_heads, k_dim, v_dim},
+      DeltaRule{S::conv, S::conv, S::conv, S::beta, S::decay, S::attn, at + "A_log", at + "dt_bias", k_heads, v_heads,
+                k_dim, v_dim},
       HeadNorm{S::attn, NormKind::rms, at + "norm", v_dim, s.eps},
       GatedAct{S::z, S::attn, S::attn, Activation::silu},
       Linears{S::attn, {{at + "out_proj", S::h, s.hidden, values}}},

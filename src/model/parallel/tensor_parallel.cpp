@@ -42,6 +42,8 @@ Pieces pieces_of(const std::vector<BlockOp>& block, int ranks) {
       at(pieces, a->q) = at(pieces, a->out) = ranks;
       at(pieces, a->k) = at(pieces, a->v) = kv_pieces(*a, ranks);
     }
+    if (const auto* a = std::get_if<LatentAttention>(&op))
+      at(pieces, a->q_nope) = at(pieces, a->q_rope) = at(pieces, a->kv) = at(pieces, a->out) = ranks;
     if (const auto* g = std::get_if<GatedAct>(&op))
       at(pieces, g->gate) = at(pieces, g->up) = at(pieces, g->out) = ranks;
   }
@@ -93,6 +95,7 @@ struct Narrow {
     const auto heads = heads_of(op, part).size(), kv_heads = kv_heads_of(op, part).size();
     op.heads = static_cast<int>(heads), op.kv_heads = static_cast<int>(kv_heads);
   }
+  void operator()(LatentAttention& op) const { op.heads /= part.ranks; }
   void operator()(Moe& op) const { op = experts_of_rank(op, part); }
 };
 
@@ -137,6 +140,12 @@ struct Refusals {
     if (op.kv_heads % ranks != 0 && ranks % op.kv_heads != 0)
       add(fmt::format("{} key/value heads are neither a multiple of {} nor a divisor of it", op.kv_heads, ranks));
   }
+  void operator()(const LatentAttention& op) const {
+    must_divide(op.heads, "heads");
+    must_be_whole({op.k_rope, op.latent}, op.kv_b);
+  }
+  void operator()(const KeyChoice& op) const { must_be_whole({op.q, op.k, op.weights}, "the choice of keys"); }
+  void operator()(const BiasedNorm& op) const { must_be_whole({op.slot}, op.name); }
   void operator()(const GatedAct& op) const {
     must_divide(slot_features(spec, block, op.gate), "features inside the MLP");
   }

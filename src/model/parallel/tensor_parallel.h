@@ -11,6 +11,8 @@
 //   HeadNorm, Rope                 head-wise: the rank's heads, the whole weight
 //   Attention                      head-wise: the rank's heads and key/value heads, with their sinks, cache and static
 //                                  scales; ranks that outnumber the key/value heads have one together
+//   LatentAttention                head-wise: the rank's heads of queries and of `kv`, the whole latent and its cache
+//   KeyChoice, BiasedNorm          the same on every rank: replicated, rank 0's choice
 //   GatedAct, SigmoidGate          the rank's features
 //   Moe                            by experts: the router is replicated, a rank runs its own experts
 //                                  (Moe::own_begin), and what they make is summed over the ranks

@@ -33,7 +33,9 @@ bool has_gradient(const std::vector<BlockOp>& ops) {
     if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return true;
     return std::holds_alternative<Moe>(op) || std::holds_alternative<Project>(op) ||
            std::holds_alternative<SigmoidGate>(op) || std::holds_alternative<Scale>(op) ||
-           std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op);
+           std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
+           std::holds_alternative<BiasedNorm>(op) || std::holds_alternative<KeyChoice>(op) ||
+           std::holds_alternative<LatentAttention>(op);
   });
 }
 

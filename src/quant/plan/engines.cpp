@@ -70,6 +70,12 @@ class Check {
                            who(), tp_, a->heads, a->kv_heads, engine_.source));
         return false;
       }
+    for (const auto& ops : spec_.kinds)
+      if (const LatentAttention* a = latent_attention_of(ops); a && a->heads % tp_ != 0) {
+        refuse(spec_.arch, fmt::format("{} gives each of {} GPUs whole heads: {} do not divide among them ({})", who(),
+                                       tp_, a->heads, engine_.source));
+        return false;
+      }
     return true;
   }
 
@@ -77,16 +83,26 @@ class Check {
     Fused f{.cut = cut};
     for (const LinearDef& d : items) {
       const bool kv = attention && (d.out == attention->k || d.out == attention->v);
-      f.shards.push_back({by_name_.at(spec_.prefix(layer) + d.name), kv ? attention->kv_heads : 0});
+      const int64_t copies_from = kv ? attention->kv_heads : on_every_gpu(layer, d) ? 1 : 0;
+      f.shards.push_back({by_name_.at(spec_.prefix(layer) + d.name), copies_from});
     }
     return f;
+  }
+  // What makes the latents of queries, and of keys and values, has no heads to divide.
+  bool on_every_gpu(int64_t layer, const LinearDef& d) const {
+    const std::vector<BlockOp>& block = spec_.block(layer);
+    const LatentAttention* a = latent_attention_of(block);
+    return a && (d.out == Slot::q_latent || d.out == fused_source(block, a->latent));
   }
 
   void check_op(int64_t layer, const BlockOp& op, bool heads_fit) {
     if (const auto* l = std::get_if<Linears>(&op)) {
       const bool inner = l->in == Slot::attn || l->in == Slot::act;
       const Attention* a = attention_of(spec_.block(layer));
-      const bool of_heads = a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q));
+      const LatentAttention* latent = latent_attention_of(spec_.block(layer));
+      const bool of_heads = (a && (l->in == a->out || l->items[0].out == fused_source(spec_.block(layer), a->q))) ||
+                            (latent && (l->in == latent->out || l->items[0].out == latent->kv ||
+                                        l->items[0].out == fused_source(spec_.block(layer), latent->q_nope)));
       if (of_heads && !heads_fit) return;
       check_fused(fused_of(layer, l->items, inner ? Cut::inputs : Cut::outputs, a));
     } else if (const auto* m = std::get_if<Moe>(&op)) {

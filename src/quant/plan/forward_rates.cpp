@@ -36,6 +36,7 @@ class Probe {
 
   double token_seconds(const BlockOp& op) {
     if (const auto* a = std::get_if<Attention>(&op)) return attention(*a);
+    if (const auto* a = std::get_if<LatentAttention>(&op)) return latent_attention(*a);
     if (const auto* m = std::get_if<Moe>(&op)) return mixture(*m);
     if (!std::holds_alternative<Linears>(op)) return small(op);
     double s = 0;
@@ -95,11 +96,30 @@ class Probe {
     return s / part * longer * op.kv_heads;
   }
 
+  // One head, of all keys.
+  double latent_attention(const LatentAttention& op) {
+    LatentAttention one = op;
+    one.heads = 1;
+    one.chosen = false;
+    const int64_t n = std::min(options_.chunks.length, kWindow);
+    const auto values = [&](int64_t features) { return some_values(ex_, options_.dtype, n, features, 6); };
+    const Tensor nope = values(op.nope), rope = values(op.rope), kv = values(op.nope + op.value),
+                 latent = values(op.rank), out = values(op.value);
+    Activations act;
+    act[op.q_nope] = nope, act[op.q_rope] = act[op.k_rope] = rope;
+    act[op.kv] = kv, act[op.latent] = latent, act[op.out] = out;
+    const double s = seconds_of(ex_, [&] { run_op(ex_, one, weights_, ropes_, layout(n), act); });
+    const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
+    return s / part * (seen(length, 0) / length / (seen(part, 0) / part)) * op.heads;
+  }
+
   // Norms, rotations and the like, with the memory that a pass takes for what they write.
   double small(const BlockOp& op) {
     const int64_t n = std::min(options_.chunks.length, kRows);
     std::vector<Tensor> memory;
+    Tensor choice;
     Activations act;
+    act.choice = &choice;
     const std::vector<Slot> read = slots_read(op), written = slots_written(op);
     const auto width = [&](Slot s) { return s == Slot::x ? spec_.hidden : slot_features(spec_, ops_, s); };
     for (const std::vector<Slot>* slots : {&read, &written})

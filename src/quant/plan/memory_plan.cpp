@@ -87,7 +87,7 @@ class Estimate {
         if (linears_of(ops[i]).empty()) continue;
         base = cheapest_cut(ops, base, i).value_or(base);
         for (size_t k = base; k < i; ++k)
-          if (std::holds_alternative<Attention>(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
+          if (attends(ops[k]) || !linears_of(ops[k]).empty()) all[kind].insert(i);
       }
     }
     return all;
@@ -155,6 +155,8 @@ class Estimate {
       for (const Slot s : slots_written(ops[i]))
         if (s != Slot::x && !alive_before(ops, i, s) && !(act && !alive_before(ops, i + 1, act->gate)))
           now += slot_features(spec_, ops, s);
+      // Queries, keys, values and outputs in the widths that the kernels of plain attention take.
+      if (const auto* a = std::get_if<LatentAttention>(&ops[i])) now += 4 * a->heads * (a->nope + a->rope);
       if (const auto* m = std::get_if<Moe>(&ops[i])) now += m->hidden * 4 / elem_ + 2 * m->gate.out_features;
       most = std::max(most, now);
     }
@@ -162,7 +164,14 @@ class Estimate {
   }
   int64_t chunk_bytes(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
     const int64_t other = streams_ == 2 ? spec_.hidden + features_alive(spec_, ops, to) : 0;
-    return chunks_.most_rows() * elem_ * (peak_features(ops, base, to) + other);
+    return chunks_.most_rows() * elem_ * (peak_features(ops, base, to) + other) + choice_bytes(ops);
+  }
+  // Of a choice of keys: of all chunks of both streams where blocks behind look at them too.
+  int64_t choice_bytes(const std::vector<BlockOp>& ops) const {
+    const KeyChoice* choice = key_choice_of(ops);
+    const int64_t lasting = choice_that_lasts(spec_), each = lasting > 0 ? lasting : choice ? choice->top_k : 0;
+    if (chunks_.length <= each) return 0;
+    return (lasting > 0 ? own_rows(chunks_) * streams_ : chunks_.most_rows()) * each * bytes_of(DType::i32);
   }
 
   // Sums of an input: the Gram matrix, the cross sums.

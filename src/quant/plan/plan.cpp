@@ -84,6 +84,11 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
     if (r.recipe.fp8_kv_cache)
       fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
   plan.fp8_kv_cache = base.fp8_kv_cache;
+  for (const std::vector<BlockOp>& block : c.spec.kinds)
+    if (plan.fp8_kv_cache && latent_attention_of(block)) {
+      plan.refusals.push_back({c.spec.arch, "kv=fp8: its attention keeps latents, not keys and values; leave kv= out"});
+      break;
+    }
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)
     plan.refusals.push_back(
         {c.spec.arch, fmt::format("format {} has no place for the scales of kv=fp8; --format {} has", plan.format->name,

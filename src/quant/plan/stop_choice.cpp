@@ -66,9 +66,8 @@ class Decision {
 
   // Products or attention lie behind the last cut.
   static bool costly(const std::vector<BlockOp>& ops, size_t begin, size_t stop) {
-    return std::any_of(
-        ops.begin() + static_cast<int64_t>(begin), ops.begin() + static_cast<int64_t>(stop),
-        [](const BlockOp& op) { return std::holds_alternative<Attention>(op) || !linears_of(op).empty(); });
+    return std::any_of(ops.begin() + static_cast<int64_t>(begin), ops.begin() + static_cast<int64_t>(stop),
+                       [](const BlockOp& op) { return attends(op) || !linears_of(op).empty(); });
   }
 
   double forward(int64_t layer) const {

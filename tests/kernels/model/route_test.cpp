@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <tuple>
 
 #include "tests/kernels/op_test.h"
 
@@ -74,11 +75,13 @@ FEWBIT_DEVICE_TEST(Route, ByBiasedScoresOfTheBestGroups) {
   const std::vector<double> z = doubles(logits), b = doubles(bias);
   for (const RouteScore score : {RouteScore::softmax, RouteScore::sigmoid})
     for (const bool biased : {false, true})
-      for (const auto& [groups, best_groups] : {std::pair{1, 1}, {4, 2}, {12, 5}}) {
+      for (const auto& [groups, best_groups, judges] :
+           {std::tuple{1, 1, 2}, {4, 2, 2}, {12, 5, 2}, {4, 2, 1}, {24, 7, 1}}) {
         const RouteRule rule{.score = score,
                              .scaling = 2.5f,
                              .groups = groups,
                              .best_groups = best_groups,
+                             .judges = judges,
                              .bias = biased ? on_device.view() : ConstTensorView{},
                              .logit_scale = 0.5f,
                              .expert_scale = on_device};
@@ -96,7 +99,7 @@ FEWBIT_DEVICE_TEST(Route, ByBiasedScoresOfTheBestGroups) {
           for (int g = 0; g < groups; ++g) {
             std::vector<double> own(c.begin() + g * each, c.begin() + (g + 1) * each);
             std::sort(own.rbegin(), own.rend());
-            two.push_back(own[0] + own[1]);
+            two.push_back(judges == 1 ? own[0] : own[0] + own[1]);
           }
           std::iota(group_order.begin(), group_order.end(), 0);
           std::stable_sort(group_order.begin(), group_order.end(), [&](int a, int o) { return two[a] > two[o]; });

@@ -90,6 +90,36 @@ FEWBIT_DEVICE_TEST(QuantizeRows, UnroundedRowsKeepTheirValues) {
   }
 }
 
+// Groups that do not divide the columns: the last is short, and each is rounded as if it stood alone.
+FEWBIT_DEVICE_TEST(QuantizeRows, TheLastGroupMayBeShort) {
+  constexpr int64_t kRows = 3, kIn = 160, kGroup = 128;
+  for (const DType codes_type : {DType::i8, DType::f8_e4m3}) {
+    const RowQuant whole{.codes = codes_type}, grouped{.codes = codes_type, .group = kGroup};
+    const Tensor x = random_normal(DType::f32, {kRows, kIn}, 4);
+    const Tensor codes = poisoned(ex, codes_type, {kRows, kIn}), scales = poisoned(ex, DType::f32, {kRows, 2});
+    const Tensor rounded = poisoned(ex, DType::f32, {kRows, kIn});
+    quantize_rows(ex, ex.to_device(x), grouped, codes, scales);
+    round_rows(ex, ex.to_device(x), grouped, rounded);
+    const Tensor c = ex.to_host(codes), s = ex.to_host(scales), r = ex.to_host(rounded);
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t g = 0; g < 2; ++g) {
+        const int64_t at = row * kIn + g * kGroup, n = g == 0 ? kGroup : kIn - kGroup;
+        Tensor part = Tensor::host(DType::f32, {1, n});
+        std::copy_n(x.as<float>() + at, n, part.as<float>());
+        const Tensor own = poisoned(ex, codes_type, {1, n}), scale = poisoned(ex, DType::f32, {1});
+        const Tensor values = poisoned(ex, DType::f32, {1, n});
+        quantize_rows(ex, ex.to_device(part), whole, own, scale);
+        round_rows(ex, ex.to_device(part), whole, values);
+        const Tensor oc = ex.to_host(own), ov = ex.to_host(values);
+        EXPECT_EQ(s.as<float>()[row * 2 + g], *ex.to_host(scale).as<float>());
+        for (int64_t i = 0; i < n; ++i) {
+          ASSERT_EQ(c.as<uint8_t>()[at + i], oc.as<uint8_t>()[i]) << row << " " << g << " " << i;
+          ASSERT_EQ(r.as<float>()[at + i], ov.as<float>()[i]) << row << " " << g << " " << i;
+        }
+      }
+  }
+}
+
 FEWBIT_DEVICE_TEST(QuantizeRows, ZerosNaNsAndGroups) {
   const int64_t in = 256;
   Tensor x = Tensor::host_zeros(DType::f32, {3, in});

@@ -1,0 +1,32 @@
+#pragma once
+// choose_keys: which keys a query of sparse attention looks at (DeepSeek-V3.2, 2025, section 2.1: the lightning indexer).
+#include "kernels/exec/exec.h"
+namespace fewbit {
+// For the query at position p of a sequence, over the keys j in [0, p]:
+//   score_j = sum_h weights[h] max(0, q_h . k_j)
+// The models divide by the roots of the number of heads and of head_dim as well, which changes no order and is left out.
+// chosen[t, :] = the positions of the `chosen.cols()` largest, in rising order; of equal scores the earlier keys. Where
+// there are fewer keys all of them, then -1. A NaN is chosen behind all numbers.
+//   q          [seqs * len, heads * head_dim]   f32 | bf16
+//   k          [seqs, keys, head_dim]           the dtype of q; of the sequence's positions 0 … keys - 1
+//   weights    [seqs * len, heads]              the dtype of q
+//   positions  [seqs * len] i32, in [0, keys), on the Exec's device
+//   chosen     [seqs * len, n] i32, n >= 1; overwritten
+// Scores are f32.
+namespace cpu {
+void choose_keys(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView weights, ConstTensorView positions,
+                 TensorView chosen);
+}
+namespace cuda {
+void choose_keys(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView weights, ConstTensorView positions,
+                 TensorView chosen);
+}
+inline void choose_keys(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView weights,
+                        ConstTensorView positions, TensorView chosen) {
+  FEWBIT_ASSERT(k.shape.rank() == 3 && k.dtype == q.dtype && weights.dtype == q.dtype && q.rows() % k.shape[0] == 0);
+  FEWBIT_ASSERT(weights.rows() == q.rows() && weights.cols() * k.shape[2] == q.cols());
+  FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == q.rows());
+  FEWBIT_ASSERT(chosen.dtype == DType::i32 && chosen.rows() == q.rows() && chosen.cols() >= 1);
+  pick(ex, &cpu::choose_keys, FEWBIT_CUDA_OP(choose_keys))(ex, q, k, weights, positions, chosen);
+}
+}  // namespace fewbit
