@@ -30,7 +30,7 @@ struct Checkpoint {
   // A packed linear in the neutral form. sound_codes() is the same, with Error{checkpoint} for what check() finds.
   QuantizedLinear sound_codes(const NamedLinear&) const;
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
-  // The weight of a linear in f32 [out, in], dequantized where it is packed.
+  // The weight of a linear in f32 [out, in], dequantized (sound_codes) where it is packed.
   Tensor values(const NamedLinear&) const;
   TensorSource source() const;
 };

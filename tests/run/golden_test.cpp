@@ -59,8 +59,11 @@ bool has_gguf(const std::string& model) {
   return std::find(std::begin(kModels), end, model) != end;
 }
 
-// Families whose goldens do not meet the limit in bf16 yet (docs/families.md has the figures).
-bool holds_in_bf16(const std::string& model) { return model.rfind("gemma4", 0) != 0 && model.rfind("gpt-oss", 0) != 0; }
+// Families whose goldens do not meet the limit in bf16 yet, and FP8, whose values times scales bf16 does not hold
+// (docs/families.md has the figures).
+bool holds_in_bf16(const std::string& model) {
+  return model.rfind("gemma4", 0) != 0 && model.rfind("gpt-oss", 0) != 0 && model != "deepseek-v3-fp8";
+}
 
 // The goldens of low-bit models are of code times scale, and no input is rounded.
 LoadOptions exact_inputs(DType dtype) { return {.dtype = dtype, .weights = Weights::values}; }

@@ -9,6 +9,7 @@
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/run/upload_as.h"
+#include "src/run/values_of.h"
 
 namespace fewbit {
 namespace {
@@ -38,7 +39,7 @@ VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t feat
 Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
   const std::string linear = name.substr(0, name.rfind('.'));
   Tensor w = c.packed(linear)
-                 ? ex.to_device(c.values({linear, kOutsideBlocks, shape[0], shape[1], false}))
+                 ? values_of(ex, c.sound_codes({linear, kOutsideBlocks, shape[0], shape[1], false}), DType::f32)
                  : upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
   release_linear(c, linear);
   return w;

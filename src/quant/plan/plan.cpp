@@ -194,7 +194,7 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   QuantizationSummary summary;
   summary.dense = routers_of(c.spec);
   summary.fp8_kv_cache = plan.fp8_kv_cache || (c.quantization.fp8_kv_cache && plan.format->fp8_kv_cache);
-  for (const NamedLinear& l : c.others) summary.linears[l.name] = c.quantization.linears.at(l.name);
+  for (const NamedLinear& l : carried(c, plan)) summary.linears[l.name] = c.quantization.linears.at(l.name);
   for (std::string& name : unknown_matrices(c)) summary.dense.push_back(std::move(name));
   for (const PlannedLinear& p : plan.linears) {
     if (p.packing) {

@@ -145,12 +145,25 @@ void pass_powers_of_two(const Checkpoint& c, QuantPlan& plan) {
       }
 }
 
+std::vector<NamedLinear> carried(const Checkpoint& c, const QuantPlan& plan) {
+  std::vector<NamedLinear> all = c.others;
+  for (const NamedLinear& end : ends_of(c.spec))
+    if (c.packed(end.name) && !plan.find(end.name)) all.push_back(end);
+  return all;
+}
+
 void plan_others(const Checkpoint& c, QuantPlan& plan) {
   const CheckpointFormat& format = *plan.format;
-  for (const NamedLinear& l : c.others) {
+  for (const NamedLinear& l : carried(c, plan)) {
     const LinearFormat& f = source_of(c, l);
     const auto candidates = format.candidates(f.spec);
-    if (std::find(candidates.begin(), candidates.end(), f.packing) == candidates.end())
+    const bool known = std::find(candidates.begin(), candidates.end(), f.packing) != candidates.end();
+    if (l.layer == kOutsideBlocks && !(known && format.packed_ends))
+      plan.refusals.push_back(
+          {l.name, fmt::format("is packed in the model ({} as {}), which format {} has no words for; "
+                               "`convert to bf16` dequantizes it",
+                               f.spec.str(), f.packing->name, format.name)});
+    else if (!known)
       plan.refusals.push_back(
           {l.name, fmt::format("lies outside the language model and is {} as {}, which format {} has no words for; "
                                "--drop GLOB leaves it out, `convert to bf16` dequantizes it",

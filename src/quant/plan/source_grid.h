@@ -22,7 +22,9 @@ bool pass_on_grid(const Checkpoint&, const CheckpointFormat& format, PlannedLine
 // scale: E4M3 holds powers of two over 17 doublings. Reads the scales, and sets global_scale.
 void pass_powers_of_two(const Checkpoint&, QuantPlan&);
 
-// Packed matrices outside the op list travel byte for byte, so that the config of `plan` must know their packings.
+// Packed matrices that travel byte for byte: those outside the op list, and ends that no rule names.
+std::vector<NamedLinear> carried(const Checkpoint&, const QuantPlan&);
+// The config of `plan` must know their packings.
 void plan_others(const Checkpoint&, QuantPlan&);
 
 // A format of stacked experts takes all experts of a family that has such stacks, and nothing besides.

@@ -192,7 +192,7 @@ std::string csv_of(const OpsReport& r) {
     s += fmt::format("{},{},{}", quoted(r.device), r.read_gb_per_s, r.product_tflop_per_s);
     const Json figures = json_of(row);
     for (const auto& [key, value] : figures.items())
-      s += "," + (value.is_null() ? "" : value.is_string() ? quoted(value.get<std::string>()) : value.dump());
+      (s += ',') += value.is_null() ? "" : value.is_string() ? quoted(value.get<std::string>()) : value.dump();
     s += "\n";
   }
   return s;
