@@ -49,6 +49,8 @@ struct CheckpointFormat {
   bool f16_scales = false;    // holds f16 scales alone; elsewhere 8-bit linears have f32 ones
   bool weight_only = false;   // its FP8 linears take their inputs unrounded, unless the recipe says otherwise
   bool gguf = false;          // one .gguf file: NAME:TYPE chooses the blocks, the file itself says what it holds
+  bool published = false;     // makers publish models in it, so its values may be what a quantization starts from
+  bool stacked = false;       // the experts of a layer lie in one tensor of blocks and one of scales, and nothing else
 };
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats();
@@ -67,7 +69,7 @@ const Packing* choose_packing(const CheckpointFormat&, const QuantSpec&, int64_t
 // has. `config_json` is the JSON text of config.json; `tensor(name)` gives the tensors that exist (type and
 // shape tell what the config leaves open) and `linears` are the candidates. Absent quantization_config: empty
 // result. Error{unsupported|checkpoint} names the key that is not understood. `name` receives "marlin",
-// "gptq", "gptq_v2", "awq", "compressed-tensors", "fp8", "modelopt" or "dense".
+// "gptq", "gptq_v2", "awq", "compressed-tensors", "fp8", "modelopt", "mxfp4" or "dense".
 QuantizationSummary read_quantization(const std::string& config_json, const ConfigFile& side,
                                       const std::vector<std::string>& linears, const TensorSource& tensor,
                                       std::string* name);

@@ -11,12 +11,13 @@ struct Reader {
   std::string_view method;
   QuantizationSummary (*read)(const ReadRequest&, std::string& name);
 };
-constexpr std::array<Reader, 6> kReaders = {{{"gptq", read_gptq},
+constexpr std::array<Reader, 7> kReaders = {{{"gptq", read_gptq},
                                              {"awq", read_awq},
                                              {"compressed-tensors", read_compressed_tensors},
                                              {"fp8", read_fp8},
                                              {"modelopt", read_modelopt},
-                                             {"modelopt_fp4", read_modelopt}}};
+                                             {"modelopt_fp4", read_modelopt},
+                                             {"mxfp4", read_mxfp4}}};
 
 // The quantization_config object, or nothing for a dense checkpoint. `tree` keeps it alive.
 std::optional<ConfigObject> find_config(const std::string& config_json, const ConfigFile& side,

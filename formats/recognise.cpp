@@ -20,8 +20,8 @@ struct Signature {
 };
 
 // In order: the first that fits. GPTQ's two versions and FP8's two configs look the same without a config.
-const std::array<Signature, 13>& signatures() {
-  static const std::array<Signature, 13> all = {{
+const std::array<Signature, 16>& signatures() {
+  static const std::array<Signature, 16> all = {{
       {"marlin", {{"B"}, {"s"}}},
       {"marlin_24", {{"B_24"}, {"B_meta"}, {"s"}}},
       {"gptq or gptq_v2", {{"qweight"}, {"qzeros"}, {"scales"}, {"g_idx"}}},
@@ -31,7 +31,10 @@ const std::array<Signature, 13>& signatures() {
       {"ct_nvfp4", {{"weight_packed"}, {"weight_scale"}, {"weight_global_scale"}}},
       {"ct_mxfp4", {{"weight_packed", DType::u8}, {"weight_scale"}}},
       {"modelopt_nvfp4", {{"weight", DType::u8}, {"weight_scale"}, {"weight_scale_2"}}},
-      {"fp8_block", {{"weight", DType::f8_e4m3}, {"weight_scale_inv"}}},
+      {"fp8_block or fp8_scalar", {{"weight", DType::f8_e4m3}, {"weight_scale_inv"}}},
+      {"fp8_block_v4", {{"weight", DType::f8_e4m3}, {"scale"}}},
+      {"mxfp4_v4", {{"weight", DType::i8}, {"scale"}}},
+      {"mxfp4", {{"down_proj_blocks", DType::u8}, {"down_proj_scales", DType::u8}}},
       {"ct_float or fp8", {{"weight", DType::f8_e4m3}, {"weight_scale"}}},
       {"ct_int", {{"weight", DType::i8}, {"weight_scale"}}},
       {"dense", {{"weight"}}},

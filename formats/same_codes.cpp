@@ -23,10 +23,10 @@ bool zeros_in_the_middle(const QuantizedLinear& q) {
   return std::all_of(z, z + q.zeros->numel(), [&](uint8_t v) { return v == q.spec.mid_code(); });
 }
 
-// Other types that an f16, bf16 or f32 scale may be stored in; scales of one byte have none.
+// Other types that a scale may be stored in. Those of 4-bit floats have none.
 std::vector<DType> types_of_scales(const QuantizedLinear& q) {
   std::vector<DType> types = {q.spec.scale_dtype};
-  if (bytes_of(q.spec.scale_dtype) == 1) return types;
+  if (q.spec.grid == Grid::f4_e2m1) return types;
   for (const DType t : {DType::f16, DType::bf16, DType::f32})
     if (t != q.spec.scale_dtype && scales_fit(q, t)) types.push_back(t);
   return types;

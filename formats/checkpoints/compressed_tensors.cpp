@@ -369,6 +369,7 @@ constinit const CheckpointFormat format_compressed_tensors = {
     .is_default = is_default,
     .fp8_kv_cache = true,
     .packed_ends = true,
+    .published = true,
 };
 
 }  // namespace fewbit

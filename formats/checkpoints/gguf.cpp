@@ -7,6 +7,7 @@ namespace fewbit {
 namespace {
 
 std::vector<const Packing*> candidates(const QuantSpec& spec) {
+  if (spec.grid == Grid::f4_e2m1) return {&packing_gguf_mxfp4};
   switch (spec.bits) {
     case 4:
       return {spec.symmetric ? &packing_gguf_q4_0 : &packing_gguf_q4_1};

@@ -135,6 +135,7 @@ constinit const CheckpointFormat format_modelopt = {
     .write_config = write_config,
     .cannot_describe = cannot_describe,
     .side_file = side_file,
+    .published = true,
 };
 
 }  // namespace fewbit

@@ -18,5 +18,6 @@ QuantizationSummary read_awq(const ReadRequest& r, std::string& name);
 QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& name);
 QuantizationSummary read_fp8(const ReadRequest& r, std::string& name);
 QuantizationSummary read_modelopt(const ReadRequest& r, std::string& name);
+QuantizationSummary read_mxfp4(const ReadRequest& r, std::string& name);
 
 }  // namespace fewbit

@@ -62,6 +62,9 @@ const BlockType& block_type(std::string_view name) {
 }
 
 const BlockType& usual_type(const QuantSpec& spec) {
+  if (spec.grid == Grid::f4_e2m1 && spec.scale_dtype == DType::f8_e8m0) return type_mxfp4;
+  if (spec.grid != Grid::integer)
+    fail(ErrorKind::usage, "gguf: no type of " + spec.str() + " is written; mxfp4, or integers of 4, 5, 6 or 8 bits");
   if (spec.bits == 4) return spec.symmetric ? type_q4_0 : type_q4_1;
   if (spec.bits == 5) return spec.symmetric ? type_q5_0 : type_q5_1;
   if (spec.bits == 6) return type_q6_k;

@@ -17,6 +17,9 @@ float load_float(ConstTensorView t, int64_t i) {
       return f16_to_f32(bits::load<uint16_t>(t.data, i));
     case DType::bf16:
       return static_cast<float>(bits::load<bf16>(t.data, i));
+    case DType::u8:
+    case DType::f8_e8m0:
+      return f8_e8m0_to_f32(bits::load<uint8_t>(t.data, i));
     default:
       return bits::load<float>(t.data, i);
   }
@@ -60,6 +63,7 @@ std::string refuses_scales(const QuantSpec& spec, int64_t out, int64_t in) {
 TensorPlan scale_plan(const QuantSpec& spec, int64_t out, int64_t in) {
   TensorPlan plan{"weight_scale", spec.scale_dtype, {(out + spec.out_group - 1) / spec.out_group, spec.groups(in)}};
   if (per_tensor(spec, out)) plan.shape = {1};
+  if (plan.dtype == DType::f8_e8m0) plan.also_read.push_back({DType::u8, plan.shape});
   if (plan.shape.numel() == 1) add_single_forms(plan, plan.dtype);
   return plan;
 }
@@ -73,6 +77,8 @@ Tensor scales_to_file(const QuantizedLinear& q, const Shape& shape) {
       file.as<f16>()[i] = s[i];
     } else if (file.dtype() == DType::bf16) {
       file.as<bf16>()[i] = bf16(s[i]);
+    } else if (file.dtype() == DType::f8_e8m0) {
+      static_cast<uint8_t*>(file.view().data)[i] = f32_to_f8_e8m0(s[i]);
     } else {
       file.as<float>()[i] = s[i];
     }
@@ -115,10 +121,7 @@ double single_from_file(const TensorSource& source, std::string_view linear, con
 
 namespace {
 
-const TensorPlan& input_scale_plan() {
-  static const TensorPlan plan = single_plan("input_scale", {1});
-  return plan;
-}
+TensorPlan input_scale_plan(const ByteWeights& kind) { return single_plan(kind.input, {1}); }
 
 TensorPlan scale_plan_of(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in) {
   TensorPlan plan = scale_plan(spec, out, in);
@@ -133,7 +136,7 @@ TensorPlan scale_plan_of(ByteWeights kind, const QuantSpec& spec, int64_t out, i
 
 std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in) {
   std::vector<TensorPlan> plan = {{"weight", kind.dtype, {out, in}}, scale_plan_of(kind, spec, out, in)};
-  if (spec.activations == ActQuant::tensor) plan.push_back(input_scale_plan());
+  if (spec.activations == ActQuant::tensor) plan.push_back(input_scale_plan(kind));
   return plan;
 }
 
@@ -146,7 +149,7 @@ PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const Quantiz
   const TensorPlan plan_of_scales = scale_plan_of(kind, q.spec, q.out(), q.in());
   p.tensors.push_back({prefix + "weight", flipped(q.codes, kind.dtype, kind.flip)});
   p.tensors.push_back({prefix + kind.scales, scales_to_file(q, plan_of_scales.shape)});
-  if (q.input_scale) p.tensors.push_back(single_tensor(linear, input_scale_plan(), *q.input_scale));
+  if (q.input_scale) p.tensors.push_back(single_tensor(linear, input_scale_plan(kind), *q.input_scale));
   return p;
 }
 

@@ -3,7 +3,8 @@
 // scales in the type of the neutral form's scale_dtype, single values, and weights of one byte a value.
 // Internal to formats/packings.
 //
-//   weight_scale  F16 | BF16 | F32   [N, G], one per output and group; G = 1 for one per output ("channel")
+//   weight_scale  F16 | BF16 | F32   [N, G], one per output and group; G = 1 for one per output ("channel");
+//                 | F8_E8M0          in block FP8 also powers of two, read as U8 too
 //                                    [ceil(N/bn), ceil(K/bk)] for blocks of bn outputs x bk inputs
 //                                    [1] for one of all ("tensor": out_group = N, group -1)
 //   input_scale   F32                [1], where activations are static
@@ -43,6 +44,7 @@ struct ByteWeights {
   uint8_t flip = 0;
   const char* scales = "weight_scale";
   bool flat = false;  // scales of outputs are written as [N], not [N, 1]; both are read
+  const char* input = "input_scale";
 };
 std::vector<TensorPlan> byte_tensors(ByteWeights kind, const QuantSpec& spec, int64_t out, int64_t in);
 PackedLinear pack_bytes(ByteWeights kind, std::string_view linear, const QuantizedLinear& q);

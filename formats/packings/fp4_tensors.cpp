@@ -10,13 +10,13 @@ namespace fewbit::fp4 {
 namespace {
 
 // Low nibble: the even input.
-Tensor pack_codes(const Tensor& codes) {
+Tensor pack_codes(const Tensor& codes, DType type) {
   const int64_t out = codes.shape()[0], bytes = codes.shape()[1] / 2;
-  Tensor packed = Tensor::host(DType::u8, {out, bytes});
+  Tensor packed = Tensor::host(type, {out, bytes});
   parallel_for(out * bytes, 1 << 18, [&](int64_t begin, int64_t end) {
     const uint8_t* from = codes.as<uint8_t>();
-    for (int64_t i = begin; i < end; ++i)
-      packed.as<uint8_t>()[i] = static_cast<uint8_t>(from[2 * i] | (from[2 * i + 1] << 4));
+    auto* to = static_cast<uint8_t*>(packed.view().data);
+    for (int64_t i = begin; i < end; ++i) to[i] = static_cast<uint8_t>(from[2 * i] | (from[2 * i + 1] << 4));
   });
   return packed;
 }
@@ -33,11 +33,8 @@ Tensor unpack_codes(ConstTensorView packed) {
   return codes;
 }
 
-// E8M0 goes by U8: other people's loaders do not know its name.
-DType stored_type(DType scale) { return scale == DType::f8_e8m0 ? DType::u8 : scale; }
-
-Tensor pack_scales(const Tensor& scales, DType type) {
-  Tensor file = Tensor::host(stored_type(type), scales.shape());
+Tensor pack_scales(const Tensor& scales, DType type, DType stored) {
+  Tensor file = Tensor::host(stored, scales.shape());
   auto* to = static_cast<uint8_t*>(file.view().data);
   for (int64_t i = 0; i < scales.numel(); ++i) {
     const float s = scales.as<float>()[i];
@@ -79,9 +76,11 @@ std::string refuses(const Layout& l, const QuantSpec& spec, int64_t out, int64_t
 }
 
 std::vector<TensorPlan> tensors(const Layout& l, const QuantSpec& spec, int64_t out, int64_t in) {
-  std::vector<TensorPlan> plan = {{l.codes, DType::u8, {out, in / 2}},
-                                  {l.scales, stored_type(spec.scale_dtype), {out, in / spec.group}}};
-  if (spec.scale_dtype == DType::f8_e8m0) plan[1].also_read = {{DType::f8_e8m0, plan[1].shape}};
+  std::vector<TensorPlan> plan = {{l.codes, l.codes_type, {out, in / 2}},
+                                  {l.scales, l.scales_type, {out, in / spec.group}}};
+  if (l.codes_type != DType::u8) plan[0].also_read = {{DType::u8, plan[0].shape}};
+  if (spec.scale_dtype == DType::f8_e8m0)
+    plan[1].also_read = {{DType::f8_e8m0, plan[1].shape}, {DType::u8, plan[1].shape}};
   const Shape single = l.single_rank == 0 ? Shape{} : Shape{1};
   if (l.global) plan.push_back(ct::single_plan(l.global, single));
   if (l.input && spec.activations == ActQuant::tensor) plan.push_back(ct::single_plan(l.input, single));
@@ -94,8 +93,8 @@ PackedLinear pack(const Layout& l, std::string_view linear, const QuantizedLinea
   const std::vector<TensorPlan> plan = tensors(l, q.spec, q.out(), q.in());
   const std::string prefix = std::string(linear) + '.';
   PackedLinear p;
-  p.tensors.push_back({prefix + l.codes, pack_codes(q.codes)});
-  p.tensors.push_back({prefix + l.scales, pack_scales(q.scales, q.spec.scale_dtype)});
+  p.tensors.push_back({prefix + l.codes, pack_codes(q.codes, l.codes_type)});
+  p.tensors.push_back({prefix + l.scales, pack_scales(q.scales, q.spec.scale_dtype, l.scales_type)});
   if (q.global_scale) p.tensors.push_back(ct::single_tensor(linear, plan[2], turned(l, *q.global_scale)));
   if (q.input_scale) p.tensors.push_back(ct::single_tensor(linear, plan[3], turned(l, *q.input_scale)));
   return p;

@@ -3,8 +3,8 @@
 // low nibble, and scales of one byte per group of inputs. They differ in names, and in whether the global scale
 // is stored as it is or as one over it. Internal to formats/packings.
 //
-//   codes   U8 [N, K/2]
-//   scales  F8_E4M3 [N, K/16] or U8 (E8M0) [N, K/32], row-major
+//   codes   U8 [N, K/2] (DeepSeek V4: I8)
+//   scales  F8_E4M3 [N, K/16] or U8 (E8M0, whose own type is read too) [N, K/32], row-major
 //   global  F32, one value        input  F32, one value, where activations are static
 #include "formats/packing.h"
 
@@ -21,6 +21,9 @@ struct Layout {
   const char* input = nullptr;
   Stored stored = Stored::multiplier;  // of global and input
   int single_rank = 1;                 // their shape: [1] or, 0, []
+  DType codes_type = DType::u8;
+  // E8M0 goes by U8, unless said otherwise: other people's loaders do not know its name.
+  DType scales_type = spec.scale_dtype == DType::f8_e8m0 ? DType::u8 : spec.scale_dtype;
 };
 
 std::string refuses(const Layout&, const QuantSpec&, int64_t out, int64_t in, bool act_order);

@@ -22,6 +22,7 @@ std::string QuantSpec::str() const {
       s += group == -1 ? " gch" : " g" + std::to_string(group);
     else
       s += group == -1 ? " tensor" : " block" + std::to_string(out_group);
+    if (out_group != 1 && group != -1 && group != out_group) (s += 'x') += std::to_string(group);
   }
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";

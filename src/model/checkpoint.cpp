@@ -3,6 +3,7 @@
 #include "src/model/checkpoint.h"
 
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "formats/bits.h"
@@ -56,6 +57,31 @@ std::vector<NamedLinear> packed_ends(const ModelSpec& spec, const WeightStore& s
   return out;
 }
 
+// Matrices of one byte or of packed nibbles that no linear of `known` is: what may be packed of towers and MTP layers.
+// Whether they are, and how, the quantization config says.
+std::vector<NamedLinear> low_bit_others(const WeightStore& store, const std::vector<NamedLinear>& known) {
+  std::set<std::string> names;
+  for (const NamedLinear& l : known) names.insert(l.name);
+  std::vector<NamedLinear> out;
+  for (const auto& [tensor, info] : store.index().tensors) {
+    const size_t dot = tensor.rfind('.');
+    if (dot == std::string::npos || info.shape.rank() != 2) continue;
+    const std::string name = tensor.substr(0, dot), suffix = tensor.substr(dot + 1);
+    if ((suffix != "weight" && suffix != "weight_packed") || names.count(name)) continue;
+    int64_t codes_in_element = 0;
+    if (info.dtype == DType::f8_e4m3 || (info.dtype == DType::i8 && !store.has(name + ".scale"))) codes_in_element = 1;
+    if (info.dtype == DType::u8 || (info.dtype == DType::i8 && store.has(name + ".scale"))) codes_in_element = 2;
+    NamedLinear l{name, kOutsideModel, info.shape[0], info.shape[1] * codes_in_element, false};
+    if (const TensorInfo* shape = store.find(name + ".weight_shape"); shape && shape->shape.numel() == 2) {
+      const ConstTensorView v = store.get(shape->name);  // of compressed-tensors, outputs and inputs
+      if (v.dtype == DType::i64) l.in = bits::load<int64_t>(v.data, 1);
+      if (v.dtype == DType::i32) l.in = bits::load<int32_t>(v.data, 1);
+    }
+    if (l.in > 0) out.push_back(std::move(l));
+  }
+  return out;
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::open(const fs::path& dir) {
@@ -70,28 +96,45 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   WeightStore store = with_single_experts(spec, WeightStore::open(dir));
   std::vector<NamedLinear> linears = linears_of(spec);
   for (NamedLinear& l : packed_ends(spec, store)) linears.push_back(std::move(l));
+  for (NamedLinear& l : low_bit_others(store, linears)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);
   std::string format;
   QuantizationSummary quantization = read_quantization(
       config.text(), side_config(dir), names,
       [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; }, &format);
+  std::vector<NamedLinear> others;
   for (const NamedLinear& l : linears) {
     const auto it = quantization.linears.find(l.name);
     if (it == quantization.linears.end()) continue;
     packed.push_back(l.name);
     check_packed(l, it->second, store, complaints);
+    if (l.layer == kOutsideModel) others.push_back(l);
   }
   for (std::string& line : check_against(spec, store, packed)) complaints.push_back(std::move(line));
   if (!complaints.empty()) fail(ErrorKind::checkpoint, join(complaints, "\n"));
-  return {dir, std::move(config), std::move(spec), std::move(store), std::move(quantization), std::move(format)};
+  return {dir,
+          std::move(config),
+          std::move(spec),
+          std::move(store),
+          std::move(quantization),
+          std::move(format),
+          std::move(others)};
 }
 
 std::vector<NamedLinear> Checkpoint::linears() const {
   std::vector<NamedLinear> out = linears_of(spec);
   for (NamedLinear& l : ends_of(spec))
     if (packed(l.name)) out.push_back(std::move(l));
+  out.insert(out.end(), others.begin(), others.end());
   return out;
+}
+
+QuantizedLinear Checkpoint::sound_codes(const NamedLinear& l) const {
+  QuantizedLinear q = unpack(l.name, l.out, l.in);
+  if (const std::string what = check(q); !what.empty())
+    fail(ErrorKind::checkpoint, store.path().string() + ": linear '" + l.name + "' is damaged: " + what);
+  return q;
 }
 
 QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64_t in) const {
@@ -101,7 +144,7 @@ QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64
 }
 
 Tensor Checkpoint::values(const NamedLinear& l) const {
-  return packed(l.name) ? dequantize_reference(unpack(l.name, l.out, l.in))
+  return packed(l.name) ? dequantize_reference(sound_codes(l))
                         : float_values(store.get(l.name + ".weight"));
 }
 

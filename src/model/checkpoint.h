@@ -18,19 +18,24 @@ struct Checkpoint {
   WeightStore store;
   QuantizationSummary quantization;  // empty for a dense checkpoint
   std::string format;                // "dense", "marlin", "gptq", "gguf", …
+  // Packed matrices that the op list does not know (a tower, MTP layers), with layer kOutsideModel.
+  std::vector<NamedLinear> others{};
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);
-  // A linear, or an end (ends_of).
+  // A linear, an end (ends_of) or one of `others`.
   bool packed(const std::string& linear) const { return quantization.linears.count(linear) > 0; }
-  // The linears of the op list, then the ends that are packed.
+  // The linears of the op list, then the ends that are packed, then the others.
   std::vector<NamedLinear> linears() const;
-  // A packed linear in the neutral form.
+  // A packed linear in the neutral form. sound_codes() is the same, with Error{checkpoint} for what check() finds.
+  QuantizedLinear sound_codes(const NamedLinear&) const;
   QuantizedLinear unpack(const std::string& linear, int64_t out, int64_t in) const;
-  // The weight of a linear in f32 [out, in], dequantized where it is packed.
+  // The weight of a linear in f32 [out, in], dequantized (sound_codes) where it is packed.
   Tensor values(const NamedLinear&) const;
   TensorSource source() const;
 };
+
+inline constexpr int64_t kOutsideModel = -2;  // NamedLinear::layer of Checkpoint::others
 
 // A host tensor of f32, f16 or bf16, at any address, as f32.
 Tensor float_values(ConstTensorView);

@@ -1,5 +1,6 @@
 #include "src/model/checkpoint_parts.h"
 
+#include <algorithm>
 #include <set>
 
 #include "src/core/strings.h"
@@ -13,7 +14,8 @@ std::vector<std::string> unknown_matrices(const Checkpoint& c) {
   for (const NamedLinear& l : linears_of(c.spec)) known.insert(l.name + ".weight");
   std::vector<std::string> names;
   for (const auto& [name, info] : c.store.index().tensors)
-    if (info.shape.rank() == 2 && ends_with(name, ".weight") && !known.count(name))
+    if (info.shape.rank() == 2 && ends_with(name, ".weight") && !known.count(name) &&
+        !c.packed(name.substr(0, name.size() - 7)))
       names.push_back(name.substr(0, name.size() - 7));
   return names;
 }
@@ -35,6 +37,72 @@ bool holds_codes(const Checkpoint& c, const std::string& tensor) {
   for (const char* other : {".bias", ".k_scale", ".v_scale", ".q_scale", ".output_scale"})
     if (tensor.compare(dot, std::string::npos, other) == 0) return false;
   return true;
+}
+
+bool holds_weights(const Checkpoint& c, const std::string& tensor) {
+  return holds_codes(c, tensor) || (ends_with(tensor, ".weight") && !c.packed(tensor.substr(0, tensor.size() - 7)));
+}
+
+int64_t stored_weight_bytes(const Checkpoint& c, const NamedLinear& l) {
+  const auto it = c.quantization.linears.find(l.name);
+  if (it == c.quantization.linears.end()) {
+    const TensorInfo* weight = c.store.find(l.name + ".weight");
+    return weight ? weight->bytes : 0;
+  }
+  const LinearFormat& f = it->second;
+  int64_t bytes = 0;
+  for (const TensorPlan& t : f.packing->tensors(f.spec, l.out, l.in, f.act_order))
+    if (const TensorInfo* info = c.store.find(l.name + '.' + t.suffix)) bytes += info->bytes;
+  return bytes;
+}
+
+Checkpoint without_tensors(Checkpoint c, const std::vector<std::string>& globs, std::vector<std::string>& dropped) {
+  std::set<std::string> needed, linears, gone;
+  for (const NamedDense& t : dense_tensors_of(c.spec)) needed.insert(t.name);
+  for (const NamedLinear& l : linears_of(c.spec)) linears.insert(l.name);
+  for (const NamedLinear& l : ends_of(c.spec)) linears.insert(l.name);
+  for (const std::string& glob : globs) {
+    bool some = false;
+    for (const auto& [name, info] : c.store.index().tensors) {
+      const std::string module = name.substr(0, std::min(name.rfind('.'), name.size()));
+      if (!glob_match(glob, name) && !glob_match(glob, module)) continue;
+      if (needed.count(name) || (linears.count(module) && holds_weights(c, name)))
+        fail(ErrorKind::usage, "--drop " + glob + ": matches '" + name + "', which the language model needs");
+      some = true;
+      gone.insert(name);
+    }
+    if (!some) fail(ErrorKind::usage, "--drop " + glob + ": no tensor of " + c.dir.string() + " has such a name");
+  }
+  std::vector<NamedLinear> others;
+  for (NamedLinear& l : c.others) {
+    const LinearFormat& f = c.quantization.linears.at(l.name);
+    size_t left = 0, all = 0;
+    for (const TensorPlan& t : f.packing->tensors(f.spec, l.out, l.in, f.act_order)) {
+      const std::string name = l.name + '.' + t.suffix;
+      all += c.store.has(name);
+      left += c.store.has(name) && !gone.count(name);
+    }
+    if (left > 0 && left < all)
+      fail(ErrorKind::usage, "--drop: '" + l.name + "' would lose a part of its tensors; drop '" + l.name + "*'");
+    if (left > 0)
+      others.push_back(std::move(l));
+    else
+      c.quantization.linears.erase(l.name);
+  }
+  c.others = std::move(others);
+  c.store = std::move(c.store).reindexed([&](const auto&, CheckpointIndex& index, WeightStore::Makers& makers) {
+    for (const std::string& name : gone) {
+      index.tensors.erase(name);
+      makers.erase(name);
+    }
+  });
+  const auto& tensors = c.store.index().tensors;
+  c.quantization.fp8_kv_cache =
+      c.quantization.fp8_kv_cache && std::any_of(tensors.begin(), tensors.end(), [](const auto& t) {
+        return ends_with(t.first, ".k_scale") || ends_with(t.first, ".v_scale");
+      });
+  dropped.assign(gone.begin(), gone.end());
+  return c;
 }
 
 void release_linear(const Checkpoint& c, const std::string& linear) {

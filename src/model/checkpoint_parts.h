@@ -19,6 +19,16 @@ std::vector<std::string> always_dense(const Checkpoint&);
 // that stand below it).
 bool holds_codes(const Checkpoint&, const std::string& tensor);
 
+// Whether a tensor is one of those that hold the weights of a linear, packed or not.
+bool holds_weights(const Checkpoint&, const std::string& tensor);
+// Bytes of the tensors that hold the weights of a linear [out, in].
+int64_t stored_weight_bytes(const Checkpoint&, const NamedLinear&);
+
+// The checkpoint without the tensors whose name, or that of their module, one of `globs` matches: a tower or MTP layers
+// that are left out on purpose; `dropped` gets their names. Error{usage} where a glob matches nothing, or something
+// that the language model needs.
+Checkpoint without_tensors(Checkpoint, const std::vector<std::string>& globs, std::vector<std::string>& dropped);
+
 // Frees what reading the weights of a linear has made, so that a pass over a model holds one at a time.
 void release_linear(const Checkpoint&, const std::string& linear);
 

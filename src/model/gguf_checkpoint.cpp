@@ -136,6 +136,7 @@ GgufRopeFactors rope_factors(const gguf::File& parsed, const MappedFile& file) {
 }  // namespace
 
 const Packing* gguf_packing_of(const gguf::BlockType& type, ConstTensorView blocks) {
+  if (&type == &gguf::type_mxfp4) return &packing_gguf_mxfp4;
   if (!gguf::has_codes(type)) return nullptr;
   const Packing& p = packing("gguf_" + std::string(type.name));
   if (type.grid->symmetric) return &p;

@@ -19,7 +19,7 @@ struct FileType {
 constexpr FileType kFileTypes[] = {{&gguf::type_f32, 0},   {&gguf::type_f16, 1},   {&gguf::type_q4_0, 2},
                                    {&gguf::type_q4_1, 3},  {&gguf::type_q8_0, 7},  {&gguf::type_q5_0, 8},
                                    {&gguf::type_q5_1, 9},  {&gguf::type_q4_k, 14}, {&gguf::type_q5_k, 16},
-                                   {&gguf::type_q6_k, 18}, {&gguf::type_bf16, 32}};
+                                   {&gguf::type_q6_k, 18}, {&gguf::type_bf16, 32}, {&gguf::type_mxfp4, 38}};
 
 // "demo-model" of "models/demo-model/" and of "demo-model.gguf".
 std::string name_of(const fs::path& model) {

@@ -19,9 +19,6 @@
 namespace fewbit {
 namespace {
 
-// On the device; empty for integers.
-Tensor levels_of(Exec& ex, Grid grid) { return grid == Grid::integer ? Tensor() : ex.to_device(code_levels(grid)); }
-
 // The least power of two with which the scale of a group that reaches absmax is still an E4M3 number: a power
 // of two, so that formats that store it and formats that store one over it hold the same.
 double global_scale(float absmax) {
@@ -88,29 +85,6 @@ Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec) {
               .bits = spec.bits,
               .group = spec.group_size(q.codes.cols()),
               .out_group = spec.out_group},
-             w);
-  return w;
-}
-
-Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
-  Tensor effective = clone_host(q.scales);
-  for (int64_t i = 0; i < effective.numel(); ++i)
-    effective.as<float>()[i] = static_cast<float>(effective.as<float>()[i] * q.global_scale.value_or(1.0));
-  const Tensor codes = ex.to_device(q.codes), scales = ex.to_device(effective);
-  const Tensor zeros = q.zeros ? ex.to_device(*q.zeros) : Tensor();
-  const Tensor group_of = q.group_of ? ex.to_device(*q.group_of) : Tensor();
-  const Tensor levels = levels_of(ex, q.spec.grid);
-  Tensor w = ex.alloc(dtype, {q.out(), q.in()});
-  dequantize(ex,
-             {.codes = codes,
-              .scales = scales,
-              .zeros = zeros,
-              .group_of = group_of,
-              .levels = levels,
-              .grid = q.spec.grid,
-              .bits = q.spec.bits,
-              .group = q.spec.group_size(q.in()),
-              .out_group = q.spec.out_group},
              w);
   return w;
 }

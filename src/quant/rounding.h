@@ -2,6 +2,7 @@
 // What the integer methods share: plain rounding, codes on the device, losses, and the way back to the host.
 #include "kernels/quantize/choose_scales.h"
 #include "src/quant/method.h"
+#include "src/run/values_of.h"
 
 namespace fewbit {
 
@@ -28,8 +29,6 @@ DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const Qu
 
 // The values that the codes stand for, [out, in] f32 on the device.
 Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
-// The same of a finished linear, in `dtype` (f32 | bf16).
-Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype);
 
 // Rounding to 4-bit floats, with scales searched under the importance h (data == nullptr: all ones), or by
 // the published rule. The global scale of NVFP4 is the power of two that leaves the groups the whole range of

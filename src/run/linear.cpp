@@ -20,6 +20,7 @@
 #include "src/core/half.h"
 #include "src/run/fused.h"
 #include "src/run/upload_as.h"
+#include "src/run/values_of.h"
 
 namespace fewbit {
 namespace {
@@ -199,6 +200,8 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
+  if (o.weights == Weights::values)
+    return DenseLinear{.weight = values_of(ex, q, o.dtype), .bias = upload_as(ex, bias, o.dtype), .input = {}};
   return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype) : make_linear(ex, q, bias, o.dtype, note);
 }
 

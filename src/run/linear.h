@@ -48,6 +48,7 @@ std::optional<RowQuant> input_quant(const QuantSpec&, std::optional<double> inpu
 enum class Weights : uint8_t {
   packed,     // run packed linears through their kernels
   reference,  // dequantize everything to the compute dtype when loading
+  values,     // the same, and inputs are left alone: what a quantization starts from
 };
 struct LoadOptions {
   DType dtype = DType::bf16;  // compute dtype: f32 | bf16

@@ -185,9 +185,10 @@ TEST(CheckpointFormat, ChoosesTheFirstPackingThatAccepts) {
   EXPECT_EQ(choose_packing(format_bf16, {}, 256, 256, false, &why), nullptr);
   EXPECT_NE(why.find("dense"), std::string::npos);
   EXPECT_EQ(&checkpoint_format("gptq"), &format_gptq);
-  EXPECT_NE(
-      complaint_of([] { checkpoint_format("ggml"); }).find("marlin gptq awq compressed-tensors fp8 modelopt bf16"),
-      std::string::npos);
+  EXPECT_NE(complaint_of([] {
+              checkpoint_format("ggml");
+            }).find("marlin gptq awq compressed-tensors fp8 modelopt mxfp4 bf16"),
+            std::string::npos);
 }
 
 // Configs of 2:4 files: the library's and AutoGPTQ's.

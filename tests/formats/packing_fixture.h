@@ -106,6 +106,12 @@ inline std::vector<QuantSpec> all_specs(int64_t out) {
                             .activations = activations};
           if (std::find(specs.begin(), specs.end(), s) == specs.end()) specs.push_back(s);
         }
+  specs.push_back({.grid = Grid::f8_e4m3,
+                   .bits = 8,
+                   .group = 32,
+                   .scale_dtype = DType::f8_e8m0,
+                   .out_group = 32,
+                   .activations = ActQuant::token});
   for (QuantSpec s : {kNvfp4, kMxfp4})
     for (ActQuant activations : {ActQuant::none, ActQuant::token, ActQuant::tensor}) {
       s.activations = activations;

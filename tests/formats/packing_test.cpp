@@ -136,6 +136,8 @@ TEST(Packing, BrokenTensorsAreNamed) {
   candidates[4].group = candidates[4].out_group = 128;
   candidates[4].activations = ActQuant::token;
   candidates[5].activations = ActQuant::tensor;
+  candidates.push_back(candidates[3]);
+  candidates.back().out_group = 64;
   for (const QuantSpec& gguf :
        {QuantSpec{.group = 32}, QuantSpec{.group = 32, .symmetric = false}, QuantSpec{.bits = 5, .group = 32},
         QuantSpec{.bits = 5, .group = 32, .symmetric = false}, QuantSpec{.bits = 8, .group = 32}})

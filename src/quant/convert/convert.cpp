@@ -11,6 +11,7 @@
 #include "formats/same_codes.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/stacked_experts.h"
 #include "src/quant/convert/convert_plan.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/gguf_output.h"
@@ -65,11 +66,15 @@ class Writing {
   }
 
   int64_t run() {
+    if (job_.target.format->stacked || job_.target.dense)
+      for (int64_t layer = 0; layer < c_.spec.layers; ++layer)
+        for (ExpertStack& s : turned_stacks_of(c_.spec, layer)) find_stack(std::move(s));
     copy_others();
+    add_stacks();
     const std::vector<NamedLinear> linears = c_.linears();
     for (size_t i = 0; i < linears.size(); ++i) {
       convert_step(job_, "writing", i, linears.size());
-      if (c_.packed(linears[i].name)) add_linear(linears[i]);
+      if (c_.packed(linears[i].name) && !in_stacks_.count(linears[i].name)) add_linear(linears[i]);
     }
     if (plan_.summary.fp8_kv_cache) add_kv_scales();
     writer_->finish();
@@ -86,7 +91,7 @@ class Writing {
   void copy_others() {
     const Replaced replaced(c_);
     for (const auto& [name, info] : c_.store.index().tensors) {
-      if (replaced.has(name)) continue;
+      if (replaced.has(name) || in_stacks_.count(name)) continue;
       if (job_.target.dense && known_.count(name))
         add(name, float_tensor(c_.store.get(name), *job_.target.dense));
       else
@@ -96,14 +101,55 @@ class Writing {
   }
 
   void add_linear(const NamedLinear& l) {
+    for (const NamedTensor& t : tensors_of(l)) add(t.name, t.tensor);
+  }
+
+  std::vector<NamedTensor> tensors_of(const NamedLinear& l) {
+    std::vector<NamedTensor> tensors;
     if (job_.target.dense) {
-      add(l.name + ".weight", float_tensor(c_.values(l), *job_.target.dense));
+      tensors.push_back({l.name + ".weight", float_tensor(c_.values(l), *job_.target.dense)});
     } else {
       const LinearFormat& f = plan_.summary.linears.at(l.name);
-      const PackedLinear packed = f.packing->pack(l.name, on_grid(c_.unpack(l.name, l.out, l.in), f.spec));
-      for (const NamedTensor& t : packed.tensors) add(t.name, t.tensor);
+      tensors = f.packing->pack(l.name, on_grid(c_.unpack(l.name, l.out, l.in), f.spec)).tensors;
     }
     release_linear(c_, l.name);
+    return tensors;
+  }
+
+  // Remembers a stack that OUT will have, with what goes into it: a dense model's weights, the blocks and scales of a
+  // packed one, and the biases of both.
+  void find_stack(ExpertStack s) {
+    const std::string suffix = s.parts.front().substr(s.parts.front().rfind('.'));
+    const bool of_dense = suffix == ".weight", bias = suffix == ".bias";
+    if (!bias && of_dense != job_.target.dense.has_value()) return;
+    for (const std::string& part : s.parts) {
+      in_stacks_.insert(part);
+      if (!bias) in_stacks_.insert(part.substr(0, part.rfind('.')));
+    }
+    stacks_.push_back(std::move(s));
+  }
+
+  // One stack is in memory at a time.
+  void add_stacks() {
+    std::map<std::string, NamedLinear> linears;
+    for (const NamedLinear& l : stacks_.empty() ? std::vector<NamedLinear>{} : linears_of(c_.spec))
+      linears.emplace(l.name, l);
+    for (size_t i = 0; i < stacks_.size(); ++i) {
+      convert_step(job_, "writing", i, stacks_.size());
+      Tensor part_bytes;
+      const Tensor all = stacked(stacks_[i], [&](const std::string& part) -> ConstTensorView {
+        if (ends_with(part, ".bias")) {
+          part_bytes =
+              job_.target.dense ? float_tensor(c_.store.get(part), *job_.target.dense) : clone_host(c_.store.get(part));
+          c_.store.release(part);
+          return part_bytes;
+        }
+        for (NamedTensor& t : tensors_of(linears.at(part.substr(0, part.rfind('.')))))
+          if (t.name == part) part_bytes = std::move(t.tensor);
+        return part_bytes;
+      });
+      add(stacks_[i].name, all);
+    }
   }
 
   void add_kv_scales() {
@@ -122,6 +168,8 @@ class Writing {
   const ConvertPlan& plan_;
   std::unique_ptr<CheckpointWriter> writer_;
   std::set<std::string> known_;
+  std::vector<ExpertStack> stacks_{};
+  std::set<std::string> in_stacks_{};  // tensors and linears
   int64_t bytes_ = 0;
 };
 

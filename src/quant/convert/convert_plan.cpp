@@ -12,6 +12,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/stacked_experts.h"
 #include "src/quant/output/companions.h"
 
 namespace fewbit {
@@ -151,6 +152,11 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
     fail(ErrorKind::unsupported,
          fmt::format("{}: no linear is packed, so there are no codes to convert; `quantize` makes them",
                      c.dir.string()));
+  if (codes && format.stacked) {
+    const auto packed = [&](const std::string& linear) { return plan.summary.linears.count(linear) > 0; };
+    if (std::string why = refuses_stacks(c.spec, packed); !why.empty())
+      refusals.add(std::string("format ") += format.name, std::move(why));
+  }
   if (codes && format.cannot_describe)
     if (std::string why = format.cannot_describe(plan.summary); !why.empty())
       refusals.add(std::string("format ") += format.name, std::move(why));

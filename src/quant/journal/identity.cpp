@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 // How many linears get what: for people. The digest beside it says which.
 std::string recipes_in_words(const QuantPlan& plan) {
   std::map<std::string, int> count;
-  for (const PlannedLinear& p : plan.linears) ++count[p.keep ? "kept" : p.recipe.str()];
+  for (const PlannedLinear& p : plan.linears) ++count[p.recipe_str()];
   std::string s;
   for (const auto& [recipe, n] : count) s += fmt::format("{}{} x {}", s.empty() ? "" : ", ", n, recipe);
   return s;
@@ -24,7 +24,7 @@ std::string recipes_in_words(const QuantPlan& plan) {
 std::string recipes_digest(const QuantPlan& plan) {
   std::string all;
   for (const PlannedLinear& p : plan.linears)
-    all += fmt::format("{}: {}\n", p.linear.name, p.keep ? "keep" : fmt::format("{} {}", p.recipe.str(), p.layout()));
+    all += fmt::format("{}: {}\n", p.linear.name, p.keep ? "keep" : fmt::format("{} {}", p.recipe_str(), p.layout()));
   return digest_of(all);
 }
 
@@ -51,6 +51,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             {"device", ex.on_cuda() ? "cuda" : "cpu"},
             {"seed", job.seed},
             {"allow-rtn", job.allow_rtn}};
+  if (!job.dropped.empty()) j["dropped tensors"] = job.dropped;
   for (const SourceFile& file : job.sources) j[file.name] = fmt::format("{} bytes, digest {}", file.bytes, file.digest);
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

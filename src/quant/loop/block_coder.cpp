@@ -1,10 +1,14 @@
 #include "src/quant/loop/block_coder.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "formats/container.h"
+#include "formats/finer_grid.h"
 #include "kernels/model/cast.h"
 #include "src/core/hash.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/model/stacked_experts.h"
 #include "src/quant/loop/block_encoding.h"
 #include "src/quant/loop/linear_exchange.h"
 #include "src/quant/loop/measure.h"
@@ -33,14 +37,12 @@ void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool 
   rewritten_ = {};
   restores_ = sealed;
   restored_.reset();
-  if (restores_ && ranks_.rank() == 0) restored_ = journal.open_block(layer);
+  if (restores_ && ranks_.rank() == 0)
+    restored_ = with_single_experts(ckpt_.spec, WeightStore::of(journal.dir(), journal.open_block(layer), {}));
 }
 
 TensorSource BlockCoder::restored() const {
-  return [this](const std::string& name) -> ConstTensorView {
-    const auto it = restored_->tensors.find(name);
-    return it == restored_->tensors.end() ? ConstTensorView{} : restored_->view(it->second);
-  };
+  return [this](const std::string& name) { return restored_->has(name) ? restored_->get(name) : ConstTensorView{}; };
 }
 
 void BlockCoder::rewrite(BlockF32 block) {
@@ -60,6 +62,10 @@ void BlockCoder::for_each(const Group& group,
   for (const LinearDef& def : group.items) {
     const PlannedLinear& p = plan_of(def);
     if (p.keep) continue;
+    if (p.lossless && !p.calibrates_input) {
+      take(def, p, nullptr);
+      continue;
+    }
     if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile);
         !restores() && seen != rounding) {
       stats = group.observed(rounding);
@@ -151,7 +157,7 @@ float BlockCoder::absmax(const PlannedLinear& p) {
 float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
   float largest = 0;
   for (const LinearDef& def : items)
-    if (const PlannedLinear& p = plan_of(def); !p.keep && p.recipe.spec.two_level())
+    if (const PlannedLinear& p = plan_of(def); !p.keep && !p.lossless && p.recipe.spec.two_level())
       largest = std::max(largest, absmax(p));
   return largest;
 }
@@ -161,7 +167,7 @@ CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& 
   coded.plan = &p;
   coded.name = def.name;
   coded.record.name = p.linear.name;
-  coded.record.recipe = p.recipe.str();
+  coded.record.recipe = p.recipe_str();
   coded.record.packing = std::string(p.layout());
   coded.record.tokens = stats ? stats->tokens - stats->borrowed : 0;
   return coded;
@@ -170,6 +176,7 @@ CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& 
 // All ranks that share the rows make it together.
 CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared,
                              const RowShare& rows) {
+  if (p.lossless) return pass(def, p, stats);
   const Stopwatch timer;
   Tensor w = weight_of(p);
   MethodResult r;
@@ -200,6 +207,22 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
     coded.weight = std::move(w);
   else
     phases_.timed("measure", [&] { measure(ex_, w, coded.linear, stats, coded.record, rows); });
+  coded.record.seconds = timer.seconds();
+  return coded;
+}
+
+// The model's own codes, on the grid of the plan. Every rank reads them.
+CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
+  const Stopwatch timer;
+  CodedLinear coded = begin_record(def, p, stats);
+  phases_.timed("load", [&] {
+    coded.linear = on_finer_grid(ckpt_.sound_codes(p.linear), p.recipe.spec, p.global_scale);
+    release_linear(ckpt_, p.linear.name);
+  });
+  if (p.calibrates_input) coded.linear.input_scale = stats->input_scale;
+  validate(coded.linear);
+  coded.record.lossless = true;
+  coded.record.sqnr_db = std::numeric_limits<double>::max();
   coded.record.seconds = timer.seconds();
   return coded;
 }
@@ -290,6 +313,11 @@ Tensor BlockCoder::weight_of(const PlannedLinear& p) {
 }
 
 Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
+  if (ckpt_.packed(p.linear.name)) {
+    Tensor values = values_of(ex_, ckpt_.sound_codes(p.linear), DType::f32);
+    release_linear(ckpt_, p.linear.name);
+    return values;
+  }
   const std::string name = p.linear.name + ".weight";
   Tensor w = upload_as(
       ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}), DType::f32);

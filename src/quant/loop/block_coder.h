@@ -77,6 +77,7 @@ class BlockCoder {
   void for_each(const Group&, const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>&);
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
+  CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
   DenseLinear take(CodedLinear);
   void pack(CodedLinear&);
@@ -108,7 +109,7 @@ class BlockCoder {
   bool learning_ = false, restores_ = false;
   BlockF32 rewritten_{};  // empty without transforms
   std::shared_ptr<Block> block_ = std::make_shared<Block>();
-  std::optional<CheckpointIndex> restored_{};  // of rank 0
+  std::optional<WeightStore> restored_{};  // of rank 0
 };
 
 }  // namespace fewbit

@@ -7,7 +7,9 @@
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/half.h"
 #include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/run/upload_as.h"
+#include "src/run/values_of.h"
 
 namespace fewbit {
 namespace {
@@ -35,8 +37,11 @@ VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t feat
 }
 
 Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
-  Tensor w = upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
-  c.store.release(name);
+  const std::string linear = name.substr(0, name.rfind('.'));
+  Tensor w = c.packed(linear)
+                 ? values_of(ex, c.sound_codes({linear, kOutsideBlocks, shape[0], shape[1], false}), DType::f32)
+                 : upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
+  release_linear(c, linear);
   return w;
 }
 

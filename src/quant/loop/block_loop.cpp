@@ -131,7 +131,7 @@ void BlockLoop::enter(int64_t layer) {
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
-  const LoadOptions options{.dtype = job_.dtype};
+  const LoadOptions options{.dtype = job_.dtype, .weights = Weights::values};
   phases_.timed("load", [&] {
     weights_ = rewrites ? load_block(ex_, ckpt_, layer, options, nullptr) : load_vectors(ex_, ckpt_, layer, job_.dtype);
   });
@@ -147,7 +147,8 @@ void BlockLoop::load_linears(size_t begin, size_t end) {
     for (const LinearDef& l : linears_of(ops()[i]))
       if (!weights_.linears.count(l.name)) {
         const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-        weights_.linears.emplace(l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype}, nullptr));
+        weights_.linears.emplace(
+            l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
         release_linear(ckpt_, named.name);
       }
 }

@@ -37,6 +37,7 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   r.out_bytes = plan.out_bytes;
   r.bits_per_weight = plan.bits_per_weight;
   r.precision = job.precision;
+  r.dropped = job.dropped;
   for (const PlannedLinear& p : plan.linears)
     if (p.keep) r.kept.push_back(p.linear.name);
   return r;

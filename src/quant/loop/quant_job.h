@@ -17,6 +17,7 @@ struct QuantJob {
   std::string command{};  // that makes the same checkpoint again, for the model card
   std::string note{};     // what the report should say aloud: a shorter calibration than asked for …
   std::filesystem::path out{};
+  std::vector<std::string> dropped{};        // tensors of the model that OUT leaves out on purpose
   std::optional<PrecisionPlan> precision{};  // what `auto` chose, for the report
   DType dtype = DType::f32;                  // compute dtype of the calibration
   uint64_t seed = 0;

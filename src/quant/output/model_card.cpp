@@ -16,7 +16,7 @@ namespace {
 std::string recipes_of(const QuantPlan& plan) {
   std::map<std::string, int> counts;
   for (const PlannedLinear& p : plan.linears)
-    if (!p.keep) ++counts[p.recipe.str()];
+    if (!p.keep) ++counts[p.recipe_str()];
   std::string s;
   for (const auto& [recipe, n] : counts) s += fmt::format("{}`{}` ({} linears)", s.empty() ? "" : ", ", recipe, n);
   return s;
@@ -50,6 +50,9 @@ std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& 
   row("tensors", fmt::format("{}, before {}", human_bytes(r.out_bytes), human_bytes(r.source_bytes)));
   row("calibration", calibration_of(r));
   if (!r.kept.empty()) row("linears left as they are", std::to_string(r.kept.size()));
+  if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const auto& l) { return l.lossless; }))
+    row("linears with the codes of the model, lossless", std::to_string(n));
+  if (!r.dropped.empty()) row("tensors left out on purpose", std::to_string(r.dropped.size()));
   row("largest relative error", worst_error(r));
   row("perplexity", perplexity_of(r));
   s += fmt::format("\nMade by fewbit; `quant_report.json` has the figures of every linear:\n\n```\n{}\n```\n",

@@ -5,6 +5,7 @@
 
 #include "src/core/file_io.h"
 #include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
 
 namespace fewbit {
 namespace {
@@ -16,12 +17,17 @@ std::string stem(const std::string& tensor) { return tensor.substr(0, tensor.rfi
 }  // namespace
 
 OutShards::OutShards(const Checkpoint& c, const QuantPlan& plan, Journal& journal, int64_t shard_bytes)
-    : ckpt_(c), journal_(journal), shard_bytes_(shard_bytes), of_model_(static_cast<size_t>(c.spec.layers) + 2) {
+    : ckpt_(c),
+      journal_(journal),
+      shard_bytes_(shard_bytes),
+      of_model_(static_cast<size_t>(c.spec.layers) + 2),
+      stacked_(plan.format->stacked) {
   std::set<std::string> replaced;
   for (const PlannedLinear& p : plan.linears)
-    if (!p.keep) replaced.insert(p.linear.name + ".weight");
+    if (!p.keep) replaced.insert(p.linear.name);
   for (const auto& [name, info] : c.store.index().tensors)
-    if (!replaced.count(name)) of_model_[static_cast<size_t>(unit_of(name))].push_back(&info);
+    if (!holds_weights(c, name) || !replaced.count(name.substr(0, name.rfind('.'))))
+      of_model_[static_cast<size_t>(unit_of(name))].push_back(&info);
   for (int64_t k = 0; k < journal.shards(); ++k)
     for (const auto& [name, info] : container_safetensors.open(journal.shard_file(k)).tensors) written_.insert(name);
 }
@@ -52,6 +58,7 @@ void OutShards::take(int64_t unit) {
     for (const auto& [name, info] : journal_.open_block(block).tensors) tensors.emplace(name, Waiting{info, block});
   for (const TensorInfo* info : of_model_[static_cast<size_t>(unit)])
     tensors.emplace(info->name, Waiting{*info, kModel});
+  if (stacked_ && unit > 0 && block < ckpt_.spec.layers) stack(block, tensors);
   for (auto& [name, t] : tensors) {
     if (!written_.insert(name).second) continue;
     const int64_t bytes = t.info.shape.numel() * bytes_of(t.info.dtype);
@@ -59,6 +66,18 @@ void OutShards::take(int64_t unit) {
     t.info.bytes = bytes;
     waiting_bytes_ += bytes;
     waiting_.push_back(std::move(t));
+  }
+}
+
+// Puts a layer's experts into their stacks.
+void OutShards::stack(int64_t layer, std::map<std::string, Waiting>& tensors) const {
+  for (ExpertStack& s : turned_stacks_of(ckpt_.spec, layer)) {
+    const auto first = tensors.find(s.parts.front());
+    if (first == tensors.end()) continue;
+    TensorInfo info{.name = s.name, .dtype = first->second.info.dtype, .shape = s.shape};
+    for (const std::string& part : s.parts) tensors.erase(part);
+    const std::string name = s.name;
+    tensors.emplace(name, Waiting{std::move(info), layer, std::move(s)});
   }
 }
 
@@ -70,11 +89,27 @@ void OutShards::write(int64_t covered) {
   {
     std::map<int64_t, CheckpointIndex> blocks;  // closed before their files go, or their room would stay taken
     std::vector<ShardTensor> tensors;
+    Tensor stack;  // the one that is being written
     for (const Waiting& w : waiting_) {
       const std::string& name = w.info.name;
       if (w.block != kModel && !blocks.count(w.block)) blocks.emplace(w.block, journal_.open_block(w.block));
       if (w.block == kModel) {
         tensors.push_back({w.info, [&] { return ckpt_.store.get(name); }, [&] { ckpt_.store.release(name); }});
+      } else if (w.stack) {
+        const CheckpointIndex& from = blocks.at(w.block);
+        tensors.push_back({w.info,
+                           [&] {
+                             stack = stacked(*w.stack, [&](const std::string& part) -> ConstTensorView {
+                               const auto at = from.tensors.find(part);
+                               return at == from.tensors.end() ? ckpt_.store.get(part) : from.view(at->second);
+                             });
+                             return stack.view();
+                           },
+                           [&] {
+                             stack.reset();
+                             for (const std::string& part : w.stack->parts)
+                               if (ckpt_.store.has(part)) ckpt_.store.release(part);
+                           }});
       } else {
         const CheckpointIndex& from = blocks.at(w.block);
         const TensorInfo& at = from.tensors.at(name);

@@ -12,7 +12,7 @@ Json json_of(const LinearRecord& r) {
           {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db},         {"loss", r.loss},
           {"loss_rtn", r.loss_rtn},   {"loss_target", r.loss_target}, {"loss_target_rtn", r.loss_target_rtn},
           {"rung", r.rung},           {"tokens", r.tokens},           {"seconds", r.seconds},
-          {"hash", r.hash},           {"learned", r.learned}};
+          {"hash", r.hash},           {"learned", r.learned},         {"lossless", r.lossless}};
 }
 
 Json json_of(const PrecisionPlan& p) {
@@ -55,6 +55,7 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("seconds").get_to(r.seconds);
   j.at("hash").get_to(r.hash);
   r.learned = j.value("learned", false);
+  r.lossless = j.value("lossless", false);
   return r;
 }
 
@@ -110,7 +111,8 @@ std::string to_json(const QuantReport& r) {
             {"source_bytes", r.source_bytes},
             {"out_bytes", r.out_bytes},
             {"bits_per_weight", r.bits_per_weight},
-            {"kept", r.kept}};
+            {"kept", r.kept},
+            {"dropped", r.dropped}};
   j["linears"] = Json::array();
   for (const LinearRecord& l : r.linears) j["linears"].push_back(json_of(l));
   j["experts"] = Json::array();
@@ -152,7 +154,7 @@ std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string&
   j["linears"] = Json::array();
   for (const PlannedLinear& l : p.linears)
     j["linears"].push_back({{"name", l.linear.name},
-                            {"recipe", l.keep ? "keep" : l.recipe.str()},
+                            {"recipe", l.recipe_str()},
                             {"packing", l.layout().empty() ? Json() : Json(l.layout())},
                             {"shape", {l.linear.out, l.linear.in}},
                             {"source_bytes", l.source_bytes},

@@ -25,6 +25,7 @@ struct LinearRecord {
   // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,
   // the losses of what the method had found before.
   bool learned = false;
+  bool lossless = false;  // the model's own codes, unchanged: no method touched them
 };
 
 // The tokens that the router of a layer's mixture sent to each expert during calibration.
@@ -68,6 +69,7 @@ struct QuantReport {
   std::vector<ExpertRecord> experts;       // layers with a mixture of experts, where there was a calibration
   std::vector<KvRecord> kv_scales;         // of every layer, with kv=fp8
   std::vector<std::string> kept;           // linears left as they are
+  std::vector<std::string> dropped;        // tensors left out on purpose
   std::optional<PrecisionPlan> precision;  // what `auto` chose
   std::optional<MeasuredPerplexity> perplexity;
 };

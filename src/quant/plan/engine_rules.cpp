@@ -109,6 +109,7 @@ constexpr FormatRule kFormats[] = {
      .packing = "modelopt_nvfp4",
      .words_along_in = true,
      .source = "quantization/modelopt.py ModelOptNvFp4Config"},
+    {.engine = "vllm", .format = "mxfp4", .packing = "mxfp4", .source = "quantization/mxfp4.py Mxfp4Config"},
 
     // --- SGLang: its Marlin wants whole tiles ----------------------------------------------------------------
     {.engine = "sglang", .format = "bf16", .source = "srt/layers/linear.py"},
@@ -172,6 +173,7 @@ constexpr FormatRule kFormats[] = {
      .packing = "modelopt_nvfp4",
      .words_along_in = true,
      .source = "layers/quantization/modelopt_quant.py ModelOptFp4Config"},
+    {.engine = "sglang", .format = "mxfp4", .packing = "mxfp4", .source = "layers/quantization/mxfp4.py Mxfp4Config"},
     {.engine = "sglang", .format = "gguf", .source = "layers/quantization/gguf.py"},
 
     // --- TensorRT-LLM (its PyTorch backend) ------------------------------------------------------------------
@@ -225,6 +227,11 @@ constexpr FormatRule kFormats[] = {
      .splits = false,
      .source = "quantizers/quantizer_compressed_tensors.py"},
     {.engine = "transformers", .format = "fp8", .source = "quantizers/quantizer_finegrained_fp8.py"},
+    {.engine = "transformers",
+     .format = "mxfp4",
+     .packing = "mxfp4",
+     .splits = false,
+     .source = "utils/quantization_config.py Mxfp4Config"},
     {.engine = "transformers", .format = "gguf", .splits = false, .source = "quantizers/quantizer_gguf.py"},
 
     // --- llama.cpp -------------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks 
 class Estimate {
  public:
   Estimate(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o)
-      : spec_(c.spec),
+      : ckpt_(c),
+        spec_(c.spec),
         plan_(plan),
         elem_(bytes_of(o.dtype)),
         kind_(o.on_gpu ? Device::cuda : Device::cpu),
@@ -231,6 +232,7 @@ class Estimate {
   // zero and the codes in two places. The factor stays in the cache of the statistics.
   int64_t method_bytes(const PlannedLinear& p, bool sibling = false) const {
     const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
+    if (p.lossless) return weights * 6;  // codes in two places, and the values that take their place
     if (!has(p.recipe.needs(), Needs::gram)) return weights * 14;
     const bool shifted = has(p.recipe.needs(), Needs::cross);
     const bool gptq = p.recipe.method == &method_gptq;
@@ -248,7 +250,8 @@ class Estimate {
   int64_t largest_alone(int64_t layer) const {
     int64_t most = 0;
     for (const PlannedLinear& p : plan_.linears)
-      if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * 14);
+      if (p.linear.layer == layer && !p.keep)
+        most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
     return most;
   }
   int64_t end_bytes(const PlannedLinear& p) const {
@@ -282,12 +285,14 @@ class Estimate {
       const int64_t weights = p.linear.out * p.linear.in;
       codes += weights;
       most = std::max(most, weights);
-      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes);
+      const int64_t unpacked = ckpt_.packed(p.linear.name) ? weights * 2 : 0;  // codes as they are read
+      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes + unpacked);
     }
     return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
   }
 
   static constexpr int64_t kGramPiece = 2048, kSampleRows = 4096;
+  const Checkpoint& ckpt_;
   const ModelSpec& spec_;
   const QuantPlan& plan_;
   int64_t elem_;

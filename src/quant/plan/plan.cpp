@@ -17,6 +17,7 @@
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/plan_kept.h"
+#include "src/quant/plan/source_grid.h"
 
 namespace fewbit {
 namespace {
@@ -25,12 +26,14 @@ std::string name_in_block(const ModelSpec& spec, const NamedLinear& l) {
   return l.name.substr(spec.prefix(l.layer).size());
 }
 
-Recipe recipe_for(const ModelSpec& spec, const NamedLinear& l, const PlanOptions& o) {
+Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& o) {
+  const ModelSpec& spec = c.spec;
   const auto chosen = o.chosen.find(l.name);
   Recipe r = chosen == o.chosen.end() ? o.base : overlay(o.base, chosen->second);
   bool ruled = false;
   for (const Rule& rule : o.rules)
-    if (glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l))) {
+    if ((glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l))) &&
+        (c.packed(l.name) || !rule.recipe.source_grid)) {
       r = overlay(o.base, rule.recipe);
       ruled = true;
     }
@@ -108,7 +111,7 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
 int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced) {
   int64_t bytes = 0;
   for (const auto& [name, info] : c.store.index().tensors)
-    if (!replaced.count(name)) bytes += info.bytes;
+    if (!holds_weights(c, name) || !replaced.count(name.substr(0, name.rfind('.')))) bytes += info.bytes;
   return bytes;
 }
 
@@ -118,12 +121,19 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   PlannedLinear p;
   p.linear = l;
   p.keep = recipe.keep;
-  if (const TensorInfo* info = c.store.find(l.name + ".weight")) p.source_bytes = info->bytes;
+  p.source_bytes = stored_weight_bytes(c, l);
   p.out_bytes = p.source_bytes;
   const auto refuse = [&](std::string why) { plan.refusals.push_back({l.name, std::move(why)}); };
-  if (c.packed(l.name)) {
-    refuse("is already quantized (" + c.format + "); start from the bf16 checkpoint");
-    return p;
+  const bool packed = c.packed(l.name);
+  if (packed) {
+    std::string why = refuses_source(c, l);
+    const bool stays = recipe.keep || recipe.source_grid;
+    p.keep = false;
+    if (!why.empty() || (stays && !pass_as_it_came(c, *plan.format, p, &why))) {
+      p.recipe = base;  // of which the estimates that follow make what they can
+      refuse(why);
+    }
+    if (!why.empty() || stays) return p;
   }
   if (p.keep) {
     p.note = kept_by_family(c.spec, l);
@@ -141,6 +151,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
       return p;
     }
   }
+  if (packed && plan.transforms.empty() && pass_on_grid(c, *plan.format, p)) return p;
   std::string why;
   if (p.recipe.blocks && p.recipe.method->rounds_alone)
     choose_blocks(c.spec, p);
@@ -155,6 +166,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
 
 // What calibration must see for a linear that will be packed. A rounded embedding asks for nothing.
 Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
+  if (p.lossless) return p.calibrates_input ? Needs::range : Needs::nothing;
   if (p.linear.name + ".weight" == spec.embed) return Needs::nothing;
   Needs needs = p.recipe.needs();
   if (p.blocks && p.recipe.effort == Effort::best) needs = needs | Needs::gram;
@@ -175,6 +187,12 @@ void ask_engine(const Checkpoint& c, const PlanOptions& o, QuantPlan& plan) {
 
 }  // namespace
 
+std::string PlannedLinear::recipe_str() const {
+  if (keep) return "keep";
+  if (lossless) return "lossless " + recipe.spec.str();
+  return recipe.method ? recipe.str() : "-";
+}
+
 const PlannedLinear* QuantPlan::find(const std::string& linear) const {
   const auto it =
       std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });
@@ -191,7 +209,8 @@ const PlannedLinear& QuantPlan::of(const std::string& linear) const {
 QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
   QuantizationSummary summary;
   summary.dense = always_dense(c);
-  summary.fp8_kv_cache = plan.fp8_kv_cache;
+  summary.fp8_kv_cache = plan.fp8_kv_cache || (c.quantization.fp8_kv_cache && plan.format->fp8_kv_cache);
+  for (const NamedLinear& l : carried(c, plan)) summary.linears[l.name] = c.quantization.linears.at(l.name);
   for (const PlannedLinear& p : plan.linears) {
     if (p.packing) {
       summary.linears[p.linear.name] = {p.packing, p.recipe.spec, p.recipe.act_order == ActOrder::full};
@@ -211,6 +230,7 @@ bool learns_rounding(const QuantPlan& plan, const ModelSpec& spec, int64_t layer
 
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
+  require_sources(c, o.rules);
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
@@ -220,19 +240,20 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   std::set<std::string> replaced;
   double bits = 0, weights = 0;
   std::vector<std::pair<NamedLinear, Recipe>> wanted;
-  for (const NamedLinear& l : linears_of(c.spec)) wanted.emplace_back(l, recipe_for(c.spec, l, o));
+  for (const NamedLinear& l : linears_of(c.spec)) wanted.emplace_back(l, recipe_for(c, l, o));
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
   refuse_tied_head(c.spec, o, plan);
-  for (const auto& [linear, recipe] : wanted) {
-    PlannedLinear p = plan_linear(c, linear, recipe, base, plan);
-    if (!p.layout().empty()) {
-      plan.needs = plan.needs | needs_of(c.spec, p);
-      replaced.insert(linear.name + ".weight");
-      bits += 8.0 * static_cast<double>(p.out_bytes);
-      weights += static_cast<double>(linear.out * linear.in);
-    }
-    plan.linears.push_back(std::move(p));
+  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, plan));
+  pass_powers_of_two(c, plan);
+  plan_others(c, plan);
+  refuse_unstacked(c, plan);
+  for (const PlannedLinear& p : plan.linears) {
+    if (p.layout().empty()) continue;
+    plan.needs = plan.needs | needs_of(c.spec, p);
+    replaced.insert(p.linear.name);
+    bits += 8.0 * static_cast<double>(p.out_bytes);
+    weights += static_cast<double>(p.linear.out * p.linear.in);
   }
   plan.kept = kept_of(c, *plan.format);
   plan.out_bytes = copied_bytes(c, replaced);

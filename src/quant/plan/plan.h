@@ -37,12 +37,18 @@ struct PlanOptions {
 struct PlannedLinear {
   NamedLinear linear{};
   bool keep = false;
-  FullRecipe recipe{};                      // unless keep
-  const Packing* packing = nullptr;         // unless keep, or blocks
+  // The codes of the model go through unchanged, under scales on recipe.spec that say the same values; no method
+  // touches them. `global_scale`: above them, where the model has none; else 0.
+  bool lossless = false;
+  double global_scale = 0;
+  bool calibrates_input = false;     // a lossless one whose inputs get a static scale that the model does not have
+  FullRecipe recipe{};               // unless keep
+  const Packing* packing = nullptr;  // unless keep, or blocks
   const gguf::BlockType* blocks = nullptr;  // an encoder of the format fills these in place of the method
   std::string note{};                       // "the published Marlin kernel would refuse: …"
   int64_t source_bytes = 0, out_bytes = 0;
 
+  std::string recipe_str() const;  // "keep", "lossless mxfp4", or that of the recipe; "-" where it is refused
   // Name of the bytes that are written: "marlin", "q4_k"; "" where nothing is.
   std::string_view layout() const { return packing ? packing->name : blocks ? blocks->name : ""; }
 };

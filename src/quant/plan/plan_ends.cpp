@@ -8,7 +8,7 @@ std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o)
   std::optional<Recipe> r;
   for (const Rule& rule : o.rules)
     if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
-  if (r && r->keep) return std::nullopt;
+  if (r && (r->keep || r->source_grid)) return std::nullopt;
   return r;
 }
 

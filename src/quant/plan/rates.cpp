@@ -218,7 +218,7 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
                      const RateOptions& o, Rates& r) {
   std::map<std::string, const PlannedLinear*> smallest;
   for (const PlannedLinear& p : plan.linears) {
-    if (p.keep || p.layout().empty()) continue;
+    if (p.keep || p.lossless || p.layout().empty()) continue;
     const PlannedLinear*& at = smallest[rate_key(p)];
     if (!at || p.linear.out * p.linear.in < at->linear.out * at->linear.in) at = &p;
   }
@@ -228,7 +228,7 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
     r.linears[key].pack = pack_seconds(ex, *p);
   }
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
-                                 [](const PlannedLinear& p) { return !p.keep && p.recipe.method; });
+                                 [](const PlannedLinear& p) { return !p.keep && !p.lossless && p.recipe.method; });
   if (o.chunks.windows == 0 || like == plan.linears.end()) return;
   for (const Transform* t : plan.transforms) {
     Points points;

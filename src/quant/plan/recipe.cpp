@@ -176,6 +176,8 @@ void apply_word(Recipe& r, const std::string& word) {
     return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
   if (word == "keep")
     r.keep = true;
+  else if (word == "source")
+    r.source_grid = true;
   else if (word == "sym")
     r.symmetric = true;
   else if (word == "asym")
@@ -184,8 +186,8 @@ void apply_word(Recipe& r, const std::string& word) {
     set_blocks(r, 1, -1);
   else if (word == "tensor")
     set_blocks(r, kAllOutputs, -1);
-  else if (word == "block128")
-    set_blocks(r, 128, 128);
+  else if (const auto block = number_after(word, "block"); block && *block >= 2)
+    set_blocks(r, *block, *block);
   else if (word == "fp8" && !r.chain.empty())
     r.grid = Grid::f8_e4m3;
   else if (word == "nvfp4")
@@ -253,6 +255,7 @@ Recipe with_grid_of(Recipe base, const Recipe& over) {
 
 Recipe overlay(Recipe base, const Recipe& over) {
   base.keep = over.keep;
+  base.source_grid = over.source_grid;
   if (!over.chain.empty()) base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;
   if (over.grid) base = with_grid_of(std::move(base), over);

@@ -3,12 +3,12 @@
 //   awq+gptq int4 g128 sym act=off scale=f16 damp=0.01 effort=default kv=fp8 format=marlin
 //   smoothquant+gptq alpha=0.5   (W8A8 by default)
 //   gptq w8a8          = gptq int8 gch sym acts=token: 8-bit weights and inputs
-//   fp8 block128       = E4M3 with a scale per 128 x 128 weights; gch: per output, tensor: one of all
+//   fp8 block128       = E4M3 with a scale per 128 x 128 weights (any blockN); gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
-// leaves a linear as it is.
+// leaves a linear as it is, "source" those that are low-bit in the model.
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,6 +24,7 @@ inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear
 
 struct Recipe {
   bool keep = false;
+  bool source_grid = false;          // a linear that the model has in low bits keeps its grid; others pass this by
   std::vector<std::string> chain{};  // "awq", "gptq": transforms, then one method; empty in an override
   std::optional<Grid> grid{};        // "nvfp4" and "mxfp4" state the whole spec
   std::optional<int> bits{};

@@ -44,8 +44,8 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
          fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it", f.blocks->name, f.blocks->name));
   const QuantSpec& grid = *f.blocks->grid;
   if (r.bits.value_or(grid.bits) != grid.bits || r.group.value_or(grid.group) != grid.group ||
-      r.symmetric.value_or(grid.symmetric) != grid.symmetric || f.spec.scale_dtype != DType::f16 ||
-      f.spec.activations != ActQuant::none)
+      r.symmetric.value_or(grid.symmetric) != grid.symmetric ||
+      (f.spec.scale_dtype != DType::f16 && !(f.spec == grid)) || f.spec.activations != ActQuant::none)
     fail(ErrorKind::usage,
          fmt::format("gguf:{} is {} with scales of its own; leave those words out, or name another type",
                      f.blocks->name, grid.str()));

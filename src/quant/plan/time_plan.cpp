@@ -131,6 +131,10 @@ class Times {
       }
   }
   void linear(const PlannedLinear& p, bool first) {
+    if (p.lossless) {  // read, and packed again
+      t_.phases["load"] += wide(p.linear.out * p.linear.in) * rates_.convert;
+      return;
+    }
     const LinearRates& r = rates_.linears.at(rate_key(p));
     const double rows = wide(p.linear.out);
     const int64_t in = p.linear.in;

@@ -49,7 +49,7 @@ class Measurement {
       : ex_(ex),
         ckpt_(c),
         job_(job),
-        runner_(ex, c, {.dtype = job.dtype}),
+        runner_(ex, c, {.dtype = job.dtype, .weights = fewbit::Weights::values}),
         ropes_(ex, c.spec, job.calibration->length),
         store_(ex, job.state_room),
         calibration_(store_, c.spec, {.windows = job.calibration->count, .length = job.calibration->length}, job.dtype),

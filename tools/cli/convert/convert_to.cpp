@@ -6,6 +6,7 @@
 #include "src/core/parallel.h"
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/quant/convert/convert.h"
 #include "src/quant/output/out_folder.h"
 #include "tools/cli/convert/convert_commands.h"
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 struct ToArgs {
   Common common;
   std::string format, model, out, shard_size = "5GB";
+  std::vector<std::string> drop;
 };
 
 void check_out(const fs::path& model, const fs::path& out) {
@@ -32,8 +34,10 @@ void check_out(const fs::path& model, const fs::path& out) {
 
 // Without the paths of this machine.
 std::string command_of(const ToArgs& a) {
-  return fmt::format("convert to {} MODEL OUT{}", a.format,
-                     a.shard_size == ToArgs().shard_size ? "" : " --shard-size " + a.shard_size);
+  std::string s = fmt::format("convert to {} MODEL OUT{}", a.format,
+                              a.shard_size == ToArgs().shard_size ? "" : " --shard-size " + a.shard_size);
+  for (const std::string& glob : a.drop) s += fmt::format(" --drop '{}'", glob);
+  return s;
 }
 
 void run_to(const ToArgs& a) {
@@ -48,11 +52,14 @@ void run_to(const ToArgs& a) {
                        .stop_requested = stop_requested,
                        .progress = [&](const std::string& phase, double f) { progress.update(phase, f); }};
   check_out(job.model, job.out);
-  const Checkpoint c = Checkpoint::open(job.model);
+  std::vector<std::string> dropped;
+  const Checkpoint c =
+      a.drop.empty() ? Checkpoint::open(job.model) : without_tensors(Checkpoint::open(job.model), a.drop, dropped);
   install_stop_handler();
   const ConvertReport r = convert(c, job);
   progress.update("done", 1);
   const double seconds = watch.seconds();
+  if (!dropped.empty()) say(a.common, fmt::format("left out on purpose: {} tensors\n", dropped.size()));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   say(a.common, fmt::format("{}: {} as {}, from {}, {} packed linears ({})\n", r.out, human_bytes(r.bytes), a.format,
                             c.format, r.linears, human_seconds(seconds)));
@@ -63,6 +70,7 @@ void run_to(const ToArgs& a) {
                                               {"linears", r.linears},
                                               {"bytes", r.bytes},
                                               {"notes", r.notes},
+                                              {"dropped", dropped},
                                               {"seconds", seconds}}
                                .dump(1) +
                            "\n");
@@ -75,13 +83,15 @@ void add_convert_to_command(CLI::App& app) {
   CLI::App* to =
       app.add_subcommand("to", "Write a checkpoint in another format: the same codes and scales, or refused");
   to->add_option("FORMAT", t->format,
-                 "marlin, gptq, awq, compressed-tensors, fp8, modelopt or gguf (packed codes as they are); "
+                 "marlin, gptq, awq, compressed-tensors, fp8, modelopt, mxfp4 or gguf (packed codes as they are); "
                  "bf16, f16 or "
                  "f32 (dequantized); gguf:TYPE (every linear's values stored anew in that type)")
       ->required();
   to->add_option("MODEL", t->model, "Checkpoint folder or .gguf file")->required();
   to->add_option("OUT", t->out, "A folder; of gguf also a .gguf file")->required();
   to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")->capture_default_str();
+  to->add_option("--drop", t->drop, "GLOB: leave out these tensors, of a vision tower or MTP layers, on purpose")
+      ->take_all();
   add_common(*to, t->common);
   to->callback([t] { run_to(*t); });
 }

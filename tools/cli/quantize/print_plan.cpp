@@ -20,12 +20,8 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
   std::vector<std::string> notes;
   for (const PlannedLinear& p : plan.linears) {
     s += fmt::format("{:<{}}  {:>6} x {:<5}  {:<34}  {:<8}  {:>10}  {:>10}\n", p.linear.name, width, p.linear.out,
-                     p.linear.in,
-                     p.keep            ? "keep"
-                     : p.recipe.method ? p.recipe.str()
-                                       : "-",
-                     !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"), human_bytes(p.source_bytes),
-                     human_bytes(p.out_bytes));
+                     p.linear.in, p.recipe_str(), !p.layout().empty() ? p.layout() : (p.keep ? "-" : "refused"),
+                     human_bytes(p.source_bytes), human_bytes(p.out_bytes));
     if (!p.note.empty() && std::find(notes.begin(), notes.end(), p.note) == notes.end()) notes.push_back(p.note);
   }
   for (const std::string& n : notes)

@@ -7,6 +7,7 @@
 
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/output/companions.h"
@@ -36,7 +37,7 @@ struct QuantizeArgs : CalibrationArgs {
   std::string words;  // of the recipe, that flags stand for
   std::string engine, dtype = "auto", shard_size = "5GB";
   int64_t tp = 1;
-  std::vector<std::string> set, keep;  // in command-line order each; `ordered` holds both
+  std::vector<std::string> set, keep, keep_source, drop;  // in command-line order each; `ordered` holds the first three
   std::vector<Rule> ordered;
   bool force = false, resume = false, restart = false, allow_rtn = false, allow_nonfinite = false;
   bool rehash = false, dry_run = false, measure = false;
@@ -122,6 +123,11 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
          "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
       ->take_all();
   app.add_option("--keep", a.keep, "GLOB: leave these linears as they are")->take_all();
+  app.add_option("--keep-source-grid", a.keep_source,
+                 "GLOB: of these linears, leave those as they came that are low-bit in MODEL (FP8, MXFP4 …)")
+      ->take_all();
+  app.add_option("--drop", a.drop, "GLOB: leave out these tensors, of a vision tower or MTP layers, on purpose")
+      ->take_all();
   auto* engine = app.add_option("--for", a.engine,
                                 "Refuse what this engine would not load: " + engine_names() + " (docs/engines.md)");
   app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(CLI::Range(1, 1024))->needs(engine);
@@ -141,7 +147,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-nonfinite", a.allow_nonfinite, "Quantize a model that holds NaN or infinities");
   app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--set", "--keep"}) app.get_option(o)->group(kRecipeGroup);
+  for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop"}) app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
@@ -160,13 +166,15 @@ std::string command_of(const CLI::App& app, const QuantizeArgs& a) {
   return s;
 }
 
-// --set and --keep in the order in which they stand on the command line.
+// --set, --keep and --keep-source-grid in the order in which they stand on the command line.
 std::vector<Rule> rules_of(const CLI::App& app, const QuantizeArgs& a) {
   std::vector<Rule> rules;
-  size_t set = 0, keep = 0;
+  size_t set = 0, keep = 0, source = 0;
   for (const CLI::Option* o : app.parse_order()) {
     if (o->get_name() == "--keep" && keep < a.keep.size()) {
       rules.push_back({a.keep[keep++], Recipe{.keep = true}});
+    } else if (o->get_name() == "--keep-source-grid" && source < a.keep_source.size()) {
+      rules.push_back({a.keep_source[source++], Recipe{.source_grid = true}});
     } else if (o->get_name() == "--set" && set < a.set.size()) {
       const std::string& text = a.set[set++];
       const size_t eq = text.find('=');
@@ -295,7 +303,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
-  const Checkpoint c = Checkpoint::open(model);
+  const Checkpoint c =
+      a.drop.empty() ? Checkpoint::open(model) : without_tensors(Checkpoint::open(model), a.drop, job.dropped);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);

@@ -46,6 +46,10 @@ std::string summary_of(const QuantReport& r) {
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
     s += fmt::format("rounding learned in {} linears\n", n);
+  if (const auto n =
+          std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.lossless; }))
+    s += fmt::format("lossless: {} linears have the codes of the model, unchanged\n", n);
+  if (!r.dropped.empty()) s += fmt::format("left out on purpose: {} tensors\n", r.dropped.size());
   if (!r.note.empty()) s += r.note + "\n";
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
                    r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes), worst, worst_name);
