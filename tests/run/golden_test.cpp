@@ -13,6 +13,7 @@
 #include "src/model/op_slots.h"
 #include "src/run/engine.h"
 #include "src/run/moe.h"
+#include "src/run/streamed.h"
 #include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
@@ -376,6 +377,24 @@ FEWBIT_DEVICE_TEST(SharedKeys, ThroughAQuantizedCache) {
     EXPECT_LE(relative_error(found.view().reshaped(whole.shape()), whole), tol::kLogitsQuantizedCache)
         << name_of(cache);
   }
+}
+
+// A sequence at a time through every block: what blocks leave for later ones waits beside the states.
+FEWBIT_DEVICE_TEST(SharedKeys, ThroughAStreamedPass) {
+  const std::string folder = "goldens/models/gemma4-e2b";
+  FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
+  const Checkpoint c = Checkpoint::open(reference(folder));
+  const Golden g(folder + "/golden.safetensors");
+  const Tensor ids = g.get("input_ids"), expected = g.get("logits");
+  int64_t seen = 0;
+  run_streamed(ex, c, {.dtype = DType::f32}, {.ids = values(ids), .seqs = 2, .batch_seqs = 1},
+               [&](int64_t begin, int64_t end, ConstTensorView x, const Ends& ends) {
+                 const Tensor found = ex.to_host(logits_of(ex, c.spec, ends, x));
+                 const ConstTensorView rows = expected.view().reshaped({2 * 48, c.spec.vocab});
+                 EXPECT_LE(relative_error(found, rows.row_range(48 * begin, 48 * end)), tol::kLogitsF32) << begin;
+                 seen += end - begin;
+               });
+  EXPECT_EQ(seen, 2);
 }
 
 // No golden has attention and state spaces beside experts and an MLP: a made one takes a prompt in chunks and single
