@@ -47,8 +47,8 @@ struct GgufFamily {
   bool pairs = false;           // readers turn neighbouring features of a head, not its halves
   bool output_biases = false;   // biases behind attention and in the MLP have a place
   bool partial_rotary = false;  // fewer rotary features than a head has
-  // A gated delta net beside attention; with `tiled` its value heads lie by turns of the key heads: k of head j before
-  // k + 1 of head j, where the model has all of a key head together.
+  // A gated delta net beside attention; with `tiled` its value heads lie by turns: the first of every key head, then
+  // the second of every key head, where the model has all of a key head together.
   bool delta_net = false, tiled = false;
   bool square = false;                // heads times their size is the hidden size
   bool sections = false;              // says which rotary features belong to which axis of a picture: text has one

@@ -42,7 +42,7 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
 
 std::vector<std::string> layer_types(const ConfigView& c, const DecoderSizes& s,
                                      const std::vector<std::string>& known) {
-  const std::vector<std::string> types = c.str_list("layer_types");
+  std::vector<std::string> types = c.str_list("layer_types");
   if (types.empty()) return types;
   if (static_cast<int64_t>(types.size()) != s.layers)
     fail(ErrorKind::checkpoint,
