@@ -44,6 +44,8 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
   const RopeTables ropes(ex, spec, len);
   WaitingStates states(ex, tokens, spec.hidden, o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
+  // Of every batch the keys that were chosen last, where blocks behind look at them too.
+  std::vector<Tensor> choices(choice_that_lasts(spec) > 0 ? static_cast<size_t>((tokens + batch - 1) / batch) : 1);
   const auto for_batches = [&](const auto& f) {
     for (int64_t begin = 0; begin < tokens; begin += batch) {
       const int64_t end = std::min(tokens, begin + batch);
@@ -63,6 +65,7 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
       for (const LinearDef& l : linears_of(op)) release_linear(c, spec.prefix(layer) + l.name);
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
       Activations act = slots.bind(x, spec.kind(layer));
+      act.choice = &choices[choices.size() == 1 ? 0 : static_cast<size_t>(begin / batch)];
       run_block(
           ex, spec.block(layer), weights, ropes,
           {.seqs = (end - begin) / len, .positions = positions.view().row_range(0, end - begin), .ranks = o.ranks},
