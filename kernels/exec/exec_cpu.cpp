@@ -1,11 +1,11 @@
 // The CPU half of Exec, and the dispatch to the CUDA half where the build has one (kernels/exec/exec_cuda.cu).
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "kernels/exec/exec_measure.h"
+#include "src/core/host_blocks.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -48,7 +48,7 @@ std::vector<std::chrono::steady_clock::time_point>& marks() {
 
 void free_counted(void* data, size_t bytes, void*) {
   g_bytes -= static_cast<int64_t>(bytes);
-  std::free(data);
+  give_host_block(data, bytes);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ std::string Exec::device_name() const {
 Tensor Exec::alloc(DType dtype, Shape shape) {
   FEWBIT_ON_CUDA(alloc(*this, dtype, shape));
   const auto bytes = static_cast<size_t>(shape.numel() * bytes_of(dtype));
-  void* p = std::aligned_alloc(64, (bytes + 127) / 64 * 64);
+  void* p = take_host_block(bytes);
   if (!p) fail(ErrorKind::memory, "out of host memory: asked for " + std::to_string(bytes) + " bytes");
   const int64_t now = g_bytes += static_cast<int64_t>(bytes);
   for (int64_t peak = g_peak; now > peak && !g_peak.compare_exchange_weak(peak, now);) {

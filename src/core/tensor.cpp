@@ -1,28 +1,13 @@
 #include "src/core/tensor.h"
 
-#include <sys/mman.h>
-
-#include <cstdlib>
 #include <cstring>
+
+#include "src/core/host_blocks.h"
 
 namespace fewbit {
 namespace {
 
-void free_host(void* data, size_t, void*) { std::free(data); }
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-// Large tensors ask for huge pages where the system leaves the choice to programs: a stream of weights otherwise waits
-// for address translation every 4 KiB.
-void* allocate(size_t bytes) {
-  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
-  const size_t padded = (bytes + 64 + alignment - 1) / alignment * alignment;
-  void* p = std::aligned_alloc(alignment, padded);
-#ifdef MADV_HUGEPAGE
-  if (p && alignment == kHugePage) madvise(p, padded, MADV_HUGEPAGE);
-#endif
-  return p;
-}
+void free_host(void* data, size_t bytes, void*) { give_host_block(data, bytes); }
 
 template <class View>
 View rows_of(const View& v, int64_t begin, int64_t end) {
@@ -60,7 +45,7 @@ TensorView TensorView::reshaped(Shape s) const { return reshape(*this, s); }
 
 Tensor Tensor::host(DType dtype, Shape shape) {
   const auto bytes = static_cast<size_t>(shape.numel() * bytes_of(dtype));
-  void* p = allocate(bytes);
+  void* p = take_host_block(bytes);
   if (!p) fail(ErrorKind::memory, "out of host memory: asked for " + std::to_string(bytes) + " bytes");
   return Tensor(TensorView{p, dtype, shape, Device{}}, Deleter{free_host, nullptr});
 }

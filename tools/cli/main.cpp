@@ -8,6 +8,7 @@
 #include <map>
 #include <new>
 
+#include "src/core/host_blocks.h"
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 
@@ -78,6 +79,7 @@ const std::map<std::string, Program>& programs() {
 }  // namespace
 
 int run(const char* program, int argc, char** argv) {
+  return_freed_memory();
   // A file that may not grow further (ulimit -f) fails its write, which is then said in words.
   std::signal(SIGXFSZ, SIG_IGN);
   const Program& p = programs().at(program);

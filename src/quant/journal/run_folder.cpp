@@ -250,13 +250,10 @@ void RunFolder::wipe() {
 
 void RunFolder::remove() {
   fs::path gone = dir_;
-  std::error_code ec;
-  for (int n = 0; n < kTries && gone == dir_; ++n) {
-    fs::path hidden = hidden_name(dir_, n);
-    if (fs::exists(hidden, ec)) continue;
-    fs::rename(dir_, hidden, ec);
-    if (ec) break;
-    gone = hidden;
+  try {  // never in the place of a folder that another start is just making, not even of an empty one
+    for (int n = 0; n < kTries && gone == dir_; ++n)
+      if (const fs::path hidden = hidden_name(dir_, n); rename_to_new(dir_, hidden)) gone = hidden;
+  } catch (const Error&) {  // cleared where it lies
   }
   clear(gone);
   remove_cleared(gone);

@@ -1,6 +1,7 @@
 // What the ops of a block cost for a token: each is run by itself on a few of them. Products are taken at the width of
 // their input and a part of their outputs; attention over a whole window for the query heads of one key.
 #include <algorithm>
+#include <tuple>
 
 #include "kernels/products/gemm.h"
 #include "src/model/op_slots.h"
@@ -13,7 +14,7 @@ namespace {
 constexpr int64_t kRows = 512;      // of the small ops
 constexpr int64_t kWindow = 2048;   // longest that attention is run over
 constexpr double kFlop = 5e8;       // of a product, to begin with
-constexpr double kTooShort = 3e-3;  // seconds: a product that is over sooner is run at its real size
+constexpr double kTooShort = 2e-2;  // seconds: a product that is over sooner is made larger, up to its real size
 
 double seen(double tokens, int64_t window) {
   const double growing = window > 0 ? std::min(tokens, static_cast<double>(window)) : tokens;
@@ -58,11 +59,16 @@ class Probe {
       const double s = seconds_of(ex_, [&] { gemm(ex_, x, w, {}, ex_.alloc(options_.dtype, {n, some})); });
       return std::pair(s, s / static_cast<double>(n * some) * static_cast<double>(out));
     };
-    const int64_t n = std::min(rows, kRows);
+    // From a part of the rows and outputs to as much as takes long enough to tell.
+    int64_t n = std::min(rows, kRows);
     const auto fit = static_cast<int64_t>(kFlop / 2 / static_cast<double>(n * in)) / 64 * 64;
-    const int64_t some = std::min(out, std::max<int64_t>(64, fit));
+    int64_t some = std::min(out, std::max<int64_t>(64, fit));
     auto [taken, token] = run(n, some);
-    if (taken < kTooShort && (n < rows || some < out)) token = run(rows, out).second;
+    while (taken < kTooShort && (n < rows || some < out)) {
+      n = some < out ? n : std::min(rows, 4 * n);
+      some = std::min(out, 4 * some);
+      std::tie(taken, token) = run(n, some);
+    }
     return token;
   }
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "src/calib/cuts.h"
+#include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
@@ -18,8 +19,8 @@
 namespace fewbit {
 namespace {
 
-// The program, its libraries and what they set aside for their threads, in host memory.
-constexpr int64_t kProgram = int64_t{96} << 20;
+// The program and its libraries, and what they set aside for each of their threads, in host memory.
+constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
 // Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
 constexpr int64_t kDeviceLibraries = int64_t{160} << 20;
 constexpr int kExpertsAtOnce = 32;
@@ -42,7 +43,7 @@ class Estimate {
     std::map<std::string, PhaseMemory> most;
     const auto reach = [&](const char* phase, int64_t layer, int64_t device, int64_t host) {
       PhaseMemory& p = most.try_emplace(phase, PhaseMemory{.phase = phase}).first->second;
-      if (device + host > p.device + p.host) p = {phase, layer, device, kProgram + host};
+      if (device + host > p.device + p.host) p = {phase, layer, device, kProgram + thread_count() * kThread + host};
     };
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       const int64_t host = host_bytes(layer);

@@ -1,10 +1,6 @@
 #include "src/quant/plan/rates.h"
 
 #include <fmt/format.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -12,6 +8,7 @@
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram.h"
 #include "src/core/hash.h"
+#include "src/core/host_blocks.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
 #include "src/quant/loop/block_encoding.h"
@@ -23,9 +20,13 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kTokens = 512;         // that the sums of a probe are of
-constexpr int64_t kNarrowest = 256;      // width of a probe between the model's own: all groups and blocks divide it
-constexpr double kShortest = 1e-2;       // seconds: what is over sooner is measured again
+constexpr int64_t kTokens = 512;     // that the sums of a probe are of
+constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
+constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
+// What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
+// are multiplied until they take this many seconds, or are as many as large linears have.
+constexpr double kRowsShortest = 4e-2;
+constexpr int64_t kMostRows = 16384;
 constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
 constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
 
@@ -121,9 +122,9 @@ Coded usual(const F& code) {
 LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, bool crossed,
                          const RateOptions& o, double seconds) {
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
-  const int64_t few = int64_t{16} * thread_count(), many = 4 * few;
+  const int64_t few = int64_t{16} * thread_count();
   Points row, system, factor, measuring;
-  at_widths(widths, seconds, sums ? 2.5 : 1, [&](int64_t n) {
+  at_widths(widths, seconds, sums ? 1.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
@@ -133,14 +134,12 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
       if (s) s->stats.factor = {};
       return code_once(ex, p, few, n, stats);
     });
-    Coded less = of(few), more = of(many);
-    double rows = static_cast<double>(many - few);
-    if (more.coding < kShortest) {  // a fast device: enough rows to fill it
-      const int64_t most = 16 * many;
-      less = more;
-      more = of(most);
-      rows = static_cast<double>(most - many);
-    }
+    const Coded less = of(few);
+    Coded more = of(4 * few);
+    int64_t many = 4 * few;
+    while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * more.coding < seconds / 4)
+      more = of(many *= 4);
+    const double rows = static_cast<double>(many - few);
     const double each = std::max(0.0, more.coding - less.coding) / rows;
     row.emplace_back(n, each);
     system.emplace_back(n, std::max(0.0, less.coding - each * static_cast<double>(few)));
@@ -341,9 +340,7 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   measure_linears(ex, plan, widths, crossed, o, r);
   r.convert = convert_seconds(ex);
   r.bytes = measure_bytes(ex, c, plan, o);
-#ifdef __GLIBC__
-  malloc_trim(0);  // what was measured on must not stand beside the run's own memory
-#endif
+  drop_kept_blocks();  // what was measured on must not stand beside the run's own memory
   r.seconds = timer.seconds();
   return r;
 }
