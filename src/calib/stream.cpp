@@ -1,11 +1,22 @@
 #include "src/calib/stream.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "src/calib/cuts.h"
 #include "src/model/op_slots.h"
 
 namespace fewbit {
+
+void need_no_shared_choice(const ModelSpec& spec, const std::string& what, int64_t length) {
+  const int64_t most = choice_that_lasts(spec);
+  if (most == 0 || length <= most) return;
+  fail(ErrorKind::usage,
+       fmt::format("{}: layers share a choice of {} keys, and {} looks at each layer by itself: expected "
+                   "windows of at most {} tokens, found {}; give --seq-len {}",
+                   spec.arch, most, what, most, length, most));
+}
 
 Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, DType dtype,
                std::span<const int32_t> ids)

@@ -16,6 +16,10 @@
 
 namespace fewbit {
 
+// What looks at a block by itself, without the pass through the blocks before, lacks the keys that those chose for it.
+// Error{usage} where windows are long enough for a choice and the model shares one; `what` names who looks.
+void need_no_shared_choice(const ModelSpec&, const std::string& what, int64_t length);
+
 class Stream {
  public:
   // `ids` of all chunks' tokens, for models whose blocks read them (token_input_of); else none are needed.

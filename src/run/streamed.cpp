@@ -72,6 +72,8 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
   const SlotBuffers slots(ex, spec, batch, o.dtype);
   KeptSlots kept(ex, tokens, o.dtype);
   const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, pass.ids));
+  // Of every batch the keys that were chosen last, where blocks behind look at them too.
+  std::vector<Tensor> choices(choice_that_lasts(spec) > 0 ? static_cast<size_t>((tokens + batch - 1) / batch) : 1);
   const auto for_batches = [&](const auto& f) {
     for (int64_t begin = 0; begin < tokens; begin += batch) {
       const int64_t end = std::min(tokens, begin + batch);
@@ -92,6 +94,7 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
     for_batches([&](int64_t begin, int64_t end, TensorView x) {
       Activations act = slots.bind(x, spec.kind(layer));
       kept.bring(begin, end, act);
+      act.choice = &choices[choices.size() == 1 ? 0 : static_cast<size_t>(begin / batch)];
       run_block(ex, spec.block(layer), weights, ropes,
                 {.seqs = (end - begin) / len,
                  .positions = positions.view().row_range(0, end - begin),

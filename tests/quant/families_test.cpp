@@ -149,13 +149,36 @@ std::vector<Case> recent() {
        {"qwen3.5", "qwen3.5-moe", "olmo3", "glm4-moe", "granitemoe", "cohere2", "llama4-text", "lfm2", "nemotron-h",
         "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear"})
     cases.push_back({model, "awq int4 g16 format=compressed-tensors"});
-  for (const char* model : {"deepseek-v3-mla", "glm-moe-dsa-topk12", "kimi-linear"})
+  for (const char* model : {"deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear"})
     for (const char* recipe : {"awq+gptq int4 g16 format=compressed-tensors", "smoothquant"})
       cases.push_back({model, recipe});
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Recent, FamilyRun, ::testing::ValuesIn(recent()), name_of_case);
+
+// Layers that share a choice of keys: gptq keeps it from block to block; what looks at a block by itself is refused.
+TEST(SharedChoice, TransformsWantWindowsThatChooseNothing) {
+  const std::string folder = "goldens/models/glm-moe-dsa-topk12";
+  FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(reference(folder));
+  const std::vector<int32_t> ids(96, 7);
+  const TempDir dir;
+  const auto run = [&](const std::string& recipe, int64_t length) -> std::string {
+    const QuantPlan plan = make_plan(c, {.base = parse_recipe(recipe + " int4 g16 format=compressed-tensors")});
+    try {
+      run_pipeline(ex, c, plan, windows_from_ids(ids, 96 / length, length, "ids"),
+                   {.recipe = recipe, .out = dir / fmt::format("{}-{}", recipe, length)});
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(run("awq", 48).find("give --seq-len 12"), std::string::npos);
+  EXPECT_EQ(run("awq", 12), "");
+  EXPECT_EQ(run("gptq", 48), "");
+}
 
 // LongRoPE's two tables: the codes are those of a model that has the one which the windows' length picks.
 TEST(LongRope, CalibrationTakesTheTableOfItsWindows) {

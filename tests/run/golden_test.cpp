@@ -8,7 +8,7 @@
 #include "formats/container.h"
 #include "kernels/model/cast.h"
 #include "src/eval/perplexity.h"
-#include "src/model/family.h"
+#include "src/model/archs.h"
 #include "src/model/gguf_writer.h"
 #include "src/model/op_slots.h"
 #include "src/run/engine.h"

@@ -79,8 +79,8 @@ std::vector<bool> delta_layers(const ConfigView& c, const DecoderSizes& s, const
   if (std::count(kind.begin(), kind.end(), 0) > 0)
     fail(ErrorKind::checkpoint, fmt::format("{}: linear_attn_config: {} of {} layers stand in no list", c.where(),
                                             std::count(kind.begin(), kind.end(), 0), s.layers));
-  std::vector<bool> out;
-  for (const int k : kind) out.push_back(k == 1);
+  std::vector<bool> out(kind.size());
+  for (size_t i = 0; i < kind.size(); ++i) out[i] = kind[i] == 1;
   return out;
 }
 

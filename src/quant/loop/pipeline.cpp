@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include "src/calib/stream.h"
 #include "src/quant/journal/identity.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/journal/run_status.h"
 #include "src/quant/loop/block_loop.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
+#include "src/quant/transform.h"
 #include "src/ranks/exchange.h"
 
 namespace fewbit {
@@ -154,6 +156,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
 QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const Windows& windows,
                          const QuantJob& job, RunFolder* folder) {
   FEWBIT_ASSERT(plan.refusals.empty() && (folder != nullptr) == (job.ranks->rank() == 0));
+  for (const Transform* t : plan.transforms) need_no_shared_choice(c.spec, std::string(t->name), windows.length);
   if (folder && job.sources.empty()) {
     QuantJob with_sources = job;
     read_model(c, *folder, {}, with_sources);

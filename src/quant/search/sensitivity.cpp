@@ -260,6 +260,7 @@ std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint&
   std::vector<std::vector<double>> cost(units.size(), std::vector<double>(job.specs.size(), 0.0));
   size_t probes = 0, done = 0;
   for (const TiedLinears& u : units) probes += u.probes.size();
+  need_no_shared_choice(c.spec, "auto", std::max(job.calibration->length, job.held_out->length));
   Measurement measurement(ex, c, job);
   const auto tell = [&] {
     ++done;
