@@ -64,6 +64,7 @@ class MetadataWriter {
     caps();
     places();
     rotation();
+    if (op_of<PositionScale>(spec_)) cannot_say("the scale of queries by their positions");
     if (op_of<Moe>(spec_)) experts();
     if (family_.delta_net) delta_net();
     return std::move(out_);
