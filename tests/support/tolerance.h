@@ -37,8 +37,8 @@ inline constexpr double kReroutedTokens = 0.2;
 inline constexpr double kOtherKeys = 0.15;
 // Latent attention in bf16, scores of products that were rounded once before (over the tokens at hand) or not at all.
 inline constexpr double kLatentBf16 = 1e-2;
-inline constexpr double kInt4Loss = 0.1;         // mean NLL that 4-bit weights may move, tiny random models
-inline constexpr double kInt4LossDelta = 0.2;    // the same of gated delta nets
+inline constexpr double kInt4Loss = 0.1;       // mean NLL that 4-bit weights may move, tiny random models
+inline constexpr double kInt4LossDelta = 0.2;  // the same of gated delta nets
 // The same where keys are chosen too: plain rounding moves choices of keys and experts, 0.20 with 12 of 48 keys and
 // 0.10 with all of them; GPTQ stays below 0.1.
 inline constexpr double kInt4LossChosen = 0.25;
