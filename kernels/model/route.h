@@ -24,10 +24,10 @@ struct RouteRule {
   RouteScore score = RouteScore::softmax;
   float scaling = 1;
   int groups = 1, best_groups = 1;
-  int judges = 2;                   // at most the experts of a group
-  ConstTensorView bias{};           // [experts] f32; data == nullptr: none
-  float logit_scale = 1;            // > 0; the logits are multiplied by it first
-  ConstTensorView expert_scale{};   // [experts] f32, on the finished weights; data == nullptr: none
+  int judges = 2;                  // at most the experts of a group
+  ConstTensorView bias{};          // [experts] f32; data == nullptr: none
+  float logit_scale = 1;           // > 0; the logits are multiplied by it first
+  ConstTensorView expert_scale{};  // [experts] f32, on the finished weights; data == nullptr: none
 };
 namespace cpu {
 void route(Exec&, ConstTensorView logits, const RouteRule&, TensorView ids, TensorView weights);

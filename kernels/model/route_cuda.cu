@@ -139,11 +139,15 @@ __global__ void scatter_add_kernel(const T* __restrict__ x,            // [n, co
 void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView ids, TensorView weights) {
   const int64_t tokens = logits.rows(), experts = logits.cols(), top_k = ids.cols();
   if (tokens == 0) return;
-  const Rule r{rule.renormalise, rule.score == RouteScore::softmax,
-               rule.scaling,     rule.groups,
-               rule.best_groups, rule.judges,
+  const Rule r{rule.renormalise,
+               rule.score == RouteScore::softmax,
+               rule.scaling,
+               rule.groups,
+               rule.best_groups,
+               rule.judges,
                rule.bias.data ? rule.bias.as<float>() : nullptr,
-               rule.logit_scale, rule.expert_scale.data ? rule.expert_scale.as<float>() : nullptr};
+               rule.logit_scale,
+               rule.expert_scale.data ? rule.expert_scale.as<float>() : nullptr};
   const size_t shared = kWarps * static_cast<size_t>(2 * experts + rule.groups) * sizeof(float);
   if (shared > 48 * 1024)
     fail(ErrorKind::unsupported, "route: " + std::to_string(experts) + " experts; a GPU takes up to 768");
