@@ -125,8 +125,7 @@ VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::funct
   std::map<std::string, NamedLinear> shapes;
   for (const NamedLinear& l : c.linears()) shapes.emplace(l.name, l);
   for (const auto& [name, format] : c.quantization.linears)
-    if (const auto l = shapes.find(name);
-        !expected.count(name) && (l == shapes.end() || l->second.layer >= 0))
+    if (const auto l = shapes.find(name); !expected.count(name) && (l == shapes.end() || l->second.layer >= 0))
       result.problems.push_back({name, "is packed, but the report does not know it"});
   for (const auto& [name, hash] : expected) {
     if (progress) progress(static_cast<double>(result.linears) / static_cast<double>(expected.size()));

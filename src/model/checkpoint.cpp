@@ -144,8 +144,7 @@ QuantizedLinear Checkpoint::unpack(const std::string& linear, int64_t out, int64
 }
 
 Tensor Checkpoint::values(const NamedLinear& l) const {
-  return packed(l.name) ? dequantize_reference(sound_codes(l))
-                        : float_values(store.get(l.name + ".weight"));
+  return packed(l.name) ? dequantize_reference(sound_codes(l)) : float_values(store.get(l.name + ".weight"));
 }
 
 Tensor float_values(ConstTensorView v) {

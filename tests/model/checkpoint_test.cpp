@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

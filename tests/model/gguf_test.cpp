@@ -14,7 +14,7 @@
 #include "src/model/gguf_config.h"
 #include "src/model/gguf_names.h"
 #include "src/model/gguf_writer.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 

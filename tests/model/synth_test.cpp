@@ -1,5 +1,5 @@
 // Synthetic checkpoints open, say the right things in their config, and depend on the seed alone.
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 
 #include <cmath>
 #include <fstream>

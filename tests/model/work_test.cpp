@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "src/model/checkpoint.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

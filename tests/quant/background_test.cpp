@@ -8,7 +8,7 @@
 #include "src/core/error.h"
 #include "src/core/inline_parallel.h"
 #include "src/core/parallel.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
 

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "formats/checkpoint_format.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

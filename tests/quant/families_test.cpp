@@ -12,7 +12,7 @@
 
 #include "src/eval/perplexity.h"
 #include "src/eval/verify.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

@@ -6,7 +6,7 @@
 
 #include "src/eval/verify.h"
 #include "src/model/family.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_families.h"

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "kernels/products/dequantize.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/block_tape.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/method.h"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "src/core/rng.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/devices.h"
 #include "tests/support/support.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <optional>
 
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

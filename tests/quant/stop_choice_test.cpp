@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/plan/rates.h"
 #include "tests/support/support.h"

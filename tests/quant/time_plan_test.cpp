@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/plan/rates.h"
 #include "tests/support/support.h"
 

@@ -8,7 +8,7 @@
 #include "kernels/statistics/gram_loss.h"
 #include "src/core/half.h"
 #include "src/eval/perplexity.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/rounding.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"

@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "src/eval/perplexity.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tests/run/demo.h"
 #include "tests/support/devices.h"
 #include "tests/support/support.h"

@@ -3,17 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <set>
 
 #include "formats/container.h"
-#include "kernels/model/cast.h"
 #include "src/eval/perplexity.h"
 #include "src/model/archs.h"
 #include "src/model/gguf_writer.h"
-#include "src/model/op_slots.h"
 #include "src/run/engine.h"
-#include "src/run/moe.h"
 #include "src/run/streamed.h"
+#include "tests/run/op_by_op.h"
 #include "tests/support/devices.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
@@ -76,9 +73,6 @@ std::string no_gguf(const std::string& model) {
   return "";
 }
 
-// The goldens of low-bit models are of code times scale, and no input is rounded.
-LoadOptions exact_inputs(DType dtype) { return {.dtype = dtype, .weights = Weights::values}; }
-
 class GoldenModel : public CasesOnDevices<const char*> {
  protected:
   std::string folder() const { return std::string("goldens/models/") + the_case(); }
@@ -93,103 +87,6 @@ class GoldenModel : public CasesOnDevices<const char*> {
   const Checkpoint c = checkpoint();                        \
   const Tensor ids = g.get("input_ids");                    \
   const int64_t seqs = ids.shape()[0], len = ids.shape()[1];
-
-std::span<const int32_t> values(const Tensor& t) { return {t.as<int32_t>(), static_cast<size_t>(t.numel())}; }
-
-// The experts of every token in every layer that has some; nothing where none has.
-using Choices = std::vector<std::vector<std::set<int32_t>>>;
-
-// A pass op by op: what its routers and indexers chose, and its states in front of every block and behind the last.
-struct OpByOp {
-  Choices choices;
-  std::vector<Tensor> states{};
-  std::vector<Tensor> keys{};  // of every layer that chose some [tokens, top_k]
-  double other_keys = 0;       // the largest share of them, in a layer, that the pass that was imposed did not choose
-};
-
-void round_to_bf16(Exec& ex, TensorView x) {
-  const Tensor rounded = ex.alloc(DType::bf16, x.shape);
-  cast(ex, x, rounded);
-  cast(ex, rounded, x);
-}
-
-// Share of the entries of `a` that stand in no row of `b`.
-double elsewhere(const Tensor& a, const Tensor& b) {
-  const int64_t n = a.cols();
-  int64_t other = 0;
-  for (int64_t i = 0; i < a.numel(); ++i) {
-    const int32_t* row = b.as<int32_t>() + i / n * n;
-    other += std::find(row, row + n, a.as<int32_t>()[i]) == row + n;
-  }
-  return static_cast<double>(other) / static_cast<double>(a.numel());
-}
-
-// Keeps the keys that were chosen; attention then looks at those of the imposed pass, where there is one.
-void note_keys(Exec& ex, const OpByOp* imposed, const Activations& act, OpByOp& pass) {
-  if (!act.choice || act.choice->empty()) return;
-  pass.keys.push_back(ex.to_host(*act.choice));
-  if (!imposed) return;
-  const Tensor& other = imposed->keys[pass.keys.size() - 1];
-  pass.other_keys = std::max(pass.other_keys, elsewhere(pass.keys.back(), other));
-  ex.copy(other, *act.choice);
-}
-
-// With `rounds` everything that an op writes is rounded to bf16, while the op itself computes in `dtype`.
-OpByOp op_by_op(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, int64_t seqs, DType dtype, bool rounds,
-                const OpByOp* imposed) {
-  OpByOp pass{Choices(static_cast<size_t>(c.spec.layers), std::vector<std::set<int32_t>>(ids.size()))};
-  Choices& choices = pass.choices;
-  const EmbeddedTokens in = embed_tokens(ex, c.spec, load_ends(ex, c, {.dtype = dtype}), ids, seqs, dtype);
-  const RopeTables ropes(ex, c.spec, in.x.rows() / seqs);
-  const SlotBuffers slots(ex, c.spec, in.x.rows(), dtype);
-  if (rounds) round_to_bf16(ex, in.x);
-  pass.states.push_back(ex.to_host(in.x));
-  for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
-    const BlockWeights weights = load_block(ex, c, layer, exact_inputs(dtype), nullptr);
-    Activations act = slots.bind(in.x, c.spec.kind(layer));
-    for (const BlockOp& op : c.spec.block(layer)) {
-      if (const Moe* moe = std::get_if<Moe>(&op)) {
-        const Routing routing = route_tokens(ex, *moe, weights, act[moe->routed()]);
-        const Tensor rows = ex.to_host(routing.rows);
-        for (int e = 0; e < moe->experts; ++e)
-          for (int64_t i = routing.begin[static_cast<size_t>(e)]; i < routing.begin[static_cast<size_t>(e) + 1]; ++i)
-            choices[static_cast<size_t>(layer)][static_cast<size_t>(rows.as<int32_t>()[i])].insert(e);
-      }
-      run_op(ex, op, weights, ropes, {.seqs = seqs, .positions = in.positions, .ids = in.ids}, act);
-      if (std::holds_alternative<KeyChoice>(op)) note_keys(ex, imposed, act, pass);
-      for (const Slot written : slots_written(op))
-        if (rounds) round_to_bf16(ex, act[written]);
-    }
-    pass.states.push_back(ex.to_host(in.x));
-  }
-  return pass;
-}
-
-// Tokens whose experts in the first `layers` layers are the same in both.
-std::vector<bool> same_choices(const Choices& a, const Choices& b, int64_t layers) {
-  std::vector<bool> same(a.front().size(), true);
-  for (size_t layer = 0; layer < static_cast<size_t>(layers); ++layer)
-    for (size_t t = 0; t < same.size(); ++t) same[t] = same[t] && a[layer][t] == b[layer][t];
-  return same;
-}
-
-// Of every sequence the tokens in front of its first that went elsewhere: attention and recurrent states hand what
-// became of that one on to all behind it.
-std::vector<bool> before_the_first(std::vector<bool> same, int64_t seqs) {
-  const size_t len = same.size() / static_cast<size_t>(seqs);
-  for (size_t t = 0; t < same.size(); ++t) same[t] = same[t] && (t % len == 0 || same[t - 1]);
-  return same;
-}
-
-// Those rows of a host tensor, one below the other.
-Tensor rows_where(ConstTensorView x, const std::vector<bool>& take) {
-  const Tensor all = to_f32(x);
-  Tensor some = Tensor::host(DType::f32, {std::count(take.begin(), take.end(), true), all.cols()});
-  float* to = some.as<float>();
-  for (int64_t r = 0; r < all.rows(); ++r)
-    if (take[static_cast<size_t>(r)]) to = std::copy_n(all.as<float>() + r * all.cols(), all.cols(), to);
-  return some;
-}
 
 // How far bf16 may be from the golden where a model enlarges small differences: little more than the float32 pass with
 // every op's output rounded to bf16, which is what a bf16 pass is if no op loses more than its rounding.

@@ -6,7 +6,7 @@
 #include "src/core/rng.h"
 #include "src/eval/perplexity.h"
 #include "src/eval/tasks.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "src/run/engine.h"
 #include "src/text/corpus.h"
 #include "tests/support/devices.h"

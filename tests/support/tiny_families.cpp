@@ -25,9 +25,9 @@ struct Line {
   R"("num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128)"
 
 // DeepSeek V2 and later, GLM-5: a dense layer, then experts.
-#define FEWBIT_LATENT                                                                                               \
+#define FEWBIT_LATENT                                                                                                \
   R"("kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 4, )" \
-  R"("num_experts_per_tok": 2, "moe_intermediate_size": 128, "first_k_dense_replace": 1, "n_group": 1, )"           \
+  R"("num_experts_per_tok": 2, "moe_intermediate_size": 128, "first_k_dense_replace": 1, "n_group": 1, )"            \
   R"("topk_group": 1)"
 #define FEWBIT_INDEXER R"("q_lora_rank": 64, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 8)"
 

@@ -250,8 +250,7 @@ class Estimate {
   int64_t largest_alone(int64_t layer) const {
     int64_t most = 0;
     for (const PlannedLinear& p : plan_.linears)
-      if (p.linear.layer == layer && !p.keep)
-        most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
+      if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
     return most;
   }
   int64_t end_bytes(const PlannedLinear& p) const {

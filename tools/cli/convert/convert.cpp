@@ -7,7 +7,7 @@
 #include "formats/gguf/locate.h"
 #include "formats/recognise.h"
 #include "src/core/strings.h"
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 #include "tools/cli/convert/convert_commands.h"
 #include "tools/cli/options.h"
 

@@ -1,4 +1,4 @@
-#include "src/model/synth_shapes.h"
+#include "src/model/synth/synth_shapes.h"
 
 #include <nlohmann/json.hpp>
 

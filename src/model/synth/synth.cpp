@@ -1,7 +1,7 @@
 // Random checkpoints in the shape of public models. The generator is a sum of four uniform bytes: its
 // distribution is close to a normal one (excess kurtosis -0.3, nothing beyond 3.45 standard deviations), and
 // two values cost one hash.
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@
 #include "src/core/rng.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/synth_shapes.h"
+#include "src/model/synth/synth_shapes.h"
 
 namespace fewbit {
 namespace {

@@ -1,9 +1,9 @@
 #pragma once
-// The shapes behind the presets of src/model/synth.h, and the configs that the public models have.
+// The shapes behind the presets of src/model/synth/synth.h, and the configs that the public models have.
 #include <cstdint>
 #include <string>
 
-#include "src/model/synth.h"
+#include "src/model/synth/synth.h"
 
 namespace fewbit {
 
