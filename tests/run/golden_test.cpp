@@ -10,8 +10,8 @@
 #include "src/model/gguf_writer.h"
 #include "src/run/engine.h"
 #include "src/run/streamed.h"
-#include "tests/run/op_by_op.h"
 #include "tests/support/devices.h"
+#include "tests/support/op_by_op.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 

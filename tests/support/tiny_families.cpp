@@ -25,11 +25,11 @@ struct Line {
   R"("num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128)"
 
 // DeepSeek V2 and later, GLM-5: a dense layer, then experts.
-#define FEWBIT_LATENT                                                                                                \
-  R"("kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 4, )" \
-  R"("num_experts_per_tok": 2, "moe_intermediate_size": 128, "first_k_dense_replace": 1, "n_group": 1, )"            \
+#define FEWBIT_LATENT                                                                                                 \
+  R"("kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32, "n_routed_experts": 4, )" \
+  R"("num_experts_per_tok": 2, "moe_intermediate_size": 128, "first_k_dense_replace": 1, "n_group": 1, )"             \
   R"("topk_group": 1)"
-#define FEWBIT_INDEXER R"("q_lora_rank": 64, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 8)"
+#define FEWBIT_INDEXER R"("q_lora_rank": 128, "index_n_heads": 2, "index_head_dim": 128, "index_topk": 8)"
 
 constexpr Line kLines[] = {
     {"LlamaForCausalLM", R"({"model_type": "llama"})"},
@@ -87,11 +87,11 @@ constexpr Line kLines[] = {
     {"HunYuanDenseV1ForCausalLM",
      R"({"model_type": "hunyuan_v1_dense", "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}})"},
     {"DeepseekV2ForCausalLM", R"({"model_type": "deepseek_v2", "q_lora_rank": null, )" FEWBIT_LATENT "}"},
-    {"DeepseekV3ForCausalLM", R"({"model_type": "deepseek_v3", "q_lora_rank": 64, )" FEWBIT_LATENT "}"},
+    {"DeepseekV3ForCausalLM", R"({"model_type": "deepseek_v3", "q_lora_rank": 128, )" FEWBIT_LATENT "}"},
     {"DeepseekV32ForCausalLM", R"({"model_type": "deepseek_v32", )" FEWBIT_LATENT ", " FEWBIT_INDEXER "}"},
     {"GlmMoeDsaForCausalLM", R"({"model_type": "glm_moe_dsa", )" FEWBIT_LATENT ", " FEWBIT_INDEXER "}"},
     {"KimiLinearForCausalLM",
-     R"({"model_type": "kimi_linear", "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+     R"({"model_type": "kimi_linear", "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64,
          "v_head_dim": 32, "mla_use_nope": true, "num_experts": 4, "num_experts_per_token": 2,
          "moe_intermediate_size": 128, "first_k_dense_replace": 1, "num_shared_experts": 1,
          "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2], "num_heads": 4, "head_dim": 32,
@@ -105,7 +105,7 @@ constexpr Line kLines[] = {
     {"GraniteMoeForCausalLM",
      R"({"model_type": "granitemoe", "num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0})"},
     {"GraniteMoeHybridForCausalLM",
-     R"({"model_type": "granitemoehybrid", "shared_intermediate_size": 256, "mamba_n_heads": 8, "mamba_d_head": 32,
+     R"({"model_type": "granitemoehybrid", "shared_intermediate_size": 256, "mamba_n_heads": 32, "mamba_d_head": 8,
          "mamba_d_state": 16, "layer_types": ["mamba", "attention"]})"},
     {"CohereForCausalLM", R"({"model_type": "cohere", "tie_word_embeddings": true})"},
     {"Cohere2ForCausalLM",
@@ -114,8 +114,8 @@ constexpr Line kLines[] = {
      R"({"model_type": "lfm2", "tie_word_embeddings": true, "block_auto_adjust_ff_dim": false,
          "layer_types": ["conv", "full_attention"]})"},
     {"NemotronHForCausalLM",
-     R"({"model_type": "nemotron_h", "hybrid_override_pattern": "M*E", "num_hidden_layers": 3, "mamba_num_heads": 8,
-         "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+     R"({"model_type": "nemotron_h", "hybrid_override_pattern": "M*E", "num_hidden_layers": 3, "mamba_num_heads": 32,
+         "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 128})"},
 };
 

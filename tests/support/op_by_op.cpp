@@ -1,4 +1,4 @@
-#include "tests/run/op_by_op.h"
+#include "tests/support/op_by_op.h"
 
 #include <algorithm>
 
