@@ -55,8 +55,8 @@ TEST_F(SourceFiles, ANanAnywhereIsNamedBeforeAnythingIsComputed) {
 
 TEST_F(SourceFiles, OneChangedWeightIsNamedWhenARunGoesOn) {
   // A kill leaves the folder; the weight is in none of the samples that a glance at the file would take.
-  run("quantize gptq m out --threads 1 --device cpu --samples 64 --seq-len 512 & p=$!; "
-      "while kill -0 $p && ! [ -s out.partial/journal ]; do sleep 0.02; done; kill -KILL $p; wait $p");
+  run("sh -c 'quantize gptq m out --threads 1 --device cpu --samples 64 --seq-len 512 & p=$!; "
+      "while kill -0 $p && ! [ -s out.partial/journal ]; do sleep 0.02; done; kill -KILL $p; wait $p'");
   ASSERT_TRUE(fs::exists(dir / "out.partial/journal"));
   put("model.layers.3.mlp.down_proj.weight", 12345, 0.75f);
   const ProcessResult r = run("quantize gptq m out --resume --threads 1 --device cpu --samples 64 --seq-len 512");
