@@ -23,7 +23,7 @@ constexpr std::array<Reader, 7> kReaders = {{{"gptq", read_gptq},
 std::optional<ConfigObject> find_config(const std::string& config_json, const ConfigFile& side,
                                         std::optional<ConfigTree>& tree) {
   tree.emplace(config_json, "config.json");
-  if (const auto config = tree->root().object("quantization_config")) return config;
+  if (auto config = tree->root().object("quantization_config")) return config;
   if (side.text.empty()) return std::nullopt;
   tree.emplace(side.text, side.name);
   return tree->root();

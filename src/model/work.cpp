@@ -18,7 +18,8 @@ double seen_by(int64_t tokens, int64_t window) {
 
 // The same in chunks that do not see each other.
 double seen_in_chunks(int64_t tokens, int64_t chunk) {
-  return static_cast<double>(tokens / chunk) * seen_by(chunk, 0) + seen_by(tokens % chunk, 0);
+  const int64_t whole = tokens / chunk;
+  return static_cast<double>(whole) * seen_by(chunk, 0) + seen_by(tokens % chunk, 0);
 }
 
 double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {

@@ -46,6 +46,7 @@ ModelSpec arch_cohere(const ConfigView& c) {
   }
   const std::vector<BlockOp> turns = parallel_block(c, s);
   std::vector<int> still;
+  still.reserve(windows.size());
   for (const int64_t w : windows) still.push_back(second && w == 0);
   ModelSpec spec = decoder_spec(c, s, {turns, without_rope(turns)}, still, windows);
   spec.final_norm_kind = NormKind::layer;

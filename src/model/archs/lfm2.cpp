@@ -16,7 +16,8 @@ using S = Slot;
 int64_t mlp_width(const ConfigView& c, int64_t width) {
   if (!c.flag("block_auto_adjust_ff_dim", true)) return width;
   const int64_t multiple = size_key(c, "block_multiple_of", 256);
-  const double adjusted = c.f64("block_ffn_dim_multiplier", 1) * static_cast<double>(2 * width / 3);
+  const int64_t two_thirds = 2 * width / 3;
+  const double adjusted = c.f64("block_ffn_dim_multiplier", 1) * static_cast<double>(two_thirds);
   return (static_cast<int64_t>(adjusted) + multiple - 1) / multiple * multiple;
 }
 

@@ -15,7 +15,7 @@ using S = Slot;
 
 // The list `key`, one entry a layer where it is there.
 std::vector<int64_t> per_layer(const ConfigView& c, const DecoderSizes& s, const std::string& key) {
-  const std::vector<int64_t> listed = c.i64_list(key);
+  std::vector<int64_t> listed = c.i64_list(key);
   if (!listed.empty() && static_cast<int64_t>(listed.size()) != s.layers)
     fail(ErrorKind::checkpoint,
          fmt::format("{}: {}: expected {} entries, found {}", c.where(), key, s.layers, listed.size()));

@@ -154,12 +154,12 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
                      c.dir.string()));
   if (codes && format.stacked) {
     const auto packed = [&](const std::string& linear) { return plan.summary.linears.count(linear) > 0; };
-    if (std::string why = refuses_stacks(c.spec, packed); !why.empty())
-      refusals.add(std::string("format ") += format.name, std::move(why));
+    if (const std::string why = refuses_stacks(c.spec, packed); !why.empty())
+      refusals.add(std::string("format ") += format.name, why);
   }
   if (codes && format.cannot_describe)
-    if (std::string why = format.cannot_describe(plan.summary); !why.empty())
-      refusals.add(std::string("format ") += format.name, std::move(why));
+    if (const std::string why = format.cannot_describe(plan.summary); !why.empty())
+      refusals.add(std::string("format ") += format.name, why);
   refusals.fail_if_any(std::string(format.name));
   add_notes(c, job, plan);
   return plan;
