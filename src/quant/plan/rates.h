@@ -1,7 +1,6 @@
 #pragma once
-// Rates: how fast this machine does the parts of a run, from a measurement of at most about two seconds by small calls
-// of the ops and methods that the run itself uses. time_plan.h makes times of them. Nothing that is written depends on
-// any of it.
+// Rates: how fast this machine does the parts of a run, from a measurement of some seconds by small calls of the ops
+// and methods that the run itself uses. time_plan.h makes times of them. Nothing that is written depends on any of it.
 #include <filesystem>
 #include <map>
 #include <string>
