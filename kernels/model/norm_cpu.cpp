@@ -1,8 +1,8 @@
 // RMS norm and layer norms: the CPU half. Means and mean squares in double, the rest in f32.
 #include "kernels/model/norm.h"
 
+#include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "kernels/cpu/cpu_rows.h"
 #include "src/core/parallel.h"
@@ -30,36 +30,18 @@ void rms_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, float
   });
 }
 
-void biased_norm(Exec&, ConstTensorView x, ConstTensorView weight, ConstTensorView bias, float eps, TensorView y) {
-  const int64_t cols = x.cols();
-  for_float_type(x.dtype, [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    parallel_for(x.rows(), 16, [&](int64_t begin, int64_t end) {
-      std::vector<float> v(static_cast<size_t>(cols)), w(v.size()), b(v.size());
-      widen(weight.as<T>(), w.data(), cols);
-      widen(bias.as<T>(), b.data(), cols);
-      for (int64_t r = begin; r < end; ++r) {
-        widen(x.as<T>() + r * cols, v.data(), cols);
-        double mean = 0, variance = 0;
-        for (const float f : v) mean += f;
-        mean /= static_cast<double>(cols);
-        for (const float f : v) variance += (f - mean) * (f - mean);
-        const double inverse = 1 / std::sqrt(variance / static_cast<double>(cols) + eps);
-        for (size_t c = 0; c < v.size(); ++c) v[c] = static_cast<float>((v[c] - mean) * inverse) * w[c] + b[c];
-        narrow(v.data(), y.as<T>() + r * cols, cols);
-      }
-    });
-  });
-}
-
-void layer_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, TensorView y) {
+void layer_norm(Exec&, ConstTensorView x, ConstTensorView weight, const ConstTensorView* bias, float eps,
+                TensorView y) {
   const int64_t rows = x.rows(), cols = x.cols();
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     parallel_for(rows, std::max<int64_t>(1, 16384 / std::max<int64_t>(1, cols)), [&](int64_t begin, int64_t end) {
       float* values = scratch(Scratch::x, cols);
       float* factor = scratch(Scratch::w, cols);
+      float* shift = scratch(Scratch::y, cols);
       widen(weight.as<T>(), factor, cols);
+      std::fill_n(shift, cols, 0.f);
+      if (bias != nullptr) widen(bias->as<T>(), shift, cols);
       for (int64_t r = begin; r < end; ++r) {
         widen(x.as<T>() + r * cols, values, cols);
         double sum = 0;
@@ -68,7 +50,7 @@ void layer_norm(Exec&, ConstTensorView x, ConstTensorView weight, float eps, Ten
         for (int64_t c = 0; c < cols; ++c) values[c] -= mean;
         const double variance = sum_of_squares(values, cols) / static_cast<double>(cols);
         const auto inverse = static_cast<float>(1 / std::sqrt(variance + eps));
-        for (int64_t c = 0; c < cols; ++c) values[c] = values[c] * inverse * factor[c];
+        for (int64_t c = 0; c < cols; ++c) values[c] = values[c] * inverse * factor[c] + shift[c];
         narrow(values, y.as<T>() + r * cols, cols);
       }
     });

@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kBlockThreads) held_rms_norm_kernel(const T* x
 template <class T>
 __global__ void __launch_bounds__(kBlockThreads) layer_norm_kernel(const T* x,  // [rows, cols], may be y
                                                                    const T* __restrict__ weight,  // [cols]
+                                                                   const T* __restrict__ bias,    // [cols] or null
                                                                    float eps,
                                                                    T* y,  // [rows, cols]
                                                                    int64_t cols) {
@@ -117,8 +118,10 @@ __global__ void __launch_bounds__(kBlockThreads) layer_norm_kernel(const T* x,  
     squares = fmaf(v, v, squares);
   }
   const float inv = 1.f / sqrtf(block_sum(squares, partial) / static_cast<float>(cols) + eps);
-  for (int64_t c = threadIdx.x; c < cols; c += kBlockThreads)
-    y[blockIdx.x * cols + c] = from_f32<T>((to_f32(row[c]) - mean) * inv * to_f32(weight[c]));
+  for (int64_t c = threadIdx.x; c < cols; c += kBlockThreads) {
+    const float shift = bias == nullptr ? 0.f : to_f32(bias[c]);
+    y[blockIdx.x * cols + c] = from_f32<T>((to_f32(row[c]) - mean) * inv * to_f32(weight[c]) + shift);
+  }
 }
 
 // Variants: {f32, bf16} x ({16 bytes, one value} x {warp, block}, {a row in 1, 2, 4 vectors a thread}).
@@ -140,27 +143,6 @@ void launch(CudaState& s, const T* x, const T* weight, float eps, float offset, 
                        weight, eps, offset, y.as<T>(), rows, cols);
 }
 
-constexpr int kBiasedThreads = 128;  // layer norm with a bias: a warp has a row, which it reads three times
-
-template <class T>
-__global__ void biased_norm_kernel(const T* x, const T* weight, const T* bias, float eps, T* y, int64_t rows,
-                                   int64_t cols) {
-  allow_successor();
-  await_predecessor();
-  const int64_t r = static_cast<int64_t>(blockIdx.x) * (kBiasedThreads / 32) + threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
-  if (r >= rows) return;
-  const T* row = x + r * cols;
-  float sum = 0;
-  for (int64_t c = lane; c < cols; c += 32) sum += to_f32(row[c]);
-  const float mean = warp_sum(sum) / static_cast<float>(cols);
-  float squares = 0;
-  for (int64_t c = lane; c < cols; c += 32) squares += (to_f32(row[c]) - mean) * (to_f32(row[c]) - mean);
-  const float inverse = rsqrtf(warp_sum(squares) / static_cast<float>(cols) + eps);
-  for (int64_t c = lane; c < cols; c += 32)
-    y[r * cols + c] = from_f32<T>((to_f32(row[c]) - mean) * inverse * to_f32(weight[c]) + to_f32(bias[c]));
-}
-
 }  // namespace
 
 void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, float weight_offset, TensorView y) {
@@ -178,23 +160,14 @@ void rms_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, fl
   });
 }
 
-void biased_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, ConstTensorView bias, float eps, TensorView y) {
-  if (x.numel() == 0) return;
-  constexpr int64_t kRows = kBiasedThreads / 32;
-  dispatch_f32_bf16(x.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    launch_overlapping(ex.cuda_state(), biased_norm_kernel<T>,
-                       dim3(static_cast<unsigned>((x.rows() + kRows - 1) / kRows)), dim3(kBiasedThreads), 0, x.as<T>(),
-                       weight.as<T>(), bias.as<T>(), eps, y.as<T>(), x.rows(), x.cols());
-  });
-}
-
-void layer_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, float eps, TensorView y) {
+void layer_norm(Exec& ex, ConstTensorView x, ConstTensorView weight, const ConstTensorView* bias, float eps,
+                TensorView y) {
   if (x.numel() == 0) return;
   dispatch_f32_bf16(x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_overlapping(ex.cuda_state(), layer_norm_kernel<T>, dim3(static_cast<unsigned>(x.rows())),
-                       dim3(kBlockThreads), 0, x.as<T>(), weight.as<T>(), eps, y.as<T>(), x.cols());
+                       dim3(kBlockThreads), 0, x.as<T>(), weight.as<T>(), bias == nullptr ? nullptr : bias->as<T>(),
+                       eps, y.as<T>(), x.cols());
   });
 }
 

@@ -137,8 +137,8 @@ struct Interpreter {
     delta_rule(ex, in, layout.seqs, args, state_of(op.a_log), act[op.out]);
   }
   void operator()(const BiasedNorm& op) const {
-    biased_norm(ex, act[op.slot], weights.vectors.at(op.name), weights.vectors.at(op.name + ".bias"), op.eps,
-                act[op.slot]);
+    const ConstTensorView bias = weights.vectors.at(op.name + ".bias");
+    layer_norm(ex, act[op.slot], weights.vectors.at(op.name), &bias, op.eps, act[op.slot]);
   }
   void operator()(const KeyChoice& op) const { run_key_choice(ex, op, layout, act); }
   void operator()(const LatentAttention& op) const { run_latent_attention(ex, op, weights, layout, act); }
@@ -284,7 +284,7 @@ ActKind act_kind(Activation act) {
 }
 
 void norm_rows(Exec& ex, ConstTensorView x, ConstTensorView weight, NormKind kind, float eps, TensorView y) {
-  if (kind == NormKind::layer) return layer_norm(ex, x, weight, eps, y);
+  if (kind == NormKind::layer) return layer_norm(ex, x, weight, nullptr, eps, y);
   rms_norm(ex, x, weight, eps, weight_offset(kind), y);
 }
 

@@ -54,7 +54,7 @@ FEWBIT_DEVICE_TEST(LayerNorm, MatchesTheFormula) {
       }
       for (size_t i = 0; i < v.size(); ++i) centred.as<float>()[i] = static_cast<float>(v[i]);
       const Tensor y = ex.to_device(x);
-      layer_norm(ex, y, ex.to_device(w), 1e-5f, y);
+      layer_norm(ex, y, ex.to_device(w), nullptr, 1e-5f, y);
       EXPECT_LE(error_of(ex, y, expected_norm(centred, w, 1e-5, 0)), op_tolerance(dtype))
           << name_of(dtype) << " " << s.rows << " x " << s.cols;
     }
@@ -68,7 +68,7 @@ FEWBIT_DEVICE_TEST(RmsNorm, InPlaceAndAllZeroRows) {
   EXPECT_LE(error_of(ex, y, expected_norm(x, w, 1e-6, 0)), tol::kF32Op);
 }
 
-FEWBIT_DEVICE_TEST(BiasedNorm, MatchesTheFormulaInPlaceToo) {
+FEWBIT_DEVICE_TEST(LayerNorm, WithABiasMatchesTheFormulaInPlaceToo) {
   for (const MatrixShape& shape : kMatrices)
     for (const DType dtype : kComputeTypes) {
       // A mean far from zero: the variance is not the mean square.
@@ -90,8 +90,9 @@ FEWBIT_DEVICE_TEST(BiasedNorm, MatchesTheFormulaInPlaceToo) {
         for (size_t c = 0; c < cols; ++c)
           expected[r * cols + c] = (v[r * cols + c] - mean) / std::sqrt(variance + 1e-6) * dw[c] + db[c];
       }
-      const Tensor y = ex.to_device(x);
-      biased_norm(ex, y, ex.to_device(w), ex.to_device(b), 1e-6f, y);
+      const Tensor y = ex.to_device(x), bias = ex.to_device(b);
+      const ConstTensorView shift = bias;
+      layer_norm(ex, y, ex.to_device(w), &shift, 1e-6f, y);
       EXPECT_LE(error_of(ex, y, expected), op_tolerance(dtype)) << shape.rows << " x " << shape.cols;
     }
 }
