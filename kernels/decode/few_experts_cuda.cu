@@ -1,7 +1,6 @@
 // The mixture of experts on a few tokens on a GPU: what fits, the table of pointers, and the launches. No tensors are
 // allocated: a recorded step works in scratch memory.
 #include <algorithm>
-#include <bit>
 
 #include "kernels/decode/few_experts.h"
 #include "kernels/decode/few_experts_kernels.cuh"
@@ -39,9 +38,8 @@ std::string refuses(const ExpertLinear& l) {
   }
   const ByteView& b = *bytes_of(l);
   if (b.input.group != 0) return "inputs in 8 bits with scales of groups";
-  const bool known =
-      b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8
-                                   : b.input.codes == DType::f8_e4m3 || b.input.codes == DType::f16;
+  const bool known = b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8
+                                                  : b.input.codes == DType::f8_e4m3 || b.input.codes == DType::f16;
   if (!known) return "8-bit weights with inputs in another type";
   return z.in % 64 == 0 && at_16(b.w.codes) ? "" : "8-bit weights whose inputs are no multiple of 64";
 }
@@ -113,6 +111,26 @@ void launch_product(CudaState& s, void (*kernel)(Job), const Job& job, int out, 
   launch_overlapping(s, kernel, dim3(out / S::kOuts, slots), dim3(kThreads), S::kBytes, job);
 }
 
+// A row block of 8 serves up to 8 tokens; an expert has as many rows as there are tokens, at most.
+void launch_wide(CudaState& s, const ExpertLinear& up, int64_t tokens, const WideJob& job) {
+  with_form(up, [&](auto* form) {
+    using Form = std::remove_pointer_t<decltype(form)>;
+    if (tokens <= 8)
+      launch_product<Form, 1>(s, wide_kernel<Form, 1>, job, job.up.out, job.pairs.slots);
+    else
+      launch_product<Form, 2>(s, wide_kernel<Form, 2>, job, job.up.out, job.pairs.slots);
+  });
+}
+void launch_down(CudaState& s, const ExpertLinear& down, const DownJob& job) {
+  with_form(down, [&](auto* form) {
+    using Form = std::remove_pointer_t<decltype(form)>;
+    if (job.tokens <= 8)
+      launch_product<Form, 1>(s, down_kernel<Form, 1>, job, job.down.out, job.pairs.slots);
+    else
+      launch_product<Form, 2>(s, down_kernel<Form, 2>, job, job.down.out, job.pairs.slots);
+  });
+}
+
 // Pieces of one scratch space, one after another: sizes first, then places.
 class Pieces {
  public:
@@ -165,8 +183,7 @@ void prepare_experts(Exec& ex, ExpertMixture& m) {
   for (const std::vector<ExpertLinear>* linears : {&m.up, &m.down, &m.gate})
     for (const ExpertLinear& l : *linears) all.push_back(pointers_of(l));
   constexpr int64_t kWords = sizeof(Pointers) / sizeof(int64_t);
-  m.table = ex.to_device(
-      ConstTensorView{all.data(), DType::i64, {static_cast<int64_t>(all.size()), kWords}, {}});
+  m.table = ex.to_device(ConstTensorView{all.data(), DType::i64, {static_cast<int64_t>(all.size()), kWords}, {}});
 }
 
 void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture& m,
@@ -212,13 +229,7 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                      .act = m.act,
                      .swiglu_limit = m.swiglu_limit,
                      .to = pieces.at<__nv_bfloat16>(act)};
-  with_form(up, [&](auto* form) {
-    using Form = std::remove_pointer_t<decltype(form)>;
-    if (tokens <= 8)
-      launch_product<Form, 1>(s, wide_kernel<Form, 1>, wide, wide.up.out, pairs.slots);
-    else
-      launch_product<Form, 2>(s, wide_kernel<Form, 2>, wide, wide.up.out, pairs.slots);
-  });
+  launch_wide(s, up, tokens, wide);
   const ConstTensorView acted{wide.to, DType::bf16, {count, width}, x.device};
   const DownJob sum{.pairs = pairs,
                     .down = matrix_of(down, table + experts),
@@ -228,13 +239,7 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                     .out = out.as<__nv_bfloat16>(),
                     .arrived = s.counters,
                     .tokens = static_cast<int>(tokens)};
-  with_form(down, [&](auto* form) {
-    using Form = std::remove_pointer_t<decltype(form)>;
-    if (tokens <= 8)
-      launch_product<Form, 1>(s, down_kernel<Form, 1>, sum, sum.down.out, pairs.slots);
-    else
-      launch_product<Form, 2>(s, down_kernel<Form, 2>, sum, sum.down.out, pairs.slots);
-  });
+  launch_down(s, down, sum);
 }
 
 }  // namespace fewbit::cuda

@@ -140,13 +140,14 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ 
   const S sums{reinterpret_cast<typename S::Sum*>(shared)};
   const bool two = job.gate.experts != nullptr;
   const int warp = threadIdx.x / 32, parts = two ? kWarps / 2 : kWarps;
-  const Pointers up = job.up.experts[slot.expert], gate = two ? job.gate.experts[slot.expert] : up;
+  const Pointers own = (warp < parts ? job.up : job.gate).experts[slot.expert];
   const auto row_of = [&](int r) {
     const int pair = job.pairs.pair[slot.begin + r];
     return job.by_pair ? pair : pair / job.pairs.top_k;
   };
-  sums.multiply(job.up, warp < parts ? up : gate, job.rows.x, slot.rows, warp % parts, parts, row_of);
+  sums.multiply(job.up, own, job.rows.x, slot.rows, warp % parts, parts, row_of);
   __syncthreads();
+  const Pointers up = job.up.experts[slot.expert], gate = (two ? job.gate : job.up).experts[slot.expert];
   for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += kThreads) {
     const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
     const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;

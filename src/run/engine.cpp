@@ -67,11 +67,11 @@ void Engine::plan_graph() {
   if (why.empty() && options_.batch > kFewTokens) why = fmt::format("more than {} sequences", kFewTokens);
   options_.graph = why.empty() && ex_.on_cuda();
   if (!ex_.on_cuda()) return;
-  note(why.empty() ? fmt::format("decode steps are recorded: the experts of up to {} tokens take one launch for gate "
-                                 "and up and one for down",
-                                 kFewTokens)
-                   : fmt::format("decode steps are not recorded: the host reads which experts the tokens go to ({})",
-                                 why));
+  note(why.empty()
+           ? fmt::format("decode steps are recorded: the experts of up to {} tokens take one launch for gate "
+                         "and up and one for down",
+                         kFewTokens)
+           : fmt::format("decode steps are not recorded: the host reads which experts the tokens go to ({})", why));
 }
 
 void Engine::alloc_buffers() {

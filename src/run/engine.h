@@ -79,11 +79,11 @@ class Engine {
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
-  void alloc_buffers();  // caches and what has a row per sequence, for options_
-  void plan_steps();     // over the caches
-  void plan_graph();     // whether steps of options_.batch sequences are recorded
+  void alloc_buffers();         // caches and what has a row per sequence, for options_
+  void plan_steps();            // over the caches
+  void plan_graph();            // whether steps of options_.batch sequences are recorded
   void note(std::string line);  // once
-  bool far() const;      // the next step goes far_
+  bool far() const;             // the next step goes far_
 
   Exec& ex_;
   ModelSpec spec_;

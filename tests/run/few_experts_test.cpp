@@ -73,10 +73,9 @@ TEST(FewExpertsSteps, CudaOfEveryKindOfWeights) {
 TEST(FewExpertsSteps, CudaOfTheFamilies) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  for (const char* model :
-       {"qwen3-moe", "mixtral", "gpt-oss-bf16", "gpt-oss-mxfp4", "deepseek-v2-mla", "deepseek-v3-mla",
-        "deepseek-v32-topk12", "glm-moe-dsa", "llama4-text", "granitemoe", "qwen3-next", "qwen3.5-moe", "ernie4_5_moe",
-        "minimax-m2"}) {
+  for (const char* model : {"qwen3-moe", "mixtral", "gpt-oss-bf16", "gpt-oss-mxfp4", "deepseek-v2-mla",
+                            "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "llama4-text", "granitemoe",
+                            "qwen3-next", "qwen3.5-moe", "ernie4_5_moe", "minimax-m2"}) {
     const std::string folder = std::string("goldens/models/") + model;
     FEWBIT_NEEDS_REFERENCE(folder + "/config.json");
     const Checkpoint c = Checkpoint::open(reference(folder));

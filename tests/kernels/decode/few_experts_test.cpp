@@ -94,7 +94,8 @@ class TestMixture {
       q.scales.as<float>()[i] = round_to_f16(static_cast<float>(size * (0.5 + rng.uniform())));
     if (s_.zeros) {
       q.zeros = Tensor::host(DType::u8, {out, q.spec.groups(in)});
-      for (int64_t i = 0; i < q.zeros->numel(); ++i) q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(levels));
+      for (int64_t i = 0; i < q.zeros->numel(); ++i)
+        q.zeros->as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(levels));
     }
     MarlinView v{.bits = q.spec.bits, .out = out, .in = in};
     for (const NamedTensor& t : packing_marlin.pack("w", q).tensors)
@@ -173,7 +174,8 @@ Problem random_problem(const Sizes& s, int64_t tokens, uint64_t seed) {
   std::iota(all.begin(), all.end(), 0);
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t i = 0; i < s.top_k; ++i) {
-      std::swap(all[static_cast<size_t>(i)], all[static_cast<size_t>(i) + rng.below(all.size() - static_cast<size_t>(i))]);
+      std::swap(all[static_cast<size_t>(i)],
+                all[static_cast<size_t>(i) + rng.below(all.size() - static_cast<size_t>(i))]);
       p.ids.as<int32_t>()[t * s.top_k + i] = all[static_cast<size_t>(i)];
       p.shares.as<float>()[t * s.top_k + i] = static_cast<float>(0.1 + rng.uniform());
     }
@@ -222,11 +224,12 @@ void matches(Exec& ex, const Sizes& s) {
 }
 
 FEWBIT_DEVICE_TEST(FewExperts, EveryKindOfWeightsEqualsTheSumOfTheExperts) {
-  for (const Kind kind : {Kind::dense, Kind::int4, Kind::int8_packed, Kind::fp8, Kind::fp8_fixed, Kind::fp8_unrounded,
-                          Kind::int8})
+  for (const Kind kind :
+       {Kind::dense, Kind::int4, Kind::int8_packed, Kind::fp8, Kind::fp8_fixed, Kind::fp8_unrounded, Kind::int8})
     for (const bool biases : {false, true}) {
       matches(ex, {.kind = kind, .biases = biases});
-      matches(ex, {.kind = kind, .experts = 128, .top_k = 8, .hidden = 128, .width = 64, .group = 64, .biases = biases});
+      matches(ex,
+              {.kind = kind, .experts = 128, .top_k = 8, .hidden = 128, .width = 64, .group = 64, .biases = biases});
     }
 }
 
