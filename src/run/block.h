@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.h"
+#include "kernels/decode/few_experts.h"
 #include "kernels/model/gated_act.h"
 #include "src/model/model_spec.h"
 #include "src/run/linear.h"
@@ -16,10 +17,17 @@ namespace fewbit {
 
 class PhaseClock;  // src/run/head.h
 
+// The experts of a Moe for a few tokens whose routing stays on the device, over the block's own linears; and room for
+// that routing, of kFewTokens tokens.
+struct FewExperts {
+  ExpertMixture mixture;
+  Tensor logits, ids, shares;  // f32 [tokens, experts], i32 and f32 [tokens, top_k]
+};
 struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
   // Norm weights, routers and the rest of small_tensors_of, by SmallTensor::key(); compute dtype, or f32 where exact.
   std::map<std::string, Tensor> vectors;
+  std::map<std::string, FewExperts> few_experts;  // by Moe::expert_name, made by prepare_few_experts() (src/run/moe.h)
 };
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
 // experts as the tokens can be sent to.

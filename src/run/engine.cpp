@@ -45,23 +45,38 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
       decode_slots_(ex, spec_, o.batch, o.load.dtype) {
   const ProfileRange range("load");
   asked_chunk_ = o.prefill_chunk;
-  if (has_moe(spec_) && options_.graph) {
-    options_.graph = false;
-    if (ex.on_cuda()) notes_.push_back("decode steps are not recorded: the host reads which experts the tokens go to");
-  }
-  if (o.load.ranks) options_.graph = false;  // the host moves the sums over the ranks
+  asked_graph_ = o.graph;
   refuse_coded_latents(spec_, o.load.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_, part_of(o.load));
+  if (has_moe(spec_) && ex.on_cuda() && !o.load.ranks)
+    host_routes_ = o.few_experts ? prepare_few_experts(ex, spec_, blocks_, o.load.dtype) : "asked for";
   alloc_buffers();
 }
 
+void Engine::note(std::string line) {
+  if (!line.empty() && std::ranges::count(notes_, line) == 0) notes_.push_back(std::move(line));
+}
+
+void Engine::plan_graph() {
+  options_.graph = asked_graph_ && !options_.load.ranks;  // the host moves the sums over the ranks
+  if (!has_moe(spec_) || !options_.graph) return;
+  std::string why = host_routes_;
+  if (why.empty() && options_.batch > kFewTokens) why = fmt::format("more than {} sequences", kFewTokens);
+  options_.graph = why.empty() && ex_.on_cuda();
+  if (!ex_.on_cuda()) return;
+  note(why.empty()
+           ? fmt::format("decode steps are recorded: the experts of up to {} tokens take one launch for gate "
+                         "and up and one for down",
+                         kFewTokens)
+           : fmt::format("decode steps are not recorded: the host reads which experts the tokens go to ({})", why));
+}
+
 void Engine::alloc_buffers() {
-  if (std::string line = long_rope_line(spec_, options_.capacity);
-      !line.empty() && std::ranges::count(notes_, line) == 0)
-    notes_.push_back(std::move(line));
+  note(long_rope_line(spec_, options_.capacity));
+  plan_graph();
   const DType dtype = options_.load.dtype;
   const int64_t batch = options_.batch;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {

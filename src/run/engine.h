@@ -16,10 +16,12 @@ struct EngineOptions {
   int64_t batch = 1;
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
-  bool graph = true;       // record the decode step (CUDA); not with a mixture of experts, see notes(), nor on ranks
+  bool graph = true;       // record the decode step (CUDA); of a mixture of experts where notes() say so, not on ranks
   bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
   // beyond so many positions in sight attention has launches of its own; -1: long_context() of the cache
   int64_t long_context = -1;
+  // the experts of up to kFewTokens tokens take a launch for gate and up and one for down, where they can (CUDA)
+  bool few_experts = true;
 };
 
 // How the layers of a decode step are launched: all of them at once; what lies between two runs of attention at once
@@ -77,15 +79,19 @@ class Engine {
   void need_room(int64_t tokens) const;
   int64_t pass_weight_bytes(int64_t tokens) const;                // that one pass over so many tokens reads
   void report(std::string_view what, bool begins = false) const;  // to watch_
-  void alloc_buffers();  // caches and what has a row per sequence, for options_
-  void plan_steps();     // over the caches
-  bool far() const;      // the next step goes far_
+  void alloc_buffers();         // caches and what has a row per sequence, for options_
+  void plan_steps();            // over the caches
+  void plan_graph();            // whether steps of options_.batch sequences are recorded
+  void note(std::string line);  // once
+  bool far() const;             // the next step goes far_
 
   Exec& ex_;
   ModelSpec spec_;
   EngineOptions options_;
   std::vector<std::string> notes_;
   int64_t asked_chunk_ = 0;  // prefill_chunk before it was fitted to batch and capacity
+  bool asked_graph_ = true;  // graph before plan_graph()
+  std::string host_routes_;  // why the host reads the routing of few tokens too; "" where it does not
   Ends ends_;
   std::vector<BlockWeights> blocks_;
   RopeTables ropes_;

@@ -1,7 +1,10 @@
 #include "src/run/moe.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "kernels/model/cast.h"
@@ -17,14 +20,14 @@ ConstTensorView Routing::rows_of(int expert) const {
   return rows.view().row_range(begin[static_cast<size_t>(expert)], begin[static_cast<size_t>(expert) + 1]);
 }
 
-Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks) {
-  const int64_t tokens = x.rows();
-  const Tensor logits = ex.alloc(DType::f32, {tokens, op.experts});
+namespace {
+
+// The router's logits of x, the experts that they choose and their weights.
+void choose_experts(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks,
+                    TensorView logits, TensorView ids, TensorView shares) {
   const ConstTensorView bias = op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
   gemm(ex, x, weights.vectors.at(op.router), bias, logits);
   if (ranks) ranks->agree(ex, logits);
-  const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
-  const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
   RouteRule rule{.renormalise = op.renormalise,
                  .score = op.score == RouterScore::sigmoid ? RouteScore::sigmoid : RouteScore::softmax,
                  .scaling = op.scaling,
@@ -35,6 +38,59 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
   if (!op.correction.empty()) rule.bias = weights.vectors.at(op.correction);
   if (!op.expert_scale.empty()) rule.expert_scale = weights.vectors.at(op.expert_scale);
   route(ex, logits, rule, ids, shares);
+}
+
+// How a linear is multiplied for a few tokens; nothing where it is not.
+std::optional<ExpertLinear> few_tokens_form(const Linear& linear) {
+  if (const auto* m = std::get_if<MarlinLinear>(&linear)) return ExpertLinear{.w = view_of(*m), .bias = m->bias};
+  if (const auto* b = std::get_if<ByteLinear>(&linear))
+    return ExpertLinear{.w = ByteView{.w = {.codes = b->codes, .scales = b->scales}, .input = b->input},
+                        .bias = b->bias};
+  if (const auto* d = std::get_if<DenseLinear>(&linear); d && !d->input)
+    return ExpertLinear{.w = ConstTensorView(d->weight), .bias = d->bias};
+  return std::nullopt;
+}
+
+std::string prepare_mixture(Exec& ex, const Moe& op, BlockWeights& weights) {
+  ExpertMixture m{.act = act_kind(op.act), .swiglu_limit = op.swiglu_limit, .weigh_inputs = op.weigh_inputs};
+  if (!op.all_own()) return "experts that several ranks share";
+  const auto take = [&](const LinearDef& def, std::vector<ExpertLinear>& to) {
+    for (int e = 0; e < op.experts; ++e)
+      if (auto form = few_tokens_form(weights.linears.at(op.of_expert(def, e).name))) to.push_back(*form);
+    return std::ssize(to) == op.experts;
+  };
+  if ((op.gated() && !take(op.gate, m.gate)) || !take(op.up, m.up) || !take(op.down, m.down))
+    return "dense weights with rounded inputs";
+  if (std::string why = refuses_experts(ex, m, op.top_k); !why.empty()) return why;
+  prepare_experts(ex, m);
+  weights.few_experts.insert_or_assign(op.expert_name,
+                                       FewExperts{.mixture = std::move(m),
+                                                  .logits = ex.alloc(DType::f32, {kFewTokens, op.experts}),
+                                                  .ids = ex.alloc(DType::i32, {kFewTokens, op.top_k}),
+                                                  .shares = ex.alloc(DType::f32, {kFewTokens, op.top_k})});
+  return "";
+}
+
+}  // namespace
+
+std::string prepare_few_experts(Exec& ex, const ModelSpec& spec, std::vector<BlockWeights>& blocks, DType dtype) {
+  if (dtype != DType::bf16) return "float32 arithmetic";
+  std::string first;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (const Moe* moe = std::get_if<Moe>(&op)) {
+        const std::string why = prepare_mixture(ex, *moe, blocks[static_cast<size_t>(layer)]);
+        if (first.empty() && !why.empty()) first = fmt::format("{}{}*: {}", spec.prefix(layer), moe->expert_name, why);
+      }
+  return first;
+}
+
+Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks) {
+  const int64_t tokens = x.rows();
+  const Tensor logits = ex.alloc(DType::f32, {tokens, op.experts});
+  const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
+  const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
+  choose_experts(ex, op, weights, x, ranks, logits, ids, shares);
   const Tensor host_ids = ex.to_host(ids), host_shares = ex.to_host(shares);
   Routing r;
   r.begin.assign(static_cast<size_t>(op.experts) + 1, 0);
@@ -93,6 +149,13 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
 
 void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
              TensorView out, RankSums* ranks) {
+  if (const auto few = weights.few_experts.find(op.expert_name);
+      few != weights.few_experts.end() && x.rows() <= kFewTokens) {
+    const auto rows = [&](const Tensor& of) { return of.view().row_range(0, x.rows()); };
+    const TensorView ids = rows(few->second.ids), shares = rows(few->second.shares);
+    choose_experts(ex, op, weights, routed, ranks, rows(few->second.logits), ids, shares);
+    return few_experts(ex, x, ids, shares, few->second.mixture, out);
+  }
   const Routing routing = route_tokens(ex, op, weights, routed, ranks);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
   const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };

@@ -1,7 +1,10 @@
 #pragma once
-// The mixture of experts on a device: who goes where, and one expert at a time on its own tokens. The routing
-// is read by the host, so an op list with a Moe cannot be recorded.
+// The mixture of experts on a device: who goes where, and one expert at a time on its own tokens, where the routing is
+// read by the host. A few tokens whose experts are prepared for it leave the routing on the device
+// (kernels/decode/few_experts.h): only so can an op list with a Moe be recorded.
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "src/run/block.h"
 
@@ -35,5 +38,9 @@ Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
 void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out,
              RankSums* ranks = nullptr);
 bool has_moe(const ModelSpec&);
+
+// Prepares the mixtures of all blocks for a few tokens at a time; `blocks`: their weights on a GPU, by layer, which
+// may then no longer be replaced. Why the first one that cannot be is left as it was; "" = none.
+std::string prepare_few_experts(Exec&, const ModelSpec&, std::vector<BlockWeights>& blocks, DType dtype);
 
 }  // namespace fewbit

@@ -1,0 +1,64 @@
+#pragma once
+// What the kernels of few_experts_kernels.cuh are given: experts' weights by pointers, and which tokens go to whom.
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/model/gated_act.h"
+
+namespace fewbit::cuda::few_experts_step {
+
+// A linear of one expert. An i64 each, in a table on the device.
+struct Pointers {
+  const uint8_t* w;
+  const void* scales;         // f32 [out] of 8-bit codes, f16 [G, out] of packed words, else null
+  const uint32_t* zeros;      // of packed words, or null
+  const __nv_bfloat16* bias;  // [out] or null
+};
+// Linears that the experts have alike.
+struct Matrix {
+  const Pointers* experts;  // [experts]
+  int in, out;
+  int group_tiles;  // of packed words: k-tiles of a group, 0 where one group spans the row
+};
+
+// A pair is a token and one of its experts: pair t * top_k + i of ids [tokens, top_k]. Pairs have places in the order
+// of (expert, pair). A slot is an expert that has pairs; `begin` of the slots behind the last one is `count`.
+struct Pairs {
+  int count, top_k, slots;
+  int* active;  // [1] slots with pairs
+  int* expert;  // [slots]
+  int* begin;   // [slots + 1] places
+  int* pair;    // [count] by place
+  int* place;   // [tokens, top_k]: of each token, its places in the order of the experts' numbers
+};
+
+// x of a product, as the form of its weights wants it, and a scale for each row of codes.
+struct Rows {
+  const void* x;
+  const float* scales;
+};
+
+// act(gate(x)) * up(x) -> act [count, width] by place.
+struct WideJob {
+  Pairs pairs;
+  Matrix gate, up;  // gate.experts == null: act(up) * up
+  Rows rows;        // [tokens], or [count] by pair where weigh_inputs
+  bool by_pair;
+  ActKind act;
+  float swiglu_limit;
+  __nv_bfloat16* to;
+};
+// The weighted sum of down(act).
+struct DownJob {
+  Pairs pairs;
+  Matrix down;
+  Rows rows;            // [count] by place
+  const float* shares;  // [tokens, top_k]; null: ones
+  __nv_bfloat16* y;     // [count, hidden] by place: what the experts answer
+  __nv_bfloat16* out;   // [tokens, hidden]
+  uint32_t* arrived;    // [tiles] zeroes, left as such
+  int tokens;
+};
+
+}  // namespace fewbit::cuda::few_experts_step

@@ -1,0 +1,207 @@
+#pragma once
+// The kernels of few_experts(): pairs in the order of the experts; gate, up and activation; down and the weighted sum.
+//
+// A block has a tile of the outputs of one active expert, for all tokens that go there: each weight is read once. Its
+// warps share the matrices (gate and up) and parts of k; their sums are added in shared memory, in their order. What
+// the experts answer is added by the last block of a tile of outputs that arrives, in the order of the experts.
+#include "kernels/decode/few_experts_forms.cuh"
+#include "kernels/device/launch.cuh"
+#include "kernels/device/vec.cuh"
+#include "kernels/model/gated_act.cuh"
+
+namespace fewbit::cuda::few_experts_step {
+
+inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
+inline constexpr int kMostPairs = 512;
+
+// One block of kMostPairs threads, one a pair.
+__global__ void __launch_bounds__(kMostPairs) order_kernel(const int32_t* __restrict__ ids,  // [tokens, top_k]
+                                                           const __grid_constant__ Pairs p) {
+  __shared__ int id[kMostPairs];
+  __shared__ bool first[kMostPairs];  // of its expert
+  allow_successor();
+  await_predecessor();
+  const int i = threadIdx.x;
+  if (i < p.count) id[i] = ids[i];
+  __syncthreads();
+  int less = 0, before = 0, of_token = 0;  // pairs of experts before this one's; of this one's before; of this token's
+  if (i < p.count)
+    for (int o = 0; o < p.count; ++o) {
+      less += id[o] < id[i];
+      before += id[o] == id[i] && o < i;
+      of_token += id[o] < id[i] && o / p.top_k == i / p.top_k;
+    }
+  first[i] = i < p.count && before == 0;
+  __syncthreads();
+  int slot = 0, active = 0;
+  for (int o = 0; o < p.count; ++o) {
+    active += first[o];
+    slot += first[o] && id[o] < id[min(i, p.count - 1)];
+  }
+  if (i < p.count) {
+    p.pair[less + before] = i;
+    p.place[i / p.top_k * p.top_k + of_token] = less + before;
+    if (first[i]) p.expert[slot] = id[i], p.begin[slot] = less;
+  }
+  if (i >= active && i <= p.slots) p.begin[i] = p.count;
+  if (i == 0) *p.active = active;
+  // Of 512 pairs and as many slots the entry behind the last has no thread of its own.
+  if (i == 0 && p.slots == kMostPairs) p.begin[p.slots] = p.count;
+}
+
+// to[pair, :] = the row of the pair's token times its share, rounded.
+__global__ void __launch_bounds__(kThreads) weigh_kernel(const __nv_bfloat16* __restrict__ x,  // [tokens, hidden]
+                                                         const float* __restrict__ shares,     // [tokens, top_k]
+                                                         __nv_bfloat16* __restrict__ to,       // [pairs, hidden]
+                                                         int top_k, int hidden) {
+  allow_successor();
+  await_predecessor();
+  const int64_t pair = blockIdx.x;
+  for (int c = threadIdx.x; c < hidden; c += kThreads)
+    to[pair * hidden + c] = __float2bfloat16_rn(shares[pair] * __bfloat162float(x[pair / top_k * hidden + c]));
+}
+
+// The pairs of the block's slot.
+struct Slot {
+  int expert, begin, rows;
+  __device__ __forceinline__ explicit Slot(const Pairs& p)
+      : expert(0), begin(p.begin[blockIdx.y]), rows(p.begin[blockIdx.y + 1] - begin) {
+    if (rows > 0) expert = p.expert[blockIdx.y];
+  }
+};
+
+// Sums of a block's warps in shared memory: [kWarps, rows of a variant, kPitch], each warp its own.
+template <class Form, int kRowBlocks>
+struct Sums {
+  using Sum = typename Form::Sum;
+  static constexpr int kOuts = 16 * Form::kSubs, kRows = 8 * kRowBlocks, kPitch = kOuts + 4;
+  static constexpr int kBytes = kWarps * kRows * kPitch * 4;
+  Sum* all;
+
+  // row_of(r): where row r of the slot stands among the rows of x.
+  template <class RowOf>
+  __device__ __forceinline__ void multiply(const Matrix& m, const Pointers& p, const void* x, int rows, int part,
+                                           int parts, const RowOf& row_of) const {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint8_t* own[kRowBlocks];
+#pragma unroll
+    for (int c = 0; c < kRowBlocks; ++c)  // rows past the last repeat it; nobody stores their sums
+      own[c] = static_cast<const uint8_t*>(x) +
+               static_cast<int64_t>(row_of(min(8 * c + lane / 4, rows - 1))) * m.in * Form::kXBytes;
+    Sum sums[Form::kSubs][kRowBlocks][4] = {};
+    Form::multiply(sums, p, m, blockIdx.x, part, parts, own);
+#pragma unroll
+    for (int j = 0; j < Form::kSubs; ++j)
+#pragma unroll
+      for (int c = 0; c < kRowBlocks; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          all[(warp * kRows + 8 * c + lane % 4 * 2 + i % 2) * kPitch + 16 * j + lane / 4 + 8 * (i / 2)] = sums[j][c][i];
+  }
+  // An output of a row: of warps [first, end), with scales and bias, rounded to bf16. `o`: in the tile.
+  __device__ __forceinline__ float value(const Pointers& p, int row, int o, int first, int end,
+                                         const float* x_scale) const {
+    Sum sum = all[(first * kRows + row) * kPitch + o];
+    for (int w = first + 1; w < end; ++w) sum += all[(w * kRows + row) * kPitch + o];
+    const int output = blockIdx.x * kOuts + o;
+    float v = Form::value(sum, p, output, x_scale);
+    if (p.bias) v = add_rn(v, __bfloat162float(p.bias[output]));
+    return __bfloat162float(__float2bfloat16_rn(v));
+  }
+};
+
+__device__ __forceinline__ float gated(float g, float u, ActKind act, float limit) {
+  if (limit > 0) {
+    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
+    return (u + 1.f) * g / (1.f + expf(-1.702f * g));
+  }
+  switch (act) {
+    case ActKind::silu:
+      return activate<ActKind::silu>(g) * u;
+    case ActKind::gelu_tanh:
+      return activate<ActKind::gelu_tanh>(g) * u;
+    case ActKind::relu:
+      return activate<ActKind::relu>(g) * u;
+    case ActKind::none:
+      break;
+  }
+  return g * u;
+}
+
+// Grid: tiles of outputs x slots.
+template <class Form, int kRowBlocks>
+__global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ WideJob job) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  using S = Sums<Form, kRowBlocks>;
+  allow_successor();
+  await_predecessor();
+  const Slot slot(job.pairs);
+  if (slot.rows == 0) return;
+  const S sums{reinterpret_cast<typename S::Sum*>(shared)};
+  const bool two = job.gate.experts != nullptr;
+  const int warp = threadIdx.x / 32, parts = two ? kWarps / 2 : kWarps;
+  const Pointers own = (warp < parts ? job.up : job.gate).experts[slot.expert];
+  const auto row_of = [&](int r) {
+    const int pair = job.pairs.pair[slot.begin + r];
+    return job.by_pair ? pair : pair / job.pairs.top_k;
+  };
+  sums.multiply(job.up, own, job.rows.x, slot.rows, warp % parts, parts, row_of);
+  __syncthreads();
+  const Pointers up = job.up.experts[slot.expert], gate = (two ? job.gate : job.up).experts[slot.expert];
+  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += kThreads) {
+    const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
+    const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
+    const float u = sums.value(up, row, o, 0, parts, x_scale);
+    const float g = two ? sums.value(gate, row, o, parts, kWarps, x_scale) : u;
+    job.to[static_cast<int64_t>(slot.begin + row) * job.up.out + output] =
+        __float2bfloat16_rn(gated(g, u, job.act, job.swiglu_limit));
+  }
+}
+
+// The weighted sums of a tile of outputs, of all tokens; all y are there.
+__device__ __forceinline__ void add_answers(const DownJob& job, int first, int outs) {
+  const Pairs& p = job.pairs;
+  for (int i = threadIdx.x; i < job.tokens * outs; i += kThreads) {
+    const int token = i / outs, output = first + i % outs;
+    float sum = 0;
+    for (int e = 0; e < p.top_k; ++e) {
+      const int place = p.place[token * p.top_k + e];
+      const __nv_bfloat16 y = __ldcg(job.y + static_cast<int64_t>(place) * job.down.out + output);
+      sum = fmaf(job.shares ? job.shares[p.pair[place]] : 1.f, __bfloat162float(y), sum);
+    }
+    job.out[static_cast<int64_t>(token) * job.down.out + output] = __float2bfloat16_rn(sum);
+  }
+}
+
+// Grid: tiles of outputs x slots.
+template <class Form, int kRowBlocks>
+__global__ void __launch_bounds__(kThreads) down_kernel(const __grid_constant__ DownJob job) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  using S = Sums<Form, kRowBlocks>;
+  __shared__ bool last;
+  allow_successor();
+  await_predecessor();
+  const Slot slot(job.pairs);
+  if (slot.rows == 0) return;
+  const S sums{reinterpret_cast<typename S::Sum*>(shared)};
+  const Pointers down = job.down.experts[slot.expert];
+  const auto row_of = [&](int r) { return slot.begin + r; };
+  sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, kWarps, row_of);
+  __syncthreads();
+  for (int i = threadIdx.x; i < slot.rows * S::kOuts; i += kThreads) {
+    const int row = i / S::kOuts, o = i % S::kOuts, output = blockIdx.x * S::kOuts + o;
+    const float* x_scale = job.rows.scales ? job.rows.scales + row_of(row) : nullptr;
+    job.y[static_cast<int64_t>(row_of(row)) * job.down.out + output] =
+        __float2bfloat16_rn(sums.value(down, row, o, 0, kWarps, x_scale));
+  }
+  __threadfence();  // the answers are seen before the arrival
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(job.arrived + blockIdx.x, 1u) + 1 == static_cast<uint32_t>(*job.pairs.active);
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  if (threadIdx.x == 0) job.arrived[blockIdx.x] = 0;
+  add_answers(job, blockIdx.x * S::kOuts, S::kOuts);
+}
+
+}  // namespace fewbit::cuda::few_experts_step
