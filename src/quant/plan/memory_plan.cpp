@@ -322,10 +322,10 @@ std::string refusal_of(const MemoryPlan& m, const PlanOptions& o) {
   const auto line = [&](const PhaseMemory& p, const char* what, const char* flag, int64_t needs, int64_t may,
                         const std::string& by) {
     return fmt::format(
-        "this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; give it {} {} "
+        "this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; give it {} {}MiB "
         "or more, on a machine that has it",
         human_bytes(needs), what, p.phase, p.layer, human_bytes(may), by.empty() ? "" : " (" + by + ")", flag,
-        human_bytes(needs));
+        (needs >> 20) + 1);
   };
   if (o.on_gpu && m.least_device > o.limits.device)
     return line(device, "GPU", "--max-gpu-memory", m.least_device, o.limits.device, "");

@@ -124,7 +124,10 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
   const int64_t few = int64_t{16} * thread_count();
   Points row, system, factor, measuring;
-  at_widths(widths, seconds, sums ? 1.5 : 1, [&](int64_t n) {
+  std::vector<int64_t> whole = widths;
+  if (p.blocks)  // an encoder takes whole blocks; the linear's own width is among those that stay
+    std::erase_if(whole, [&](int64_t n) { return n % p.blocks->elements != 0; });
+  at_widths(whole, seconds, sums ? 1.5 : 1, [&](int64_t n) {
     if (p.recipe.spec.group > 0 && n % p.recipe.spec.group != 0 && n % kNarrowest == 0) return;
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
