@@ -132,7 +132,8 @@ TEST_P(MeasuredRates, HaveAllThatThePlanCounts) {
 INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredRates,
                          ::testing::Values("gptq int4 g64", "gptq int4 g64 effort=quick act=full", "rtn int4 g64",
                                            "rtn int4 g64 asym format=awq", "awq int4 g64", "fp8 block128", "gptq w8a8",
-                                           "smoothquant+gptq", "rtn nvfp4 format=modelopt", "rtn format=gguf:q8_0"));
+                                           "smoothquant+gptq", "rtn nvfp4 format=modelopt", "rtn format=gguf:q8_0",
+                                           "rtn format=gguf:q4_k"));
 
 class MixtureRates : public TimePlanTest {
  protected:
