@@ -34,24 +34,26 @@ void largest(const std::vector<float>& scores, int64_t n, int32_t* to) {
 }  // namespace
 
 void choose_keys(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView weights, ConstTensorView positions,
-                 TensorView chosen) {
-  const int64_t seqs = k.shape[0], keys = k.shape[1], d = k.shape[2], heads = weights.cols(), len = q.rows() / seqs;
+                 int64_t every, TensorView chosen) {
+  const int64_t seqs = k.shape[0], rows = k.shape[1], d = k.shape[2], heads = weights.cols(), len = q.rows() / seqs;
   const int32_t* where = positions.as<int32_t>();
   for (int64_t s = 0; s < seqs; ++s) {
-    const int64_t seen = *std::max_element(where + s * len, where + (s + 1) * len) + 1;
-    FEWBIT_ASSERT(seen <= keys && *std::min_element(where + s * len, where + (s + 1) * len) >= 0);
+    const int64_t last = *std::max_element(where + s * len, where + (s + 1) * len), seen = (last + 1) / every;
+    FEWBIT_ASSERT(last < rows && *std::min_element(where + s * len, where + (s + 1) * len) >= 0);
     for_float_type(q.dtype, [&](auto* type) {
       using T = std::remove_pointer_t<decltype(type)>;
       std::vector<float> wide(at(seen * d));
-      widen(k.as<T>() + s * keys * d, wide.data(), seen * d);
+      for (int64_t j = 0; j < seen; ++j)
+        widen(k.as<T>() + (s * rows + j * every + every - 1) * d, wide.data() + j * d, d);
       parallel_for(len, 1, [&](int64_t i, int64_t) {
         blas::use_one_thread();
-        const int64_t t = s * len + i, n = where[t] + 1;
+        const int64_t t = s * len + i, n = (where[t] + 1) / every;
         std::vector<float> query(at(heads * d)), weight(at(heads)), products(at(heads * n)), scores(at(n), 0.f);
         widen(q.as<T>() + t * heads * d, query.data(), heads * d);
         widen(weights.as<T>() + t * heads, weight.data(), heads);
-        blas::gemm(CblasNoTrans, CblasTrans, heads, n, d, 1.f, query.data(), d, wide.data(), d, 0.f, products.data(),
-                   n);
+        if (n > 0)
+          blas::gemm(CblasNoTrans, CblasTrans, heads, n, d, 1.f, query.data(), d, wide.data(), d, 0.f, products.data(),
+                     n);
         for (int64_t h = 0; h < heads; ++h)
           for (int64_t j = 0; j < n; ++j) scores[at(j)] += weight[at(h)] * std::max(0.f, products[at(h * n + j)]);
         for (float& x : scores)

@@ -26,17 +26,17 @@ __device__ __forceinline__ uint32_t ordered(float x) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     score_keys_kernel(const T* q, const T* k, const T* weights, const int32_t* positions, uint32_t* scores,
-                      int64_t first, int64_t len, int keys, int heads, int d) {
+                      int64_t first, int64_t len, int rows, int every, int heads, int d) {
   extern __shared__ float shared[];
   __shared__ float parts[kWarps][kKeys];
   float *query = shared, *tile = query + heads * d, *weight = tile + kKeys * (d + 1);
   const int64_t t = first + blockIdx.y;
-  const int key0 = static_cast<int>(blockIdx.x) * kKeys, position = positions[t];
-  if (key0 > position) return;
-  const T* own = k + (t / len * keys + key0) * d;
+  const int keys = rows / every, key0 = static_cast<int>(blockIdx.x) * kKeys, count = (positions[t] + 1) / every;
+  if (key0 >= count) return;
+  const T* own = k + (t / len * rows + static_cast<int64_t>(key0) * every + every - 1) * d;
   for (int i = threadIdx.x; i < heads * d; i += kThreads) query[i] = to_f32(q[t * heads * d + i]);
   for (int i = threadIdx.x; i < kKeys * d; i += kThreads)
-    tile[i / d * (d + 1) + i % d] = key0 + i / d < keys ? to_f32(own[i]) : 0.f;
+    tile[i / d * (d + 1) + i % d] = key0 + i / d < keys ? to_f32(own[static_cast<int64_t>(i / d) * every * d + i % d]) : 0.f;
   for (int i = threadIdx.x; i < heads; i += kThreads) weight[i] = to_f32(weights[t * heads + i]);
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   parts[warp][lane] = sum;
   __syncthreads();
-  if (warp > 0 || key0 + lane > position) return;
+  if (warp > 0 || key0 + lane >= count) return;
   sum = 0;
   for (int w = 0; w < kWarps; ++w) sum += parts[w][lane];
   scores[static_cast<int64_t>(blockIdx.y) * keys + key0 + lane] = ordered(sum);
@@ -96,11 +96,11 @@ __device__ __forceinline__ uint32_t nth_largest(const uint32_t* scores, int coun
 
 // Grid: queries.
 __global__ void __launch_bounds__(kThreads) choose_keys_kernel(const uint32_t* scores, const int32_t* positions,
-                                                               int32_t* chosen, int64_t first, int keys, int n) {
+                                                               int32_t* chosen, int64_t first, int keys, int every, int n) {
   static_assert(kThreads == 256, "a bin of the histogram for every thread");
   __shared__ int counts[kWarps + 1];
   const int64_t t = first + blockIdx.x;
-  const int count = positions[t] + 1;
+  const int count = (positions[t] + 1) / every;
   int32_t* to = chosen + t * n;
   scores += static_cast<int64_t>(blockIdx.x) * keys;
   if (count <= n) {
@@ -127,11 +127,12 @@ __global__ void __launch_bounds__(kThreads) choose_keys_kernel(const uint32_t* s
 }  // namespace
 
 void choose_keys(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView weights, ConstTensorView positions,
-                 TensorView chosen) {
+                 int64_t every, TensorView chosen) {
   const int64_t tokens = q.rows();
   if (tokens == 0) return;
   CudaState& s = ex.cuda_state();
-  const int keys = static_cast<int>(k.shape[1]), d = static_cast<int>(k.shape[2]);
+  const int rows = static_cast<int>(k.shape[1]), block = static_cast<int>(every), keys = std::max(1, rows / block);
+  const int d = static_cast<int>(k.shape[2]);
   const int heads = static_cast<int>(weights.cols()), n = static_cast<int>(chosen.cols());
   const int64_t len = tokens / k.shape[0];
   const int64_t at_once = std::min<int64_t>({tokens, 65535, std::max<int64_t>(1, kScoreBytes / 4 / keys)});
@@ -148,10 +149,10 @@ void choose_keys(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView
       const auto some = static_cast<unsigned>(std::min(at_once, tokens - first));
       const dim3 tiles(static_cast<unsigned>((keys + kKeys - 1) / kKeys), some);
       score_keys_kernel<T><<<tiles, kThreads, shared, s.stream>>>(
-          q.as<T>(), k.as<T>(), weights.as<T>(), positions.as<int32_t>(), scores, first, len, keys, heads, d);
+          q.as<T>(), k.as<T>(), weights.as<T>(), positions.as<int32_t>(), scores, first, len, rows, block, heads, d);
       FEWBIT_CUDA_LAUNCHED();
       choose_keys_kernel<<<some, kThreads, 0, s.stream>>>(scores, positions.as<int32_t>(), chosen.as<int32_t>(), first,
-                                                          keys, n);
+                                                          keys, block, n);
       FEWBIT_CUDA_LAUNCHED();
     }
   });

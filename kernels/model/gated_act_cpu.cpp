@@ -39,7 +39,7 @@ void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, Ten
   });
 }
 
-void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, float limit, TensorView out) {
+void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, const SwigluClamp& clamp, TensorView out) {
   constexpr int64_t kGrain = 8192;
   for_float_type(gate.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -48,8 +48,8 @@ void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, float limit
       widen(gate.as<T>() + begin, g, end - begin);
       widen(up.as<T>() + begin, u, end - begin);
       for (int64_t i = 0; i < end - begin; ++i) {
-        const float low = std::min(g[i], limit), bounded = std::clamp(u[i], -limit, limit);
-        g[i] = (bounded + 1) * low / (1 + std::exp(-1.702f * low));
+        const float low = std::min(g[i], clamp.limit), bounded = std::clamp(u[i], -clamp.limit, clamp.limit);
+        g[i] = (bounded + clamp.shift) * low / (1 + std::exp(-clamp.slope * low));
       }
       narrow(g, out.as<T>() + begin, end - begin);
     });

@@ -28,13 +28,13 @@ __global__ void gated_act_kernel(const T* gate, const T* up, T* out, int64_t n, 
 }
 
 template <class T>
-__global__ void clamped_swiglu_kernel(const T* gate, const T* up, float limit, T* out, int64_t n) {
+__global__ void clamped_swiglu_kernel(const T* gate, const T* up, SwigluClamp clamp, T* out, int64_t n) {
   allow_successor();
   await_predecessor();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= n) return;
-  const float g = fminf(to_f32(gate[i]), limit), u = fminf(fmaxf(to_f32(up[i]), -limit), limit);
-  out[i] = from_f32<T>((u + 1.f) * g / (1.f + expf(-1.702f * g)));
+  const float g = fminf(to_f32(gate[i]), clamp.limit), u = fminf(fmaxf(to_f32(up[i]), -clamp.limit), clamp.limit);
+  out[i] = from_f32<T>((u + clamp.shift) * g / (1.f + expf(-clamp.slope * g)));
 }
 
 }  // namespace
@@ -56,14 +56,14 @@ void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, 
   });
 }
 
-void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, float limit, TensorView out) {
+void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, const SwigluClamp& clamp, TensorView out) {
   const int64_t n = out.numel();
   if (n == 0) return;
   dispatch_f32_bf16(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_overlapping(ex.cuda_state(), clamped_swiglu_kernel<T>,
                        dim3(static_cast<unsigned>((n + kThreads - 1) / kThreads)), dim3(kThreads), 0, gate.as<T>(),
-                       up.as<T>(), limit, out.as<T>(), n);
+                       up.as<T>(), clamp, out.as<T>(), n);
   });
 }
 

@@ -54,7 +54,7 @@ class Router {
     bool nan = false;
     for (size_t e = 0; e < score_.size(); ++e) {
       const double scale = rule_.logit_scale;
-      score_[e] = softmax ? std::exp(scale * (static_cast<double>(z[e]) - max)) : 1 / (1 + std::exp(-scale * z[e]));
+      score_[e] = softmax ? std::exp(scale * (static_cast<double>(z[e]) - max)) : score_alone(scale * z[e]);
       nan |= std::isnan(score_[e]);
       all += score_[e];
     }
@@ -63,6 +63,14 @@ class Router {
       choice_[e] = or_never(rule_.bias.data ? static_cast<float>(score_[e]) + rule_.bias.as<float>()[e] : z[e]);
     }
     return nan;
+  }
+
+  // Of a score that does not depend on the other experts.
+  double score_alone(double z) const {
+    if (rule_.score == RouteScore::given) return z;
+    if (rule_.score == RouteScore::root_softplus)
+      return std::sqrt(std::max(z, 0.) + std::log1p(std::exp(-std::fabs(z))));
+    return 1 / (1 + std::exp(-z));
   }
 
   void keep_best_groups() {

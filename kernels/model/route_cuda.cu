@@ -36,13 +36,29 @@ __device__ __forceinline__ Choice warp_best(Choice c) {
 __device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY : z; }
 
 struct Rule {
-  bool renormalise, softmax;
+  bool renormalise;
+  RouteScore score;
   float scaling;
   int groups, best_groups, judges;
   const float* bias;  // or null
   float logit_scale;
   const float* expert_scale;  // or null
 };
+
+__device__ __forceinline__ float score_of(const Rule& rule, float z, float max) {
+  const float scaled = rule.logit_scale * z;
+  switch (rule.score) {
+    case RouteScore::softmax:
+      return expf(rule.logit_scale * (z - max));
+    case RouteScore::root_softplus:
+      return isnan(z) ? z : sqrtf(fmaxf(scaled, 0.f) + log1pf(expf(-fabsf(scaled))));
+    case RouteScore::given:
+      return scaled;
+    case RouteScore::sigmoid:
+      break;
+  }
+  return 1.f / (1.f + expf(-scaled));
+}
 
 // -inf for the choice of all experts outside of the best groups; lane g ranks groups g, g + 32, ….
 __device__ __forceinline__ void keep_best_groups(const Rule& rule, const float* score, float* choice, float* two,
@@ -85,12 +101,12 @@ __global__ void route_kernel(const float* __restrict__ logits,  // [tokens, expe
   for (int e = lane; e < experts; e += 32) max = fmaxf(max, rank_of(z[e]));
   max = warp_max(max);
   for (int e = lane; e < experts; e += 32) {
-    score[e] = rule.softmax ? expf(rule.logit_scale * (z[e] - max)) : 1.f / (1.f + expf(-rule.logit_scale * z[e]));
+    score[e] = score_of(rule, z[e], max);
     all += score[e];
   }
   all = warp_sum(all);
   for (int e = lane; e < experts; e += 32) {
-    if (rule.softmax) score[e] /= all;
+    if (rule.score == RouteScore::softmax) score[e] /= all;
     choice[e] = rank_of(rule.bias ? score[e] + rule.bias[e] : z[e]);
   }
   __syncwarp();
@@ -140,7 +156,7 @@ void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView i
   const int64_t tokens = logits.rows(), experts = logits.cols(), top_k = ids.cols();
   if (tokens == 0) return;
   const Rule r{rule.renormalise,
-               rule.score == RouteScore::softmax,
+               rule.score,
                rule.scaling,
                rule.groups,
                rule.best_groups,

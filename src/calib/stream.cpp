@@ -24,11 +24,11 @@ Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, D
   Tensor host = Tensor::host(DType::i32, {chunks.most_rows()});
   for (int64_t t = 0; t < host.numel(); ++t) host.as<int32_t>()[t] = static_cast<int32_t>(t % chunks.length);
   positions_ = store.exec().to_device(host);
-  if (token_input_of(spec)) {
+  if (reads_tokens(spec)) {
     FEWBIT_ASSERT(static_cast<int64_t>(ids.size()) == chunks.tokens());
     ids_ = store.exec().to_device(Tensor::host_from<int32_t>(DType::i32, {chunks.tokens()}, ids));
   }
-  stored_.emplace(Slot::x, States(store, chunks, dtype, spec.hidden));
+  stored_.emplace(Slot::x, States(store, chunks, dtype, spec.width()));
   choices_.resize(choice_that_lasts(spec) > 0 ? static_cast<size_t>(chunks.count()) : 1);
 }
 

@@ -22,10 +22,10 @@ void need_no_shared_choice(const ModelSpec&, const std::string& what, int64_t le
 
 class Stream {
  public:
-  // `ids` of all chunks' tokens, for models whose blocks read them (token_input_of); else none are needed.
+  // `ids` of all chunks' tokens, for models whose blocks read them (reads_tokens); else none are needed.
   Stream(StateStore&, const ModelSpec&, const Chunks&, DType, std::span<const int32_t> ids = {});
 
-  // The states that enter the first block, [rows of the chunk, hidden].
+  // The states that enter the first block, [rows of the chunk, width].
   void start(int64_t chunk, ConstTensorView x) { stored_.at(Slot::x).put(chunk, x); }
   // Begins a block from the states at the end of the one before.
   void begin_block(const std::vector<BlockOp>& ops);

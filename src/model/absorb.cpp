@@ -54,7 +54,7 @@ bool take_consumers(const std::vector<BlockOp>& ops, Slot s, Absorber& a) {
       for (int e = 0; e < moe->experts; ++e)
         for (LinearDef& l : moe->wide_of(e)) a.linears.push_back(std::move(l));
       if (moe->routed() == moe->in) a.routers.push_back({moe->router, {moe->experts, moe->hidden}});
-    } else if (const auto* project = std::get_if<Project>(&ops[i])) {
+    } else if (const auto* project = std::get_if<Project>(&ops[i]); project && project->groups == 1) {
       a.routers.push_back({project->name, {project->out_features, project->in_features}});
     } else if (const auto* latent = std::get_if<LatentAttention>(&ops[i]); latent && latent->latent == s) {
       continue;  // it keeps the latent for the columns of kv_b alone, which take the scale
@@ -76,7 +76,7 @@ std::optional<Absorber> absorber_of(const std::vector<BlockOp>& ops, size_t read
     a->name = norm->name;
     a->features = norm->features;
   } else if (const auto* act = std::get_if<GatedAct>(&ops[*at])) {
-    if (act->up != act->gate) a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
+    if (act->up != act->gate && act->limit == 0) a = rows_of(ops, *at, act->up);  // act(gate) * up is linear in up
   } else if (const auto* attention = std::get_if<Attention>(&ops[*at])) {
     if (attention->v != attention->q && attention->v != attention->k)
       a = rows_of(ops, *at, attention->v);  // a weighted mean of v is linear in v

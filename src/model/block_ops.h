@@ -38,6 +38,7 @@ struct Project {
   Slot in, out;
   std::string name;
   int64_t out_features, in_features;
+  int groups = 1;  // each makes its part of the outputs from its own in_features inputs
 };
 // The outputs of a fused linear, side by side in `in`, each to a slot of its own or to the columns of one from `at` on.
 // With groups (heads) the parts of every group lie side by side, and an output has its part of all groups.
@@ -88,6 +89,7 @@ struct PositionScale {
 struct GatedAct {
   Slot gate, up, out;
   Activation act;
+  float limit = 0;  // > 0: gate up to it, up between it and its negative, and silu (SwigluClamp without slope and shift)
 };
 struct SigmoidGate {  // out = in * sigmoid(gate); a gate for every feature, or one for all. out may be in
   Slot gate, in, out;
@@ -117,6 +119,7 @@ struct Keep {
 };
 using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
                              SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention,
-                             PositionScale, StateScan, TokenInput, Keep>;
+                             PositionScale, StateScan, TokenInput, Keep, CompressKeys, SharedKeyAttention,
+                             ReadStreams, WriteStreams, TokenRoute>;
 
 }  // namespace fewbit

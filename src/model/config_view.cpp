@@ -399,6 +399,13 @@ RopeParams ConfigView::unscaled_rope(int64_t head_dim) const {
   return rope_of(s, head_dim);
 }
 
+RopeParams ConfigView::rope_of_theta(int64_t head_dim, const std::string& key, double fallback, bool scaled) const {
+  RopeSettings s = read_rope(impl_->root, where(), "");
+  s.theta = f64(key, fallback);
+  if (!scaled) s.type = "default";
+  return rope_of(s, head_dim);
+}
+
 RopeParams ConfigView::rope(int64_t head_dim, const std::string& section, double partial) const {
   return rope_of(read_rope(impl_->root, where(), section, partial), head_dim);
 }

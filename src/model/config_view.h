@@ -55,6 +55,8 @@ class ConfigView {
   RopeParams rope(int64_t head_dim, const std::string& section = "", double partial = 1) const;
   // The same without any scaling of the config: its theta alone.
   RopeParams unscaled_rope(int64_t head_dim) const;
+  // The same two with the theta of another key of the config, where layers have one of their own.
+  RopeParams rope_of_theta(int64_t head_dim, const std::string& key, double fallback, bool scaled) const;
   // A number among the rotary parameters, by its name there.
   double rope_number(const std::string& key, double fallback) const;
   // What the config says of that, either spelling, before any arithmetic. `values`: the JSON object of a

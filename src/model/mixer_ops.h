@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/core/shape.h"
+#include "src/model/rope_params.h"
 #include "src/model/slots.h"
 
 namespace fewbit {
@@ -50,6 +51,7 @@ struct KeyChoice {
   Slot q, k, weights;
   int heads;
   int64_t head_dim, top_k;
+  int64_t every = 1;  // above 1: the keys are those of blocks of so many tokens (CompressKeys)
 };
 // Attention whose keys and values are made from a latent of `rank` features a token (DeepSeek-V2, 2024, section 2.1):
 // the key of a head is its part of `kv` and k_rope, which all heads share; the rest of its part of `kv` is the value.
@@ -63,6 +65,52 @@ struct LatentAttention {
   int64_t nope, rope, value, rank;  // features: of a head's key that do not turn, that do; of its value; of the latent
   float scale;
   bool chosen = false;  // it sees the keys of the last KeyChoice alone
+};
+// A key for every `every` tokens (kernels/attention/compress_keys.h), in the row of the last of them: of the tensors
+// `name`.ape and `name`.norm. With `overlap` k and gate are twice as wide as the key.
+struct CompressKeys {
+  Slot k, gate, out;
+  std::string name;
+  int64_t every, head_dim;
+  bool overlap;
+  RopeParams rope;
+  float eps;
+  int64_t width() const { return overlap ? 2 * head_dim : head_dim; }
+};
+// Attention of all heads over the same keys, which are the values too (kernels/attention/shared_key_attention.h): those
+// of a window, and those that CompressKeys made, or the last KeyChoice chose of them.
+struct SharedKeyAttention {
+  Slot q, k, far, out;  // far == Slot::count: the window alone
+  std::string sinks;
+  int heads;
+  int64_t head_dim;
+  float scale;
+  int64_t window, every = 1;
+  bool chosen = false;
+  bool sees_far() const { return far != Slot::count; }
+};
+// Several residual streams side by side in x (kernels/model/streams.h): what a branch reads of them, and how what it
+// makes goes back, by the tensors `name`_fn, _base and _scale.
+struct ReadStreams {
+  Slot in, out, mix;
+  std::string name;
+  int streams;
+  int64_t hidden;
+  float norm_eps, eps;
+  int rounds;
+};
+struct WriteStreams {
+  Slot in, mix, out;
+};
+// A router of experts that the token itself says (kernels/model/token_route.h): `table` [vocab, top_k] of integers.
+// `out` has the weight of every expert, 0 of those that are not meant.
+struct TokenRoute {
+  Slot in, out;
+  std::string router, table;
+  int64_t hidden, vocab;
+  int experts, top_k;
+  bool renormalise;
+  float scaling;
 };
 
 }  // namespace fewbit

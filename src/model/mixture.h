@@ -19,10 +19,10 @@ struct LinearDef {
 
 // Mixture of experts: every token goes to the `top_k` experts that the router likes best; out becomes the sum
 // of down(act(gate) * up) of those, weighted by the router's scores (kernels/model/route.h). out may be in.
-enum class RouterScore : uint8_t { softmax, sigmoid };
+enum class RouterScore : uint8_t { softmax, sigmoid, root_softplus };
 struct Moe {
   Slot in, out;
-  std::string router;  // "mlp.gate", always dense [experts, hidden]
+  std::string router;  // "mlp.gate", always dense [experts, hidden]; empty: routed() has the weights (TokenRoute)
   int64_t hidden;
   int experts, top_k;
   bool renormalise;          // the weights of the chosen experts sum to 1
@@ -46,6 +46,7 @@ struct Moe {
   float logit_scale = 1;
   bool router_bias = false;
   float swiglu_limit = 0;      // > 0: clamped_swiglu() of kernels/model/gated_act.h takes the place of act(gate) * up
+  bool plain_swiglu = false;   // clamped, but without the slope and the shift of gpt-oss
   std::string expert_scale{};  // of the weights, [experts]
   int own_begin = 0, own_end = 0;  // of one of several ranks: its experts, what they make is summed; 0, 0: all
   bool all_own() const { return own_end == 0; }

@@ -50,7 +50,8 @@ const char* name_of(Slot s) {
       "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",          "decay",
       "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",      "latent",
       "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights", "token",
-      "near_k", "near_v", "far_k",   "far_v"};
+      "near_k", "near_v", "far_k",   "far_v", "mix",     "block_k", "block_gate",    "block_key",
+      "index_block_k", "index_block_gate"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -60,8 +61,11 @@ const LatentAttention* latent_attention_of(const std::vector<BlockOp>& block) {
   return find_op<LatentAttention>(block);
 }
 const KeyChoice* key_choice_of(const std::vector<BlockOp>& block) { return find_op<KeyChoice>(block); }
+const SharedKeyAttention* shared_key_attention_of(const std::vector<BlockOp>& block) {
+  return find_op<SharedKeyAttention>(block);
+}
 bool attends(const BlockOp& op) {
-  return std::holds_alternative<Attention>(op) || std::holds_alternative<LatentAttention>(op);
+  return std::holds_alternative<Attention>(op) || std::holds_alternative<SharedKeyAttention>(op) || std::holds_alternative<LatentAttention>(op);
 }
 
 const Attention* own_attention_of(const std::vector<BlockOp>& block) {
@@ -81,6 +85,12 @@ const TokenInput* token_input_of(const ModelSpec& spec) {
   for (const std::vector<BlockOp>& block : spec.kinds)
     if (const TokenInput* t = find_op<TokenInput>(block)) return t;
   return nullptr;
+}
+
+bool reads_tokens(const ModelSpec& spec) {
+  return token_input_of(spec) || std::any_of(spec.kinds.begin(), spec.kinds.end(), [](const std::vector<BlockOp>& block) {
+           return find_op<TokenRoute>(block) != nullptr;
+         });
 }
 
 int64_t keys_layer(const ModelSpec& spec, int64_t layer) {
@@ -151,7 +161,19 @@ std::vector<SmallTensor> small_tensors_of(const BlockOp& op) {
   }
   if (const Attention* a = std::get_if<Attention>(&op); a && !a->sinks.empty()) return {{a->sinks, {a->heads}, true}};
   if (const Scale* s = std::get_if<Scale>(&op)) return {{s->name, {s->features}, true}};
+  if (const SharedKeyAttention* a = std::get_if<SharedKeyAttention>(&op)) return {{a->sinks, {a->heads}, true}};
+  if (const CompressKeys* c = std::get_if<CompressKeys>(&op))
+    return {{c->name + ".ape", {c->every, c->width()}, true}, {c->name + ".norm.weight", {c->head_dim}}};
+  if (const ReadStreams* r = std::get_if<ReadStreams>(&op)) {
+    const int64_t rows = (2 + r->streams) * r->streams;
+    return {{r->name + "_fn", {rows, r->streams * r->hidden}, true},
+            {r->name + "_base", {rows}, true},
+            {r->name + "_scale", {3}, true}};
+  }
+  if (const TokenRoute* r = std::get_if<TokenRoute>(&op))
+    return {{r->router + ".weight", {r->experts, r->hidden}}, {r->table, {r->vocab, r->top_k}, false, r->experts}};
   if (const Moe* m = std::get_if<Moe>(&op)) {
+    if (m->router.empty()) return {};
     std::vector<SmallTensor> out = {{m->router + ".weight", {m->experts, m->hidden}}};
     if (m->router_bias) out.push_back({m->router + ".bias", {m->experts}});
     if (!m->correction.empty()) out.push_back({m->correction, m->correction_shape, true});
@@ -201,10 +223,15 @@ std::vector<NamedDense> dense_tensors_of(const ModelSpec& spec) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::string prefix = spec.prefix(layer);
     for (const BlockOp& op : spec.block(layer)) {
-      for (const SmallTensor& t : small_tensors_of(op)) out.push_back({prefix + t.name, t.shape});
+      for (const SmallTensor& t : small_tensors_of(op)) out.push_back({prefix + t.name, t.shape, t.below});
       for (const LinearDef& l : linears_of(op))
         if (l.bias) out.push_back({prefix + l.name + ".bias", {l.out_features}});
     }
+  }
+  if (spec.streams > 1) {
+    out.push_back({spec.streams_name + "_fn", {spec.streams, spec.width()}});
+    out.push_back({spec.streams_name + "_base", {spec.streams}});
+    out.push_back({spec.streams_name + "_scale", {1}});
   }
   out.push_back({spec.final_norm, {spec.hidden}});
   if (!spec.tied()) out.push_back({spec.lm_head, {spec.vocab, spec.hidden}});
@@ -215,15 +242,17 @@ std::vector<std::string> routers_of(const ModelSpec& spec) {
   std::vector<std::string> out;
   for (int64_t layer = 0; layer < spec.layers; ++layer)
     for (const BlockOp& op : spec.block(layer))
-      if (const Moe* m = std::get_if<Moe>(&op))
+      if (const Moe* m = std::get_if<Moe>(&op); m && !m->router.empty())
         out.push_back(spec.prefix(layer) + m->router);
+      else if (const TokenRoute* r = std::get_if<TokenRoute>(&op))
+        out.push_back(spec.prefix(layer) + r->router);
       else if (const Project* p = std::get_if<Project>(&op))
         out.push_back(spec.prefix(layer) + p->name);
   return out;
 }
 
 int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, Slot slot) {
-  if (slot == Slot::x) return spec.hidden;
+  if (slot == Slot::x) return spec.width();
   for (const BlockOp& op : block) {
     if (const Norm* n = std::get_if<Norm>(&op); n && n->out == slot) return n->features;
     if (const Linears* group = std::get_if<Linears>(&op))
@@ -235,6 +264,14 @@ int64_t slot_features(const ModelSpec& spec, const std::vector<BlockOp>& block, 
     if (const ShortConv* c = std::get_if<ShortConv>(&op); c && c->out == slot) return c->channels;
     if (const DeltaRule* d = std::get_if<DeltaRule>(&op); d && d->out == slot) return d->v_heads * d->v_dim;
     if (const StateScan* s = std::get_if<StateScan>(&op); s && s->out == slot) return s->heads * s->head_dim;
+    if (const CompressKeys* c = std::get_if<CompressKeys>(&op); c && c->out == slot) return c->head_dim;
+    if (const SharedKeyAttention* a = std::get_if<SharedKeyAttention>(&op); a && a->out == slot)
+      return a->heads * a->head_dim;
+    if (const ReadStreams* r = std::get_if<ReadStreams>(&op)) {
+      if (r->out == slot) return r->hidden;
+      if (r->mix == slot) return r->streams + r->streams * r->streams;
+    }
+    if (const TokenRoute* r = std::get_if<TokenRoute>(&op); r && r->out == slot) return r->experts;
     if (const Keep* kept = std::get_if<Keep>(&op))
       for (size_t i = 0; i < kept->slots.size(); ++i)
         if (kept->slots[i] == slot) return kept->features[i];
@@ -268,7 +305,9 @@ std::vector<std::string> check_against(const ModelSpec& spec, const WeightStore&
       continue;
     }
     const std::string file = store.index().files[static_cast<size_t>(found->file)].path().string();
-    if (found->dtype != DType::f32 && found->dtype != DType::f16 && found->dtype != DType::bf16)
+    if (t.below > 0 && found->dtype != DType::i64 && found->dtype != DType::i32)
+      complaints.push_back(fmt::format("{}: {}: expected i64 or i32, found {}", file, t.name, name_of(found->dtype)));
+    if (t.below == 0 && found->dtype != DType::f32 && found->dtype != DType::f16 && found->dtype != DType::bf16)
       complaints.push_back(
           fmt::format("{}: {}: expected f32, f16 or bf16, found {}", file, t.name, name_of(found->dtype)));
     if (!(found->shape == t.shape))
@@ -314,6 +353,13 @@ std::string describe(const ModelSpec& spec) {
             a->heads, a->nope, a->rope, a->value, a->rank + a->rope, a->chosen ? ", over chosen keys" : "");
       if (const KeyChoice* k = std::get_if<KeyChoice>(&op))
         s += fmt::format("  choice of {} keys: {} heads of {} features\n", k->top_k, k->heads, k->head_dim);
+      if (const SharedKeyAttention* a = std::get_if<SharedKeyAttention>(&op))
+        s += fmt::format("  attention over shared keys: {} heads of {} features, window {}{}\n", a->heads, a->head_dim,
+                         a->window,
+                         a->sees_far() ? fmt::format(", {}keys of blocks of {}", a->chosen ? "chosen " : "", a->every)
+                                       : "");
+      if (const ReadStreams* r = std::get_if<ReadStreams>(&op))
+        s += fmt::format("  {} residual streams of {} features\n", r->streams, r->hidden);
       if (const StateScan* m = std::get_if<StateScan>(&op))
         s += fmt::format("  state scan: {} heads of {} features, states of {}, {} groups\n", m->heads, m->head_dim,
                          m->state, m->groups);

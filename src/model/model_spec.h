@@ -22,6 +22,7 @@ struct SmallTensor {
   std::string name;  // "input_layernorm.weight"
   Shape shape;
   bool exact = false;  // runs in f32 whatever the compute dtype
+  int64_t below = 0;   // > 0: integers from 0 to below it, no floats
   // By which BlockWeights::vectors knows it: without ".weight".
   std::string key() const;
 };
@@ -36,6 +37,12 @@ struct ModelSpec {
   std::string final_norm = "model.norm.weight";
   NormKind final_norm_kind = NormKind::rms;
   float final_norm_eps = 1e-5f;
+  // Residual streams of a token, side by side; above 1 they become one in front of the final norm, by the tensors
+  // `streams_name`_fn, _base and _scale (kernels/model/streams.h).
+  int streams = 1;
+  std::string streams_name{};
+  float streams_eps = 0;
+  int64_t width() const { return hidden * streams; }  // of a block's input
   std::string lm_head = "lm_head.weight";  // equals `embed` when tied
   float logit_softcap = 0;
   float logit_scale = 1;  // before the cap
@@ -55,6 +62,8 @@ struct ModelSpec {
 const Attention* attention_of(const std::vector<BlockOp>& block);
 const Attention* own_attention_of(const std::vector<BlockOp>& block);
 std::string attention_module(const std::vector<BlockOp>& block);
+// Attention over shared keys; null where a block has none.
+const SharedKeyAttention* shared_key_attention_of(const std::vector<BlockOp>& block);
 // Latent attention and its choice of keys; null where a block has none.
 const LatentAttention* latent_attention_of(const std::vector<BlockOp>& block);
 const KeyChoice* key_choice_of(const std::vector<BlockOp>& block);
@@ -64,6 +73,8 @@ bool attends(const BlockOp&);
 int64_t choice_that_lasts(const ModelSpec&);
 // What its blocks take from the token alone; null where none does. All have the same tensors.
 const TokenInput* token_input_of(const ModelSpec&);
+// Whether blocks read the ids of the tokens.
+bool reads_tokens(const ModelSpec&);
 // The layer whose keys and values a layer reads: itself, unless its attention says otherwise.
 int64_t keys_layer(const ModelSpec&, int64_t layer);
 // Whether blocks read more of those before them than the residual stream.
@@ -94,6 +105,7 @@ std::vector<NamedLinear> ends_of(const ModelSpec&);
 struct NamedDense {
   std::string name;
   Shape shape;
+  int64_t below = 0;  // > 0: integers, see SmallTensor
 };
 std::vector<NamedDense> dense_tensors_of(const ModelSpec&);
 // Full names of the routers: linear layers in the model's own code that are never quantized.

@@ -32,6 +32,13 @@ struct Reads {
   std::vector<Slot> operator()(const StateScan& op) const { return {op.in, op.dt}; }
   std::vector<Slot> operator()(const TokenInput&) const { return {}; }
   std::vector<Slot> operator()(const Keep& op) const { return op.slots; }
+  std::vector<Slot> operator()(const CompressKeys& op) const { return {op.k, op.gate}; }
+  std::vector<Slot> operator()(const SharedKeyAttention& op) const {
+    return op.sees_far() ? std::vector<Slot>{op.q, op.k, op.far} : std::vector<Slot>{op.q, op.k};
+  }
+  std::vector<Slot> operator()(const ReadStreams& op) const { return {op.in}; }
+  std::vector<Slot> operator()(const WriteStreams& op) const { return {op.in, op.mix, op.out}; }
+  std::vector<Slot> operator()(const TokenRoute& op) const { return {op.in}; }
 };
 
 struct Writes {
@@ -65,6 +72,11 @@ struct Writes {
   std::vector<Slot> operator()(const StateScan& op) const { return {op.out}; }
   std::vector<Slot> operator()(const TokenInput& op) const { return {op.out}; }
   std::vector<Slot> operator()(const Keep&) const { return {}; }
+  std::vector<Slot> operator()(const CompressKeys& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const SharedKeyAttention& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const ReadStreams& op) const { return {op.out, op.mix}; }
+  std::vector<Slot> operator()(const WriteStreams& op) const { return {op.out}; }
+  std::vector<Slot> operator()(const TokenRoute& op) const { return {op.out}; }
 };
 
 }  // namespace

@@ -42,6 +42,12 @@ enum class Slot : uint8_t {
   near_v,
   far_k,  // and those that layers without one do
   far_v,
+  mix,      // how a branch goes back into several residual streams
+  block_k,  // what a token offers to the key of its block of tokens, its gate, and the key
+  block_gate,
+  block_key,
+  index_block_k,  // the same for the choice of keys; index_k is the key
+  index_block_gate,
   count
 };
 inline constexpr int kSlots = static_cast<int>(Slot::count);

@@ -32,11 +32,20 @@ double flop_of(const BlockOp& op, int64_t past, int64_t tokens) {
     return 2. * a->heads * static_cast<double>(a->nope + a->rope + a->value) *
            (seen_by(past + tokens, 0) - seen_by(past, 0));
   if (const auto* k = std::get_if<KeyChoice>(&op))
-    return 2. * k->heads * static_cast<double>(k->head_dim) * (seen_by(past + tokens, 0) - seen_by(past, 0));
+    return 2. * k->heads * static_cast<double>(k->head_dim) * (seen_by(past + tokens, 0) - seen_by(past, 0)) /
+           static_cast<double>(k->every);
+  if (const auto* a = std::get_if<SharedKeyAttention>(&op)) {  // the far keys all in sight
+    double seen = seen_by(past + tokens, a->window) - seen_by(past, a->window);
+    if (a->sees_far()) seen += (seen_by(past + tokens, 0) - seen_by(past, 0)) / static_cast<double>(a->every);
+    return 4. * a->heads * static_cast<double>(a->head_dim) * seen;
+  }
+  if (const auto* r = std::get_if<ReadStreams>(&op))
+    return 2 * n * static_cast<double>((2 + r->streams) * r->streams * r->streams * r->hidden);
+  if (const auto* r = std::get_if<TokenRoute>(&op)) return 2 * n * static_cast<double>(r->experts * r->hidden);
   if (const auto* m = std::get_if<Moe>(&op)) {  // of one rank's experts the share that they would have of all work
     const double own = static_cast<double>(m->last_own() - m->own_begin) / m->experts;
     return 2 * n *
-           (static_cast<double>(m->experts * m->hidden) +
+           ((m->router.empty() ? 0. : static_cast<double>(m->experts * m->hidden)) +
             own * m->top_k * ((m->gated() ? 2 : 1) * weights_of(m->up) + weights_of(m->down)));
   }
   if (const auto* p = std::get_if<Project>(&op)) return 2 * n * static_cast<double>(p->out_features * p->in_features);

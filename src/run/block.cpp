@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/compress_keys.h"
 #include "kernels/attention/rope_append.h"
 #include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
@@ -15,6 +16,8 @@
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 #include "kernels/model/sigmoid_gate.h"
+#include "kernels/model/streams.h"
+#include "kernels/model/token_route.h"
 #include "kernels/products/gemm.h"
 #include "kernels/recurrent/delta_rule.h"
 #include "kernels/recurrent/short_conv.h"
@@ -101,7 +104,10 @@ struct Interpreter {
     }
     attend(op);
   }
-  void operator()(const GatedAct& op) const { gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]); }
+  void operator()(const GatedAct& op) const {
+    if (op.limit > 0) return clamped_swiglu(ex, act[op.gate], act[op.up], {op.limit, 1.f, 0.f}, act[op.out]);
+    gated_act(ex, act[op.gate], act[op.up], act_kind(op.act), act[op.out]);
+  }
   void operator()(const AddTo& op) const { add(ex, act[op.in], act[op.out], op.factor); }
   void operator()(const PositionScale& op) const {
     scale_by_position(ex, act[op.slot], layout.positions, op.factor, op.every, op.shift);
@@ -114,7 +120,18 @@ struct Interpreter {
   void operator()(const Scale& op) const {
     scale_by(ex, weights.vectors.at(small_tensors_of(op).front().key()), act[op.slot]);
   }
-  void operator()(const Project& op) const { gemm(ex, act[op.in], weights.vectors.at(op.name), {}, act[op.out]); }
+  void operator()(const Project& op) const {
+    const ConstTensorView w = weights.vectors.at(op.name);
+    if (op.groups == 1) return gemm(ex, act[op.in], w, {}, act[op.out]);
+    const TensorView in = act[op.in], out = act[op.out];
+    const int64_t each = op.out_features / op.groups;
+    const Tensor x = ex.alloc(in.dtype, {in.rows(), op.in_features}), y = ex.alloc(out.dtype, {in.rows(), each});
+    for (int64_t g = 0; g < op.groups; ++g) {
+      copy_columns(ex, in, g * op.in_features, x, 0, op.in_features);
+      gemm(ex, x, w.row_range(g * each, (g + 1) * each), {}, y);
+      copy_columns(ex, y, 0, out, g * each, each);
+    }
+  }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
   TensorView state_of(const std::string& name) const {
     return layout.state ? layout.state->at(name).view() : TensorView{};
@@ -141,6 +158,29 @@ struct Interpreter {
     layer_norm(ex, act[op.slot], weights.vectors.at(op.name), &bias, op.eps, act[op.slot]);
   }
   void operator()(const KeyChoice& op) const { run_key_choice(ex, op, layout, act); }
+  void operator()(const CompressKeys& op) const {
+    const CompressInputs in{.offer = act[op.k],
+                            .gate = act[op.gate],
+                            .ape = weights.vectors.at(op.name + ".ape"),
+                            .norm = weights.vectors.at(op.name + ".norm"),
+                            .inv_freq = ropes.inv_freq(op.rope)};
+    compress_keys(ex, in, layout.positions, layout.seqs, {.every = op.every, .overlap = op.overlap, .eps = op.eps},
+                  state_of(op.name), act[op.out]);
+  }
+  void operator()(const SharedKeyAttention& op) const { run_shared_key_attention(ex, op, weights, layout, act); }
+  void operator()(const ReadStreams& op) const {
+    const auto tensor = [&](const char* part) -> ConstTensorView { return weights.vectors.at(op.name + part); };
+    read_streams(ex, act[op.in], {.fn = tensor("_fn"), .base = tensor("_base"), .scale = tensor("_scale")},
+                 {.streams = op.streams, .norm_eps = op.norm_eps, .eps = op.eps, .rounds = op.rounds}, act[op.out],
+                 act[op.mix]);
+  }
+  void operator()(const WriteStreams& op) const { write_streams(ex, act[op.in], act[op.mix], act[op.out]); }
+  void operator()(const TokenRoute& op) const {
+    const Tensor logits = ex.alloc(DType::f32, {act[op.in].rows(), op.experts});
+    gemm(ex, act[op.in], weights.vectors.at(op.router), {}, logits);
+    if (layout.ranks) layout.ranks->agree(ex, logits);
+    token_route(ex, logits, weights.vectors.at(op.table), layout.ids, {op.renormalise, op.scaling}, act[op.out]);
+  }
   void operator()(const LatentAttention& op) const { run_latent_attention(ex, op, weights, layout, act); }
   void operator()(const StateScan& op) const {
     const ScanInputs in{.x = act[op.in],
@@ -214,7 +254,7 @@ bool is_sigmoid_gate(Activation act) { return act == Activation::silu || act == 
 size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!gated || !linears || !is_sigmoid_gate(gated->act) || linears->summed || linears->items.size() != 1 ||
+  if (!gated || !linears || gated->limit > 0 || !is_sigmoid_gate(gated->act) || linears->summed || linears->items.size() != 1 ||
       linears->in != gated->out || in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
     return 0;
   const LinearDef& item = linears->items[0];
@@ -318,13 +358,16 @@ RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longe
   };
   for (const std::vector<BlockOp>& block : spec.kinds)
     for (const BlockOp& op : block)
-      if (const Rope* r = std::get_if<Rope>(&op)) {
+      if (const CompressKeys* c = std::get_if<CompressKeys>(&op)) {
+        add(c->rope.inv_freq);
+      } else if (const Rope* r = std::get_if<Rope>(&op)) {
         add(r->params.inv_freq);
         add(r->params.long_inv_freq);
       }
 }
 
-ConstTensorView RopeTables::inv_freq(const Rope& op) const { return tables_.at(op.params.table(longest_)); }
+ConstTensorView RopeTables::inv_freq(const Rope& op) const { return inv_freq(op.params); }
+ConstTensorView RopeTables::inv_freq(const RopeParams& params) const { return tables_.at(params.table(longest_)); }
 
 void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes, const TokenLayout& layout,
             Activations& act) {

@@ -60,7 +60,7 @@ struct TokenLayout {
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
   bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
-  ConstTensorView ids{};           // i32 [tokens] on the device, for blocks with a TokenInput; else nobody asks
+  ConstTensorView ids{};           // i32 [tokens] on the device, for blocks that read_tokens(); else nobody asks
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
   // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the
@@ -94,6 +94,7 @@ class RopeTables {
   RopeTables(Exec&, const ModelSpec&, int64_t longest);
   void fit(int64_t longest) { longest_ = longest; }  // for another run
   ConstTensorView inv_freq(const Rope& op) const;
+  ConstTensorView inv_freq(const RopeParams&) const;
 
  private:
   int64_t longest_;

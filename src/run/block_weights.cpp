@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/model/cast.h"
 #include "src/run/block.h"
@@ -12,7 +13,28 @@
 namespace fewbit {
 namespace {
 
+// Integers, which are checked against their range.
+Tensor load_integers(Exec& ex, const Checkpoint& c, const std::string& name, const SmallTensor& small) {
+  const ConstTensorView stored = c.store.expect(name, {DType::i64, DType::i32}, small.shape);
+  const Tensor host = Tensor::host(DType::i32, small.shape);
+  const int64_t bytes = bytes_of(stored.dtype);
+  for (int64_t i = 0; i < host.numel(); ++i) {
+    int64_t wide = 0;
+    int32_t narrow = 0;
+    // By bytes: a tensor of a file lies at any address.
+    std::memcpy(bytes == 8 ? static_cast<void*>(&wide) : &narrow, static_cast<const char*>(stored.data) + bytes * i,
+                static_cast<size_t>(bytes));
+    const int64_t value = bytes == 8 ? wide : narrow;
+    if (value < 0 || value >= small.below)
+      fail(ErrorKind::checkpoint, fmt::format("{}: {}: value {}: expected an integer in [0, {}), found {}",
+                                              c.store.path().string(), name, i, small.below, value));
+    host.view().as<int32_t>()[i] = static_cast<int32_t>(value);
+  }
+  return ex.to_device(host);
+}
+
 Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& prefix, const SmallTensor& small, DType compute) {
+  if (small.below > 0) return load_integers(ex, c, prefix + small.name, small);
   return upload_as(ex, c.store.expect(prefix + small.name, {DType::f32, DType::f16, DType::bf16}, small.shape),
                    small.exact ? DType::f32 : compute);
 }

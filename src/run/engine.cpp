@@ -86,9 +86,9 @@ void Engine::alloc_buffers() {
     recurrent_.push_back(alloc_recurrent(ex_, spec_.block(layer), dtype, batch));
     latents_.push_back(alloc_latent(ex_, spec_.block(layer), dtype, batch, options_.capacity));
   }
-  prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.hidden});
-  x_ = ex_.alloc(dtype, {batch, spec_.hidden});
-  last_ = ex_.alloc(dtype, {batch, spec_.hidden});
+  prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.width()});
+  x_ = ex_.alloc(dtype, {batch, spec_.width()});
+  last_ = ex_.alloc(dtype, {batch, spec_.width()});
   normed_ = ex_.alloc(dtype, {batch, spec_.hidden});
   logits_ = ex_.alloc(DType::f32, {batch, spec_.vocab});
   next_ = ex_.alloc_zeros(DType::i32, {batch});
@@ -216,7 +216,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     const Tensor last = device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
     report("", true);
-    embed(ex_, chunk, ends_.embed, spec_.embed_scale, x);
+    embed_streams(ex_, spec_, chunk, ends_.embed, x);
     report("embedding");
     run_blocks(prefill_slots_, x, positions, chunk);
     embed(ex_, last, x, 1.f, last_);
@@ -229,7 +229,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 
 void Engine::decode_body(const StepPlan& plan) {
   report("", true);
-  embed(ex_, next_, ends_.embed, spec_.embed_scale, x_);
+  embed_streams(ex_, spec_, next_, ends_.embed, x_);
   report("embedding");
   if (plan.stack) {
     decode_layers(ex_, *plan.stack, positions_, x_);

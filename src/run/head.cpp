@@ -10,7 +10,9 @@
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
+#include "kernels/model/copy_columns.h"
 #include "kernels/model/norm.h"
+#include "kernels/model/streams.h"
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "src/run/block.h"
@@ -28,10 +30,39 @@ void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, T
   norm_rows(ex, x, e.final_norm, s.final_norm_kind, s.final_norm_eps, y);
 }
 
+// Several residual streams as one; x itself where there is one. `memory` has what is new.
+ConstTensorView as_one(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, Tensor& memory) {
+  if (s.streams == 1) return x;
+  memory = ex.alloc(x.dtype, {x.rows(), s.hidden});
+  read_streams(ex, x, {.fn = e.streams_fn, .base = e.streams_base, .scale = e.streams_scale},
+               {.streams = s.streams, .norm_eps = s.final_norm_eps, .eps = s.streams_eps}, memory, {});
+  return memory;
+}
+
+void load_streams(Exec& ex, const Checkpoint& c, Ends& e) {
+  const ModelSpec& s = c.spec;
+  if (s.streams == 1) return;
+  const auto load = [&](const char* part, const Shape& shape) {
+    return load_dense(ex, c, s.streams_name + part, shape, DType::f32);
+  };
+  e.streams_fn = load("_fn", {s.streams, s.width()});
+  e.streams_base = load("_base", {s.streams});
+  e.streams_scale = load("_scale", {1});
+}
+
 }  // namespace
 
-Tensor load_final_norm(Exec& ex, const Checkpoint& c, DType dtype) {
-  return load_dense(ex, c, c.spec.final_norm, {c.spec.hidden}, dtype);
+Ends load_final_norm(Exec& ex, const Checkpoint& c, DType dtype) {
+  Ends e{.embed = {}, .final_norm = load_dense(ex, c, c.spec.final_norm, {c.spec.hidden}, dtype), .lm_head = {}};
+  load_streams(ex, c, e);
+  return e;
+}
+
+void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, ConstTensorView table, TensorView x) {
+  if (s.streams == 1) return embed(ex, ids, table, s.embed_scale, x);
+  const Tensor one = ex.alloc(x.dtype, {x.rows(), s.hidden});
+  embed(ex, ids, table, s.embed_scale, one);
+  for (int64_t i = 0; i < s.streams; ++i) copy_columns(ex, one, 0, x, i * s.hidden, s.hidden);
 }
 
 Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, DType dtype) {
@@ -53,8 +84,8 @@ Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, D
     table = upload_as(ex, rows, dtype);
     std::iota(at.begin(), at.end(), 0);
   }
-  Tensor x = ex.alloc(dtype, {count, s.hidden});
-  embed(ex, ex.to_device(Tensor::host_from<int32_t>(DType::i32, {count}, at)), table, s.embed_scale, x);
+  Tensor x = ex.alloc(dtype, {count, s.width()});
+  embed_streams(ex, s, ex.to_device(Tensor::host_from<int32_t>(DType::i32, {count}, at)), table, x);
   return x;
 }
 
@@ -85,7 +116,8 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
       e.lm_head = load_linear(ex, c, l, o, &note);
     if (notes && !note.empty()) notes->push_back(l.name + ": " + note);
   }
-  e.final_norm = load_final_norm(ex, c, o.dtype);
+  e.final_norm = load_dense(ex, c, s.final_norm, {s.hidden}, o.dtype);
+  load_streams(ex, c, e);
   if (s.logit_scale != 1)
     e.logit_scale = ex.to_device(Tensor::host_from<float>(DType::f32, {1}, std::span(&s.logit_scale, 1)));
   return e;
@@ -100,8 +132,10 @@ void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
   if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
 }
 
-void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView normed,
+void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView states, TensorView normed,
                        TensorView y) {
+  Tensor memory;
+  const ConstTensorView x = as_one(ex, s, e, states, memory);
   if (s.final_norm_kind == NormKind::layer) {
     norm_rows(ex, s, e, x, normed);
     return apply_head(ex, e, normed, y);
@@ -141,15 +175,17 @@ EmbeddedTokens embed_tokens(Exec& ex, const ModelSpec& spec, const Ends& ends, s
   FEWBIT_ASSERT(seqs > 0 && tokens > 0 && tokens % seqs == 0);
   check_ids(spec, ids);
   const int64_t len = tokens / seqs;
-  EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.hidden}), sequence_positions(ex, seqs, len),
+  EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.width()}), sequence_positions(ex, seqs, len),
                      ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids))};
-  embed(ex, out.ids, ends.embed, spec.embed_scale, out.x);
+  embed_streams(ex, spec, out.ids, ends.embed, out.x);
   return out;
 }
 
 Tensor final_normed(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x) {
-  Tensor y = ex.alloc(x.dtype, x.shape);
-  norm_rows(ex, spec, ends, x, y);
+  Tensor memory;
+  const ConstTensorView one = as_one(ex, spec, ends, x, memory);
+  Tensor y = ex.alloc(x.dtype, one.shape);
+  norm_rows(ex, spec, ends, one, y);
   return y;
 }
 
@@ -185,12 +221,11 @@ int64_t logit_rows_at_once(const Exec& ex, int64_t vocab) {
 
 std::vector<float> nll_of_states(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x,
                                  std::span<const int32_t> ids, int64_t seqs, int64_t first) {
-  const Tensor rows = predicting_rows(ex, x, seqs, first);
+  const Tensor rows = final_normed(ex, spec, ends, predicting_rows(ex, x, seqs, first));
   const int64_t n = rows.rows(), chunk = std::min(n, logit_rows_at_once(ex, spec.vocab));
   const Tensor targets = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {n}, targets_of(ids, seqs, first)));
   const Tensor losses = ex.alloc(DType::f32, {n});
   const Tensor logits = ex.alloc(DType::f32, {chunk, spec.vocab});
-  norm_rows(ex, spec, ends, rows, rows);
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t end = std::min(n, begin + chunk);
     const TensorView part = logits.view().row_range(0, end - begin);

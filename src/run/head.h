@@ -16,6 +16,7 @@ struct Ends {
   Tensor embed;                   // [vocab, hidden] compute dtype
   Tensor final_norm;              // [hidden]
   std::optional<Linear> lm_head;  // nothing when it is the embedding
+  Tensor streams_fn{}, streams_base{}, streams_scale{};  // f32, of a model with several residual streams
   Tensor logit_scale{};           // f32 [1], of ModelSpec::logit_scale; empty: 1
 };
 // A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one
@@ -34,21 +35,24 @@ void check_ids(const ModelSpec&, std::span<const int32_t> ids);
 // 0 … len - 1 for every sequence: i32 [seqs * len] on the device.
 Tensor sequence_positions(Exec&, int64_t seqs, int64_t len);
 
-// Rows of the embedding for `ids`, scaled: [ids, hidden] in `dtype`. Of a float embedding only these rows are read, so
+// Rows of the embedding for `ids`, scaled, in every residual stream: [ids, width] in `dtype`. Of a float embedding only these rows are read, so
 // that neither table nor file is ever held whole. Ids must have been checked.
 Tensor embed_rows(Exec&, const Checkpoint&, std::span<const int32_t> ids, DType dtype);
-Tensor load_final_norm(Exec&, const Checkpoint&, DType dtype);
+// What is needed behind the last block, without the head: final_norm, and the streams' tensors.
+Ends load_final_norm(Exec&, const Checkpoint&, DType dtype);
+// x [ids, width] = the embeddings of ids, scaled, in every residual stream.
+void embed_streams(Exec&, const ModelSpec&, ConstTensorView ids, ConstTensorView table, TensorView x);
 
 // The embedding of ids [seqs, len] in `dtype`, with their positions.
 struct EmbeddedTokens {
-  Tensor x;          // [seqs * len, hidden]
+  Tensor x;          // [seqs * len, width]
   Tensor positions;  // i32 [seqs * len]
   Tensor ids;        // i32 [seqs * len]
 };
 EmbeddedTokens embed_tokens(Exec&, const ModelSpec&, const Ends&, std::span<const int32_t> ids, int64_t seqs,
                             DType dtype);
 
-// x after the final norm, in x's dtype.
+// x [rows, width] after the final norm, [rows, hidden] in x's dtype.
 Tensor final_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);
 // Final norm and head of rows of x: f32 [rows, vocab], soft cap applied.
 Tensor logits_of(Exec&, const ModelSpec&, const Ends&, ConstTensorView x);

@@ -91,15 +91,19 @@ LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, DType co
     s.k_rope = ex.alloc_zeros(compute, {batch, capacity, a->rope});
   }
   if (const KeyChoice* k = key_choice_of(block)) s.index = ex.alloc_zeros(compute, {batch, capacity, k->head_dim});
+  if (const SharedKeyAttention* a = shared_key_attention_of(block)) {
+    s.keys = ex.alloc_zeros(compute, {batch, capacity, a->head_dim});
+    if (a->sees_far()) s.far = ex.alloc_zeros(compute, {batch, capacity, a->head_dim});
+  }
   return s;
 }
 
 void refuse_coded_latents(const ModelSpec& spec, KvType type) {
   for (const std::vector<BlockOp>& block : spec.kinds)
-    if (latent_attention_of(block) && type != KvType::plain)
+    if ((latent_attention_of(block) || shared_key_attention_of(block)) && type != KvType::plain)
       fail(ErrorKind::unsupported,
            spec.arch + ": --kv-cache " + std::string(name_of(type)) +
-               ": the latents of its attention are kept in the compute type only; leave --kv-cache out");
+               ": the latents or shared keys of its attention are kept in the compute type only; leave --kv-cache out");
 }
 
 RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch) {
@@ -107,6 +111,8 @@ RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DTyp
   for (const BlockOp& op : block) {
     if (const auto* c = std::get_if<ShortConv>(&op))
       state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->taps - 1, c->channels}));
+    if (const auto* c = std::get_if<CompressKeys>(&op))
+      state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->overlap ? 2 * c->every : c->every, 2 * c->width()}));
     if (const auto* s = std::get_if<StateScan>(&op))
       state.emplace(s->a_log, ex.alloc_zeros(DType::f32, {batch, s->heads, s->head_dim, s->state}));
     if (const auto* d = std::get_if<DeltaRule>(&op))
@@ -118,7 +124,9 @@ RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DTyp
 int64_t latent_bytes(const std::vector<BlockOp>& block, DType compute) {
   const LatentAttention* a = latent_attention_of(block);
   const KeyChoice* k = key_choice_of(block);
-  return ((a ? a->rank + a->rope : 0) + (k ? k->head_dim : 0)) * bytes_of(compute);
+  const SharedKeyAttention* s = shared_key_attention_of(block);
+  return ((a ? a->rank + a->rope : 0) + (k ? k->head_dim : 0) + (s ? s->head_dim * (s->sees_far() ? 2 : 1) : 0)) *
+         bytes_of(compute);
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {

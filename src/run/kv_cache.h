@@ -47,6 +47,7 @@ KvCache view_of(const KvStorage&, const KvStaticScales&);
 struct LatentStorage {
   Tensor latent{}, k_rope{};  // [batch, capacity, rank], [batch, capacity, rope]
   Tensor index{};             // [batch, capacity, head_dim of the choice]
+  Tensor keys{}, far{};       // of attention over shared keys: [batch, capacity, head_dim] each
 };
 // Empty where the block has none.
 LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch, int64_t capacity);
@@ -54,7 +55,7 @@ LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, in
 void refuse_coded_latents(const ModelSpec&, KvType);
 
 // What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
-// in the compute dtype, the matrices of a delta rule or a state scan in f32. Zero before the first token.
+// in the compute dtype, as that of what makes keys of blocks of tokens, the matrices of a delta rule or a state scan in f32. Zero before the first token.
 using RecurrentState = std::map<std::string, Tensor>;
 RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch);
 

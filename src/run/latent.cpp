@@ -3,6 +3,7 @@
 #include "kernels/attention/cache_rows.h"
 #include "kernels/attention/key_choice.h"
 #include "kernels/attention/latent_attention.h"
+#include "kernels/attention/shared_key_attention.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -13,11 +14,27 @@ void run_key_choice(Exec& ex, const KeyChoice& op, const TokenLayout& layout, co
   const TensorView keys = layout.latents ? layout.latents->index.view()
                                          : index.reshaped({layout.seqs, index.rows() / layout.seqs, index.cols()});
   if (layout.latents) cache_rows(ex, index, layout.positions, keys);
-  if (keys.shape[1] <= op.top_k) return act.choice->reset();
+  if (keys.shape[1] / op.every <= op.top_k) return act.choice->reset();
   if (const Shape shape = {index.rows(), op.top_k}; !(act.choice->shape() == shape))
     *act.choice = ex.alloc(DType::i32, shape);
-  choose_keys(ex, act[op.q], keys, act[op.weights], layout.positions, *act.choice);
+  choose_keys(ex, act[op.q], keys, act[op.weights], layout.positions, op.every, *act.choice);
   if (layout.ranks) layout.ranks->agree(ex, *act.choice);
+}
+
+void run_shared_key_attention(Exec& ex, const SharedKeyAttention& op, const BlockWeights& weights,
+                              const TokenLayout& layout, const Activations& act) {
+  // Keys of the tokens at hand, or those of the cache, which takes them first.
+  const auto keys_of = [&](Slot slot, const Tensor LatentStorage::*kept) -> ConstTensorView {
+    const TensorView rows = act[slot];
+    if (!layout.latents) return rows.reshaped({layout.seqs, rows.rows() / layout.seqs, rows.cols()});
+    cache_rows(ex, rows, layout.positions, layout.latents->*kept);
+    return layout.latents->*kept;
+  };
+  SharedKeys k{.keys = keys_of(op.k, &LatentStorage::keys)};
+  if (op.sees_far()) k.far = keys_of(op.far, &LatentStorage::far);
+  if (op.chosen && act.choice && !act.choice->empty()) k.chosen = *act.choice;
+  shared_key_attention(ex, act[op.q], k, weights.vectors.at(op.sinks), layout.positions,
+                       {.heads = op.heads, .scale = op.scale, .window = op.window, .every = op.every}, act[op.out]);
 }
 
 void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeights& weights, const TokenLayout& layout,

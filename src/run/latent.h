@@ -1,11 +1,13 @@
 #pragma once
-// The two ops of latent attention in a pass, with what they keep from token to token and from block to block.
+// The ops of latent attention and of attention over shared keys in a pass, with what they keep from token to token and from block to block.
 #include "src/run/block.h"
 
 namespace fewbit {
 
 // Chooses the keys of every query where there are more than the op takes; else leaves Activations::choice empty.
 void run_key_choice(Exec&, const KeyChoice&, const TokenLayout&, const Activations&);
+void run_shared_key_attention(Exec&, const SharedKeyAttention&, const BlockWeights&, const TokenLayout&,
+                              const Activations&);
 void run_latent_attention(Exec&, const LatentAttention&, const BlockWeights&, const TokenLayout&, const Activations&);
 // Whether a pass takes the weights of kv_b into queries and outputs: what that linear would make is not needed then.
 inline bool absorbs_weights(const TokenLayout& layout) { return layout.latents && !layout.from_zero; }

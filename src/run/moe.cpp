@@ -22,14 +22,30 @@ ConstTensorView Routing::rows_of(int expert) const {
 
 namespace {
 
+RouteScore score_of(RouterScore score) {
+  switch (score) {
+    case RouterScore::sigmoid:
+      return RouteScore::sigmoid;
+    case RouterScore::root_softplus:
+      return RouteScore::root_softplus;
+    case RouterScore::softmax:
+      break;
+  }
+  return RouteScore::softmax;
+}
+
 // The router's logits of x, the experts that they choose and their weights.
 void choose_experts(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks,
                     TensorView logits, TensorView ids, TensorView shares) {
+  if (op.router.empty()) {
+    cast(ex, x, logits);
+    return route(ex, logits, {.renormalise = false, .score = RouteScore::given}, ids, shares);
+  }
   const ConstTensorView bias = op.router_bias ? weights.vectors.at(op.router + ".bias").view() : ConstTensorView{};
   gemm(ex, x, weights.vectors.at(op.router), bias, logits);
   if (ranks) ranks->agree(ex, logits);
   RouteRule rule{.renormalise = op.renormalise,
-                 .score = op.score == RouterScore::sigmoid ? RouteScore::sigmoid : RouteScore::softmax,
+                 .score = score_of(op.score),
                  .scaling = op.scaling,
                  .groups = op.groups,
                  .best_groups = op.best_groups,
@@ -54,6 +70,7 @@ std::optional<ExpertLinear> few_tokens_form(const Linear& linear) {
 std::string prepare_mixture(Exec& ex, const Moe& op, BlockWeights& weights) {
   ExpertMixture m{.act = act_kind(op.act), .swiglu_limit = op.swiglu_limit, .weigh_inputs = op.weigh_inputs};
   if (!op.all_own()) return "experts that several ranks share";
+  if (op.plain_swiglu) return "a clamped activation";
   const auto take = [&](const LinearDef& def, std::vector<ExpertLinear>& to) {
     for (int e = 0; e < op.experts; ++e)
       if (auto form = few_tokens_form(weights.linears.at(op.of_expert(def, e).name))) to.push_back(*form);
@@ -141,7 +158,7 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
   }
   apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
   if (op.swiglu_limit > 0)
-    clamped_swiglu(ex, g, u, op.swiglu_limit, g);
+    clamped_swiglu(ex, g, u, op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit}, g);
   else
     gated_act(ex, g, u, act_kind(op.act), g);
   return g;

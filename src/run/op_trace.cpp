@@ -43,6 +43,11 @@ struct Namer {
   Named operator()(const PositionScale&) const { return {"other", "position scale"}; }
   Named operator()(const TokenInput&) const { return {"other", "token input"}; }
   Named operator()(const Keep&) const { return {"other", "keep"}; }
+  Named operator()(const CompressKeys& op) const { return {"attention", op.name}; }
+  Named operator()(const SharedKeyAttention&) const { return {"attention", "attention over shared keys"}; }
+  Named operator()(const ReadStreams& op) const { return {"other", op.name}; }
+  Named operator()(const WriteStreams&) const { return {"other", "residual streams"}; }
+  Named operator()(const TokenRoute& op) const { return {"other", op.router}; }
 };
 
 TracedOp traced(const PassStep& step) {

@@ -40,7 +40,7 @@ Tensor Runner::hidden(std::span<const int32_t> ids, int64_t seqs,
 }
 
 void Runner::run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last) {
-  FEWBIT_ASSERT(!keeps_slots(spec_) && !token_input_of(spec_));
+  FEWBIT_ASSERT(!keeps_slots(spec_) && !reads_tokens(spec_));
   const Tensor where = sequence_positions(ex_, seqs, x.rows() / seqs);
   for (int64_t layer = first; layer < last; ++layer) run_block_of(layer, x, where, {}, seqs);
 }

@@ -22,7 +22,7 @@ class Runner {
   Tensor hidden(std::span<const int32_t> ids, int64_t seqs,
                 const std::function<void(int64_t, ConstTensorView)>& observe = {});
   // Blocks [first, last) on states x [seqs * len, hidden], in place. Not of a model whose blocks read more than x
-  // (keeps_slots, token_input_of).
+  // (keeps_slots, reads_tokens).
   void run_blocks(TensorView x, int64_t seqs, int64_t first, int64_t last);
   // The weights of a block: a measurement may swap some for others of the same shape.
   BlockWeights& block(int64_t layer) { return blocks_[static_cast<size_t>(layer)]; }

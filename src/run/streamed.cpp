@@ -68,7 +68,7 @@ std::vector<std::string> run_streamed(Exec& ex, const Checkpoint& c, const LoadO
   std::vector<std::string> lines;
   const Ends ends = load_ends(ex, c, o, &lines);
   const RopeTables ropes(ex, spec, len);
-  WaitingStates states(ex, tokens, spec.hidden, o.dtype);
+  WaitingStates states(ex, tokens, spec.width(), o.dtype);
   const SlotBuffers slots(ex, spec, batch, o.dtype);
   KeptSlots kept(ex, tokens, o.dtype);
   const Tensor ids = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, pass.ids));

@@ -162,6 +162,7 @@ struct Refusals {
   void operator()(const Scale& op) const {
     if (op.features > 1) must_be_whole({op.slot}, op.name);
   }
+  void operator()(const SharedKeyAttention&) const { add("attention over shared keys is not divided"); }
   void operator()(const TokenInput& op) const { must_be_whole({op.out}, op.table); }
   template <class Op>
   void operator()(const Op&) const {}  // nothing: a rotation and a factor, whatever they work on

@@ -73,9 +73,9 @@ void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedd
       quantized_->start(chunk, *original);
       continue;
     }
-    const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
+    const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.width()});
     const Tensor at = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {chunks_.rows(chunk)}, ids));
-    embed(ex_, at, quantized_embedding, ckpt_.spec.embed_scale, x);
+    embed_streams(ex_, ckpt_.spec, at, quantized_embedding, x);
     quantized_->start(chunk, x);
   }
 }
@@ -327,11 +327,11 @@ void BlockLoop::finish() {
   settle();
   if (!some || journal_.sealed(ckpt_.spec.layers)) return;
   if (const NamedLinear& head = ends.back(); ends.size() > 1 && plan_.find(head.name)) {
-    const Ends normed{.embed = {}, .final_norm = load_final_norm(ex_, ckpt_, job_.dtype), .lm_head = {}};
+    const Ends normed = load_final_norm(ex_, ckpt_, job_.dtype);
     const std::vector<int64_t> features(full_ ? 2 : 1, ckpt_.spec.hidden);
     Tensor quantized, full;
     const auto states = [&](const Stream& s, int64_t chunk) {
-      const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.hidden});
+      const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.width()});
       s.x().get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), x);
       return final_normed(ex_, ckpt_.spec, normed, x);
     };

@@ -34,7 +34,8 @@ bool has_gradient(const std::vector<BlockOp>& ops) {
       return true;
     if (const auto* n = std::get_if<Norm>(&op); n && n->kind == NormKind::layer) return true;
     if (const auto* add = std::get_if<AddTo>(&op); add && add->factor != 1) return true;
-    if (const auto* g = std::get_if<GatedAct>(&op); g && g->act != Activation::silu && g->act != Activation::gelu_tanh)
+    if (const auto* g = std::get_if<GatedAct>(&op);
+        g && (g->limit > 0 || (g->act != Activation::silu && g->act != Activation::gelu_tanh)))
       return true;
     return std::holds_alternative<PositionScale>(op) || std::holds_alternative<StateScan>(op) ||
            std::holds_alternative<TokenInput>(op) || std::holds_alternative<Keep>(op) ||
@@ -42,7 +43,9 @@ bool has_gradient(const std::vector<BlockOp>& ops) {
            std::holds_alternative<SigmoidGate>(op) || std::holds_alternative<Scale>(op) ||
            std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
            std::holds_alternative<BiasedNorm>(op) || std::holds_alternative<KeyChoice>(op) ||
-           std::holds_alternative<LatentAttention>(op);
+           std::holds_alternative<LatentAttention>(op) || std::holds_alternative<CompressKeys>(op) ||
+           std::holds_alternative<SharedKeyAttention>(op) || std::holds_alternative<ReadStreams>(op) ||
+           std::holds_alternative<WriteStreams>(op) || std::holds_alternative<TokenRoute>(op);
   });
 }
 

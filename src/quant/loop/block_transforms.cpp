@@ -39,7 +39,7 @@ class BlockObserver {
     const Chunks& all = entering.chunks();
     const ChunkShare owned(ex_, ranks, all);
     for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
-      const Tensor x = ex_.alloc(entering.dtype(), {chunks_.rows(chunk), spec.hidden});
+      const Tensor x = ex_.alloc(entering.dtype(), {chunks_.rows(chunk), spec.width()});
       for (int64_t w = 0; w < chunks_.seqs(chunk); ++w) {
         const int64_t k = chunk * chunks_.per_chunk() + w, from = k * all.windows / chunks_.windows * all.length;
         owned.get(entering, from, from + all.length, x.view().row_range(w * all.length, (w + 1) * all.length));

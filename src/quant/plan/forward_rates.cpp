@@ -130,7 +130,7 @@ class Probe {
     Activations act;
     act.choice = &choice;
     const std::vector<Slot> read = slots_read(op), written = slots_written(op);
-    const auto width = [&](Slot s) { return s == Slot::x ? spec_.hidden : slot_features(spec_, ops_, s); };
+    const auto width = [&](Slot s) { return slot_features(spec_, ops_, s); };
     for (const std::vector<Slot>* slots : {&read, &written})
       for (const Slot s : *slots)
         if (!act[s].data) act[s] = memory.emplace_back(some_values(ex_, options_.dtype, n, width(s), 5));

@@ -70,10 +70,10 @@ class Estimate {
     for (size_t kind = 0; kind < stored.size(); ++kind)
       for (const size_t at : stored[kind]) extra = std::max(extra, stop_bytes(static_cast<int>(kind), at));
     int64_t more = 0;  // windows that transforms look at; states that learning begins with
-    if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.hidden * elem_;
+    if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.width() * elem_;
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
-      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.hidden * elem_);
-    return own_rows(chunks_) * (spec_.hidden + kept_features()) * elem_ * streams_ + extra + more;
+      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.width() * elem_);
+    return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_ + extra + more;
   }
   // What lives in front of an op besides the residual stream, in both streams.
   int64_t stop_bytes(int kind, size_t at) const {
@@ -165,9 +165,9 @@ class Estimate {
 
   // Features of the slots of a chunk while it runs from `base` in front of `to`, as Stream allocates them.
   int64_t peak_features(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
-    int64_t most = spec_.hidden;
+    int64_t most = spec_.width();
     for (size_t i = base; i < to; ++i) {
-      int64_t now = spec_.hidden + features_alive(spec_, ops, i);
+      int64_t now = spec_.width() + features_alive(spec_, ops, i);
       const auto* act = std::get_if<GatedAct>(&ops[i]);
       for (const Slot s : slots_written(ops[i]))
         if (s != Slot::x && !alive_before(ops, i, s) && !(act && !alive_before(ops, i + 1, act->gate)))
@@ -180,7 +180,7 @@ class Estimate {
     return most;
   }
   int64_t chunk_bytes(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
-    const int64_t other = streams_ == 2 ? spec_.hidden + features_alive(spec_, ops, to) : 0;
+    const int64_t other = streams_ == 2 ? spec_.width() + features_alive(spec_, ops, to) : 0;
     return chunks_.most_rows() * elem_ * (peak_features(ops, base, to) + other) + choice_bytes(ops);
   }
   // Of a choice of keys: of all chunks of both streams where blocks behind look at them too.
@@ -256,7 +256,7 @@ class Estimate {
   int64_t end_bytes(const PlannedLinear& p) const {
     const bool sums = plan_.calibrates() && has(p.recipe.needs(), Needs::gram);
     return method_bytes(p) + (sums ? sums_of(p.linear.in) : 0) +
-           2 * chunks_.most_rows() * spec_.hidden * elem_ * streams_;
+           chunks_.most_rows() * (spec_.width() + spec_.hidden) * elem_ * streams_;
   }
 
   // A Gram matrix and a sample for every absorber, and the copies of a linear that a search tries.

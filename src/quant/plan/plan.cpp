@@ -79,11 +79,11 @@ std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) 
 void refuse_idle_transforms(const Checkpoint& c, QuantPlan& plan) {
   const bool some =
       std::any_of(c.spec.kinds.begin(), c.spec.kinds.end(), [](const auto& ops) { return !absorbers_of(ops).empty(); });
-  if (keeps_slots(c.spec) || token_input_of(c.spec))
+  if (keeps_slots(c.spec) || reads_tokens(c.spec))
     for (const Transform* t : plan.transforms)
       plan.refusals.push_back(
           {c.spec.arch, fmt::format("{} looks at a block by itself, and the blocks of this model read "
-                                    "keys and values of others",
+                                    "keys and values of others, or the ids of the tokens",
                                     t->name)});
   if (some) return;
   for (const Transform* t : plan.transforms)
@@ -97,8 +97,8 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
       fail(ErrorKind::usage, fmt::format("--set {}: kv= belongs to the whole run, not to some linears", r.glob));
   plan.fp8_kv_cache = base.fp8_kv_cache;
   for (const std::vector<BlockOp>& block : c.spec.kinds)
-    if (plan.fp8_kv_cache && latent_attention_of(block)) {
-      plan.refusals.push_back({c.spec.arch, "kv=fp8: its attention keeps latents, not keys and values; leave kv= out"});
+    if (plan.fp8_kv_cache && (latent_attention_of(block) || shared_key_attention_of(block))) {
+      plan.refusals.push_back({c.spec.arch, "kv=fp8: its attention keeps latents or shared keys, not keys and values; leave kv= out"});
       break;
     }
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)

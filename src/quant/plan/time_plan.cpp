@@ -105,7 +105,7 @@ class Times {
   double states(int64_t layer, size_t at) const {
     const double bytes =
         tokens() *
-        wide((spec_.hidden + features_alive(spec_, spec_.block(layer), std::min(at, spec_.block(layer).size()))) *
+        wide((spec_.width() + features_alive(spec_, spec_.block(layer), std::min(at, spec_.block(layer).size()))) *
              elem_ * streams_);
     const double on_disk = plan_.memory.states > 0 ? wide(plan_.memory.scratch) / wide(plan_.memory.states) : 0;
     const double near = rates_.bytes.link > 0 && plan_.memory.room.device < plan_.memory.states ? rates_.bytes.link

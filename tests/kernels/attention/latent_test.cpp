@@ -185,7 +185,8 @@ FEWBIT_DEVICE_TEST(KeyChoice, TheLargestScoresInRisingOrder) {
       std::vector<int32_t> where;
       for (int64_t t = 0; t < c.seqs * c.len; ++t) where.push_back(static_cast<int32_t>(c.keys - c.len + t % c.len));
       const Tensor chosen = ex.alloc(DType::i32, {c.seqs * c.len, c.n});
-      choose_keys(ex, ex.to_device(q), ex.to_device(k), ex.to_device(weights), ex.to_device(host_i32(where)), chosen);
+      choose_keys(ex, ex.to_device(q), ex.to_device(k), ex.to_device(weights), ex.to_device(host_i32(where)), 1,
+                  chosen);
       const Tensor found = ex.to_host(chosen);
       const std::vector<double> dq = doubles(q), dk = doubles(k), dw = doubles(weights);
       for (int64_t t = 0; t < c.seqs * c.len; ++t) {

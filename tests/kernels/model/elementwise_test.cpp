@@ -51,7 +51,7 @@ FEWBIT_DEVICE_TEST(ClampedSwiglu, MatchesItsFormula) {
     for (const DType dtype : kComputeTypes) {
       const Tensor gate = random_normal(dtype, {3, n}, 1, 4.f), up = random_normal(dtype, {3, n}, 2, 4.f);
       const Tensor out = poisoned(ex, dtype, {3, n});
-      clamped_swiglu(ex, ex.to_device(gate), ex.to_device(up), 2.f, out);
+      clamped_swiglu(ex, ex.to_device(gate), ex.to_device(up), {2.f}, out);
       const std::vector<double> g = doubles(gate), u = doubles(up);
       std::vector<double> expected(g.size());
       for (size_t i = 0; i < g.size(); ++i) {
