@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kThreads)
   const T* own = k + (t / len * rows + static_cast<int64_t>(key0) * every + every - 1) * d;
   for (int i = threadIdx.x; i < heads * d; i += kThreads) query[i] = to_f32(q[t * heads * d + i]);
   for (int i = threadIdx.x; i < kKeys * d; i += kThreads)
-    tile[i / d * (d + 1) + i % d] = key0 + i / d < keys ? to_f32(own[static_cast<int64_t>(i / d) * every * d + i % d]) : 0.f;
+    tile[i / d * (d + 1) + i % d] =
+        key0 + i / d < keys ? to_f32(own[static_cast<int64_t>(i / d) * every * d + i % d]) : 0.f;
   for (int i = threadIdx.x; i < heads; i += kThreads) weight[i] = to_f32(weights[t * heads + i]);
   __syncthreads();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -95,8 +96,9 @@ __device__ __forceinline__ uint32_t nth_largest(const uint32_t* scores, int coun
 }
 
 // Grid: queries.
-__global__ void __launch_bounds__(kThreads) choose_keys_kernel(const uint32_t* scores, const int32_t* positions,
-                                                               int32_t* chosen, int64_t first, int keys, int every, int n) {
+__global__ void __launch_bounds__(kThreads)
+    choose_keys_kernel(const uint32_t* scores, const int32_t* positions, int32_t* chosen, int64_t first, int keys,
+                       int every, int n) {
   static_assert(kThreads == 256, "a bin of the histogram for every thread");
   __shared__ int counts[kWarps + 1];
   const int64_t t = first + blockIdx.x;

@@ -3,8 +3,8 @@
 // compressed blocks before the query (DeepSeek-V4).
 #include "kernels/exec/exec.h"
 namespace fewbit {
-// For the query of head h at position p, with scores scale q . k over the near keys at positions (p - window, p] and the
-// far keys of the blocks that are complete, b < (p + 1) / every, or of those among them that were chosen:
+// For the query of head h at position p, with scores scale q . k over the near keys at positions (p - window, p] and
+// the far keys of the blocks that are complete, b < (p + 1) / every, or of those among them that were chosen:
 //   out = sum_i exp(score_i) k_i / (exp(sink_h) + sum_i exp(score_i))
 //   q          [seqs * len, heads * head_dim]   f32 | bf16
 //   keys       [seqs, capacity, head_dim]       the dtype of q; row j is that of position j

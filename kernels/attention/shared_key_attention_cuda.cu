@@ -1,5 +1,5 @@
-// Attention over keys that all heads share: a block has one head of one query. Its scores stand in shared memory; a warp
-// has a key of the scores, a thread some features of the mean.
+// Attention over keys that all heads share: a block has one head of one query. Its scores stand in shared memory; a
+// warp has a key of the scores, a thread some features of the mean.
 #include <algorithm>
 #include <string>
 

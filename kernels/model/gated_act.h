@@ -28,8 +28,8 @@ void gated_act(Exec&, ConstTensorView gate, ConstTensorView up, ActKind act, Ten
 inline void gated_act(Exec& ex, ConstTensorView gate, ConstTensorView up, ActKind act, TensorView out) {
   pick(ex, &cpu::gated_act, FEWBIT_CUDA_OP(gated_act))(ex, gate, up, act, out);
 }
-// clamped_swiglu: out = (u + shift) g sigmoid(slope g) with g = min(gate, limit), u = clamp(up, -limit, limit); the slope
-// and shift of gpt-oss (2025), or 1 and 0 (DeepSeek-V4); shapes and types as above.
+// clamped_swiglu: out = (u + shift) g sigmoid(slope g) with g = min(gate, limit), u = clamp(up, -limit, limit); the
+// slope and shift of gpt-oss (2025), or 1 and 0 (DeepSeek-V4); shapes and types as above.
 struct SwigluClamp {
   float limit, slope = 1.702f, shift = 1.f;
 };
@@ -39,7 +39,8 @@ void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, const Swigl
 namespace cuda {
 void clamped_swiglu(Exec&, ConstTensorView gate, ConstTensorView up, const SwigluClamp&, TensorView out);
 }
-inline void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, const SwigluClamp& clamp, TensorView out) {
+inline void clamped_swiglu(Exec& ex, ConstTensorView gate, ConstTensorView up, const SwigluClamp& clamp,
+                           TensorView out) {
   FEWBIT_ASSERT(gate.numel() == out.numel() && up.numel() == out.numel() && clamp.limit > 0);
   FEWBIT_ASSERT(gate.dtype == out.dtype && up.dtype == out.dtype);
   pick(ex, &cpu::clamped_swiglu, FEWBIT_CUDA_OP(clamped_swiglu))(ex, gate, up, clamp, out);

@@ -6,11 +6,11 @@ namespace fewbit {
 // chosen ones where `renormalise` is set (Mixtral: Jiang et al., 2024, section 2.1), times `scaling`. Ties go to the
 // lower index. A NaN is never chosen before a number, and makes all weights of its token NaN.
 //   logits   [tokens, experts]  f32, experts >= top_k >= 1
-// A score is the softmax over all experts, the logistic function of the logit or the root of its softplus (DeepSeek-V4),
-// or the logit itself, where the weights were found before (kernels/model/token_route.h). The choice is by score + bias; where
-// there are groups (of consecutive experts, alike in number) only those of the best_groups groups take part whose
-// `judges` best are largest in sum: two (DeepSeek-V3, 2024, section 2.1.2), or the best alone (DeepSeek-V2, 2024,
-// section 2.2.2).
+// A score is the softmax over all experts, the logistic function of the logit or the root of its softplus
+// (DeepSeek-V4), or the logit itself, where the weights were found before (kernels/model/token_route.h). The choice is
+// by score + bias; where there are groups (of consecutive experts, alike in number) only those of the best_groups
+// groups take part whose `judges` best are largest in sum: two (DeepSeek-V3, 2024, section 2.1.2), or the best alone
+// (DeepSeek-V2, 2024, section 2.2.2).
 //   ids      [tokens, top_k]    i32; overwritten
 //   weights  [tokens, top_k]    f32; overwritten
 // scatter_add_rows: y[rows[i], :] += weights[i] * x[i, :].

@@ -69,7 +69,8 @@ void read_streams(Exec&, ConstTensorView x, const StreamWeights& w, const Stream
       }
       for (int i = 0; i < n; ++i) {
         const float read = logistic(m[static_cast<size_t>(i)]) + a.eps;
-        for (int64_t c = 0; c < hidden; ++c) sum[static_cast<size_t>(c)] += read * v[static_cast<size_t>(i * hidden + c)];
+        for (int64_t c = 0; c < hidden; ++c)
+          sum[static_cast<size_t>(c)] += read * v[static_cast<size_t>(i * hidden + c)];
       }
       narrow(sum.data(), out.as<T>() + t * hidden, hidden);
       if (!mix.data) return;
@@ -85,7 +86,8 @@ void write_streams(Exec&, ConstTensorView branch, ConstTensorView mix, TensorVie
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     parallel_for(x.rows(), 4, [&](int64_t begin, int64_t end) {
-      std::vector<float> v(static_cast<size_t>(cols)), b(static_cast<size_t>(hidden)), m(static_cast<size_t>(n + n * n));
+      std::vector<float> v(static_cast<size_t>(cols)), b(static_cast<size_t>(hidden)),
+          m(static_cast<size_t>(n + n * n));
       std::vector<float> sum(static_cast<size_t>(hidden));
       for (int64_t t = begin; t < end; ++t) {
         widen(x.as<T>() + t * cols, v.data(), cols);

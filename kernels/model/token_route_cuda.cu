@@ -1,4 +1,5 @@
-// The experts that a token goes to by its id: a block has a token, a thread some of its experts. Bytes: the weights once.
+// The experts that a token goes to by its id: a block has a token, a thread some of its experts. Bytes: the weights
+// once.
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/model/token_route.h"
@@ -11,9 +12,9 @@ constexpr int kThreads = 128;
 __device__ __forceinline__ float score_of(float z) { return sqrtf(fmaxf(z, 0.f) + log1pf(expf(-fabsf(z)))); }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) token_route_kernel(const float* logits, const int32_t* table,
-                                                               const int32_t* ids, TokenRouteRule rule, int experts,
-                                                               int top_k, T* weights) {
+__global__ void __launch_bounds__(kThreads)
+    token_route_kernel(const float* logits, const int32_t* table, const int32_t* ids, TokenRouteRule rule, int experts,
+                       int top_k, T* weights) {
   const int64_t t = blockIdx.x;
   const int32_t* own = table + static_cast<int64_t>(ids[t]) * top_k;
   logits += t * experts;

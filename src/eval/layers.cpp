@@ -136,8 +136,9 @@ std::vector<LayerCloseness> layer_closeness(Exec& ex, const Checkpoint& base, co
                                             const std::function<void(int64_t, int64_t)>& progress) {
   check_alike(base.spec, model.spec);
   if (keeps_slots(base.spec) || reads_tokens(base.spec))
-    fail(ErrorKind::unsupported, "--layers: the layers of " + base.spec.arch +
-                                     " read keys and values of others, or the ids of the tokens, so that none of them can be run alone");
+    fail(ErrorKind::unsupported,
+         "--layers: the layers of " + base.spec.arch +
+             " read keys and values of others, or the ids of the tokens, so that none of them can be run alone");
   const int64_t seqs = std::clamp<int64_t>(max_tokens / w.length, 1, w.count);
   const std::span<const int32_t> ids = std::span(w.ids).first(static_cast<size_t>(seqs * w.length));
   Tensor positions;

@@ -89,7 +89,8 @@ struct PositionScale {
 struct GatedAct {
   Slot gate, up, out;
   Activation act;
-  float limit = 0;  // > 0: gate up to it, up between it and its negative, and silu (SwigluClamp without slope and shift)
+  float limit =
+      0;  // > 0: gate up to it, up between it and its negative, and silu (SwigluClamp without slope and shift)
 };
 struct SigmoidGate {  // out = in * sigmoid(gate); a gate for every feature, or one for all. out may be in
   Slot gate, in, out;
@@ -117,9 +118,9 @@ struct Keep {
   std::vector<Slot> slots;
   std::vector<int64_t> features;  // of each
 };
-using BlockOp = std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project,
-                             SigmoidGate, Scale, ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention,
-                             PositionScale, StateScan, TokenInput, Keep, CompressKeys, SharedKeyAttention,
-                             ReadStreams, WriteStreams, TokenRoute>;
+using BlockOp =
+    std::variant<Norm, Linears, Split, HeadNorm, Rope, Attention, GatedAct, AddTo, Moe, Project, SigmoidGate, Scale,
+                 ShortConv, DeltaRule, BiasedNorm, KeyChoice, LatentAttention, PositionScale, StateScan, TokenInput,
+                 Keep, CompressKeys, SharedKeyAttention, ReadStreams, WriteStreams, TokenRoute>;
 
 }  // namespace fewbit

@@ -45,13 +45,48 @@ int64_t elements(const std::vector<NamedDense>& tensors) {
 }  // namespace
 
 const char* name_of(Slot s) {
-  static constexpr const char* kNames[kSlots] = {
-      "x",      "h",      "q",       "k",     "v",       "attn",    "gate",          "up",
-      "act",    "qkv",    "gate_up", "fused", "z",       "conv",    "beta",          "decay",
-      "rates",  "shared", "share",   "route", "conv_k",  "conv_v",  "q_latent",      "latent",
-      "q_nope", "q_rope", "k_rope",  "kv",    "index_q", "index_k", "index_weights", "token",
-      "near_k", "near_v", "far_k",   "far_v", "mix",     "block_k", "block_gate",    "block_key",
-      "index_block_k", "index_block_gate"};
+  static constexpr const char* kNames[kSlots] = {"x",
+                                                 "h",
+                                                 "q",
+                                                 "k",
+                                                 "v",
+                                                 "attn",
+                                                 "gate",
+                                                 "up",
+                                                 "act",
+                                                 "qkv",
+                                                 "gate_up",
+                                                 "fused",
+                                                 "z",
+                                                 "conv",
+                                                 "beta",
+                                                 "decay",
+                                                 "rates",
+                                                 "shared",
+                                                 "share",
+                                                 "route",
+                                                 "conv_k",
+                                                 "conv_v",
+                                                 "q_latent",
+                                                 "latent",
+                                                 "q_nope",
+                                                 "q_rope",
+                                                 "k_rope",
+                                                 "kv",
+                                                 "index_q",
+                                                 "index_k",
+                                                 "index_weights",
+                                                 "token",
+                                                 "near_k",
+                                                 "near_v",
+                                                 "far_k",
+                                                 "far_v",
+                                                 "mix",
+                                                 "block_k",
+                                                 "block_gate",
+                                                 "block_key",
+                                                 "index_block_k",
+                                                 "index_block_gate"};
   FEWBIT_ASSERT(s < Slot::count);
   return kNames[static_cast<size_t>(s)];
 }
@@ -65,7 +100,8 @@ const SharedKeyAttention* shared_key_attention_of(const std::vector<BlockOp>& bl
   return find_op<SharedKeyAttention>(block);
 }
 bool attends(const BlockOp& op) {
-  return std::holds_alternative<Attention>(op) || std::holds_alternative<SharedKeyAttention>(op) || std::holds_alternative<LatentAttention>(op);
+  return std::holds_alternative<Attention>(op) || std::holds_alternative<SharedKeyAttention>(op) ||
+         std::holds_alternative<LatentAttention>(op);
 }
 
 const Attention* own_attention_of(const std::vector<BlockOp>& block) {
@@ -88,9 +124,9 @@ const TokenInput* token_input_of(const ModelSpec& spec) {
 }
 
 bool reads_tokens(const ModelSpec& spec) {
-  return token_input_of(spec) || std::any_of(spec.kinds.begin(), spec.kinds.end(), [](const std::vector<BlockOp>& block) {
-           return find_op<TokenRoute>(block) != nullptr;
-         });
+  return token_input_of(spec) ||
+         std::any_of(spec.kinds.begin(), spec.kinds.end(),
+                     [](const std::vector<BlockOp>& block) { return find_op<TokenRoute>(block) != nullptr; });
 }
 
 int64_t keys_layer(const ModelSpec& spec, int64_t layer) {
@@ -354,10 +390,9 @@ std::string describe(const ModelSpec& spec) {
       if (const KeyChoice* k = std::get_if<KeyChoice>(&op))
         s += fmt::format("  choice of {} keys: {} heads of {} features\n", k->top_k, k->heads, k->head_dim);
       if (const SharedKeyAttention* a = std::get_if<SharedKeyAttention>(&op))
-        s += fmt::format("  attention over shared keys: {} heads of {} features, window {}{}\n", a->heads, a->head_dim,
-                         a->window,
-                         a->sees_far() ? fmt::format(", {}keys of blocks of {}", a->chosen ? "chosen " : "", a->every)
-                                       : "");
+        s += fmt::format(
+            "  attention over shared keys: {} heads of {} features, window {}{}\n", a->heads, a->head_dim, a->window,
+            a->sees_far() ? fmt::format(", {}keys of blocks of {}", a->chosen ? "chosen " : "", a->every) : "");
       if (const ReadStreams* r = std::get_if<ReadStreams>(&op))
         s += fmt::format("  {} residual streams of {} features\n", r->streams, r->hidden);
       if (const StateScan* m = std::get_if<StateScan>(&op))

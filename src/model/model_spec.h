@@ -43,7 +43,7 @@ struct ModelSpec {
   std::string streams_name{};
   float streams_eps = 0;
   int64_t width() const { return hidden * streams; }  // of a block's input
-  std::string lm_head = "lm_head.weight";  // equals `embed` when tied
+  std::string lm_head = "lm_head.weight";             // equals `embed` when tied
   float logit_softcap = 0;
   float logit_scale = 1;  // before the cap
   int64_t bos = -1;

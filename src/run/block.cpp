@@ -254,8 +254,9 @@ bool is_sigmoid_gate(Activation act) { return act == Activation::silu || act == 
 size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   const GatedAct* gated = std::get_if<GatedAct>(&ops[0]);
   const Linears* linears = std::get_if<Linears>(&ops[1]);
-  if (!gated || !linears || gated->limit > 0 || !is_sigmoid_gate(gated->act) || linears->summed || linears->items.size() != 1 ||
-      linears->in != gated->out || in.act[gated->out].rows() <= kFewRows || read_later(ops.subspan(2), gated->out))
+  if (!gated || !linears || gated->limit > 0 || !is_sigmoid_gate(gated->act) || linears->summed ||
+      linears->items.size() != 1 || linears->in != gated->out || in.act[gated->out].rows() <= kFewRows ||
+      read_later(ops.subspan(2), gated->out))
     return 0;
   const LinearDef& item = linears->items[0];
   const auto apply = [&](TensorView y, bool add) {

@@ -9,8 +9,8 @@
 
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
-#include "kernels/model/embed.h"
 #include "kernels/model/copy_columns.h"
+#include "kernels/model/embed.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/streams.h"
 #include "kernels/products/gemm.h"

@@ -13,11 +13,11 @@
 namespace fewbit {
 
 struct Ends {
-  Tensor embed;                   // [vocab, hidden] compute dtype
-  Tensor final_norm;              // [hidden]
-  std::optional<Linear> lm_head;  // nothing when it is the embedding
+  Tensor embed;                                          // [vocab, hidden] compute dtype
+  Tensor final_norm;                                     // [hidden]
+  std::optional<Linear> lm_head;                         // nothing when it is the embedding
   Tensor streams_fn{}, streams_base{}, streams_scale{};  // f32, of a model with several residual streams
-  Tensor logit_scale{};           // f32 [1], of ModelSpec::logit_scale; empty: 1
+  Tensor logit_scale{};                                  // f32 [1], of ModelSpec::logit_scale; empty: 1
 };
 // A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one
 // as LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
@@ -35,8 +35,8 @@ void check_ids(const ModelSpec&, std::span<const int32_t> ids);
 // 0 … len - 1 for every sequence: i32 [seqs * len] on the device.
 Tensor sequence_positions(Exec&, int64_t seqs, int64_t len);
 
-// Rows of the embedding for `ids`, scaled, in every residual stream: [ids, width] in `dtype`. Of a float embedding only these rows are read, so
-// that neither table nor file is ever held whole. Ids must have been checked.
+// Rows of the embedding for `ids`, scaled, in every residual stream: [ids, width] in `dtype`. Of a float embedding only
+// these rows are read, so that neither table nor file is ever held whole. Ids must have been checked.
 Tensor embed_rows(Exec&, const Checkpoint&, std::span<const int32_t> ids, DType dtype);
 // What is needed behind the last block, without the head: final_norm, and the streams' tensors.
 Ends load_final_norm(Exec&, const Checkpoint&, DType dtype);

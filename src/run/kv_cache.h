@@ -55,7 +55,8 @@ LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, in
 void refuse_coded_latents(const ModelSpec&, KvType);
 
 // What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
-// in the compute dtype, as that of what makes keys of blocks of tokens, the matrices of a delta rule or a state scan in f32. Zero before the first token.
+// in the compute dtype, as that of what makes keys of blocks of tokens, the matrices of a delta rule or a state scan in
+// f32. Zero before the first token.
 using RecurrentState = std::map<std::string, Tensor>;
 RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch);
 

@@ -1,5 +1,6 @@
 #pragma once
-// The ops of latent attention and of attention over shared keys in a pass, with what they keep from token to token and from block to block.
+// The ops of latent attention and of attention over shared keys in a pass, with what they keep from token to token and
+// from block to block.
 #include "src/run/block.h"
 
 namespace fewbit {

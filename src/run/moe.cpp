@@ -158,7 +158,8 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
   }
   apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
   if (op.swiglu_limit > 0)
-    clamped_swiglu(ex, g, u, op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit}, g);
+    clamped_swiglu(ex, g, u, op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit},
+                   g);
   else
     gated_act(ex, g, u, act_kind(op.act), g);
   return g;

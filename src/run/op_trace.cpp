@@ -30,7 +30,7 @@ struct Namer {
     return {"other", kNames[static_cast<size_t>(op.act)]};
   }
   Named operator()(const AddTo&) const { return {"other", "residual"}; }
-  Named operator()(const Moe& op) const { return {"experts", op.router + ", experts"}; }
+  Named operator()(const Moe& op) const { return {"experts", op.router.empty() ? "experts" : op.router + ", experts"}; }
   Named operator()(const Project& op) const { return {"other", op.name}; }
   Named operator()(const Scale& op) const { return {"other", op.name}; }
   Named operator()(const SigmoidGate&) const { return {"other", "sigmoid gate"}; }

@@ -142,7 +142,8 @@ std::vector<Case> recent() {
                             "deepseek-v32-topk12",
                             "glm-moe-dsa",
                             "glm-moe-dsa-topk12",
-                            "kimi-linear"})
+                            "kimi-linear",
+                            "deepseek-v4"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
   for (const char* model :

@@ -25,6 +25,8 @@ constexpr Refused kRefused[] = {
     {"smoothquant", "marlin", "", "int8"},  // weights alone there
     {"smoothquant", "gptq", "", "int8"},
     {"smoothquant", "gguf", "", "gguf"},
+    {"awq", "", "DeepseekV4ForCausalLM", "ids of the tokens"},  // a block by itself lacks them
+    {"smoothquant", "", "DeepseekV4ForCausalLM", "ids of the tokens"},
     {"fp8", "gptq", "", "fp8"},  // integers alone there
     {"fp8", "gguf", "", "gguf"},
 };

@@ -52,6 +52,7 @@ TEST_P(TensorParallel, EveryFamilyIsAsOnOneRank) {
   for (const char* model : {"qwen3-next", "qwen3.5", "lfm2", "nemotron-h", "kimi-linear"})
     EXPECT_NE(found[model].find("recurrent layers"), std::string::npos) << model << ": " << found[model];
   EXPECT_NE(found["gemma4-e2b"].find("keys and values of another one"), std::string::npos) << found["gemma4-e2b"];
+  EXPECT_NE(found["deepseek-v4"].find("attention over shared keys"), std::string::npos) << found["deepseek-v4"];
   for (const char* model : {"olmo3", "minimax-m2"})
     EXPECT_NE(found[model].find("self_attn.q_norm norms all heads at once"), std::string::npos) << found[model];
 }

@@ -91,7 +91,7 @@ constexpr Line kLines[] = {
     {"DeepseekV32ForCausalLM", R"({"model_type": "deepseek_v32", )" FEWBIT_LATENT ", " FEWBIT_INDEXER "}"},
     {"GlmMoeDsaForCausalLM", R"({"model_type": "glm_moe_dsa", )" FEWBIT_LATENT ", " FEWBIT_INDEXER "}"},
     {"DeepseekV4ForCausalLM",
-     R"({"model_type": "deepseek_v4", "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 12,
+     R"({"model_type": "deepseek_v4", "num_key_value_heads": 1, "head_dim": 64, "num_hidden_layers": 3, "sliding_window": 12,
          "q_lora_rank": 128, "qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 64, "hc_mult": 2, "num_hash_layers": 1,
          "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
          "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},

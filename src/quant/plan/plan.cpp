@@ -98,7 +98,8 @@ void plan_kv_cache(const Checkpoint& c, const PlanOptions& o, const FullRecipe& 
   plan.fp8_kv_cache = base.fp8_kv_cache;
   for (const std::vector<BlockOp>& block : c.spec.kinds)
     if (plan.fp8_kv_cache && (latent_attention_of(block) || shared_key_attention_of(block))) {
-      plan.refusals.push_back({c.spec.arch, "kv=fp8: its attention keeps latents or shared keys, not keys and values; leave kv= out"});
+      plan.refusals.push_back(
+          {c.spec.arch, "kv=fp8: its attention keeps latents or shared keys, not keys and values; leave kv= out"});
       break;
     }
   if (plan.fp8_kv_cache && !plan.format->fp8_kv_cache)

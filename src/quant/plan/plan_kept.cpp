@@ -43,8 +43,10 @@ std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& form
   Groups groups(c);
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     for (const BlockOp& op : c.spec.block(layer))
-      if (const Moe* m = std::get_if<Moe>(&op))
+      if (const Moe* m = std::get_if<Moe>(&op); m && !m->router.empty())
         groups.add(c.spec.prefix(layer) + m->router, std::string(kRouter));
+      else if (const TokenRoute* r = std::get_if<TokenRoute>(&op))
+        groups.add(c.spec.prefix(layer) + r->router, std::string(kRouter));
       else if (const Project* p = std::get_if<Project>(&op))
         groups.add(c.spec.prefix(layer) + p->name, std::string(kGate));
   const Family* family = find_family(c.spec.arch);

@@ -30,8 +30,9 @@ Tensor states_of(Exec& ex, const Checkpoint& c, const Windows& w, DType dtype) {
 
 void require_room(const Exec& ex, const Checkpoint& c, const SensitivityJob& job) {
   if (keeps_slots(c.spec) || reads_tokens(c.spec))
-    fail(ErrorKind::unsupported, "auto measures a layer by itself, and the layers of " + c.spec.arch +
-                                     " read keys and values of others, or the ids of the tokens; choose the bits yourself with --set");
+    fail(ErrorKind::unsupported,
+         "auto measures a layer by itself, and the layers of " + c.spec.arch +
+             " read keys and values of others, or the ids of the tokens; choose the bits yourself with --set");
   if (!ex.on_cuda()) return;
   const int64_t weights = parameter_count(c.spec) * bytes_of(job.dtype), free = ex.free_bytes();
   if (weights > free)
