@@ -50,6 +50,7 @@ ROOMS = {
         "model": ["exec", "cpu", "device"],
         "attention": ["exec", "choice", "cpu", "device", "model"],
         "recurrent": ["exec", "cpu", "device"],
+        "streams": ["exec", "cpu", "device"],
         "products": ["exec", "choice", "cpu", "device", "grids", "model", "products/bytes"],
         "products/marlin": ["exec", "choice", "cpu", "device", "products"],
         "products/bytes": ["exec", "choice", "cpu", "device", "grids", "model", "products"],

@@ -7,7 +7,7 @@ namespace fewbit {
 // lower index. A NaN is never chosen before a number, and makes all weights of its token NaN.
 //   logits   [tokens, experts]  f32, experts >= top_k >= 1
 // A score is the softmax over all experts, the logistic function of the logit or the root of its softplus
-// (DeepSeek-V4), or the logit itself, where the weights were found before (kernels/model/token_route.h). The choice is
+// (DeepSeek-V4), or the logit itself, where the weights were found before (token_route). The choice is
 // by score + bias; where there are groups (of consecutive experts, alike in number) only those of the best_groups
 // groups take part whose `judges` best are largest in sum: two (DeepSeek-V3, 2024, section 2.1.2), or the best alone
 // (DeepSeek-V2, 2024, section 2.2.2).
@@ -53,5 +53,30 @@ inline void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, Tenso
 }
 inline void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y) {
   pick(ex, &cpu::scatter_add_rows, FEWBIT_CUDA_OP(scatter_add_rows))(ex, x, rows, weights, y);
+}
+// token_route: the weights of the experts that a token goes to by its id alone (hashed layers of DeepSeek-V4).
+// weights[t, e] = the sum of s_e / (sum of the chosen s where `renormalise`, + 1e-20) * scaling over the entries of
+// table[tokens[t], :] that are e, with s_e = sqrt(softplus(logits[t, e])); 0 for all other experts.
+//   logits   [tokens, experts]  f32
+//   table    [vocab, top_k]     i32, in [0, experts)
+//   ids      [tokens]           i32, in [0, vocab)
+//   weights  [tokens, experts]  f32 | bf16; overwritten
+struct TokenRouteRule {
+  bool renormalise;
+  float scaling;
+};
+namespace cpu {
+void token_route(Exec&, ConstTensorView logits, ConstTensorView table, ConstTensorView ids, const TokenRouteRule&,
+                 TensorView weights);
+}
+namespace cuda {
+void token_route(Exec&, ConstTensorView logits, ConstTensorView table, ConstTensorView ids, const TokenRouteRule&,
+                 TensorView weights);
+}
+inline void token_route(Exec& ex, ConstTensorView logits, ConstTensorView table, ConstTensorView ids,
+                        const TokenRouteRule& rule, TensorView weights) {
+  FEWBIT_ASSERT(logits.dtype == DType::f32 && table.dtype == DType::i32 && ids.dtype == DType::i32);
+  FEWBIT_ASSERT(weights.shape == logits.shape && ids.numel() == logits.rows() && table.cols() <= logits.cols());
+  pick(ex, &cpu::token_route, FEWBIT_CUDA_OP(token_route))(ex, logits, table, ids, rule, weights);
 }
 }  // namespace fewbit

@@ -150,6 +150,28 @@ __global__ void scatter_add_kernel(const T* __restrict__ x,            // [n, co
   }
 }
 
+constexpr int kRouteThreads = 128;
+
+__device__ __forceinline__ float root_softplus(float z) { return sqrtf(fmaxf(z, 0.f) + log1pf(expf(-fabsf(z)))); }
+
+// A block has a token, a thread some of its experts.
+template <class T>
+__global__ void __launch_bounds__(kRouteThreads)
+    token_route_kernel(const float* logits, const int32_t* table, const int32_t* ids, TokenRouteRule rule, int experts,
+                       int top_k, T* weights) {
+  const int64_t t = blockIdx.x;
+  const int32_t* own = table + static_cast<int64_t>(ids[t]) * top_k;
+  logits += t * experts;
+  float sum = 1e-20f;
+  for (int i = 0; i < top_k; ++i) sum += root_softplus(logits[own[i]]);
+  for (int e = threadIdx.x; e < experts; e += kRouteThreads) {
+    int times = 0;
+    for (int i = 0; i < top_k; ++i) times += own[i] == e;
+    const float weight = root_softplus(logits[e]) / (rule.renormalise ? sum : 1.f) * rule.scaling;
+    weights[t * experts + e] = from_f32<T>(times > 0 ? static_cast<float>(times) * weight : 0.f);
+  }
+}
+
 }  // namespace
 
 void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView ids, TensorView weights) {
@@ -184,6 +206,18 @@ void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTe
     auto* kernel = vectors ? scatter_add_kernel<T, 8> : scatter_add_kernel<T, 1>;
     kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(x.as<T>(), rows.as<int32_t>(),
                                                                               weights.as<float>(), y.as<float>(), cols);
+  });
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+void token_route(Exec& ex, ConstTensorView logits, ConstTensorView table, ConstTensorView ids,
+                 const TokenRouteRule& rule, TensorView weights) {
+  if (logits.rows() == 0) return;
+  dispatch_f32_bf16(weights.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    token_route_kernel<T><<<static_cast<unsigned>(logits.rows()), kRouteThreads, 0, ex.cuda_state().stream>>>(
+        logits.as<float>(), table.as<int32_t>(), ids.as<int32_t>(), rule, static_cast<int>(logits.cols()),
+        static_cast<int>(table.cols()), weights.as<T>());
   });
   FEWBIT_CUDA_LAUNCHED();
 }

@@ -89,7 +89,7 @@ struct SharedKeyAttention {
   bool chosen = false;
   bool sees_far() const { return far != Slot::count; }
 };
-// Several residual streams side by side in x (kernels/model/streams.h): what a branch reads of them, and how what it
+// Several residual streams side by side in x (kernels/streams/streams.h): what a branch reads of them, and how what it
 // makes goes back, by the tensors `name`_fn, _base and _scale.
 struct ReadStreams {
   Slot in, out, mix;
@@ -102,7 +102,7 @@ struct ReadStreams {
 struct WriteStreams {
   Slot in, mix, out;
 };
-// A router of experts that the token itself says (kernels/model/token_route.h): `table` [vocab, top_k] of integers.
+// A router of experts that the token itself says (kernels/model/route.h): `table` [vocab, top_k] of integers.
 // `out` has the weight of every expert, 0 of those that are not meant.
 struct TokenRoute {
   Slot in, out;

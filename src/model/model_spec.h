@@ -38,7 +38,7 @@ struct ModelSpec {
   NormKind final_norm_kind = NormKind::rms;
   float final_norm_eps = 1e-5f;
   // Residual streams of a token, side by side; above 1 they become one in front of the final norm, by the tensors
-  // `streams_name`_fn, _base and _scale (kernels/model/streams.h).
+  // `streams_name`_fn, _base and _scale (kernels/streams/streams.h).
   int streams = 1;
   std::string streams_name{};
   float streams_eps = 0;

@@ -15,13 +15,13 @@
 #include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
+#include "kernels/model/route.h"
 #include "kernels/model/sigmoid_gate.h"
-#include "kernels/model/streams.h"
-#include "kernels/model/token_route.h"
 #include "kernels/products/gemm.h"
 #include "kernels/recurrent/delta_rule.h"
 #include "kernels/recurrent/short_conv.h"
 #include "kernels/recurrent/state_scan.h"
+#include "kernels/streams/streams.h"
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
 #include "src/run/head.h"
@@ -123,14 +123,7 @@ struct Interpreter {
   void operator()(const Project& op) const {
     const ConstTensorView w = weights.vectors.at(op.name);
     if (op.groups == 1) return gemm(ex, act[op.in], w, {}, act[op.out]);
-    const TensorView in = act[op.in], out = act[op.out];
-    const int64_t each = op.out_features / op.groups;
-    const Tensor x = ex.alloc(in.dtype, {in.rows(), op.in_features}), y = ex.alloc(out.dtype, {in.rows(), each});
-    for (int64_t g = 0; g < op.groups; ++g) {
-      copy_columns(ex, in, g * op.in_features, x, 0, op.in_features);
-      gemm(ex, x, w.row_range(g * each, (g + 1) * each), {}, y);
-      copy_columns(ex, y, 0, out, g * each, each);
-    }
+    run_groups(ex, op, w, act[op.in], act[op.out]);
   }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
   TensorView state_of(const std::string& name) const {

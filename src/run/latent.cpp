@@ -4,6 +4,8 @@
 #include "kernels/attention/key_choice.h"
 #include "kernels/attention/latent_attention.h"
 #include "kernels/attention/shared_key_attention.h"
+#include "kernels/model/copy_columns.h"
+#include "kernels/products/gemm.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -52,6 +54,16 @@ void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeight
   const ConstTensorView w = std::get<DenseLinear>(weights.linears.at(op.kv_b)).weight;
   latent_attention_cached(ex, q, w, layout.positions,
                           {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
+}
+
+void run_groups(Exec& ex, const Project& op, ConstTensorView w, ConstTensorView in, TensorView out) {
+  const int64_t each = op.out_features / op.groups;
+  const Tensor x = ex.alloc(in.dtype, {in.rows(), op.in_features}), y = ex.alloc(out.dtype, {in.rows(), each});
+  for (int64_t g = 0; g < op.groups; ++g) {
+    copy_columns(ex, in, g * op.in_features, x, 0, op.in_features);
+    gemm(ex, x, w.row_range(g * each, (g + 1) * each), {}, y);
+    copy_columns(ex, y, 0, out, g * each, each);
+  }
 }
 
 bool is_absorbed(const Linears& linears, std::span<const BlockOp> later) {

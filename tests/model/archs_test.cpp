@@ -327,6 +327,11 @@ TEST(Archs, EveryArchitectureBuildsFromATinyConfig) {
                               "mamba_n_heads", "mamba_d_head", "mamba_d_state"})
         c[key] = 4;
       if (of.name.starts_with("Granite")) c["shared_intermediate_size"] = 40;
+      if (of.name.starts_with("DeepseekV4")) {
+        c["compress_ratios"] = {0, 4, 8};
+        for (const char* key : {"hc_mult", "o_groups", "o_lora_rank", "sliding_window"}) c[key] = 4;
+        c["num_key_value_heads"] = 1;
+      }
       const ModelSpec s = spec_of(c);
       EXPECT_EQ(s.arch, of.name);
       EXPECT_EQ(&family_of(s), f);

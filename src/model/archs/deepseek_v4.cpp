@@ -11,7 +11,7 @@ namespace fewbit {
 namespace {
 
 using S = Slot;
-constexpr int kMostStreamsOfModel = 8;  // that kernels/model/streams.h takes
+constexpr int kMostStreamsOfModel = 8;  // that kernels/streams/streams.h takes
 
 std::vector<BlockOp> block_of(const ConfigView& c, const DecoderSizes& s, const SharedKeyForm& form) {
   const int64_t width = size_key(c, "moe_intermediate_size"), shared = c.i64("n_shared_experts", 1) * width;

@@ -59,6 +59,12 @@ FEWBIT_DEVICE_TEST(ClampedSwiglu, MatchesItsFormula) {
         expected[i] = (std::clamp(u[i], -2.0, 2.0) + 1) * low / (1 + std::exp(-1.702 * low));
       }
       EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
+      clamped_swiglu(ex, ex.to_device(gate), ex.to_device(up), {.limit = 2.f, .slope = 1.f, .shift = 0.f}, out);
+      for (size_t i = 0; i < g.size(); ++i) {
+        const double low = std::min(g[i], 2.0);
+        expected[i] = std::clamp(u[i], -2.0, 2.0) * low / (1 + std::exp(-low));
+      }
+      EXPECT_LE(error_of(ex, out, expected), op_tolerance(dtype)) << name_of(dtype) << " " << n;
     }
 }
 

@@ -57,6 +57,52 @@ FEWBIT_DEVICE_TEST(Route, SoftmaxThenTheLargest) {
       }
 }
 
+double root_softplus(double z) { return std::sqrt(std::log1p(std::exp(z))); }
+
+// Three of nine experts by the root of their softplus, with a bias that moves the choice alone; then by a table, whose
+// weights route() takes as they are.
+FEWBIT_DEVICE_TEST(Route, RootsOfSoftplusAndExpertsOfTheToken) {
+  const int64_t tokens = 21, experts = 9, vocab = 5;
+  const int top_k = 3;
+  const Tensor logits = random_normal(DType::f32, {tokens, experts}, 3, 3.f),
+               bias = random_normal(DType::f32, {experts}, 4, 2.f);
+  const std::vector<double> z = doubles(logits), b = doubles(bias);
+  const Tensor device_bias = ex.to_device(bias);
+  const RouteRule rule{.score = RouteScore::root_softplus, .scaling = 1.5f, .bias = device_bias};
+  const Routed found = run_route(ex, logits, top_k, rule);
+  std::vector<int32_t> table(vocab * top_k), ids(tokens);
+  for (int i = 0; i < vocab * top_k; ++i) table[static_cast<size_t>(i)] = (i / top_k * 2 + i % top_k) % 9;
+  for (int t = 0; t < tokens; ++t) ids[static_cast<size_t>(t)] = t * 3 % vocab;
+  const Tensor dense = poisoned(ex, DType::f32, {tokens, experts});
+  token_route(ex, ex.to_device(logits), ex.to_device(Tensor::host_from<int32_t>(DType::i32, {vocab, top_k}, table)),
+              ex.to_device(host_i32(ids)), {.renormalise = true, .scaling = 1.5f}, dense);
+  const Routed again = run_route(ex, ex.to_host(dense), top_k, {.renormalise = false, .score = RouteScore::given});
+  std::vector<double> expected(z.size(), 0.);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const auto score = [&](int64_t e) { return root_softplus(z[static_cast<size_t>(t * experts + e)]); };
+    std::vector<int32_t> order(static_cast<size_t>(experts));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int32_t x, int32_t y) {
+      return score(x) + b[static_cast<size_t>(x)] > score(y) + b[static_cast<size_t>(y)];
+    });
+    double sum = 0, given = 0;
+    const auto meant = [&](int i) { return table[static_cast<size_t>(ids[static_cast<size_t>(t)] * top_k + i)]; };
+    for (int i = 0; i < top_k; ++i) sum += score(order[static_cast<size_t>(i)]), given += score(meant(i));
+    std::vector<int32_t> wanted, chosen;
+    for (int i = 0; i < top_k; ++i) {
+      const auto at = static_cast<size_t>(t * top_k + i);
+      EXPECT_EQ(found.ids[at], order[static_cast<size_t>(i)]);
+      EXPECT_NEAR(found.weights[at], 1.5 * score(found.ids[at]) / sum, 1e-5);
+      expected[static_cast<size_t>(t * experts + meant(i))] = 1.5 * score(meant(i)) / given;
+      wanted.push_back(meant(i)), chosen.push_back(again.ids[at]);
+      EXPECT_EQ(again.weights[at], ex.to_host(dense).as<float>()[t * experts + again.ids[at]]);
+    }
+    std::sort(wanted.begin(), wanted.end()), std::sort(chosen.begin(), chosen.end());
+    EXPECT_EQ(chosen, wanted);
+  }
+  EXPECT_LE(error_of(ex, dense, expected), tol::kF32Op);
+}
+
 FEWBIT_DEVICE_TEST(Route, TiesGoToTheLowerIndexAndNaNsComeLast) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   const std::vector<float> z = {1, 2, 2, 1, 2, -inf, nan, -inf, nan, 3, nan, 1, 0, 0, 0, 0};

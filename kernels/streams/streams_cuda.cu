@@ -3,7 +3,7 @@
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/model/streams.h"
+#include "kernels/streams/streams.h"
 
 namespace fewbit::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // Hyper-connections: the CPU half. A token is a task.
-#include "kernels/model/streams.h"
+#include "kernels/streams/streams.h"
 
 #include <algorithm>
 #include <cmath>
