@@ -9,6 +9,7 @@ namespace fewbit {
 namespace {
 
 constexpr std::string_view kRouter = "chooses the experts: a rounding would move tokens to others";
+constexpr std::string_view kGrouped = "groups of outputs have inputs of their own: no packing has a place for that";
 constexpr std::string_view kGate = "a few outputs, each of which scales a whole head or expert";
 constexpr std::string_view kUnknown = "not part of the op list: travels as it is";
 constexpr std::string_view kNotInGguf = "; left out: a .gguf of the language model has no place for it";
@@ -48,7 +49,7 @@ std::vector<KeptGroup> kept_of(const Checkpoint& c, const CheckpointFormat& form
       else if (const TokenRoute* r = std::get_if<TokenRoute>(&op))
         groups.add(c.spec.prefix(layer) + r->router, std::string(kRouter));
       else if (const Project* p = std::get_if<Project>(&op))
-        groups.add(c.spec.prefix(layer) + p->name, std::string(kGate));
+        groups.add(c.spec.prefix(layer) + p->name, std::string(p->groups > 1 ? kGrouped : kGate));
   const Family* family = find_family(c.spec.arch);
   for (const std::string& module : unknown_matrices(c)) {
     const std::string_view known = family ? kept_outside(*family, module) : std::string_view();
