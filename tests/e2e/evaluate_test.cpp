@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "tests/support/command_test.h"
+#include "tests/support/paths.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
@@ -13,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::string kTasks = FEWBIT_SOURCE_DIR "/calib_data/tasks/sample.jsonl";
+const std::string kTasks = in_source("calib_data/tasks/sample.jsonl");
 const std::string kShort = " --device cpu --context 128 --max-windows 3";
 // Perplexities of transformers (ProtocolsEqualTransformers).
 constexpr double kGptqDemo = 226.317144, kLlamaCppDemo = 94.496437, kGptqLab = 105.822119, kLlamaCppLab = 85.928633;

@@ -8,6 +8,7 @@
 
 #include "formats/container.h"
 #include "tests/support/command_test.h"
+#include "tests/support/paths.h"
 
 namespace fewbit::test {
 namespace {
@@ -55,7 +56,7 @@ TEST_F(Shards, KilledBeforeAnyChangeOfTheDiskItResumesToTheSameFiles) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "nothing can be loaded in front of an instrumented program";
 #endif
-  const std::string preload = "LD_PRELOAD='" FEWBIT_BIN_DIR "/../tests/libkill_at.so' KILL_AT=";
+  const std::string preload = "LD_PRELOAD='" + in_build("tests/libkill_at.so") + "' KILL_AT=";
   done(command("whole"));
   const auto whole = files("whole");
   int killed = 0;

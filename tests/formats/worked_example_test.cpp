@@ -9,14 +9,13 @@
 #include "formats/packings/gptq_words.h"
 #include "src/core/half.h"
 #include "src/core/marlin_layout.h"
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
 namespace {
 
-std::string page(const std::string& name) {
-  return bytes_of_file(std::string(FEWBIT_SOURCE_DIR) + "/docs/formats/" + name);
-}
+std::string page(const std::string& name) { return bytes_of_file(in_source("docs/formats/") + name); }
 #define EXPECT_STANDS_IN(text, hex) EXPECT_NE((text).find(hex), std::string::npos) << "the page lacks: " << (hex)
 
 // Words [first, last) of row `row`, "5DD50880 6EE61991".

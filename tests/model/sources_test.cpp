@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "src/core/digest.h"
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const fs::path kDemoModel = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+const fs::path kDemoModel = in_source("calib_data/demo-model");
 
 // A file whose floats begin at odd addresses, so that elements lie across the borders of what is read at a time.
 class OddFile {

@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -35,7 +36,7 @@ TEST(KeptSample, IsTakenForTheSameSamplingAndWholeOnly) {
 }
 
 TEST(KeptSample, AModelThatDoesNotFitWholeIsRefusedWithTheWayOut) {
-  const Checkpoint c = Checkpoint::open(FEWBIT_SOURCE_DIR "/calib_data/demo-model");
+  const Checkpoint c = Checkpoint::open(test::in_source("calib_data/demo-model"));
   MemoryLimits limits;
   EXPECT_EQ(refuse_to_sample(c, DType::f32, 128, 2048, limits, false), "");
   limits.host = 4 * parameter_count(c.spec);  // no room for the cache

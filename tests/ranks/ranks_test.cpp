@@ -9,11 +9,12 @@
 
 #include "tests/support/devices.h"
 #include "tests/support/mpirun.h"
+#include "tests/support/paths.h"
 
 namespace fewbit::test {
 namespace {
 
-const std::string kMember = FEWBIT_BIN_DIR "/../tests/rank_member ";
+const std::string kMember = in_build("tests/rank_member ");
 
 int count(const std::string& text, const std::string& words) {
   int n = 0;

@@ -5,13 +5,14 @@
 #include <sstream>
 
 #include "tests/support/mpirun.h"
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
 namespace {
 
-const std::string kMember = FEWBIT_BIN_DIR "/../tests/tp_member ";
+const std::string kMember = in_build("tests/tp_member ");
 
 class TensorParallel : public ::testing::TestWithParam<int> {};
 

@@ -6,12 +6,13 @@
 #include "src/core/error.h"
 #include "src/model/work.h"
 #include "src/run/bench/bench_compare.h"
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
 namespace {
 
-std::filesystem::path demo() { return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model"; }
+std::filesystem::path demo() { return in_source("calib_data/demo-model"); }
 
 TEST(Bench, PercentilesAreNearestRanks) {
   std::vector<double> v;

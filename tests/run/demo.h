@@ -4,10 +4,11 @@
 #include <vector>
 
 #include "src/core/rng.h"
+#include "tests/support/paths.h"
 
 namespace fewbit::test {
 
-inline std::filesystem::path demo() { return std::filesystem::path(FEWBIT_SOURCE_DIR) / "calib_data" / "demo-model"; }
+inline std::filesystem::path demo() { return in_source("calib_data/demo-model"); }
 
 // Ids below 4,096, which its vocabulary has.
 inline std::vector<int32_t> random_ids(int64_t n, uint64_t seed) {

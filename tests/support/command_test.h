@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/support/paths.h"
 #include "tests/support/process.h"
 #include "tests/support/support.h"
 
@@ -12,7 +13,7 @@ namespace fewbit::test {
 
 using Json = nlohmann::json;
 
-inline const std::string kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+inline const std::string kDemo = in_source("calib_data/demo-model");
 inline const std::string kFast = " --samples 4 --seq-len 256 --device cpu";  // enough calibration to run
 
 // What a command with --json - printed, whatever its exit code.

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <string>
 
+#include "tests/support/paths.h"
 #include "tests/support/process.h"
 
 // Begins a test of several processes, which says SKIPPED where the build has no MPI or its mpirun is gone.
-#define FEWBIT_NEEDS_MPIRUN() \
-  if (!std::filesystem::exists(FEWBIT_MPIRUN)) GTEST_SKIP() << "no mpirun: the build has no MPI, or it is gone"
+#define FEWBIT_NEEDS_MPIRUN()                                  \
+  if (!std::filesystem::exists(::fewbit::test::mpirun_path())) \
+  GTEST_SKIP() << "no mpirun: the build has no MPI, or it is gone"
 
 namespace fewbit::test {
 
@@ -21,7 +23,7 @@ inline ProcessResult run_ranks(int ranks, const std::string& command, int second
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
       "OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe "
       "ASAN_OPTIONS=detect_leaks=0 timeout " +
-          std::to_string(seconds) + " '" FEWBIT_MPIRUN "' -n " + std::to_string(ranks) + " " + command,
+          std::to_string(seconds) + " '" + mpirun_path() + "' -n " + std::to_string(ranks) + " " + command,
       folder);
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/paths.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -26,12 +27,12 @@ ProcessResult run_program(const std::string& command, const std::string& folder)
   std::string line = folder.empty() ? "" : "cd '" + folder + "' && ";
   // What commands keep for the user stays out of the home of whoever runs the tests.
   line += "XDG_CACHE_HOME='" + (tmp / "cache").string() + "' ";
-  line += "PATH='" FEWBIT_BIN_DIR "':\"$PATH\" " + command + " >'" + (tmp / "out").string() + "' 2>'" +
+  line += "PATH='" + in_build("bin") + "':\"$PATH\" " + command + " >'" + (tmp / "out").string() + "' 2>'" +
           (tmp / "err").string() + "'";
   const int status = std::system(line.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, slurp(tmp / "out"), slurp(tmp / "err")};
 }
 
-bool programs_built() { return std::filesystem::exists(FEWBIT_BIN_DIR "/quantize"); }
+bool programs_built() { return std::filesystem::exists(in_build("bin/quantize")); }
 
 }  // namespace fewbit::test

@@ -10,12 +10,12 @@
 
 #include "src/core/half.h"
 #include "src/core/rng.h"
+#include "tests/support/paths.h"
 
 namespace fewbit::test {
 
 std::filesystem::path reference(const std::string& relative) {
-  if (const char* dir = std::getenv("FEWBIT_TEST_REFERENCE")) return std::filesystem::path(dir) / relative;
-  return std::filesystem::path(FEWBIT_REFERENCE_DIR) / relative;
+  return std::filesystem::path(reference_dir()) / relative;
 }
 
 Golden::Golden(const std::string& relative) : index_(container_safetensors.open(reference(relative))) {}

@@ -4,12 +4,13 @@
 #include "formats/gguf/file.h"
 #include "src/text/gguf_tokenizer.h"
 #include "tests/support/damage.h"
+#include "tests/support/paths.h"
 #include "tests/text/tiny_tokenizer.h"
 
 namespace fewbit::test {
 namespace {
 
-const std::filesystem::path kDemo = FEWBIT_SOURCE_DIR "/calib_data/demo-model";
+const std::filesystem::path kDemo = in_source("calib_data/demo-model");
 
 // Damages `file` and sends a text through the tokenizer that it holds.
 int refused(const std::filesystem::path& file, size_t front, int count) {

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "kernels/choice/skinny_shape.h"
+#include "tests/support/paths.h"
 
 namespace fewbit {
 namespace {
@@ -132,7 +133,7 @@ TEST(KernelChoice, EveryRuleIsReached) {
 
 TEST(KernelChoice, FilesExist) {
   for (const KernelRule& r : kernel_rules())
-    EXPECT_TRUE(std::ifstream(std::string(FEWBIT_SOURCE_DIR "/kernels/") + r.file).good()) << r.file;
+    EXPECT_TRUE(std::ifstream(test::in_source("kernels/") + r.file).good()) << r.file;
 }
 
 // The largest k that 16 rows of codes find room for in one launch on an H200, by hand: 227 KiB less 80 KiB of rings,
