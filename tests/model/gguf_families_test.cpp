@@ -5,7 +5,7 @@
 
 #include "src/model/archs.h"
 #include "src/model/checkpoint.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 #include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_families.h"

@@ -7,7 +7,7 @@
 #include "formats/container.h"
 #include "src/eval/perplexity.h"
 #include "src/model/archs.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 #include "src/run/engine.h"
 #include "src/run/streamed.h"
 #include "tests/support/devices.h"

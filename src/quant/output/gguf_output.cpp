@@ -5,7 +5,7 @@
 #include "formats/container.h"
 #include "formats/same_codes.h"
 #include "src/model/checkpoint_parts.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/names.h"
 #include "src/quant/convert/convert_plan.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/plan/gguf_refusals.h"

@@ -1,4 +1,4 @@
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/names.h"
 
 #include <fmt/format.h>
 

@@ -13,7 +13,7 @@ namespace fewbit {
 struct Family;
 struct ModelSpec;
 
-// A name relative to the block that is not the usual one of gguf_names.cpp: "model.layers.7." here, "blk.7." there.
+// A name relative to the block that is not the usual one of gguf/names.cpp: "model.layers.7." here, "blk.7." there.
 struct GgufName {
   std::string_view model{}, gguf{};
 };

@@ -1,10 +1,10 @@
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
 
 namespace fewbit {
 namespace {

@@ -1,6 +1,6 @@
 // A config as metadata. Keys: llama.cpp's gguf-py/gguf/constants.py; what its readers make of them:
 // src/models.
-#include "src/model/gguf_config.h"
+#include "src/model/gguf/config.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "src/model/gguf_family.h"
+#include "src/model/gguf/family.h"
 
 namespace fewbit {
 namespace {

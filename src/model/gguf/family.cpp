@@ -1,4 +1,4 @@
-#include "src/model/gguf_family.h"
+#include "src/model/gguf/family.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #pragma once
 // What a model's tensors are called in a GGUF file and how they lie there. Derived from the op list; the
-// names of both sides stand in gguf_names.cpp, once.
+// names of both sides stand in gguf/names.cpp, once.
 #include <string>
 #include <vector>
 

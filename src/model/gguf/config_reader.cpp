@@ -7,7 +7,7 @@
 
 #include "src/core/strings.h"
 #include "src/model/family.h"
-#include "src/model/gguf_config.h"
+#include "src/model/gguf/config.h"
 
 namespace fewbit {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/model/gguf_checkpoint.h"
+#include "src/model/gguf/checkpoint.h"
 
 #include <atomic>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
 
 namespace fewbit {
 namespace {
