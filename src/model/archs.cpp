@@ -115,6 +115,10 @@ ModelSpec build_spec(const ConfigView& config) {
   ModelSpec spec = family.build(config.text_model());
   const bool tied = spec.tied();
   for (std::string* name : {&spec.block_prefix, &spec.embed, &spec.final_norm}) move_prefix(*name, "model.", of.text);
+  for (std::vector<BlockOp>& block : spec.kinds)
+    for (BlockOp& op : block)
+      if (auto* t = std::get_if<TokenInput>(&op))
+        for (std::string* name : {&t->table, &t->projection, &t->norm}) move_prefix(*name, "model.", of.text);
   if (!of.head.empty()) move_prefix(spec.lm_head, "lm_head.", of.head);
   if (tied) spec.lm_head = spec.embed;
   return spec;

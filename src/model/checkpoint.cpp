@@ -13,6 +13,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/model/gguf/checkpoint.h"
 #include "src/model/stacked_experts.h"
 
@@ -46,14 +47,17 @@ void check_packed(const NamedLinear& linear, const LinearFormat& format, const W
   }
 }
 
-// The ends of the model that are not stored as plain floats.
-std::vector<NamedLinear> packed_ends(const ModelSpec& spec, const WeightStore& store) {
+bool is_plain(const TensorInfo* w) {
+  return w && (w->dtype == DType::f32 || w->dtype == DType::f16 || w->dtype == DType::bf16);
+}
+
+// The ends of the model, and the matrices of its op list that no recipe touches, which are not stored as plain floats.
+std::vector<NamedLinear> packed_beside_linears(const ModelSpec& spec, const WeightStore& store) {
   std::vector<NamedLinear> out;
-  for (NamedLinear& l : ends_of(spec)) {
-    const TensorInfo* w = store.find(l.name + ".weight");
-    if (!w || (w->dtype != DType::f32 && w->dtype != DType::f16 && w->dtype != DType::bf16))
-      out.push_back(std::move(l));
-  }
+  for (NamedLinear& l : ends_of(spec))
+    if (!is_plain(store.find(l.name + ".weight"))) out.push_back(std::move(l));
+  for (NamedLinear& l : projects_of(spec))
+    if (const TensorInfo* w = store.find(l.name + ".weight"); w && !is_plain(w)) out.push_back(std::move(l));
   return out;
 }
 
@@ -95,7 +99,7 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   ModelSpec spec = build_spec(config);
   WeightStore store = with_single_experts(spec, WeightStore::open(dir));
   std::vector<NamedLinear> linears = linears_of(spec);
-  for (NamedLinear& l : packed_ends(spec, store)) linears.push_back(std::move(l));
+  for (NamedLinear& l : packed_beside_linears(spec, store)) linears.push_back(std::move(l));
   for (NamedLinear& l : low_bit_others(store, linears)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);

@@ -1,12 +1,23 @@
 #include "src/model/checkpoint_parts.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
+#include "src/core/half.h"
 #include "src/core/strings.h"
 #include "src/model/family.h"
 
 namespace fewbit {
+
+std::vector<NamedLinear> projects_of(const ModelSpec& spec) {
+  std::vector<NamedLinear> out;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (const Project* p = std::get_if<Project>(&op))
+        out.push_back({spec.prefix(layer) + p->name, kOutsideModel, p->out_features, p->in_features, false});
+  return out;
+}
 
 std::vector<std::string> unknown_matrices(const Checkpoint& c) {
   std::set<std::string> known = {"lm_head.weight"};
@@ -22,6 +33,8 @@ std::vector<std::string> unknown_matrices(const Checkpoint& c) {
 
 std::vector<std::string> always_dense(const Checkpoint& c) {
   std::vector<std::string> names = routers_of(c.spec);
+  names.erase(std::remove_if(names.begin(), names.end(), [&](const std::string& name) { return c.packed(name); }),
+              names.end());
   const Family* family = find_family(c.spec.arch);
   for (std::string& name : unknown_matrices(c)) {
     if (family && !starts_with(name, "model.") && !kept_outside(*family, name).empty())
@@ -102,6 +115,61 @@ Checkpoint without_tensors(Checkpoint c, const std::vector<std::string>& globs, 
         return ends_with(t.first, ".k_scale") || ends_with(t.first, ".v_scale");
       });
   dropped.assign(gone.begin(), gone.end());
+  return c;
+}
+
+namespace {
+
+// The values of packed tensors, out of views that files stay behind.
+Tensor bf16_values(const std::map<std::string, ConstTensorView>& parts, const NamedLinear& l, const LinearFormat& f,
+                   const std::string& file) {
+  const QuantizedLinear q = f.packing->unpack(l.name, f.spec, l.out, l.in, [&](const std::string& name) {
+    const auto at = parts.find(name);
+    return at == parts.end() ? ConstTensorView{} : at->second;
+  });
+  if (const std::string what = check(q); !what.empty())
+    fail(ErrorKind::checkpoint, file + ": linear '" + l.name + "' is damaged: " + what);
+  const Tensor values = dequantize_reference(q);
+  Tensor out = Tensor::host(DType::bf16, {l.out, l.in});
+  for (int64_t i = 0; i < values.numel(); ++i) out.as<bf16>()[i] = bf16(values.as<float>()[i]);
+  return out;
+}
+
+}  // namespace
+
+Checkpoint as_source_of(Checkpoint c, const CheckpointFormat& format) {
+  std::set<std::string> of_model;
+  for (const NamedLinear& l : projects_of(c.spec)) of_model.insert(l.name);
+  const auto known = [&](const LinearFormat& f) {
+    const auto candidates = format.candidates(f.spec);
+    return std::find(candidates.begin(), candidates.end(), f.packing) != candidates.end();
+  };
+  std::vector<NamedLinear> plain;
+  for (const NamedLinear& l : c.others)
+    if (of_model.count(l.name) && !known(c.quantization.linears.at(l.name))) plain.push_back(l);
+  c.store = std::move(c.store).reindexed([&](const auto& path, CheckpointIndex& index, WeightStore::Makers& makers) {
+    for (const NamedLinear& l : plain) {
+      const LinearFormat f = c.quantization.linears.at(l.name);
+      std::map<std::string, ConstTensorView> parts;
+      TensorInfo made;
+      for (const TensorPlan& t : f.packing->tensors(f.spec, l.out, l.in, f.act_order)) {
+        const std::string name = l.name + '.' + t.suffix;
+        const auto at = index.tensors.find(name);
+        if (at == index.tensors.end()) continue;
+        made = at->second;
+        parts.emplace(name, index.view(made));
+        index.tensors.erase(at);
+      }
+      made.name = l.name + ".weight", made.dtype = DType::bf16, made.shape = {l.out, l.in};
+      made.bytes = made.shape.numel() * bytes_of(made.dtype);
+      makers[made.name] = [parts, l, f, file = path.string()] { return bf16_values(parts, l, f, file); };
+      index.tensors[made.name] = made;
+    }
+  });
+  for (const NamedLinear& l : plain) {
+    c.quantization.linears.erase(l.name);
+    c.others.erase(std::find_if(c.others.begin(), c.others.end(), [&](const auto& o) { return o.name == l.name; }));
+  }
   return c;
 }
 

@@ -7,6 +7,10 @@
 
 namespace fewbit {
 
+// The Projects of all blocks, with layer kOutsideModel: no recipe touches them, but a model may have them packed. They
+// are Checkpoint::others then.
+std::vector<NamedLinear> projects_of(const ModelSpec&);
+
 // Modules with a matrix that the architecture's op list does not know (heads of another purpose, vision
 // towers): they stay as they are, and configs list them among what is not quantized.
 std::vector<std::string> unknown_matrices(const Checkpoint&);
@@ -28,6 +32,10 @@ int64_t stored_weight_bytes(const Checkpoint&, const NamedLinear&);
 // that are left out on purpose; `dropped` gets their names. Error{usage} where a glob matches nothing, or something
 // that the language model needs.
 Checkpoint without_tensors(Checkpoint, const std::vector<std::string>& globs, std::vector<std::string>& dropped);
+
+// The checkpoint as what `format` is written from: of projects_of(), those stay packed whose packing the format knows;
+// the others are read as bf16, made when they are asked for.
+Checkpoint as_source_of(Checkpoint, const CheckpointFormat& format);
 
 // Frees what reading the weights of a linear has made, so that a pass over a model holds one at a time.
 void release_linear(const Checkpoint&, const std::string& linear);

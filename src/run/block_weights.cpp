@@ -9,6 +9,7 @@
 #include "src/run/rank_sums.h"
 #include "src/run/token_input.h"
 #include "src/run/upload_as.h"
+#include "src/run/values_of.h"
 
 namespace fewbit {
 namespace {
@@ -35,6 +36,9 @@ Tensor load_integers(Exec& ex, const Checkpoint& c, const std::string& name, con
 
 Tensor load_small(Exec& ex, const Checkpoint& c, const std::string& prefix, const SmallTensor& small, DType compute) {
   if (small.below > 0) return load_integers(ex, c, prefix + small.name, small);
+  if (const std::string name = prefix + small.key(); c.packed(name))
+    return values_of(ex, c.sound_codes({name, kOutsideModel, small.shape[0], small.shape[1], false}),
+                     small.exact ? DType::f32 : compute);
   return upload_as(ex, c.store.expect(prefix + small.name, {DType::f32, DType::f16, DType::bf16}, small.shape),
                    small.exact ? DType::f32 : compute);
 }

@@ -57,18 +57,22 @@ Moe& experts_of(std::vector<BlockOp>& block);
 // What its router adds to the scores for the choice alone: the tensor `name` of the block.
 void correct(Moe&, const std::string& name, const Shape&);
 
+// Groups of experts by the config's keys `key` and topk_group, with the family's values where it does not say.
+// Error{checkpoint} where they do not fit.
+void group_experts(const ConfigView&, Moe&, const std::string& key, int64_t groups = 1, int64_t best = 1);
+
 // Adds an expert of `width` that every token goes to, beside the Moe of the block; `gate` names the linear of one
 // output whose logistic function weighs it ("": none does).
 void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, int64_t width, const std::string& gate);
 
 // The spec around the blocks: ends, tokens, and one kind of block per variant and window in use. `variants`:
 // the blocks of the architecture; `variant_of_layer` [layers] points into them (empty: all 0);
-// `window_of_layer` [layers], 0 = full attention.
+// `window_of_layer` [layers], 0 = full attention (empty: on all).
 ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<std::vector<BlockOp>>& variants,
-                       const std::vector<int>& variant_of_layer, const std::vector<int64_t>& window_of_layer);
+                       const std::vector<int>& variant_of_layer, const std::vector<int64_t>& window_of_layer = {});
 // The same of one block.
 ModelSpec decoder_spec(const ConfigView&, const DecoderSizes&, const std::vector<BlockOp>& block,
-                       const std::vector<int64_t>& window_of_layer);
+                       const std::vector<int64_t>& window_of_layer = {});
 
 // `layer_types`, one of `known` for every layer; empty where the config has none. Error{checkpoint|unsupported} else.
 std::vector<std::string> layer_types(const ConfigView&, const DecoderSizes&, const std::vector<std::string>& known);
@@ -77,8 +81,9 @@ std::vector<int64_t> layer_windows(const ConfigView&, const DecoderSizes&, int64
 // A size of the config: at least 1 and below 2^31. Error{checkpoint} naming the key otherwise.
 int64_t size_key(const ConfigView&, const std::string& key);
 int64_t size_key(const ConfigView&, const std::string& key, int64_t fallback);
-// None on any layer.
-std::vector<int64_t> no_windows(const DecoderSizes&);
+// Which layers turn queries and keys: those whose entry of `no_rope_layers` is not 0, else all but every
+// no_rope_layer_interval-th.
+std::vector<bool> turning_layers(const ConfigView&, const DecoderSizes&);
 // The Mistral rule: sliding_window, where the config has it, on every layer.
 std::vector<int64_t> mistral_windows(const ConfigView&, const DecoderSizes&);
 // The Qwen rule: no window unless use_sliding_window, then from layer max_window_layers on.

@@ -76,4 +76,15 @@ void add_shared_expert(std::vector<BlockOp>& block, const std::string& prefix, i
   block.insert(block.erase(at), shared.begin(), shared.end());
 }
 
+void group_experts(const ConfigView& c, Moe& moe, const std::string& key, int64_t groups, int64_t best) {
+  moe.groups = static_cast<int>(size_key(c, key, groups));
+  moe.best_groups = static_cast<int>(size_key(c, "topk_group", best));
+  if (moe.experts % moe.groups != 0 || moe.best_groups > moe.groups ||
+      moe.top_k > moe.experts / moe.groups * moe.best_groups ||
+      (moe.groups > 1 && moe.experts / moe.groups < moe.judges))
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: {}, topk_group: {} and {} do not fit {} experts, {} of them for a token", c.where(), key,
+                     moe.groups, moe.best_groups, moe.experts, moe.top_k));
+}
+
 }  // namespace fewbit

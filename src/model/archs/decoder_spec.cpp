@@ -20,8 +20,9 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
   spec.bos = c.has("bos_token_id") ? c.i64_list("bos_token_id").front() : -1;
   spec.eos = c.i64_list("eos_token_id");
   std::vector<std::pair<int, int64_t>> kinds;  // variant and window
-  for (size_t i = 0; i < window_of_layer.size(); ++i) {
-    const std::pair<int, int64_t> kind = {variant_of_layer.empty() ? 0 : variant_of_layer[i], window_of_layer[i]};
+  for (size_t i = 0; i < static_cast<size_t>(s.layers); ++i) {
+    const std::pair<int, int64_t> kind = {variant_of_layer.empty() ? 0 : variant_of_layer[i],
+                                          window_of_layer.empty() ? 0 : window_of_layer[i]};
     const auto it = std::find(kinds.begin(), kinds.end(), kind);
     spec.kind_of_layer.push_back(static_cast<int>(it - kinds.begin()));
     if (it == kinds.end()) kinds.push_back(kind);
@@ -63,8 +64,16 @@ std::vector<int64_t> layer_windows(const ConfigView& c, const DecoderSizes& s, i
   return out;
 }
 
-std::vector<int64_t> no_windows(const DecoderSizes& s) {
-  return std::vector<int64_t>(static_cast<size_t>(s.layers), 0);
+std::vector<bool> turning_layers(const ConfigView& c, const DecoderSizes& s) {
+  const std::vector<int64_t> listed = c.i64_list("no_rope_layers");
+  const int64_t interval = size_key(c, "no_rope_layer_interval", 4);
+  if (!listed.empty() && static_cast<int64_t>(listed.size()) != s.layers)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: no_rope_layers: expected {} entries, found {}", c.where(), s.layers, listed.size()));
+  std::vector<bool> turns;
+  for (int64_t i = 0; i < s.layers; ++i)
+    turns.push_back(listed.empty() ? (i + 1) % interval != 0 : listed[static_cast<size_t>(i)] != 0);
+  return turns;
 }
 
 std::vector<int64_t> mistral_windows(const ConfigView& c, const DecoderSizes& s) {

@@ -53,7 +53,9 @@ ModelSpec arch_deepseek_v4(const ConfigView& c) {
   c.must_equal("hidden_act", "silu");
   c.must_equal("scoring_func", "sqrtsoftplus");
   c.must_equal("topk_method", "noaux_tc");
-  c.must_equal("expert_dtype", "bf16");
+  if (const std::string type = c.str("expert_dtype", "bf16"); type != "bf16" && type != "fp8" && type != "fp4")
+    fail(ErrorKind::unsupported,
+         fmt::format("{}: expert_dtype: found \"{}\"; supported: bf16, fp8, fp4", c.where(), type));
   c.must_be_false("attention_bias");
   if (s.kv_heads != 1 || s.heads % size_key(c, "o_groups") != 0)
     fail(ErrorKind::checkpoint, fmt::format("{}: num_key_value_heads, o_groups: expected 1 and a divisor of {} heads, "
@@ -75,7 +77,7 @@ ModelSpec arch_deepseek_v4(const ConfigView& c) {
     known.push_back(form);
     variants.push_back(block_of(c, s, form));
   }
-  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer, no_windows(s));
+  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer);
   spec.block_prefix = "layers.", spec.final_norm = "norm.weight";
   spec.lm_head = spec.tied() ? "embed.weight" : "head.weight";
   spec.embed = "embed.weight";

@@ -10,7 +10,7 @@ ModelSpec arch_ernie4_5(const ConfigView& c) {
   const bool bias = c.flag("use_bias", false);
   std::vector<BlockOp> block = decoder_block(c, s, {.qkv = bias, .o = bias, .mlp = bias});
   turn_neighbours(block);
-  return decoder_spec(c, s, block, no_windows(s));
+  return decoder_spec(c, s, block);
 }
 
 ModelSpec arch_ernie4_5_moe(const ConfigView& c) {
@@ -29,7 +29,7 @@ ModelSpec arch_ernie4_5_moe(const ConfigView& c) {
   std::vector<int> variant_of_layer;
   for (int64_t i = 0; i < s.layers; ++i)
     variant_of_layer.push_back((i + 1) % interval == 0 && i >= first && (last < 0 || i <= last));
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
+  return decoder_spec(c, s, {dense, sparse}, variant_of_layer);
 }
 
 }  // namespace

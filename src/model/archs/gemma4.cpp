@@ -103,10 +103,10 @@ std::vector<BlockOp> mlp_and_experts(const ConfigView& c, const DecoderSizes& s)
 }
 
 // What the token alone adds to the states of a layer, behind a gate that reads them.
-std::vector<BlockOp> token_input(const DecoderSizes& s, int64_t features, const std::string& prefix) {
+std::vector<BlockOp> token_input(const DecoderSizes& s, int64_t features) {
   return {
-      TokenInput{S::token, prefix + "embed_tokens_per_layer.weight", prefix + "per_layer_model_projection.weight",
-                 prefix + "per_layer_projection_norm.weight", s.layers, features, s.eps},
+      TokenInput{S::token, "model.embed_tokens_per_layer.weight", "model.per_layer_model_projection.weight",
+                 "model.per_layer_projection_norm.weight", s.layers, features, s.eps},
       Project{S::x, S::share, "per_layer_input_gate", features, s.hidden},
       GatedAct{S::share, S::token, S::share, Activation::gelu_tanh},
       Project{S::share, S::h, "per_layer_projection", s.hidden, features},
@@ -168,8 +168,6 @@ ModelSpec arch_gemma4(const ConfigView& c) {
   const bool no_values = c.flag("attention_k_eq_v", false);
   wide.head_dim = size_key(c, "global_head_dim", s.head_dim);
   if (no_values) wide.kv_heads = static_cast<int>(size_key(c, "num_global_key_value_heads", s.kv_heads));
-  const bool inside = c.architecture().ends_with("ForConditionalGeneration");
-  const std::string prefix = inside ? "model.language_model." : "model.";
   const int64_t token_features = c.i64("hidden_size_per_layer_input", 0);
   const std::vector<int64_t> windows = layer_windows(c, s, size_key(c, "sliding_window", 512), s.layers);
   std::map<Role, int> known;
@@ -183,7 +181,7 @@ ModelSpec arch_gemma4(const ConfigView& c) {
     const auto append = [&ops](const std::vector<BlockOp>& more) { ops.insert(ops.end(), more.begin(), more.end()); };
     append(c.flag("enable_moe_block", false) ? mlp_and_experts(c, s) : mlp(s, S::h, role.wide));
     append({norm(s, S::h, S::h, "post_feedforward_layernorm"), AddTo{S::h, S::x}});
-    if (token_features > 0) append(token_input(s, token_features, prefix));
+    if (token_features > 0) append(token_input(s, token_features));
     ops.push_back(Scale{S::x, "layer_scalar"});
     if (const Keep keep = kept_of(role, s, wide); !keep.slots.empty()) ops.push_back(keep);
     variants.push_back(std::move(ops));

@@ -32,7 +32,7 @@ ModelSpec arch_glm4(const ConfigView& c) {
     block.push_back(std::move(op));
   }
   turn_neighbours(block);
-  return decoder_spec(c, s, block, no_windows(s));
+  return decoder_spec(c, s, block);
 }
 
 ModelSpec arch_glm4_moe(const ConfigView& c) {
@@ -51,7 +51,7 @@ ModelSpec arch_glm4_moe(const ConfigView& c) {
   add_shared_expert(sparse, "mlp.shared_experts.", shared * width, "");
   std::vector<int> variant_of_layer;
   for (int64_t i = 0; i < s.layers; ++i) variant_of_layer.push_back(i >= c.i64("first_k_dense_replace", 1));
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
+  return decoder_spec(c, s, {dense, sparse}, variant_of_layer);
 }
 
 }  // namespace

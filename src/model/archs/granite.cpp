@@ -96,7 +96,7 @@ ModelSpec arch_granite(const ConfigView& c) {
   std::vector<BlockOp> block = plain_block(c, s);
   if (c.architecture() == "GraniteMoeForCausalLM") block = with_experts(c, s, block);
   finish_block(c, block);
-  return with_multipliers(c, decoder_spec(c, s, block, std::vector<int64_t>(static_cast<size_t>(s.layers), 0)));
+  return with_multipliers(c, decoder_spec(c, s, block));
 }
 
 ModelSpec arch_granite_hybrid(const ConfigView& c) {

@@ -103,7 +103,7 @@ ModelSpec arch_kimi_linear(const ConfigView& c) {
   }
   std::vector<int> variant_of_layer;
   for (size_t i = 0; i < delta.size(); ++i) variant_of_layer.push_back((delta[i] ? 0 : 2) + (sparse[i] ? 1 : 0));
-  return decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(delta.size(), 0));
+  return decoder_spec(c, s, variants, variant_of_layer);
 }
 
 }  // namespace

@@ -39,8 +39,4 @@ ModelSpec latent_spec(const ConfigView&, const std::vector<Sight>& sight, bool i
 // moe_layer_freq-th, or as mlp_layer_types says.
 std::vector<bool> layers_with_experts(const ConfigView&, const DecoderSizes&, int64_t first);
 
-// Groups of experts by the config's keys `key` and topk_group, with the family's values where it does not say.
-// Error{checkpoint} where they do not fit.
-void group_experts(const ConfigView&, Moe&, const std::string& key, int64_t groups = 1, int64_t best = 1);
-
 }  // namespace fewbit

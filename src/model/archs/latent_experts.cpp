@@ -24,17 +24,6 @@ std::vector<bool> layers_with_experts(const ConfigView& c, const DecoderSizes& s
   return out;
 }
 
-void group_experts(const ConfigView& c, Moe& moe, const std::string& key, int64_t groups, int64_t best) {
-  moe.groups = static_cast<int>(size_key(c, key, groups));
-  moe.best_groups = static_cast<int>(size_key(c, "topk_group", best));
-  if (moe.experts % moe.groups != 0 || moe.best_groups > moe.groups ||
-      moe.top_k > moe.experts / moe.groups * moe.best_groups ||
-      (moe.groups > 1 && moe.experts / moe.groups < moe.judges))
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: {}, topk_group: {} and {} do not fit {} experts, {} of them for a token", c.where(), key,
-                     moe.groups, moe.best_groups, moe.experts, moe.top_k));
-}
-
 std::vector<BlockOp> latent_experts(const ConfigView& c, const std::vector<BlockOp>& dense, bool renormalise,
                                     const LatentDefaults& d) {
   const int64_t width = size_key(c, "moe_intermediate_size");
@@ -72,7 +61,7 @@ ModelSpec latent_spec(const ConfigView& c, const std::vector<Sight>& sight, bool
     }
     variant_of_layer.push_back(at + (sparse[i] ? 1 : 0));
   }
-  return decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(sparse.size(), 0));
+  return decoder_spec(c, s, variants, variant_of_layer);
 }
 
 }  // namespace fewbit

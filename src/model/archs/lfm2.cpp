@@ -76,8 +76,7 @@ ModelSpec arch_lfm2(const ConfigView& c) {
     ops.push_back(Linears{S::act, {{"feed_forward.w2", S::h, s.hidden, s.intermediate}}});
     ops.push_back(AddTo{S::h, S::x});
   }
-  ModelSpec spec =
-      decoder_spec(c, s, variants, attention_layers(c, s), std::vector<int64_t>(static_cast<size_t>(s.layers), 0));
+  ModelSpec spec = decoder_spec(c, s, variants, attention_layers(c, s));
   spec.final_norm = "model.embedding_norm.weight";
   if (c.flag("tie_word_embeddings", c.flag("tie_embedding", true))) spec.lm_head = spec.embed;
   return spec;

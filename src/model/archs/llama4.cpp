@@ -13,24 +13,6 @@ namespace {
 
 using S = Slot;
 
-// The list `key`, one entry a layer where it is there.
-std::vector<int64_t> per_layer(const ConfigView& c, const DecoderSizes& s, const std::string& key) {
-  std::vector<int64_t> listed = c.i64_list(key);
-  if (!listed.empty() && static_cast<int64_t>(listed.size()) != s.layers)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: {}: expected {} entries, found {}", c.where(), key, s.layers, listed.size()));
-  return listed;
-}
-
-std::vector<bool> turning_layers(const ConfigView& c, const DecoderSizes& s) {
-  const std::vector<int64_t> listed = per_layer(c, s, "no_rope_layers");  // 0: does not turn
-  const int64_t interval = size_key(c, "no_rope_layer_interval", 4);
-  std::vector<bool> turns;
-  for (int64_t i = 0; i < s.layers; ++i)
-    turns.push_back(listed.empty() ? (i + 1) % interval != 0 : listed[static_cast<size_t>(i)] != 0);
-  return turns;
-}
-
 std::vector<bool> sparse_layers(const ConfigView& c, const DecoderSizes& s) {
   const std::vector<int64_t> listed = c.i64_list("moe_layers");
   const int64_t step = size_key(c, "interleave_moe_layer_step", 1);
@@ -94,7 +76,7 @@ ModelSpec arch_llama4(const ConfigView& c) {
   const std::vector<bool> turns = turning_layers(c, s), sparse = sparse_layers(c, s);
   std::vector<int> variant_of_layer;
   for (size_t i = 0; i < turns.size(); ++i) variant_of_layer.push_back((sparse[i] ? 2 : 0) + (turns[i] ? 1 : 0));
-  return decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(variant_of_layer.size(), 0));
+  return decoder_spec(c, s, variants, variant_of_layer);
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ ModelSpec arch_nemotron_h(const ConfigView& c) {
     ops.push_back(AddTo{S::h, S::x});
     variants[which] = std::move(ops);
   }
-  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(variant_of_layer.size(), 0));
+  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer);
   const bool tied = spec.tied();
   spec.block_prefix = "backbone.layers.";
   spec.embed = "backbone.embeddings.weight";

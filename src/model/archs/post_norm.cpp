@@ -38,7 +38,7 @@ ModelSpec olmo_spec(const ConfigView& c, const DecoderSizes& s, const std::vecto
 
 ModelSpec arch_olmo2(const ConfigView& c) {
   const DecoderSizes s = decoder_sizes(c);
-  return olmo_spec(c, s, no_windows(s));
+  return olmo_spec(c, s, {});
 }
 
 ModelSpec arch_olmo3(const ConfigView& c) {

@@ -18,7 +18,7 @@ ModelSpec moe_spec(const ConfigView& c, const DecoderSizes& s, const std::vector
     const bool listed = std::find(dense_layers.begin(), dense_layers.end(), layer) != dense_layers.end();
     variant_of_layer.push_back(!listed && (layer + 1) % step == 0);
   }
-  return decoder_spec(c, s, {dense, sparse}, variant_of_layer, no_windows(s));
+  return decoder_spec(c, s, {dense, sparse}, variant_of_layer);
 }
 
 std::vector<BlockOp> with_experts(const ConfigView& c, const std::vector<BlockOp>& dense) {

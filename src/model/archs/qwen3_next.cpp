@@ -60,7 +60,7 @@ ModelSpec qwen_next_spec(const ConfigView& c, const DecoderSizes& s, bool fused,
     const bool sparse = moe && !listed && (i + 1) % step == 0;
     variant_of_layer.push_back((sparse ? 2 : 0) + (attention[static_cast<size_t>(i)] ? 1 : 0));
   }
-  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(variant_of_layer.size(), 0));
+  ModelSpec spec = decoder_spec(c, s, variants, variant_of_layer);
   spec.final_norm_kind = kNextNorm;
   return spec;
 }

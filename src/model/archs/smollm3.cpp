@@ -12,14 +12,8 @@ ModelSpec arch_smollm3(const ConfigView& c) {
   const bool attention = c.flag("attention_bias", false);
   const DecoderBiases bias{.qkv = attention, .o = attention, .mlp = c.flag("mlp_bias", false)};
   const std::vector<BlockOp> turns = decoder_block(c, s, bias);
-  const std::vector<int64_t> listed = c.i64_list("no_rope_layers");  // 0: does not turn
-  const int64_t interval = size_key(c, "no_rope_layer_interval", 4);
-  if (!listed.empty() && static_cast<int64_t>(listed.size()) != s.layers)
-    fail(ErrorKind::checkpoint,
-         c.where() + ": no_rope_layers: expected an entry for every layer, found " + std::to_string(listed.size()));
   std::vector<int> still;
-  for (int64_t i = 0; i < s.layers; ++i)
-    still.push_back(listed.empty() ? (i + 1) % interval == 0 : listed[static_cast<size_t>(i)] == 0);
+  for (const bool turning : turning_layers(c, s)) still.push_back(turning ? 0 : 1);
   return decoder_spec(c, s, {turns, without_rope(turns)}, still, qwen_windows(c, s));
 }
 
@@ -43,7 +37,7 @@ ModelSpec arch_hunyuan(const ConfigView& c) {
   if (c.flag("use_qk_norm", true))
     block.insert(at, {BlockOp{HeadNorm{Slot::q, NormKind::rms, "self_attn.query_layernorm", s.head_dim, s.eps}},
                       BlockOp{HeadNorm{Slot::k, NormKind::rms, "self_attn.key_layernorm", s.head_dim, s.eps}}});
-  return decoder_spec(c, s, block, no_windows(s));
+  return decoder_spec(c, s, block);
 }
 
 }  // namespace

@@ -29,6 +29,22 @@ const char* torch_name(DType dtype) {
   return dtype == DType::bf16 ? "bfloat16" : dtype == DType::f16 ? "float16" : "float32";
 }
 
+// Whether the experts are packed as in the model: `expert_dtype` (DeepSeek V4) says so of a model.
+bool same_experts(const Checkpoint& c, const QuantizationSummary& summary) {
+  const auto packing = [](const QuantizationSummary& s, const std::string& linear) {
+    const auto at = s.linears.find(linear);
+    return at == s.linears.end() ? nullptr : at->second.packing;
+  };
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+    for (const BlockOp& op : c.spec.block(layer))
+      if (std::holds_alternative<Moe>(op))
+        for (const LinearDef& l : linears_of(op))
+          if (const std::string name = c.spec.prefix(layer) + l.name;
+              packing(summary, name) != packing(c.quantization, name))
+            return false;
+  return true;
+}
+
 }  // namespace
 
 void write_text(const fs::path& path, const std::string& text) {
@@ -95,6 +111,7 @@ void write_config(const Checkpoint& c, const CheckpointFormat& format, const Qua
                   std::optional<DType> dense, const fs::path& dir) {
   auto config = nlohmann::ordered_json::parse(c.config.text());
   for (const char* old : {"quantization_config", "compression_config"}) config.erase(old);
+  if (!same_experts(c, summary)) config.erase("expert_dtype");
   if (dense) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(*dense);
   if (dense && config.contains("torch_dtype")) config["torch_dtype"] = torch_name(*dense);
   if (const std::string quantization = format.write_config(summary); !quantization.empty()) {

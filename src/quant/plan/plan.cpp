@@ -17,14 +17,11 @@
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/plan_kept.h"
+#include "src/quant/plan/rule_match.h"
 #include "src/quant/plan/source_grid.h"
 
 namespace fewbit {
 namespace {
-
-std::string name_in_block(const ModelSpec& spec, const NamedLinear& l) {
-  return l.name.substr(spec.prefix(l.layer).size());
-}
 
 Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& o) {
   const ModelSpec& spec = c.spec;
@@ -32,8 +29,7 @@ Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& 
   Recipe r = chosen == o.chosen.end() ? o.base : overlay(o.base, chosen->second);
   bool ruled = false;
   for (const Rule& rule : o.rules)
-    if ((glob_match(rule.glob, l.name) || glob_match(rule.glob, name_in_block(spec, l))) &&
-        (c.packed(l.name) || !rule.recipe.source_grid)) {
+    if (means(rule, spec, l) && (c.packed(l.name) || !rule.recipe.source_grid)) {
       r = overlay(o.base, rule.recipe);
       ruled = true;
     }

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "formats/finer_grid.h"
 #include "src/core/half.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
+#include "src/quant/plan/rule_match.h"
 
 namespace fewbit {
 namespace {
@@ -40,6 +42,11 @@ bool pass(const Checkpoint& c, const CheckpointFormat& format, const QuantSpec& 
   p.calibrates_input = spec.activations == ActQuant::tensor && from.spec.activations != ActQuant::tensor;
   p.note = packing->note ? packing->note(spec, l.out, l.in) : "";
   return true;
+}
+
+bool knows(const CheckpointFormat& format, const LinearFormat& f) {
+  const auto candidates = format.candidates(f.spec);
+  return std::find(candidates.begin(), candidates.end(), f.packing) != candidates.end();
 }
 
 // The tensor of the scales: one byte a group.
@@ -154,11 +161,13 @@ std::vector<NamedLinear> carried(const Checkpoint& c, const QuantPlan& plan) {
 
 void plan_others(const Checkpoint& c, QuantPlan& plan) {
   const CheckpointFormat& format = *plan.format;
+  std::set<std::string> untouched;
+  for (const NamedLinear& l : projects_of(c.spec)) untouched.insert(l.name);
   for (const NamedLinear& l : carried(c, plan)) {
     const LinearFormat& f = source_of(c, l);
-    const auto candidates = format.candidates(f.spec);
-    const bool known = std::find(candidates.begin(), candidates.end(), f.packing) != candidates.end();
-    if (l.layer == kOutsideBlocks && !(known && format.packed_ends))
+    const bool known = knows(format, f);
+    const bool of_model = l.layer == kOutsideBlocks || untouched.count(l.name) > 0;
+    if ((l.layer == kOutsideBlocks && !format.packed_ends) || (of_model && !known))
       plan.refusals.push_back(
           {l.name, fmt::format("is packed in the model ({} as {}), which format {} has no words for; "
                                "`convert to bf16` dequantizes it",
@@ -191,8 +200,7 @@ void require_sources(const Checkpoint& c, const std::vector<Rule>& rules) {
     if (!rule.recipe.source_grid) continue;
     const auto linears = c.linears();
     const bool some = std::any_of(linears.begin(), linears.end(), [&](const NamedLinear& l) {
-      if (l.layer < 0 || !c.packed(l.name)) return false;
-      return glob_match(rule.glob, l.name) || glob_match(rule.glob, l.name.substr(c.spec.prefix(l.layer).size()));
+      return l.layer >= 0 && c.packed(l.name) && means(rule, c.spec, l);
     });
     if (!some)
       fail(ErrorKind::usage,

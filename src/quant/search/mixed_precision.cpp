@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "src/core/strings.h"
+#include "src/quant/plan/rule_match.h"
 #include "src/quant/search/budget.h"
 #include "src/quant/search/sensitivity.h"
 
@@ -24,9 +24,7 @@ Windows slice(const Windows& w, int64_t begin, int64_t end) {
 }
 
 bool matched(const ModelSpec& spec, const std::vector<Rule>& rules, const NamedLinear& l) {
-  const std::string inside = l.name.substr(spec.prefix(l.layer).size());
-  return std::any_of(rules.begin(), rules.end(),
-                     [&](const Rule& r) { return glob_match(r.glob, l.name) || glob_match(r.glob, inside); });
+  return std::any_of(rules.begin(), rules.end(), [&](const Rule& r) { return means(r, spec, l); });
 }
 
 // The candidate whose size is nearest to the target: the model is probed where it will end up.

@@ -298,13 +298,13 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_of(a);
   a.ordered = rules_of(app, a);
-  checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
+  const CheckpointFormat& format = checkpoint_format(resolve(recipe).format);  // before anything is opened
   if (!a.engine.empty()) engine_rules(a.engine);
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
-  const Checkpoint c =
-      a.drop.empty() ? Checkpoint::open(model) : without_tensors(Checkpoint::open(model), a.drop, job.dropped);
+  const Checkpoint c = as_source_of(
+      a.drop.empty() ? Checkpoint::open(model) : without_tensors(Checkpoint::open(model), a.drop, job.dropped), format);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
