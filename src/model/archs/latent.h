@@ -39,4 +39,19 @@ ModelSpec latent_spec(const ConfigView&, const std::vector<Sight>& sight, bool i
 // moe_layer_freq-th, or as mlp_layer_types says.
 std::vector<bool> layers_with_experts(const ConfigView&, const DecoderSizes&, int64_t first);
 
+// What files say of these experts.
+constexpr GgufExperts gguf_experts(RouterScore score) {
+  return {.score = score,
+          .score_key = true,
+          .norm_key = true,
+          .leading_dense = true,
+          .width_key = true,
+          .count = "n_routed_experts",
+          .width = "moe_intermediate_size",
+          .renormalised = "norm_topk_prob",
+          .scaling = "routed_scaling_factor",
+          .dense_layers = "first_k_dense_replace",
+          .shared_count = "n_shared_experts"};
+}
+
 }  // namespace fewbit

@@ -136,6 +136,11 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
     p.note = kept_by_family(c.spec, l);
     return p;
   }
+  if (plan.format->gguf && !is_end(l) && gguf_run(c.spec, l) == 1) {
+    p.keep = true;
+    p.note = "the file has it in two parts, one of them turned over: stays as it is";
+    return p;
+  }
   p.recipe = resolve(recipe);
   if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
   if (p.recipe.format != base.format)
