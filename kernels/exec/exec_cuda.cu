@@ -236,12 +236,16 @@ int64_t total_bytes(const Exec& ex) { return static_cast<int64_t>(ex.cuda_state(
 int mark(Exec& ex) {
   CudaState& s = ex.cuda_state();
   make_current(s);
-  cudaEvent_t e = nullptr;
-  FEWBIT_CUDA_CALL(cudaEventCreate(&e));
-  s.marks_.push_back(e);
-  FEWBIT_CUDA_CALL(cudaEventRecord(e, s.stream));
-  return static_cast<int>(s.marks_.size()) - 1;
+  if (s.marks_taken_ == s.marks_.size()) {
+    cudaEvent_t e = nullptr;
+    FEWBIT_CUDA_CALL(cudaEventCreate(&e));
+    s.marks_.push_back(e);
+  }
+  FEWBIT_CUDA_CALL(cudaEventRecord(s.marks_[s.marks_taken_], s.stream));
+  return static_cast<int>(s.marks_taken_++);
 }
+
+void forget_marks(Exec& ex) { ex.cuda_state().marks_taken_ = 0; }
 
 double elapsed_ms(Exec& ex, int from, int to) {
   const CudaState& s = ex.cuda_state();

@@ -8,7 +8,8 @@ namespace fewbit {
 //   a, b  [out, in] f32
 //   h     [in, in]  f32, symmetric, both halves
 //   loss  [out]     f64; overwritten
-// In f64: a good quantizer puts its error where large terms cancel.
+// In f64: a good quantizer puts its error where large terms cancel. H is symmetric: of its strips of columns only what
+// lies on and above the diagonal is multiplied, the entries above it twice.
 namespace cpu {
 void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss);
 }

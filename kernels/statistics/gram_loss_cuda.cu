@@ -1,11 +1,10 @@
-// The error of a coded linear under a Gram matrix: delta and strips of H widened to f64, their products, one dot per
-// row. The cut depends on the shape alone, and so do the kernels that cuBLAS chooses, and the bits. The f64 tensor
+// The error of a coded linear under a Gram matrix: delta and strips of H's upper half widened to f64, their products,
+// one dot per row. The cut depends on the shape alone, and so do the kernels that cuBLAS chooses, and the bits. The f64 tensor
 // cores of a data-centre GPU make this as fast as f32 would be, and the terms of a good quantizer's error cancel.
 #include <algorithm>
 
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
-#include "kernels/device/widen.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/statistics/gram_loss.h"
 
@@ -19,6 +18,30 @@ __global__ void difference_kernel(const float* __restrict__ a, const float* __re
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
     delta[k] = static_cast<double>(a[k]) - static_cast<double>(b[k]);
+}
+
+// strip [gridDim.x, end - begin] = columns [begin, end) of the rows of h above `end`, those above `begin` twice. A block
+// per row.
+__global__ void upper_strip_kernel(const float* __restrict__ h, double* __restrict__ strip, int64_t n, int64_t begin,
+                                   int64_t end) {
+  const int64_t row = blockIdx.x;
+  const double times = row < begin ? 2 : 1;
+  for (int64_t j = begin + threadIdx.x; j < end; j += kThreads)
+    strip[row * (end - begin) + j - begin] = times * static_cast<double>(h[row * n + j]);
+}
+
+// x [rows, n] = delta [rows, n] U, where U is the upper half of h by strips, its entries above a strip twice.
+void upper_product(CudaState& s, const double* delta, int64_t rows, const WideCut& cut, const float* h, double* strip,
+                   double* x) {
+  const double one = 1, zero = 0;
+  for (int64_t i = 0; i < cut.strips(); ++i) {
+    const int64_t begin = cut.begin(i), end = cut.end(i), width = end - begin;
+    upper_strip_kernel<<<static_cast<unsigned>(end), kThreads, 0, s.stream>>>(h, strip, cut.n, begin, end);
+    FEWBIT_CUDA_LAUNCHED();
+    // Row-major X = D U is X^T = U^T D^T column-major.
+    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, width, rows, end, &one, strip, width, delta,
+                                      cut.n, &zero, x + begin, cut.n));
+  }
 }
 
 // loss[row] = sum_i delta[row, i] * product[row, i]; a block per row.
@@ -47,7 +70,7 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
     difference_kernel<<<grid_for(rows * n, kThreads, 8192), kThreads, 0, s.stream>>>(
         a.as<float>() + begin * n, b.as<float>() + begin * n, delta.as<double>(), rows * n);
     FEWBIT_CUDA_LAUNCHED();
-    wide_product(ex, delta.as<double>(), rows, cut, {h.as<float>(), nullptr}, strip.as<double>(), product.as<double>());
+    upper_product(s, delta.as<double>(), rows, cut, h.as<float>(), strip.as<double>(), product.as<double>());
     row_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(delta.as<double>(), product.as<double>(),
                                                                            loss.as<double>() + begin, n);
     FEWBIT_CUDA_LAUNCHED();

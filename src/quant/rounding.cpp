@@ -161,10 +161,11 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   if (searched && measured) {
     h = ex.alloc(DType::f32, {job.weight.cols()});
     diagonal(ex, job.stats->gram, h);
-    if (!job.stats->cross.empty()) shifted = shifted_target(ex, job, h);
+    const bool shifts = job.shifts_targets && !job.stats->cross.empty();
+    if (shifts) shifted = shifted_target(ex, job, h);
     if (shifted)
       target = shifted;
-    else if (!job.stats->cross.empty())
+    else if (shifts)
       result.rung = "diagonal";
   }
   DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);

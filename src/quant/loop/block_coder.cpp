@@ -188,6 +188,7 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
                                         .effort = p.recipe.effort,
                                         .act_order = p.recipe.act_order,
                                         .damp = p.recipe.damp,
+                                        .shifts_targets = p.recipe.shifts_targets,
                                         .allow_rtn = job_.allow_rtn,
                                         .seed = job_.seed,
                                         .shared_absmax = shared,

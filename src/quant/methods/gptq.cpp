@@ -118,7 +118,7 @@ Problem make_problem(Exec& ex, const LinearJob& job) {
 bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
   if (p.aimed == lambda) return p.reached;
   if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
-  p.shifted = job.effort != Effort::reference && !job.stats->cross.empty();
+  p.shifted = job.effort != Effort::reference && job.shifts_targets && !job.stats->cross.empty();
   p.aimed = lambda;
   p.reached = !p.shifted || shift_target(ex, job, lambda, p.target);
   if (!p.reached) return false;
