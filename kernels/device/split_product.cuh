@@ -14,9 +14,7 @@ struct SplitTerms {
   __nv_bfloat16 *high = nullptr, *low = nullptr;
   int64_t ld = 0;
 
-  SplitTerms at(int64_t row, int64_t col) const {
-    return {high + row * ld + col, low + row * ld + col, ld};
-  }
+  SplitTerms at(int64_t row, int64_t col) const { return {high + row * ld + col, low + row * ld + col, ld}; }
 };
 
 // Room for the terms of a matrix [rows, cols].

@@ -1,7 +1,7 @@
 // The CUDA half of Exec. One stream, one cuBLAS handle with a fixed workspace, stream-ordered allocation from the
 // device's default pool (which keeps what it has got), copies in stream order, and recordings as CUDA graphs. Large
-// copies from unpinned host memory (weights in a mapped file) pass through two pinned buffers, filled by all threads,
-// so that they run at the speed of the bus.
+// copies from unpinned host memory (weights in a mapped file) and to it (codes) pass through two pinned buffers, filled
+// and emptied by all threads, so that they run at the speed of the bus.
 #include <algorithm>
 #include <cstring>
 
@@ -51,6 +51,40 @@ bool is_pinned(const void* host) {
 }
 
 void make_current(const CudaState& s) { FEWBIT_CUDA_CALL(cudaSetDevice(s.device)); }
+
+using StagingBuffers = void* [2];
+using StagingEvents = cudaEvent_t[2];
+
+void make_staging(StagingBuffers& buffers, StagingEvents& events) {
+  for (int i = 0; i < 2 && !events[i]; ++i) {
+    FEWBIT_CUDA_CALL(cudaHostAlloc(&buffers[i], CudaState::kStaging, cudaHostAllocDefault));
+    FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming));
+  }
+}
+
+// One buffer is emptied by all threads while the other is filled; the first touch of fresh host memory is theirs too.
+void staged_download(cudaStream_t stream, StagingBuffers& buffers, StagingEvents& events, const void* from, void* to,
+                     size_t bytes) {
+  constexpr size_t kChunk = CudaState::kStaging;
+  const auto* src = static_cast<const char*>(from);
+  auto* dst = static_cast<char*>(to);
+  const size_t chunks = (bytes + kChunk - 1) / kChunk;
+  const auto size_of = [&](size_t c) { return std::min(kChunk, bytes - c * kChunk); };
+  make_staging(buffers, events);
+  for (size_t c = 0; c <= chunks; ++c) {
+    if (c < chunks) {  // what still reads this buffer stands in front of it in the stream
+      FEWBIT_CUDA_CALL(cudaMemcpyAsync(buffers[c % 2], src + c * kChunk, size_of(c), cudaMemcpyDeviceToHost, stream));
+      FEWBIT_CUDA_CALL(cudaEventRecord(events[c % 2], stream));
+    }
+    if (c == 0) continue;
+    FEWBIT_CUDA_CALL(cudaEventSynchronize(events[(c - 1) % 2]));
+    const auto* buffer = static_cast<const char*>(buffers[(c - 1) % 2]);
+    char* out = dst + (c - 1) * kChunk;
+    parallel_for(static_cast<int64_t>(size_of(c - 1)), kStagingGrain, [&](int64_t begin, int64_t end) {
+      std::memcpy(out + begin, buffer + begin, static_cast<size_t>(end - begin));
+    });
+  }
+}
 
 }  // namespace
 
@@ -166,6 +200,8 @@ void copy(Exec& ex, ConstTensorView from, TensorView to) {
     s.staged_upload(from.data, to.data, bytes);  // the source is free when it returns
     return;
   }
+  if (to_host && bytes >= kStagedFrom && !is_pinned(to.data))
+    return staged_download(s.stream, s.staging_, s.staging_free_, from.data, to.data, bytes);
   FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, kind, s.stream));
   if (wait) FEWBIT_CUDA_CALL(cudaStreamSynchronize(s.stream));
 }
@@ -345,10 +381,7 @@ void* CudaState::flagged_partials(size_t bytes) {
 }
 
 void CudaState::staged_upload(const void* from, void* to, size_t bytes) {
-  for (int i = 0; i < 2 && !staging_free_[i]; ++i) {
-    FEWBIT_CUDA_CALL(cudaHostAlloc(&staging_[i], kStaging, cudaHostAllocDefault));
-    FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&staging_free_[i], cudaEventDisableTiming));
-  }
+  cuda::make_staging(staging_, staging_free_);
   const auto* src = static_cast<const char*>(from);
   auto* dst = static_cast<char*>(to);
   // Small tensors also change buffers from call to call, so that filling one overlaps the transfer of the other.

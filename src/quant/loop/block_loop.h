@@ -29,7 +29,7 @@ class BlockLoop {
     phases_.settle();
   }
 
-  const Phases& phases() const { return phases_; }  // behind settle()
+  const Phases& phases() const { return phases_; }                         // behind settle()
   const Background::Times& beside() const { return background_.times(); }  // behind settle()
   const std::vector<ExpertRecord>& experts() const { return experts_; }
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }

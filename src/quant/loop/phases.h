@@ -1,7 +1,7 @@
 #pragma once
-// Phases: how long the parts of a run took, by name, for the report; a profiler sees the same names. On a GPU a phase is
-// the span between two marks of the stream, so that the host runs ahead of the device from phase to phase: what it does
-// while the device still works is in no span, and what the device waits for is in the span in which it waits.
+// Phases: how long the parts of a run took, by name, for the report; a profiler sees the same names. On a GPU a phase
+// is the span between two marks of the stream, so that the host runs ahead of the device from phase to phase: what it
+// does while the device still works is in no span, and what the device waits for is in the span in which it waits.
 #include <algorithm>
 #include <functional>
 #include <map>
