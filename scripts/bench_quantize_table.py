@@ -18,7 +18,8 @@ def main(shape, recipe, report, busy=None):
     words = ", ".join(f"{name} {s:.2f}" for name, s in phases if s >= 0.005)
     hidden = ", ".join(f"{name} {s:.2f}" for name, s in sorted(r["hidden_seconds"].items()) if s >= 0.005)
     gib = 2.0**30
-    print(f"**{shape}, {recipe}**: {r['seconds']:.2f} s ({words}; hidden: {hidden or 'nothing'}; waited for it {r['idle_seconds']:.2f})")
+    beside = f"hidden: {hidden or 'nothing'}; waited for it {r['idle_seconds']:.2f}"
+    print(f"**{shape}, {recipe}**: {r['seconds']:.2f} s ({words}; {beside})")
     line = f"  GPU peak {r['peak_gpu_bytes'] / gib:.2f} GiB, planned {r['planned_gpu_bytes'] / gib:.2f}"
     line += f"; host {r['peak_host_bytes'] / gib:.2f}, planned {r['planned_host_bytes'] / gib:.2f}"
     if r["planned_total_seconds"]:

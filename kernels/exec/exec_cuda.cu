@@ -6,15 +6,15 @@
 #include <cstring>
 
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/exec/staging.cuh"
 #include "src/core/parallel.h"
 
 namespace fewbit {
 namespace cuda {
 namespace {
 
-constexpr size_t kStagedFrom = size_t{1} << 20;      // smaller unpinned copies are left to the driver
-constexpr int64_t kStagingGrain = int64_t{1} << 20;  // bytes one thread copies at a time
-constexpr size_t kScratchStep = size_t{2} << 20;     // scratch space grows in steps of a GPU page
+constexpr size_t kStagedFrom = size_t{1} << 20;   // smaller unpinned copies are left to the driver
+constexpr size_t kScratchStep = size_t{2} << 20;  // scratch space grows in steps of a GPU page
 
 std::string place(const char* expression, const char* name, const char* file, int line) {
   return std::string(name) + " from " + expression + " at " + file + ":" + std::to_string(line);
@@ -51,40 +51,6 @@ bool is_pinned(const void* host) {
 }
 
 void make_current(const CudaState& s) { FEWBIT_CUDA_CALL(cudaSetDevice(s.device)); }
-
-using StagingBuffers = void* [2];
-using StagingEvents = cudaEvent_t[2];
-
-void make_staging(StagingBuffers& buffers, StagingEvents& events) {
-  for (int i = 0; i < 2 && !events[i]; ++i) {
-    FEWBIT_CUDA_CALL(cudaHostAlloc(&buffers[i], CudaState::kStaging, cudaHostAllocDefault));
-    FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming));
-  }
-}
-
-// One buffer is emptied by all threads while the other is filled; the first touch of fresh host memory is theirs too.
-void staged_download(cudaStream_t stream, StagingBuffers& buffers, StagingEvents& events, const void* from, void* to,
-                     size_t bytes) {
-  constexpr size_t kChunk = CudaState::kStaging;
-  const auto* src = static_cast<const char*>(from);
-  auto* dst = static_cast<char*>(to);
-  const size_t chunks = (bytes + kChunk - 1) / kChunk;
-  const auto size_of = [&](size_t c) { return std::min(kChunk, bytes - c * kChunk); };
-  make_staging(buffers, events);
-  for (size_t c = 0; c <= chunks; ++c) {
-    if (c < chunks) {  // what still reads this buffer stands in front of it in the stream
-      FEWBIT_CUDA_CALL(cudaMemcpyAsync(buffers[c % 2], src + c * kChunk, size_of(c), cudaMemcpyDeviceToHost, stream));
-      FEWBIT_CUDA_CALL(cudaEventRecord(events[c % 2], stream));
-    }
-    if (c == 0) continue;
-    FEWBIT_CUDA_CALL(cudaEventSynchronize(events[(c - 1) % 2]));
-    const auto* buffer = static_cast<const char*>(buffers[(c - 1) % 2]);
-    char* out = dst + (c - 1) * kChunk;
-    parallel_for(static_cast<int64_t>(size_of(c - 1)), kStagingGrain, [&](int64_t begin, int64_t end) {
-      std::memcpy(out + begin, buffer + begin, static_cast<size_t>(end - begin));
-    });
-  }
-}
 
 }  // namespace
 
