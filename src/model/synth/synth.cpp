@@ -247,6 +247,7 @@ int64_t synthesize(const fs::path& dir, const SynthOptions& options,
       shape ? synth_config(*shape, options.layers > 0 ? options.layers : shape->layers) : options.config;
   const ModelSpec spec = build_spec(ConfigView::parse(plain, shape ? "preset " + options.preset : "config"));
   if (options.tokens > 0) window_length(spec, options);  // refused before anything is written
+  synth_format(options.format);
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
   synth.run(progress);

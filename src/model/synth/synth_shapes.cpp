@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/error.h"
+#include "src/core/nearest.h"
 #include "src/model/family.h"
 
 namespace fewbit {
@@ -136,13 +137,12 @@ std::vector<SynthPreset> synth_presets() {
 }
 
 const SynthShape& synth_shape(const std::string& name) {
-  std::string known;
+  std::vector<std::string_view> known;
   for (const SynthShape& s : kShapes) {
     if (s.preset.name == name) return s;
-    known += ' ';
-    known += s.preset.name;
+    known.push_back(s.preset.name);
   }
-  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
+  fail(ErrorKind::usage, unknown_name("--preset", name, std::span<const std::string_view>(known)));
 }
 
 std::string synth_config(const SynthShape& s, int64_t layers) {

@@ -10,6 +10,7 @@
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -86,7 +87,7 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
                  fmt::format("Tokens per window (default: {}, or as long as a .safetensors file has them; at most the "
                              "model's positions)",
                              kUsualLength))
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+      ->check(in_range(2, int64_t{1} << 24));
   app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
 }
 
