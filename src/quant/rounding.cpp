@@ -133,8 +133,9 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
 }
 
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
-  return job.rows->everywhere(shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target).ok() &&
-                              count_nonfinite(ex, target) == 0);
+  return job.rows->everywhere(
+      shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target, job.rows->panels()).ok() &&
+      count_nonfinite(ex, target) == 0);
 }
 
 namespace {
