@@ -317,7 +317,6 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   return plan;
 }
 
-// What the report should say aloud, one thing after the other.
 void add_note(QuantJob& job, const std::string& note) {
   if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
 }
