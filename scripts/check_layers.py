@@ -78,7 +78,7 @@ CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"
 CUDA_WORDS = "CUDA headers belong in *_cuda.cu and *.cuh of kernels/ and in kernels/exec/exec_cuda.h"
 LIBRARIES = [
     (r"(cuda|cublas|cusolver)\w*\.h$|cuda/|cooperative_groups|nvtx3/", CUDA_HOME, CUDA_WORDS),
-    (r"nlohmann/", r".*\.cpp$|tests/", "JSON belongs in .cpp files"),
+    (r"nlohmann/", r".*\.cpp$|tests/|formats/guarded_json\.h$", "JSON belongs in .cpp files"),
     (r"fmt/", r".*", ""),
     (r"CLI/", r"tools/cli/", "the command line belongs in tools/cli"),
     (r"gtest/", r"tests/", "tests belong in tests/"),
@@ -86,7 +86,8 @@ LIBRARIES = [
     (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
      "packed texts belong in src/text/files/packed_text.h"),
     (r"mpi\.h$", r"src/ranks/mpi_module\.cpp$", "MPI belongs in src/ranks/mpi_module.cpp"),
-    (r"(pcre2|utf8proc)\.h$", r"src/text/", "regular expressions and Unicode tables belong in src/text"),
+    (r"pcre2\.h$", r"src/core/text/regex\.cpp$", "regular expressions belong in src/core/text/regex.h"),
+    (r"utf8proc\.h$", r"src/text/", "Unicode tables belong in src/text"),
     (r"(cblas|immintrin)\.h$", r"kernels/.*(_cpu\.cpp|\.h)$", "BLAS and vector instructions belong in kernels/"),
 ]
 

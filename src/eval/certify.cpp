@@ -87,9 +87,15 @@ void try_caches(const Pair& p, const CertifyText& text, int64_t positions, Certi
 std::string beyond(const CertifiedDomain& d, double limit) {
   std::string s = fmt::format("{}: KL {}, up to {:.5f}, beyond {:.5f}", d.name, with_error(d.kl.value, d.kl_stderr, 5),
                               d.kl.high, limit);
+  // On one line, whatever the text is.
+  const auto flat = [](std::string text) {
+    for (char& ch : text)
+      if (static_cast<unsigned char>(ch) < ' ') ch = ' ';
+    return text;
+  };
   if (!d.worst.empty())
-    s += fmt::format("; worst where \"{}\" follows \"…{}\" (KL {:.3f})", d.worst[0].token, d.worst[0].before,
-                     d.worst[0].kl);
+    s += fmt::format("; worst where \"{}\" follows \"…{}\" (KL {:.3f})", flat(d.worst[0].token),
+                     flat(d.worst[0].before), d.worst[0].kl);
   return s;
 }
 
