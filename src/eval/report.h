@@ -54,6 +54,9 @@ struct Report {
 
 // One file: inline style and SVG, nothing from the network, light and dark, from a phone's width up.
 std::string to_html(const Report&);
+// One picture of all checkpoints: ratio and KL with their errors. Plain SVG with its own colours, which any converter
+// takes.
+std::string to_svg(const Report&);
 // For a model card.
 std::string to_markdown(const Report&);
 

@@ -14,6 +14,7 @@
 #include "src/model/archs.h"
 #include "src/model/bitsandbytes.h"
 #include "src/model/gguf/checkpoint.h"
+#include "src/model/hub_cache.h"
 #include "src/model/stacked_experts.h"
 
 namespace fewbit {
@@ -83,7 +84,8 @@ std::vector<NamedLinear> low_bit_others(const WeightStore& store, const std::vec
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const fs::path& dir) {
+Checkpoint Checkpoint::open(const fs::path& given) {
+  const fs::path dir = hub_folder(given);
   if (const auto file = gguf::locate(dir)) return open_gguf(*file);
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored))

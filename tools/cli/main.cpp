@@ -51,6 +51,7 @@ const std::map<std::string, Program>& programs() {
         "  evaluate tasks out/ tasks.jsonl --baseline model/\n"
         "  evaluate report out/ --html report.html --markdown card.md\n"
         "  evaluate sweep model/ --recipe 'rtn int4' --recipe 'gptq int4'\n"
+        "  evaluate certify model/ out/ --max-kl 0.05      one verdict by kind of text, exit code by the limit\n"
         "  evaluate verify out/\n"
         "  mpirun -n 2 evaluate perplexity out/ --tp 2     two processes share the model\n",
         {"perplexity"}}},

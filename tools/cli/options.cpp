@@ -14,6 +14,7 @@
 #include "src/core/nearest.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/usage.h"
@@ -102,7 +103,7 @@ int64_t bytes_from(std::string_view text, std::string_view flag) {
 }
 
 std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
-  if (!model.empty()) return model;
+  if (!model.empty()) return hub_folder(model);
   const std::filesystem::path dir = builtin_model_dir();
   say(c, fmt::format("no MODEL given: using the embedded demo model ({})\n", dir.string()));
   return dir;

@@ -11,6 +11,7 @@
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
 #include "src/core/strings.h"
+#include "src/core/with_error.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/convert/convert_plan.h"
@@ -211,8 +212,10 @@ std::string perplexity_before(const ConvertJob& job) {
   if (!report.is_object() || !report.contains("perplexity"))
     return "not measured; `evaluate perplexity` prints it with its standard error";
   const Json& p = report["perplexity"];
-  return fmt::format("{:.4f} ± {:.4f} before the conversion ({}, {} windows of {} tokens)", p.value("perplexity", 0.0),
-                     p.value("stderr", 0.0), p.value("data", ""), p.value("windows", 0), p.value("context", 0));
+  const Json error = p.value("stderr", Json());
+  return fmt::format("{} before the conversion ({}, {} windows of {} tokens)",
+                     with_error(p.value("perplexity", 0.0), error.is_number() ? error.get<double>() : kNoError, 4),
+                     p.value("data", ""), p.value("windows", 0), p.value("context", 0));
 }
 
 std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done) {

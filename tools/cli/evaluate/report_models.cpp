@@ -7,6 +7,7 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
+#include "src/core/with_error.h"
 #include "src/eval/report_files.h"
 #include "src/text/files/text_file.h"
 
@@ -76,8 +77,8 @@ std::string table_of(const Report& r) {
   std::string s = fmt::format("{:<28} {:>7} {:>11} {:>20} {:>19} {:>10} {:>8}\n", "checkpoint", "bits", "size",
                               "perplexity", "against baseline", "KL", "top-1");
   const auto row = [&](const ReportModel& m, const std::string& ratio) {
-    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>11.4f} ± {:<6.4f} {:>19} {:>10.6f} {:>6.2f} %\n", m.name, m.bits,
-                     human_bytes(m.bytes), m.perplexity, m.stderr_, ratio, m.kl_mean, 100 * m.top1);
+    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>20} {:>19} {:>10.6f} {:>6.2f} %\n", m.name, m.bits,
+                     human_bytes(m.bytes), with_error(m.perplexity, m.stderr_, 4), ratio, m.kl_mean, 100 * m.top1);
   };
   row(r.base, "baseline");
   for (const ReportModel& m : r.models) row(m, shown_ratio(m));
@@ -89,7 +90,9 @@ std::string table_of(const Report& r) {
 void add_report_arguments(CLI::App& app, ReportFiles& f) {
   app.add_option("--html", f.html, "FILE: one self-contained page");
   app.add_option("--markdown", f.markdown, "FILE: for a model card");
-  app.add_option("--title", f.title, "Title of both");
+  app.add_option("--svg", f.svg,
+                 "FILE: one picture, ratio to the baseline and KL of every checkpoint with their errors");
+  app.add_option("--title", f.title, "Title of all three");
   app.add_option("--bench", f.benches,
                  "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");
 }
@@ -146,13 +149,14 @@ void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::s
 void write_report(const CompareArgs& a, const ReportFiles& files, const Report& r) {
   write_text(files.html, to_html(r));
   write_text(files.markdown, to_markdown(r));
+  write_text(files.svg, to_svg(r));
   Json j = {{"data", r.data},       {"data_hash", r.data_hash}, {"protocol", r.protocol}, {"context", r.context},
             {"windows", r.windows}, {"tokens", r.tokens},       {"dtype", r.dtype},       {"device", r.device},
             {"command", r.command}, {"base", json_of(r.base)}};
   j["models"] = Json::array();
   for (const ReportModel& m : r.models) j["models"].push_back(json_of(m));
   say(a.common, table_of(r));
-  for (const std::string& file : {files.html, files.markdown})
+  for (const std::string& file : {files.html, files.markdown, files.svg})
     if (!file.empty()) say(a.common, file + " written\n");
   write_json(a.common, j.dump(1) + "\n");
 }

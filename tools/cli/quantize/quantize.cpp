@@ -157,7 +157,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop"}) app.get_option(o)->group(kRecipeGroup);
-  for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
+  for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
 }
@@ -343,7 +343,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const auto draw = [&] {
     std::string note;
     KeptSample kept;
-    if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources)};
+    if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources), memory_limits(a.limits, ex)};
     windows = draw_windows(ex, a, c, job.dtype, progress, &note, kept);
     add_note(job, note);
   };
