@@ -5,8 +5,8 @@
 #include <string>
 
 #include "src/core/half.h"
-#include "src/core/nearest.h"
 #include "src/core/parallel.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit::gguf {
 namespace {

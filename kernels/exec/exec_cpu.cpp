@@ -6,8 +6,8 @@
 
 #include "kernels/exec/exec_measure.h"
 #include "src/core/host_blocks.h"
-#include "src/core/nearest.h"
 #include "src/core/parallel.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "src/core/error.h"
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "src/core/error.h"
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 

@@ -7,9 +7,9 @@
 #include <numeric>
 
 #include "src/core/error.h"
-#include "src/core/nearest.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 namespace {

@@ -14,9 +14,9 @@
 #include "src/core/digest.h"
 #include "src/core/error.h"
 #include "src/core/mapped_file.h"
-#include "src/core/nearest.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/model/float_type.h"
 
 namespace fewbit {

@@ -9,7 +9,7 @@
 #include <new>
 
 #include "src/core/host_blocks.h"
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 #include "tools/cli/manual.h"
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"

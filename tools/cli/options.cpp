@@ -11,9 +11,9 @@
 #include <cstdio>
 #include <fstream>
 
-#include "src/core/nearest.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "src/core/nearest.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit::cli {
 namespace {

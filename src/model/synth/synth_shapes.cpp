@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/error.h"
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 #include "src/model/family.h"
 #include "src/model/synth/synth_configs.h"
 

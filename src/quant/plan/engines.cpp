@@ -7,7 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 #include "src/model/family.h"
 
 namespace fewbit {

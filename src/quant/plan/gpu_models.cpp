@@ -1,7 +1,7 @@
 // GPUs that `quantize advise` knows, as data. Memory and bandwidth are those of the data sheets, the compute capability
 // that of NVIDIA's table (developer.nvidia.com/cuda-gpus).
 #include "src/core/error.h"
-#include "src/core/nearest.h"
+#include "src/core/text/nearest.h"
 #include "src/quant/plan/advise.h"
 
 namespace fewbit {

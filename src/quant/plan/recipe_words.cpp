@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "src/core/nearest.h"
 #include "src/core/registry.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/quant/method.h"
 #include "src/quant/transform.h"
 

@@ -5,8 +5,8 @@
 #include <map>
 #include <optional>
 
-#include "src/core/nearest.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/model/archs.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "src/core/nearest.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/run/bench/ops_bench.h"
 #include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
