@@ -9,8 +9,11 @@
 #include <new>
 
 #include "src/core/host_blocks.h"
+#include "src/core/nearest.h"
+#include "tools/cli/manual.h"
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -32,6 +35,7 @@ const std::map<std::string, Program>& programs() {
         "  quantize \"gptq int3 g64\" model/ out/            one string, or the same as flags\n"
         "  quantize gptq --set '*.down_proj=int8' model/   other bits for some linears\n"
         "  quantize plan gptq model/                       what would be done, and what refused\n"
+        "  quantize advise model/ --gpu rtx4090            which recipe for this GPU and engine\n"
         "  quantize status out/                            where a run stands, from another terminal\n"
         "  mpirun -n 4 quantize gptq model/ out/           four processes, the same bytes\n"
         "  quantize list                                   methods, packings, formats, architectures\n",
@@ -92,13 +96,22 @@ int run(const char* program, int argc, char** argv) {
   app.add_option("--completion", shell,
                  fmt::format("Print a completion script: source <({} --completion bash)", program))
       ->type_name("bash|zsh");
+  bool manual = false;  // answered below, before anything else is parsed
+  app.add_flag("--man", manual, fmt::format("Print the manual page: {} --man | man -l -", program));
   p.add_commands(app);
   if (argc == 1) {
     std::cout << app.help();
     return 2;
   }
   if (argc == 3 && std::string(argv[1]) == "--completion") {
+    const std::string asked = argv[2];
+    if (asked != "bash" && asked != "zsh")
+      return report_failure({}, program, unknown_name("shell of --completion", asked, {"bash", "zsh"}), 2);
     std::cout << completion_script(app, program, argv[2]);
+    return 0;
+  }
+  if (argc == 2 && std::string(argv[1]) == "--man") {
+    std::cout << manual_page(app, program, FEWBIT_VERSION);
     return 0;
   }
   const Launch launch = launch_from_environment();
@@ -111,9 +124,10 @@ int run(const char* program, int argc, char** argv) {
     the_ranks().finish();
     return 0;
   } catch (const CLI::ParseError& e) {
-    if (launch.rank != 0) return e.get_exit_code() == 0 ? 0 : 2;  // rank 0 says it
-    const int code = app.exit(e, std::cout, std::cerr);           // help and version exit with 0
-    return code == 0 ? 0 : 2;
+    if (launch.rank != 0) return e.get_exit_code() == 0 ? 0 : 2;           // rank 0 says it
+    if (e.get_exit_code() == 0) return app.exit(e, std::cout, std::cerr);  // help and version
+    fmt::print(stderr, "{}\n", usage_line(app, e));
+    return 2;
   } catch (const Error& e) {
     return report_failure(launch, program, e.what(), e.exit_code());
   } catch (const std::bad_alloc&) {

@@ -11,11 +11,13 @@
 #include <cstdio>
 #include <fstream>
 
+#include "src/core/nearest.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -32,7 +34,8 @@ void add_common(CLI::App& app, Common& c) {
   app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")->envname("FEWBIT_DEVICE")->capture_default_str();
   app.add_option("--threads", c.threads, "CPU threads (0 = all)")->envname("FEWBIT_THREADS")->check(at_least(0));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
-      ->type_name("FILE|-");
+      ->type_name("FILE|-")
+      ->check(json_target());
   app.add_flag("--quiet", c.quiet, "No progress bar");
 }
 
@@ -109,7 +112,7 @@ std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
 DType compute_dtype(const std::string& name) {
   if (name == "float32") return DType::f32;
   if (name == "bf16") return DType::bf16;
-  fail(ErrorKind::usage, fmt::format("unknown --dtype \"{}\"; known: float32 bf16", name));
+  fail(ErrorKind::usage, unknown_name("--dtype", name, {"float32", "bf16"}));
 }
 
 std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf16"; }

@@ -11,12 +11,13 @@
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/convert/convert_plan.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/gguf_output.h"
+#include "src/quant/output/out_folder.h"
 
 namespace fewbit {
 namespace {
@@ -43,8 +44,14 @@ class Unfinished {
   Unfinished& operator=(const Unfinished&) = delete;
 
   const fs::path& dir() const { return dir_; }
-  void finish() {
+  void finish(bool force) {
     std::error_code ec;
+    if (force && fs::exists(out_, ec)) {
+      const fs::path old = dir_.string() + ".old";
+      put_in_place_of(dir_, out_, old);
+      if (!fs::exists(dir_, ec)) dir_ = old;  // the one that goes with this object
+      return;
+    }
     fs::rename(dir_, out_, ec);
     if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir_.string(), out_.string(), ec.message()));
     dir_.clear();
@@ -273,7 +280,7 @@ ConvertReport convert(const Checkpoint& c, const ConvertJob& job) {
     done.bytes = Writing(c, job, plan, unfinished.dir()).run();
   }
   write_beside(c, job, plan, done, unfinished.dir());
-  unfinished.finish();
+  unfinished.finish(job.force);
   return done;
 }
 

@@ -9,6 +9,7 @@
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
 #include "tools/cli/chat.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -41,7 +42,7 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
       ->capture_default_str();
   app.add_option("--context", a.context,
                  "Tokens per window (default: 2048, llama.cpp 512; at most the model's positions)")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+      ->check(in_range(2, int64_t{1} << 24));
   app.add_option("--stride", a.stride, "Of --protocol sliding: tokens between two windows (default: half of them)")
       ->check(at_least(1));
   app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(at_least(1));

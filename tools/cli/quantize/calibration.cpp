@@ -17,6 +17,7 @@
 #include "src/text/files/token_file.h"
 #include "tools/cli/chat.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -174,7 +175,7 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
                  fmt::format("Tokens per window (default: {}, or as long as a .safetensors file has them; at most the "
                              "model's positions)",
                              kUsualLength))
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+      ->check(in_range(2, int64_t{1} << 24));
   app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
 }
 

@@ -10,6 +10,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -95,9 +96,9 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("--top-k", g->sampler.top_k, "Only the K most likely (0 = all)")
       ->check(at_least(0))
       ->capture_default_str();
-  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")->check(number_in(0, 1))->capture_default_str();
   generate->add_option("--min-p", g->sampler.min_p, "Drop what is below this share of the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_in(0, 1))
       ->capture_default_str();
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->capture_default_str();
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
