@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/certify.h"
 #include "src/eval/svg.h"
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "src/core/error.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/text/corpus.h"
 
 namespace fewbit {

@@ -9,7 +9,7 @@
 #include "kernels/statistics/divergence.h"
 #include "kernels/statistics/nll.h"
 #include "src/core/stopwatch.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 
 namespace fewbit {
 namespace {

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "src/core/stopwatch.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/run/streamed.h"
 
 namespace fewbit {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report_charts.h"
 
 namespace fewbit {

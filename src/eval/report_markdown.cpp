@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report.h"
 
 namespace fewbit {

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "src/core/error.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 
 namespace fewbit {
 namespace {

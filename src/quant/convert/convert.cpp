@@ -11,7 +11,7 @@
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/convert/convert_plan.h"

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/quant/output/companions.h"
 
 namespace fewbit {

@@ -13,7 +13,7 @@
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
 #include "src/core/stopwatch.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/model/work.h"
 #include "src/run/rank_sums.h"
 

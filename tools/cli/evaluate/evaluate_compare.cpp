@@ -5,7 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/layers.h"
 #include "tools/cli/evaluate/compare_models.h"
 

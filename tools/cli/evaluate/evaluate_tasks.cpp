@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {

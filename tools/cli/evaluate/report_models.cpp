@@ -7,7 +7,7 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report_files.h"
 #include "src/text/files/text_file.h"
 

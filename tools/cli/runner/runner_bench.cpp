@@ -8,7 +8,7 @@
 #include <set>
 
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
 

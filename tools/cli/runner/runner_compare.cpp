@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 #include "src/run/bench/bench_compare.h"
 #include "tools/cli/runner/runner_commands.h"
 

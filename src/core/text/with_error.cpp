@@ -1,4 +1,4 @@
-#include "src/core/with_error.h"
+#include "src/core/text/with_error.h"
 
 #include <fmt/format.h>
 
