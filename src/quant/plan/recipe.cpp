@@ -121,6 +121,8 @@ int bits_from(std::string_view v) {
   return *bits;
 }
 
+constexpr int64_t kLargestGroup = int64_t{1} << 24;  // no linear is as wide
+
 // The words KEY=VALUE.
 struct Setting {
   std::string_view key;
@@ -203,8 +205,11 @@ void apply_word(Recipe& r, const std::string& word) {
     r.grid = Grid::integer;
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
-    if (*group == 0 || *group < -1)
-      fail(ErrorKind::usage, fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
+    if (*group == 0 || *group < -1 || *group > kLargestGroup)
+      fail(ErrorKind::usage,
+           fmt::format("\"{}\": the group size must be positive and at most {}, or gch for one group a "
+                       "row",
+                       word, kLargestGroup));
     r.group = *group;
   } else if (is_chain_word(word)) {
     if (!r.chain.empty())

@@ -7,7 +7,9 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
+#include "src/eval/origin.h"
 #include "src/text/files/text_file.h"
+#include "tools/cli/results.h"
 
 namespace fewbit::cli {
 namespace {
@@ -55,7 +57,9 @@ void read_quant_report(const fs::path& dir, ReportModel& m) {
   if (!fs::exists(dir / "quant_report.json", ignored)) return;
   const Json j = read_json(dir / "quant_report.json");
   m.recipe = j.value("recipe", "");
-  m.bits = j.value("bits_per_weight", 0.0);
+  m.bits = j.value("bits_per_weight", m.bits);
+  m.made_from = origin_of_report(j.dump());
+  if (m.recipe.empty()) return;
   m.command = fmt::format("quantize '{}' {} {}", m.recipe, j.value("model", ""), j.value("out", ""));
   if (const std::string calibration = j.value("calibration", ""); !calibration.empty()) {
     for (const std::string& source : split(calibration, '+')) m.command += " --calib " + path_described(source);
@@ -74,10 +78,7 @@ int64_t tensor_bytes(const Checkpoint& c) {
 }
 
 void write_text(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
+  if (!path.empty()) write_result(path, text);
 }
 
 void add_passes(ReportLatency& l, const Json& row) {
@@ -113,6 +114,7 @@ Json json_of(const ReportModel& m) {
   Json j = {{"model", m.name},
             {"recipe", m.recipe},
             {"command", m.command},
+            {"made_from", m.made_from},
             {"hash", m.hash},
             {"bytes", m.bytes},
             {"bits_per_weight", m.bits},
@@ -149,8 +151,8 @@ std::string table_of(const Report& r) {
 }  // namespace
 
 void add_report_arguments(CLI::App& app, ReportFiles& f) {
-  app.add_option("--html", f.html, "FILE: one self-contained page");
-  app.add_option("--markdown", f.markdown, "FILE: for a model card");
+  app.add_option("--html", f.html, "FILE: one self-contained page")->check(writable_file());
+  app.add_option("--markdown", f.markdown, "FILE: for a model card")->check(writable_file());
   app.add_option("--title", f.title, "Title of both");
   app.add_option("--bench", f.benches,
                  "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");
