@@ -70,7 +70,9 @@ class Faults : public CommandTest {
                                     command);
         if (r.exit_code != 0) expect_one_line(r, what);
         failed += r.exit_code != 0;
-        if (fs::exists(dir / "out")) EXPECT_EQ(files("out"), whole) << what;
+        if (fs::exists(dir / "out")) {
+          EXPECT_EQ(files("out"), whole) << what;
+        }
         const ProcessResult again = go_on(command, resumes);
         EXPECT_EQ(again.exit_code, 0) << what << ", then: " << again.err;
         EXPECT_EQ(files("out"), whole) << what;
