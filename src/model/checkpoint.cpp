@@ -13,7 +13,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/gguf_checkpoint.h"
+#include "src/model/gguf/checkpoint.h"
 #include "src/model/stacked_experts.h"
 
 namespace fewbit {

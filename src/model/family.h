@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "src/model/gguf_family.h"
+#include "src/model/gguf/family.h"
 #include "src/model/model_spec.h"
 
 namespace fewbit {

@@ -5,7 +5,7 @@
 
 #include "formats/gguf/file.h"
 #include "src/model/checkpoint.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 #include "src/model/synth/synth.h"
 #include "tests/support/damage.h"
 #include "tests/support/support.h"

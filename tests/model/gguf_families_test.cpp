@@ -5,7 +5,7 @@
 
 #include "src/model/archs.h"
 #include "src/model/checkpoint.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 #include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_families.h"
@@ -41,7 +41,40 @@ void expect_same_rotation(const RopeParams& a, const RopeParams& b) {
   EXPECT_EQ(a.attention_scale, b.attention_scale);
   ASSERT_EQ(a.inv_freq.size(), b.inv_freq.size());
   for (size_t i = 0; i < a.inv_freq.size(); ++i)
-    EXPECT_LE(std::fabs(a.inv_freq[i] / b.inv_freq[i] - 1), tol::kF32Op) << i;
+    if (b.inv_freq[i] == 0)
+      EXPECT_EQ(a.inv_freq[i], 0) << i;
+    else
+      EXPECT_LE(std::fabs(a.inv_freq[i] / b.inv_freq[i] - 1), tol::kF32Op) << i;
+}
+
+void expect_close(float a, float b) { EXPECT_LE(std::fabs(a - b), tol::kF32Op * std::fabs(b)); }
+
+void expect_same_attention(const Attention& a, const Attention& b, int64_t layer) {
+  expect_close(a.scale, b.scale);
+  EXPECT_EQ(std::tie(a.window, a.softcap, a.chunk, a.keys_of_layer, a.heads, a.kv_heads, a.head_dim),
+            std::tie(b.window, b.softcap, b.chunk, b.keys_of_layer, b.heads, b.kv_heads, b.head_dim))
+      << layer;
+}
+
+// The ops that few families have.
+void expect_same_mixers(const BlockOp& there, const BlockOp& here) {
+  if (const auto* b = std::get_if<LatentAttention>(&here)) {
+    const auto& a = std::get<LatentAttention>(there);
+    expect_close(a.scale, b->scale);
+    EXPECT_EQ(std::tie(a.heads, a.nope, a.rope, a.value, a.rank, a.chosen),
+              std::tie(b->heads, b->nope, b->rope, b->value, b->rank, b->chosen));
+  } else if (const auto* b = std::get_if<KeyChoice>(&here)) {
+    const auto& a = std::get<KeyChoice>(there);
+    EXPECT_EQ(std::tie(a.heads, a.head_dim, a.top_k), std::tie(b->heads, b->head_dim, b->top_k));
+  } else if (const auto* b = std::get_if<PositionScale>(&here)) {
+    const auto& a = std::get<PositionScale>(there);
+    EXPECT_EQ(std::tie(a.factor, a.every, a.shift), std::tie(b->factor, b->every, b->shift));
+  } else if (const auto* b = std::get_if<StateScan>(&here)) {
+    const auto& a = std::get<StateScan>(there);
+    EXPECT_EQ(std::tie(a.heads, a.groups, a.head_dim, a.state), std::tie(b->heads, b->groups, b->head_dim, b->state));
+  } else if (const auto* b = std::get_if<AddTo>(&here)) {
+    expect_close(std::get<AddTo>(there).factor, b->factor);
+  }
 }
 
 // What the ops of every layer compute beside their weights.
@@ -50,6 +83,8 @@ void expect_same_ops(const ModelSpec& after, const ModelSpec& before) {
   EXPECT_EQ(after.tied(), before.tied());
   EXPECT_EQ(parameter_count(after), parameter_count(before));
   EXPECT_EQ(after.logit_softcap, before.logit_softcap);
+  expect_close(after.logit_scale, before.logit_scale);
+  expect_close(after.embed_scale, before.embed_scale);
   for (int64_t layer = 0; layer < before.layers; ++layer) {
     const auto &there = after.block(layer), &here = before.block(layer);
     ASSERT_EQ(there.size(), here.size()) << layer;
@@ -62,12 +97,15 @@ void expect_same_ops(const ModelSpec& after, const ModelSpec& before) {
       } else if (const auto* n = std::get_if<Norm>(&here[i])) {
         EXPECT_EQ(std::get<Norm>(there[i]).eps, n->eps);
       } else if (const auto* b = std::get_if<Attention>(&here[i])) {
-        const auto& a = std::get<Attention>(there[i]);
-        EXPECT_EQ(std::tie(a.scale, a.window, a.softcap), std::tie(b->scale, b->window, b->softcap)) << layer;
+        expect_same_attention(std::get<Attention>(there[i]), *b, layer);
       } else if (const auto* b = std::get_if<Moe>(&here[i])) {
         const auto& a = std::get<Moe>(there[i]);
-        EXPECT_EQ(std::tie(a.top_k, a.renormalise, a.score, a.scaling, a.groups, a.best_groups, a.swiglu_limit),
-                  std::tie(b->top_k, b->renormalise, b->score, b->scaling, b->groups, b->best_groups, b->swiglu_limit));
+        EXPECT_EQ(std::tie(a.top_k, a.renormalise, a.score, a.scaling, a.groups, a.best_groups, a.judges,
+                           a.swiglu_limit, a.weigh_inputs),
+                  std::tie(b->top_k, b->renormalise, b->score, b->scaling, b->groups, b->best_groups, b->judges,
+                           b->swiglu_limit, b->weigh_inputs));
+      } else {
+        expect_same_mixers(there[i], here[i]);
       }
     }
   }
@@ -98,7 +136,9 @@ INSTANTIATE_TEST_SUITE_P(All, GgufModel,
                                            "qwen3-moe", "mixtral", "gemma2", "gemma3", "phi3-fused", "seed-oss",
                                            "smollm3", "olmo3", "glm4", "glm4-moe", "minimax-m2", "ernie4_5_moe",
                                            "hunyuan-v1-dense", "qwen2.5-vl", "qwen3-vl", "mistral3", "qwen3-next",
-                                           "qwen3.5", "qwen3.5-moe"),
+                                           "qwen3.5", "qwen3.5-moe", "ministral3", "granitemoe", "cohere2", "lfm2",
+                                           "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa",
+                                           "kimi-linear", "gemma4", "gemma4-moe", "gemma4-e2b"),
                          [](const auto& info) { return word_of(info.param); });
 
 // Random weights of every family whose files are written.

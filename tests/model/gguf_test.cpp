@@ -1,6 +1,6 @@
 // Models as GGUF files: written and read back, tensor by tensor; files that are not of the architecture they
 // claim; blocks that become packed linears and blocks that are decoded.
-#include "src/model/gguf_checkpoint.h"
+#include "src/model/gguf/checkpoint.h"
 
 #include <cmath>
 #include <fstream>
@@ -11,9 +11,9 @@
 #include "src/core/half.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
+#include "src/model/gguf/writer.h"
 #include "src/model/synth/synth.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"

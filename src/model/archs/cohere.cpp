@@ -64,14 +64,30 @@ const Family family_cohere = {
     .classes = {{"CohereForCausalLM"}},
     .model_types = {"cohere"},
     .build = &arch_cohere,
-    .gguf = {.why_not = "its layer norms in one are not written yet"},
+    .gguf = {.arch = "command-r",
+             .multipliers = {.logits = "logit_scale"},
+             .pairs = true,
+             .square = true,
+             .untied = false,
+             .head_norms_from = 64,
+             .layer_norms = true,
+             .epsilon = "layer_norm_eps"},
 };
 
 const Family family_cohere2 = {
     .classes = {{"Cohere2ForCausalLM"}},
     .model_types = {"cohere2"},
     .build = &arch_cohere,
-    .gguf = {.why_not = "its layer norms in one are not written yet"},
+    .gguf = {.arch = "cohere2",
+             .multipliers = {.logits = "logit_scale"},
+             .pairs = true,
+             .square = true,
+             .full_layers_still = true,
+             .window_period = 4,
+             .window = 4096,
+             .untied = false,
+             .layer_norms = true,
+             .epsilon = "layer_norm_eps"},
 };
 
 }  // namespace fewbit

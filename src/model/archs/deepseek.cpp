@@ -36,6 +36,9 @@ constexpr LatentDefaults kV2{.first_sparse = 0, .groups = 1, .best_groups = 1, .
 ModelSpec arch_deepseek_v2(const ConfigView& c) { return latent_spec(c, all_keys(c), false, v2_experts, kV2); }
 ModelSpec arch_deepseek_v3(const ConfigView& c) { return latent_spec(c, all_keys(c), false, v3_experts, kV3); }
 
+// Models of so many layers are V2-Lite and its kind to readers.
+constexpr GgufLatent kLatent{.used = true, .plain_layers = {26, 27}, .plain_wide_layers = 48, .plain_vocab = 128256};
+
 }  // namespace
 
 const Family family_deepseek_v2 = {
@@ -46,7 +49,13 @@ const Family family_deepseek_v2 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
-    .gguf = {.why_not = "latent attention in one is not written yet"},
+    .gguf = {.arch = "deepseek2",
+             .has_experts = true,
+             .experts = gguf_experts(RouterScore::softmax),
+             .latent = kLatent,
+             .pairs = true,
+             .yarn_log = 0.1f,
+             .yarn_follows = true},
 };
 
 const Family family_deepseek_v3 = {
@@ -57,7 +66,14 @@ const Family family_deepseek_v3 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
-    .gguf = {.why_not = "latent attention in one is not written yet"},
+    .gguf = {.arch = "deepseek2",
+             .tell = {"expert_gating_func", gating_function(RouterScore::sigmoid)},
+             .has_experts = true,
+             .experts = gguf_experts(RouterScore::sigmoid),
+             .latent = kLatent,
+             .pairs = true,
+             .yarn_log = 0.1f,
+             .yarn_follows = true},
 };
 
 }  // namespace fewbit

@@ -56,7 +56,12 @@ const Family family_deepseek_v32 = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
-    .gguf = {.why_not = "latent attention and its choice of keys in one are not written yet"},
+    .gguf = {.arch = "deepseek32",
+             .has_experts = true,
+             .experts = gguf_experts(RouterScore::sigmoid),
+             .latent = {.used = true, .indexer = true},
+             .pairs = true,
+             .yarn_log = 0.1f},
 };
 
 const Family family_glm_moe_dsa = {
@@ -67,7 +72,11 @@ const Family family_glm_moe_dsa = {
               {"mlp.up_proj", kFirstDense},
               {"mlp.down_proj", kFirstDense},
               {"model.layers.*", kNextTokens, true}},
-    .gguf = {.why_not = "latent attention and its choice of keys in one are not written yet"},
+    .gguf = {.arch = "glm-dsa",
+             .has_experts = true,
+             .experts = gguf_experts(RouterScore::sigmoid),
+             .latent = {.used = true, .indexer = true, .indexer_neighbours = true, .indexer_types = true},
+             .pairs = true},
 };
 
 }  // namespace fewbit

@@ -114,27 +114,58 @@ ModelSpec arch_granite_hybrid(const ConfigView& c) {
   return with_multipliers(c, decoder_spec(c, s, variants, attention, windows));
 }
 
+constexpr GgufMultipliers kMultipliers{.embedding = "embedding_multiplier",
+                                       .residual = "residual_multiplier",
+                                       .scores = "attention_multiplier",
+                                       .logits = "logits_scaling",
+                                       .logits_divided = true};
+
 }  // namespace
 
 const Family family_granite = {
     .classes = {{"GraniteForCausalLM"}},
     .model_types = {"granite"},
     .build = &arch_granite,
-    .gguf = {.why_not = "its multipliers in one are not written yet"},
+    .gguf = {.arch = "granite", .multipliers = kMultipliers, .pairs = true, .output_biases = true},
 };
 
 const Family family_granite_moe = {
     .classes = {{"GraniteMoeForCausalLM"}},
     .model_types = {"granitemoe"},
     .build = &arch_granite,
-    .gguf = {.why_not = "its multipliers in one are not written yet"},
+    .gguf = {.arch = "granitemoe", .has_experts = true, .multipliers = kMultipliers, .pairs = true},
 };
 
 const Family family_granite_hybrid = {
     .classes = {{"GraniteMoeHybridForCausalLM"}},
     .model_types = {"granitemoehybrid"},
     .build = &arch_granite_hybrid,
-    .gguf = {.why_not = "its multipliers in one are not written yet"},
+    .gguf = {.arch = "granitehybrid",
+             .names = {{"mamba.in_proj", "ssm_in"},
+                       {"mamba.conv1d", "ssm_conv1d"},
+                       {"mamba.A_log", "ssm_a"},
+                       {"mamba.dt_bias", "ssm_dt.bias"},
+                       {"mamba.D", "ssm_d"},
+                       {"mamba.norm.weight", "ssm_norm.weight"},
+                       {"mamba.out_proj", "ssm_out"},
+                       {"shared_mlp.output_linear", "ffn_down_shexp"}},
+             .has_experts = true,
+             .dense_too = true,
+             .experts = {.width = "intermediate_size", .shared_width = "shared_intermediate_size"},
+             .recurrent = {.kind = GgufRecurrent::Kind::state_space,
+                           .word = "mamba",
+                           .attention_word = "attention",
+                           .twice_hidden = true,
+                           .heads = "mamba_n_heads",
+                           .head_dim = "mamba_d_head",
+                           .groups = "mamba_n_groups",
+                           .state = "mamba_d_state",
+                           .taps = "mamba_d_conv"},
+             .multipliers = kMultipliers,
+             .pairs = true,
+             .still_switch = true,
+             .mlp_width = "shared_intermediate_size",
+             .presence = {{"mamba_conv_bias", "blk.*.ssm_conv1d.bias"}}},
 };
 
 }  // namespace fewbit

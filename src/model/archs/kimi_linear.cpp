@@ -106,6 +106,14 @@ ModelSpec arch_kimi_linear(const ConfigView& c) {
   return decoder_spec(c, s, variants, variant_of_layer, std::vector<int64_t>(delta.size(), 0));
 }
 
+constexpr GgufExperts gguf_experts_of_kimi() {
+  GgufExperts e = gguf_experts(RouterScore::sigmoid);
+  e.norm_key = false, e.scale_key = true;
+  e.count = "num_experts", e.used = "num_experts_per_token", e.renormalised = "moe_renormalize";
+  e.shared_count = "num_shared_experts", e.groups = "num_expert_group";
+  return e;
+}
+
 }  // namespace
 
 const Family family_kimi_linear = {
@@ -113,7 +121,28 @@ const Family family_kimi_linear = {
     .model_types = {"kimi_linear"},
     .build = &arch_kimi_linear,
     .keeps = {{"mlp.gate_proj", kFirstDense}, {"mlp.up_proj", kFirstDense}, {"mlp.down_proj", kFirstDense}},
-    .gguf = {.why_not = "latent attention and its delta rule in one are not written yet"},
+    .gguf = {.arch = "kimi-linear",
+             .names = {{"self_attn.f_a_proj", "ssm_f_a"},
+                       {"self_attn.f_b_proj", "ssm_f_b"},
+                       {"self_attn.b_proj", "ssm_beta"},
+                       {"self_attn.g_a_proj", "ssm_g_a"},
+                       {"self_attn.g_b_proj", "ssm_g_b"},
+                       {"self_attn.q_conv1d", "ssm_conv1d_q"},
+                       {"self_attn.k_conv1d", "ssm_conv1d_k"},
+                       {"self_attn.v_conv1d", "ssm_conv1d_v"},
+                       {"self_attn.A_log", "ssm_a"},
+                       {"self_attn.dt_bias", "ssm_dt.bias"},
+                       {"self_attn.o_norm", "ssm_norm"},
+                       {"block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"},
+                       {"block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"},
+                       {"block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"}},
+             .has_experts = true,
+             .experts = gguf_experts_of_kimi(),
+             .recurrent = {.kind = GgufRecurrent::Kind::channel_decay, .list = GgufRecurrent::List::numbers},
+             .latent = {.used = true, .turns = false, .any_queries = true},
+             .pairs = true,
+             .tied = false,
+             .config = R"({"mla_use_nope": true})"},
 };
 
 }  // namespace fewbit

@@ -43,4 +43,19 @@ std::vector<bool> layers_with_experts(const ConfigView&, const DecoderSizes&, in
 // Error{checkpoint} where they do not fit.
 void group_experts(const ConfigView&, Moe&, const std::string& key, int64_t groups = 1, int64_t best = 1);
 
+// What files say of these experts.
+constexpr GgufExperts gguf_experts(RouterScore score) {
+  return {.score = score,
+          .score_key = true,
+          .norm_key = true,
+          .leading_dense = true,
+          .width_key = true,
+          .count = "n_routed_experts",
+          .width = "moe_intermediate_size",
+          .renormalised = "norm_topk_prob",
+          .scaling = "routed_scaling_factor",
+          .dense_layers = "first_k_dense_replace",
+          .shared_count = "n_shared_experts"};
+}
+
 }  // namespace fewbit

@@ -69,7 +69,12 @@ const Family family_ministral3 = {
     .model_types = {"ministral3"},
     .build = &arch_llama,
     .chat = "mistral",
-    .gguf = {.why_not = "the scale of its queries in one is not written yet"},
+    .gguf = {.arch = "mistral3",
+             .tell = {"attention.temperature_scale"},  // before Mistral Small 3: a file without is of that
+             .pairs = true,
+             .yarn_log = 1,
+             .scaled_queries = true,
+             .divisors = true},
 };
 
 const Family family_mistral3 = {
@@ -78,7 +83,12 @@ const Family family_mistral3 = {
     .build = &arch_wrapped_llama,
     .keeps = {{"vision_tower.*", kVisionTower, true}, {"multi_modal_projector.*", kProjector, true}},
     .chat = "mistral",
-    .gguf = {.arch = "mistral3", .read_as = "MistralForCausalLM", .pairs = true, .divisors = true},
+    .gguf = {.arch = "mistral3",
+             .read_as = "MistralForCausalLM",
+             .pairs = true,
+             .yarn_log = 1,
+             .scaled_queries = true,
+             .divisors = true},
 };
 
 const Family family_llava = {

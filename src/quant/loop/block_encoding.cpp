@@ -2,7 +2,7 @@
 
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/hash.h"
-#include "src/model/gguf_checkpoint.h"
+#include "src/model/gguf/checkpoint.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {

@@ -5,7 +5,7 @@
 #include "formats/container.h"
 #include "formats/same_codes.h"
 #include "src/model/checkpoint_parts.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/names.h"
 #include "src/quant/convert/convert_plan.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/plan/gguf_refusals.h"
@@ -29,6 +29,9 @@ WrittenFile write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const 
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer) blocks.push_back(journal.open_block(layer));
   std::set<std::string> linears;  // names of the sealed tensors that are blocks
   for (const PlannedLinear& p : plan.linears) {
+    if (p.keep && c.packed(p.linear.name))  // a source in codes that the file has no place for
+      given[p.linear.name + ".weight"] = {&gguf::type_f16,
+                                          [&c, &p] { return stored_as(gguf::type_f16, c.values(p.linear)); }};
     if (p.keep) continue;
     const gguf::BlockType& type = gguf_type_of(p);
     const bool end = p.linear.layer == kOutsideBlocks;

@@ -2,7 +2,7 @@
 // Writes checkpoints as .gguf files, at the end of a quantization and for conversions.
 #include <functional>
 
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 #include "src/quant/journal/journal.h"
 #include "src/quant/plan/plan.h"
 

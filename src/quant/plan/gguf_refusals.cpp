@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
 #include "src/quant/output/companions.h"
 
 namespace fewbit {

@@ -10,8 +10,8 @@
 #include "formats/gguf/file.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
-#include "src/model/gguf_names.h"
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/names.h"
+#include "src/model/gguf/writer.h"
 #include "src/quant/loop/block_tape.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
@@ -138,6 +138,11 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   }
   if (p.keep) {
     p.note = kept_by_family(c.spec, l);
+    return p;
+  }
+  if (plan.format->gguf && !is_end(l) && gguf_run(c.spec, l) == 1) {
+    p.keep = true;
+    p.note = "the file has it in two parts, one of them turned over: stays as it is";
     return p;
   }
   p.recipe = resolve(recipe);

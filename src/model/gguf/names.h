@@ -1,12 +1,14 @@
 #pragma once
 // What a model's tensors are called in a GGUF file and how they lie there. Derived from the op list; the
-// names of both sides stand in gguf_names.cpp, once.
+// names of both sides stand in gguf/names.cpp, once.
 #include <string>
 #include <vector>
 
 #include "src/model/model_spec.h"
 
 namespace fewbit {
+
+struct GgufFamily;
 
 // Where something of the model lies in the file: at place i lies number order[i]. Empty: where it lies in the model.
 using GgufOrder = std::vector<int64_t>;
@@ -23,6 +25,9 @@ struct GgufTensor {
   GgufOrder runs{};  // of the columns of a single part, in runs of `run` of them
   int64_t run = 0;
   bool decay = false;  // the file has -exp(value)
+  // The file has some rows of a single part alone, those that `rows` lists, of `of` in all; others have the rest. With
+  // turned > 0 they are so many blocks, of each of which inputs and outputs are exchanged: numbers, no blocks of codes.
+  int64_t of = 0, turned = 0;
 
   Shape shape() const;  // of the whole: [experts, out, in] where stacked
   // Whether values are other numbers in the file.
@@ -32,8 +37,11 @@ struct GgufTensor {
 // All tensors of the model in the order of the file. Error{unsupported} for an architecture that has no place
 // in one.
 std::vector<GgufTensor> gguf_tensors(const ModelSpec&);
+// The MLP's down projection of a block, by its name in the file; null where it has none.
+const LinearDef* gguf_mlp_down(const GgufFamily&, const std::vector<BlockOp>& block);
 
-// Of a linear, how many of its inputs lie together in a file: all but where runs of them have another order.
+// Of a linear, how many of its inputs lie together in a file: all but where runs of them have another order, and one
+// where a part of it is turned over.
 int64_t gguf_run(const ModelSpec&, const NamedLinear&);
 
 enum class GgufDirection : uint8_t { to_gguf, from_gguf };
@@ -43,6 +51,12 @@ Tensor computed_values(const GgufTensor&, ConstTensorView values, GgufDirection)
 // nothing.
 Tensor reordered(ConstTensorView rows, const GgufOrder& order, GgufDirection);
 Tensor reordered_runs(ConstTensorView rows, const GgufOrder& order, int64_t run_bytes, GgufDirection);
+
+// The rows of `all` that an order lists; and those put back where they belong.
+Tensor picked_rows(ConstTensorView all, const GgufOrder& order, int64_t of);
+void put_rows(TensorView all, ConstTensorView rows, const GgufOrder& order, int64_t of);
+// [blocks, rows, cols] as [blocks, cols, rows].
+Tensor turned_blocks(ConstTensorView values, int64_t blocks, int64_t rows, int64_t cols);
 
 // llama.cpp rotates neighbouring features of a llama's heads, the model's own code the halves of a head: row
 // 2j + c of a head in the file is row c d/2 + j in the model.

@@ -6,44 +6,29 @@
 #include <string>
 #include <string_view>
 
-#include "src/model/block_ops.h"
+#include "src/model/gguf/family_parts.h"
 
 namespace fewbit {
 
+namespace gguf {
+class Metadata;
+}
 struct Family;
 struct ModelSpec;
 
-// A name relative to the block that is not the usual one of gguf_names.cpp: "model.layers.7." here, "blk.7." there.
-struct GgufName {
-  std::string_view model{}, gguf{};
-};
-
-// A key of config.json that is true where the file has a tensor.
-struct GgufPresence {
-  std::string_view key{}, tensor{};
-};
-
-// Mixtures of experts: what readers take for granted of the weights that a router gives, and which keys say otherwise.
-struct GgufExperts {
-  RouterScore score = RouterScore::softmax;
-  bool renormalise = true;
-  bool score_key = false, norm_key = false;  // the latter with the factor on the weights and groups of experts
-  bool leading_dense = false;                // the first layers may have an MLP; their number has a key
-  bool step_key = false;                     // "every n-th layer has experts", which is 1
-  bool width_key = false;                    // the width of an expert has a key of its own, else it is the MLP's
-  float swiglu_limit = 0;
-  // The keys of config.json.
-  std::string_view count = "num_local_experts", used = "num_experts_per_tok", width{}, renormalised{}, scaling{},
-                   dense_layers{}, shared_count{}, shared_width{};
-};
-
 struct GgufFamily {
-  std::string_view arch{};     // general.architecture; "" = no such file is written or read
-  std::string_view why_not{};  // then, for people
-  std::string_view read_as{};  // the class that a file is read as; "" = the family's own
-  GgufName names[4]{};
-  bool has_experts = false;
+  std::string_view arch{};               // general.architecture; "" = no such file is written or read
+  std::string_view arch_with_experts{};  // of a model with experts, where that is another
+  std::string_view why_not{};            // where there is none, for people
+  std::string_view read_as{};            // the class that a file is read as; "" = the family's own
+  GgufTell tell{};                       // only a file that has this key is of this family
+  GgufName names[16]{};
+  std::string_view final_norm = "output_norm";
+  bool has_experts = false, dense_too = false;  // the latter: with experts or without
   GgufExperts experts{};
+  GgufRecurrent recurrent{};
+  GgufLatent latent{};
+  GgufMultipliers multipliers{};
   bool pairs = false;           // readers turn neighbouring features of a head, not its halves
   bool output_biases = false;   // biases behind attention and in the MLP have a place
   bool partial_rotary = false;  // fewer rotary features than a head has
@@ -54,31 +39,43 @@ struct GgufFamily {
   bool sections = false;              // says which rotary features belong to which axis of a picture: text has one
   std::string_view usual_sections{};  // JSON, where config.json says none
   bool untruncated_yarn = false;      // YaRN's limits are no whole features, whatever readers make of them
+  float yarn_log = 0;                 // rope.scaling.yarn_log_multiplier is mscale_all_dim times this; 0: no such key
+  bool yarn_follows = false;          // readers take mscale for mscale_all_dim, where others take it for 1
+  bool scaled_queries = false;        // attention.temperature_scale: queries grow with their positions
   bool divisors = false;              // of rotary frequencies have a tensor
   bool long_rope = false;             // LongRoPE's tables have tensors
-  // Layers that do not turn: every n-th (0: none), or those without a window where others have one.
+  // Layers that do not turn: every n-th (0: none, 1: all), or those without a window where others have one, or, with
+  // the switch, all or none as rope.scaling.finetuned says.
   int still_period = 0;
-  bool full_layers_still = false;
+  bool full_layers_still = false, still_switch = false;
+  // Layers that turn see their own chunk of so many positions alone, and the others scale their queries by the number
+  // of the chunk: both as Llama 4 was published.
+  int64_t chunk = 0;
   // Layers with a sliding window where the file does not list them. kNoWindow: the file cannot say a window;
-  // kEveryLayer; else every n-th layer sees everything.
-  static constexpr int kNoWindow = -1, kEveryLayer = 0;
+  // kEveryLayer; kListed: a file always lists them; else every n-th layer sees everything.
+  static constexpr int kNoWindow = -1, kEveryLayer = 0, kListed = 1;
   int window_period = kNoWindow;
   int64_t window = 0;                      // where the file does not say
   int64_t window_layers = 0;               // > 0: only a model of so many layers has windows, whatever the file says
   bool windows_tell = false;               // only a file that says a window is of this family
   bool sliding_rotation = false;           // windowed layers turn by rope.freq_base_swa
+  bool sliding_heads = false;              // windowed layers have heads of a size of their own (Gemma 4)
   float attention_cap = 0, logit_cap = 0;  // where the file does not say; 0 = none
   bool logit_cap_key = false;
   int64_t scaled_by_width = 0;      // a model of so many layers divides scores by sqrt(hidden / heads)
+  bool undivided = false;           // scores are not divided at all
   bool score_keys = false;          // config.json says soft caps and the divisor of scores, and no biases in the MLP
   bool untied = true, tied = true;  // a head of its own is possible; the embedding as the head
+  int64_t head_norms_from = 0;      // > 0: readers want norms of q and k from so many layers on
+  bool layer_norms = false;         // the key of the norms' epsilon is that of layer norms
+  std::string_view epsilon = "rms_norm_eps", mlp_width = "intermediate_size";  // keys of config.json
   GgufPresence presence[3]{};
   std::string_view config{};  // what config.json says beside all that: a JSON object
   // The function of the MLP in config.json, which the file does not say: "hidden_act": "silu".
   std::string_view activation_key = "hidden_act", activation = "silu";
 
   bool windowed(int64_t layer) const {
-    return window_period == kEveryLayer || (window_period > 0 && (layer + 1) % window_period != 0);
+    return window_period == kEveryLayer || (window_period > 1 && (layer + 1) % window_period != 0);
   }
   bool has_windows(int64_t layers) const {
     return window_period != kNoWindow && (window_layers == 0 || window_layers == layers);
@@ -89,7 +86,10 @@ struct GgufFamily {
   }
   // Attention scores are divided by the root of this.
   int64_t score_divisor(int64_t layers, int64_t hidden, int64_t heads, int64_t head_dim) const {
-    return layers == scaled_by_width ? hidden / heads : head_dim;
+    return undivided ? 1 : layers == scaled_by_width ? hidden / heads : head_dim;
+  }
+  std::string_view arch_of(bool experts) const {
+    return experts && !arch_with_experts.empty() ? arch_with_experts : arch;
   }
 };
 
@@ -98,8 +98,8 @@ constexpr int64_t gating_function(RouterScore score) { return score == RouterSco
 
 // Error{unsupported} with the reason and the list of those that have one.
 const GgufFamily& gguf_family_of(const ModelSpec&);
-// The family that an architecture of a file stands for, the first in archs.def; mixtures of experts have their own, and
-// so have some models with windows. Error{unsupported} naming the file.
-const Family& gguf_family_named(const std::string& architecture, bool experts, bool windows, const std::string& where);
+// The family that a file is of, the first in archs.def; mixtures of experts have their own, and so have some models
+// with windows or with a key that tells. Error{unsupported} naming the file.
+const Family& gguf_family_named(const gguf::Metadata&);
 
 }  // namespace fewbit

@@ -1,4 +1,4 @@
-#include "src/model/gguf_checkpoint.h"
+#include "src/model/gguf/checkpoint.h"
 
 #include <atomic>
 #include <cstring>
@@ -9,8 +9,8 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
 
 namespace fewbit {
 namespace {
@@ -42,8 +42,17 @@ class Assembly {
     if (t.type->plain ? !is_float(*t.type) : g.computed())
       return complain(g.name, std::string("expected f32, f16") + (g.computed() ? " or bf16" : ", bf16 or blocks") +
                                   ", found " + std::string(t.type->name));
+    if (g.of > 0) {
+      pieces_[g.parts.front()].push_back({g, t.type, t.begin, t.bytes});
+      return;
+    }
     const int64_t bytes = t.bytes / static_cast<int64_t>(g.parts.size());
     for (size_t i = 0; i < g.parts.size(); ++i) add(g, t, g.parts[i], t.begin + static_cast<int64_t>(i) * bytes, bytes);
+  }
+
+  // Tensors of the model that lie in the file in several.
+  void put_together() {
+    for (const auto& [name, pieces] : pieces_) put_together(name, pieces);
   }
 
   // What no part of the model reads would be left out silently.
@@ -61,6 +70,77 @@ class Assembly {
   void complain(const std::string& tensor, const std::string& what) {
     complaints_.push_back(where_ + ": tensor '" + tensor + "': " + what);
   }
+  struct Piece {
+    GgufTensor g;
+    const gguf::BlockType* type;
+    int64_t begin, bytes;
+  };
+
+  // Numbers that lie side by side in a piece.
+  static int64_t cols_of(const GgufTensor& g) { return g.turned > 0 ? std::ssize(g.rows) / g.turned : g.part[-1]; }
+  ConstTensorView stored_rows(const Piece& p) const {
+    const int64_t rows = std::ssize(p.g.rows) * p.g.part[-1] / cols_of(p.g);
+    return {index_.files[0].bytes().data() + p.begin, DType::u8, {rows, p.bytes / rows}, {}};
+  }
+  // Blocks of codes that are one kind in all pieces stay blocks; else the pieces are numbers, in f32 where they differ.
+  void put_together(const std::string& name, const std::vector<Piece>& pieces) {
+    const GgufTensor& g = pieces.front().g;
+    const gguf::BlockType& type = *pieces.front().type;
+    bool one_type = true, same = true, turned = false;
+    const Packing* packing = nullptr;
+    int64_t bytes = 0;
+    for (const Piece& p : pieces) {
+      bytes += p.bytes;
+      one_type &= p.type == &type;
+      same &= one_type;
+      turned |= p.g.turned > 0;
+      packing = type.plain || !same ? nullptr : gguf_packing_of(type, stored_rows(p));
+      same &= type.plain || packing;
+    }
+    const int64_t cols = g.part[-1];
+    if (same && !type.plain && !turned) {
+      TensorInfo info{linear_of(name) + '.' + std::string(type.name),
+                      DType::u8,
+                      {g.of, gguf::row_bytes(type, cols)},
+                      0,
+                      pieces.front().begin,
+                      bytes};
+      info.stored = type.name;
+      makers_[info.name] = [rows = views_of(pieces), pieces, of = g.of, shape = info.shape] {
+        Tensor all = Tensor::host(DType::u8, shape);
+        for (size_t i = 0; i < pieces.size(); ++i) put_rows(all.view(), rows[i], pieces[i].g.rows, of);
+        return all;
+      };
+      quantization_.linears[linear_of(name)] = {.packing = packing, .spec = *type.grid};
+      index_.tensors[info.name] = info;
+      return;
+    }
+    TensorInfo info{name, same && type.plain ? *type.plain : DType::f32, g.part, 0, pieces.front().begin, bytes};
+    if (one_type && !type.plain) info.stored = type.name;
+    makers_[name] = [rows = views_of(pieces), pieces, dtype = info.dtype, part = g.part] {
+      Tensor all = Tensor::host(dtype, part);
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const GgufTensor& p = pieces[i].g;
+        const int64_t each = cols_of(p);
+        Tensor values = numbers_of(*pieces[i].type, rows[i], each, dtype);
+        if (p.turned > 0) values = turned_blocks(values, p.turned, part[-1], each);
+        put_rows(all.view(), values, p.rows, p.of);
+      }
+      return all;
+    };
+    index_.tensors[name] = info;
+  }
+  std::vector<ConstTensorView> views_of(const std::vector<Piece>& pieces) const {
+    std::vector<ConstTensorView> out;
+    for (const Piece& p : pieces) out.push_back(stored_rows(p));
+    return out;
+  }
+  static Tensor numbers_of(const gguf::BlockType& type, ConstTensorView rows, int64_t cols, DType dtype) {
+    if (!type.plain) return gguf::decode(type, rows, cols);
+    const ConstTensorView plain{rows.data, *type.plain, {rows.bytes() / bytes_of(*type.plain)}, {}};
+    return *type.plain == dtype ? clone_host(plain) : float_values(plain);
+  }
+
   static std::string linear_of(const std::string& weight) { return weight.substr(0, weight.rfind('.')); }
 
   void add(const GgufTensor& g, const FileTensor& t, const std::string& name, int64_t begin, int64_t bytes) {
@@ -112,6 +192,7 @@ class Assembly {
   std::string where_;
   CheckpointIndex index_;
   std::map<std::string, const FileTensor*> found_;
+  std::map<std::string, std::vector<Piece>> pieces_;
   std::set<std::string> expected_;
   WeightStore::Makers makers_;
   QuantizationSummary quantization_;
@@ -156,6 +237,7 @@ Checkpoint open_gguf(const fs::path& path) {
   ModelSpec spec = build_spec(config);
   Assembly assembly(path, std::move(file), parsed);
   for (const GgufTensor& g : gguf_tensors(spec)) assembly.take(g);
+  assembly.put_together();
   assembly.refuse_unknown();
   if (!assembly.complaints().empty()) fail(ErrorKind::checkpoint, join(assembly.complaints(), "\n"));
   QuantizationSummary quantization = std::move(assembly.quantization());

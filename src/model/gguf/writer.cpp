@@ -1,10 +1,10 @@
-#include "src/model/gguf_writer.h"
+#include "src/model/gguf/writer.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "src/model/gguf_config.h"
-#include "src/model/gguf_names.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/names.h"
 
 namespace fewbit {
 namespace {
@@ -57,7 +57,11 @@ class Writing {
     return gguf::block_type_of(stored ? stored->dtype : c_.store.get(part).dtype);
   }
   // Embedding and head; routers are small and decide much.
-  static bool is_matrix(const GgufTensor& g) { return g.name == "token_embd.weight" || g.name == "output.weight"; }
+  static bool is_matrix(const GgufTensor& g) {
+    for (const char* name : {"token_embd", "output", "per_layer_token_embd", "per_layer_model_proj"})
+      if (g.name == std::string(name) + ".weight") return true;
+    return false;
+  }
 
   Tensor content(const std::string& part, const gguf::BlockType& type) const {
     if (const auto it = given_.find(part); it != given_.end()) return it->second.bytes();
@@ -71,6 +75,10 @@ class Writing {
     const auto one = [&](const std::string& part) {
       Tensor t = content(part, type);
       constexpr auto kTo = GgufDirection::to_gguf;
+      if (g.of > 0) {
+        t = picked_rows(t, g.rows, g.of);
+        return g.turned > 0 ? turned_blocks(t, g.turned, std::ssize(g.rows) / g.turned, g.part[-1]) : std::move(t);
+      }
       if (g.computed()) t = computed_values(g, t, kTo);
       if (!g.rows.empty()) t = reordered(t, g.rows, kTo);
       return g.runs.empty() ? std::move(t) : reordered_runs(t, g.runs, gguf::tensor_bytes(type, {g.run}), kTo);

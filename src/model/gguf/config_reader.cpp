@@ -2,12 +2,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "src/core/strings.h"
 #include "src/model/family.h"
-#include "src/model/gguf_config.h"
+#include "src/model/gguf/config.h"
+#include "src/model/gguf/keys.h"
 
 namespace fewbit {
 namespace {
@@ -18,17 +20,16 @@ using nlohmann::json;
 class MetadataReader {
  public:
   MetadataReader(const gguf::File& f, const GgufRopeFactors& rope_factors)
-      : file_(f),
-        m_(f.metadata),
-        arch_(m_.text("general.architecture")),
-        experts_(get("expert_count", 0)),
-        of_(gguf_family_named(arch_, experts_ > 0, get("attention.sliding_window", 0) > 0,
-                              m_.where())),  // before keys of an unknown one are missed
+      : m_(f.metadata),
+        of_(gguf_family_named(m_)),  // before keys of an unknown one are missed
         family_(of_.gguf),
+        k_{f, family_, m_.text("general.architecture"), 0},
+        arch_(k_.arch),
+        experts_(get("expert_count", 0)),
         heads_(get("attention.head_count")),
         hidden_(get("embedding_length")),
         head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
-        layers_(get("block_count")),
+        layers_(k_.layers = get("block_count")),
         factors_(rope_factors) {}
 
   json config() const {
@@ -38,18 +39,19 @@ class MetadataReader {
     json c = {{"architectures", {class_name}},
               {"model_type", model_type_of(class_name)},
               {"hidden_size", hidden_},
-              {"intermediate_size", get("feed_forward_length")},
+              {"intermediate_size", k_.most("feed_forward_length", 0)},
               {"num_hidden_layers", layers_},
               {"num_attention_heads", heads_},
-              {"num_key_value_heads", get("attention.head_count_kv", heads_)},
+              {"num_key_value_heads", k_.most("attention.head_count_kv", heads_)},
               {"head_dim", head_dim_},
               {"max_position_embeddings", get("context_length")},
-              {"rms_norm_eps", m_.number(key("attention.layer_norm_rms_epsilon"))},
+              {std::string(family_.epsilon), epsilon()},
               {"vocab_size", embed->rows()},
               {"attention_bias", tensor("blk.0.attn_output.bias") != nullptr},
               {"mlp_bias", tensor("blk.0.ffn_down.bias") != nullptr},
               {"tie_word_embeddings", tensor("output.weight") == nullptr},
               {std::string(family_.activation_key), std::string(family_.activation)}};
+    c[std::string(family_.mlp_width)] = c["intermediate_size"];
     for (const auto& [name, from] :
          {std::pair{"bos_token_id", "tokenizer.ggml.bos_token_id"}, {"eos_token_id", "tokenizer.ggml.eos_token_id"}})
       if (m_.has(from)) c[name] = m_.integer(from);
@@ -59,7 +61,8 @@ class MetadataReader {
     if (experts_ > 0) put_experts(c);
     if (family_.delta_net) put_delta_net(c);
     for (const GgufPresence& p : family_.presence)
-      if (!p.key.empty()) c[std::string(p.key)] = tensor(std::string(p.tensor)) != nullptr;
+      if (!p.key.empty()) c[std::string(p.key)] = k_.has_tensor(p.tensor);
+    c.merge_patch(json::parse(layers_from_gguf(k_)));
     if (!family_.config.empty()) c.update(json::parse(family_.config));
     return c;
   }
@@ -72,13 +75,13 @@ class MetadataReader {
     while (family.classes[at].name != class_name) ++at;
     return family.model_types[at].empty() ? family.model_types[0] : family.model_types[at];
   }
-  std::string key(const std::string& name) const { return arch_ + "." + name; }
-  int64_t get(const std::string& name) const { return m_.integer(key(name)); }
-  int64_t get(const std::string& name, int64_t fallback) const { return m_.integer(key(name), fallback); }
-  const gguf::FileTensor* tensor(const std::string& name) const {
-    const auto it = std::find_if(file_.tensors.begin(), file_.tensors.end(),
-                                 [&](const gguf::FileTensor& t) { return t.name == name; });
-    return it == file_.tensors.end() ? nullptr : &*it;
+  std::string key(const std::string& name) const { return k_.key(name); }
+  int64_t get(const std::string& name) const { return k_.get(name); }
+  int64_t get(const std::string& name, int64_t fallback) const { return k_.get(name, fallback); }
+  const gguf::FileTensor* tensor(const std::string& name) const { return k_.tensor(name); }
+  double epsilon() const {
+    const std::string layer = key("attention.layer_norm_epsilon"), rms = key("attention.layer_norm_rms_epsilon");
+    return m_.number(family_.layer_norms && m_.has(layer) ? layer : rms);
   }
 
   // Keys of rotary scaling that would change the frequencies and are not understood.
@@ -100,15 +103,14 @@ class MetadataReader {
       put_long_rope(rope);
       return rope;
     }
-    refuse_other_scaling({"type", "factor", "original_context_length", "finetuned"});
+    refuse_other_scaling({"type", "factor", "original_context_length", "finetuned", "yarn_log_multiplier"});
     if (two_tables)
       fail(ErrorKind::unsupported, fmt::format("{}: {} beside {} scaling, in architecture {}", m_.where(),
                                                factors_.begin()->first, type, arch_));
     if (type == "linear" || type == "yarn") {
       rope["rope_type"] = type;
       rope["factor"] = m_.number(key("rope.scaling.factor"));
-      if (type == "yarn") rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
-      if (type == "yarn" && family_.untruncated_yarn) rope["truncate"] = false;
+      if (type == "yarn") put_yarn(rope);
     } else if (type != "none") {
       fail(ErrorKind::unsupported, fmt::format("{}: {}: found \"{}\"; supported: none, linear, yarn", m_.where(),
                                                key("rope.scaling.type"), type));
@@ -118,10 +120,38 @@ class MetadataReader {
         fail(ErrorKind::unsupported, fmt::format("{}: rope_freqs.weight in architecture {}", m_.where(), arch_));
       if (type != "none")
         fail(ErrorKind::unsupported, fmt::format("{}: rope_freqs.weight beside {} scaling", m_.where(), type));
-      rope["rope_type"] = "factors";
-      rope["factors"] = factors_.at(kRopeFreqs);
+      put_divisors(rope);
     }
     return rope;
+  }
+
+  void put_yarn(json& rope) const {
+    rope["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
+    if (family_.untruncated_yarn) rope["truncate"] = false;
+    if (family_.scaled_queries) rope["llama_4_scaling_beta"] = m_.number(key("attention.temperature_scale"), 0);
+    const double all = m_.number(key("rope.scaling.yarn_log_multiplier"), 0);
+    if (all == 0 || family_.yarn_log == 0) return;
+    // Rounded: the file has an f32 of a product.
+    const double each = std::round(all / static_cast<double>(family_.yarn_log) * 1e6) / 1e6;
+    rope["mscale_all_dim"] = each;
+    rope["mscale"] = family_.yarn_follows ? each : 1;
+  }
+
+  // Ones, then divisors of frequencies that are 0: the first pairs turn, with the frequencies of all.
+  void put_divisors(json& rope) const {
+    const std::vector<float>& divisors = factors_.at(kRopeFreqs);
+    const auto still = [](float d) { return d >= kStill / 10; };
+    const auto first = std::find_if(divisors.begin(), divisors.end(), still);
+    const auto one = [](float d) { return d == 1; };
+    if (family_.sliding_heads && std::all_of(divisors.begin(), first, one) &&
+        std::all_of(first, divisors.end(), still)) {
+      rope["rope_type"] = "proportional";
+      rope["partial_rotary_factor"] =
+          static_cast<double>(first - divisors.begin()) / static_cast<double>(divisors.size());
+      return;
+    }
+    rope["rope_type"] = "factors";
+    rope["factors"] = divisors;
   }
 
   void put_long_rope(json& rope) const {
@@ -142,7 +172,7 @@ class MetadataReader {
   json rotation() const {
     json rope = scaled_rotation();
     const int64_t features = get("rope.dimension_count", head_dim_);
-    if (features != head_dim_) {
+    if (features != head_dim_ && !family_.latent.used) {
       if (!family_.partial_rotary)
         fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {} (the size of a head), found {}", m_.where(),
                                                  key("rope.dimension_count"), head_dim_, features));
@@ -163,6 +193,7 @@ class MetadataReader {
       fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {} as in {}, found {}", m_.where(),
                                                key("rope.freq_base_swa"), base, key("rope.freq_base"), sliding));
     c["rope_parameters"] = all;
+    if (family_.chunk > 0) c["floor_scale"] = c["attention_chunk_size"] = family_.chunk;
     if (m_.has(key("rope.scaling.original_context_length")))
       c["original_max_position_embeddings"] = get("rope.scaling.original_context_length");
   }
@@ -235,16 +266,18 @@ class MetadataReader {
     };
     put(e.count, experts_);
     put(e.used, get("expert_used_count"));
-    put(e.width, get("expert_feed_forward_length", get("feed_forward_length")));
+    put(e.width, get("expert_feed_forward_length", k_.most("feed_forward_length", 0)));
     put(e.renormalised, e.norm_key ? m_.flag(key("expert_weights_norm"), false) : e.renormalise);
+    if (e.without_head_norms > 0) c["use_qk_norm"] = experts_ != e.without_head_norms;
+    put(e.step, get("interleave_moe_layer_step", 1));
     const double scaling = m_.number(key("expert_weights_scale"), 1);
     put(e.scaling, scaling == 0 ? 1 : scaling);  // 0 is none
     put(e.dense_layers, get("leading_dense_block_count", 0));
     put(e.shared_count, get("expert_shared_count", 0));
-    put(e.shared_width, get("expert_shared_feed_forward_length", get("feed_forward_length")));
-    if (e.norm_key && get("expert_group_count", 1) > 1) {
-      c["n_group"] = get("expert_group_count");
-      c["topk_group"] = get("expert_group_used_count");
+    put(e.shared_width, get("expert_shared_feed_forward_length", k_.most("feed_forward_length", 0)));
+    if (e.norm_key || e.scale_key) {
+      put(e.groups, get("expert_group_count", 1));
+      c["topk_group"] = get("expert_group_used_count", 1);
     }
     expect("expert_gating_func", e.score_key ? gating_function(e.score) : 0, 0);
     expect("interleave_moe_layer_step", e.step_key ? 1 : 0, 1);
@@ -257,12 +290,12 @@ class MetadataReader {
     fail(ErrorKind::unsupported, fmt::format("{}: {}: expected {}, found {}", m_.where(), key(name), wanted, found));
   }
 
-  const gguf::File& file_;
   const gguf::Metadata& m_;
-  std::string arch_;
-  int64_t experts_;
   const Family& of_;
   const GgufFamily& family_;
+  GgufKeys k_;
+  std::string arch_;
+  int64_t experts_;
   int64_t heads_, hidden_, head_dim_, layers_;
   const GgufRopeFactors& factors_;
 };

@@ -20,6 +20,8 @@ using GgufRopeFactors = std::map<std::string, std::vector<float>>;
 inline constexpr const char* kRopeFreqs = "rope_freqs.weight";
 inline constexpr const char* kRopeLong = "rope_factors_long.weight";
 inline constexpr const char* kRopeShort = "rope_factors_short.weight";
+// The divisor of a frequency that is 0, as files have it.
+inline constexpr float kStill = 1e30f;
 GgufRopeFactors gguf_rope_factors(const ConfigView&, const ModelSpec&);
 
 // A config.json as Hugging Face would write it, from metadata, the shapes of the tensors, and the rope factors that the

@@ -1,10 +1,11 @@
-#include "src/model/gguf_family.h"
+#include "src/model/gguf/family.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <vector>
 
+#include "formats/gguf/metadata.h"
 #include "src/core/error.h"
 #include "src/model/family.h"
 
@@ -30,11 +31,22 @@ const GgufFamily& gguf_family_of(const ModelSpec& spec) {
                                            known([](const Family& f) { return f.name(); })));
 }
 
-const Family& gguf_family_named(const std::string& architecture, bool experts, bool windows, const std::string& where) {
-  for (const Family* f : families())
-    if (f->gguf.arch == architecture && f->gguf.has_experts == experts && (windows || !f->gguf.windows_tell)) return *f;
+const Family& gguf_family_named(const gguf::Metadata& m) {
+  const std::string architecture = m.text("general.architecture");
+  const auto key = [&](std::string_view name) { return architecture + "." + std::string(name); };
+  const bool experts = m.integer(key("expert_count"), 0) > 0,
+             windows = m.integer(key("attention.sliding_window"), 0) > 0;
+  const auto tells = [&](const GgufTell& t) {
+    return t.key.empty() || (m.has(key(t.key)) && (t.value == 0 || m.integer(key(t.key)) == t.value));
+  };
+  for (const Family* f : families()) {
+    const GgufFamily& g = f->gguf;
+    if (!g.arch.empty() && g.arch_of(experts) == architecture &&
+        (g.has_experts == experts || (g.dense_too && !experts)) && (windows || !g.windows_tell) && tells(g.tell))
+      return *f;
+  }
   fail(ErrorKind::unsupported,
-       fmt::format("{}: general.architecture: found \"{}\"{}; known: {}", where, architecture,
+       fmt::format("{}: general.architecture: found \"{}\"{}; known: {}", m.where(), architecture,
                    experts ? " with experts" : "", known([](const Family& f) { return f.gguf.arch; })));
 }
 
