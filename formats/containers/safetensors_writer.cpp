@@ -195,8 +195,9 @@ class Writer final : public CheckpointWriter {
     shard_.clear();
     spooled_ = 0;
     spool_.reset();
-    std::error_code ignored;
-    if (!spool_path_.empty()) fs::remove(spool_path_, ignored);
+    std::error_code ec;
+    if (!spool_path_.empty()) fs::remove(spool_path_, ec);
+    if (ec) fail(ErrorKind::io, spool_path_.string() + ": cannot be removed: " + ec.message());
   }
 
   static void rename(const fs::path& from, const fs::path& to) {

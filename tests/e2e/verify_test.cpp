@@ -44,7 +44,7 @@ TEST_F(Verify, FindsEveryFlippedBitAndNamesIt) {
   std::mt19937_64 rng(1);
   int found = 0, all = 0;
   for (const char* how : {"rtn", "rtn --format gptq --shard-size 1MB", "fp8", "rtn --format gguf:q4_k",
-                          "rtn w8a8 --format compressed-tensors"}) {
+                          "'rtn w8a8' --format compressed-tensors"}) {
     done("quantize " + std::string(how) + " " + kDemo + " out --device cpu");
     EXPECT_TRUE(files_of("out").problems.empty() && files_of("out").warnings.empty()) << how;
     std::vector<std::string> names_in;

@@ -157,6 +157,10 @@ int run(const char* program, int argc, char** argv) {
   } catch (const Error& e) {
     return report_failure(launch, program, e.what(), e.exit_code());
   } catch (const std::bad_alloc&) {
+    if (launch.alone()) {  // by what asks for no memory
+      std::fprintf(stderr, "%s: out of host memory\n", program);
+      return 1;
+    }
     return report_failure(launch, program, "out of host memory", 1);
   } catch (const std::system_error& e) {
     if (e.code() == std::error_code(EPIPE, std::generic_category())) return kPipeClosed;

@@ -28,7 +28,7 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
   squared_error(ex, full, {}, rows);
   const double signal = sum_of(ex, rows);
   squared_error(ex, full, rounded, rows);
-  return signal > 0 ? std::sqrt(sum_of(ex, rows) / signal) : 0;
+  return signal <= 0 ? 0 : std::sqrt(sum_of(ex, rows) / signal);  // NaN stays NaN
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
   };
   const double energy = total({}), error = total(taken);
   record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
-  record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
+  record.rel_error = energy <= 0 ? 0 : std::sqrt(error / energy);
   if (!stats) return;
   if (rounding && stats->sample) {
     record.rel_error = output_error(ex, w, values, *rounding, stats->sample);
@@ -55,7 +55,7 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
     return rows.sum_of(ex, by_row);
   };
   const double signal = output(zero);
-  record.rel_error = signal > 0 ? std::sqrt(std::max(0.0, output(taken)) / signal) : 0;
+  record.rel_error = signal <= 0 ? 0 : std::sqrt(std::max(output(taken), 0.0) / signal);  // NaN stays NaN
 }
 
 void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
