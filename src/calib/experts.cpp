@@ -46,14 +46,15 @@ std::vector<int> starved_of(const Moe& op, const std::vector<int64_t>& tokens) {
 }
 
 ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights, EachRouted each, bool cross,
-                           int at_once, const Ranks& ranks)
+                           int at_once, const Ranks& ranks, Hold hold)
     : ex_(ex),
       op_(op),
       weights_(weights),
       each_(std::move(each)),
       cross_(cross),
       at_once_(std::max(1, at_once)),
-      ranks_(ranks) {
+      ranks_(ranks),
+      hold_(std::move(hold)) {
   each_([&](ConstTensorView, ConstTensorView, ConstTensorView routed) {
     count_tokens(ex_, op_, weights_, routed, tokens_);
   });
@@ -181,8 +182,11 @@ InputStats ExpertInputs::of_input(int expert, const InputRounding& rounding) {
 
 ExpertInputs::Wave ExpertInputs::activations(int first, int last, const InputRounding& rounding,
                                              const LinearOf& quantized) {
-  return observe(first, last, op_.down.in_features, rounding,
-                 [&](const RowsOf& see) { show_activations(first, last, quantized, see); });
+  if (hold_) hold_(first, last);
+  Wave wave = observe(first, last, op_.down.in_features, rounding,
+                      [&](const RowsOf& see) { show_activations(first, last, quantized, see); });
+  if (hold_) hold_(0, 0);
+  return wave;
 }
 
 // The sums of an expert that another rank looked at.
@@ -225,6 +229,7 @@ ExpertInputs::Layer ExpertInputs::all_activations(const InputRounding& rounding,
 
 void ExpertInputs::look_at_activations(int expert, const InputRounding& rounding, const LinearOf& quantized) {
   inputs_.reset();
+  all_inputs_.reset();
   if (any_below(op_.down.in_features) && !(all_activations_ && all_activations_->rounding == rounding)) {
     activations_.reset();
     all_activations_ = all_activations(rounding, quantized);

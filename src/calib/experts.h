@@ -12,6 +12,8 @@
 // Experts are looked at in waves: as many at a time as their sums have room for. Every wave sees all chunks of the
 // input once; an expert's rows are cut again at kGramChunk of its own, so that the sums do not depend on the waves.
 //
+// Where the weights of all experts have no room either, those of a wave come with it.
+//
 // Of several ranks each looks at experts of its own, dealt in turn; all are shown all rows.
 #include <functional>
 #include <optional>
@@ -30,12 +32,15 @@ class ExpertInputs {
   // data == nullptr), and what the router reads of it in the quantized one. As EachChunk, it can be asked again.
   using Show = std::function<void(ConstTensorView x, ConstTensorView x_full, ConstTensorView routed)>;
   using EachRouted = std::function<void(const Show&)>;
+  // Has gate and up of experts [first, last) that this rank owns in memory, in all streams, and lets go of all others.
+  using Hold = std::function<void(int first, int last)>;
 
   // `each` shows the op's input [.., hidden], of both streams where `cross`.
   // `weights`: the router, and where activations are asked for the linears of the unquantized stream. Both must stay
-  // while this lives. `at_once`: experts of a wave that a rank looks at.
+  // while this lives. `at_once`: experts of a wave that a rank looks at. `hold`: where weights come with the waves;
+  // called by all ranks.
   ExpertInputs(Exec&, const Moe&, const BlockWeights& weights, EachRouted each, bool cross, int at_once,
-               const Ranks& = one_process());
+               const Ranks& = one_process(), Hold hold = {});
 
   std::vector<int64_t> tokens() const { return tokens_; }  // seen by each expert
   std::vector<int> starved() const;                        // experts that borrow for one of their linears
@@ -84,6 +89,7 @@ class ExpertInputs {
   bool cross_;
   int at_once_;
   const Ranks& ranks_;
+  Hold hold_;
   std::vector<int64_t> tokens_{};
   std::optional<Wave> inputs_{}, activations_{};
   std::optional<Layer> all_inputs_{}, all_activations_{};

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "kernels/model/cast.h"
 #include "src/calib/cuts.h"
 #include "src/model/op_slots.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 
@@ -37,6 +39,7 @@ void Stream::begin_block(const std::vector<BlockOp>& ops) {
   std::erase_if(stored_, [&](const auto& entry) { return !alive_before(ops, 0, entry.first); });
   ops_ = &ops;
   base_ = 0;
+  sums_.clear();
   entering_.reset();
   keeps_entering_ = false;
 }
@@ -105,6 +108,7 @@ void Stream::moved(size_t cut) {
   }
   next_.clear();
   base_ = cut;
+  std::erase_if(sums_, [&](const auto& entry) { return entry.first < cut; });
   std::erase_if(stored_, [&](const auto& entry) { return !alive_before(*ops_, cut, entry.first); });
 }
 
@@ -132,6 +136,28 @@ void Stream::release_after(size_t index) {
     }
 }
 
+void Stream::add_experts(int64_t chunk, size_t op, const BlockWeights& weights, int first, int last) {
+  Exec& ex = store_.exec();
+  const Moe& moe = std::get<Moe>((*ops_)[op]);
+  States& sums = sums_.try_emplace(op, store_, chunks_, DType::f32, moe.hidden).first->second;
+  const Tensor sum = ex.alloc_zeros(DType::f32, {chunks_.rows(chunk), moe.hidden});
+  if (first > 0) sums.get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), sum);
+  sums.expect(chunk + 1);
+  const Routing routing = route_tokens(ex, moe, weights, activations_[moe.routed()]);
+  fewbit::add_experts(ex, moe, weights, routing, activations_[moe.in], first, last, sum);
+  sums.put(chunk, sum);
+}
+
+// What a mixture answers, where it was summed before.
+bool Stream::take_sums(int64_t chunk, size_t op) {
+  const auto found = sums_.find(op);
+  if (found == sums_.end()) return false;
+  const Tensor sum = store_.exec().alloc(DType::f32, {chunks_.rows(chunk), found->second.features()});
+  found->second.get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), sum);
+  cast(store_.exec(), sum, activations_[std::get<Moe>((*ops_)[op]).out]);
+  return true;
+}
+
 const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& weights, const RopeTables& ropes,
                                  std::optional<size_t> cut, const Watch& watch) {
   const int64_t rows = chunks_.rows(chunk);
@@ -142,7 +168,7 @@ const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& w
     if (cut == i && i > base_) save(chunk, i);
     if (watch) watch(i, activations_);
     allocate_for(i, rows);
-    run_op(store_.exec(), (*ops_)[i], weights, ropes, layout, activations_);
+    if (!take_sums(chunk, i)) run_op(store_.exec(), (*ops_)[i], weights, ropes, layout, activations_);
     release_after(i);
   }
   if (cut == to && to > base_) save(chunk, to);

@@ -41,6 +41,9 @@ class Stream {
   // stores what is alive in front of op `cut`, when that is given.
   const Activations& bring(int64_t chunk, size_t to, const BlockWeights&, const RopeTables&,
                            std::optional<size_t> cut = {}, const Watch& watch = {});
+  // Adds what experts [first, last) of the mixture `op` make of the chunk that was just brought in front of it. Begins
+  // with expert 0 and goes in order; once all experts were added, a pass takes the sums in the place of the experts.
+  void add_experts(int64_t chunk, size_t op, const BlockWeights&, int first, int last);
   // Every chunk was brought past `cut`: the next passes begin there.
   void moved(size_t cut);
   size_t base() const { return base_; }
@@ -51,6 +54,7 @@ class Stream {
  private:
   bool written_between(size_t begin, size_t end, Slot) const;
   void load(int64_t chunk, size_t to);
+  bool take_sums(int64_t chunk, size_t op);
   void save(int64_t chunk, size_t at);
   void allocate_for(size_t index, int64_t rows);
   void release_after(size_t index);
@@ -65,6 +69,7 @@ class Stream {
   bool keeps_entering_ = false;
   std::map<Slot, States> stored_{}, next_{};  // at the last cut, and at the one that chunks are passing
   std::optional<States> entering_{};
+  std::map<size_t, States> sums_{};     // of mixtures by op, f32: what their experts answer
   std::array<Tensor, kSlots> slots_{};  // memory of the chunk at hand
   Activations activations_{};
   std::vector<Tensor> choices_{};  // of keys: by chunk where later blocks look at them too, else one for all

@@ -165,6 +165,20 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
   return g;
 }
 
+void add_experts(Exec& ex, const Moe& op, const BlockWeights& weights, const Routing& routing, ConstTensorView x,
+                 int first, int last, TensorView sum) {
+  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
+  for (int e = first; e < last; ++e) {
+    if (routing.tokens(e) == 0) continue;
+    const ConstTensorView rows = routing.rows_of(e);
+    const Tensor act = expert_activation(ex, op, e, linear, expert_rows(ex, routing, e, x));
+    const Tensor y = ex.alloc(x.dtype, {rows.numel(), op.hidden});
+    apply(ex, linear(op.of_expert(op.down, e).name), act, y);
+    const size_t i = static_cast<size_t>(e);
+    scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
+  }
+}
+
 void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
              TensorView out, RankSums* ranks) {
   if (const auto few = weights.few_experts.find(op.expert_name);
@@ -176,16 +190,7 @@ void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorVi
   }
   const Routing routing = route_tokens(ex, op, weights, routed, ranks);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
-  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
-  for (int e = op.own_begin; e < op.last_own(); ++e) {
-    if (routing.tokens(e) == 0) continue;
-    const ConstTensorView rows = routing.rows_of(e);
-    const Tensor act = expert_activation(ex, op, e, linear, expert_rows(ex, routing, e, x));
-    const Tensor y = ex.alloc(x.dtype, {rows.numel(), op.hidden});
-    apply(ex, linear(op.of_expert(op.down, e).name), act, y);
-    const size_t i = static_cast<size_t>(e);
-    scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
-  }
+  add_experts(ex, op, weights, routing, x, op.own_begin, op.last_own(), sum);
   if (!op.all_own()) ranks->add_up(ex, sum);
   cast(ex, sum, out);
 }

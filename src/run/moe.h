@@ -33,6 +33,10 @@ Tensor expert_activation(Exec&, const Moe&, int expert, const LinearByName& of, 
 // Rows of x [tokens, features] that stand in `rows`, in a new tensor.
 Tensor gather_rows(Exec&, ConstTensorView x, ConstTensorView rows);
 
+// Adds what experts [first, last) make of x [tokens, hidden], weighted, to `sum` [tokens, hidden] f32, in the order of
+// their numbers. Experts by and by give the bits of all at once.
+void add_experts(Exec&, const Moe&, const BlockWeights&, const Routing&, ConstTensorView x, int first, int last,
+                 TensorView sum);
 // out = the weighted sum of the experts; out may be x. Summed in f32 in the order of the experts' numbers.
 // `routed` is what the router reads. Of several ranks each sums its own, then those sums are summed in their order.
 void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out,

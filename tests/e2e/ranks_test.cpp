@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "src/core/stopwatch.h"
+#include "src/model/synth/synth.h"
 #include "tests/support/command_test.h"
 #include "tests/support/mpirun.h"
 
@@ -90,6 +91,28 @@ TEST_P(ExpertsOnRanks, WriteTheSameBytes) {
 }
 INSTANTIATE_TEST_SUITE_P(Recipes, ExpertsOnRanks,
                          ::testing::Values("gptq", "rtn", "awq --effort quick", "'gptq w8a8' --acts tensor"));
+
+// The smallest limit that a refusal names, and a little for what ranks send each other.
+TEST_F(QuantizeOnRanks, ExpertsWhoseWeightsComeInWaves) {
+  done("convert synth --preset tiny-moe tiny");
+  Json config = Json::parse(std::ifstream(dir / "tiny/config.json"));
+  config["num_experts"] = 24;
+  config["moe_intermediate_size"] = 256;
+  config["num_hidden_layers"] = 1;
+  synthesize(dir / "model", {.config = config.dump()}, {});
+  const std::string arguments = "'gptq int4 g64 effort=quick' model", calibration = ids(12, 128);
+  const auto memory_at = [&](int64_t mib) {
+    const ProcessResult r =
+        run(fmt::format("quantize plan {}{}--host-memory {}MiB --json -", arguments, calibration, mib));
+    return Json::parse(r.out).at("memory");
+  };
+  const int64_t limit = (memory_at(1).at("least_host_bytes").get<int64_t>() >> 20) + 3;
+  EXPECT_TRUE(memory_at(limit).at("experts_in_waves").get<bool>());
+  const std::string one = written(1, arguments, "one", calibration);
+  const std::string limited = fmt::format("{}--max-host-memory {}MiB ", calibration, limit);
+  for (const int ranks : {1, 2, 3})
+    EXPECT_TRUE(written(ranks, arguments, fmt::format("on{}", ranks), limited) == one) << ranks << " ranks";
+}
 
 // Kills rank 1 when the second block is sealed: all end, and the run goes on with another number of ranks.
 TEST_F(QuantizeOnRanks, KilledAndResumedOnAnotherNumber) {

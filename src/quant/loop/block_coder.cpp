@@ -80,18 +80,24 @@ void BlockCoder::for_each(const Group& group,
 }
 
 void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& observed,
-                          std::map<std::string, Linear>& replaced) {
+                          std::map<std::string, Linear>* replaced) {
   const float shared = restores() ? 0 : shared_absmax(items);
+  if (!runs_) replaced = nullptr;
   for_each({items, observed}, [&](const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
-    DenseLinear dense;
-    if (restores())
-      dense = restore(p);
-    else if (p.blocks)
-      dense.weight = encode(def, p, stats);
-    else
-      dense = take(code(def, p, stats, shared, RowShare(ex_, ranks_, p.linear.out, p.recipe.spec)));
-    if (runs_) replaced.emplace(def.name, std::move(dense));
+    if (restores()) {
+      if (replaced) replaced->emplace(def.name, restore(p));
+    } else if (p.blocks) {
+      const Tensor values = encode(def, p, stats);
+      if (replaced) replaced->emplace(def.name, DenseLinear{.weight = on_device(values)});
+    } else {
+      take(code(def, p, stats, shared, RowShare(ex_, ranks_, p.linear.out, p.recipe.spec)), replaced);
+    }
   });
+}
+
+DenseLinear BlockCoder::again(const LinearDef& def) {
+  background_.wait();
+  return restore(plan_of(def));
 }
 
 std::optional<InputRounding> BlockCoder::apart(const std::vector<Group>& groups) const {
@@ -109,7 +115,7 @@ std::optional<InputRounding> BlockCoder::apart(const std::vector<Group>& groups)
 }
 
 void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::function<void(size_t first)>& next,
-                                std::map<std::string, Linear>& replaced) {
+                                std::map<std::string, Linear>* replaced) {
   const auto ranks = static_cast<size_t>(ranks_.size()), rank = static_cast<size_t>(ranks_.rank());
   for (size_t first = 0; first < groups.size(); first += ranks) {
     next(first);
@@ -129,8 +135,7 @@ void BlockCoder::quantize_apart(const std::vector<Group>& groups, const std::fun
         if (r == rank) coded = std::move(mine.front()), mine.pop_front();
         coded.linear.spec = p.recipe.spec;
         linear_from(ranks_, static_cast<int>(r), coded.linear, coded.record);
-        DenseLinear dense = take(std::move(coded));
-        if (runs_) replaced.emplace(def.name, std::move(dense));
+        take(std::move(coded), replaced);
       }
   }
 }
@@ -242,25 +247,33 @@ CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const
   return coded;
 }
 
-// What takes the place of a coded linear, which is packed unless it will be learned.
-DenseLinear BlockCoder::take(CodedLinear made) {
+// A coded linear and what takes its place, where that is wanted. It is packed unless it will be learned.
+void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced) {
   CodedLinear& coded = block_->coded.emplace_back(std::move(made));
-  DenseLinear dense = dense_of(coded.linear);
+  if (replaced && runs_) replaced->emplace(coded.name, dense_of(coded.linear));
   if (!learning_) pack(coded);
-  return dense;
 }
 
-// What takes the place of a linear that is sealed.
+TensorSource BlockCoder::packed() const {
+  return [this](const std::string& name) {
+    for (const NamedTensor& t : block_->packed)
+      if (t.name == name) return ConstTensorView(t.tensor);
+    return ConstTensorView{};
+  };
+}
+
+// What takes the place of a linear whose bytes were made.
 DenseLinear BlockCoder::restore(const PlannedLinear& p) {
   DenseLinear dense;
   if (!runs_) return dense;
   std::optional<double> input_scale;
-  if (!restored_) {
+  const TensorSource from = restores() ? restored() : packed();
+  if (ranks_.rank() != 0) {
     dense.weight = ex_.alloc(job_.dtype, {p.linear.out, p.linear.in});
   } else if (p.blocks) {
-    dense.weight = on_device(decode_blocks(p, restored()));
+    dense.weight = on_device(decode_blocks(p, from));
   } else {
-    const QuantizedLinear q = p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, restored());
+    const QuantizedLinear q = p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, from);
     dense.weight = std::move(dense_of(q).weight);
     input_scale = q.input_scale;
   }
@@ -271,7 +284,7 @@ DenseLinear BlockCoder::restore(const PlannedLinear& p) {
   return dense;
 }
 
-// The same of a linear that the format's encoder takes: its values on the device.
+// A linear that the format's encoder takes: its values, f32 in host memory.
 Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
   const Stopwatch timer;
   const Tensor w = weight_of(p);
@@ -286,7 +299,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   need_finite(coded.record);
   if (ranks_.rank() == 0) add(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
-  return on_device(e.values);
+  return std::move(e.values);
 }
 
 // Turns the final codes into bytes and lets go of them; the record stays.
@@ -307,7 +320,6 @@ void BlockCoder::pack(CodedLinear& c) {
 
 // What takes the place of a quantized linear in the quantized stream.
 DenseLinear BlockCoder::dense_of(const QuantizedLinear& q) {
-  if (!runs_) return {};
   return {.weight = values_of(ex_, q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
 }
 

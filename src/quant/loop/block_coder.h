@@ -44,7 +44,7 @@ class BlockCoder {
   // `learning`: codes stay in reach until seal(), because they will change.
   void begin(int64_t layer, const Journal&, bool sealed, bool learning);
   bool restores() const { return restores_; }
-  TensorSource restored() const;  // of rank 0
+  TensorSource restored() const;  // of rank 0: a sealed block's tensors
 
   // Takes the weights that transforms rewrote, and writes the vectors that changed with the block.
   void rewrite(BlockF32 block);
@@ -52,8 +52,8 @@ class BlockCoder {
 
   // Quantizes linears that share one input. `observed` returns its statistics; it is called only where a method needs
   // them, once for each rounding of the input. What takes the place of the linears in the quantized stream goes into
-  // `replaced`, by relative name and without biases.
-  void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>& replaced);
+  // `replaced`, by relative name and without biases; null: nobody wants it yet.
+  void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>* replaced);
 
   // Whether the linears of these groups can be dealt to the ranks, each to be quantized by one: none is encoded or
   // restored, and the quantized ones round their input alike. That rounding; nothing where they cannot.
@@ -61,7 +61,11 @@ class BlockCoder {
   // Deals the groups to the ranks in turn. `next` is called by all before each takes its own of groups first, first + 1
   // …, as many as there are ranks.
   void quantize_apart(const std::vector<Group>&, const std::function<void(size_t first)>& next,
-                      std::map<std::string, Linear>& replaced);
+                      std::map<std::string, Linear>* replaced);
+
+  bool keeps(const LinearDef& def) const { return plan_of(def).keep; }
+  // Collective. What takes the place of a linear of the block that was quantized or is sealed, out of its bytes.
+  DenseLinear again(const LinearDef&);
 
   std::deque<CodedLinear>& coded() { return block_->coded; }
   void measure_again(CodedLinear&, const InputStats&);
@@ -80,10 +84,11 @@ class BlockCoder {
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
-  DenseLinear take(CodedLinear);
+  void take(CodedLinear, std::map<std::string, Linear>* replaced);
   void pack(CodedLinear&);
   DenseLinear dense_of(const QuantizedLinear&);
   DenseLinear restore(const PlannedLinear&);
+  TensorSource packed() const;  // of rank 0, when nothing is left in the background
   Tensor on_device(const Tensor& host_f32);
   Tensor* rewritten(const PlannedLinear&);
   Tensor weight_of(const PlannedLinear&);

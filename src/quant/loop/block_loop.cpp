@@ -54,7 +54,7 @@ Tensor BlockLoop::quantize_embedding() {
   std::map<std::string, Linear> replaced;
   ends_.quantize(
       {{.name = matrix.name, .out = Slot::x, .out_features = matrix.out, .in_features = matrix.in}},
-      [](const InputRounding&) { return std::optional<InputStats>(); }, replaced);
+      [](const InputRounding&) { return std::optional<InputStats>(); }, &replaced);
   if (replaced.empty()) return {};
   return std::move(std::get<DenseLinear>(replaced.at(matrix.name)).weight);
 }
@@ -85,6 +85,7 @@ void BlockLoop::block(int64_t layer) {
   layer_ = layer;
   learning_ = false;
   if (layer + 1 < ckpt_.spec.layers) background_.give("load", 0, [this, layer] { read_ahead(ckpt_, layer + 1); });
+  if (plan_.memory.experts_in_waves) settle();  // the tensors of one block are in memory, not those of two
   if (layer >= sealed_before_) return quantize(layer);
   if (quantized_) replay(layer);  // data-free: nothing downstream depends on this block
 }
@@ -128,6 +129,7 @@ void BlockLoop::quantize(int64_t layer) {
 void BlockLoop::enter(int64_t layer) {
   weights_ = {};
   replaced_.clear();
+  summed_.clear();
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
@@ -144,13 +146,17 @@ void BlockLoop::enter(int64_t layer) {
 // Loads the linears of ops [begin, end) that a pass is about to run and that are not there yet.
 void BlockLoop::load_linears(size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i)
-    for (const LinearDef& l : linears_of(ops()[i]))
-      if (!weights_.linears.count(l.name)) {
-        const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-        weights_.linears.emplace(
-            l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
-        release_linear(ckpt_, named.name);
-      }
+    if (!in_waves(ops()[i]))
+      for (const LinearDef& l : linears_of(ops()[i])) load(l);
+}
+
+// The linear as the unquantized stream has it.
+void BlockLoop::load(const LinearDef& l) {
+  if (weights_.linears.count(l.name)) return;
+  const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
+  weights_.linears.emplace(l.name,
+                           load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
+  release_linear(ckpt_, named.name);
 }
 
 // No pass runs the ops before `end` again.
@@ -178,10 +184,13 @@ void BlockLoop::swap_replaced() {
 // A place in the block for what the quantized stream has instead of linears that were never loaded: their biases stay.
 void BlockLoop::load_biased(size_t op) {
   for (const LinearDef& l : linears_of(ops()[op]))
-    if (replaced_.count(l.name) && !weights_.linears.count(l.name)) {
-      const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-      weights_.linears.emplace(l.name, DenseLinear{.bias = load_bias(ex_, ckpt_, named, job_.dtype)});
-    }
+    if (replaced_.count(l.name) && !weights_.linears.count(l.name))
+      weights_.linears.emplace(l.name, DenseLinear{.bias = bias_of(l)});
+}
+
+Tensor BlockLoop::bias_of(const LinearDef& l) {
+  const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
+  return load_bias(ex_, ckpt_, named, job_.dtype);
 }
 
 // Where the next passes may begin once this one has shown what stands in front of op `to`: there, if the plan stores
@@ -193,7 +202,7 @@ std::optional<size_t> BlockLoop::cut_before(size_t to) const {
 
 // Brings a chunk of both streams in front of an op; the slots that are shown of it.
 ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
-                                  const Stream::Watch& watch) {
+                                  const Stream::Watch& watch, const Arrived& arrived) {
   const size_t base = quantized_->base();
   const auto seen = [&](size_t op, const Activations& act) {
     watch_kv(op, act);
@@ -202,8 +211,10 @@ ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, 
   ChunkShare::Rows rows;
   phases_.timed("forward", [&] {
     const Activations* full = full_ ? &full_->bring(chunk, to, weights_, ropes_, cut) : nullptr;
+    if (full && arrived) arrived(chunk, *full_);
     swap_replaced();
     const Activations& quantized = quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
+    if (arrived) arrived(chunk, *quantized_);
     swap_replaced();
     for (const Slot s : slots.quantized) rows.push_back(quantized[s]);
     for (const Slot s : slots.full) rows.push_back((*full)[s]);
@@ -214,15 +225,17 @@ ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, 
   return rows;
 }
 
-void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch) {
+void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch,
+                     const Arrived& arrived) {
   if (!quantized_) return;
+  sum_mixtures(to);
   phases_.timed("load", [&] { load_linears(quantized_->base(), to); });
   const std::optional<size_t> cut = cut_before(to);
   std::vector<int64_t> features;
   for (const std::vector<Slot>& of : {slots.quantized, slots.full})
     for (const Slot s : of) features.push_back(slot_features(ckpt_.spec, ops(), s));
   share_.each(
-      features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch); },
+      features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch, arrived); },
       [&](int64_t chunk, const ChunkShare::Rows& rows) { phases_.timed("observe", [&] { show(chunk, rows); }); });
   if (!cut) return;
   quantized_->moved(*cut);
@@ -261,64 +274,7 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
                                 full_.has_value(), rounding, ranks_);
         return stats;
       },
-      replaced_);
-}
-
-// What the experts' linears multiply, chunk by chunk; `routed` is what the router reads.
-ExpertInputs::EachRouted BlockLoop::routed_to(size_t op, const Moe& moe) {
-  return [this, op, &moe](const ExpertInputs::Show& show) {
-    Shown slots{.quantized = {moe.in}};
-    const bool apart = moe.routed() != moe.in;
-    if (apart) slots.quantized.push_back(moe.routed());
-    if (full_) slots.full = {moe.in};
-    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) {
-      show(rows[0], full_ ? rows.back() : ConstTensorView{}, rows[apart ? 1 : 0]);
-    });
-  };
-}
-
-// A mixture of experts: gate and up of every expert, then every down, whose inputs the quantized gates decide. Ranks
-// take experts of their own where they can.
-void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
-  const LinearOf linear = [&](const std::string& name) -> const Linear& {
-    const auto it = replaced_.find(name);
-    return it == replaced_.end() ? weights_.linears.at(name) : it->second;
-  };
-  std::optional<ExpertInputs> seen;
-  const auto stats_of = [&](auto&& ask) -> std::optional<InputStats> {
-    if (!seen) return std::nullopt;
-    return ask(*seen);
-  };
-  std::vector<BlockCoder::Group> first, second;
-  for (int e = 0; e < moe.experts; ++e) {
-    first.push_back({moe.wide_of(e), [&stats_of, e](const InputRounding& r) {
-                       return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); });
-                     }});
-    second.push_back({{moe.of_expert(moe.down, e)}, [&stats_of, &linear, e](const InputRounding& r) {
-                        return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
-                      }});
-  }
-  const std::optional<InputRounding> inputs = coder_.apart(first), activations = coder_.apart(second);
-  const bool apart = inputs && activations;
-  if (quantized_ && !coder_.restores()) {
-    load_linears(op, op + 1);
-    seen.emplace(ex_, moe, weights_, routed_to(op, moe), full_.has_value(), plan_.memory.experts_at_once,
-                 apart ? ranks_ : one_process());
-    experts_.push_back({layer_, seen->tokens(), seen->starved()});
-  }
-  if (!apart) {
-    for (const auto* groups : {&first, &second})
-      for (const BlockCoder::Group& g : *groups) coder_.quantize(g.items, g.observed, replaced_);
-    return;
-  }
-  const auto look_at_inputs = [&](size_t e) {
-    if (seen) seen->look_at_inputs(static_cast<int>(e), *inputs);
-  };
-  const auto look_at_activations = [&](size_t e) {
-    if (seen) seen->look_at_activations(static_cast<int>(e), *activations, linear);
-  };
-  coder_.quantize_apart(first, look_at_inputs, replaced_);
-  coder_.quantize_apart(second, look_at_activations, replaced_);
+      &replaced_);
 }
 
 void BlockLoop::finish() {
@@ -345,7 +301,6 @@ void BlockLoop::finish() {
       share_.each(features, job_.dtype, bring,
                   [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
     };
-    std::map<std::string, Linear> unused;
     ends_.quantize(
         {{.name = head.name, .out = Slot::x, .out_features = head.out, .in_features = head.in}},
         [&](const InputRounding& rounding) {
@@ -356,7 +311,7 @@ void BlockLoop::finish() {
           });
           return stats;
         },
-        unused);
+        nullptr);
   }
   ends_.seal(journal_);
   settle();

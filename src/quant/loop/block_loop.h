@@ -2,6 +2,8 @@
 // BlockLoop takes a model through the pipeline, one block at a time. It owns the two streams of hidden states and hands
 // the linears to the coder (block_coder.h). docs/architecture.md, "The block loop", tells the order of events. Several
 // ranks each have a loop and make the same calls: the chunks of the calibration are theirs in turn.
+#include <set>
+
 #include "src/calib/chunk_share.h"
 #include "src/calib/experts.h"
 #include "src/calib/stream.h"
@@ -38,16 +40,21 @@ class BlockLoop {
     std::vector<Slot> quantized{}, full{};
   };
   using LinearOf = ExpertInputs::LinearOf;
+  // A stream that has brought a chunk to where the pass ends, with the weights that it runs in reach.
+  using Arrived = std::function<void(int64_t chunk, Stream&)>;
 
   void replay(int64_t layer);
   void quantize(int64_t layer);
   void enter(int64_t layer);
-  void pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch = {});
+  void pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch = {},
+            const Arrived& arrived = {});
   void pass(size_t to, const Stream::Watch& watch = {}) { pass(to, {}, {}, watch); }
   ChunkShare::Rows bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
-                         const Stream::Watch& watch);
+                         const Stream::Watch& watch, const Arrived& arrived);
   EachChunk input_of(size_t op, Slot slot);
   void load_linears(size_t begin, size_t end);
+  void load(const LinearDef&);
+  Tensor bias_of(const LinearDef&);
   void drop_linears(size_t end);
   void swap_replaced();
   void load_biased(size_t op);
@@ -56,6 +63,13 @@ class BlockLoop {
   void quantize_group(size_t op, const Linears&);
   void quantize_experts(size_t op, const Moe&);
   ExpertInputs::EachRouted routed_to(size_t op, const Moe&);
+  void add_biases(const Moe&);
+  // Of mixtures whose weights are in memory wave by wave (block_loop_experts.cpp).
+  bool in_waves(const BlockOp& op) const { return plan_.memory.experts_in_waves && std::holds_alternative<Moe>(op); }
+  void hold_inputs(const Moe&, int first, int last, bool apart);
+  void drop_experts(const Moe&);
+  void hold_experts(const std::vector<LinearDef>&, const std::function<bool(size_t)>& wanted);
+  void sum_mixtures(size_t to);
   Tensor quantize_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);
@@ -88,6 +102,7 @@ class BlockLoop {
   bool learning_ = false;
   BlockWeights weights_{};                    // of the unquantized stream, as far as they are loaded
   std::map<std::string, Linear> replaced_{};  // what the quantized stream has in their place, without biases
+  std::set<size_t> summed_{};                 // mixtures of which the streams have the answers
   KvRange kv_range_{};
   Background background_;  // the last member: its work ends before what it works on goes
 };

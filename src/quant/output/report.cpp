@@ -65,6 +65,7 @@ Json json_of(const MemoryPlan& m) {
             {"least_gpu_bytes", m.least_device},
             {"least_host_bytes", m.least_host},
             {"experts_at_once", m.experts_at_once},
+            {"experts_in_waves", m.experts_in_waves},
             {"phases", Json::array()},
             {"stops", Json::array()},
             {"refusal", m.refusal}};

@@ -13,9 +13,10 @@
 #include "src/quant/loop/activation_sums.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/loop/learned_rounding.h"
-#include "src/quant/methods/gptq_bytes.h"
+#include "src/quant/plan/method_bytes.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/waves.h"
 
 namespace fewbit {
 namespace {
@@ -24,7 +25,6 @@ namespace {
 constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
 // Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
 constexpr int64_t kDeviceLibraries = int64_t{160} << 20;
-constexpr int kExpertsAtOnce = 32;
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
 
 // A run's sizes, for the formulas below. `in` is the width of a linear's input throughout.
@@ -41,19 +41,19 @@ class Estimate {
         streams_(cross_ ? 2 : 1),
         ranks_(o.ranks) {}
 
-  std::vector<PhaseMemory> phases(int at_once, const std::vector<std::set<size_t>>& stored) const {
+  std::vector<PhaseMemory> phases(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
     std::map<std::string, PhaseMemory> most;
     const auto reach = [&](const char* phase, int64_t layer, int64_t device, int64_t host) {
       PhaseMemory& p = most.try_emplace(phase, PhaseMemory{.phase = phase}).first->second;
       if (device + host > p.device + p.host) p = {phase, layer, device, kProgram + thread_count() * kThread + host};
     };
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-      const int64_t host = host_bytes(layer);
+      const int64_t host = host_bytes(layer, waves);
       if (!plan_.calibrates()) {
         reach("quantize", layer, largest_alone(layer), host);
         continue;
       }
-      block(layer, at_once, stored, [&](const char* phase, int64_t device) { reach(phase, layer, device, host); });
+      block(layer, waves, stored, [&](const char* phase, int64_t device) { reach(phase, layer, device, host); });
     }
     for (const PlannedLinear& p : plan_.linears)
       if (is_end(p.linear) && !p.keep)
@@ -64,7 +64,7 @@ class Estimate {
   }
 
   // Both streams, and what lives besides in front of the stops that keep it.
-  int64_t states(const std::vector<std::set<size_t>>& stored) const {
+  int64_t states(const std::vector<std::set<size_t>>& stored, bool waves) const {
     if (!plan_.calibrates()) return 0;
     int64_t extra = 0;
     for (size_t kind = 0; kind < stored.size(); ++kind)
@@ -73,7 +73,12 @@ class Estimate {
     if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.width() * elem_;
     for (int64_t layer = 0; layer < spec_.layers; ++layer)
       if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.width() * elem_);
-    return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_ + extra + more;
+    int64_t sums = 0;  // what the experts answer
+    if (waves)
+      for (const std::vector<BlockOp>& ops : spec_.kinds)
+        for (const BlockOp& op : ops)
+          if (const auto* m = std::get_if<Moe>(&op)) sums = own_rows(chunks_) * m->hidden * 4 * streams_;
+    return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_ + extra + more + sums;
   }
   // What lives in front of an op besides the residual stream, in both streams.
   int64_t stop_bytes(int kind, size_t at) const {
@@ -115,11 +120,11 @@ class Estimate {
   }
   using Reach = std::function<void(const char* phase, int64_t device)>;
 
-  void block(int64_t layer, int at_once, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
+  void block(int64_t layer, const Waves& waves, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
     const std::vector<BlockOp>& ops = spec_.block(layer);
     const auto& kept = stored[static_cast<size_t>(spec_.kind(layer))];
     const bool learning = learns_rounding(plan_, spec_, layer);
-    const int64_t whole = weights_of(ops, 0, ops.size());
+    const int64_t whole = weights_of(ops, 0, ops.size(), {});
     int64_t always = 0;  // while the block is at hand
     const int64_t table = token_table_bytes(ops);
     if (!plan_.transforms.empty()) {
@@ -128,19 +133,22 @@ class Estimate {
     }
     size_t base = 0, held = 0;  // where passes begin; the first op whose linears are still there
     for (size_t i = 0; i < ops.size(); ++i) {
-      if (linears_of(ops[i]).empty() || !quantizes(layer, ops[i])) continue;
-      const int64_t loaded = always > 0 ? always : weights_of(ops, held, i) * elem_ * streams_;
-      const bool moe = std::holds_alternative<Moe>(ops[i]);
-      const int64_t experts = moe && always == 0 ? weights_of(ops, i, i + 1) * elem_ * streams_ : 0;
-      const int64_t sums = sums_bytes(layer, ops[i], at_once);
+      const Moe* moe = std::get_if<Moe>(&ops[i]);
+      if (linears_of(ops[i]).empty() || (!quantizes(layer, ops[i]) && !(moe && waves.weights))) continue;
+      const int64_t loaded = always > 0 ? always : weights_of(ops, held, i, waves) * elem_ * streams_;
+      const int64_t experts = moe && always == 0 ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
+      const int64_t sums = sums_bytes(ops[i], waves);
       reach("observe",
-            table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], at_once));
-      const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1) * elem_;
-      reach("quantize", table + loaded + experts + sums + replaced + work_bytes(layer, ops[i]));
+            table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], waves));
+      const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
+      reach("quantize", table + loaded + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]));
       base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
       if (!learning) held = base;
+      if (moe && waves.weights)
+        reach("forward", table + weights_of(ops, held, i, waves) * elem_ * streams_ + chunk_bytes(ops, base, i + 1) +
+                             waves.experts(*moe) * (wide_weights(*moe) + down_weights(*moe)) * elem_ * streams_);
     }
-    const int64_t loaded = always > 0 ? always : weights_of(ops, held, ops.size()) * elem_ * streams_;
+    const int64_t loaded = always > 0 ? always : weights_of(ops, held, ops.size(), waves) * elem_ * streams_;
     reach("forward", table + loaded + chunk_bytes(ops, base, ops.size()));
     if (learning)
       reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length));
@@ -151,10 +159,11 @@ class Estimate {
       if (const TokenInput* t = std::get_if<TokenInput>(&op)) return spec_.vocab * t->features * elem_;
     return 0;
   }
-  int64_t weights_of(const std::vector<BlockOp>& ops, size_t begin, size_t end) const {
+  static int64_t weights_of(const std::vector<BlockOp>& ops, size_t begin, size_t end, const Waves& waves) {
     int64_t n = 0;
     for (size_t i = begin; i < end; ++i)
-      for (const LinearDef& l : linears_of(ops[i])) n += l.out_features * l.in_features;
+      if (!(waves.weights && std::holds_alternative<Moe>(ops[i])))
+        for (const LinearDef& l : linears_of(ops[i])) n += l.out_features * l.in_features;
     return n;
   }
   bool quantizes(int64_t layer, const BlockOp& op) const {
@@ -193,18 +202,26 @@ class Estimate {
 
   // Sums of an input: the Gram matrix, the cross sums.
   int64_t sums_of(int64_t in) const { return in * in * 4 * (cross_ ? 2 : 1); }
-  int64_t sums_bytes(int64_t, const BlockOp& op, int at_once) const {
+  // Of a mixture those of a wave of experts and of the layer; what makes down's inputs comes with the wave, or is
+  // there.
+  int64_t largest_sums(const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
     if (!m) return sums_of(linears_of(op).front().in_features);
-    const int64_t in = m->gate.in_features, down = m->down.in_features, n = std::min(at_once, m->experts);
-    return std::max(n * sums_of(in) + sums_of(in), n * sums_of(down) + sums_of(down));  // and those of the layer
+    return (waves.experts(*m) + 1) * sums_of(std::max(m->hidden, m->down.in_features));
+  }
+  int64_t sums_bytes(const BlockOp& op, const Waves& waves) const {
+    const auto* m = std::get_if<Moe>(&op);
+    if (!m || !waves.weights) return largest_sums(op, waves);
+    const int64_t n = waves.experts(*m);
+    return std::max((n + 1) * sums_of(m->hidden),
+                    (n + 1) * sums_of(m->down.in_features) + n * wide_weights(*m) * elem_ * streams_);
   }
   // Rows on their way into the sums: pieces that chunks do not end with, and their rounded copies.
-  int64_t gather_bytes(int64_t layer, const BlockOp& op, int at_once) const {
+  int64_t gather_bytes(int64_t layer, const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
     const int64_t piece = kGramPiece * elem_;
     if (m)
-      return std::min(at_once, m->experts) * piece * streams_ * (m->gate.in_features + m->down.in_features) +
+      return waves.experts(*m) * piece * streams_ * (m->gate.in_features + m->down.in_features) +
              received_bytes(m->gate.in_features);
     const int64_t in = linears_of(op).front().in_features;
     int64_t bytes = (chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
@@ -223,29 +240,10 @@ class Estimate {
     bool sibling = false;
     for (const LinearDef& l : linears_of(op))
       if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name)) {
-        most = std::max(most, method_bytes(*p, sibling));
+        most = std::max(most, method_bytes(kind_, *p, sibling));
         sibling = !std::holds_alternative<Moe>(op);
       }
     return most;
-  }
-  // The method at work and then the measure of its result, which has the weight, its new values, their difference from
-  // zero and the codes in two places. The factor stays in the cache of the statistics.
-  int64_t method_bytes(const PlannedLinear& p, bool sibling = false) const {
-    const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
-    if (p.lossless) return weights * 6;  // codes in two places, and the values that take their place
-    if (!has(p.recipe.needs(), Needs::gram)) return weights * 14;
-    const bool shifted = has(p.recipe.needs(), Needs::cross);
-    const bool gptq = p.recipe.method == &method_gptq;
-    const int64_t strips = gram_loss_bytes(kind_, out, in), factor = gptq ? 4 * in * in : 0;
-    const int64_t losses = factor + 14 * weights + strips;
-    if (!gptq) return std::max(losses, (shifted ? shift_bytes(kind_, out, in) : 0) + weights * 13 + strips);
-    return std::max(losses, 4 * weights + gptq_bytes(kind_, {.out = out,
-                                                             .in = in,
-                                                             .group = p.recipe.spec.group_size(in),
-                                                             .effort = p.recipe.effort,
-                                                             .act_order = p.recipe.act_order,
-                                                             .shifted = shifted,
-                                                             .sibling = sibling}));
   }
   int64_t largest_alone(int64_t layer) const {
     int64_t most = 0;
@@ -255,7 +253,7 @@ class Estimate {
   }
   int64_t end_bytes(const PlannedLinear& p) const {
     const bool sums = plan_.calibrates() && has(p.recipe.needs(), Needs::gram);
-    return method_bytes(p) + (sums ? sums_of(p.linear.in) : 0) +
+    return method_bytes(kind_, p) + (sums ? sums_of(p.linear.in) : 0) +
            chunks_.most_rows() * (spec_.width() + spec_.hidden) * elem_ * streams_;
   }
 
@@ -275,10 +273,11 @@ class Estimate {
   // Host memory that a block needs on any device: its packed tensors until they are sealed and those of the block
   // before that are on their way to the disk, codes that wait to be packed, those of the linear at hand and its packed
   // copy, and the stored weights that were read last.
-  int64_t host_bytes(int64_t layer) const {
+  int64_t host_bytes(int64_t layer, const Waves& waves) const {
     int64_t packed = 0, largest = 0, codes = 0, most = 0;
     for (const PlannedLinear& p : plan_.linears) {
-      if (p.keep || (p.linear.layer != layer && p.linear.layer != layer - 1) || is_end(p.linear)) continue;
+      const bool before = p.linear.layer == layer - 1 && !waves.weights;  // which waits for it
+      if (p.keep || (p.linear.layer != layer && !before) || is_end(p.linear)) continue;
       packed += p.out_bytes;
       if (p.linear.layer != layer) continue;
       const int64_t weights = p.linear.out * p.linear.in;
@@ -345,14 +344,15 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
     return limit == kUnlimited ? limit : std::max<int64_t>(0, limit - used);
   };
   // Keeps what is costly to compute again where there is memory for it, and as many experts as fit.
-  const std::vector<std::set<size_t>> nothing(c.spec.kinds.size());
-  for (m.experts_at_once = kExpertsAtOnce;; m.experts_at_once /= 2) {
-    m.stored = nothing;
-    m.phases = estimate.phases(m.experts_at_once, m.stored);
+  m.stored.resize(c.spec.kinds.size());
+  for (const Waves& waves : waves_to_try(c.spec, plan)) {
+    m.experts_at_once = waves.at_once;
+    m.experts_in_waves = waves.weights;
+    m.phases = estimate.phases(waves, m.stored);
     if (!o.on_gpu) on_one_machine(m.phases);
     m.least_device = o.on_gpu ? largest(m.phases, true).device + kDeviceLibraries : 0;
     m.least_host = largest(m.phases, false).host;
-    if ((m.least_device <= o.limits.device && m.least_host <= o.limits.host) || m.experts_at_once == 1) break;
+    if (m.least_device <= o.limits.device && m.least_host <= o.limits.host) break;
   }
   m.refusal = refusal_of(m, o);
   m.room.device = o.on_gpu ? left(o.limits.device, m.least_device) : 0;
@@ -365,15 +365,15 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
   for (size_t kind = 0; kind < costly.size(); ++kind)
     for (const size_t at : costly[kind]) {
       m.stored[kind].insert(at);
-      if (!fits(estimate.states(m.stored))) m.stored[kind].erase(at);
+      if (!fits(estimate.states(m.stored, m.experts_in_waves))) m.stored[kind].erase(at);
     }
-  lay_states(m, estimate.states(m.stored));
+  lay_states(m, estimate.states(m.stored, m.experts_in_waves));
   return m;
 }
 
 int64_t state_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o,
                     const std::vector<std::set<size_t>>& stored) {
-  return Estimate(c, plan, o).states(stored);
+  return Estimate(c, plan, o).states(stored, plan.memory.experts_in_waves);
 }
 
 void lay_states(MemoryPlan& m, int64_t bytes) {

@@ -54,6 +54,7 @@ struct MemoryPlan {
   std::vector<std::set<size_t>> stored{};  // by kind of block: ops in front of which all that lives is kept
   std::vector<StopChoice> stops{};         // where rates were measured: what decided `stored`
   int experts_at_once = 1;                 // experts of a mixture whose statistics are held side by side
+  bool experts_in_waves = false;           // their weights too, those of no others
   std::string refusal{};                   // one line where the limits are too small; "" otherwise
 
   bool stores_before(int kind, size_t op) const {

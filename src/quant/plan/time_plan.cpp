@@ -52,15 +52,20 @@ class Times {
   static int64_t size_of(const LinearDef& l) { return l.out_features * l.in_features; }
 
   // Every weight is read once from the disk; the method has it in f32, the passes in their own type, transforms both.
+  // Experts in waves come more often: gate and up with the wave of down's statistics, all three with that of the
+  // answers, those of the unquantized stream from the disk and those of the quantized one out of what was packed.
   void load(int64_t layer) {
     double weights = 0, quantized = 0, bytes = 0;
-    for (const BlockOp& op : spec_.block(layer))
+    for (const BlockOp& op : spec_.block(layer)) {
+      const auto* m = std::get_if<Moe>(&op);
+      const double again = m && plan_.memory.experts_in_waves ? (m->gated() ? 5. / 3. : 3. / 2.) : 0;
       for (const LinearDef& l : linears_of(op)) {
-        weights += wide(size_of(l));
+        weights += wide(size_of(l)) * (again > 0 ? again * wide(streams_) : 1);
         const PlannedLinear* p = planned(layer, l);
         if (p) quantized += wide(size_of(l));
-        bytes += p ? wide(p->source_bytes) : 2 * wide(size_of(l));
+        bytes += (p ? wide(p->source_bytes) : 2 * wide(size_of(l))) * (1 + (streams_ > 1 || !p ? again : 0));
       }
+    }
     const double times = plan_.calibrates() ? weights + quantized : quantized;
     t_.phases["load"] += times * rates_.convert + bytes * (1 - rates_.bytes.resident) * rates_.bytes.source;
   }
@@ -230,6 +235,8 @@ std::vector<PlannedPass> passes_of(const Checkpoint& c, const QuantPlan& plan, i
       times = 1 + 2 * waves * times;
     }
     to(i, times, true);
+    if (const auto* m = std::get_if<Moe>(&ops[i]); m && plan.memory.experts_in_waves)  // for their answers
+      to(i, (m->experts + plan.memory.experts_at_once - 1) / plan.memory.experts_at_once, false);
   }
   to(ops.size(), 1, false);
   return all;
