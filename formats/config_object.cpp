@@ -2,11 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
-// g++ 12 with sanitizers takes std::regex's own unions for uninitialized.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
 
 namespace fewbit {
 namespace {
@@ -23,6 +20,14 @@ const ordered_json* find(const void* json, std::string_view key) {
 std::string dump(const ordered_json& v) {
   const std::string s = v.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
   return s.size() <= 60 ? s : s.substr(0, 57) + "...";
+}
+
+// Sizes and counts of a quantization are far below; products of two of them stay inside of 64 bits.
+constexpr int64_t kLargest = INT32_MAX;
+
+bool is_size(const ordered_json& v) {
+  if (v.is_number_unsigned()) return v.get<uint64_t>() <= static_cast<uint64_t>(kLargest);
+  return v.is_number_integer() && v.get<int64_t>() >= -kLargest;
 }
 
 template <class T>
@@ -71,7 +76,7 @@ bool ConfigObject::flag(const char* key, bool fallback) const {
 
 std::optional<int64_t> ConfigObject::integer(const char* key) const {
   const ordered_json* v = find(json_, key);
-  if (v && !v->is_number_integer()) wrong(key, "an integer");
+  if (v && !is_size(*v)) wrong(key, "an integer of at most 31 bits");
   return v ? std::optional(v->get<int64_t>()) : std::nullopt;
 }
 
@@ -81,8 +86,8 @@ std::vector<std::string> ConfigObject::strings(const char* key) const {
 }
 
 std::vector<int64_t> ConfigObject::integers(const char* key) const {
-  return list<int64_t>(*this, find(json_, key), key, "a list of integers",
-                       [](const ordered_json& e) { return e.is_number_integer(); });
+  return list<int64_t>(*this, find(json_, key), key, "a list of integers of at most 31 bits",
+                       [](const ordered_json& e) { return is_size(e); });
 }
 
 std::optional<ConfigObject> ConfigObject::object(const char* key) const {
@@ -107,12 +112,7 @@ struct ConfigTree::Impl {
 };
 
 ConfigTree::ConfigTree(const std::string& text, const std::string& where) {
-  ordered_json json;
-  try {
-    json = ordered_json::parse(text);
-  } catch (const ordered_json::parse_error& e) {
-    fail(ErrorKind::checkpoint, where + ": not JSON: syntax error at byte " + std::to_string(e.byte));
-  }
+  ordered_json json = parse_ordered_json(text, where, kConfigJson);
   if (!json.is_object()) fail(ErrorKind::checkpoint, where + ": expected a JSON object, found " + dump(json));
   impl_ = std::make_unique<const Impl>(Impl{std::move(json), where});
 }
@@ -120,14 +120,5 @@ ConfigTree::ConfigTree(const std::string& text, const std::string& where) {
 ConfigTree::~ConfigTree() = default;
 
 ConfigObject ConfigTree::root() const { return {&impl_->json, impl_->where}; }
-
-NamePattern::NamePattern(const std::string& expression, const std::string& where) try : regex_(expression) {
-} catch (const std::regex_error& e) {
-  fail(ErrorKind::unsupported, where + ": cannot read the regular expression \"" + expression + "\": " + e.what());
-}
-
-bool NamePattern::matches(const std::string& name) const {
-  return std::regex_search(name, regex_, std::regex_constants::match_continuous);
-}
 
 }  // namespace fewbit

@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "src/core/text/regex.h"
 
 namespace fewbit {
 
@@ -48,17 +49,6 @@ class ConfigTree {
  private:
   struct Impl;
   std::unique_ptr<const Impl> impl_;
-};
-
-// A regular expression over module names, which matches from their start on. Error{unsupported} naming
-// `where`.
-class NamePattern {
- public:
-  NamePattern(const std::string& expression, const std::string& where);
-  bool matches(const std::string& name) const;
-
- private:
-  std::regex regex_;
 };
 
 }  // namespace fewbit

@@ -78,14 +78,15 @@ CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"
 CUDA_WORDS = "CUDA headers belong in *_cuda.cu and *.cuh of kernels/ and in kernels/exec/exec_cuda.h"
 LIBRARIES = [
     (r"(cuda|cublas|cusolver)\w*\.h$|cuda/|cooperative_groups|nvtx3/", CUDA_HOME, CUDA_WORDS),
-    (r"nlohmann/", r".*\.cpp$|tests/", "JSON belongs in .cpp files"),
+    (r"nlohmann/", r".*\.cpp$|tests/|formats/guarded_json\.h$", "JSON belongs in .cpp files"),
     (r"fmt/", r".*", ""),
     (r"CLI/", r"tools/cli/", "the command line belongs in tools/cli"),
     (r"gtest/", r"tests/", "tests belong in tests/"),
     (r"xxhash\.h$", r"src/core/digest\.cpp$", "digests belong in src/core/digest.h"),
     (r"openssl/", r"src/core/files/sha256\.cpp$", "SHA-256 belongs in src/core/files/sha256.h"),
     (r"mpi\.h$", r"src/ranks/mpi_module\.cpp$", "MPI belongs in src/ranks/mpi_module.cpp"),
-    (r"(pcre2|utf8proc)\.h$", r"src/text/", "regular expressions and Unicode tables belong in src/text"),
+    (r"pcre2\.h$", r"src/core/text/regex\.cpp$", "regular expressions belong in src/core/text/regex.h"),
+    (r"utf8proc\.h$", r"src/text/", "Unicode tables belong in src/text"),
     (r"(cblas|immintrin)\.h$", r"kernels/.*(_cpu\.cpp|\.h)$", "BLAS and vector instructions belong in kernels/"),
 ]
 

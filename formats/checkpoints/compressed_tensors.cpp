@@ -154,20 +154,20 @@ std::string write_config(const QuantizationSummary& summary) {
 // a class, of which a linear has "Linear".
 struct Matcher {
   std::set<std::string> names;
-  std::vector<NamePattern> patterns;
+  std::vector<Regex> patterns;
 
   Matcher(const ConfigObject& o, const char* key) {
     for (const std::string& entry : o.strings(key)) {
       if (starts_with(entry, "re:")) {
-        patterns.emplace_back(entry.substr(3), o.where + '.' + key);
+        patterns.emplace_back(std::string_view(entry).substr(3), Regex::Use::names, o.where + '.' + key);
       } else {
         names.insert(entry);
       }
     }
   }
   bool has(const std::string& name) const { return names.count(name) > 0; }
-  bool pattern(const std::string& name) const {
-    return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return p.matches(name); });
+  bool pattern(const std::string& name, Regex::Effort& effort) const {
+    return std::any_of(patterns.begin(), patterns.end(), [&](const auto& p) { return p.matches(name, effort); });
   }
 };
 
@@ -283,11 +283,11 @@ Scheme read_scheme(const ConfigObject& group, const std::string& global_format) 
 }
 
 // A name goes before a pattern, a pattern before the class.
-const Scheme* scheme_of(const std::vector<Scheme>& schemes, const std::string& linear) {
+const Scheme* scheme_of(const std::vector<Scheme>& schemes, const std::string& linear, Regex::Effort& effort) {
   for (const Scheme& s : schemes)
     if (s.targets.has(linear)) return &s;
   for (const Scheme& s : schemes)
-    if (s.targets.pattern(linear)) return &s;
+    if (s.targets.pattern(linear, effort)) return &s;
   for (const Scheme& s : schemes)
     if (s.targets.has("Linear")) return &s;
   return nullptr;
@@ -347,9 +347,10 @@ QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& n
   const Matcher ignore(config, "ignore");
   QuantizationSummary out;
   read_kv_cache(config, out);
+  Regex::Effort effort = effort_for(linears);
   for (const std::string& linear : linears) {
-    const Scheme* scheme = scheme_of(schemes, linear);
-    const bool ignored = ignore.has(linear) || ignore.pattern(linear) || ignore.has("Linear");
+    const Scheme* scheme = scheme_of(schemes, linear, effort);
+    const bool ignored = ignore.has(linear) || ignore.pattern(linear, effort) || ignore.has("Linear");
     if (scheme && !ignored) {
       if (const LinearFormat f = completed(*scheme, linear, tensor); fewbit_map::packed(tensor, linear, f)) {
         out.linears[linear] = f;

@@ -16,7 +16,7 @@ constexpr std::initializer_list<const Packing*> kFamily = {&packing_marlin, &pac
 
 // One rule of GPTQModel's `dynamic`: a regular expression from the start of the module's name.
 struct Rule {
-  NamePattern pattern;
+  Regex pattern;
   bool skip;  // "-:": not quantized
   ConfigObject values;
 };
@@ -27,14 +27,15 @@ std::vector<Rule> read_rules(const ConfigObject& config) {
   if (!dynamic) return rules;
   for (const auto& [key, value] : dynamic->members()) {
     const bool prefixed = starts_with(key, "-:") || starts_with(key, "+:");
-    rules.push_back({NamePattern(key.substr(prefixed ? 2 : 0), dynamic->where), key[0] == '-' && prefixed, value});
+    rules.push_back(
+        {Regex(key.substr(prefixed ? 2 : 0), Regex::Use::names, dynamic->where), key[0] == '-' && prefixed, value});
   }
   return rules;
 }
 
-const Rule* first_match(const std::vector<Rule>& rules, const std::string& linear) {
+const Rule* first_match(const std::vector<Rule>& rules, const std::string& linear, Regex::Effort& effort) {
   for (const Rule& r : rules)
-    if (r.pattern.matches(linear)) return &r;
+    if (r.pattern.matches(linear, effort)) return &r;
   return nullptr;
 }
 
@@ -51,9 +52,10 @@ void read_uniform(const ReadRequest& r, const Packing& packing, QuantizationSumm
                                      base.spec.str() + (base.act_order ? ", desc_act true" : ""));
   }
   const std::vector<Rule> rules = read_rules(config);
+  Regex::Effort effort = effort_for(r.linears);
   for (const std::string& linear : r.linears) {
     LinearFormat f = base;
-    const Rule* rule = first_match(rules, linear);
+    const Rule* rule = first_match(rules, linear, effort);
     if ((rule && rule->skip) || !fewbit_map::packed(r.tensor, linear, f)) {
       out.dense.push_back(linear);
       continue;

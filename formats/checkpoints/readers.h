@@ -11,6 +11,13 @@ struct ReadRequest {
   const TensorSource& tensor;               // those that exist
 };
 
+// What patterns over the names of all linears may spend.
+inline Regex::Effort effort_for(const std::vector<std::string>& linears) {
+  size_t bytes = 0;
+  for (const std::string& name : linears) bytes += name.size();
+  return Regex::Effort(bytes);
+}
+
 // How every linear is packed; `name` receives the format's name. Which linears are packed is decided by the
 // tensors that exist, how by the config. Error{unsupported|checkpoint} names the key.
 QuantizationSummary read_gptq(const ReadRequest& r, std::string& name);

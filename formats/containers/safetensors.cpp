@@ -6,6 +6,7 @@
 #include <set>
 
 #include "formats/containers/safetensors_file.h"
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 
 namespace fewbit {
@@ -38,49 +39,84 @@ bool probe(const fs::path& p) {
   return p.extension() == ".safetensors" && is_file(p);
 }
 
-// The tree of a small JSON file; a repeated key anywhere is an error.
-json parse_strictly(const MappedFile& file) {
-  const std::string where = file.path().string();
-  if (file.bytes().size() > safetensors::kMaxHeader)
-    fail(ErrorKind::checkpoint, where + ": the index is larger than 100 MB");
-  std::vector<std::set<std::string>> open;  // keys seen in each enclosing object
-  std::string duplicate;
-  const auto watch = [&](int, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) open.emplace_back();
-    if (event == json::parse_event_t::object_end) open.pop_back();
-    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second && duplicate.empty())
-      duplicate = value.get<std::string>();
+// The index's object of tensors and files: read as it comes, because a tree would keep one of two equal keys and say
+// nothing.
+class IndexEvents final : public nlohmann::json_sax<json> {
+ public:
+  std::map<std::string, std::string> weight_map{};
+  bool found = false;
+  std::string problem{};
+
+  bool null() override { return value("null"); }
+  bool boolean(bool) override { return value("boolean"); }
+  bool number_integer(number_integer_t) override { return value("number"); }
+  bool number_unsigned(number_unsigned_t) override { return value("number"); }
+  bool number_float(number_float_t, const string_t&) override { return value("number"); }
+  bool binary(binary_t&) override { return false; }
+  bool string(string_t& s) override {
+    if (!inside()) return value("string");
+    weight_map[key_] = s;
     return true;
-  };
-  json tree;
-  try {
-    tree = json::parse(file.bytes().begin(), file.bytes().end(), watch);
-  } catch (const json::exception& e) {
-    fail(ErrorKind::checkpoint, where + ": not UTF-8 JSON: " + printable(e.what()));
   }
-  if (!duplicate.empty())
-    fail(ErrorKind::checkpoint, where + ": duplicate key '" + printable(duplicate) + "', expected each once");
-  return tree;
-}
+  bool start_object(size_t) override {
+    if (!open("object")) return false;
+    if (open_.size() == 2 && key_ == kMap) found = in_map_ = true;
+    return true;
+  }
+  bool end_object() override {
+    open_.pop_back();
+    if (open_.size() == 1) in_map_ = false;
+    return true;
+  }
+  bool start_array(size_t) override { return open("list"); }
+  bool end_array() override { return end_object(); }
+  bool key(string_t& s) override {
+    key_ = s;
+    return open_.back().insert(s).second || refuse("duplicate key '" + printable(s) + "', expected each once");
+  }
+  bool parse_error(size_t at, const std::string&, const nlohmann::detail::exception&) override {
+    return refuse("not UTF-8 JSON: syntax error at byte " + std::to_string(at));
+  }
+
+ private:
+  static constexpr size_t kDepth = 16;  // the format has two levels, and free metadata
+  static constexpr const char* kMap = "weight_map";
+
+  bool inside() const { return in_map_ && open_.size() == 2; }
+  bool refuse(std::string what) {
+    problem = std::move(what);
+    return false;
+  }
+  bool open(const char* type) {
+    if (!value(type)) return false;
+    open_.emplace_back();
+    return open_.size() <= kDepth || refuse("is nested more than " + std::to_string(kDepth) + " deep");
+  }
+  bool value(const char* type) {
+    if (open_.empty() && type != std::string_view("object"))
+      return refuse("expected an object, found " + std::string(type));
+    if (!inside()) return true;
+    return refuse(std::string(kMap) + " '" + printable(key_) + "': expected a file name, found " + type);
+  }
+
+  std::vector<std::set<std::string>> open_{};  // keys seen in each enclosing object
+  std::string key_{};
+  bool in_map_ = false;
+};
 
 // weight_map of the index: tensor name -> file name, both checked.
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
-  const MappedFile file(path);
-  const json tree = parse_strictly(file);
-  const std::string where = path.string();
-  if (!tree.is_object() || !tree.contains("weight_map") || !tree["weight_map"].is_object())
-    fail(ErrorKind::checkpoint, where + ": expected an object with an object 'weight_map'");
-  std::map<std::string, std::string> map;
-  for (const auto& [name, value] : tree["weight_map"].items()) {
-    const std::string entry = where + ": weight_map '" + printable(name) + "': ";
-    if (!value.is_string()) fail(ErrorKind::checkpoint, entry + "expected a file name, found " + value.type_name());
-    const std::string shard = value.get<std::string>();
+  const std::string where = path.string(), text = json_text(path, kTableJson);
+  IndexEvents index;
+  json::sax_parse(text, &index);
+  if (!index.problem.empty()) fail(ErrorKind::checkpoint, where + ": " + index.problem);
+  if (!index.found) fail(ErrorKind::checkpoint, where + ": expected an object with an object 'weight_map'");
+  for (const auto& [name, shard] : index.weight_map)
     if (shard.empty() || shard != fs::path(shard).filename().string() || shard == "." || shard == ".." ||
         shard.find('\0') != std::string::npos)
-      fail(ErrorKind::checkpoint, entry + "expected a plain file name, found '" + printable(shard) + "'");
-    map[name] = shard;
-  }
-  return map;
+      fail(ErrorKind::checkpoint, where + ": weight_map '" + printable(name) +
+                                      "': expected a plain file name, found '" + printable(shard) + "'");
+  return std::move(index.weight_map);
 }
 
 void add_file(CheckpointIndex& index, const fs::path& path) {

@@ -5,7 +5,7 @@
 
 #include "formats/gguf/file.h"
 #include "src/core/error.h"
-#include "src/core/strings.h"
+#include "src/core/text/shown.h"
 
 namespace fewbit::gguf {
 namespace {
@@ -14,12 +14,8 @@ constexpr uint32_t kVersion = 3, kOldestVersion = 2;
 constexpr size_t kArrayType = 9;
 constexpr uint32_t kMaxDims = 4;
 
-// A name for a message: one line, no control characters.
-std::string shown(std::string_view text) {
-  std::string s;
-  for (const char c : text.substr(0, 100)) s += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
-  return s;
-}
+// Real files have some 60 keys and 2,000 tensors. Each costs ten times its bytes once it is read.
+constexpr uint64_t kMostKeys = 1 << 16, kMostTensors = 1 << 18;
 
 class Reader {
  public:
@@ -46,11 +42,12 @@ class Reader {
     return s;
   }
   // How many things of at least `least` bytes follow; more than fit is a lie.
-  uint64_t count(const std::string& what, uint64_t least) {
+  uint64_t count(const std::string& what, uint64_t least, uint64_t most = UINT64_MAX) {
     const auto n = number<uint64_t>("the number of " + what);
     if (n > left() / least)
       refuse("expected " + std::to_string(n) + " " + what + ", but only " + std::to_string(left()) +
              " bytes are left: the file is truncated or damaged");
+    if (n > most) refuse("expected at most " + std::to_string(most) + " " + what + ", found " + std::to_string(n));
     return n;
   }
 
@@ -138,6 +135,7 @@ FileTensor read_tensor(Reader& r) {
   for (uint32_t i = 0; i < rank; ++i) {
     const auto d = r.number<uint64_t>(what);
     dims[rank - 1 - i] = static_cast<int64_t>(d);
+    if (d == 0) r.refuse(what + ": expected dimensions of at least 1, found 0");
     if (d > INT64_MAX || __builtin_mul_overflow(elements, static_cast<int64_t>(d), &elements) ||
         elements > INT64_MAX / 8)
       r.refuse(what + ": its dimensions overflow 64 bits");
@@ -191,7 +189,7 @@ void place(std::vector<FileTensor>& tensors, const Reader& r, int64_t alignment,
 File parse(std::span<const uint8_t> bytes, const std::string& where) {
   Reader r(bytes, where);
   read_magic(r, bytes);
-  const uint64_t tensors = r.count("tensors", 1), pairs = r.count("metadata keys", 13);
+  const uint64_t tensors = r.count("tensors", 24, kMostTensors), pairs = r.count("metadata keys", 13, kMostKeys);
   File file{.metadata = Metadata(where), .tensors = {}};
   for (uint64_t i = 0; i < pairs; ++i) {
     const std::string key = r.text("a metadata key");

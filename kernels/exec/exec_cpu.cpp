@@ -28,6 +28,7 @@ int64_t free_bytes(const Exec&);
 int64_t total_bytes(const Exec&);
 int mark(Exec&);
 double elapsed_ms(Exec&, int from, int to);
+void forget_marks(Exec&);
 }  // namespace cuda
 Exec make_cuda_exec(int index);
 #define FEWBIT_ON_CUDA(call) \
@@ -153,6 +154,13 @@ void reset_peak([[maybe_unused]] Exec& ex) {
   if (ex.on_cuda()) return cuda::reset_peak(ex);
 #endif
   g_peak = g_bytes.load();
+}
+
+void forget_marks([[maybe_unused]] Exec& ex) {
+#ifdef FEWBIT_HAS_CUDA
+  if (ex.on_cuda()) return cuda::forget_marks(ex);
+#endif
+  marks().clear();
 }
 
 int64_t Exec::free_bytes() const {

@@ -1,20 +1,20 @@
 // The CUDA half of Exec. One stream, one cuBLAS handle with a fixed workspace, stream-ordered allocation from the
 // device's default pool (which keeps what it has got), copies in stream order, and recordings as CUDA graphs. Large
-// copies from unpinned host memory (weights in a mapped file) pass through two pinned buffers, filled by all threads,
-// so that they run at the speed of the bus.
+// copies from unpinned host memory (weights in a mapped file) and to it (codes) pass through two pinned buffers, filled
+// and emptied by all threads, so that they run at the speed of the bus.
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/exec/staging.cuh"
 #include "src/core/parallel.h"
 
 namespace fewbit {
 namespace cuda {
 namespace {
 
-constexpr size_t kStagedFrom = size_t{1} << 20;      // smaller unpinned copies are left to the driver
-constexpr int64_t kStagingGrain = int64_t{1} << 20;  // bytes one thread copies at a time
-constexpr size_t kScratchStep = size_t{2} << 20;     // scratch space grows in steps of a GPU page
+constexpr size_t kStagedFrom = size_t{1} << 20;   // smaller unpinned copies are left to the driver
+constexpr size_t kScratchStep = size_t{2} << 20;  // scratch space grows in steps of a GPU page
 
 std::string place(const char* expression, const char* name, const char* file, int line) {
   return std::string(name) + " from " + expression + " at " + file + ":" + std::to_string(line);
@@ -166,6 +166,8 @@ void copy(Exec& ex, ConstTensorView from, TensorView to) {
     s.staged_upload(from.data, to.data, bytes);  // the source is free when it returns
     return;
   }
+  if (to_host && bytes >= kStagedFrom && !is_pinned(to.data))
+    return staged_download(s.stream, s.staging_, s.staging_free_, from.data, to.data, bytes);
   FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, kind, s.stream));
   if (wait) FEWBIT_CUDA_CALL(cudaStreamSynchronize(s.stream));
 }
@@ -236,12 +238,16 @@ int64_t total_bytes(const Exec& ex) { return static_cast<int64_t>(ex.cuda_state(
 int mark(Exec& ex) {
   CudaState& s = ex.cuda_state();
   make_current(s);
-  cudaEvent_t e = nullptr;
-  FEWBIT_CUDA_CALL(cudaEventCreate(&e));
-  s.marks_.push_back(e);
-  FEWBIT_CUDA_CALL(cudaEventRecord(e, s.stream));
-  return static_cast<int>(s.marks_.size()) - 1;
+  if (s.marks_taken_ == s.marks_.size()) {
+    cudaEvent_t e = nullptr;
+    FEWBIT_CUDA_CALL(cudaEventCreate(&e));
+    s.marks_.push_back(e);
+  }
+  FEWBIT_CUDA_CALL(cudaEventRecord(s.marks_[s.marks_taken_], s.stream));
+  return static_cast<int>(s.marks_taken_++);
 }
+
+void forget_marks(Exec& ex) { ex.cuda_state().marks_taken_ = 0; }
 
 double elapsed_ms(Exec& ex, int from, int to) {
   const CudaState& s = ex.cuda_state();
@@ -341,10 +347,7 @@ void* CudaState::flagged_partials(size_t bytes) {
 }
 
 void CudaState::staged_upload(const void* from, void* to, size_t bytes) {
-  for (int i = 0; i < 2 && !staging_free_[i]; ++i) {
-    FEWBIT_CUDA_CALL(cudaHostAlloc(&staging_[i], kStaging, cudaHostAllocDefault));
-    FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&staging_free_[i], cudaEventDisableTiming));
-  }
+  cuda::make_staging(staging_, staging_free_);
   const auto* src = static_cast<const char*>(from);
   auto* dst = static_cast<char*>(to);
   // Small tensors also change buffers from call to call, so that filling one overlaps the transfer of the other.

@@ -22,6 +22,7 @@ void copy(Exec&, ConstTensorView from, TensorView to);
 RecordedGraph record(Exec&, const std::function<void()>&);
 int mark(Exec&);
 double elapsed_ms(Exec&, int from, int to);
+void forget_marks(Exec&);
 
 // Out of line, so that the macros stay small at every call.
 void check(cudaError_t status, const char* expression, const char* file, int line);
@@ -105,6 +106,7 @@ struct CudaState {
   friend RecordedGraph cuda::record(Exec&, const std::function<void()>&);
   friend int cuda::mark(Exec&);
   friend double cuda::elapsed_ms(Exec&, int, int);
+  friend void cuda::forget_marks(Exec&);
   void staged_upload(const void* from, void* to, size_t bytes);
 
   cusolverDnHandle_t solver_ = nullptr;
@@ -120,6 +122,7 @@ struct CudaState {
   cudaEvent_t staging_free_[2] = {nullptr, nullptr};
   int staging_next_ = 0;
   std::vector<cudaEvent_t> marks_;
+  size_t marks_taken_ = 0;  // since they were last forgotten
 };
 
 }  // namespace fewbit

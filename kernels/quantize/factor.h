@@ -44,15 +44,43 @@ namespace cuda {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
                            TensorView target);
 }
+// The same in two steps, for linears that share an input: M = (cross - gram) (gram + lambda I)^-1, once, and then
+// target = w + w M for each of them.
+//   m  [n, n] f32; overwritten, undefined when the factorisation fails
+namespace cpu {
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m);
+void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
+}  // namespace cpu
+namespace cuda {
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m);
+void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
+}  // namespace cuda
+inline FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
+  return pick(ex, &cpu::shift_matrix, FEWBIT_CUDA_OP(shift_matrix))(ex, cross, gram, lambda, m);
+}
+inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
+  pick(ex, &cpu::apply_shift, FEWBIT_CUDA_OP(apply_shift))(ex, w, m, target);
+}
+// Where the second way pays: on CUDA, up to inputs so wide that M takes 256 MiB. Their linears together have more
+// outputs than inputs in today's models, and wider inputs (those of `down`) have one linear, with fewer outputs.
+inline bool shares_shift(Device::Kind kind, int64_t n) { return kind == Device::cuda && n <= 8192; }
+
 inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
                                   float lambda, TensorView target) {
   return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target);
 }
 
+// Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols].
+inline constexpr int64_t kSolveCols = 1024;
+
 // Bytes that the ops take at their peak besides their arguments: of f64 the system alone is whole. On CUDA cuSOLVER's
-// room comes on top (factor_cuda.cu).
+// room comes on top (factor_cuda.cu). Where linears share M, it is counted here.
 inline int64_t factor_bytes(int64_t n, Precision p) { return p == Precision::f32 ? 0 : 8 * n * n; }
 inline int64_t shift_bytes(Device::Kind kind, int64_t out, int64_t n) {
-  return 8 * n * n + square_cut_bytes(kind, out, n);
+  const int64_t shared = shares_shift(kind, n) ? 4 * n * n : 0;
+  const int64_t blocks = (n + kSolveCols - 1) / kSolveCols;
+  const int64_t solver =
+      kind == Device::cuda ? 8 * kSolveCols * (blocks * kSolveCols + square_cut(kind, out, n).rows) : 0;
+  return 8 * n * n + square_cut_bytes(kind, out, n) + shared + solver;
 }
 }  // namespace fewbit

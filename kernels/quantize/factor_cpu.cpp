@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/wide_product.h"
@@ -118,21 +119,34 @@ FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision prec
   return factorize_f32(lambda, n, r.as<float>());
 }
 
-FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target) {
+namespace {
+
+// The lower Cholesky factor of gram + lambda I, mended, in f64; empty where it has none, with its status.
+Tensor factored_system(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, FactorStatus& status) {
+  const int64_t n = gram.cols();
+  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape);
+  Tensor system = ex.alloc(DType::f64, {n, n});
+  status = {1};
+  if (!widen_system(cross.as<float>(), gram.as<float>(), lambda, n, system.as<double>())) return {};
+  status = {cholesky(system.as<double>(), n)};
+  return status.ok() ? std::move(system) : Tensor();
+}
+
+// x [rows, n] (gram + lambda I)^-1 in place, by its factor.
+void solve_rows(const Tensor& system, double* x, int64_t begin, int64_t end) {
+  const int64_t n = system.cols();
+  blas::solve_right(CblasLower, CblasTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
+  blas::solve_right(CblasLower, CblasNoTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
+}
+
+// Panels of rows of w, widened, times M, whose row i `fill` writes; finish(x, begin, end) makes of the rows
+// [begin, end) of a panel's product what is added to them.
+template <class Fill, class Finish>
+void add_products(Exec& ex, ConstTensorView w, const Fill& fill, const Finish& finish, TensorView target) {
   const int64_t out = w.rows(), n = w.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
-  const Tensor system = ex.alloc(DType::f64, {n, n});
-  if (!widen_system(cross.as<float>(), gram.as<float>(), lambda, n, system.as<double>())) return {1};
-  if (const int64_t pivot = cholesky(system.as<double>(), n)) return {pivot};
   const WideCut cut = square_cut(Device::cpu, out, n);
   const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
                strip = ex.alloc(DType::f64, {n, cut.widest()});
-  const auto difference = [c = cross.as<float>(), g = gram.as<float>(), n](int64_t i, int64_t j0, int64_t j1,
-                                                                           double* to) {
-    for (int64_t j = j0; j < j1; ++j)
-      to[j - j0] = static_cast<double>(c[i * n + j]) - static_cast<double>(g[i * n + j]);
-  };
   for (int64_t first = 0; first < out; first += cut.rows) {
     const int64_t rows = std::min(cut.rows, out - first);
     const float* from = w.as<float>() + first * n;
@@ -140,15 +154,63 @@ FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, C
     parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
       std::copy(from + begin * n, from + end * n, wide.as<double>() + begin * n);
     });
-    wide_product(wide.as<double>(), n, rows, 64, n, cut, difference, strip.as<double>(), shift.as<double>());
+    wide_product(wide.as<double>(), n, rows, 64, n, cut, fill, strip.as<double>(), shift.as<double>());
     parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
       double* x = shift.as<double>();
-      blas::solve_right(CblasLower, CblasTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
-      blas::solve_right(CblasLower, CblasNoTrans, end - begin, n, system.as<double>(), n, x + begin * n, n);
+      finish(x, begin, end);
       for (int64_t i = begin * n; i < end * n; ++i) to[i] = static_cast<float>(wide.as<double>()[i] + x[i]);
     });
   }
+}
+
+// Columns [j0, j1) of row i of cross - gram.
+struct Difference {
+  const float *cross, *gram;
+  int64_t n;
+  void operator()(int64_t i, int64_t j0, int64_t j1, double* to) const {
+    for (int64_t j = j0; j < j1; ++j)
+      to[j - j0] = static_cast<double>(cross[i * n + j]) - static_cast<double>(gram[i * n + j]);
+  }
+};
+
+}  // namespace
+
+FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
+                           TensorView target) {
+  FEWBIT_ASSERT(gram.cols() == w.cols() && target.shape == w.shape);
+  FactorStatus status;
+  const Tensor system = factored_system(ex, cross, gram, lambda, status);
+  if (!status.ok()) return status;
+  add_products(
+      ex, w, Difference{cross.as<float>(), gram.as<float>(), w.cols()},
+      [&](double* x, int64_t begin, int64_t end) { solve_rows(system, x, begin, end); }, target);
   return {};
+}
+
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
+  const int64_t n = gram.cols();
+  FEWBIT_ASSERT(m.shape == gram.shape);
+  FactorStatus status;
+  const Tensor system = factored_system(ex, cross, gram, lambda, status);
+  if (!status.ok()) return status;
+  const Difference difference{cross.as<float>(), gram.as<float>(), n};
+  parallel_for(n, 64, [&](int64_t begin, int64_t end) {
+    std::vector<double> x(static_cast<size_t>((end - begin) * n));
+    for (int64_t i = begin; i < end; ++i) difference(i, 0, n, x.data() + (i - begin) * n);
+    solve_rows(system, x.data(), 0, end - begin);
+    std::transform(x.begin(), x.end(), m.as<float>() + begin * n, [](double v) { return static_cast<float>(v); });
+  });
+  return {};
+}
+
+void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
+  const int64_t n = w.cols();
+  FEWBIT_ASSERT(m.rows() == n && m.cols() == n && target.shape == w.shape);
+  const auto widened = [from = m.as<float>(), n](int64_t i, int64_t j0, int64_t j1, double* to) {
+    std::copy(from + i * n + j0, from + i * n + j1, to);
+  };
+  add_products(
+      ex, w, widened, [](double*, int64_t, int64_t) {}, target);
 }
 
 }  // namespace fewbit::cpu

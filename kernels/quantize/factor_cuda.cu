@@ -85,6 +85,17 @@ __global__ void add_shift_kernel(const float* __restrict__ w, const double* __re
     target[k] = static_cast<float>(w[k] + shift[k]);
 }
 
+__global__ void narrow_kernel(const double* __restrict__ from, float* __restrict__ to, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
+    to[k] = static_cast<float>(from[k]);
+}
+
+// The identity on a [n, n] that holds zeros, rows ld apart.
+__global__ void one_diagonal_kernel(double* a, int64_t n, int64_t ld) {
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) a[i * (ld + 1)] = 1;
+}
+
 unsigned blocks_for(int64_t count) { return grid_for(count, kThreads, 8192); }
 
 // What potrf and the kernels around it report, on the device.
@@ -152,38 +163,159 @@ FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision prec
   return factorize_f32(ex, lambda, n, r.as<float>());
 }
 
+namespace {
+
+// Solves X L L^T = B for many rows of B, with L [n, n] as potrf leaves it: the lower triangle, row-major. Block by
+// block of kSolveCols columns, by products alone, for which the blocks on L's diagonal are inverted first: a library's
+// solver walks columns in turn and reaches a third of a product's rate.
+class WideSolve {
+ public:
+  WideSolve(Exec& ex, const Tensor& l, int64_t rows)
+      : s_(ex.cuda_state()),
+        l_(l.as<double>()),
+        n_(l.cols()),
+        inverse_(ex.alloc_zeros(DType::f64, {(n_ + kSolveCols - 1) / kSolveCols, kSolveCols, kSolveCols})),
+        room_(ex.alloc(DType::f64, {rows, kSolveCols})) {
+    const double one = 1;
+    for (int64_t j = 0; j < n_; j += kSolveCols) {
+      double* to = inverse(j);
+      one_diagonal_kernel<<<1, kThreads, 0, s_.stream>>>(to, width(j), width(j));
+      FEWBIT_CUDA_LAUNCHED();
+      // Row-major L_jj is U = L_jj^T column-major, and U^-1 column-major is L_jj^-1 row-major.
+      FEWBIT_CUBLAS_CALL(cublasDtrsm_64(s_.blas, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_UPPER, CUBLAS_OP_N,
+                                        CUBLAS_DIAG_NON_UNIT, width(j), width(j), &one, l_ + j * n_ + j, n_, to,
+                                        width(j)));
+    }
+  }
+
+  // x [rows, n]: B, then X.
+  void run(double* x, int64_t rows) const {
+    for (int64_t j = 0; j < n_; j += kSolveCols) {  // Y L^T = B
+      subtract(x, rows, 0, j, j, CUBLAS_OP_T, l_ + j * n_);
+      divide(x, rows, j, CUBLAS_OP_T);
+    }
+    for (int64_t j = (n_ - 1) / kSolveCols * kSolveCols; j >= 0; j -= kSolveCols) {  // X L = Y
+      const int64_t end = j + width(j);
+      subtract(x, rows, end, n_, j, CUBLAS_OP_N, l_ + end * n_ + j);
+      divide(x, rows, j, CUBLAS_OP_N);
+    }
+  }
+
+ private:
+  int64_t width(int64_t j) const { return std::min(kSolveCols, n_ - j); }
+  double* inverse(int64_t j) const { return inverse_.as<double>() + j * kSolveCols; }
+
+  // x[:, j block] -= x[:, from:to] M, with M [to - from, width] a part of L or, by OP_T, the transposed of one.
+  void subtract(double* x, int64_t rows, int64_t from, int64_t to, int64_t j, cublasOperation_t op,
+                const double* m) const {
+    if (from == to) return;
+    const double minus = -1, one = 1;
+    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, op, CUBLAS_OP_N, width(j), rows, to - from, &minus, m, n_, x + from, n_,
+                                      &one, x + j, n_));
+  }
+
+  // x[:, j block] times L_jj^-1 or, by OP_T, L_jj^-T.
+  void divide(double* x, int64_t rows, int64_t j, cublasOperation_t op) const {
+    const double one = 1, zero = 0;
+    const int64_t w = width(j);
+    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, op, CUBLAS_OP_N, w, rows, w, &one, inverse(j), w, x + j, n_, &zero,
+                                      room_.as<double>(), w));
+    const size_t bytes = static_cast<size_t>(w) * sizeof(double);
+    FEWBIT_CUDA_CALL(cudaMemcpy2DAsync(x + j, static_cast<size_t>(n_) * sizeof(double), room_.as<double>(), bytes,
+                                       bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, s_.stream));
+  }
+
+  CudaState& s_;
+  const double* l_;
+  int64_t n_;
+  Tensor inverse_, room_;
+};
+
+// The factor of the system of a shift into a; the status of the factorisation.
+FactorStatus factor_system(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, const Tensor& a) {
+  const int64_t n = gram.cols();
+  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape);
+  Flags flags(ex);
+  shift_system_kernel<<<blocks_for(n * n), kThreads, 0, ex.cuda_state().stream>>>(
+      cross.as<float>(), gram.as<float>(), a.as<double>(), flags.data(), lambda, n);
+  FEWBIT_CUDA_LAUNCHED();
+  potrf(ex, CUDA_R_64F, a.as<double>(), n, flags);
+  return flags.status();
+}
+
+// Adds what stands in `shift` to rows of w.
+void add_shift(CudaState& s, ConstTensorView w, const double* shift, TensorView target, int64_t begin, int64_t rows) {
+  const int64_t n = w.cols();
+  add_shift_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, shift,
+                                                                    target.as<float>() + begin * n, rows * n);
+  FEWBIT_CUDA_LAUNCHED();
+}
+
+// shift = rows [begin, begin + rows) of w times M, in f64.
+void wide_rows(Exec& ex, ConstTensorView w, int64_t begin, int64_t rows, const WideCut& cut, const WideMatrix& m,
+               const Tensor& wide, const Tensor& strip, const Tensor& shift) {
+  widen_kernel<<<blocks_for(rows * cut.n), kThreads, 0, ex.cuda_state().stream>>>(w.as<float>() + begin * cut.n,
+                                                                                  wide.as<double>(), rows * cut.n);
+  FEWBIT_CUDA_LAUNCHED();
+  wide_product(ex, wide.as<double>(), rows, cut, m, strip.as<double>(), shift.as<double>());
+}
+
+}  // namespace
+
 // The cut depends on the shape of the weight alone, and so do the kernels that cuBLAS and cuSOLVER choose: the bits are
 // those of every run on this shape, whatever memory there is.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
                            TensorView target) {
   const int64_t out = w.rows(), n = w.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape && target.shape == w.shape);
+  FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape);
+  const Tensor a = ex.alloc(DType::f64, {n, n});
+  if (const FactorStatus status = factor_system(ex, cross, gram, lambda, a); !status.ok()) return status;
+  const WideCut cut = square_cut(Device::cuda, out, n);
+  const WideSolve solve(ex, a, cut.rows);
+  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
+               strip = ex.alloc(DType::f64, {n, cut.widest()});
+  for (int64_t begin = 0; begin < out; begin += cut.rows) {
+    const int64_t rows = std::min(cut.rows, out - begin);
+    wide_rows(ex, w, begin, rows, cut, {cross.as<float>(), gram.as<float>()}, wide, strip, shift);
+    solve.run(shift.as<double>(), rows);
+    add_shift(ex.cuda_state(), w, shift.as<double>(), target, begin, rows);
+  }
+  return {};
+}
+
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
+  const int64_t n = gram.cols();
+  FEWBIT_ASSERT(m.shape == gram.shape);
   CudaState& s = ex.cuda_state();
   const Tensor a = ex.alloc(DType::f64, {n, n});
-  Flags flags(ex);
-  shift_system_kernel<<<blocks_for(n * n), kThreads, 0, s.stream>>>(cross.as<float>(), gram.as<float>(), a.as<double>(),
-                                                                    flags.data(), lambda, n);
-  FEWBIT_CUDA_LAUNCHED();
-  potrf(ex, CUDA_R_64F, a.as<double>(), n, flags);
-  if (const FactorStatus status = flags.status(); !status.ok()) return status;
+  if (const FactorStatus status = factor_system(ex, cross, gram, lambda, a); !status.ok()) return status;
+  const WideCut cut = square_cut(Device::cuda, n, n);
+  const WideSolve solve(ex, a, cut.rows);
+  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n});
+  for (int64_t begin = 0; begin < n; begin += cut.rows) {
+    const int64_t rows = std::min(cut.rows, n - begin);
+    widen_strip_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(
+        cross.as<float>() + begin * n, gram.as<float>() + begin * n, wide.as<double>(), n, 0, n);
+    FEWBIT_CUDA_LAUNCHED();
+    solve.run(wide.as<double>(), rows);
+    narrow_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(wide.as<double>(), m.as<float>() + begin * n,
+                                                                   rows * n);
+    FEWBIT_CUDA_LAUNCHED();
+  }
+  return {};
+}
+
+void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
+  const int64_t out = w.rows(), n = w.cols();
+  FEWBIT_ASSERT(m.rows() == n && m.cols() == n && target.shape == w.shape);
   const WideCut cut = square_cut(Device::cuda, out, n);
   const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
                strip = ex.alloc(DType::f64, {n, cut.widest()});
   for (int64_t begin = 0; begin < out; begin += cut.rows) {
     const int64_t rows = std::min(cut.rows, out - begin);
-    widen_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, wide.as<double>(),
-                                                                  rows * n);
-    FEWBIT_CUDA_LAUNCHED();
-    wide_product(ex, wide.as<double>(), rows, cut, {cross.as<float>(), gram.as<float>()}, strip.as<double>(),
-                 shift.as<double>());
-    // The rows of X are the right-hand sides of a symmetric system.
-    FEWBIT_CUSOLVER_CALL(cusolverDnXpotrs(s.solver(), nullptr, CUBLAS_FILL_MODE_UPPER, n, rows, CUDA_R_64F,
-                                          a.as<double>(), n, CUDA_R_64F, shift.as<double>(), n, flags.data() + kInfo));
-    add_shift_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, shift.as<double>(),
-                                                                      target.as<float>() + begin * n, rows * n);
-    FEWBIT_CUDA_LAUNCHED();
+    wide_rows(ex, w, begin, rows, cut, {m.as<float>(), nullptr}, wide, strip, shift);
+    add_shift(ex.cuda_state(), w, shift.as<double>(), target, begin, rows);
   }
-  return {};
 }
 
 }  // namespace fewbit::cuda

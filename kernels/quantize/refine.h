@@ -14,7 +14,7 @@ struct RefineArgs {
   DType scale_dtype = DType::f16;  // refit_scales rounds its scales to it
 };
 // refit_scales: with the levels C of the codes fixed, the best scales s of a row solve the normal equations
-//     (C^T H C) s = C^T H t     in f64
+//     (C^T H C) s = C^T H t     on the CPU in f64; on CUDA as (C^T H C) (s - old) = C^T H (t - q), see refit_cuda.cu
 //   They are rounded to scale_dtype and kept where the loss of the row fell. A row whose equations cannot be factored
 //   keeps its scales, and a group whose levels are all zero keeps its own.
 //     q  codes, zeros, group_of are read; scales are read and overwritten
@@ -41,26 +41,31 @@ inline void descend_codes(Exec& ex, const RefineArgs& a, const MutableCodedView&
   pick(ex, &cpu::descend_codes, FEWBIT_CUDA_OP(descend_codes))(ex, a, q);
 }
 
-// How refit_scales is cut. Of H only the rows of one group are wide, or of large groups a strip of their columns
-// (refit_strip: its values). A row costs its levels, targets and products, and its equations;
-// kRefitBytes of rows are in work, and on the CPU never less than a block of 16 for every thread.
+// How refit_scales is cut. Of H only the rows of one group are taken apart or wide, or of large groups a strip of their
+// columns (refit_strip: its values). A row costs its levels, products and, on the CPU, targets, on CUDA the terms of
+// T - Q, and its equations; kRefitBytes of rows are in work (on CUDA twice that, so that a product fills the GPU), and
+// on the CPU never less than a block of 16 for every thread.
 inline constexpr int64_t kRefitRows = 16;
 inline constexpr int64_t kRefitBytes = int64_t{1} << 28;
 inline int64_t refit_row_bytes(Device::Kind kind, int64_t n, int64_t groups) {
-  return (kind == Device::cuda ? 24 : 20) * n + 8 * groups * (groups + 1) + (kind == Device::cuda ? 20 : 0);
+  return (kind == Device::cuda ? 10 : 20) * n + 8 * groups * (groups + 1) + (kind == Device::cuda ? 20 : 0);
 }
 inline int64_t refit_strip(Device::Kind kind, int64_t width, int64_t n) {
   return width * WideCut{.n = n, .cols = strip_columns(kind, width, n)}.widest();
 }
 inline int64_t refit_rows(Device::Kind kind, int64_t out, int64_t n, int64_t groups) {
-  const int64_t fit = kRefitBytes / refit_row_bytes(kind, n, groups) / kRefitRows * kRefitRows;
+  const int64_t bytes = kind == Device::cuda ? 2 * kRefitBytes : kRefitBytes;
+  const int64_t fit = bytes / refit_row_bytes(kind, n, groups) / kRefitRows * kRefitRows;
   return std::min(out, std::max(fit, kRefitRows * (kind == Device::cuda ? 1 : thread_count())));
 }
 // Bytes that a round of refit_scales and descend_codes takes at its peak besides its arguments, for groups of `group`
 // columns.
 inline int64_t refine_bytes(Device::Kind kind, int64_t out, int64_t n, int64_t group) {
   const int64_t groups = (n + group - 1) / group, rows = refit_rows(kind, out, n, groups);
-  const int64_t refit = rows * refit_row_bytes(kind, n, groups) + 8 * refit_strip(kind, std::min(group, n), n);
-  return kind == Device::cuda ? std::max(refit + 12 * n, 4 * out * (n + 2 * kStripCols)) : refit;
+  const int64_t width = std::min(group, n), strip = refit_strip(kind, width, n);
+  if (kind == Device::cpu) return rows * refit_row_bytes(kind, n, groups) + 8 * strip;
+  const int64_t terms = 4 * n * kStripCols;  // of a strip of H
+  const int64_t refit = rows * (refit_row_bytes(kind, n, groups) + 6 * width) + 6 * strip + terms + 12 * n;
+  return std::max(refit, 4 * out * (2 * n + 2 * kStripCols) + terms);
 }
 }  // namespace fewbit

@@ -1,12 +1,16 @@
-// Refit of scales: with C the levels, each row's normal equations A = C^T H C, b = C^T H t are gathered group by group:
-// one f64 product Z_g = C_g H_g (many rows at once; of H the rows of that group are widened) and one kernel of dots, a
-// block per row. The systems are solved by
+// Refit of scales: with C the levels, each row's normal equations are gathered group by group, on the tensor cores:
+//   A = C^T H C  by Z_g = C_g H_g, many rows at once. Levels are exact in bf16, and H is the sum of three bf16 terms,
+//                so that only the sums are rounded, to f32. A is symmetric: Z_g begins at the group's own columns.
+//   b = C^T H (T - Q), what the loss still falls by, so that the solution is the change of the scales and an error of
+//                it is one of that change alone. The product (T - Q) H is that of split_product.cuh.
+// Dots are f64, a block per row. The systems are solved by
 // cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
 // plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
 #include <algorithm>
 #include <vector>
 
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/split_product.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/exec/upload.h"
@@ -26,63 +30,91 @@ GroupOrder order_by_group(Exec& ex, const MutableCodedView& q) {
                     [&](int64_t i) { return host ? host.as<int32_t>()[i] : static_cast<int32_t>(i / q.group); });
 }
 
-// strip [gridDim.x, end - begin]: strip[i, j] = h[order[first + i], order[begin + j]]; a block per row.
+// strip [3 width, cols]: the three terms of h[order[first + i], order[begin + j]], one below the other; a block per
+// row, gridDim.x = width.
 __global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* __restrict__ order,
-                                   double* __restrict__ strip, int64_t n, int64_t first, int64_t begin, int64_t end) {
-  const int64_t i = blockIdx.x, row = order[first + i] * n;
-  for (int64_t j = begin + threadIdx.x; j < end; j += kThreads)
-    strip[i * (end - begin) + j - begin] = h[row + order[j]];
+                                   __nv_bfloat16* __restrict__ strip, int64_t n, int64_t first, int64_t begin,
+                                   int64_t cols) {
+  const int64_t i = blockIdx.x, width = gridDim.x, row = order[first + i] * n;
+  for (int64_t j = threadIdx.x; j < cols; j += kThreads) {
+    float rest = h[row + order[begin + j]];
+#pragma unroll
+    for (int term = 0; term < 3; ++term) {
+      const __nv_bfloat16 t = __float2bfloat16_rn(rest);
+      rest -= __bfloat162float(t);
+      strip[(term * width + i) * cols + j] = t;
+    }
+  }
 }
 
-// level and target of rows [0, gridDim.x) in group order.
+// Levels of rows [0, gridDim.x) in group order, and the terms of T - Q in the order of the columns.
 __global__ void gather_rows_kernel(const CodedArrays<false> q,  // from row 0 of these on
                                    const float* __restrict__ target, const int32_t* __restrict__ order,
                                    const int32_t* __restrict__ group_at,  // [in] group of each position
-                                   double* __restrict__ factor,           // the levels, for the product
-                                   float* __restrict__ level,             // the same, for the dots
-                                   float* __restrict__ ordered) {         // the target
+                                   __nv_bfloat16* __restrict__ level, const SplitTerms delta) {
   const int64_t row = blockIdx.x;
   for (int k = threadIdx.x; k < q.in; k += kThreads) {
-    const int column = order[k];
-    const int64_t to = q.index(row, k);
-    factor[to] = level[to] = static_cast<float>(q.code(row, column) - q.zero(row, group_at[k]));
-    ordered[to] = target[q.index(row, column)];
+    const int column = order[k], g = group_at[k];
+    const float l = static_cast<float>(q.code(row, column) - q.zero(row, g));
+    level[q.index(row, k)] = __float2bfloat16_rn(l);
+    const int64_t at = row * delta.ld + column;
+    split_value(target[q.index(row, column)] - l * q.scale(row, g), delta.high[at], delta.low[at]);
   }
 }
 
-// Row g of a row's A and its b from Z_g: a block per row, a warp per group of columns in turn.
-__global__ void normal_row_kernel(const double* __restrict__ z, const float* __restrict__ level,
-                                  const float* __restrict__ target, const int32_t* __restrict__ start,
-                                  double* __restrict__ a, double* __restrict__ b, int64_t n, int groups, int g) {
-  __shared__ double room[32];
+// stack [gridDim.x, 3 width] = the levels of a group three times over, for the three terms of H; a block per row.
+__global__ void stack_levels_kernel(const __nv_bfloat16* __restrict__ level, __nv_bfloat16* __restrict__ stack,
+                                    int64_t n, int64_t first, int64_t width) {
+  const int64_t row = blockIdx.x;
+  for (int64_t i = threadIdx.x; i < width; i += kThreads) {
+    const __nv_bfloat16 l = level[row * n + first + i];
+    for (int term = 0; term < 3; ++term) stack[row * 3 * width + term * width + i] = l;
+  }
+}
+
+// b [rows, groups] = the dots of a row's levels with (T - Q) H, which is in the order of the columns; a block per row,
+// a warp per group in turn.
+__global__ void gradient_kernel(const float* __restrict__ product, const __nv_bfloat16* __restrict__ level,
+                                const int32_t* __restrict__ order, const int32_t* __restrict__ start,
+                                double* __restrict__ b, int64_t n, int groups) {
   const int64_t row = blockIdx.x, base = row * n;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  double of_target = 0;
-  for (int k = warp; k < groups; k += kThreads / 32) {
+  for (int g = warp; g < groups; g += kThreads / 32) {
     double sum = 0;
-    for (int i = start[k] + lane; i < start[k + 1]; i += 32) {
-      const double zi = z[base + i];
-      sum += zi * level[base + i];
-      of_target += zi * target[base + i];
-    }
+    for (int i = start[g] + lane; i < start[g + 1]; i += 32)
+      sum += static_cast<double>(product[base + order[i]]) * static_cast<double>(__bfloat162float(level[base + i]));
+    sum = warp_sum(sum);
+    if (lane == 0) b[row * groups + g] = sum;
+  }
+}
+
+// Row g of a row's A from the diagonal on, from Z_g [rows, n - start[g]]: a block per row, a warp per group of columns
+// in turn.
+__global__ void normal_row_kernel(const float* __restrict__ z, const __nv_bfloat16* __restrict__ level,
+                                  const int32_t* __restrict__ start, double* __restrict__ a, int64_t n, int groups,
+                                  int g) {
+  const int64_t row = blockIdx.x, first = start[g];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const float* of_row = z + row * (n - first) - first;
+  for (int k = g + warp; k < groups; k += kThreads / 32) {
+    double sum = 0;
+    for (int i = start[k] + lane; i < start[k + 1]; i += 32)
+      sum += static_cast<double>(of_row[i]) * static_cast<double>(__bfloat162float(level[row * n + i]));
     sum = warp_sum(sum);
     if (lane == 0) a[(row * groups + g) * groups + k] = sum;
   }
-  of_target = block_sum(of_target, room);
-  if (threadIdx.x == 0) b[row * groups + g] = of_target;
 }
 
 // A group whose levels are all zero has a zero pivot: its equation becomes "the scale stays". Also lists the systems
 // for the batched solver.
-__global__ void mend_kernel(double* a, double* b, const float* __restrict__ scales, double** a_list, double** b_list,
-                            int64_t rows, int groups) {
+__global__ void mend_kernel(double* a, double* b, double** a_list, double** b_list, int64_t rows, int groups) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (k >= rows * groups) return;
   const int64_t row = k / groups, g = k % groups;
   double& pivot = a[(row * groups + g) * groups + g];
   if (pivot == 0) {
     pivot = 1;
-    b[k] = scales[k];
+    b[k] = 0;
   }
   if (g == 0) {
     a_list[row] = a + row * groups * groups;
@@ -93,7 +125,7 @@ __global__ void mend_kernel(double* a, double* b, const float* __restrict__ scal
 // Takes the rounded solution of a row where its loss is below that of the old scales; a block per row. Shared memory:
 // the distances of both from the exact solution, [2, groups].
 __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, groups, groups], lower, column-major
-                              const double* __restrict__ solved,  // [rows, groups]
+                              const double* __restrict__ solved,  // [rows, groups] changes of the scales
                               const int* __restrict__ info, float* __restrict__ scales, int groups, DType dtype) {
   extern __shared__ double distance[];
   __shared__ double room[32];
@@ -102,11 +134,11 @@ __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, grou
   double *fresh = distance, *old = distance + groups;
   int bad = 0;
   for (int g = threadIdx.x; g < groups; g += kThreads) {
-    const double exact = solved[row * groups + g];
+    const double exact = scales[row * groups + g] + solved[row * groups + g];
     const float stored = stored_scale(static_cast<float>(exact), dtype);
     bad |= !isfinite(stored);
     fresh[g] = stored - exact;
-    old[g] = scales[row * groups + g] - exact;
+    old[g] = -solved[row * groups + g];
   }
   if (__syncthreads_or(bad)) return;
   const double* l = factor + row * groups * groups;
@@ -125,8 +157,10 @@ __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, grou
   }
   gain = block_sum(gain, room);
   if (!(gain > 0)) return;
-  for (int g = threadIdx.x; g < groups; g += kThreads)
-    scales[row * groups + g] = stored_scale(static_cast<float>(solved[row * groups + g]), dtype);
+  for (int g = threadIdx.x; g < groups; g += kThreads) {
+    const double exact = scales[row * groups + g] + solved[row * groups + g];
+    scales[row * groups + g] = stored_scale(static_cast<float>(exact), dtype);
+  }
 }
 
 // The refit of rows [begin, begin + rows).
@@ -146,14 +180,16 @@ class Refit {
     order_ = upload(ex, by_group.order);
     group_at_ = upload(ex, at);
     start_ = upload(ex, by_group.start);
-    int64_t strip = 1;
-    for (int64_t g = 0; g < groups_; ++g)
-      strip = std::max(strip, refit_strip(Device::cuda, by_group.end(g) - by_group.begin(g), n_));
-    strip_ = ex.alloc(DType::f64, {strip});
-    factor_ = ex.alloc(DType::f64, {most, n_});
-    level_ = ex.alloc(DType::f32, {most, n_});
-    target_ = ex.alloc(DType::f32, {most, n_});
-    z_ = ex.alloc(DType::f64, {most, n_});
+    int64_t widest = 1, strip = 1;
+    for (int64_t g = 0; g < groups_; ++g) {
+      const int64_t width = by_group.end(g) - by_group.begin(g);
+      widest = std::max(widest, width);
+      strip = std::max(strip, refit_strip(Device::cuda, width, n_));
+    }
+    strip_ = ex.alloc(DType::bf16, {3 * strip});
+    stack_ = ex.alloc(DType::bf16, {most, 3 * widest});
+    level_ = ex.alloc(DType::bf16, {most, n_});
+    product_ = ex.alloc(DType::f32, {most, n_});  // (T - Q) H, then Z_g
     a_rows_ = ex.alloc(DType::f64, {most, groups_, groups_});
     b_rows_ = ex.alloc(DType::f64, {most, groups_});
     lists_ = ex.alloc(DType::u64, {2, most});
@@ -161,13 +197,7 @@ class Refit {
   }
 
   void run(int64_t begin, int64_t rows) {
-    CodedArrays<false> here(read_only(q_));
-    here.codes += here.index(begin, 0);
-    if (here.zeros) here.zeros += here.grid_index(begin, 0);
-    gather_rows_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        here, a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), factor_.as<double>(),
-        level_.as<float>(), target_.as<float>());
-    FEWBIT_CUDA_LAUNCHED();
+    gradient(begin, rows);
     for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
     solve(rows, q_.scales.as<float>() + begin * groups_);
   }
@@ -178,7 +208,7 @@ class Refit {
     auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
     double** b_list = a_list + rows;
     mend_kernel<<<grid_for(rows * groups_, kThreads), kThreads, 0, s_.stream>>>(
-        a_rows_.as<double>(), b_rows_.as<double>(), s, a_list, b_list, rows, static_cast<int>(groups_));
+        a_rows_.as<double>(), b_rows_.as<double>(), a_list, b_list, rows, static_cast<int>(groups_));
     FEWBIT_CUDA_LAUNCHED();
     const int order = static_cast<int>(groups_), batch = static_cast<int>(rows);
     FEWBIT_CUSOLVER_CALL(
@@ -191,26 +221,59 @@ class Refit {
     FEWBIT_CUDA_LAUNCHED();
   }
 
-  // Row g of the normal equations of every row.
-  void normal_row(int64_t g, int64_t rows) {
-    const int64_t first = by_group_.begin(g), width = by_group_.end(g) - first;
-    const double one = 1, zero = 0;
-    if (width == 0) ex_.zero(z_);
-    const WideCut cut{.n = n_, .rows = rows, .cols = strip_columns(Device::cuda, width, n_)};
-    for (int64_t i = 0; width > 0 && i < cut.strips(); ++i) {
-      const int64_t begin = cut.begin(i), end = cut.end(i), cols = end - begin;
-      gather_gram_kernel<<<static_cast<unsigned>(width), kThreads, 0, s_.stream>>>(
-          a_.h.as<float>(), order_.as<int32_t>(), strip_.as<double>(), n_, first, begin, end);
-      FEWBIT_CUDA_LAUNCHED();
-      // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
-      FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, width, &one, strip_.as<double>(),
-                                        cols, factor_.as<double>() + first, n_, &zero, z_.as<double>() + begin, n_));
+  // Levels and b of rows [begin, begin + rows).
+  void gradient(int64_t begin, int64_t rows) {
+    CodedArrays<false> here(read_only(q_));
+    here.codes += here.index(begin, 0);
+    here.scales += here.grid_index(begin, 0);
+    if (here.zeros) here.zeros += here.grid_index(begin, 0);
+    const SplitMatrix delta(ex_, rows, n_), h(ex_, n_, kStripCols);
+    gather_rows_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        here, a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), level(),
+        delta.terms());
+    FEWBIT_CUDA_LAUNCHED();
+    for (int64_t strip = 0; strip < n_; strip += kStripCols) {
+      const int64_t cols = std::min(n_ - strip, kStripCols);
+      split(s_, a_.h.as<float>() + strip, n_, n_, cols, h.terms());
+      split_product(s_, delta.terms(), h.terms(), rows, n_, cols, product_.as<float>() + strip, n_);
     }
-    normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        z_.as<double>(), level_.as<float>(), target_.as<float>(), start_.as<int32_t>(), a_rows_.as<double>(),
-        b_rows_.as<double>(), n_, static_cast<int>(groups_), static_cast<int>(g));
+    gradient_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        product_.as<float>(), level(), order_.as<int32_t>(), start_.as<int32_t>(), b_rows_.as<double>(), n_,
+        static_cast<int>(groups_));
     FEWBIT_CUDA_LAUNCHED();
   }
+
+  // Row g of A of every row, from the diagonal on.
+  void normal_row(int64_t g, int64_t rows) {
+    const int64_t first = by_group_.begin(g), width = by_group_.end(g) - first, behind = n_ - first;
+    const float one = 1, zero = 0;
+    if (width == 0) {
+      ex_.zero(product_);
+    } else {
+      stack_levels_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(level(), stack(), n_, first, width);
+      FEWBIT_CUDA_LAUNCHED();
+    }
+    const int64_t most = strip_columns(Device::cuda, width, n_);
+    for (int64_t begin = 0; width > 0 && begin < behind; begin += most) {
+      const int64_t cols = std::min(most, behind - begin);
+      gather_gram_kernel<<<static_cast<unsigned>(width), kThreads, 0, s_.stream>>>(
+          a_.h.as<float>(), order_.as<int32_t>(), strip(), n_, first, first + begin, cols);
+      FEWBIT_CUDA_LAUNCHED();
+      // Row-major Z = C_g H_g is Z^T = H_g^T C_g^T column-major.
+      FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s_.blas, CUBLAS_OP_N, CUBLAS_OP_N, cols, rows, 3 * width, &one, strip(),
+                                         CUDA_R_16BF, cols, stack(), CUDA_R_16BF, 3 * width, &zero,
+                                         product_.as<float>() + begin, CUDA_R_32F, behind, CUBLAS_COMPUTE_32F,
+                                         CUBLAS_GEMM_DEFAULT));
+    }
+    normal_row_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        product_.as<float>(), level(), start_.as<int32_t>(), a_rows_.as<double>(), n_, static_cast<int>(groups_),
+        static_cast<int>(g));
+    FEWBIT_CUDA_LAUNCHED();
+  }
+
+  __nv_bfloat16* level() const { return level_.as<__nv_bfloat16>(); }
+  __nv_bfloat16* stack() const { return stack_.as<__nv_bfloat16>(); }
+  __nv_bfloat16* strip() const { return strip_.as<__nv_bfloat16>(); }
 
   Exec& ex_;
   CudaState& s_;
@@ -219,8 +282,8 @@ class Refit {
   const GroupOrder& by_group_;
   int64_t n_, groups_;
   Tensor order_{}, group_at_{}, start_{};  // i32
-  Tensor strip_{}, factor_{}, z_{};        // f64: of H what a product needs, levels, Z_g
-  Tensor level_{}, target_{};              // f32, in group order
+  Tensor strip_{}, stack_{}, level_{};     // bf16: terms of H that a product needs, a group's levels thrice, all levels
+  Tensor product_{};                       // f32
   Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
 };
 

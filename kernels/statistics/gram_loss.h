@@ -8,17 +8,23 @@ namespace fewbit {
 //   a, b  [out, in] f32
 //   h     [in, in]  f32, symmetric, both halves
 //   loss  [out]     f64; overwritten
-// In f64: a good quantizer puts its error where large terms cancel.
+// In f64: a good quantizer puts its error where large terms cancel. H is symmetric: of its strips of columns only what
+// lies on and above the diagonal is multiplied, the entries above it twice. LossSums::f32 is for errors that nothing
+// has aimed at (plain rounding, or a weight against zero): products in f32, on CUDA of two bf16 terms each
+// (kernels/device/split_product.cuh), and only the sum over a row in f64, in a quarter of the time and less.
+enum class LossSums : uint8_t { f64, f32 };
 namespace cpu {
-void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss);
+void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss, LossSums);
 }
 namespace cuda {
-void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss);
+void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss, LossSums);
 }
-inline void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss) {
-  pick(ex, &cpu::gram_loss, FEWBIT_CUDA_OP(gram_loss))(ex, a, b, h, loss);
+inline void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss,
+                      LossSums sums = LossSums::f64) {
+  pick(ex, &cpu::gram_loss, FEWBIT_CUDA_OP(gram_loss))(ex, a, b, h, loss, sums);
 }
 
-// Bytes that the op takes at its peak besides its arguments: H is widened strip by strip.
+// Bytes that the op takes at its peak besides its arguments, with LossSums::f64: H is widened strip by strip. With f32
+// it takes less.
 inline int64_t gram_loss_bytes(Device::Kind kind, int64_t rows, int64_t n) { return square_cut_bytes(kind, rows, n); }
 }  // namespace fewbit

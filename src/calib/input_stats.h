@@ -2,6 +2,7 @@
 // InputStats: what calibration saw at the input of one Linears op. Raw sums and counts, never averages, so
 // that they merge by addition.
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/products/bytes/quantize_rows.h"
@@ -30,6 +31,12 @@ struct FactorCache {
   bool ok = false;
 };
 
+// The same of the matrix M that shifts the targets of linears that share an input (kernels/quantize/factor.h).
+struct ShiftCache {
+  std::optional<float> lambda{};  // that it was made for
+  Tensor m{};                     // [in, in] f32; empty where the system could not be factored
+};
+
 // How the linears that share an input round it when they run.
 struct InputRounding {
   ActQuant activations = ActQuant::none;
@@ -49,6 +56,7 @@ struct InputStats {
   float input_scale = 0;         // of static activations
   Tensor sample{};               // [tokens <= kSampleTokens, in] of the input before it is rounded; else empty
   mutable FactorCache factor{};  // filled by the first method that needs it
+  mutable ShiftCache shift{};    // the same
 };
 
 // What a transform knows of an input: the states that enter the block run through its original weights.

@@ -3,9 +3,12 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "src/core/text/shown.h"
+
 namespace fewbit {
 
-void fail(ErrorKind kind, const std::string& message) { throw Error(kind, message); }
+// Messages quote files that strangers wrote: nothing of them may act on a terminal or fill it.
+void fail(ErrorKind kind, const std::string& message) { throw Error(kind, shown_message(message)); }
 
 void bug(std::string_view message, std::source_location where) {
   std::fprintf(stderr, "fewbit: bug at %s:%u in %s: %.*s; please report it\n", where.file_name(),

@@ -20,7 +20,7 @@ namespace {
 
 // Opens a regular file to read; the size goes to `size`.
 int open_regular(const std::filesystem::path& path, size_t& size) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO answers at once
   if (fd < 0) fail(ErrorKind::io, path.string() + ": cannot open: " + std::strerror(errno));
   struct stat st {};
   if (::fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {

@@ -24,17 +24,17 @@ struct WideCut {
 
 // Columns of a strip for k rows of M. On the CPU 512, and never so few that a strip has less than 2^20 values:
 // OpenBLAS has other kernels, with other bits, for products of less than 10^6 multiplications. On CUDA strips of about
-// 64 MiB, so that a product fills the GPU.
+// 128 MiB: with a panel of as much, the tiles of a product fill the multiprocessors even where n is 14,336.
 inline int64_t strip_columns(Device::Kind kind, int64_t k, int64_t n) {
-  const int64_t values = kind == Device::cuda ? int64_t{1} << 23 : int64_t{1} << 20;
+  const int64_t values = kind == Device::cuda ? int64_t{1} << 24 : int64_t{1} << 20;
   const int64_t needed = (values + k - 1) / std::max<int64_t>(1, k);
   return std::clamp<int64_t>((needed + 63) / 64 * 64, std::min<int64_t>(n, 512), n);
 }
 
 // M [n, n], m rows of a. Rows at once are whole groups of 64, enough for every thread or, on CUDA, for panels of about
-// 64 MiB; each row costs 16 n bytes, itself and its product.
+// 128 MiB; each row costs 16 n bytes, itself and its product.
 inline WideCut square_cut(Device::Kind kind, int64_t m, int64_t n) {
-  const int64_t rows = kind == Device::cuda ? std::clamp<int64_t>((int64_t{1} << 23) / n / 256 * 256, 256, 4096)
+  const int64_t rows = kind == Device::cuda ? std::clamp<int64_t>((int64_t{1} << 24) / n / 256 * 256, 256, 4096)
                                             : std::max<int64_t>(1024, 64 * thread_count());
   return {.n = n, .rows = std::min(m, rows), .cols = strip_columns(kind, n, n)};
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/container.h"
+#include "formats/guarded_json.h"
 #include "src/core/hash.h"
 #include "src/core/parallel.h"
 
@@ -135,7 +136,7 @@ void write_logit_cache(Exec& ex, const fs::path& dir, const CacheKey& key, const
 }
 
 LogitSource logits_from_cache(Exec& ex, const fs::path& dir, const CacheKey& key, const ScoredWindows& w) {
-  const auto found = nlohmann::ordered_json::parse(read_text(dir / "cache.json"), nullptr, false);
+  const auto found = ordered_json_or_discarded(json_text(dir / "cache.json", kConfigJson), kConfigJson);
   if (!found.is_object() || !found.contains("vocab") || !found["vocab"].is_number_integer())
     fail(ErrorKind::checkpoint, fmt::format("{}: is no cache of logits", (dir / "cache.json").string()));
   const int64_t vocab = found["vocab"];

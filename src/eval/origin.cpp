@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/digest.h"
 
 namespace fewbit {
@@ -27,7 +28,7 @@ std::string digest_of_files(const Json& files) {
 }  // namespace
 
 std::string origin_of_report(const std::string& report) {
-  const Json j = Json::parse(report, nullptr, false);
+  const Json j = json_or_discarded(report, kTableJson);
   std::string line = text_at(j, "made_by");
   const Json* from = j.is_object() && j.contains("made_from") ? &j["made_from"] : nullptr;
   if (line.empty() || !from) return line;

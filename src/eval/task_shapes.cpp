@@ -7,6 +7,7 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
 #include "src/eval/tasks.h"
@@ -163,8 +164,7 @@ const std::vector<TaskShape>& shapes() {
   return table;
 }
 
-TaskItem read_line(const std::string& line, const std::string& where) {
-  const Json j = Json::parse(line, nullptr, false);
+TaskItem item_of(const Json& j, const std::string& where) {
   if (!j.is_object()) refuse(where, "is not a JSON object");
   for (const TaskShape& shape : shapes()) {
     if (!std::all_of(shape.keys.begin(), shape.keys.end(), [&](const char* key) { return j.contains(key); })) continue;
@@ -176,6 +176,13 @@ TaskItem read_line(const std::string& line, const std::string& where) {
   refuse(where,
          "has no shape of a task that is known: question and choices, ctx and endings, goal, sol1 and sol2, "
          "sentence, option1 and option2, passage and question, or context and choices");
+}
+
+TaskItem read_line(const std::string& line, const std::string& where) {
+  const Json j = parse_json(line, where, kRecordJson);
+  TaskItem item;
+  take_apart(where, [&] { item = item_of(j, where); });
+  return item;
 }
 
 }  // namespace

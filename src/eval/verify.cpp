@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/hash.h"
 #include "src/eval/verify_files.h"
 #include "src/model/checkpoint_parts.h"
@@ -30,8 +30,7 @@ constexpr int64_t kProbeTokens = 32;
 // Of a report that verify_files() has read.
 std::map<std::string, std::string> hashes_of_report(const std::filesystem::path& dir) {
   std::map<std::string, std::string> hashes;
-  std::ifstream in(dir / "quant_report.json");
-  const auto report = nlohmann::json::parse(in, nullptr, false);
+  const auto report = parse_json(json_text(dir / "quant_report.json", kTableJson), dir.string(), kTableJson);
   for (const auto& l : report["linears"]) hashes[l.value("name", "")] = l.value("hash", "");
   return hashes;
 }

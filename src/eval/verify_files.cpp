@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "formats/container.h"
+#include "formats/guarded_json.h"
 #include "src/core/digest.h"
 #include "src/core/files/checksums.h"
 #include "src/core/files/sha256.h"
@@ -105,7 +106,7 @@ class FileCheck {
                                               "wrote",
                                               dir_.string(), kReport));
     const std::string text = text_of(dir_ / kReport);
-    report_ = Json::parse(text, nullptr, false);
+    report_ = json_or_discarded(text, kTableJson);
     const bool readable = report_.is_object() && report_.contains("linears") && report_["linears"].is_array();
     check_sums();
     if (!readable) {
@@ -265,7 +266,7 @@ class FileCheck {
   // What config.json says of the model, key by key.
   void check_config() {
     const Json then = report_.contains("config") ? report_["config"] : Json();
-    const Json now = Json::parse(text_of(dir_ / "config.json"), nullptr, false);
+    const Json now = json_or_discarded(text_of(dir_ / "config.json"), kTableJson);
     if (!then.is_object() || !now.is_object()) return;  // a file that is no JSON differs from its digest
     const auto shown = [](const Json& j, const std::string& key) {
       return j.contains(key) ? j[key].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80) : "not there";

@@ -2,12 +2,11 @@
 // architecture, tensor names, types and shapes, and how every linear is packed.
 #include "src/model/checkpoint.h"
 
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "formats/bits.h"
 #include "formats/gguf/locate.h"
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/half.h"
 #include "src/core/parallel.h"
@@ -24,9 +23,8 @@ namespace fs = std::filesystem;
 // The first quantization config beside config.json.
 ConfigFile side_config(const fs::path& dir) {
   for (const std::string_view name : kSideFiles) {
-    std::ifstream in(dir / name, std::ios::binary);
-    std::ostringstream text;
-    if (in) return {std::string(name), (text << in.rdbuf(), text.str())};
+    std::error_code ignored;
+    if (fs::exists(dir / name, ignored)) return {std::string(name), json_text(dir / name, kConfigJson)};
   }
   return {};
 }

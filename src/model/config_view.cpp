@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numbers>
-#include <sstream>
+
+#include "formats/guarded_json.h"
 
 namespace fewbit {
 
@@ -65,23 +65,17 @@ ConfigView::~ConfigView() = default;
 
 ConfigView ConfigView::open(const std::filesystem::path& dir) {
   const std::filesystem::path path = dir / "config.json";
-  std::ifstream in(path, std::ios::binary);
-  if (!in) fail(ErrorKind::io, path.string() + ": cannot be read; a model directory holds a config.json");
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (in.bad()) fail(ErrorKind::io, path.string() + ": reading failed");
-  return parse(text.str(), path.string());
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored))
+    fail(ErrorKind::io, path.string() + ": cannot be read; a model directory holds a config.json");
+  return parse(json_text(path, kConfigJson), path.string());
 }
 
 ConfigView ConfigView::parse(const std::string& json_text, const std::string& where) {
   auto impl = std::make_unique<Impl>();
   impl->text = json_text;
   impl->where = where;
-  try {
-    impl->root = json::parse(json_text);
-  } catch (const json::parse_error& e) {
-    fail(ErrorKind::checkpoint, fmt::format("{}: not JSON: syntax error at byte {}", where, e.byte));
-  }
+  impl->root = parse_json(json_text, where, kConfigJson);
   if (!impl->root.is_object())
     fail(ErrorKind::checkpoint, fmt::format("{}: expected a JSON object, found {}", where, shown(impl->root)));
   return ConfigView(std::move(impl));

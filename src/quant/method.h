@@ -22,8 +22,9 @@ struct LinearJob {
   QuantSpec spec{};
   Effort effort = Effort::standard;
   ActOrder act_order = ActOrder::off;
-  float damp = 0.01f;      // relative to the mean of diag H
-  bool allow_rtn = false;  // permits the last rung
+  float damp = 0.01f;          // relative to the mean of diag H
+  bool shifts_targets = true;  // aims at the unquantized output, where the statistics hold both streams
+  bool allow_rtn = false;      // permits the last rung
   uint64_t seed = 0;
   // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
   float shared_absmax = 0;

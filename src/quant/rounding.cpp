@@ -125,16 +125,34 @@ double sum_of(Exec& ex, ConstTensorView values) {
   return std::accumulate(host.as<double>(), host.as<double>() + host.numel(), 0.0);
 }
 
-double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats, const RowShare& rows) {
+double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats, const RowShare& rows,
+                      LossSums sums) {
   Tensor loss = ex.alloc(DType::f64, {a.rows()});
-  gram_loss(ex, a, b, stats.gram, loss);
+  gram_loss(ex, a, b, stats.gram, loss, sums);
   const double sum = rows.sum_of(ex, loss) / static_cast<double>(stats.tokens);
   return std::isfinite(sum) ? sum : 0;
 }
 
+namespace {
+
+// target [out, in] = the weight, shifted; false where the system cannot be factored.
+bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
+  const InputStats& stats = *job.stats;
+  if (!shares_shift(ex.device().kind, job.weight.cols()))
+    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target).ok();
+  ShiftCache& cache = stats.shift;
+  if (cache.lambda != lambda) {
+    cache = {.lambda = lambda, .m = ex.alloc(DType::f32, stats.gram.shape())};
+    if (!shift_matrix(ex, stats.cross, stats.gram, lambda, cache.m).ok()) cache.m.reset();
+  }
+  if (cache.m) apply_shift(ex, job.weight, cache.m, target);
+  return !cache.m.empty();
+}
+
+}  // namespace
+
 bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
-  return job.rows->everywhere(shift_targets(ex, job.weight, job.stats->cross, job.stats->gram, lambda, target).ok() &&
-                              count_nonfinite(ex, target) == 0);
+  return job.rows->everywhere(make_target(ex, job, lambda, target) && count_nonfinite(ex, target) == 0);
 }
 
 namespace {
@@ -161,10 +179,11 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   if (searched && measured) {
     h = ex.alloc(DType::f32, {job.weight.cols()});
     diagonal(ex, job.stats->gram, h);
-    if (!job.stats->cross.empty()) shifted = shifted_target(ex, job, h);
+    const bool shifts = job.shifts_targets && !job.stats->cross.empty();
+    if (shifts) shifted = shifted_target(ex, job, h);
     if (shifted)
       target = shifted;
-    else if (!job.stats->cross.empty())
+    else if (shifts)
       result.rung = "diagonal";
   }
   DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);

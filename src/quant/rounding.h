@@ -1,6 +1,7 @@
 #pragma once
 // What the integer methods share: plain rounding, codes on the device, losses, and the way back to the host.
 #include "kernels/quantize/choose_scales.h"
+#include "kernels/statistics/gram_loss.h"
 #include "src/quant/method.h"
 #include "src/run/values_of.h"
 
@@ -45,7 +46,7 @@ double sum_of(Exec& ex, ConstTensorView values);
 // tr((a - b) H (a - b)^T) / tokens for device matrices [out, in], of which each rank has its rows; 0 when it is not a
 // number.
 double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const InputStats& stats,
-                      const RowShare& rows = RowShare::none());
+                      const RowShare& rows = RowShare::none(), LossSums sums = LossSums::f64);
 
 // target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input
 // (kernels/quantize/factor.h), by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be

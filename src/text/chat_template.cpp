@@ -11,6 +11,7 @@
 
 #include "formats/gguf/file.h"
 #include "formats/gguf/locate.h"
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/mapped_file.h"
 #include "src/text/corpus.h"
@@ -75,7 +76,7 @@ bool there_is(const fs::path& path) {
 
 Json object_in(const fs::path& path) {
   if (!there_is(path)) return Json::object();
-  Json j = Json::parse(read_text(path), nullptr, false);
+  Json j = parse_ordered_json(json_text(path, kConfigJson), path.string(), kConfigJson);
   if (!j.is_object()) fail(ErrorKind::checkpoint, path.string() + ": is not a JSON object");
   return j;
 }
@@ -155,7 +156,7 @@ Source source_of(const fs::path& model, const std::string& name, const Json& con
 Json parsed(const std::string& text, const std::string& what) {
   if (const std::string problem = json_problem(text); !problem.empty())
     fail(ErrorKind::checkpoint, fmt::format("{}: {}", what, problem));
-  return Json::parse(text);
+  return parse_ordered_json(text, what, kConfigJson);
 }
 Json objects(const std::string& text, const std::string& what) {
   Json list = parsed(text, what);

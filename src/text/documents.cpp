@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
@@ -46,10 +47,7 @@ std::string rendered(const Json& line, const ChatTemplate& chat, const std::stri
   return chat.render({part("messages"), part("tools"), part("documents"), part("chat_template_kwargs")});
 }
 
-void add_line(std::string_view line, const std::string& where, const ChatSource& chat, Documents& out) {
-  if (const std::string problem = json_problem(line); !problem.empty())
-    fail(ErrorKind::checkpoint, where + ": " + problem);
-  const Json j = Json::parse(line);
+void add_object(const Json& j, const std::string& where, const ChatSource& chat, Documents& out) {
   if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
   const bool has_messages = j.contains("messages") && j["messages"].is_array();
   if (!has_messages && !(j.contains("text") && j["text"].is_string()))
@@ -58,6 +56,13 @@ void add_line(std::string_view line, const std::string& where, const ChatSource&
     fail(ErrorKind::checkpoint, where + ": `text` and `messages` are mixed in one file");
   out.chat = has_messages;
   out.texts.push_back(has_messages ? rendered(j, chat(), where) : j["text"].get<std::string>());
+}
+
+void add_line(std::string_view line, const std::string& where, const ChatSource& chat, Documents& out) {
+  if (const std::string problem = json_problem(line); !problem.empty())
+    fail(ErrorKind::checkpoint, where + ": " + problem);
+  const Json j = parse_ordered_json(line, where, kRecordJson);
+  take_apart(where, [&] { add_object(j, where, chat, out); });
 }
 
 void read_lines_in_parts(const TextFile& file, const ChatSource& chat,

@@ -4,12 +4,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "formats/gguf/file.h"
+#include "formats/guarded_json.h"
 #include "src/core/mapped_file.h"
 #include "src/core/strings.h"
 #include "src/text/gguf_words.h"
@@ -58,17 +57,16 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using namespace gguf_words;
 
+// "" where there is none.
 std::string read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (in) text << in.rdbuf();
-  return text.str();
+  std::error_code ignored;
+  return fs::exists(path, ignored) ? json_text(path, kTableJson) : "";
 }
 
 json parse_file(const fs::path& path) {
   const std::string text = read_file(path);
   if (text.empty()) return json::object();
-  json tree = json::parse(text, nullptr, false);
+  json tree = parse_json(text, path.string(), kTableJson);
   if (!tree.is_object()) fail(ErrorKind::checkpoint, path.string() + ": expected a JSON object");
   return tree;
 }
@@ -80,9 +78,9 @@ json parse_file(const fs::path& path) {
 void collect_splits(const json& pre, std::vector<std::string>& out) {
   const std::string type = pre.value("type", "");
   if (type == "Sequence")
-    for (const json& child : pre["pretokenizers"]) collect_splits(child, out);
+    for (const json& child : pre.at("pretokenizers")) collect_splits(child, out);
   else if (type == "Split")
-    out.push_back(pre["pattern"].value("Regex", pre["pattern"].value("String", "?")));
+    out.push_back(pre.at("pattern").value("Regex", pre.at("pattern").value("String", "?")));
   else if (type == "ByteLevel" && pre.value("use_regex", true))
     out.push_back("");
 }
@@ -100,9 +98,9 @@ const SplitRule& rule_of(const json& tokenizer, bool ignore_merges, const std::s
 
 std::vector<std::pair<std::string, std::string>> merges_of(const json& tokenizer) {
   std::vector<std::pair<std::string, std::string>> out;
-  for (const json& m : tokenizer["model"]["merges"]) {
+  for (const json& m : tokenizer.at("model").at("merges")) {
     if (m.is_array()) {
-      out.emplace_back(m[0].get<std::string>(), m[1].get<std::string>());
+      out.emplace_back(m.at(0).get<std::string>(), m.at(1).get<std::string>());
     } else {
       const auto& s = m.get_ref<const std::string&>();
       out.emplace_back(s.substr(0, s.find(' ')), s.substr(s.find(' ') + 1));

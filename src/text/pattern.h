@@ -2,18 +2,16 @@
 // Pattern: what a tokenizer.json splits at or replaces, a literal string or a regular expression. The files
 // are written for Oniguruma (Ruby syntax, UTF-8); we run PCRE2, so expressions are translated first.
 #include <cstddef>
-#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-struct pcre2_real_code_8;
+#include "src/core/text/regex.h"
 
 namespace fewbit {
 
-struct Match {
-  size_t begin = 0, end = 0;  // byte offsets
-};
+using Match = Regex::Span;
 
 class Pattern {
  public:
@@ -26,13 +24,10 @@ class Pattern {
   std::vector<Match> find_all(std::string_view subject) const;
 
  private:
-  struct FreeCode {
-    void operator()(pcre2_real_code_8* code) const;
-  };
   std::vector<Match> find_literal(std::string_view subject) const;
 
   std::string literal_{};
-  std::unique_ptr<pcre2_real_code_8, FreeCode> code_{};
+  std::optional<Regex> regex_{};
 };
 
 // An expression of Oniguruma as PCRE2 reads it (UTF, UCP, MULTILINE). What differs: \s, \w, \b, \v, \u, names

@@ -66,7 +66,8 @@ FEWBIT_DEVICE_TEST(Methods, NeverWorseThanPlainRounding) {
               trace_loss(b.host_weight, dequantize_reference(r.linear), widened(b.ex.to_host(b.stats.gram))) / 500;
           EXPECT_NEAR(r.loss, truth, tol::kF32Op * truth);
           job.effort = Effort::reference;
-          EXPECT_EQ(method("rtn").quantize(b.ex, job).loss, r.loss_rtn);
+          const double plain = method("rtn").quantize(b.ex, job).loss;
+          EXPECT_NEAR(plain, r.loss_rtn, tol::kF32Product * plain);
         }
   });
 }

@@ -45,11 +45,12 @@ TEST(Recipe, BitsAloneLeaveTheGridAsItIs) {
 }
 
 TEST(Recipe, WhatItPrintsParsesToTheSame) {
-  for (const char* text : {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
-                           "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "awq", "awq+gptq int3 g64",
-                           "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor",
-                           "gptq int8 acts=off", "fp8", "fp8 block128", "gptq fp8 tensor acts=tensor", "fp8 acts=off",
-                           "fp8 acts=tensor percentile=99.9", "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
+  for (const char* text :
+       {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
+        "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "gptq int4 g128 sym targets=off", "awq",
+        "awq+gptq int3 g64", "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor",
+        "gptq int8 acts=off", "fp8", "fp8 block128", "gptq fp8 tensor acts=tensor", "fp8 acts=off",
+        "fp8 acts=tensor percentile=99.9", "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }

@@ -56,6 +56,7 @@ double measured(ConstTensorView x, ConstTensorView w, const QuantSpec& spec, con
 }
 
 TEST(RoundingNoise, IsWhatRoundingCosts) {
+  Exec ex = Exec::cpu();
   const Tensor x = uneven(kTokens, 1);
   Features s(kIn);
   for (size_t j = 0; j < s.size(); ++j) s[j] = std::exp(static_cast<float>(j % 5) / 4);
@@ -65,11 +66,13 @@ TEST(RoundingNoise, IsWhatRoundingCosts) {
     std::vector<NoisyLinear> linears;
     linears.push_back({.rows = clone_host(w), .energy = 1, .spec = spec});
     std::vector<double> slope;
-    EXPECT_NEAR(rounding_noise(x, linears, s, slope) / measured(x, w, spec, s), 1, tol::kExpectedNoise) << spec.str();
+    EXPECT_NEAR(rounding_noise(ex, x, linears, s, slope) / measured(x, w, spec, s), 1, tol::kExpectedNoise)
+        << spec.str();
   }
 }
 
 TEST(RoundingNoise, SlopesAreThoseOfDifferences) {
+  Exec ex = Exec::cpu();
   const Tensor x = uneven(kTokens, 3);
   for (const ActQuant activations : {ActQuant::token, ActQuant::tensor, ActQuant::none}) {
     std::vector<NoisyLinear> linears;
@@ -78,7 +81,7 @@ TEST(RoundingNoise, SlopesAreThoseOfDifferences) {
     Features s(kIn);
     for (size_t j = 0; j < s.size(); ++j) s[j] = std::exp(static_cast<float>(j % 11) / 9);
     std::vector<double> slope, unused;
-    const double e = rounding_noise(x, linears, s, slope);
+    const double e = rounding_noise(ex, x, linears, s, slope);
     // Along a direction, so that single peaks that change hands weigh little.
     constexpr double kStep = 1e-4;
     Features up(s), down(s);
@@ -91,13 +94,14 @@ TEST(RoundingNoise, SlopesAreThoseOfDifferences) {
       size += slope[j] * slope[j];
     }
     const double found =
-        (rounding_noise(x, linears, up, unused) - rounding_noise(x, linears, down, unused)) / (2 * kStep);
+        (rounding_noise(ex, x, linears, up, unused) - rounding_noise(ex, x, linears, down, unused)) / (2 * kStep);
     EXPECT_GT(size, 0);
     EXPECT_NEAR(found, expected, tol::kSlope * e);
   }
 }
 
 TEST(RoundingNoise, TheWayDownEndsBelowItsStart) {
+  Exec ex = Exec::cpu();
   Absorber a;
   a.features = kIn / 3;
   a.head_dim = 16;
@@ -105,11 +109,13 @@ TEST(RoundingNoise, TheWayDownEndsBelowItsStart) {
   const Tensor x = uneven(kTokens, 6);
   std::vector<NoisyLinear> linears;
   linears.push_back({.rows = random_normal(DType::f32, {kOut, kIn}, 7), .energy = 1, .spec = w8a8(ActQuant::token)});
-  const Features start(static_cast<size_t>(a.features), 1.f), end = least_noise(a, x, linears, start);
+  const Features start(static_cast<size_t>(a.features), 1.f), end = least_noise(ex, a, x, linears, start);
   std::vector<double> slope;
-  const auto noise = [&](const Features& s) { return rounding_noise(x, linears, by_consumer_feature(a, s), slope); };
+  const auto noise = [&](const Features& s) {
+    return rounding_noise(ex, x, linears, by_consumer_feature(a, s), slope);
+  };
   EXPECT_LT(noise(end), 0.9 * noise(start));
-  EXPECT_EQ(least_noise(a, x, linears, start), end);
+  EXPECT_EQ(least_noise(ex, a, x, linears, start), end);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "src/model/limits.h"
+
 namespace fewbit {
 namespace {
 
@@ -38,9 +40,9 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
   s.heads = static_cast<int>(size_key(c, "num_attention_heads"));
   s.kv_heads = static_cast<int>(size_key(c, "num_key_value_heads", s.heads));
   s.eps = static_cast<float>(c.f64("rms_norm_eps", 1e-6));
-  if (s.layers > 100000)
+  if (s.layers > kMostLayers)
     fail(ErrorKind::checkpoint,
-         fmt::format("{}: num_hidden_layers: expected at most 100000, found {}", c.where(), s.layers));
+         fmt::format("{}: num_hidden_layers: expected at most {}, found {}", c.where(), kMostLayers, s.layers));
   if (s.heads % s.kv_heads != 0)
     fail(ErrorKind::checkpoint,
          fmt::format("{}: num_key_value_heads: expected a divisor of num_attention_heads ({}), found {}", c.where(),
@@ -50,6 +52,9 @@ DecoderSizes decoder_sizes(const ConfigView& c) {
          fmt::format("{}: head_dim: absent, and hidden_size {} is not a multiple of num_attention_heads {}", c.where(),
                      s.hidden, s.heads));
   s.head_dim = size_key(c, "head_dim", s.hidden / s.heads);
+  if (s.head_dim > kWidestHead)
+    fail(ErrorKind::checkpoint,
+         fmt::format("{}: head_dim: expected at most {}, found {}", c.where(), kWidestHead, s.head_dim));
   return s;
 }
 

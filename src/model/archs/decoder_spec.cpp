@@ -17,7 +17,7 @@ ModelSpec decoder_spec(const ConfigView& c, const DecoderSizes& s, const std::ve
   spec.max_positions = s.positions;
   spec.final_norm_eps = s.eps;
   if (c.flag("tie_word_embeddings", false)) spec.lm_head = spec.embed;
-  spec.bos = c.has("bos_token_id") ? c.i64_list("bos_token_id").front() : -1;
+  if (const std::vector<int64_t> bos = c.i64_list("bos_token_id"); !bos.empty()) spec.bos = bos.front();
   spec.eos = c.i64_list("eos_token_id");
   std::vector<std::pair<int, int64_t>> kinds;  // variant and window
   for (size_t i = 0; i < window_of_layer.size(); ++i) {

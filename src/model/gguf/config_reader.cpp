@@ -10,6 +10,7 @@
 #include "src/model/family.h"
 #include "src/model/gguf/config.h"
 #include "src/model/gguf/keys.h"
+#include "src/model/limits.h"
 
 namespace fewbit {
 namespace {
@@ -30,7 +31,11 @@ class MetadataReader {
         hidden_(get("embedding_length")),
         head_dim_(get("attention.key_length", heads_ > 0 ? hidden_ / heads_ : 0)),
         layers_(k_.layers = get("block_count")),
-        factors_(rope_factors) {}
+        factors_(rope_factors) {
+    if (layers_ < 1 || layers_ > kMostLayers)
+      fail(ErrorKind::checkpoint,
+           fmt::format("{}: {}: expected 1 to {}, found {}", m_.where(), key("block_count"), kMostLayers, layers_));
+  }
 
   json config() const {
     const gguf::FileTensor* embed = tensor("token_embd.weight");

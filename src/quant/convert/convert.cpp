@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "formats/guarded_json.h"
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
 #include "formats/shards.h"
@@ -180,7 +181,7 @@ class Writing {
 // The report of the `quantize` run that made MODEL, told of what became of it. Without linears where there is none or
 // where it no longer says anything about the weights.
 Json linears_report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan) {
-  Json report = Json::parse(text_of(job.model / "quant_report.json"), nullptr, false);
+  Json report = ordered_json_or_discarded(text_of(job.model / "quant_report.json"), kTableJson);
   if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty())
     return {{"linears", Json::array()}};
   for (const NamedLinear& end : ends_of(c.spec))  // written as floats where the format packs no ends
@@ -217,7 +218,8 @@ std::string report_of(const Checkpoint& c, const ConvertJob& job, const ConvertP
 
 // As the report of MODEL has it: the same codes have the same.
 std::string perplexity_before(const ConvertJob& job) {
-  const Json report = Json::parse(text_of(job.model / "quant_report.json"), nullptr, false);
+  const fs::path path = job.model / "quant_report.json";
+  const Json report = ordered_json_or_discarded(text_of(path), kTableJson);
   if (!report.is_object() || !report.contains("perplexity"))
     return "not measured; `evaluate perplexity` prints it with its standard error";
   const Json& p = report["perplexity"];

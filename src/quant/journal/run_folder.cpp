@@ -12,6 +12,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
 
@@ -54,7 +55,7 @@ void write_holder(File& owner) {
 
 // Nothing where the line is not there: a run that is just writing it has none yet.
 std::optional<RunHolder> holder_from(const std::string& text) {
-  const auto j = nlohmann::json::parse(text.substr(std::min(text.size(), text.find('\n') + 1)), nullptr, false);
+  const auto j = json_or_discarded(text.substr(std::min(text.size(), text.find('\n') + 1)), kRecordJson);
   if (!j.is_object() || !j.contains("host") || !j["host"].is_string() || !j.contains("pid") ||
       !j["pid"].is_number_integer() || !j.contains("started") || !j["started"].is_string())
     return std::nullopt;
@@ -86,7 +87,7 @@ std::optional<bool> has_open(int64_t pid, const fs::path& file) {
 
 // The version in the mark; nothing where it is no mark.
 std::optional<int64_t> format_of(const std::string& text) {
-  const auto j = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, false);
+  const auto j = json_or_discarded(text.substr(0, text.find('\n')), kRecordJson);
   if (!j.is_object() || !j.contains("fewbit run") || !j["fewbit run"].is_number_integer()) return std::nullopt;
   return j["fewbit run"].get<int64_t>();
 }

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "formats/guarded_json.h"
 #include "src/core/files/command_line.h"
 #include "src/core/host_memory.h"
 #include "src/quant/journal/journal.h"
@@ -121,7 +122,7 @@ RunStatus read_status(const fs::path& out) {
     return s;
   }
   s.holder = *holder;
-  const Json j = Json::parse(text_in(partial / kFile), nullptr, false);
+  const Json j = json_or_discarded(text_in(partial / kFile), kRecordJson);
   double updated = 0, before = 0;
   if ((s.told = j.is_object())) {
     take(j, "phase", s.phase);

@@ -197,6 +197,7 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
                                         .effort = p.recipe.effort,
                                         .act_order = p.recipe.act_order,
                                         .damp = p.recipe.damp,
+                                        .shifts_targets = p.recipe.shifts_targets,
                                         .allow_rtn = job_.allow_rtn,
                                         .seed = job_.seed,
                                         .shared_absmax = shared,
@@ -215,7 +216,10 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
   else
-    phases_.timed("measure", [&] { measure(ex_, w, coded.linear, stats, coded.record, rows); });
+    phases_.timed("measure", [&] {
+      const std::optional<double> loss = r.loss > 0 ? std::optional<double>(r.loss) : std::nullopt;
+      measure(ex_, w, coded.linear, stats, coded.record, rows, loss);
+    });
   need_finite(coded.record);
   coded.record.seconds = timer.seconds();
   return coded;

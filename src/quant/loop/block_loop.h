@@ -26,9 +26,12 @@ class BlockLoop {
   // Does it beside the computation, when the blocks so far are sealed; an error ends a later call.
   void behind(const char* phase, std::function<void()> work) { background_.give(phase, 0, std::move(work)); }
   // Returns when every block that was quantized is sealed.
-  void settle() { background_.wait(); }
+  void settle() {
+    background_.wait();
+    phases_.settle();
+  }
 
-  const Phases& phases() const { return phases_; }
+  const Phases& phases() const { return phases_; }                         // behind settle()
   const Background::Times& beside() const { return background_.times(); }  // behind settle()
   const std::vector<ExpertRecord>& experts() const { return experts_; }
   const std::vector<KvRecord>& kv_scales() const { return kv_scales_; }

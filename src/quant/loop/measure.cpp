@@ -34,7 +34,7 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
 }  // namespace
 
 void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
-             const InputStats* stats, LinearRecord& record, const RowShare& rows) {
+             const InputStats* stats, LinearRecord& record, const RowShare& rows, std::optional<double> loss) {
   const ConstTensorView mine = rows.mine(w), taken = rows.mine(values);
   const Tensor by_row = ex.alloc(DType::f64, {mine.rows()});
   const auto total = [&](ConstTensorView b) {
@@ -49,18 +49,23 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
     record.rel_error = output_error(ex, w, values, *rounding, stats->sample);
     return;
   }
-  const Tensor zero = ex.alloc_zeros(DType::f32, mine.shape);
-  const auto output = [&](ConstTensorView b) {
-    gram_loss(ex, mine, b, stats->gram, by_row);
+  const auto output = [&](ConstTensorView b, LossSums sums) {
+    gram_loss(ex, mine, b, stats->gram, by_row, sums);
     return rows.sum_of(ex, by_row);
   };
-  const double signal = output(zero);
-  record.rel_error = signal <= 0 ? 0 : std::sqrt(std::max(output(taken), 0.0) / signal);  // NaN stays NaN
+  const double signal = output(ex.alloc_zeros(DType::f32, mine.shape), LossSums::f32);
+  if (signal <= 0) {  // NaN goes on, and stays NaN
+    record.rel_error = 0;
+    return;
+  }
+  const double noise = loss ? *loss * static_cast<double>(stats->tokens) : output(taken, LossSums::f64);
+  record.rel_error = std::sqrt(std::max(noise, 0.0) / signal);
 }
 
 void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
-             const RowShare& rows) {
-  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record, rows);
+             const RowShare& rows, std::optional<double> loss) {
+  measure(ex, w, values_of(ex, codes, DType::f32), input_quant(codes.spec, codes.input_scale), stats, record, rows,
+          loss);
 }
 
 void KvRange::Largest::add(Exec& ex, ConstTensorView x) {

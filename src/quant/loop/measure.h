@@ -13,12 +13,14 @@ namespace fewbit {
 // rel_error and sqnr_db of the record, for the weight w and the values that took its place, both [out, in]
 // f32 on ex's device: relative error of the output on the calibration data (of the weights where there is
 // none) and SQNR. Where the linear rounds its input, on the sample of the statistics, run both ways. Ranks that have
-// all of w and the values measure their rows.
+// all of w and the values measure their rows. `loss`: that of these values under the Gram matrix, for each token, where
+// the method has measured it.
 void measure(Exec&, const Tensor& w, const Tensor& values, const std::optional<RowQuant>& rounding,
-             const InputStats* stats, LinearRecord& record, const RowShare& rows = RowShare::none());
+             const InputStats* stats, LinearRecord& record, const RowShare& rows = RowShare::none(),
+             std::optional<double> loss = {});
 // The same for codes.
 void measure(Exec&, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,
-             const RowShare& rows = RowShare::none());
+             const RowShare& rows = RowShare::none(), std::optional<double> loss = {});
 
 // Scales of an FP8 cache: the largest key (after RoPE) and the largest value of all that were added, [tokens, features]
 // each, become the largest code of E4M3.

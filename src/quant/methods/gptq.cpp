@@ -118,7 +118,7 @@ Problem make_problem(Exec& ex, const LinearJob& job) {
 bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
   if (p.aimed == lambda) return p.reached;
   if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
-  p.shifted = job.effort != Effort::reference && !job.stats->cross.empty();
+  p.shifted = job.effort != Effort::reference && job.shifts_targets && !job.stats->cross.empty();
   p.aimed = lambda;
   p.reached = !p.shifted || shift_target(ex, job, lambda, p.target);
   if (!p.reached) return false;
@@ -269,13 +269,13 @@ std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCo
 void report_losses(Exec& ex, const LinearJob& job, Problem& p, const DeviceCodes& q, MethodResult& result) {
   const bool shifted = p.shifted && result.rung != "diagonal" && result.rung != "rtn";
   if (!shifted) p.target.reset();
-  const auto measure = [&](const Tensor& values, double& loss, double& of_target) {
-    loss = loss_per_token(ex, job.weight, values, *job.stats, *job.rows);
-    of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats, *job.rows) : loss;
+  const auto measure = [&](const Tensor& values, LossSums sums, double& loss, double& of_target) {
+    loss = loss_per_token(ex, job.weight, values, *job.stats, *job.rows, sums);
+    of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats, *job.rows, sums) : loss;
   };
-  measure(values_of(ex, q, job.spec), result.loss, result.loss_target);
-  measure(values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec), result.loss_rtn,
-          result.loss_target_rtn);
+  measure(values_of(ex, q, job.spec), LossSums::f64, result.loss, result.loss_target);
+  measure(values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec), LossSums::f32,
+          result.loss_rtn, result.loss_target_rtn);
 }
 
 MethodResult quantize(Exec& ex, const LinearJob& job) {

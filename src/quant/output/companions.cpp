@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/gguf/file.h"
+#include "formats/guarded_json.h"
 #include "src/core/file_io.h"
 #include "src/core/files/checksums.h"
 #include "src/core/mapped_file.h"
@@ -110,7 +111,7 @@ void write_gguf_tokenizer(const Checkpoint& c, const fs::path& dir) {
 
 void write_config(const Checkpoint& c, const CheckpointFormat& format, const QuantizationSummary& summary,
                   std::optional<DType> dense, const fs::path& dir) {
-  auto config = nlohmann::ordered_json::parse(c.config.text());
+  auto config = parse_ordered_json(c.config.text(), c.config.where(), kConfigJson);
   for (const char* old : {"quantization_config", "compression_config"}) config.erase(old);
   if (dense) config[config.contains("dtype") ? "dtype" : "torch_dtype"] = torch_name(*dense);
   if (dense && config.contains("torch_dtype")) config["torch_dtype"] = torch_name(*dense);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "formats/checkpoint_format.h"
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/files/checksums.h"
 #include "src/quant/output/companions.h"
@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 constexpr auto kLenient = Json::error_handler_t::replace;  // a path need not be UTF-8
 
 Json object_in(const fs::path& file) {
-  Json j = Json::parse(text_of(file), nullptr, false);
+  Json j = ordered_json_or_discarded(text_of(file), kTableJson);
   return j.is_object() ? j : Json::object();
 }
 

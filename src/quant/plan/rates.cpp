@@ -96,6 +96,7 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
                                        .effort = p.recipe.effort,
                                        .act_order = p.recipe.act_order,
                                        .damp = p.recipe.damp,
+                                       .shifts_targets = p.recipe.shifts_targets,
                                        .allow_rtn = true});
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;

@@ -89,6 +89,12 @@ float percentile_from(std::string_view v) {
   return *p;
 }
 
+bool shifts_targets_from(std::string_view v) {
+  if (v == "on") return true;
+  if (v == "off") return false;
+  fail(ErrorKind::usage, fmt::format("unknown targets \"{}\"; known: on off", v));
+}
+
 bool fp8_kv_cache_from(std::string_view v) {
   if (v == "fp8") return true;
   if (v == "bf16") return false;
@@ -135,6 +141,7 @@ constexpr Setting kSettings[] = {
     {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
     {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
     {"damp", [](Recipe& r, std::string_view v) { r.damp = damp_from(v); }},
+    {"targets", [](Recipe& r, std::string_view v) { r.shifts_targets = shifts_targets_from(v); }},
     {"effort", [](Recipe& r, std::string_view v) { r.effort = effort_from(v); }},
     {"kv", [](Recipe& r, std::string_view v) { r.fp8_kv_cache = fp8_kv_cache_from(v); }},
     {"format", [](Recipe& r, std::string_view v) { r.format = std::string(v); }},
@@ -273,6 +280,7 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.effort) base.effort = over.effort;
   if (over.scale) base.scale = over.scale;
   if (over.damp) base.damp = over.damp;
+  if (over.shifts_targets) base.shifts_targets = over.shifts_targets;
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.migration) base.migration = over.migration;
   if (over.target_bits) base.target_bits = over.target_bits;

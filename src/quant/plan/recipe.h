@@ -6,6 +6,7 @@
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights (any blockN); gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
+//   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
 // leaves a linear as it is, "source" those that are low-bit in the model.
@@ -37,6 +38,7 @@ struct Recipe {
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
   std::optional<float> damp{};
+  std::optional<bool> shifts_targets{};  // targets=on | off
   std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<Migration> migration{};  // alpha=0.5, alpha=search
   std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
@@ -70,6 +72,9 @@ struct FullRecipe {
   ActOrder act_order = ActOrder::off;
   Effort effort = Effort::standard;
   float damp = 0.01f;
+  // Aims at the weight that reproduces the unquantized output, for which a second, unquantized stream runs beside the
+  // quantized one. Off: at the weight itself, one stream, about half of the calibration's time.
+  bool shifts_targets = true;
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   Migration migration{};

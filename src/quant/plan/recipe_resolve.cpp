@@ -121,6 +121,10 @@ FullRecipe resolve(const Recipe& r) {
   f.act_order = r.act_order.value_or(ActOrder::off);
   f.effort = r.effort.value_or(Effort::standard);
   f.damp = r.damp.value_or(0.01f);
+  f.shifts_targets = r.shifts_targets.value_or(true);
+  if (r.shifts_targets == true && !has(f.needs(), Needs::cross))
+    fail(ErrorKind::usage, fmt::format("targets=on has no meaning for {}, which knows no unquantized stream",
+                                       f.effort == Effort::reference ? "effort=reference" : r.chain_str()));
   f.percentile = r.percentile.value_or(100.f);
   if (f.percentile < 100 && f.spec.activations != ActQuant::tensor)
     fail(ErrorKind::usage, "percentile= is for static scales of the inputs: acts=tensor");
@@ -138,10 +142,19 @@ FullRecipe resolve(const Recipe& r) {
   return f;
 }
 
+namespace {
+
+Needs needs_of_all(const FullRecipe& f) {
+  Needs all = f.method->needs;
+  for (const Transform* t : f.transforms) all = all | t->needs;
+  return all;
+}
+
+}  // namespace
+
 Needs FullRecipe::needs() const {
-  Needs all = method->needs;
-  for (const Transform* t : transforms) all = all | t->needs;
-  if (effort == Effort::reference) all = without(all, Needs::cross);  // shifted targets are ours
+  Needs all = needs_of_all(*this);
+  if (effort == Effort::reference || !shifts_targets) all = without(all, Needs::cross);
   return spec.activations == ActQuant::tensor ? all | Needs::range : all;
 }
 
@@ -162,6 +175,7 @@ std::string FullRecipe::str() const {
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);
+  if (!shifts_targets && effort != Effort::reference && has(needs_of_all(*this), Needs::cross)) s += " targets=off";
   if (effort != Effort::standard) s += fmt::format(" effort={}", name_of(effort));
   if (blocks) s += fmt::format(" format={}:{}", format, blocks->name);
   return s;

@@ -4,67 +4,48 @@
 #include <cmath>
 #include <numeric>
 
-#include "src/core/hot.h"
+#include "kernels/exec/upload.h"
+#include "kernels/statistics/scaled_peaks.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
-
-namespace hot {
-
-// The index of the largest |x[i]| * s[i]; the first of equal ones.
-FEWBIT_HOT int64_t largest_scaled(const float* x, const float* s, int64_t n) {
-  constexpr int kLanes = 16;
-  float most[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int k = 0; k < kLanes; ++k) {
-      const float z = std::fabs(x[i + k] * s[i + k]);
-      most[k] = z > most[k] ? z : most[k];
-    }
-  float top = 0;
-  for (const float m : most) top = m > top ? m : top;
-  for (int64_t rest = i; rest < n; ++rest) top = std::max(top, std::fabs(x[rest] * s[rest]));
-  for (i = 0; i < n; ++i)
-    if (!(std::fabs(x[i] * s[i]) < top)) return i;
-  return 0;
-}
-
-}  // namespace hot
 
 namespace {
 
 constexpr int kSteps = 60;
 constexpr double kRate = 0.06;  // of the first step, in log s; it falls to zero
 
-// The largest of every row of m * s: where it stands, and its square.
+// The largest of every run of m * s: its column, and its square.
 struct Peaks {
   std::vector<int64_t> at;
   std::vector<double> squared;
 };
 
-// Rows are runs of `length` values; s repeats for every `period` of them.
-Peaks peaks_of(ConstTensorView m, int64_t length, const std::vector<float>& s) {
-  const int64_t rows = m.numel() / length, per_period = static_cast<int64_t>(s.size()) / length;
-  Peaks p{std::vector<int64_t>(static_cast<size_t>(rows)), std::vector<double>(static_cast<size_t>(rows))};
-  parallel_for(rows, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const float *x = m.as<float>() + r * length, *scale = s.data() + r % per_period * length;
-      const int64_t i = hot::largest_scaled(x, scale, length);
-      p.at[static_cast<size_t>(r)] = r % per_period * length + i;
-      p.squared[static_cast<size_t>(r)] = std::pow(static_cast<double>(x[i]) * scale[i], 2);
-    }
-  });
+// Runs are `length` entries of a row; s has a value for every column.
+Peaks peaks_of(Exec& ex, ConstTensorView m, int64_t length, const std::vector<float>& s) {
+  const int64_t runs = m.numel() / length;
+  const Tensor at = ex.alloc(DType::i32, {runs}), value = ex.alloc(DType::f32, {runs});
+  scaled_peaks(ex, m, upload(ex, s), length, at, value);
+  const Tensor columns = ex.to_host(at), values = ex.to_host(value);
+  Peaks p{std::vector<int64_t>(static_cast<size_t>(runs)), std::vector<double>(static_cast<size_t>(runs))};
+  for (size_t r = 0; r < p.at.size(); ++r) {
+    p.at[r] = columns.as<int32_t>()[r];
+    p.squared[r] = std::pow(static_cast<double>(values.as<float>()[r]) * s[static_cast<size_t>(p.at[r])], 2);
+  }
   return p;
 }
 
 // Sums over the rows of the squares, column by column.
-std::vector<double> energies(ConstTensorView m) {
+std::vector<double> energies(Exec& ex, ConstTensorView on_device) {
+  const Tensor m = ex.to_host(on_device);
   std::vector<double> sum(static_cast<size_t>(m.cols()));
-  for (int64_t r = 0; r < m.rows(); ++r)
-    for (int64_t j = 0; j < m.cols(); ++j) {
-      const double v = m.as<float>()[r * m.cols() + j];
-      sum[static_cast<size_t>(j)] += v * v;
-    }
+  parallel_for(m.cols(), 256, [&](int64_t begin, int64_t end) {
+    for (int64_t r = 0; r < m.rows(); ++r)
+      for (int64_t j = begin; j < end; ++j) {
+        const double v = m.as<float>()[r * m.cols() + j];
+        sum[static_cast<size_t>(j)] += v * v;
+      }
+  });
   return sum;
 }
 
@@ -84,14 +65,15 @@ double input_step(const Peaks& p, bool fixed, std::vector<double>& slope) {
 // What does not change on the way down.
 class Noise {
  public:
-  Noise(ConstTensorView x, const std::vector<NoisyLinear>& linears) : x_(x), linears_(linears), h_(energies(x)) {
+  Noise(Exec& ex, ConstTensorView x, const std::vector<NoisyLinear>& linears)
+      : ex_(ex), x_(x), linears_(linears), h_(energies(ex, x)) {
     for (double& h : h_) h /= static_cast<double>(x.rows());
-    for (const NoisyLinear& l : linears) columns_.push_back(energies(l.rows));
+    for (const NoisyLinear& l : linears) columns_.push_back(energies(ex, l.rows));
   }
 
   double at(const Features& s, std::vector<double>& slope) const {
     slope.assign(s.size(), 0.0);
-    const Peaks tokens = peaks_of(x_, x_.cols(), inverse_of(s));
+    const Peaks tokens = peaks_of(ex_, x_, x_.cols(), inverse_of(s));
     std::vector<double> by_input(s.size()), h(h_);
     for (size_t j = 0; j < s.size(); ++j) h[j] /= static_cast<double>(s[j]) * s[j];
     double sum = 0;
@@ -117,11 +99,11 @@ class Noise {
     return factor * step * energy;
   }
 
-  static double add_weights(const NoisyLinear& l, const std::vector<double>& h, const Features& s, double factor,
-                            std::vector<double>& slope) {
+  double add_weights(const NoisyLinear& l, const std::vector<double>& h, const Features& s, double factor,
+                     std::vector<double>& slope) const {
     const int64_t in = l.rows.cols(), group = l.spec.group_size(in);
     if (in % group != 0) return 0;  // a short last group: left to the judge
-    const Peaks p = peaks_of(l.rows, group, s);
+    const Peaks p = peaks_of(ex_, l.rows, group, s);
     std::vector<double> of_group(static_cast<size_t>(in / group)), energy(of_group.size());
     for (size_t j = 0; j < h.size(); ++j) energy[j / static_cast<size_t>(group)] += h[j];
     double sum = 0;
@@ -135,6 +117,7 @@ class Noise {
     return factor * sum;
   }
 
+  Exec& ex_;
   ConstTensorView x_;
   const std::vector<NoisyLinear>& linears_;
   std::vector<double> h_;                     // [in] mean of x_tj^2
@@ -143,14 +126,14 @@ class Noise {
 
 }  // namespace
 
-double rounding_noise(ConstTensorView x, const std::vector<NoisyLinear>& linears, const Features& wide,
+double rounding_noise(Exec& ex, ConstTensorView x, const std::vector<NoisyLinear>& linears, const Features& wide,
                       std::vector<double>& slope) {
-  return Noise(x, linears).at(wide, slope);
+  return Noise(ex, x, linears).at(wide, slope);
 }
 
-Features least_noise(const Absorber& a, ConstTensorView x, const std::vector<NoisyLinear>& linears,
+Features least_noise(Exec& ex, const Absorber& a, ConstTensorView x, const std::vector<NoisyLinear>& linears,
                      const Features& start) {
-  const Noise noise(x, linears);
+  const Noise noise(ex, x, linears);
   Features s(start), best(start);
   std::vector<double> wide, first(s.size()), second(s.size());  // Adam's moments (arXiv 1412.6980)
   constexpr double kFirst = 0.9, kSecond = 0.99;

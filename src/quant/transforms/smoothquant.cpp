@@ -17,6 +17,7 @@
 #include "src/calib/observe.h"
 #include "src/quant/rounding.h"
 #include "src/quant/search/rounding_noise.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -82,7 +83,7 @@ class Search {
     }
     if (!descends()) return least.best();
     const Features start = least.best().empty() ? Features(activation_.size(), 1.f) : least.best();
-    const Features end = least_noise(absorber_, others_, noisy(), start);
+    const Features end = least_noise(ex_, absorber_, others_, noisy(), start);
     for (const float way : {0.25f, 0.5f, 0.75f, 1.f}) {
       Features s(start);
       for (size_t j = 0; j < s.size(); ++j) s[j] *= std::pow(end[j] / start[j], way);
@@ -104,24 +105,24 @@ class Search {
   std::vector<NoisyLinear> noisy() const {
     std::vector<NoisyLinear> linears;
     for (const Consumer& c : consumers_)
-      if (c.energy > 0) linears.push_back({.rows = ex_.to_host(c.weight), .energy = c.energy, .spec = c.target.spec});
+      if (c.energy > 0) linears.push_back({.rows = copied(c.weight), .energy = c.energy, .spec = c.target.spec});
     return linears;
   }
 
   // Deals the sample out: to those that judge, and the others.
   void split_sample() {
-    const Tensor on_device = ex_.alloc(DType::f32, stats_.sample.shape());
-    cast(ex_, stats_.sample, on_device);
-    const Tensor all = ex_.to_host(on_device);
-    const int64_t judges = (all.rows() + kJudgedShare - 1) / kJudgedShare, in = all.cols();
-    const Tensor judging = Tensor::host(DType::f32, {judges, in});
-    others_ = Tensor::host(DType::f32, {all.rows() - judges, in});
-    for (int64_t t = 0; t < all.rows(); ++t) {
-      const bool judge = t % kJudgedShare == 0;
-      const int64_t row = judge ? t / kJudgedShare : t - t / kJudgedShare - 1;
-      std::copy_n(all.as<float>() + t * in, in, (judge ? judging : others_).view().as<float>() + row * in);
-    }
-    x_ = ex_.to_device(judging);
+    std::vector<int32_t> judges, others;
+    for (int64_t t = 0; t < stats_.sample.rows(); ++t)
+      (t % kJudgedShare == 0 ? judges : others).push_back(static_cast<int32_t>(t));
+    x_ = widened_rows(judges);
+    others_ = widened_rows(others);
+  }
+
+  // Rows of the sample in f32.
+  Tensor widened_rows(const std::vector<int32_t>& rows) const {
+    Tensor x = ex_.alloc(DType::f32, {static_cast<int64_t>(rows.size()), stats_.sample.cols()});
+    if (!rows.empty()) cast(ex_, gather_rows(ex_, stats_.sample, upload(ex_, rows)), x);
+    return x;
   }
 
   void prepare() {
@@ -187,7 +188,7 @@ class Search {
   std::vector<Consumer> consumers_;
   Features activation_, weight_;  // the largest magnitudes
   Tensor x_{}, importance_{};     // the tokens that judge, [n, in] f32, and the diagonal of the Gram matrix
-  Tensor others_{};               // the rest of the sample, in host memory
+  Tensor others_{};               // the rest of the sample, [n, in] f32
 };
 
 void apply(Exec& ex, const TransformJob& job, BlockF32& block) {

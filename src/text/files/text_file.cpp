@@ -25,7 +25,7 @@ bool ends_blank(std::string_view before) {
 }  // namespace
 
 TextFile::TextFile(const std::filesystem::path& path) : path_(path) {
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO answers at once
   if (fd_ < 0) fail(ErrorKind::io, path.string() + ": cannot open: " + std::strerror(errno));
   struct stat st {};
   const bool regular = ::fstat(fd_, &st) == 0 && S_ISREG(st.st_mode);

@@ -79,6 +79,7 @@ Value Interpreter::call_macro(const Macro& m, const Args& args) {
   const size_t count = n.parameters.size(), given = args.positional.size();
   if (given > count && !n.uses_varargs)
     w.refuse(fmt::format("macro '{}' takes not more than {} arguments", name, count));
+  w.step(static_cast<int64_t>((syntax_.names.size() + count * (count + args.named.size())) / kLooksInAStep));
   std::vector<bool> present(count, false);
   for (size_t i = 0; i < std::min(count, given); ++i) {
     inner->set(n.parameters[i], args.positional[i]);

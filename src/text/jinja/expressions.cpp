@@ -22,9 +22,7 @@ Value Interpreter::eval(const Expr& e) {
     case Kind::captured:
       return captured_;
     case Kind::name:
-      for (Scope* s = scope_; s; s = s->parent)
-        if (const Value* v = s->find(e.symbol)) return *v;
-      return Value::missing(e.text);
+      return variable(e);
     case Kind::list:
     case Kind::tuple:
     case Kind::dict:
@@ -56,6 +54,16 @@ Value Interpreter::eval(const Expr& e) {
       return logic(e);
   }
   return {};
+}
+
+Value Interpreter::variable(const Expr& e) {
+  size_t looked = 0;
+  for (Scope* s = scope_; s; s = s->parent) {
+    looked += 1 + s->variables.size();
+    if (looked >= kLooksInAStep) w.step(static_cast<int64_t>(looked / kLooksInAStep)), looked %= kLooksInAStep;
+    if (const Value* v = s->find(e.symbol)) return *v;
+  }
+  return Value::missing(e.text);
 }
 
 Value Interpreter::logic(const Expr& e) {

@@ -45,6 +45,7 @@ std::string Interpreter::run() {
 
 Scope* Interpreter::open(Scope* around, const std::vector<Symbol>& hidden) {
   w.claim(64);
+  w.step(static_cast<int64_t>(hidden.size() * syntax_.texts.size() / kLooksInAStep));
   Scope* scope = &scopes_.emplace_back();
   scope->parent = around;
   for (const Symbol s : hidden) {
@@ -149,7 +150,10 @@ void Interpreter::macro(const Node& n) {
 }
 
 void Interpreter::assign(const Expr& target, const Value& v) {
-  if (target.kind == Expr::Kind::name) return scope_->set(target.symbol, v);
+  if (target.kind == Expr::Kind::name) {
+    w.step(static_cast<int64_t>(scope_->variables.size() / kLooksInAStep));
+    return scope_->set(target.symbol, v);
+  }
   if (target.kind == Expr::Kind::attribute) {
     const Value space = eval(*target.args[0]);
     if (!space.is(Type::space)) w.refuse(fmt::format("\"{}\" is no namespace", target.args[0]->text->bytes));

@@ -69,6 +69,7 @@ class Interpreter {
   Scope* open(Scope* around, const std::vector<Symbol>& hidden);
 
   Value eval(const Expr&);
+  Value variable(const Expr&);
   Value logic(const Expr&);
   Value chain(const Expr&);
   Value compare(const Expr&);

@@ -11,6 +11,9 @@
 
 namespace fewbit::jinja {
 
+// Names that are compared, or scopes that are entered, for the price of one step.
+inline constexpr size_t kLooksInAStep = 16;
+
 struct Scope {
   Scope* parent = nullptr;
   std::vector<std::pair<Symbol, Value>> variables{};

@@ -66,6 +66,9 @@ ExprPtr ExpressionParser::make(Expr::Kind kind) {
 Symbol ExpressionParser::symbol(const std::string& name) {
   const auto [at, fresh] = symbols_.try_emplace(name, static_cast<Symbol>(syntax_.names.size()));
   if (fresh) syntax_.names.push_back(name);
+  // Real templates have some hundred. Scopes look for a name among their own.
+  constexpr size_t kMostNames = 4096;
+  if (syntax_.names.size() > kMostNames) site_.refuse(fmt::format("more than {} names of variables", kMostNames));
   return at->second;
 }
 const Text* ExpressionParser::text(const std::string& bytes) {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
-#include "src/core/mapped_file.h"
 
 namespace fewbit {
 namespace {
@@ -71,8 +71,9 @@ bool JsonNode::flag() const {
 }
 
 int64_t JsonNode::number() const {
-  if (!of(value_).is_number_integer()) expected("an integer");
-  return of(value_).get<int64_t>();
+  const json& j = of(value_);
+  if (!j.is_number_integer() || (j.is_number_unsigned() && j.get<uint64_t>() > INT64_MAX)) expected("an integer");
+  return j.get<int64_t>();
 }
 
 int32_t JsonNode::id() const {
@@ -140,16 +141,7 @@ struct JsonFile::Tree {
 };
 
 JsonFile::JsonFile(const std::filesystem::path& path) : tree_(std::make_unique<Tree>()), path_(path.string()) {
-  const MappedFile file(path);
-  const auto bytes = file.bytes();
-  if (static_cast<int64_t>(bytes.size()) > kMaxTokenizerBytes)
-    fail(ErrorKind::unsupported, fmt::format("{}: a tokenizer of {} MiB; supported: {} MiB at most", path_,
-                                             bytes.size() >> 20, kMaxTokenizerBytes >> 20));
-  try {
-    tree_->value = json::parse(bytes.begin(), bytes.end());
-  } catch (const json::exception& e) {
-    fail(ErrorKind::checkpoint, fmt::format("{}: not valid JSON: {}", path_, e.what()));
-  }
+  tree_->value = parse_json(json_text(path, kTableJson), path_, kTableJson);
 }
 
 JsonFile::~JsonFile() = default;

@@ -13,8 +13,9 @@
 namespace fewbit {
 
 // Limits of a file whose parts cost memory or time for every text. All are far above what a real one has.
-inline constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;  // of a tokenizer.json
-inline constexpr int64_t kMaxTokenId = int64_t{1} << 24;           // ids are below
+// Ids are below; the largest published vocabularies have some 300,000. A small file may name a large one, and each id
+// below it takes some 40 bytes.
+inline constexpr int64_t kMaxTokenId = int64_t{1} << 21;
 inline constexpr size_t kMaxTokenBytes = 1024;     // of a token that is looked for at every place of a text
 inline constexpr size_t kMaxContentBytes = 4096;   // of a text that a step puts in
 inline constexpr size_t kMaxPatternBytes = 65536;  // of a regular expression
@@ -66,7 +67,7 @@ class JsonNode {
 // The parsed file; nodes point into it.
 class JsonFile {
  public:
-  // Error{io}, Error{checkpoint} where it is no JSON, Error{unsupported} above kMaxTokenizerBytes.
+  // Error{io}, Error{checkpoint} where it is no JSON or more than formats/guarded_json.h allows.
   explicit JsonFile(const std::filesystem::path& path);
   ~JsonFile();
   JsonNode root() const;

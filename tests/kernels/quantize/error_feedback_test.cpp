@@ -252,12 +252,15 @@ FEWBIT_DEVICE_TEST(ErrorFeedback, TheLoopGridIsTheBestOfItsList) {
 }
 
 FEWBIT_DEVICE_TEST(GramLoss, IsTheTraceRowByRow) {
-  for (const int64_t n : {1, 33, 150}) {
+  // Of more than one strip of columns the last; there H is cut.
+  for (const int64_t n : {1, 33, 150, 1100}) {
     const Tensor a = random_normal(DType::f32, {70, n}, 1), b = random_normal(DType::f32, {70, n}, 2);
     const Tensor h = correlated_gram(n, 200, 3);
     const Tensor loss = poisoned(ex, DType::f64, {70});
-    gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss);
     const double want = trace_loss(a, b, widened(h));
+    gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss, LossSums::f32);
+    EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Product * want);
+    gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss);
     EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Op * want);
     gram_loss(ex, ex.to_device(a), ex.to_device(a), ex.to_device(h), loss);
     EXPECT_EQ(total(ex.to_host(loss)), 0);

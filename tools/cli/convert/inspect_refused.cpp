@@ -2,12 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "formats/guarded_json.h"
 #include "src/core/strings.h"
+#include "src/core/text/shown.h"
 #include "src/model/archs.h"
 #include "src/model/weight_store.h"
 #include "tools/cli/convert/convert_commands.h"
@@ -76,9 +77,7 @@ std::string lines(const char* title, const std::vector<std::string>& names) {
 std::string config_lines(const ordered_json& config) {
   std::string s = "config.json:\n";
   for (const auto& [key, value] : config.items()) {
-    std::string text = value.dump();
-    if (text.size() > kLongValue) text = text.substr(0, kLongValue) + " …";
-    s += fmt::format("  {}: {}\n", key, text);
+    s += fmt::format("  {}: {}\n", shown(key), shown(value.dump(), kLongValue));
   }
   return s;
 }
@@ -86,8 +85,7 @@ std::string config_lines(const ordered_json& config) {
 }  // namespace
 
 void inspect_refused(const Common& common, const std::filesystem::path& dir, const std::string& why) {
-  std::ifstream in(dir / "config.json");
-  const ordered_json config = ordered_json::parse(in, nullptr, false);
+  const ordered_json config = ordered_json_or_discarded(json_text(dir / "config.json", kConfigJson), kConfigJson);
   if (!config.is_object()) return;  // the refusal says it all
   const WeightStore store = WeightStore::open(dir);
   std::map<std::string, int64_t> found;

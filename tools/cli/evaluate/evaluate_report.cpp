@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "tools/cli/evaluate/report_models.h"
 
 namespace fewbit::cli {
@@ -19,8 +20,10 @@ std::string base_of(const ReportArgs& a) {
     const std::filesystem::path report = std::filesystem::path(out) / "quant_report.json";
     std::error_code ignored;
     if (!std::filesystem::exists(report, ignored)) continue;
-    const auto j = nlohmann::json::parse(read_text(report), nullptr, false);
-    if (j.is_object() && std::filesystem::exists(j.value("model", ""), ignored)) return j["model"];
+    const auto j = parse_json(json_text(report, kTableJson), report.string(), kTableJson);
+    std::string model;
+    take_apart(report.string(), [&] { model = j.value("model", ""); });
+    if (std::filesystem::exists(model, ignored)) return model;
   }
   fail(ErrorKind::usage, "none of the checkpoints names the model it was made from, or it is gone; give --base MODEL");
 }

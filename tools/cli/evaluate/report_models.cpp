@@ -7,7 +7,7 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
-#include "src/eval/origin.h"
+#include "src/eval/report_files.h"
 #include "src/text/files/text_file.h"
 #include "tools/cli/results.h"
 
@@ -29,45 +29,9 @@ std::string command_line() {
   return out;
 }
 
-Json read_json(const fs::path& path) {
-  Json j = Json::parse(read_text(path), nullptr, false);
-  if (!j.is_object()) fail(ErrorKind::checkpoint, path.string() + ": is not a JSON object");
-  return j;
-}
-
 std::string name_of_folder(const fs::path& dir) {
   const fs::path clean = fs::absolute(dir).lexically_normal();
   return (clean.has_filename() ? clean : clean.parent_path()).filename().string();
-}
-
-// "model.layers.7.mlp.experts.3.up_proj" -> layer 7, "up_proj"
-ReportLinear linear_of(const std::string& name, double error) {
-  ReportLinear l{0, name.substr(name.rfind('.') + 1), error};
-  const std::vector<std::string> parts = split(name, '.');
-  for (const std::string& p : parts)
-    if (!p.empty() && p.find_first_not_of("0123456789") == std::string::npos) {
-      l.layer = std::stoll(p);
-      break;
-    }
-  return l;
-}
-
-void read_quant_report(const fs::path& dir, ReportModel& m) {
-  std::error_code ignored;
-  if (!fs::exists(dir / "quant_report.json", ignored)) return;
-  const Json j = read_json(dir / "quant_report.json");
-  m.recipe = j.value("recipe", "");
-  m.bits = j.value("bits_per_weight", m.bits);
-  m.made_from = origin_of_report(j.dump());
-  if (m.recipe.empty()) return;
-  m.command = fmt::format("quantize '{}' {} {}", m.recipe, j.value("model", ""), j.value("out", ""));
-  if (const std::string calibration = j.value("calibration", ""); !calibration.empty()) {
-    for (const std::string& source : split(calibration, '+')) m.command += " --calib " + path_described(source);
-    m.command += fmt::format(" --samples {} --seq-len {} --seed {}", j.value("samples", 0), j.value("seq_len", 0),
-                             j.value("seed", 0));
-  }
-  for (const Json& l : j.value("linears", Json::array()))
-    m.linears.push_back(linear_of(l.value("name", ""), l.value("rel_error", 0.0)));
 }
 
 int64_t tensor_bytes(const Checkpoint& c) {
@@ -79,35 +43,6 @@ int64_t tensor_bytes(const Checkpoint& c) {
 
 void write_text(const std::string& path, const std::string& text) {
   if (!path.empty()) write_result(path, text);
-}
-
-void add_passes(ReportLatency& l, const Json& row) {
-  for (const char* kind : {"prefill", "decode"}) {
-    const Json& p = row.at("roofline").at(kind);
-    l.passes.push_back({.decode = kind == std::string("decode"),
-                        .batch = row.at("batch"),
-                        .prompt_tokens = row.at("prompt_tokens"),
-                        .flop = p.at("flop"),
-                        .bytes = p.at("bytes"),
-                        .tflop_per_s = p.at("tflop_per_s")});
-  }
-}
-
-ReportLatency latency_of(const Json& bench) {
-  const Json& ms = bench.at("ms_per_token");
-  ReportLatency l{.ms_per_token = ms.at("mean"),
-                  .p99 = ms.at("p99"),
-                  .tokens_per_s = bench.at("tokens_per_s"),
-                  .prefill_tokens_per_s = bench.at("prefill_tokens_per_s"),
-                  .ttft_ms = bench.at("ttft_ms"),
-                  .device = bench.at("device")};
-  if (!bench.contains("roofline")) return l;  // of an earlier version
-  l.read_gb_per_s = bench.at("read_gb_per_s"), l.product_tflop_per_s = bench.at("product_tflop_per_s");
-  if (!bench.contains("rows"))
-    add_passes(l, bench);
-  else
-    for (const Json& row : bench.at("rows")) add_passes(l, row);
-  return l;
 }
 
 Json json_of(const ReportModel& m) {
@@ -193,20 +128,17 @@ Report begin_report(const CompareArgs& a, const ReportFiles& files, const Baseli
 }
 
 void check_benches(const ReportFiles& files) {
-  for (const std::string& file : files.benches)
-    if (!read_json(file).contains("ms_per_token"))
-      fail(ErrorKind::checkpoint, file + ": is not the JSON of `runner bench`");
+  for (const std::string& file : files.benches) read_bench(file);
 }
 
 void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::string>& paths) {
   for (const std::string& file : files.benches) {
-    const Json bench = read_json(file);
-    const std::string model = bench.value("model", "");
+    const auto [model, latency] = read_bench(file);
     ReportModel* found = name_of_folder(model) == r.base.name ? &r.base : nullptr;
     for (size_t i = 0; i < paths.size(); ++i)
       if (name_of_folder(model) == name_of_folder(paths[i])) found = &r.models[i];
     if (!found) fail(ErrorKind::usage, fmt::format("{}: measures {}, which is not in this report", file, model));
-    found->latency = latency_of(bench);
+    found->latency = latency;
   }
 }
 

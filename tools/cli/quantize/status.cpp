@@ -5,13 +5,17 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/strings.h"
+#include "src/core/text/shown.h"
 #include "src/quant/journal/run_status.h"
 
 namespace fewbit::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr size_t kLongCommand = 4096;  // bytes: what is pasted must be whole, and names of files may be long
 
 struct StatusArgs {
   std::string out, json;
@@ -24,7 +28,7 @@ const char* name_of(RunStatus::State s) {
 std::string json_of(const RunStatus& s, const std::string& out) {
   Json j = {{"out", out}, {"state", name_of(s.state)}};
   if (s.state == RunStatus::State::finished) {
-    j["report"] = Json::parse(s.report, nullptr, false);
+    j["report"] = ordered_json_or_discarded(s.report, kTableJson);
     if (j["report"].is_discarded()) j["report"] = nullptr;
     return j.dump(1) + "\n";
   }
@@ -49,7 +53,7 @@ std::string json_of(const RunStatus& s, const std::string& out) {
 }
 
 std::string finished_line(const RunStatus& s, const std::string& out) {
-  const Json r = Json::parse(s.report, nullptr, false);
+  const Json r = ordered_json_or_discarded(s.report, kTableJson);
   const auto number = [&](const char* key) {
     return r.is_object() && r.contains(key) && r[key].is_number() ? r[key].get<double>() : 0.0;
   };
@@ -62,13 +66,13 @@ std::string finished_line(const RunStatus& s, const std::string& out) {
 std::string lines_of(const RunStatus& s, const std::string& out) {
   if (s.state == RunStatus::State::finished) return finished_line(s, out);
   const bool running = s.state == RunStatus::State::running;
-  std::string t = fmt::format(
-      "{}: {}, {}\n", out, running ? "running" : "stopped",
-      s.holder.host.empty() ? "by an unknown process"
-                            : fmt::format("process {} on {} since {}", s.holder.pid, s.holder.host, s.holder.started));
+  std::string t = fmt::format("{}: {}, {}\n", out, running ? "running" : "stopped",
+                              s.holder.host.empty() ? "by an unknown process"
+                                                    : fmt::format("process {} on {} since {}", s.holder.pid,
+                                                                  shown(s.holder.host), shown(s.holder.started)));
   if (s.told) {
-    t += fmt::format("block {} of {}, phase {}, {:.0f} %; {} sealed\n", std::min(s.block + 1, s.blocks), s.blocks,
-                     s.phase, 100 * s.fraction, s.sealed_blocks);
+    t += fmt::format("block {} of {}, phase {}, {:.0f} %; {} sealed\n", s.block < s.blocks ? s.block + 1 : s.blocks,
+                     s.blocks, shown(s.phase), 100 * s.fraction, s.sealed_blocks);
     t += fmt::format("{} so far", human_seconds(s.elapsed_seconds));
     if (s.planned_seconds > 0) t += fmt::format(" of {} planned", human_seconds(s.planned_seconds));
     if (s.remaining_seconds) t += fmt::format(", about {} to go", human_seconds(*s.remaining_seconds));
@@ -81,7 +85,8 @@ std::string lines_of(const RunStatus& s, const std::string& out) {
                      human_bytes(s.disk_bytes));
   }
   if (running) return t;
-  return t + fmt::format("go on with: {}\n", s.resume.empty() ? "the same command and --resume" : s.resume);
+  return t + fmt::format("go on with: {}\n",
+                         s.resume.empty() ? "the same command and --resume" : shown(s.resume, kLongCommand));
 }
 
 }  // namespace

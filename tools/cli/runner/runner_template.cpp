@@ -4,6 +4,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/text/corpus.h"
 #include "src/text/json_problem.h"
 #include "tools/cli/chat.h"
@@ -26,7 +27,7 @@ Json json_in(const std::string& file) {
   const std::string text = read_text(file);
   if (const std::string problem = json_problem(text); !problem.empty())
     fail(ErrorKind::checkpoint, file + ": " + problem);
-  return Json::parse(text);
+  return parse_ordered_json(text, file, kConfigJson);
 }
 
 // The lists and the variables that a file of messages and the flags give. A file may hold the list of messages alone,
@@ -52,7 +53,7 @@ Chat chat_of(const TemplateArgs& a) {
       if (key == own) fail(ErrorKind::usage, fmt::format("--set: {} has a flag of its own", key));
     if (const std::string problem = json_problem(text); !problem.empty())
       fail(ErrorKind::usage, fmt::format("--set {}: {}; a text needs its quotes: --set '{}=\"…\"'", key, problem, key));
-    variables[key] = Json::parse(text);
+    variables[key] = parse_ordered_json(text, "--set " + key, kRecordJson);
   }
   return {part("messages"), part("tools"), part("documents"), variables.dump(), !a.no_generation_prompt};
 }

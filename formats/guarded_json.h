@@ -1,0 +1,43 @@
+#pragma once
+// JSON that strangers wrote: every reader parses it here, within limits of size, depth and memory.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+namespace fewbit {
+
+// Of objects and lists in one another. Files of models have some ten levels, and what walks a tree recurses.
+inline constexpr int kJsonDepth = 190;
+
+// What one file may have: bytes of text, and bytes that the values take in memory, as they are counted while parsed.
+struct JsonBudget {
+  int64_t text, memory;
+};
+// config.json and what lies beside it: the longest, of mixtures with a rule for each linear, have some 10 MB.
+inline constexpr JsonBudget kConfigJson = {int64_t{32} << 20, int64_t{96} << 20};
+// A record for every tensor or linear, of which the largest mixtures have some 100,000; or a tokenizer of some
+// 300,000 entries and 600,000 merges, which counts 150 MB.
+inline constexpr JsonBudget kTableJson = {int64_t{128} << 20, int64_t{320} << 20};
+// A line of a .jsonl, a record of a journal, and other small things.
+inline constexpr JsonBudget kRecordJson = {int64_t{16} << 20, int64_t{64} << 20};
+
+// Error{checkpoint} "where: …": not JSON (with the byte, numbers beyond a double too), deeper than kJsonDepth, or over
+// the budget, which the message has. The last of equal keys stands, as in Python. Costs no stack and is linear in time
+// for objects of any size.
+nlohmann::json parse_json(std::string_view text, const std::string& where, const JsonBudget&);
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where, const JsonBudget&);
+// The same, but a discarded value where that fails: for files that need not be ours, or were being written.
+nlohmann::json json_or_discarded(std::string_view text, const JsonBudget&);
+nlohmann::ordered_json ordered_json_or_discarded(std::string_view text, const JsonBudget&);
+
+// Runs `read`, which takes a tree apart; what the library says of a missing key or another type becomes
+// Error{checkpoint} "where: …".
+void take_apart(const std::string& where, const std::function<void()>& read);
+
+// The text of a regular file that is to be parsed. Error{io}; Error{checkpoint} where it is larger than the budget.
+std::string json_text(const std::filesystem::path&, const JsonBudget&);
+
+}  // namespace fewbit
