@@ -29,8 +29,10 @@ struct DeltaInputs {
 //   state  [seqs, v_heads, k_dim, v_dim]   f32: S before the first token, then S behind the last. data == nullptr: it
 //                                          begins at zero and is not kept
 //   out    [seqs * len, v_heads * v_dim]   the dtype of q; overwritten
-// Everything is f32, rounded once. A sequence taken in pieces through its state has the bits of one taken whole.
-// Errors: on a GPU a k_dim above 256 throws an Error (unsupported).
+// Everything is f32, rounded once. The CPU takes 64 tokens from the begin of a call as products (delta_chunk.h), so
+// that a sequence taken in pieces differs from one taken whole by rounding in f32, and not at all where all pieces but
+// the last are multiples of 64. On a GPU the bits are those of the whole. Errors: on a GPU a k_dim above 256 throws an
+// Error (unsupported).
 void check_delta(const DeltaInputs&, int64_t seqs, const DeltaArgs&, TensorView state, TensorView out);
 namespace cpu {
 void delta_rule(Exec&, const DeltaInputs&, int64_t seqs, const DeltaArgs&, TensorView state, TensorView out);

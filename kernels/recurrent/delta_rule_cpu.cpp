@@ -1,4 +1,5 @@
-// The gated delta rule: the CPU half. A head of a sequence at a time, a token at a time, as the contract has it.
+// The gated delta rule: the CPU half. A head of a sequence at a time; few tokens one after the other, as the contract
+// has it, else chunk by chunk (delta_chunk.h).
 #include "kernels/recurrent/delta_rule.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_rows.h"
+#include "kernels/recurrent/delta_chunk.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -29,7 +31,12 @@ void check_delta(const DeltaInputs& in, int64_t seqs, const DeltaArgs& a, Tensor
 namespace cpu {
 namespace {
 
-double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+// log(1 + e^x). log1p is slow here; what 1 + e^x loses, the quotient gives back (Kahan).
+float softplus(float x) {
+  if (x > 20) return x;
+  const float e = std::exp(x), sum = 1 + e;
+  return sum == 1 ? e : std::log(sum) * (e / (sum - 1));
+}
 
 template <class T>
 const T* at(const ColumnsAt& c, int64_t token, int64_t column) {
@@ -37,10 +44,12 @@ const T* at(const ColumnsAt& c, int64_t token, int64_t column) {
 }
 
 // x / sqrt(sum x^2 + 1e-6) * scale
-void to_unit_length(std::vector<float>& x, float scale) {
-  const double length = std::sqrt(sum_of_squares(x.data(), static_cast<int64_t>(x.size())) + 1e-6);
-  for (float& v : x) v = static_cast<float>(v / length * scale);
+void to_unit_length(float* x, int64_t n, float scale) {
+  const double length = std::sqrt(sum_of_squares(x, n) + 1e-6);
+  for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] / length * scale);
 }
+
+constexpr int64_t kFewestInChunk = 8;  // below it products are no faster than steps
 
 // One value head of one sequence, S [k_dim, v_dim].
 template <class T>
@@ -49,52 +58,72 @@ struct Head {
   const DeltaArgs& a;
   int64_t head;
   float* s;
-  std::vector<float> q, k, v, keep, found, out;
+  float rate;
+  DeltaChunk rows;  // of the tokens at hand
+  std::vector<float> raw;
 
   Head(const DeltaInputs& inputs, const DeltaArgs& args, int64_t h, float* state)
-      : in(inputs), a(args), head(h), s(state) {
-    for (auto* x : {&q, &k, &keep}) x->resize(static_cast<size_t>(a.k_dim));
-    for (auto* x : {&v, &found, &out}) x->resize(static_cast<size_t>(a.v_dim));
-  }
+      : in(inputs),
+        a(args),
+        head(h),
+        s(state),
+        rate(std::exp(inputs.a_log.as<float>()[h])),
+        rows(args.k_dim, args.v_dim),
+        raw(static_cast<size_t>(inputs.decay.cols() / args.v_heads)) {}
 
-  // keep[i]: the factor of row i.
-  void read_decay(int64_t token) {
-    const int64_t width = in.decay.cols(), each = width / a.v_heads;
-    std::vector<float> raw(static_cast<size_t>(each));
+  // keep[i]: the factor of row i of S.
+  void read_decay(int64_t token, float* keep) {
+    const int64_t width = in.decay.cols(), each = std::ssize(raw);
     widen(in.decay.as<T>() + token * width + head * each, raw.data(), each);
-    for (int64_t i = 0; i < a.k_dim; ++i) {
-      const int64_t j = each == 1 ? 0 : i;
-      const double dt = softplus(raw[static_cast<size_t>(j)] + in.dt_bias.as<float>()[head * each + j]);
-      keep[static_cast<size_t>(i)] =
-          static_cast<float>(std::exp(-std::exp(static_cast<double>(in.a_log.as<float>()[head])) * dt));
-    }
+    for (int64_t i = 0; i < each; ++i)
+      keep[i] = -rate * softplus(raw[static_cast<size_t>(i)] + in.dt_bias.as<float>()[head * each + i]);
+    exp_in_place(keep, 0, each);
+    if (each == 1) std::fill_n(keep, a.k_dim, keep[0]);
   }
 
-  void step(int64_t token, T* to) {
+  // A token, as row t.
+  void read(int64_t token, int64_t t) {
     const int64_t k_head = head / (a.v_heads / a.k_heads);
-    widen(at<T>(in.q, token, k_head * a.k_dim), q.data(), a.k_dim);
-    widen(at<T>(in.k, token, k_head * a.k_dim), k.data(), a.k_dim);
-    widen(at<T>(in.v, token, head * a.v_dim), v.data(), a.v_dim);
-    to_unit_length(q, 1 / std::sqrt(static_cast<float>(a.k_dim)));
-    to_unit_length(k, 1);
-    read_decay(token);
+    float *q = rows.q.data() + t * a.k_dim, *k = rows.k.data() + t * a.k_dim;
+    widen(at<T>(in.q, token, k_head * a.k_dim), q, a.k_dim);
+    widen(at<T>(in.k, token, k_head * a.k_dim), k, a.k_dim);
+    widen(at<T>(in.v, token, head * a.v_dim), rows.v.data() + t * a.v_dim, a.v_dim);
+    to_unit_length(q, a.k_dim, 1 / std::sqrt(static_cast<float>(a.k_dim)));
+    to_unit_length(k, a.k_dim, 1);
+    read_decay(token, rows.keep.data() + t * a.k_dim);
     float raw_beta = 0;
     widen(in.beta.as<T>() + token * a.v_heads + head, &raw_beta, 1);
-    const float beta = 1 / (1 + std::exp(-raw_beta));
-    std::fill(found.begin(), found.end(), 0.f);
-    std::fill(out.begin(), out.end(), 0.f);
+    rows.beta[static_cast<size_t>(t)] = 1 / (1 + std::exp(-raw_beta));
+  }
+
+  // Row t, as the contract has it.
+  void step(int64_t t) {
+    const float *q = rows.q.data() + t * a.k_dim, *k = rows.k.data() + t * a.k_dim;
+    float *v = rows.v.data() + t * a.v_dim, *out = rows.out.data() + t * a.v_dim;
+    std::fill_n(out, a.v_dim, 0.f);  // S^T k for now
     for (int64_t i = 0; i < a.k_dim; ++i) {
       float* row = s + i * a.v_dim;
-      for (int64_t j = 0; j < a.v_dim; ++j) row[j] *= keep[static_cast<size_t>(i)];
-      axpy(k[static_cast<size_t>(i)], row, found.data(), a.v_dim);
+      const float keep = rows.keep[static_cast<size_t>(t * a.k_dim + i)];
+      for (int64_t j = 0; j < a.v_dim; ++j) row[j] *= keep;
+      axpy(k[i], row, out, a.v_dim);
     }
-    for (size_t j = 0; j < found.size(); ++j) found[j] = beta * (v[j] - found[j]);
+    for (int64_t j = 0; j < a.v_dim; ++j) v[j] = rows.beta[static_cast<size_t>(t)] * (v[j] - out[j]);
+    std::fill_n(out, a.v_dim, 0.f);
     for (int64_t i = 0; i < a.k_dim; ++i) {
       float* row = s + i * a.v_dim;
-      axpy(k[static_cast<size_t>(i)], found.data(), row, a.v_dim);
-      axpy(q[static_cast<size_t>(i)], row, out.data(), a.v_dim);
+      axpy(k[i], v, row, a.v_dim);
+      axpy(q[i], row, out, a.v_dim);
     }
-    narrow(out.data(), to, a.v_dim);
+  }
+
+  // Tokens [begin, end), at most kDeltaChunk, whose outputs go to rows of `to`, `width` apart.
+  void run(int64_t begin, int64_t end, T* to, int64_t width) {
+    for (int64_t t = begin; t < end; ++t) read(t, t - begin);
+    if (end - begin >= kFewestInChunk)
+      rows.run(end - begin, s);
+    else
+      for (int64_t t = 0; t < end - begin; ++t) step(t);
+    for (int64_t t = 0; t < end - begin; ++t) narrow(rows.out.data() + t * a.v_dim, to + t * width, a.v_dim);
   }
 };
 
@@ -109,8 +138,9 @@ void delta_rule(Exec&, const DeltaInputs& in, int64_t seqs, const DeltaArgs& a, 
         const int64_t seq = i / a.v_heads, h = i % a.v_heads;
         std::vector<float> own(state.data ? 0 : static_cast<size_t>(size), 0.f);
         Head<T> head(in, a, h, state.data ? state.as<float>() + i * size : own.data());
-        for (int64_t t = seq * len; t < (seq + 1) * len; ++t)
-          head.step(t, out.as<T>() + t * a.v_heads * a.v_dim + h * a.v_dim);
+        const int64_t width = a.v_heads * a.v_dim;
+        for (int64_t t = seq * len; t < (seq + 1) * len; t += kDeltaChunk)
+          head.run(t, std::min(t + kDeltaChunk, (seq + 1) * len), out.as<T>() + t * width + h * a.v_dim, width);
       }
     });
   });
