@@ -71,7 +71,7 @@ typeindex typeinfo unordered_map unordered_set utility valarray variant vector v
 """.split())
 POSIX = re.compile(
     r"(dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
-    r"sys/(file|mman|resource|socket|stat|time|types|un|wait))\.h$")
+    r"sys/(file|mman|resource|socket|stat|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
 CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"
@@ -85,6 +85,7 @@ LIBRARIES = [
     (r"xxhash\.h$", r"src/core/digest\.cpp$", "digests belong in src/core/digest.h"),
     (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
      "packed texts belong in src/text/files/packed_text.h"),
+    (r"openssl/", r"src/core/files/sha256\.cpp$", "SHA-256 belongs in src/core/files/sha256.h"),
     (r"mpi\.h$", r"src/ranks/mpi_module\.cpp$", "MPI belongs in src/ranks/mpi_module.cpp"),
     (r"nccl\.h$", r"src/ranks/nccl_module\.cpp$", "NCCL belongs in src/ranks/nccl_module.cpp"),
     (r"pcre2\.h$", r"src/core/text/regex\.cpp$", "regular expressions belong in src/core/text/regex.h"),

@@ -172,6 +172,7 @@ std::string origin(const Report& r) {
   item("this page", r.command, true);
   const auto model = [&](const ReportModel& m) {
     item(m.name, m.command.empty() ? "hash " + m.hash : m.command + "  # hash " + m.hash, true);
+    item(m.name + ", made by", m.made_from, false);
   };
   model(r.base);
   for (const ReportModel& m : r.models) model(m);

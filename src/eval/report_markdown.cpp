@@ -46,7 +46,10 @@ std::string to_markdown(const Report& r) {
   s += "```\n" + r.command + "\n";
   for (const ReportModel& m : r.models)
     if (!m.command.empty()) s += fmt::format("{}  # hash {}\n", m.command, m.hash);
-  return s + "```\n";
+  s += "```\n";
+  for (const ReportModel& m : r.models)
+    if (!m.made_from.empty()) s += fmt::format("\n{} was made by {}.\n", m.name, m.made_from);
+  return s;
 }
 
 }  // namespace fewbit

@@ -62,7 +62,7 @@ TEST_F(BadInput, IsOneClearLine) {
       {"runner bench --tokens 100000", {"1024"}, 2},
       {"runner bench --prompt-tokens 16,4096", {"4096 prompt tokens", "1024"}, 2},
       {"runner bench --batch 1,0", {"--batch", "0"}, 2},
-      {"runner bench --csv no/such/t.csv", {"no/such", "cannot write"}, 1},
+      {"runner bench --csv no/such/t.csv", {"no/such", "cannot be written"}, 2},
       {"runner bench --compare a b --batch 1,2", {"--compare", "one shape"}, 2},
       {"runner bench nowhere", {"nowhere"}, 1},
       {"runner bench --ops block,nope", {"nope", "linear"}, 2},

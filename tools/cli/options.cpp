@@ -9,8 +9,8 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 
+#include "src/core/files/command_line.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/core/text/nearest.h"
@@ -18,9 +18,12 @@
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/usage.h"
+#include "tools/cli/results.h"
 
 namespace fewbit::cli {
 namespace {
+
+constexpr int kMostThreads = 4096;
 
 std::atomic<int> g_stops{0};
 
@@ -32,10 +35,12 @@ void on_signal(int) {
 
 void add_common(CLI::App& app, Common& c) {
   app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")->envname("FEWBIT_DEVICE")->capture_default_str();
-  app.add_option("--threads", c.threads, "CPU threads (0 = all)")->envname("FEWBIT_THREADS")->check(at_least(0));
+  app.add_option("--threads", c.threads, "CPU threads (0 = all)")
+      ->envname("FEWBIT_THREADS")
+      ->check(CLI::Range(0, kMostThreads));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-")
-      ->check(json_target());
+      ->check(writable_file());
   app.add_flag("--quiet", c.quiet, "No progress bar");
 }
 
@@ -46,6 +51,17 @@ CLI::Validator at_least(int64_t least) {
             const auto [rest, error] = std::from_chars(text.data(), end, n);
             if (error == std::errc() && rest == end && n >= least) return std::string();
             return fmt::format("expected a whole number of at least {}, found {}", least, text);
+          },
+          ""};
+}
+
+CLI::Validator number_in(double least, double most) {
+  return {[least, most](const std::string& text) {
+            double x = 0;
+            const char* end = text.data() + text.size();
+            const auto [rest, error] = std::from_chars(text.data(), end, x);
+            if (error == std::errc() && rest == end && x >= least && x <= most) return std::string();
+            return fmt::format("expected a number from {} to {}, found {}", least, most, text);
           },
           ""};
 }
@@ -71,13 +87,8 @@ Exec make_exec(const Common& c) {
 
 void write_json(const Common& c, const std::string& text) {
   if (c.json.empty() || the_ranks().rank() != 0) return;
-  if (c.json_to_stdout()) {
-    std::fputs(text.c_str(), stdout);
-    return;
-  }
-  std::ofstream out(c.json);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", c.json));
+  if (c.json_to_stdout()) return print_result(text);
+  write_result(c.json, text);
 }
 
 void say(const Common& c, const std::string& text) {
@@ -166,6 +177,7 @@ void Progress::clear() {
 }
 
 void Progress::update(const std::string& phase, double fraction) {
+  if (fraction < 1) stop_if_requested();
   if (!enabled_) return;
   const auto now = std::chrono::steady_clock::now();
   if (phase != phase_) {
@@ -190,5 +202,10 @@ void install_stop_handler() {
   std::signal(SIGTERM, on_signal);
 }
 bool stop_requested() { return g_stops > 0; }
+
+void stop_if_requested() {
+  if (!stop_requested() || !the_ranks().alone()) return;  // several ranks stop together, between blocks
+  fail(ErrorKind::stopped, "stopped; nothing was written: start it again by: " + this_command());
+}
 
 }  // namespace fewbit::cli

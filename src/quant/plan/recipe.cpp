@@ -129,6 +129,8 @@ int bits_from(std::string_view v) {
   return *bits;
 }
 
+constexpr int64_t kLargestGroup = int64_t{1} << 24;  // no linear is as wide
+
 // The words KEY=VALUE.
 struct Setting {
   std::string_view key;
@@ -217,10 +219,10 @@ void apply_word(Recipe& r, const std::string& word) {
     r.grid = Grid::integer;
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
-    if (*group == 0 || *group < -1)
-      fail(ErrorKind::usage,
-           fmt::format("RECIPE: expected a group size above 0, such as g128, or gch for one group a row, found \"{}\"",
-                       word));
+    if (*group == 0 || *group < -1 || *group > kLargestGroup)
+      fail(ErrorKind::usage, fmt::format("RECIPE: expected a group size from 1 to {}, such as g128, or gch for one group "
+                                         "a row, found \"{}\"",
+                                         kLargestGroup, word));
     r.group = *group;
   } else if (is_chain_word(word)) {
     if (!r.chain.empty())

@@ -7,6 +7,7 @@
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/sources/sources.h"
 #include "src/quant/convert/convert.h"
 #include "src/quant/output/out_folder.h"
 #include "tools/cli/convert/convert_commands.h"
@@ -50,6 +51,7 @@ void run_to(const ToArgs& a) {
   const ConvertJob job{.target = convert_target(a.format),
                        .model = a.model,
                        .out = a.out,
+                       .user = user_cache_folder(),
                        .command = command_of(a),
                        .force = a.force,
                        .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
@@ -59,7 +61,6 @@ void run_to(const ToArgs& a) {
   std::vector<std::string> dropped;
   const Checkpoint c =
       a.drop.empty() ? Checkpoint::open(job.model) : without_tensors(Checkpoint::open(job.model), a.drop, dropped);
-  install_stop_handler();
   const ConvertReport r = convert(c, job);
   progress.update("done", 1);
   const double seconds = watch.seconds();

@@ -10,6 +10,7 @@
 #include "src/core/text/with_error.h"
 #include "src/eval/report_files.h"
 #include "src/text/files/text_file.h"
+#include "tools/cli/results.h"
 
 namespace fewbit::cli {
 namespace {
@@ -42,16 +43,14 @@ int64_t tensor_bytes(const Checkpoint& c) {
 }
 
 void write_text(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
+  if (!path.empty()) write_result(path, text);
 }
 
 Json json_of(const ReportModel& m) {
   Json j = {{"model", m.name},
             {"recipe", m.recipe},
             {"command", m.command},
+            {"made_from", m.made_from},
             {"hash", m.hash},
             {"bytes", m.bytes},
             {"bits_per_weight", m.bits},
@@ -88,10 +87,11 @@ std::string table_of(const Report& r) {
 }  // namespace
 
 void add_report_arguments(CLI::App& app, ReportFiles& f) {
-  app.add_option("--html", f.html, "FILE: one self-contained page");
-  app.add_option("--markdown", f.markdown, "FILE: for a model card");
+  app.add_option("--html", f.html, "FILE: one self-contained page")->check(writable_file());
+  app.add_option("--markdown", f.markdown, "FILE: for a model card")->check(writable_file());
   app.add_option("--svg", f.svg,
-                 "FILE: one picture, ratio to the baseline and KL of every checkpoint with their errors");
+                 "FILE: one picture, ratio to the baseline and KL of every checkpoint with their errors")
+      ->check(writable_file());
   app.add_option("--title", f.title, "Title of all three");
   app.add_option("--bench", f.benches,
                  "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");

@@ -134,7 +134,7 @@ void add_advise_command(CLI::App& app) {
       ->capture_default_str();
   advise->add_option("--json", a->json, "Write the same as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-")
-      ->check(json_target());
+      ->check(writable_file());
   advise->callback([a] { run_advise(*a); });
 }
 

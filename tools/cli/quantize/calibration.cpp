@@ -176,7 +176,7 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
                              "model's positions)",
                              kUsualLength))
       ->check(in_range(2, int64_t{1} << 24));
-  app.add_option("--seed", a.seed, "Seed of the draw")->capture_default_str();
+  app.add_option("--seed", a.seed, "Seed of the draw")->check(at_least(0))->capture_default_str();
 }
 
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec) {

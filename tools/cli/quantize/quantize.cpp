@@ -11,7 +11,6 @@
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/output/companions.h"
-#include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/refusals.h"
 #include "src/ranks/exchange.h"
@@ -45,7 +44,7 @@ struct QuantizeArgs : CalibrationArgs {
   std::vector<std::string> set, keep, keep_source, drop;  // in command-line order each; `ordered` holds the first three
   std::vector<Rule> ordered;
   bool force = false, resume = false, restart = false, allow_rtn = false, allow_nonfinite = false;
-  bool rehash = false, dry_run = false, measure = false;
+  bool check_determinism = false, rehash = false, dry_run = false, measure = false;
 };
 
 std::string engine_names() {
@@ -155,6 +154,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--allow-nonfinite", a.allow_nonfinite, "Quantize a model that holds NaN or infinities");
   app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
+  app.add_flag("--check-determinism", a.check_determinism,
+               "Quantize the first block twice before anything else, and refuse a machine that gives different bytes");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop"}) app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
@@ -261,6 +262,7 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
           .force = a.force,
           .resume = a.resume,
           .restart = a.restart,
+          .check_determinism = a.check_determinism,
           .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
           .ranks = &the_ranks()};
 }
@@ -327,6 +329,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   a.ordered = rules_of(app, a);
   checkpoint_format(resolve(recipe).format);  // unknown names are refused before anything is opened
   if (!a.engine.empty()) engine_rules(a.engine);
+  if (a.check_determinism && !the_ranks().alone())
+    fail(ErrorKind::usage, "--check-determinism is of one process; start it without the launcher");
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
@@ -362,17 +366,17 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   claim(model, c, adapter, job, folder);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
-  install_stop_handler();
   job.stop_requested = stop_requested;
+  job.check_stop = stop_if_requested;
   std::string no_tokenizer;
   if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
     add_note(job, "OUT gets no tokenizer files: " + no_tokenizer);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
-  QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
-  if (scored) {
-    report.perplexity = measure_perplexity(ex, a.common, *scored, c, job.out, progress);
-    write_report(c, plan, job, report, job.out);
-  }
+  if (scored)
+    job.measure = [&](const std::filesystem::path& built, QuantReport& report) {
+      report.perplexity = measure_perplexity(ex, a.common, *scored, c, built, progress);
+    };
+  const QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
   progress.update("done", 1);
   say(a.common, summary_of(report));
   write_json(a.common, to_json(report));

@@ -98,7 +98,7 @@ void add_status_command(CLI::App& app) {
   status->add_option("OUT", a->out, "Folder that a run writes, or has written")->required();
   status->add_option("--json", a->json, "Write the same as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-")
-      ->check(json_target());
+      ->check(writable_file());
   status->callback([a] {
     const RunStatus s = read_status(a->out);
     Common common;

@@ -9,6 +9,7 @@
 
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
+#include "tools/cli/results.h"
 #include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
 
@@ -206,7 +207,6 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
       .ranks = ranks,
   };
   a.options.shapes = shapes_of(a);
-  for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
   if (!a.compare.empty()) {
     if (a.options.shapes.size() > 1)
       fail(ErrorKind::usage, "--compare takes one shape: give --batch, --prompt-tokens and --tokens one value each");
@@ -270,10 +270,12 @@ void add_bench_command(CLI::App& app) {
                    "Times that each row's timed part runs: mean and standard deviation")
       ->check(at_least(1))
       ->capture_default_str();
-  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
-  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row");
-  auto* trace = bench->add_option("--trace", b->trace,
-                                  "FILE: one prefill and one decode step of the first row, op by op, for Perfetto");
+  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page")->check(writable_file());
+  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row")->check(writable_file());
+  auto* trace = bench
+                    ->add_option("--trace", b->trace,
+                                 "FILE: one prefill and one decode step of the first row, op by op, for Perfetto")
+                    ->check(writable_file());
   bench->add_option("--compare", b->compare, "A B: two checkpoints, their steps in turn; the ratio with its error")
       ->expected(2)
       ->excludes(model)
@@ -281,7 +283,7 @@ void add_bench_command(CLI::App& app) {
       ->excludes(csv)
       ->excludes(trace);
   CLI::Option* ops = add_ops(*bench, *b, model);
-  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
+  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->check(at_least(0))->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
