@@ -135,13 +135,4 @@ CLI::Validator number_in(double least, double most) {
           ""};
 }
 
-CLI::Validator json_target() {
-  return {[](const std::string& text) {
-            const std::filesystem::path folder = std::filesystem::absolute(text).parent_path();
-            if (text == "-" || std::filesystem::is_directory(folder)) return std::string();
-            return fmt::format("expected a file in a folder that exists, or -, found {}", text);
-          },
-          ""};
-}
-
 }  // namespace fewbit::cli

@@ -12,7 +12,5 @@ std::string usage_line(const CLI::App& app, const CLI::ParseError&);
 // options.h likewise).
 CLI::Validator in_range(int64_t least, int64_t most);
 CLI::Validator number_in(double least, double most);
-// Of --json: "-", or a file in a folder that exists.
-CLI::Validator json_target();
 
 }  // namespace fewbit::cli

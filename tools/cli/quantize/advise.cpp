@@ -9,6 +9,7 @@
 #include "src/quant/plan/advise.h"
 #include "src/quant/plan/engines.h"
 #include "tools/cli/options.h"
+#include "tools/cli/results.h"
 #include "tools/cli/table.h"
 #include "tools/cli/usage.h"
 

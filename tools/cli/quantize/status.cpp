@@ -1,5 +1,5 @@
 #include "tools/cli/quantize/status.h"
-#include "tools/cli/usage.h"
+#include "tools/cli/results.h"
 
 #include <fmt/format.h>
 
