@@ -67,7 +67,8 @@ class Writing {
         job_(job),
         plan_(plan),
         writer_(create_with_digests(dir, WriterOptions{.shard_bytes = job.shard_bytes}, files_)) {
-    for (const NamedDense& t : dense_tensors_of(c.spec)) known_.insert(t.name);
+    for (const NamedDense& t : dense_tensors_of(c.spec))
+      if (t.below == 0) known_.insert(t.name);  // integers stay
     for (const NamedLinear& l : c.linears()) known_.insert(l.name + ".weight");
     known_.insert("lm_head.weight");  // also where it is tied, and stored nevertheless
   }

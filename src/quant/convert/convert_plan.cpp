@@ -84,7 +84,7 @@ void plan_dense(const Checkpoint& c, const ConvertJob& job, Refusals& refusals) 
   if (job.target.dense != DType::f16) return;
   constexpr const char* kReason = "has values beyond the range of f16; use bf16 or f32";
   for (const NamedDense& t : dense_tensors_of(c.spec)) {
-    if (!c.store.has(t.name)) continue;  // packed
+    if (t.below > 0 || !c.store.has(t.name)) continue;  // integers, packed
     if (beyond_f16(c.store.get(t.name))) refusals.add(t.name, kReason);
     c.store.release(t.name);
   }
