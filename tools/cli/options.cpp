@@ -17,8 +17,8 @@
 #include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
-#include "tools/cli/usage.h"
 #include "tools/cli/results.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
