@@ -55,17 +55,6 @@ CLI::Validator at_least(int64_t least) {
           ""};
 }
 
-CLI::Validator number_in(double least, double most) {
-  return {[least, most](const std::string& text) {
-            double x = 0;
-            const char* end = text.data() + text.size();
-            const auto [rest, error] = std::from_chars(text.data(), end, x);
-            if (error == std::errc() && rest == end && x >= least && x <= most) return std::string();
-            return fmt::format("expected a number from {} to {}, found {}", least, most, text);
-          },
-          ""};
-}
-
 Exec make_exec(const Common& c) {
   if (c.threads > 0) set_thread_count(c.threads);
   const Ranks& ranks = the_ranks();

@@ -23,8 +23,6 @@ struct Common {
 void add_common(CLI::App& app, Common& common);
 // Of an option: a whole number that is not below `least`; the message names what was found.
 CLI::Validator at_least(int64_t least);
-// A finite number from `least` to `most`.
-CLI::Validator number_in(double least, double most);
 // Sets the threads and makes the Exec, on several ranks those of this one. Error{device} where a GPU was asked for and
 // none answers.
 Exec make_exec(const Common& common);
