@@ -19,6 +19,33 @@ constexpr std::array<Reader, 7> kReaders = {{{"gptq", read_gptq},
                                              {"modelopt_fp4", read_modelopt},
                                              {"mxfp4", read_mxfp4}}};
 
+// Methods of other programs, whose codes are not read here.
+struct Elsewhere {
+  std::string_view method, tool;
+};
+constexpr Elsewhere kElsewhere[] = {
+    {"exl2", "ExLlamaV2 (TabbyAPI serves it)"},
+    {"exl3", "ExLlamaV3 (TabbyAPI serves it)"},
+    {"hqq", "HQQ (hqq, through transformers)"},
+    {"torchao", "torchao (through transformers; vLLM serves it)"},
+    {"quanto", "optimum-quanto"},
+    {"aqlm", "AQLM (aqlm, through transformers)"},
+    {"quip", "QuIP# (quip-sharp)"},
+    {"vptq", "VPTQ (vptq, through transformers)"},
+    {"spqr", "SpQR (spqr_quant, through transformers)"},
+    {"eetq", "EETQ (eetq, through transformers)"},
+    {"higgs", "HIGGS (flute, through transformers)"},
+    {"bitnet", "BitNet (bitnet.cpp, through transformers)"},
+};
+
+std::string elsewhere(const std::string& method) {
+  for (const Elsewhere& e : kElsewhere)
+    if (e.method == method)
+      return ", which " + std::string(e.tool) +
+             " reads; take the checkpoint that it was made from, or dequantize it there";
+  return "";
+}
+
 // The quantization_config object, or nothing for a dense checkpoint. `tree` keeps it alive.
 std::optional<ConfigObject> find_config(const std::string& config_json, const ConfigFile& side,
                                         std::optional<ConfigTree>& tree) {
@@ -56,7 +83,8 @@ QuantizationSummary read_quantization(const std::string& config_json, const Conf
     }
     known += (known.empty() ? "" : ", ") + std::string(r.method);
   }
-  fail(ErrorKind::unsupported, config->where + ".quant_method: found \"" + method + "\"; known: " + known);
+  fail(ErrorKind::unsupported, config->where + ".quant_method: found \"" + method + "\"" + elsewhere(method) +
+                                   "; known: " + known + ", bitsandbytes");
 }
 
 }  // namespace fewbit

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/container.h"
+#include "formats/written_file.h"
 
 namespace fewbit {
 
@@ -21,7 +22,11 @@ using ShardNames = std::vector<std::string>;  // of the tensors in a file
 std::string shard_name(size_t index, size_t count);
 
 // Writes one file in the reference writer's order. Error{io} with the path; what was written then stays.
-void write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors);
+WrittenFile write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors);
+
+// The writer of container_safetensors, which has `written` filled when it is finished.
+std::unique_ptr<CheckpointWriter> create_with_digests(const std::filesystem::path& dir, const WriterOptions&,
+                                                      std::vector<WrittenFile>& written);
 
 // model.safetensors.index.json of several files; `total`: bytes of all tensors.
 void write_shard_index(const std::filesystem::path& file, const std::vector<ShardNames>& shards, int64_t total);

@@ -70,8 +70,8 @@ sstream stack stdexcept stop_token streambuf string string_view syncstream syste
 typeindex typeinfo unordered_map unordered_set utility valarray variant vector version
 """.split())
 POSIX = re.compile(
-    r"(dirent|dlfcn|fcntl|malloc|poll|pthread|sched|signal|termios|unistd|"
-    r"sys/(file|mman|resource|stat|time|types|wait))\.h$")
+    r"(dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
+    r"sys/(file|mman|resource|socket|stat|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
 CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"
@@ -83,7 +83,11 @@ LIBRARIES = [
     (r"CLI/", r"tools/cli/", "the command line belongs in tools/cli"),
     (r"gtest/", r"tests/", "tests belong in tests/"),
     (r"xxhash\.h$", r"src/core/digest\.cpp$", "digests belong in src/core/digest.h"),
+    (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
+     "packed texts belong in src/text/files/packed_text.h"),
+    (r"openssl/", r"src/core/files/sha256\.cpp$", "SHA-256 belongs in src/core/files/sha256.h"),
     (r"mpi\.h$", r"src/ranks/mpi_module\.cpp$", "MPI belongs in src/ranks/mpi_module.cpp"),
+    (r"nccl\.h$", r"src/ranks/nccl_module\.cpp$", "NCCL belongs in src/ranks/nccl_module.cpp"),
     (r"pcre2\.h$", r"src/core/text/regex\.cpp$", "regular expressions belong in src/core/text/regex.h"),
     (r"utf8proc\.h$", r"src/text/", "Unicode tables belong in src/text"),
     (r"(cblas|immintrin)\.h$", r"kernels/.*(_cpu\.cpp|\.h)$", "BLAS and vector instructions belong in kernels/"),

@@ -3,7 +3,7 @@
 
   quickstart_table.py FOLDER METHOD…
 
-FOLDER holds compare.json (`evaluate compare` of all methods with bf16), and of each METHOD METHOD.quantize.json and
+FOLDER holds report.json (`evaluate report` of all methods against bf16), and of each METHOD METHOD.quantize.json and
 METHOD.bench.json; of bf16 there is bf16.bench.json.
 """
 import json
@@ -31,13 +31,13 @@ def row(method, weights, bits, size, ratio, kl, bench):
 
 
 def main(folder, methods):
-    compare = load(f"{folder}/compare.json")
-    distances = {entry["model"].rsplit("/", 1)[-1]: entry for entry in compare["models"]}
-    windows = next(iter(distances.values()))["windows"]
+    compare = load(f"{folder}/report.json")
+    distances = {entry["model"]: entry for entry in compare["models"]}
     bf16_bench = load(f"{folder}/bf16.bench.json")
-    print(f"demo model (4.2 M parameters), {windows} windows of {compare['context']} tokens of {compare['data']}, "
+    print(f"demo model (4.2 M parameters), {compare['windows']} windows of {compare['context']} tokens of "
+          f"{compare['data']}, "
           f"{compare['dtype']} arithmetic, {bf16_bench['device']}; bf16's own perplexity there is "
-          f"{compare['base_perplexity']:.2f} ± {compare['base_stderr']:.2f}\n")
+          f"{compare['base']['perplexity']:.2f} ± {compare['base']['stderr']:.2f}\n")
     print("| method | weights | bits | size | perplexity / bf16's | KL to bf16, nats | median step |")
     print("|---|---|---|---|---|---|---|")
     rows = []
@@ -49,7 +49,7 @@ def main(folder, methods):
             rows.append(row("bf16", "bf16", 16, report["source_bytes"], "1", "0", bf16_bench))
         rows.append(row(method, weights_of(report), report["bits_per_weight"], report["out_bytes"],
                         f"{ratio:.4f} ± {ratio * distance['ln_ratio_stderr']:.4f}",
-                        f"{kl['mean']:.4f} ± {kl['stderr']:.4f}", load(f"{folder}/{method}.bench.json")))
+                        f"{kl['mean']:.5f} ± {kl['stderr']:.5f}", load(f"{folder}/{method}.bench.json")))
     print("\n".join(rows))
 
 

@@ -293,6 +293,27 @@ class Tidy(Tree):
         self.assertIn("looking at the first 1, not at: src/core/old.cpp", done.stdout)
 
 
+class Readme(unittest.TestCase):
+    """A figure that was changed by hand is found; another time of a step is not looked at."""
+
+    TABLE = """| method | size | perplexity / bf16's | median step |
+|---|---|---|---|
+| gptq | 3.55 MiB | 1.0334 ± 0.0047 | 0.452 ms |
+"""
+
+    def test_figures(self):
+        from readme_check import SENTENCES, differences, perplexity_differences, rows_of
+
+        found = rows_of(self.TABLE.replace("1.0334", "1.0340").replace("0.452", "7.1"))
+        self.assertEqual(differences(rows_of(self.TABLE), found), [])
+        for said, changed in (("1.0334", "1.0534"), ("0.0047", "0.0147"), ("3.55", "3.65")):
+            self.assertEqual(len(differences(rows_of(self.TABLE.replace(said, changed)), found)), 1, changed)
+        text = "bf16's own perplexity there is 36.17 ± 1.43"
+        self.assertEqual(perplexity_differences(text, SENTENCES[:1], [(36.2, 1.4)]), [])
+        self.assertEqual(len(perplexity_differences(text, SENTENCES[:1], [(40.2, 1.4)])), 1)
+        self.assertEqual(len(perplexity_differences("no figure", SENTENCES[:1], [(36.2, 1.4)])), 1)
+
+
 class Lines(unittest.TextTestResult):
     """One line for each test, as scripts/count_tests.py reads them."""
 

@@ -96,7 +96,8 @@ int64_t read_group_size(const ConfigObject& o, const QuantSpec* inherited, const
 const Packing& packing_named(const std::string& name, std::initializer_list<const Packing*> family,
                              const std::string& where) {
   if (const Packing* p = find_named(family, name)) return *p;
-  fail(ErrorKind::unsupported, where + ": found \"" + name + "\"; known:" + list_names(family));
+  fail(ErrorKind::unsupported,
+       where + ": " + unknown_name("packing", name, std::span<const std::string_view>(names_of(family))));
 }
 
 bool packed(const TensorSource& tensor, const std::string& linear, const LinearFormat& f) {

@@ -143,12 +143,17 @@ CheckpointIndex open_sharded(const fs::path& dir) {
   const auto weight_map = read_weight_map(index_path);
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
+  std::string missing;
+  int lacking = 0;
+  for (const std::string& shard : shards)
+    if (!is_file(dir / shard)) missing += (lacking++ ? ", " : "") + printable(shard);
+  if (lacking == 1)
+    fail(ErrorKind::checkpoint, index_path.string() + ": names shard " + missing + ", which is missing");
+  if (lacking > 1)
+    fail(ErrorKind::checkpoint, index_path.string() + ": " + std::to_string(lacking) + " of its " +
+                                    std::to_string(shards.size()) + " shards are missing: " + missing);
   CheckpointIndex index;
-  for (const std::string& shard : shards) {
-    if (!is_file(dir / shard))
-      fail(ErrorKind::checkpoint, index_path.string() + ": names shard " + printable(shard) + ", which is missing");
-    add_file(index, dir / shard);
-  }
+  for (const std::string& shard : shards) add_file(index, dir / shard);
   for (const auto& [name, shard] : weight_map) {
     const auto at = index.tensors.find(name);
     const std::string found = at == index.tensors.end()

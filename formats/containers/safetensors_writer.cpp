@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "formats/containers/safetensors_file.h"
@@ -47,23 +48,24 @@ class OutFile {
     }
   }
 
-  // Appends `bytes` of `from`, beginning at `at`.
-  void append(const OutFile& from, int64_t at, int64_t bytes) {
+  // Appends `bytes` of `from`, beginning at `at`; what `digests` is to see passes through memory.
+  void append(const OutFile& from, int64_t at, int64_t bytes, FileDigests* digests) {
     off_t offset = at;
-    while (bytes > 0) {
+    while (bytes > 0 && !digests) {
       const ssize_t n = ::copy_file_range(from.fd_, &offset, fd_, nullptr, static_cast<size_t>(bytes), 0);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && (errno == EXDEV || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP)) break;
       if (n <= 0) refuse("cannot copy into");
       bytes -= n;
     }
-    std::vector<char> buffer(bytes > 0 ? size_t{8} << 20 : 0);  // for file systems without the call
+    std::vector<char> buffer(bytes > 0 ? size_t{8} << 20 : 0);  // also for file systems without the call
     while (bytes > 0) {
       const size_t want = static_cast<size_t>(std::min<int64_t>(bytes, static_cast<int64_t>(buffer.size())));
       const ssize_t n = ::pread(from.fd_, buffer.data(), want, offset);
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) from.refuse("cannot read back");
       write(buffer.data(), n);
+      if (digests) digests->add(buffer.data(), n);
       offset += n;
       bytes -= n;
     }
@@ -88,8 +90,9 @@ void put_in_written_order(std::vector<const TensorInfo*>& tensors) {
 
 class Writer final : public CheckpointWriter {
  public:
-  Writer(const fs::path& dir, const WriterOptions& options)
-      : dir_(dir), options_(options), tag_('.' + std::to_string(::getpid()) + ".tmp") {
+  // `written`: gets the digests of the files; null where nobody asks for them.
+  Writer(const fs::path& dir, const WriterOptions& options, std::vector<WrittenFile>* written)
+      : dir_(dir), options_(options), written_(written), tag_('.' + std::to_string(::getpid()) + ".tmp") {
     std::error_code ec;
     fs::create_directories(dir, ec);
     if (ec) fail(ErrorKind::io, dir.string() + ": cannot create the folder: " + ec.message());
@@ -111,6 +114,7 @@ class Writer final : public CheckpointWriter {
       spool_ = std::make_unique<OutFile>(spool_path_);
     }
     spool_->write(host.data, bytes);
+    if (written_) digests_[name] = digest_of_pieces(host.data, bytes);
     shard_.push_back({name, host.dtype, host.shape, 0, spooled_, bytes});
     spooled_ += bytes;
     total_ += bytes;
@@ -128,7 +132,11 @@ class Writer final : public CheckpointWriter {
       for (Shard& s : closed_) names.push_back(std::move(s.names));
       write_shard_index(index_tmp, names, total_);
     }
-    for (size_t i = 0; i < closed_.size(); ++i) rename(closed_[i].path, dir_ / shard_name(i, closed_.size()));
+    for (size_t i = 0; i < closed_.size(); ++i) {
+      const std::string name = shard_name(i, closed_.size());
+      rename(closed_[i].path, dir_ / name);
+      if (written_) written_->at(i).name = name;
+    }
     // A reader would take an older checkpoint's single file or index for this one's.
     std::error_code ignored;
     fs::remove(sharded ? dir_ / "model.safetensors" : index, ignored);
@@ -168,20 +176,28 @@ class Writer final : public CheckpointWriter {
     OutFile out(done.path);
     const std::string header = serialize(order);
     out.write(header.data(), static_cast<int64_t>(header.size()));
+    std::optional<FileDigests> digests;
+    if (written_) digests.emplace().add(header.data(), static_cast<int64_t>(header.size()));
     for (size_t i = 0; i < order.size();) {  // runs that lie together in the spool are copied at once
       const int64_t begin = order[i]->begin;
       int64_t end = begin;
       for (; i < order.size() && order[i]->begin == end; ++i) end += order[i]->bytes;
-      if (end > begin) out.append(*spool_, begin, end - begin);
+      if (end > begin) out.append(*spool_, begin, end - begin, digests ? &*digests : nullptr);
     }
     out.close();
+    if (digests) {
+      for (const TensorInfo& t : shard_) digests->know_tensor(t.name, std::move(digests_.at(t.name)));
+      written_->push_back(digests->finish(done.path));
+      digests_.clear();
+    }
     for (const TensorInfo& t : shard_) done.names.push_back(t.name);
     closed_.push_back(std::move(done));
     shard_.clear();
     spooled_ = 0;
     spool_.reset();
-    std::error_code ignored;
-    if (!spool_path_.empty()) fs::remove(spool_path_, ignored);
+    std::error_code ec;
+    if (!spool_path_.empty()) fs::remove(spool_path_, ec);
+    if (ec) fail(ErrorKind::io, spool_path_.string() + ": cannot be removed: " + ec.message());
   }
 
   static void rename(const fs::path& from, const fs::path& to) {
@@ -192,7 +208,9 @@ class Writer final : public CheckpointWriter {
 
   fs::path dir_;
   WriterOptions options_;
-  std::string tag_;  // makes temporary names this process's own
+  std::vector<WrittenFile>* written_;
+  TensorDigests digests_;  // of the open shard
+  std::string tag_;        // makes temporary names this process's own
   std::deque<fs::path> temporaries_;
   std::set<std::string> names_;
   std::unique_ptr<OutFile> spool_;
@@ -206,7 +224,7 @@ class Writer final : public CheckpointWriter {
 }  // namespace
 
 std::unique_ptr<CheckpointWriter> create_writer(const fs::path& dir, const WriterOptions& options) {
-  return std::make_unique<Writer>(dir, options);
+  return std::make_unique<Writer>(dir, options, nullptr);
 }
 
 }  // namespace fewbit::safetensors
@@ -215,6 +233,11 @@ namespace fewbit {
 
 using safetensors::OutFile;
 
+std::unique_ptr<CheckpointWriter> create_with_digests(const std::filesystem::path& dir, const WriterOptions& options,
+                                                      std::vector<WrittenFile>& written) {
+  return std::make_unique<safetensors::Writer>(dir, options, &written);
+}
+
 std::string shard_name(size_t index, size_t count) {
   if (count == 1) return "model.safetensors";
   char name[64];
@@ -222,7 +245,7 @@ std::string shard_name(size_t index, size_t count) {
   return name;
 }
 
-void write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors) {
+WrittenFile write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors) {
   std::vector<const TensorInfo*> order;
   order.reserve(tensors.size());
   for (const ShardTensor& t : tensors) order.push_back(&t.info);
@@ -230,6 +253,8 @@ void write_shard(const std::filesystem::path& file, const std::vector<ShardTenso
   OutFile out(file);
   const std::string header = safetensors::serialize(order);
   out.write(header.data(), static_cast<int64_t>(header.size()));
+  FileDigests digests;
+  digests.add(header.data(), static_cast<int64_t>(header.size()));
   std::map<std::string_view, const ShardTensor*> by_name;
   for (const ShardTensor& t : tensors) by_name[t.info.name] = &t;
   for (const TensorInfo* info : order) {
@@ -237,9 +262,11 @@ void write_shard(const std::filesystem::path& file, const std::vector<ShardTenso
     const ConstTensorView bytes = t.bytes();
     FEWBIT_ASSERT(bytes.bytes() == info->bytes);
     out.write(bytes.data, bytes.bytes());
+    digests.add_tensor(info->name, bytes.data, bytes.bytes());
     if (t.done) t.done();
   }
   out.close();
+  return digests.finish(file);
 }
 
 void write_shard_index(const std::filesystem::path& file, const std::vector<ShardNames>& shards, int64_t total) {

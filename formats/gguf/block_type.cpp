@@ -6,6 +6,7 @@
 
 #include "src/core/half.h"
 #include "src/core/parallel.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit::gguf {
 namespace {
@@ -50,15 +51,15 @@ const BlockType* find_block_type(uint32_t id) {
 }
 
 const BlockType& block_type(std::string_view name) {
-  std::string known, lower(name);  // llama.cpp prints Q4_K, its tools take both
+  std::vector<std::string_view> known;
+  std::string lower(name);  // llama.cpp prints Q4_K, its tools take both
   for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const BlockType* t : block_types()) {
     if (!t->encode && t->plain != DType::f32 && t->plain != DType::f16 && t->plain != DType::bf16) continue;
     if (t->name == lower) return *t;
-    known += ' ';
-    known += t->name;
+    known.push_back(t->name);
   }
-  fail(ErrorKind::usage, "no GGUF type \"" + std::string(name) + "\" to write; known:" + known);
+  fail(ErrorKind::usage, unknown_name("GGUF type to write", name, std::span<const std::string_view>(known)));
 }
 
 const BlockType& usual_type(const QuantSpec& spec) {

@@ -8,6 +8,7 @@
 
 #include "formats/gguf/block_type.h"
 #include "formats/gguf/metadata.h"
+#include "formats/written_file.h"
 
 namespace fewbit::gguf {
 
@@ -43,7 +44,8 @@ struct TensorToWrite {
 // Writes `path` under another name and renames it at the end. One tensor is in memory at a time. Adds
 // general.alignment only where the metadata has none. Error{checkpoint} for names that GGUF does not admit,
 // Error{io}.
-void write(const std::filesystem::path& path, const Metadata& metadata, const std::vector<TensorToWrite>& tensors);
+WrittenFile write(const std::filesystem::path& path, const Metadata& metadata,
+                  const std::vector<TensorToWrite>& tensors);
 
 // Bytes of a tensor of this type and shape. The last dimension is a multiple of the type's elements.
 int64_t tensor_bytes(const BlockType&, const Shape&);

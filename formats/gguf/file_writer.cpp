@@ -1,15 +1,15 @@
 // Writing a GGUF file: magic, counts, metadata, table, data; every tensor padded to the alignment, the last
 // one too.
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 #include <set>
 
 #include "formats/gguf/file.h"
 #include "src/core/error.h"
+#include "src/core/file_io.h"
 
 namespace fewbit::gguf {
 namespace {
@@ -114,8 +114,8 @@ class Output {
   explicit Output(const fs::path& path)
       : path_(path),
         temporary_(path.string() + '.' + std::to_string(::getpid()) + ".tmp"),
-        file_(std::fopen(temporary_.c_str(), "wb"), &std::fclose) {
-    if (!file_) refuse("cannot create");
+        file_(fewbit::File::with_flags(temporary_, O_WRONLY | O_CREAT | O_TRUNC)) {
+    if (!file_.open()) file_.refuse("cannot create");
   }
   ~Output() {
     std::error_code ignored;
@@ -125,34 +125,40 @@ class Output {
   Output& operator=(const Output&) = delete;
 
   void write(const void* data, int64_t bytes) {
-    if (bytes > 0 && std::fwrite(data, 1, static_cast<size_t>(bytes), file_.get()) != static_cast<size_t>(bytes))
-      refuse("cannot write");
+    const char* p = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t n = ::write(file_.fd(), p, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) file_.refuse("cannot write");
+      p += n;
+      bytes -= n;
+    }
   }
   void finish() {
-    if (std::fclose(file_.release()) != 0) refuse("cannot close");
+    file_.sync();
     std::error_code ec;
     fs::rename(temporary_, path_, ec);
     if (ec) fail(ErrorKind::io, path_.string() + ": cannot rename: " + ec.message());
     done_ = true;
+    sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
   }
 
  private:
-  [[noreturn]] void refuse(const char* what) const {
-    fail(ErrorKind::io, temporary_.string() + ": " + what + ": " + std::strerror(errno));
-  }
   fs::path path_, temporary_;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  fewbit::File file_;
   bool done_ = false;
 };
 
 }  // namespace
 
-void write(const fs::path& path, const Metadata& metadata, const std::vector<TensorToWrite>& tensors) {
+WrittenFile write(const fs::path& path, const Metadata& metadata, const std::vector<TensorToWrite>& tensors) {
   check(path, tensors);
   const int64_t alignment = metadata.integer("general.alignment", kAlignment);
   const std::string header = header_of(metadata, tensors, alignment);
   Output out(path);
+  FileDigests digests;
   out.write(header.data(), static_cast<int64_t>(header.size()));
+  digests.add(header.data(), static_cast<int64_t>(header.size()));
   const std::string zeros(static_cast<size_t>(alignment), '\0');
   for (const TensorToWrite& t : tensors) {
     const Tensor data = t.bytes();
@@ -160,8 +166,11 @@ void write(const fs::path& path, const Metadata& metadata, const std::vector<Ten
     FEWBIT_ASSERT(data.bytes() == bytes);
     out.write(data.view().data, bytes);
     out.write(zeros.data(), aligned(bytes, alignment) - bytes);
+    digests.add_tensor(t.name, data.view().data, bytes);
+    digests.add(zeros.data(), aligned(bytes, alignment) - bytes);
   }
   out.finish();
+  return digests.finish(path);
 }
 
 }  // namespace fewbit::gguf

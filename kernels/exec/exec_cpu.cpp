@@ -7,6 +7,7 @@
 #include "kernels/exec/exec_measure.h"
 #include "src/core/host_blocks.h"
 #include "src/core/parallel.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 
@@ -82,7 +83,7 @@ Exec Exec::from_name(const std::string& name) {
   if (name == "cuda") return cuda(0);
   if (name.rfind("cuda:", 0) == 0 && name.size() > 5 && name.find_first_not_of("0123456789", 5) == std::string::npos)
     return cuda(std::stoi(name.substr(5)));
-  fail(ErrorKind::usage, "unknown device \"" + name + "\"; known: auto, cpu, cuda, cuda:N");
+  fail(ErrorKind::usage, unknown_name("--device", name, {"auto", "cpu", "cuda", "cuda:0"}));
 }
 
 std::string Exec::device_name() const {

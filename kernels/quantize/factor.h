@@ -1,6 +1,7 @@
 #pragma once
 // The factorisation behind GPTQ, and the solution of a system by the same factor.
 #include "kernels/exec/exec.h"
+#include "kernels/quantize/panel_share.h"
 #include "src/core/wide_cut.h"
 namespace fewbit {
 // H + lambda I = R R^T with R upper triangular, by one Cholesky factorisation of the index-reversed matrix. U = R^-1 is
@@ -11,19 +12,21 @@ namespace fewbit {
 //   r       [n, n] f32; overwritten, zero below the diagonal
 // Failure is a status, not an exception: `pivot` is the order, from 1, of the leading minor of the reversed matrix that
 // was not positive definite; 0 on success. An entry that is not finite gives pivot 1. r is undefined then.
+//   share   the processes that factor h together on the CPU, each with all of h; collective, and r is everybody's
 enum class Precision : uint8_t { f32, f64 };  // of the factorisation; h and r are f32
 struct [[nodiscard]] FactorStatus {
   int64_t pivot = 0;
   bool ok() const { return pivot == 0; }
 };
 namespace cpu {
-FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r);
+FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r, const PanelShare&);
 }
 namespace cuda {
-FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r);
+FactorStatus factorize(Exec&, ConstTensorView h, float lambda, Precision, TensorView r, const PanelShare&);
 }
-inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision p, TensorView r) {
-  return pick(ex, &cpu::factorize, FEWBIT_CUDA_OP(factorize))(ex, h, lambda, p, r);
+inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision p, TensorView r,
+                              const PanelShare& share = {}) {
+  return pick(ex, &cpu::factorize, FEWBIT_CUDA_OP(factorize))(ex, h, lambda, p, r, share);
 }
 
 // The weight that best reproduces the unquantized output from the quantized input, in closed form (the asymmetric
@@ -35,14 +38,15 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 //   w            [out, n] f32
 //   cross, gram  [n, n]   f32
 //   target       [out, n] f32; overwritten, untouched when the factorisation fails
+//   share        the processes that factor gram together; each may have rows of w of its own
 // Returns the status of the factorisation.
 namespace cpu {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target);
+                           TensorView target, const PanelShare&);
 }
 namespace cuda {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target);
+                           TensorView target, const PanelShare&);
 }
 // The same in two steps, for linears that share an input: M = (cross - gram) (gram + lambda I)^-1, once, and then
 // target = w + w M for each of them.
@@ -66,8 +70,8 @@ inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorVi
 inline bool shares_shift(Device::Kind kind, int64_t n) { return kind == Device::cuda && n <= 8192; }
 
 inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
-                                  float lambda, TensorView target) {
-  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target);
+                                  float lambda, TensorView target, const PanelShare& share = {}) {
+  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target, share);
 }
 
 // Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols].

@@ -16,23 +16,77 @@ namespace {
 
 constexpr int64_t kPanel = 256;
 
+// L of one tile on the diagonal; the failing minor's order or 0.
+template <class T>
+int64_t factor_tile(T* a, int64_t n, int64_t k, int64_t end) {
+  if (const int info = blas::potrf_lower(static_cast<int>(end - k), a + k * n + k, static_cast<int>(n)))
+    return k + info;
+  for (int64_t i = k; i < end; ++i)
+    if (!std::isfinite(a[i * n + i])) return i + 1;
+  return 0;
+}
+
+bool owns(const PanelShare& share, int64_t row) { return row / kPanel % share.size == share.rank; }
+
+// Rows [first, last), whole tiles of them, of columns [k, k + width): from their owners to all.
+template <class T>
+void exchange(const PanelShare& share, T* a, int64_t n, int64_t first, int64_t last, int64_t k, int64_t width) {
+  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+  const auto each_tile = [&](int r, const auto& see) {
+    for (int64_t i = first; i < last; i += kPanel)
+      if (i / kPanel % share.size == r) see(i, std::min(last, i + kPanel));
+  };
+  std::vector<int64_t> begin{0};
+  for (int r = 0; r < share.size; ++r) {
+    begin.push_back(begin.back());
+    each_tile(r, [&](int64_t i, int64_t end) { begin.back() += (end - i) * row_bytes; });
+  }
+  std::vector<T> all(static_cast<size_t>((last - first) * width));
+  const auto copy = [&](int r, bool out) {
+    T* at = all.data() + begin[static_cast<size_t>(r)] / static_cast<int64_t>(sizeof(T));
+    each_tile(r, [&](int64_t i, int64_t end) {
+      for (; i < end; ++i, at += width) {
+        T* row = a + i * n + k;
+        out ? std::copy_n(row, width, at) : std::copy_n(at, width, row);
+      }
+    });
+  };
+  copy(share.rank, true);
+  share.gather(all.data(), begin);
+  for (int r = 0; r < share.size; ++r)
+    if (r != share.rank) copy(r, false);
+}
+
+// The panel of columns [k, end) below its tile, by all processes together.
+template <class T>
+void solve_shared(const PanelShare& share, T* a, int64_t n, int64_t k, int64_t end) {
+  constexpr int64_t kRows = 128;
+  parallel_for((n - end + kRows - 1) / kRows, 1, [&](int64_t p0, int64_t p1) {
+    for (int64_t p = p0; p < p1; ++p)
+      if (const int64_t i = end + p * kRows; owns(share, i))
+        blas::solve_right(CblasLower, CblasTrans, std::min(kRows, n - i), end - k, a + k * n + k, n, a + i * n + k, n);
+  });
+  exchange(share, a, n, end, n, k, end - k);
+}
+
 // A = L L^T in place on the lower triangle of a row-major [n, n]; returns the failing minor's order or 0.
 template <class T>
-int64_t cholesky(T* a, int64_t n) {
+int64_t cholesky(T* a, int64_t n, const PanelShare& share) {
   blas::use_one_thread();
   for (int64_t k = 0; k < n; k += kPanel) {
     const int64_t end = std::min(n, k + kPanel), width = end - k, tiles = (n - end + kPanel - 1) / kPanel;
-    if (const int info = blas::potrf_lower(static_cast<int>(width), a + k * n + k, static_cast<int>(n)))
-      return k + info;
-    for (int64_t i = k; i < end; ++i)
-      if (!std::isfinite(a[i * n + i])) return i + 1;
-    parallel_for(n - end, 128, [&](int64_t r0, int64_t r1) {
-      blas::solve_right(CblasLower, CblasTrans, r1 - r0, width, a + k * n + k, n, a + (end + r0) * n + k, n);
-    });
+    if (!share.alone()) exchange(share, a, n, k, end, k, width);
+    if (const int64_t pivot = factor_tile(a, n, k, end)) return pivot;
+    if (share.alone())
+      parallel_for(n - end, 128, [&](int64_t r0, int64_t r1) {
+        blas::solve_right(CblasLower, CblasTrans, r1 - r0, width, a + k * n + k, n, a + (end + r0) * n + k, n);
+      });
+    else
+      solve_shared(share, a, n, k, end);
     parallel_for(tiles * tiles, 1, [&](int64_t t0, int64_t t1) {
       for (int64_t t = t0; t < t1; ++t) {
         const int64_t i = end + t / tiles * kPanel, j = end + t % tiles * kPanel;
-        if (j > i) continue;
+        if (j > i || !owns(share, i)) continue;
         blas::gemm(CblasNoTrans, CblasTrans, std::min(kPanel, n - i), std::min(kPanel, n - j), width, T(-1),
                    a + i * n + k, n, a + j * n + k, n, T(1), a + i * n + j, n);
       }
@@ -59,7 +113,7 @@ void reverse_in_place(float* r, int64_t n, const Edit& edit) {
 }
 
 // r holds h, and in the end its factor.
-FactorStatus factorize_f32(float lambda, int64_t n, float* r) {
+FactorStatus factorize_f32(float lambda, int64_t n, float* r, const PanelShare& share) {
   std::atomic<bool> finite{true};
   // The middle element of an odd n arrives at its own place twice: `was` is what it was at first, so it is damped once.
   reverse_in_place(r, n, [&](int64_t i, int64_t j, float v) {
@@ -67,12 +121,12 @@ FactorStatus factorize_f32(float lambda, int64_t n, float* r) {
     return i == j ? v + lambda : v;
   });
   if (!finite) return {1};
-  if (const int64_t pivot = cholesky(r, n)) return {pivot};
+  if (const int64_t pivot = cholesky(r, n, share)) return {pivot};
   reverse_in_place(r, n, [](int64_t i, int64_t j, float v) { return j < i ? 0.f : v; });
   return {};
 }
 
-FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, float* r) {
+FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, float* r, const PanelShare& share) {
   // Reversing rows and columns of a contiguous square matrix is reversing its memory.
   const Tensor system = ex.alloc(DType::f64, {n, n});
   double* a = system.as<double>();
@@ -87,7 +141,7 @@ FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, fl
       }
   });
   if (!finite) return {1};
-  if (const int64_t pivot = cholesky(a, n)) return {pivot};
+  if (const int64_t pivot = cholesky(a, n, share)) return {pivot};
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t j = 0; j < n; ++j) r[i * n + j] = j < i ? 0.f : static_cast<float>(a[last - (i * n + j)]);
@@ -111,24 +165,26 @@ bool widen_system(const float* cross, const float* gram, float lambda, int64_t n
 
 }  // namespace
 
-FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r) {
+FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r,
+                       const PanelShare& share) {
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && r.rows() == n && r.cols() == n);
-  if (precision == Precision::f64) return factorize_f64(ex, h.as<float>(), lambda, n, r.as<float>());
+  if (precision == Precision::f64) return factorize_f64(ex, h.as<float>(), lambda, n, r.as<float>(), share);
   if (h.data != r.data) ex.copy(h, r);
-  return factorize_f32(lambda, n, r.as<float>());
+  return factorize_f32(lambda, n, r.as<float>(), share);
 }
 
 namespace {
 
 // The lower Cholesky factor of gram + lambda I, mended, in f64; empty where it has none, with its status.
-Tensor factored_system(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, FactorStatus& status) {
+Tensor factored_system(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, const PanelShare& share,
+                       FactorStatus& status) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape);
   Tensor system = ex.alloc(DType::f64, {n, n});
   status = {1};
   if (!widen_system(cross.as<float>(), gram.as<float>(), lambda, n, system.as<double>())) return {};
-  status = {cholesky(system.as<double>(), n)};
+  status = {cholesky(system.as<double>(), n, share)};
   return status.ok() ? std::move(system) : Tensor();
 }
 
@@ -176,10 +232,10 @@ struct Difference {
 }  // namespace
 
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target) {
+                           TensorView target, const PanelShare& share) {
   FEWBIT_ASSERT(gram.cols() == w.cols() && target.shape == w.shape);
   FactorStatus status;
-  const Tensor system = factored_system(ex, cross, gram, lambda, status);
+  const Tensor system = factored_system(ex, cross, gram, lambda, share, status);
   if (!status.ok()) return status;
   add_products(
       ex, w, Difference{cross.as<float>(), gram.as<float>(), w.cols()},
@@ -191,7 +247,7 @@ FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram,
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
   FactorStatus status;
-  const Tensor system = factored_system(ex, cross, gram, lambda, status);
+  const Tensor system = factored_system(ex, cross, gram, lambda, {}, status);
   if (!status.ok()) return status;
   const Difference difference{cross.as<float>(), gram.as<float>(), n};
   parallel_for(n, 64, [&](int64_t begin, int64_t end) {

@@ -155,7 +155,9 @@ FactorStatus factorize_f64(Exec& ex, const float* h, float lambda, int64_t n, fl
 
 }  // namespace
 
-FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r) {
+FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision precision, TensorView r,
+                       const PanelShare& share) {
+  FEWBIT_ASSERT(share.alone());
   const int64_t n = h.rows();
   FEWBIT_ASSERT(h.cols() == n && r.rows() == n && r.cols() == n);
   if (precision == Precision::f64) return factorize_f64(ex, h.as<float>(), lambda, n, r.as<float>());
@@ -265,7 +267,8 @@ void wide_rows(Exec& ex, ConstTensorView w, int64_t begin, int64_t rows, const W
 // The cut depends on the shape of the weight alone, and so do the kernels that cuBLAS and cuSOLVER choose: the bits are
 // those of every run on this shape, whatever memory there is.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target) {
+                           TensorView target, const PanelShare& share) {
+  FEWBIT_ASSERT(share.alone());
   const int64_t out = w.rows(), n = w.cols();
   FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape);
   const Tensor a = ex.alloc(DType::f64, {n, n});

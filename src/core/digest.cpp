@@ -52,21 +52,32 @@ std::string read_piece(const File& file, int64_t begin, int64_t end, const FileR
   return hex(XXH3_128bits_digest(state.get()));
 }
 
+// The digest of the digests of all pieces of `bytes` bytes.
+std::string digest_of_all(int64_t bytes, const std::function<std::string(int64_t begin, int64_t end)>& piece) {
+  std::vector<std::string> pieces(static_cast<size_t>((bytes + kPiece - 1) / kPiece));
+  parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      pieces[static_cast<size_t>(i)] = piece(i * kPiece, std::min(bytes, (i + 1) * kPiece));
+  });
+  std::string all;
+  for (const std::string& p : pieces) all += p;
+  return digest_of(all);
+}
+
 }  // namespace
 
 std::string digest_of(std::string_view bytes) { return hex(XXH3_128bits(bytes.data(), bytes.size())); }
 
+std::string digest_of_pieces(const void* bytes, int64_t count) {
+  const auto* const data = static_cast<const char*>(bytes);
+  return digest_of_all(count, [&](int64_t begin, int64_t end) {
+    return digest_of({data + begin, static_cast<size_t>(end - begin)});
+  });
+}
+
 std::string digest_of_file(const std::filesystem::path& path, const FileReading& reading) {
   const File file = File::read(path);
-  const int64_t bytes = file.size();
-  std::vector<std::string> pieces(static_cast<size_t>((bytes + kPiece - 1) / kPiece));
-  parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      pieces[static_cast<size_t>(i)] = read_piece(file, i * kPiece, std::min(bytes, (i + 1) * kPiece), reading);
-  });
-  std::string all;
-  for (const std::string& piece : pieces) all += piece;
-  return digest_of(all);
+  return digest_of_all(file.size(), [&](int64_t begin, int64_t end) { return read_piece(file, begin, end, reading); });
 }
 
 }  // namespace fewbit

@@ -14,6 +14,9 @@ inline constexpr size_t kDigestDigits = 32;
 
 std::string digest_of(std::string_view bytes);
 
+// Of any number of bytes, in pieces of 16 MiB side by side: the digest of the pieces' digests one after the other.
+std::string digest_of_pieces(const void* bytes, int64_t count);
+
 // What else may be done while a file is read for its digest.
 struct FileReading {
   // Is shown bytes [begin, end) of the file, from several threads, every byte once. Up to 8 bytes in front of `bytes`
@@ -23,8 +26,7 @@ struct FileReading {
   bool drop_pages = false;                    // the system need not keep the file's pages for a second reading
 };
 
-// Of a whole file, in pieces of 16 MiB side by side: the digest of the pieces' digests one after the other. The file
-// is read once. Error{io} with the path where it cannot be read.
+// digest_of_pieces() of a whole file, which is read once. Error{io} with the path where it cannot be read.
 std::string digest_of_file(const std::filesystem::path&, const FileReading& = {});
 
 }  // namespace fewbit

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/core/error.h"
+#include "src/core/files/bus_error.h"
 #include "src/core/host_memory.h"
 #include "src/core/strings.h"
 
@@ -35,14 +36,28 @@ const uint8_t* map_and_close(int fd, int64_t begin, size_t count, const std::fil
   void* p = ::mmap(nullptr, count, PROT_READ, MAP_SHARED, fd, begin);
   const int error = errno;
   ::close(fd);
-  if (p != MAP_FAILED) return static_cast<const uint8_t*>(p);
+  if (p != MAP_FAILED) {
+    name_mapped_range(p, count, path.string());
+    return static_cast<const uint8_t*>(p);
+  }
   const bool limited = error == ENOMEM;
   fail(limited ? ErrorKind::memory : ErrorKind::io,
        path.string() + ": cannot map " + human_bytes(static_cast<int64_t>(count)) + ": " + std::strerror(error) +
            (limited ? "; raise the limit of the address space (ulimit -v)" : ""));
 }
 
-void unmap(std::span<const uint8_t> bytes) { ::munmap(const_cast<uint8_t*>(bytes.data()), bytes.size()); }
+void unmap(std::span<const uint8_t> bytes) {
+  forget_mapped_range(bytes.data());
+  ::munmap(const_cast<uint8_t*>(bytes.data()), bytes.size());
+}
+
+// A page behind the end of a file that became shorter would end the process.
+void need_size(const std::filesystem::path& path, int64_t bytes) {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) == 0 && st.st_size < bytes)
+    fail(ErrorKind::io, path.string() + ": became shorter while it was in use: " + std::to_string(st.st_size) +
+                            " bytes, expected at least " + std::to_string(bytes));
+}
 
 int64_t page_bytes() { return ::sysconf(_SC_PAGESIZE); }
 
@@ -74,6 +89,7 @@ std::span<const uint8_t> MappedFile::bytes() const {
 
 const uint8_t* MappedFile::at(int64_t begin, int64_t count) const {
   FEWBIT_ASSERT(begin >= 0 && count >= 0 && begin + count <= size());
+  if (count > 0) need_size(path_, begin + count);
   if (whole() || count == 0) return data_ + begin;
   const int64_t first = begin / page_bytes() * page_bytes(), bytes = begin + count - first;
   const std::lock_guard lock(windows_->guard);

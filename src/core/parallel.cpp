@@ -7,10 +7,13 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "src/core/error.h"
 #include "src/core/inline_parallel.h"
 
 namespace fewbit {
@@ -72,16 +75,16 @@ bool spin(const Ready& ready) {
 class Pool {
  public:
   explicit Pool(int threads) : spins_(threads <= static_cast<int>(std::thread::hardware_concurrency())) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { loop(); });
-  }
-  ~Pool() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
+    try {
+      for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { loop(); });
+    } catch (const std::system_error& e) {
+      const size_t started = workers_.size();
+      end();
+      fail(ErrorKind::usage, "cannot start " + std::to_string(threads) + " threads, only " + std::to_string(started) +
+                                 ": " + e.what() + "; give fewer with --threads");
     }
-    wake_.notify_all();
-    for (auto& w : workers_) w.join();
   }
+  ~Pool() { end(); }
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(Job& job) {
@@ -104,6 +107,14 @@ class Pool {
   }
 
  private:
+  void end() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (auto& w : workers_) w.join();
+  }
   void loop() {
     t_inside = true;
     uint64_t seen = 0;

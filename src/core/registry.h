@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/core/error.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 
@@ -16,19 +17,19 @@ typename Entries::value_type find_named(const Entries& entries, std::string_view
   return nullptr;
 }
 
-// " a b c": the names, for an error that lists them.
+// The names, for an error that lists them.
 template <class Entries>
-std::string list_names(const Entries& entries) {
-  std::string names;
-  for (const auto* e : entries) (names += ' ') += e->name;
+std::vector<std::string_view> names_of(const Entries& entries) {
+  std::vector<std::string_view> names;
+  for (const auto* e : entries) names.push_back(e->name);
   return names;
 }
 
-// The entry with this name, or Error{usage} that lists the known ones. `what`: "packing".
+// The entry with this name, or Error{usage} with the nearest and the known ones. `what`: "packing".
 template <class Entry>
 const Entry& expect_named(const std::vector<const Entry*>& entries, std::string_view name, const char* what) {
   if (const Entry* e = find_named(entries, name)) return *e;
-  fail(ErrorKind::usage, std::string("no ") + what + " \"" + std::string(name) + "\"; known:" + list_names(entries));
+  fail(ErrorKind::usage, unknown_name(what, name, std::span<const std::string_view>(names_of(entries))));
 }
 
 }  // namespace fewbit

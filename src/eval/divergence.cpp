@@ -9,6 +9,7 @@
 #include "kernels/statistics/divergence.h"
 #include "kernels/statistics/nll.h"
 #include "src/core/stopwatch.h"
+#include "src/core/text/with_error.h"
 
 namespace fewbit {
 namespace {
@@ -75,7 +76,7 @@ MeanAndError by_windows(const std::vector<double>& values, const ScoredWindows& 
     at += n;
   }
   const auto n = static_cast<double>(w.windows.count);
-  if (n > 1) r.stderr_ = std::sqrt(squares / (n - 1) / n);
+  r.stderr_ = n > 1 ? std::sqrt(squares / (n - 1) / n) : kNoError;
   return r;
 }
 

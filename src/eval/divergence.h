@@ -21,7 +21,7 @@ struct WorstToken {
 };
 
 struct DivergenceResult {
-  double base_perplexity = 0, base_stderr = 0, perplexity = 0, stderr_ = 0;  // by windows
+  double base_perplexity = 0, base_stderr = 0, perplexity = 0, stderr_ = 0;  // by windows; of one: kNoError
   double ln_ratio = 0;         // mean over tokens of NLL(model) - NLL(base) = ln(ppl / base ppl)
   double ln_ratio_stderr = 0;  // of the per-window means, paired
   struct {

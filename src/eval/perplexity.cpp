@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "src/core/stopwatch.h"
+#include "src/core/text/with_error.h"
 #include "src/run/streamed.h"
 
 namespace fewbit {
@@ -22,7 +23,7 @@ double error_of_means(const std::vector<double>& means, double mean) {
   const auto n = static_cast<double>(means.size());
   double squares = 0;
   for (const double m : means) squares += (m - mean) * (m - mean);
-  return n > 1 ? std::sqrt(squares / (n - 1) / n) : 0;
+  return n > 1 ? std::sqrt(squares / (n - 1) / n) : kNoError;
 }
 
 // llama.cpp's: over tokens, the variance not corrected.
@@ -31,7 +32,7 @@ double error_of_tokens(const std::vector<float>& losses, double mean) {
   double squares = 0;
   for (const double l : losses) squares += l * l;
   const double variance = squares / n - mean * mean;
-  return variance > 0 && n > 1 ? std::sqrt(variance / (n - 1)) : 0;
+  return n > 1 ? std::sqrt(std::max(0.0, variance) / (n - 1)) : kNoError;
 }
 
 std::span<const int32_t> ids_of(const Windows& w, int64_t begin, int64_t end) {

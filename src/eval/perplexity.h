@@ -19,9 +19,9 @@ struct PerplexityResult {
 
 // From the losses of all scored tokens, window after window. Mean over all of them; stderr = perplexity * (sd
 // of the windows' means / sqrt(windows)); under llama.cpp perplexity * sqrt(variance over tokens / (tokens -
-// 1)), as its tool prints. bits_per_byte = mean_nll / ln 2 * tokens per byte and word_perplexity =
-// exp(mean_nll * tokens per word), with the rates of the text that the windows spell.
-// Error{numeric} where a loss is not finite.
+// 1)), as its tool prints; kNoError (src/core/text/with_error.h) of one window. bits_per_byte = mean_nll / ln 2 *
+// tokens per byte and word_perplexity = exp(mean_nll * tokens per word), with the rates of the text that the windows
+// spell. Error{numeric} where a loss is not finite.
 PerplexityResult summarise(const ScoredWindows&, const std::vector<float>& losses);
 
 // Windows go through the runner in batches of at most `batch_tokens` tokens. `progress(done, total)` may be

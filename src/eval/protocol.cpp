@@ -9,6 +9,7 @@
 #include "src/core/error.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 
 namespace fewbit {
 namespace {
@@ -125,7 +126,7 @@ std::string_view name_of(Protocol p) { return kNames[static_cast<size_t>(p)]; }
 Protocol protocol_from(std::string_view name) {
   const auto it = std::find(kNames.begin(), kNames.end(), name);
   if (it == kNames.end())
-    fail(ErrorKind::usage, fmt::format("unknown --protocol \"{}\"; known: plain gptq llama.cpp sliding", name));
+    fail(ErrorKind::usage, unknown_name("--protocol", name, std::span<const std::string_view>(kNames)));
   return static_cast<Protocol>(it - kNames.begin());
 }
 

@@ -30,12 +30,13 @@ struct ReportLatency {
 };
 
 struct ReportModel {
-  std::string name;     // of its folder
-  std::string recipe;   // "" for a dense one
-  std::string command;  // that made it, "" if not known
-  std::string hash;     // fingerprint of the files
-  int64_t bytes = 0;    // of all files with tensors
-  double bits = 16;     // per weight of the linears, scales included
+  std::string name;         // of its folder
+  std::string recipe;       // "" for a dense one
+  std::string command;      // that made it, "" if not known
+  std::string made_from{};  // how, and from what its model was made in turn (origin.h); "" if not known
+  std::string hash;         // fingerprint of the files
+  int64_t bytes = 0;        // of all files with tensors
+  double bits = 16;         // per weight of the linears, scales included
   double perplexity = 0, stderr_ = 0;
   double ln_ratio = 0, ln_ratio_stderr = 0;  // against the baseline, paired
   double kl_mean = 0, kl_stderr = 0, kl_p50 = 0, kl_p90 = 0, kl_p99 = 0, kl_max = 0;
@@ -54,6 +55,9 @@ struct Report {
 
 // One file: inline style and SVG, nothing from the network, light and dark, from a phone's width up.
 std::string to_html(const Report&);
+// One picture of all checkpoints: ratio and KL with their errors. Plain SVG with its own colours, which any converter
+// takes.
+std::string to_svg(const Report&);
 // For a model card.
 std::string to_markdown(const Report&);
 

@@ -21,14 +21,16 @@ std::string row_label(size_t i, const std::string& name) {
   return text(kLabels - 8, kRow * (static_cast<double>(i) + 0.5) + 8, shortened(name), "end");
 }
 double row_y(size_t i) { return kRow * (static_cast<double>(i) + 0.5) + 4; }
+// Of one window there is no error, and no bar.
+double error_of(const ReportModel& m) { return std::isnan(m.ln_ratio_stderr) ? 0 : m.ln_ratio_stderr; }
 
 }  // namespace
 
 std::string perplexity_chart(const Report& r) {
   double low = r.base.perplexity, high = r.base.perplexity;
   for (const ReportModel& m : r.models) {
-    low = std::min(low, m.perplexity * (1 - m.ln_ratio_stderr));
-    high = std::max(high, m.perplexity * (1 + m.ln_ratio_stderr));
+    low = std::min(low, m.perplexity * (1 - error_of(m)));
+    high = std::max(high, m.perplexity * (1 + error_of(m)));
   }
   const double margin = std::max((high - low) * 0.08, high * 1e-3);
   const Axis x{low - margin, high + margin, kLabels, kWidth - kRight};
@@ -37,7 +39,7 @@ std::string perplexity_chart(const Report& r) {
   s += line(x.at(r.base.perplexity), 0, x.at(r.base.perplexity), height - kAxis, "base");
   for (size_t i = 0; i < r.models.size(); ++i) {
     const ReportModel& m = r.models[i];
-    const double error = m.perplexity * m.ln_ratio_stderr, y = row_y(i);
+    const double error = m.perplexity * error_of(m), y = row_y(i);
     s += row_label(i, m.name) + line(x.at(m.perplexity - error), y, x.at(m.perplexity + error), y, "whisker");
     s += dot(x.at(m.perplexity), y, fmt::format("{}: {:.4f} ({})", m.name, m.perplexity, shown_ratio(m)));
   }

@@ -8,6 +8,7 @@
 #include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
+#include "src/eval/origin.h"
 #include "src/text/files/text_file.h"
 
 namespace fewbit {
@@ -42,7 +43,9 @@ ReportLinear linear_of(const std::string& name, double error) {
 
 void take_quant_report(const Json& j, ReportModel& m) {
   m.recipe = j.value("recipe", "");
-  m.bits = j.value("bits_per_weight", 0.0);
+  m.bits = j.value("bits_per_weight", m.bits);
+  m.made_from = origin_of_report(j.dump(-1, ' ', false, Json::error_handler_t::replace));
+  if (m.recipe.empty()) return;
   m.command = fmt::format("quantize '{}' {} {}", m.recipe, j.value("model", ""), j.value("out", ""));
   if (const std::string calibration = j.value("calibration", ""); !calibration.empty()) {
     for (const std::string& source : split(calibration, '+')) m.command += " --calib " + path_described(source);

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report_charts.h"
 
 namespace fewbit {
@@ -83,10 +84,10 @@ std::vector<std::string> summary_row(const ReportModel& m, bool base) {
           base && m.recipe.empty() ? "baseline" : m.recipe,
           fmt::format("{:.3f}", m.bits),
           human_bytes(m.bytes),
-          fmt::format("{:.4f} ± {:.4f}", m.perplexity, m.stderr_),
+          with_error(m.perplexity, m.stderr_, 4),
           base ? "–" : shown_ratio(m),
-          base ? "–" : fmt::format("{:.5f} ± {:.5f}", m.kl_mean, m.kl_stderr),
-          base ? "–" : fmt::format("{:.2f} ± {:.2f} %", 100 * m.top1, 100 * m.top1_stderr),
+          base ? "–" : with_error(m.kl_mean, m.kl_stderr, 5),
+          base ? "–" : with_error(100 * m.top1, 100 * m.top1_stderr, 2) + " %",
           base ? "–" : fmt::format("{:.2f} %", 100 * m.top5)};
 }
 
@@ -171,6 +172,7 @@ std::string origin(const Report& r) {
   item("this page", r.command, true);
   const auto model = [&](const ReportModel& m) {
     item(m.name, m.command.empty() ? "hash " + m.hash : m.command + "  # hash " + m.hash, true);
+    item(m.name + ", made by", m.made_from, false);
   };
   model(r.base);
   for (const ReportModel& m : r.models) model(m);
@@ -180,8 +182,9 @@ std::string origin(const Report& r) {
 }  // namespace
 
 std::string shown_ratio(const ReportModel& m) {
-  return fmt::format("{:+.2f} ± {:.2f} %", 100 * std::expm1(m.ln_ratio),
-                     100 * std::exp(m.ln_ratio) * m.ln_ratio_stderr);
+  const double change = 100 * std::expm1(m.ln_ratio);
+  const double error = 100 * std::exp(m.ln_ratio) * m.ln_ratio_stderr;
+  return fmt::format("{}{} %", change < 0 ? "" : "+", with_error(change, error, 2));
 }
 
 std::string to_html(const Report& r) {

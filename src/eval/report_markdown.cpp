@@ -2,18 +2,19 @@
 #include <fmt/format.h>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report.h"
 
 namespace fewbit {
 namespace {
 
 std::string row(const ReportModel& m, bool base) {
-  std::string s = fmt::format("| {} | {} | {:.3f} | {} | {:.4f} ± {:.4f} |", m.name,
-                              m.recipe.empty() ? (base ? "baseline" : "–") : m.recipe, m.bits, human_bytes(m.bytes),
-                              m.perplexity, m.stderr_);
+  std::string s =
+      fmt::format("| {} | {} | {:.3f} | {} | {} |", m.name, m.recipe.empty() ? (base ? "baseline" : "–") : m.recipe,
+                  m.bits, human_bytes(m.bytes), with_error(m.perplexity, m.stderr_, 4));
   if (base) return s + " – | – | – | – |\n";
-  return s + fmt::format(" {} | {:.5f} ± {:.5f} | {:.2f} ± {:.2f} % | {:.2f} % |\n", shown_ratio(m), m.kl_mean,
-                         m.kl_stderr, 100 * m.top1, 100 * m.top1_stderr, 100 * m.top5);
+  return s + fmt::format(" {} | {} | {} % | {:.2f} % |\n", shown_ratio(m), with_error(m.kl_mean, m.kl_stderr, 5),
+                         with_error(100 * m.top1, 100 * m.top1_stderr, 2), 100 * m.top5);
 }
 
 std::string latency_row(const ReportModel& m) {
@@ -45,7 +46,10 @@ std::string to_markdown(const Report& r) {
   s += "```\n" + r.command + "\n";
   for (const ReportModel& m : r.models)
     if (!m.command.empty()) s += fmt::format("{}  # hash {}\n", m.command, m.hash);
-  return s + "```\n";
+  s += "```\n";
+  for (const ReportModel& m : r.models)
+    if (!m.made_from.empty()) s += fmt::format("\n{} was made by {}.\n", m.name, m.made_from);
+  return s;
 }
 
 }  // namespace fewbit

@@ -72,7 +72,7 @@ std::string bottom_axis(const Axis& axis, const std::vector<double>& ticks, doub
   std::string s;
   for (const double t : ticks) {
     s += line(axis.at(t), top, axis.at(t), height - kAxis, "grid");
-    s += text(axis.at(t), height - kAxis + 14, fmt::format("{:.6g}", t), "middle", " class=\"tick\"");
+    s += text(axis.at(t), height - kAxis + 14, fmt::format("{:.6g}", t + 0.0), "middle", " class=\"tick\"");
   }
   return s + text((axis.begin + axis.end) / 2, height - 5, name, "middle", " class=\"tick\"");
 }

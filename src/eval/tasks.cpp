@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "src/core/error.h"
+#include "src/core/text/with_error.h"
 
 namespace fewbit {
 namespace {
@@ -144,7 +145,7 @@ Accuracy accuracy(const std::vector<TaskItem>& items, const std::vector<TaskAnsw
   for (size_t i = 0; i < items.size(); ++i) right += pick(answers[i], normalised) == items[i].gold;
   const auto n = static_cast<double>(items.size());
   const double p = right / n;
-  return {p, n > 1 ? std::sqrt(p * (1 - p) / (n - 1)) : 0};
+  return {p, n > 1 ? std::sqrt(p * (1 - p) / (n - 1)) : kNoError};
 }
 
 Flips flips(const std::vector<TaskItem>& items, const std::vector<TaskAnswer>& base,
@@ -159,7 +160,7 @@ Flips flips(const std::vector<TaskItem>& items, const std::vector<TaskAnswer>& b
   const auto n = static_cast<double>(items.size());
   f.difference = static_cast<double>(f.won - f.lost) / n;
   const double variance = static_cast<double>(f.won + f.lost) / n - f.difference * f.difference;
-  f.stderr_ = n > 1 ? std::sqrt(variance / (n - 1)) : 0;
+  f.stderr_ = n > 1 ? std::sqrt(variance / (n - 1)) : kNoError;
   return f;
 }
 

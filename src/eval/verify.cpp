@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/hash.h"
+#include "src/eval/verify_files.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/run/moe.h"
 #include "src/run/streamed.h"
@@ -26,15 +27,10 @@ constexpr double kRoundedInputsTolerance = 8e-2;
 constexpr double kOverRounding = 1.5;
 constexpr int64_t kProbeTokens = 32;
 
+// Of a report that verify_files() has read.
 std::map<std::string, std::string> hashes_of_report(const std::filesystem::path& dir) {
   std::map<std::string, std::string> hashes;
-  std::ifstream in(dir / "quant_report.json");
-  if (!in)
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: no quant_report.json; verify compares a checkpoint that `quantize` wrote", dir.string()));
-  const auto report = nlohmann::json::parse(in, nullptr, false);
-  if (report.is_discarded() || !report.contains("linears"))
-    fail(ErrorKind::checkpoint, fmt::format("{}/quant_report.json: not a report of `quantize`", dir.string()));
+  const auto report = parse_json(json_text(dir / "quant_report.json", kTableJson), dir.string(), kTableJson);
   for (const auto& l : report["linears"]) hashes[l.value("name", "")] = l.value("hash", "");
   return hashes;
 }
@@ -90,16 +86,16 @@ void compare_logits(Exec& ex, const Checkpoint& c, VerifyResult& result) {
   const bool rounds = std::any_of(c.quantization.linears.begin(), c.quantization.linears.end(),
                                   [](const auto& l) { return l.second.spec.activations != ActQuant::none; });
   const double tolerance = rounds ? kRoundedInputsTolerance : kLogitsTolerance;
-  if (!std::isfinite(errors.back())) return result.problems.push_back({"", "logits are not finite"});
+  if (!std::isfinite(errors.back())) return result.problems.push_back({.what = "logits are not finite"});
   if (result.logits_error <= tolerance) return;
   const Tensor exact = probe_logits(ex, c, Weights::reference, DType::f32);
   const double rounding = middle(errors_of(reference, exact)), own = middle(errors_of(packed, exact));
   if (own <= kOverRounding * rounding) return;
   result.problems.push_back(
-      {"", fmt::format("packed kernels and dequantized weights disagree: relative error {:.3g} of "
-                       "the logits, at most {:.3g} expected; to float32 it is {:.3g}, that of the "
-                       "dequantized weights {:.3g}",
-                       result.logits_error, tolerance, own, rounding)});
+      {.what = fmt::format("packed kernels and dequantized weights disagree: relative error {:.3g} of "
+                           "the logits, at most {:.3g} expected; to float32 it is {:.3g}, that of the "
+                           "dequantized weights {:.3g}",
+                           result.logits_error, tolerance, own, rounding)});
 }
 
 // A .gguf of the language model inside of a larger one is read as that model alone, whose blocks have other names than
@@ -115,45 +111,59 @@ std::map<std::string, std::string> with_names_of(const Checkpoint& c, std::map<s
   return renamed;
 }
 
-}  // namespace
-
-VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const std::function<void(double)>& progress) {
-  std::map<std::string, std::string> hashes = hashes_of_report(dir);
-  const Checkpoint c = Checkpoint::open(dir);
-  const std::map<std::string, std::string> expected = with_names_of(c, std::move(hashes));
-  VerifyResult result;
+// Every linear's codes and scales against the hash of the report.
+void compare_linears(const Checkpoint& c, const std::map<std::string, std::string>& expected, VerifyResult& result,
+                     const VerifyProgress& progress) {
   std::map<std::string, NamedLinear> shapes;
   for (const NamedLinear& l : c.linears()) shapes.emplace(l.name, l);
+  const auto problem = [&](const std::string& name, std::string what) {
+    result.problems.push_back({.linear = name, .what = std::move(what)});
+  };
+  const auto compare = [&](const std::string& name, const std::string& found, const std::string& hash) {
+    if (found != hash) problem(name, fmt::format("content hash {}, the report says {}", found, hash));
+  };
   for (const auto& [name, format] : c.quantization.linears)
     if (const auto l = shapes.find(name); !expected.count(name) && (l == shapes.end() || l->second.layer >= 0))
-      result.problems.push_back({name, "is packed, but the report does not know it"});
+      problem(name, "is packed, but the report does not know it");
   for (const auto& [name, hash] : expected) {
-    if (progress) progress(static_cast<double>(result.linears) / static_cast<double>(expected.size()));
+    if (progress) progress("unpacking", static_cast<double>(result.linears) / static_cast<double>(expected.size()));
     ++result.linears;
     const auto shape = shapes.find(name);
     if (const TensorInfo* blocks = c.store.find(name + ".weight"); blocks && !blocks->stored.empty()) {
       const ConstTensorView values = c.store.get(name + ".weight");
-      if (const std::string found = content_hash(values.data, static_cast<size_t>(values.bytes())); found != hash)
-        result.problems.push_back({name, fmt::format("content hash {}, the report says {}", found, hash)});
+      compare(name, content_hash(values.data, static_cast<size_t>(values.bytes())), hash);
       c.store.release(name + ".weight");
       continue;
     }
     if (shape == shapes.end() || !c.packed(name)) {
-      result.problems.push_back({name, "is in the report, but not packed in the checkpoint"});
+      problem(name, "is in the report, but not packed in the checkpoint");
       continue;
     }
     try {
       const QuantizedLinear q = c.unpack(name, shape->second.out, shape->second.in);
       if (const std::string what = check(q); !what.empty())
-        result.problems.push_back({name, what});
-      else if (const std::string found = content_hash(q); found != hash)
-        result.problems.push_back({name, fmt::format("content hash {}, the report says {}", found, hash)});
+        problem(name, what);
+      else
+        compare(name, content_hash(q), hash);
     } catch (const Error& e) {
-      result.problems.push_back({name, e.what()});
+      problem(name, e.what());
     }
     release_linear(c, name);
   }
-  if (result.problems.empty()) compare_logits(ex, c, result);
+}
+
+}  // namespace
+
+std::string VerifyProblem::where() const { return !linear.empty() ? linear : !tensor.empty() ? tensor : file; }
+
+VerifyResult verify(Exec& ex, const std::filesystem::path& dir, const VerifyProgress& progress) {
+  VerifyResult result;
+  verify_files(dir, result, progress);
+  if (!result.problems.empty()) return result;  // named already, and not to be run
+  const Checkpoint c = Checkpoint::open(dir);
+  compare_linears(c, with_names_of(c, hashes_of_report(dir)), result, progress);
+  if (progress) progress("running", 0);
+  if (result.problems.empty() && result.linears > 0) compare_logits(ex, c, result);
   return result;
 }
 

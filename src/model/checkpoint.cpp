@@ -12,8 +12,10 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/bitsandbytes.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/gguf/checkpoint.h"
+#include "src/model/hub_cache.h"
 #include "src/model/stacked_experts.h"
 
 namespace fewbit {
@@ -86,7 +88,8 @@ std::vector<NamedLinear> low_bit_others(const WeightStore& store, const std::vec
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const fs::path& dir) {
+Checkpoint Checkpoint::open(const fs::path& given) {
+  const fs::path dir = hub_folder(given);
   if (const auto file = gguf::locate(dir)) return open_gguf(*file);
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored))
@@ -97,14 +100,18 @@ Checkpoint Checkpoint::open(const fs::path& dir) {
   ModelSpec spec = build_spec(config);
   WeightStore store = with_single_experts(spec, WeightStore::open(dir));
   std::vector<NamedLinear> linears = linears_of(spec);
+  const bool decodes = of_bitsandbytes(config.text());
+  if (decodes) store = without_bitsandbytes(linears, std::move(store));
   for (NamedLinear& l : packed_beside_linears(spec, store)) linears.push_back(std::move(l));
   for (NamedLinear& l : low_bit_others(store, linears)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);
-  std::string format;
-  QuantizationSummary quantization = read_quantization(
-      config.text(), side_config(dir), names,
-      [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; }, &format);
+  std::string format = "bitsandbytes";
+  QuantizationSummary quantization;
+  if (!decodes)
+    quantization = read_quantization(
+        config.text(), side_config(dir), names,
+        [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; }, &format);
   std::vector<NamedLinear> others;
   for (const NamedLinear& l : linears) {
     const auto it = quantization.linears.find(l.name);

@@ -41,6 +41,10 @@ std::vector<std::string> always_dense(const Checkpoint& c) {
       names.push_back("model." + name);
     names.push_back(std::move(name));
   }
+  const auto without_suffix = [](const std::string& weight) { return weight.substr(0, weight.rfind('.')); };
+  if (const TokenInput* t = token_input_of(c.spec)) names.push_back(without_suffix(t->projection));
+  const std::string head = without_suffix(c.spec.lm_head);  // formats know of "lm_head" themselves
+  if (!c.spec.tied() && head != "lm_head" && !c.packed(head)) names.push_back(head);
   return names;
 }
 

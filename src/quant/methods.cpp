@@ -16,8 +16,9 @@ const std::vector<const Method*>& methods() {
 
 const Method& method(std::string_view name) {
   if (const Method* m = find_named(methods(), name)) return *m;
-  fail(ErrorKind::usage,
-       "no method \"" + std::string(name) + "\"; known:" + list_names(methods()) + list_names(transforms()));
+  std::vector<std::string_view> known = names_of(methods());
+  for (const Transform* t : transforms()) known.push_back(t->name);
+  fail(ErrorKind::usage, unknown_name("method", name, std::span<const std::string_view>(known)));
 }
 
 }  // namespace fewbit

@@ -139,7 +139,7 @@ namespace {
 bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
   const InputStats& stats = *job.stats;
   if (!shares_shift(ex.device().kind, job.weight.cols()))
-    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target).ok();
+    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target, job.rows->panels()).ok();
   ShiftCache& cache = stats.shift;
   if (cache.lambda != lambda) {
     cache = {.lambda = lambda, .m = ex.alloc(DType::f32, stats.gram.shape())};

@@ -44,6 +44,14 @@ void RowShare::gather(QuantizedLinear& q) const {
   if (q.zeros) q.zeros = whole(std::move(*q.zeros));
 }
 
+PanelShare RowShare::panels() const {
+  if (alone()) return {};
+  return {.rank = ranks_->rank(), .size = ranks_->size(), .gather = [this](void* all, std::span<const int64_t> begin) {
+            Exec host = Exec::cpu();
+            ranks_->all_gather_rows(host, TensorView{all, DType::u8, {begin.back(), 1}, {}}, begin);
+          }};
+}
+
 bool RowShare::everywhere(bool here) const { return alone() ? here : true_for_all(*ranks_, here); }
 
 int64_t RowShare::sum(int64_t here) const { return alone() ? here : sum_of_all(*ranks_, {here}).front(); }

@@ -4,6 +4,7 @@
 // decision) is made of the bands, and the codes are gathered. Bands begin where blocks of rows begin in the products
 // over them (kRowUnit), so that a row has the bits that it has where one process takes all.
 #include "kernels/exec/exec.h"
+#include "kernels/quantize/panel_share.h"
 #include "src/core/quantized_linear.h"
 #include "src/ranks/ranks.h"
 
@@ -24,6 +25,8 @@ class RowShare {
   // Collective, of host tensors: the rows of all ranks. A row of `band` stands for `unit` rows of the linear.
   Tensor whole(Tensor band, int64_t unit = 1) const;
   void gather(QuantizedLinear& q) const;
+  // Those who share the factor of the linear's statistics: the ranks that share its rows.
+  PanelShare panels() const;
   // Collective: whether it holds for every rank's rows; the sum of their counts.
   bool everywhere(bool here) const;
   int64_t sum(int64_t here) const;

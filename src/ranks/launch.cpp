@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdlib>
 
+#include "src/ranks/local_calls.h"
+
 namespace fewbit {
 namespace {
 
@@ -11,7 +13,8 @@ namespace {
 struct Launcher {
   const char *rank, *size, *by;
 };
-constexpr std::array<Launcher, 4> kLaunchers{{
+constexpr std::array<Launcher, 5> kLaunchers{{
+    {"FEWBIT_RANK", "FEWBIT_RANKS", kLocalLauncher},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "mpirun of Open MPI"},
     {"PMI_RANK", "PMI_SIZE", "a launcher that speaks PMI"},
     {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun"},

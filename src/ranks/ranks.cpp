@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "src/core/parallel.h"
-#include "src/ranks/load_mpi.h"
+#include "src/ranks/device_link.h"
+#include "src/ranks/load_module.h"
 
 namespace fewbit {
 namespace {
@@ -22,7 +23,7 @@ void check_call(const MpiCalls& calls, int status) {
   if (status == 0) return;
   char line[512];
   calls.text(status, line, sizeof line);
-  fail(ErrorKind::io, fmt::format("MPI: {}", line));
+  fail(ErrorKind::io, fmt::format("{}: {}", calls.library(), line));
 }
 
 // Processors that this process may use, where those that several ranks of the machine may use count in part.
@@ -128,8 +129,18 @@ Message Ranks::start_receive(Exec& ex, TensorView t, int from, int tag) const {
   return m;
 }
 
+DeviceLink* Ranks::link(Exec& ex, const TensorView& t) const {
+  if (t.device.kind == Device::cpu) return nullptr;
+  if (!asked_for_link_) link_ = DeviceLink::join(*this, ex);
+  asked_for_link_ = true;
+  return link_.get();
+}
+
+std::string Ranks::device_library() const { return link_ ? link_->library() : ""; }
+
 void Ranks::broadcast(Exec& ex, TensorView t, int root) const {
   if (alone()) return;
+  if (DeviceLink* l = link(ex, t)) return l->broadcast(ex, t, root);
   if (t.device.kind == Device::cpu) return check(calls_->broadcast(t.data, t.bytes(), root));
   const Tensor staged = ex.alloc_pinned(t.dtype, t.shape);
   if (rank() == root) ex.copy(t, staged);
@@ -143,6 +154,7 @@ void Ranks::broadcast(Exec& ex, TensorView t, int root) const {
 void Ranks::all_reduce_sum(Exec& ex, TensorView t) const {
   FEWBIT_ASSERT(t.dtype == DType::f32);
   if (alone()) return;
+  if (DeviceLink* l = link(ex, t)) return l->all_reduce_sum(ex, t);
   if (t.device.kind != Device::cpu) {
     const Tensor staged = ex.alloc_pinned(t.dtype, t.shape);
     ex.copy(t, staged);
@@ -200,6 +212,8 @@ void Ranks::gather_rows(Exec& ex, ConstTensorView mine, TensorView all, std::spa
 
 void Ranks::all_gather_rows(Exec& ex, TensorView all, std::span<const int64_t> begin) const {
   FEWBIT_ASSERT(static_cast<int>(begin.size()) == size() + 1);
+  if (alone()) return;
+  if (DeviceLink* l = link(ex, all)) return l->all_gather_rows(ex, all, begin);
   const auto band = [&](int r) {
     return all.row_range(begin[static_cast<size_t>(r)], begin[static_cast<size_t>(r) + 1]);
   };
@@ -217,6 +231,7 @@ void Ranks::barrier() const {
 }
 
 void Ranks::finish() {
+  link_.reset();
   if (calls_) check(std::exchange(calls_, nullptr)->finish());
   place_ = {};
 }

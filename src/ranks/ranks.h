@@ -2,8 +2,10 @@
 // Ranks: the processes that work on one task together. There are two engines: none (one process, every call is
 // trivial) and MPI. Every rank makes the same calls of the collective ones in the same order, and one call at a time.
 //
-// Tensors lie in host memory or on the device of the Exec; a tensor on a device goes through pinned host memory.
-// A message is contiguous bytes of any dtype; both sides must name equally many.
+// Tensors lie in host memory or on the device of the Exec. A tensor on a GPU goes through pinned host memory; in the
+// collective calls it goes from GPU to GPU where NCCL is found and every rank has a GPU of its own (device_link.h).
+// Then a call does not wait for the stream. A message is contiguous bytes of any dtype; both sides must name equally
+// many.
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +39,8 @@ class Message {
   TensorView to_device_{};  // of one to receive
 };
 
+class DeviceLink;  // src/ranks/device_link.h
+
 class Ranks {
  public:
   Ranks() = default;  // one process
@@ -51,6 +55,7 @@ class Ranks {
   int node_rank() const { return place_.node_rank; }
   int node_size() const { return place_.node_size; }
   const std::string& library() const { return library_; }  // "Open MPI v4.1.4"; "" of one process
+  std::string device_library() const;  // "NCCL 2.28.9" where tensors go from GPU to GPU; "" else, and until one went
   // CPU threads that this process should take: as many as the processors that the launcher lets it use, those that
   // several processes may use divided among them; 0 of one process: no opinion.
   int threads() const { return threads_; }
@@ -81,12 +86,16 @@ class Ranks {
 
  private:
   void check(int status) const;
+  // What carries a tensor on a GPU; null: host memory does. Collective at the first tensor on one.
+  DeviceLink* link(Exec&, const TensorView&) const;
   Message begin_message(Exec&, int other, int tag) const;
 
   const MpiCalls* calls_ = nullptr;
   Place place_{};
   std::string library_{};
   int threads_ = 0;
+  mutable std::shared_ptr<DeviceLink> link_{};
+  mutable bool asked_for_link_ = false;
 };
 
 const Ranks& one_process();  // for what runs alone

@@ -32,12 +32,7 @@ Tensor per_head(Exec& ex, std::vector<float> scales, const Range& heads) {
 
 std::string_view name_of(KvType type) { return to_name(kNames, type); }
 
-KvType kv_type_from(std::string_view name) {
-  for (const auto& [type, known] : kNames)
-    if (known == name) return type;
-  fail(ErrorKind::usage, "unknown type of the key/value cache \"" + std::string(name) +
-                             "\"; known: bf16 (not quantized), fp8, fp8-plain, int8");
-}
+KvType kv_type_from(std::string_view name) { return from_name(kNames, "--kv-cache", name); }
 
 KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity) {
   const Shape shape = {batch, a.kv_heads, capacity, a.head_dim};

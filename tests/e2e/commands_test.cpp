@@ -333,7 +333,7 @@ TEST_F(Commands, SelfCalibration) {
   EXPECT_NE(r.err.find("--calib builtin"), std::string::npos) << r.err;
 #if !defined(__SANITIZE_ADDRESS__)
   // Killed behind the sampling and before the first block is sealed: what was sampled is there for --resume.
-  const std::string preload = "LD_PRELOAD='" + in_build("tests/libkill_at.so") + "' KILL_AT=";
+  const std::string preload = "LD_PRELOAD='" + in_build("tests/libfaults.so") + "' KILL_AT=";
   for (int at = 10; !std::filesystem::exists(dir / "again.partial/sampled-text") && at < 100; ++at)
     run(preload + std::to_string(at) + " quantize gptq " + kDemo + " again" + self);
   ASSERT_TRUE(std::filesystem::exists(dir / "again.partial/sampled-text"));

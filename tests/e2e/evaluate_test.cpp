@@ -190,13 +190,13 @@ TEST_F(Evaluate, BadInputIsNamed) {
   };
   for (const Case& c : std::vector<Case>{
            {"evaluate perplexity --protocol gtpq", {"gtpq", "llama.cpp"}, 2},
-           {"evaluate perplexity --protocol llama.cpp --context 4096", {"4096", "2048"}, 2},
+           {"evaluate perplexity --protocol llama.cpp --context 4096", {"4096", "1024"}, 2},
            {"evaluate perplexity --stride 7", {"--stride", "sliding"}, 2},
            {"evaluate perplexity --data broken.jsonl", {"broken.jsonl", "line 2", "messages"}, 1},
            {"evaluate perplexity --data empty.jsonl", {"empty.jsonl", "empty"}, 1},
            {"evaluate compare " + kDemo + " other", {"other", "different tokenizers"}, 2},
            {"evaluate compare " + kDemo + " nowhere", {"nowhere"}, 1},
-           {"evaluate compare " + kDemo + " " + kDemo + " --context 4096", {"4096", "2048"}, 2},
+           {"evaluate compare " + kDemo + " " + kDemo + " --context 4096", {"4096", "1024"}, 2},
            {"evaluate tasks task.jsonl", {"task.jsonl", "line 1", "no answer"}, 1},
            {"evaluate tasks empty.jsonl", {"empty.jsonl"}, 1},
            {"evaluate tasks --few-shot 32 " + kTasks, {"--few-shot", "32"}, 2},

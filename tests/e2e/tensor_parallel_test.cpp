@@ -29,7 +29,6 @@ class SharedModel : public CommandTest {
 const std::string kScore = " --device cpu --context 128 --max-windows 4";
 
 TEST_F(SharedModel, PackedCheckpointsScoreTheSame) {
-  FEWBIT_NEEDS_MPIRUN();
   struct Case {
     std::string recipe;
     double limit;
@@ -53,7 +52,6 @@ TEST_F(SharedModel, PackedCheckpointsScoreTheSame) {
 }
 
 TEST_F(SharedModel, StepsSpeakOfTheRanks) {
-  FEWBIT_NEEDS_MPIRUN();
   const Json b = json_on_ranks(2, "runner bench " + kDemo + " --device cpu --tokens 3 --prompt-tokens 16 --tp 2");
   EXPECT_EQ(b["tp"], 2);
   EXPECT_GT(b["all_reduce_ms"], 0);
@@ -77,7 +75,6 @@ TEST_F(SharedModel, StepsSpeakOfTheRanks) {
 }
 
 TEST_F(SharedModel, Refusals) {
-  FEWBIT_NEEDS_MPIRUN();
   EXPECT_NE(refusal(run("runner bench " + kDemo + " --tp 2")).find("mpirun -n 2"), std::string::npos);
   const auto refused = [&](int ranks, const std::string& command, const std::string& words) {
     const std::string error = refusal(on_ranks(ranks, command));

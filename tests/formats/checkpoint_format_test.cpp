@@ -124,7 +124,7 @@ TEST(CheckpointFormat, WhatIsNotUnderstoodIsNamed) {
   const auto fewbit = [&](const std::string& body) { return "{" + base + ",\"fewbit\":{" + body + "}}"; };
   const std::string common = R"("default":{"packing":"marlin","bits":4,"group_size":128,"sym":true})";
   const std::pair<std::string, const char*> cases[] = {
-      {R"({"quant_method":"aqlm","bits":4})", "\"aqlm\"; known: gptq, awq, compressed-tensors, fp8, modelopt"},
+      {R"({"quant_method":"aqlm","bits":4})", "\"aqlm\", which AQLM"},
       {R"({"bits":4,"group_size":128})", "quant_method"},
       {R"(3)", "an object"},
       {R"({"quant_method":3})", "a string"},

@@ -132,13 +132,14 @@ std::string word_of(std::string name) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GgufModel,
-                         ::testing::Values("llama", "llama3-ropescaled-tied", "mistral-swa", "qwen3-qknorm",
-                                           "qwen3-moe", "mixtral", "gemma2", "gemma3", "phi3-fused", "seed-oss",
-                                           "smollm3", "olmo3", "glm4", "glm4-moe", "minimax-m2", "ernie4_5_moe",
-                                           "hunyuan-v1-dense", "qwen2.5-vl", "qwen3-vl", "mistral3", "qwen3-next",
-                                           "qwen3.5", "qwen3.5-moe", "ministral3", "granitemoe", "cohere2", "lfm2",
-                                           "deepseek-v2-mla", "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa",
-                                           "kimi-linear", "gemma4", "gemma4-moe", "gemma4-e2b"),
+                         ::testing::Values("granite", "granite4", "cohere", "olmo2", "ernie4_5", "llama",
+                                           "llama3-ropescaled-tied", "mistral-swa", "qwen3-qknorm", "qwen3-moe",
+                                           "mixtral", "gemma2", "gemma3", "phi3-fused", "seed-oss", "smollm3", "olmo3",
+                                           "glm4", "glm4-moe", "minimax-m2", "ernie4_5_moe", "hunyuan-v1-dense",
+                                           "qwen2.5-vl", "qwen3-vl", "mistral3", "qwen3-next", "qwen3.5", "qwen3.5-moe",
+                                           "ministral3", "granitemoe", "cohere2", "lfm2", "deepseek-v2-mla",
+                                           "deepseek-v3-mla", "deepseek-v32-topk12", "glm-moe-dsa", "kimi-linear",
+                                           "gemma4", "gemma4-moe", "gemma4-e2b"),
                          [](const auto& info) { return word_of(info.param); });
 
 // Random weights of every family whose files are written.

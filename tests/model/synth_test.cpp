@@ -1,6 +1,7 @@
 // Synthetic checkpoints open, say the right things in their config, and depend on the seed alone.
 #include "src/model/synth/synth.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -8,8 +9,11 @@
 #include <set>
 
 #include "src/core/half.h"
+#include "src/model/archs.h"
 #include "src/model/checkpoint.h"
+#include "src/model/checkpoint_parts.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_families.h"
 
 namespace fewbit::test {
 namespace {
@@ -64,8 +68,48 @@ TEST(Synth, EveryPresetIsAModelThatIsKnown) {
     const Checkpoint c = Checkpoint::open(dir.path());
     EXPECT_GE(c.spec.layers, 2) << p.name;
     const double centre = c.spec.final_norm_kind == NormKind::rms ? 1 : 0;
-    EXPECT_LT(std::fabs(moments(c.store.get("model.norm.weight")).mean - centre), 0.02) << p.name;
+    EXPECT_LT(std::fabs(moments(c.store.get(c.spec.final_norm)).mean - centre), 0.02) << p.name;
   }
+}
+
+// Of the language model alone, in units of 10^9: what the names of the public models say, or their cards.
+TEST(Synth, PublishedPresetsHaveTheSizesOfTheirModels) {
+  constexpr std::pair<const char*, double> kSizes[] = {
+      {"gpt-oss-20b", 20.9},    {"gpt-oss-120b", 116.8}, {"glm-4.5-air", 106},
+      {"deepseek-v3", 671},     {"kimi-k2", 1026},       {"gemma4-31b", 30.7},
+      {"gemma4-26b-a4b", 25.2}, {"qwen3.8-27b", 27},     {"qwen3.6-35b-a3b", 34.7}};
+  for (const auto& [name, billions] : kSizes) {
+    const ModelSpec spec = build_spec(ConfigView::parse(synth_preset_config({.preset = name}), name));
+    EXPECT_LT(std::fabs(static_cast<double>(parameter_count(spec)) / (billions * 1e9) - 1), 0.03)
+        << name << ": " << parameter_count(spec);
+  }
+}
+
+// What loaders of other people must be told, because it is a linear to them and no codes stand for it.
+TEST(Synth, AHeadInsideOfAWrapperIsDense) {
+  TempDir dir;
+  synthesize(dir.path(), {.config = tiny_config_of("Llama4ForConditionalGeneration").dump()}, {});
+  const std::vector<std::string> dense = always_dense(Checkpoint::open(dir.path()));
+  EXPECT_NE(std::find(dense.begin(), dense.end(), "language_model.lm_head"), dense.end());
+}
+
+TEST(Synth, LayersAndExpertsCutAPreset) {
+  const ModelSpec spec = build_spec(
+      ConfigView::parse(synth_preset_config({.preset = "deepseek-v3", .layers = 4, .experts = 6}), "deepseek-v3"));
+  EXPECT_EQ(spec.layers, 4);
+  const auto& last = spec.block(3);
+  const auto moe =
+      std::find_if(last.begin(), last.end(), [](const BlockOp& op) { return std::holds_alternative<Moe>(op); });
+  ASSERT_NE(moe, last.end());  // behind the three dense layers
+  EXPECT_EQ(std::get<Moe>(*moe).experts, 6);
+  EXPECT_EQ(std::get<Moe>(*moe).top_k, 6);
+  EXPECT_EQ(build_spec(ConfigView::parse(synth_preset_config({.preset = "gemma4-31b", .layers = 7}), "")).layers, 7);
+  const auto refused = [](const SynthOptions& o) {
+    return message_of([&] { synth_preset_config(o); }, ErrorKind::usage);
+  };
+  EXPECT_NE(refused({.preset = "qwen3.8-27b", .experts = 2}).find("has none"), std::string::npos);
+  EXPECT_NE(refused({.preset = "tiny-moe", .experts = 5}).find("has 4"), std::string::npos);
+  EXPECT_NE(refused({.preset = "kimi-k9"}).find("kimi-k2"), std::string::npos);
 }
 
 TEST(Synth, PackedTinyOpensAndUnpacks) {

@@ -143,7 +143,13 @@ std::vector<Case> recent() {
                             "glm-moe-dsa",
                             "glm-moe-dsa-topk12",
                             "kimi-linear",
-                            "deepseek-v4"})
+                            "deepseek-v4",
+                            "granite",  // the last six come from scripts/interop/goldens
+                            "granite4",
+                            "cohere",
+                            "olmo2",
+                            "ernie4_5",
+                            "llava"})
     for (const char* recipe : {"rtn int4 g16 format=compressed-tensors", "gptq int4 g16 format=compressed-tensors"})
       cases.push_back({model, recipe});
   for (const char* model :

@@ -177,7 +177,7 @@ TEST_F(JournalTest, FoldersThatAreNoRunsAreLeftAlone) {
     refused("no owner's mark");
     EXPECT_EQ(bytes_of_file(partial() / "owner"), mark);
   }
-  write(partial() / "owner", "{\"fewbit run\":2}\n");
+  write(partial() / "owner", "{\"fewbit run\":3}\n");
   refused("another version");
   EXPECT_EQ(bytes_of_file(partial() / "thesis.txt"), "years of work");
   fs::remove_all(partial());
@@ -188,7 +188,7 @@ TEST_F(JournalTest, FoldersThatAreNoRunsAreLeftAlone) {
 
 TEST_F(JournalTest, WhatKilledRunsLeftBesideGoesAtTheNextStart) {
   fs::create_directory(dir / ".out.partial-1-0");
-  write(dir / ".out.partial-1-0/owner", "{\"fewbit run\":1}\n");
+  write(dir / ".out.partial-1-0/owner", "{\"fewbit run\":2}\n");
   write(dir / ".out.partial-1-0/journal", "x");
   fs::create_directory(dir / ".out.partial-mine");
   write(dir / ".out.partial-mine/thesis.txt", "years of work");

@@ -10,6 +10,7 @@
 #include "src/calib/stream.h"
 #include "src/core/rng.h"
 #include "src/run/runner.h"
+#include "src/text/builtin_texts.h"
 #include "src/text/corpus.h"
 #include "src/text/tokenizer.h"
 
@@ -56,7 +57,8 @@ constexpr int64_t kLength = 256, kWindows = 8;
 
 // The residual stream of the built-in evaluation text on its way through the blocks.
 std::unique_ptr<Stream> start_stream(StateStore& store, const Checkpoint& c) {
-  const Windows w = cut_windows(Tokenizer::open(c.dir), builtin_evaluation(), kLength, kWindows, "builtin");
+  const Windows w =
+      cut_windows(Tokenizer::open(c.dir), builtin_evaluation("builtin:multilingual"), kLength, kWindows, "builtin");
   auto stream = std::make_unique<Stream>(store, c.spec, Chunks{.windows = w.count, .length = w.length}, DType::f32);
   FEWBIT_ASSERT(stream->chunks().count() == 1);
   stream->start(0, embed_rows(store.exec(), c, w.ids, DType::f32));

@@ -41,7 +41,7 @@ TEST(Recipe, BitsAloneLeaveTheGridAsItIs) {
   };
   EXPECT_EQ(over("fp8", "bits=8").spec, resolve(parse_recipe("fp8")).spec);
   EXPECT_EQ(over("gptq", "bits=3 g64 asym").spec, resolve(parse_recipe("gptq int3 g64 asym")).spec);
-  EXPECT_NE(error_of("gptq bits=9").find("bits must be"), std::string::npos);
+  EXPECT_NE(error_of("gptq bits=9").find("expected 2, 3, 4 or 8"), std::string::npos);
 }
 
 TEST(Recipe, WhatItPrintsParsesToTheSame) {
@@ -184,7 +184,7 @@ TEST(Recipe, AGgufTypeDecidesTheGrid) {
   EXPECT_NE(error_of("rtn int3 format=gguf").find("no type of 3 bits"), std::string::npos);
   EXPECT_NE(error_of("rtn g128 format=gguf:q4_0").find("gguf:q4_0 is int4 g32 sym"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:q9").find("q5_k"), std::string::npos);
-  EXPECT_NE(error_of("rtn format=gguf:q2_k").find("no GGUF type \"q2_k\" to write"), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:q2_k").find("unknown GGUF type to write \"q2_k\""), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:f16").find("convert to gguf:f16"), std::string::npos);
   EXPECT_NE(error_of("auto format=gguf").find("name a type and a method"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gptq:q4_0").find("only gguf takes a type"), std::string::npos);

@@ -21,8 +21,8 @@ class ShardsTest : public JournalTest {
           {{.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape(), .bytes = t.tensor.view().bytes()},
            [&t] { return tensor_of(t); }});
     fs::create_directories(j.shard_file(0).parent_path());
-    write_shard(j.shard_file(j.shards()), all);
-    j.seal_shard(covered);
+    WrittenFile written = write_shard(j.shard_file(j.shards()), all);
+    j.seal_shard(covered, std::move(written));
   }
   // Blocks 0 to 4: 0 and 1 in a shard, 2 in the next, 3 and 4 in files of their own.
   void run() {

@@ -11,6 +11,7 @@
 #include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/rounding.h"
+#include "src/text/builtin_texts.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/quant/planting.h"
 #include "tests/support/devices.h"
@@ -237,7 +238,7 @@ class Planted : public ::testing::Test {
   std::string note;
   const Tokenizer tokenizer = Tokenizer::open(plain.dir);
   const Windows calibration = draw_calibration(tokenizer, builtin_calibration(), 4, 256, 0, &note);
-  const Windows text = cut_windows(tokenizer, builtin_evaluation(), 256, 12, "builtin");
+  const Windows text = cut_windows(tokenizer, builtin_evaluation("builtin:multilingual"), 256, 12, "builtin");
   double base = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <functional>
@@ -11,7 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/quantize/factor.h"
 #include "src/core/parallel.h"
+#include "src/quant/row_share.h"
 #include "tools/cli/ranks.h"
 
 namespace fewbit {
@@ -105,6 +108,63 @@ void collectives(const Ranks& ranks) {
   ranks.barrier();
 }
 
+// A factor and a shift of targets that the ranks make together have the bits of those that one makes alone.
+void factors(const Ranks& ranks) {
+  Exec ex = Exec::cpu();
+  const QuantSpec spec;
+  const RowShare rows(ex, ranks, 64 * ranks.size(), spec);
+  for (const int64_t n : {70, 256, 700, 1300}) {
+    const Tensor x = filled(1, {n, n}), h = Tensor::host(DType::f32, {n, n});
+    for (int64_t i = 0; i < x.numel(); ++i) x.as<float>()[i] = std::sin(static_cast<float>(i % 7919));
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        h.as<float>()[i * n + j] = x.as<float>()[i * n + j] + x.as<float>()[j * n + i] + (i == j ? 4.f * n : 0.f);
+    const auto same = [&](const Tensor& a, const Tensor& b, const char* what) {
+      expect(std::memcmp(a.as<float>(), b.as<float>(), static_cast<size_t>(a.bytes())) == 0,
+             fmt::format("{} of {}", what, n));
+    };
+    for (const Precision p : {Precision::f32, Precision::f64}) {
+      const Tensor alone = Tensor::host(DType::f32, {n, n}), shared = Tensor::host(DType::f32, {n, n});
+      expect(factorize(ex, h, 1, p, alone).ok() && factorize(ex, h, 1, p, shared, rows.panels()).ok(), "a factor");
+      same(alone, shared, "factor");
+    }
+    const Tensor alone = Tensor::host(DType::f32, {n, n}), shared = Tensor::host(DType::f32, {n, n});
+    expect(shift_targets(ex, x, x, h, 1, alone).ok() && shift_targets(ex, x, x, h, 1, shared, rows.panels()).ok(),
+           "a shift");
+    same(alone, shared, "shift");
+    h.as<float>()[n * n - 1] = -1e9f;  // all see the same failure
+    const int64_t pivot = factorize(ex, h, 1, Precision::f32, alone).pivot;
+    expect(pivot > 0 && factorize(ex, h, 1, Precision::f32, shared, rows.panels()).pivot == pivot, "a pivot");
+  }
+}
+
+// The collective calls on tensors of a GPU give the bits that they give through host memory.
+void gpus(const Ranks& ranks) {
+  Exec ex = Exec::cuda(ranks.node_rank());
+  for (const int64_t n : {1, 3, 1000, 300001}) {
+    const Tensor host = filled(ranks.rank(), {n}), t = ex.to_device(host);
+    ranks.all_reduce_sum(ex, t);
+    ranks.all_reduce_sum(ex, host);
+    expect(std::memcmp(ex.to_host(t).as<float>(), host.as<float>(), static_cast<size_t>(host.bytes())) == 0,
+           fmt::format("sum of {}", n));
+  }
+  for (const int64_t n : {1, 3, 515}) {
+    const std::vector<int64_t> begin = even_bands(n, ranks.size());
+    const int64_t first = begin[static_cast<size_t>(ranks.rank())], last = begin[static_cast<size_t>(ranks.rank()) + 1];
+    const Tensor right = filled(3, {n, 129}), all = ex.alloc_zeros(DType::f32, {n, 129});
+    ex.copy(right.view().row_range(first, last), all.view().row_range(first, last));
+    ranks.all_gather_rows(ex, all, begin);
+    for (int root = 0; root < ranks.size(); ++root) {
+      expect(std::memcmp(ex.to_host(all).as<float>(), right.as<float>(), static_cast<size_t>(right.bytes())) == 0,
+             fmt::format("{} rows", n));
+      if (ranks.rank() != root) ex.zero(all);
+      ranks.broadcast(ex, all, root);
+    }
+  }
+  const std::string by = ranks.device_library();
+  fmt::print("tensors by {}\n", by.empty() ? "host memory" : by);
+}
+
 void short_message(const Ranks& ranks) {
   Exec ex = Exec::cpu();
   const Tensor t = Tensor::host_zeros(DType::bf16, {ranks.rank() == 0 ? 10 : 11});
@@ -135,9 +195,14 @@ void threads(const Ranks& ranks) {
   expect(ranks.alone() || (ranks.threads() >= 1 && t.as<float>()[0] <= most), "threads of all ranks");
 }
 
-const std::map<std::string, std::function<void(const Ranks&)>> kCases = {
-    {"collectives", collectives},       {"short-message", short_message}, {"last-fails", last_fails},
-    {"last-is-killed", last_is_killed}, {"all-fail", all_fail},           {"threads", threads}};
+const std::map<std::string, std::function<void(const Ranks&)>> kCases = {{"collectives", collectives},
+                                                                         {"short-message", short_message},
+                                                                         {"last-fails", last_fails},
+                                                                         {"last-is-killed", last_is_killed},
+                                                                         {"all-fail", all_fail},
+                                                                         {"threads", threads},
+                                                                         {"gpus", gpus},
+                                                                         {"factors", factors}};
 
 int run(const std::string& name) {
   const Launch launch = launch_from_environment();

@@ -25,16 +25,25 @@ int count(const std::string& text, const std::string& words) {
 class SeveralRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(SeveralRanks, Collectives) {
-  FEWBIT_NEEDS_MPIRUN();
   const ProcessResult r = run_ranks(GetParam(), kMember + "collectives");
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(count(r.out, fmt::format(" of {}: ok", GetParam())), GetParam()) << r.out << r.err;
 }
 
 TEST_P(SeveralRanks, ThreadsFitTheProcessors) {
-  FEWBIT_NEEDS_MPIRUN();
   const ProcessResult r = run_ranks(GetParam(), kMember + "threads");
   EXPECT_EQ(r.exit_code, 0) << r.err;
+}
+
+TEST_P(SeveralRanks, FactorsMadeTogether) {
+  const ProcessResult r = run_ranks(GetParam(), kMember + "factors");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+}
+
+TEST_P(SeveralRanks, CollectivesWithoutMpi) {
+  const ProcessResult r = run_local_ranks(GetParam(), kMember + "collectives");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(count(r.out, fmt::format(" of {}: ok", GetParam())), GetParam()) << r.out << r.err;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SeveralRanks, ::testing::Values(1, 2, 3, 4));
@@ -46,7 +55,6 @@ std::string last_own_line(const std::string& text) {
 }
 
 TEST(Ranks, AFailureIsNamedAndEndsAll) {
-  FEWBIT_NEEDS_MPIRUN();
   const ProcessResult r = run_ranks(3, kMember + "last-fails", 10);
   EXPECT_EQ(r.exit_code, 1) << r.err;
   EXPECT_EQ(last_own_line(r.err), "rank_member: rank 2 on " + host_name() + ": model.safetensors: made to fail")
@@ -54,7 +62,6 @@ TEST(Ranks, AFailureIsNamedAndEndsAll) {
 }
 
 TEST(Ranks, WhatAllRefuseIsSaidOnce) {
-  FEWBIT_NEEDS_MPIRUN();
   const ProcessResult r = run_ranks(3, kMember + "all-fail", 10);
   EXPECT_EQ(r.exit_code, 2) << r.err;
   EXPECT_EQ(count(r.err, "refused by all"), 1) << r.err;
@@ -71,7 +78,6 @@ int processes_in(const std::filesystem::path& folder) {
 }
 
 TEST(Ranks, AKilledRankEndsAll) {
-  FEWBIT_NEEDS_MPIRUN();
   const TempDir dir;
   const ProcessResult r = run_ranks(3, kMember + "last-is-killed", 10, dir.path().string());  // 124: not in 10 s
   EXPECT_EQ(processes_in(dir.path()), 0);
@@ -80,8 +86,32 @@ TEST(Ranks, AKilledRankEndsAll) {
   EXPECT_EQ(count(r.out, "ok"), 0) << r.out;
 }
 
+TEST(Ranks, AFailureEndsAllWithoutMpi) {
+  const TempDir dir;
+  const ProcessResult r = run_local_ranks(3, kMember + "last-fails", 10);
+  EXPECT_EQ(r.exit_code, 1) << r.err;
+  EXPECT_EQ(last_own_line(r.err), "rank_member: rank 2 on " + host_name() + ": model.safetensors: made to fail")
+      << r.err;
+  const ProcessResult killed = run_local_ranks(3, kMember + "last-is-killed", 10, dir.path().string());
+  EXPECT_EQ(killed.exit_code, 137) << killed.err;
+  EXPECT_EQ(processes_in(dir.path()), 0);
+}
+
+// From GPU to GPU and through host memory.
+TEST(Ranks, CudaTensorsOfTwoGpus) {
+  try {
+    Exec::cuda(1);
+  } catch (const Error& e) {
+    GTEST_SKIP() << "needs two GPUs: " << e.what();
+  }
+  for (const char* nccl : {"1", "0"}) {
+    const ProcessResult r = run_ranks(2, std::string("env FEWBIT_NCCL=") + nccl + " " + kMember + "gpus", 120);
+    EXPECT_EQ(r.exit_code, 0) << r.err;
+    EXPECT_EQ(count(r.out, *nccl == '1' ? "tensors by NCCL" : "tensors by host memory"), 2) << r.out;
+  }
+}
+
 TEST(Ranks, LengthsMustAgree) {
-  FEWBIT_NEEDS_MPIRUN();
   const ProcessResult r = run_ranks(2, kMember + "short-message", 10);
   EXPECT_EQ(r.exit_code, 1) << r.err;
   EXPECT_NE(last_own_line(r.err).find("another length"), std::string::npos) << r.err;
@@ -112,6 +142,9 @@ TEST(Ranks, LaunchersAreKnownByTheirEnvironment) {
   const Launch slurm = launch_with({{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "6"}, {"PMIX_RANK", "5"}});
   EXPECT_EQ(slurm.rank, 5);
   EXPECT_EQ(slurm.size, 6);
+  const Launch local = launch_with({{"FEWBIT_RANK", "1"}, {"FEWBIT_RANKS", "2"}, {"SLURM_PROCID", "0"}});
+  EXPECT_EQ(local.rank, 1);
+  EXPECT_EQ(local.size, 2);
   EXPECT_EQ(launch_with({{"PMIX_RANK", "1"}}).size, 0);
   EXPECT_FALSE(launch_with({{"PMIX_RANK", "0"}}).alone());
 }

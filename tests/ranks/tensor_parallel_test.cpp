@@ -26,7 +26,6 @@ std::map<std::string, std::string> outcomes(const std::string& printed) {
 }
 
 TEST_P(TensorParallel, EveryFamilyIsAsOnOneRank) {
-  FEWBIT_NEEDS_MPIRUN();
   FEWBIT_NEEDS_REFERENCE("goldens/models");
   const ProcessResult r = run_ranks(GetParam(), kMember + "'" + reference("goldens/models").string() + "'", 300);
   ASSERT_EQ(r.exit_code, 0) << r.out << r.err;

@@ -18,7 +18,13 @@
 namespace fewbit::test {
 namespace {
 
-constexpr const char* kModels[] = {"llama",
+constexpr const char* kModels[] = {"granite",  // the first six come from scripts/interop/goldens
+                                   "granite4",
+                                   "cohere",
+                                   "olmo2",
+                                   "ernie4_5",
+                                   "llava",
+                                   "llama",
                                    "llama3-ropescaled-tied",
                                    "qwen3-qknorm",
                                    "mistral-swa",

@@ -48,6 +48,8 @@ TEST(Perplexity, OfAUniformModelIsTheVocabulary) {
   EXPECT_EQ(r.tokens, 6);
   EXPECT_EQ(r.windows, 2);
   EXPECT_EQ(r.context, 4);
+  const PerplexityResult one = perplexity(runner, windows_from_ids({0, 1, 2, 3}, 1, 4, "ids"), 64);
+  EXPECT_TRUE(std::isnan(one.stderr_)) << "of one window there is no error";
 }
 
 TEST(Perplexity, MeanAndStandardErrorByHand) {

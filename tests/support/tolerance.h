@@ -71,5 +71,6 @@ inline constexpr double kF16Minima = 5e-4;        // GGUF minima against integer
 inline constexpr double kReencodedBlocks = 1e-3;  // values that GGUF blocks decoded to, encoded again
 // Counted memory beside its formula: never more than this above, and not less than this of it.
 inline constexpr double kPeakAbove = 1.05, kPeakBelow = 0.9;
+inline constexpr double kPlannedMemory = 0.1;  // of a run, against the plan
 
 }  // namespace fewbit::tol

@@ -8,6 +8,8 @@
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/text/builtin_texts.h"
+#include "src/text/calibration/draw.h"
 #include "tests/text/tiny_tokenizer.h"
 
 namespace fewbit::test {
@@ -115,9 +117,27 @@ TEST(DrawCalibration, SplitsEvenlyAndEarlierFilesTakeTheRest) {
   std::string shortfall;
   const Windows w = draw_calibration(t, texts, 20, 8, 0, &shortfall);
   EXPECT_EQ(shortfall, "");
-  EXPECT_EQ(w.source, "a+b+c");
+  EXPECT_EQ(w.source, "a (56 tokens)+b (56 tokens)+c (48 tokens)");
   const std::vector<int64_t> expected = {7, 7, 6};
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rows_of_text(t, w, texts[i].text), expected[i]) << i;
+}
+
+TEST(DrawCalibration, WeightsShareTheSamples) {
+  const Tokenizer t = open_json(byte_tokenizer());
+  const std::vector<CalibPart> texts = {{.text = {"a", counting_text(800)}, .weight = 0.7},
+                                        {.text = {"b", counting_text(800, 2)}, .weight = 0.2},
+                                        {.text = {"c", counting_text(800, 3)}, .weight = 0.1}};
+  const Windows w = draw_parts(t, texts, 20, 8, 0, nullptr);
+  const std::vector<int64_t> expected = {14, 4, 2};
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rows_of_text(t, w, texts[i].text.text), expected[i]) << i;
+}
+
+TEST(DrawCalibration, DocumentsAreTokenizedByThemselves) {
+  const Tokenizer t = open_json(byte_tokenizer());
+  CalibPart chats{.text = {"chats", ""}, .documents = {"abc", "defg"}};
+  EXPECT_EQ(draw_parts(t, {chats}, 1, 9, 0, nullptr).ids, (Ids{256, 'a', 'b', 'c', 256, 'd', 'e', 'f', 'g'}));
+  chats.chat = true;  // whose template has put BOS there already
+  EXPECT_EQ(draw_parts(t, {chats}, 1, 7, 0, nullptr).ids, (Ids{'a', 'b', 'c', 'd', 'e', 'f', 'g'}));
 }
 
 TEST(DrawCalibration, OthersMakeUpForAShortFile) {
@@ -138,7 +158,7 @@ TEST(DrawCalibration, ShortfallWhenNobodyHasMore) {
   const Windows w = draw_calibration(t, {{"a", counting_text(39)}, {"b", "tiny"}}, 12, 8, 0,
                                      &shortfall);  // 5 windows and none
   EXPECT_EQ(w.count, 5);
-  EXPECT_EQ(shortfall, "windows of 8 tokens: a holds 5 of 6, b holds 0 of 6; 5 in all instead of 12");
+  EXPECT_EQ(shortfall, "warning: windows of 8 tokens: a holds 5 of 6, b holds 0 of 6; 5 in all instead of 12");
 }
 
 TEST(DrawCalibration, NoWindowAnywhereIsAnError) {
@@ -172,7 +192,11 @@ TEST(Builtin, TextsAreThereInNameOrderAndDisjoint) {
   EXPECT_TRUE(std::filesystem::exists(builtin_model_dir() / "tokenizer.json"));
   const auto texts = builtin_calibration();
   ASSERT_GE(texts.size(), 2u);
-  const std::string evaluation = builtin_evaluation();
+  const std::string evaluation = builtin_evaluation() + builtin_evaluation("builtin:multilingual");
+  EXPECT_EQ(builtin_evaluation("builtin:english"), builtin_evaluation());
+  std::string what;
+  EXPECT_EQ(error_of([] { builtin_evaluation("builtin:englisch"); }, &what), ErrorKind::usage);
+  EXPECT_NE(what.find("builtin:english or builtin:multilingual"), std::string::npos) << what;
   for (size_t i = 0; i < texts.size(); ++i) {
     EXPECT_TRUE(starts_with(texts[i].name, "builtin/")) << texts[i].name;
     if (i > 0) {
@@ -182,6 +206,14 @@ TEST(Builtin, TextsAreThereInNameOrderAndDisjoint) {
       EXPECT_TRUE(line.size() < 60 || evaluation.find(line) == std::string::npos) << line;
     }
   }
+}
+
+// What `--calib builtin` is drawn from: 128 windows of 2048 tokens, and a tokenizer of real size makes no more than a
+// token of four bytes of such a mixture.
+TEST(Builtin, CalibrationIsEnoughForTheDefault) {
+  size_t bytes = 0;
+  for (const CalibText& t : builtin_calibration()) bytes += t.text.size();
+  EXPECT_GT(bytes, 4 * 300'000u);
 }
 
 TEST(Builtin, CalibrationIsDrawnWithTheDemoModelsTokenizer) {

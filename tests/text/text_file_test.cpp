@@ -146,7 +146,8 @@ TEST_F(TextFileTest, SmallTextsBesideALargeOneAreDrawnAsEver) {
   const Windows both = draw_calibration(t, {calibration_text(large, 0), small}, 16, 64, 0, nullptr);
   ASSERT_EQ(both.count, 16);
   EXPECT_TRUE(std::equal(alone.ids.begin(), alone.ids.end(), both.ids.begin() + 8 * 64));
-  EXPECT_TRUE(ends_with(both.source, "+small.txt")) << both.source;
+  EXPECT_TRUE(ends_with(both.source, " (512 tokens)+small.txt (512 tokens)")) << both.source;
+  EXPECT_EQ(path_described(both.source.substr(0, both.source.find("+small"))), large.string());
   EXPECT_EQ(calibration_text(large, 1 << 20).file, "") << "what is small enough is read whole";
 }
 

@@ -9,15 +9,21 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
 
+#include "src/core/files/command_line.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
+#include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/results.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
+
+constexpr int kMostThreads = 4096;
 
 std::atomic<int> g_stops{0};
 
@@ -29,9 +35,12 @@ void on_signal(int) {
 
 void add_common(CLI::App& app, Common& c) {
   app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")->envname("FEWBIT_DEVICE")->capture_default_str();
-  app.add_option("--threads", c.threads, "CPU threads (0 = all)")->envname("FEWBIT_THREADS")->check(at_least(0));
+  app.add_option("--threads", c.threads, "CPU threads (0 = all)")
+      ->envname("FEWBIT_THREADS")
+      ->check(CLI::Range(0, kMostThreads));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
-      ->type_name("FILE|-");
+      ->type_name("FILE|-")
+      ->check(writable_file());
   app.add_flag("--quiet", c.quiet, "No progress bar");
 }
 
@@ -67,13 +76,8 @@ Exec make_exec(const Common& c) {
 
 void write_json(const Common& c, const std::string& text) {
   if (c.json.empty() || the_ranks().rank() != 0) return;
-  if (c.json_to_stdout()) {
-    std::fputs(text.c_str(), stdout);
-    return;
-  }
-  std::ofstream out(c.json);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", c.json));
+  if (c.json_to_stdout()) return print_result(text);
+  write_result(c.json, text);
 }
 
 void say(const Common& c, const std::string& text) {
@@ -99,7 +103,7 @@ int64_t bytes_from(std::string_view text, std::string_view flag) {
 }
 
 std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
-  if (!model.empty()) return model;
+  if (!model.empty()) return hub_folder(model);
   const std::filesystem::path dir = builtin_model_dir();
   say(c, fmt::format("no MODEL given: using the embedded demo model ({})\n", dir.string()));
   return dir;
@@ -108,7 +112,7 @@ std::filesystem::path model_or_demo(const Common& c, const std::string& model) {
 DType compute_dtype(const std::string& name) {
   if (name == "float32") return DType::f32;
   if (name == "bf16") return DType::bf16;
-  fail(ErrorKind::usage, fmt::format("unknown --dtype \"{}\"; known: float32 bf16", name));
+  fail(ErrorKind::usage, unknown_name("--dtype", name, {"float32", "bf16"}));
 }
 
 std::string display(DType dtype) { return dtype == DType::f32 ? "float32" : "bf16"; }
@@ -162,6 +166,7 @@ void Progress::clear() {
 }
 
 void Progress::update(const std::string& phase, double fraction) {
+  if (fraction < 1) stop_if_requested();
   if (!enabled_) return;
   const auto now = std::chrono::steady_clock::now();
   if (phase != phase_) {
@@ -186,5 +191,10 @@ void install_stop_handler() {
   std::signal(SIGTERM, on_signal);
 }
 bool stop_requested() { return g_stops > 0; }
+
+void stop_if_requested() {
+  if (!stop_requested() || !the_ranks().alone()) return;  // several ranks stop together, between blocks
+  fail(ErrorKind::stopped, "stopped; nothing was written: start it again by: " + this_command());
+}
 
 }  // namespace fewbit::cli

@@ -55,7 +55,7 @@ class Progress {
  public:
   explicit Progress(const Common& common);
   ~Progress();
-  void update(const std::string& phase, double fraction);
+  void update(const std::string& phase, double fraction);  // also stop_if_requested(), where something is left to do
   void clear();  // before something else is printed; the next update draws again
 
  private:
@@ -68,6 +68,8 @@ class Progress {
 // Set by SIGINT and SIGTERM once install_stop_handler() was called; a second signal ends the process at once.
 void install_stop_handler();
 bool stop_requested();
+// Error{stopped} with the command to start again; whoever keeps something says that instead. Of several ranks never.
+void stop_if_requested();
 
 // Each registers its commands on the program's app.
 void add_quantize_commands(CLI::App& app);

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "src/core/strings.h"
 #include "tools/cli/ranks.h"
+#include "tools/cli/results.h"
 
 namespace fewbit::cli {
 namespace {
@@ -39,18 +39,9 @@ std::string table(const std::vector<std::vector<std::string>>& lines, bool markd
 
 std::string quoted(const std::string& s) { return "\"" + join(split(s, '"'), "\"\"") + "\""; }
 
-void check_writable(const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
-  if (!std::filesystem::is_directory(folder))
-    fail(ErrorKind::io, fmt::format("{}: cannot write: {} is not a folder", path, folder.string()));
-}
-
 void write_text(const Common& c, const std::string& path, const std::string& text) {
   if (path.empty() || the_ranks().rank() != 0) return;
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
+  write_result(path, text);
   say(c, path + " written\n");
 }
 

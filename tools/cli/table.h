@@ -13,8 +13,7 @@ std::string table(const std::vector<std::vector<std::string>>& lines, bool markd
 // A cell of a CSV that may hold commas or quotes.
 std::string quoted(const std::string&);
 
-// A file that could not be written is found before the work, not after it. "" = none was asked for.
-void check_writable(const std::string& path);
+// "" = no file was asked for.
 void write_text(const Common&, const std::string& path, const std::string& text);
 
 }  // namespace fewbit::cli

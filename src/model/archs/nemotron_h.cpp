@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "src/model/archs/latent.h"
 #include "src/model/archs/mamba2.h"
 
 namespace fewbit {
@@ -67,14 +68,8 @@ std::vector<BlockOp> experts(const ConfigView& c, const DecoderSizes& s) {
           .act = Activation::relu};
   moe.score = RouterScore::sigmoid;
   moe.scaling = static_cast<float>(c.f64("routed_scaling_factor", 1));
-  moe.groups = static_cast<int>(size_key(c, "n_group", 1));
-  moe.best_groups = static_cast<int>(size_key(c, "topk_group", 1));
   moe.correction = "mixer.gate.e_score_correction_bias", moe.correction_shape = {moe.experts};
-  if (moe.experts % moe.groups != 0 || moe.best_groups > moe.groups ||
-      moe.top_k > moe.experts / moe.groups * moe.best_groups || (moe.groups > 1 && moe.experts == moe.groups))
-    fail(ErrorKind::checkpoint,
-         fmt::format("{}: n_group, topk_group: {} and {} do not fit {} experts, {} of them for a token", c.where(),
-                     moe.groups, moe.best_groups, moe.experts, moe.top_k));
+  group_experts(c, moe, "n_group");
   std::vector<BlockOp> ops = squared_relu_mlp(c, "mixer.shared_experts.", s.hidden, shared, S::shared);
   ops.push_back(moe);  // last, for it writes where all of them read
   ops.push_back(AddTo{S::shared, S::h});
@@ -121,17 +116,6 @@ const Family family_nemotron_h = {
     .gguf = {.arch = "nemotron_h",
              .arch_with_experts = "nemotron_h_moe",
              .names = {{"norm", "attn_norm"},
-                       {"mixer.in_proj", "ssm_in"},
-                       {"mixer.conv1d", "ssm_conv1d"},
-                       {"mixer.A_log", "ssm_a"},
-                       {"mixer.dt_bias", "ssm_dt.bias"},
-                       {"mixer.D", "ssm_d"},
-                       {"mixer.norm.weight", "ssm_norm.weight"},
-                       {"mixer.out_proj", "ssm_out"},
-                       {"mixer.q_proj", "attn_q"},
-                       {"mixer.k_proj", "attn_k"},
-                       {"mixer.v_proj", "attn_v"},
-                       {"mixer.o_proj", "attn_output"},
                        {"mixer.up_proj", "ffn_up"},
                        {"mixer.down_proj", "ffn_down"},
                        {"mixer.shared_experts.up_proj", "ffn_up_shexp"},

@@ -101,7 +101,8 @@ class Writing {
 
 }  // namespace
 
-void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& given, const gguf::Metadata& tokenizer) {
+WrittenFile write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& given,
+                       const gguf::Metadata& tokenizer) {
   gguf::Metadata metadata = gguf_metadata(c.config, c.spec);
   metadata.merge(tokenizer);
   Writing writing(c, given);
@@ -115,7 +116,7 @@ void write_gguf(const Checkpoint& c, const fs::path& file, const GgufContents& g
   for (const FileType& t : kFileTypes)
     if (t.type == &writing.commonest()) metadata.set("general.file_type", t.id);
   metadata.set("general.name", name_of(c.dir));
-  gguf::write(file, metadata, tensors);
+  return gguf::write(file, metadata, tensors);
 }
 
 const gguf::BlockType& gguf_type_for(const gguf::BlockType& wanted, int64_t in) {

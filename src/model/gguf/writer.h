@@ -23,8 +23,8 @@ using GgufContents = std::map<std::string, GgufContent>;
 // vectors and routers in f32. Linears that the checkpoint has in packed form must be among `given`.
 // `tokenizer` is added to the metadata of the config. Error{unsupported} for an architecture or config that
 // GGUF cannot say, or experts of one layer that are not of one type; Error{io}.
-void write_gguf(const Checkpoint&, const std::filesystem::path& file, const GgufContents& given,
-                const gguf::Metadata& tokenizer);
+WrittenFile write_gguf(const Checkpoint&, const std::filesystem::path& file, const GgufContents& given,
+                       const gguf::Metadata& tokenizer);
 
 // The type a linear gets in place of `wanted` where its K inputs are no whole blocks: K-quants fall back to
 // the simple blocks of the next width, those to f16, as in llama.cpp.

@@ -18,6 +18,7 @@
 #include "src/core/rng.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
+#include "src/model/synth/synth_configs.h"
 #include "src/model/synth/synth_shapes.h"
 
 namespace fewbit {
@@ -237,16 +238,16 @@ void write_tokens(const fs::path& dir, const ModelSpec& spec, const SynthOptions
 
 int64_t synthesize(const fs::path& dir, const SynthOptions& options,
                    const std::function<void(int64_t done, int64_t total)>& progress) {
-  const SynthShape* shape = options.config.empty() ? &synth_shape(options.preset) : nullptr;
-  if (!shape && options.layers != 0)
-    fail(ErrorKind::usage,
-         "layers: a config of your own says how many; expected 0, found " + std::to_string(options.layers));
-  if (options.layers < 0)
-    fail(ErrorKind::usage, "layers: expected at least 1, or 0 for all, found " + std::to_string(options.layers));
-  const std::string plain =
-      shape ? synth_config(*shape, options.layers > 0 ? options.layers : shape->layers) : options.config;
-  const ModelSpec spec = build_spec(ConfigView::parse(plain, shape ? "preset " + options.preset : "config"));
+  const bool preset = options.config.empty();
+  for (const auto& [what, count] : {std::pair{"layers", options.layers}, {"experts", options.experts}}) {
+    if (!preset && count != 0)
+      fail(ErrorKind::usage, fmt::format("{}: a config of your own says how many; expected 0, found {}", what, count));
+    if (count < 0) fail(ErrorKind::usage, fmt::format("{}: expected at least 1, or 0 for all, found {}", what, count));
+  }
+  const std::string plain = preset ? synth_preset_config(options) : options.config;
+  const ModelSpec spec = build_spec(ConfigView::parse(plain, preset ? "preset " + options.preset : "config"));
   if (options.tokens > 0) window_length(spec, options);  // refused before anything is written
+  synth_format(options.format);
   const auto writer = container_safetensors.create(dir, {.shard_bytes = options.shard_bytes});
   Synthesizer synth(*writer, spec, options);
   synth.run(progress);
@@ -255,7 +256,8 @@ int64_t synthesize(const fs::path& dir, const SynthOptions& options,
   ordered_json config = ordered_json::parse(plain);
   if (const std::string text = synth.quantization_config(); !text.empty())
     config["quantization_config"] = ordered_json::parse(text);
-  if (shape) write_text(dir / "generation_config.json", synth_generation_config(*shape));
+  if (preset && !find_published(options.preset))
+    write_text(dir / "generation_config.json", synth_generation_config(synth_shape(options.preset)));
   write_text(dir / "config.json", config.dump(2));  // last: with it the folder is a checkpoint
   return synth.bytes();
 }

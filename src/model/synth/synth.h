@@ -22,11 +22,16 @@ struct SynthOptions {
   std::string config{};         // instead of a preset: the text of a config.json, of any family
   std::string format = "bf16";  // a checkpoint format; formats that pack get int4 g128 sym in every linear
   int64_t layers = 0;           // 0 = as many as the model has
+  int64_t experts = 0;          // of a mixture; 0 = as many as it has
   uint64_t seed = 0;
   int64_t shard_bytes = int64_t{5} << 30;
   int64_t tokens = 0;   // > 0: also calibration.safetensors, so many random ids as input_ids [windows, seq_len] i32
   int64_t seq_len = 0;  // of its windows; 0 = 2048, at most the model's positions. What fills no window is left out
 };
+
+// The config.json of a preset, cut to `layers` and `experts`, as JSON text. Error{usage} for an unknown preset, for
+// experts of a model that has none, and for more of them than it has.
+std::string synth_preset_config(const SynthOptions& options);
 
 // Writes config.json, generation_config.json and safetensors shards into `dir` and returns the bytes of all
 // tensors. Every value is a function of (seed, tensor name, element). Dense weights are bf16 of standard

@@ -3,7 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/error.h"
+#include "src/core/text/nearest.h"
 #include "src/model/family.h"
+#include "src/model/synth/synth_configs.h"
 
 namespace fewbit {
 
@@ -132,17 +134,16 @@ const SynthShape kShapes[] = {
 std::vector<SynthPreset> synth_presets() {
   std::vector<SynthPreset> out;
   for (const SynthShape& s : kShapes) out.push_back(s.preset);
+  for (const SynthPublished& p : published_presets()) out.push_back(p.preset);
   return out;
 }
 
 const SynthShape& synth_shape(const std::string& name) {
-  std::string known;
-  for (const SynthShape& s : kShapes) {
+  for (const SynthShape& s : kShapes)
     if (s.preset.name == name) return s;
-    known += ' ';
-    known += s.preset.name;
-  }
-  fail(ErrorKind::usage, "no preset \"" + name + "\"; known:" + known);
+  std::vector<std::string_view> known;
+  for (const SynthPreset& p : synth_presets()) known.push_back(p.name);
+  fail(ErrorKind::usage, unknown_name("--preset", name, known));
 }
 
 std::string synth_config(const SynthShape& s, int64_t layers) {

@@ -1,7 +1,6 @@
 #include "src/quant/convert/convert.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -10,12 +9,18 @@
 #include "formats/guarded_json.h"
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
+#include "formats/shards.h"
+#include "src/core/file_io.h"
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/convert/convert_plan.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/output/companions.h"
+#include "src/quant/output/digests.h"
 #include "src/quant/output/gguf_output.h"
+#include "src/quant/output/out_folder.h"
 
 namespace fewbit {
 namespace {
@@ -23,34 +28,35 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// A folder of another name beside OUT, which goes unless it becomes OUT.
+// OUT.partial, owned as a run owns it: one that is killed leaves a folder that the next start takes over, and two
+// conversions never share an OUT. It goes with the object.
 class Unfinished {
  public:
-  explicit Unfinished(const fs::path& out) : out_(out) {
-    const fs::path whole = fs::absolute(out).lexically_normal();
-    const fs::path clean = whole.has_filename() ? whole : whole.parent_path();
-    dir_ = clean.parent_path() / fmt::format(".{}.{}.tmp", clean.filename().string(), ::getpid());
+  explicit Unfinished(const fs::path& out) : out_(place_of(out)), folder_(RunFolder::claim(partial_of(out))) {
+    if (holds_work(folder_.dir()))
+      fail(ErrorKind::usage, fmt::format("{} holds an unfinished run of quantize; go on with it by --resume, or choose "
+                                         "another OUT",
+                                         folder_.dir().string()));
+    folder_.wipe();
+    folder_.keep(false);
     std::error_code ec;
-    fs::create_directories(dir_, ec);
-    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir_.string(), ec.message()));
+    fs::create_directory(dir(), ec);
+    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir().string(), ec.message()));
   }
-  ~Unfinished() {
-    std::error_code ignored;
-    if (!dir_.empty()) fs::remove_all(dir_, ignored);
-  }
-  Unfinished(const Unfinished&) = delete;
-  Unfinished& operator=(const Unfinished&) = delete;
 
-  const fs::path& dir() const { return dir_; }
-  void finish() {
+  fs::path dir() const { return folder_.dir() / kBuilt; }
+  void finish(bool force) {
+    sync_tree(dir());
     std::error_code ec;
-    fs::rename(dir_, out_, ec);
-    if (ec) fail(ErrorKind::io, fmt::format("{}: cannot rename to {}: {}", dir_.string(), out_.string(), ec.message()));
-    dir_.clear();
+    if (force && fs::exists(out_, ec))
+      put_in_place_of(dir(), out_, folder_.dir() / "replaced");
+    else
+      put_in_place(dir(), out_);
   }
 
  private:
-  fs::path out_, dir_;
+  fs::path out_;
+  RunFolder folder_;
 };
 
 // Writes the tensors of one conversion to safetensors and counts them.
@@ -60,14 +66,15 @@ class Writing {
       : c_(c),
         job_(job),
         plan_(plan),
-        writer_(container_safetensors.create(dir, WriterOptions{.shard_bytes = job.shard_bytes})) {
+        writer_(create_with_digests(dir, WriterOptions{.shard_bytes = job.shard_bytes}, files_)) {
     for (const NamedDense& t : dense_tensors_of(c.spec))
       if (t.below == 0) known_.insert(t.name);  // integers stay
     for (const NamedLinear& l : c.linears()) known_.insert(l.name + ".weight");
     known_.insert("lm_head.weight");  // also where it is tied, and stored nevertheless
   }
 
-  int64_t run() {
+  // The digests of what it wrote.
+  std::vector<WrittenFile> run() {
     if (job_.target.format->stacked || job_.target.dense)
       for (int64_t layer = 0; layer < c_.spec.layers; ++layer)
         for (ExpertStack& s : turned_stacks_of(c_.spec, layer)) find_stack(std::move(s));
@@ -80,8 +87,9 @@ class Writing {
     }
     if (plan_.summary.fp8_kv_cache) add_kv_scales();
     writer_->finish();
-    return bytes_;
+    return std::move(files_);
   }
+  int64_t bytes() const { return bytes_; }
 
  private:
   void add(const std::string& name, ConstTensorView t) {
@@ -168,6 +176,7 @@ class Writing {
   const Checkpoint& c_;
   const ConvertJob& job_;
   const ConvertPlan& plan_;
+  std::vector<WrittenFile> files_{};
   std::unique_ptr<CheckpointWriter> writer_;
   std::set<std::string> known_;
   std::vector<ExpertStack> stacks_{};
@@ -175,12 +184,12 @@ class Writing {
   int64_t bytes_ = 0;
 };
 
-// The report of the `quantize` run that made MODEL, told of what became of it; null where there is none or
+// The report of the `quantize` run that made MODEL, told of what became of it. Without linears where there is none or
 // where it no longer says anything about the weights.
-Json report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, int64_t bytes) {
-  const fs::path path = job.model / "quant_report.json";
-  Json report = ordered_json_or_discarded(text_of(path), kTableJson);
-  if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty()) return nullptr;
+Json linears_report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan) {
+  Json report = ordered_json_or_discarded(text_of(job.model / "quant_report.json"), kTableJson);
+  if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty())
+    return {{"linears", Json::array()}};
   for (const NamedLinear& end : ends_of(c.spec))  // written as floats where the format packs no ends
     if (!plan.summary.linears.count(end.name))
       report["linears"].erase(std::remove_if(report["linears"].begin(), report["linears"].end(),
@@ -192,10 +201,25 @@ Json report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& pl
     l["packing"] = f->second.packing->name;
     l["hash"] = plan.hashes.at(f->first);
   }
-  report["out"] = job.out.string();
-  report["out_bytes"] = bytes;
-  report["converted_from"] = c.format;
   return report;
+}
+
+// The same, with what every report says: where the checkpoint comes from, and the digests of all of it.
+std::string report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done,
+                      const std::vector<WrittenFile>& files, const fs::path& dir) {
+  Json report = linears_report_of(c, job, plan);
+  report["schema"] = kReportSchema;
+  report["out"] = job.out.string();
+  report["out_bytes"] = done.bytes;
+  report["converted_from"] = c.format;
+  report["made_by"] = job.command;
+  report["made_from"] = Json::parse(origin_json(job.model, read_sources(job.model, {.user = job.user})));
+  report["config"] = Json::parse(model_config_json(dir));
+  report["tensors"] = Json::object();
+  for (const WrittenFile& f : files)
+    for (const auto& [name, digest] : f.tensors) report["tensors"][name] = digest;
+  report["companions"] = companion_digests(dir, files);
+  return report.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 // As the report of MODEL has it: the same codes have the same.
@@ -205,8 +229,10 @@ std::string perplexity_before(const ConvertJob& job) {
   if (!report.is_object() || !report.contains("perplexity"))
     return "not measured; `evaluate perplexity` prints it with its standard error";
   const Json& p = report["perplexity"];
-  return fmt::format("{:.4f} ± {:.4f} before the conversion ({}, {} windows of {} tokens)", p.value("perplexity", 0.0),
-                     p.value("stderr", 0.0), p.value("data", ""), p.value("windows", 0), p.value("context", 0));
+  const Json error = p.value("stderr", Json());
+  return fmt::format("{} before the conversion ({}, {} windows of {} tokens)",
+                     with_error(p.value("perplexity", 0.0), error.is_number() ? error.get<double>() : kNoError, 4),
+                     p.value("data", ""), p.value("windows", 0), p.value("context", 0));
 }
 
 std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done) {
@@ -225,21 +251,22 @@ std::string card_of(const Checkpoint& c, const ConvertJob& job, const ConvertPla
 }
 
 void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const ConvertReport& done,
-                  const fs::path& dir) {
+                  const std::vector<WrittenFile>& files, const fs::path& dir) {
   write_config(c, *job.target.format, plan.summary, job.target.dense, dir);
   copy_companions(job.model, dir);
   if (!job.target.format->gguf) write_gguf_tokenizer(c, dir);
   const fs::path source = fs::is_directory(job.model) ? job.model / "README.md" : fs::path();
   write_text(dir / "README.md", above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_of(source)));
-  if (const Json report = report_of(c, job, plan, done.bytes); report.is_object())
-    write_text(dir / "quant_report.json", report.dump(1) + "\n");
+  write_text(dir / "quant_report.json", report_of(c, job, plan, done, files, dir));
+  write_checksums(dir, files);
 }
 
-void write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& file,
-                     ConvertReport& done) {
-  convert_to_gguf(c, file, plan.summary, job.target.blocks,
-                  [&](size_t i, size_t n) { convert_step(job, "writing", i, n); });
-  done.bytes = static_cast<int64_t>(fs::file_size(file));
+WrittenFile write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& file,
+                            ConvertReport& done) {
+  WrittenFile written = convert_to_gguf(c, file, plan.summary, job.target.blocks,
+                                        [&](size_t i, size_t n) { convert_step(job, "writing", i, n); });
+  done.bytes = File::read(file).size();
+  return written;
 }
 
 }  // namespace
@@ -264,14 +291,17 @@ ConvertReport convert(const Checkpoint& c, const ConvertJob& job) {
     return done;
   }
   Unfinished unfinished(job.out);
+  std::vector<WrittenFile> files;
   if (job.target.format->gguf) {
-    write_gguf_file(c, job, plan, unfinished.dir() / "model.gguf", done);
+    files = {write_gguf_file(c, job, plan, unfinished.dir() / "model.gguf", done)};
     done.out = (job.out / "model.gguf").string();
   } else {
-    done.bytes = Writing(c, job, plan, unfinished.dir()).run();
+    Writing writing(c, job, plan, unfinished.dir());
+    files = writing.run();
+    done.bytes = writing.bytes();
   }
-  write_beside(c, job, plan, done, unfinished.dir());
-  unfinished.finish();
+  write_beside(c, job, plan, done, files, unfinished.dir());
+  unfinished.finish(job.force);
   return done;
 }
 

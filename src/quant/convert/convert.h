@@ -26,7 +26,9 @@ struct ConvertJob {
   ConvertTarget target{};
   std::filesystem::path model{};           // as the user gave it: the folder whose files travel along
   std::filesystem::path out{};             // a folder; of gguf also a .gguf file
+  std::filesystem::path user{};            // folder of the records of read models (sources.h), or ""
   std::string command{};                   // for the model card
+  bool force = false;                      // replace an OUT that exists, when the new one is whole
   int64_t shard_bytes = 0;                 // a new shard begins before this would be exceeded
   std::function<bool()> stop_requested{};  // asked between linears
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done

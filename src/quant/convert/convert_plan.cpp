@@ -8,6 +8,7 @@
 
 #include "formats/kv_scales.h"
 #include "formats/same_codes.h"
+#include "src/core/files/command_line.h"
 #include "src/core/half.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
@@ -167,7 +168,8 @@ ConvertPlan plan_conversion(const Checkpoint& c, const ConvertJob& job) {
 
 void convert_step(const ConvertJob& job, const char* phase, size_t done, size_t total) {
   if (job.stop_requested && job.stop_requested())
-    fail(ErrorKind::stopped, "stopped; nothing was written to " + job.out.string());
+    fail(ErrorKind::stopped,
+         fmt::format("stopped; nothing was written to {}: start it again by: {}", job.out.string(), this_command()));
   if (job.progress) job.progress(phase, static_cast<double>(done) / static_cast<double>(std::max<size_t>(total, 1)));
 }
 

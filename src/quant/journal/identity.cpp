@@ -5,7 +5,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "kernels/cpu/arithmetic.h"
 #include "src/core/digest.h"
+#include "src/core/strings.h"
 
 namespace fewbit {
 namespace {
@@ -28,6 +30,18 @@ std::string recipes_digest(const QuantPlan& plan) {
   return digest_of(all);
 }
 
+constexpr const char* kBlas = "BLAS kernels";
+
+// How to have the BLAS choose as it did then; "" where that is not what differs.
+std::string set_alike(const Json& then, const Json& now) {
+  constexpr std::string_view kBefore = "OpenBLAS ";
+  if (!then.contains(kBlas) || !now.contains(kBlas) || then[kBlas] == now[kBlas] || !then[kBlas].is_string()) return "";
+  const auto name = then[kBlas].get<std::string>();
+  return starts_with(name, kBefore) ? fmt::format("; OPENBLAS_CORETYPE={} in front of the command gives those of then",
+                                                  name.substr(kBefore.size()))
+                                    : "";
+}
+
 std::string value_in_words(const Json& object, const std::string& key) {
   if (!object.contains(key)) return "without";
   const Json& v = object[key];
@@ -48,7 +62,9 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             {"seq_len", w.length},
             {"calibration", digest_of({reinterpret_cast<const char*>(w.ids.data()), w.ids.size() * sizeof(int32_t)})},
             {"dtype", name_of(job.dtype)},
-            {"device", ex.on_cuda() ? "cuda" : "cpu"},
+            // Last bits depend on the kind of GPU, and on the kernels that the BLAS takes for the processor.
+            {"device", ex.on_cuda() ? ex.device_name() : "cpu"},
+            {kBlas, ex.on_cuda() ? "none" : cpu_arithmetic()},
             {"seed", job.seed},
             {"allow-rtn", job.allow_rtn}};
   if (!job.dropped.empty()) j["dropped tensors"] = job.dropped;
@@ -68,7 +84,7 @@ std::string difference(const std::string& then, const std::string& now) {
     if (!a.contains(key) || a[key] != value) name(key);
   for (const auto& [key, value] : a.items())
     if (!b.contains(key)) name(key);
-  return s;
+  return s + set_alike(a, b);
 }
 
 }  // namespace fewbit

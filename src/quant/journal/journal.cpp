@@ -53,6 +53,7 @@ struct Sealed {
   std::string digest;
   std::vector<LinearRecord> linears;  // of a block
   int64_t covered = 0;                // by a shard and those before: the first so many blocks
+  WrittenFile written{};              // a shard's digests
 };
 
 // Nothing where it is another record. Its digest was right, so that a shape that it should not have means a hand at
@@ -64,10 +65,13 @@ std::optional<Sealed> sealed_from(const std::string& record) {
     Sealed s{
         .shard = j.contains("shard"), .number = 0, .bytes = j.at("bytes"), .digest = j.at("digest"), .linears = {}};
     j.at(s.shard ? "shard" : "layer").get_to(s.number);
-    if (s.shard)
+    if (s.shard) {
       j.at("blocks").get_to(s.covered);
-    else
+      j.at("sha256").get_to(s.written.sha256);
+      j.at("tensors").get_to(s.written.tensors);
+    } else {
       for (const Json& l : j.at("linears")) s.linears.push_back(linear_record_from_json(l.dump()));
+    }
     return s;
   } catch (const Json::exception&) {
     return std::nullopt;
@@ -166,7 +170,7 @@ void Journal::load(const std::string& identity) {
     if (!kept.have(s)) continue;
     text += line_of(log.records[i + 1]);
     if (s.shard)
-      shards_.push_back(s.covered);
+      shards_.push_back(s.covered), written_.push_back(std::move(s.written));
     else
       blocks_.push_back(std::move(s.linears));
   }
@@ -246,7 +250,7 @@ CheckpointIndex Journal::open_block(int64_t layer) const {
   return all;
 }
 
-void Journal::seal_shard(int64_t blocks) {
+void Journal::seal_shard(int64_t blocks, WrittenFile written) {
   FEWBIT_ASSERT(blocks >= covered_blocks());
   const fs::path file = shard_file(shards());
   sync_file(file);
@@ -255,15 +259,24 @@ void Journal::seal_shard(int64_t blocks) {
   append(Json{{"shard", shards()},
               {"bytes", static_cast<int64_t>(fs::file_size(file))},
               {"digest", digest_of_file(file)},
-              {"blocks", blocks}}
+              {"blocks", blocks},
+              {"sha256", written.sha256},
+              {"tensors", written.tensors}}
              .dump());
   shards_.push_back(blocks);
+  written_.push_back(std::move(written));
   drop_covered();
 }
 
 void Journal::drop_covered() {
   std::error_code ec;
   for (int64_t layer = 0; layer < covered_blocks(); ++layer) fs::remove_all(block_file(layer).parent_path(), ec);
+}
+
+std::vector<WrittenFile> Journal::written_shards() const {
+  std::vector<WrittenFile> named = written_;
+  for (size_t k = 0; k < named.size(); ++k) named[k].name = shard_name(k, named.size());
+  return named;
 }
 
 void Journal::name_shards() {

@@ -11,6 +11,7 @@
 
 #include "formats/container.h"
 #include "formats/packing.h"
+#include "formats/written_file.h"
 #include "src/quant/journal/run_folder.h"
 #include "src/quant/output/report.h"
 
@@ -46,8 +47,9 @@ class Journal {
   std::filesystem::path shard_file(int64_t shard) const;
   int64_t covered_blocks() const { return shards_.empty() ? 0 : shards_.back(); }  // the first so many lie in shards
   // The next shard is written, and all of the first `blocks` blocks lie in it and in those before: makes it safe on the
-  // disk, records it and removes the files of these blocks.
-  void seal_shard(int64_t blocks);
+  // disk, records it with the digests of `written` and removes the files of these blocks.
+  void seal_shard(int64_t blocks, WrittenFile written);
+  std::vector<WrittenFile> written_shards() const;  // under the names that name_shards() gives
   // The names that readers look for; a run that goes on after this takes them back.
   void name_shards();
 
@@ -64,7 +66,8 @@ class Journal {
   RunFolder* folder_ = nullptr;  // null: writes nothing
   std::optional<File> log_{};
   std::vector<std::vector<LinearRecord>> blocks_;
-  std::vector<int64_t> shards_;  // of each: the blocks that lie in it and in those before
+  std::vector<int64_t> shards_;       // of each: the blocks that lie in it and in those before
+  std::vector<WrittenFile> written_;  // the same shards
   std::string note_;
 };
 

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOwner = "owner";
-constexpr int kFormat = 1;              // of the folder: mark, journal, block files
+constexpr int kFormat = 2;              // of the folder: mark, journal, block files
 constexpr int64_t kMaxMark = 64 << 10;  // larger is not ours
 constexpr int kTries = 100;
 

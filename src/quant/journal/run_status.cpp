@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "formats/guarded_json.h"
+#include "src/core/files/command_line.h"
 #include "src/core/host_memory.h"
 #include "src/quant/journal/journal.h"
 
@@ -30,23 +31,6 @@ std::string text_in(const fs::path& file) {
   std::ostringstream all;
   all << in.rdbuf();
   return all.str();
-}
-
-std::string shell_word(const std::string& word) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+.,:/@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
-  std::string s = "'";
-  for (const char ch : word) s += ch == '\'' ? std::string("'\\''") : std::string(1, ch);
-  return s + "'";
-}
-
-// The command line of this process, to go on with what it began; "" where the system does not tell.
-std::string resume_command() {
-  std::istringstream words(text_in("/proc/self/cmdline"));
-  std::string s;
-  for (std::string word; std::getline(words, word, '\0');)
-    if (word != "--restart" && word != "--resume") s += shell_word(word) += ' ';
-  return s.empty() ? s : s + "--resume";
 }
 
 int64_t bytes_in(const fs::path& folder) {

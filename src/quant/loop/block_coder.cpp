@@ -1,6 +1,9 @@
 #include "src/quant/loop/block_coder.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "formats/container.h"
@@ -62,6 +65,7 @@ void BlockCoder::for_each(const Group& group,
   for (const LinearDef& def : group.items) {
     const PlannedLinear& p = plan_of(def);
     if (p.keep) continue;
+    if (job_.check_stop) job_.check_stop();
     if (p.lossless && !p.calibrates_input) {
       take(def, p, nullptr);
       continue;
@@ -216,8 +220,19 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
       const std::optional<double> loss = r.loss > 0 ? std::optional<double>(r.loss) : std::nullopt;
       measure(ex_, w, coded.linear, stats, coded.record, rows, loss);
     });
+  need_finite(coded.record);
   coded.record.seconds = timer.seconds();
   return coded;
+}
+
+// What overflows, or what a device computes wrongly, shows in the error of the linear's outputs.
+void BlockCoder::need_finite(const LinearRecord& r) const {
+  if (job_.allow_nonfinite || std::isfinite(r.rel_error)) return;
+  fail(ErrorKind::numeric,
+       fmt::format(
+           "{}: NaN or infinity in its inputs or outputs, quantized by \"{}\"{}; the model overflows in --dtype {}, "
+           "or the device computes wrongly",
+           r.name, r.recipe, r.rung.empty() ? "" : ", rung " + r.rung, name_of(job_.dtype)));
 }
 
 // The model's own codes, on the grid of the plan. Every rank reads them.
@@ -285,6 +300,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
   coded.record.hash = e.hash;
   phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record, rows); });
+  need_finite(coded.record);
   if (ranks_.rank() == 0) add(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
   return std::move(e.values);

@@ -28,7 +28,7 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
   squared_error(ex, full, {}, rows);
   const double signal = sum_of(ex, rows);
   squared_error(ex, full, rounded, rows);
-  return signal > 0 ? std::sqrt(sum_of(ex, rows) / signal) : 0;
+  return signal <= 0 ? 0 : std::sqrt(sum_of(ex, rows) / signal);  // NaN stays NaN
 }
 
 }  // namespace
@@ -43,7 +43,7 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
   };
   const double energy = total({}), error = total(taken);
   record.sqnr_db = error > 0 ? 10 * std::log10(energy / error) : std::numeric_limits<double>::max();
-  record.rel_error = energy > 0 ? std::sqrt(error / energy) : 0;
+  record.rel_error = energy <= 0 ? 0 : std::sqrt(error / energy);
   if (!stats) return;
   if (rounding && stats->sample) {
     record.rel_error = output_error(ex, w, values, *rounding, stats->sample);
@@ -54,12 +54,12 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
     return rows.sum_of(ex, by_row);
   };
   const double signal = output(ex.alloc_zeros(DType::f32, mine.shape), LossSums::f32);
-  if (!(signal > 0)) {
+  if (signal <= 0) {  // NaN goes on, and stays NaN
     record.rel_error = 0;
     return;
   }
   const double noise = loss ? *loss * static_cast<double>(stats->tokens) : output(taken, LossSums::f64);
-  record.rel_error = std::sqrt(std::max(0.0, noise) / signal);
+  record.rel_error = std::sqrt(std::max(noise, 0.0) / signal);
 }
 
 void measure(Exec& ex, const Tensor& w, const QuantizedLinear& codes, const InputStats* stats, LinearRecord& record,

@@ -8,6 +8,9 @@
 #include "src/quant/journal/read_model.h"
 #include "src/quant/journal/run_status.h"
 #include "src/quant/loop/block_loop.h"
+#include "src/quant/loop/determinism.h"
+#include "src/quant/loop/run_ends.h"
+#include "src/quant/output/digests.h"
 #include "src/quant/output/out_folder.h"
 #include "src/quant/output/output.h"
 #include "src/quant/transform.h"
@@ -26,6 +29,8 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
                       const QuantJob& job) {
   QuantReport r;
   r.recipe = job.recipe;
+  r.made_by = job.command;
+  r.made_from = origin_json(c.dir, job.sources);
   r.note = job.note;
   r.model = c.dir.string();
   r.out = job.out.string();
@@ -45,17 +50,6 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   return r;
 }
 
-// What a stop leaves, and how to go on.
-std::string kept_of(const Journal& journal) {
-  std::error_code ec;
-  const bool sampled = std::filesystem::exists(journal.dir() / kSampled, ec);
-  if (journal.sealed_blocks() == 0 && !sampled) return "nothing was kept: run the same command again";
-  return fmt::format(
-      "{} are kept in {}: run the same command with --resume",
-      journal.sealed_blocks() == 0 ? "the sampled texts" : fmt::format("{} blocks", journal.sealed_blocks()),
-      journal.dir().string());
-}
-
 // Everything up to the last sealed block, and every shard that is full by then.
 void run_blocks(BlockLoop& loop, const Journal& journal, OutShards* shards, const Checkpoint& c, const QuantJob& job) {
   const int64_t replayed = journal.sealed_blocks();
@@ -63,8 +57,7 @@ void run_blocks(BlockLoop& loop, const Journal& journal, OutShards* shards, cons
     tell(job, c.spec, static_cast<double>(layer));
     if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested())) {
       loop.settle();  // what is computed is kept
-      fail(ErrorKind::stopped,
-           fmt::format("stopped before block {} of {}; {}", layer, c.spec.layers, kept_of(journal)));
+      fail(ErrorKind::stopped, fmt::format("stopped before block {} of {}", layer, c.spec.layers));
     }
     loop.block(layer);
     if (shards) loop.behind("write", [shards] { shards->advance(); });
@@ -137,12 +130,25 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, con
   report.planned_host_bytes = plan.memory.host;
 }
 
-// A disk that is full, or gone, ends a run of which sealed blocks remain.
-[[noreturn]] void say_what_is_kept(const Error& e, const Journal& journal) {
-  if (e.kind() != ErrorKind::io || journal.sealed_blocks() == 0) throw;
-  fail(ErrorKind::io,
-       fmt::format("{}; {} blocks are kept in {}: when that is mended, run the same command with --resume", e.what(),
-                   journal.sealed_blocks(), journal.dir().string()));
+void add_note(QuantReport& report, const std::string& note) {
+  if (!note.empty()) report.note += (report.note.empty() ? "" : "; ") + note;
+}
+
+// All blocks. A device that runs out of memory half-way is asked for less, and the blocks that are sealed are replayed:
+// products have the same shapes, so that the bits are the same. `plan` must outlive the loop.
+void run_all_blocks(std::optional<BlockLoop>& loop, const std::function<void()>& begin, const Journal& journal,
+                    OutShards* shards, const Checkpoint& c, const QuantJob& job, QuantPlan& plan, QuantReport& report) {
+  for (;;) try {
+      begin();
+      return run_blocks(*loop, journal, shards, c, job);
+    } catch (const Error& e) {
+      if (e.kind() != ErrorKind::memory || !job.ranks->alone()) throw;
+      loop.reset();
+      const std::string less = keep_less(plan.memory);
+      if (less.empty()) throw;
+      add_note(report,
+               fmt::format("{} in block {}, which was begun again with {}", e.what(), journal.sealed_blocks(), less));
+    }
 }
 
 }  // namespace
@@ -170,7 +176,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     run_blocks(loop, journal, nullptr, c, job);
     return report;
   }
-  if (!journal.note().empty()) report.note += (report.note.empty() ? "" : "; ") + journal.note();
+  add_note(report, journal.note());
   if (plan.time && journal.sealed_blocks() == 0) {  // the plan counts every block
     report.planned_seconds = plan.time->phases;
     report.planned_total_seconds = plan.time->seconds;
@@ -185,20 +191,27 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   if (!plan.format->gguf) shards.emplace(c, plan, journal, job.shard_bytes);
   OutShards* const each = shards ? &*shards : nullptr;
   std::optional<BlockLoop> loop;
+  QuantPlan now = plan;
   try {
-    loop.emplace(ex, c, plan, windows, watched_job, journal);
-    run_blocks(*loop, journal, each, c, watched_job);
+    if (job.check_determinism) check_determinism(ex, c, plan, windows, job, *folder);
+    const auto begin = [&] { loop.emplace(ex, c, now, windows, watched_job, journal); };
+    run_all_blocks(loop, begin, journal, each, c, watched_job, now, report);
     add_loop(ex, *loop, journal, plan, report);
+    loop.reset();
     report.seconds = timer.seconds();
     status.entered("write");
     if (job.progress) job.progress("writing the checkpoint", 0);
+    const Stopwatch writing;
+    write_output(c, plan, journal, each, report);
+    report.phases["write"] += writing.seconds();
+    if (job.measure) job.measure(folder->dir() / kBuilt, report);
     const Stopwatch ending;
-    write_output(c, plan, journal, each, job, report);
+    write_report(c, plan, job, report, folder->dir() / kBuilt);
     publish(journal, job, *folder);
     report.phases["write"] += ending.seconds();
-  } catch (const Error& e) {
+  } catch (const std::exception&) {
     loop.reset();  // what it writes beside itself is on the disk then
-    say_what_is_kept(e, journal);
+    say_what_is_kept(std::current_exception(), journal, c.spec);
   }
   report.seconds = timer.seconds();
   return report;

@@ -12,6 +12,8 @@
 
 namespace fewbit {
 
+struct QuantReport;
+
 struct QuantJob {
   std::string recipe{};   // as the user gave it, for the report
   std::string command{};  // that makes the same checkpoint again, for the model card
@@ -27,11 +29,15 @@ struct QuantJob {
   bool force = false;                 // replace an existing OUT
   bool resume = false;                // go on where OUT.partial stopped
   bool restart = false;               // remove what an unfinished run left in OUT.partial
+  bool check_determinism = false;     // quantize a block twice first
   std::vector<SourceFile> sources{};  // of the model (read_model.h); a pipeline without them reads it itself
   bool overlaps = true;               // packs and writes beside the computation; the bytes are the same without
   int64_t shard_bytes = int64_t{5} << 30;
-  const Ranks* ranks = &one_process();     // that share the run; the bytes of OUT do not depend on them
+  const Ranks* ranks = &one_process();  // that share the run; the bytes of OUT do not depend on them
+  // Looks at the finished checkpoint before it becomes OUT, and tells the report of it.
+  std::function<void(const std::filesystem::path& built, QuantReport&)> measure{};
   std::function<bool()> stop_requested{};  // asked between blocks
+  std::function<void()> check_stop{};      // asked between linears; throws Error{stopped} to end the run there
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
   std::function<void(const std::string& phase)> entered{};           // a phase of the report begins
 };

@@ -10,6 +10,7 @@
 #include "src/core/file_io.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
+#include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -65,6 +66,23 @@ Windows sample_calibration(Exec& ex, const Checkpoint& c, DType dtype, int64_t s
     }
   }
   return w;
+}
+
+double price_of_sampling(Exec& ex, const Checkpoint& c, DType dtype, int64_t samples, int64_t length, double limit) {
+  const int64_t batch = std::min(samples, kBatch);
+  const double steps = static_cast<double>(((samples + batch - 1) / batch * (length - 1)));
+  const double rate = ex.on_cuda() ? 10e12 : 1e12;  // bytes a second, above any device of its kind
+  const double at_least = steps * static_cast<double>(parameter_count(c.spec) * bytes_of(dtype)) / rate;
+  if (at_least >= limit) return at_least;
+  constexpr int kTimed = 16;
+  Engine engine(ex, c, {.load = {.dtype = dtype}, .batch = batch, .capacity = std::max<int64_t>(length, kTimed + 2)});
+  const std::vector<int32_t> ids(static_cast<size_t>(batch), 0);
+  const Tensor next = ex.to_device(Tensor::host_from<int32_t>(DType::i32, {batch}, ids));
+  ex.to_host(engine.prefill(ids));
+  ex.to_host(engine.decode(next));  // the first one is recorded
+  const Stopwatch watch;
+  for (int i = 0; i < kTimed; ++i) ex.to_host(engine.decode(next));
+  return steps * watch.seconds() / kTimed;
 }
 
 std::string refuse_to_sample(const Checkpoint& c, DType dtype, int64_t samples, int64_t length,

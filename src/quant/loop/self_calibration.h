@@ -18,6 +18,10 @@ namespace fewbit {
 Windows sample_calibration(Exec&, const Checkpoint&, DType dtype, int64_t samples, int64_t length, uint64_t seed,
                            const std::function<void(double)>& progress = {});
 
+// Seconds that this would take: of 16 steps that are timed, with the model loaded for it. At least `limit` where
+// already reading the weights once a step at a rate that no device reaches takes longer; nothing is loaded then.
+double price_of_sampling(Exec&, const Checkpoint&, DType dtype, int64_t samples, int64_t length, double limit);
+
 // "" where the model and the cache of its samples fit the limits; else one line that says what to do instead.
 std::string refuse_to_sample(const Checkpoint&, DType dtype, int64_t samples, int64_t length, const MemoryLimits&,
                              bool on_gpu);

@@ -228,7 +228,7 @@ const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const
     const Tensor column = upload(ex, order.column);
     if (!natural) permute(ex, mended.h(), column, column, cache.r);
     const ConstTensorView h = natural ? ConstTensorView(mended.h()) : cache.r.view();
-    cache.ok = factorize(ex, h, rung.damp * p.lambda, rung.precision, cache.r).ok();
+    cache.ok = factorize(ex, h, rung.damp * p.lambda, rung.precision, cache.r, job.rows->panels()).ok();
     if (!cache.ok) cache.r.reset();
   }
   return cache.ok ? &cache.r : nullptr;

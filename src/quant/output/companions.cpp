@@ -1,11 +1,15 @@
 #include "src/quant/output/companions.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "formats/gguf/file.h"
 #include "formats/guarded_json.h"
+#include "src/core/file_io.h"
+#include "src/core/files/checksums.h"
 #include "src/core/mapped_file.h"
 #include "src/core/strings.h"
 #include "src/text/gguf_tokenizer.h"
@@ -22,7 +26,19 @@ bool travels(const fs::path& file) {
        {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"})
     if (ends_with(name, suffix)) return false;
   if (std::find(std::begin(kSideFiles), std::end(kSideFiles), name) != std::end(kSideFiles)) return false;
-  return name != "config.json" && name != "quant_report.json" && name != "README.md" && name[0] != '.';
+  return name != "config.json" && name != "quant_report.json" && name != "README.md" && name != kChecksumsFile &&
+         name[0] != '.';
+}
+
+// The files of the model's folder that travel; none where it is a file.
+std::vector<fs::path> companions_of(const fs::path& model) {
+  std::vector<fs::path> files;
+  std::error_code ec;
+  if (!fs::is_directory(model, ec)) return files;
+  for (fs::directory_iterator it(model, ec), end; !ec && it != end; it.increment(ec))
+    if (std::error_code unreadable; it->is_regular_file(unreadable) && travels(it->path())) files.push_back(it->path());
+  if (ec) fail(ErrorKind::io, model.string() + ": cannot read the folder: " + ec.message());
+  return files;
 }
 
 // As Hugging Face writes it.
@@ -49,9 +65,9 @@ bool same_experts(const Checkpoint& c, const QuantizationSummary& summary) {
 }  // namespace
 
 void write_text(const fs::path& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, path.string() + ": cannot write");
+  File file = File::with_flags(path, O_WRONLY | O_CREAT | O_TRUNC);
+  if (!file.open()) file.refuse("cannot create");
+  file.append_whole(text);
 }
 
 std::string text_of(const fs::path& path) {
@@ -60,16 +76,17 @@ std::string text_of(const fs::path& path) {
 }
 
 void copy_companions(const fs::path& model, const fs::path& dir) {
-  if (!fs::is_directory(model)) return;
-  for (const auto& entry : fs::directory_iterator(model))
-    if (entry.is_regular_file() && travels(entry.path())) fs::copy_file(entry.path(), dir / entry.path().filename());
+  for (const fs::path& file : companions_of(model)) {
+    std::error_code ec;
+    fs::copy_file(file, dir / file.filename(), ec);
+    if (ec) fail(ErrorKind::io, file.string() + ": cannot copy into " + dir.string() + ": " + ec.message());
+  }
 }
 
 int64_t companion_bytes(const fs::path& model) {
   int64_t bytes = 0;
-  if (!fs::is_directory(model)) return bytes;
-  for (const auto& entry : fs::directory_iterator(model))
-    if (entry.is_regular_file() && travels(entry.path())) bytes += static_cast<int64_t>(entry.file_size());
+  for (const fs::path& file : companions_of(model))
+    if (std::error_code ec; const auto size = fs::file_size(file, ec)) bytes += ec ? 0 : static_cast<int64_t>(size);
   return bytes;
 }
 

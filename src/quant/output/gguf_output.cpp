@@ -22,7 +22,8 @@ Tensor stored_as(const gguf::BlockType& type, Tensor values) {
 
 }  // namespace
 
-void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, const fs::path& file) {
+WrittenFile write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal,
+                              const fs::path& file) {
   GgufContents given;
   std::vector<CheckpointIndex> blocks;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer) blocks.push_back(journal.open_block(layer));
@@ -45,11 +46,11 @@ void write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const Journal
       if (linears.count(name)) continue;
       given[name] = {&gguf::type_f32, [v = block.view(info)] { return float_values(v); }};
     }
-  write_gguf(c, file, given, gguf_tokenizer_of(c));
+  return write_gguf(c, file, given, gguf_tokenizer_of(c));
 }
 
-void convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
-                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
+WrittenFile convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
+                            const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
   GgufContents given;
   const std::vector<NamedLinear> linears = linears_of(c.spec);
   size_t done = 0;
@@ -79,7 +80,7 @@ void convert_to_gguf(const Checkpoint& c, const fs::path& file, const Quantizati
   for (const NamedLinear& l : ends_of(c.spec))
     if (c.packed(l.name))
       given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
-  write_gguf(c, file, given, gguf_tokenizer_of(c));
+  return write_gguf(c, file, given, gguf_tokenizer_of(c));
 }
 
 }  // namespace fewbit

@@ -9,13 +9,13 @@
 namespace fewbit {
 
 // The finished run: linears and rewritten vectors from the sealed blocks, the rest from the model.
-void write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&, const std::filesystem::path& file);
+WrittenFile write_gguf_output(const Checkpoint&, const QuantPlan&, const Journal&, const std::filesystem::path& file);
 
 // A checkpoint as it is. Without `type`, the linears of `codes` keep theirs in the blocks that it says
 // (same_codes.h) and dense ones their float type; with it, every linear is dequantized and stored in that
 // type (blocks are searched without calibration, and fall back where a width does not fit). `step(linears
 // done, in all)` is called before each.
-void convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const QuantizationSummary& codes,
-                     const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step);
+WrittenFile convert_to_gguf(const Checkpoint&, const std::filesystem::path& file, const QuantizationSummary& codes,
+                            const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step);
 
 }  // namespace fewbit

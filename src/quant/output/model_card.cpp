@@ -7,6 +7,7 @@
 #include <map>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/quant/output/companions.h"
 
 namespace fewbit {
@@ -36,8 +37,9 @@ std::string calibration_of(const QuantReport& r) {
 std::string perplexity_of(const QuantReport& r) {
   if (!r.perplexity) return "not measured; `evaluate perplexity` prints it with its standard error";
   const MeasuredPerplexity& p = *r.perplexity;
-  return fmt::format("{:.4f} ± {:.4f}, before {:.4f} ± {:.4f} ({}, {} windows of {} tokens, protocol {}, {})",
-                     p.perplexity, p.stderr_, p.base, p.base_stderr, p.data, p.windows, p.context, p.protocol, p.dtype);
+  return fmt::format("{}, before {} ({}, {} windows of {} tokens, protocol {}, {})",
+                     with_error(p.perplexity, p.stderr_, 4), with_error(p.base, p.base_stderr, 4), p.data, p.windows,
+                     p.context, p.protocol, p.dtype);
 }
 
 std::string ours(const QuantPlan& plan, const QuantJob& job, const QuantReport& r) {

@@ -86,6 +86,7 @@ void OutShards::write(int64_t covered) {
   const fs::path file = journal_.shard_file(journal_.shards());
   std::error_code ec;
   fs::create_directories(file.parent_path(), ec);
+  WrittenFile written;
   {
     std::map<int64_t, CheckpointIndex> blocks;  // closed before their files go, or their room would stay taken
     std::vector<ShardTensor> tensors;
@@ -117,11 +118,11 @@ void OutShards::write(int64_t covered) {
                            [&] { from.files[static_cast<size_t>(at.file)].forget(at.begin, at.bytes); }});
       }
     }
-    write_shard(file, tensors);
+    written = write_shard(file, tensors);
   }
   waiting_.clear();
   waiting_bytes_ = 0;
-  journal_.seal_shard(covered);
+  journal_.seal_shard(covered, std::move(written));
 }
 
 void OutShards::finish() {

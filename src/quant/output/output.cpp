@@ -5,6 +5,7 @@
 #include <set>
 
 #include "src/quant/output/companions.h"
+#include "src/quant/output/digests.h"
 #include "src/quant/output/gguf_output.h"
 #include "src/quant/output/model_card.h"
 
@@ -28,29 +29,29 @@ void remove_all_but_shards(const Journal& journal, const fs::path& dir) {
 
 void write_report(const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, const QuantReport& report,
                   const fs::path& dir) {
-  const auto replace = [&](const char* name, const std::string& text) {
-    write_text(dir / fmt::format(".{}.tmp", name), text);
-    fs::rename(dir / fmt::format(".{}.tmp", name), dir / name);
-  };
-  replace("README.md", model_card(plan, job, report, text_of(c.dir / "README.md")));
-  replace("quant_report.json", to_json(report));
+  write_text(dir / "README.md", model_card(plan, job, report, text_of(c.dir / "README.md")));
+  write_text(dir / "quant_report.json", to_json(report));
+  write_checksums(dir, report.files);
 }
 
 void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& journal, OutShards* shards,
-                  const QuantJob& job, const QuantReport& report) {
+                  QuantReport& report) {
   const fs::path dir = journal.dir() / kBuilt;
   std::error_code ec;
   fs::create_directories(dir, ec);
   if (!fs::is_directory(dir)) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
   remove_all_but_shards(journal, dir);
-  if (shards)
+  if (shards) {
     shards->finish();
-  else
-    write_gguf_output(c, plan, journal, dir / "model.gguf");
+    report.files = journal.written_shards();
+  } else {
+    report.files = {write_gguf_output(c, plan, journal, dir / "model.gguf")};
+  }
   write_config(c, *plan.format, summary_of(c, plan), std::nullopt, dir);
   copy_companions(c.dir, dir);
   if (!plan.format->gguf) write_gguf_tokenizer(c, dir);
-  write_report(c, plan, job, report, dir);
+  report.config = model_config_json(dir);
+  report.companions = companion_digests(dir, report.files);
 }
 
 }  // namespace fewbit

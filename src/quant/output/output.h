@@ -7,13 +7,12 @@
 
 namespace fewbit {
 
-// README.md and quant_report.json in `dir`: of write_output(), and again when the report has learned more.
+// The rest of a checkpoint whose report is complete: README.md, quant_report.json and SHA256SUMS in `dir`.
 void write_report(const Checkpoint&, const QuantPlan&, const QuantJob&, const QuantReport&,
                   const std::filesystem::path& dir);
 
-// Into the folder kBuilt of journal.dir(), anew but for the shards that are there. `shards`: null where OUT is a single
-// .gguf file.
-void write_output(const Checkpoint&, const QuantPlan&, const Journal&, OutShards* shards, const QuantJob&,
-                  const QuantReport&);
+// All but that, into the folder kBuilt of journal.dir(), anew but for the shards that are there; the report learns the
+// digests. `shards`: null where OUT is a single .gguf file.
+void write_output(const Checkpoint&, const QuantPlan&, const Journal&, OutShards* shards, QuantReport&);
 
 }  // namespace fewbit

@@ -86,9 +86,11 @@ Json json_of(const TimePlan& t) {
 }
 
 std::string to_json(const QuantReport& r) {
-  Json j = {{"recipe", r.recipe},
+  Json j = {{"schema", kReportSchema},
+            {"recipe", r.recipe},
             {"model", r.model},
             {"out", r.out},
+            {"made_by", r.made_by},
             {"device", r.device},
             {"dtype", r.dtype},
             {"calibration", r.calibration},
@@ -124,7 +126,13 @@ std::string to_json(const QuantReport& r) {
     j["kv_scales"].push_back({{"layer", s.layer}, {"k_scale", s.k_scale}, {"v_scale", s.v_scale}});
   if (r.precision) j["auto"] = json_of(*r.precision);
   if (r.perplexity) j["perplexity"] = json_of(*r.perplexity);
-  return j.dump(1) + "\n";
+  j["made_from"] = Json::parse(r.made_from);
+  j["config"] = Json::parse(r.config);
+  j["tensors"] = Json::object();
+  for (const WrittenFile& f : r.files)
+    for (const auto& [name, digest] : f.tensors) j["tensors"][name] = digest;
+  j["companions"] = r.companions;
+  return j.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";  // a path need not be UTF-8
 }
 
 Json json_of(const DiskPlan& d) {

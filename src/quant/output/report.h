@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/written_file.h"
+#include "src/model/sources/sources.h"
 #include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/search/mixed_precision.h"
@@ -48,8 +50,16 @@ struct MeasuredPerplexity {
   int64_t windows = 0, context = 0;
 };
 
+// Of quant_report.json: 1 (and no key `schema`) had no digests.
+inline constexpr int kReportSchema = 2;
+
 struct QuantReport {
   std::string recipe, model, out, device, dtype, calibration, note;
+  std::string made_by;                              // the command that makes the same checkpoint again
+  std::string made_from = "null";                   // JSON (origin.h)
+  std::string config = "null";                      // JSON: what the config says of the model (origin.h)
+  std::vector<WrittenFile> files{};                 // with tensors
+  std::map<std::string, std::string> companions{};  // digest_of_file() of what stands beside them, but for the report
   uint64_t seed = 0;
   int64_t samples = 0, seq_len = 0;
   double seconds = 0;

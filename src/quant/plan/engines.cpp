@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "src/core/text/nearest.h"
 #include "src/model/family.h"
 
 namespace fewbit {
@@ -292,7 +293,7 @@ const EngineRules& engine_rules(std::string_view name) {
     if (e.name == name) return e;
     known.push_back(e.name);
   }
-  fail(ErrorKind::usage, fmt::format("--for {}: expected one of {}", name, fmt::join(known, ", ")));
+  fail(ErrorKind::usage, unknown_name("engine of --for", name, std::span<const std::string_view>(known)));
 }
 
 EngineVerdict check_engine(const ModelSpec& spec, const QuantPlan& plan, const EngineRules& engine, int64_t tp) {

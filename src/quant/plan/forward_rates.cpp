@@ -11,7 +11,7 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kRows = 512;      // of the small ops
+constexpr int64_t kRows = 512;      // of a product, to begin with
 constexpr int64_t kWindow = 2048;   // longest that attention is run over
 constexpr double kFlop = 5e8;       // of a product, to begin with
 constexpr double kTooShort = 2e-2;  // seconds: a product that is over sooner is made larger, up to its real size
@@ -71,7 +71,7 @@ class Probe {
       some = std::min(out, 4 * some);
       std::tie(taken, token) = run(n, some);
     }
-    return token;
+    return run(n, some).second;  // not the call that ended the search, which may have been held up
   }
 
   // Every token goes to some experts, each of which has few.
@@ -124,7 +124,7 @@ class Probe {
 
   // Norms, rotations and the like, with the memory that a pass takes for what they write.
   double small(const BlockOp& op) {
-    const int64_t n = std::min(options_.chunks.length, kRows);
+    const int64_t n = std::min(options_.chunks.length, kWindow);  // as in a chunk: to wake threads takes its time
     std::vector<Tensor> memory;
     Tensor choice;
     Activations act;

@@ -220,6 +220,7 @@ QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
       summary.dense.push_back(p.linear.name);
     }
   }
+  std::erase_if(summary.dense, [&](const std::string& name) { return summary.linears.count(name) > 0; });
   return summary;
 }
 

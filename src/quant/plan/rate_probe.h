@@ -9,8 +9,8 @@
 
 namespace fewbit {
 
-// Seconds of `work`. What is over at once is repeated, and the mean taken; on a GPU the first call, which loads
-// kernels, does not count.
+// Seconds of `work`, the mean of some calls where one is over at once. The first call does not count: it brings memory
+// and threads about, and on a GPU loads kernels.
 double seconds_of(Exec&, const std::function<void()>& work);
 
 double median_of(std::vector<double> values);  // of at least one

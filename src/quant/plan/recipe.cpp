@@ -10,6 +10,7 @@
 #include "src/core/names.h"
 #include "src/core/registry.h"
 #include "src/core/strings.h"
+#include "src/quant/plan/recipe_words.h"
 
 namespace fewbit {
 namespace {
@@ -69,30 +70,29 @@ std::vector<std::string> overlaid_chain(const std::vector<std::string>& base, co
 }
 
 DType scale_from(std::string_view v) {
-  if (v == "f16") return DType::f16;
-  if (v == "bf16") return DType::bf16;
-  if (v == "f32") return DType::f32;
-  fail(ErrorKind::usage, fmt::format("unknown scale type \"{}\"; known: f16 bf16 f32", v));
+  static constexpr std::array<std::pair<DType, std::string_view>, 3> kScales{
+      {{DType::f16, "f16"}, {DType::bf16, "bf16"}, {DType::f32, "f32"}}};
+  return from_name(kScales, "type of scale=", v);
 }
 
 float damp_from(std::string_view v) {
   const auto d = number<float>(v);
   if (!d || !(*d > 0 && *d < 1))
-    fail(ErrorKind::usage, fmt::format("damping \"{}\" is not a number between 0 and 1", v));
+    fail(ErrorKind::usage, fmt::format("damp= (--damp): expected a number between 0 and 1, found \"{}\"", v));
   return *d;
 }
 
 float percentile_from(std::string_view v) {
   const auto p = number<float>(v);
   if (!p || !(*p > 0 && *p <= 100))
-    fail(ErrorKind::usage, fmt::format("percentile \"{}\" is not a number above 0 and up to 100", v));
+    fail(ErrorKind::usage, fmt::format("percentile=: expected a number above 0 and up to 100, found \"{}\"", v));
   return *p;
 }
 
 bool shifts_targets_from(std::string_view v) {
   if (v == "on") return true;
   if (v == "off") return false;
-  fail(ErrorKind::usage, fmt::format("unknown targets \"{}\"; known: on off", v));
+  fail(ErrorKind::usage, unknown_name("targets= (--targets)", v, {"on", "off"}));
 }
 
 bool fp8_kv_cache_from(std::string_view v) {
@@ -102,30 +102,34 @@ bool fp8_kv_cache_from(std::string_view v) {
     fail(ErrorKind::usage,
          "kv=int8: an int8 cache takes its scales from each token and needs nothing in the "
          "checkpoint; give --kv-cache int8 to runner and evaluate");
-  fail(ErrorKind::usage, fmt::format("unknown cache \"{}\"; known: fp8 bf16", v));
+  fail(ErrorKind::usage, unknown_name("cache of kv= (--kv-cache)", v, {"fp8", "bf16"}));
 }
 
 Migration migration_from(std::string_view v) {
   if (v == "search") return {};
   const auto alpha = number<float>(v);
   if (!alpha || !(*alpha >= 0 && *alpha <= 1))
-    fail(ErrorKind::usage, fmt::format("alpha \"{}\" is neither \"search\" nor a number from 0 to 1", v));
+    fail(ErrorKind::usage, fmt::format("alpha= (--alpha): expected search or a number from 0 to 1, found \"{}\"", v));
   return {*alpha};
 }
 
 double target_bits_from(std::string_view v) {
   const auto bits = number<double>(v);
   if (!bits || !(*bits >= 2 && *bits <= 9))
-    fail(ErrorKind::usage, fmt::format("target-bits \"{}\" is not a number of bits per weight between 2 and 9", v));
+    fail(ErrorKind::usage,
+         fmt::format("target-bits= (--target-bits): expected bits per weight between 2 and 9, found \"{}\"", v));
   return *bits;
 }
 
 int bits_from(std::string_view v) {
   const auto bits = number<int>(v);
   if (!bits || *bits < 2 || *bits > 8)
-    fail(ErrorKind::usage, fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", v));
+    fail(ErrorKind::usage,
+         fmt::format("bits= (--bits): expected 2, 3, 4 or 8 (5, 6, 7 where a format takes them), found \"{}\"", v));
   return *bits;
 }
+
+constexpr int64_t kLargestGroup = int64_t{1} << 24;  // no linear is as wide
 
 // The words KEY=VALUE.
 struct Setting {
@@ -147,13 +151,16 @@ constexpr Setting kSettings[] = {
     {"bits", [](Recipe& r, std::string_view v) { r.bits = bits_from(v); }},
 };
 
+constexpr auto kSettingKeys = [] {
+  std::array<std::string_view, std::size(kSettings)> keys;
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = kSettings[i].key;
+  return keys;
+}();
+
 void apply_setting(Recipe& r, std::string_view key, std::string_view value) {
-  std::string known;
-  for (const Setting& s : kSettings) {
+  for (const Setting& s : kSettings)
     if (s.key == key) return s.apply(r, value);
-    known += fmt::format(" {}=", s.key);
-  }
-  fail(ErrorKind::usage, fmt::format("unknown setting \"{}=\" in a recipe; known:{}", key, known));
+  fail(ErrorKind::usage, unknown_name("setting of RECIPE, KEY=VALUE,", key, kSettingKeys));
 }
 
 void set_blocks(Recipe& r, int64_t out_group, int64_t group) {
@@ -206,12 +213,16 @@ void apply_word(Recipe& r, const std::string& word) {
   else if (const auto bits = number_after(word, "int")) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,
-           fmt::format("\"{}\": bits must be 2, 3, 4 or 8 (5, 6, 7 where a format takes them)", word));
+           fmt::format("RECIPE: expected int2, int3, int4 or int8 (int5, int6, int7 where a format takes them), found "
+                       "\"{}\"",
+                       word));
     r.grid = Grid::integer;
     r.bits = static_cast<int>(*bits);
   } else if (const auto group = number_after(word, "g")) {
-    if (*group == 0 || *group < -1)
-      fail(ErrorKind::usage, fmt::format("\"{}\": the group size must be positive, or gch for one group a row", word));
+    if (*group == 0 || *group < -1 || *group > kLargestGroup)
+      fail(ErrorKind::usage, fmt::format("RECIPE: expected a group size from 1 to {}, such as g128, or gch for one "
+                                         "group a row, found \"{}\"",
+                                         kLargestGroup, word));
     r.group = *group;
   } else if (is_chain_word(word)) {
     if (!r.chain.empty())
@@ -219,10 +230,7 @@ void apply_word(Recipe& r, const std::string& word) {
            fmt::format("a recipe has one chain of methods; found \"{}\" after \"{}\"", word, r.chain_str()));
     r.chain = split(word, '+');
   } else {
-    fail(ErrorKind::usage,
-         fmt::format("unknown word \"{}\" in a recipe; example: \"gptq int4 g128 sym act=off effort=default\" "
-                     "(`quantize list` shows the methods)",
-                     word));
+    refuse_word(word, kSettingKeys);
   }
 }
 
@@ -230,10 +238,10 @@ void apply_word(Recipe& r, const std::string& word) {
 
 std::string_view name_of(Effort e) { return to_name(kEfforts, e); }
 std::string_view name_of(ActOrder a) { return to_name(kActOrders, a); }
-Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort", s); }
-ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act-order", s); }
+Effort effort_from(std::string_view s) { return from_name(kEfforts, "effort= (--effort)", s); }
+ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act= (--act-order)", s); }
 std::string_view name_of(ActQuant a) { return to_name(kActivations, a); }
-ActQuant activations_from(std::string_view s) { return from_name(kActivations, "quantization of activations", s); }
+ActQuant activations_from(std::string_view s) { return from_name(kActivations, "acts= (--acts)", s); }
 
 std::string Recipe::chain_str() const { return join(chain, "+"); }
 

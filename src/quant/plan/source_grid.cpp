@@ -100,7 +100,9 @@ std::vector<std::vector<std::string>> shared_inputs(const BlockOp& op) {
 std::string refuses_source(const Checkpoint& c, const NamedLinear& l) {
   const CheckpointFormat* format = find_checkpoint_format(c.format);
   if (!format || !format->published)
-    return fmt::format("is already quantized ({}); start from the bf16 checkpoint", c.format);
+    return fmt::format(
+        "is already quantized ({}); start from the bf16 checkpoint, or from what `convert to bf16` makes of it",
+        c.format);
   if (l.layer == kOutsideBlocks)
     return "is packed in the model, and a quantization starts from floats there; `convert to bf16` makes them";
   return "";

@@ -13,6 +13,7 @@
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
 #include "src/core/stopwatch.h"
+#include "src/core/text/with_error.h"
 #include "src/model/work.h"
 #include "src/run/rank_sums.h"
 
@@ -112,7 +113,7 @@ Spread spread_of(std::vector<double> v) {
   s.mean = std::accumulate(v.begin(), v.end(), 0.0) / n;
   double squares = 0;
   for (const double x : v) squares += (x - s.mean) * (x - s.mean);
-  s.std = v.size() > 1 ? std::sqrt(squares / (n - 1)) : 0;
+  s.std = v.size() > 1 ? std::sqrt(squares / (n - 1)) : kNoError;
   std::sort(v.begin(), v.end());
   const auto rank = [&](double p) { return v[static_cast<size_t>(std::max(0.0, std::ceil(p * n) - 1))]; };
   s.p50 = rank(0.50), s.p90 = rank(0.90), s.p95 = rank(0.95), s.p99 = rank(0.99);

@@ -83,7 +83,9 @@ std::string described(const TextFile& file, const std::string& how) {
   return fmt::format("{} ({} bytes, digest {}, {})", file.path().string(), file.size(), file.digest(), how);
 }
 
-std::string path_described(const std::string& source) {
+std::string path_described(const std::string& described_source) {
+  std::string source = described_source;
+  if (source.ends_with(" tokens)")) source.resize(std::min(source.size(), source.rfind(" (")));
   const size_t mark = source.rfind(" bytes, digest ");
   return mark == std::string::npos ? source : source.substr(0, source.rfind(" (", mark));
 }

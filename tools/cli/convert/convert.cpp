@@ -150,6 +150,7 @@ void run_synth(const SynthArgs& a) {
   write_json(a.common, nlohmann::ordered_json{{"preset", a.options.preset},
                                               {"format", a.options.format},
                                               {"layers", a.options.layers},
+                                              {"experts", a.options.experts},
                                               {"seed", a.options.seed},
                                               {"tokens", a.options.tokens},
                                               {"bytes", bytes},
@@ -186,7 +187,11 @@ void add_convert_commands(CLI::App& app) {
                    "holds int4")
       ->capture_default_str();
   synth->add_option("--layers", s->options.layers, "Only the first N blocks (0 = all)")->check(at_least(0));
-  synth->add_option("--seed", s->options.seed, "Seed of the weights and ids")->capture_default_str();
+  synth->add_option("--experts", s->options.experts, "Of a mixture, only so many experts (0 = all), in no groups")
+      ->check(at_least(0));
+  synth->add_option("--seed", s->options.seed, "Seed of the weights and ids")
+      ->check(at_least(0))
+      ->capture_default_str();
   CLI::Option* tokens =
       synth->add_option("--tokens", s->options.tokens,
                         "Also write calibration.safetensors: N random ids in windows, for `quantize --calib` and "

@@ -7,6 +7,7 @@
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/sources/sources.h"
 #include "src/quant/convert/convert.h"
 #include "src/quant/output/out_folder.h"
 #include "tools/cli/convert/convert_commands.h"
@@ -21,11 +22,14 @@ struct ToArgs {
   Common common;
   std::string format, model, out, shard_size = "5GB";
   std::vector<std::string> drop;
+  bool force = false;
 };
 
-void check_out(const fs::path& model, const fs::path& out) {
+void check_out(const fs::path& model, const fs::path& out, bool force) {
   refuse_overlap(model, out);
-  if (fs::exists(out)) fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT", out.string()));
+  if (fs::exists(out) && !force)
+    fail(ErrorKind::usage, fmt::format("{} exists; choose another OUT, or --force", out.string()));
+  if (fs::is_directory(out)) refuse_to_replace(out);
   const fs::path whole = fs::absolute(out).lexically_normal();
   const fs::path parent = whole.has_filename() ? whole.parent_path() : whole.parent_path().parent_path();
   if (!fs::is_directory(parent))
@@ -47,15 +51,16 @@ void run_to(const ToArgs& a) {
   const ConvertJob job{.target = convert_target(a.format),
                        .model = a.model,
                        .out = a.out,
+                       .user = user_cache_folder(),
                        .command = command_of(a),
+                       .force = a.force,
                        .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
                        .stop_requested = stop_requested,
                        .progress = [&](const std::string& phase, double f) { progress.update(phase, f); }};
-  check_out(job.model, job.out);
+  check_out(job.model, job.out, job.force);
   std::vector<std::string> dropped;
   const Checkpoint c =
       a.drop.empty() ? Checkpoint::open(job.model) : without_tensors(Checkpoint::open(job.model), a.drop, dropped);
-  install_stop_handler();
   const ConvertReport r = convert(c, job);
   progress.update("done", 1);
   const double seconds = watch.seconds();
@@ -92,6 +97,7 @@ void add_convert_to_command(CLI::App& app) {
   to->add_option("--shard-size", t->shard_size, "Largest safetensors file: 5GB, 512MiB …")->capture_default_str();
   to->add_option("--drop", t->drop, "GLOB: leave out these tensors, of a vision tower or MTP layers, on purpose")
       ->take_all();
+  to->add_flag("--force", t->force, "Replace OUT if it exists; the old one stays until the new one is whole");
   add_common(*to, t->common);
   to->callback([t] { run_to(*t); });
 }

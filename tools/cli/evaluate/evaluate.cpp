@@ -3,6 +3,8 @@
 
 namespace fewbit::cli {
 
+void add_certify_command(CLI::App& app);
+
 void add_evaluate_commands(CLI::App& app) {
   app.require_subcommand(1);
   add_perplexity_command(app);
@@ -11,6 +13,7 @@ void add_evaluate_commands(CLI::App& app) {
   add_report_command(app);
   add_sweep_command(app);
   add_verify_command(app);
+  add_certify_command(app);
 }
 
 }  // namespace fewbit::cli

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "src/core/text/with_error.h"
 #include "src/eval/layers.h"
 #include "tools/cli/evaluate/compare_models.h"
 
@@ -45,10 +47,10 @@ std::string heading(const std::string& base) {
 
 std::string row_of(const std::string& name, const DivergenceResult& r) {
   return fmt::format(
-      "{:<32} {:>11.4f} {:>+11.5f} +- {:.5f} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.4f} {:>6.2f} % "
+      "{:<32} {:>11.4f} {:>+11.5f}{:<10} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.4f} {:>6.2f} % "
       "{:>6.2f} %\n",
-      name, r.perplexity, r.ln_ratio, r.ln_ratio_stderr, r.kl.mean, r.kl.p50, r.kl.p90, r.kl.p99, r.kl.max,
-      100 * r.top1, 100 * r.top5);
+      name, r.perplexity, r.ln_ratio, std::isnan(r.ln_ratio_stderr) ? "" : fmt::format(" ± {:.5f}", r.ln_ratio_stderr),
+      r.kl.mean, r.kl.p50, r.kl.p90, r.kl.p99, r.kl.max, 100 * r.top1, 100 * r.top5);
 }
 
 Json json_of(const DivergenceResult& r, const ScoredWindows& w, const Tokenizer* tokenizer) {
@@ -162,7 +164,7 @@ void run_compare(const CompareArgs& a) {
     if (i == 0) {
       j["base_perplexity"] = r.base_perplexity;
       j["base_stderr"] = r.base_stderr;
-      table += fmt::format("{:<32} {:>11.4f} +- {:.4f}\n", "(base)", r.base_perplexity, r.base_stderr);
+      table += fmt::format("{:<32}     {}\n", "(base)", with_error(r.base_perplexity, r.base_stderr, 4));
     }
     table += row_of(a.models[i], r);
     Json entry = {{"model", a.models[i]}};

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 
+#include "src/text/builtin_texts.h"
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
 #include "tools/cli/chat.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -15,8 +17,8 @@ namespace {
 // A text up to kWholeText is read whole, a larger one in parts.
 ScoredWindows windows_of_text(const DataArgs& a, const Checkpoint& c, const ProtocolOptions& options) {
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
-  if (a.data == "builtin")
-    return make_windows(options, tokenizer, {.texts = {builtin_evaluation()}}, a.data, c.spec.max_positions);
+  if (is_builtin_evaluation(a.data))
+    return make_windows(options, tokenizer, {.texts = {builtin_evaluation(a.data)}}, a.data, c.spec.max_positions);
   std::optional<ChatTemplate> chat;
   const auto template_of = [&]() -> const ChatTemplate& {
     if (!chat) chat = open_chat(c.dir, a.chat_template);
@@ -31,7 +33,8 @@ ScoredWindows windows_of_text(const DataArgs& a, const Checkpoint& c, const Prot
 
 void add_data_arguments(CLI::App& app, DataArgs& a) {
   app.add_option("--data", a.data,
-                 "builtin; a text FILE; a .jsonl FILE of `text` or chat `messages`; or a .safetensors FILE whose "
+                 "builtin (English prose and handbooks) or builtin:multilingual; a text FILE; a .jsonl FILE of `text` "
+                 "or chat `messages`; or a .safetensors FILE whose "
                  "input_ids [n, t] are n windows")
       ->capture_default_str();
   app.add_option("--protocol", a.protocol,
@@ -39,7 +42,7 @@ void add_data_arguments(CLI::App& app, DataArgs& a) {
       ->capture_default_str();
   app.add_option("--context", a.context,
                  "Tokens per window (default: 2048, llama.cpp 512; at most the model's positions)")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 24));
+      ->check(in_range(2, int64_t{1} << 24));
   app.add_option("--stride", a.stride, "Of --protocol sliding: tokens between two windows (default: half of them)")
       ->check(at_least(1));
   app.add_option("--max-windows", a.max_windows, "Only the first N windows")->check(at_least(1));

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
@@ -64,10 +65,9 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
 
 std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r, const Exec& ex) {
   std::string s = fmt::format(
-      "perplexity {:.4f} +- {:.4f}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {} head, {}, "
-      "{})\n",
-      r.perplexity, r.stderr_, r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache, a.head,
-      ex.device_name(), human_seconds(r.seconds));
+      "perplexity {}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {} head, {}, {})\n",
+      with_error(r.perplexity, r.stderr_, 4), r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
+      a.head, ex.device_name(), human_seconds(r.seconds));
   if (r.bits_per_byte > 0)
     s += fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
   return s;
@@ -91,9 +91,8 @@ void run_perplexity(const PerplexityArgs& a) {
     load.weights = Weights::reference;
     const PerplexityResult ref = run_once(ex, a, c, w, load);
     const double difference = r.perplexity / ref.perplexity - 1;
-    say(a.common,
-        fmt::format("reference  {:.4f} +- {:.4f}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
-                    ref.perplexity, ref.stderr_, 100 * difference));
+    say(a.common, fmt::format("reference  {}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
+                              with_error(ref.perplexity, ref.stderr_, 4), 100 * difference));
     j["reference"] = {{"perplexity", ref.perplexity},
                       {"stderr", ref.stderr_},
                       {"mean_nll", ref.mean_nll},

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "src/core/text/with_error.h"
 #include "tools/cli/evaluate/evaluate_data.h"
 
 namespace fewbit::cli {
@@ -46,16 +47,15 @@ Json flips_json(const Flips& f) {
 std::string accuracy_lines(const std::string& name, const std::vector<TaskItem>& items,
                            const std::vector<TaskAnswer>& answers) {
   const Accuracy raw = accuracy(items, answers, false), normalised = accuracy(items, answers, true);
-  return fmt::format("{:<32} accuracy {:.2f} +- {:.2f} %, length-normalised {:.2f} +- {:.2f} %  ({} items)\n", name,
-                     100 * raw.value, 100 * raw.stderr_, 100 * normalised.value, 100 * normalised.stderr_,
-                     items.size());
+  return fmt::format("{:<32} accuracy {} %, length-normalised {} %  ({} items)\n", name,
+                     with_error(100 * raw.value, 100 * raw.stderr_, 2),
+                     with_error(100 * normalised.value, 100 * normalised.stderr_, 2), items.size());
 }
 
 std::string flip_line(const char* kind, const Flips& f) {
-  return fmt::format(
-      "  {:<18} {} answers changed: {} right to wrong, {} wrong to right; accuracy {:+.2f} +- {:.2f} % "
-      "(paired)\n",
-      kind, f.changed, f.lost, f.won, 100 * f.difference, 100 * f.stderr_);
+  return fmt::format("  {:<18} {} answers changed: {} right to wrong, {} wrong to right; accuracy {}{} % (paired)\n",
+                     kind, f.changed, f.lost, f.won, f.difference < 0 ? "" : "+",
+                     with_error(100 * f.difference, 100 * f.stderr_, 2));
 }
 
 void run_tasks(const TasksArgs& a) {

@@ -7,8 +7,10 @@
 
 #include "src/core/hash.h"
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/eval/report_files.h"
 #include "src/text/files/text_file.h"
+#include "tools/cli/results.h"
 
 namespace fewbit::cli {
 namespace {
@@ -41,16 +43,14 @@ int64_t tensor_bytes(const Checkpoint& c) {
 }
 
 void write_text(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  if (!out.flush()) fail(ErrorKind::io, fmt::format("{}: cannot write", path));
+  if (!path.empty()) write_result(path, text);
 }
 
 Json json_of(const ReportModel& m) {
   Json j = {{"model", m.name},
             {"recipe", m.recipe},
             {"command", m.command},
+            {"made_from", m.made_from},
             {"hash", m.hash},
             {"bytes", m.bytes},
             {"bits_per_weight", m.bits},
@@ -76,8 +76,8 @@ std::string table_of(const Report& r) {
   std::string s = fmt::format("{:<28} {:>7} {:>11} {:>20} {:>19} {:>10} {:>8}\n", "checkpoint", "bits", "size",
                               "perplexity", "against baseline", "KL", "top-1");
   const auto row = [&](const ReportModel& m, const std::string& ratio) {
-    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>11.4f} ± {:<6.4f} {:>19} {:>10.6f} {:>6.2f} %\n", m.name, m.bits,
-                     human_bytes(m.bytes), m.perplexity, m.stderr_, ratio, m.kl_mean, 100 * m.top1);
+    s += fmt::format("{:<28} {:>7.3f} {:>11} {:>20} {:>19} {:>10.6f} {:>6.2f} %\n", m.name, m.bits,
+                     human_bytes(m.bytes), with_error(m.perplexity, m.stderr_, 4), ratio, m.kl_mean, 100 * m.top1);
   };
   row(r.base, "baseline");
   for (const ReportModel& m : r.models) row(m, shown_ratio(m));
@@ -87,9 +87,12 @@ std::string table_of(const Report& r) {
 }  // namespace
 
 void add_report_arguments(CLI::App& app, ReportFiles& f) {
-  app.add_option("--html", f.html, "FILE: one self-contained page");
-  app.add_option("--markdown", f.markdown, "FILE: for a model card");
-  app.add_option("--title", f.title, "Title of both");
+  app.add_option("--html", f.html, "FILE: one self-contained page")->check(writable_file());
+  app.add_option("--markdown", f.markdown, "FILE: for a model card")->check(writable_file());
+  app.add_option("--svg", f.svg,
+                 "FILE: one picture, ratio to the baseline and KL of every checkpoint with their errors")
+      ->check(writable_file());
+  app.add_option("--title", f.title, "Title of all three");
   app.add_option("--bench", f.benches,
                  "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");
 }
@@ -146,13 +149,14 @@ void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::s
 void write_report(const CompareArgs& a, const ReportFiles& files, const Report& r) {
   write_text(files.html, to_html(r));
   write_text(files.markdown, to_markdown(r));
+  write_text(files.svg, to_svg(r));
   Json j = {{"data", r.data},       {"data_hash", r.data_hash}, {"protocol", r.protocol}, {"context", r.context},
             {"windows", r.windows}, {"tokens", r.tokens},       {"dtype", r.dtype},       {"device", r.device},
             {"command", r.command}, {"base", json_of(r.base)}};
   j["models"] = Json::array();
   for (const ReportModel& m : r.models) j["models"].push_back(json_of(m));
   say(a.common, table_of(r));
-  for (const std::string& file : {files.html, files.markdown})
+  for (const std::string& file : {files.html, files.markdown, files.svg})
     if (!file.empty()) say(a.common, file + " written\n");
   write_json(a.common, j.dump(1) + "\n");
 }

@@ -6,7 +6,7 @@
 namespace fewbit::cli {
 
 struct ReportFiles {
-  std::string html, markdown, title;
+  std::string html, markdown, svg, title;
   std::vector<std::string> benches;
 };
 void add_report_arguments(CLI::App& app, ReportFiles& files);

@@ -1,5 +1,6 @@
 #pragma once
 // The calibration text as flags: what `quantize` and `evaluate sweep` have in common.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,8 @@
 namespace fewbit::cli {
 
 struct CalibrationArgs {
-  std::vector<std::string> calib = {"builtin"};
+  std::vector<std::string> calib;  // empty = not given: builtin, and what that lacks from the model if it is quick
+  std::string field;               // of the records of a .jsonl file
   int64_t samples = 128;
   int64_t seq_len = 0;  // 0 = not given: 2048, or the length of the windows that a file holds
   uint64_t seed = 0;
@@ -24,13 +26,15 @@ int64_t calibration_samples(const CalibrationArgs& a);
 // Error{memory} where --calib self is asked for and the limits do not hold the whole model.
 void refuse_sampling(const CalibrationArgs& a, const Checkpoint& c, DType dtype, const MemoryLimits&, bool on_gpu);
 
-// Where ids that the model wrote are kept for --resume; nowhere without a file.
+// Where ids that the model wrote are kept for --resume; nowhere without a file. With `model` they are kept for other
+// runs too, in the user's cache.
 struct KeptSample {
   std::filesystem::path file{};
-  std::string model{};  // what tells this model from others
+  std::string model{};                   // what tells this model from others
+  std::optional<MemoryLimits> limits{};  // where the run has some: what may be sampled without being asked for
 };
-// Tokenizes and draws, or takes the windows of a file. Of several ranks the first does so, for all; `note` of the first
-// says where there is less text than asked for.
+// Tokenizes and draws, samples, or takes the windows of a file. Of several ranks the first does so, for all; `note` of
+// the first says where there is less text than asked for.
 Windows draw_windows(Exec& ex, const CalibrationArgs& a, const Checkpoint& c, DType dtype, Progress& progress,
                      std::string* note, const KeptSample& kept = {});
 

@@ -6,6 +6,7 @@
 
 #include "src/core/strings.h"
 #include "src/quant/output/report.h"
+#include "src/quant/plan/refusals.h"
 #include "tools/cli/quantize/limits.h"
 #include "tools/cli/quantize/times.h"
 
@@ -32,7 +33,7 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
   for (const KeptGroup& k : plan.kept)
     s += fmt::format("kept: {} ({} matri{}, {}): {}\n", k.first, k.matrices, k.matrices == 1 ? "x" : "ces",
                      human_bytes(k.bytes), k.reason);
-  for (const Refusal& r : plan.refusals) s += fmt::format("refused: {}: {}\n", r.name, r.reason);
+  for (const std::string& line : grouped_refusals(plan.refusals)) s += fmt::format("refused: {}\n", line);
   s += fmt::format("{}: {} linears, {:.3f} bits per weight with scales; checkpoint {} -> {}\n", c.spec.arch,
                    plan.linears.size(), plan.bits_per_weight, human_bytes(plan.source_bytes),
                    human_bytes(plan.out_bytes));

@@ -6,28 +6,33 @@
 #include <optional>
 
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/model/archs.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/output/companions.h"
-#include "src/quant/output/output.h"
 #include "src/quant/plan/engines.h"
+#include "src/quant/plan/refusals.h"
 #include "src/ranks/exchange.h"
 #include "tools/cli/options.h"
+#include "tools/cli/quantize/advise.h"
 #include "tools/cli/quantize/calibration.h"
 #include "tools/cli/quantize/limits.h"
+#include "tools/cli/quantize/list.h"
+#include "tools/cli/quantize/open_model.h"
 #include "tools/cli/quantize/print_plan.h"
 #include "tools/cli/quantize/quantize_summary.h"
+#include "tools/cli/quantize/recipe_flags.h"
 #include "tools/cli/quantize/status.h"
 #include "tools/cli/quantize/times.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/runner/measure.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
 
-constexpr const char* kRecipeGroup = "Recipe (the words of RECIPE as flags)";
 constexpr const char* kCalibrationGroup = "Calibration";
 
 struct QuantizeArgs : CalibrationArgs {
@@ -35,81 +40,18 @@ struct QuantizeArgs : CalibrationArgs {
   LimitArgs limits;
   std::string recipe, model, out;
   std::string words;  // of the recipe, that flags stand for
-  std::string engine, dtype = "auto", shard_size = "5GB";
+  std::string lora, engine, dtype = "auto", shard_size = "5GB";
   int64_t tp = 1;
   std::vector<std::string> set, keep, keep_source, drop;  // in command-line order each; `ordered` holds the first three
   std::vector<Rule> ordered;
   bool force = false, resume = false, restart = false, allow_rtn = false, allow_nonfinite = false;
-  bool rehash = false, dry_run = false, measure = false;
+  bool check_determinism = false, rehash = false, dry_run = false, measure = false;
 };
 
 std::string engine_names() {
   std::vector<std::string> names;
   for (const EngineRules& e : engines()) names.emplace_back(e.name);
   return join(names, ", ");
-}
-
-// A flag and the word of the recipe that it stands for, with the flag's value in the place of {}.
-struct RecipeFlag {
-  enum class Value : uint8_t { none, integer, number, text };
-  const char *flag, *word;
-  Value value;
-  const char* help;
-};
-constexpr RecipeFlag kRecipeFlags[] = {
-    {"--bits", "bits={}", RecipeFlag::Value::integer, "Bits per weight: 2, 3, 4 or 8 (5, 6, 7 in format marlin)"},
-    {"--group-size", "g{}", RecipeFlag::Value::integer, "Weights that share a scale; -1 = one per output row"},
-    {"--sym", "sym", RecipeFlag::Value::none, "Symmetric grid (default, but not of awq alone)"},
-    {"--asym", "asym", RecipeFlag::Value::none, "Zero points"},
-    {"--act-order", "act={}", RecipeFlag::Value::text,
-     "Order of the columns: off, static, gar, full (full stores g_idx)"},
-    {"--acts", "acts={}", RecipeFlag::Value::text,
-     "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a calibrated "
-     "scale)"},
-    {"--alpha", "alpha={}", RecipeFlag::Value::text,
-     "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search (default)"},
-    {"--damp", "damp={}", RecipeFlag::Value::number, "Damping, relative to the mean of diag H (default 0.01)"},
-    {"--targets", "targets={}", RecipeFlag::Value::text,
-     "on (default where the method can): aim at the unquantized model's outputs; off: at the weights themselves, with "
-     "one calibration stream in place of two, in about half the time"},
-    {"--target-bits", "target-bits={}", RecipeFlag::Value::number,
-     "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
-    {"--effort", "effort={}", RecipeFlag::Value::text,
-     "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), or reference "
-     "(the published algorithm)"},
-    {"--kv-cache", "kv={}", RecipeFlag::Value::text, "fp8: calibrate and write the scales of an FP8 key/value cache"},
-    {"--format", "format={}", RecipeFlag::Value::text,
-     "Checkpoint format (see `quantize list`; default marlin; compressed-tensors for FP8, 8-bit inputs and "
-     "--kv-cache); gguf:TYPE chooses GGUF's blocks"},
-};
-
-// An option whose value goes into `words` as the flag's word.
-template <class Value>
-CLI::Option* add_word(CLI::App& app, const RecipeFlag& f, std::string& words) {
-  return app.add_option_function<Value>(
-      f.flag, [&words, &f](const Value& v) { words += fmt::format(fmt::runtime(std::string(f.word) + ' '), v); },
-      f.help);
-}
-
-CLI::Option* add_recipe_flag(CLI::App& app, const RecipeFlag& f, std::string& words) {
-  switch (f.value) {
-    case RecipeFlag::Value::none:
-      return app.add_flag_callback(
-          f.flag, [&words, &f] { (words += f.word) += ' '; }, f.help);
-    case RecipeFlag::Value::integer:
-      return add_word<int64_t>(app, f, words);
-    case RecipeFlag::Value::number:
-      return add_word<double>(app, f, words);
-    case RecipeFlag::Value::text:
-      return add_word<std::string>(app, f, words);
-  }
-  bug("a flag without a kind of value");
-}
-
-void add_recipe_flags(CLI::App& app, QuantizeArgs& a) {
-  for (const RecipeFlag& f : kRecipeFlags) add_recipe_flag(app, f, a.words)->group(kRecipeGroup);
-  app.get_option("--bits")->check(CLI::Range(2, 8));
-  app.get_option("--asym")->excludes(app.get_option("--sym"));
 }
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
@@ -120,7 +62,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
       "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
-  add_recipe_flags(app, a);
+  add_recipe_flags(app, a.words);
   app.add_option(
          "--set", a.set,
          "GLOB=RECIPE: another recipe for some linears; the last match wins (lm_head and model.embed_tokens: by name)")
@@ -131,9 +73,12 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
       ->take_all();
   app.add_option("--drop", a.drop, "GLOB: leave out these tensors, of a vision tower or MTP layers, on purpose")
       ->take_all();
+  app.add_option("--lora", a.lora,
+                 "Folder of a PEFT LoRA adapter, merged into MODEL's weights as they are read, before anything else")
+      ->type_name("ADAPTER");
   auto* engine = app.add_option("--for", a.engine,
                                 "Refuse what this engine would not load: " + engine_names() + " (docs/engines.md)");
-  app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(CLI::Range(1, 1024))->needs(engine);
+  app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(in_range(1, 1024))->needs(engine);
   add_calibration_arguments(app, a);
   add_limit_arguments(app, a.limits);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
@@ -149,9 +94,11 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
   app.add_flag("--allow-nonfinite", a.allow_nonfinite, "Quantize a model that holds NaN or infinities");
   app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
+  app.add_flag("--check-determinism", a.check_determinism,
+               "Quantize the first block twice before anything else, and refuse a machine that gives different bytes");
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop"}) app.get_option(o)->group(kRecipeGroup);
-  for (const char* o : {"--calib", "--samples", "--seq-len", "--seed", "--dtype"})
+  for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
 }
@@ -166,6 +113,7 @@ std::string command_of(const CLI::App& app, const QuantizeArgs& a) {
     if (o->get_items_expected_max() > 0 && used[o] < o->results().size())
       s += fmt::format(" '{}'", o->results()[used[o]++]);
   }
+  if (!a.lora.empty()) s += " --lora ADAPTER";
   return s;
 }
 
@@ -199,6 +147,19 @@ Recipe recipe_of(const QuantizeArgs& a) {
   return overlay(std::move(r), flags);
 }
 
+// A RECIPE that is none may be a command that was written wrong.
+Recipe recipe_or_command(const CLI::App& app, const QuantizeArgs& a) {
+  try {
+    return recipe_of(a);
+  } catch (const Error&) {
+    for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+      if (edit_distance(a.recipe, command->get_name()) == 1)
+        fail(ErrorKind::usage, fmt::format("\"{}\" is neither a command nor a RECIPE; did you mean `quantize {}`?",
+                                           a.recipe, command->get_name()));
+    throw;
+  }
+}
+
 std::filesystem::path out_of(const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& r) {
   // "out/" and "out" are one folder.
   const auto trimmed = [](const std::filesystem::path& p) {
@@ -214,8 +175,10 @@ void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
   if (plan.refusals.empty() && !plan.memory.refusal.empty()) fail(ErrorKind::memory, plan.memory.refusal);
   if (plan.refusals.empty() && !disk.refusal.empty()) fail(ErrorKind::io, disk.refusal);
   if (plan.refusals.empty()) return;
+  const std::vector<std::string> reasons = grouped_refusals(plan.refusals);
   std::string lines = fmt::format("{} linears are refused; nothing was written", plan.refusals.size());
-  for (const Refusal& r : plan.refusals) lines += fmt::format("\n  {}: {}", r.name, r.reason);
+  if (reasons.size() == 1) fail(ErrorKind::unsupported, fmt::format("{}: {}", lines, reasons[0]));
+  for (const std::string& reason : reasons) lines += "\n  " + reason;
   fail(ErrorKind::unsupported,
        lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
 }
@@ -239,6 +202,7 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
           .force = a.force,
           .resume = a.resume,
           .restart = a.restart,
+          .check_determinism = a.check_determinism,
           .shard_bytes = bytes_from(a.shard_size, "--shard-size"),
           .ranks = &the_ranks()};
 }
@@ -279,10 +243,12 @@ bool nothing_to_do(const QuantizeArgs& a, const std::filesystem::path& model, co
 }
 
 // Of several ranks the first owns OUT, and reads the model before all of them compute.
-void claim(const std::filesystem::path& model, const Checkpoint& c, QuantJob& job, std::optional<RunFolder>& folder) {
+void claim(const std::filesystem::path& model, const Checkpoint& c, const std::string& adapter, QuantJob& job,
+           std::optional<RunFolder>& folder) {
   if (the_ranks().rank() != 0 || folder) return;
   folder.emplace(claim_out(model, job));
   read_model(c, *folder, user_cache_folder(), job);
+  if (!adapter.empty()) job.sources.push_back({.name = "the LoRA adapter", .digest = adapter});
 }
 
 QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
@@ -293,22 +259,23 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   return plan;
 }
 
-// What the report should say aloud, one thing after the other.
 void add_note(QuantJob& job, const std::string& note) {
   if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
 }
 
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
-  const Recipe recipe = recipe_of(a);
+  const Recipe recipe = recipe_or_command(app, a);
   a.ordered = rules_of(app, a);
   const CheckpointFormat& format = checkpoint_format(resolve(recipe).format);  // before anything is opened
   if (!a.engine.empty()) engine_rules(a.engine);
+  if (a.check_determinism && !the_ranks().alone())
+    fail(ErrorKind::usage, "--check-determinism is of one process; start it without the launcher");
   const std::filesystem::path model = model_or_demo(a.common, a.model);
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
-  const Checkpoint c = as_source_of(
-      a.drop.empty() ? Checkpoint::open(model) : without_tensors(Checkpoint::open(model), a.drop, job.dropped), format);
+  std::string adapter;  // its digest
+  const Checkpoint c = as_source_of(open_model(model, a.lora, a.drop, adapter, job.dropped), format);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
@@ -320,59 +287,39 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const auto draw = [&] {
     std::string note;
     KeptSample kept;
-    if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources)};
+    if (folder) kept = {folder->dir() / kSampled, digests_of(job.sources), memory_limits(a.limits, ex)};
     windows = draw_windows(ex, a, c, job.dtype, progress, &note, kept);
     add_note(job, note);
   };
   if (recipe.chooses_precision()) {
-    if (!plan_only) claim(model, c, job, folder);
+    if (!plan_only) claim(model, c, adapter, job, folder);
     draw();
     job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
     say(a.common, job.precision->summary() + "\n");
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
-  const bool runs = plan.refusals.empty() && plan.memory.refusal.empty();
-  if (runs && the_ranks().alone()) add_times(ex, c, options, job.out, plan);  // rates are those of one process
+  if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
+    add_times(ex, c, options, job.out, plan);  // rates are those of one process
   if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c.dir), job, !ex.on_cuda());
   refuse_if_any(plan, disk_of(plan, job, a.limits, c.dir));
-  claim(model, c, job, folder);
+  claim(model, c, adapter, job, folder);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
-  install_stop_handler();
   job.stop_requested = stop_requested;
+  job.check_stop = stop_if_requested;
   std::string no_tokenizer;
   if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
     add_note(job, "OUT gets no tokenizer files: " + no_tokenizer);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
-  QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
-  if (scored) {
-    report.perplexity = measure_perplexity(ex, a.common, *scored, c, job.out, progress);
-    write_report(c, plan, job, report, job.out);
-  }
+  if (scored)
+    job.measure = [&](const std::filesystem::path& built, QuantReport& report) {
+      report.perplexity = measure_perplexity(ex, a.common, *scored, c, built, progress);
+    };
+  const QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
   progress.update("done", 1);
   say(a.common, summary_of(report));
   write_json(a.common, to_json(report));
-}
-
-void run_list() {
-  fmt::print("methods\n");
-  for (const Method* m : methods()) fmt::print("  {:<12} {}\n", m->name, m->summary);
-  fmt::print("  {:<12} gptq with bits and group sizes chosen by measured sensitivity (--target-bits)\n", "auto");
-  fmt::print("transforms (in front of a method: awq+gptq; alone they end in rtn)\n");
-  for (const Transform* t : transforms()) fmt::print("  {:<12} {}\n", t->name, t->summary);
-  fmt::print("formats (--format)\n");
-  for (const CheckpointFormat* f : checkpoint_formats()) fmt::print("  {:<12} {}\n", f->name, f->summary);
-  fmt::print("packings\n");
-  for (const Packing* p : packings()) fmt::print("  {:<12} {}\n", p->name, p->summary);
-  fmt::print("containers\n");
-  for (const Container* k : containers()) fmt::print("  {:<12} {}\n", k->name, k->summary);
-  fmt::print("engines (--for)\n");
-  for (const EngineRules& e : engines()) fmt::print("  {:<12} rules of {}\n", e.name, e.version);
-  fmt::print("architectures\n");
-  for (const Family* f : families())
-    for (const FamilyClass& c : f->classes)
-      if (!c.name.empty()) fmt::print("  {}\n", c.name);
 }
 
 }  // namespace
@@ -384,10 +331,11 @@ void add_quantize_commands(CLI::App& app) {
   CLI::App* plan =
       app.add_subcommand("plan", "Print what would be done to every linear, and what is refused; write nothing");
   add_arguments(*plan, *plan_args);
-  CLI::App* list = app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version");
+  app.add_subcommand("list", "Print the methods, formats, packings and architectures of this version")
+      ->callback(print_list);
   add_status_command(app);
+  add_advise_command(app);
   plan->callback([plan, plan_args] { run_quantize(*plan, *plan_args, true); });
-  list->callback(run_list);
   app.callback([&app, args] {
     if (app.get_subcommands().empty()) run_quantize(app, *args, args->dry_run);
   });

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 
 namespace fewbit::cli {
 namespace {
@@ -54,8 +55,8 @@ std::string summary_of(const QuantReport& r) {
   s += fmt::format("{} linears, {:.3f} bits per weight, {} -> {}; worst relative error {:.4f} ({})\n", r.linears.size(),
                    r.bits_per_weight, human_bytes(r.source_bytes), human_bytes(r.out_bytes), worst, worst_name);
   if (r.perplexity)
-    s += fmt::format("perplexity {:.4f} +- {:.4f}, of MODEL {:.4f} +- {:.4f}\n", r.perplexity->perplexity,
-                     r.perplexity->stderr_, r.perplexity->base, r.perplexity->base_stderr);
+    s += fmt::format("perplexity {}, of MODEL {}\n", with_error(r.perplexity->perplexity, r.perplexity->stderr_, 4),
+                     with_error(r.perplexity->base, r.perplexity->base_stderr, 4));
   s += "memory at its peak: ";
   if (r.peak_gpu_bytes > 0)
     s += fmt::format("GPU {} ({} planned), ", human_bytes(r.peak_gpu_bytes), human_bytes(r.planned_gpu_bytes));

@@ -1,4 +1,5 @@
 #include "tools/cli/quantize/status.h"
+#include "tools/cli/results.h"
 
 #include <fmt/format.h>
 
@@ -95,7 +96,9 @@ void add_status_command(CLI::App& app) {
   const auto a = std::make_shared<StatusArgs>();
   CLI::App* status = app.add_subcommand("status", "Print where the run that writes OUT stands; touches nothing");
   status->add_option("OUT", a->out, "Folder that a run writes, or has written")->required();
-  status->add_option("--json", a->json, "Write the same as JSON to FILE, or to standard output (-)");
+  status->add_option("--json", a->json, "Write the same as JSON to FILE, or to standard output with -")
+      ->type_name("FILE|-")
+      ->check(writable_file());
   status->callback([a] {
     const RunStatus s = read_status(a->out);
     Common common;

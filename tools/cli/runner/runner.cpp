@@ -10,6 +10,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/usage.h"
 
 namespace fewbit::cli {
 namespace {
@@ -90,16 +91,16 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("--prompt-file", g->prompt_file, "Read the prompt from FILE")->excludes(prompt);
   generate->add_option("--max-tokens", g->max_tokens, "New tokens at most")->check(at_least(1))->capture_default_str();
   generate->add_option("--temperature", g->sampler.temperature, "0 = greedy")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_in(0, 100))
       ->capture_default_str();
   generate->add_option("--top-k", g->sampler.top_k, "Only the K most likely (0 = all)")
       ->check(at_least(0))
       ->capture_default_str();
-  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  generate->add_option("--top-p", g->sampler.top_p, "Nucleus")->check(number_in(0, 1))->capture_default_str();
   generate->add_option("--min-p", g->sampler.min_p, "Drop what is below this share of the likeliest")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(number_in(0, 1))
       ->capture_default_str();
-  generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->capture_default_str();
+  generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->check(at_least(0))->capture_default_str();
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);

@@ -2,11 +2,14 @@
 // row.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
+#include "tools/cli/results.h"
 #include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
 
@@ -31,8 +34,7 @@ const std::vector<const char*> kHeadings = {"batch",      "prompt", "tokens", "p
                                             "p99",        "GB/s",   "floor",  "peak",        "layers"};
 std::vector<std::string> cells_of(const BenchRow& r, bool repeated) {
   const auto spread = [&](const Spread& s, int digits, bool with_std) {
-    return with_std ? fmt::format("{:.{}f} ± {:.{}f}", s.mean, digits, s.std, digits)
-                    : fmt::format("{:.{}f}", s.mean, digits);
+    return with_std ? with_error(s.mean, s.std, digits) : fmt::format("{:.{}f}", s.mean, digits);
   };
   const auto ms = [](double v) { return fmt::format("{:.3f}", v); };
   const Spread& itl = r.ms_per_token;
@@ -79,7 +81,7 @@ std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResu
     s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
                      row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
-      s += fmt::format(",{},{}", v->mean, v->std);
+      s += fmt::format(",{},{}", v->mean, std::isnan(v->std) ? "" : fmt::format("{}", v->std));
     const Spread& ms = row.ms_per_token;
     s +=
         fmt::format(",{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", ms.p50, ms.p90, ms.p95, ms.p99, row.bytes_per_token,
@@ -97,7 +99,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  load               {:.3f} s\n"
       "  prefill            {:.1f} tokens/s, {:.3g} TFLOP/s = {:.1f} % of the measured rate of products ({:.3g})\n"
       "  first token        {:.2f} ms\n"
-      "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
+      "  per token          {} ms   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
       "  decode             {:.1f} tokens/s\n"
       "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate ({:.0f} GB/s; copies {:.0f})\n"
       "  peak memory        {}\n"
@@ -105,9 +107,9 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  steps              {}\n{}",
       model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, a.head, r.load_s,
       row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
-      r.product_tflop_per_s, row.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99, row.tokens_per_s.mean,
-      human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share, r.memory.read_gb_per_s,
-      r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
+      r.product_tflop_per_s, row.ttft_ms.mean, with_error(ms.mean, ms.std, 3), ms.p50, ms.p90, ms.p95, ms.p99,
+      row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
+      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
       steps_of(row.launches, row.why_not_together),
       a.tp == 1 ? ""
                 : fmt::format("  ranks              {}; all-reduces {:.3f} ms a step = {:.1f} % of it\n", a.tp,
@@ -205,7 +207,6 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
       .ranks = ranks,
   };
   a.options.shapes = shapes_of(a);
-  for (const std::string& file : {a.markdown, a.csv, a.trace}) check_writable(file);
   if (!a.compare.empty()) {
     if (a.options.shapes.size() > 1)
       fail(ErrorKind::usage, "--compare takes one shape: give --batch, --prompt-tokens and --tokens one value each");
@@ -269,10 +270,12 @@ void add_bench_command(CLI::App& app) {
                    "Times that each row's timed part runs: mean and standard deviation")
       ->check(at_least(1))
       ->capture_default_str();
-  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page");
-  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row");
-  auto* trace = bench->add_option("--trace", b->trace,
-                                  "FILE: one prefill and one decode step of the first row, op by op, for Perfetto");
+  auto* markdown = bench->add_option("--markdown", b->markdown, "FILE: the table for a page")->check(writable_file());
+  auto* csv = bench->add_option("--csv", b->csv, "FILE: a line for every row")->check(writable_file());
+  auto* trace = bench
+                    ->add_option("--trace", b->trace,
+                                 "FILE: one prefill and one decode step of the first row, op by op, for Perfetto")
+                    ->check(writable_file());
   bench->add_option("--compare", b->compare, "A B: two checkpoints, their steps in turn; the ratio with its error")
       ->expected(2)
       ->excludes(model)
@@ -280,7 +283,7 @@ void add_bench_command(CLI::App& app) {
       ->excludes(csv)
       ->excludes(trace);
   CLI::Option* ops = add_ops(*bench, *b, model);
-  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->capture_default_str();
+  bench->add_option("--seed", b->options.seed, "Seed of the prompt")->check(at_least(0))->capture_default_str();
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
+#include "src/core/text/with_error.h"
 #include "src/run/bench/bench_compare.h"
 #include "tools/cli/runner/runner_commands.h"
 
@@ -17,11 +18,12 @@ std::string lines_of(const std::string& name, const ComparedModel& m) {
   return fmt::format(
       "{}: loaded in {:.3f} s, {}\n"
       "  first token        {:.2f} ms\n"
-      "  per token          {:.3f} ms +- {:.3f}   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
+      "  per token          {} ms   p50 {:.3f}  p90 {:.3f}  p95 {:.3f}  p99 {:.3f}\n"
       "  memory traffic     {} a step, {:.1f} GB/s = {:.1f} % of the measured read rate\n"
       "  steps              {}\n",
-      name, m.load_s, join(m.kernels, ", "), m.ttft_ms.mean, ms.mean, ms.std, ms.p50, ms.p90, ms.p95, ms.p99,
-      human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share, steps_of(m.launches, m.why_not_together));
+      name, m.load_s, join(m.kernels, ", "), m.ttft_ms.mean, with_error(ms.mean, ms.std, 3), ms.p50, ms.p90, ms.p95,
+      ms.p99, human_bytes(m.bytes_per_token), m.gb_per_s, 100 * m.floor_share,
+      steps_of(m.launches, m.why_not_together));
 }
 
 Json json_of(const Spread& s) {
@@ -58,11 +60,10 @@ void run_comparison(const BenchArgs& a) {
   say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head, in turn\n{}{}", r.device,
                             shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, a.head,
                             lines_of("A " + first, r.first), lines_of("B " + second, r.second)));
-  const std::string first_token = a.options.repetitions > 1
-                                      ? fmt::format("{:.4f} ± {:.4f}", r.ttft.value, r.ttft.stderr_)
-                                      : fmt::format("{:.4f} (one repetition)", r.ttft.value);
-  say(a.common, fmt::format("B / A: per token {:.4f} ± {:.4f}, first token {} (below 1: B is faster)\n", r.step.value,
-                            r.step.stderr_, first_token));
+  const std::string first_token = a.options.repetitions > 1 ? with_error(r.ttft.value, r.ttft.stderr_, 4)
+                                                            : fmt::format("{:.4f} (one repetition)", r.ttft.value);
+  say(a.common, fmt::format("B / A: per token {}, first token {} (below 1: B is faster)\n",
+                            with_error(r.step.value, r.step.stderr_, 4), first_token));
   for (const ComparedModel* m : {&r.first, &r.second})
     for (const std::string& note : m->notes)
       say(a.common, fmt::format("note: {}: {}\n", m == &r.first ? "A" : "B", note));

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "src/core/strings.h"
+#include "src/core/text/nearest.h"
 #include "src/run/bench/ops_bench.h"
 #include "tools/cli/runner/runner_commands.h"
 #include "tools/cli/table.h"
@@ -28,20 +29,18 @@ std::vector<std::string> sections_from(const std::string& text) {
   for (const std::string& name : asked)
     if (std::find(known.begin(), known.end(), name) == known.end())
       fail(ErrorKind::usage,
-           fmt::format("--ops: unknown section \"{}\"; known: {} (a MODEL goes before --ops, or write --ops=all)", name,
-                       join(known, " ")));
+           unknown_name("section of --ops", name, known) + " (a MODEL goes before --ops, or write --ops=all)");
   return asked;
 }
 
 std::vector<OpsModel> presets_from(const std::vector<std::string>& names) {
   const std::vector<OpsModel> all = ops_presets();
   std::vector<OpsModel> chosen;
-  std::string known;
-  for (const OpsModel& m : all) known += " " + m.name;
+  std::vector<std::string> known;
+  for (const OpsModel& m : all) known.push_back(m.name);
   for (const std::string& name : names) {
     const auto at = std::find_if(all.begin(), all.end(), [&](const OpsModel& m) { return m.name == name; });
-    if (at == all.end())
-      fail(ErrorKind::usage, fmt::format("--ops-models: unknown shape \"{}\"; known:{}", name, known));
+    if (at == all.end()) fail(ErrorKind::usage, unknown_name("shape of --ops-models", name, known));
     chosen.push_back(*at);
   }
   return chosen.empty() ? all : chosen;
@@ -234,8 +233,6 @@ CLI::Option* add_ops(CLI::App& app, BenchArgs& a, CLI::Option* model) {
 
 void run_ops(const BenchArgs& a) {
   OpsOptions o{.models = presets_from(a.ops_models), .sections = sections_from(a.ops)};
-  for (const std::string& file : {a.markdown, a.csv, a.common.json_to_stdout() ? "" : a.common.json})
-    check_writable(file);
   if (a.explain && !(a.ops.empty() || a.ops == "all"))
     fail(ErrorKind::usage, fmt::format("--explain speaks of all ops: leave out \"{}\" after --ops", a.ops));
   if (a.explain && !a.csv.empty()) fail(ErrorKind::usage, "--explain writes --json and --markdown, no --csv");

@@ -1,0 +1,60 @@
+// What is installed: works wherever it is moved, and serves other projects' builds.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/support/command_test.h"
+
+namespace fewbit::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string text_in(const fs::path& file) {
+  std::stringstream s;
+  s << std::ifstream(file).rdbuf();
+  return s.str();
+}
+
+class Package : public CommandTest {
+ protected:
+  // Installed in one place and moved to another.
+  void install() {
+    done("cmake --install " + in_build("") + " --prefix " + (dir / "first").string());
+    fs::rename(dir / "first", dir / "second");
+  }
+};
+
+TEST_F(Package, MovedProgramsFindTheirDataAndBringPagesAndCompletions) {
+  install();
+  const ProcessResult r = run("second/bin/convert inspect");
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("second/share/fewbit/demo-model"), std::string::npos) << r.out;
+  for (const std::string program : {"quantize", "evaluate", "runner", "convert"}) {
+    const std::string page = text_in(dir / "second/share/man/man1" / (program + ".1"));
+    EXPECT_EQ(page.find(".TH "), 0u) << program;
+    EXPECT_NE(page.find("\\-\\-json"), std::string::npos) << program;
+    EXPECT_NE(text_in(dir / "second/share/bash-completion/completions" / program).find("complete -o"),
+              std::string::npos)
+        << program;
+  }
+  EXPECT_NE(text_in(dir / "second/share/doc/fewbit/docs/guide.md").find("vllm serve"), std::string::npos);
+}
+
+TEST_F(Package, TheExampleBuildsAgainstAMovedTreeAndReadsACheckpoint) {
+  install();
+  done("cmake -S second/share/doc/fewbit/examples/read_checkpoint -B example -DCMAKE_PREFIX_PATH=" +
+       (dir / "second").string());
+  done("cmake --build example");
+  const ProcessResult r = run("example/read_checkpoint " + kDemo);
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_NE(r.out.find("model.norm.weight bf16 [256] "), std::string::npos) << r.out.substr(0, 400);
+  const ProcessResult none = run("example/read_checkpoint nowhere");
+  EXPECT_EQ(none.exit_code, 1);
+  EXPECT_NE(none.err.find("nowhere"), std::string::npos) << none.err;
+}
+
+}  // namespace
+}  // namespace fewbit::test

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace fewbit::cli {
+
+// `quantize list`: what this version has.
+void print_list();
+
+}  // namespace fewbit::cli

@@ -1,0 +1,16 @@
+#pragma once
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "src/model/checkpoint.h"
+
+namespace fewbit::cli {
+
+// MODEL with the adapter of --lora merged ("" = none; `adapter` gets its digest) and without the tensors that --drop
+// names
+// (`dropped` gets theirs).
+Checkpoint open_model(const std::filesystem::path& model, const std::string& lora, const std::vector<std::string>& drop,
+                      std::string& adapter, std::vector<std::string>& dropped);
+
+}  // namespace fewbit::cli
