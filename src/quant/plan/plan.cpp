@@ -17,8 +17,8 @@
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/plan_kept.h"
-#include "src/quant/plan/rule_match.h"
 #include "src/quant/plan/source_grid.h"
+#include "src/quant/rule_match.h"
 
 namespace fewbit {
 namespace {

@@ -12,7 +12,7 @@
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
-#include "src/quant/plan/rule_match.h"
+#include "src/quant/rule_match.h"
 
 namespace fewbit {
 namespace {

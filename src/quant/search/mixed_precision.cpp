@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "src/quant/plan/rule_match.h"
+#include "src/quant/rule_match.h"
 #include "src/quant/search/budget.h"
 #include "src/quant/search/sensitivity.h"
 
