@@ -65,7 +65,8 @@ FEWBIT_DEVICE_TEST(Fp8, EveryGranularityIsSoundAndErrorFeedbackHelps) {
       EXPECT_EQ(check(r.linear), "") << name << " " << spec.str();
       EXPECT_EQ(r.linear.spec, spec);
       EXPECT_LE(r.loss, r.loss_rtn) << name << " " << spec.str();
-      EXPECT_EQ(b.run("fp8", spec, Effort::reference).loss, r.loss_rtn);
+      const double plain = b.run("fp8", spec, Effort::reference).loss;
+      EXPECT_NEAR(plain, r.loss_rtn, tol::kF32Product * plain);
       EXPECT_EQ(content_hash(b.run(name, spec).linear), content_hash(r.linear)) << "the same bits twice";
     }
 }

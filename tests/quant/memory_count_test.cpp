@@ -44,7 +44,7 @@ TEST(CountedMemory, IsWhatThePlanOfAGpuSays) {
   EXPECT_GT(r.scratch_bytes, 0);
   for (const auto& [phase, bytes] : r.phase_peaks) counted = std::max(counted, bytes);
   EXPECT_NEAR(static_cast<double>(counted), static_cast<double>(planned),
-              static_cast<double>(planned) * tol::kPlannedMemory);
+              static_cast<double>(planned) * tol::kPlannedOfGpu);
 }
 
 }  // namespace
