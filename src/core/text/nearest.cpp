@@ -13,6 +13,8 @@ bool same(char a, char b) {
 }  // namespace
 
 size_t edit_distance(std::string_view a, std::string_view b) {
+  const size_t longer = std::max(a.size(), b.size()), apart = longer - std::min(a.size(), b.size());
+  if (3 * apart > longer) return apart;
   const size_t width = b.size() + 1;
   std::vector<size_t> d((a.size() + 1) * width);
   const auto at = [&](size_t i, size_t j) -> size_t& { return d[i * width + j]; };

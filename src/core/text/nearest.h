@@ -8,7 +8,8 @@
 namespace fewbit {
 
 // Insertions, deletions, replacements and exchanges of neighbours that turn `a` into `b`, no place edited twice (the
-// optimal string alignment of Damerau and Levenshtein). Upper and lower case are one.
+// optimal string alignment of Damerau and Levenshtein). Upper and lower case are one. Where the lengths differ by more
+// than a third of the longer, the answer is that difference, which is the least it can be: a name may be a megabyte.
 size_t edit_distance(std::string_view a, std::string_view b);
 
 // The nearest of `known`, the first of equals; "" where none is within a third of the longer one's length.
