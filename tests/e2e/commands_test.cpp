@@ -348,7 +348,7 @@ TEST_F(Commands, IdsCalibrateWithoutATokenizer) {
   const Json all = json("quantize gptq m all" + ids);
   EXPECT_EQ(all["samples"], 15);
   EXPECT_EQ(all["seq_len"], 128) << "as long as the file has them";
-  EXPECT_EQ(all["note"], "m/calibration.safetensors holds 15 windows instead of 128");
+  EXPECT_EQ(all["note"], "warning: m/calibration.safetensors holds 15 windows instead of 128");
   EXPECT_EQ(all["calibration"], "m/calibration.safetensors");
   const Json some = json("quantize gptq m some" + ids + "--samples 4 --seq-len 100");
   EXPECT_EQ(some["samples"], 4);
