@@ -79,7 +79,7 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
       {gptq + "--samples many", {"--samples", "of at least 1", "found many"}},
       {gptq + "--seq-len 1", {"--seq-len", "from 2 to", "found 1"}},
       {gptq + "--damp much", {"--damp", "expected a number", "much"}},
-      {gptq + "--threads -1", {"--threads", "of at least 0", "found -1"}},
+      {gptq + "--threads -1", {"--threads", "from 0 to 4096", "found -1"}},
       {gptq + "--dtype fp16", {"--dtype", "fp16", "known: float32 bf16"}},
       {gptq + "--device gpu", {"--device", "gpu", "known: auto cpu cuda"}},
       {gptq + "--tp 2", {"--tp", "--for", "--help"}},

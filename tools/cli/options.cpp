@@ -37,7 +37,7 @@ void add_common(CLI::App& app, Common& c) {
   app.add_option("--device", c.device, "auto, cpu, cuda or cuda:N")->envname("FEWBIT_DEVICE")->capture_default_str();
   app.add_option("--threads", c.threads, "CPU threads (0 = all)")
       ->envname("FEWBIT_THREADS")
-      ->check(CLI::Range(0, kMostThreads));
+      ->check(in_range(0, kMostThreads));
   app.add_option("--json", c.json, "Write the result as JSON to FILE, or to standard output with -")
       ->type_name("FILE|-")
       ->check(writable_file());
