@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "kernels/quantize/factor.h"
 #include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "tests/support/support.h"
@@ -43,8 +44,11 @@ TEST(CountedMemory, IsWhatThePlanOfAGpuSays) {
                                      {.recipe = "gptq", .out = dir / "out", .dtype = DType::bf16});
   EXPECT_GT(r.scratch_bytes, 0);
   for (const auto& [phase, bytes] : r.phase_peaks) counted = std::max(counted, bytes);
+  // What a CPU does not have: the matrix that shifts the targets of linears which share an input, and the blocks of the
+  // solver (kernels/quantize/factor.h), of the widest linear, `down`.
+  counted += shift_bytes(Device::cuda, 768, 2048) - 8 * 2048 * 2048 - square_cut_bytes(Device::cuda, 768, 2048);
   EXPECT_NEAR(static_cast<double>(counted), static_cast<double>(planned),
-              static_cast<double>(planned) * tol::kPlannedOfGpu);
+              static_cast<double>(planned) * tol::kPlannedMemory);
 }
 
 }  // namespace

@@ -72,8 +72,5 @@ inline constexpr double kReencodedBlocks = 1e-3;  // values that GGUF blocks dec
 // Counted memory beside its formula: never more than this above, and not less than this of it.
 inline constexpr double kPeakAbove = 1.05, kPeakBelow = 0.9;
 inline constexpr double kPlannedMemory = 0.1;  // of a run, against the plan
-// The plan of a GPU against what a CPU takes for a small shape: a GPU's strips and its solver's blocks are wider, by
-// sizes that do not grow with the model.
-inline constexpr double kPlannedOfGpu = 0.3;
 
 }  // namespace fewbit::tol
