@@ -22,7 +22,7 @@ struct ExpertLinear {
 struct ExpertMixture {
   std::vector<ExpertLinear> gate{}, up{}, down{};  // by expert; without gates: act(up) * up
   ActKind act = ActKind::silu;
-  float swiglu_limit = 0;     // > 0: clamped_swiglu() (kernels/model/gated_act.h) takes the place of act(gate) * up
+  SwigluClamp swiglu{0};      // limit > 0: clamped_swiglu() (kernels/model/gated_act.h) in place of act(gate) * up
   bool weigh_inputs = false;  // shares multiply what experts read, not what they answer
   Tensor table{};             // the experts as the device reads them, made by prepare_experts()
 };

@@ -58,8 +58,8 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
       }
       const Tensor up = product(ex, read, m.up[e]), gate = m.gate.empty() ? Tensor{} : product(ex, read, m.gate[e]);
       const ConstTensorView gated = m.gate.empty() ? up.view() : gate.view();
-      if (m.swiglu_limit > 0)
-        cpu::clamped_swiglu(ex, gated, up, {m.swiglu_limit}, up);
+      if (m.swiglu.limit > 0)
+        cpu::clamped_swiglu(ex, gated, up, m.swiglu, up);
       else
         cpu::gated_act(ex, gated, up, m.act, up);
       cpu::scatter_add_rows(ex, product(ex, up, m.down[e]), first, m.weigh_inputs ? one : share, sum);

@@ -227,7 +227,7 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                      .rows = wide_rows.prepare(s, pieces, up, x),
                      .by_pair = m.weigh_inputs,
                      .act = m.act,
-                     .swiglu_limit = m.swiglu_limit,
+                     .swiglu = m.swiglu,
                      .to = pieces.at<__nv_bfloat16>(act)};
   launch_wide(s, up, tokens, wide);
   const ConstTensorView acted{wide.to, DType::bf16, {count, width}, x.device};

@@ -46,7 +46,7 @@ struct WideJob {
   Rows rows;        // [tokens], or [count] by pair where weigh_inputs
   bool by_pair;
   ActKind act;
-  float swiglu_limit;
+  SwigluClamp swiglu;
   __nv_bfloat16* to;
 };
 // The weighted sum of down(act).

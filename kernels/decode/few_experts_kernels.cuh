@@ -110,10 +110,10 @@ struct Sums {
   }
 };
 
-__device__ __forceinline__ float gated(float g, float u, ActKind act, float limit) {
-  if (limit > 0) {
-    g = fminf(g, limit), u = fminf(fmaxf(u, -limit), limit);
-    return (u + 1.f) * g / (1.f + expf(-1.702f * g));
+__device__ __forceinline__ float gated(float g, float u, ActKind act, const SwigluClamp& clamp) {
+  if (clamp.limit > 0) {
+    g = fminf(g, clamp.limit), u = fminf(fmaxf(u, -clamp.limit), clamp.limit);
+    return (u + clamp.shift) * g / (1.f + expf(-clamp.slope * g));
   }
   switch (act) {
     case ActKind::silu:
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ 
     const float u = sums.value(up, row, o, 0, parts, x_scale);
     const float g = two ? sums.value(gate, row, o, parts, kWarps, x_scale) : u;
     job.to[static_cast<int64_t>(slot.begin + row) * job.up.out + output] =
-        __float2bfloat16_rn(gated(g, u, job.act, job.swiglu_limit));
+        __float2bfloat16_rn(gated(g, u, job.act, job.swiglu));
   }
 }
 

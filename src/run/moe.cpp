@@ -34,6 +34,10 @@ RouteScore score_of(RouterScore score) {
   return RouteScore::softmax;
 }
 
+SwigluClamp clamp_of(const Moe& op) {
+  return op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit};
+}
+
 // The router's logits of x, the experts that they choose and their weights.
 void choose_experts(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, RankSums* ranks,
                     TensorView logits, TensorView ids, TensorView shares) {
@@ -68,9 +72,8 @@ std::optional<ExpertLinear> few_tokens_form(const Linear& linear) {
 }
 
 std::string prepare_mixture(Exec& ex, const Moe& op, BlockWeights& weights) {
-  ExpertMixture m{.act = act_kind(op.act), .swiglu_limit = op.swiglu_limit, .weigh_inputs = op.weigh_inputs};
+  ExpertMixture m{.act = act_kind(op.act), .swiglu = clamp_of(op), .weigh_inputs = op.weigh_inputs};
   if (!op.all_own()) return "experts that several ranks share";
-  if (op.plain_swiglu) return "a clamped activation";
   const auto take = [&](const LinearDef& def, std::vector<ExpertLinear>& to) {
     for (int e = 0; e < op.experts; ++e)
       if (auto form = few_tokens_form(weights.linears.at(op.of_expert(def, e).name))) to.push_back(*form);
@@ -158,8 +161,7 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
   }
   apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
   if (op.swiglu_limit > 0)
-    clamped_swiglu(ex, g, u, op.plain_swiglu ? SwigluClamp{op.swiglu_limit, 1.f, 0.f} : SwigluClamp{op.swiglu_limit},
-                   g);
+    clamped_swiglu(ex, g, u, clamp_of(op), g);
   else
     gated_act(ex, g, u, act_kind(op.act), g);
   return g;

@@ -8,6 +8,7 @@
 #include "src/run/engine.h"
 #include "tests/run/demo.h"
 #include "tests/support/support.h"
+#include "tests/support/tiny_families.h"
 #include "tests/support/tolerance.h"
 
 namespace fewbit::test {
@@ -80,6 +81,24 @@ TEST(FewExpertsSteps, CudaOfTheFamilies) {
     FEWBIT_NEEDS_REFERENCE(folder + "/config.json");
     const Checkpoint c = Checkpoint::open(reference(folder));
     for (const int64_t batch : {1, 4}) steps_agree(ex, c, batch, fmt::format("{}, {} sequences", model, batch));
+  }
+}
+
+// Several residual streams, experts that the token says, clamped activations without a slope.
+TEST(FewExpertsSteps, CudaOfDeepSeekV4) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const TempDir dir;
+  synthesize(dir.path() / "m", {.config = tiny_config_of("DeepseekV4ForCausalLM").dump()}, {});
+  const Checkpoint c = Checkpoint::open(dir.path() / "m");
+  for (const int64_t batch : {1, 4}) {
+    const EngineOptions options{.load = {.dtype = DType::bf16}, .batch = batch, .capacity = kPrompt + kSteps};
+    EngineOptions plain = options;
+    plain.graph = false;
+    Engine recorded(ex, c, options), eager(ex, c, plain);
+    EXPECT_TRUE(notes_say(recorded, "are recorded")) << notes_of(recorded);
+    const std::vector<Tensor> a = logits_of(ex, recorded), b = logits_of(ex, eager);
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(first_difference(a[i], b[i]), "") << batch << ", step " << i;
   }
 }
 

@@ -23,7 +23,7 @@ struct Sizes {
   int experts = 8, top_k = 2;
   int64_t hidden = 256, width = 128, group = 128;
   bool biases = false, zeros = false, gated = true;
-  float swiglu_limit = 0;
+  SwigluClamp swiglu{0};
   bool weigh_inputs = false;
   ActKind act = ActKind::silu;
 };
@@ -49,7 +49,7 @@ class TestMixture {
       up.push_back(linear(s.width, s.hidden, ++seed));
       down.push_back(linear(s.hidden, s.width, ++seed));
     }
-    mixture = {.act = s.act, .swiglu_limit = s.swiglu_limit, .weigh_inputs = s.weigh_inputs};
+    mixture = {.act = s.act, .swiglu = s.swiglu, .weigh_inputs = s.weigh_inputs};
     for (const TestLinear& l : gate) mixture.gate.push_back(l.linear);
     for (const TestLinear& l : up) mixture.up.push_back(l.linear);
     for (const TestLinear& l : down) mixture.down.push_back(l.linear);
@@ -153,9 +153,9 @@ std::vector<double> reference_product(const TestLinear& l, std::vector<double> x
 }
 
 double activated(double g, double u, const Sizes& s) {
-  if (s.swiglu_limit > 0) {
-    g = std::min<double>(g, s.swiglu_limit), u = std::clamp<double>(u, -s.swiglu_limit, s.swiglu_limit);
-    return (u + 1) * g / (1 + std::exp(-1.702 * g));
+  if (const auto& [limit, slope, shift] = s.swiglu; limit > 0) {
+    g = std::min<double>(g, limit), u = std::clamp<double>(u, -limit, limit);
+    return (u + shift) * g / (1 + std::exp(-slope * g));
   }
   if (s.act == ActKind::relu) return std::max(g, 0.) * u;
   if (s.act == ActKind::gelu_tanh) return g / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
@@ -244,7 +244,8 @@ FEWBIT_DEVICE_TEST(FewExperts, EveryGroupOfPackedWeights) {
 
 FEWBIT_DEVICE_TEST(FewExperts, EveryActivationAndWeightedInputs) {
   for (const Kind kind : {Kind::dense, Kind::int4, Kind::fp8}) {
-    matches(ex, {.kind = kind, .biases = true, .swiglu_limit = 0.7f});  // gpt-oss
+    matches(ex, {.kind = kind, .biases = true, .swiglu = {0.7f}});      // gpt-oss
+    matches(ex, {.kind = kind, .swiglu = {0.7f, 1.f, 0.f}});            // DeepSeek V4
     matches(ex, {.kind = kind, .top_k = 1, .weigh_inputs = true});      // Llama 4
     matches(ex, {.kind = kind, .gated = false, .act = ActKind::relu});  // Nemotron-H
     matches(ex, {.kind = kind, .act = ActKind::gelu_tanh});
@@ -253,7 +254,7 @@ FEWBIT_DEVICE_TEST(FewExperts, EveryActivationAndWeightedInputs) {
 
 FEWBIT_DEVICE_TEST(FewExperts, WidthsThatNoPowerOfTwoDivides) {
   matches(ex, {.experts = 4, .hidden = 96, .width = 160});
-  matches(ex, {.experts = 4, .top_k = 4, .hidden = 2880, .width = 352, .biases = true, .swiglu_limit = 7});
+  matches(ex, {.experts = 4, .top_k = 4, .hidden = 2880, .width = 352, .biases = true, .swiglu = {7}});
   matches(ex, {.kind = Kind::fp8, .experts = 4, .hidden = 448, .width = 192});
 }
 
