@@ -26,7 +26,6 @@ class SplitMatrix {
     __nv_bfloat16* high = room_.as<__nv_bfloat16>();
     return {high, high + rows_ * cols_, cols_};
   }
-  static int64_t bytes(int64_t rows, int64_t cols) { return 4 * rows * cols; }
 
  private:
   Tensor room_;

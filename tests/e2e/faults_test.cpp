@@ -24,15 +24,6 @@ class Faults : public CommandTest {
   static std::string preload(const std::string& variables) {
     return "env LD_PRELOAD='" + in_build("tests/libfaults.so") + "' " + variables + " ";
   }
-  // Names and bytes of all files but those that hold times.
-  std::map<std::string, std::string> files(const std::string& out) const {
-    std::map<std::string, std::string> all;
-    for (const auto& entry : fs::directory_iterator(dir / out))
-      if (const std::string name = entry.path().filename();
-          name != "quant_report.json" && name != "README.md" && name != "SHA256SUMS")
-        all[name] = bytes_of_file(entry.path());
-    return all;
-  }
   // How often the command calls what.
   std::map<std::string, long> calls_of(const std::string& command) {
     done(preload("COUNT_TO=calls") + command);

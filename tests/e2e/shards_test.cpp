@@ -20,15 +20,6 @@ class Shards : public CommandTest {
   static std::string command(const std::string& out, const std::string& more = "") {
     return "quantize rtn " + kDemo + " " + out + " --device cpu --shard-size 600kB " + more;
   }
-  // Names and bytes of all files but report and card, which hold times.
-  std::map<std::string, std::string> files(const std::string& out) const {
-    std::map<std::string, std::string> all;
-    for (const auto& entry : fs::directory_iterator(dir / out))
-      if (const std::string name = entry.path().filename();
-          name != "quant_report.json" && name != "README.md" && name != "SHA256SUMS")
-        all[name] = bytes_of_file(entry.path());
-    return all;
-  }
 };
 
 TEST_F(Shards, HoldTheSameTensorsAsOneFileInTheModelsOrder) {

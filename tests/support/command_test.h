@@ -2,6 +2,8 @@
 // Tests of the commands: each runs them as a user would, in a folder of its own.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -38,6 +40,16 @@ class CommandTest : public ::testing::Test {
     const ProcessResult r = run(command + " --json -");
     EXPECT_EQ(r.exit_code, 0) << command << "\n" << r.err;
     return json_of(r);
+  }
+
+  // Names and bytes of the files of a checkpoint but report, card and their digests, which hold times.
+  std::map<std::string, std::string> files(const std::string& out) const {
+    std::map<std::string, std::string> all;
+    for (const auto& entry : std::filesystem::directory_iterator(dir / out))
+      if (const std::string name = entry.path().filename();
+          name != "quant_report.json" && name != "README.md" && name != "SHA256SUMS")
+        all[name] = bytes_of_file(entry.path());
+    return all;
   }
 
   TempDir dir;
