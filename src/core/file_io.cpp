@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "src/core/error.h"
@@ -100,6 +102,12 @@ void File::cut(int64_t bytes) {
 
 void File::sync() {
   if (::fsync(fd_) != 0) refuse("cannot be made safe on the disk");
+}
+
+// By a stream, for the size of a file of /proc is told as 0.
+std::string text_or_empty(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 void sync_file(const fs::path& path) { File::read(path).sync(); }

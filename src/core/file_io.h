@@ -36,6 +36,9 @@ class File {
   int fd_ = -1;
 };
 
+// All bytes of a file; "" where there is none or the system does not give it.
+std::string text_or_empty(const std::filesystem::path&);
+
 void sync_file(const std::filesystem::path&);
 void sync_folder(const std::filesystem::path&);  // its entries; quiet on file systems that cannot
 // Every file of a folder, of the folders in it, and these.

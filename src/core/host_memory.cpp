@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <iterator>
 #include <limits>
 
+#include "src/core/file_io.h"
 #include "src/core/strings.h"
 
 namespace fewbit {
@@ -18,12 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// "" where the file cannot be read: a rule that the system does not tell does not bind.
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::optional<int64_t> number(std::string_view s) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
@@ -32,7 +26,7 @@ std::optional<int64_t> number(std::string_view s) {
 
 // The first number of a file; version 2 writes "max" where there is no limit.
 std::optional<int64_t> number_in(const fs::path& path) {
-  const std::vector<std::string> found = words(text_of(path));
+  const std::vector<std::string> found = words(text_or_empty(path));
   return found.empty() ? std::nullopt : number(found.front());
 }
 
@@ -124,7 +118,7 @@ std::optional<HostLimit> cgroup_limit(const fs::path& folder) {
   const auto used = number_in(folder / (version2 ? "memory.current" : "memory.usage_in_bytes"));
   if (!used) return std::nullopt;
   // The cache of files is counted as used, but given up before anything is refused: MemAvailable counts it as free too.
-  const std::string stat = text_of(folder / "memory.stat"), prefix = version2 ? "" : "total_";
+  const std::string stat = text_or_empty(folder / "memory.stat"), prefix = version2 ? "" : "total_";
   const int64_t cache = stat_line(stat, prefix + "active_file") + stat_line(stat, prefix + "inactive_file");
   const int64_t left = limit - std::max<int64_t>(0, *used - cache);
   return HostLimit{std::max<int64_t>(0, left), "cgroup limit " + folder.string()};
@@ -132,10 +126,12 @@ std::optional<HostLimit> cgroup_limit(const fs::path& folder) {
 
 std::vector<HostLimit> host_limits() {
   std::vector<HostLimit> out;
-  if (const auto free = kib_field(text_of("/proc/meminfo"), "MemAvailable")) out.push_back({*free, "MemAvailable"});
-  for (const fs::path& folder : cgroup_folders(text_of("/proc/self/cgroup"), text_of("/proc/self/mountinfo")))
+  if (const auto free = kib_field(text_or_empty("/proc/meminfo"), "MemAvailable"))
+    out.push_back({*free, "MemAvailable"});
+  for (const fs::path& folder :
+       cgroup_folders(text_or_empty("/proc/self/cgroup"), text_or_empty("/proc/self/mountinfo")))
     if (const auto limit = cgroup_limit(folder)) out.push_back(*limit);
-  const auto mapped = parse_statm(text_of("/proc/self/statm"), ::sysconf(_SC_PAGESIZE)).value_or(MappedMemory{});
+  const auto mapped = parse_statm(text_or_empty("/proc/self/statm"), ::sysconf(_SC_PAGESIZE)).value_or(MappedMemory{});
   add_rlimit(RLIMIT_AS, mapped.all, "ulimit -v", out);
   add_rlimit(RLIMIT_DATA, mapped.data, "ulimit -d", out);
   return out;
@@ -143,7 +139,7 @@ std::vector<HostLimit> host_limits() {
 
 std::optional<HostLimit> address_space_left() {
   std::vector<HostLimit> out;
-  const auto mapped = parse_statm(text_of("/proc/self/statm"), ::sysconf(_SC_PAGESIZE)).value_or(MappedMemory{});
+  const auto mapped = parse_statm(text_or_empty("/proc/self/statm"), ::sysconf(_SC_PAGESIZE)).value_or(MappedMemory{});
   add_rlimit(RLIMIT_AS, mapped.all, "ulimit -v", out);
   return out.empty() ? std::nullopt : std::optional(out.front());
 }
@@ -156,7 +152,7 @@ HostLimit host_memory_left() {
 }
 
 ResidentMemory resident_memory() {
-  const std::string status = text_of("/proc/self/status");
+  const std::string status = text_or_empty("/proc/self/status");
   const auto field = [&](std::string_view name) { return kib_field(status, name).value_or(0); };
   return {field("VmRSS"), field("VmHWM"), field("RssAnon"), field("RssFile")};
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,6 +12,7 @@
 #include "formats/container.h"
 #include "formats/guarded_json.h"
 #include "src/core/digest.h"
+#include "src/core/file_io.h"
 #include "src/core/files/checksums.h"
 #include "src/core/files/sha256.h"
 #include "src/core/parallel.h"
@@ -27,11 +27,6 @@ using Json = nlohmann::json;
 constexpr const char* kReport = "quant_report.json";
 constexpr const char* kReadme = "README.md";
 constexpr int kDigests = 2, kNewest = 2;  // schemas of the report: the first with digests, the last that is known
-
-std::string text_of(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // The files of the folder; folders in it are none of a checkpoint's.
 std::set<std::string> names_in(const fs::path& dir, VerifyResult& result) {
@@ -105,7 +100,7 @@ class FileCheck {
       fail(ErrorKind::checkpoint, fmt::format("{}: no {}; verify compares a checkpoint that `quantize` or `convert to` "
                                               "wrote",
                                               dir_.string(), kReport));
-    const std::string text = text_of(dir_ / kReport);
+    const std::string text = text_or_empty(dir_ / kReport);
     report_ = json_or_discarded(text, kTableJson);
     const bool readable = report_.is_object() && report_.contains("linears") && report_["linears"].is_array();
     check_sums();
@@ -134,7 +129,7 @@ class FileCheck {
         result_.unchecked.emplace_back("files as a whole (no SHA256SUMS)");
       return;
     }
-    const ReadChecksums sums = read_checksums(text_of(dir_ / kChecksumsFile));
+    const ReadChecksums sums = read_checksums(text_or_empty(dir_ / kChecksumsFile));
     for (const std::string& what : sums.problems) problem(kChecksumsFile, what);
     if (!sums.problems.empty()) return;  // then the digests of the report say which files are as they were
     Digests digests(progress_, "SHA-256 of the files");
@@ -266,7 +261,7 @@ class FileCheck {
   // What config.json says of the model, key by key.
   void check_config() {
     const Json then = report_.contains("config") ? report_["config"] : Json();
-    const Json now = json_or_discarded(text_of(dir_ / "config.json"), kTableJson);
+    const Json now = json_or_discarded(text_or_empty(dir_ / "config.json"), kTableJson);
     if (!then.is_object() || !now.is_object()) return;  // a file that is no JSON differs from its digest
     const auto shown = [](const Json& j, const std::string& key) {
       return j.contains(key) ? j[key].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80) : "not there";

@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "formats/guarded_json.h"
 #include "src/core/digest.h"
@@ -44,15 +42,13 @@ struct AdapterConfig {
   }
 };
 
-std::string text_of_file(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (!in)
+std::string config_text_of(const fs::path& adapter) {
+  const fs::path file = adapter / "adapter_config.json";
+  if (!fs::exists(file))
     fail(ErrorKind::io, file.string() +
                             ": cannot open; expected the folder of a PEFT adapter, with adapter_config.json "
                             "and adapter_model.safetensors");
-  text << in.rdbuf();
-  return text.str();
+  return json_text(file, kConfigJson);
 }
 
 std::map<std::string, double> pattern_of(const Json& j, const char* key, const std::string& where) {
@@ -219,7 +215,7 @@ class Merge {
 }  // namespace
 
 Checkpoint with_adapter(Checkpoint c, const fs::path& dir, std::string& digest) {
-  const std::string text = text_of_file(dir / "adapter_config.json");
+  const std::string text = config_text_of(dir);
   AdapterConfig config = config_of(text, (dir / "adapter_config.json").string());
   const fs::path weights = dir / "adapter_model.safetensors";
   if (!fs::exists(weights))

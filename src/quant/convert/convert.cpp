@@ -187,7 +187,7 @@ class Writing {
 // The report of the `quantize` run that made MODEL, told of what became of it. Without linears where there is none or
 // where it no longer says anything about the weights.
 Json linears_report_of(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan) {
-  Json report = ordered_json_or_discarded(text_of(job.model / "quant_report.json"), kTableJson);
+  Json report = ordered_json_or_discarded(text_or_empty(job.model / "quant_report.json"), kTableJson);
   if (!report.is_object() || !report.contains("linears") || plan.summary.linears.empty())
     return {{"linears", Json::array()}};
   for (const NamedLinear& end : ends_of(c.spec))  // written as floats where the format packs no ends
@@ -225,7 +225,7 @@ std::string report_of(const Checkpoint& c, const ConvertJob& job, const ConvertP
 // As the report of MODEL has it: the same codes have the same.
 std::string perplexity_before(const ConvertJob& job) {
   const fs::path path = job.model / "quant_report.json";
-  const Json report = ordered_json_or_discarded(text_of(path), kTableJson);
+  const Json report = ordered_json_or_discarded(text_or_empty(path), kTableJson);
   if (!report.is_object() || !report.contains("perplexity"))
     return "not measured; `evaluate perplexity` prints it with its standard error";
   const Json& p = report["perplexity"];
@@ -256,7 +256,8 @@ void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan&
   copy_companions(job.model, dir);
   if (!job.target.format->gguf) write_gguf_tokenizer(c, dir);
   const fs::path source = fs::is_directory(job.model) ? job.model / "README.md" : fs::path();
-  write_text(dir / "README.md", above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_of(source)));
+  write_text(dir / "README.md",
+             above_model_card(card_of(c, job, plan, done), source.empty() ? "" : text_or_empty(source)));
   write_text(dir / "quant_report.json", report_of(c, job, plan, done, files, dir));
   write_checksums(dir, files);
 }

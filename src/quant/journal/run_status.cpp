@@ -6,9 +6,9 @@
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "formats/guarded_json.h"
+#include "src/core/file_io.h"
 #include "src/core/files/command_line.h"
 #include "src/core/host_memory.h"
 #include "src/quant/journal/journal.h"
@@ -25,13 +25,6 @@ constexpr double kFresh = 10;         // seconds: what was said on another host 
 constexpr double kTellsEnough = 0.1;  // share of a run from which its own pace says when it ends
 
 double unix_now() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
-
-std::string text_in(const fs::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream all;
-  all << in.rdbuf();
-  return all.str();
-}
 
 int64_t bytes_in(const fs::path& folder) {
   int64_t n = 0;
@@ -118,11 +111,11 @@ RunStatus read_status(const fs::path& out) {
                        "there); expected the OUT of a `quantize` command",
                        out.string(), partial.string()));
     s.state = RunStatus::State::finished;
-    s.report = text_in(place / "quant_report.json");
+    s.report = text_or_empty(place / "quant_report.json");
     return s;
   }
   s.holder = *holder;
-  const Json j = json_or_discarded(text_in(partial / kFile), kRecordJson);
+  const Json j = json_or_discarded(text_or_empty(partial / kFile), kRecordJson);
   double updated = 0, before = 0;
   if ((s.told = j.is_object())) {
     take(j, "phase", s.phase);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "formats/gguf/file.h"
@@ -68,11 +67,6 @@ void write_text(const fs::path& path, const std::string& text) {
   File file = File::with_flags(path, O_WRONLY | O_CREAT | O_TRUNC);
   if (!file.open()) file.refuse("cannot create");
   file.append_whole(text);
-}
-
-std::string text_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 void copy_companions(const fs::path& model, const fs::path& dir) {

@@ -14,7 +14,6 @@ namespace fewbit {
 
 // Error{io} where it cannot be written.
 void write_text(const std::filesystem::path& path, const std::string& text);
-std::string text_of(const std::filesystem::path& path);  // "" where there is no such file
 
 // Copies what does not belong to the weights and is not written anew: tokenizer files,
 // generation_config.json, chat templates, licences. Nothing where `model` is no folder.

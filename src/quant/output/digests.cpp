@@ -5,6 +5,7 @@
 
 #include "formats/guarded_json.h"
 #include "src/core/error.h"
+#include "src/core/file_io.h"
 #include "src/core/files/checksums.h"
 #include "src/quant/output/companions.h"
 
@@ -17,7 +18,7 @@ using Json = nlohmann::ordered_json;
 constexpr auto kLenient = Json::error_handler_t::replace;  // a path need not be UTF-8
 
 Json object_in(const fs::path& file) {
-  Json j = ordered_json_or_discarded(text_of(file), kTableJson);
+  Json j = ordered_json_or_discarded(text_or_empty(file), kTableJson);
   return j.is_object() ? j : Json::object();
 }
 

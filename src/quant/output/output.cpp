@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "src/core/file_io.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/digests.h"
 #include "src/quant/output/gguf_output.h"
@@ -29,7 +30,7 @@ void remove_all_but_shards(const Journal& journal, const fs::path& dir) {
 
 void write_report(const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, const QuantReport& report,
                   const fs::path& dir) {
-  write_text(dir / "README.md", model_card(plan, job, report, text_of(c.dir / "README.md")));
+  write_text(dir / "README.md", model_card(plan, job, report, text_or_empty(c.dir / "README.md")));
   write_text(dir / "quant_report.json", to_json(report));
   write_checksums(dir, report.files);
 }

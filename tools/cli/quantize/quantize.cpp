@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "src/core/file_io.h"
 #include "src/core/strings.h"
 #include "src/core/text/nearest.h"
 #include "src/model/archs.h"
@@ -211,7 +212,7 @@ QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesyste
 bool finished_before(const QuantizeArgs& a, const QuantJob& job) {
   if (!finished_already(job)) return false;
   say(a.common, fmt::format("{} is finished; there is nothing to resume\n", job.out.string()));
-  write_json(a.common, text_of(place_of(job.out) / "quant_report.json"));
+  write_json(a.common, text_or_empty(place_of(job.out) / "quant_report.json"));
   return true;
 }
 
