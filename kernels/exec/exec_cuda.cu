@@ -6,8 +6,6 @@
 #include <cstring>
 
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/exec/staging.cuh"
-#include "src/core/parallel.h"
 
 namespace fewbit {
 namespace cuda {
@@ -162,12 +160,9 @@ void copy(Exec& ex, ConstTensorView from, TensorView to) {
                                         : cudaMemcpyDeviceToDevice;
   const bool wait = to_host || (from_host && !is_pinned(from.data));
   FEWBIT_ASSERT(!(wait && s.recording));
-  if (wait && from_host && bytes >= kStagedFrom) {
-    s.staged_upload(from.data, to.data, bytes);  // the source is free when it returns
-    return;
-  }
+  if (wait && from_host && bytes >= kStagedFrom) return s.staging_.upload(s.stream, from.data, to.data, bytes);
   if (to_host && bytes >= kStagedFrom && !is_pinned(to.data))
-    return staged_download(s.stream, s.staging_, s.staging_free_, from.data, to.data, bytes);
+    return s.staging_.download(s.stream, from.data, to.data, bytes);
   FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, kind, s.stream));
   if (wait) FEWBIT_CUDA_CALL(cudaStreamSynchronize(s.stream));
 }
@@ -295,10 +290,6 @@ CudaState::~CudaState() {
   cudaSetDevice(device);
   cudaStreamSynchronize(stream);
   for (cudaEvent_t e : marks_) cudaEventDestroy(e);
-  for (int i = 0; i < 2; ++i) {
-    if (staging_free_[i]) cudaEventDestroy(staging_free_[i]);
-    if (staging_[i]) cudaFreeHost(staging_[i]);
-  }
   if (solver_) cusolverDnDestroy(solver_);
   if (blas_lt) cublasLtDestroy(blas_lt);
   if (blas) cublasDestroy(blas);
@@ -344,26 +335,6 @@ void* CudaState::flagged_partials(size_t bytes) {
     FEWBIT_CUDA_CALL(cudaMemsetAsync(flagged_partials_.data, 0xff, flagged_partials_.size, stream));
   }
   return flagged_partials_.data;
-}
-
-void CudaState::staged_upload(const void* from, void* to, size_t bytes) {
-  cuda::make_staging(staging_, staging_free_);
-  const auto* src = static_cast<const char*>(from);
-  auto* dst = static_cast<char*>(to);
-  // Small tensors also change buffers from call to call, so that filling one overlaps the transfer of the other.
-  for (size_t done = 0; done < bytes;) {
-    const size_t chunk = std::min(kStaging, bytes - done);
-    const int i = staging_next_;
-    staging_next_ ^= 1;
-    FEWBIT_CUDA_CALL(cudaEventSynchronize(staging_free_[i]));
-    auto* buffer = static_cast<char*>(staging_[i]);
-    parallel_for(static_cast<int64_t>(chunk), cuda::kStagingGrain, [&](int64_t begin, int64_t end) {
-      std::memcpy(buffer + begin, src + done + begin, static_cast<size_t>(end - begin));
-    });
-    FEWBIT_CUDA_CALL(cudaMemcpyAsync(dst + done, buffer, chunk, cudaMemcpyHostToDevice, stream));
-    FEWBIT_CUDA_CALL(cudaEventRecord(staging_free_[i], stream));
-    done += chunk;
-  }
 }
 
 Exec make_cuda_exec(int index) {

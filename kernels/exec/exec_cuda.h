@@ -12,6 +12,7 @@
 
 #include "kernels/exec/exec.h"
 #include "kernels/exec/gpu_traits.h"
+#include "kernels/exec/staging.cuh"
 
 namespace fewbit {
 
@@ -64,7 +65,6 @@ struct CudaState {
   static constexpr size_t kBlasWorkspace = size_t{32} << 20;
   // Zeroed integers for kernels whose last block finishes the work; every user leaves them zero.
   static constexpr int kCounters = 1 << 16;
-  static constexpr size_t kStaging = size_t{32} << 20;  // of each of the two pinned buffers
 
   int device = 0;
   cudaDeviceProp props{};
@@ -107,7 +107,6 @@ struct CudaState {
   friend int cuda::mark(Exec&);
   friend double cuda::elapsed_ms(Exec&, int, int);
   friend void cuda::forget_marks(Exec&);
-  void staged_upload(const void* from, void* to, size_t bytes);
 
   cusolverDnHandle_t solver_ = nullptr;
   struct Grown {
@@ -118,9 +117,7 @@ struct CudaState {
   void grow(Grown& space, size_t bytes);
   Grown scratch_, flagged_partials_;
   std::vector<std::pair<void*, size_t>> retired_;  // what these were before they grew, where graphs may still use it
-  void* staging_[2] = {nullptr, nullptr};          // pinned
-  cudaEvent_t staging_free_[2] = {nullptr, nullptr};
-  int staging_next_ = 0;
+  cuda::Staging staging_;
   std::vector<cudaEvent_t> marks_;
   size_t marks_taken_ = 0;  // since they were last forgotten
 };
