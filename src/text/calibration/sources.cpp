@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
 #include "src/text/documents.h"
@@ -110,7 +111,7 @@ void add_records(const std::string& content, const std::string& path, const Cali
     const std::string where = fmt::format("{}: line {}", path, i + 1);
     if (const std::string problem = json_problem(lines[i]); !problem.empty())
       fail(ErrorKind::checkpoint, where + ": " + problem);
-    const Json line = Json::parse(lines[i]);
+    const Json line = parse_ordered_json(lines[i], where, kRecordJson);
     if (!line.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
     bool chat = false;
     out.documents.push_back(document_of(line, how, where, &chat));
