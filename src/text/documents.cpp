@@ -47,22 +47,46 @@ std::string rendered(const Json& line, const ChatTemplate& chat, const std::stri
   return chat.render({part("messages"), part("tools"), part("documents"), part("chat_template_kwargs")});
 }
 
-void add_object(const Json& j, const std::string& where, const ChatSource& chat, Documents& out) {
+// The first of several keys that holds a text; "" where none does.
+std::string text_under(const Json& line, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (line.contains(key) && line[key].is_string()) return line[key];
+  return "";
+}
+
+// What stands under the key that is asked for: a text, or a list of messages.
+Record record_under(const std::string& field, Json line, const std::string& where, const ChatSource& chat) {
+  if (!line.contains(field)) fail(ErrorKind::checkpoint, fmt::format("{}: has no `{}` (--calib-field)", where, field));
+  if (line[field].is_string()) return {line[field], false};
+  if (!line[field].is_array())
+    fail(ErrorKind::checkpoint, fmt::format("{}: `{}` is neither a text nor a list of messages", where, field));
+  line["messages"] = line[field];
+  return {rendered(line, chat(), where), true};
+}
+
+Record record_of(const Json& j, const std::string& where, const ChatSource& chat, const RecordKeys& keys) {
   if (!j.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
-  const bool has_messages = j.contains("messages") && j["messages"].is_array();
-  if (!has_messages && !(j.contains("text") && j["text"].is_string()))
+  if (!keys.field.empty()) return record_under(keys.field, j, where, chat);
+  if (j.contains("messages") && j["messages"].is_array()) return {rendered(j, chat(), where), true};
+  if (!keys.pairs) {
+    if (j.contains("text") && j["text"].is_string()) return {j["text"], false};
     fail(ErrorKind::checkpoint, where + ": has neither `text` nor `messages`");
-  if (!out.texts.empty() && out.chat != has_messages)
-    fail(ErrorKind::checkpoint, where + ": `text` and `messages` are mixed in one file");
-  out.chat = has_messages;
-  out.texts.push_back(has_messages ? rendered(j, chat(), where) : j["text"].get<std::string>());
+  }
+  if (std::string text = text_under(j, {"text"}); !text.empty()) return {text, false};
+  const std::string prompt = text_under(j, {"prompt", "instruction", "question"});
+  const std::string completion = text_under(j, {"completion", "response", "output", "answer"});
+  if (!prompt.empty() && !completion.empty()) return {prompt + "\n" + completion, false};
+  fail(ErrorKind::checkpoint, where +
+                                  ": has neither `text` nor `messages`, nor `prompt` with `completion`; name the key "
+                                  "that holds the text with --calib-field");
 }
 
 void add_line(std::string_view line, const std::string& where, const ChatSource& chat, Documents& out) {
-  if (const std::string problem = json_problem(line); !problem.empty())
-    fail(ErrorKind::checkpoint, where + ": " + problem);
-  const Json j = parse_ordered_json(line, where, kRecordJson);
-  take_apart(where, [&] { add_object(j, where, chat, out); });
+  Record r = read_record(line, where, chat);
+  if (!out.texts.empty() && out.chat != r.chat)
+    fail(ErrorKind::checkpoint, where + ": `text` and `messages` are mixed in one file");
+  out.chat = r.chat;
+  out.texts.push_back(std::move(r.text));
 }
 
 void read_lines_in_parts(const TextFile& file, const ChatSource& chat,
@@ -97,6 +121,15 @@ void read_lines_in_parts(const TextFile& file, const ChatSource& chat,
 }
 
 }  // namespace
+
+Record read_record(std::string_view line, const std::string& where, const ChatSource& chat, const RecordKeys& keys) {
+  if (const std::string problem = json_problem(line); !problem.empty())
+    fail(ErrorKind::checkpoint, where + ": " + problem);
+  const Json j = parse_ordered_json(line, where, kRecordJson);
+  Record r;
+  take_apart(where, [&] { r = record_of(j, where, chat, keys); });
+  return r;
+}
 
 void read_in_parts(const TextFile& file, const ChatSource& chat, const std::function<bool(const Documents&)>& take) {
   if (file.path().extension() == ".jsonl") return read_lines_in_parts(file, chat, take);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/text/chat_template.h"
@@ -18,6 +19,20 @@ struct Documents {
   bool chat = false;   // the texts hold their special tokens, BOS included
   bool lines = false;  // from a .jsonl file
 };
+
+// One line of a .jsonl file as a text.
+struct Record {
+  std::string text;
+  bool chat = false;
+};
+// Where a record may have its text besides `text` and `messages`.
+struct RecordKeys {
+  std::string field{};  // under this key alone: a text or a list of messages
+  bool pairs = false;   // a prompt with its completion, by their usual names
+};
+// Error{checkpoint} that begins with `where`.
+Record read_record(std::string_view line, const std::string& where, const std::function<const ChatTemplate&()>& chat,
+                   const RecordKeys& = {});
 
 // `chat` is asked for the template at the first line with messages. Error{io}; Error{checkpoint} on an empty
 // file and, with its number, on a line that is no object, lacks both keys, or mixes them with the lines

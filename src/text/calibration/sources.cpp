@@ -5,20 +5,16 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
-#include "formats/guarded_json.h"
 #include "src/core/error.h"
 #include "src/core/strings.h"
 #include "src/text/documents.h"
 #include "src/text/files/packed_text.h"
-#include "src/text/json_problem.h"
 
 namespace fewbit {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kKinds = ".txt, .md, .jsonl, each also with .gz or .zst";
 
@@ -63,61 +59,16 @@ std::vector<fs::path> matching(const std::string& pattern) {
   return files;
 }
 
-// The first of several keys that holds a text.
-std::string text_under(const Json& line, std::initializer_list<const char*> keys) {
-  for (const char* key : keys)
-    if (line.contains(key) && line[key].is_string()) return line[key];
-  return "";
-}
-
-std::string chat_of(const Json& line, const ChatTemplate& chat) {
-  const auto part = [&](const char* key) {
-    return line.contains(key) && !line[key].is_null() ? line[key].dump() : std::string();
-  };
-  return chat.render({part("messages"), part("tools"), part("documents"), part("chat_template_kwargs")});
-}
-
-// One record as a document; `chat` says whether it is one.
-std::string document_of(const Json& line, const CalibReading& how, const std::string& where, bool* chat) {
-  *chat = false;
-  if (!how.field.empty()) {
-    if (!line.contains(how.field))
-      fail(ErrorKind::checkpoint, fmt::format("{}: has no `{}` (--calib-field)", where, how.field));
-    if (line[how.field].is_string()) return line[how.field];
-    if (!line[how.field].is_array())
-      fail(ErrorKind::checkpoint, fmt::format("{}: `{}` is neither a text nor a list of messages", where, how.field));
-    Json as_chat = line;
-    as_chat["messages"] = line[how.field];
-    *chat = true;
-    return chat_of(as_chat, how.chat());
-  }
-  if (line.contains("messages") && line["messages"].is_array()) {
-    *chat = true;
-    return chat_of(line, how.chat());
-  }
-  if (std::string text = text_under(line, {"text"}); !text.empty()) return text;
-  const std::string prompt = text_under(line, {"prompt", "instruction", "question"});
-  const std::string completion = text_under(line, {"completion", "response", "output", "answer"});
-  if (!prompt.empty() && !completion.empty()) return prompt + "\n" + completion;
-  fail(ErrorKind::checkpoint, where +
-                                  ": has neither `text` nor `messages`, nor `prompt` with `completion`; name the key "
-                                  "that holds the text with --calib-field");
-}
-
 void add_records(const std::string& content, const std::string& path, const CalibReading& how, CalibPart& out) {
   const std::vector<std::string> lines = split(content, '\n');
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i].find_first_not_of(" \t\r") == std::string::npos) continue;
     const std::string where = fmt::format("{}: line {}", path, i + 1);
-    if (const std::string problem = json_problem(lines[i]); !problem.empty())
-      fail(ErrorKind::checkpoint, where + ": " + problem);
-    const Json line = parse_ordered_json(lines[i], where, kRecordJson);
-    if (!line.is_object()) fail(ErrorKind::checkpoint, where + ": is not a JSON object");
-    bool chat = false;
-    out.documents.push_back(document_of(line, how, where, &chat));
-    if (out.documents.size() > 1 && chat != out.chat)
+    Record r = read_record(lines[i], where, how.chat, {.field = how.field, .pairs = true});
+    if (!out.documents.empty() && r.chat != out.chat)
       fail(ErrorKind::checkpoint, where + ": texts and `messages` are mixed in one file");
-    out.chat = chat;
+    out.chat = r.chat;
+    out.documents.push_back(std::move(r.text));
   }
   if (out.documents.empty()) fail(ErrorKind::checkpoint, path + ": holds no record");
 }
