@@ -6,8 +6,8 @@
 
 #include "formats/guarded_json.h"
 #include "src/core/digest.h"
+#include "src/core/file_io.h"
 #include "src/quant/journal/journal.h"
-#include "src/quant/output/companions.h"
 #include "src/quant/output/out_folder.h"
 
 namespace fewbit {
@@ -61,7 +61,7 @@ bool finished_already(const QuantJob& job) {
   std::error_code ec;
   if (!job.resume || fs::exists(partial_of(out), ec) || !fs::is_regular_file(out / "quant_report.json", ec))
     return false;
-  const auto report = json_or_discarded(text_of(out / "quant_report.json"), kTableJson);
+  const auto report = json_or_discarded(text_or_empty(out / "quant_report.json"), kTableJson);
   const std::string recipe = report.is_object() && report.contains("recipe") && report["recipe"].is_string()
                                  ? report["recipe"].get<std::string>()
                                  : "unknown";
