@@ -76,6 +76,7 @@ void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   if (own.cross) add_scaled(ex_, factor, all.cross, own.cross);
   own.tokens += own.borrowed;
   own.input_scale = std::max(own.input_scale, all.input_scale);
+  own.input_reach = std::min(own.input_reach, all.input_reach);
 }
 
 // The rows of this rank's experts among [first, last), chunk by chunk.
@@ -201,6 +202,7 @@ void ExpertInputs::from_owner(std::optional<InputStats>& stats, int expert, int6
   ranks_.broadcast(ex_, stats->gram, owner);
   if (cross_) ranks_.broadcast(ex_, stats->cross, owner);
   stats->input_scale = value_of_root(ranks_, stats->input_scale, owner);
+  stats->input_reach = value_of_root(ranks_, stats->input_reach, owner);
 }
 
 // The sums of all experts together, wave by wave: once more through every expert, rather than all of their sums side by
@@ -221,6 +223,7 @@ ExpertInputs::Layer ExpertInputs::all_activations(const InputRounding& rounding,
       if (other->cross) add_scaled(ex_, 1, other->cross, all->cross);
       all->tokens += other->tokens;
       all->input_scale = std::max(all->input_scale, other->input_scale);
+      all->input_reach = std::min(all->input_reach, other->input_reach);
       other.reset();
     }
   }

@@ -54,6 +54,7 @@ struct InputStats {
   Tensor gram{};                 // [in, in] f32 on the device
   Tensor cross{};                // [in, in] f32; empty where not needed
   float input_scale = 0;         // of static activations
+  float input_reach = 1;         // share of the largest |x| that input_scale reaches; what is above saturates
   Tensor sample{};               // [tokens <= kSampleTokens, in] of the input before it is rounded; else empty
   mutable FactorCache factor{};  // filled by the first method that needs it
   mutable ShiftCache shift{};    // the same

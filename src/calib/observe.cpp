@@ -45,6 +45,8 @@ float InputRange::scale() {
     const auto nth = magnitudes_.begin() + std::llround(rounding_.percentile / 100.0 * last);
     std::nth_element(magnitudes_.begin(), nth, magnitudes_.end());
     most = *nth;
+    const float largest = *std::max_element(nth, magnitudes_.end());
+    reach_ = largest > 0 ? most / largest : 1;
   } else if (rounding_.percentile >= 100) {
     const Tensor host = ex_.to_host(absmax_);
     most = *std::max_element(host.as<float>(), host.as<float>() + host.numel());
@@ -115,15 +117,18 @@ InputStats InputSums::finish() {
 
 InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_t in, bool cross,
                          const InputRounding& rounding, const Ranks& ranks) {
-  float scale = 1;
+  float scale = 1, reach = 1;
   if (rounding.activations == ActQuant::tensor) {
     InputRange range(ex, rounding, tokens, in);
     each([&](ConstTensorView x, ConstTensorView) { range.add(x); });
     scale = range.scale();
+    reach = range.reach();
   }
   InputSums sums(ex, in, cross, rounding, scale, ranks);
   each([&](ConstTensorView x, ConstTensorView x_full) { sums.add(x, cross ? x_full : ConstTensorView{}); });
-  return sums.finish();
+  InputStats stats = sums.finish();
+  stats.input_reach = reach;
+  return stats;
 }
 
 InputStats observe_input(Exec& ex, ConstTensorView x, ConstTensorView x_full, const InputRounding& rounding) {

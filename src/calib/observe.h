@@ -23,7 +23,8 @@ class InputRange {
   // `tokens`: how many rows will come.
   InputRange(Exec&, const InputRounding&, int64_t tokens, int64_t in);
   void add(ConstTensorView x);
-  float scale();  // of the largest code; 1 where everything was zero or nothing came
+  float scale();                          // of the largest code; 1 where everything was zero or nothing came
+  float reach() const { return reach_; }  // InputStats::input_reach, once scale() was asked
 
  private:
   Exec& ex_;
@@ -31,6 +32,7 @@ class InputRange {
   int64_t step_ = 1, seen_ = 0;
   Tensor absmax_{}, abssum_{};
   std::vector<float> magnitudes_{};  // of the sampled rows, for a percentile
+  float reach_ = 1;
 };
 
 // The sums over rows x [n, in] f32 | bf16, rounded as `rounding` says, and against x_full (never rounded). Several

@@ -165,7 +165,7 @@ void Progress::clear() {
   dirty_ = false;
 }
 
-void Progress::update(const std::string& phase, double fraction) {
+void Progress::update(const std::string& phase, double fraction, const std::string& detail) {
   if (fraction < 1) stop_if_requested();
   if (!enabled_) return;
   const auto now = std::chrono::steady_clock::now();
@@ -181,8 +181,9 @@ void Progress::update(const std::string& phase, double fraction) {
   const int cells = static_cast<int>(fraction * 30);
   std::string eta =
       fraction > 0.01 && fraction < 1 ? ", " + human_seconds(elapsed * (1 - fraction) / fraction) + " left" : "";
-  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f} %{}", phase, std::string(static_cast<size_t>(cells), '#'),
-             std::string(static_cast<size_t>(30 - cells), '.'), 100 * fraction, eta);
+  fmt::print(stderr, "\r\033[K{} [{}{}] {:3.0f} %{}{}{}", phase, std::string(static_cast<size_t>(cells), '#'),
+             std::string(static_cast<size_t>(30 - cells), '.'), 100 * fraction, eta, detail.empty() ? "" : ", ",
+             detail);
   std::fflush(stderr);
 }
 

@@ -17,7 +17,7 @@ struct Common {
   std::string device = "auto";
   std::string json;  // "" = none, "-" = standard output
   int threads = 0;
-  bool quiet = false;
+  bool quiet = false, verbose = false;
   bool json_to_stdout() const { return json == "-"; }
 };
 void add_common(CLI::App& app, Common& common);
@@ -55,7 +55,8 @@ class Progress {
  public:
   explicit Progress(const Common& common);
   ~Progress();
-  void update(const std::string& phase, double fraction);  // also stop_if_requested(), where something is left to do
+  // `detail` stands behind the bar, and may change while the phase goes on.
+  void update(const std::string& phase, double fraction, const std::string& detail = "");  // also stop_if_requested(), where something is left to do
   void clear();  // before something else is printed; the next update draws again
 
  private:

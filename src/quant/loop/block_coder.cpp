@@ -179,6 +179,7 @@ CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& 
   coded.record.recipe = p.recipe_str();
   coded.record.packing = std::string(p.layout());
   coded.record.tokens = stats ? stats->tokens - stats->borrowed : 0;
+  coded.record.input_reach = stats ? stats->input_reach : 1;
   return coded;
 }
 
@@ -254,6 +255,7 @@ CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const
 // A coded linear and what takes its place, where that is wanted. It is packed unless it will be learned.
 void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced) {
   CodedLinear& coded = block_->coded.emplace_back(std::move(made));
+  if (job_.coded) job_.coded(coded.record);
   if (replaced && runs_) replaced->emplace(coded.name, dense_of(coded.linear));
   if (!learning_) pack(coded);
 }
@@ -303,6 +305,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   need_finite(coded.record);
   if (ranks_.rank() == 0) add(std::move(e.bytes));
   coded.record.seconds = timer.seconds();
+  if (job_.coded) job_.coded(coded.record);
   return std::move(e.values);
 }
 

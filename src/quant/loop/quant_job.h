@@ -12,6 +12,8 @@
 
 namespace fewbit {
 
+struct LinearRecord;
+
 struct QuantReport;
 
 struct QuantJob {
@@ -40,6 +42,8 @@ struct QuantJob {
   std::function<void()> check_stop{};      // asked between linears; throws Error{stopped} to end the run there
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
   std::function<void(const std::string& phase)> entered{};           // a phase of the report begins
+  // A linear has its codes; learned rounding may still move them, and the hash comes later.
+  std::function<void(const LinearRecord&)> coded{};
 };
 
 // Tells the caller that `done` blocks (and a part of the next) are finished.

@@ -8,11 +8,22 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const LinearRecord& r) {
-  return {{"name", r.name},           {"recipe", r.recipe},           {"packing", r.packing},
-          {"rel_error", r.rel_error}, {"sqnr_db", r.sqnr_db},         {"loss", r.loss},
-          {"loss_rtn", r.loss_rtn},   {"loss_target", r.loss_target}, {"loss_target_rtn", r.loss_target_rtn},
-          {"rung", r.rung},           {"tokens", r.tokens},           {"seconds", r.seconds},
-          {"hash", r.hash},           {"learned", r.learned},         {"lossless", r.lossless}};
+  return {{"name", r.name},
+          {"recipe", r.recipe},
+          {"packing", r.packing},
+          {"rel_error", r.rel_error},
+          {"sqnr_db", r.sqnr_db},
+          {"loss", r.loss},
+          {"loss_rtn", r.loss_rtn},
+          {"loss_target", r.loss_target},
+          {"loss_target_rtn", r.loss_target_rtn},
+          {"rung", r.rung},
+          {"tokens", r.tokens},
+          {"input_reach", r.input_reach},
+          {"seconds", r.seconds},
+          {"hash", r.hash},
+          {"learned", r.learned},
+          {"lossless", r.lossless}};
 }
 
 Json json_of(const PrecisionPlan& p) {
@@ -52,6 +63,7 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("loss_target_rtn").get_to(r.loss_target_rtn);
   j.at("rung").get_to(r.rung);
   j.at("tokens").get_to(r.tokens);
+  r.input_reach = j.value("input_reach", 1.0);
   j.at("seconds").get_to(r.seconds);
   j.at("hash").get_to(r.hash);
   r.learned = j.value("learned", false);

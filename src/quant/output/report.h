@@ -22,6 +22,7 @@ struct LinearRecord {
   double loss = 0, loss_rtn = 0;  // MethodResult (method.h) says what the four losses are; 0 without statistics
   double loss_target = 0, loss_target_rtn = 0;
   int64_t tokens = 0;
+  double input_reach = 1;  // of a static scale: the share of the largest input that it reaches
   double seconds = 0;
   std::string hash;  // of the neutral form; `evaluate verify` compares it
   // True where learned rounding changed the codes; rel_error and sqnr_db are then those of the learned ones,

@@ -25,6 +25,7 @@
 #include "tools/cli/quantize/print_plan.h"
 #include "tools/cli/quantize/quantize_summary.h"
 #include "tools/cli/quantize/recipe_flags.h"
+#include "tools/cli/quantize/run_progress.h"
 #include "tools/cli/quantize/status.h"
 #include "tools/cli/quantize/times.h"
 #include "tools/cli/ranks.h"
@@ -102,6 +103,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
+  app.add_flag("--verbose", a.common.verbose, "Print a line for every linear as it is coded");
 }
 
 // The command that makes the same checkpoint again, without the paths of this machine.
@@ -281,7 +283,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
   Progress progress(a.common);
-  job.progress = [&](const std::string& phase, double f) { progress.update(phase, f); };
+  show_progress(a.common, c, ex, progress, job);
   refuse_sampling(a, c, job.dtype, memory_limits(a.limits, ex), plans_for_gpu(a.limits, ex));
   Windows windows;
   std::optional<RunFolder> folder;

@@ -29,6 +29,24 @@ std::string starved_line(const QuantReport& r) {
       experts, names, starved > kNamed ? ", …" : "");
 }
 
+// A percentile that leaves out a few inputs may leave out most of their range: those few carry the model's sinks.
+constexpr double kLittleReach = 0.5;
+
+std::string clipped_line(const QuantReport& r) {
+  int64_t clipped = 0;
+  const LinearRecord* worst = nullptr;
+  for (const LinearRecord& l : r.linears) {
+    if (l.input_reach >= kLittleReach) continue;
+    ++clipped;
+    if (!worst || l.input_reach < worst->input_reach) worst = &l;
+  }
+  if (!worst) return "";
+  return fmt::format(
+      "warning: percentile= cuts off more than half of the inputs' range in {} linears, most in {} ({:.1f} % of its "
+      "largest input is left): compare with percentile=100, or take acts=token\n",
+      clipped, worst->name, 100 * worst->input_reach);
+}
+
 }  // namespace
 
 std::string summary_of(const QuantReport& r) {
@@ -43,6 +61,7 @@ std::string summary_of(const QuantReport& r) {
   for (const auto& [rung, n] : rungs)
     s += fmt::format("{} linears needed the rung \"{}\" of the damping ladder\n", n, rung);
   s += starved_line(r);
+  s += clipped_line(r);
   if (!r.kv_scales.empty())
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
