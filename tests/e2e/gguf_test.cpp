@@ -44,9 +44,10 @@ TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
 
 // Error feedback in blocks whose scales are rounded too; 3 bits, and a rule for what matters more.
 TEST_F(GgufCommands, GptqFillsBlocksWithScalesOfTheirOwn) {
-  const std::string rule = " --set '*.down_proj=format=gguf:iq4_xs'";
-  ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q3_k" + rule + kFast).exit_code, 0);
-  ASSERT_EQ(run("quantize rtn " + kDemo + " rtn --format gguf:q3_k" + rule + kFast).exit_code, 0);
+  const std::string rule = " --device cpu --set '*.down_proj=format=gguf:iq4_xs'";
+  // Of fewer tokens than a few times the inputs, error feedback learns the calibration text itself.
+  ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q3_k --samples 12 --seq-len 512" + rule).exit_code, 0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " rtn --format gguf:q3_k" + rule).exit_code, 0);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
   const Json quantized = json("convert inspect out")["quantized"];
   EXPECT_EQ(quantized["q3_k (decoded)"].get<int>() + quantized["iq4_xs (decoded)"].get<int>(), 28);
