@@ -70,8 +70,8 @@ sstream stack stdexcept stop_token streambuf string string_view syncstream syste
 typeindex typeinfo unordered_map unordered_set utility valarray variant vector version
 """.split())
 POSIX = re.compile(
-    r"(dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
-    r"sys/(file|mman|resource|socket|stat|time|types|uio|un|wait))\.h$")
+    r"(cpuid|dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
+    r"sys/(file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
 CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"

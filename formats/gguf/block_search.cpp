@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "formats/gguf/open_block.h"
+
 namespace fewbit::gguf {
 namespace {
 
@@ -99,6 +101,56 @@ void affine_codes(const float* x, int n, Affine a, int top, int* codes) {
 void symmetric_codes(const float* x, int n, float scale, int low, int high, int* codes) {
   const float inverse = scale != 0 ? 1 / scale : 0;
   for (int i = 0; i < n; ++i) codes[i] = nearest(x[i] * inverse, low, high);
+}
+
+namespace {
+
+double block_error(Decode decode, int n, const float* x, const float* weight, const uint8_t* block) {
+  float values[kMostElements];
+  decode(block, values);
+  double sum = 0;
+  for (int i = 0; i < n; ++i) {
+    const double e = static_cast<double>(x[i]) - values[i];
+    sum += weight[i] * e * e;
+  }
+  return sum;
+}
+
+}  // namespace
+
+void keep_better(Decode decode, int n, const float* x, const float* weight, const uint8_t* found, int64_t bytes,
+                 uint8_t* block) {
+  if (block_error(decode, n, x, weight, found) < block_error(decode, n, x, weight, block))
+    std::memcpy(block, found, static_cast<size_t>(bytes));
+}
+
+int nearest_level(std::span<const float> levels, float v) {
+  int code = 0;
+  for (size_t i = 1; i < levels.size(); ++i) code += v > 0.5f * (levels[i - 1] + levels[i]);
+  return code;
+}
+
+float search_levels(const float* x, const float* weight, int n, std::span<const float> levels) {
+  float largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  if (!(largest > 0)) return 0;
+  float best = largest / levels.front();
+  double most = -1;
+  for (const float sign : {-1.f, 1.f})
+    for (int t = 0; t <= kCandidates; ++t) {
+      const float inverse = sign * -levels.front() / largest / (kLeast + (kMost - kLeast) * t / kCandidates);
+      double xc = 0, cc = 0;
+      for (int i = 0; i < n; ++i) {
+        const double c = levels[static_cast<size_t>(nearest_level(levels, x[i] * inverse))], wc = weight[i] * c;
+        xc += wc * x[i];
+        cc += wc * c;
+      }
+      if (cc > 0 && xc * xc / cc > most) {
+        most = xc * xc / cc;
+        best = static_cast<float>(xc / cc);
+      }
+    }
+  return best;
 }
 
 }  // namespace fewbit::gguf

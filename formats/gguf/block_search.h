@@ -4,6 +4,7 @@
 // kept. Internal to formats/gguf.
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "formats/bits.h"
 #include "src/core/half.h"
@@ -20,6 +21,10 @@ Affine search_affine(const float* x, const float* weight, int n, int top, MinSig
 // decoded = scale * code, codes low … high (low < 0); the scale may be negative.
 float search_symmetric(const float* x, const float* weight, int n, int low, int high);
 
+// The same where codes 0 … point into a table of levels, ascending.
+float search_levels(const float* x, const float* weight, int n, std::span<const float> levels);
+int nearest_level(std::span<const float> levels, float v);
+
 // Nearest codes on a given grid, clamped; all 0 where the scale is 0.
 void affine_codes(const float* x, int n, Affine, int top, int* codes);
 void symmetric_codes(const float* x, int n, float scale, int low, int high, int* codes);
@@ -32,25 +37,10 @@ inline float store_f16(uint8_t* at, float v) {
   return f16_to_f32(h);
 }
 
-// sum weight (x - decoded)^2 of a block.
-template <int kElements>
-double block_error(void (*decode)(const uint8_t*, float*), const float* x, const float* weight, const uint8_t* block) {
-  float values[kElements];
-  decode(block, values);
-  double sum = 0;
-  for (int i = 0; i < kElements; ++i) {
-    const double e = static_cast<double>(x[i]) - values[i];
-    sum += weight[i] * e * e;
-  }
-  return sum;
-}
-
-// Replaces `block` by `found` where that is nearer to x: a search never ends worse than the plain rule.
-template <int kElements>
-void keep_better(void (*decode)(const uint8_t*, float*), const float* x, const float* weight, const uint8_t* found,
-                 int64_t bytes, uint8_t* block) {
-  if (block_error<kElements>(decode, x, weight, found) < block_error<kElements>(decode, x, weight, block))
-    std::memcpy(block, found, static_cast<size_t>(bytes));
-}
+using Decode = void (*)(const uint8_t* block, float* values);
+// Replaces `block`, of n values, by `found` where that is nearer to x in sum weight (x - decoded)^2: a search never
+// ends worse than the plain rule.
+void keep_better(Decode decode, int n, const float* x, const float* weight, const uint8_t* found, int64_t bytes,
+                 uint8_t* block);
 
 }  // namespace fewbit::gguf

@@ -21,18 +21,6 @@ void weights_from_values(const float* x, int64_t cols, float* weight) {
   for (int64_t i = 0; i < cols; ++i) weight[i] = mean > 0 ? mean + x[i] * x[i] : 1;
 }
 
-// Dead inputs keep a trace of weight, so that their codes stay sensible.
-std::vector<float> weights_from(ConstTensorView importance) {
-  const float* h = importance.as<float>();
-  double sum = 0;
-  for (int64_t i = 0; i < importance.numel(); ++i) sum += h[i];
-  const auto mean = static_cast<float>(sum / static_cast<double>(importance.numel()));
-  std::vector<float> weight(static_cast<size_t>(importance.numel()), 1.f);
-  if (mean > 0)
-    for (size_t i = 0; i < weight.size(); ++i) weight[i] = std::max(h[i] / mean, 1e-6f);
-  return weight;
-}
-
 }  // namespace
 
 const std::vector<const BlockType*>& block_types() {
@@ -65,12 +53,14 @@ const BlockType& block_type(std::string_view name) {
 const BlockType& usual_type(const QuantSpec& spec) {
   if (spec.grid == Grid::f4_e2m1 && spec.scale_dtype == DType::f8_e8m0) return type_mxfp4;
   if (spec.grid != Grid::integer)
-    fail(ErrorKind::usage, "gguf: no type of " + spec.str() + " is written; mxfp4, or integers of 4, 5, 6 or 8 bits");
+    fail(ErrorKind::usage, "gguf: no type of " + spec.str() + " is written; mxfp4, or integers of 2 to 6 or 8 bits");
+  if (spec.bits == 2 && !spec.symmetric) return type_q2_k;
+  if (spec.bits == 3 && spec.symmetric) return type_q3_k;
   if (spec.bits == 4) return spec.symmetric ? type_q4_0 : type_q4_1;
   if (spec.bits == 5) return spec.symmetric ? type_q5_0 : type_q5_1;
   if (spec.bits == 6) return type_q6_k;
   if (spec.bits == 8) return type_q8_0;
-  fail(ErrorKind::usage, "gguf: no type of " + std::to_string(spec.bits) + " bits is written; 4, 5, 6 or 8");
+  fail(ErrorKind::usage, "gguf: no type of " + spec.str() + " is written; int2 asym, int3 sym, or 4, 5, 6 or 8 bits");
 }
 
 const BlockType& block_type_of(DType plain) {
@@ -96,11 +86,22 @@ Tensor decode(const BlockType& t, ConstTensorView blocks, int64_t cols) {
   return values;
 }
 
+std::vector<float> input_weights(ConstTensorView importance) {
+  const float* h = importance.as<float>();
+  double sum = 0;
+  for (int64_t i = 0; i < importance.numel(); ++i) sum += h[i];
+  const auto mean = static_cast<float>(sum / static_cast<double>(importance.numel()));
+  std::vector<float> weight(static_cast<size_t>(importance.numel()), 1.f);
+  if (mean > 0)
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = std::max(h[i] / mean, 1e-6f);
+  return weight;
+}
+
 Tensor encode(const BlockType& t, ConstTensorView values, ConstTensorView importance, Encoder encoder) {
   const int64_t cols = values.cols();
   FEWBIT_ASSERT(t.encode && values.dtype == DType::f32);
   FEWBIT_ASSERT(!importance.data || (importance.dtype == DType::f32 && importance.numel() == cols));
-  const std::vector<float> given = importance.data ? weights_from(importance) : std::vector<float>();
+  const std::vector<float> given = importance.data ? input_weights(importance) : std::vector<float>();
   Tensor blocks = Tensor::host(DType::u8, {values.rows(), row_bytes(t, cols)});
   parallel_for(values.rows(), kRowsAtOnce, [&](int64_t begin, int64_t end) {
     std::vector<float> own(static_cast<size_t>(cols));

@@ -10,6 +10,8 @@
 
 namespace fewbit::gguf {
 
+struct OpenForm;  // open_block.h
+
 struct BlockType {
   uint32_t id;                   // ggml's number of the type
   std::string_view name;         // "q4_k", as in --format gguf:q4_k
@@ -23,6 +25,7 @@ struct BlockType {
   void (*encode)(const float* values, const float* weight, uint8_t* block) = nullptr;
   // The published rule without a search: bit for bit gguf-py's where gguf-py has one.
   void (*encode_plain)(const float* values, uint8_t* block) = nullptr;
+  const OpenForm* open = nullptr;  // of types with scales of their own: codes and scales, to and from the bytes
 };
 
 const std::vector<const BlockType*>& block_types();
@@ -36,6 +39,9 @@ int64_t row_bytes(const BlockType&, int64_t cols);
 
 // Blocks u8 [rows, row_bytes] to f32 [rows, cols].
 Tensor decode(const BlockType&, ConstTensorView blocks, int64_t cols);
+
+// `importance` as encode() below uses it: over its mean, with a trace for dead inputs.
+std::vector<float> input_weights(ConstTensorView importance);
 
 enum class Encoder : uint8_t { searched, plain };
 // f32 [rows, cols] to blocks u8 [rows, row_bytes]. `importance` f32 [cols]: what an input's square is worth,

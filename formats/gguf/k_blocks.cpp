@@ -4,371 +4,206 @@
 //   q6_k  ql[128], qh[64], int8 scales[16], d            16 sub-blocks of 16  w = d sc (v - 32)
 //   q2_k  scales[16] (low 4 bits sc, high mn), qs[64], d, dmin    16 of 16    w = d sc v - dmin mn
 //   q3_k  hmask[32], qs[64], scales[12], d                        16 of 16    w = d (sc - 32) (v - 4)
-// docs/formats/gguf.md has the places of the fields.
-#include <algorithm>
-#include <cmath>
+// docs/formats/gguf.md has the places of the fields; open_block.cpp encodes.
+#include <array>
 #include <cstring>
 
 #include "formats/gguf/block_search.h"
-#include "formats/gguf/block_type.h"
+#include "formats/gguf/open_block.h"
 
 namespace fewbit::gguf {
 namespace {
 
 constexpr int kSuper = 256;
 
-// --- q4_k and q5_k: scales and minima
-// -------------------------------------------------------------------------
+// The levels low, low + 1, …
+template <int kLow, int kCount>
+constexpr std::array<float, kCount> even_levels() {
+  std::array<float, kCount> levels{};
+  for (int i = 0; i < kCount; ++i) levels[static_cast<size_t>(i)] = static_cast<float>(kLow + i);
+  return levels;
+}
+template <int kLow, int kCount>
+constexpr std::array<float, kCount> kEven = even_levels<kLow, kCount>();
 
-constexpr int kSubBlocks = 8, kSub = kSuper / kSubBlocks, kTopScale = 63;
+// Value x of a block whose parts of 32 values lie side by side in 2 bits each, four parts to 32 bytes (q2_k, q3_k, the
+// high bits of q6_k): its byte and the shift of its bits.
+constexpr int pair_byte(int x) { return 32 * (x / 128) + x % 32; }
+constexpr int pair_shift(int x) { return 2 * (x % 128 / 32); }
 
-struct ScaleAndMin {
-  uint8_t scale[kSubBlocks] = {}, min[kSubBlocks] = {};  // 6 bits each
-};
+// --- q4_k and q5_k: 16 values of 6 bits in 12 bytes: the first four scales and minima whole, the others split into 4
+// and 2 bits
 
-// 16 values of 6 bits in 12 bytes: the first four scales and minima whole, the others split into 4 and 2
-// bits.
-ScaleAndMin load_scales(const uint8_t* s) {
-  ScaleAndMin out;
+void load_scales(const uint8_t* s, OpenBlock& b) {
   for (int j = 0; j < 4; ++j) {
-    out.scale[j] = s[j] & 63;
-    out.min[j] = s[j + 4] & 63;
-    out.scale[j + 4] = static_cast<uint8_t>((s[j + 8] & 15) | ((s[j] >> 6) << 4));
-    out.min[j + 4] = static_cast<uint8_t>((s[j + 8] >> 4) | ((s[j + 4] >> 6) << 4));
+    b.scale[j] = s[j] & 63;
+    b.min[j] = s[j + 4] & 63;
+    b.scale[j + 4] = (s[j + 8] & 15) | ((s[j] >> 6) << 4);
+    b.min[j + 4] = (s[j + 8] >> 4) | ((s[j + 4] >> 6) << 4);
   }
-  return out;
 }
-void store_scales(const ScaleAndMin& v, uint8_t* s) {
+void store_scales(const OpenBlock& b, uint8_t* s) {
   for (int j = 0; j < 4; ++j) {
-    s[j] = static_cast<uint8_t>(v.scale[j] | ((v.scale[j + 4] >> 4) << 6));
-    s[j + 4] = static_cast<uint8_t>(v.min[j] | ((v.min[j + 4] >> 4) << 6));
-    s[j + 8] = static_cast<uint8_t>((v.scale[j + 4] & 15) | ((v.min[j + 4] & 15) << 4));
+    s[j] = static_cast<uint8_t>(b.scale[j] | ((b.scale[j + 4] >> 4) << 6));
+    s[j + 4] = static_cast<uint8_t>(b.min[j] | ((b.min[j + 4] >> 4) << 6));
+    s[j + 8] = static_cast<uint8_t>((b.scale[j + 4] & 15) | ((b.min[j + 4] & 15) << 4));
   }
-}
-
-// A whole super-block before it is packed.
-struct AffineSuper {
-  float d = 0, dmin = 0;  // as f16 holds them
-  ScaleAndMin sub;
-  int codes[kSuper] = {};
-  double error = HUGE_VAL;
-
-  Affine grid(int j) const { return {d * sub.scale[j], -(dmin * sub.min[j])}; }
-};
-
-double sub_error(const float* x, const float* w, Affine grid, int top, int* codes) {
-  affine_codes(x, kSub, grid, top, codes);
-  double sum = 0;
-  for (int i = 0; i < kSub; ++i) {
-    const double e = x[i] - (grid.scale * static_cast<float>(codes[i]) + grid.min);
-    sum += w[i] * e * e;
-  }
-  return sum;
-}
-
-int rounded_scale(float v, float unit) {
-  return unit > 0 ? std::clamp(static_cast<int>(std::lrintf(v / unit)), 0, kTopScale) : 0;
-}
-
-// Integer scales for given d and dmin: of the nearest ones and their neighbours (`reach` apart) the pair that
-// leaves the least error, with the codes that belong to it.
-void choose_sub_scales(const float* x, const float* w, const Affine* wanted, int reach, int top, AffineSuper& s) {
-  s.error = 0;
-  for (int j = 0; j < kSubBlocks; ++j) {
-    const float *xs = x + j * kSub, *ws = w + j * kSub;
-    const int scale = rounded_scale(wanted[j].scale, s.d), min = rounded_scale(-wanted[j].min, s.dmin);
-    double least = HUGE_VAL;
-    int codes[kSub];
-    for (int a = std::max(scale - reach, 0); a <= std::min(scale + reach, kTopScale); ++a)
-      for (int b = std::max(min - reach, 0); b <= std::min(min + reach, kTopScale); ++b) {
-        const Affine grid{s.d * static_cast<float>(a), -(s.dmin * static_cast<float>(b))};
-        const double error = sub_error(xs, ws, grid, top, codes);
-        if (error >= least) continue;
-        least = error;
-        s.sub.scale[j] = static_cast<uint8_t>(a);
-        s.sub.min[j] = static_cast<uint8_t>(b);
-        std::copy_n(codes, kSub, s.codes + j * kSub);
-      }
-    s.error += least;
-  }
-}
-
-// d and dmin by least squares for given codes and integer scales; false where they are not determined.
-bool refit(const float* x, const float* w, AffineSuper& s) {
-  double aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;
-  for (int i = 0; i < kSuper; ++i) {
-    const int j = i / kSub;
-    const double a = s.sub.scale[j] * s.codes[i], b = -static_cast<double>(s.sub.min[j]), v = w[i];
-    aa += v * a * a;
-    ab += v * a * b;
-    bb += v * b * b;
-    xa += v * x[i] * a;
-    xb += v * x[i] * b;
-  }
-  const double det = aa * bb - ab * ab;
-  double d = 0, dmin = 0;
-  if (det > 1e-9 * aa * bb) {
-    d = (bb * xa - ab * xb) / det;
-    dmin = (aa * xb - ab * xa) / det;
-  } else if (aa > 0) {
-    d = xa / aa;
-  }
-  if (!(d > 0) || dmin < 0) return false;
-  s.d = round_to_f16(static_cast<float>(d));
-  s.dmin = round_to_f16(static_cast<float>(dmin));
-  return true;
-}
-
-void common_scales(const Affine* wanted, AffineSuper& s) {
-  float scale = 0, min = 0;
-  for (int j = 0; j < kSubBlocks; ++j) {
-    scale = std::max(scale, wanted[j].scale);
-    min = std::max(min, -wanted[j].min);
-  }
-  s.d = round_to_f16(scale / kTopScale);
-  s.dmin = round_to_f16(min / kTopScale);
-}
-
-// Every sub-block covers its range (and 0); scales to the nearest integer.
-AffineSuper plain_super(const float* x, int top) {
-  static constexpr float kEqual[kSuper] = {};
-  Affine wanted[kSubBlocks];
-  for (int j = 0; j < kSubBlocks; ++j) {
-    const auto [low, high] = std::minmax_element(x + j * kSub, x + (j + 1) * kSub);
-    const float min = std::min(*low, 0.f);
-    wanted[j] = {(std::max(*high, min) - min) / static_cast<float>(top), min};
-  }
-  AffineSuper s;
-  common_scales(wanted, s);
-  choose_sub_scales(x, kEqual, wanted, 0, top, s);
-  return s;
-}
-
-AffineSuper searched_super(const float* x, const float* w, int top) {
-  constexpr int kRounds = 3;
-  Affine wanted[kSubBlocks];
-  for (int j = 0; j < kSubBlocks; ++j)
-    wanted[j] = search_affine(x + j * kSub, w + j * kSub, kSub, top, MinSign::not_positive);
-  AffineSuper best, s;
-  common_scales(wanted, s);
-  for (int round = 0; round < kRounds; ++round) {
-    choose_sub_scales(x, w, wanted, 1, top, s);
-    if (s.error >= best.error) break;
-    best = s;
-    if (!refit(x, w, s)) break;
-  }
-  return best;
 }
 
 template <int kBits>
 struct AffineK {
-  static constexpr int kTop = (1 << kBits) - 1;
   static constexpr int kScales = 4, kHigh = 16, kLow = kBits == 5 ? 48 : 16;
   static constexpr int64_t kBytes = kLow + kSuper / 2;
 
-  static void decode(const uint8_t* block, float* values) {
-    const float d = load_f16(block), dmin = load_f16(block + 2);
-    const ScaleAndMin sub = load_scales(block + kScales);
+  static int low_byte(int x) { return kLow + 32 * (x / 64) + x % 32; }
+  static int low_shift(int x) { return 4 * (x % 64 / 32); }
+
+  static OpenBlock load(const uint8_t* block) {
+    OpenBlock b{.d = load_f16(block), .dmin = load_f16(block + 2)};
+    load_scales(block + kScales, b);
     for (int x = 0; x < kSuper; ++x) {
-      const int j = x / kSub;
-      int v = (block[kLow + 32 * (x / 64) + x % 32] >> (4 * (x % 64 / 32))) & 15;
-      if constexpr (kBits == 5) v |= ((block[kHigh + x % 32] >> j) & 1) << 4;
-      values[x] = d * static_cast<float>(sub.scale[j]) * static_cast<float>(v) - dmin * static_cast<float>(sub.min[j]);
+      int v = (block[low_byte(x)] >> low_shift(x)) & 15;
+      if constexpr (kBits == 5) v |= ((block[kHigh + x % 32] >> (x / 32)) & 1) << 4;
+      b.codes[x] = static_cast<uint8_t>(v);
     }
+    return b;
   }
-  static void store(const AffineSuper& s, uint8_t* block) {
+  static void store(const OpenBlock& b, uint8_t* block) {
     std::memset(block, 0, static_cast<size_t>(kBytes));
-    store_f16(block, s.d);
-    store_f16(block + 2, s.dmin);
-    store_scales(s.sub, block + kScales);
+    store_f16(block, b.d);
+    store_f16(block + 2, b.dmin);
+    store_scales(b, block + kScales);
     for (int x = 0; x < kSuper; ++x) {
-      block[kLow + 32 * (x / 64) + x % 32] |= static_cast<uint8_t>((s.codes[x] & 15) << (4 * (x % 64 / 32)));
-      if constexpr (kBits == 5) block[kHigh + x % 32] |= static_cast<uint8_t>((s.codes[x] >> 4) << (x / kSub));
+      block[low_byte(x)] |= static_cast<uint8_t>((b.codes[x] & 15) << low_shift(x));
+      if constexpr (kBits == 5) block[kHigh + x % 32] |= static_cast<uint8_t>((b.codes[x] >> 4) << (x / 32));
     }
   }
-  static void encode_plain(const float* x, uint8_t* block) { store(plain_super(x, kTop), block); }
-  static void encode(const float* x, const float* weight, uint8_t* block) {
-    uint8_t found[kBytes];
-    store(searched_super(x, weight, kTop), found);
-    encode_plain(x, block);
-    keep_better<kSuper>(decode, x, weight, found, kBytes, block);
-  }
+  static constexpr OpenForm kForm = {.elements = kSuper,
+                                     .sub = 32,
+                                     .levels = kEven<0, 1 << kBits>,
+                                     .even = true,
+                                     .least_scale = 0,
+                                     .most_scale = 63,
+                                     .most_min = 63,
+                                     .load = load,
+                                     .store = store};
 };
 
-// --- q6_k: signed scales
-// --------------------------------------------------------------------------------------
+// --- q6_k
 
-constexpr int kSixSub = 16, kSixSubBlocks = kSuper / kSixSub;
 constexpr int64_t kSixBytes = 210;
 constexpr int kSixHigh = 128, kSixScales = 192, kSixD = 208;
 
-struct SixSuper {
-  float d = 0;
-  int scale[kSixSubBlocks] = {};
-  int codes[kSuper] = {};  // -32 … 31
-  double error = HUGE_VAL;
-};
+int six_low_byte(int x) { return 64 * (x / 128) + x % 32 + 32 * (x % 128 / 32 & 1); }
+int six_low_shift(int x) { return 4 * (x % 128 / 64); }
 
-void decode_q6_k(const uint8_t* block, float* values) {
-  const float d = load_f16(block + kSixD);
+OpenBlock load_q6_k(const uint8_t* block) {
+  OpenBlock b{.d = load_f16(block + kSixD)};
+  for (int j = 0; j < 16; ++j) b.scale[j] = (block[kSixScales + j] ^ 128) - 128;  // a signed byte
   for (int x = 0; x < kSuper; ++x) {
-    const int h = x / 128, part = x % 128 / 32, l = x % 32;
-    const int low = (block[64 * h + l + 32 * (part & 1)] >> (4 * (part >> 1))) & 15;
-    const int high = (block[kSixHigh + 32 * h + l] >> (2 * part)) & 3;
-    const auto scale = static_cast<float>(static_cast<int8_t>(block[kSixScales + x / kSixSub]));
-    values[x] = d * scale * static_cast<float>((low | (high << 4)) - 32);
+    const int low = (block[six_low_byte(x)] >> six_low_shift(x)) & 15;
+    const int high = (block[kSixHigh + pair_byte(x)] >> pair_shift(x)) & 3;
+    b.codes[x] = static_cast<uint8_t>(low | (high << 4));
   }
+  return b;
 }
 
-void store_q6_k(const SixSuper& s, uint8_t* block) {
+void store_q6_k(const OpenBlock& b, uint8_t* block) {
   std::memset(block, 0, kSixBytes);
-  store_f16(block + kSixD, s.d);
-  for (int j = 0; j < kSixSubBlocks; ++j) block[kSixScales + j] = static_cast<uint8_t>(s.scale[j]);
+  store_f16(block + kSixD, b.d);
+  for (int j = 0; j < 16; ++j) block[kSixScales + j] = static_cast<uint8_t>(b.scale[j]);
   for (int x = 0; x < kSuper; ++x) {
-    const int h = x / 128, part = x % 128 / 32, l = x % 32, v = s.codes[x] + 32;
-    block[64 * h + l + 32 * (part & 1)] |= static_cast<uint8_t>((v & 15) << (4 * (part >> 1)));
-    block[kSixHigh + 32 * h + l] |= static_cast<uint8_t>((v >> 4) << (2 * part));
+    block[six_low_byte(x)] |= static_cast<uint8_t>((b.codes[x] & 15) << six_low_shift(x));
+    block[kSixHigh + pair_byte(x)] |= static_cast<uint8_t>((b.codes[x] >> 4) << pair_shift(x));
   }
 }
 
-void choose_six_scales(const float* x, const float* w, const float* wanted, int reach, SixSuper& s) {
-  s.error = 0;
-  for (int j = 0; j < kSixSubBlocks; ++j) {
-    const int middle = s.d != 0 ? static_cast<int>(std::lrintf(wanted[j] / s.d)) : 0;
-    double least = HUGE_VAL;
-    for (int a = std::clamp(middle - reach, -128, 127); a <= std::clamp(middle + reach, -128, 127); ++a) {
-      int codes[kSixSub];
-      const float scale = s.d * static_cast<float>(a);
-      symmetric_codes(x + j * kSixSub, kSixSub, scale, -32, 31, codes);
-      double error = 0;
-      for (int i = 0; i < kSixSub; ++i) {
-        const double e = x[j * kSixSub + i] - scale * static_cast<float>(codes[i]);
-        error += w[j * kSixSub + i] * e * e;
-      }
-      if (error >= least) continue;
-      least = error;
-      s.scale[j] = a;
-      std::copy_n(codes, kSixSub, s.codes + j * kSixSub);
-    }
-    s.error += least;
-  }
+// --- q2_k and q3_k
+
+constexpr int64_t kTwoBytes = 84, kThreeBytes = 110;
+constexpr int kTwoLow = 16, kTwoD = 80, kThreeLow = 32, kThreeScales = 96, kThreeD = 108;
+
+OpenBlock load_q2_k(const uint8_t* block) {
+  OpenBlock b{.d = load_f16(block + kTwoD), .dmin = load_f16(block + kTwoD + 2)};
+  for (int j = 0; j < 16; ++j) b.scale[j] = block[j] & 15, b.min[j] = block[j] >> 4;
+  for (int x = 0; x < kSuper; ++x)
+    b.codes[x] = static_cast<uint8_t>((block[kTwoLow + pair_byte(x)] >> pair_shift(x)) & 3);
+  return b;
 }
 
-// d such that the largest scale becomes -128.
-void common_six_scale(const float* wanted, SixSuper& s) {
-  const float* extreme =
-      std::max_element(wanted, wanted + kSixSubBlocks, [](float a, float b) { return std::fabs(a) < std::fabs(b); });
-  s.d = round_to_f16(*extreme / -128);
+void store_q2_k(const OpenBlock& b, uint8_t* block) {
+  std::memset(block, 0, kTwoBytes);
+  store_f16(block + kTwoD, b.d);
+  store_f16(block + kTwoD + 2, b.dmin);
+  for (int j = 0; j < 16; ++j) block[j] = static_cast<uint8_t>(b.scale[j] | (b.min[j] << 4));
+  for (int x = 0; x < kSuper; ++x) block[kTwoLow + pair_byte(x)] |= static_cast<uint8_t>(b.codes[x] << pair_shift(x));
 }
 
-void encode_plain_q6_k(const float* x, uint8_t* block) {
-  static constexpr float kEqual[kSuper] = {};
-  float wanted[kSixSubBlocks];
-  for (int j = 0; j < kSixSubBlocks; ++j) {
-    const float* sub = x + j * kSixSub;
-    wanted[j] =
-        *std::max_element(sub, sub + kSixSub, [](float a, float b) { return std::fabs(a) < std::fabs(b); }) / -32;
-  }
-  SixSuper s;
-  common_six_scale(wanted, s);
-  choose_six_scales(x, kEqual, wanted, 0, s);
-  store_q6_k(s, block);
-}
-
-void encode_q6_k(const float* x, const float* weight, uint8_t* block) {
-  constexpr int kRounds = 3;
-  float wanted[kSixSubBlocks];
-  for (int j = 0; j < kSixSubBlocks; ++j)
-    wanted[j] = search_symmetric(x + j * kSixSub, weight + j * kSixSub, kSixSub, -32, 31);
-  SixSuper best, s;
-  common_six_scale(wanted, s);
-  for (int round = 0; round < kRounds; ++round) {
-    choose_six_scales(x, weight, wanted, 1, s);
-    if (s.error >= best.error) break;
-    best = s;
-    double xa = 0, aa = 0;
-    for (int i = 0; i < kSuper; ++i) {
-      const double a = static_cast<double>(s.scale[i / kSixSub]) * s.codes[i];
-      xa += weight[i] * x[i] * a;
-      aa += weight[i] * a * a;
-    }
-    if (!(aa > 0)) break;
-    s.d = round_to_f16(static_cast<float>(xa / aa));
-  }
-  uint8_t found[kSixBytes];
-  store_q6_k(best, found);
-  encode_plain_q6_k(x, block);
-  keep_better<kSuper>(decode_q6_k, x, weight, found, kSixBytes, block);
-}
-
-// --- read only
-// ------------------------------------------------------------------------------------------------
-
-void decode_q2_k(const uint8_t* block, float* values) {
-  const uint8_t* qs = block + 16;
-  const float d = load_f16(block + 80), dmin = load_f16(block + 82);
+// Bit 2 of value x of q3_k: bit x / 32 of byte x % 32. Scales: 4 bits in bytes 0-7, 2 bits in bytes 8-11.
+OpenBlock load_q3_k(const uint8_t* block) {
+  const uint8_t* scales = block + kThreeScales;
+  OpenBlock b{.d = load_f16(block + kThreeD)};
+  for (int j = 0; j < 16; ++j)
+    b.scale[j] = (((scales[j % 8] >> (4 * (j / 8))) & 15) | (((scales[8 + j % 4] >> (2 * (j / 4))) & 3) << 4)) - 32;
   for (int x = 0; x < kSuper; ++x) {
-    const int h = x / 128, part = x % 128 / 32;
-    const int v = (qs[32 * h + x % 32] >> (2 * part)) & 3;
-    const uint8_t s = block[x / 16];
-    values[x] = d * static_cast<float>(s & 15) * static_cast<float>(v) - dmin * static_cast<float>(s >> 4);
+    const int low = (block[kThreeLow + pair_byte(x)] >> pair_shift(x)) & 3, high = (block[x % 32] >> (x / 32)) & 1;
+    b.codes[x] = static_cast<uint8_t>(low | (high << 2));
   }
+  return b;
 }
 
-void decode_q3_k(const uint8_t* block, float* values) {
-  const uint8_t *qs = block + 32, *scales = block + 96;
-  const float d = load_f16(block + 108);
+void store_q3_k(const OpenBlock& b, uint8_t* block) {
+  std::memset(block, 0, kThreeBytes);
+  store_f16(block + kThreeD, b.d);
+  uint8_t* scales = block + kThreeScales;
+  for (int j = 0; j < 16; ++j) {
+    const int s = b.scale[j] + 32;
+    scales[j % 8] |= static_cast<uint8_t>((s & 15) << (4 * (j / 8)));
+    scales[8 + j % 4] |= static_cast<uint8_t>((s >> 4) << (2 * (j / 4)));
+  }
   for (int x = 0; x < kSuper; ++x) {
-    const int h = x / 128, part = x % 128 / 32, j = x / 16;
-    const int low = (qs[32 * h + x % 32] >> (2 * part)) & 3;
-    const int high = (block[x % 32] >> (4 * h + part)) & 1;
-    const int s = ((scales[j % 8] >> (4 * (j / 8))) & 15) | (((scales[8 + j % 4] >> (2 * (j / 4))) & 3) << 4);
-    values[x] = d * static_cast<float>(s - 32) * static_cast<float>((low | (high << 2)) - 4);
+    block[kThreeLow + pair_byte(x)] |= static_cast<uint8_t>((b.codes[x] & 3) << pair_shift(x));
+    block[x % 32] |= static_cast<uint8_t>((b.codes[x] >> 2) << (x / 32));
   }
 }
 
-template <int kBits>
-constexpr BlockType affine_type(uint32_t id, std::string_view name) {
-  using K = AffineK<kBits>;
-  return {.id = id,
-          .name = name,
-          .elements = kSuper,
-          .bytes = K::kBytes,
-          .grid = QuantSpec{.bits = kBits, .group = kSub, .symmetric = false},
-          .decode = K::decode,
-          .encode = K::encode,
-          .encode_plain = K::encode_plain};
+// 16 sub-blocks of 16, scales alone.
+template <int kLow, int kCount, int kLeast>
+constexpr OpenForm signed_form(OpenBlock (*load)(const uint8_t*), void (*store)(const OpenBlock&, uint8_t*)) {
+  return {.elements = kSuper,
+          .sub = 16,
+          .levels = kEven<kLow, kCount>,
+          .even = true,
+          .least_scale = kLeast,
+          .most_scale = -kLeast - 1,
+          .most_min = 0,
+          .load = load,
+          .store = store};
+}
+constexpr OpenForm kSixForm = signed_form<-32, 64, -128>(load_q6_k, store_q6_k);
+constexpr OpenForm kThreeForm = signed_form<-4, 8, -32>(load_q3_k, store_q3_k);
+constexpr OpenForm kTwoForm = {.elements = kSuper,
+                               .sub = 16,
+                               .levels = kEven<0, 4>,
+                               .even = true,
+                               .least_scale = 0,
+                               .most_scale = 15,
+                               .most_min = 15,
+                               .load = load_q2_k,
+                               .store = store_q2_k};
+
+constexpr QuantSpec grid_of(int bits, const OpenForm& form) {
+  return {.bits = bits, .group = form.sub, .symmetric = form.most_min == 0};
 }
 
 }  // namespace
 
-constinit const BlockType type_q4_k = affine_type<4>(12, "q4_k");
-constinit const BlockType type_q5_k = affine_type<5>(13, "q5_k");
-constinit const BlockType type_q6_k = {
-    .id = 14,
-    .name = "q6_k",
-    .elements = kSuper,
-    .bytes = kSixBytes,
-    .grid = QuantSpec{.bits = 6, .group = kSixSub},
-    .decode = decode_q6_k,
-    .encode = encode_q6_k,
-    .encode_plain = encode_plain_q6_k,
-};
-constinit const BlockType type_q2_k = {
-    .id = 10,
-    .name = "q2_k",
-    .elements = kSuper,
-    .bytes = 84,
-    .grid = QuantSpec{.bits = 2, .group = 16, .symmetric = false},
-    .decode = decode_q2_k,
-};
-constinit const BlockType type_q3_k = {
-    .id = 11,
-    .name = "q3_k",
-    .elements = kSuper,
-    .bytes = 110,
-    .grid = QuantSpec{.bits = 3, .group = 16},
-    .decode = decode_q3_k,
-};
+constinit const BlockType type_q4_k =
+    open_type<type_q4_k>(12, "q4_k", AffineK<4>::kBytes, grid_of(4, AffineK<4>::kForm), AffineK<4>::kForm);
+constinit const BlockType type_q5_k =
+    open_type<type_q5_k>(13, "q5_k", AffineK<5>::kBytes, grid_of(5, AffineK<5>::kForm), AffineK<5>::kForm);
+constinit const BlockType type_q6_k = open_type<type_q6_k>(14, "q6_k", kSixBytes, grid_of(6, kSixForm), kSixForm);
+constinit const BlockType type_q2_k = open_type<type_q2_k>(10, "q2_k", kTwoBytes, grid_of(2, kTwoForm), kTwoForm);
+constinit const BlockType type_q3_k = open_type<type_q3_k>(11, "q3_k", kThreeBytes, grid_of(3, kThreeForm), kThreeForm);
 
 }  // namespace fewbit::gguf

@@ -52,7 +52,7 @@ void encode(const float* x, const float* weight, uint8_t* block) {
     if (exponent < 0 || exponent > kMaxScale) continue;
     uint8_t found[kBytes];
     put(x, exponent, found);
-    keep_better<kBlock>(decode, x, weight, found, kBytes, block);
+    keep_better(decode, kBlock, x, weight, found, kBytes, block);
   }
 }
 

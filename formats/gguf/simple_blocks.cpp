@@ -80,7 +80,7 @@ struct Nibbles {
     }
     put(found, codes);
     encode_plain(x, block);
-    keep_better<kBlock>(decode, x, weight, found, kBytes, block);
+    keep_better(decode, kBlock, x, weight, found, kBytes, block);
   }
 };
 
@@ -106,7 +106,7 @@ void encode_q8_0(const float* x, const float* weight, uint8_t* block) {
   symmetric_codes(x, kBlock, d, -127, 127, codes);
   for (int i = 0; i < kBlock; ++i) found[2 + i] = static_cast<uint8_t>(codes[i]);
   encode_plain_q8_0(x, block);
-  keep_better<kBlock>(decode_q8_0, x, weight, found, kQ8Bytes, block);
+  keep_better(decode_q8_0, kBlock, x, weight, found, kQ8Bytes, block);
 }
 
 template <class N>

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/cpu/arithmetic.h"
+#include "kernels/cpu/tile_product.h"
 
 // Functions of OpenBLAS built with DYNAMIC_ARCH; null elsewhere.
 extern "C" {
@@ -47,3 +48,5 @@ std::string fewbit::cpu_arithmetic() {
   blas::use_one_thread();
   return std::string("OpenBLAS ") + openblas_get_corename();
 }
+
+std::string fewbit::cpu_bf16_products() { return cpu::has_tiles() ? "AMX" : "OpenBLAS"; }

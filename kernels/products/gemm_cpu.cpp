@@ -1,5 +1,5 @@
-// Dense products on the CPU: OpenBLAS in tiles of fixed shape for many rows; for few, a dot product for each output,
-// which reads the weight straight from its bf16 storage.
+// Dense products on the CPU. bf16 through the matrix unit where there is one; else OpenBLAS in tiles of fixed shape for
+// many rows; for few, a dot product for each output, which reads the weight straight from its bf16 storage.
 #include "kernels/products/gemm.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/cpu_tiles.h"
+#include "kernels/cpu/tile_product.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
@@ -36,6 +37,10 @@ void gemm(Exec&, ConstTensorView x, ConstTensorView w, ConstTensorView bias, Ten
   FEWBIT_ASSERT(x.cols() == w.cols() && y.rows() == x.rows() && y.cols() == w.rows());
   FEWBIT_ASSERT(x.dtype == w.dtype && (y.dtype == DType::f32 || y.dtype == x.dtype));
   FEWBIT_ASSERT(!bias.data || (bias.dtype == x.dtype && bias.numel() == w.rows()));
+  if (x.dtype == DType::bf16 && tiles_fit(w.rows(), w.cols())) {
+    const TileWeight tiles{.out = w.rows(), .in = w.cols(), .dense = w.as<bf16>(), .row_bytes = 2 * w.cols()};
+    return tile_product(x, tiles, nullptr, bias, y);
+  }
   for_float_type(x.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     if (x.rows() <= kFewRows) return few_rows<T>(x, w, bias, y);

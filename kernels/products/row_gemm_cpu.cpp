@@ -9,6 +9,7 @@
 #include "kernels/cpu/cpu_tiles.h"
 #include "kernels/products/bytes/byte_dot.h"
 #include "kernels/products/nibble_dot.h"
+#include "kernels/products/tile_weights.h"
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
 
@@ -132,6 +133,8 @@ void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView 
   FEWBIT_ASSERT(w.scales.dtype == DType::f32 && w.scales.rows() == w.out());
   FEWBIT_ASSERT(w.group_of.data || reader.groups * w.group >= w.in);
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out() && bias.dtype == x.dtype));
+  if (x.dtype == DType::bf16)
+    if (const auto tiles = tile_weight(w)) return tile_product(x, *tiles, nullptr, bias, y);
   if (x.rows() <= kRowsByOutputs) {
     if (nibble_dots_fit(w)) return few_nibble_rows(x, w, bias, y);
     if (!reader.nibbles && !w.group_of.data && level_dots_fit(w.in, reader.groups == 1 ? w.in : w.group))

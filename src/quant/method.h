@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/gguf/block_type.h"
 #include "kernels/exec/exec.h"
 #include "src/calib/input_stats.h"
 #include "src/core/quantized_linear.h"
@@ -52,6 +53,12 @@ struct Grids {
   Grid first() const { return integer ? Grid::integer : Grid::f8_e4m3; }
 };
 
+// What a method makes of a linear whose bytes are blocks of GGUF: `result` without its linear.
+struct EncodedLinear {
+  MethodResult result{};
+  Tensor blocks{};  // u8 [out, row bytes], host
+};
+
 struct Method {
   std::string_view name, summary;
   Needs needs;
@@ -60,6 +67,8 @@ struct Method {
   // Every weight is rounded for itself: the encoder of a block format, which rounds to its own grid, may take
   // the place of `quantize`.
   bool rounds_alone = false;
+  // Codes for a block type with scales of its own (gguf/open_block.h). Null: the method has none.
+  EncodedLinear (*encode)(Exec&, const LinearJob&, const gguf::BlockType&) = nullptr;
 };
 
 const std::vector<const Method*>& methods();

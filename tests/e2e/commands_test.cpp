@@ -47,7 +47,7 @@ TEST_F(Commands, WhatTheFolderHoldsTravelsAlong) {
 
 TEST_F(Commands, AwqAsWritten) {
   fs::create_directory_symlink(kDemo, dir / "model");
-  const ProcessResult r = run("quantize awq model/ out/");
+  const ProcessResult r = run("quantize awq model/ out/ --samples 4 --seq-len 256");
   ASSERT_EQ(r.exit_code, 0) << r.err;
   EXPECT_FALSE(fs::exists(dir / "out.partial"));
   const Json report = Json::parse(std::ifstream(dir / "out/quant_report.json"));
@@ -152,7 +152,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
     int samples = 4;  // of 256 tokens
   };
   const auto score = [&](const std::string& model, const std::string& more) {
-    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 16 " + more);
+    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 8 " + more);
   };
   const double base = score(kDemo, "")["perplexity"];
   constexpr double kCoarse = tol::kPackedPerplexityCoarse;
@@ -165,9 +165,9 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
                         Case{"gptq int3 g128", 1.8},
                         Case{"gptq int2 g32", 20, kCoarse},
                         Case{"gptq int4 g128 format=gptq", 1.2},
-                        Case{"gptq int4 g128 asym format=gptq", 1.2},
-                        Case{"gptq int4 g128 act=full format=gptq", 1.2},
-                        Case{"gptq int4 g128 act=gar", 1.2},
+                        Case{"gptq int4 g128 asym format=gptq effort=quick", 1.2},
+                        Case{"gptq int4 g128 act=full format=gptq effort=quick", 1.2},
+                        Case{"gptq int4 g128 act=gar effort=quick", 1.2},
                         Case{"awq int4 g128", 1.25},
                         Case{"awq+gptq int4 g128", 1.2},
                         Case{"rtn w8a8", 1.01},
@@ -325,7 +325,7 @@ TEST_F(Commands, GenerateIsReproducible) {
 }
 
 TEST_F(Commands, SelfCalibration) {
-  const std::string self = " --calib self --samples 2 --seq-len 64 --device cpu";
+  const std::string self = " --calib self --samples 2 --seq-len 32 --effort quick --device cpu";
   done("quantize gptq " + kDemo + " out" + self);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
   const ProcessResult r = run("quantize gptq " + kDemo + " other --max-host-memory 12MiB" + self);
@@ -334,7 +334,7 @@ TEST_F(Commands, SelfCalibration) {
 #if !defined(__SANITIZE_ADDRESS__)
   // Killed behind the sampling and before the first block is sealed: what was sampled is there for --resume.
   const std::string preload = "LD_PRELOAD='" + in_build("tests/libfaults.so") + "' KILL_AT=";
-  for (int at = 10; !std::filesystem::exists(dir / "again.partial/sampled-text") && at < 100; ++at)
+  for (int at = 24; !std::filesystem::exists(dir / "again.partial/sampled-text") && at < 100; ++at)
     run(preload + std::to_string(at) + " quantize gptq " + kDemo + " again" + self);
   ASSERT_TRUE(std::filesystem::exists(dir / "again.partial/sampled-text"));
   done("quantize gptq " + kDemo + " again --resume" + self);

@@ -40,10 +40,20 @@ TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
   EXPECT_EQ(json("convert inspect out")["quantized"]["gguf_q4_0 int4 g32 sym"], 28);
   ASSERT_EQ(run("quantize 'gptq asym' " + kDemo + " asym --format gguf" + kFast).exit_code, 0);
   EXPECT_EQ(json("convert inspect asym")["quantized"]["gguf_q4_1 int4 g32 asym"], 28);
-  const ProcessResult refused = run("quantize gptq " + kDemo + " no --format gguf:q4_k" + kFast);
-  EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_NE(refused.err.find("q4_k has scales that the codes of gptq do not fit"), std::string::npos) << refused.err;
-  EXPECT_FALSE(fs::exists(dir / "no"));
+}
+
+// Error feedback in blocks whose scales are rounded too; 3 bits, and a rule for what matters more.
+TEST_F(GgufCommands, GptqFillsBlocksWithScalesOfTheirOwn) {
+  const std::string rule = " --device cpu --set '*.down_proj=format=gguf:iq4_xs'";
+  // Of fewer tokens than a few times the inputs, error feedback learns the calibration text itself.
+  ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q3_k --samples 12 --seq-len 512" + rule).exit_code, 0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " rtn --format gguf:q3_k" + rule).exit_code, 0);
+  EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
+  const Json quantized = json("convert inspect out")["quantized"];
+  EXPECT_EQ(quantized["q3_k (decoded)"].get<int>() + quantized["iq4_xs (decoded)"].get<int>(), 28);
+  const double base = perplexity(kDemo), fed = perplexity("out"), rounded = perplexity("rtn");
+  EXPECT_GT(fed, base);
+  EXPECT_LT(fed, rounded);
 }
 
 // Fused linears, stacked experts and norms stored as 1 + w, through the whole of a quantization and back to a folder.

@@ -169,9 +169,9 @@ TEST_F(OwnedRun, ForceLeavesTheOldOrTheNewOneWhole) {
   ASSERT_NE(old, whole);
   std::filesystem::copy(dir / "old", dir / "out", std::filesystem::copy_options::recursive);
   int kept = 0, replaced = 0;
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 12; ++i) {
     // Most of them near the end, where the one takes the other's place.
-    killed(command("out", "--force --restart"), seconds * (i < 5 ? 0.2 * i + 0.1 : 0.7 + 0.03 * (i - 5)));
+    killed(command("out", "--force --restart"), seconds * (i < 3 ? 0.3 * i + 0.1 : 0.7 + 0.05 * (i - 3)));
     const std::string now = weights("out");
     ASSERT_TRUE(now == old || now == whole) << i;
     EXPECT_TRUE(std::filesystem::exists(dir / "out/quant_report.json"));

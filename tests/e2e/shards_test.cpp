@@ -52,7 +52,7 @@ TEST_F(Shards, KilledBeforeAnyChangeOfTheDiskItResumesToTheSameFiles) {
   done(command("whole"));
   const auto whole = files("whole");
   int killed = 0;
-  for (int at = 1;; at += 13) {  // 13 has no factor in common with the steps that a shard or a block takes
+  for (int at = 1;; at += 29) {  // 29 has no factor in common with the steps that a shard or a block takes
     const ProcessResult first = run(preload + std::to_string(at) + " " + command("out"));
     if (first.exit_code == 0) break;
     ++killed;

@@ -53,6 +53,22 @@ TEST_F(SourceFiles, ANanAnywhereIsNamedBeforeAnythingIsComputed) {
   EXPECT_NE(judged.err.find("no finite probability"), std::string::npos) << judged.err;
 }
 
+// A norm whose weight is finite and whose outputs are not: the block says which linear met it and what quantized it.
+TEST_F(SourceFiles, AnOverflowInABlockNamesItsLinearAndRung) {
+  put("model.layers.1.post_attention_layernorm.weight", 3, 1e30f);
+  const std::string few = " --device cpu --threads 1 --samples 1 --seq-len 32 --effort quick";
+  const ProcessResult refused = run("quantize gptq m out" + few);
+  EXPECT_EQ(refused.exit_code, 1);
+  for (const char* word : {"model.layers.1.mlp.gate_proj", "calibration statistics are", "--allow-rtn"})
+    EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+  const ProcessResult rounded = run("quantize gptq m rounded --allow-rtn" + few);
+  EXPECT_EQ(rounded.exit_code, 1);
+  for (const char* word : {"model.layers.1.mlp.gate_proj: NaN or infinity", "quantized by \"gptq ", ", rung rtn;"})
+    EXPECT_NE(rounded.err.find(word), std::string::npos) << rounded.err;
+  EXPECT_FALSE(fs::exists(dir / "rounded"));
+  EXPECT_TRUE(fs::exists(dir / "rounded.partial/journal"));  // the block before it is kept
+}
+
 TEST_F(SourceFiles, OneChangedWeightIsNamedWhenARunGoesOn) {
   // A kill leaves the folder; the weight is in none of the samples that a glance at the file would take.
   run("sh -c 'quantize gptq m out --threads 1 --device cpu --samples 64 --seq-len 512 & p=$!; "

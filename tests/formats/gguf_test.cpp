@@ -7,7 +7,9 @@
 #include "formats/gguf/block_codes.h"
 #include "formats/gguf/file.h"
 #include "formats/gguf/locate.h"
+#include "formats/gguf/open_block.h"
 #include "src/core/half.h"
+#include "src/core/rng.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -129,6 +131,24 @@ TEST(GgufBlocks, Mxfp4IsThatOfTheReference) {
   };
   EXPECT_EQ(encoded(37, 64, 8), "7fce519d641bd530be529ce42ac540ad53");
   EXPECT_EQ(encoded(29, 61, 3000), "762fe016e9067a966ba56cb56dc45dc35e");
+}
+
+// Every bit of a block belongs to a field, and each field comes back to its place.
+TEST(GgufBlocks, OpenedBlocksCloseToTheSameBytes) {
+  Rng rng(41);
+  for (const BlockType* t : gguf::block_types()) {
+    if (!t->open) continue;
+    for (int n = 0; n < 50; ++n) {
+      std::vector<uint8_t> block(static_cast<size_t>(t->bytes)), back(block.size());
+      for (uint8_t& byte : block) byte = static_cast<uint8_t>(rng.next());
+      // A d that is NaN would not come back; where it lies, decoding shows.
+      std::vector<float> values(static_cast<size_t>(t->elements));
+      t->decode(block.data(), values.data());
+      if (!std::all_of(values.begin(), values.end(), [](float v) { return std::isfinite(v); })) continue;
+      t->open->store(t->open->load(block.data()), back.data());
+      EXPECT_EQ(block, back) << t->name;
+    }
+  }
 }
 
 TEST(GgufBlocks, TheSearchBeatsPlainRounding) {

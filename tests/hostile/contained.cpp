@@ -29,7 +29,7 @@ struct Outcome {
   std::string message{};
 };
 
-int64_t mapped_bytes() {
+[[maybe_unused]] int64_t mapped_bytes() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages * ::sysconf(_SC_PAGESIZE);

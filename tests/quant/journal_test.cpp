@@ -2,6 +2,7 @@
 #include "src/quant/journal/journal.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -195,6 +196,28 @@ TEST_F(JournalTest, WhatKilledRunsLeftBesideGoesAtTheNextStart) {
   { const RunFolder folder = RunFolder::claim(partial()); }
   EXPECT_FALSE(fs::exists(dir / ".out.partial-1-0"));
   EXPECT_TRUE(fs::exists(dir / ".out.partial-mine/thesis.txt"));
+}
+
+// Killed between the folder, the owner's file and the mark in it.
+TEST_F(JournalTest, WhatWasKilledBeforeItsMarkIsCleared) {
+  const pid_t gone = ::fork();
+  if (gone == 0) ::_exit(0);
+  ::waitpid(gone, nullptr, 0);
+  const auto hidden = [&](int64_t pid, int n) {
+    return dir / (".out.partial-" + std::to_string(pid) + "-" + std::to_string(n));
+  };
+  for (const int n : {0, 1, 2, 3}) fs::create_directory(hidden(gone, n));
+  write(hidden(gone, 1) / "owner", "");
+  write(hidden(gone, 2) / "owner", "");
+  write(hidden(gone, 2) / "thesis.txt", "years of work");
+  write(hidden(gone, 3) / "thesis.txt", "years of work");
+  fs::create_directory(hidden(1, 0));  // of a process that lives, and may be about to write its mark
+  { const RunFolder folder = RunFolder::claim(partial()); }
+  EXPECT_FALSE(fs::exists(hidden(gone, 0)));
+  EXPECT_FALSE(fs::exists(hidden(gone, 1)));
+  EXPECT_TRUE(fs::exists(hidden(gone, 2) / "thesis.txt"));
+  EXPECT_TRUE(fs::exists(hidden(gone, 3) / "thesis.txt"));
+  EXPECT_TRUE(fs::exists(hidden(1, 0)));
 }
 
 }  // namespace

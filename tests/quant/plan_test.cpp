@@ -50,6 +50,18 @@ TEST_F(Plan, WhatAConfigCannotSayIsRefused) {
     EXPECT_EQ(p.packing, &packing_modelopt_nvfp4) << p.linear.name;
 }
 
+// K-quants where rows are whole blocks of 256, else the type of llama.cpp's choice, in whose place the method has codes too.
+TEST_F(Plan, GptqHasBlocksOfGgufInEveryWidth) {
+  const QuantPlan p = plan("gptq format=gguf:q4_k");
+  EXPECT_TRUE(p.refusals.empty());
+  for (const PlannedLinear& l : p.linears) {
+    const bool whole = l.linear.in % 256 == 0;
+    EXPECT_EQ(l.layout(), whole ? "q4_k" : "gguf_q5_0") << l.linear.name << ' ' << l.linear.in;
+    EXPECT_EQ(l.note.find("q5_0 instead") == std::string::npos, whole) << l.note;
+  }
+  EXPECT_TRUE(has(p.needs, Needs::gram));
+}
+
 TEST_F(Plan, WhatAGgufFileCannotSayIsRefusedBeforeWork) {
   synthesize(dir / "moe", {.preset = "tiny-moe"}, {});
   const auto refusals = [&] {

@@ -76,7 +76,10 @@ TEST(Recipe, FourBitFloatsSayTheirWholeGrid) {
   EXPECT_EQ(resolve(other).str(), "rtn int8 g128 sym") << "the group and the scales of nvfp4 go with it";
   EXPECT_EQ(resolve(overlay(parse_recipe("rtn int4 g64"), parse_recipe("nvfp4"))).spec, kNvfp4);
   EXPECT_NE(error_of("rtn nvfp4 g32").find("none of these"), std::string::npos);
-  EXPECT_NE(error_of("gptq nvfp4").find("rtn nvfp4"), std::string::npos);
+  EXPECT_EQ(resolve(parse_recipe("gptq nvfp4")).spec, kNvfp4);
+  EXPECT_EQ(resolve(parse_recipe("gptq mxfp4 effort=best")).str(), "gptq mxfp4 effort=best");
+  EXPECT_NE(error_of("gptq nvfp4 act=gar").find("act=off"), std::string::npos);
+  EXPECT_NE(error_of("gptq act=full format=gguf:q4_k").find("act=off"), std::string::npos);
   EXPECT_NE(error_of("awq mxfp4").find("rtn mxfp4"), std::string::npos);
 }
 
@@ -181,10 +184,10 @@ TEST(Recipe, AGgufTypeDecidesTheGrid) {
   EXPECT_EQ(resolve(parse_recipe("gptq asym format=gguf")).blocks, &gguf::type_q4_1);
   EXPECT_EQ(resolve(parse_recipe("rtn int8 format=gguf")).blocks, &gguf::type_q8_0);
   EXPECT_EQ(resolve(parse_recipe("rtn int6 format=gguf")).blocks, &gguf::type_q6_k);
-  EXPECT_NE(error_of("rtn int3 format=gguf").find("no type of 3 bits"), std::string::npos);
+  EXPECT_NE(error_of("rtn int3 asym format=gguf").find("no type of int3"), std::string::npos);
   EXPECT_NE(error_of("rtn g128 format=gguf:q4_0").find("gguf:q4_0 is int4 g32 sym"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:q9").find("q5_k"), std::string::npos);
-  EXPECT_NE(error_of("rtn format=gguf:q2_k").find("unknown GGUF type to write \"q2_k\""), std::string::npos);
+  EXPECT_NE(error_of("rtn format=gguf:q9_k").find("unknown GGUF type to write \"q9_k\""), std::string::npos);
   EXPECT_NE(error_of("rtn format=gguf:f16").find("convert to gguf:f16"), std::string::npos);
   EXPECT_NE(error_of("auto format=gguf").find("name a type and a method"), std::string::npos);
   EXPECT_NE(error_of("rtn format=gptq:q4_0").find("only gguf takes a type"), std::string::npos);

@@ -4,12 +4,14 @@
 #include "kernels/products/bytes/fp8_gemm.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/cpu_tiles.h"
 #include "kernels/grids/f8_grid.h"
 #include "kernels/model/cast.h"
 #include "kernels/products/bytes/byte_dot.h"
+#include "kernels/products/tile_weights.h"
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
 
@@ -42,6 +44,23 @@ void few_rows(ConstTensorView x, const ByteWeightView& w, ConstTensorView bias, 
   });
 }
 
+// The codes of x, rounded as `q` says, as bf16, which holds them.
+void in_tiles(Exec& ex, ConstTensorView x, const RowQuant& q, const TileWeight& w, ConstTensorView bias, TensorView y) {
+  if (q.codes == DType::f16) return tile_product(x, w, nullptr, bias, y);
+  static const auto values = [] {
+    std::array<uint16_t, 256> v{};
+    for (size_t c = 0; c < v.size(); ++c) v[c] = bf16(f8_value(static_cast<uint8_t>(c))).bits;
+    return v;
+  }();
+  const Tensor codes = Tensor::host(DType::f8_e4m3, x.shape), scales = Tensor::host(DType::f32, {x.rows()});
+  cpu::quantize_rows(ex, x, q, codes, scales);
+  const Tensor wide = Tensor::host(DType::bf16, x.shape);
+  parallel_for(x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) wide.as<uint16_t>()[i] = values[codes.as<uint8_t>()[i]];
+  });
+  tile_product(wide, w, scales.as<float>(), bias, y);
+}
+
 }  // namespace
 
 void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightView& w, ConstTensorView bias,
@@ -51,6 +70,8 @@ void fp8_gemm(Exec& ex, ConstTensorView x, const RowQuant& q, const ByteWeightVi
   FEWBIT_ASSERT(w.codes.cols() == x.cols() && w.scales.numel() == w.codes.rows());
   FEWBIT_ASSERT(y.rows() == x.rows() && y.cols() == w.codes.rows());
   FEWBIT_ASSERT(!bias.data || (bias.numel() == w.codes.rows() && bias.dtype == x.dtype));
+  if (x.dtype == DType::bf16)
+    if (const auto tiles = tile_weight(w)) return in_tiles(ex, x, q, *tiles, bias, y);
   const Tensor rounded = Tensor::host(DType::f32, x.shape);
   if (q.codes == DType::f16)
     cpu::cast(ex, x, rounded);

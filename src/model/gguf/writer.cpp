@@ -16,10 +16,11 @@ struct FileType {
   const gguf::BlockType* type;
   uint32_t id;
 };
-constexpr FileType kFileTypes[] = {{&gguf::type_f32, 0},   {&gguf::type_f16, 1},   {&gguf::type_q4_0, 2},
-                                   {&gguf::type_q4_1, 3},  {&gguf::type_q8_0, 7},  {&gguf::type_q5_0, 8},
-                                   {&gguf::type_q5_1, 9},  {&gguf::type_q4_k, 14}, {&gguf::type_q5_k, 16},
-                                   {&gguf::type_q6_k, 18}, {&gguf::type_bf16, 32}, {&gguf::type_mxfp4, 38}};
+constexpr FileType kFileTypes[] = {
+    {&gguf::type_f32, 0},     {&gguf::type_f16, 1},   {&gguf::type_q4_0, 2},  {&gguf::type_q4_1, 3},
+    {&gguf::type_q8_0, 7},    {&gguf::type_q2_k, 10}, {&gguf::type_q3_k, 12}, {&gguf::type_iq4_nl, 25},
+    {&gguf::type_iq4_xs, 30}, {&gguf::type_q5_0, 8},  {&gguf::type_q5_1, 9},  {&gguf::type_q4_k, 14},
+    {&gguf::type_q5_k, 16},   {&gguf::type_q6_k, 18}, {&gguf::type_bf16, 32}, {&gguf::type_mxfp4, 38}};
 
 // "demo-model" of "models/demo-model/" and of "demo-model.gguf".
 std::string name_of(const fs::path& model) {
@@ -122,6 +123,8 @@ WrittenFile write_gguf(const Checkpoint& c, const fs::path& file, const GgufCont
 const gguf::BlockType& gguf_type_for(const gguf::BlockType& wanted, int64_t in) {
   if (in % wanted.elements == 0) return wanted;
   const gguf::BlockType* simple = &gguf::type_f16;
+  for (const gguf::BlockType* low : {&gguf::type_q2_k, &gguf::type_q3_k, &gguf::type_iq4_xs})
+    if (&wanted == low) simple = &gguf::type_iq4_nl;
   if (&wanted == &gguf::type_q4_k) simple = &gguf::type_q5_0;
   if (&wanted == &gguf::type_q5_k) simple = &gguf::type_q5_1;
   if (&wanted == &gguf::type_q6_k) simple = &gguf::type_q8_0;

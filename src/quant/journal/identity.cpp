@@ -65,6 +65,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             // Last bits depend on the kind of GPU, and on the kernels that the BLAS takes for the processor.
             {"device", ex.on_cuda() ? ex.device_name() : "cpu"},
             {kBlas, ex.on_cuda() ? "none" : cpu_arithmetic()},
+            {"bf16 products", ex.on_cuda() ? "none" : cpu_bf16_products()},
             {"seed", job.seed},
             {"allow-rtn", job.allow_rtn}};
   if (!job.dropped.empty()) j["dropped tensors"] = job.dropped;

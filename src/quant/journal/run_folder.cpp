@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -143,16 +145,29 @@ std::optional<File> owner_in(const fs::path& dir) {
   return owner;
 }
 
-// What runs that were killed left of folders that came or went.
+// Whether the process that made a hidden folder, whose number is in the name, is gone from this machine.
+bool maker_is_gone(const std::string& name, const std::string& prefix) {
+  const char *begin = name.data() + prefix.size(), *end = name.data() + name.size();
+  pid_t pid = 0;
+  const auto [next, error] = std::from_chars(begin, end, pid);
+  return error == std::errc() && pid > 0 && next != end && *next == '-' && ::kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+// What runs that were killed left of folders that came or went. One that was killed before its mark was written left an
+// empty folder, or an empty owner's file in it; of those, nothing that holds anything is removed.
 void remove_leftovers(const fs::path& dir) {
   std::error_code ec;
   const fs::path parent = dir.has_parent_path() ? dir.parent_path() : fs::path(".");
   for (fs::directory_iterator it(parent, ec), end; !ec && it != end; it.increment(ec)) {
-    if (!starts_with(it->path().filename().string(), hidden_prefix(dir))) continue;
+    const std::string name = it->path().filename().string();
+    if (!starts_with(name, hidden_prefix(dir))) continue;
     const std::optional<File> owner = owner_in(it->path());
-    if (!owner || format_of(owner->read_all()) != kFormat) continue;
-    if (!lock(*owner, it->path()) || !still_at(*owner, it->path())) continue;
-    clear(it->path());
+    const std::string text = owner ? owner->read_all() : "";
+    const bool marked = format_of(text) == kFormat;
+    if (!marked && !(text.empty() && maker_is_gone(name, hidden_prefix(dir)))) continue;
+    if (!owner) ::rmdir(it->path().c_str());
+    if (!owner || !lock(*owner, it->path()) || !still_at(*owner, it->path())) continue;
+    if (marked) clear(it->path());
     remove_cleared(it->path());
   }
 }

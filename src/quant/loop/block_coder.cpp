@@ -183,6 +183,22 @@ CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& 
   return coded;
 }
 
+LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
+                             const RowShare& rows) const {
+  return {.name = p.linear.name,
+          .weight = rows.mine(w),
+          .stats = stats,
+          .spec = p.recipe.spec,
+          .effort = p.recipe.effort,
+          .act_order = p.recipe.act_order,
+          .damp = p.recipe.damp,
+          .shifts_targets = p.recipe.shifts_targets,
+          .allow_rtn = job_.allow_rtn,
+          .seed = job_.seed,
+          .shared_absmax = shared,
+          .rows = &rows};
+}
+
 // All ranks that share the rows make it together.
 CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared,
                              const RowShare& rows) {
@@ -191,18 +207,7 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   Tensor w = weight_of(p);
   MethodResult r;
   phases_.timed("quantize", [&] {
-    r = p.recipe.method->quantize(ex_, {.name = p.linear.name,
-                                        .weight = rows.mine(w),
-                                        .stats = stats,
-                                        .spec = p.recipe.spec,
-                                        .effort = p.recipe.effort,
-                                        .act_order = p.recipe.act_order,
-                                        .damp = p.recipe.damp,
-                                        .shifts_targets = p.recipe.shifts_targets,
-                                        .allow_rtn = job_.allow_rtn,
-                                        .seed = job_.seed,
-                                        .shared_absmax = shared,
-                                        .rows = &rows});
+    r = p.recipe.method->quantize(ex_, job_of(p, w, stats, shared, rows));
     rows.gather(r.linear);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
@@ -296,10 +301,16 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   const Tensor w = weight_of(p);
   EncodedBlocks e;
   const RowShare rows(ex_, ranks_, p.linear.out, p.recipe.spec);
-  phases_.timed("quantize", [&] { e = encode_blocks(ex_, p, w, stats, rows); });
+  phases_.timed("quantize", [&] {
+    e = p.recipe.method->encode ? encode_blocks(ex_, p, job_of(p, w, stats, 0, rows))
+                                : encode_blocks(ex_, p, w, stats, rows);
+  });
   CodedLinear& coded = block_->coded.emplace_back(begin_record(def, p, stats));
-  coded.record.loss = coded.record.loss_target = e.loss;
-  coded.record.loss_rtn = coded.record.loss_target_rtn = e.loss_plain;
+  coded.record.rung = e.rung;
+  coded.record.loss = e.loss;
+  coded.record.loss_target = e.loss_target;
+  coded.record.loss_rtn = e.loss_plain;
+  coded.record.loss_target_rtn = e.loss_target_plain;
   coded.record.hash = e.hash;
   phases_.timed("measure", [&] { measure(ex_, w, ex_.to_device(e.values), std::nullopt, stats, coded.record, rows); });
   need_finite(coded.record);

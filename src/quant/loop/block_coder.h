@@ -80,6 +80,8 @@ class BlockCoder {
   // Shows every linear of the group that is not kept with the statistics of its input.
   void for_each(const Group&, const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>&);
   void need_finite(const LinearRecord&) const;  // Error{numeric} that names the linear and the rung
+  LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
+                   const RowShare& rows) const;
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);

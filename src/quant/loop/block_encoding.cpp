@@ -41,8 +41,24 @@ EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView we
   const auto loss = [&](ConstTensorView values) {
     return loss_per_token(ex, mine, ex.to_device(values), *stats, rows);
   };
-  e.loss = loss(rows.mine(e.values));
-  e.loss_plain = loss(gguf::decode(*p.blocks, gguf::encode(*p.blocks, host, {}, gguf::Encoder::plain), p.linear.in));
+  e.loss = e.loss_target = loss(rows.mine(e.values));
+  e.loss_plain = e.loss_target_plain =
+      loss(gguf::decode(*p.blocks, gguf::encode(*p.blocks, host, {}, gguf::Encoder::plain), p.linear.in));
+  return e;
+}
+
+EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, const LinearJob& job) {
+  require_finite(ex, p.linear.name, job.weight, *job.rows);
+  EncodedLinear made = p.recipe.method->encode(ex, job, *p.blocks);
+  EncodedBlocks e;
+  e.bytes = {tensor_name(p), job.rows->whole(std::move(made.blocks))};
+  e.values = gguf::decode(*p.blocks, e.bytes.tensor, p.linear.in);
+  e.hash = hash_of(p, e);
+  e.loss = made.result.loss;
+  e.loss_plain = made.result.loss_rtn;
+  e.loss_target = made.result.loss_target;
+  e.loss_target_plain = made.result.loss_target_rtn;
+  e.rung = made.result.rung;
   return e;
 }
 

@@ -9,11 +9,13 @@
 namespace fewbit {
 
 struct EncodedBlocks {
-  NamedTensor bytes{};    // "<linear>.<type>", u8 [out, row bytes]
-  Tensor values{};        // what they decode to, f32 [out, in], host
-  double loss = 0;        // tr((W - Q) H (W - Q)^T) / tokens; 0 without statistics
-  double loss_plain = 0;  // the same for the type's plain encoder
-  std::string hash;       // as a reader of the file finds it (`evaluate verify`)
+  NamedTensor bytes{};                            // "<linear>.<type>", u8 [out, row bytes]
+  Tensor values{};                                // what they decode to, f32 [out, in], host
+  double loss = 0;                                // tr((W - Q) H (W - Q)^T) / tokens; 0 without statistics
+  double loss_plain = 0;                          // the same for the type's plain encoder
+  double loss_target = 0, loss_target_plain = 0;  // as in MethodResult
+  std::string rung{};                             // of a method's
+  std::string hash;                               // as a reader of the file finds it (`evaluate verify`)
 };
 
 // `weight` f32 [out, in] on ex's device. With statistics the diagonal of their Gram matrix is the importance
@@ -21,6 +23,8 @@ struct EncodedBlocks {
 // have all of the weight encode their rows; each gets all.
 EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, ConstTensorView weight, const InputStats* stats,
                             const RowShare& rows = RowShare::none());
+// The same by a method that has codes for such blocks (Method::encode). The job's weight has the rows of this rank.
+EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, const LinearJob&);
 
 // The values of blocks that were sealed, f32 [out, in].
 Tensor decode_blocks(const PlannedLinear&, const TensorSource&);

@@ -3,12 +3,14 @@
 // candidate), aim at the weight that reproduces the unquantized output where the statistics hold both streams,
 // and improve the result by rounds of refit and descent (0 quick, 3 default, 6 best).
 //
-// On the E4M3 grid the scales are searched once, on the target, and neither refit nor descent follows.
+// On the E4M3 grid the scales are searched once, on the target, and neither refit nor descent follows. 4-bit floats and
+// blocks of GGUF with scales of their own have a loop of their own on the same ladder (gptq_levels.h).
 //
 // When the Gram matrix cannot be factored, a ladder is climbed, and its rung is part of the result: f32, f64,
 // f64 with more damping, the diagonal alone, and plain rounding where that is permitted.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,6 +20,8 @@
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/quantize/refine.h"
 #include "src/quant/methods/column_order.h"
+#include "src/quant/methods/gptq_ladder.h"
+#include "src/quant/methods/gptq_levels.h"
 #include "src/quant/rounding.h"
 
 namespace fewbit {
@@ -234,25 +238,34 @@ const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const
   return cache.ok ? &cache.r : nullptr;
 }
 
-// Climbs the ladder; returns the rung that held, or "" when none did.
-std::string climb(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
-  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
+// Climbs the ladder; returns the rung that held, or "" when none did. `walk` makes codes by the factor and the damping
+// of a rung; false where they are no good.
+template <class Walk>
+std::string climb(Exec& ex, const LinearJob& job, const ColumnOrder& order, Problem& p, const Walk& walk) {
   for (const Rung& rung : kRungs) {
     const float lambda = rung.damp * p.lambda;
     // The target comes first: its f64 system and the factor need not be held together then.
     if (!set_target(ex, job, lambda, p)) continue;
     const Tensor* r = factor_for(ex, job, p, order, rung);
-    if (!r || !feed_back(ex, job, p, order, *r, q)) continue;
-    refine(ex, job, p, lambda, q);
-    return rung.name;
+    if (r && walk(*r, lambda)) return rung.name;
   }
   return "";
 }
 
-// The last two rungs: rounding weighted by the diagonal, then plain rounding.
-std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCodes& q) {
+std::string code(Exec& ex, const LinearJob& job, Problem& p, DeviceCodes& q) {
+  const ColumnOrder order = make_order(job.act_order, p.importance, job.spec.group_size(job.weight.cols()));
+  return climb(ex, job, order, p, [&](const Tensor& r, float lambda) {
+    if (!feed_back(ex, job, p, order, r, q)) return false;
+    refine(ex, job, p, lambda, q);
+    return true;
+  });
+}
+
+// The last two rungs: rounding weighted by the diagonal, then plain rounding. `round` gets the diagonal, or nothing.
+template <class Round>
+std::string fall_back(const LinearJob& job, const Problem* p, const Round& round) {
   if (p && usable(p->importance)) {
-    q = round_plain(ex, job.weight, p->diag, job.spec, scale_rule(job.effort));
+    round(ConstTensorView(p->diag));
     return "diagonal";
   }
   if (!job.allow_rtn)
@@ -261,34 +274,42 @@ std::string fall_back(Exec& ex, const LinearJob& job, const Problem* p, DeviceCo
                                     : "calibration saw no tokens at its input") +
                                  "; use more or other calibration text, leave the linear alone with --set '" +
                                  job.name + "=keep', or permit plain rounding with --allow-rtn");
-  q = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
+  round(ConstTensorView{});
   return "rtn";
 }
 
 // Our values are gone before those of plain rounding are made, and the target where nothing is measured against it.
-void report_losses(Exec& ex, const LinearJob& job, Problem& p, const DeviceCodes& q, MethodResult& result) {
+template <class Values>
+void report_losses(Exec& ex, const LinearJob& job, Problem& p, const Values& values, const Values& plain,
+                   MethodResult& result) {
   const bool shifted = p.shifted && result.rung != "diagonal" && result.rung != "rtn";
   if (!shifted) p.target.reset();
   const auto measure = [&](const Tensor& values, LossSums sums, double& loss, double& of_target) {
     loss = loss_per_token(ex, job.weight, values, *job.stats, *job.rows, sums);
     of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats, *job.rows, sums) : loss;
   };
-  measure(values_of(ex, q, job.spec), LossSums::f64, result.loss, result.loss_target);
-  measure(values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec), LossSums::f32,
-          result.loss_rtn, result.loss_target_rtn);
+  measure(values(), LossSums::f64, result.loss, result.loss_target);
+  measure(plain(), LossSums::f32, result.loss_rtn, result.loss_target_rtn);
 }
 
 MethodResult quantize(Exec& ex, const LinearJob& job) {
+  if (job.spec.grid == Grid::f4_e2m1) return gptq_fp4(ex, job);
   require_job(ex, job, {.integer = true, .f8 = true});
   MethodResult result;
   DeviceCodes q;
+  const auto round = [&](ConstTensorView h) {
+    q = round_plain(ex, job.weight, h, job.spec, h.data ? scale_rule(job.effort) : ScaleRule::absmax);
+  };
   if (has_gram(job)) {
     Problem p = make_problem(ex, job);
-    if (usable(p.importance)) result.rung = climb(ex, job, p, q);
-    if (result.rung.empty()) result.rung = fall_back(ex, job, &p, q);
-    report_losses(ex, job, p, q, result);
+    if (usable(p.importance)) result.rung = code(ex, job, p, q);
+    if (result.rung.empty()) result.rung = fall_back(job, &p, round);
+    const std::function<Tensor()> values = [&] { return values_of(ex, q, job.spec); }, plain = [&] {
+      return values_of(ex, round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax), job.spec);
+    };
+    report_losses(ex, job, p, values, plain, result);
   } else {
-    result.rung = fall_back(ex, job, nullptr, q);
+    result.rung = fall_back(job, nullptr, round);
   }
   result.linear = to_host(ex, std::move(q), job.spec);
   return result;
@@ -296,12 +317,31 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
 
 }  // namespace
 
+MethodResult climb_ladder(Exec& ex, const LinearJob& job, const Ladder& ladder) {
+  MethodResult result;
+  if (!has_gram(job)) {
+    result.rung = fall_back(job, nullptr, ladder.round);
+    return result;
+  }
+  Problem p = make_problem(ex, job);
+  if (usable(p.importance))
+    result.rung = climb(ex, job, {}, p, [&](const Tensor& r, float lambda) {
+      const WithDiagonal damped(ex, job.stats->gram, p.diag);
+      add_diagonal(ex, upload(ex, std::vector<float>(p.importance.size(), lambda)), damped.h());
+      return job.rows->everywhere(ladder.walk({.target = p.target, .r = r, .diag = p.diag, .h = damped.h()}));
+    });
+  if (result.rung.empty()) result.rung = fall_back(job, &p, ladder.round);
+  report_losses(ex, job, p, ladder.values, ladder.plain, result);
+  return result;
+}
+
 constinit const Method method_gptq = {
     .name = "gptq",
     .summary = "error feedback through the Gram matrix of the inputs",
     .needs = Needs::gram | Needs::cross,
-    .grids = {.integer = true, .f8 = true},
+    .grids = {.integer = true, .f8 = true, .f4 = true},
     .quantize = quantize,
+    .encode = gptq_blocks,
 };
 
 }  // namespace fewbit

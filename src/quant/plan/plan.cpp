@@ -39,7 +39,8 @@ Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& 
   return r;
 }
 
-// Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place.
+// Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place; the encoder
+// of the format or the method fills them, unless the type has a packing for the method's codes.
 void choose_blocks(const ModelSpec& spec, PlannedLinear& p) {
   const gguf::BlockType& wanted = *p.recipe.blocks;
   const gguf::BlockType& type = gguf_type_for(wanted, is_end(p.linear) ? p.linear.in : gguf_run(spec, p.linear));
@@ -50,17 +51,19 @@ void choose_blocks(const ModelSpec& spec, PlannedLinear& p) {
     p.keep = true;
     return;
   }
-  p.blocks = &type;
   p.recipe.blocks = &type;
   p.recipe.spec = *type.grid;
+  const Method& method = *p.recipe.method;
+  if (!method.rounds_alone && !(method.encode && type.open)) return;
+  p.blocks = &type;
   p.out_bytes = gguf::tensor_bytes(type, {p.linear.out, p.linear.in});
 }
 
 // The packing for the codes of a method; the reason where there is none.
 std::string choose_packing_of(const CheckpointFormat& format, PlannedLinear& p) {
   const QuantSpec& spec = p.recipe.spec;
-  if (p.recipe.blocks && !gguf::has_codes(*p.recipe.blocks))
-    return fmt::format("{} has scales that the codes of {} do not fit; take rtn or awq, or one of {}",
+  if (p.recipe.blocks && !gguf::has_codes(*p.recipe.blocks) && p.recipe.blocks != &gguf::type_mxfp4)
+    return fmt::format("{} has scales that the codes of {} do not fit; take rtn, gptq or awq, or one of {}",
                        p.recipe.blocks->name, p.recipe.method->name, join(gguf::types_with_codes(), ", "));
   const bool act_order = p.recipe.act_order == ActOrder::full;
   std::string why;
@@ -155,10 +158,8 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   }
   if (packed && plan.transforms.empty() && pass_on_grid(c, *plan.format, p)) return p;
   std::string why;
-  if (p.recipe.blocks && p.recipe.method->rounds_alone)
-    choose_blocks(c.spec, p);
-  else
-    why = choose_packing_of(*plan.format, p);
+  if (p.recipe.blocks) choose_blocks(c.spec, p);
+  if (!p.keep && !p.blocks) why = choose_packing_of(*plan.format, p);
   if (p.layout().empty() && !p.keep) refuse(why);
   if (!p.layout().empty() && !is_end(l) && p.recipe.learns_rounding() && !has_gradient(c.spec.block(l.layer)))
     p.note = "no learned rounding in blocks with a mixture of experts: the codes stay those of " +

@@ -49,6 +49,8 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
     fail(ErrorKind::usage,
          fmt::format("gguf:{} is {} with scales of its own; leave those words out, or name another type",
                      f.blocks->name, grid.str()));
+  if (r.act_order.value_or(ActOrder::off) != ActOrder::off && f.blocks->open)
+    fail(ErrorKind::usage, fmt::format("gguf:{} has the columns in their own order: act=off", f.blocks->name));
   f.spec = grid;
 }
 
@@ -72,8 +74,11 @@ void resolve_fp4(const Recipe& r, FullRecipe& f) {
     fail(ErrorKind::usage,
          "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
          "beside them");
+  if (r.act_order.value_or(ActOrder::off) != ActOrder::off)
+    fail(ErrorKind::usage, "the columns of nvfp4 and mxfp4 are visited in their own order: act=off");
   if (!f.method->grids.has(s.grid) || !f.transforms.empty())
-    fail(ErrorKind::usage, fmt::format("{} does not round to 4-bit floats; `rtn {}` does", r.chain_str(), s.str()));
+    fail(ErrorKind::usage,
+         fmt::format("{} does not round to 4-bit floats; `rtn {}` and `gptq {}` do", r.chain_str(), s.str(), s.str()));
 }
 
 // The grid, what shares its scales and how inputs are rounded: as the recipe says, else as the transforms want it, else

@@ -1,0 +1,18 @@
+#pragma once
+// Weights in codes for the matrix unit of a CPU (kernels/cpu/tile_product.h): their codes become bf16 levels, which are
+// exact, as the tiles are made.
+#include <optional>
+
+#include "kernels/cpu/tile_product.h"
+#include "kernels/products/bytes/int8_gemm.h"
+#include "kernels/products/row_gemm.h"
+
+namespace fewbit::cpu {
+
+// Nothing where this machine has no such unit, or the shape or the groups do not fit: groups of whole 32 columns, or
+// one. The view must outlive the result.
+std::optional<TileWeight> tile_weight(const RowPackedView&);
+// Of E4M3 codes [out, in]; a NaN code is a NaN.
+std::optional<TileWeight> tile_weight(const ByteWeightView&);
+
+}  // namespace fewbit::cpu
