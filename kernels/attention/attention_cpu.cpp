@@ -5,10 +5,9 @@
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <limits>
 
+#include "kernels/attention/cache_codes.h"
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/cpu_rows.h"
 #include "src/core/parallel.h"
@@ -38,60 +37,12 @@ struct Head {
   float sink = -std::numeric_limits<float>::infinity();
 };
 
-// Keys, or queries, [begin, end).
-struct Span {
-  int64_t begin = 0, end = 0;
-};
-
 // The keys that query i sees.
 Span visible(const Head& head, const AttentionArgs& a, int64_t i) {
   const int64_t p = head.positions ? head.positions[i] : i;
   FEWBIT_ASSERT(p >= 0 && p < head.keys);
-  if (a.chunk > 0) return {p / a.chunk * a.chunk, p + 1};
-  return {a.window > 0 ? std::max<int64_t>(0, p - a.window + 1) : 0, p + 1};
+  return keys_in_sight(a, p);
 }
-
-// Turns the n scores of visible keys into weights that are not yet divided by their sum; returns that sum, with the
-// sink's weight in it.
-double softmax(float* scores, int64_t n, const AttentionArgs& a, float sink) {
-  if (a.softcap > 0)
-    for (int64_t i = 0; i < n; ++i) scores[i] = a.softcap * std::tanh(scores[i] / a.softcap);
-  const float top = std::max(max_of(scores, n), sink);
-  return exp_in_place(scores, top, n) + std::exp(static_cast<double>(sink) - top);
-}
-
-// Rounds the weighted sum of values, divided by the sum of the weights, to the output type.
-template <class T>
-void store(const float* values, double sum, int64_t n, T* out) {
-  const auto inverse = static_cast<float>(1 / sum);
-  for (int64_t c = 0; c < n; ++c) out[c] = values[c] * inverse;
-}
-
-// E4M3 codes, a byte each.
-struct F8 {
-  uint8_t bits;
-};
-
-// f32 values of all E4M3 codes.
-const float* f8_values() {
-  static const auto table = [] {
-    std::array<float, 256> t{};
-    for (int i = 0; i < 256; ++i) t[static_cast<size_t>(i)] = f8_e4m3_to_f32(static_cast<uint8_t>(i));
-    return t;
-  }();
-  return table.data();
-}
-
-void dequantize_row(const F8* codes, float scale, float* y, int64_t d) {
-  const float* values = f8_values();
-  for (int64_t c = 0; c < d; ++c) y[c] = values[codes[c].bits] * scale;
-}
-void dequantize_row(const int8_t* codes, float scale, float* y, int64_t d) {
-  for (int64_t c = 0; c < d; ++c) y[c] = static_cast<float>(codes[c]) * scale;
-}
-
-template <class C>
-inline constexpr bool is_code = sizeof(C) == 1;
 
 // Row r as dot() and axpy() take it: in place, or codes as f32 values in scratch memory.
 template <class C>
@@ -117,11 +68,11 @@ void few_queries(const Head& head, const AttentionArgs& a) {
     widen(static_cast<const T*>(head.q.data) + i * head.q.ld, query, d);
     float* scores = scratch(Scratch::scores, n);
     for (int64_t j = 0; j < n; ++j) scores[j] = a.scale * dot(query, row_of<C>(head.k, span.begin + j, d), d);
-    const double sum = softmax(scores, n, a, head.sink);
+    const double sum = weights_of(scores, n, a, head.sink);
     float* values = scratch(Scratch::y, d);
     std::fill_n(values, d, 0.f);
     for (int64_t j = 0; j < n; ++j) axpy(scores[j], row_of<C>(head.v, span.begin + j, d), values, d);
-    store(values, sum, d, static_cast<T*>(head.out) + i * head.out_ld);
+    store_mean(values, sum, d, static_cast<T*>(head.out) + i * head.out_ld);
   }
 }
 
@@ -168,7 +119,7 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
   for (int64_t i = q0; i < q1; ++i) {
     const Span s = visible(head, a, i);
     float* row = scores + (i - q0) * n;
-    sums[i - q0] = softmax(row + (s.begin - keys.begin), s.end - s.begin, a, head.sink);
+    sums[i - q0] = weights_of(row + (s.begin - keys.begin), s.end - s.begin, a, head.sink);
     std::fill(row, row + (s.begin - keys.begin), 0.f);
     std::fill(row + (s.end - keys.begin), row + n, 0.f);
   }
@@ -176,23 +127,13 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
   float* values = scratch(Scratch::y, (q1 - q0) * d);
   blas::gemm(CblasNoTrans, CblasNoTrans, q1 - q0, d, n, 1.f, scores, n, v.data, v.ld, 0.f, values, d);
   for (int64_t i = q0; i < q1; ++i)
-    store(values + (i - q0) * d, sums[i - q0], d, static_cast<T*>(head.out) + i * head.out_ld);
-}
-
-// Calls f with null pointers of the element types of queries and cache.
-template <class F>
-void for_types(DType dtype, DType kv_dtype, F&& f) {
-  for_float_type(dtype, [&](auto* type) {
-    if (kv_dtype == DType::f8_e4m3) return f(type, static_cast<F8*>(nullptr));
-    if (kv_dtype == DType::i8) return f(type, static_cast<int8_t*>(nullptr));
-    f(type, type);
-  });
+    store_mean(values + (i - q0) * d, sums[i - q0], d, static_cast<T*>(head.out) + i * head.out_ld);
 }
 
 // All queries of a head.
 void attend(const Head& head, const AttentionArgs& a) {
   blas::use_one_thread();
-  for_types(head.dtype, head.kv_dtype, [&](auto* type, auto* kv_type) {
+  for_cache_types(head.dtype, head.kv_dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using C = std::remove_pointer_t<decltype(kv_type)>;
     if (head.queries <= kFewQueries) return few_queries<T, C>(head, a);
@@ -205,29 +146,6 @@ const void* at(ConstTensorView t, int64_t element) {
   return static_cast<const char*>(t.data) + element * bytes_of(t.dtype);
 }
 void* at(TensorView t, int64_t element) { return static_cast<char*>(t.data) + element * bytes_of(t.dtype); }
-
-float sink_of(const AttentionArgs& a, int64_t head) {
-  return a.sinks.data ? a.sinks.as<float>()[head] : -std::numeric_limits<float>::infinity();
-}
-
-void check_queries(ConstTensorView q, const AttentionArgs& a, ConstTensorView out) {
-  FEWBIT_ASSERT(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && q.cols() == a.heads * a.head_dim);
-  FEWBIT_ASSERT(out.dtype == q.dtype && out.numel() == q.numel());
-}
-
-// Quantizes the row x of one token and kv head; returns the scale that its codes have: E4M3 takes the one given, int8
-// makes its own.
-float quantize_row(const float* x, F8* codes, float scale, int64_t d) {
-  for (int64_t c = 0; c < d; ++c) codes[c].bits = f32_to_f8_e4m3_saturated(x[c] / scale);
-  return scale;
-}
-float quantize_row(const float* x, int8_t* codes, float, int64_t d) {
-  float amax = 0;
-  for (int64_t c = 0; c < d; ++c) amax = std::max(amax, std::fabs(x[c]));
-  const float inverse = amax > 0 ? 127.f / amax : 0.f;
-  for (int64_t c = 0; c < d; ++c) codes[c] = static_cast<int8_t>(std::nearbyint(x[c] * inverse));
-  return amax / 127.f;
-}
 
 // Appends to one tensor of the cache: row t of x [batch * len, kv_heads * d] goes to positions[t].
 template <class T, class C>
@@ -284,7 +202,7 @@ void kv_append(Exec&, ConstTensorView k, ConstTensorView v, ConstTensorView posi
   FEWBIT_ASSERT(consistent(cache, k.dtype) && k.rows() % c[0] == 0 && k.cols() == c[1] * c[3]);
   FEWBIT_ASSERT(v.dtype == k.dtype && v.numel() == k.numel());
   FEWBIT_ASSERT(positions.numel() == k.rows() && positions.dtype == DType::i32);
-  for_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
+  for_cache_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using C = std::remove_pointer_t<decltype(kv_type)>;
     append<T, C>(k, positions.as<int32_t>(), cache.k, cache.k_scales);

@@ -28,6 +28,7 @@
 #include "src/run/latent.h"
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
+#include "src/run/paged/ragged.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -93,14 +94,15 @@ struct Interpreter {
     AttentionArgs args = args_of(op);
     args.behind_append = behind_append;
     if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
+    if (layout.ragged) return attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
     if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
     attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
   }
   void operator()(const Attention& op) const {
-    if (layout.cache) {
+    if (layout.cache || layout.ragged) {
       const TensorView new_keys = op.own_keys() ? act[op.k] : act[op.q].row_range(0, 0);
       if (layout.turned_keys) hadamard(ex, act[op.q], new_keys, op.head_dim);
-      if (op.own_keys()) kv_append(ex, act[op.k], act[op.v], layout.positions, *layout.cache);
+      if (op.own_keys()) append_keys(ex, act[op.k], act[op.v], layout);
     }
     attend(op);
   }
@@ -287,7 +289,7 @@ size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() > 1)
     for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_rope_append})
       if (const size_t done = several(in, ops)) return done;
-  std::visit(in, ops[0]);
+  if (!run_by_sequence(in.ex, ops[0], in.weights, in.ropes, in.layout, in.act)) std::visit(in, ops[0]);
   return 1;
 }
 

@@ -15,7 +15,8 @@
 
 namespace fewbit {
 
-class PhaseClock;  // src/run/head.h
+class PhaseClock;     // src/run/head.h
+struct RaggedLayout;  // src/run/paged/ragged.h
 
 // The experts of a Moe for a few tokens whose routing stays on the device, over the block's own linears; and room for
 // that routing, of kFewTokens tokens.
@@ -68,6 +69,8 @@ struct TokenLayout {
   const LatentStorage* latents = nullptr;
   bool from_zero = false;
   RankSums* ranks = nullptr;  // null: there is one
+  // Sequences of different lengths over pages, in place of seqs, cache, state and latents; null: as above.
+  const RaggedLayout* ragged = nullptr;
 };
 
 // Owns the slot tensors for up to `tokens` tokens (x excluded: the caller owns the states), wide enough for

@@ -13,7 +13,7 @@ void run_shared_key_attention(Exec&, const SharedKeyAttention&, const BlockWeigh
 void run_groups(Exec&, const Project&, ConstTensorView w, ConstTensorView in, TensorView out);
 void run_latent_attention(Exec&, const LatentAttention&, const BlockWeights&, const TokenLayout&, const Activations&);
 // Whether a pass takes the weights of kv_b into queries and outputs: what that linear would make is not needed then.
-inline bool absorbs_weights(const TokenLayout& layout) { return layout.latents && !layout.from_zero; }
+inline bool absorbs_weights(const TokenLayout& l) { return l.ragged || (l.latents && !l.from_zero); }
 // Whether `linears` is what a later op of the block takes the weights of.
 bool is_absorbed(const Linears&, std::span<const BlockOp> later);
 

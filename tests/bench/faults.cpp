@@ -3,9 +3,10 @@
 //
 //   KILL_AT=n             kills the program before its n-th call that changes what is on the disk
 //   FAIL_CALL=NAME        the n-th call of that name fails: write, fsync, rename, unlink, mkdir, copy, ftruncate, open
-//   (a FAIL_AT=n             file that is made), mmap (of a file) or new (memory) FAIL_ERRNO=e          with that
-//   number of errno, ENOSPC if it is left out; FAIL_LASTS=1: and so does every later one COUNT_TO=FILE         at its
-//   end, a line "NAME n" for every kind of call
+//   FAIL_AT=n             (a file that is made), mmap (of a file) or new (memory)
+//   FAIL_ERRNO=e          with that number of errno, ENOSPC if it is left out
+//   FAIL_LASTS=1          and so does every later one
+//   COUNT_TO=FILE         at its end, a line "NAME n" for every kind of call
 //
 // Calls on standard input, output and error are none of these.
 #include <dlfcn.h>

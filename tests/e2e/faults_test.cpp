@@ -85,6 +85,19 @@ TEST_F(Faults, AFailingCallEndsARunInALineAndItGoesOn) {
   every_kind_of_call_fails("quantize rtn " + kDemo + " out --device cpu --threads 1 --shard-size 3MB", true);
 }
 
+// While statics are made and arguments declared nobody catches, and parts of the libraries let nothing through: still a
+// line, never an abort.
+TEST_F(Faults, NoMemoryAtAllIsALine) {
+  FEWBIT_NEEDS_PRELOAD();
+  for (const int at : {1, 100, 335, 1000, 2339, 4343, 8000}) {
+    const ProcessResult r =
+        run(preload("FAIL_CALL=new FAIL_LASTS=1 FAIL_AT=" + std::to_string(at)) + "quantize rtn " + kDemo + " out");
+    EXPECT_EQ(r.exit_code, 1) << at << r.err;
+    EXPECT_EQ(r.err, "quantize: out of host memory\n") << at;
+  }
+  EXPECT_FALSE(fs::exists(dir / "out"));
+}
+
 TEST_F(Faults, AFailingCallEndsAConversionInALine) {
   FEWBIT_NEEDS_PRELOAD();
   done("quantize rtn " + kDemo + " packed --device cpu");
