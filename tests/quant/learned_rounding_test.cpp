@@ -150,7 +150,7 @@ struct LearningBench {
       coded[name] = std::move(q);
     }
   }
-  LearnedResult learn(const Tensor& aim) {
+  LearnedResult learn(const Tensor& aim, const std::function<double()>& seconds_left = {}) {
     StateStore store(b.ex, {});
     const Chunks chunks{.windows = kWindows, .length = b.entering.rows() / kWindows};
     States entering(store, chunks, DType::f32, b.entering.cols()), wanted(store, chunks, DType::f32, aim.cols());
@@ -164,7 +164,8 @@ struct LearningBench {
                       .target = &wanted,
                       .seed = 5,
                       .linears = {},
-                      .progress = {}};
+                      .progress = {},
+                      .seconds_left = seconds_left};
     for (auto& [name, q] : coded) job.linears.push_back({.name = name, .coded = &q});
     return learn_rounding(b.ex, job);
   }
@@ -212,6 +213,42 @@ FEWBIT_DEVICE_TEST(LearnedRounding, KeepsAStartWithoutError) {
   for (const auto& [name, q] : bench.coded) EXPECT_EQ(content_hash(q), hashes.at(name)) << name;
 }
 
+// A clock that loses a second whenever it is looked at: the first loss takes one, a step of all windows then three.
+FEWBIT_DEVICE_TEST(LearnedRounding, TakesTheStepsThatFit) {
+  const TempDir dir;
+  const fs::path model = models(dir)[0];
+  LearningBench bench(ex, model);
+  double left = 101;
+  const LearnedResult r = bench.learn(bench.target, [&] { return left -= 1; });
+  EXPECT_EQ(r.steps, (99 - 1) / 3);
+  EXPECT_LE(r.after, r.before);
+  EXPECT_NEAR(bench.error(), r.after, tol::kSlope * r.after);
+
+  LearningBench much(ex, model);
+  left = 1e6;
+  EXPECT_EQ(much.learn(much.target, [&] { return left -= 1; }).steps, kLearningSteps);
+}
+
+// When time ends before the steps do, what they reached is kept; without any time nothing is touched.
+FEWBIT_DEVICE_TEST(LearnedRounding, EndsWithItsTime) {
+  const TempDir dir;
+  const fs::path model = models(dir)[0];
+  LearningBench bench(ex, model);
+  int looked = 0;
+  const LearnedResult r = bench.learn(bench.target, [&] { return ++looked < 50 ? 1e4 - looked : 0.0; });
+  EXPECT_EQ(r.steps, 47);  // looked at twice before the first, and once before each
+  EXPECT_TRUE(r.changed);
+  EXPECT_NEAR(bench.error(), r.after, tol::kSlope * r.after);
+
+  LearningBench idle(ex, model);
+  std::map<std::string, std::string> hashes;
+  for (const auto& [name, q] : idle.coded) hashes[name] = content_hash(q);
+  const LearnedResult none = idle.learn(idle.target, [] { return 0.0; });
+  EXPECT_FALSE(none.changed);
+  EXPECT_EQ(none.steps, 0);
+  for (const auto& [name, q] : idle.coded) EXPECT_EQ(content_hash(q), hashes.at(name)) << name;
+}
+
 // A whole run: only what the recipe asks for is learned, and a run that was stopped and resumed writes the
 // same.
 TEST(LearnedRounding, InThePipeline) {
@@ -240,6 +277,33 @@ TEST(LearnedRounding, InThePipeline) {
   for (size_t i = 0; i < whole.linears.size(); ++i) {
     EXPECT_EQ(resumed.linears[i].hash, whole.linears[i].hash) << whole.linears[i].name;
     EXPECT_EQ(resumed.linears[i].learned, whole.linears[i].learned) << whole.linears[i].name;
+    EXPECT_EQ(resumed.linears[i].learning_steps, whole.linears[i].learning_steps) << whole.linears[i].name;
+  }
+}
+
+// A limit in minutes: refused where nothing could be cut short; with no time left the codes stay GPTQ's, and the
+// records say so.
+TEST(LearnedRounding, WithinMinutes) {
+  Exec ex = Exec::cpu();
+  const TempDir dir;
+  const Checkpoint c = Checkpoint::open(models(dir)[0]);
+  Windows windows = {.count = 2, .length = 16, .ids = std::vector<int32_t>(32), .source = "made up"};
+  for (size_t i = 0; i < windows.ids.size(); ++i)
+    windows.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(c.spec.vocab));
+  const auto run = [&](const char* recipe, double minutes, const char* out) {
+    const QuantPlan plan =
+        make_plan(c, {.base = parse_recipe(recipe), .tokens = 32, .seq_len = 16, .minutes = minutes});
+    return run_pipeline(ex, c, plan, windows, {.recipe = "test", .out = dir / out});
+  };
+  EXPECT_THROW(run("gptq int4 g32 effort=best", 1, "none"), Error);
+  const QuantReport without = run("gptq int3 g32 effort=best", 1e-9, "without"),
+                    with = run("gptq int3 g32 effort=best", 1e4, "with"),
+                    free = run("gptq int3 g32 effort=best", 0, "free");
+  for (size_t i = 0; i < with.linears.size(); ++i) {
+    EXPECT_EQ(without.linears[i].learning_steps, 0) << with.linears[i].name;
+    EXPECT_FALSE(without.linears[i].learned) << with.linears[i].name;
+    EXPECT_EQ(with.linears[i].learning_steps, kLearningSteps) << with.linears[i].name;
+    EXPECT_EQ(with.linears[i].hash, free.linears[i].hash) << with.linears[i].name;
   }
 }
 

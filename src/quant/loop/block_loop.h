@@ -7,6 +7,7 @@
 #include "src/calib/chunk_share.h"
 #include "src/calib/experts.h"
 #include "src/calib/stream.h"
+#include "src/core/stopwatch.h"
 #include "src/quant/loop/block_coder.h"
 #include "src/quant/loop/measure.h"
 #include "src/text/corpus.h"
@@ -79,6 +80,7 @@ class BlockLoop {
   void scale_kv();
   void learn();
   void run_learned();
+  double learning_seconds() const;
   // Runs the quantized stream alone in front of an op, with the weights that learning left, and shows slots of it.
   void pass_learned(size_t to, const std::vector<Slot>& slots, const ChunkShare::Show& show);
   void measure_learned(size_t op, const Linears&);
@@ -92,8 +94,10 @@ class BlockLoop {
   const Ranks& ranks_;
   RopeTables ropes_;
   Phases phases_;
-  int64_t sealed_before_;    // blocks, by the run that is resumed
-  BlockCoder coder_, ends_;  // of the block at hand; of the embedding, from the start, and the head, at the end
+  Stopwatch since_start_;
+  double learned_seconds_ = 0;  // of it, in blocks that learned with a limit
+  int64_t sealed_before_;       // blocks, by the run that is resumed
+  BlockCoder coder_, ends_;     // of the block at hand; of the embedding, from the start, and the head, at the end
   Chunks chunks_{};
   ChunkShare share_;
   StateStore store_;

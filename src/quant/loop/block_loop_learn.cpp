@@ -2,8 +2,20 @@
 #include "src/quant/loop/block_loop.h"
 #include "src/quant/loop/learned_rounding.h"
 #include "src/quant/rounding.h"
+#include "src/ranks/exchange.h"
 
 namespace fewbit {
+
+// What --minutes leaves to the block at hand: the rest of the time is shared evenly by the blocks that will learn, less
+// what the blocks behind this one take besides, which is what those so far took.
+double BlockLoop::learning_seconds() const {
+  const double so_far = since_start_.seconds(), others = (so_far - learned_seconds_) / static_cast<double>(layer_ + 1);
+  int64_t learners = 0;
+  for (int64_t layer = layer_; layer < ckpt_.spec.layers; ++layer)
+    if (learns_rounding(plan_, ckpt_.spec, layer)) ++learners;
+  const double rest = 60 * plan_.minutes - so_far - others * static_cast<double>(ckpt_.spec.layers - layer_ - 1);
+  return rest / static_cast<double>(learners);
+}
 
 // Moves the codes of the block down the gradient of its output error, then runs the quantized stream through
 // the block again, from the states that entered it.
@@ -22,13 +34,23 @@ void BlockLoop::learn() {
                     .progress = [&](double f) { tell(job_, ckpt_.spec, static_cast<double>(layer_) + f); }};
   for (CodedLinear& c : coder_.coded())
     if (c.plan->recipe.learns_rounding()) job.linears.push_back({.name = c.name, .coded = &c.linear});
+  if (plan_.minutes > 0) ex_.sync();
+  const Stopwatch since_coded;
+  if (plan_.minutes > 0)
+    job.seconds_left = [&, seconds = learning_seconds()] {
+      ex_.sync();
+      return value_of_root(ranks_, seconds - since_coded.seconds());
+    };
   phases_.timed("learn", [&] {
-    if (!learn_rounding(ex_, job).changed) return;
+    const LearnedResult result = learn_rounding(ex_, job);
     for (CodedLinear& c : coder_.coded()) {
+      if (!c.plan->recipe.learns_rounding()) continue;
       validate(c.linear);
-      if (c.plan->recipe.learns_rounding()) c.record.learned = true;
+      c.record.learned = result.changed;
+      c.record.learning_steps = result.steps;
     }
   });
+  learned_seconds_ += since_coded.seconds();
   for (const CodedLinear& c : coder_.coded())
     std::get<DenseLinear>(weights_.linears.at(c.name)).weight = values_of(ex_, c.linear, job_.dtype);
   run_learned();

@@ -1,6 +1,7 @@
 #include "src/quant/loop/learned_rounding.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "kernels/model/add.h"
@@ -14,7 +15,6 @@
 namespace fewbit {
 namespace {
 
-constexpr int kSteps = 200;
 constexpr int64_t kBatch = 8;  // windows of a step
 // How far a level can travel in all steps together. It begins in the middle of its code's interval, half a
 // step from the next code: with little more than that to go, a code changes only where the signs of its
@@ -125,16 +125,17 @@ class Learner {
     return sum / static_cast<double>(windows_ * len_ * job_.spec->hidden);
   }
 
-  void step(int number, Draw& draw) {
+  // Step `number` of `count`.
+  void step(int number, int count, Draw& draw) {
     for (int64_t s = 0; s < batch_; ++s) load(draw.next(), s);
     tape_.record(weights_, *job_.ropes, batch_);
     // The gradient of half the squared error, y - t: its size changes neither a sign nor Adam's step.
     scale_columns(ex_, minus_ones_, target_);
     add(ex_, tape_.states(batch_), target_);
     tape_.backward(weights_, target_, gradients_);
-    const float left = 1 - static_cast<float>(number) / kSteps;
+    const float left = 1 - static_cast<float>(number) / static_cast<float>(count);
     const LearnedStep step{
-        .level_rate = 2 * kTravel / kSteps * left,
+        .level_rate = 2 * kTravel / static_cast<float>(count) * left,
         .factor_rate = kFactorRate * left,
         .count = number + 1,
     };
@@ -184,20 +185,33 @@ class Learner {
   std::map<std::string, Tensor> gradients_{};
 };
 
+// Steps that fit, after the first loss took the seconds between the two. A step is a pass forward of its windows and
+// twice as much on its way back; the loss at the end is another pass of all windows.
+int steps_within(double left_before_loss, double left, int64_t windows) {
+  const double loss = std::max(left_before_loss - left, 1e-9);
+  const double step = 3 * loss * static_cast<double>(std::min(kBatch, windows)) / static_cast<double>(windows);
+  return static_cast<int>(std::clamp((left - loss) / step, 0.0, static_cast<double>(kLearningSteps)));
+}
+
 }  // namespace
 
 LearnedResult learn_rounding(Exec& ex, const BlockLearning& job) {
-  FEWBIT_ASSERT(job.entering->chunks().windows > 0 && job.entering->features() == job.target->features());
-  Learner learner(ex, job);
+  const int64_t windows = job.entering->chunks().windows;
+  FEWBIT_ASSERT(windows > 0 && job.entering->features() == job.target->features());
   LearnedResult result;
+  const auto left = [&] { return job.seconds_left ? job.seconds_left() : std::numeric_limits<double>::infinity(); };
+  const double at_start = left();
+  if (at_start <= 0) return result;
+  Learner learner(ex, job);
   result.before = learner.loss();
-  Draw draw(job.seed, job.layer, job.entering->chunks().windows);
-  for (int i = 0; i < kSteps; ++i) {
-    learner.step(i, draw);
-    if (job.progress) job.progress(static_cast<double>(i + 1) / kSteps);
+  const int count = job.seconds_left ? steps_within(at_start, left(), windows) : kLearningSteps;
+  Draw draw(job.seed, job.layer, windows);
+  while (result.steps < count && left() > 0) {
+    learner.step(result.steps++, count, draw);
+    if (job.progress) job.progress(static_cast<double>(result.steps) / count);
   }
-  result.after = learner.loss();
-  result.changed = result.after < result.before;  // false for NaN
+  if (result.steps > 0) result.after = learner.loss();
+  result.changed = result.steps > 0 && result.after < result.before;  // false for NaN
   if (result.changed)
     learner.write_codes();
   else
@@ -206,7 +220,7 @@ LearnedResult learn_rounding(Exec& ex, const BlockLearning& job) {
 }
 
 double learning_passes(int64_t windows) {
-  return 3. * kSteps * static_cast<double>(std::min(kBatch, windows)) + 2. * static_cast<double>(windows);
+  return 3. * kLearningSteps * static_cast<double>(std::min(kBatch, windows)) + 2. * static_cast<double>(windows);
 }
 
 int64_t learning_bytes(const ModelSpec& spec, const std::vector<BlockOp>& ops, int64_t weights, int64_t windows,

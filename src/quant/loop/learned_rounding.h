@@ -13,6 +13,8 @@
 
 namespace fewbit {
 
+inline constexpr int kLearningSteps = 200;
+
 struct LearnedLinear {
   std::string name;                  // relative to the block
   QuantizedLinear* coded = nullptr;  // in host memory; an integer grid of consecutive groups. Changed if better
@@ -29,12 +31,16 @@ struct BlockLearning {
   uint64_t seed = 0;                      // of the order of the windows
   std::vector<LearnedLinear> linears{};
   std::function<void(double)> progress{};  // fraction done
+  // Seconds that may still be spent, the same on every rank; empty: as many as it needs. Then the steps are as many as
+  // will fit, by the time of the first loss, and they end when the time does; the bits depend on the clock.
+  std::function<double()> seconds_left{};
 };
 
 struct LearnedResult {
   double before = 0,
          after = 0;      // mean squared error of the block's output on all windows; what `coded` has then
   bool changed = false;  // false: the start was better, and `coded` is as it was
+  int steps = 0;         // that were made
 };
 // Works in f32.
 LearnedResult learn_rounding(Exec&, const BlockLearning&);

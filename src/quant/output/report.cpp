@@ -8,22 +8,24 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const LinearRecord& r) {
-  return {{"name", r.name},
-          {"recipe", r.recipe},
-          {"packing", r.packing},
-          {"rel_error", r.rel_error},
-          {"sqnr_db", r.sqnr_db},
-          {"loss", r.loss},
-          {"loss_rtn", r.loss_rtn},
-          {"loss_target", r.loss_target},
-          {"loss_target_rtn", r.loss_target_rtn},
-          {"rung", r.rung},
-          {"tokens", r.tokens},
-          {"input_reach", r.input_reach},
-          {"seconds", r.seconds},
-          {"hash", r.hash},
-          {"learned", r.learned},
-          {"lossless", r.lossless}};
+  Json j = {{"name", r.name},
+            {"recipe", r.recipe},
+            {"packing", r.packing},
+            {"rel_error", r.rel_error},
+            {"sqnr_db", r.sqnr_db},
+            {"loss", r.loss},
+            {"loss_rtn", r.loss_rtn},
+            {"loss_target", r.loss_target},
+            {"loss_target_rtn", r.loss_target_rtn},
+            {"rung", r.rung},
+            {"tokens", r.tokens},
+            {"input_reach", r.input_reach},
+            {"seconds", r.seconds},
+            {"hash", r.hash},
+            {"learned", r.learned},
+            {"lossless", r.lossless}};
+  if (r.learning_steps) j["learning_steps"] = *r.learning_steps;
+  return j;
 }
 
 Json json_of(const PrecisionPlan& p) {
@@ -68,6 +70,7 @@ LinearRecord linear_record_from_json(const std::string& text) {
   j.at("hash").get_to(r.hash);
   r.learned = j.value("learned", false);
   r.lossless = j.value("lossless", false);
+  if (j.contains("learning_steps")) r.learning_steps = j.at("learning_steps").get<int>();
   return r;
 }
 

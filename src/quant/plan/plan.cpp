@@ -232,6 +232,21 @@ bool learns_rounding(const QuantPlan& plan, const ModelSpec& spec, int64_t layer
          });
 }
 
+namespace {
+
+// Learned rounding is what can do with less time; without it a limit would be a promise that nothing keeps.
+void bound_learning(const ModelSpec& spec, const PlanOptions& o, QuantPlan& plan) {
+  plan.minutes = o.minutes;
+  if (o.minutes == 0 || !plan.refusals.empty()) return;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    if (learns_rounding(plan, spec, layer)) return;
+  fail(ErrorKind::usage, fmt::format("--minutes {:g}: no linear of this plan learns its rounding, and nothing else can "
+                                     "be cut short; it is for effort=best at 3 bits and below",
+                                     o.minutes));
+}
+
+}  // namespace
+
 QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   require_sources(c, o.rules);
@@ -272,6 +287,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   if (plan.format->gguf)
     for (Refusal& r : gguf_refusals(c, plan)) plan.refusals.push_back(std::move(r));
   ask_engine(c, o, plan);
+  bound_learning(c.spec, o, plan);
   plan.memory = plan_memory(c, plan, o);
   return plan;
 }

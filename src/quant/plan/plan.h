@@ -31,6 +31,7 @@ struct PlanOptions {
   MemoryLimits limits{};
   std::string engine{};  // --for: what this engine would not load is refused (engines.h); "" = nobody is asked
   int64_t tp = 1;        // on so many GPUs in tensor parallel
+  double minutes = 0;    // that a run may take, if learned rounding can make it so; 0 = as long as it needs
   int ranks = 1;         // processes that share the calibration; the memory is that of one of them
 };
 
@@ -87,6 +88,7 @@ struct QuantPlan {
   std::string engine{};       // that was asked on `tp` GPUs; "" = none was
   std::string engine_note{};  // what it makes of the family; "" = nothing to say
   int64_t tp = 1;
+  double minutes = 0;  // PlanOptions::minutes
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
@@ -98,7 +100,8 @@ struct QuantPlan {
 // True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
 bool learns_rounding(const QuantPlan&, const ModelSpec&, int64_t layer);
 
-// Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes.
+// Never throws for what a linear cannot do: that is a refusal. Error{usage} for unusable recipes, and for a limit in
+// minutes where nothing is learned.
 QuantPlan make_plan(const Checkpoint&, const PlanOptions&);
 
 // What the config of the checkpoint will say: every linear that gets a packing, and those that stay dense.

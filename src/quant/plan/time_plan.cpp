@@ -37,6 +37,7 @@ class Times {
     }
     ends();
     write();
+    bound();
     for (const auto& [phase, s] : t_.phases) t_.seconds += s;
     t_.seconds -= hidden();
     t_.measuring = rates_.seconds;
@@ -155,6 +156,16 @@ class Times {
     const double windows = learning_passes(chunks_.windows);
     t_.phases["learn"] += windows * forward_seconds(rates_, kind, 0, end, chunks_.length);
     t_.phases["forward"] += forward_seconds(rates_, kind, 0, end, chunks_.tokens());
+  }
+
+  // With a limit in minutes learning has what the rest leaves.
+  void bound() {
+    const auto learn = t_.phases.find("learn");
+    if (plan_.minutes == 0 || learn == t_.phases.end()) return;
+    double rest = 0;
+    for (const auto& [phase, s] : t_.phases)
+      if (phase != "learn") rest += s;
+    learn->second = std::clamp(60 * plan_.minutes - rest, 0.0, learn->second);
   }
 
   void ends() {

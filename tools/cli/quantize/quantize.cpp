@@ -44,6 +44,7 @@ struct QuantizeArgs : CalibrationArgs {
   std::string words;  // of the recipe, that flags stand for
   std::string lora, engine, dtype = "auto", shard_size = "5GB";
   int64_t tp = 1;
+  double minutes = 0;
   std::vector<std::string> set, keep, keep_source, drop;  // in command-line order each; `ordered` holds the first three
   std::vector<Rule> ordered;
   bool force = false, resume = false, restart = false, allow_rtn = false, allow_nonfinite = false;
@@ -83,6 +84,11 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(in_range(1, 1024))->needs(engine);
   add_calibration_arguments(app, a);
   add_limit_arguments(app, a.limits);
+  auto* minutes = app.add_option("--minutes", a.minutes,
+                                 "Of effort=best where it learns the rounding: take fewer steps so that quantizing the "
+                                 "blocks takes about N minutes; the best so far is kept. The bytes then depend on the "
+                                 "machine's speed");
+  minutes->check(CLI::PositiveNumber);
   app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
@@ -97,9 +103,11 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--allow-nonfinite", a.allow_nonfinite, "Quantize a model that holds NaN or infinities");
   app.add_flag("--rehash", a.rehash, "Read all of MODEL first, even where a record says that it has not changed");
   app.add_flag("--check-determinism", a.check_determinism,
-               "Quantize the first block twice before anything else, and refuse a machine that gives different bytes");
+               "Quantize the first block twice before anything else, and refuse a machine that gives different bytes")
+      ->excludes(minutes);
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
-  for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop"}) app.get_option(o)->group(kRecipeGroup);
+  for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop", "--minutes"})
+    app.get_option(o)->group(kRecipeGroup);
   for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
@@ -231,6 +239,7 @@ PlanOptions plan_options(const QuantizeArgs& a, const Checkpoint& c, const Exec&
       .limits = memory_limits(a.limits, ex),
       .engine = a.engine,
       .tp = a.tp,
+      .minutes = a.minutes,
       .ranks = the_ranks().size(),
   };
 }

@@ -7,9 +7,25 @@
 
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
+#include "src/quant/loop/learned_rounding.h"
 
 namespace fewbit::cli {
 namespace {
+
+// Says where --minutes ended learned rounding early; "" where it did not.
+std::string cut_short_line(const QuantReport& r) {
+  int64_t cut = 0, learning = 0;
+  int fewest = kLearningSteps;
+  for (const LinearRecord& l : r.linears) {
+    if (!l.learning_steps) continue;
+    ++learning;
+    if (*l.learning_steps < kLearningSteps) ++cut;
+    fewest = std::min(fewest, *l.learning_steps);
+  }
+  if (cut == 0) return "";
+  return fmt::format("--minutes cut the learning of {} of {} linears short: {} of {} steps where it had the least\n",
+                     cut, learning, fewest, kLearningSteps);
+}
 
 // Names the experts that saw too few tokens, as many as fit on a line; "" where there are none.
 std::string starved_line(const QuantReport& r) {
@@ -66,6 +82,7 @@ std::string summary_of(const QuantReport& r) {
     s += fmt::format("scales of an FP8 cache for {} layers; use it with --kv-cache fp8\n", r.kv_scales.size());
   if (const auto n = std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.learned; }))
     s += fmt::format("rounding learned in {} linears\n", n);
+  s += cut_short_line(r);
   if (const auto n =
           std::count_if(r.linears.begin(), r.linears.end(), [](const LinearRecord& l) { return l.lossless; }))
     s += fmt::format("lossless: {} linears have the codes of the model, unchanged\n", n);
