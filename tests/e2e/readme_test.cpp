@@ -48,15 +48,16 @@ class Readme : public CommandTest {
     CommandTest::SetUp();
     if (IsSkipped()) return;
     fs::copy(kDemo, dir / "model");
-    write("model/chat_template.jinja",
-          "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ");
-    write("chats.jsonl", R"({"messages": [{"role": "user", "content": "A word?"}, {"role": "assistant", "content": "One."}]})"
-                         "\n");
+    write("model/chat_template.jinja", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ");
+    write("chats.jsonl",
+          R"({"messages": [{"role": "user", "content": "A word?"}, {"role": "assistant", "content": "One."}]})"
+          "\n");
     write("chat.json", R"([{"role": "user", "content": "A word?"}])");
     write("tasks.jsonl", R"({"context": "Once upon a", "choices": [" time", " of"], "answer": 0})"
                          "\n");
     std::string text;
-    for (int i = 0; i < 400; ++i) text += "The river runs past the mill, and line " + std::to_string(i) + " ends here.\n";
+    for (int i = 0; i < 400; ++i)
+      text += "The river runs past the mill, and line " + std::to_string(i) + " ends here.\n";
     write("text.txt", text);
     const auto adapter = container_safetensors.create(dir / "adapter", {});
     const std::string module = "base_model.model.model.layers.0.mlp.down_proj";

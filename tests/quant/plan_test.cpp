@@ -50,7 +50,8 @@ TEST_F(Plan, WhatAConfigCannotSayIsRefused) {
     EXPECT_EQ(p.packing, &packing_modelopt_nvfp4) << p.linear.name;
 }
 
-// K-quants where rows are whole blocks of 256, else the type of llama.cpp's choice, in whose place the method has codes too.
+// K-quants where rows are whole blocks of 256, else the type of llama.cpp's choice, in whose place the method has codes
+// too.
 TEST_F(Plan, GptqHasBlocksOfGgufInEveryWidth) {
   const QuantPlan p = plan("gptq format=gguf:q4_k");
   EXPECT_TRUE(p.refusals.empty());

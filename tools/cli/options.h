@@ -56,8 +56,9 @@ class Progress {
   explicit Progress(const Common& common);
   ~Progress();
   // `detail` stands behind the bar, and may change while the phase goes on.
-  void update(const std::string& phase, double fraction, const std::string& detail = "");  // also stop_if_requested(), where something is left to do
-  void clear();  // before something else is printed; the next update draws again
+  void update(const std::string& phase, double fraction,
+              const std::string& detail = "");  // also stop_if_requested(), where something is left to do
+  void clear();                                 // before something else is printed; the next update draws again
 
  private:
   bool enabled_;
