@@ -63,6 +63,16 @@ TEST_F(Plan, GptqHasBlocksOfGgufInEveryWidth) {
   EXPECT_TRUE(has(p.needs, Needs::gram));
 }
 
+TEST_F(Plan, ForAGpuItSaysWhatTheCpuDoes) {
+  for (const char* recipe : {"gptq nvfp4", "gptq format=gguf:q3_k", "gptq int4 g64", "rtn nvfp4"})
+    for (const bool on_gpu : {false, true}) {
+      const QuantPlan p = make_plan(*checkpoint, {.base = parse_recipe(recipe), .tokens = 1024, .on_gpu = on_gpu});
+      const std::string& note = p.of("model.layers.0.mlp.up_proj").note;
+      const bool levels = std::string(recipe).starts_with("gptq") && std::string(recipe) != "gptq int4 g64";
+      EXPECT_EQ(note.find("works on the CPU") != std::string::npos, levels && on_gpu) << recipe << ": " << note;
+    }
+}
+
 TEST_F(Plan, WhatAGgufFileCannotSayIsRefusedBeforeWork) {
   synthesize(dir / "moe", {.preset = "tiny-moe"}, {});
   const auto refusals = [&] {

@@ -167,6 +167,15 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   return p;
 }
 
+// A GPU waits for the CPU there, which a plan must say.
+void say_what_the_cpu_does(const PlanOptions& o, QuantPlan& plan) {
+  if (!o.on_gpu) return;
+  for (PlannedLinear& p : plan.linears)
+    if (!p.keep && !p.lossless && p.recipe.method && p.recipe.method->encode &&
+        (p.blocks || p.recipe.spec.grid == Grid::f4_e2m1))
+      p.note += (p.note.empty() ? "" : "; ") + fmt::format("{} on this grid works on the CPU", p.recipe.method->name);
+}
+
 // What calibration must see for a linear that will be packed. A rounded embedding asks for nothing.
 Needs needs_of(const ModelSpec& spec, const PlannedLinear& p) {
   if (p.lossless) return p.calibrates_input ? Needs::range : Needs::nothing;
@@ -267,6 +276,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   pass_powers_of_two(c, plan);
   plan_others(c, plan);
   refuse_unstacked(c, plan);
+  say_what_the_cpu_does(o, plan);
   for (const PlannedLinear& p : plan.linears) {
     if (p.layout().empty()) continue;
     plan.needs = plan.needs | needs_of(c.spec, p);
