@@ -18,7 +18,7 @@ struct Shorter {
   const char *begins, *more;
 };
 constexpr Shorter kShorter[] = {
-    {"quantize gptq ", " --samples 2 --seq-len 64"},
+    {"quantize gptq ", " --samples 16 --seq-len 256"},
     {"evaluate perplexity", " --max-windows 2"},
     {"evaluate compare", " --max-windows 2"},
     {"evaluate report", " --max-windows 2"},

@@ -25,6 +25,7 @@ void read_gguf_bytes(const std::string& bytes, const Scratch&) {
   const gguf::File parsed = gguf::parse(file, "hostile.gguf");
   const ConfigView config = ConfigView::parse(config_from_gguf(parsed, {}), "hostile.gguf");
   const ModelSpec spec = build_spec(config);
+  check_gguf_rows(spec, std::ssize(file), "hostile.gguf");
   gguf_tensors(spec);
 }
 

@@ -216,20 +216,6 @@ GgufRopeFactors rope_factors(const gguf::File& parsed, const MappedFile& file) {
   return found;
 }
 
-// The order of a linear's rows takes memory for each of them, and how many there are is a claim of the metadata. A row
-// has at least a byte in the file.
-void check_claimed_rows(const ModelSpec& spec, int64_t bytes, const std::string& file) {
-  int64_t rows = 0;
-  for (const NamedLinear& l : linears_of(spec)) {
-    rows += l.out;
-    if (rows > bytes)
-      fail(ErrorKind::checkpoint,
-           fmt::format("{}: the linears up to {} have {} outputs by the metadata, and the file has {} bytes; it is "
-                       "damaged or cut",
-                       file, l.name, rows, bytes));
-  }
-}
-
 }  // namespace
 
 const Packing* gguf_packing_of(const gguf::BlockType& type, ConstTensorView blocks) {
@@ -253,7 +239,7 @@ Checkpoint open_gguf(const fs::path& path) {
   ModelSpec spec = build_spec(config);
   const int64_t bytes = std::ssize(file.bytes());
   Assembly assembly(path, std::move(file), parsed);
-  check_claimed_rows(spec, bytes, path.string());
+  check_gguf_rows(spec, bytes, path.string());
   for (const GgufTensor& g : gguf_tensors(spec)) assembly.take(g);
   assembly.put_together();
   assembly.refuse_unknown();

@@ -331,6 +331,18 @@ Shape GgufTensor::shape() const {
   return Shape(std::span<const int64_t>(dims));
 }
 
+void check_gguf_rows(const ModelSpec& spec, int64_t bytes, const std::string& file) {
+  int64_t rows = 0;
+  for (const NamedLinear& l : linears_of(spec)) {
+    rows += l.out;
+    if (rows > bytes)
+      fail(ErrorKind::checkpoint,
+           fmt::format("{}: the linears up to {} have {} outputs by the metadata, and the file has {} bytes; it is "
+                       "damaged or cut",
+                       file, l.name, rows, bytes));
+  }
+}
+
 std::vector<GgufTensor> gguf_tensors(const ModelSpec& spec) {
   const GgufFamily& family = gguf_family_of(spec);
   std::vector<GgufTensor> out = {{"token_embd.weight", {spec.embed}, {spec.vocab, spec.hidden}}};
