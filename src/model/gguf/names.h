@@ -34,8 +34,9 @@ struct GgufTensor {
   bool computed() const { return added != 0 || decay; }
 };
 
-// For a file of so many bytes, before gguf_tensors(): the order of a linear's rows takes memory for each of them, how many
-// there are is a claim of the metadata, and a row has at least a byte in the file. Error{checkpoint} naming `file`.
+// For a file of so many bytes, before gguf_tensors(): the order of a linear's rows takes memory for each of them, how
+// many there are is a claim of the metadata, and a row has at least a byte in the file. Error{checkpoint} naming
+// `file`.
 void check_gguf_rows(const ModelSpec&, int64_t bytes, const std::string& file);
 // All tensors of the model in the order of the file. Error{unsupported} for an architecture that has no place
 // in one.
