@@ -31,7 +31,7 @@ void join_ranks(const Launch& launch, std::string_view program, const std::strin
 }
 
 void require_alike(const Exec& ex) {
-  const std::string here = ex.on_cuda() ? ex.device_name() : cpu_arithmetic() + ", bf16 by " + cpu_bf16_products();
+  const std::string here = ex.on_cuda() ? ex.device_name() : cpu_arithmetic() + " with bf16 by " + cpu_bf16_products();
   if (const std::string first = text_of_root(the_ranks(), here); here != first)
     fail(ErrorKind::device,
          fmt::format("computes by {} and rank 0 by {}, so that last bits would differ; start all ranks on machines of "

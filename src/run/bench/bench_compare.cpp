@@ -120,7 +120,7 @@ BenchComparison compare_speed(Exec& ex, const std::filesystem::path& a, const st
   r.memory = measure_memory(ex);
   for (ComparedModel* m : {&r.first, &r.second}) m->floor_share = m->gb_per_s / r.memory.read_gb_per_s;
   r.device = ex.device_name();
-  if (!ex.on_cuda()) r.device += ", bf16 by " + cpu_bf16_products();
+  if (!ex.on_cuda()) r.device += " with bf16 by " + cpu_bf16_products();
   return r;
 }
 
