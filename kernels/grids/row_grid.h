@@ -1,6 +1,8 @@
 #pragma once
-// Scales and levels of the rows of an activation in 8 bits, in one text for the CPU and CUDA halves.
+// Scales and levels of the rows of an activation in 8 bits, and of its groups in 4, in one text for the CPU and CUDA
+// halves.
 #include "kernels/grids/f8_grid.h"
+#include "kernels/grids/fp4_grid.h"
 
 namespace fewbit {
 
@@ -35,6 +37,21 @@ FEWBIT_HD float f16_row_scale(float most) {
 FEWBIT_HD float int8_level(float scaled) {
   const float level = round_even(clamp_to(scaled, -128.f, 127.f));
   return level == level ? level : 0.f;
+}
+
+// The scale of a group of E2M1 codes whose largest magnitude is `most`. E4M3 under `fixed` (NVFP4): the nearest code to
+// most / 6, which may be 0. E8M0 (MXFP4): the power of two of compressed-tensors 0.17, max|x| / scale in [3.5, 7), not
+// below 2^-126. NaN and infinity stay what they are.
+FEWBIT_HD float fp4_group_scale(float most, float fixed, DType scales) {
+  if (!(most <= 3.402823466e38f)) return most;
+  if (scales == DType::f8_e4m3) return mul_rn(f8_round(most / mul_rn(6.f, fixed)), fixed);
+  const uint32_t exponent = (std::bit_cast<uint32_t>(most) + 0x00200000u) >> 23;  // one more from 1.75 * 2^e on
+  return std::bit_cast<float>((exponent > 3 ? exponent - 2 : 1u) << 23);
+}
+
+// The value of x as an E2M1 code under a scale; 0 under the scale 0.
+FEWBIT_HD float fp4_value(float x, float scale) {
+  return scale == 0 ? 0.f : mul_rn(e2m1_value(e2m1_code(x / scale)), scale);
 }
 
 }  // namespace fewbit

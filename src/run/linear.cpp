@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "formats/packing.h"
@@ -61,10 +62,6 @@ Linear marlin_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, D
   FEWBIT_ASSERT(!m.b.empty() && !m.s.empty());
   m.bias = upload_as(ex, bias, dtype);
   return m;
-}
-
-bool same(const RowQuant& a, const RowQuant& b) {
-  return a.codes == b.codes && a.fixed == b.fixed && a.group == b.group;
 }
 
 ByteProduct product_of(const ByteLinear& l, TensorView y) {
@@ -135,18 +132,29 @@ std::string note_of_codes(const Exec& ex, DType codes) {
 
 // Why this device has no packed kernel for the linear; "" = it has.
 std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid == Grid::f4_e2m1)
-    return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
+  if (q.spec.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely";
   if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
   if (!ex.on_cuda()) return "";
   return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
 }
 
-// The values of the codes. Where the input is rounded too they stay f32: one step of x then weighs more than a
-// rounding of the weight to bf16, and a reference must not take other steps than the packed linear.
+bool is_power_of_two(double s) {
+  int exponent;
+  return std::frexp(s, &exponent) == 0.5;
+}
+
+// Whether bf16 holds the values of weights and of rounded inputs exactly: 4-bit floats times scales of at most four
+// bits, under powers of two.
+bool exact_in_bf16(const QuantizedLinear& q) {
+  return q.spec.grid == Grid::f4_e2m1 && is_power_of_two(q.global_scale.value_or(1)) &&
+         is_power_of_two(q.input_scale.value_or(1));
+}
+
+// The values of the codes. Where the input is rounded too they stay f32 unless bf16 holds both sides: one step of x
+// weighs more than a rounding of the weight to bf16, and a reference must not take other steps than the packed linear.
 Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
-  if (input) dtype = DType::f32;
+  if (input && !exact_in_bf16(q)) dtype = DType::f32;
   return DenseLinear{
       .weight = upload_as(ex, dequantize_reference(q), dtype),
       .bias = upload_as(ex, bias, dtype),
@@ -165,7 +173,12 @@ Linear make_dense(Exec& ex, ConstTensorView weight, ConstTensorView bias, DType 
 }
 
 std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double> input_scale) {
-  if (spec.activations == ActQuant::none || spec.grid == Grid::f4_e2m1) return std::nullopt;
+  if (spec.activations == ActQuant::none) return std::nullopt;
+  if (spec.grid == Grid::f4_e2m1)
+    return RowQuant{.codes = DType::u8,
+                    .fixed = spec.two_level() ? static_cast<float>(input_scale.value()) : 0,
+                    .group = spec.group,
+                    .scales = spec.scale_dtype};
   const DType codes = spec.grid == Grid::integer ? DType::i8 : DType::f8_e4m3;
   if (spec.activations == ActQuant::tensor)
     return RowQuant{.codes = codes, .fixed = static_cast<float>(input_scale.value())};
@@ -285,7 +298,7 @@ struct Siblings {
         packed.push_back({.w = view_of(*m), .bias = m->bias, .y = ys[i]});
       } else if (d && !d->input) {
         dense.push_back({.w = d->weight, .bias = d->bias, .y = ys[i]});
-      } else if (b && (bytes.empty() || same(b->input, rounding))) {
+      } else if (b && (bytes.empty() || b->input == rounding)) {
         rounding = b->input;
         bytes.push_back(product_of(*b, ys[i]));
       } else {
@@ -317,7 +330,7 @@ void apply_all_normed(Exec& ex, std::span<const Linear* const> linears, ConstTen
 bool take_norm(std::span<const Linear* const> linears) {
   return std::all_of(linears.begin(), linears.end(), [&](const Linear* l) {
     const ByteLinear *b = std::get_if<ByteLinear>(l), *first = std::get_if<ByteLinear>(linears[0]);
-    return b && b->input.codes != DType::f16 && same(b->input, first->input);
+    return b && b->input.codes != DType::f16 && b->input == first->input;
   });
 }
 

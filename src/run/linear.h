@@ -19,7 +19,7 @@ class RankSums;  // src/run/rank_sums.h
 struct DenseLinear {
   Tensor weight{};                  // [out, in]  the compute dtype; f32 where `input` asks for the exact reference
   Tensor bias{};                    // [out] of the same type, or empty
-  std::optional<RowQuant> input{};  // x is rounded to 8 bits before the product, as a packed linear would
+  std::optional<RowQuant> input{};  // x is rounded to codes before the product, as a packed linear would
 };
 struct MarlinLinear {  // the checkpoint's bytes as they lie (kernels/products/marlin/marlin_gemm.h)
   Tensor b{}, s{}, z{}, bias{};
@@ -41,7 +41,7 @@ struct ByteLinear {
 };
 using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear>;
 
-// How a linear with this spec rounds its input; nothing where it does not (E2M1 inputs stay as they are).
+// How a linear with this spec rounds its input; nothing where it does not.
 // `input_scale` of static ones.
 std::optional<RowQuant> input_quant(const QuantSpec&, std::optional<double> input_scale);
 

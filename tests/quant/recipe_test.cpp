@@ -45,12 +45,27 @@ TEST(Recipe, BitsAloneLeaveTheGridAsItIs) {
 }
 
 TEST(Recipe, WhatItPrintsParsesToTheSame) {
-  for (const char* text :
-       {"gptq int4 g128 sym", "rtn int8 gch sym", "gptq int2 g32 asym act=full effort=quick",
-        "gptq int3 g64 sym damp=0.1 effort=reference", "gptq int4 g-1", "gptq int4 g128 sym targets=off", "awq",
-        "awq+gptq int3 g64", "awq int4 g128 sym effort=reference", "rtn w8a8", "gptq w8a8 acts=tensor",
-        "gptq int8 acts=off", "fp8", "fp8 block128", "gptq fp8 tensor acts=tensor", "fp8 acts=off",
-        "fp8 acts=tensor percentile=99.9", "rtn nvfp4", "rtn mxfp4 effort=reference"}) {
+  for (const char* text : {"gptq int4 g128 sym",
+                           "rtn int8 gch sym",
+                           "gptq int2 g32 asym act=full effort=quick",
+                           "gptq int3 g64 sym damp=0.1 effort=reference",
+                           "gptq int4 g-1",
+                           "gptq int4 g128 sym targets=off",
+                           "awq",
+                           "awq+gptq int3 g64",
+                           "awq int4 g128 sym effort=reference",
+                           "rtn w8a8",
+                           "gptq w8a8 acts=tensor",
+                           "gptq int8 acts=off",
+                           "fp8",
+                           "fp8 block128",
+                           "gptq fp8 tensor acts=tensor",
+                           "fp8 acts=off",
+                           "fp8 acts=tensor percentile=99.9",
+                           "rtn nvfp4",
+                           "rtn mxfp4 effort=reference",
+                           "gptq nvfp4 acts=tensor",
+                           "gptq mxfp4 acts=token"}) {
     const FullRecipe r = resolve(parse_recipe(text));
     EXPECT_EQ(resolve(parse_recipe(r.str())).str(), r.str()) << text;
   }
@@ -77,6 +92,9 @@ TEST(Recipe, FourBitFloatsSayTheirWholeGrid) {
   EXPECT_EQ(resolve(overlay(parse_recipe("rtn int4 g64"), parse_recipe("nvfp4"))).spec, kNvfp4);
   EXPECT_NE(error_of("rtn nvfp4 g32").find("none of these"), std::string::npos);
   EXPECT_EQ(resolve(parse_recipe("gptq nvfp4")).spec, kNvfp4);
+  EXPECT_EQ(resolve(parse_recipe("gptq w4a4")).str(), "gptq nvfp4 acts=tensor");
+  EXPECT_NE(error_of("gptq nvfp4 acts=token").find("acts=tensor"), std::string::npos);
+  EXPECT_NE(error_of("rtn mxfp4 acts=tensor").find("acts=token"), std::string::npos);
   EXPECT_EQ(resolve(parse_recipe("gptq mxfp4 effort=best")).str(), "gptq mxfp4 effort=best");
   EXPECT_NE(error_of("gptq nvfp4 act=gar").find("act=off"), std::string::npos);
   EXPECT_NE(error_of("gptq act=full format=gguf:q4_k").find("act=off"), std::string::npos);

@@ -1,5 +1,5 @@
 #pragma once
-// Activations as 8-bit codes, row by row, and the dense product that an 8-bit one stands for.
+// Activations as codes of 8 or 4 bits, row by row, and the dense product that one of codes stands for.
 #include "kernels/exec/exec.h"
 namespace fewbit {
 // How the rows of an activation become codes: value = code * scale.
@@ -10,8 +10,22 @@ struct RowQuant {
   // The scale of all rows (static); 0: one for each row, max|x| / 127 or max|x| / 448, at least 1e-30 (dynamic).
   float fixed = 0;
   int64_t group = 0;  // columns that share a dynamic scale, of which the last may be fewer; 0: the whole row
+  // What holds the scales of groups. f8_e4m3 and f8_e8m0: the codes are E2M1, and only their values are made
+  // (round_rows, rounded_gemm; `codes` is then u8). f8_e4m3, as NVFP4: max|x| / 6 in E4M3 of `fixed`, which is the
+  // scale of all rows above them. f8_e8m0, as MXFP4: a power of two that brings max|x| into [3.5, 7), where E2M1 ends
+  // at 6.
+  DType scales = DType::f32;
+  bool operator==(const RowQuant&) const = default;
 };
 inline constexpr RowQuant kUnrounded{.codes = DType::f16};
+inline constexpr int64_t kMostFp4Group = 64;
+// Whether the codes are E2M1; stops the process where the rest of `q` does not go with that.
+inline bool is_fp4(const RowQuant& q) {
+  if (q.scales == DType::f32) return false;
+  FEWBIT_ASSERT(q.codes == DType::u8 && q.group > 0 && q.group <= kMostFp4Group);
+  FEWBIT_ASSERT(q.scales == DType::f8_e4m3 ? q.fixed > 0 : q.scales == DType::f8_e8m0 && q.fixed == 0);
+  return true;
+}
 
 // codes[r, i] = round(x[r, i] * (1 / scale)) in f32, to nearest even.
 //   x       [rows, in]          f32 | bf16
@@ -31,7 +45,7 @@ inline void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, Tensor
 }
 // y = the values (code * scale, rounded to the dtype of y) of the codes that quantize_rows() makes.
 //   x  [rows, in]  f32 | bf16
-//   q              codes i8 or f8_e4m3
+//   q              codes i8 or f8_e4m3, or E2M1 with groups of at most 64
 //   y  [rows, in]  f32 | bf16; overwritten; may be x
 namespace cpu {
 void round_rows(Exec&, ConstTensorView x, const RowQuant&, TensorView y);

@@ -26,6 +26,9 @@ FEWBIT_HOT void int8_values(float* x, float inverse, float scale, int64_t n) {
 FEWBIT_HOT void f8_values(float* x, float inverse, float scale, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = mul_rn(f8_round(mul_rn(x[i], inverse)), scale);
 }
+FEWBIT_HOT void fp4_values(float* x, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = fp4_value(x[i], scale);
+}
 
 }  // namespace hot
 
@@ -38,6 +41,7 @@ float scale_of(const float* x, int64_t n, const RowQuant& q) {
     most = larger_abs(most, x[i]);
   }
   if (q.codes == DType::f16) return f16_row_scale(most);
+  if (q.scales != DType::f32) return fp4_group_scale(most, q.fixed, q.scales);
   return row_scale(most, q.fixed, q.codes == DType::i8 ? 127.f : kF8Max);
 }
 
@@ -53,7 +57,7 @@ struct Group {
 // Calls body(group, its values in f32), in parallel over the groups of all rows.
 template <class Body>
 void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
-  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
+  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16 || is_fp4(q));
   const int64_t most = q.group > 0 ? q.group : x.cols(), of_row = groups_of_row(x, q);
   FEWBIT_ASSERT(most > 0);
   for_float_type(x.dtype, [&](auto* type) {
@@ -73,7 +77,7 @@ void for_groups(ConstTensorView x, const RowQuant& q, const Body& body) {
 }  // namespace
 
 void quantize_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
-  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32);
+  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32 && !is_fp4(q));
   FEWBIT_ASSERT(scales.numel() * x.cols() == x.numel() * groups_of_row(x, q));
   for_groups(x, q, [&](const Group& g, const float* values) {
     scales.as<float>()[g.number] = g.scale;
@@ -89,7 +93,9 @@ void quantize_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView codes
 void round_rows(Exec&, ConstTensorView x, const RowQuant& q, TensorView y) {
   FEWBIT_ASSERT(y.shape == x.shape && q.codes != DType::f16);
   for_groups(x, q, [&](const Group& g, float* values) {
-    if (q.codes == DType::i8)
+    if (is_fp4(q))
+      hot::fp4_values(values, g.scale, g.n);
+    else if (q.codes == DType::i8)
       hot::int8_values(values, 1.f / g.scale, g.scale, g.n);
     else
       hot::f8_values(values, 1.f / g.scale, g.scale, g.n);

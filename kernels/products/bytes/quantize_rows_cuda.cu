@@ -74,8 +74,22 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [rows, 
   }
 }
 
+// A thread takes a group of at most kMostFp4Group values, and its second read of them comes from the cache.
+template <class T, class Y>
+__global__ void __launch_bounds__(kThreads) round_fp4_kernel(const T* x,  // [rows, in]; may be y
+                                                             Y* y,        // [rows, in]
+                                                             Groups groups, float fixed, DType scales) {
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (number >= groups.count) return;
+  const auto [at, n] = Group(groups, number);
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) most = larger_abs(most, to_f32(x[at + i]));
+  const float scale = fp4_group_scale(most, fixed, scales);
+  for (int64_t i = 0; i < n; ++i) y[at + i] = from_f32<Y>(fp4_value(to_f32(x[at + i]), scale));
+}
+
 Groups groups_of(ConstTensorView x, const RowQuant& q) {
-  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16);
+  FEWBIT_ASSERT(q.codes == DType::i8 || q.codes == DType::f8_e4m3 || q.codes == DType::f16 || is_fp4(q));
   const int64_t n = q.group > 0 ? q.group : x.cols();
   FEWBIT_ASSERT(n > 0);
   const int64_t of_row = (x.cols() + n - 1) / n, count = x.numel() / x.cols() * of_row;
@@ -92,7 +106,10 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
     dispatch_f32_bf16(y_dtype, [&](auto out) {
       using T = typename decltype(in)::type;
       using Y = typename decltype(out)::type;
-      if (q.codes == DType::f8_e4m3)
+      if (is_fp4(q))
+        round_fp4_kernel<T, Y><<<(blocks + kThreads - 1) / kThreads, kThreads, 0, s.stream>>>(
+            x.as<T>(), static_cast<Y*>(y), groups, q.fixed, q.scales);
+      else if (q.codes == DType::f8_e4m3)
         round_kernel<T, Y, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), groups, q.fixed);
       else
         round_kernel<T, Y, false><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), groups, q.fixed);
@@ -124,7 +141,7 @@ void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, vo
 }
 
 void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
-  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32);
+  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32 && !is_fp4(q));
   FEWBIT_ASSERT(scales.numel() == groups_of(x, q).count);
   launch_quantize_rows(ex.cuda_state(), x, q, codes.data, scales.as<float>());
 }

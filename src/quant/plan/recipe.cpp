@@ -185,6 +185,12 @@ void set_fp4(Recipe& r, const QuantSpec& spec) {
   r.symmetric = true;
 }
 
+// NVFP4 weights, and inputs in NVFP4 too.
+void set_w4a4(Recipe& r) {
+  set_fp4(r, kNvfp4);
+  if (!r.activations) r.activations = ActQuant::tensor;
+}
+
 void apply_word(Recipe& r, const std::string& word) {
   if (const size_t eq = word.find('='); eq != std::string::npos)
     return apply_setting(r, std::string_view(word).substr(0, eq), std::string_view(word).substr(eq + 1));
@@ -210,6 +216,8 @@ void apply_word(Recipe& r, const std::string& word) {
     set_fp4(r, kMxfp4);
   else if (word == "w8a8")
     set_w8a8(r);
+  else if (word == "w4a4")
+    set_w4a4(r);
   else if (const auto bits = number_after(word, "int")) {
     if (*bits < 2 || *bits > 8)
       fail(ErrorKind::usage,

@@ -70,10 +70,16 @@ void resolve_fp4(const Recipe& r, FullRecipe& f) {
   s.symmetric = r.symmetric.value_or(true);
   s.activations = r.activations.value_or(ActQuant::none);
   s.scale_dtype = r.scale.value_or(DType::f16);
-  if (!(s == kNvfp4) && !(s == kMxfp4))
+  QuantSpec weights(s);
+  weights.activations = ActQuant::none;
+  if (!(weights == kNvfp4) && !(weights == kMxfp4))
+    fail(ErrorKind::usage, "nvfp4 and mxfp4 say their bits, groups and scales; none of these words stands beside them");
+  const ActQuant rounded = s.two_level() ? ActQuant::tensor : ActQuant::token;
+  if (s.activations != ActQuant::none && s.activations != rounded)
     fail(ErrorKind::usage,
-         "nvfp4 and mxfp4 say their bits, groups and scales, and inputs stay as they are; none of these words stands "
-         "beside them");
+         fmt::format("inputs of {} are rounded to 4-bit floats by {}: acts={}, or acts=off", weights.str(),
+                     s.two_level() ? "a calibrated scale above those of their groups" : "powers of two of their groups",
+                     name_of(rounded)));
   if (r.act_order.value_or(ActOrder::off) != ActOrder::off)
     fail(ErrorKind::usage, "the columns of nvfp4 and mxfp4 are visited in their own order: act=off");
   if (!f.method->grids.has(s.grid) || !f.transforms.empty())

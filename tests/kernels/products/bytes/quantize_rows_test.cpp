@@ -139,6 +139,73 @@ FEWBIT_DEVICE_TEST(QuantizeRows, ZerosNaNsAndGroups) {
   EXPECT_EQ(ex.to_host(codes).as<int8_t>()[2 * in + 200], 127) << "saturates";
 }
 
+constexpr RowQuant kFp4Quants[] = {
+    {.codes = DType::u8, .fixed = 0x1p-9f, .group = 16, .scales = DType::f8_e4m3},  // reaches to 5.25 only
+    {.codes = DType::u8, .fixed = 0.00037f, .group = 16, .scales = DType::f8_e4m3},
+    {.codes = DType::u8, .group = 32, .scales = DType::f8_e8m0},
+};
+
+// The nearest of E2M1's values, and how far the next one is.
+double fp4_error(double x) {
+  double least = 100;
+  for (const double v : {0., .5, 1., 1.5, 2., 3., 4., 6.}) least = std::min(least, std::fabs(std::fabs(x) - v));
+  return least;
+}
+
+FEWBIT_DEVICE_TEST(QuantizeRows, Fp4TakesTheNearestValueUnderTheScaleOfItsGroup) {
+  for (const DType dtype : kComputeTypes)
+    for (const RowQuant& q : kFp4Quants) {
+      const int64_t rows = 5, in = 80;  // of 32 the last group has 16
+      const Tensor x = random_normal(dtype, {rows, in}, 1), y = poisoned(ex, DType::f32, {rows, in});
+      round_rows(ex, ex.to_device(x), q, y);
+      const Tensor found = ex.to_host(y);
+      const std::vector<double> values = doubles(x);
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t first = 0; first < in; first += q.group) {
+          const int64_t at = r * in + first, n = std::min(q.group, in - first);
+          double most = 0;
+          for (int64_t i = at; i < at + n; ++i) most = std::max(most, std::fabs(values[static_cast<size_t>(i)]));
+          double scale = std::exp2(std::floor(std::log2(most / 1.75)) - 1);  // max|x| / scale in [3.5, 7)
+          if (q.scales == DType::f8_e4m3) {
+            const auto group = static_cast<float>(most / 6 / static_cast<double>(q.fixed));
+            scale = static_cast<double>(f8_e4m3_to_f32(f32_to_f8_e4m3_saturated(group)) * q.fixed);
+          }
+          for (int64_t i = at; i < at + n; ++i) {
+            const double v = found.as<float>()[i] / scale, t = values[static_cast<size_t>(i)] / scale;
+            EXPECT_LT(fp4_error(v), 1e-6) << "a value of E2M1";
+            EXPECT_NEAR(v, t, (std::fabs(t) > 6 ? std::fabs(t) - 6 : fp4_error(t)) + 1e-5) << "and the nearest";
+          }
+        }
+    }
+}
+
+FEWBIT_DEVICE_TEST(QuantizeRows, Fp4OfZerosAndOfWhatIsNoNumber) {
+  for (const RowQuant& q : kFp4Quants) {
+    Tensor x = Tensor::host_zeros(DType::f32, {3, 64});
+    x.as<float>()[64 + 3] = NAN;
+    x.as<float>()[2 * 64 + 40] = INFINITY;
+    const Tensor y = poisoned(ex, DType::f32, {3, 64});
+    round_rows(ex, ex.to_device(x), q, y);
+    const Tensor found = ex.to_host(y);
+    for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(found.as<float>()[i], 0.f);
+    EXPECT_TRUE(std::isnan(found.as<float>()[64 + 3]));
+    EXPECT_FALSE(std::isfinite(found.as<float>()[2 * 64 + 40]));
+  }
+}
+
+TEST(QuantizeRows, CudaGivesTheFp4ValuesOfTheCpu) {
+  FEWBIT_NEEDS_GPU();
+  Exec gpu = Exec::cuda(0), host = Exec::cpu();
+  for (const DType dtype : kComputeTypes)
+    for (const RowQuant& q : kFp4Quants) {
+      const Tensor x = random_normal(dtype, {37, 1040}, 4), a = poisoned(gpu, dtype, {37, 1040}),
+                   b = poisoned(host, dtype, {37, 1040});
+      round_rows(gpu, gpu.to_device(x), q, a);
+      round_rows(host, x, q, b);
+      EXPECT_EQ(first_difference(gpu.to_host(a), b), "");
+    }
+}
+
 FEWBIT_DEVICE_TEST(QuantizeRows, RoundedGemmIsTheProductOfTheRoundedRows) {
   for (const DType dtype : kComputeTypes) {
     const Tensor x = random_normal(dtype, {9, 64}, 1), w = random_normal(dtype, {45, 64}, 2),
