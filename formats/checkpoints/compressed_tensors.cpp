@@ -77,8 +77,11 @@ ordered_json weights(const LinearFormat& f) {
 // inputs.
 ordered_json activations(const QuantSpec& s) {
   if (s.activations == ActQuant::none) return nullptr;
-  if (s.grid == Grid::f4_e2m1)  // "local": scales of groups under a static one
-    return fp4_arguments(s, s.two_level() ? ordered_json("local") : ordered_json(true));
+  if (s.grid == Grid::f4_e2m1) {  // "local": scales of groups under a static one
+    ordered_json j = fp4_arguments(s, s.two_level() ? ordered_json("local") : ordered_json(true));
+    if (s.two_level()) j["scale_dtype"] = "torch.float8_e4m3fn";  // left out, the library does not round them
+    return j;
+  }
   if (s.activations == ActQuant::tensor) return arguments(8, type_name(s), true, "tensor");
   const bool block = s.out_group > 1 && s.group != -1;
   ordered_json j = arguments(8, type_name(s), true, block ? "group" : "token");

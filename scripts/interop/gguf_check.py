@@ -141,7 +141,7 @@ def theirs(python, programs, model, kind, work):
 
 
 def builtin_text(work):
-    folder, path = os.path.join(ROOT, "calib_data", "evaluation"), os.path.join(work, "builtin.txt")
+    folder, path = os.path.join(ROOT, "calib_data", "evaluation", "english"), os.path.join(work, "builtin.txt")
     with open(path, "w", encoding="utf-8") as out:
         for name in sorted(os.listdir(folder)):
             with open(os.path.join(folder, name), encoding="utf-8") as f:
