@@ -5,7 +5,7 @@
 #include "src/core/text/nearest.h"
 #include "src/model/hub_cache.h"
 #include "src/model/synth/synth.h"
-#include "src/quant/plan/served_recipe.h"
+#include "src/quant/advice/served_recipe.h"
 #include "tools/cli/results.h"
 #include "tools/cli/runner/plan_args.h"
 #include "tools/cli/runner/runner_commands.h"

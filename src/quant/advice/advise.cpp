@@ -1,4 +1,4 @@
-#include "src/quant/plan/advise.h"
+#include "src/quant/advice/advise.h"
 
 #include <fmt/format.h>
 

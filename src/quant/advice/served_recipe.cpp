@@ -1,4 +1,4 @@
-#include "src/quant/plan/served_recipe.h"
+#include "src/quant/advice/served_recipe.h"
 
 #include <algorithm>
 
