@@ -37,8 +37,9 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
     EXPECT_EQ(difference(r.summary, s), "") << config;
     EXPECT_EQ(r.summary.dense, s.dense);
     const json c = json::parse(config);
-    if (f.spec.two_level() && f.spec.activations == ActQuant::tensor)
+    if (f.spec.two_level() && f.spec.activations == ActQuant::tensor) {
       EXPECT_EQ(c["config_groups"]["group_0"]["input_activations"]["scale_dtype"], "torch.float8_e4m3fn");
+    }
     EXPECT_EQ(c["quantization_status"], "compressed");
     EXPECT_EQ(c["ignore"], json({kLinears[2], "lm_head"}));
     ASSERT_EQ(c["config_groups"].size(), 1u);
