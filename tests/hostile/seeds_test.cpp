@@ -53,8 +53,7 @@ INSTANTIATE_TEST_SUITE_P(All, FuzzSeeds,
                                            Target{"gguf", read_gguf_bytes}, Target{"config", read_config_bytes},
                                            Target{"tokenizer", read_tokenizer_bytes},
                                            Target{"template", read_template_bytes}, Target{"recipe", read_recipe_bytes},
-                                           Target{"journal", read_journal_bytes},
-                                           Target{"report", read_report_bytes}),
+                                           Target{"journal", read_journal_bytes}, Target{"report", read_report_bytes}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
