@@ -152,13 +152,13 @@ class Service {
   std::atomic<int64_t> calls_ = 0, refused_ = 0;
 };
 
-ModelTexts texts_of(const ServeArgs& a, const Checkpoint& c) {
-  ModelTexts t{.tokenizer = Tokenizer::open(c.dir)};
+std::unique_ptr<ModelTexts> texts_of(const ServeArgs& a, const Checkpoint& c) {
+  auto t = std::unique_ptr<ModelTexts>(new ModelTexts{.tokenizer = Tokenizer::open(c.dir)});
   try {
-    t.chat = open_chat(c.dir, a.chat_template);
+    t->chat = open_chat(c.dir, a.chat_template);
   } catch (const Error& e) {
     if (!a.chat_template.empty()) throw;
-    t.no_chat = e.what();
+    t->no_chat = e.what();
   }
   return t;
 }
@@ -182,7 +182,7 @@ void run_serve(ServeArgs a) {
   const HttpServe serve = load_door();
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const PagedOptions options = engine_options(a, c);
-  ModelTexts texts = texts_of(a, c);
+  const std::unique_ptr<ModelTexts> texts = texts_of(a, c);
   Exec ex = make_exec(a.common);
   PagedEngine engine(ex, c, options);
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
@@ -190,7 +190,7 @@ void run_serve(ServeArgs a) {
   ServingLoop loop(ex, engine, {.budget = a.budget, .running = a.sequences, .prefix_cache = !a.no_prefix_cache},
                    a.queue);
   const std::string name = a.name.empty() ? c.dir.filename().string() : a.name;
-  Service service(a, name, texts, loop);
+  Service service(a, name, *texts, loop);
   a.door.max_body = a.limits.max_body;
   a.door.closing = [] { return stop_requested(); };
   a.door.at_the_door = [&](const HttpCall& call, HttpReply& reply) { service.at_the_door(call, reply); };
