@@ -11,13 +11,14 @@ namespace fewbit {
 
 struct HttpCall {
   std::string method, path, authorization, body;
+  std::function<bool()> alive{};  // false: the client has gone
 };
 struct HttpReply {
   int status = 200;
   std::string type = "application/json", body{};
   std::vector<std::pair<std::string, std::string>> headers{};
   // Set: the body comes in pieces. Appends the next one, which may be nothing for now, and says whether more will come.
-  // A call takes a fraction of a second at most.
+  // A call takes a fraction of a second at most, and throws nothing.
   std::function<bool(std::string& piece)> more{};
   std::function<void()> gone{};  // the client went before the end, or the end was sent
 };
@@ -28,7 +29,9 @@ struct HttpDoor {
   int port = 0;                // 0: any
   int connections = 128;       // at one time; others wait
   int64_t max_body = 1 << 20;  // bytes
-  int slowest_s = 5;           // a client may be silent for so long while it sends or reads
+  // Within so many seconds a whole request must have come, and a piece of an answer be taken; and so long is a
+  // connection kept on which nothing comes.
+  int client_s = 10;
   std::function<void(const HttpCall&, HttpReply&)> answer{};  // from several threads
   // What to answer before the body is read; status 0: go on.
   std::function<void(const HttpCall&, HttpReply&)> at_the_door{};

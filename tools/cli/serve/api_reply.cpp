@@ -31,8 +31,8 @@ Json lists_of(ModelTexts& texts, std::span<const TokenNews> news) {
     offset += text.size();
     const bool known = n.position > 0;
     values.push_back(known ? Json(n.logprob) : Json());
-    Json likeliest = Json::object();
-    for (const auto& [id, value] : n.top) likeliest[token_text(texts, id)] = value;
+    Json likeliest = Json::object();  // of tokens with one text the likeliest stays
+    for (const auto& [id, value] : n.top) likeliest.emplace(token_text(texts, id), value);
     top.push_back(known ? std::move(likeliest) : Json());
   }
   return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", top}, {"text_offset", offsets}};
@@ -234,25 +234,15 @@ std::string ApiReply::whole() const {
   return dump(j) + "\n";
 }
 
+std::string error_event(const ApiError& e) { return "data: " + error_json(e) + "\n"; }
+
 bool ApiReply::next(std::string& piece, double seconds_left) {
   for (const TokenNews& news : channel_->take(std::chrono::milliseconds(100))) take(news, piece);
-  if (const std::string why = channel_->failure(); !why.empty()) {
-    const std::string error = error_json({.status = 500, .message = why});
-    piece += request_.stream ? "data: " + error + "\n" : error;
-    for (Choice& c : choices_) c.finish = "error";
-    return false;
+  if (const std::string why = channel_->failure(); !why.empty()) throw ApiError{.status = 500, .message = why};
+  if (std::ranges::any_of(choices_, [](const Choice& c) { return c.finish.empty(); })) {
+    if (seconds_left > 0) return true;
+    throw ApiError{.status = 504, .message = "not finished within --max-seconds"};
   }
-  if (seconds_left < 0) {
-    cancel();
-    for (size_t i = 0; i < choices_.size(); ++i)
-      if (Choice& c = choices_[i]; c.finish.empty()) {
-        c.finish = "time_limit";
-        const std::string text = c.text.take(true);
-        if (!request_.stream) c.whole += text;
-        if (request_.stream) event(i, (c.role_sent ? "" : c.whole) + text, piece);
-      }
-  }
-  if (std::ranges::any_of(choices_, [](const Choice& c) { return c.finish.empty(); })) return true;
   piece += request_.stream ? last_event() : whole();
   return false;
 }

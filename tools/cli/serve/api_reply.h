@@ -29,12 +29,16 @@ class GrowingText {
   bool stopped_ = false;
 };
 
+// An error in a stream that has begun.
+std::string error_event(const ApiError&);
+
 // The answer to one call: next() is asked until it returns false.
 class ApiReply {
  public:
   ApiReply(ApiRequest, std::string model, ModelTexts&, ServingLoop&);
   // Error as ApiError, before anything is computed.
   void begin();
+  // Appends what has come: events, or at the end the whole body. ApiError where it took too long or the engine failed.
   bool next(std::string& piece, double seconds_left);
   void cancel();  // what still runs of it
 

@@ -1,10 +1,12 @@
-// Bodies of requests, key by key. A key that asks for something which is not done here is refused, not overlooked; keys
-// that change nothing (user, metadata …) are.
+// Bodies of requests, key by key. A key that asks for something which is not done here is refused, and so is one that
+// is not known: what would be overlooked silently could be what the measurement was about.
 #include "tools/cli/serve/api_request.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -51,12 +53,53 @@ struct Body {
   }
 };
 
+// Keys that request_of() and what it calls read.
+constexpr std::array kRead = {"model",
+                              "prompt",
+                              "messages",
+                              "chat_template_kwargs",
+                              "add_generation_prompt",
+                              "stream",
+                              "stream_options",
+                              "echo",
+                              "logprobs",
+                              "top_logprobs",
+                              "max_tokens",
+                              "max_completion_tokens",
+                              "n",
+                              "best_of",
+                              "stop",
+                              "seed",
+                              "temperature",
+                              "top_p",
+                              "top_k",
+                              "min_p",
+                              "ignore_eos",
+                              "response_format"};
+// Keys that say nothing about the text.
+constexpr std::array kSilent = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"};
+// Keys that have one value here; an empty list or object is as good as none.
+const std::map<std::string, Json>& only_values() {
+  static const std::map<std::string, Json> values = {{"presence_penalty", 0},        {"frequency_penalty", 0},
+                                                     {"repetition_penalty", 1},      {"length_penalty", 1},
+                                                     {"use_beam_search", false},     {"min_tokens", 0},
+                                                     {"skip_special_tokens", true},  {"suffix", ""},
+                                                     {"tools", Json::array()},       {"functions", Json::array()},
+                                                     {"logit_bias", Json::object()}, {"tool_choice", "none"},
+                                                     {"modalities", {"text"}}};
+  return values;
+}
+
 void refuse_what_is_not_done(const Body& b) {
-  for (const char* key : {"presence_penalty", "frequency_penalty"})
-    if (b.number(key, 0, -2, 2) != 0) refuse(key, fmt::format("{}: not done here; leave it out", key));
-  for (const char* key : {"suffix", "tools", "functions", "logit_bias", "audio", "guided_json", "guided_regex",
-                          "guided_choice", "guided_grammar"})
-    if (const Json* v = b.find(key); v && !v->empty()) refuse(key, fmt::format("{}: not done here; leave it out", key));
+  for (const auto& [key, value] : b.j.items()) {
+    if (value.is_null() || std::ranges::find(kRead, key) != kRead.end() ||
+        std::ranges::find(kSilent, key) != kSilent.end())
+      continue;
+    const auto only = only_values().find(key);
+    if (only == only_values().end()) refuse(key, fmt::format("{}: not known here; leave it out", key.substr(0, 64)));
+    if (value != only->second) refuse(key, fmt::format("{}: not done here; leave it out", key));
+  }
   if (const Json* f = b.find("response_format"); f && (!f->is_object() || f->value("type", Json()) != "text"))
     refuse("response_format", "response_format: output is not constrained here; leave it out, or {\"type\": \"text\"}");
   if (const Json* best = b.find("best_of"); best && *best != (b.find("n") ? *b.find("n") : Json(1)))
@@ -147,6 +190,13 @@ SamplerOptions sampler_of(const Body& b) {
 }
 
 ApiRequest request_of(const Body& b, bool chat, ModelTexts& texts, const ApiLimits& limits) {
+  const Json* model = b.find("model");
+  if (model && !model->is_string()) refuse("model", "model: expected a text");
+  if (model && *model != limits.model)
+    throw ApiError{
+        .status = 404,
+        .message = fmt::format("model: no {} here; the model is \"{}\"", model->dump().substr(0, 100), limits.model),
+        .parameter = "model"};
   refuse_what_is_not_done(b);
   ApiRequest r{.chat = chat, .stream = b.flag("stream", false), .logprobs = logprobs_of(b, chat), .stops = stops_of(b)};
   r.echo = !chat && b.flag("echo", false);

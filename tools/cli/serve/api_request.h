@@ -20,6 +20,7 @@ struct ModelTexts {
 };
 
 struct ApiLimits {
+  std::string model{};        // the one name that is known
   int64_t max_tokens = 1024;  // new ones of a request
   int64_t max_choices = 16;   // of all its prompts together
   int64_t max_body = 1 << 20;

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <nlohmann/json.hpp>
 
-#include "src/core/parallel.h"
+#include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "tools/cli/chat.h"
 #include "tools/cli/options.h"
@@ -91,6 +91,7 @@ class Service {
       throw ApiError{.status = 405, .message = fmt::format("{}: expected {}", call.path, post ? "POST" : "GET")};
     if (post) return complete(call, chat, reply);
     if (call.path == "/health") {
+      if (const std::string why = loop_.failure(); !why.empty()) throw ApiError{.status = 503, .message = why};
       reply.body = "{\"status\":\"ok\"}\n";
     } else if (call.path == "/v1/models") {
       const nlohmann::ordered_json model = {{"id", name_}, {"object", "model"}, {"created", 0}, {"owned_by", "fewbit"}};
@@ -102,14 +103,35 @@ class Service {
   }
 
   void complete(const HttpCall& call, bool chat, HttpReply& reply) {
+    const Stopwatch since;
     ApiRequest request = read_request(call.body, chat, texts_, args_.limits);
-    if (request.stream) reply.type = "text/event-stream";
+    const bool stream = request.stream;
     const auto answer = std::make_shared<ApiReply>(std::move(request), name_, texts_, loop_);
     answer->begin();
-    const auto since = std::chrono::steady_clock::now();
-    reply.more = [answer, since, longest = args_.longest_s](std::string& piece) {
-      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - since;
-      return answer->next(piece, longest - passed.count());
+    const auto next = [answer, since, longest = args_.longest_s](std::string& piece) {
+      return answer->next(piece, longest - since.seconds());
+    };
+    if (stream) return begin_stream(answer, next, reply);
+    try {
+      while (next(reply.body))
+        if (!call.alive()) return answer->cancel();  // nobody reads what is sent now
+    } catch (...) {
+      answer->cancel();
+      throw;
+    }
+  }
+
+  void begin_stream(const std::shared_ptr<ApiReply>& answer, std::function<bool(std::string&)> next, HttpReply& reply) {
+    reply.type = "text/event-stream";
+    reply.more = [next = std::move(next)](std::string& piece) {
+      try {
+        return next(piece);
+      } catch (const ApiError& e) {
+        piece += error_event(e);
+      } catch (const std::exception& e) {
+        piece += error_event({.status = 500, .message = e.what()});
+      }
+      return false;
     };
     reply.gone = [answer] { answer->cancel(); };
   }
@@ -192,7 +214,8 @@ void run_serve(ServeArgs a) {
   const std::string name = a.name.empty() ? c.dir.filename().string() : a.name;
   Service service(a, name, *texts, loop);
   a.door.max_body = a.limits.max_body;
-  a.door.closing = [] { return stop_requested(); };
+  a.limits.model = name;
+  a.door.closing = [&] { return stop_requested() || !loop.failure().empty(); };
   a.door.at_the_door = [&](const HttpCall& call, HttpReply& reply) { service.at_the_door(call, reply); };
   a.door.answer = [&](const HttpCall& call, HttpReply& reply) { service.answer(call, reply); };
   a.door.error_body = [](int status) {
@@ -200,6 +223,8 @@ void run_serve(ServeArgs a) {
                        .message = status == 413   ? "the body is larger than --max-body"
                                   : status == 415 ? "a packed body is not read"
                                   : status == 411 ? "a body needs its Content-Length"
+                                  : status == 405 ? "expected GET or POST"
+                                  : status == 404 ? "no such path"
                                                   : "the request is malformed"});
   };
   a.door.open = [&](int port) {
@@ -216,6 +241,7 @@ void run_serve(ServeArgs a) {
   std::string problem;
   if (!serve(a.door, problem)) fail(ErrorKind::io, fmt::format("{}:{}: {}", a.door.host, a.door.port, problem));
   loop.finish();
+  loop.rethrow();
   say(a.common, "closed: what ran was finished\n");
 }
 
@@ -250,12 +276,13 @@ void add_serve_command(CLI::App& app) {
       ->check(number_in(1024, 1 << 28))
       ->capture_default_str();
   c->add_option("--max-seconds", s->longest_s, "Of a request, waiting included")
-      ->check(number_in(1, 1e6))
+      ->check(number_in(0.01, 1e6))
       ->capture_default_str();
   c->add_option("--connections", s->door.connections, "At one time; others wait")
       ->check(number_in(1, 4096))
       ->capture_default_str();
-  c->add_option("--silence", s->door.slowest_s, "Seconds for which a client may be silent")
+  c->add_option("--client-seconds", s->door.client_s,
+                "Within which a client must have sent all of a request, or have taken a piece of its answer")
       ->check(number_in(1, 3600))
       ->capture_default_str();
   c->add_flag("--no-prefix-cache", s->no_prefix_cache, "Share no pages between requests");

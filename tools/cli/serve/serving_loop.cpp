@@ -78,6 +78,7 @@ ServingLoop::Taken ServingLoop::submit(std::vector<Ask> asks, const std::shared_
                                        std::vector<int64_t>& ids, std::string& why) {
   for (const Ask& ask : asks)
     if (why = scheduler_.refuses(ask.request); !why.empty()) return Taken::never;
+  if (std::ssize(asks) > max_waiting_) return why = "more prompts than --queue", Taken::never;
   const std::lock_guard lock(mutex_);
   if (closing_ || !failure_.empty()) return why = failure_.empty() ? "closing" : failure_, Taken::closing;
   if (stats_.waiting + std::ssize(inbox_) + std::ssize(asks) > max_waiting_) return why = "too many wait", Taken::full;
@@ -97,6 +98,16 @@ void ServingLoop::cancel(int64_t id, int64_t choice) {
     cancelled_.emplace_back(id, choice);
   }
   work_.notify_one();
+}
+
+std::string ServingLoop::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void ServingLoop::rethrow() {
+  const std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
 }
 
 ServingStats ServingLoop::stats() {
@@ -142,6 +153,7 @@ void ServingLoop::tell(const ServedToken& t) {
 void ServingLoop::fail_all(const std::string& why) {
   const std::lock_guard lock(mutex_);
   failure_ = why;
+  error_ = std::current_exception();
   for (const auto& [id, job] : jobs_) job.channel->fail(why);
   for (const auto& [request, job] : inbox_) job.channel->fail(why);
 }

@@ -60,6 +60,8 @@ class ServingLoop {
   void cancel(int64_t id, int64_t choice = -1);  // one choice, or all
   void finish();                                 // takes no more, ends what runs
   ServingStats stats();
+  std::string failure();  // why nothing is served any more; "" while all is well
+  void rethrow();         // that failure, if there is one
 
  private:
   struct Job {
@@ -86,6 +88,7 @@ class ServingLoop {
   std::vector<std::pair<int64_t, int64_t>> cancelled_;
   ServingStats stats_;
   std::string failure_;
+  std::exception_ptr error_;
   int64_t next_id_ = 0;
   bool closing_ = false;
   std::thread thread_;
