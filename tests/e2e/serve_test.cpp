@@ -88,7 +88,7 @@ TEST_F(Serve, CompletionsAreThoseOfGenerate) {
   // Ids in place of the text, twice, and what was written before the answer.
   const Json both = ask(kCompletions, body + R"(, "echo": true, "prompt": [)" + own["prompt_ids"].dump() + "," +
                                           own["prompt_ids"].dump() + "]}");
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(both["choices"][i]["text"], "Once upon" + text) << i;
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(both["choices"][i]["text"], std::string("Once upon") + text) << i;
   // Up to a text within it.
   const std::string stop = text.substr(text.size() / 2, 4);
   const Json cut = ask(kCompletions, body + R"(, "stop": [")" + stop + R"("]})");
@@ -124,7 +124,7 @@ TEST_F(Serve, LogprobsOfAPromptAreThoseOfItsGeneration) {
     double top = -1e30;
     for (const auto& [token, value] : lists["top_logprobs"][i].items()) top = std::max(top, value.get<double>());
     EXPECT_LT(top, 0);
-    if (i + fresh >= n) EXPECT_EQ(x, top) << "chosen greedily: " << i;
+    EXPECT_TRUE(i + fresh < n || x == top) << "not chosen greedily: " << i;
   }
 }
 
@@ -186,7 +186,7 @@ TEST_F(Serve, WhatCannotBeDoneIsRefusedInOneLine) {
                                                {http_request("GET", kCompletions), 405},
                                                {http_request("POST", "/health", "{}"), 405},
                                                {http_request("GET", "/etc/passwd"), 404},
-                                               {http_request("GET", "/" + std::string(4000, 'a')), 404},
+                                               {http_request("GET", std::string(4000, '/')), 404},
                                                {head + "\r\n{}", 411},
                                                {head + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411},
                                                {head + "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415},
@@ -250,7 +250,8 @@ TEST_F(Serve, ASignalFinishesWhatRuns) {
   for (const int number : {SIGINT, SIGTERM}) {
     start();
     const Connection c(server->port());
-    c.send(http_request("POST", kCompletions, R"({"prompt": "a", "stream": true, )" + kLong + "}"));
+    c.send(http_request("POST", kCompletions,
+                        R"({"prompt": "a", "stream": true, "max_tokens": 200, "ignore_eos": true})"));
     std::string stream = c.some();
     server->signal(number);
     stream += c.rest();

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "tools/http/http_door.h"
@@ -77,6 +78,12 @@ class Server final : public httplib::Server {
     });
   }
 
+  // Nobody is inside whose answer stop() would cut short.
+  bool quiet() {
+    const std::lock_guard lock(mutex_);
+    return inside_.empty();
+  }
+
  private:
   static constexpr int kRequests = 1000;  // of a connection
 
@@ -95,7 +102,11 @@ class Server final : public httplib::Server {
       reply.body = door_.error_body(reply.status);
     else
       door_.at_the_door(call_of(in), reply);
-    if (reply.status == 0) return Handled::Unhandled;
+    if (reply.status == 0) {
+      const std::lock_guard lock(mutex_);
+      inside_.insert(std::this_thread::get_id());
+      return Handled::Unhandled;
+    }
     stream().leave_body();
     reply.headers.emplace_back("Connection", "close");
     send(reply, out);
@@ -107,8 +118,12 @@ class Server final : public httplib::Server {
     HttpStream stream(socket, door_);
     set_stream(&stream);
     bool good = true, closed = false;
-    for (int left = kRequests; good && !closed && left > 0 && stream.next_request(); --left)
-      good = process(*this, stream, left == 1 || door_.closing(), closed) && !stream.left_behind();
+    for (int left = kRequests; good && !closed && left > 0 && stream.next_request(); --left) {
+      good = process(*this, stream, left == 1 || door_.closing(), closed);
+      good = good && stream.whole_was_read();
+      const std::lock_guard lock(mutex_);
+      inside_.erase(std::this_thread::get_id());
+    }
     set_stream(nullptr);
     return good;
   }
@@ -131,6 +146,7 @@ class Server final : public httplib::Server {
   const HttpDoor& door_;
   std::mutex mutex_;
   std::map<std::thread::id, HttpStream*> streams_;  // the library hands none to those who answer
+  std::set<std::thread::id> inside_;                // between the door and the end of the answer
 };
 
 }  // namespace
@@ -144,7 +160,7 @@ extern "C" __attribute__((visibility("default"))) bool fewbit_http_serve(const H
   if (port < 0) return problem = "the port cannot be had: another program has it, or it is not allowed", false;
   std::atomic<bool> ended = false;
   std::thread watch([&] {
-    while (!ended && !door.closing()) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    while (!ended && !(door.closing() && server.quiet())) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     while (!ended && !server.is_running()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     server.stop();
   });

@@ -70,7 +70,7 @@ ssize_t HttpStream::write(const char* data, size_t size) {
 void HttpStream::close_socket() {
   shutdown(socket_, SHUT_WR);
   const auto until = Clock::now() + std::chrono::seconds(1);
-  while (body_left_behind_ && wait(POLLIN, until) && recv(socket_, buffer_.data(), buffer_.size(), 0) > 0) {
+  while (!whole_was_read() && wait(POLLIN, until) && recv(socket_, buffer_.data(), buffer_.size(), 0) > 0) {
   }
   shutdown(socket_, SHUT_RDWR);
   close(socket_);

@@ -20,10 +20,10 @@ class HttpStream final : public httplib::Stream {
   HttpStream(const HttpStream&) = delete;
   HttpStream& operator=(const HttpStream&) = delete;
 
-  bool next_request();  // waits for its first byte, and starts its time; false: none came
-  void head_is_read() { head_left_ = -1; }
+  bool next_request();                             // waits for its first byte, and starts its time; false: none came
+  void head_is_read() { head_left_ = -1; }         // called before the body is
   void leave_body() { body_left_behind_ = true; }  // the client may be sending still when the socket closes
-  bool left_behind() const { return body_left_behind_; }
+  bool whole_was_read() const { return head_left_ < 0 && !body_left_behind_; }  // what comes next begins a request
   bool alive() const;
 
   bool is_readable() const;
@@ -45,7 +45,7 @@ class HttpStream final : public httplib::Stream {
   int socket_;
   const HttpDoor& door_;
   Clock::time_point until_{};  // when the request must have come
-  int64_t head_left_ = kMaxHead;
+  int64_t head_left_ = -1;     // of kMaxHead, while a head comes
   bool body_left_behind_ = false;
   std::array<char, 8192> buffer_{};
   size_t at_ = 0, end_ = 0;  // of what the buffer holds
