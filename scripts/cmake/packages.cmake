@@ -1,5 +1,5 @@
-# What `cmake --install` lays down and cpack packs, in three parts: the programs with their data, pages and completions;
-# the MPI module; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing in it knows the
+# What `cmake --install` lays down and cpack packs, in parts: the programs with their data, pages and completions; the
+# modules for MPI, NCCL and HTTP; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing in it knows the
 # prefix: the tree may be moved.
 set(FEWBIT_PROGRAMS quantize evaluate runner convert)
 install(TARGETS ${FEWBIT_PROGRAMS} RUNTIME DESTINATION bin COMPONENT programs)

@@ -1,10 +1,10 @@
 // `runner serve` as clients meet it: a server on a free port, and plain sockets.
-#include <signal.h>
-
 #include <chrono>
+#include <csignal>
 #include <sstream>
 #include <thread>
 
+#include "src/text/tokenizer.h"
 #include "tests/support/command_test.h"
 #include "tests/support/http_client.h"
 #include "tests/support/tolerance.h"
@@ -136,9 +136,11 @@ TEST_F(Serve, ChatGoesThroughTheTemplate) {
   EXPECT_EQ(choice["message"]["role"], "assistant");
   EXPECT_EQ(r["object"], "chat.completion");
   EXPECT_EQ(choice["logprobs"]["content"].size(), r["usage"]["completion_tokens"]);
+  const std::vector<int32_t> ids = Tokenizer::open(kDemo).encode(
+      "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n", Special::none);
   const Json plain =
-      ask(kCompletions, R"({"prompt": "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n",)"
-                        R"( "temperature": 0, "max_tokens": 16})");
+      ask(kCompletions, R"({"prompt": )" + Json(ids).dump() + R"(, "temperature": 0, "max_tokens": 16})");
+  EXPECT_EQ(r["usage"], plain["usage"]);
   EXPECT_EQ(choice["message"]["content"], plain["choices"][0]["text"]);
   Json last;
   EXPECT_EQ(streamed(kChat, body + R"(, "stream": true})", last), choice["message"]["content"]);
