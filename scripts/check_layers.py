@@ -70,7 +70,7 @@ sstream stack stdexcept stop_token streambuf string string_view syncstream syste
 typeindex typeinfo unordered_map unordered_set utility valarray variant vector version
 """.split())
 POSIX = re.compile(
-    r"(cpuid|dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
+    r"(arpa/inet|cpuid|dirent|dlfcn|fcntl|glob|malloc|netinet/in|poll|pthread|sched|signal|termios|unistd|"
     r"sys/(file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.

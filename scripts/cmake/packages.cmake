@@ -1,6 +1,6 @@
 # What `cmake --install` lays down and cpack packs, in parts: the programs with their data, pages and completions; the
-# modules for MPI, NCCL and HTTP; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing in it knows the
-# prefix: the tree may be moved.
+# modules for MPI, NCCL and HTTP; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing
+# in it knows the prefix: the tree may be moved.
 set(FEWBIT_PROGRAMS quantize evaluate runner convert)
 install(TARGETS ${FEWBIT_PROGRAMS} RUNTIME DESTINATION bin COMPONENT programs)
 install(DIRECTORY calib_data/ DESTINATION share/fewbit COMPONENT programs)
