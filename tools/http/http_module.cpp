@@ -1,5 +1,6 @@
 // The door, by cpp-httplib: a thread for every connection, of a fixed number.
 #include <httplib.h>
+#include <malloc.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -86,6 +87,8 @@ class Server final : public httplib::Server {
 
  private:
   static constexpr int kRequests = 1000;  // of a connection
+  // The pieces of a body of more bytes go back to the system, else each of many threads' heaps would keep its largest.
+  static constexpr int64_t kLarge = 256 << 10;
 
   HttpStream& stream() {
     const std::lock_guard lock(mutex_);
@@ -121,6 +124,7 @@ class Server final : public httplib::Server {
     for (int left = kRequests; good && !closed && left > 0 && stream.next_request(); --left) {
       good = process(*this, stream, left == 1 || door_.closing(), closed);
       good = good && stream.whole_was_read();
+      if (stream.received() > kLarge) malloc_trim(0);
       const std::lock_guard lock(mutex_);
       inside_.erase(std::this_thread::get_id());
     }

@@ -27,6 +27,7 @@ bool HttpStream::next_request() {
     if (door_.closing() || Clock::now() >= until) return false;
   until_ = Clock::now() + std::chrono::seconds(door_.client_s);
   head_left_ = kMaxHead;
+  received_ = 0;
   return true;
 }
 
@@ -46,9 +47,13 @@ ssize_t HttpStream::read(char* out, size_t size) {
     if (n <= 0) return n;
     at_ = 0;
     end_ = static_cast<size_t>(n);
+    received_ += n;
   }
   const size_t n = std::min(size, end_ - at_);
-  if (head_left_ >= 0 && (head_left_ -= static_cast<int64_t>(n)) < 0) return leave_body(), -1;
+  if (head_left_ >= 0) {
+    if (static_cast<int64_t>(n) > head_left_) return leave_body(), -1;
+    head_left_ -= static_cast<int64_t>(n);
+  }
   std::memcpy(out, buffer_.data() + at_, n);
   at_ += n;
   return static_cast<ssize_t>(n);

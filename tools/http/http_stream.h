@@ -10,7 +10,7 @@
 
 namespace fewbit {
 
-// Not all of these functions are virtual in every version of the library, so none says `override`.
+// wait_readable, wait_writable and duration are asked for by later versions of the library only.
 class HttpStream final : public httplib::Stream {
  public:
   static constexpr int64_t kMaxHead = 64 << 10;  // bytes of a request before its body
@@ -25,17 +25,18 @@ class HttpStream final : public httplib::Stream {
   void leave_body() { body_left_behind_ = true; }  // the client may be sending still when the socket closes
   bool whole_was_read() const { return head_left_ < 0 && !body_left_behind_; }  // what comes next begins a request
   bool alive() const;
+  int64_t received() const { return received_; }  // bytes of this request so far
 
-  bool is_readable() const;
-  bool is_writable() const { return alive(); }
+  bool is_readable() const override;
+  bool is_writable() const override { return alive(); }
   bool wait_readable() const { return is_readable(); }
   bool wait_writable() const { return alive(); }
   time_t duration() const { return 0; }
-  ssize_t read(char* out, size_t size);
-  ssize_t write(const char* data, size_t size);  // all of it
-  void get_remote_ip_and_port(std::string& ip, int& port) const { ip.clear(), port = 0; }
-  void get_local_ip_and_port(std::string& ip, int& port) const { ip.clear(), port = 0; }
-  socket_t socket() const { return socket_; }
+  ssize_t read(char* out, size_t size) override;
+  ssize_t write(const char* data, size_t size) override;  // all of it
+  void get_remote_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
+  void get_local_ip_and_port(std::string& ip, int& port) const override { ip.clear(), port = 0; }
+  socket_t socket() const override { return socket_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -46,6 +47,7 @@ class HttpStream final : public httplib::Stream {
   const HttpDoor& door_;
   Clock::time_point until_{};  // when the request must have come
   int64_t head_left_ = -1;     // of kMaxHead, while a head comes
+  int64_t received_ = 0;
   bool body_left_behind_ = false;
   std::array<char, 8192> buffer_{};
   size_t at_ = 0, end_ = 0;  // of what the buffer holds

@@ -61,7 +61,7 @@ std::string NewsChannel::failure() {
 }
 
 ServingLoop::ServingLoop(Exec& ex, PagedEngine& engine, const SchedulerOptions& o, int64_t max_waiting)
-    : ex_(ex), engine_(engine), scheduler_(ex, engine, o), max_waiting_(max_waiting), thread_([this] { run(); }) {}
+    : engine_(engine), scheduler_(ex, engine, o), max_waiting_(max_waiting), thread_([this] { run(); }) {}
 
 ServingLoop::~ServingLoop() { finish(); }
 

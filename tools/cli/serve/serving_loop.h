@@ -77,7 +77,6 @@ class ServingLoop {
   void tell(const ServedToken&);
   void fail_all(const std::string& why);
 
-  Exec& ex_;
   PagedEngine& engine_;
   Scheduler scheduler_;  // the thread's, but for refuses()
   const int64_t max_waiting_;
