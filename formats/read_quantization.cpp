@@ -26,8 +26,6 @@ struct Elsewhere {
 constexpr Elsewhere kElsewhere[] = {
     {"exl2", "ExLlamaV2 (TabbyAPI serves it)"},
     {"exl3", "ExLlamaV3 (TabbyAPI serves it)"},
-    {"hqq", "HQQ (hqq, through transformers)"},
-    {"torchao", "torchao (through transformers; vLLM serves it)"},
     {"quanto", "optimum-quanto"},
     {"aqlm", "AQLM (aqlm, through transformers)"},
     {"quip", "QuIP# (quip-sharp)"},

@@ -1,11 +1,13 @@
 """What scripts/interop/foreign compares: prints a row for each case and fails where a value differs by more than its limit."""
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 
@@ -65,6 +67,55 @@ def check_lora(bin_dir, model, work, name, **config):
     row(f"PEFT {name}", len(names), max(difference(ours[n].float(), theirs[n].float()) for n in names), 1e-4)
 
 
+def check_written(bin_dir, model, work, name, tensors, metadata, method, values, limit):
+    """A folder with these tensors, as `method` names itself; ours against the tool's values."""
+    folder, dense = os.path.join(work, name), os.path.join(work, name + "-f32")
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.load(open(os.path.join(model, "config.json"), encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": method}
+    json.dump(config, open(os.path.join(folder, "config.json"), "w", encoding="utf-8"))
+    save_file({n: t.contiguous().clone() for n, t in tensors.items()}, os.path.join(folder, "model.safetensors"), metadata)
+    run(os.path.join(bin_dir, "convert"), "to", "f32", folder, dense, "--quiet")
+    ours = load_file(os.path.join(dense, "model.safetensors"))
+    row(f"{method} {name}", len(values), max(difference(ours[n], v.float()) for n, v in values.items()), limit)
+
+
+def dense_model(model):
+    """The model, and its tensors by name as a file holds them: a tied head once."""
+    m = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    tensors = {n: t for n, t in m.state_dict().items() if not (n == "lm_head.weight" and m.config.tie_word_embeddings)}
+    return m, tensors
+
+
+def check_hqq(bin_dir, model, work, nbits, group, axis):
+    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
+
+    m, tensors = dense_model(model)
+    values = {}
+    for name, module in m.named_modules():
+        if not isinstance(module, torch.nn.Linear) or name == "lm_head":
+            continue
+        layer = HQQLinear(module, BaseQuantizeConfig(nbits=nbits, group_size=group, axis=axis), compute_dtype=torch.bfloat16, device="cpu",
+                          del_orig=False)
+        layer.encoded_state_dict = True
+        del tensors[name + ".weight"]
+        tensors.update({f"{name}.{key}": t for key, t in layer.state_dict().items() if t is not None})
+        values[name + ".weight"] = layer.dequantize()
+    check_written(bin_dir, model, work, f"{nbits}-bit-g{group}-axis{axis}", tensors, {"format": "pt"}, "hqq", values, 1e-6)
+
+
+def check_torchao(bin_dir, model, work, name, config):
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import quantize_
+
+    m, _ = dense_model(model)
+    quantize_(m, config, lambda module, fqn: isinstance(module, torch.nn.Linear) and fqn != "lm_head")
+    state = {n: t.data for n, t in m.state_dict().items() if not (n == "lm_head.weight" and m.config.tie_word_embeddings)}
+    tensors, metadata = flatten_tensor_state_dict(state)
+    values = {n: t.dequantize() for n, t in state.items() if type(t) is not torch.Tensor}
+    check_written(bin_dir, model, work, name, tensors, metadata, "torchao", values, 1e-6)
+
+
 failed = []
 
 
@@ -83,6 +134,13 @@ def main():
                 check_codes(bin_dir, model, work, kind + ("-double" if double else ""), 1e-6, load_in_4bit=True,
                             bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=torch.bfloat16)
         check_codes(bin_dir, model, work, "int8", 1e-6, load_in_8bit=True)
+        for nbits, group, axis in ((8, 64, 1), (4, 64, 1), (4, 64, 0), (3, 64, 1), (2, 32, 1), (1, 32, 0)):
+            check_hqq(bin_dir, model, work, nbits, group, axis)
+        from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
+
+        check_torchao(bin_dir, model, work, "int8", Int8WeightOnlyConfig())
+        check_torchao(bin_dir, model, work, "float8", Float8WeightOnlyConfig())
+        check_torchao(bin_dir, model, work, "intx-int4-g32", IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
         check_lora(bin_dir, model, work, "lora", r=8, lora_alpha=16)
         check_lora(bin_dir, model, work, "rslora", r=8, lora_alpha=16, use_rslora=True)
         check_lora(bin_dir, model, work, "patterns", r=8, lora_alpha=16, rank_pattern={"v_proj": 4}, alpha_pattern={"down_proj": 40})

@@ -24,7 +24,7 @@ TOOLS = {
     # Its own requirements are of 2024 and would not let the others be; its packing functions need torch only.
     "autoawq": (["autoawq==0.2.9", "transformers==5.23.0", "accelerate==1.15.0"], ["--no-deps"]),
     # What quantizes on the fly, and adapters: scripts/interop/foreign.
-    "foreign": (["bitsandbytes==0.50.2", "peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0"], []),
+    "foreign": (["bitsandbytes==0.50.2", "peft==0.21.2", "hqq==0.2.8.post1", "torchao==0.18.0", "transformers==5.23.0", "accelerate==1.15.0"], []),
     "gguf": (["gguf==0.19.0", "numpy==2.4.6"], ["--only-binary", ":all:"]),
 }
 # llama.cpp's source travels in the source distribution of its Python binding. It is built here, because the wheels that can be

@@ -12,8 +12,8 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/archs.h"
-#include "src/model/bitsandbytes.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/foreign/foreign.h"
 #include "src/model/gguf/checkpoint.h"
 #include "src/model/hub_cache.h"
 #include "src/model/stacked_experts.h"
@@ -100,15 +100,19 @@ Checkpoint Checkpoint::open(const fs::path& given) {
   ModelSpec spec = build_spec(config);
   WeightStore store = with_single_experts(spec, WeightStore::open(dir));
   std::vector<NamedLinear> linears = linears_of(spec);
-  const bool decodes = of_bitsandbytes(config.text());
-  if (decodes) store = without_bitsandbytes(linears, std::move(store));
+  const std::string method = foreign_method(config.text());
+  if (!method.empty()) {
+    std::vector<NamedLinear> coded = linears;
+    for (NamedLinear& l : ends_of(spec)) coded.push_back(std::move(l));
+    store = without_codes(method, coded, std::move(store));
+  }
   for (NamedLinear& l : packed_beside_linears(spec, store)) linears.push_back(std::move(l));
   for (NamedLinear& l : low_bit_others(store, linears)) linears.push_back(std::move(l));
   std::vector<std::string> names, packed, complaints;
   for (const NamedLinear& l : linears) names.push_back(l.name);
-  std::string format = "bitsandbytes";
+  std::string format = method;
   QuantizationSummary quantization;
-  if (!decodes)
+  if (method.empty())
     quantization = read_quantization(
         config.text(), side_config(dir), names,
         [&](const std::string& name) { return store.has(name) ? store.get(name) : ConstTensorView{}; }, &format);

@@ -29,6 +29,7 @@
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/paged/ragged.h"
+#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -325,14 +326,12 @@ void norm_rows(Exec& ex, ConstTensorView x, ConstTensorView weight, NormKind kin
 }
 
 SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {
-  std::array<int64_t, kSlots> largest{};
   for (const std::vector<BlockOp>& block : spec.kinds) {
     std::array<int64_t, kSlots>& widths = widths_.emplace_back();
-    for (size_t s = 1; s < widths.size(); ++s) {  // 0 is x
+    for (size_t s = 1; s < widths.size(); ++s)  // 0 is x
       widths[s] = slot_features(spec, block, static_cast<Slot>(s));
-      largest[s] = std::max(largest[s], widths[s]);
-    }
   }
+  const std::array<int64_t, kSlots> largest = widest_slots(spec);
   for (size_t s = 1; s < largest.size(); ++s)
     if (largest[s] > 0) buffers_[s] = ex.alloc(dtype, {tokens * largest[s]});
 }

@@ -6,6 +6,7 @@
 
 #include "kernels/model/cast.h"
 #include "src/run/block.h"
+#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 #include "src/run/token_input.h"
 #include "src/run/upload_as.h"
@@ -111,22 +112,7 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
 }
 
 int64_t weight_bytes(const std::vector<BlockOp>& block, const BlockWeights& w, int64_t tokens) {
-  int64_t total = 0;
-  for (const auto& [name, v] : w.vectors) total += v.bytes();
-  for (const BlockOp& op : block) {
-    int64_t n = 0;
-    if (const TokenInput* t = std::get_if<TokenInput>(&op)) {  // of its table the rows of the tokens
-      const Tensor& table = w.vectors.at(t->table);
-      n -= table.bytes() - table.bytes() / table.rows() * std::min(tokens, table.rows());
-    }
-    for (const LinearDef& l : linears_of(op)) n += weight_bytes(w.linears.at(l.name));
-    if (const Moe* m = std::get_if<Moe>(&op)) {
-      const int own = m->last_own() - m->own_begin;
-      n = n / own * std::min<int64_t>(own, tokens * m->top_k);
-    }
-    total += n;
-  }
-  return total;
+  return weight_bytes(block, bytes_of(block, w), tokens);
 }
 
 }  // namespace fewbit

@@ -14,6 +14,7 @@
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "src/run/moe.h"
+#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -303,17 +304,8 @@ int64_t Engine::prefill_bytes(int64_t tokens) const {
 }
 
 int64_t Engine::kv_bytes_per_token(int64_t context) const {
-  int64_t n = 0;
-  for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-    if (const Attention* a = attention_of(spec_.block(layer)))
-      n += options_.batch * kv_bytes(*a, options_.load.kv_cache, options_.load.dtype) *
-           (a->window > 0  ? std::min(context, a->window)
-            : a->chunk > 0 ? std::min(context, a->chunk)
-                           : context);
-    n += options_.batch * latent_bytes(spec_.block(layer), options_.load.dtype) * context;
-    for (const auto& [name, state] : recurrent_[static_cast<size_t>(layer)]) n += state.bytes();
-  }
-  return n;
+  return options_.batch *
+         cache_bytes(spec_, {0, spec_.layers}, options_.load.kv_cache, options_.load.dtype, context, true);
 }
 
 std::vector<std::string> Engine::kernel_table() const {

@@ -101,19 +101,40 @@ void refuse_coded_latents(const ModelSpec& spec, KvType type) {
                ": the latents or shared keys of its attention are kept in the compute type only; leave --kv-cache out");
 }
 
-RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch) {
-  RecurrentState state;
+namespace {
+
+struct StateForm {
+  std::string name;  // of the op
+  DType dtype;
+  Shape shape;
+};
+std::vector<StateForm> state_forms(const std::vector<BlockOp>& block, DType compute, int64_t batch) {
+  std::vector<StateForm> forms;
   for (const BlockOp& op : block) {
     if (const auto* c = std::get_if<ShortConv>(&op))
-      state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->taps - 1, c->channels}));
+      forms.push_back({c->name, compute, {batch, c->taps - 1, c->channels}});
     if (const auto* c = std::get_if<CompressKeys>(&op))
-      state.emplace(c->name, ex.alloc_zeros(compute, {batch, c->overlap ? 2 * c->every : c->every, 2 * c->width()}));
+      forms.push_back({c->name, compute, {batch, c->overlap ? 2 * c->every : c->every, 2 * c->width()}});
     if (const auto* s = std::get_if<StateScan>(&op))
-      state.emplace(s->a_log, ex.alloc_zeros(DType::f32, {batch, s->heads, s->head_dim, s->state}));
+      forms.push_back({s->a_log, DType::f32, {batch, s->heads, s->head_dim, s->state}});
     if (const auto* d = std::get_if<DeltaRule>(&op))
-      state.emplace(d->a_log, ex.alloc_zeros(DType::f32, {batch, d->v_heads, d->k_dim, d->v_dim}));
+      forms.push_back({d->a_log, DType::f32, {batch, d->v_heads, d->k_dim, d->v_dim}});
   }
+  return forms;
+}
+
+}  // namespace
+
+RecurrentState alloc_recurrent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch) {
+  RecurrentState state;
+  for (const StateForm& f : state_forms(block, compute, batch)) state.emplace(f.name, ex.alloc_zeros(f.dtype, f.shape));
   return state;
+}
+
+int64_t recurrent_bytes(const std::vector<BlockOp>& block, DType compute) {
+  int64_t bytes = 0;
+  for (const StateForm& f : state_forms(block, compute, 1)) bytes += f.shape.numel() * bytes_of(f.dtype);
+  return bytes;
 }
 
 int64_t latent_bytes(const std::vector<BlockOp>& block, DType compute) {

@@ -64,5 +64,6 @@ RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute
 int64_t kv_bytes(const Attention&, KvType, DType compute);
 // The same of latents and of the keys of a choice; 0 where the block has none.
 int64_t latent_bytes(const std::vector<BlockOp>&, DType compute);
+int64_t recurrent_bytes(const std::vector<BlockOp>&, DType compute);  // of the states of one sequence in a layer
 
 }  // namespace fewbit

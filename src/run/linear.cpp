@@ -19,6 +19,7 @@
 #include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
 #include "src/run/fused.h"
+#include "src/run/plan/linear_form.h"
 #include "src/run/upload_as.h"
 #include "src/run/values_of.h"
 
@@ -33,7 +34,7 @@ struct Overloaded : F... {
 // The same values in the width that a Marlin kernel reads: codes of a symmetric grid move with its zero.
 QuantizedLinear widened(const QuantizedLinear& q) {
   QuantizedLinear w = clone(q);
-  w.spec.bits = q.spec.bits <= 4 ? 4 : 8;
+  w.spec = spec_on_device(true, q.spec);
   if (q.spec.symmetric) {
     const int shift = w.spec.mid_code() - q.spec.mid_code();
     uint8_t* codes = w.codes.as<uint8_t>();
@@ -121,29 +122,18 @@ Linear byte_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
                     .input = *byte_input(q.spec, q.in(), q.input_scale)};
 }
 
-// Why a linear that byte_input() is for has no kernel of its codes; "" = it has.
-std::string no_byte_kernel(const QuantSpec& spec, int64_t in) {
-  if (spec.bits == 8 && spec.symmetric && spec.groups(in) == 1 && in < 1 << 17) return "";
-  return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + spec.str() +
-         ": it runs dequantized" + (spec.activations == ActQuant::none ? "" : ", with its input rounded");
-}
 // What a run says of a linear whose codes this device does not multiply as they are.
 std::string note_of_codes(const Exec& ex, DType codes) {
   if (codes != DType::f8_e4m3 || has_fp8_products(ex)) return "";
   return "this device has no FP8 products: the codes are multiplied as wider floats";
 }
 
-// Why this device has no packed kernel for the linear; "" = it has.
-std::string no_kernel(const Exec& ex, const QuantizedLinear& q) {
-  if (q.spec.grid == Grid::f4_e2m1)
-    return "FP4 weights are dequantized and multiplied densely; inputs stay as they are";
-  if (q.spec.out_group != 1) return "scales shared by several outputs are multiplied densely";
-  if (!ex.on_cuda()) return "";
-  return packing_marlin.refuses(q.spec, q.out(), q.in(), q.group_of.has_value());
+// Whether integers that this device multiplies as Marlin has them are to be brought into its widths.
+bool takes_marlin(const Exec& ex, const QuantSpec& spec) {
+  return ex.on_cuda() && spec.grid == Grid::integer && spec.activations == ActQuant::none;
 }
 
-// The values of the codes. Where the input is rounded too they stay f32: one step of x then weighs more than a
-// rounding of the weight to bf16, and a reference must not take other steps than the packed linear.
+// The values of the codes; in f32 where the input is rounded too, as form_of() has it.
 Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype) {
   const std::optional<RowQuant> input = input_quant(q.spec, q.input_scale);
   if (input) dtype = DType::f32;
@@ -175,27 +165,21 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
-  if (note) note->clear();
-  std::string reason;
-  const std::optional<RowQuant> input = byte_input(q.spec, q.in(), q.input_scale);
-  if (dtype == DType::bf16) {
-    if (input) {
-      reason = no_byte_kernel(q.spec, q.in());
-      if (reason.empty() && note) *note = note_of_codes(ex, input->codes);
-      if (reason.empty()) return byte_linear(ex, q, bias, dtype);
-    } else if (!ex.on_cuda()) {
-      reason = no_kernel(ex, q);
-      if (reason.empty()) return row_linear(ex, q, bias, dtype);
-    } else {
-      const bool integer = q.spec.grid == Grid::integer;
-      const QuantizedLinear w = integer ? widened(q) : clone(q);
-      reason = no_kernel(ex, w);
-      if (reason.empty()) return marlin_linear(ex, w, bias, dtype);
-    }
-  } else {
-    reason = "float32 compute multiplies densely";
+  std::optional<QuantizedLinear> wide;
+  if (dtype == DType::bf16 && takes_marlin(ex, q.spec)) wide = widened(q);
+  const QuantizedLinear& as = wide ? *wide : q;
+  const LinearForm form = form_of(ex.on_cuda(), as.spec, q.out(), q.in(), q.group_of.has_value(), dtype);
+  if (note) *note = form.kind == LinearForm::Kind::bytes ? note_of_codes(ex, form.input) : form.why;
+  switch (form.kind) {
+    case LinearForm::Kind::bytes:
+      return byte_linear(ex, q, bias, dtype);
+    case LinearForm::Kind::rows:
+      return row_linear(ex, q, bias, dtype);
+    case LinearForm::Kind::marlin:
+      return marlin_linear(ex, as, bias, dtype);
+    case LinearForm::Kind::dense:
+      break;
   }
-  if (note) *note = reason;
   return dequantized(ex, q, bias, dtype);
 }
 
@@ -225,8 +209,8 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
     m.in = l.in;
     return m;
   }
-  const bool bytes = format.spec.activations != ActQuant::none || format.spec.grid == Grid::f8_e4m3;
-  if (o.weights == Weights::packed && o.dtype == DType::bf16 && bytes && no_byte_kernel(format.spec, l.in).empty()) {
+  if (o.weights == Weights::packed &&
+      form_of(ex.on_cuda(), format.spec, l.out, l.in, format.act_order, o.dtype).kind == LinearForm::Kind::bytes) {
     if (const auto stored = stored_bytes(*format.packing, l.name, format.spec, l.out, l.in, c.source())) {
       const RowQuant input = *byte_input(format.spec, l.in, stored->input_scale);
       if (note) *note = note_of_codes(ex, input.codes);

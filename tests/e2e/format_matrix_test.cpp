@@ -8,8 +8,8 @@
 namespace fewbit::test {
 namespace {
 
-// Four thousand tokens: the dequantized model rounds its weights to bf16 and no activations to FP8, which moves so short
-// a text by 0.1 %.
+// Four thousand tokens: the dequantized model rounds its weights to bf16 and no activations to FP8, which moves so
+// short a text by 0.1 %.
 constexpr double kFewTokens = 3e-3;
 
 class FormatMatrix : public CommandTest, public ::testing::WithParamInterface<const char*> {};

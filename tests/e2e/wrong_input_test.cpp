@@ -47,6 +47,8 @@ TEST_F(WrongInput, TyposAnswerWithTheNearest) {
       {"evaluate perplexty", "perplexity?"},
       {"evaluate perplexity --protocol gtpq", "\"gptq\"?"},
       {"runner bench --heda fp8", "--head?"},
+      {"runner plan llama3-8b --device rtx4900", "\"rtx4090\"?"},
+      {"runner plan lama3-8b --device h200", "\"llama3-8b\"?"},
       {"convert synth --preset lama3-8b out", "\"llama3-8b\"?"},
   };
   for (const auto& [command, nearest] : cases) {
@@ -103,6 +105,11 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
       {"runner bench --kv-cache fp5", {"--kv-cache", "fp5", "int8"}},
       {"runner bench --ops linaer", {"--ops", "linear"}},
       {"runner generate --prompt", {"--prompt", "expected a value"}},
+      {"runner plan llama3-8b", {"--device", "required", "plan --help"}},
+      {"runner plan llama3-8b --device h200 --context 9000", {"--context", "8192 positions", "found 9000"}},
+      {"runner plan llama3-8b --device h200 --pp 40", {"--pp", "32 layers", "found 40"}},
+      {"runner plan llama3-8b --device h200 --recipe auto", {"--recipe auto", "states them"}},
+      {"runner plan llama3-8b --device h200 --recipe 'rtn format=gguf:q4_k'", {"--recipe", "tokenizer", "folder"}},
       {"runner generate --top-p 2", {"--top-p", "from 0 to 1", "found 2"}},
       {"convert to mralin " + kDemo + " out", {"mralin", "marlin"}},
       {"convert to gguf:q44 " + kDemo + " out", {"q44", "q4_0"}},

@@ -1,5 +1,5 @@
 // Checkpoints of bitsandbytes: hand-made codes and the values that its formulas give.
-#include "src/model/bitsandbytes.h"
+#include "src/model/foreign/foreign.h"
 
 #include <gtest/gtest.h>
 
@@ -147,7 +147,7 @@ TEST_F(Bitsandbytes, WhatDoesNotFitIsNamed) {
 
 TEST_F(Bitsandbytes, OtherToolsAreNamed) {
   for (const auto& [method, tool] :
-       {std::pair{"exl2", "ExLlamaV2"}, {"exl3", "ExLlamaV3"}, {"hqq", "HQQ"}, {"torchao", "torchao"}}) {
+       {std::pair{"exl2", "ExLlamaV2"}, {"exl3", "ExLlamaV3"}, {"quanto", "optimum-quanto"}}) {
     Json config = Json::parse(std::ifstream(model_ / "config.json"));
     config["quantization_config"] = {{"quant_method", method}};
     std::ofstream(model_ / "config.json") << config.dump(1);

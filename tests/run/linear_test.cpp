@@ -4,6 +4,7 @@
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "src/core/half.h"
 #include "src/core/rng.h"
+#include "src/run/plan/linear_form.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -58,7 +59,10 @@ void same_product(Exec& ex, const QuantizedLinear& q, DType dtype, const std::st
     EXPECT_LE(relative_error(ex.to_host(y), ex.to_host(truth)), dtype == DType::f32 ? tol::kF32Product : tol::kBf16Op)
         << q.spec.str() << " rows " << rows;
   }
-  EXPECT_GT(weight_bytes(linear), 0);
+  const bool act_order = q.group_of.has_value();
+  const QuantSpec there = spec_on_device(ex.on_cuda(), q.spec);
+  const LinearForm form = form_of(ex.on_cuda(), there, q.out(), q.in(), act_order, dtype);
+  EXPECT_EQ(bytes_of(form, there, q.out(), q.in(), act_order, true), weight_bytes(linear)) << q.spec.str();
 }
 
 void every_layout(Exec& ex) {

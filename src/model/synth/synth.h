@@ -11,6 +11,8 @@
 
 namespace fewbit {
 
+struct Checkpoint;  // src/model/checkpoint.h
+
 struct SynthPreset {
   std::string_view name;     // "llama3-8b"
   std::string_view summary;  // the public model whose shape it is
@@ -28,6 +30,10 @@ struct SynthOptions {
   int64_t tokens = 0;   // > 0: also calibration.safetensors, so many random ids as input_ids [windows, seq_len] i32
   int64_t seq_len = 0;  // of its windows; 0 = 2048, at most the model's positions. What fills no window is left out
 };
+
+// The checkpoint that synthesize() would write of a preset in bf16, without its bytes: names, types and shapes, for
+// what asks for sizes alone. Reading a tensor of it stops the process.
+Checkpoint shape_only(const SynthOptions&);
 
 // The config.json of a preset, cut to `layers` and `experts`, as JSON text. Error{usage} for an unknown preset, for
 // experts of a model that has none, and for more of them than it has.

@@ -244,9 +244,11 @@ int64_t PagedCache::pages_held_in_all() const {
 
 int64_t PagedCache::bytes() const {
   int64_t n = 0;
-  for (const KvStorage& kv : kv_) n += kv.k.bytes() + kv.v.bytes() + kv.k_scales.bytes() + kv.v_scales.bytes();
-  for (const LatentStorage& l : latents_)
-    n += l.latent.bytes() + l.k_rope.bytes() + l.index.bytes() + l.keys.bytes() + l.far.bytes();
+  const auto add = [&](std::initializer_list<const Tensor*> tensors) {
+    for (const Tensor* t : tensors) n += t->empty() ? 0 : t->bytes();  // an empty one has an element by its shape
+  };
+  for (const KvStorage& kv : kv_) add({&kv.k, &kv.v, &kv.k_scales, &kv.v_scales});
+  for (const LatentStorage& l : latents_) add({&l.latent, &l.k_rope, &l.index, &l.keys, &l.far});
   return n;
 }
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/core/strings.h"
-#include "src/quant/plan/advise.h"
+#include "src/quant/advice/advise.h"
 #include "src/quant/plan/engines.h"
 #include "tools/cli/options.h"
 #include "tools/cli/results.h"

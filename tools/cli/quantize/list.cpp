@@ -6,8 +6,8 @@
 #include "formats/container.h"
 #include "formats/packing.h"
 #include "src/model/archs.h"
+#include "src/quant/advice/advise.h"
 #include "src/quant/method.h"
-#include "src/quant/plan/advise.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/transform.h"
 

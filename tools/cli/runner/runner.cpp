@@ -84,6 +84,7 @@ void run_generate(const GenerateArgs& a) {
 void add_runner_commands(CLI::App& app) {
   app.require_subcommand(1);
   add_bench_command(app);
+  add_plan_command(app);
   const auto g = std::make_shared<GenerateArgs>();
   CLI::App* generate = app.add_subcommand("generate", "Continue a prompt, greedily or by sampling");
   generate->add_option("MODEL", g->model, "Checkpoint folder (left out: the embedded demo model)");

@@ -1,26 +1,14 @@
 #pragma once
 // Which recipe for which GPU and engine: candidates under the plan's figures, ranked. Nothing is computed.
 #include <cstdint>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "src/model/checkpoint.h"
+#include "src/run/plan/gpus.h"
 
 namespace fewbit {
-
-// A GPU as its maker's data sheet has it.
-struct GpuModel {
-  std::string_view name{};  // of --gpu
-  std::string_view title{};
-  double memory_gib = 0;
-  double read_gbs = 0;  // 10^9 bytes a second
-  int capability = 0;   // 89: compute capability 8.9
-  std::string_view source{};
-};
-std::span<const GpuModel> gpu_models();
-const GpuModel& gpu_model(std::string_view name);  // Error{usage} with the nearest and the known ones
 
 enum class AdviceGoal : uint8_t { memory, latency, quality };
 AdviceGoal advice_goal_from(std::string_view name);  // Error{usage}

@@ -1,4 +1,4 @@
-#include "src/quant/plan/advise.h"
+#include "src/quant/advice/advise.h"
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 #include "src/core/strings.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/refusals.h"
-#include "src/run/kv_cache.h"
+#include "src/run/plan/step_bytes.h"
 
 namespace fewbit {
 namespace {
@@ -69,18 +69,6 @@ std::map<std::string, double> visited(const ModelSpec& spec) {
   return shares;
 }
 
-int64_t cache_bytes(const ModelSpec& spec, int64_t context) {
-  int64_t bytes = 0;
-  for (int64_t layer = 0; layer < spec.layers; ++layer) {
-    const std::vector<BlockOp>& block = spec.block(layer);
-    if (const Attention* a = own_attention_of(block))
-      bytes += kv_bytes(*a, KvType::plain, DType::bf16) * (a->window > 0 ? std::min(a->window, context) : context);
-    else if (const LatentAttention* l = latent_attention_of(block))
-      bytes += (l->rank + l->rope) * bytes_of(DType::bf16) * context;
-  }
-  return bytes;
-}
-
 // What the rows of all candidates have in common.
 struct Model {
   const Checkpoint& c;
@@ -89,7 +77,10 @@ struct Model {
   int64_t cache = 0, unread = 0;  // bytes of keys and values; of an embedding whose rows are looked up
 
   Model(const Checkpoint& checkpoint, const AdviceJob& j)
-      : c(checkpoint), job(j), shares(visited(c.spec)), cache(cache_bytes(c.spec, j.context)) {
+      : c(checkpoint),
+        job(j),
+        shares(visited(c.spec)),
+        cache(cache_bytes(c.spec, {0, c.spec.layers}, KvType::plain, DType::bf16, j.context, false)) {
     if (const TensorInfo* e = c.store.find(c.spec.embed); e && !c.spec.tied()) unread = e->bytes;
   }
 
