@@ -7,7 +7,5 @@ namespace fewbit {
 std::string cpu_arithmetic();
 // What multiplies bf16 with bf16: "AMX" (kernels/cpu/tile_product.h), or "OpenBLAS", widened to f32.
 std::string cpu_bf16_products();
-// Whether products in bf16 are the fastest ones of this CPU, several times as fast as in f32.
-bool cpu_multiplies_bf16();
 
 }  // namespace fewbit

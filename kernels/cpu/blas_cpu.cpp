@@ -49,5 +49,4 @@ std::string fewbit::cpu_arithmetic() {
   return std::string("OpenBLAS ") + openblas_get_corename();
 }
 
-bool fewbit::cpu_multiplies_bf16() { return cpu::has_tiles(); }
 std::string fewbit::cpu_bf16_products() { return cpu::has_tiles() ? "AMX" : "OpenBLAS"; }

@@ -47,7 +47,7 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
     run.text = text;
     run.recipe = parse_recipe(text);
     run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force, .restart = a.force};
-    run.job.dtype = calibration_dtype("auto", ex.on_cuda());
+    run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
   }
   return runs;
 }

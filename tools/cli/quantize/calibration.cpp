@@ -6,7 +6,6 @@
 #include <cmath>
 #include <optional>
 
-#include "kernels/cpu/arithmetic.h"
 #include "src/core/file_io.h"
 #include "src/core/hash.h"
 #include "src/core/strings.h"
@@ -178,11 +177,6 @@ void add_calibration_arguments(CLI::App& app, CalibrationArgs& a) {
                              kUsualLength))
       ->check(in_range(2, int64_t{1} << 24));
   app.add_option("--seed", a.seed, "Seed of the draw")->check(at_least(0))->capture_default_str();
-}
-
-DType calibration_dtype(const std::string& name, bool on_gpu) {
-  if (name != "auto") return compute_dtype(name);
-  return on_gpu || cpu_multiplies_bf16() ? DType::bf16 : DType::f32;
 }
 
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec) {

@@ -19,10 +19,6 @@ struct CalibrationArgs {
 };
 void add_calibration_arguments(CLI::App& app, CalibrationArgs& a);
 
-// The arithmetic that --dtype names; "auto" is bf16 where the device of the run (or the GPU that a plan is for)
-// multiplies it much faster than f32. Error{usage} where the name is none.
-DType calibration_dtype(const std::string& name, bool on_gpu);
-
 // Tokens of a window and windows of the calibration, as far as flags, the model's positions and the header of a file of
 // windows tell. Error{usage} where such a file's windows are too short, or are mixed with other sources.
 int64_t calibration_length(const CalibrationArgs& a, const ModelSpec& spec);

@@ -89,9 +89,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                  "blocks takes about N minutes; the best so far is kept. The bytes then depend on the "
                                  "machine's speed");
   minutes->check(CLI::PositiveNumber);
-  app.add_option("--dtype", a.dtype,
-                 "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU and on a CPU "
-                 "that multiplies it by AMX)")
+  app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
   app.add_flag(
@@ -292,7 +290,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   const Checkpoint c = as_source_of(open_model(model, a.lora, a.drop, adapter, job.dropped), format);
   Exec ex = make_exec(a.common);
   require_alike(ex);
-  job.dtype = calibration_dtype(a.dtype, plans_for_gpu(a.limits, ex));
+  job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
   Progress progress(a.common);
   show_progress(a.common, c, ex, progress, job);
   refuse_sampling(a, c, job.dtype, memory_limits(a.limits, ex), plans_for_gpu(a.limits, ex));
