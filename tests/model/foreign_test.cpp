@@ -230,6 +230,8 @@ TEST_F(Foreign, WhatDoesNotFitIsNamed) {
   write("torchao", parts, torchao("Int4TilePackedTo4dTensor", {1, 32}));
   const std::string tiles = said(ErrorKind::unsupported);
   EXPECT_NE(tiles.find("Int4TilePackedTo4dTensor is not read"), std::string::npos) << tiles;
+  write("torchao", parts, {{kLinear + ".weight", R"({"_type": 3})"}});
+  EXPECT_NE(said(ErrorKind::unsupported).find("metadata without a _type"), std::string::npos);
   const std::vector<uint8_t> bytes(kCount / 2);
   write("hqq", hqq(part("", "U8", {256, 64}, bytes), "4bit_u8", 48, 1, 512), {});
   EXPECT_NE(said(ErrorKind::checkpoint).find("group_size': expected a divisor of 32768, found 48"), std::string::npos);

@@ -83,7 +83,7 @@ class Reader {
     const auto entry = d_.index().metadata.find(weight);
     if (entry == d_.index().metadata.end()) return;
     const Json j = json_or_discarded(entry->second, kRecordJson);
-    const std::string type = j.is_object() ? j.value("_type", "") : "";
+    const std::string type = j.is_object() && j.contains("_type") && j["_type"].is_string() ? j["_type"] : Json("");
     if (type == "Tensor") return;
     const Json none = Json::object(),
                &data = j.is_object() && j.contains("_data") && j["_data"].is_object() ? j["_data"] : none;
