@@ -184,18 +184,24 @@ TEST_F(Serve, WhatCannotBeDoneIsRefusedInOneLine) {
   }
   EXPECT_EQ(post(kChat, R"({"messages": [{"role": "user", "content": "a"}]})").status, 400);  // there is no template
   const std::string head = "POST " + kCompletions + " HTTP/1.1\r\nHost: a\r\n";
-  const std::pair<std::string, int> heads[] = {{http_request("PUT", kCompletions), 405},
-                                               {http_request("GET", kCompletions), 405},
-                                               {http_request("POST", "/health", "{}"), 405},
-                                               {http_request("GET", "/etc/passwd"), 404},
-                                               {http_request("GET", std::string(4000, '/')), 404},
-                                               {head + "\r\n{}", 411},
-                                               {head + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411},
-                                               {head + "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415},
-                                               {head + "Content-Length: -2\r\n\r\n{}", 400},
-                                               {head + "Content-Length: 99999999999999999999\r\n\r\n", 413},
-                                               {"GET / HTTP/9\r\n\r\n", 400},
-                                               {"no HTTP at all\r\n\r\n", 400}};
+  const std::pair<std::string, int> heads[] = {
+      {http_request("PUT", kCompletions), 405},
+      {http_request("GET", kCompletions), 405},
+      {http_request("POST", "/health", "{}"), 405},
+      {http_request("GET", "/etc/passwd"), 404},
+      {http_request("GET", std::string(4000, '/')), 404},
+      {head + "\r\n{}", 411},
+      {head + "Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 411},
+      {head + "Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {head + "rAnge: bytes=0-1\r\nContent-Length: 2\r\n\r\n{}", 400},
+      {head + "Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 2\r\n\r\n{}", 415},
+      {head + "x: " + std::string(7000, 'y') + "\r\nx: " + std::string(7000, 'y') + "\r\nx: " + std::string(7000, 'y') +
+           "\r\n\r\n",
+       400},
+      {head + "Content-Length: -2\r\n\r\n{}", 400},
+      {head + "Content-Length: 99999999999999999999\r\n\r\n", 413},
+      {"GET / HTTP/9\r\n\r\n", 400},
+      {"no HTTP at all\r\n\r\n", 400}};
   for (const auto& [request, status] : heads) EXPECT_EQ(call(request).status, status) << request.substr(0, 100);
   ask(kCompletions,
       p + R"("max_tokens": 2, "user": "u", "frequency_penalty": 0, "response_format": {"type": "text"}})");

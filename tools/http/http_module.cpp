@@ -45,11 +45,11 @@ void set_options(socket_t socket) {
 }
 
 // What of a request's head is refused, as a status; 0: nothing. A packed body could unfold to any size, one whose
-// length is not told could have any, and a long path would be matched by a recursion of its length.
+// length is not told could have any; a long path, or the lines of a form's parts, would be matched by a recursion.
 int refused_head(const httplib::Request& in, int64_t max_body) {
   if (in.method != "GET" && in.method != "HEAD" && in.method != "POST") return 405;
   if (in.path.size() > 256) return 404;
-  if (in.has_header("Content-Encoding")) return 415;
+  if (in.has_header("Content-Encoding") || in.get_header_value("Content-Type").starts_with("multipart/")) return 415;
   if (in.has_header("Transfer-Encoding")) return 411;
   if (!in.has_header("Content-Length")) return in.method == "POST" ? 411 : 0;
   const std::string length = in.get_header_value("Content-Length");
@@ -87,8 +87,9 @@ class Server final : public httplib::Server {
 
  private:
   static constexpr int kRequests = 1000;  // of a connection
-  // The pieces of a body of more bytes go back to the system, else each of many threads' heaps would keep its largest.
-  static constexpr int64_t kLarge = 256 << 10;
+  // The pieces of a request of more bytes go back to the system, else each of many threads' heaps would keep its
+  // largest.
+  static constexpr int64_t kLarge = 8 << 10;
 
   HttpStream& stream() {
     const std::lock_guard lock(mutex_);

@@ -5,6 +5,8 @@
 
 #include <array>
 #include <chrono>
+#include <string>
+#include <string_view>
 
 #include "tools/http/http_door.h"
 
@@ -13,7 +15,7 @@ namespace fewbit {
 // wait_readable, wait_writable and duration are asked for by later versions of the library only.
 class HttpStream final : public httplib::Stream {
  public:
-  static constexpr int64_t kMaxHead = 64 << 10;  // bytes of a request before its body
+  static constexpr int64_t kMaxHead = 16 << 10;  // bytes of a request before its body
 
   HttpStream(int socket, const HttpDoor& door) : socket_(socket), door_(door) {}
   ~HttpStream() override { close_socket(); }
@@ -41,12 +43,14 @@ class HttpStream final : public httplib::Stream {
  private:
   using Clock = std::chrono::steady_clock;
   bool wait(short events, Clock::time_point until) const;
+  bool take_head(std::string_view bytes);
   void close_socket();
 
   int socket_;
   const HttpDoor& door_;
   Clock::time_point until_{};  // when the request must have come
   int64_t head_left_ = -1;     // of kMaxHead, while a head comes
+  std::string line_;           // the beginning of a line of the head
   int64_t received_ = 0;
   bool body_left_behind_ = false;
   std::array<char, 8192> buffer_{};

@@ -221,7 +221,7 @@ void run_serve(ServeArgs a) {
   a.door.error_body = [](int status) {
     return error_json({.status = status,
                        .message = status == 413   ? "the body is larger than --max-body"
-                                  : status == 415 ? "a packed body is not read"
+                                  : status == 415 ? "expected a body of JSON, not packed and in one part"
                                   : status == 411 ? "a body needs its Content-Length"
                                   : status == 405 ? "expected GET or POST"
                                   : status == 404 ? "no such path"
