@@ -14,7 +14,7 @@ RUN apt-get install -y --no-install-recommends dpkg-dev file && cd build && cpac
 
 FROM debian:12-slim AS cpu
 COPY --from=build-cpu /src/fewbit/build/packages /packages
-RUN apt-get update && apt-get install -y --no-install-recommends /packages/fewbit_*.deb && rm -rf /packages /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends /packages/fewbit_*.deb /packages/fewbit-http_*.deb && rm -rf /packages /var/lib/apt/lists/*
 ENV PATH=/opt/fewbit/bin:$PATH
 WORKDIR /work
 CMD ["quantize", "--help"]
@@ -27,7 +27,7 @@ RUN scripts/build --cuda
 RUN cmake --install build --prefix /opt/fewbit
 
 FROM nvidia/cuda:12.6.3-runtime-ubuntu24.04 AS cuda
-RUN apt-get update && apt-get install -y --no-install-recommends libopenblas0-pthread && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends libopenblas0-pthread libcpp-httplib-dev && rm -rf /var/lib/apt/lists/*
 COPY --from=build-cuda /opt/fewbit /opt/fewbit
 ENV PATH=/opt/fewbit/bin:$PATH
 WORKDIR /work

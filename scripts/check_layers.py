@@ -70,7 +70,7 @@ sstream stack stdexcept stop_token streambuf string string_view syncstream syste
 typeindex typeinfo unordered_map unordered_set utility valarray variant vector version
 """.split())
 POSIX = re.compile(
-    r"(cpuid|dirent|dlfcn|fcntl|glob|malloc|poll|pthread|sched|signal|termios|unistd|"
+    r"(arpa/inet|cpuid|dirent|dlfcn|fcntl|glob|malloc|netinet/in|poll|pthread|sched|signal|termios|unistd|"
     r"sys/(file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
@@ -85,6 +85,7 @@ LIBRARIES = [
     (r"xxhash\.h$", r"src/core/digest\.cpp$", "digests belong in src/core/digest.h"),
     (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
      "packed texts belong in src/text/files/packed_text.h"),
+    (r"httplib\.h$", r"tools/http/", "HTTP belongs in tools/http/http_module.cpp"),
     (r"openssl/", r"src/core/files/sha256\.cpp$", "SHA-256 belongs in src/core/files/sha256.h"),
     (r"mpi\.h$", r"src/ranks/mpi_module\.cpp$", "MPI belongs in src/ranks/mpi_module.cpp"),
     (r"nccl\.h$", r"src/ranks/nccl_module\.cpp$", "NCCL belongs in src/ranks/nccl_module.cpp"),

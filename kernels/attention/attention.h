@@ -8,7 +8,8 @@
 // Several query heads may share a kv head (grouped-query attention: Ainslie et al., 2023).
 //
 // Scores, softmax and sums over values are f32; a GPU rounds the weights to bf16 or f16 before they meet the values on
-// tensor cores. A row's bits are the same on every run. Which kernel a GPU takes: kernels/attention/README.md.
+// tensor cores, and a CPU with a matrix unit to bf16 where a whole sequence in bf16 is at hand. A row's bits are the
+// same on every run. Which kernel a GPU takes: kernels/attention/README.md.
 //
 // Errors: a shape or dtype that the contracts below rule out stops the process (FEWBIT_ASSERT). On a GPU a head_dim
 // above 256 throws an Error (unsupported).

@@ -1,7 +1,8 @@
 // Causal attention on the CPU; a head of a sequence is a task, and tasks run in parallel. Blocks of queries go through
-// two BLAS products (scores, then values) over the span of keys that any of them sees; a few queries (decode) go key by
-// key, straight from the storage type. Scores and weights are f32, the sum of the weights is double. Codes of a
-// quantized cache become f32 values row by row.
+// two products (scores, then values) over the span of keys that any of them sees; a few queries (decode) go key by key,
+// straight from the storage type. Scores and weights are f32, the sum of the weights is double. Codes of a quantized
+// cache become f32 values row by row. Whole sequences in bf16 go through the matrix unit where there is one, with
+// weights rounded to bf16 as on a GPU; all else through BLAS.
 #include "kernels/attention/attention.h"
 
 #include <algorithm>
@@ -10,12 +11,16 @@
 #include "kernels/attention/cache_codes.h"
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/tile_matmul.h"
+#include "kernels/cpu/tile_product.h"
+#include "src/core/hot.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
 namespace {
 
 constexpr int64_t kQueryBlock = 128;  // queries of a BLAS product
+constexpr int64_t kTileQueries = 64;  // of a product of the matrix unit: their scores stay in the second cache
 constexpr int64_t kFewQueries = 4;    // up to so many a product over widened keys is not worth the widening
 
 // The rows of one operand of one head, `ld` elements apart. Where they are codes, row r has the scale scales[r *
@@ -130,6 +135,59 @@ void query_block(const Head& head, const AttentionArgs& a, int64_t q0, int64_t q
     store_mean(values + (i - q0) * d, sums[i - q0], d, static_cast<T*>(head.out) + i * head.out_ld);
 }
 
+FEWBIT_HOT void scale_row(float* x, float factor, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+// A head's keys and values as right factors: of the scores (head_dim x keys) and of the means (keys x head_dim).
+struct HeadTiles {
+  RightTiles k{}, v{};
+};
+
+HeadTiles tiles_of(const Head& head, int64_t d) {
+  const int64_t keys = head.keys, k_values = right_values(d, keys), v_values = right_values(keys, d);
+  auto* room = reinterpret_cast<uint16_t*>(scratch(Scratch::w, (k_values + v_values) / 2));
+  pack_right_transposed(static_cast<const bf16*>(head.k.data), head.k.ld, d, keys, 0, whole_tiles(keys), room);
+  pack_right(static_cast<const bf16*>(head.v.data), head.v.ld, keys, d, 0, whole_tiles(d), room + k_values);
+  return {{.k = d, .n = keys, .data = room}, {.k = keys, .n = d, .data = room + k_values}};
+}
+
+// Queries [q0, q1) of a head through the matrix unit. The keys are cut where its tiles end, wherever the queries begin,
+// so that a row's bits do not depend on the rows beside it.
+void tile_block(const Head& head, const HeadTiles& tiles, const AttentionArgs& a, int64_t q0, int64_t q1) {
+  const int64_t d = a.head_dim, rows = q1 - q0, t1 = whole_tiles(q1), d_cols = whole_tiles(d) * kPanelCols;
+  const int64_t t0 = keys_in_sight(a, q0).begin / kTileDepth, first = t0 * kTileDepth, n = t1 * kTileDepth - first;
+  float* scores = scratch(Scratch::scores, rows * n);
+  tile_matmul(left_rows(static_cast<const bf16*>(head.q.data) + q0 * head.q.ld, head.q.ld), rows, tiles.k,
+              {.p0 = t0, .p1 = t1, .t0 = 0, .t1 = whole_tiles(d)}, scores, n);
+  const int64_t ld = n + kTileDepth;  // rows do not all begin in the same set of the cache
+  auto* weights = reinterpret_cast<bf16*>(scratch(Scratch::x, (rows * ld + 1) / 2));
+  double sums[kTileQueries];
+  for (int64_t i = 0; i < rows; ++i) {
+    const Span s = visible(head, a, q0 + i);
+    const int64_t begin = s.begin - first, end = s.end - first;
+    float* row = scores + i * n;
+    bf16* to = weights + i * ld;
+    scale_row(row + begin, a.scale, end - begin);
+    sums[i] = weights_of(row + begin, end - begin, a, head.sink);
+    narrow(row + begin, to + begin, end - begin);
+    std::fill(to, to + begin, bf16{});
+    std::fill(to + end, to + n, bf16{});
+  }
+  float* values = scratch(Scratch::y, rows * d_cols);
+  tile_matmul(left_rows(weights, ld), rows, tiles.v, {.p0 = 0, .p1 = whole_tiles(d), .t0 = t0, .t1 = t1}, values,
+              d_cols);
+  for (int64_t i = 0; i < rows; ++i)
+    store_mean(values + i * d_cols, sums[i], d, static_cast<bf16*>(head.out) + (q0 + i) * head.out_ld);
+}
+
+// A whole sequence of a head through the matrix unit.
+void attend_by_tiles(const Head& head, const AttentionArgs& a) {
+  const HeadTiles tiles = tiles_of(head, a.head_dim);
+  for (int64_t q0 = 0; q0 < head.queries; q0 += kTileQueries)
+    tile_block(head, tiles, a, q0, std::min(head.queries, q0 + kTileQueries));
+}
+
 // All queries of a head.
 void attend(const Head& head, const AttentionArgs& a) {
   blas::use_one_thread();
@@ -180,20 +238,21 @@ void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, i
   FEWBIT_ASSERT(seqs > 0 && q.rows() % seqs == 0 && k.rows() == q.rows() && v.rows() == q.rows());
   FEWBIT_ASSERT(k.cols() == kv_cols && v.cols() == kv_cols && k.dtype == q.dtype && v.dtype == q.dtype);
   const int64_t len = q.rows() / seqs;
+  const bool tiles = q.dtype == DType::bf16 && a.head_dim % kTileDepth == 0 && has_tiles();
   parallel_for(seqs * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t s = task / a.heads, h = task % a.heads, kv = h / (a.heads / a.kv_heads);
     const int64_t q_at = s * len * q.cols() + h * a.head_dim, kv_at = s * len * kv_cols + kv * a.head_dim;
-    attend({.dtype = q.dtype,
-            .kv_dtype = q.dtype,
-            .q = {at(q, q_at), q.cols()},
-            .k = {at(k, kv_at), kv_cols},
-            .v = {at(v, kv_at), kv_cols},
-            .queries = len,
-            .keys = len,
-            .out = at(out, q_at),
-            .out_ld = q.cols(),
-            .sink = sink_of(a, h)},
-           a);
+    const Head head{.dtype = q.dtype,
+                    .kv_dtype = q.dtype,
+                    .q = {at(q, q_at), q.cols()},
+                    .k = {at(k, kv_at), kv_cols},
+                    .v = {at(v, kv_at), kv_cols},
+                    .queries = len,
+                    .keys = len,
+                    .out = at(out, q_at),
+                    .out_ld = q.cols(),
+                    .sink = sink_of(a, h)};
+    tiles ? attend_by_tiles(head, a) : attend(head, a);
   });
 }
 

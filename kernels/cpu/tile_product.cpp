@@ -8,23 +8,19 @@
 
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/cpu_tiles.h"
-#include "kernels/cpu/x86_loops.h"
+#include "kernels/cpu/tile_registers.h"
 #include "src/core/parallel.h"
 
-#if defined(FEWBIT_X86) && defined(__linux__)
+#ifdef FEWBIT_TILES
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#define FEWBIT_TILES 1
 #endif
 
 namespace fewbit::cpu {
 
 #ifdef FEWBIT_TILES
 namespace {
-
-#define FEWBIT_TILE_TARGET \
-  __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")))
 
 constexpr int64_t kTileRows = 16;                   // rows of x in a tile, outputs in one
 constexpr int64_t kXTile = kTileRows * kTileCols;   // values of a tile of x
@@ -58,37 +54,6 @@ struct alignas(64) TileShapes {
     }
   }
 };
-
-// The first address from `room` on that is a multiple of 64 bytes.
-uint16_t* aligned(float* room) {
-  auto* bytes = reinterpret_cast<char*>(room);
-  return reinterpret_cast<uint16_t*>(bytes + (64 - reinterpret_cast<uintptr_t>(bytes) % 64) % 64);
-}
-
-// The intrinsics of GCC 12 do not say that they read memory.
-inline void written() { asm volatile("" ::: "memory"); }
-
-FEWBIT_TILE_TARGET inline void transpose16(__m512i* r) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i)
-    for (int j = 0; j < 2; ++j) {
-      r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-      r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
-    }
-  for (int i = 0; i < 2; ++i)
-    for (int j = 0; j < 4; ++j) {
-      t[8 * i + j] = _mm512_shuffle_i32x4(r[8 * i + j], r[8 * i + 4 + j], 0x88);
-      t[8 * i + 4 + j] = _mm512_shuffle_i32x4(r[8 * i + j], r[8 * i + 4 + j], 0xdd);
-    }
-  for (int j = 0; j < 8; ++j) {
-    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
-    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
-  }
-}
 
 // Tile `tile` of a row of x in the order of the weight.
 FEWBIT_TILE_TARGET inline __m512i x_tile_row(const bf16* row, int64_t tile, ColumnOrder order) {

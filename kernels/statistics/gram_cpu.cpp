@@ -1,11 +1,14 @@
 // Sums of outer products: the CPU half. Fixed chunks of tokens and fixed tiles of the output; a tile belongs to one
-// thread.
+// thread. bf16 goes through the matrix unit where there is one, the rest through BLAS.
 #include "kernels/statistics/gram.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "kernels/cpu/blas_cpu.h"
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/tile_matmul.h"
+#include "kernels/cpu/tile_product.h"
 #include "src/core/half.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
@@ -15,45 +18,94 @@ namespace {
 
 constexpr int64_t kTile = gram_tile(Device::cpu);
 
+// What of the output is made: tiles on and above the diagonal, or all; of some rows.
+struct Wanted {
+  bool half = false;
+  RowBand rows{};
+};
+
+// Calls add(i, j) for the tiles wanted, i and j being where they begin, in parallel.
+template <class Add>
+void for_tiles(int64_t n, const Wanted& w, const Add& add) {
+  const int64_t tiles = (n + kTile - 1) / kTile;
+  parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t i = tile / tiles * kTile, j = tile % tiles * kTile;
+      if ((!w.half || i <= j) && i >= w.rows.begin && i < w.rows.end) add(i, j);
+    }
+  });
+}
+
 // Rows [begin, end) of x in f32; `room` holds the conversion of a bf16 input.
-const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, std::vector<float>& room) {
+const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, Tensor& room) {
   const int64_t in = x.cols();
   if (x.dtype == DType::f32) return x.as<float>() + begin * in;
   FEWBIT_ASSERT(x.dtype == DType::bf16);
-  room.resize(static_cast<size_t>((end - begin) * in));
+  if (!room) room = Tensor::host(DType::f32, {std::min(x.rows(), kGramChunk), in});
   const bf16* from = x.as<bf16>() + begin * in;
-  parallel_for((end - begin) * in, 1 << 16, [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i) room[static_cast<size_t>(i)] = from[i];
-  });
-  return room.data();
+  float* to = room.view().as<float>();
+  constexpr int64_t kAtOnce = 1 << 16;
+  parallel_for((end - begin) * in, kAtOnce, [&](int64_t b, int64_t e) { widen(from + b, to + b, e - b); });
+  return to;
 }
 
-// d[I, J] += a[:, I]^T b[:, J] for one tile, the tokens of one chunk.
-void add_tile(const float* a, const float* b, int64_t tokens, Mat<float> d, int64_t i0, int64_t j0) {
-  const int64_t n = d.cols, i1 = std::min(n, i0 + kTile), j1 = std::min(n, j0 + kTile);
-  blas::gemm(CblasTrans, CblasNoTrans, i1 - i0, j1 - j0, tokens, 1.f, a + i0, n, b + j0, n, 1.f, &d(i0, j0), n);
+// d += a^T b, chunk by chunk, by BLAS.
+void add_by_blas(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wanted& wanted) {
+  blas::use_one_thread();
+  const int64_t n = d.cols;
+  Tensor room_a, room_b;
+  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
+    const int64_t end = std::min(a.rows(), t + kGramChunk);
+    const float* ca = chunk_f32(a, t, end, room_a);
+    const float* cb = a.data == b.data ? ca : chunk_f32(b, t, end, room_b);
+    for_tiles(n, wanted, [&](int64_t i, int64_t j) {
+      const int64_t rows = std::min(n - i, kTile), cols = std::min(n - j, kTile);
+      blas::gemm(CblasTrans, CblasNoTrans, rows, cols, end - t, 1.f, ca + i, n, cb + j, n, 1.f, &d(i, j), n);
+    });
+  }
 }
 
-bool in_band(int64_t tile_row, RowBand rows) { return tile_row * kTile >= rows.begin && tile_row * kTile < rows.end; }
+// The same of bf16 through the matrix unit: a chunk's sums in tiles of the unit, then added to d.
+void add_by_tiles(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wanted& wanted) {
+  const int64_t n = d.cols, panels = whole_tiles(n);
+  const int64_t values = right_values(std::min(a.rows(), kGramChunk), n);
+  const Tensor left = Tensor::host(DType::bf16, {values});
+  const Tensor right = Tensor::host(DType::bf16, {values}),
+               other = Tensor::host(DType::bf16, {a.data == b.data ? 0 : values});
+  uint16_t *turned = left.view().as<uint16_t>(), *tiles_b = right.view().as<uint16_t>();
+  uint16_t* tiles_a = a.data == b.data ? tiles_b : other.view().as<uint16_t>();
+  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
+    const int64_t k = std::min(a.rows() - t, kGramChunk);
+    const RightTiles x{.k = k, .n = n, .data = tiles_a}, y{.k = k, .n = n, .data = tiles_b};
+    parallel_for(panels, 1, [&](int64_t p, int64_t end) {
+      if (tiles_a != tiles_b) pack_right(a.as<bf16>() + t * n, n, k, n, p, end, tiles_a);
+      pack_right(b.as<bf16>() + t * n, n, k, n, p, end, tiles_b);
+      transpose_right(x, p, end, turned);
+    });
+    const LeftRows rows = transposed_rows(x, turned);
+    for_tiles(n, wanted, [&](int64_t i, int64_t j) {
+      const int64_t m = std::min(n - i, kTile), cols = std::min(n - j, kTile);
+      float* sums = scratch(Scratch::y, m * kTile);
+      const LeftRows from_i{
+          .data = rows.data + i / kBlockRows * rows.block, .block = rows.block, .row = rows.row, .tile = rows.tile};
+      const TileRange range{.p0 = j / kPanelCols, .p1 = whole_tiles(j + cols), .t0 = 0, .t1 = whole_tiles(k)};
+      tile_matmul(from_i, m, y, range, sums, kTile);
+      for (int64_t r = 0; r < m; ++r) axpy(1.f, sums + r * kTile, &d(i + r, j), cols);
+    });
+  }
+}
+
+void add_products(ConstTensorView a, ConstTensorView b, TensorView d, const Wanted& wanted) {
+  const Mat<float> out = mat<float>(d);
+  a.dtype == DType::bf16&& has_tiles() ? add_by_tiles(a, b, out, wanted) : add_by_blas(a, b, out, wanted);
+}
 
 }  // namespace
 
 // The half on and above the diagonal.
 void add_gram_half(Exec&, ConstTensorView x, TensorView g, RowBand rows) {
-  const int64_t n = x.cols(), tiles = (n + kTile - 1) / kTile;
-  FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
-  blas::use_one_thread();
-  const Mat<float> out = mat<float>(g);
-  std::vector<float> room;
-  for (int64_t t = 0; t < x.rows(); t += kGramChunk) {
-    const int64_t end = std::min(x.rows(), t + kGramChunk);
-    const float* chunk = chunk_f32(x, t, end, room);
-    parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t last) {
-      for (int64_t tile = begin; tile < last; ++tile)
-        if (tile / tiles <= tile % tiles && in_band(tile / tiles, rows))
-          add_tile(chunk, chunk, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
-    });
-  }
+  FEWBIT_ASSERT(g.rows() == x.cols() && g.cols() == x.cols());
+  add_products(x, x, g, {.half = true, .rows = rows});
 }
 
 void fill_gram_half(Exec&, TensorView g) {
@@ -70,20 +122,9 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
 }
 
 void cross_gram(Exec&, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
-  const int64_t n = a.cols(), tiles = (n + kTile - 1) / kTile;
+  const int64_t n = a.cols();
   FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
-  blas::use_one_thread();
-  const Mat<float> out = mat<float>(d);
-  std::vector<float> room_a, room_b;
-  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
-    const int64_t end = std::min(a.rows(), t + kGramChunk);
-    const float* ca = chunk_f32(a, t, end, room_a);
-    const float* cb = chunk_f32(b, t, end, room_b);
-    parallel_for(tiles * tiles, 1, [&](int64_t begin, int64_t last) {
-      for (int64_t tile = begin; tile < last; ++tile)
-        if (in_band(tile / tiles, rows)) add_tile(ca, cb, end - t, out, tile / tiles * kTile, tile % tiles * kTile);
-    });
-  }
+  add_products(a, b, d, {.half = false, .rows = rows});
 }
 
 }  // namespace fewbit::cpu

@@ -1,6 +1,6 @@
-# What `cmake --install` lays down and cpack packs, in three parts: the programs with their data, pages and completions;
-# the MPI module; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing in it knows the
-# prefix: the tree may be moved.
+# What `cmake --install` lays down and cpack packs, in parts: the programs with their data, pages and completions; the
+# modules for MPI, NCCL and HTTP; and fewbit_core and fewbit_formats for other projects (find_package(fewbit)). Nothing
+# in it knows the prefix: the tree may be moved.
 set(FEWBIT_PROGRAMS quantize evaluate runner convert)
 install(TARGETS ${FEWBIT_PROGRAMS} RUNTIME DESTINATION bin COMPONENT programs)
 install(DIRECTORY calib_data/ DESTINATION share/fewbit COMPONENT programs)
@@ -52,6 +52,9 @@ endif()
 if(FEWBIT_HAS_NCCL)
   list(APPEND CPACK_COMPONENTS_ALL nccl)
 endif()
+if(HTTPLIB_FOUND)
+  list(APPEND CPACK_COMPONENTS_ALL http)
+endif()
 set(CPACK_DEB_COMPONENT_INSTALL ON)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
@@ -60,4 +63,5 @@ set(CPACK_DEBIAN_DEVEL_PACKAGE_NAME fewbit-dev)
 set(CPACK_DEBIAN_DEVEL_PACKAGE_DEPENDS "nlohmann-json3-dev, libxxhash-dev, libpcre2-dev, libfmt-dev")
 set(CPACK_DEBIAN_MPI_PACKAGE_NAME fewbit-mpi)
 set(CPACK_DEBIAN_NCCL_PACKAGE_NAME fewbit-nccl)
+set(CPACK_DEBIAN_HTTP_PACKAGE_NAME fewbit-http)
 include(CPack)

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "formats/container.h"
+#include "kernels/cpu/tile_product.h"
 #include "src/eval/perplexity.h"
 #include "src/model/archs.h"
 #include "src/model/gguf/writer.h"
@@ -116,7 +117,8 @@ class Bf16Limits {
       x = final_normed(ex_, c_.spec, ends_, x);
     const std::vector<bool> judged = before_the_first(same_choices(exact_, pass_.choices, layer), seqs_);
     const double rounding = relative_error(rows_where(ex_.to_host(x), judged), rows_where(expected, judged));
-    return std::max(tol::kLogitsBf16, tol::kOverRounding * rounding) * (ex_.on_cuda() ? tol::kRoundedWeights : 1);
+    return std::max(tol::kLogitsBf16, tol::kOverRounding * rounding) *
+           (ex_.on_cuda() || cpu::has_tiles() ? tol::kRoundedWeights : 1);
   }
 
  private:

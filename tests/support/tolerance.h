@@ -14,7 +14,8 @@ inline constexpr double kLogitsBf16 = 2e-2;  // whole model, bf16
 // The same of models that enlarge small differences (sharp attention, nearly orthogonal queries and keys of a delta
 // net): times the error of the float32 pass with everything that an op writes rounded to bf16.
 inline constexpr double kOverRounding = 1.25;
-// The same on a GPU, where attention rounds the weights of values too: times the limit (found: 1.03, glm-moe-dsa).
+// The same on a GPU and on a CPU with a matrix unit, where attention rounds the weights of values too: times the limit
+// (found: 1.03, glm-moe-dsa).
 inline constexpr double kRoundedWeights = 1.05;
 inline constexpr double kNll = 2e-5;  // mean loss of a whole model, float32, relative
 // The same through a quantized cache, float32: a code may fall on the other side of a tie.

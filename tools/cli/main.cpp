@@ -73,6 +73,7 @@ const std::map<std::string, Program>& programs() {
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"
+        "  runner serve out/ --port 8000                   OpenAI's API, many requests at once\n"
         "  runner tokenize out/ --data text.txt            the ids of a text of any size\n"
         "  runner template out/ --messages chat.json       the text that a chat becomes\n"
         "  mpirun -n 2 runner bench out/ --tp 2            two processes share the model\n",

@@ -68,6 +68,7 @@ std::string identity_of(const Exec& ex, const Checkpoint& c, const QuantPlan& pl
             {"bf16 products", ex.on_cuda() ? "none" : cpu_bf16_products()},
             {"seed", job.seed},
             {"allow-rtn", job.allow_rtn}};
+  if (!ex.on_cuda() && job.dtype == DType::bf16) j["bf16 sums and attention"] = cpu_bf16_products();
   if (plan.minutes > 0) j["minutes"] = plan.minutes;
   if (!job.dropped.empty()) j["dropped tensors"] = job.dropped;
   for (const SourceFile& file : job.sources) j[file.name] = fmt::format("{} bytes, digest {}", file.bytes, file.digest);

@@ -47,8 +47,8 @@ void Scheduler::submit(ServedRequest r) {
   waiting_.push_back(std::move(s));
 }
 
-bool Scheduler::cancel(int64_t id) {
-  const auto is_it = [id](const Sequence& s) { return s.request->id == id; };
+bool Scheduler::cancel(int64_t id, int64_t choice) {
+  const auto is_it = [=](const Sequence& s) { return s.request->id == id && (choice < 0 || s.choice == choice); };
   bool found = waiting_.remove_if(is_it) > 0;
   for (auto s = running_.begin(); s != running_.end();) {
     const auto here = s++;

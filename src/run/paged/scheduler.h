@@ -65,7 +65,8 @@ class Scheduler {
   // "" or why this engine can never serve the request.
   std::string refuses(const ServedRequest&) const;
   void submit(ServedRequest);  // one that is not refused
-  bool cancel(int64_t id);     // its pages are free at once; false where it is not at hand
+  // One choice, or all (-1): their pages are free at once. False where none is at hand.
+  bool cancel(int64_t id, int64_t choice = -1);
   bool idle() const { return waiting_.empty() && running_.empty(); }
   int64_t waiting() const { return std::ssize(waiting_); }
   int64_t running() const { return std::ssize(running_); }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/cpu/tile_product.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -123,6 +124,24 @@ TEST_P(AttentionOn, MatchesTheDefinition) {
     const Tensor out = poisoned(ex, dtype, in.q.shape());
     attention(ex, ex.to_device(in.q), ex.to_device(in.k), ex.to_device(in.v), c().seqs, c().args, out);
     EXPECT_LE(error_of(ex, out, expected_attention(c(), in)), product_tolerance(dtype)) << name_of(dtype);
+  }
+}
+
+// Through the matrix unit the keys are cut where its tiles end, not where a block of queries does.
+TEST(AttentionOnTheMatrixUnit, EarlierRowsHaveTheBitsOfTheShorterSequence) {
+  if (!cpu::has_tiles()) GTEST_SKIP() << "this CPU has no AMX-BF16, or FEWBIT_AMX=0";
+  Exec ex = Exec::cpu();
+  for (const int64_t window : {0, 75}) {
+    const Case whole{1, 300, {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 0.125f, .window = window}};
+    const Inputs in = inputs(whole, DType::bf16);
+    const Tensor all = poisoned(ex, DType::bf16, in.q.shape());
+    attention(ex, in.q, in.k, in.v, 1, whole.args, all);
+    for (const int64_t len : {1, 16, 47, 64, 129, 290}) {
+      const Tensor some = poisoned(ex, DType::bf16, {len, in.q.cols()});
+      attention(ex, in.q.view().row_range(0, len), in.k.view().row_range(0, len), in.v.view().row_range(0, len), 1,
+                whole.args, some);
+      EXPECT_EQ(std::memcmp(some.as<bf16>(), all.as<bf16>(), static_cast<size_t>(some.bytes())), 0) << len;
+    }
   }
 }
 

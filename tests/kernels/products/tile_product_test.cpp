@@ -1,8 +1,12 @@
 // The matrix unit's products: a row of y has the same bits alone and among others.
 #include "kernels/cpu/tile_product.h"
 
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <vector>
 
+#include "kernels/cpu/tile_matmul.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/gemm.h"
 #include "kernels/products/row_gemm.h"
@@ -73,6 +77,41 @@ TEST_F(TileProduct, Fp8RowsDoNotDependOnTheirNeighbours) {
           cpu::fp8_gemm(ex, x, q, {.codes = codes, .scales = scales}, {}, y);
         },
         "fp8");
+}
+
+// C = A B and C = B^T B with ends that fill no tile, and parts of B's rows and columns.
+TEST_F(TileProduct, MatmulMatchesTheDefinition) {
+  for (const auto& [m, k, n] : {std::array<int64_t, 3>{1, 3, 5}, {16, 32, 32}, {70, 45, 33}, {47, 200, 100}}) {
+    const int64_t tiles = cpu::whole_tiles(k), panels = cpu::whole_tiles(n), ld = tiles * cpu::kTileDepth;
+    const Tensor a = random_normal(DType::bf16, {m, ld}, 1), b = random_normal(DType::bf16, {k, n}, 2);
+    const Tensor room = Tensor::host(DType::bf16, {2, cpu::right_values(k, n)});
+    auto* packed = room.view().as<uint16_t>();
+    uint16_t* turned = packed + cpu::right_values(k, n);
+    const cpu::RightTiles right{.k = k, .n = n, .data = packed};
+    cpu::pack_right(b.as<bf16>(), n, k, n, 0, panels, packed);
+    cpu::transpose_right(right, 0, panels, turned);
+    const auto expect_product = [&](const cpu::LeftRows& left, int64_t rows, const auto& at, cpu::TileRange range) {
+      const int64_t ldc = (range.p1 - range.p0) * cpu::kPanelCols, first = range.p0 * cpu::kPanelCols;
+      const int64_t c0 = range.t0 * cpu::kTileDepth, c1 = std::min(k, range.t1 * cpu::kTileDepth);
+      std::vector<float> c(static_cast<size_t>(rows * ldc), 9.f);
+      cpu::tile_matmul(left, rows, right, range, c.data(), ldc);
+      double error = 0, norm = 0;
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = first; j < std::min(n, first + ldc); ++j) {
+          double want = 0;
+          for (int64_t t = c0; t < c1; ++t) want += at(i, t) * static_cast<double>(b.as<bf16>()[t * n + j]);
+          error += std::pow(c[static_cast<size_t>(i * ldc + j - first)] - want, 2);
+          norm += want * want;
+        }
+      EXPECT_LE(std::sqrt(error / norm), tol::kF32Op) << m << " " << k << " " << n;
+    };
+    const auto of_a = [&](int64_t i, int64_t t) { return static_cast<double>(a.as<bf16>()[i * ld + t]); };
+    const auto of_b = [&](int64_t i, int64_t t) { return static_cast<double>(b.as<bf16>()[t * n + i]); };
+    expect_product(cpu::left_rows(a.as<bf16>(), ld), m, of_a, {0, panels, 0, tiles});
+    expect_product(cpu::transposed_rows(right, turned), n, of_b, {panels - 1, panels, 0, tiles});
+    const auto later = [&](int64_t i, int64_t t) { return of_a(i, t - (tiles - 1) * cpu::kTileDepth); };
+    expect_product(cpu::left_rows(a.as<bf16>(), ld), m, later, {0, panels, tiles - 1, tiles});
+  }
 }
 
 }  // namespace

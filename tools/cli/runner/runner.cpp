@@ -108,6 +108,7 @@ void add_runner_commands(CLI::App& app) {
   add_tp(*generate, g->tp);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });
+  add_serve_command(app);
   add_template_command(app);
   add_tokenize_command(app);
 }

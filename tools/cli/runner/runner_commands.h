@@ -20,6 +20,7 @@ struct BenchArgs {
 };
 
 void add_bench_command(CLI::App& app);
+void add_serve_command(CLI::App& app);     // tools/cli/serve/runner_serve.cpp
 void add_plan_command(CLI::App& app);      // runner_plan.cpp
 void add_template_command(CLI::App& app);  // runner_template.cpp
 void add_tokenize_command(CLI::App& app);
