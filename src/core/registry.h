@@ -21,6 +21,7 @@ typename Entries::value_type find_named(const Entries& entries, std::string_view
 template <class Entries>
 std::vector<std::string_view> names_of(const Entries& entries) {
   std::vector<std::string_view> names;
+  names.reserve(std::size(entries));
   for (const auto* e : entries) names.push_back(e->name);
   return names;
 }

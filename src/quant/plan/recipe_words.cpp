@@ -39,6 +39,7 @@ std::vector<std::string_view> chain_names() {
 std::string mended_chain(const std::vector<std::string>& parts) {
   const std::vector<std::string_view> names = chain_names();
   std::vector<std::string> mended;
+  mended.reserve(parts.size());
   for (const std::string& part : parts) mended.emplace_back(nearest(part, names));
   return std::find(mended.begin(), mended.end(), "") == mended.end() ? join(mended, "+") : "";
 }
