@@ -1,8 +1,10 @@
 // The table of GPUs. Every figure stands in the document named behind it; those were compared with copies and product
-// pages on 2026-11-26. Where a sheet gives a rate with sparsity alone, half of it stands here; where it gives one for
-// sums in f16, which GeForce cards have at twice the rate, that for sums in f32. Compute capabilities are those of
-// NVIDIA's table (developer.nvidia.com/cuda-gpus). Links: NVLink as the sheet says, halved, for it counts both
-// directions; else the slot, PCIe 4.0 x16 32 GB/s and PCIe 5.0 x16 64 GB/s.
+// pages on 2026-11-26, but for rates of products of the A10 and RTX 6000 Ada, int8 of the RTX 3090 and FP8 of the RTX
+// 5090: no page was at hand, and they stand as ratios to cards of the same chip. Where a sheet gives a rate with
+// sparsity alone, half of it stands here; where it gives one for sums in f16, which GeForce cards have at twice the
+// rate, that for sums in f32. Compute capabilities are those of NVIDIA's table (developer.nvidia.com/cuda-gpus). Links:
+// NVLink as the sheet says, halved, for it counts both directions; else the slot, PCIe 4.0 x16 32 GB/s and PCIe 5.0 x16
+// 64 GB/s.
 #include "src/run/plan/gpus.h"
 
 #include <string>
