@@ -68,19 +68,20 @@ Affine search_affine(const float* x, const float* weight, int n, int top, MinSig
   return best;
 }
 
-float search_symmetric(const float* x, const float* weight, int n, int low, int high) {
-  float largest = 0;
-  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
-  if (!(largest > 0)) return 0;
-  float best = largest / static_cast<float>(-low);
+namespace {
+
+// The scale s of x ~ s * level with the least sum weight (x - s * level)^2, over levels that the candidates
+// sign * inverse(t) for both signs give; `otherwise` where they are all zeros.
+template <class Inverse, class Level>
+float best_scale(const float* x, const float* weight, int n, float otherwise, Inverse inverse, Level level) {
+  float best = otherwise;
   double most = -1;  // what a candidate takes off the energy: (sum w x c)^2 / sum w c^2
-  for (const float sign : {-1.f, 1.f}) {
+  for (const float sign : {-1.f, 1.f})
     for (int t = 0; t <= kCandidates; ++t) {
-      const float scale = largest / static_cast<float>(-low) * (kLeast + (kMost - kLeast) * t / kCandidates);
-      const float inverse = sign / scale;
+      const float factor = inverse(sign, t);
       double xc = 0, cc = 0;
       for (int i = 0; i < n; ++i) {
-        const double c = nearest(x[i] * inverse, low, high), wc = weight[i] * c;
+        const double c = level(x[i] * factor), wc = weight[i] * c;
         xc += wc * x[i];
         cc += wc * c;
       }
@@ -89,8 +90,24 @@ float search_symmetric(const float* x, const float* weight, int n, int low, int 
         best = static_cast<float>(xc / cc);
       }
     }
-  }
   return best;
+}
+
+float largest_of(const float* x, int n) {
+  float largest = 0;
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  return largest;
+}
+
+}  // namespace
+
+float search_symmetric(const float* x, const float* weight, int n, int low, int high) {
+  const float largest = largest_of(x, n), first = largest / static_cast<float>(-low);
+  if (!(largest > 0)) return 0;
+  return best_scale(
+      x, weight, n, first,
+      [&](float sign, int t) { return sign / (first * (kLeast + (kMost - kLeast) * t / kCandidates)); },
+      [&](float v) { return nearest(v, low, high); });
 }
 
 void affine_codes(const float* x, int n, Affine a, int top, int* codes) {
@@ -131,26 +148,14 @@ int nearest_level(std::span<const float> levels, float v) {
 }
 
 float search_levels(const float* x, const float* weight, int n, std::span<const float> levels) {
-  float largest = 0;
-  for (int i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  const float largest = largest_of(x, n);
   if (!(largest > 0)) return 0;
-  float best = largest / levels.front();
-  double most = -1;
-  for (const float sign : {-1.f, 1.f})
-    for (int t = 0; t <= kCandidates; ++t) {
-      const float inverse = sign * -levels.front() / largest / (kLeast + (kMost - kLeast) * t / kCandidates);
-      double xc = 0, cc = 0;
-      for (int i = 0; i < n; ++i) {
-        const double c = levels[static_cast<size_t>(nearest_level(levels, x[i] * inverse))], wc = weight[i] * c;
-        xc += wc * x[i];
-        cc += wc * c;
-      }
-      if (cc > 0 && xc * xc / cc > most) {
-        most = xc * xc / cc;
-        best = static_cast<float>(xc / cc);
-      }
-    }
-  return best;
+  return best_scale(
+      x, weight, n, largest / levels.front(),
+      [&](float sign, int t) {
+        return sign * -levels.front() / largest / (kLeast + (kMost - kLeast) * t / kCandidates);
+      },
+      [&](float v) { return levels[static_cast<size_t>(nearest_level(levels, v))]; });
 }
 
 }  // namespace fewbit::gguf

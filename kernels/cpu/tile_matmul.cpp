@@ -26,43 +26,34 @@ struct alignas(64) MatmulShapes {
   }
 };
 
-// Two whole blocks of rows of A.
-FEWBIT_TILE_TARGET void multiply_two(const LeftRows& a, const uint16_t* rows, const uint16_t* b, int64_t tiles,
-                                     float* c, int64_t ldc) {
+// Two whole blocks of rows of A, or one or what is left of one.
+template <bool kTwo>
+FEWBIT_TILE_TARGET void multiply(const LeftRows& a, const uint16_t* rows, const uint16_t* b, int64_t tiles, float* c,
+                                 int64_t ldc) {
   _tile_zero(0);
   _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  if constexpr (kTwo) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   for (int64_t t = 0; t < tiles; ++t) {
     _tile_loadd(4, rows + t * a.tile, 2 * a.row);
     _tile_loadd(6, b + t * kTile, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + t * kTile + kHalf, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(5, rows + a.block + t * a.tile, 2 * a.row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    if constexpr (kTwo) {
+      _tile_loadd(5, rows + a.block + t * a.tile, 2 * a.row);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
   }
   _tile_stored(0, c, 4 * ldc);
   _tile_stored(1, c + 16, 4 * ldc);
-  _tile_stored(2, c + 16 * ldc, 4 * ldc);
-  _tile_stored(3, c + 16 * ldc + 16, 4 * ldc);
-}
-
-// One block, or what is left of one.
-FEWBIT_TILE_TARGET void multiply_one(const LeftRows& a, const uint16_t* rows, const uint16_t* b, int64_t tiles,
-                                     float* c, int64_t ldc) {
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t t = 0; t < tiles; ++t) {
-    _tile_loadd(4, rows + t * a.tile, 2 * a.row);
-    _tile_loadd(6, b + t * kTile, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + t * kTile + kHalf, 64);
-    _tile_dpbf16ps(1, 4, 7);
+  if constexpr (kTwo) {
+    _tile_stored(2, c + 16 * ldc, 4 * ldc);
+    _tile_stored(3, c + 16 * ldc + 16, 4 * ldc);
   }
-  _tile_stored(0, c, 4 * ldc);
-  _tile_stored(1, c + 16, 4 * ldc);
 }
 
 }  // namespace
@@ -129,9 +120,9 @@ LeftRows transposed_rows(const RightTiles& b, const uint16_t* transposed) {
 FEWBIT_TILE_TARGET void tile_matmul(const LeftRows& a, int64_t m, const RightTiles& b, TileRange range, float* c,
                                     int64_t ldc) {
   const int64_t tiles = whole_tiles(b.k), blocks = m / kBlockRows, pairs = blocks / 2, rest = m % kBlockRows;
-  const auto each_panel = [&](const auto& multiply) FEWBIT_TILE_TARGET {
+  const auto each_panel = [&](const auto& product) FEWBIT_TILE_TARGET {
     for (int64_t p = range.p0; p < range.p1; ++p)
-      multiply(b.data + (p * tiles + range.t0) * kTile, c + (p - range.p0) * kPanelCols);
+      product(b.data + (p * tiles + range.t0) * kTile, c + (p - range.p0) * kPanelCols);
   };
   const int64_t depth = range.t1 - range.t0;
   const MatmulShapes whole(kBlockRows), part(std::max<int64_t>(1, rest));
@@ -139,14 +130,14 @@ FEWBIT_TILE_TARGET void tile_matmul(const LeftRows& a, int64_t m, const RightTil
   _tile_loadconfig(&whole);
   each_panel([&](const uint16_t* panel, float* to) FEWBIT_TILE_TARGET {
     for (int64_t i = 0; i < pairs; ++i)
-      multiply_two(a, a.data + 2 * i * a.block, panel, depth, to + 2 * i * kBlockRows * ldc, ldc);
+      multiply<true>(a, a.data + 2 * i * a.block, panel, depth, to + 2 * i * kBlockRows * ldc, ldc);
     if (blocks % 2 != 0)
-      multiply_one(a, a.data + (blocks - 1) * a.block, panel, depth, to + (blocks - 1) * kBlockRows * ldc, ldc);
+      multiply<false>(a, a.data + (blocks - 1) * a.block, panel, depth, to + (blocks - 1) * kBlockRows * ldc, ldc);
   });
   if (rest > 0) {
     _tile_loadconfig(&part);
     each_panel([&](const uint16_t* panel, float* to) FEWBIT_TILE_TARGET {
-      multiply_one(a, a.data + blocks * a.block, panel, depth, to + blocks * kBlockRows * ldc, ldc);
+      multiply<false>(a, a.data + blocks * a.block, panel, depth, to + blocks * kBlockRows * ldc, ldc);
     });
   }
   _tile_release();

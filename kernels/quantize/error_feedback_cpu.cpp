@@ -9,6 +9,7 @@
 #include "kernels/grids/integer_grid.h"
 #include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/group_search.h"
+#include "kernels/quantize/tile_inverse.h"
 #include "src/core/hot.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
@@ -17,27 +18,6 @@ namespace fewbit::cpu {
 namespace {
 
 constexpr int64_t kRows = 32;
-
-// U_BB = R_BB^-1 of every tile, [kTileCols, kTileCols] each, by back substitution in f64.
-std::vector<float> invert_tiles(Mat<const float> r, const std::vector<ColumnTile>& tiles) {
-  std::vector<float> inverse(tiles.size() * kTileCols * kTileCols, 0.f);
-  parallel_for(static_cast<int64_t>(tiles.size()), 1, [&](int64_t begin, int64_t end) {
-    std::vector<double> column(kTileCols);
-    for (int64_t t = begin; t < end; ++t) {
-      const int64_t b = tiles[static_cast<size_t>(t)].begin, n = tiles[static_cast<size_t>(t)].size();
-      float* u = inverse.data() + t * kTileCols * kTileCols;
-      for (int64_t k = 0; k < n; ++k)
-        for (int64_t i = k; i >= 0; --i) {
-          double sum = i == k ? 1.0 : 0.0;
-          for (int64_t j = i + 1; j <= k; ++j)
-            sum -= static_cast<double>(r(b + i, b + j)) * column[static_cast<size_t>(j)];
-          column[static_cast<size_t>(i)] = sum / r(b + i, b + i);
-          u[i * kTileCols + k] = static_cast<float>(column[static_cast<size_t>(i)]);
-        }
-    }
-  });
-  return inverse;
-}
 
 // Errors of the columns walked so far, every candidate's side by side.
 struct Trial {
@@ -188,7 +168,7 @@ class RowBlock {
 void error_feedback(Exec&, const ErrorFeedbackArgs& a, const MutableCodedView& q, TensorView loss) {
   blas::use_one_thread();
   const std::vector<ColumnTile> tiles = column_tiles(a.w.cols(), q.group_of.data ? 0 : q.group);
-  const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles);
+  const std::vector<float> inverse = invert_tiles(mat<float>(a.r), tiles, kTileCols);
   parallel_for(a.w.rows(), kRows,
                [&](int64_t begin, int64_t end) { RowBlock(a, q, loss).run(begin, end, tiles, inverse); });
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/grids/fp4_grid.h"
+#include "kernels/quantize/tile_inverse.h"
 #include "src/core/mat.h"
 #include "src/core/parallel.h"
 
@@ -16,26 +17,10 @@ constexpr int64_t kRows = 32;
 // Columns that are brought up to date together: a whole number of blocks.
 int64_t strip_of(const LevelGrid& g) { return std::max(g.block, kTileCols); }
 
-// U_BB = R_BB^-1 of every strip, [strip, strip] each, by back substitution in f64.
-std::vector<float> invert_strips(Mat<const float> r, int64_t strip) {
-  const int64_t count = (r.cols + strip - 1) / strip;
-  std::vector<float> inverse(static_cast<size_t>(count * strip * strip), 0.f);
-  parallel_for(count, 1, [&](int64_t begin, int64_t end) {
-    std::vector<double> column(static_cast<size_t>(strip));
-    for (int64_t s = begin; s < end; ++s) {
-      const int64_t b = s * strip, n = std::min(strip, r.cols - b);
-      float* u = inverse.data() + s * strip * strip;
-      for (int64_t k = 0; k < n; ++k)
-        for (int64_t i = k; i >= 0; --i) {
-          double sum = i == k ? 1.0 : 0.0;
-          for (int64_t j = i + 1; j <= k; ++j)
-            sum -= static_cast<double>(r(b + i, b + j)) * column[static_cast<size_t>(j)];
-          column[static_cast<size_t>(i)] = sum / r(b + i, b + i);
-          u[i * strip + k] = static_cast<float>(column[static_cast<size_t>(i)]);
-        }
-    }
-  });
-  return inverse;
+std::vector<ColumnTile> strips_of(const LevelGrid& g, int64_t in) {
+  std::vector<ColumnTile> strips;
+  for (int64_t b = 0; b < in; b += strip_of(g)) strips.push_back({b, std::min(in, b + strip_of(g))});
+  return strips;
 }
 
 // The arrays of a coded linear, and what a code is worth.
@@ -243,7 +228,7 @@ class Descent {
 void feed_back_levels(const LevelProblem& p, const LevelGrid& g, const ChooseBlock& choose, const LevelCodes& q,
                       TensorView loss) {
   blas::use_one_thread();
-  const std::vector<float> inverse = invert_strips(mat<float>(p.r), strip_of(g));
+  const std::vector<float> inverse = invert_tiles(mat<float>(p.r), strips_of(g, p.r.cols()), strip_of(g));
   parallel_for(p.target.rows(), kRows,
                [&](int64_t begin, int64_t end) { Walk(p, g, choose, q, loss).run(begin, end, inverse); });
 }

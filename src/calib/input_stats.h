@@ -40,10 +40,8 @@ struct ShiftCache {
 // How the linears that share an input round it when they run.
 struct InputRounding {
   ActQuant activations = ActQuant::none;
-  DType codes = DType::i8;    // i8 | f8_e4m3 | u8 for E2M1
-  int64_t group = 0;          // columns that share a dynamic scale (RowQuant)
-  DType scales = DType::f32;  // of groups of E2M1 (RowQuant)
-  float percentile = 100;     // of |x| that a static scale reaches; what is above saturates
+  RowQuant rows{};         // its static scale is that of the statistics
+  float percentile = 100;  // of |x| that a static scale reaches; what is above saturates
   bool operator==(const InputRounding&) const = default;
 };
 InputRounding rounding_of(const QuantSpec&, float percentile = 100);

@@ -12,11 +12,7 @@ namespace fewbit {
 InputRounding rounding_of(const QuantSpec& spec, float percentile) {
   const std::optional<RowQuant> q = input_quant(spec, 1.f);
   if (!q) return {};
-  return {.activations = spec.activations,
-          .codes = q->codes,
-          .group = q->group,
-          .scales = q->scales,
-          .percentile = percentile};
+  return {.activations = spec.activations, .rows = *q, .percentile = percentile};
 }
 
 InputRange::InputRange(Exec& ex, const InputRounding& r, int64_t tokens, int64_t in)
@@ -42,19 +38,6 @@ void InputRange::add(ConstTensorView x) {
   for (int64_t i = 0; i < host.numel(); ++i) magnitudes_.push_back(std::fabs(host.as<float>()[i]));
 }
 
-namespace {
-
-// The least power of two that is not below s > 0. The scale above NVFP4's groups is one: codes times scales are then
-// bf16 values, so that products of them in bf16 are exact, and what lies up to twice above the calibration's largest
-// value is not cut off. Scales of groups lose nothing by it, since E4M3 has the same three bits over 14 doublings.
-float power_of_two_from(float s) {
-  int exponent;
-  const float fraction = std::frexp(s, &exponent);
-  return std::ldexp(1.f, std::max(fraction == 0.5f ? exponent - 1 : exponent, -126));
-}
-
-}  // namespace
-
 float InputRange::scale() {
   float most = 0;
   if (rounding_.percentile < 100 && !magnitudes_.empty()) {
@@ -69,8 +52,9 @@ float InputRange::scale() {
     most = *std::max_element(host.as<float>(), host.as<float>() + host.numel());
   }
   if (!(most > 0)) return 1;
-  if (rounding_.scales != DType::f32) return power_of_two_from(most / (6 * 448.f));
-  return most / (rounding_.codes == DType::i8 ? 127.f : 448.f);
+  // Of groups in E4M3. What lies up to twice above the calibration's largest value is not cut off by a power of two.
+  if (rounding_.rows.scales != DType::f32) return std::max(static_cast<float>(nvfp4_global_scale(most)), 0x1p-126f);
+  return most / (rounding_.rows.codes == DType::i8 ? 127.f : 448.f);
 }
 
 Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
@@ -114,10 +98,9 @@ void InputSums::sum(ConstTensorView x, ConstTensorView x_full) {
   Tensor rounded;
   if (rounding_.activations != ActQuant::none) {
     rounded = ex_.alloc(x.dtype, x.shape);
-    round_rows(
-        ex_, x,
-        {.codes = rounding_.codes, .fixed = stats_.input_scale, .group = rounding_.group, .scales = rounding_.scales},
-        rounded);
+    RowQuant q = rounding_.rows;
+    q.fixed = stats_.input_scale;
+    round_rows(ex_, x, q, rounded);
   }
   const ConstTensorView seen = rounded ? ConstTensorView(rounded) : x;
   share_.add_gram(seen, stats_.gram);

@@ -55,6 +55,13 @@ float representable_scale(float s, DType dtype) {
   }
 }
 
+double nvfp4_global_scale(float absmax) {
+  if (!(absmax > 0)) return 1;
+  int exponent = 0;
+  const double mantissa = std::frexp(absmax / (448.0 * 6.0), &exponent);
+  return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
+}
+
 namespace {
 // The first of n codes whose bits under `mask` are above `top`; n when there is none. Whole chunks are judged
 // by their maximum, which the compiler turns into vector instructions.

@@ -96,6 +96,11 @@ Tensor dequantize_reference(const QuantizedLinear& q);
 // least subnormal, 2^-9; E8M0 is the nearest power of two at or above |s| / sqrt(2).
 float representable_scale(float s, DType dtype);
 
+// The scale above NVFP4's groups: the least power of two with which the scale of a group that reaches absmax is still
+// an E4M3 number; 1 for absmax = 0. A power of two, so that formats that store it and formats that store one over it
+// hold the same, and codes times scales are bf16 values.
+double nvfp4_global_scale(float absmax);
+
 // Hash of codes, scales, zeros, group_of, input_scale and global_scale: what `evaluate verify` compares.
 std::string content_hash(const QuantizedLinear& q);
 

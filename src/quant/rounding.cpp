@@ -17,19 +17,6 @@
 #include "src/core/half.h"
 
 namespace fewbit {
-namespace {
-
-// The least power of two with which the scale of a group that reaches absmax is still an E4M3 number: a power
-// of two, so that formats that store it and formats that store one over it hold the same.
-double global_scale(float absmax) {
-  if (!(absmax > 0)) return 1;
-  int exponent = 0;
-  const double mantissa = std::frexp(absmax / (448.0 * 6.0), &exponent);
-  return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
-}
-
-}  // namespace
-
 ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule) {
   ScaleSearch s = default_search(spec.bits, spec.symmetric, rule);
   s.scale_dtype = spec.scale_dtype;
@@ -105,7 +92,7 @@ QuantizedLinear round_to_fp4(Exec& ex, const LinearJob& job, ConstTensorView h) 
   require_finite(ex, job.name, job.weight, *job.rows);
   QuantizedLinear q;
   q.spec = spec;
-  if (spec.two_level()) q.global_scale = global_scale(std::max(job.shared_absmax, absmax_of(ex, job.weight)));
+  if (spec.two_level()) q.global_scale = nvfp4_global_scale(std::max(job.shared_absmax, absmax_of(ex, job.weight)));
   const Tensor codes = ex.alloc(DType::u8, {out, in}), scales = ex.alloc(DType::f32, {out, in / spec.group});
   round_fp4(ex,
             {.w = job.weight,

@@ -152,7 +152,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
     int samples = 4;  // of 256 tokens
   };
   const auto score = [&](const std::string& model, const std::string& more) {
-    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 8 " + more);
+    return json("evaluate perplexity " + model + " --device cpu --context 256 --max-windows 16 " + more);
   };
   const double base = score(kDemo, "")["perplexity"];
   constexpr double kCoarse = tol::kPackedPerplexityCoarse;
@@ -174,7 +174,7 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
                         Case{"gptq w8a8", 1.01, tol::kPackedPerplexity, kMore},
                         Case{"gptq w8a8 acts=tensor", 1.2, kCoarse},
                         Case{"fp8", 1.02},
-                        Case{"fp8 tensor acts=tensor", 1.04},
+                        Case{"fp8 tensor acts=tensor", 1.04, kCoarse},
                         Case{"fp8 block128", 1.02},
                         Case{"gptq fp8", 1.02, tol::kPackedPerplexity, kMore},
                         Case{"fp8 format=marlin", 1.02}}) {

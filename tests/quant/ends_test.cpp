@@ -12,6 +12,7 @@
 #include "src/eval/verify.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/run/runner.h"
+#include "tests/quant/made_up_windows.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
 
@@ -23,12 +24,7 @@ const std::string kTied = "llama3-ropescaled-tied";
 
 std::string folder(const std::string& model) { return "goldens/models/" + model; }
 
-Windows windows_of(const ModelSpec& spec) {
-  Windows w{.count = 8, .length = 64, .ids = std::vector<int32_t>(512), .source = "made up"};
-  for (size_t i = 0; i < w.ids.size(); ++i)
-    w.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(spec.vocab));
-  return w;
-}
+Windows windows_of(const ModelSpec& spec) { return made_up_windows(spec, 8, 64); }
 
 PlanOptions options(const std::string& base, const std::vector<std::pair<std::string, std::string>>& rules) {
   PlanOptions o{.base = parse_recipe(base), .tokens = 512, .seq_len = 64};

@@ -13,6 +13,7 @@
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/method.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"
+#include "tests/quant/made_up_windows.h"
 #include "tests/support/devices.h"
 
 namespace fewbit::test {
@@ -255,9 +256,7 @@ TEST(LearnedRounding, InThePipeline) {
   Exec ex = Exec::cpu();
   const TempDir dir;
   const Checkpoint c = Checkpoint::open(models(dir)[0]);
-  Windows windows = {.count = 2, .length = 16, .ids = std::vector<int32_t>(32), .source = "made up"};
-  for (size_t i = 0; i < windows.ids.size(); ++i)
-    windows.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(c.spec.vocab));
+  const Windows windows = made_up_windows(c.spec, 2, 16);
   PlanOptions options{.base = parse_recipe("gptq int3 g32 effort=best"), .tokens = 32, .seq_len = 16};
   options.rules.push_back({"*.up_proj", parse_recipe("int4")});
   const QuantPlan plan = make_plan(c, options);
@@ -287,9 +286,7 @@ TEST(LearnedRounding, WithinMinutes) {
   Exec ex = Exec::cpu();
   const TempDir dir;
   const Checkpoint c = Checkpoint::open(models(dir)[0]);
-  Windows windows = {.count = 2, .length = 16, .ids = std::vector<int32_t>(32), .source = "made up"};
-  for (size_t i = 0; i < windows.ids.size(); ++i)
-    windows.ids[i] = static_cast<int32_t>(mix64(i) % static_cast<uint64_t>(c.spec.vocab));
+  const Windows windows = made_up_windows(c.spec, 2, 16);
   const auto run = [&](const char* recipe, double minutes, const char* out) {
     const QuantPlan plan =
         make_plan(c, {.base = parse_recipe(recipe), .tokens = 32, .seq_len = 16, .minutes = minutes});

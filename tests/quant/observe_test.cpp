@@ -35,7 +35,7 @@ FEWBIT_DEVICE_TEST(Observe, StaticScalesReachTheLargestOrThePercentile) {
   EXPECT_FLOAT_EQ(observe_input(ex, dx, {}, r).input_scale, 999.f / 127);
   r.percentile = 90;
   EXPECT_FLOAT_EQ(observe_input(ex, dx, {}, r).input_scale, 899.f / 127);
-  r = {.activations = ActQuant::tensor, .codes = DType::f8_e4m3};
+  r = {.activations = ActQuant::tensor, .rows = {.codes = DType::f8_e4m3}};
   EXPECT_FLOAT_EQ(observe_input(ex, dx, {}, r).input_scale, 999.f / 448);
   const Tensor zeros = ex.alloc_zeros(DType::f32, {4, 8});
   EXPECT_EQ(observe_input(ex, zeros, {}, r).input_scale, 1.f) << "a scale is never 0";

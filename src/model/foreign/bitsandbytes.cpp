@@ -153,9 +153,6 @@ class Reader {
 
 }  // namespace
 
-void take_bitsandbytes(std::span<const NamedLinear> linears, Decoding& decoding) {
-  Reader reader(decoding);
-  for (const NamedLinear& l : linears) reader.take(l);
-}
+void take_bitsandbytes(const NamedLinear& l, Decoding& decoding) { Reader(decoding).take(l); }
 
 }  // namespace fewbit

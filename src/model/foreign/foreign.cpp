@@ -9,7 +9,7 @@ namespace {
 
 struct Method {
   std::string_view name;
-  void (*take)(std::span<const NamedLinear>, Decoding&);
+  void (*take)(const NamedLinear&, Decoding&);
 };
 constexpr Method kMethods[] = {{"bitsandbytes", &take_bitsandbytes}, {"hqq", &take_hqq}, {"torchao", &take_torchao}};
 
@@ -28,7 +28,8 @@ WeightStore without_codes(const std::string& method, std::span<const NamedLinear
   return std::move(store).reindexed([&](const auto&, CheckpointIndex& index, WeightStore::Makers& makers) {
     Decoding decoding(index, makers);
     for (const Method& m : kMethods)
-      if (m.name == method) m.take(linears, decoding);
+      if (m.name == method)
+        for (const NamedLinear& l : linears) m.take(l, decoding);
     decoding.fail_if_any();
   });
 }

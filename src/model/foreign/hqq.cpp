@@ -136,9 +136,6 @@ class Reader {
 
 }  // namespace
 
-void take_hqq(std::span<const NamedLinear> linears, Decoding& decoding) {
-  Reader reader(decoding);
-  for (const NamedLinear& l : linears) reader.take(l);
-}
+void take_hqq(const NamedLinear& l, Decoding& decoding) { Reader(decoding).take(l); }
 
 }  // namespace fewbit

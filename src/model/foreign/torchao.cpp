@@ -158,9 +158,6 @@ class Reader {
 
 }  // namespace
 
-void take_torchao(std::span<const NamedLinear> linears, Decoding& decoding) {
-  Reader reader(decoding);
-  for (const NamedLinear& l : linears) reader.take(l);
-}
+void take_torchao(const NamedLinear& l, Decoding& decoding) { Reader(decoding).take(l); }
 
 }  // namespace fewbit

@@ -185,18 +185,12 @@ CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& 
 
 LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                              const RowShare& rows) const {
-  return {.name = p.linear.name,
-          .weight = rows.mine(w),
-          .stats = stats,
-          .spec = p.recipe.spec,
-          .effort = p.recipe.effort,
-          .act_order = p.recipe.act_order,
-          .damp = p.recipe.damp,
-          .shifts_targets = p.recipe.shifts_targets,
-          .allow_rtn = job_.allow_rtn,
-          .seed = job_.seed,
-          .shared_absmax = shared,
-          .rows = &rows};
+  LinearJob job = fewbit::job_of(p, rows.mine(w), stats);
+  job.allow_rtn = job_.allow_rtn;
+  job.seed = job_.seed;
+  job.shared_absmax = shared;
+  job.rows = &rows;
+  return job;
 }
 
 // All ranks that share the rows make it together.

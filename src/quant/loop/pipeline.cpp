@@ -35,8 +35,7 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   r.note = job.note;
   r.model = c.dir.string();
   r.out = job.out.string();
-  r.device = ex.device_name();
-  if (!ex.on_cuda()) r.device += " with bf16 by " + cpu_bf16_products();
+  r.device = device_and_products(ex);
   r.dtype = std::string(name_of(job.dtype));
   r.calibration = w.source;
   r.seed = job.seed;

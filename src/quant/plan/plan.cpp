@@ -205,6 +205,17 @@ std::string PlannedLinear::recipe_str() const {
   return recipe.method ? recipe.str() : "-";
 }
 
+LinearJob job_of(const PlannedLinear& p, ConstTensorView weight, const InputStats* stats) {
+  return {.name = p.linear.name,
+          .weight = weight,
+          .stats = stats,
+          .spec = p.recipe.spec,
+          .effort = p.recipe.effort,
+          .act_order = p.recipe.act_order,
+          .damp = p.recipe.damp,
+          .shifts_targets = p.recipe.shifts_targets};
+}
+
 const PlannedLinear* QuantPlan::find(const std::string& linear) const {
   const auto it =
       std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });

@@ -54,6 +54,9 @@ struct PlannedLinear {
   std::string_view layout() const { return packing ? packing->name : blocks ? blocks->name : ""; }
 };
 
+// What the plan says of the job of its method; the rest is the run's.
+LinearJob job_of(const PlannedLinear&, ConstTensorView weight, const InputStats*);
+
 struct Refusal {
   std::string name, reason;
 };

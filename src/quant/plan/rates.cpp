@@ -89,15 +89,9 @@ Coded code_once(Exec& ex, PlannedLinear p, int64_t out, int64_t in, const InputS
   }
   MethodResult r;
   c.coding = timed([&] {
-    r = p.recipe.method->quantize(ex, {.name = p.linear.name,
-                                       .weight = w,
-                                       .stats = stats,
-                                       .spec = p.recipe.spec,
-                                       .effort = p.recipe.effort,
-                                       .act_order = p.recipe.act_order,
-                                       .damp = p.recipe.damp,
-                                       .shifts_targets = p.recipe.shifts_targets,
-                                       .allow_rtn = true});
+    LinearJob job = job_of(p, w, stats);
+    job.allow_rtn = true;
+    r = p.recipe.method->quantize(ex, job);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = 1;
   c.measuring = timed([&] { measure(ex, w, r.linear, stats, record); });

@@ -119,8 +119,7 @@ BenchComparison compare_speed(Exec& ex, const std::filesystem::path& a, const st
   r.peak_bytes = ex.peak_bytes();
   r.memory = measure_memory(ex);
   for (ComparedModel* m : {&r.first, &r.second}) m->floor_share = m->gb_per_s / r.memory.read_gb_per_s;
-  r.device = ex.device_name();
-  if (!ex.on_cuda()) r.device += " with bf16 by " + cpu_bf16_products();
+  r.device = device_and_products(ex);
   return r;
 }
 
