@@ -22,9 +22,9 @@ struct ServeArgs {
   Common common;
   std::string model, name, dtype = "bf16", kv_cache = "bf16", head = "stored", api_key, chat_template;
   HttpDoor door;
-  int64_t context = 0, positions = 0, sequences = 16, budget = 512, queue = 64;
+  int64_t context = 0, sequences = 16, queue = 64;
   double longest_s = 600;
-  bool no_prefix_cache = false;
+  SchedulingArgs scheduling;
   ApiLimits limits;
 };
 
@@ -189,7 +189,7 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
   const int64_t context = a.context > 0 ? a.context : std::min<int64_t>(c.spec.max_positions, 4096);
   if (context > c.spec.max_positions)
     fail(ErrorKind::usage, fmt::format("--context {}: the model has {} positions", context, c.spec.max_positions));
-  const int64_t positions = a.positions > 0 ? a.positions : 4 * context;
+  const int64_t positions = a.scheduling.positions > 0 ? a.scheduling.positions : 4 * context;
   if (positions < context)
     fail(ErrorKind::usage, fmt::format("--cache-positions {}: expected --context {} at least", positions, context));
   return {
@@ -197,7 +197,7 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
       .pages = pages_for(positions),
       .sequences = a.sequences,
       .longest = context,
-      .pass = a.budget};
+      .pass = a.scheduling.budget};
 }
 
 void run_serve(ServeArgs a) {
@@ -209,8 +209,9 @@ void run_serve(ServeArgs a) {
   PagedEngine engine(ex, c, options);
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
   install_stop_handler();
-  ServingLoop loop(ex, engine, {.budget = a.budget, .running = a.sequences, .prefix_cache = !a.no_prefix_cache},
-                   a.queue);
+  ServingLoop loop(
+      ex, engine,
+      {.budget = a.scheduling.budget, .running = a.sequences, .prefix_cache = !a.scheduling.no_prefix_cache}, a.queue);
   const std::string name = a.name.empty() ? c.dir.filename().string() : a.name;
   Service service(a, name, *texts, loop);
   a.door.max_body = a.limits.max_body;
@@ -260,12 +261,10 @@ void add_serve_command(CLI::App& app) {
   c->add_option("--name", s->name, "The model's name in answers (left out: its folder's)");
   c->add_option("--context", s->context, "Positions of a sequence (left out: the model's, 4096 at most)")
       ->check(at_least(1));
-  c->add_option("--cache-positions", s->positions, "Positions of all sequences (left out: four times --context)")
-      ->check(at_least(1));
+  add_scheduling(*c, s->scheduling, "four times --context");
   c->add_option("--sequences", s->sequences, "In the passes at one time")
       ->check(number_in(1, 1024))
       ->capture_default_str();
-  c->add_option("--budget", s->budget, "Rows of a pass")->check(number_in(1, 65536))->capture_default_str();
   c->add_option("--queue", s->queue, "Requests that may wait; beyond, 429")
       ->check(number_in(1, 1 << 20))
       ->capture_default_str();
@@ -285,7 +284,6 @@ void add_serve_command(CLI::App& app) {
                 "Within which a client must have sent all of a request, or have taken a piece of its answer")
       ->check(number_in(1, 3600))
       ->capture_default_str();
-  c->add_flag("--no-prefix-cache", s->no_prefix_cache, "Share no pages between requests");
   c->add_option("--chat-template", s->chat_template,
                 "Instead of the model's own: llama3, chatml, mistral, gemma, or a FILE");
   c->add_option("--dtype", s->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
