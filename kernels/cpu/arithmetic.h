@@ -3,14 +3,12 @@
 
 namespace fewbit {
 
-class Exec;
-
 // What the last bits of products on this CPU depend on: "OpenBLAS SkylakeX".
 std::string cpu_arithmetic();
 // What multiplies bf16 with bf16: "AMX" (kernels/cpu/tile_product.h), or "OpenBLAS", widened to f32.
 std::string cpu_bf16_products();
-// The device as reports name it: "NVIDIA H200", "CPU (2 threads) with bf16 by AMX". Tables in CSV hold it, so there is
-// no comma in it.
-std::string device_and_products(const Exec&);
+// A device (Exec::device_name()) as reports name it: "NVIDIA H200", "CPU (2 threads) with bf16 by AMX". Tables in CSV
+// hold it, so there is no comma in it.
+std::string device_and_products(const std::string& device, bool on_cuda);
 
 }  // namespace fewbit

@@ -6,7 +6,6 @@
 
 #include "kernels/cpu/arithmetic.h"
 #include "kernels/cpu/tile_product.h"
-#include "kernels/exec/exec.h"
 
 // Functions of OpenBLAS built with DYNAMIC_ARCH; null elsewhere.
 extern "C" {
@@ -52,6 +51,6 @@ std::string fewbit::cpu_arithmetic() {
 
 std::string fewbit::cpu_bf16_products() { return cpu::has_tiles() ? "AMX" : "OpenBLAS"; }
 
-std::string fewbit::device_and_products(const Exec& ex) {
-  return ex.device_name() + (ex.on_cuda() ? "" : " with bf16 by " + cpu_bf16_products());
+std::string fewbit::device_and_products(const std::string& device, bool on_cuda) {
+  return on_cuda ? device : device + " with bf16 by " + cpu_bf16_products();
 }

@@ -35,7 +35,7 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   r.note = job.note;
   r.model = c.dir.string();
   r.out = job.out.string();
-  r.device = device_and_products(ex);
+  r.device = device_and_products(ex.device_name(), ex.on_cuda());
   r.dtype = std::string(name_of(job.dtype));
   r.calibration = w.source;
   r.seed = job.seed;

@@ -201,7 +201,7 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   r.memory = measure_memory(ex);  // last: its buffers are none of the model's memory
   r.product_tflop_per_s = measure_products(ex, o.load.dtype);
   for (BenchRow& row : r.rows) row.floor_share = row.gb_per_s / r.memory.read_gb_per_s;
-  r.device = device_and_products(ex);
+  r.device = device_and_products(ex.device_name(), ex.on_cuda());
   r.kernels = engine.kernel_table();
   r.notes = engine.notes();
   return r;

@@ -119,7 +119,7 @@ BenchComparison compare_speed(Exec& ex, const std::filesystem::path& a, const st
   r.peak_bytes = ex.peak_bytes();
   r.memory = measure_memory(ex);
   for (ComparedModel* m : {&r.first, &r.second}) m->floor_share = m->gb_per_s / r.memory.read_gb_per_s;
-  r.device = device_and_products(ex);
+  r.device = device_and_products(ex.device_name(), ex.on_cuda());
   return r;
 }
 
