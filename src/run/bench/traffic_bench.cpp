@@ -190,7 +190,7 @@ TrafficResult bench_traffic(Exec& ex, const std::filesystem::path& model, const 
   PagedEngine engine(ex, c, options);
   ex.sync();
   TrafficResult r{.load_s = loading.seconds(),
-                  .device = device_and_products(ex),
+                  .device = device_and_products(ex.device_name(), ex.on_cuda()),
                   .pages = engine.cache().pages(),
                   .cache_bytes = engine.cache().bytes(),
                   .notes = engine.notes()};
