@@ -18,6 +18,10 @@
 namespace fewbit::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kOneModel = "/v1/models/";
+
 struct ServeArgs {
   Common common;
   std::string model, name, dtype = "bf16", kv_cache = "bf16", head = "stored", api_key, chat_template;
@@ -85,7 +89,8 @@ class Service {
   void route(const HttpCall& call, HttpReply& reply) {
     const bool chat = call.path == "/v1/chat/completions";
     const bool post = chat || call.path == "/v1/completions";
-    const bool get = call.path == "/v1/models" || call.path == "/health" || call.path == "/metrics";
+    const bool one_model = starts_with(call.path, kOneModel);
+    const bool get = one_model || call.path == "/v1/models" || call.path == "/health" || call.path == "/metrics";
     if (!post && !get) throw ApiError{.status = 404, .message = "no such path: " + call.path.substr(0, 200)};
     if (call.method != (post ? "POST" : "GET") && !(get && call.method == "HEAD"))
       throw ApiError{.status = 405, .message = fmt::format("{}: expected {}", call.path, post ? "POST" : "GET")};
@@ -93,9 +98,11 @@ class Service {
     if (call.path == "/health") {
       if (const std::string why = loop_.failure(); !why.empty()) throw ApiError{.status = 503, .message = why};
       reply.body = "{\"status\":\"ok\"}\n";
-    } else if (call.path == "/v1/models") {
-      const nlohmann::ordered_json model = {{"id", name_}, {"object", "model"}, {"created", 0}, {"owned_by", "fewbit"}};
-      reply.body = nlohmann::ordered_json{{"object", "list"}, {"data", {model}}}.dump() + "\n";
+    } else if (one_model || call.path == "/v1/models") {
+      const Json model = {{"id", name_}, {"object", "model"}, {"created", 0}, {"owned_by", "fewbit"}};
+      if (one_model && call.path.substr(kOneModel.size()) != name_)
+        throw ApiError{.status = 404, .message = fmt::format("the model is \"{}\"", name_), .parameter = "model"};
+      reply.body = (one_model ? model : Json{{"object", "list"}, {"data", {model}}}).dump() + "\n";
     } else {
       reply.type = "text/plain; version=0.0.4";
       reply.body = metrics();
@@ -229,10 +236,10 @@ void run_serve(ServeArgs a) {
                                                   : "the request is malformed"});
   };
   a.door.open = [&](int port) {
-    const nlohmann::ordered_json j = {{"model", c.dir.string()},    {"name", name},
-                                      {"host", a.door.host},        {"port", port},
-                                      {"device", ex.device_name()}, {"context", options.longest},
-                                      {"pages", options.pages},     {"cache_bytes", engine.cache().bytes()}};
+    const Json j = {{"model", c.dir.string()},    {"name", name},
+                    {"host", a.door.host},        {"port", port},
+                    {"device", ex.device_name()}, {"context", options.longest},
+                    {"pages", options.pages},     {"cache_bytes", engine.cache().bytes()}};
     say(a.common, fmt::format("{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache\n",
                               name, a.door.host, port, ex.device_name(), options.longest, options.pages, kPagePositions,
                               human_bytes(engine.cache().bytes()), a.kv_cache));
