@@ -322,6 +322,7 @@ TEST_F(Commands, GenerateIsReproducible) {
   const Json a = json(sampled);
   EXPECT_EQ(a["ids"], json(sampled)["ids"]);
   EXPECT_EQ(a["ids"].size(), 12u);
+  EXPECT_TRUE(a["speculation"].is_null());
 }
 
 TEST_F(Commands, SelfCalibration) {

@@ -105,6 +105,7 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
       {"runner bench --kv-cache fp5", {"--kv-cache", "fp5", "int8"}},
       {"runner bench --ops linaer", {"--ops", "linear"}},
       {"runner generate --prompt", {"--prompt", "expected a value"}},
+      {"runner generate --device cpu --prompt a --speculate ngram:99", {"--speculate", "from 1 to 31", "ngram:99"}},
       {"runner plan llama3-8b", {"--device", "required", "plan --help"}},
       {"runner plan llama3-8b --device h200 --context 9000", {"--context", "8192 positions", "found 9000"}},
       {"runner plan llama3-8b --device h200 --pp 40", {"--pp", "32 layers", "found 40"}},

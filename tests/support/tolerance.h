@@ -73,5 +73,7 @@ inline constexpr double kReencodedBlocks = 1e-3;  // values that GGUF blocks dec
 // Counted memory beside its formula: never more than this above, and not less than this of it.
 inline constexpr double kPeakAbove = 1.05, kPeakBelow = 0.9;
 inline constexpr double kPlannedMemory = 0.1;  // of a run, against the plan
+// Chi-squared of seven degrees of freedom that is passed by 999 of 1000 draws from the distribution itself.
+inline constexpr double kChiSquared7 = 24.32;
 
 }  // namespace fewbit::tol

@@ -6,10 +6,12 @@
 
 #include "src/core/strings.h"
 #include "src/run/engine.h"
+#include "src/run/speculate/speculative.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/runner/speculation_text.h"
 #include "tools/cli/usage.h"
 
 namespace fewbit::cli {
@@ -17,7 +19,7 @@ namespace {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file, speculate = "off";
   int64_t max_tokens = 128;
   int tp = 1;
   SamplerOptions sampler;
@@ -47,7 +49,27 @@ class Streamer {
   size_t shown_ = 0;
 };
 
+// The tokens after `ids`, by either engine; a report where drafts were asked for.
+Speculated continued(const GenerateArgs& a, Exec& ex, const Checkpoint& c, const LoadOptions& load,
+                     const std::vector<int32_t>& ids, const std::string& prompt, Streamer& stream) {
+  const SpeculateOptions speculate = speculate_from(a.speculate);
+  const int64_t length = static_cast<int64_t>(ids.size()) + a.max_tokens;
+  const auto begin = [&](const std::vector<std::string>& notes) {
+    for (const std::string& note : notes) say(a.common, "note: " + note + "\n");
+    say(a.common, prompt);
+  };
+  if (speculate.k > 0) {
+    PagedEngine engine(ex, c, paged_for_one(load, length));
+    begin(engine.notes());
+    return generate_speculating(ex, engine, ids, a.max_tokens, a.sampler, speculate, std::ref(stream));
+  }
+  Engine engine(ex, c, {.load = load, .capacity = length});
+  begin(engine.notes());
+  return {.ids = generate(ex, engine, ids, a.max_tokens, a.sampler, std::ref(stream))};
+}
+
 void run_generate(const GenerateArgs& a) {
+  const bool speculates = speculate_from(a.speculate).k > 0;
   const auto ranks = ranks_for(a.tp);
   const LoadOptions load{
       .dtype = compute_dtype(a.dtype),
@@ -57,6 +79,7 @@ void run_generate(const GenerateArgs& a) {
   };
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   shared_spec(c, load);  // refuses what ranks cannot share before anything is read
+  if (speculates) refuse_speculation(c.spec);
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
   const std::vector<int32_t> ids = tokenizer.encode(prompt);
@@ -66,16 +89,23 @@ void run_generate(const GenerateArgs& a) {
     fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions", ids.size(),
                                        a.max_tokens, c.spec.max_positions));
   Exec ex = make_exec(a.common);
-  Engine engine(ex, c, {.load = load, .capacity = length});
-  for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
   Streamer stream(tokenizer, !a.common.json_to_stdout() && the_ranks().rank() == 0);
-  say(a.common, prompt);
-  const std::vector<int32_t> out = generate(ex, engine, ids, a.max_tokens, a.sampler, [&](int32_t id) { stream(id); });
+  const Speculated out = continued(a, ex, c, load, ids, prompt, stream);
   const std::string text = stream.text();
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
+  if (speculates) say(a.common, text_of(out.report));
   const nlohmann::ordered_json j = {
-      {"model", c.dir.string()},    {"prompt", prompt}, {"text", text},           {"prompt_ids", ids}, {"ids", out},
-      {"device", ex.device_name()}, {"dtype", a.dtype}, {"kv_cache", a.kv_cache}, {"head", a.head},    {"tp", a.tp}};
+      {"model", c.dir.string()},
+      {"prompt", prompt},
+      {"text", text},
+      {"prompt_ids", ids},
+      {"ids", out.ids},
+      {"device", ex.device_name()},
+      {"dtype", a.dtype},
+      {"kv_cache", a.kv_cache},
+      {"head", a.head},
+      {"tp", a.tp},
+      {"speculation", speculates ? nlohmann::ordered_json::parse(json_of(out.report)) : nullptr}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -102,6 +132,13 @@ void add_runner_commands(CLI::App& app) {
       ->check(number_in(0, 1))
       ->capture_default_str();
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->check(at_least(0))->capture_default_str();
+  generate
+      ->add_option("--speculate", g->speculate,
+                   "Drafts that the model checks in one pass, on the CPU; the tokens stay the same: ngram or ngram:K "
+                   "(up to K tokens, 7 if left out, that followed when the text last ended as it does now), or off. "
+                   "Ends by itself where it would cost time")
+      ->type_name("off|ngram[:K]")
+      ->capture_default_str();
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);

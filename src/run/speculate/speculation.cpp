@@ -1,0 +1,147 @@
+#include "src/run/speculate/speculation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "src/core/error.h"
+#include "src/run/kv_cache.h"
+
+namespace fewbit {
+namespace {
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+double ratio(double a, double b) { return b > 0 ? a / b : kUnknown; }
+
+int64_t sum(const std::vector<int64_t>& v) { return std::accumulate(v.begin(), v.end(), int64_t{0}); }
+
+// Seconds of all passes with a draft, each as short as the shortest of its rows or of more: one that was disturbed says
+// nothing where a longer one was quicker.
+double drafted_seconds(const SpeculationReport& r) {
+  double seconds = 0, least = std::numeric_limits<double>::infinity();
+  for (auto it = r.passes.rbegin(); it != r.passes.rend() && it->first > 1; ++it) {
+    least = std::min(least, it->second.least);
+    seconds += static_cast<double>(it->second.count) * least;
+  }
+  return seconds;
+}
+
+double one_row(const SpeculationReport& r) {
+  const auto it = r.passes.find(1);
+  return it == r.passes.end() ? kUnknown : it->second.least;
+}
+
+}  // namespace
+
+SpeculateOptions speculate_from(std::string_view text) {
+  constexpr std::string_view kNgram = "ngram";
+  if (text == "off") return {};
+  if (text == kNgram) return {.k = kDraftTokens};
+  int64_t k = 0;
+  const bool counted = text.starts_with("ngram:");
+  const char* const end = text.data() + text.size();
+  if (counted) {
+    const auto [rest, error] = std::from_chars(text.data() + kNgram.size() + 1, end, k);
+    if (error == std::errc() && rest == end && k >= 1 && k <= kMostDraftTokens) return {.k = k};
+  }
+  fail(ErrorKind::usage, fmt::format("--speculate: expected off, ngram or ngram:K with K from 1 to {}, found \"{}\"",
+                                     kMostDraftTokens, text));
+}
+
+void refuse_speculation(const ModelSpec& spec) {
+  for (const std::vector<BlockOp>& block : spec.kinds)
+    if (recurrent_bytes(block, DType::bf16) > 0)
+      fail(ErrorKind::unsupported,
+           "--speculate: this model has layers that keep a state (recurrent, convolutions or compressed keys), which "
+           "cannot go back to before a rejected token; take --speculate off");
+}
+
+std::vector<int32_t> judge(ConstTensorView logits, std::span<const int32_t> draft, const SamplerOptions& options,
+                           int64_t sequence, int64_t position) {
+  FEWBIT_ASSERT(logits.rows() == std::ssize(draft) + 1);
+  std::vector<int32_t> kept;
+  for (size_t i = 0; i <= draft.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    const ConstTensorView row = logits.row_range(at, at + 1);
+    kept.push_back(sample({row.as<float>(), static_cast<size_t>(row.numel())}, options, sequence, position + at));
+    if (i < draft.size() && kept.back() != draft[i]) break;
+  }
+  return kept;
+}
+
+void SpeculationReport::add(int64_t draft, int64_t kept, double time) {
+  tokens += kept;
+  seconds += time;
+  Passes& p = passes[draft + 1];
+  p.least = p.count++ == 0 ? time : std::min(p.least, time);
+  if (draft == 0) return;
+  drafted_tokens += kept;
+  drafted += draft;
+  if (std::ssize(reached) < draft) reached.resize(static_cast<size_t>(draft)), accepted.resize(reached.size());
+  for (int64_t i = 0; i < std::min(kept, draft); ++i) {
+    ++reached[static_cast<size_t>(i)];
+    if (i + 1 < kept) ++accepted[static_cast<size_t>(i)];
+  }
+}
+
+int64_t SpeculationReport::steps() const {
+  int64_t n = 0;
+  for (const auto& [rows, p] : passes) n += p.count;
+  return n;
+}
+
+int64_t SpeculationReport::drafted_steps() const {
+  const auto it = passes.find(1);
+  return steps() - (it == passes.end() ? 0 : it->second.count);
+}
+
+int64_t SpeculationReport::accepted_in_all() const { return sum(accepted); }
+
+double SpeculationReport::alpha() const {
+  return ratio(static_cast<double>(accepted_in_all()), static_cast<double>(sum(reached)));
+}
+
+double SpeculationReport::alpha(size_t position) const {
+  return ratio(static_cast<double>(accepted.at(position)), static_cast<double>(reached.at(position)));
+}
+
+double SpeculationReport::tokens_per_step() const {
+  return ratio(static_cast<double>(tokens), static_cast<double>(steps()));
+}
+
+double SpeculationReport::tokens_per_drafted_step() const {
+  return ratio(static_cast<double>(drafted_tokens), static_cast<double>(drafted_steps()));
+}
+
+double SpeculationReport::predicted_tokens() const {
+  const double a = alpha();
+  double expected = 0;
+  for (const auto& [rows, p] : passes)
+    if (rows > 1)
+      expected += static_cast<double>(p.count) *
+                  (a < 1 ? (1 - std::pow(a, static_cast<double>(rows))) / (1 - a) : static_cast<double>(rows));
+  return ratio(expected, static_cast<double>(drafted_steps()));
+}
+
+double SpeculationReport::cost() const {
+  return ratio(ratio(drafted_seconds(*this), static_cast<double>(drafted_steps())), one_row(*this));
+}
+
+double SpeculationReport::speed_up() const {
+  const double one = one_row(*this);
+  const double plain = static_cast<double>(steps() - drafted_steps()) * one;
+  return ratio(static_cast<double>(tokens) * one, plain + drafted_seconds(*this));
+}
+
+bool SpeculationReport::loses() const {
+  if (drafted_steps() < kTrialPasses) return false;
+  const double one = one_row(*this);
+  return drafted_seconds(*this) - static_cast<double>(drafted_tokens) * one > kLossAllowed * one;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,81 @@
+#pragma once
+// What `--speculate` asks for, how a draft is judged, and what came of it.
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "src/core/tensor.h"
+#include "src/model/model_spec.h"
+#include "src/run/sampler.h"
+
+namespace fewbit {
+
+// With the token that is fed, 8 rows: the number up to which a pass of any model reads the weights once
+// (kRowsAlike of src/run/paged/paged_engine.h).
+inline constexpr int64_t kDraftTokens = 7;
+inline constexpr int64_t kMostDraftTokens = 31;
+// Passes of one row before the first draft, which say what a pass without one takes.
+inline constexpr int64_t kPlainPasses = 2;
+// Passes with a draft before the first verdict: the time of one alone is noise.
+inline constexpr int64_t kTrialPasses = 8;
+// Passes of one row whose time drafts may lose in all before they end: enough for a few that fail at the start, and
+// hardly to be seen in the time of a text.
+inline constexpr double kLossAllowed = 4;
+
+struct SpeculateOptions {
+  int64_t k = 0;         // tokens of a draft at most; 0: no speculation
+  bool may_stop = true;  // where the estimate says that it loses
+};
+
+// "off", "ngram" or "ngram:K". Error{usage} naming --speculate.
+SpeculateOptions speculate_from(std::string_view);
+// Error{unsupported} for a model with layers whose state cannot be cut back to before a rejected token.
+void refuse_speculation(const ModelSpec&);
+
+// The tokens that a pass yields: logits f32 [draft + 1, vocab] on the host, row i those behind i accepted tokens, which
+// then are `position` + i in number. Every row is sampled as without a draft; the draft's token is accepted where it is
+// the one sampled, and the first that is not is kept in its place. For a draft that is certain of its tokens that is
+// exact rejection sampling (Leviathan et al. 2023): x is accepted with p(x), and what comes instead has the
+// distribution p without x, renormalised. It also has the tokens of plain sampling with the same seed.
+std::vector<int32_t> judge(ConstTensorView logits, std::span<const int32_t> draft, const SamplerOptions&,
+                           int64_t sequence, int64_t position);
+
+// Sums over the passes behind the prompt's.
+struct SpeculationReport {
+  struct Passes {
+    int64_t count = 0;
+    double least = 0;  // seconds of the shortest one: whatever else the machine does only adds
+  };
+  int64_t k = 0;
+  int64_t tokens = 0, drafted_tokens = 0;  // that passes gave, and those with a draft
+  int64_t drafted = 0;                     // tokens proposed
+  // By position in the draft: how often it was reached, all before it being accepted, and how often accepted then.
+  std::vector<int64_t> reached, accepted;
+  std::map<int64_t, Passes> passes;  // by their rows: 1 without a draft, else the draft's tokens and one
+  int64_t stopped_after = 0;         // passes, where the estimate ended the drafts; 0: it did not
+  double seconds = 0;                // of all passes
+
+  // A pass over a draft of so many tokens (0: none) that gave `kept` tokens.
+  void add(int64_t draft, int64_t kept, double seconds);
+  int64_t steps() const;
+  int64_t drafted_steps() const;
+  int64_t accepted_in_all() const;
+  // P(accepted | all before it accepted), of all positions or of one. This and what follows: NaN where nothing was seen
+  // that could say it.
+  double alpha() const;
+  double alpha(size_t position) const;
+  double tokens_per_step() const;
+  double tokens_per_drafted_step() const;
+  // (1 - alpha^(k+1)) / (1 - alpha) with the k of each draft: tokens of a pass with a draft, were alpha the same at
+  // every position (Leviathan et al. 2023, equation 1).
+  double predicted_tokens() const;
+  double cost() const;      // a pass with a draft over one without
+  double speed_up() const;  // one-row passes for the same tokens over the passes made, by the least times of both
+  // Whether drafts have cost more than kLossAllowed one-row passes beyond the tokens that they gave; not
+  // before kTrialPasses of them.
+  bool loses() const;
+};
+
+}  // namespace fewbit

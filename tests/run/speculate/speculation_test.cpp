@@ -1,0 +1,214 @@
+// Drafts: what is proposed, that outputs do not depend on it, the distribution of what is kept, and the report.
+#include "src/run/speculate/speculation.h"
+
+#include <array>
+#include <cmath>
+
+#include "src/model/synth/synth.h"
+#include "src/run/engine.h"
+#include "src/run/speculate/ngram_draft.h"
+#include "src/run/speculate/speculative.h"
+#include "tests/run/demo.h"
+#include "tests/support/support.h"
+#include "tests/support/tiny_families.h"
+#include "tests/support/tolerance.h"
+
+namespace fewbit::test {
+namespace {
+
+using Ids = std::vector<int32_t>;
+
+TEST(Speculation, AnNgramDraftIsWhatFollowedTheLongestAndLatestMatch) {
+  EXPECT_EQ(ngram_draft(Ids{}, 4), Ids{});
+  EXPECT_EQ(ngram_draft(Ids{7, 8, 9}, 4), Ids{});
+  EXPECT_EQ(ngram_draft(Ids{5, 1, 6, 5, 1}, 4), Ids{}) << "two tokens are no match";
+  EXPECT_EQ(ngram_draft(Ids{1, 2, 3, 4, 9, 1, 2, 3}, 1), Ids{4});
+  EXPECT_EQ(ngram_draft(Ids{1, 2, 3, 4, 9, 1, 2, 3}, 7), (Ids{4, 9, 1})) << "three tokens agree: three are proposed";
+  EXPECT_EQ(ngram_draft(Ids{1, 2, 3, 7, 1, 2, 3, 4, 1, 2, 3}, 1), Ids{4}) << "the latest of two as long";
+  EXPECT_EQ(ngram_draft(Ids{0, 1, 2, 3, 8, 1, 2, 3, 4, 0, 1, 2, 3}, 2), (Ids{8, 1})) << "the longer one";
+  EXPECT_EQ(ngram_draft(Ids{4, 5, 4, 5, 4, 5}, 4), (Ids{4, 5, 4, 5})) << "a piece shorter than the draft goes on";
+}
+
+TEST(Speculation, WhatIsAskedFor) {
+  EXPECT_EQ(speculate_from("off").k, 0);
+  EXPECT_EQ(speculate_from("ngram").k, kDraftTokens);
+  EXPECT_EQ(speculate_from("ngram:3").k, 3);
+  for (const char* wrong : {"ngram:", "ngram:0", "ngram:32", "ngram:3x", "draft", ""})
+    EXPECT_THROW(speculate_from(wrong), Error) << wrong;
+}
+
+// Ids with a piece that comes again, so that drafts are found from the start.
+Ids repeating(uint64_t seed, int64_t vocab) {
+  Ids ids = random_ids(11, seed);
+  for (int32_t& id : ids) id %= static_cast<int32_t>(vocab);
+  ids.insert(ids.end(), ids.begin(), ids.begin() + 6);
+  return ids;
+}
+
+// Tokens with drafts of `k` against those without, greedily and sampled; how many drafts' tokens were accepted.
+int64_t accepted_and_equal(const Checkpoint& c, const LoadOptions& load, const std::string& what) {
+  Exec ex = Exec::cpu();
+  constexpr int64_t kNew = 40;
+  PagedEngine engine(ex, c, paged_for_one(load, 17 + kNew));
+  int64_t accepted = 0;
+  for (const uint64_t seed : {1, 2})
+    for (const float temperature : {0.f, .3f}) {
+      const Ids prompt = repeating(seed, c.spec.vocab);
+      const SamplerOptions sampler{.temperature = temperature, .top_k = 20, .seed = seed};
+      const auto run = [&](int64_t k) {
+        return generate_speculating(ex, engine, prompt, kNew, sampler, {.k = k, .may_stop = false});
+      };
+      const Speculated plain = run(0);
+      for (const int64_t k : {3, 12}) {
+        const Speculated drafted = run(k);
+        EXPECT_EQ(drafted.ids, plain.ids) << what << ", seed " << seed << ", temperature " << temperature << ", " << k;
+        accepted += drafted.report.accepted_in_all();
+      }
+      EXPECT_EQ(engine.cache().pages_held_in_all(), 0);
+    }
+  return accepted;
+}
+
+TEST(Speculation, TokensAreThoseWithoutDrafts) {
+  const Checkpoint c = Checkpoint::open(demo());
+  EXPECT_GT(accepted_and_equal(c, {.dtype = DType::bf16}, "bf16"), 0);
+  EXPECT_GT(accepted_and_equal(c, {.dtype = DType::bf16, .kv_cache = KvType::int8}, "int8"), 0);
+  EXPECT_GT(accepted_and_equal(c, {.dtype = DType::f32, .kv_cache = KvType::fp8}, "f32, fp8"), 0);
+}
+
+// Windows, chunks, latents, chosen keys, keys of other layers: what was rejected leaves no trace in any.
+TEST(Speculation, EveryKindOfCacheIsCutBack) {
+  const TempDir dir;
+  int64_t accepted = 0;
+  for (const char* family : {"Gemma3ForCausalLM", "GptOssForCausalLM", "Llama4ForConditionalGeneration",
+                             "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Gemma4ForConditionalGeneration"}) {
+    SynthOptions o;
+    o.config = tiny_config_of(family).dump();
+    synthesize(dir / family, o, {});
+    const Checkpoint c = Checkpoint::open(dir / family);
+    refuse_speculation(c.spec);
+    accepted += accepted_and_equal(c, {.dtype = DType::bf16}, family);
+  }
+  EXPECT_GT(accepted, 0);
+}
+
+// A prompt of up to 8 tokens is computed as the engine of plain generation computes it.
+TEST(Speculation, TokensAreThoseOfPlainGeneration) {
+  Exec ex = Exec::cpu();
+  const Checkpoint c = Checkpoint::open(demo());
+  Engine plain(ex, c, {.capacity = 80});
+  PagedEngine paged(ex, c, paged_for_one({}, 80));
+  for (const uint64_t seed : {1, 2, 3})
+    for (const float temperature : {0.f, .8f}) {
+      const Ids prompt = random_ids(8, seed);
+      const SamplerOptions sampler{.temperature = temperature, .seed = seed};
+      plain.reset();
+      EXPECT_EQ(generate_speculating(ex, paged, prompt, 48, sampler, {.k = 7, .may_stop = false}).ids,
+                generate(ex, plain, prompt, 48, sampler))
+          << seed << ", temperature " << temperature;
+    }
+}
+
+TEST(Speculation, EndsAtAnEosInsideADraft) {
+  Exec ex = Exec::cpu();
+  Checkpoint c = Checkpoint::open(demo());
+  const Ids prompt = repeating(1, c.spec.vocab);
+  PagedEngine engine(ex, c, paged_for_one({}, 80));
+  const Ids all = generate_speculating(ex, engine, prompt, 40, {}, {.k = 7, .may_stop = false}).ids;
+  c.spec.eos = {all[20]};
+  PagedEngine ending(ex, c, paged_for_one({}, 80));
+  const auto first = std::find(all.begin(), all.end(), all[20]);
+  EXPECT_EQ(generate_speculating(ex, ending, prompt, 40, {}, {.k = 7, .may_stop = false}).ids,
+            Ids(all.begin(), first + 1));
+}
+
+TEST(Speculation, ModelsWithAStateAreRefused) {
+  const TempDir dir;
+  for (const char* family :
+       {"Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", "DeepseekV4ForCausalLM"}) {
+    SynthOptions o;
+    o.config = tiny_config_of(family).dump();
+    synthesize(dir / family, o, {});
+    const Checkpoint c = Checkpoint::open(dir / family);
+    try {
+      refuse_speculation(c.spec);
+      FAIL() << family << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("layers that keep a state"), std::string::npos) << e.what();
+    }
+  }
+}
+
+double chi_squared(std::span<const int64_t> found, std::span<const double> p) {
+  int64_t draws = 0;
+  for (const int64_t n : found) draws += n;
+  double sum = 0;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const double expected = p[i] * static_cast<double>(draws);
+    if (expected == 0) {
+      EXPECT_EQ(found[i], 0) << "token " << i;
+      continue;
+    }
+    const double off = static_cast<double>(found[i]) - expected;
+    sum += off * off / expected;
+  }
+  return sum;
+}
+
+// 10^5 judgements of a draft of two tokens: the first token has the distribution p, the draft's is accepted with p(x),
+// what comes instead has p without x renormalised, and the second token, where the first was accepted, has its own p.
+TEST(Speculation, WhatIsKeptHasTheDistributionOfPlainSampling) {
+  constexpr int64_t kDraws = 100000, kVocab = 8;
+  constexpr std::array<std::array<double, kVocab>, 3> kP{{{.3, .2, .15, .12, .1, .06, .04, .03},
+                                                          {.05, .05, .1, .1, .4, .1, .1, .1},
+                                                          {.5, .1, .1, .1, .05, .05, .05, .05}}};
+  Tensor logits = Tensor::host(DType::f32, {3, kVocab});
+  for (size_t r = 0; r < 3; ++r)
+    for (size_t i = 0; i < kVocab; ++i) logits.as<float>()[r * kVocab + i] = static_cast<float>(std::log(kP[r][i]));
+  const Ids draft = {1, 4};
+  std::array<int64_t, kVocab> first{}, instead{}, second{}, third{};
+  for (int64_t draw = 0; draw < kDraws; ++draw) {
+    const Ids kept = judge(logits, draft, {.temperature = 1, .seed = 29}, 0, draw * 3);
+    ++first[static_cast<size_t>(kept[0])];
+    ASSERT_EQ(kept.size() > 1, kept[0] == draft[0]);
+    if (kept.size() == 1) ++instead[static_cast<size_t>(kept[0])];
+    if (kept.size() > 1) ++second[static_cast<size_t>(kept[1])];
+    if (kept.size() > 2) ++third[static_cast<size_t>(kept[2])];
+  }
+  std::array<double, kVocab> without = kP[0];
+  without[1] = 0;
+  for (double& p : without) p /= 1 - kP[0][1];
+  EXPECT_LT(chi_squared(first, kP[0]), tol::kChiSquared7);
+  EXPECT_LT(chi_squared(instead, without), tol::kChiSquared7);
+  EXPECT_LT(chi_squared(second, kP[1]), tol::kChiSquared7);
+  EXPECT_LT(chi_squared(third, kP[2]), tol::kChiSquared7);
+  EXPECT_GT(chi_squared(second, kP[2]), tol::kChiSquared7) << "the test tells two distributions apart";
+}
+
+TEST(Speculation, TheReportCountsByPositionAndPredicts) {
+  SpeculationReport r;
+  r.add(0, 1, .010);
+  r.add(3, 4, .020);  // all three accepted
+  r.add(3, 2, .030);  // one accepted, the second rejected
+  r.add(1, 1, .015);  // the only one rejected
+  EXPECT_EQ(r.reached, (std::vector<int64_t>{3, 2, 1}));
+  EXPECT_EQ(r.accepted, (std::vector<int64_t>{2, 1, 1}));
+  EXPECT_EQ(r.steps(), 4);
+  EXPECT_EQ(r.drafted_steps(), 3);
+  EXPECT_EQ(r.drafted, 7);
+  EXPECT_DOUBLE_EQ(r.alpha(), 4. / 6);
+  EXPECT_DOUBLE_EQ(r.alpha(1), .5);
+  EXPECT_DOUBLE_EQ(r.tokens_per_step(), 2);
+  const double a = 4. / 6;
+  EXPECT_DOUBLE_EQ(r.predicted_tokens(), (2 * (1 - std::pow(a, 4)) / (1 - a) + (1 - a * a) / (1 - a)) / 3);
+  EXPECT_DOUBLE_EQ(r.cost(), (.020 + .020 + .015) / 3 / .010);
+  EXPECT_DOUBLE_EQ(r.speed_up(), 8 * .010 / (.010 + .020 + .020 + .015));
+  EXPECT_FALSE(r.loses());
+  for (int i = 0; i < 10; ++i) r.add(1, 1, .015);  // each loses half a pass of one row
+  EXPECT_FALSE(r.loses()) << "what was gained before is taken off";
+  for (int i = 0; i < 2; ++i) r.add(1, 1, .015);
+  EXPECT_TRUE(r.loses());
+}
+
+}  // namespace
+}  // namespace fewbit::test
