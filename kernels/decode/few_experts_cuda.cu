@@ -187,7 +187,7 @@ void prepare_experts(Exec& ex, ExpertMixture& m) {
 }
 
 void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture& m,
-                 TensorView out) {
+                 TensorView out, bool add) {
   CudaState& s = ex.cuda_state();
   const int64_t tokens = x.rows(), top_k = ids.cols(), experts = static_cast<int64_t>(m.up.size());
   const ExpertLinear &up = m.up[0], &down = m.down[0];
@@ -238,7 +238,8 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                     .y = pieces.at<__nv_bfloat16>(answers),
                     .out = out.as<__nv_bfloat16>(),
                     .arrived = s.counters,
-                    .tokens = static_cast<int>(tokens)};
+                    .tokens = static_cast<int>(tokens),
+                    .add = add};
   launch_down(s, down, sum);
 }
 

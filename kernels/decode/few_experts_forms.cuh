@@ -82,16 +82,28 @@ struct PackedForm {
     const auto* words_at = reinterpret_cast<const uint32_t*>(p.w) + tile * marlin::tile_words(kBits) + lane * kBits;
     // Sums are scaled where a group ends, and at the end of a span of a longer one; all these are powers of two.
     const int last_of_group = (m.group_tiles > 0 ? min(m.group_tiles, kAhead) : kAhead) - 1;
-    for (int span = spans * part / parts; span < spans * (part + 1) / parts; ++span) {
-      const int first = span * kAhead, left = tiles - first;
-      uint32_t words[kAhead][kBits];
+    // The words of a span are on their way while those before it are multiplied, and so are its scales and zero points.
+    const auto load = [&](uint32_t(&words)[kAhead][kBits], int first) {
+      prefetch_group(p, m, first + lane, tile, lane < kAhead && first + lane < tiles);
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
-        if (i < left)
+        if (first + i < tiles)
 #pragma unroll
           for (int q = 0; q < kBits / 4; ++q)
             *reinterpret_cast<uint4*>(&words[i][4 * q]) =
                 load_once(words_at + static_cast<int64_t>(first + i) * row_words + 4 * q);
+    };
+    const int end = spans * (part + 1) / parts;
+    uint32_t next[kAhead][kBits];
+    if (spans * part / parts < end) load(next, spans * part / parts * kAhead);
+    for (int span = spans * part / parts; span < end; ++span) {
+      const int first = span * kAhead, left = tiles - first;
+      uint32_t words[kAhead][kBits];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+        for (int q = 0; q < kBits; ++q) words[i][q] = next[i][q];
+      if (span + 1 < end) load(next, first + kAhead);
       float part_sums[kSubs][kRowBlocks][4] = {};
       LaneZeros<kBits> zeros;
       alignas(16) __half scales[8];
@@ -120,6 +132,19 @@ struct PackedForm {
   static __device__ __forceinline__ float value(Sum sum, const Pointers&, int, const float*) { return sum; }
 
  private:
+  // Brings the scales and zero points of the group of k-tile `k_tile` near, where asked. Per channel they are few, and
+  // read once.
+  static __device__ __forceinline__ void prefetch_group(const Pointers& p, const Matrix& m, int k_tile, int tile,
+                                                        bool asked) {
+    if (!asked || m.group_tiles == 0) return;
+    const int64_t group = k_tile / m.group_tiles;
+    const auto* s = static_cast<const __half*>(p.scales) + group * m.out + tile * marlin::kTileN;
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(s));
+    if (p.zeros) {
+      const uint32_t* z = p.zeros + group * (m.out * kBits / 32) + tile * (2 * kBits);
+      asm volatile("prefetch.global.L1 [%0];" ::"l"(z));
+    }
+  }
   // The lane's scales and zero points of the group of k-tile `k_tile`.
   static __device__ __forceinline__ void take_group(__half (&scales)[8], LaneZeros<kBits>& zeros, const Pointers& p,
                                                     const Matrix& m, int k_tile, int tile, int lane) {

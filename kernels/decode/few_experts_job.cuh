@@ -59,6 +59,7 @@ struct DownJob {
   __nv_bfloat16* out;   // [tokens, hidden]
   uint32_t* arrived;    // [tiles] zeroes, left as such
   int tokens;
+  bool add;  // to out
 };
 
 }  // namespace fewbit::cuda::few_experts_step

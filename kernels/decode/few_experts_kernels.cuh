@@ -64,10 +64,9 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __nv_bfloat16* __
 // The pairs of the block's slot.
 struct Slot {
   int expert, begin, rows;
+  // All three are read at once; the expert of a slot without pairs is never looked at.
   __device__ __forceinline__ explicit Slot(const Pairs& p)
-      : expert(0), begin(p.begin[blockIdx.y]), rows(p.begin[blockIdx.y + 1] - begin) {
-    if (rows > 0) expert = p.expert[blockIdx.y];
-  }
+      : expert(p.expert[blockIdx.y]), begin(p.begin[blockIdx.y]), rows(p.begin[blockIdx.y + 1] - begin) {}
 };
 
 // Sums of a block's warps in shared memory: [kWarps, rows of a variant, kPitch], each warp its own.
@@ -169,7 +168,9 @@ __device__ __forceinline__ void add_answers(const DownJob& job, int first, int o
       const __nv_bfloat16 y = __ldcg(job.y + static_cast<int64_t>(place) * job.down.out + output);
       sum = fmaf(job.shares ? job.shares[p.pair[place]] : 1.f, __bfloat162float(y), sum);
     }
-    job.out[static_cast<int64_t>(token) * job.down.out + output] = __float2bfloat16_rn(sum);
+    __nv_bfloat16* out = job.out + static_cast<int64_t>(token) * job.down.out + output;
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(sum);
+    *out = job.add ? __float2bfloat16_rn(__bfloat162float(*out) + __bfloat162float(rounded)) : rounded;
   }
 }
 

@@ -2,6 +2,7 @@
 #include "src/run/block.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/compress_keys.h"
@@ -172,7 +173,12 @@ struct Interpreter {
   }
   void operator()(const WriteStreams& op) const { write_streams(ex, act[op.in], act[op.mix], act[op.out]); }
   void operator()(const TokenRoute& op) const {
-    const Tensor logits = ex.alloc(DType::f32, {act[op.in].rows(), op.experts});
+    const int64_t tokens = act[op.in].rows();
+    const auto room = weights.token_logits.find(op.router);
+    const Tensor own = room != weights.token_logits.end() && tokens <= kFewTokens
+                           ? Tensor{}
+                           : ex.alloc(DType::f32, {tokens, op.experts});
+    const TensorView logits = own.empty() ? room->second.view().row_range(0, tokens) : own.view();
     gemm(ex, act[op.in], weights.vectors.at(op.router), {}, logits);
     if (layout.ranks) layout.ranks->agree(ex, logits);
     token_route(ex, logits, weights.vectors.at(op.table), layout.ids, {op.renormalise, op.scaling}, act[op.out]);
@@ -263,20 +269,49 @@ size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   return apply(in.act[item.out], false) ? 2 : 0;
 }
 
-// RoPE of q and k before attention over a cache.
+// Experts whose sum is only added to the residual stream, of a few tokens.
+size_t run_moe_and_add(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Moe* moe = std::get_if<Moe>(&ops[0]);
+  const AddTo* add = std::get_if<AddTo>(&ops[1]);
+  if (!moe || !add || add->factor != 1 || add->in != moe->out || add->out == moe->in ||
+      read_later(ops.subspan(2), moe->out))
+    return 0;
+  return run_moe_added(in.ex, *moe, in.weights, in.act[moe->in], in.act[moe->routed()], in.act[add->out],
+                       in.layout.ranks)
+             ? 2
+             : 0;
+}
+
+// The norms of an attention's heads that the ops begin with, where they are two RMS norms alike.
+std::optional<HeadNorms> head_norms(const Interpreter& in, std::span<const BlockOp> ops, const Attention& op) {
+  const HeadNorm *q = std::get_if<HeadNorm>(&ops[0]), *k = std::get_if<HeadNorm>(&ops[1]);
+  if (!q || !k || q->slot != op.q || k->slot != op.k || q->head_dim != op.head_dim || k->head_dim != op.head_dim ||
+      q->kind == NormKind::layer || q->kind != k->kind || q->eps != k->eps)
+    return std::nullopt;
+  return HeadNorms{.q = in.weights.vectors.at(q->name),
+                   .k = in.weights.vectors.at(k->name),
+                   .eps = q->eps,
+                   .offset = weight_offset(q->kind)};
+}
+
+// RoPE of q and k, with norms of their heads before it, before attention over a cache.
 size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
-  const Rope* rope = std::get_if<Rope>(&ops[0]);
-  const Attention* op = std::get_if<Attention>(&ops[1]);
+  const size_t first = std::holds_alternative<HeadNorm>(ops[0]) ? 2 : 0;
+  if (ops.size() < first + 2) return 0;
+  const Rope* rope = std::get_if<Rope>(&ops[first]);
+  const Attention* op = std::get_if<Attention>(&ops[first + 1]);
   if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} || rope->neighbours ||
       rope->head_dim != op->head_dim || !op->own_keys())
     return 0;
-  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
+  const std::optional<HeadNorms> norms = first == 0 ? HeadNorms{} : head_norms(in, ops, *op);
+  if (!norms) return 0;
+  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions, *norms,
               {.inv_freq = in.ropes.inv_freq(*rope),
                .attention_scale = rope->params.attention_scale,
                .hadamard = in.layout.turned_keys},
               *in.layout.cache);
   in.attend(*op, true);
-  return 2;
+  return first + 2;
 }
 
 // The linear whose weights latent attention takes instead of its output: nothing is to be done.
@@ -288,7 +323,7 @@ size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
 // Runs the first of the ops, with those behind it that one kernel does along; how many that were.
 size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() > 1)
-    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_rope_append})
+    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_moe_and_add, run_rope_append})
       if (const size_t done = several(in, ops)) return done;
   if (!run_by_sequence(in.ex, ops[0], in.weights, in.ropes, in.layout, in.act)) std::visit(in, ops[0]);
   return 1;

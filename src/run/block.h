@@ -28,7 +28,10 @@ struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
   // Norm weights, routers and the rest of small_tensors_of, by SmallTensor::key(); compute dtype, or f32 where exact.
   std::map<std::string, Tensor> vectors;
-  std::map<std::string, FewExperts> few_experts;  // by Moe::expert_name, made by prepare_few_experts() (src/run/moe.h)
+  // Made by prepare_few_experts() (src/run/moe.h): by Moe::expert_name; room for TokenRoute's logits, f32 [kFewTokens,
+  // experts], by TokenRoute::router, since a recorded step allocates nothing.
+  std::map<std::string, FewExperts> few_experts;
+  std::map<std::string, Tensor> token_logits;
 };
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
 // experts as the tokens can be sent to.
