@@ -247,7 +247,7 @@ FEWBIT_DEVICE_TEST(FewExperts, EveryGroupOfPackedWeights) {
       // Rows so long that a warp has several spans of them.
       matches(ex, {.kind = kind, .experts = 4, .hidden = 1088, .width = 192, .group = -1, .zeros = zeros});
       for (const int64_t group : {32, 128})
-        matches(ex, {.kind = kind, .experts = 4, .hidden = 1280, .width = 192, .group = group, .zeros = zeros});
+        matches(ex, {.kind = kind, .experts = 4, .hidden = 1280, .width = 256, .group = group, .zeros = zeros});
     }
 }
 
