@@ -16,6 +16,8 @@ bool has_codes(const BlockType&);             // one of the five
 std::vector<std::string> types_with_codes();  // their names
 BlockCodes load_codes(const BlockType&, const uint8_t* block);
 void store_codes(const BlockType&, const BlockCodes&, uint8_t* block);
+// At most kLanes (lanes.h) consecutive blocks, encoded side by side with the bytes of BlockType::encode.
+void encode_simple_lanes(const BlockType&, const float* values, const float* weight, int count, uint8_t* to);
 // The integer zero point z in 0 … top with m = f16(-z d), or -1 where the minimum is no such product.
 int zero_point(const BlockCodes&, int top);
 

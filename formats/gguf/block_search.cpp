@@ -8,10 +8,6 @@
 namespace fewbit::gguf {
 namespace {
 
-constexpr int kCandidates = 32;
-// Candidate scales relative to the one that just covers the range: a smaller scale clips the extremes.
-constexpr float kLeast = 0.80f, kMost = 1.10f;
-
 int nearest(float v, int low, int high) {
   return static_cast<int>(std::lrintf(std::clamp(v, static_cast<float>(low), static_cast<float>(high))));
 }
@@ -46,7 +42,7 @@ Affine search_affine(const float* x, const float* weight, int n, int top, MinSig
   Affine best{range / static_cast<float>(top), min};
   double least = HUGE_VAL;
   for (int t = 0; t <= kCandidates; ++t) {
-    const float scale = range / static_cast<float>(top) * (kLeast + (kMost - kLeast) * t / kCandidates);
+    const float scale = range / static_cast<float>(top) * candidate(t);
     const float inverse = 1 / scale;
     Sums s;
     for (int i = 0; i < n; ++i) {
@@ -105,8 +101,7 @@ float search_symmetric(const float* x, const float* weight, int n, int low, int 
   const float largest = largest_of(x, n), first = largest / static_cast<float>(-low);
   if (!(largest > 0)) return 0;
   return best_scale(
-      x, weight, n, first,
-      [&](float sign, int t) { return sign / (first * (kLeast + (kMost - kLeast) * t / kCandidates)); },
+      x, weight, n, first, [&](float sign, int t) { return sign / (first * candidate(t)); },
       [&](float v) { return nearest(v, low, high); });
 }
 
@@ -152,9 +147,7 @@ float search_levels(const float* x, const float* weight, int n, std::span<const 
   if (!(largest > 0)) return 0;
   return best_scale(
       x, weight, n, largest / levels.front(),
-      [&](float sign, int t) {
-        return sign * -levels.front() / largest / (kLeast + (kMost - kLeast) * t / kCandidates);
-      },
+      [&](float sign, int t) { return sign * -levels.front() / largest / candidate(t); },
       [&](float v) { return levels[static_cast<size_t>(nearest_level(levels, v))]; });
 }
 

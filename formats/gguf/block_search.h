@@ -11,6 +11,10 @@
 
 namespace fewbit::gguf {
 
+// Candidate scales relative to the one that just covers the range: a smaller scale clips the extremes.
+inline constexpr int kCandidates = 32;
+constexpr float candidate(int t) { return 0.80f + (1.10f - 0.80f) * static_cast<float>(t) / kCandidates; }
+
 struct Affine {
   float scale = 0, min = 0;  // decoded = scale * code + min
 };

@@ -1,6 +1,7 @@
 // The registry of GGUF's types, and whole tensors to and from blocks.
 #include "formats/gguf/block_type.h"
 
+#include <algorithm>
 #include <cctype>
 #include <string>
 
@@ -13,12 +14,29 @@ namespace {
 
 constexpr int64_t kRowsAtOnce = 4;
 
-// Importance of every value of a row where nothing is known of the inputs.
-void weights_from_values(const float* x, int64_t cols, float* weight) {
-  double squares = 0;
-  for (int64_t i = 0; i < cols; ++i) squares += static_cast<double>(x[i]) * x[i];
-  const auto mean = static_cast<float>(squares / static_cast<double>(cols));
-  for (int64_t i = 0; i < cols; ++i) weight[i] = mean > 0 ? mean + x[i] * x[i] : 1;
+// Importance of every value of at most kRowsAtOnce rows where nothing is known of the inputs. A row's squares are
+// summed in their order; the rows' sums go side by side, since each waits for its last addition.
+void weights_from_values(const float* x, int64_t rows, int64_t cols, float* weight) {
+  double squares[kRowsAtOnce] = {};
+  const float* row[kRowsAtOnce];
+  for (int64_t r = 0; r < kRowsAtOnce; ++r) row[r] = x + std::min(r, rows - 1) * cols;
+  for (int64_t i = 0; i < cols; ++i)
+    for (int64_t r = 0; r < kRowsAtOnce; ++r) squares[r] += static_cast<double>(row[r][i]) * row[r][i];
+  for (int64_t r = 0; r < rows; ++r, x += cols, weight += cols) {
+    const auto mean = static_cast<float>(squares[r] / static_cast<double>(cols));
+    for (int64_t i = 0; i < cols; ++i) weight[i] = mean > 0 ? mean + x[i] * x[i] : 1;
+  }
+}
+
+void encode_row_blocks(const BlockType& t, Encoder encoder, const float* x, const float* weight, int64_t blocks,
+                       uint8_t* to) {
+  if (encoder == Encoder::searched && t.encode_many) return t.encode_many(x, weight, blocks, to);
+  for (; blocks > 0; --blocks, x += t.elements, weight += t.elements, to += t.bytes) {
+    if (encoder == Encoder::plain)
+      t.encode_plain(x, to);
+    else
+      t.encode(x, weight, to);
+  }
 }
 
 }  // namespace
@@ -104,19 +122,13 @@ Tensor encode(const BlockType& t, ConstTensorView values, ConstTensorView import
   const std::vector<float> given = importance.data ? input_weights(importance) : std::vector<float>();
   Tensor blocks = Tensor::host(DType::u8, {values.rows(), row_bytes(t, cols)});
   parallel_for(values.rows(), kRowsAtOnce, [&](int64_t begin, int64_t end) {
-    std::vector<float> own(static_cast<size_t>(cols));
-    for (int64_t row = begin; row < end; ++row) {
-      const float* x = values.as<float>() + row * cols;
-      uint8_t* to = blocks.as<uint8_t>() + row * blocks.cols();
-      if (given.empty()) weights_from_values(x, cols, own.data());
-      const float* weight = given.empty() ? own.data() : given.data();
-      for (int64_t i = 0; i < cols; i += t.elements, to += t.bytes) {
-        if (encoder == Encoder::plain)
-          t.encode_plain(x + i, to);
-        else
-          t.encode(x + i, weight + i, to);
-      }
-    }
+    const float* x = values.as<float>() + begin * cols;
+    const int64_t count = (end - begin) * cols;
+    std::vector<float> weight(static_cast<size_t>(count));
+    if (given.empty()) weights_from_values(x, end - begin, cols, weight.data());
+    for (int64_t at = 0; at < count && !given.empty(); at += cols)
+      std::copy(given.begin(), given.end(), weight.begin() + at);
+    encode_row_blocks(t, encoder, x, weight.data(), count / t.elements, blocks.as<uint8_t>() + begin * blocks.cols());
   });
   return blocks;
 }

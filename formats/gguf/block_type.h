@@ -25,6 +25,8 @@ struct BlockType {
   void (*encode)(const float* values, const float* weight, uint8_t* block) = nullptr;
   // The published rule without a search: bit for bit gguf-py's where gguf-py has one.
   void (*encode_plain)(const float* values, uint8_t* block) = nullptr;
+  // Consecutive blocks as encode() makes them, byte for byte, in vector instructions. Null: one at a time.
+  void (*encode_many)(const float* values, const float* weight, int64_t blocks, uint8_t* to) = nullptr;
   const OpenForm* open = nullptr;  // of types with scales of their own: codes and scales, to and from the bytes
 };
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/gguf/block_search.h"
+#include "formats/gguf/open_search.h"
 
 namespace fewbit::gguf {
 namespace {
@@ -13,16 +13,6 @@ namespace {
 struct Found {
   OpenBlock block;
   double error = HUGE_VAL;
-};
-
-struct Source {
-  const OpenForm& form;
-  const float *x, *weight;
-
-  int count() const { return form.sub_blocks(); }
-  int top() const { return static_cast<int>(form.levels.size()) - 1; }
-  const float* values(int j) const { return x + j * form.sub; }
-  const float* weights(int j) const { return weight + j * form.sub; }
 };
 
 float largest_magnitude(const float* x, int n) {
@@ -63,9 +53,13 @@ double sub_error(const Source& s, int j, Affine grid, int* codes) {
   return sum;
 }
 
+}  // namespace
+
 int nearest_integer(float v, float unit, int least, int most) {
   return unit != 0 ? std::clamp(static_cast<int>(std::lrintf(v / unit)), least, most) : std::clamp(0, least, most);
 }
+
+namespace {
 
 // Integer scales (and minima) for given d and dmin: of the nearest ones and their neighbours (`reach` apart) those that
 // leave the least error, with the codes that belong to them.
@@ -93,7 +87,8 @@ void choose_sub_scales(const Source& s, const Affine* wanted, int reach, Found& 
   }
 }
 
-// d and dmin by least squares for given codes and integer scales; false where they are not determined.
+}  // namespace
+
 bool refit(const Source& s, OpenBlock& block) {
   double aa = 0, ab = 0, bb = 0, xa = 0, xb = 0;
   for (int i = 0; i < s.form.elements; ++i) {
@@ -116,7 +111,6 @@ bool refit(const Source& s, OpenBlock& block) {
   return true;
 }
 
-// d (and dmin) such that the integers reach the largest scale (and minimum) that a sub-block wants.
 void common_scales(const Source& s, const Affine* wanted, OpenBlock& b) {
   float scale = 0, min = 0;
   for (int j = 0; j < s.count(); ++j) {
@@ -128,21 +122,22 @@ void common_scales(const Source& s, const Affine* wanted, OpenBlock& b) {
   if (s.form.most_min > 0) b.dmin = round_to_f16(min / static_cast<float>(s.form.most_min));
 }
 
-// Every sub-block covers its range (and 0); without minima its largest magnitude meets the lowest level.
+Affine plain_scale(const Source& s, int j) {
+  const OpenForm& f = s.form;
+  const float* sub = s.values(j);
+  if (f.most_min == 0) return {largest_magnitude(sub, f.sub) / f.levels.front(), 0};
+  const auto [low, high] = std::minmax_element(sub, sub + f.sub);
+  const float min = std::min(*low, 0.f);
+  return {(std::max(*high, min) - min) / static_cast<float>(s.top()), min};
+}
+
+namespace {
+
 Found plain_block(const OpenForm& f, const float* x) {
   static constexpr float kEqual[kMostElements] = {};
   const Source s{f, x, kEqual};
   Affine wanted[kMostSubBlocks];
-  for (int j = 0; j < s.count(); ++j) {
-    const float* sub = s.values(j);
-    if (f.most_min == 0) {
-      wanted[j] = {largest_magnitude(sub, f.sub) / f.levels.front(), 0};
-      continue;
-    }
-    const auto [low, high] = std::minmax_element(sub, sub + f.sub);
-    const float min = std::min(*low, 0.f);
-    wanted[j] = {(std::max(*high, min) - min) / static_cast<float>(s.top()), min};
-  }
+  for (int j = 0; j < s.count(); ++j) wanted[j] = plain_scale(s, j);
   Found found;
   common_scales(s, wanted, found.block);
   choose_sub_scales(s, wanted, 0, found);
@@ -150,7 +145,6 @@ Found plain_block(const OpenForm& f, const float* x) {
 }
 
 Found searched_block(const OpenForm& f, const float* x, const float* weight) {
-  constexpr int kRounds = 3;
   const Source s{f, x, weight};
   Affine wanted[kMostSubBlocks];
   for (int j = 0; j < s.count(); ++j)
@@ -158,7 +152,7 @@ Found searched_block(const OpenForm& f, const float* x, const float* weight) {
                                : Affine{wanted_scale(f, s.values(j), s.weights(j)), 0};
   Found best, now;
   common_scales(s, wanted, now.block);
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRefitRounds; ++round) {
     choose_sub_scales(s, wanted, 1, now);
     if (now.error >= best.error) break;
     best = now;

@@ -35,6 +35,8 @@ struct OpenForm {
 // to the nearest integer. Else scales are searched for the least sum of weight (x - decoded)^2, in up to three rounds
 // of integer scales next to the nearest and a refit of d and dmin; never worse than the plain block.
 void encode_open(const BlockType&, const float* x, const float* weight, uint8_t* block);
+// The same for consecutive blocks, several side by side (open_lanes.cpp).
+void encode_open_many(const BlockType&, const float* x, const float* weight, int64_t blocks, uint8_t* to);
 void encode_open_plain(const BlockType&, const float* x, uint8_t* block);
 void decode_open(const OpenForm&, const uint8_t* block, float* values);
 
@@ -50,6 +52,8 @@ constexpr BlockType open_type(uint32_t id, std::string_view name, int64_t bytes,
           .decode = [](const uint8_t* block, float* values) { decode_open(*kType.open, block, values); },
           .encode = [](const float* x, const float* weight, uint8_t* block) { encode_open(kType, x, weight, block); },
           .encode_plain = [](const float* x, uint8_t* block) { encode_open_plain(kType, x, block); },
+          .encode_many = [](const float* x, const float* weight, int64_t blocks,
+                            uint8_t* to) { encode_open_many(kType, x, weight, blocks, to); },
           .open = &form};
 }
 

@@ -9,6 +9,7 @@
 #include "formats/bits.h"
 #include "formats/gguf/block_codes.h"
 #include "formats/gguf/block_search.h"
+#include "formats/gguf/lanes.h"
 #include "src/core/half.h"
 
 namespace fewbit::gguf {
@@ -30,12 +31,19 @@ struct Nibbles {
     if constexpr (kBits == 5) v |= ((block[kHigh + x / 8] >> (x % 8)) & 1) << 4;
     return v;
   }
-  static void put(uint8_t* block, const int* codes) {
-    std::memset(block + kHigh, 0, static_cast<size_t>(kBytes - kHigh));
-    for (int x = 0; x < kBlock; ++x) {
-      block[kLow + x % 16] |= static_cast<uint8_t>((codes[x] & 15) << (4 * (x / 16)));
-      if constexpr (kBits == 5) block[kHigh + x / 8] |= static_cast<uint8_t>((codes[x] >> 4) << (x % 8));
+  static void put(uint8_t* block, const uint8_t* codes) {
+    for (int x = 0; x < kBlock / 2; ++x)
+      block[kLow + x] = static_cast<uint8_t>((codes[x] & 15) | ((codes[x + kBlock / 2] & 15) << 4));
+    if constexpr (kBits == 5) {
+      uint32_t high = 0;
+      for (int x = 0; x < kBlock; ++x) high |= static_cast<uint32_t>(codes[x] >> 4) << x;
+      std::memcpy(block + kHigh, &high, sizeof high);
     }
+  }
+  static void put(uint8_t* block, const int* codes) {
+    uint8_t narrow[kBlock];
+    for (int x = 0; x < kBlock; ++x) narrow[x] = static_cast<uint8_t>(codes[x]);
+    put(block, narrow);
   }
 
   static void decode(const uint8_t* block, float* values) {
@@ -119,9 +127,7 @@ template <class N>
 void store_nibbles(const BlockCodes& c, uint8_t* block) {
   store_f16(block, c.d);
   if constexpr (N::kHasMin) store_f16(block + 2, c.m);
-  int codes[kBlock];
-  std::copy_n(c.codes, kBlock, codes);
-  N::put(block, codes);
+  N::put(block, c.codes);
 }
 
 BlockCodes load_q8_0(const uint8_t* block) {
@@ -155,7 +161,14 @@ const CodeAccess* access_of(const BlockType& type) {
   return nullptr;
 }
 
-template <int kBits, bool kMin>
+template <const BlockType& kType>
+void encode_many(const float* x, const float* weight, int64_t blocks, uint8_t* to) {
+  for (int64_t b = 0; b < blocks; b += kLanes)
+    encode_simple_lanes(kType, x + b * kBlock, weight + b * kBlock,
+                        static_cast<int>(std::min<int64_t>(kLanes, blocks - b)), to + b * kType.bytes);
+}
+
+template <const BlockType& kType, int kBits, bool kMin>
 constexpr BlockType nibble_type(uint32_t id, std::string_view name) {
   using N = Nibbles<kBits, kMin>;
   return {.id = id,
@@ -165,7 +178,8 @@ constexpr BlockType nibble_type(uint32_t id, std::string_view name) {
           .grid = QuantSpec{.bits = kBits, .group = kBlock, .symmetric = !kMin},
           .decode = N::decode,
           .encode = N::encode,
-          .encode_plain = N::encode_plain};
+          .encode_plain = N::encode_plain,
+          .encode_many = encode_many<kType>};
 }
 
 }  // namespace
@@ -190,10 +204,10 @@ int zero_point(const BlockCodes& c, int top) {
   return round_to_f16(-z * c.d) == c.m ? static_cast<int>(z) : -1;
 }
 
-constinit const BlockType type_q4_0 = nibble_type<4, false>(2, "q4_0");
-constinit const BlockType type_q4_1 = nibble_type<4, true>(3, "q4_1");
-constinit const BlockType type_q5_0 = nibble_type<5, false>(6, "q5_0");
-constinit const BlockType type_q5_1 = nibble_type<5, true>(7, "q5_1");
+constinit const BlockType type_q4_0 = nibble_type<type_q4_0, 4, false>(2, "q4_0");
+constinit const BlockType type_q4_1 = nibble_type<type_q4_1, 4, true>(3, "q4_1");
+constinit const BlockType type_q5_0 = nibble_type<type_q5_0, 5, false>(6, "q5_0");
+constinit const BlockType type_q5_1 = nibble_type<type_q5_1, 5, true>(7, "q5_1");
 constinit const BlockType type_q8_0 = {
     .id = 8,
     .name = "q8_0",
@@ -203,6 +217,7 @@ constinit const BlockType type_q8_0 = {
     .decode = decode_q8_0,
     .encode = encode_q8_0,
     .encode_plain = encode_plain_q8_0,
+    .encode_many = encode_many<type_q8_0>,
 };
 
 }  // namespace fewbit::gguf

@@ -26,11 +26,13 @@ TOOLS = {
     # What quantizes on the fly, and adapters: scripts/interop/foreign.
     "foreign": (["bitsandbytes==0.50.2", "peft==0.21.2", "hqq==0.2.8.post1", "torchao==0.18.0", "transformers==5.23.0", "accelerate==1.15.0"], []),
     "gguf": (["gguf==0.19.0", "numpy==2.4.6"], ["--only-binary", ":all:"]),
+    # Clients of a server: scripts/interop/serve_clients. Of transformers they need the tokenizers, not PyTorch.
+    "serve-clients": (["openai==3.57.0", "lm_eval[api]==0.4.13", "transformers==5.24.0", "llm==0.36"], []),
 }
 # llama.cpp's source travels in the source distribution of its Python binding. It is built here, because the wheels that can be
 # had have no quantizer.
 LLAMA_CPP = "llama_cpp_python==0.3.36"
-ALONE = {"torch", "gguf"}  # do not see the environment of torch
+ALONE = {"torch", "gguf", "serve-clients"}  # do not see the environment of torch
 
 
 class Unavailable(RuntimeError):

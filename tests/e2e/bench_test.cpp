@@ -102,6 +102,96 @@ TEST_F(Bench, ComparesTwoCheckpointsInTurn) {
     EXPECT_TRUE(j.contains(key)) << key;
 }
 
+TEST_F(Bench, UnderLoadMakesARowOfEveryLevel) {
+  const Json j = json(
+      "runner bench --device cpu --concurrency 1,3 --prompt-tokens uniform:4-40 --tokens 5,1 --requests 6 "
+      "--slo ttft=100s,e2e=200s --csv t.csv --markdown t.md");
+  ASSERT_EQ(j["rows"].size(), 4u);
+  EXPECT_EQ(j["loop"], "closed");
+  EXPECT_EQ(j["slo"], (Json{{"ttft_ms", 1e5}, {"itl_ms", nullptr}, {"e2e_ms", 2e5}}));
+  for (const Json& row : j["rows"]) {
+    const int tokens = std::stoi(row["tokens"].get<std::string>());
+    EXPECT_EQ(row["prompt_tokens"], "uniform:4-40");
+    EXPECT_EQ(row["requests"], 6);
+    EXPECT_EQ(row["total_tokens"], 6 * tokens);
+    EXPECT_EQ(row["total_prompt_tokens"], j["rows"][0]["total_prompt_tokens"]) << "the same prompts in every row";
+    EXPECT_EQ(row["within_slo"], 6);
+    EXPECT_EQ(row["goodput"], row["requests_per_s"]);
+    EXPECT_EQ(row["itl_ms"]["p50"].is_null(), tokens == 1);
+    for (const char* key : {"ttft_ms", "e2e_ms"}) EXPECT_GE(row[key]["p99"], row[key]["p50"]) << key;
+  }
+  std::map<std::string, std::set<long>> marks;  // how many stand in the lines of a file
+  for (const auto& [name, mark] : {std::pair{"t.csv", ','}, {"t.md", '|'}}) {
+    std::ifstream in(dir / name);
+    for (std::string line; std::getline(in, line);)
+      if (const long n = std::count(line.begin(), line.end(), mark); n > 3) marks[name].insert(n);
+  }
+  EXPECT_EQ(marks["t.csv"].size(), 1u) << "as many cells in every line";
+  EXPECT_EQ(marks["t.md"], std::set<long>{14});
+}
+
+TEST_F(Bench, UnderLoadTakesAFileOfArrivals) {
+  std::ofstream(dir / "a.jsonl") << R"({"arrival": 0, "prompt_tokens": 20, "tokens": 4})"
+                                    "\n\n"
+                                 << R"({"arrival": 0.05, "prompt_tokens": 9, "tokens": 2})"
+                                    "\n";
+  const Json j = json("runner bench --device cpu --concurrency 2 --arrivals a.jsonl");
+  EXPECT_EQ(j["loop"], "open");
+  EXPECT_EQ(j["rows"][0]["total_prompt_tokens"], 29);
+  EXPECT_EQ(j["rows"][0]["total_tokens"], 6);
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({"arrival": 1, "prompt_tokens": 20, "tokens": 4, "n": 1})", "unknown key \"n\""},
+      {R"({"arrival": 1, "prompt_tokens": 0, "tokens": 4})", "prompt_tokens: expected a whole number from 1"},
+      {R"({"arrival": 1, "prompt_tokens": 3})", "tokens: expected a whole number"},
+      {R"({"arrival": "1", "prompt_tokens": 3, "tokens": 4})", "arrival: expected seconds"},
+      {R"({"arrival": 1, "prompt_tokens": 3, "tokens": 4)", "b.jsonl:2"},
+      {R"({"arrival": 0.1, "prompt_tokens": 3, "tokens": 4})", "sort the lines"},
+      {"[]", "expected {"},
+  };
+  for (const auto& [line, says] : wrong) {
+    std::ofstream(dir / "b.jsonl") << R"({"arrival": 0.5, "prompt_tokens": 20, "tokens": 4})"
+                                   << "\n"
+                                   << line << "\n";
+    const ProcessResult r = run("runner bench nowhere --device cpu --concurrency 2 --arrivals b.jsonl");
+    EXPECT_EQ(r.exit_code, 1) << line;
+    EXPECT_NE(r.err.find(says), std::string::npos) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+  }
+}
+
+// No model is opened for them: there is none.
+TEST_F(Bench, UnderLoadRefusesWhatMakesNoSense) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"--concurrency 0", "expected a whole number from 1"},
+      {"--concurrency 2 --batch 2", "--batch"},
+      {"--concurrency 2 --repetitions 2", "--repetitions"},
+      {"--concurrency 2 --trace t.json", "--trace"},
+      {"--concurrency 2 --ops", "--ops"},
+      {"--concurrency 2 --tp 1", "--tp"},
+      {"--rate 2", "--concurrency"},
+      {"--slo ttft=1s", "--concurrency"},
+      {"--no-prefix-cache", "--concurrency"},
+      {"--concurrency 2 --rate 0", "expected a number"},
+      {"--concurrency 2 --rate 2 --arrivals a.jsonl", "--arrivals"},
+      {"--concurrency 2 --tokens 3 --arrivals a.jsonl", "--tokens"},
+      {"--concurrency 2 --tokens uniform:9-3", "found uniform:9-3"},
+      {"--concurrency 2 --prompt-tokens uniform:3", "found uniform:3"},
+      {"--concurrency 2 --prompt-tokens normal:3-9", "uniform:64-512"},
+      {"--tokens uniform:3-9", "a range is for --concurrency"},
+      {"--concurrency 2 --slo ttft=200", "\"ttft=200\""},
+      {"--concurrency 2 --slo tpot=20ms", "\"tpot=20ms\""},
+      {"--concurrency 2 --slo itl=20ms,itl=30ms", "each once"},
+      {"--concurrency 2 --slo itl=-20ms", "\"itl=-20ms\""},
+  };
+  for (const auto& [flags, says] : wrong) {
+    const ProcessResult r = run(std::string("runner bench nowhere --device cpu ") + flags);
+    EXPECT_EQ(r.exit_code, 2) << flags << ": " << r.err;
+    EXPECT_NE(r.err.find(says), std::string::npos) << flags << ": " << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << flags;
+  }
+}
+
 // Before anything else: no model is opened, no file written.
 TEST_F(Bench, SingleOpsNeedAGpu) {
   for (const char* command : {"runner bench --ops --device cpu", "runner bench --ops=all --device cpu --json o.json",

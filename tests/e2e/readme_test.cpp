@@ -24,6 +24,7 @@ constexpr Shorter kShorter[] = {
     {"evaluate report", " --max-windows 2"},
     {"evaluate sweep", " --max-windows 2 --samples 2 --seq-len 64"},
     {"convert synth", " --layers 1"},
+    {"runner bench out/ --concurrency", " --requests 8"},
 };
 // Disk and memory of a checkpoint of real size are no test's.
 constexpr const char* kLarge = "llama3-8b";

@@ -208,6 +208,45 @@ TEST_F(Serve, WhatCannotBeDoneIsRefusedInOneLine) {
   EXPECT_EQ(Json::parse(get("/v1/models").body)["data"][0]["id"], "demo");
 }
 
+// What clients send without meaning anything by it: each key alone, with its neutral value and with one that asks for
+// something.
+TEST_F(Serve, NeutralValuesAreTakenAndOthersAreNot) {
+  start("--chat-template chatml");
+  const std::string completion = R"({"prompt": "a", "max_tokens": 1)",
+                    chat = R"({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1)";
+  const std::tuple<const char*, std::vector<const char*>, const char*> keys[] = {
+      {"presence_penalty", {"0", "0.0"}, "0.5"},
+      {"repetition_penalty", {"1.0"}, "1.1"},
+      {"logit_bias", {"{}", "null"}, R"({"5": 1})"},
+      {"tools", {"[]", "null"}, R"([{"type": "function"}])"},
+      {"tool_choice", {R"("none")", R"("auto")"}, R"("required")"},
+      {"reasoning_effort", {R"("none")", "null"}, R"("high")"},
+      {"verbosity", {R"("medium")"}, R"("low")"},
+      {"stop_token_ids", {"[]"}, "[3]"},
+      {"include_stop_str_in_output", {"false"}, "true"},
+      {"modalities", {R"(["text"])"}, R"(["audio"])"},
+      {"suffix", {R"("")", "null"}, R"("end")"},
+  };
+  for (const auto& [key, neutral, asks] : keys) {
+    const auto with = [&, name = std::string(key)](const std::string& body, const std::string& value) {
+      return body + ", \"" + name + "\": " + value + "}";
+    };
+    for (const char* value : neutral) {
+      EXPECT_EQ(post(kCompletions, with(completion, value)).status, 200) << key << ": " << value;
+      EXPECT_EQ(post(kChat, with(chat, value)).status, 200) << key << ": " << value;
+    }
+    for (const HttpAnswer& a : {post(kCompletions, with(completion, asks)), post(kChat, with(chat, asks))}) {
+      EXPECT_EQ(a.status, 400) << key << ": " << asks;
+      const Json error = Json::parse(a.body)["error"];
+      EXPECT_EQ(error["param"], key);
+      EXPECT_NE(error["message"].get<std::string>().find("leave it out, or "), std::string::npos) << error;
+    }
+  }
+  EXPECT_EQ(Json::parse(get("/v1/models/demo").body)["id"], "demo");
+  EXPECT_EQ(get("/v1/models/other").status, 404);
+  EXPECT_EQ(get("/v1/models/").status, 404);
+}
+
 TEST_F(Serve, AKeyIsAskedFor) {
   start("--api-key secret");
   EXPECT_EQ(get("/v1/models").status, 401);

@@ -69,8 +69,8 @@ const std::map<std::string, Program>& programs() {
        {add_runner_commands,
         "Runs a checkpoint: latency per token, text generation, token ids, chat templates.",
         "Examples:\n"
-        "  runner bench --tokens 200                       the embedded demo model\n"
         "  runner bench out/ --tokens 200 --prompt-tokens 512 --batch 4\n"
+        "  runner bench out/ --concurrency 1,8 --rate 2 --slo ttft=500ms,itl=50ms     latency and goodput under load\n"
         "  runner bench --ops block,linear                 a GPU's kernels, each alone, against cuBLAS\n"
         "  runner generate out/ --prompt \"Once upon a time\"\n"
         "  runner serve out/ --port 8000                   OpenAI's API, many requests at once\n"

@@ -242,6 +242,25 @@ int64_t PagedCache::pages_held_in_all() const {
   return n;
 }
 
+int64_t PagedCache::pages_in_all() const {
+  int64_t n = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) n += pages(g);
+  return n;
+}
+
+int64_t PagedCache::pages_of_sequences() const {
+  int64_t n = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    std::vector<bool> held(static_cast<size_t>(pages(g)));
+    for (const Sequence& s : sequences_)
+      if (s.live)
+        for (const int32_t page : s.tables[g])
+          if (page >= 0) held[static_cast<size_t>(page)] = true;
+    n += std::ranges::count(held, true);
+  }
+  return n;
+}
+
 int64_t PagedCache::bytes() const {
   int64_t n = 0;
   const auto add = [&](std::initializer_list<const Tensor*> tensors) {

@@ -61,6 +61,8 @@ class PagedCache {
   int64_t pages(size_t group = 0) const { return std::ssize(groups_[group].holders); }
   int64_t pages_held(size_t group = 0) const { return pages(group) - std::ssize(groups_[group].free); }
   int64_t pages_held_in_all() const;
+  int64_t pages_in_all() const;
+  int64_t pages_of_sequences() const;  // of all groups: held by sequences, each page once; the prefix cache holds more
   size_t groups() const { return groups_.size(); }
   int64_t bytes() const;
   int64_t bytes_per_position() const { return position_bytes_; }  // of one sequence, within all windows

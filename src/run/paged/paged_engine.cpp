@@ -9,6 +9,7 @@
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
 #include "kernels/statistics/nll.h"
+#include "src/run/paged/rows_alike.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -45,16 +46,17 @@ PagedEngine::PagedEngine(Exec& ex, const Checkpoint& c, const PagedOptions& o)
               .sequences = o.sequences,
               .pass = o.pass}),
       room_(alloc_latent_room(ex, spec_, o.load.dtype, o.longest)),
-      slots_(ex, spec_, kRowsAlike, o.load.dtype) {
+      slots_(ex, spec_, kRowsInTiles, o.load.dtype) {
   refuse_coded_latents(spec_, o.load.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
   kv_scales_ = load_kv_scales(ex, c, o.load.kv_cache, &notes_);
   if (std::string line = long_rope_line(spec_, o.longest); !line.empty()) notes_.push_back(std::move(line));
-  x_ = ex.alloc(o.load.dtype, {kRowsAlike, spec_.width()});
-  last_ = ex.alloc(o.load.dtype, {kRowsAlike, spec_.width()});
-  normed_ = ex.alloc(o.load.dtype, {kRowsAlike, spec_.hidden});
+  x_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.width()});
+  last_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.width()});
+  normed_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.hidden});
+  if (rows_alike(spec_, blocks_, ends_, o.load.dtype)) slice_ = kRowsInTiles;
 }
 
 std::vector<PagedEngine::Slice> PagedEngine::slices_of(std::span<const NewTokens> work) const {
@@ -70,7 +72,7 @@ std::vector<PagedEngine::Slice> PagedEngine::slices_of(std::span<const NewTokens
   };
   for (const NewTokens& w : work)
     for (int64_t i = 0; i < std::ssize(w.ids); ++i) {
-      if (std::ssize(ids) == kRowsAlike) close();
+      if (std::ssize(ids) == slice_) close();
       const int64_t row = std::ssize(ids);
       if (row == 0 || i == 0) {
         slice.runs.push_back({row, row});
@@ -147,7 +149,7 @@ ConstTensorView PagedEngine::pass(std::span<const NewTokens> work) {
 int64_t PagedEngine::weight_bytes() const {
   int64_t n = head_bytes(ends_) + ends_.final_norm.bytes();
   for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    n += fewbit::weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], kRowsAlike);
+    n += fewbit::weight_bytes(spec_.block(layer), blocks_[static_cast<size_t>(layer)], slice_);
   return n;
 }
 

@@ -3,7 +3,8 @@
 // (decode) or of many (prefill), in any mixture.
 //
 // A row's bits depend on its own sequence alone, not on the rows beside it nor on how its sequence was cut into passes.
-// Products of the CPU keep that promise up to kRowsAlike rows, so a pass goes through the layers in slices of as many.
+// Products of the CPU's matrix unit keep that promise for any number of rows, others up to kRowsAlike; a pass goes
+// through the layers in slices of as many as all products of the model take.
 #include <span>
 #include <string>
 #include <vector>
@@ -16,8 +17,11 @@
 namespace fewbit {
 
 // Rows up to which every product of the CPU takes them one by one (kFewRows of kernels/products/gemm_cpu.cpp is the
-// least). The one place to raise once products of many rows give a row the same bits.
+// least).
 inline constexpr int64_t kRowsAlike = 8;
+// Rows of a slice where all products are alike for any number: weights are read once for so many. Slots of more rows
+// leave the second cache, and a step of that many sequences is long already.
+inline constexpr int64_t kRowsInTiles = 64;
 
 struct PagedOptions {
   LoadOptions load{};
@@ -45,7 +49,8 @@ class PagedEngine {
   // Runs the new tokens and lengthens their sequences. The logits that were wanted, in order, f32 [rows, vocab] on the
   // device; valid until the next call. Error{usage} for ids outside the vocabulary.
   ConstTensorView pass(std::span<const NewTokens>);
-  int64_t weight_bytes() const;  // of one slice of a pass
+  int64_t rows_of_slice() const { return slice_; }  // kRowsAlike or kRowsInTiles
+  int64_t weight_bytes() const;                     // of one slice of a pass
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -73,6 +78,7 @@ class PagedEngine {
   LatentStorage room_;
   SlotBuffers slots_;
   Tensor x_, last_, normed_, logits_;
+  int64_t slice_ = kRowsAlike;
 };
 
 }  // namespace fewbit

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "kernels/cpu/tile_product.h"
 #include "src/model/archs.h"
 #include "src/model/synth/synth.h"
 #include "src/run/engine.h"
@@ -105,6 +106,28 @@ TEST(PagedEngine, RowsDoNotDependOnTheRowsBesideThem) {
   for (const KvType kv : kCaches)
     ragged_equals_alone(c, {.dtype = DType::bf16, .kv_cache = kv}, std::string(name_of(kv)));
   ragged_equals_alone(c, {.dtype = DType::f32}, "f32");
+}
+
+// Prompts of many rows in one slice, where all products take any number alike; else, and in f32, eight at a time.
+TEST(PagedEngine, ManyRowsInASliceHaveTheBitsOfOne) {
+  Exec ex = Exec::cpu();
+  const TempDir dir;
+  const std::vector<int32_t> ids = random_ids(70, 3);
+  for (const char* format : {"bf16", "marlin", "fp8", "int8"}) {
+    synthesize(dir / format, {.preset = "tiny", .format = format}, {});
+    const Checkpoint c = Checkpoint::open(dir / format);
+    std::vector<int32_t> own = ids;
+    for (int32_t& id : own) id %= static_cast<int32_t>(c.spec.vocab);
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+      PagedEngine engine(ex, c, {.load = {.dtype = dtype}, .pages = 8, .sequences = 1, .longest = 80, .pass = 80});
+      if (dtype == DType::bf16 && cpu::has_tiles()) {
+        EXPECT_EQ(engine.rows_of_slice(), kRowsInTiles) << format;
+      }
+      const Tensor one = logits_of(engine, own, 1);
+      for (const int64_t piece : {9, 20, 70})
+        ASSERT_EQ(first_difference(logits_of(engine, own, piece), one), "") << format << " by " << piece;
+    }
+  }
 }
 
 // The kinds of memory that a model may have: windows, chunks, states, latents, chosen keys, shared keys, and keys of

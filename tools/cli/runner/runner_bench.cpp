@@ -22,9 +22,11 @@ namespace fs = std::filesystem;
 std::vector<BenchShape> shapes_of(const BenchArgs& a) {
   std::vector<BenchShape> shapes;
   for (const int64_t batch : a.batch)
-    for (const int64_t prompt : a.prompt_tokens)
-      for (const int64_t tokens : a.tokens)
-        shapes.push_back({.batch = batch, .prompt_tokens = prompt, .tokens = tokens});
+    for (const std::string& prompt : a.prompt_tokens)
+      for (const std::string& tokens : a.tokens)
+        shapes.push_back({.batch = batch,
+                          .prompt_tokens = one_length(prompt, "--prompt-tokens"),
+                          .tokens = one_length(tokens, "--tokens")});
   return shapes;
 }
 
@@ -237,15 +239,6 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
   write_json(a.common, json_of(a, model, r, rows).dump(1) + "\n");
 }
 
-// One word with commas: the next word is none of the list's.
-void add_list(CLI::App& app, const std::string& name, std::vector<int64_t>& values, const std::string& what) {
-  app.add_option(name, values, what + "; a list (1,8: commas, no blanks) makes a row of each")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(at_least(1))
-      ->capture_default_str();
-}
-
 }  // namespace
 
 std::string steps_of(StepLaunches launches, const std::string& why_not_together) {
@@ -263,9 +256,10 @@ void add_bench_command(CLI::App& app) {
   CLI::App* bench =
       app.add_subcommand("bench", "Load time, prefill rate, time to first token, latency per token, GB/s");
   auto* model = bench->add_option("MODEL", b->model, "Checkpoint folder (left out: the embedded demo model)");
-  add_list(*bench, "--tokens", b->tokens, "Decode steps to time");
-  add_list(*bench, "--prompt-tokens", b->prompt_tokens, "Tokens of the random prompt");
-  add_list(*bench, "--batch", b->batch, "Sequences at once");
+  add_list(*bench, "--tokens", b->tokens, "Decode steps to time, or new tokens of a request", lengths())
+      ->type_name("D");
+  add_list(*bench, "--prompt-tokens", b->prompt_tokens, "Tokens of the random prompt", lengths())->type_name("D");
+  add_list(*bench, "--batch", b->batch, "Sequences at once, step by step together", at_least(1));
   bench
       ->add_option("--repetitions", b->options.repetitions,
                    "Times that each row's timed part runs: mean and standard deviation")
@@ -289,13 +283,15 @@ void add_bench_command(CLI::App& app) {
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
   CLI::Option* tp = add_tp(*bench, b->tp);
+  CLI::Option* traffic = add_traffic(*bench, *b);
   add_common(*bench, b->common);
   for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed",
                            "--dtype", "--kv-cache", "--head"})
     ops->excludes(bench->get_option(name));
   tp->excludes(ops)->excludes("--compare");
-  bench->callback([b, ops] {
+  bench->callback([b, ops, traffic] {
     const auto ranks = ranks_for(b->tp);
+    if (traffic->count() > 0) return run_traffic(*b);
     ops->count() > 0 ? run_ops(*b) : run_bench(*b, ranks.get());
   });
 }

@@ -1,10 +1,20 @@
 #pragma once
 // `runner tokenize` (runner_tokenize.cpp) and the parts of `runner bench`, one file each: rows (runner_bench.cpp), two
-// checkpoints (runner_compare.cpp), a trace (runner_trace.cpp), single ops (runner_ops.cpp).
+// checkpoints (runner_compare.cpp), a trace (runner_trace.cpp), single ops (runner_ops.cpp), requests that come and go
+// (runner_traffic.cpp).
 #include "src/run/bench/ops_bench.h"
 #include "tools/cli/options.h"
+#include "tools/cli/runner/traffic_args.h"
 
 namespace fewbit::cli {
+
+struct TrafficArgs {
+  std::vector<int64_t> concurrency;  // empty: no bench under load
+  double rate = 0;
+  int64_t requests = 0, shared_tokens = 0;
+  std::string arrivals, slo;
+  SchedulingArgs scheduling;
+};
 
 struct BenchArgs {
   Common common;
@@ -14,9 +24,11 @@ struct BenchArgs {
   std::vector<std::string> ops_models;
   bool explain = false;
   int tp = 1;
-  int sm = 90;  // compute capability that --explain speaks of
-  std::vector<int64_t> tokens{200}, prompt_tokens{128}, batch{1};
+  int sm = 90;                                                   // compute capability that --explain speaks of
+  std::vector<std::string> tokens{"200"}, prompt_tokens{"128"};  // lengths_from()
+  std::vector<int64_t> batch{1};
   BenchOptions options;
+  TrafficArgs traffic;
 };
 
 void add_bench_command(CLI::App& app);
@@ -32,6 +44,9 @@ CLI::Option* add_ops(CLI::App& app, BenchArgs&, CLI::Option* model);
 void run_ops(const BenchArgs&);
 // `--ops --explain`: which kernel each shape of the models takes.
 void explain_kernels(const BenchArgs&, const std::vector<OpsModel>& models);
+// `--concurrency` and what goes with it; the first is returned. Excludes what else bench has by itself.
+CLI::Option* add_traffic(CLI::App& bench, BenchArgs&);
+void run_traffic(const BenchArgs&);
 // The file of `--trace`.
 std::string trace_json(const std::string& model, const std::string& device, const std::vector<TracedPass>&);
 // "all layers in one launch", or how else and why.

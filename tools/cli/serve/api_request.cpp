@@ -77,17 +77,37 @@ constexpr std::array kRead = {"model",
                               "ignore_eos",
                               "response_format"};
 // Keys that say nothing about the text.
-constexpr std::array kSilent = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"};
-// Keys that have one value here; an empty list or object is as good as none.
-const std::map<std::string, Json>& only_values() {
-  static const std::map<std::string, Json> values = {{"presence_penalty", 0},        {"frequency_penalty", 0},
-                                                     {"repetition_penalty", 1},      {"length_penalty", 1},
-                                                     {"use_beam_search", false},     {"min_tokens", 0},
-                                                     {"skip_special_tokens", true},  {"suffix", ""},
-                                                     {"tools", Json::array()},       {"functions", Json::array()},
-                                                     {"logit_bias", Json::object()}, {"tool_choice", "none"},
-                                                     {"modalities", {"text"}}};
+constexpr std::array kSilent = {"user",
+                                "metadata",
+                                "store",
+                                "service_tier",
+                                "safety_identifier",
+                                "prompt_cache_key",
+                                "prompt_cache_retention",
+                                "parallel_tool_calls",
+                                "request_id"};
+// Keys that clients send with a value that asks for nothing, and those values; null is one as well.
+const std::map<std::string, std::vector<Json>>& neutral_values() {
+  static const std::map<std::string, std::vector<Json>> values = {{"presence_penalty", {Json(0)}},
+                                                                  {"frequency_penalty", {Json(0)}},
+                                                                  {"repetition_penalty", {Json(1)}},
+                                                                  {"length_penalty", {Json(1)}},
+                                                                  {"use_beam_search", {Json(false)}},
+                                                                  {"min_tokens", {Json(0)}},
+                                                                  {"skip_special_tokens", {Json(true)}},
+                                                                  {"spaces_between_special_tokens", {Json(true)}},
+                                                                  {"include_stop_str_in_output", {Json(false)}},
+                                                                  {"continue_final_message", {Json(false)}},
+                                                                  {"stop_token_ids", {Json::array()}},
+                                                                  {"suffix", {Json("")}},
+                                                                  {"tools", {Json::array()}},
+                                                                  {"functions", {Json::array()}},
+                                                                  {"logit_bias", {Json::object()}},
+                                                                  {"tool_choice", {Json("none"), Json("auto")}},
+                                                                  {"function_call", {Json("none"), Json("auto")}},
+                                                                  {"reasoning_effort", {Json("none")}},
+                                                                  {"verbosity", {Json("medium")}},
+                                                                  {"modalities", {Json::array({"text"})}}};
   return values;
 }
 
@@ -96,9 +116,11 @@ void refuse_what_is_not_done(const Body& b) {
     if (value.is_null() || std::ranges::find(kRead, key) != kRead.end() ||
         std::ranges::find(kSilent, key) != kSilent.end())
       continue;
-    const auto only = only_values().find(key);
-    if (only == only_values().end()) refuse(key, fmt::format("{}: not known here; leave it out", key.substr(0, 64)));
-    if (value != only->second) refuse(key, fmt::format("{}: not done here; leave it out", key));
+    const auto neutral = neutral_values().find(key);
+    if (neutral == neutral_values().end())
+      refuse(key, fmt::format("{}: not known here; leave it out", key.substr(0, 64)));
+    if (std::ranges::find(neutral->second, value) == neutral->second.end())
+      refuse(key, fmt::format("{}: not done here; leave it out, or {}", key, neutral->second.front().dump()));
   }
   if (const Json* f = b.find("response_format"); f && (!f->is_object() || f->value("type", Json()) != "text"))
     refuse("response_format", "response_format: output is not constrained here; leave it out, or {\"type\": \"text\"}");

@@ -18,13 +18,17 @@
 namespace fewbit::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kOneModel = "/v1/models/";
+
 struct ServeArgs {
   Common common;
   std::string model, name, dtype = "bf16", kv_cache = "bf16", head = "stored", api_key, chat_template;
   HttpDoor door;
-  int64_t context = 0, positions = 0, sequences = 16, budget = 512, queue = 64;
+  int64_t context = 0, sequences = 16, queue = 64;
   double longest_s = 600;
-  bool no_prefix_cache = false;
+  SchedulingArgs scheduling;
   ApiLimits limits;
 };
 
@@ -85,7 +89,8 @@ class Service {
   void route(const HttpCall& call, HttpReply& reply) {
     const bool chat = call.path == "/v1/chat/completions";
     const bool post = chat || call.path == "/v1/completions";
-    const bool get = call.path == "/v1/models" || call.path == "/health" || call.path == "/metrics";
+    const bool one_model = starts_with(call.path, kOneModel);
+    const bool get = one_model || call.path == "/v1/models" || call.path == "/health" || call.path == "/metrics";
     if (!post && !get) throw ApiError{.status = 404, .message = "no such path: " + call.path.substr(0, 200)};
     if (call.method != (post ? "POST" : "GET") && !(get && call.method == "HEAD"))
       throw ApiError{.status = 405, .message = fmt::format("{}: expected {}", call.path, post ? "POST" : "GET")};
@@ -93,9 +98,11 @@ class Service {
     if (call.path == "/health") {
       if (const std::string why = loop_.failure(); !why.empty()) throw ApiError{.status = 503, .message = why};
       reply.body = "{\"status\":\"ok\"}\n";
-    } else if (call.path == "/v1/models") {
-      const nlohmann::ordered_json model = {{"id", name_}, {"object", "model"}, {"created", 0}, {"owned_by", "fewbit"}};
-      reply.body = nlohmann::ordered_json{{"object", "list"}, {"data", {model}}}.dump() + "\n";
+    } else if (one_model || call.path == "/v1/models") {
+      const Json model = {{"id", name_}, {"object", "model"}, {"created", 0}, {"owned_by", "fewbit"}};
+      if (one_model && call.path.substr(kOneModel.size()) != name_)
+        throw ApiError{.status = 404, .message = fmt::format("the model is \"{}\"", name_), .parameter = "model"};
+      reply.body = (one_model ? model : Json{{"object", "list"}, {"data", {model}}}).dump() + "\n";
     } else {
       reply.type = "text/plain; version=0.0.4";
       reply.body = metrics();
@@ -189,7 +196,7 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
   const int64_t context = a.context > 0 ? a.context : std::min<int64_t>(c.spec.max_positions, 4096);
   if (context > c.spec.max_positions)
     fail(ErrorKind::usage, fmt::format("--context {}: the model has {} positions", context, c.spec.max_positions));
-  const int64_t positions = a.positions > 0 ? a.positions : 4 * context;
+  const int64_t positions = a.scheduling.positions > 0 ? a.scheduling.positions : 4 * context;
   if (positions < context)
     fail(ErrorKind::usage, fmt::format("--cache-positions {}: expected --context {} at least", positions, context));
   return {
@@ -197,7 +204,7 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
       .pages = pages_for(positions),
       .sequences = a.sequences,
       .longest = context,
-      .pass = a.budget};
+      .pass = a.scheduling.budget};
 }
 
 void run_serve(ServeArgs a) {
@@ -209,8 +216,9 @@ void run_serve(ServeArgs a) {
   PagedEngine engine(ex, c, options);
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
   install_stop_handler();
-  ServingLoop loop(ex, engine, {.budget = a.budget, .running = a.sequences, .prefix_cache = !a.no_prefix_cache},
-                   a.queue);
+  ServingLoop loop(
+      ex, engine,
+      {.budget = a.scheduling.budget, .running = a.sequences, .prefix_cache = !a.scheduling.no_prefix_cache}, a.queue);
   const std::string name = a.name.empty() ? c.dir.filename().string() : a.name;
   Service service(a, name, *texts, loop);
   a.door.max_body = a.limits.max_body;
@@ -228,10 +236,10 @@ void run_serve(ServeArgs a) {
                                                   : "the request is malformed"});
   };
   a.door.open = [&](int port) {
-    const nlohmann::ordered_json j = {{"model", c.dir.string()},    {"name", name},
-                                      {"host", a.door.host},        {"port", port},
-                                      {"device", ex.device_name()}, {"context", options.longest},
-                                      {"pages", options.pages},     {"cache_bytes", engine.cache().bytes()}};
+    const Json j = {{"model", c.dir.string()},    {"name", name},
+                    {"host", a.door.host},        {"port", port},
+                    {"device", ex.device_name()}, {"context", options.longest},
+                    {"pages", options.pages},     {"cache_bytes", engine.cache().bytes()}};
     say(a.common, fmt::format("{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache\n",
                               name, a.door.host, port, ex.device_name(), options.longest, options.pages, kPagePositions,
                               human_bytes(engine.cache().bytes()), a.kv_cache));
@@ -260,12 +268,10 @@ void add_serve_command(CLI::App& app) {
   c->add_option("--name", s->name, "The model's name in answers (left out: its folder's)");
   c->add_option("--context", s->context, "Positions of a sequence (left out: the model's, 4096 at most)")
       ->check(at_least(1));
-  c->add_option("--cache-positions", s->positions, "Positions of all sequences (left out: four times --context)")
-      ->check(at_least(1));
+  add_scheduling(*c, s->scheduling, "four times --context");
   c->add_option("--sequences", s->sequences, "In the passes at one time")
       ->check(number_in(1, 1024))
       ->capture_default_str();
-  c->add_option("--budget", s->budget, "Rows of a pass")->check(number_in(1, 65536))->capture_default_str();
   c->add_option("--queue", s->queue, "Requests that may wait; beyond, 429")
       ->check(number_in(1, 1 << 20))
       ->capture_default_str();
@@ -285,7 +291,6 @@ void add_serve_command(CLI::App& app) {
                 "Within which a client must have sent all of a request, or have taken a piece of its answer")
       ->check(number_in(1, 3600))
       ->capture_default_str();
-  c->add_flag("--no-prefix-cache", s->no_prefix_cache, "Share no pages between requests");
   c->add_option("--chat-template", s->chat_template,
                 "Instead of the model's own: llama3, chatml, mistral, gemma, or a FILE");
   c->add_option("--dtype", s->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
