@@ -26,12 +26,15 @@ __device__ __forceinline__ bool before(Choice a, Choice b) {
   return a.logit != b.logit ? a.logit > b.logit : a.expert < b.expert;
 }
 
+// The one of the lanes' choices that comes before all others, by two reductions of integers: of the logits as numbers
+// in their order, then of the experts that have the largest.
 __device__ __forceinline__ Choice warp_best(Choice c) {
-  for (int lane = 16; lane > 0; lane /= 2) {
-    const Choice other{__shfl_xor_sync(0xffffffffu, c.logit, lane), __shfl_xor_sync(0xffffffffu, c.expert, lane)};
-    if (before(other, c)) c = other;
-  }
-  return c;
+  const auto bits = __float_as_uint(c.logit + 0.f);  // -0 is 0
+  const uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t best = __reduce_max_sync(0xffffffffu, order);
+  const auto expert =
+      static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(order == best ? c.expert : kNone)));
+  return {__uint_as_float(best & 0x80000000u ? best & 0x7fffffffu : ~best), expert};
 }
 
 __device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY : z; }
