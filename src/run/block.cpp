@@ -7,7 +7,6 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/compress_keys.h"
 #include "kernels/attention/rope_append.h"
-#include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
@@ -30,7 +29,6 @@
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/paged/ragged.h"
-#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -127,7 +125,7 @@ struct Interpreter {
   void operator()(const Project& op) const {
     const ConstTensorView w = weights.vectors.at(op.name);
     if (op.groups == 1) return gemm(ex, act[op.in], w, {}, act[op.out]);
-    run_groups(ex, op, w, act[op.in], act[op.out]);
+    run_groups(ex, op, weights, act[op.in], act[op.out]);
   }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
   TensorView state_of(const std::string& name) const {
@@ -173,12 +171,8 @@ struct Interpreter {
   }
   void operator()(const WriteStreams& op) const { write_streams(ex, act[op.in], act[op.mix], act[op.out]); }
   void operator()(const TokenRoute& op) const {
-    const int64_t tokens = act[op.in].rows();
-    const auto room = weights.token_logits.find(op.router);
-    const Tensor own = room != weights.token_logits.end() && tokens <= kFewTokens
-                           ? Tensor{}
-                           : ex.alloc(DType::f32, {tokens, op.experts});
-    const TensorView logits = own.empty() ? room->second.view().row_range(0, tokens) : own.view();
+    const Room room = room_of(ex, weights, op.router, 0, DType::f32, {act[op.in].rows(), op.experts});
+    const TensorView logits = room.rows;
     gemm(ex, act[op.in], weights.vectors.at(op.router), {}, logits);
     if (layout.ranks) layout.ranks->agree(ex, logits);
     token_route(ex, logits, weights.vectors.at(op.table), layout.ids, {op.renormalise, op.scaling}, act[op.out]);
@@ -359,45 +353,6 @@ void norm_rows(Exec& ex, ConstTensorView x, ConstTensorView weight, NormKind kin
   if (kind == NormKind::layer) return layer_norm(ex, x, weight, nullptr, eps, y);
   rms_norm(ex, x, weight, eps, weight_offset(kind), y);
 }
-
-SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {
-  for (const std::vector<BlockOp>& block : spec.kinds) {
-    std::array<int64_t, kSlots>& widths = widths_.emplace_back();
-    for (size_t s = 1; s < widths.size(); ++s)  // 0 is x
-      widths[s] = slot_features(spec, block, static_cast<Slot>(s));
-  }
-  const std::array<int64_t, kSlots> largest = widest_slots(spec);
-  for (size_t s = 1; s < largest.size(); ++s)
-    if (largest[s] > 0) buffers_[s] = ex.alloc(dtype, {tokens * largest[s]});
-}
-
-Activations SlotBuffers::bind(TensorView x, int kind) const {
-  FEWBIT_ASSERT(x.rows() <= tokens_);
-  Activations act;
-  act.choice = choice_.get();
-  act[Slot::x] = x;
-  const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
-  for (size_t s = 1; s < widths.size(); ++s)
-    if (widths[s] > 0) act.slot[s] = {buffers_[s].view().data, buffers_[s].dtype(), {x.rows(), widths[s]}, x.device};
-  return act;
-}
-
-RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longest_(longest) {
-  const auto add = [&](const std::vector<float>& f) {
-    if (!f.empty() && !tables_.count(f)) tables_.emplace(f, upload(ex, f));
-  };
-  for (const std::vector<BlockOp>& block : spec.kinds)
-    for (const BlockOp& op : block)
-      if (const CompressKeys* c = std::get_if<CompressKeys>(&op)) {
-        add(c->rope.inv_freq);
-      } else if (const Rope* r = std::get_if<Rope>(&op)) {
-        add(r->params.inv_freq);
-        add(r->params.long_inv_freq);
-      }
-}
-
-ConstTensorView RopeTables::inv_freq(const Rope& op) const { return inv_freq(op.params); }
-ConstTensorView RopeTables::inv_freq(const RopeParams& params) const { return tables_.at(params.table(longest_)); }
 
 void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes, const TokenLayout& layout,
             Activations& act) {

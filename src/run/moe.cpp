@@ -96,16 +96,24 @@ std::string prepare_mixture(Exec& ex, const Moe& op, BlockWeights& weights) {
 std::string prepare_few_experts(Exec& ex, const ModelSpec& spec, std::vector<BlockWeights>& blocks, DType dtype) {
   if (dtype != DType::bf16) return "float32 arithmetic";
   std::string first;
-  for (int64_t layer = 0; layer < spec.layers; ++layer)
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    BlockWeights& weights = blocks[static_cast<size_t>(layer)];
+    weights.rooms.clear();
     for (const BlockOp& op : spec.block(layer)) {
-      BlockWeights& weights = blocks[static_cast<size_t>(layer)];
-      if (const TokenRoute* route = std::get_if<TokenRoute>(&op))
-        weights.token_logits.insert_or_assign(route->router, ex.alloc(DType::f32, {kFewTokens, route->experts}));
+      const auto make_room = [&](const std::string& name, DType type, int64_t cols) {
+        weights.rooms[name].push_back(ex.alloc(type, {kFewTokens, cols}));
+      };
+      if (const TokenRoute* route = std::get_if<TokenRoute>(&op)) make_room(route->router, DType::f32, route->experts);
+      if (const Project* p = std::get_if<Project>(&op); p && p->groups > 1) {
+        make_room(p->name, dtype, p->in_features);
+        make_room(p->name, dtype, p->out_features / p->groups);
+      }
       if (const Moe* moe = std::get_if<Moe>(&op)) {
         const std::string why = prepare_mixture(ex, *moe, weights);
         if (first.empty() && !why.empty()) first = fmt::format("{}{}*: {}", spec.prefix(layer), moe->expert_name, why);
       }
     }
+  }
   return first;
 }
 
