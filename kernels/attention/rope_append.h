@@ -7,9 +7,14 @@ struct RopeTable {
   float attention_scale = 1;   // of cosines and sines (YaRN and LongRoPE; kernels/model/rope.h)
   bool hadamard = false;       // turn q and k by a Hadamard matrix after RoPE
 };
-// rope() of q and of k (kernels/model/rope.h), hadamard() of both where asked (kernels/model/hadamard.h), kv_append()
-// of that k and of v (kernels/attention/attention.h). The turned k goes to the cache only. The bits are those of the
-// ops one after another.
+// Norms of every head before RoPE, each where its weight is given: rms_norm() (kernels/model/norm.h).
+struct HeadNorms {
+  ConstTensorView q{}, k{};   // [head_dim] of the dtype of q, or null
+  float eps = 0, offset = 0;  // offset is added to the weights
+};
+// rms_norm() of the heads of q and of k where asked, rope() of both (kernels/model/rope.h), hadamard() of both where
+// asked (kernels/model/hadamard.h), kv_append() of that k and of v (kernels/attention/attention.h). The turned k goes
+// to the cache only. The bits are those of the ops one after another.
 //   q          [tokens, heads * head_dim]      f32 | bf16; in place
 //   k, v       [tokens, kv_heads * head_dim]   dtype of q; not changed
 //   positions  [tokens]                        i32, on the Exec's device; in [0, capacity)
@@ -19,15 +24,15 @@ struct RopeTable {
 // On a GPU the launch lets the next one begin only when all before it have ended (AttentionArgs::behind_append).
 // Errors: shapes or dtypes that do not fit stop the process (FEWBIT_ASSERT).
 namespace cpu {
-void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const RopeTable&,
-                 const KvCache&);
+void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const HeadNorms&,
+                 const RopeTable&, const KvCache&);
 }
 namespace cuda {
-void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const RopeTable&,
-                 const KvCache&);
+void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const HeadNorms&,
+                 const RopeTable&, const KvCache&);
 }
 inline void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
-                        const RopeTable& table, const KvCache& cache) {
-  pick(ex, &cpu::rope_append, FEWBIT_CUDA_OP(rope_append))(ex, q, k, v, positions, table, cache);
+                        const HeadNorms& norms, const RopeTable& table, const KvCache& cache) {
+  pick(ex, &cpu::rope_append, FEWBIT_CUDA_OP(rope_append))(ex, q, k, v, positions, norms, table, cache);
 }
 }  // namespace fewbit

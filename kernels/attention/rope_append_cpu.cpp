@@ -4,15 +4,22 @@
 #include <cstring>
 
 #include "kernels/model/hadamard.h"
+#include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 
 namespace fewbit::cpu {
 
 void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
-                 const RopeTable& table, const KvCache& cache) {
+                 const HeadNorms& norms, const RopeTable& table, const KvCache& cache) {
   const int64_t head_dim = cache.k.shape[3];
   const Tensor turned = Tensor::host(k.dtype, k.shape);
   std::memcpy(turned.view().data, k.data, static_cast<size_t>(k.bytes()));
+  const auto norm_heads = [&](TensorView heads, ConstTensorView weight) {
+    const TensorView rows = heads.reshaped({heads.numel() / head_dim, head_dim});
+    if (weight.data) cpu::rms_norm(ex, rows, weight, norms.eps, norms.offset, rows);
+  };
+  norm_heads(q, norms.q);
+  norm_heads(turned, norms.k);
   cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
   cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
   if (table.hadamard) cpu::hadamard(ex, q, turned, head_dim);

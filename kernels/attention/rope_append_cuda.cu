@@ -1,6 +1,7 @@
-// RoPE, the Hadamard matrix and the append to the cache in one launch. A warp has one head of one token: a query head
-// is turned in place, a key head on its way to the cache, and a value head only goes there. The token's cosines and
-// sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the launch.
+// Norms of heads, RoPE, the Hadamard matrix and the append to the cache in one launch. A warp has one head of one
+// token: a query head is turned in place, a key head on its way to the cache, and a value head only goes there. The
+// token's cosines and sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the
+// launch.
 #include <cmath>
 
 #include "kernels/attention/kv_quantize.cuh"
@@ -8,6 +9,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/model/hadamard.cuh"
 #include "kernels/model/hadamard.h"
+#include "kernels/model/norm.cuh"
 #include "kernels/model/rope.cuh"
 
 namespace fewbit::cuda {
@@ -23,6 +25,27 @@ struct RopeSizes {
   float run_scale;  // 1 / sqrt(run)
 };
 
+// The norm of the heads of q or of k, by vectors where rms_norm() would take them.
+template <class T>
+struct HeadNorm {
+  const T* weight;  // or null
+  bool vectors;
+};
+template <class T>
+struct Norms {
+  HeadNorm<T> q, k;
+  float eps, offset;
+};
+template <class T>
+HeadNorm<T> norm_of(ConstTensorView weight, ConstTensorView heads, int64_t d) {
+  if (!weight.data) return {nullptr, false};
+  FEWBIT_ASSERT(weight.dtype == heads.dtype && weight.numel() == d);
+  return {weight.as<T>(), aligned16(heads.as<T>(), d) && aligned16(weight.as<T>())};
+}
+
+// Values of the table of cosines and sines, with those that bring what follows to a multiple of 16 bytes.
+__host__ __device__ constexpr int table_size(int half) { return (2 * half + 3) / 4 * 4; }
+
 // Grid: tokens x groups of kWarps heads, those of q, then of k, then of v.
 template <class T, class C>
 __global__ void __launch_bounds__(32 * kWarps)
@@ -31,16 +54,18 @@ __global__ void __launch_bounds__(32 * kWarps)
                        const T* __restrict__ v, const int32_t* __restrict__ positions,
                        const float* __restrict__ inv_freq, C* __restrict__ k_cache,  // [batch, kv_heads, capacity, d]
                        C* __restrict__ v_cache, float* __restrict__ k_scales, float* __restrict__ v_scales,
-                       RopeSizes s) {
-  // [2, half]: cosines, sines; then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
+                       Norms<T> norms, RopeSizes s) {
+  // cosines, sines: table_size(half); then a row of T for each warp, and one of f32 where there is a Hadamard matrix.
   extern __shared__ float table[];
-  // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
-  await_predecessor();
-  allow_successor();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t token = blockIdx.x;
   const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
   const bool has_head = head < s.heads + 2 * s.kv_heads, of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
+  const HeadNorm<T> norm = of_v ? HeadNorm<T>{} : of_q ? norms.q : norms.k;
+  if (norm.weight && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
+  // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
+  await_predecessor();
+  allow_successor();
   const int64_t row = (token * s.kv_heads + kv_head) * s.d;
   T* q_row = q + (token * s.heads + head) * s.d;
   const T* own_row = of_q ? q_row : (of_v ? v : k) + row;
@@ -50,7 +75,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
   if (!has_head) return;
-  T* rows = reinterpret_cast<T*>(table + 2 * s.half);
+  T* rows = reinterpret_cast<T*>(table + table_size(s.half));
   T* turned = rows + warp * s.d;
   // RoPE and the Hadamard matrix on a head of `from`, to `to`.
   const auto turn = [&](const T* from, T* to) {
@@ -63,10 +88,19 @@ __global__ void __launch_bounds__(32 * kWarps)
       hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
                     lane);
   };
-  if (of_q) return turn(q_row, q_row);
+  const T* own = own_row;
+  if (norm.weight) {
+    if (norm.vectors)
+      norm_row<T, kVec16<T>>(own_row, norm.weight, norms.eps, norms.offset, turned, s.d, lane);
+    else
+      norm_row<T, 1>(own_row, norm.weight, norms.eps, norms.offset, turned, s.d, lane);
+    __syncwarp();
+    own = turned;
+  }
+  if (of_q) return turn(own, q_row);
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
   if (of_v) return store_row(own_row, v_cache, v_scales, at, kv_head, s.d);
-  turn(own_row, turned);
+  turn(own, turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
 }
@@ -74,7 +108,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 }  // namespace
 
 void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
-                 const RopeTable& rope, const KvCache& cache) {
+                 const HeadNorms& norms, const RopeTable& rope, const KvCache& cache) {
   const Shape& shape = cache.k.shape;
   const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = shape[3], half = rope.inv_freq.numel();
   FEWBIT_ASSERT(consistent(cache, k.dtype) && q.dtype == k.dtype && v.dtype == k.dtype && k.shape == v.shape);
@@ -93,14 +127,15 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                         .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
   const int all = sizes.heads + 2 * sizes.kv_heads;
   const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
-  const size_t shared = static_cast<size_t>(2 * half) * sizeof(float) +
+  const size_t shared = static_cast<size_t>(table_size(sizes.half)) * sizeof(float) +
                         static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;
     launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
                        v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
-                       cache.k_scales.as<float>(), cache.v_scales.as<float>(), sizes);
+                       cache.k_scales.as<float>(), cache.v_scales.as<float>(),
+                       Norms<T>{norm_of<T>(norms.q, q, d), norm_of<T>(norms.k, k, d), norms.eps, norms.offset}, sizes);
   });
 }
 

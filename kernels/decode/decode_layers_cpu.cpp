@@ -28,17 +28,12 @@ void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position,
     const auto room = [&](int64_t features) { return ex.alloc(x.dtype, {x.rows(), features}); };
     const Tensor q = room(out_of(l.q)), k = room(out_of(l.k)), v = room(out_of(l.v)), attended = room(out_of(l.q));
     const Tensor gate = room(out_of(l.gate)), up = room(out_of(l.up));
-    const auto norm_heads = [&](const Tensor& heads, ConstTensorView weight) {
-      const TensorView rows = heads.view().reshaped({heads.numel() / a.head_dim, a.head_dim});
-      if (weight.data) cpu::rms_norm(ex, rows, weight, form.head_eps, form.weight_offset, rows);
-    };
     cpu::rms_norm(ex, x, l.input_norm, form.eps, form.weight_offset, normed);
     product(ex, normed, l.q, l.q_bias, q);
     product(ex, normed, l.k, l.k_bias, k);
     product(ex, normed, l.v, l.v_bias, v);
-    norm_heads(q, l.q_norm);
-    norm_heads(k, l.k_norm);
-    cpu::rope_append(ex, q, k, v, position, form.rope, l.cache);
+    const HeadNorms norms{.q = l.q_norm, .k = l.k_norm, .eps = form.head_eps, .offset = form.weight_offset};
+    cpu::rope_append(ex, q, k, v, position, norms, form.rope, l.cache);
     cpu::attention_cached(ex, q, position, l.cache, a, attended);
     product(ex, attended, l.o, {}, x, true);
     cpu::rms_norm(ex, x, l.middle_norm, form.eps, form.weight_offset, normed);

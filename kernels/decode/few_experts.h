@@ -48,11 +48,12 @@ inline void prepare_experts(Exec& ex, ExpertMixture& m) {
   pick(ex, &cpu::prepare_experts, FEWBIT_CUDA_OP(prepare_experts))(ex, m);
 }
 
-// out[t] = sum over i of shares[t, i] * expert ids[t, i] of x[t], an expert being down(act(gate(x)) * up(x)).
+// out[t] = sum over i of shares[t, i] * expert ids[t, i] of x[t], an expert being down(act(gate(x)) * up(x)). With
+// `add` that sum, rounded to bf16, is added to out[t], as add() does it (kernels/model/add.h).
 //   x       [tokens, hidden]  bf16, up to kFewTokens tokens
 //   ids     [tokens, top_k]   i32 in [0, experts), none twice in a row
 //   shares  [tokens, top_k]   f32
-//   out     [tokens, hidden]  bf16; overwritten; may be x
+//   out     [tokens, hidden]  bf16; may be x, but not where it is added to
 // Numerics: those of the ops one after another. Sums in f32 (of int8: in int32), scales and biases after them; what a
 // linear and the activation make is rounded to bf16, weighted inputs too; the answers are added in f32 in the order of
 // the experts' numbers. On a GPU the order of a product's sums depends on its shape alone, so the bits of a token do
@@ -60,19 +61,19 @@ inline void prepare_experts(Exec& ex, ExpertMixture& m) {
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT).
 namespace cpu {
 void few_experts(Exec&, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture&,
-                 TensorView out);
+                 TensorView out, bool add);
 }
 namespace cuda {
 void few_experts(Exec&, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture&,
-                 TensorView out);
+                 TensorView out, bool add);
 }
 inline void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorView shares,
-                        const ExpertMixture& m, TensorView out) {
+                        const ExpertMixture& m, TensorView out, bool add = false) {
   FEWBIT_ASSERT(x.rows() <= kFewTokens && ids.rows() == x.rows() && ids.shape == shares.shape);
   FEWBIT_ASSERT(x.dtype == DType::bf16 && out.dtype == DType::bf16 && out.shape == x.shape);
   FEWBIT_ASSERT(ids.dtype == DType::i32 && shares.dtype == DType::f32);
   FEWBIT_ASSERT(m.up.size() == m.down.size() && (m.gate.empty() || m.gate.size() == m.up.size()));
-  pick(ex, &cpu::few_experts, FEWBIT_CUDA_OP(few_experts))(ex, x, ids, shares, m, out);
+  pick(ex, &cpu::few_experts, FEWBIT_CUDA_OP(few_experts))(ex, x, ids, shares, m, out, add);
 }
 
 }  // namespace fewbit

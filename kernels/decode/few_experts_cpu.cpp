@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "kernels/decode/few_experts.h"
+#include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/route.h"
 #include "kernels/products/bytes/byte_gemms.h"
@@ -36,7 +37,7 @@ std::string refuses_experts(const Exec&, const ExpertMixture&, int64_t) { return
 void prepare_experts(Exec&, ExpertMixture&) {}
 
 void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture& m,
-                 TensorView out) {
+                 TensorView out, bool add) {
   const int64_t top_k = ids.cols();
   const Tensor first = Tensor::host_zeros(DType::i32, {1}), one = Tensor::host(DType::f32, {1});
   one.as<float>()[0] = 1;
@@ -64,7 +65,14 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
         cpu::gated_act(ex, gated, up, m.act, up);
       cpu::scatter_add_rows(ex, product(ex, up, m.down[e]), first, m.weigh_inputs ? one : share, sum);
     }
-    cpu::cast(ex, sum, out.row_range(t, t + 1));
+    const TensorView row = out.row_range(t, t + 1);
+    if (!add) {
+      cpu::cast(ex, sum, row);
+      continue;
+    }
+    const Tensor rounded = ex.alloc(out.dtype, row.shape);
+    cpu::cast(ex, sum, rounded);
+    cpu::add(ex, rounded, row, 1);
   }
 }
 

@@ -87,7 +87,8 @@ Matrix matrix_of(const ExpertLinear& l, const Pointers* experts) {
   return {.experts = experts,
           .in = static_cast<int>(z.in),
           .out = static_cast<int>(z.out),
-          .group_tiles = m && m->groups() > 1 ? static_cast<int>(m->group() / marlin::kTileK) : 0};
+          .group_tiles = m && m->groups() > 1 ? static_cast<int>(m->group() / marlin::kTileK) : 0,
+          .stages = 0};
 }
 
 // Calls f(form of the linear's weights, as a null pointer).
@@ -104,30 +105,34 @@ void with_form(const ExpertLinear& l, F&& f) {
 }
 
 template <class Form, int kRowBlocks, class Job>
-void launch_product(CudaState& s, void (*kernel)(Job), const Job& job, int out, int slots) {
+void launch_product(CudaState& s, void (*kernel)(Job), Job job, Matrix Job::*matrix, int parts, int slots) {
   using S = Sums<Form, kRowBlocks>;
-  FEWBIT_ASSERT(out % S::kOuts == 0);  // all are inputs of another linear too, or packed
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kBytes));
-  launch_overlapping(s, kernel, dim3(out / S::kOuts, slots), dim3(kThreads), S::kBytes, job);
+  Matrix& m = job.*matrix;
+  FEWBIT_ASSERT(m.out % S::kOuts == 0);  // all are inputs of another linear too, or packed
+  m.stages = Form::stages(m, parts, s.max_shared());
+  const int shared = kWarps * S::bytes_of_warp(m);
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  launch_overlapping(s, kernel, dim3(m.out / S::kOuts, slots), dim3(kThreads), static_cast<size_t>(shared), job);
 }
 
 // A row block of 8 serves up to 8 tokens; an expert has as many rows as there are tokens, at most.
 void launch_wide(CudaState& s, const ExpertLinear& up, int64_t tokens, const WideJob& job) {
+  const int parts = job.gate.experts ? kWarps / 2 : kWarps;
   with_form(up, [&](auto* form) {
     using Form = std::remove_pointer_t<decltype(form)>;
     if (tokens <= 8)
-      launch_product<Form, 1>(s, wide_kernel<Form, 1>, job, job.up.out, job.pairs.slots);
+      launch_product<Form, 1>(s, wide_kernel<Form, 1>, job, &WideJob::up, parts, job.pairs.slots);
     else
-      launch_product<Form, 2>(s, wide_kernel<Form, 2>, job, job.up.out, job.pairs.slots);
+      launch_product<Form, 2>(s, wide_kernel<Form, 2>, job, &WideJob::up, parts, job.pairs.slots);
   });
 }
 void launch_down(CudaState& s, const ExpertLinear& down, const DownJob& job) {
   with_form(down, [&](auto* form) {
     using Form = std::remove_pointer_t<decltype(form)>;
     if (job.tokens <= 8)
-      launch_product<Form, 1>(s, down_kernel<Form, 1>, job, job.down.out, job.pairs.slots);
+      launch_product<Form, 1>(s, down_kernel<Form, 1>, job, &DownJob::down, kWarps, job.pairs.slots);
     else
-      launch_product<Form, 2>(s, down_kernel<Form, 2>, job, job.down.out, job.pairs.slots);
+      launch_product<Form, 2>(s, down_kernel<Form, 2>, job, &DownJob::down, kWarps, job.pairs.slots);
   });
 }
 
@@ -187,11 +192,12 @@ void prepare_experts(Exec& ex, ExpertMixture& m) {
 }
 
 void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorView shares, const ExpertMixture& m,
-                 TensorView out) {
+                 TensorView out, bool add) {
   CudaState& s = ex.cuda_state();
   const int64_t tokens = x.rows(), top_k = ids.cols(), experts = static_cast<int64_t>(m.up.size());
   const ExpertLinear &up = m.up[0], &down = m.down[0];
-  const int64_t hidden = x.cols(), width = size_of(up).out, count = tokens * top_k, slots = std::min(count, experts);
+  const int64_t hidden = x.cols(), width = size_of(up).out, count = tokens * top_k,
+                slots = tokens == 1 ? count : std::min(count, experts);
   FEWBIT_ASSERT(!m.table.empty() && count <= kMostPairs && size_of(up).in == hidden);
   FEWBIT_ASSERT(size_of(down).in == width && size_of(down).out == hidden && at_16(x));
   if (tokens == 0) return;
@@ -208,12 +214,13 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
   const Pairs pairs{.count = static_cast<int>(count),
                     .top_k = static_cast<int>(top_k),
                     .slots = static_cast<int>(slots),
+                    .ids = tokens == 1 ? ids.as<int32_t>() : nullptr,
                     .active = number,
                     .expert = number + 1,
                     .begin = number + 1 + slots,
                     .pair = number + 2 + 2 * slots,
                     .place = number + 2 + 2 * slots + count};
-  launch_overlapping(s, order_kernel, dim3(1), dim3(kMostPairs), 0, ids.as<int32_t>(), pairs);
+  if (tokens > 1) launch_overlapping(s, order_kernel, dim3(1), dim3(kMostPairs), 0, ids.as<int32_t>(), pairs);
   if (m.weigh_inputs) {
     auto* to = pieces.at<__nv_bfloat16>(weighted);
     launch_overlapping(s, weigh_kernel, dim3(static_cast<unsigned>(count)), dim3(kThreads), 0, x.as<__nv_bfloat16>(),
@@ -238,7 +245,8 @@ void few_experts(Exec& ex, ConstTensorView x, ConstTensorView ids, ConstTensorVi
                     .y = pieces.at<__nv_bfloat16>(answers),
                     .out = out.as<__nv_bfloat16>(),
                     .arrived = s.counters,
-                    .tokens = static_cast<int>(tokens)};
+                    .tokens = static_cast<int>(tokens),
+                    .add = add};
   launch_down(s, down, sum);
 }
 

@@ -8,6 +8,8 @@
 
 namespace fewbit::cuda::few_experts_step {
 
+inline constexpr int kWarps = 8, kThreads = 32 * kWarps;  // of a block of a product
+
 // A linear of one expert. An i64 each, in a table on the device.
 struct Pointers {
   const uint8_t* w;
@@ -20,17 +22,20 @@ struct Matrix {
   const Pointers* experts;  // [experts]
   int in, out;
   int group_tiles;  // of packed words: k-tiles of a group, 0 where one group spans the row
+  int stages;       // spans of k that a warp has in shared memory
 };
 
 // A pair is a token and one of its experts: pair t * top_k + i of ids [tokens, top_k]. Pairs have places in the order
 // of (expert, pair). A slot is an expert that has pairs; `begin` of the slots behind the last one is `count`.
+// With one token nothing is put in order: its pairs are the slots, as they stand in `ids`.
 struct Pairs {
   int count, top_k, slots;
-  int* active;  // [1] slots with pairs
-  int* expert;  // [slots]
-  int* begin;   // [slots + 1] places
-  int* pair;    // [count] by place
-  int* place;   // [tokens, top_k]: of each token, its places in the order of the experts' numbers
+  const int32_t* ids;  // [top_k] of one token; else null
+  int* active;         // [1] slots with pairs
+  int* expert;         // [slots]
+  int* begin;          // [slots + 1] places
+  int* pair;           // [count] by place
+  int* place;          // [tokens, top_k]: of each token, its places in the order of the experts' numbers
 };
 
 // x of a product, as the form of its weights wants it, and a scale for each row of codes.
@@ -59,6 +64,7 @@ struct DownJob {
   __nv_bfloat16* out;   // [tokens, hidden]
   uint32_t* arrived;    // [tiles] zeroes, left as such
   int tokens;
+  bool add;  // to out
 };
 
 }  // namespace fewbit::cuda::few_experts_step

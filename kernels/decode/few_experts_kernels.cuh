@@ -11,37 +11,46 @@
 
 namespace fewbit::cuda::few_experts_step {
 
-inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
 inline constexpr int kMostPairs = 512;
+
+// How many of [0, count) are below `mine`, and of those at it how many of [0, i); four at a time, as the rest of `of`
+// is above all.
+__device__ __forceinline__ int2 places_before(const int (&of)[kMostPairs], int count, int mine, int i) {
+  int2 n{0, 0};
+#pragma unroll 4
+  for (int o = 0; o < count; o += 4) {
+    const int4 v = *reinterpret_cast<const int4*>(of + o);
+    n.x += (v.x < mine) + (v.y < mine) + (v.z < mine) + (v.w < mine);
+    n.y +=
+        (v.x == mine && o < i) + (v.y == mine && o + 1 < i) + (v.z == mine && o + 2 < i) + (v.w == mine && o + 3 < i);
+  }
+  return n;
+}
 
 // One block of kMostPairs threads, one a pair.
 __global__ void __launch_bounds__(kMostPairs) order_kernel(const int32_t* __restrict__ ids,  // [tokens, top_k]
                                                            const __grid_constant__ Pairs p) {
-  __shared__ int id[kMostPairs];
-  __shared__ bool first[kMostPairs];  // of its expert
+  constexpr int kAboveAll = 0x7fffffff;
+  __shared__ __align__(16) int id[kMostPairs],
+      first[kMostPairs];  // of the pairs; of those that are their expert's first
   allow_successor();
   await_predecessor();
-  const int i = threadIdx.x;
-  if (i < p.count) id[i] = ids[i];
+  const int i = threadIdx.x, mine = i < p.count ? ids[i] : kAboveAll;
+  id[i] = mine;
   __syncthreads();
-  int less = 0, before = 0, of_token = 0;  // pairs of experts before this one's; of this one's before; of this token's
-  if (i < p.count)
-    for (int o = 0; o < p.count; ++o) {
-      less += id[o] < id[i];
-      before += id[o] == id[i] && o < i;
-      of_token += id[o] < id[i] && o / p.top_k == i / p.top_k;
-    }
-  first[i] = i < p.count && before == 0;
-  __syncthreads();
-  int slot = 0, active = 0;
-  for (int o = 0; o < p.count; ++o) {
-    active += first[o];
-    slot += first[o] && id[o] < id[min(i, p.count - 1)];
-  }
+  const int2 before = places_before(id, p.count, mine, i);
+  first[i] = before.y == 0 ? mine : kAboveAll;
+  const int active = __syncthreads_count(i < p.count && before.y == 0);
   if (i < p.count) {
-    p.pair[less + before] = i;
-    p.place[i / p.top_k * p.top_k + of_token] = less + before;
-    if (first[i]) p.expert[slot] = id[i], p.begin[slot] = less;
+    const int own = i / p.top_k * p.top_k;
+    int of_token = 0;
+    for (int o = own; o < own + p.top_k; ++o) of_token += id[o] < mine;
+    p.pair[before.x + before.y] = i;
+    p.place[own + of_token] = before.x + before.y;
+    if (before.y == 0) {
+      const int slot = places_before(first, p.count, mine, i).x;
+      p.expert[slot] = mine, p.begin[slot] = before.x;
+    }
   }
   if (i >= active && i <= p.slots) p.begin[i] = p.count;
   if (i == 0) *p.active = active;
@@ -64,19 +73,31 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(const __nv_bfloat16* __
 // The pairs of the block's slot.
 struct Slot {
   int expert, begin, rows;
-  __device__ __forceinline__ explicit Slot(const Pairs& p)
-      : expert(0), begin(p.begin[blockIdx.y]), rows(p.begin[blockIdx.y + 1] - begin) {
-    if (rows > 0) expert = p.expert[blockIdx.y];
+  __device__ __forceinline__ explicit Slot(const Pairs& p) {
+    if (p.ids) {
+      expert = p.ids[blockIdx.y], begin = static_cast<int>(blockIdx.y), rows = 1;
+    } else {  // all at once; the expert of a slot without pairs is never looked at
+      expert = p.expert[blockIdx.y], begin = p.begin[blockIdx.y], rows = p.begin[blockIdx.y + 1] - begin;
+    }
   }
 };
+__device__ __forceinline__ int pair_at(const Pairs& p, int place) { return p.ids ? place : p.pair[place]; }
 
-// Sums of a block's warps in shared memory: [kWarps, rows of a variant, kPitch], each warp its own.
+// Sums of a block's warps in shared memory: of each [rows of a variant, kPitch], where its words have been.
 template <class Form, int kRowBlocks>
 struct Sums {
   using Sum = typename Form::Sum;
   static constexpr int kOuts = 16 * Form::kSubs, kRows = 8 * kRowBlocks, kPitch = kOuts + 4;
-  static constexpr int kBytes = kWarps * kRows * kPitch * 4;
-  Sum* all;
+  static constexpr int kBytes = kRows * kPitch * 4;  // of a warp
+  uint8_t* shared;
+  int warp_bytes;
+
+  __host__ __device__ static int bytes_of_warp(const Matrix& m) {
+    return Form::warp_bytes(m) > kBytes ? Form::warp_bytes(m) : kBytes;
+  }
+  __device__ __forceinline__ Sum& at(int warp, int row, int o) const {
+    return reinterpret_cast<Sum*>(shared + warp * warp_bytes)[row * kPitch + o];
+  }
 
   // row_of(r): where row r of the slot stands among the rows of x.
   template <class RowOf>
@@ -89,20 +110,21 @@ struct Sums {
       own[c] = static_cast<const uint8_t*>(x) +
                static_cast<int64_t>(row_of(min(8 * c + lane / 4, rows - 1))) * m.in * Form::kXBytes;
     Sum sums[Form::kSubs][kRowBlocks][4] = {};
-    Form::multiply(sums, p, m, blockIdx.x, part, parts, own);
+    Form::multiply(sums, p, m, blockIdx.x, part, parts, own, shared + warp * warp_bytes);
+    __syncwarp();  // the sums come where the words of other lanes have been
 #pragma unroll
     for (int j = 0; j < Form::kSubs; ++j)
 #pragma unroll
       for (int c = 0; c < kRowBlocks; ++c)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          all[(warp * kRows + 8 * c + lane % 4 * 2 + i % 2) * kPitch + 16 * j + lane / 4 + 8 * (i / 2)] = sums[j][c][i];
+          at(warp, 8 * c + lane % 4 * 2 + i % 2, 16 * j + lane / 4 + 8 * (i / 2)) = sums[j][c][i];
   }
   // An output of a row: of warps [first, end), with scales and bias, rounded to bf16. `o`: in the tile.
   __device__ __forceinline__ float value(const Pointers& p, int row, int o, int first, int end,
                                          const float* x_scale) const {
-    Sum sum = all[(first * kRows + row) * kPitch + o];
-    for (int w = first + 1; w < end; ++w) sum += all[(w * kRows + row) * kPitch + o];
+    Sum sum = at(first, row, o);
+    for (int w = first + 1; w < end; ++w) sum += at(w, row, o);
     const int output = blockIdx.x * kOuts + o;
     float v = Form::value(sum, p, output, x_scale);
     if (p.bias) v = add_rn(v, __bfloat162float(p.bias[output]));
@@ -137,12 +159,12 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ 
   await_predecessor();
   const Slot slot(job.pairs);
   if (slot.rows == 0) return;
-  const S sums{reinterpret_cast<typename S::Sum*>(shared)};
+  const S sums{shared, S::bytes_of_warp(job.up)};
   const bool two = job.gate.experts != nullptr;
   const int warp = threadIdx.x / 32, parts = two ? kWarps / 2 : kWarps;
   const Pointers own = (warp < parts ? job.up : job.gate).experts[slot.expert];
   const auto row_of = [&](int r) {
-    const int pair = job.pairs.pair[slot.begin + r];
+    const int pair = pair_at(job.pairs, slot.begin + r);
     return job.by_pair ? pair : pair / job.pairs.top_k;
   };
   sums.multiply(job.up, own, job.rows.x, slot.rows, warp % parts, parts, row_of);
@@ -158,18 +180,28 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ 
   }
 }
 
-// The weighted sums of a tile of outputs, of all tokens; all y are there.
-__device__ __forceinline__ void add_answers(const DownJob& job, int first, int outs) {
+// The weighted sums of a tile of outputs, of all tokens; all y are there. places: room for those of one token.
+__device__ __forceinline__ void add_answers(const DownJob& job, int first, int outs, int* places) {
   const Pairs& p = job.pairs;
+  if (p.ids) {
+    for (int i = threadIdx.x; i < p.count; i += kThreads) {
+      int before = 0;
+      for (int o = 0; o < p.count; ++o) before += p.ids[o] < p.ids[i] || (p.ids[o] == p.ids[i] && o < i);
+      places[before] = i;
+    }
+    __syncthreads();
+  }
   for (int i = threadIdx.x; i < job.tokens * outs; i += kThreads) {
     const int token = i / outs, output = first + i % outs;
     float sum = 0;
     for (int e = 0; e < p.top_k; ++e) {
-      const int place = p.place[token * p.top_k + e];
+      const int place = p.ids ? places[e] : p.place[token * p.top_k + e];
       const __nv_bfloat16 y = __ldcg(job.y + static_cast<int64_t>(place) * job.down.out + output);
-      sum = fmaf(job.shares ? job.shares[p.pair[place]] : 1.f, __bfloat162float(y), sum);
+      sum = fmaf(job.shares ? job.shares[pair_at(p, place)] : 1.f, __bfloat162float(y), sum);
     }
-    job.out[static_cast<int64_t>(token) * job.down.out + output] = __float2bfloat16_rn(sum);
+    __nv_bfloat16* out = job.out + static_cast<int64_t>(token) * job.down.out + output;
+    const __nv_bfloat16 rounded = __float2bfloat16_rn(sum);
+    *out = job.add ? __float2bfloat16_rn(__bfloat162float(*out) + __bfloat162float(rounded)) : rounded;
   }
 }
 
@@ -183,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) down_kernel(const __grid_constant__ 
   await_predecessor();
   const Slot slot(job.pairs);
   if (slot.rows == 0) return;
-  const S sums{reinterpret_cast<typename S::Sum*>(shared)};
+  const S sums{shared, S::bytes_of_warp(job.down)};
   const Pointers down = job.down.experts[slot.expert];
   const auto row_of = [&](int r) { return slot.begin + r; };
   sums.multiply(job.down, down, job.rows.x, slot.rows, threadIdx.x / 32, kWarps, row_of);
@@ -196,12 +228,15 @@ __global__ void __launch_bounds__(kThreads) down_kernel(const __grid_constant__ 
   }
   __threadfence();  // the answers are seen before the arrival
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(job.arrived + blockIdx.x, 1u) + 1 == static_cast<uint32_t>(*job.pairs.active);
+  if (threadIdx.x == 0) {
+    const int active = job.pairs.ids ? job.pairs.count : *job.pairs.active;
+    last = atomicAdd(job.arrived + blockIdx.x, 1u) + 1 == static_cast<uint32_t>(active);
+  }
   __syncthreads();
   if (!last) return;
   __threadfence();
   if (threadIdx.x == 0) job.arrived[blockIdx.x] = 0;
-  add_answers(job, blockIdx.x * S::kOuts, S::kOuts);
+  add_answers(job, blockIdx.x * S::kOuts, S::kOuts, reinterpret_cast<int*>(shared));
 }
 
 }  // namespace fewbit::cuda::few_experts_step

@@ -7,8 +7,7 @@
 // Layer norm has one kernel, a block per row, which is read three times.
 // A thread writes only what it has read itself, which is what lets y be x.
 #include "kernels/device/launch.cuh"
-#include "kernels/device/reduce.cuh"
-#include "kernels/device/vec.cuh"
+#include "kernels/model/norm.cuh"
 #include "kernels/model/norm.h"
 
 namespace fewbit::cuda {
@@ -18,38 +17,6 @@ constexpr int kWarpColumns = 1024;  // rows up to here have a warp
 constexpr int kBlockThreads = 512;  // a wide row's block: 8 values a thread at 4096 columns
 constexpr int kWarpRows = 4;        // rows a block of the narrow variant
 constexpr int kMostHeld = 4;        // vectors of a row that a thread keeps
-
-template <class T, int kN>
-__device__ __forceinline__ float squares(const Vec<T, kN>& v, float sum) {
-#pragma unroll
-  for (int i = 0; i < kN; ++i) {
-    const float f = to_f32(v[i]);
-    sum = fmaf(f, f, sum);
-  }
-  return sum;
-}
-template <class T, int kN>
-__device__ __forceinline__ Vec<T, kN> scaled(const Vec<T, kN>& v, const Vec<T, kN>& w, float inv, float offset) {
-  Vec<T, kN> out;
-#pragma unroll
-  for (int i = 0; i < kN; ++i) out[i] = from_f32<T>(to_f32(v[i]) * inv * (to_f32(w[i]) + offset));
-  return out;
-}
-
-template <class T, int kN>
-__device__ __forceinline__ float squares(const T* x, int64_t cols, int first, int step) {
-  float sum = 0;
-  for (int64_t c = static_cast<int64_t>(first) * kN; c < cols; c += static_cast<int64_t>(step) * kN)
-    sum = squares<T, kN>(load_vec<T, kN>(x + c), sum);
-  return sum;
-}
-
-template <class T, int kN>
-__device__ __forceinline__ void scale_row(const T* x, const T* __restrict__ weight, float inv, float offset, T* y,
-                                          int64_t cols, int first, int step) {
-  for (int64_t c = static_cast<int64_t>(first) * kN; c < cols; c += static_cast<int64_t>(step) * kN)
-    store_vec(y + c, scaled<T, kN>(load_vec<T, kN>(x + c), load_vec<T, kN>(weight + c), inv, offset));
-}
 
 // kN: values per thread and step, 16 bytes or one. kWarp: a warp per row, kWarpRows rows a block; else a block per row.
 template <class T, int kN, bool kWarp>
@@ -63,11 +30,10 @@ __global__ void rms_norm_kernel(const T* x,                    // [rows, cols], 
   await_predecessor();
   const int64_t row = kWarp ? static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / 32 : blockIdx.x;
   if (row >= rows) return;  // a whole warp
-  const int first = kWarp ? threadIdx.x % 32 : threadIdx.x, step = kWarp ? 32 : kBlockThreads;
-  const float mine = squares<T, kN>(x + row * cols, cols, first, step);
-  const float sum = kWarp ? warp_sum(mine) : block_sum(mine, partial);
-  const float inv = 1.f / sqrtf(sum / static_cast<float>(cols) + eps);
-  scale_row<T, kN>(x + row * cols, weight, inv, offset, y + row * cols, cols, first, step);
+  x += row * cols, y += row * cols;
+  if constexpr (kWarp) return norm_row<T, kN>(x, weight, eps, offset, y, cols, threadIdx.x % 32);
+  const float sum = block_sum(squares<T, kN>(x, cols, threadIdx.x, kBlockThreads), partial);
+  scale_row<T, kN>(x, weight, inverse_root(sum, cols, eps), offset, y, cols, threadIdx.x, kBlockThreads);
 }
 
 // A block per row, which has at most kHeld vectors for each thread.
@@ -91,7 +57,7 @@ __global__ void __launch_bounds__(kBlockThreads) held_rms_norm_kernel(const T* x
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
     if (at(i) < cols) mine = squares<T, kN>(v[i], mine);
-  const float inv = 1.f / sqrtf(block_sum(mine, partial) / static_cast<float>(cols) + eps);
+  const float inv = inverse_root(block_sum(mine, partial), cols, eps);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i)
     if (at(i) < cols) store_vec(y + row + at(i), scaled<T, kN>(v[i], w[i], inv, offset));

@@ -17,13 +17,21 @@ __device__ __forceinline__ void rope_angles(float* table, float position, const 
   }
 }
 
+// (a, b) turned by an angle. Which product a sum is fused with is said here, so that all kernels have the same bits.
+__device__ __forceinline__ float turned_first(float a, float b, float cosine, float sine) {
+  return fmaf(a, cosine, -__fmul_rn(b, sine));
+}
+__device__ __forceinline__ float turned_second(float a, float b, float cosine, float sine) {
+  return fmaf(b, cosine, __fmul_rn(a, sine));
+}
+
 // The first 2 * half values of a head, rotated by a warp; `to` may be `from`.
 template <class T>
 __device__ __forceinline__ void turn_head(const T* from, T* to, const float* table, int half, int lane) {
   for (int i = lane; i < half; i += 32) {
     const float c = table[i], sine = table[half + i], a = to_f32(from[i]), b = to_f32(from[half + i]);
-    to[i] = from_f32<T>(a * c - b * sine);
-    to[half + i] = from_f32<T>(b * c + a * sine);
+    to[i] = from_f32<T>(turned_first(a, b, c, sine));
+    to[half + i] = from_f32<T>(turned_second(a, b, c, sine));
   }
 }
 

@@ -31,16 +31,16 @@ __global__ void rope_kernel(T* x,  // [tokens, heads * head_dim]
     T* head = token + e / per_head * head_dim;
     if constexpr (kNeighbours) {
       const float c = table[i], s = table[half + i], a = to_f32(head[2 * i]), b = to_f32(head[2 * i + 1]);
-      head[2 * i] = from_f32<T>(a * c - b * s);
-      head[2 * i + 1] = from_f32<T>(b * c + a * s);
+      head[2 * i] = from_f32<T>(turned_first(a, b, c, s));
+      head[2 * i + 1] = from_f32<T>(turned_second(a, b, c, s));
       continue;
     }
     auto u = load_vec<T, kN>(head + i), v = load_vec<T, kN>(head + half + i);
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       const float c = table[i + j], s = table[half + i + j], a = to_f32(u[j]), b = to_f32(v[j]);
-      u[j] = from_f32<T>(a * c - b * s);
-      v[j] = from_f32<T>(b * c + a * s);
+      u[j] = from_f32<T>(turned_first(a, b, c, s));
+      v[j] = from_f32<T>(turned_second(a, b, c, s));
     }
     store_vec(head + i, u);
     store_vec(head + half + i, v);

@@ -2,6 +2,7 @@
 // memory. The i-th choice is the best expert that comes after the choice before it in the order (descending, then index
 // ascending), so nothing has to be marked as taken. Groups are ranked by a lane each. Bytes: the logits once.
 // scatter_add_rows: one block a row of x; the rows of y are distinct, so no two blocks write to one.
+#include "kernels/device/launch.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -25,12 +26,15 @@ __device__ __forceinline__ bool before(Choice a, Choice b) {
   return a.logit != b.logit ? a.logit > b.logit : a.expert < b.expert;
 }
 
+// The one of the lanes' choices that comes before all others, by two reductions of integers: of the logits as numbers
+// in their order, then of the experts that have the largest.
 __device__ __forceinline__ Choice warp_best(Choice c) {
-  for (int lane = 16; lane > 0; lane /= 2) {
-    const Choice other{__shfl_xor_sync(0xffffffffu, c.logit, lane), __shfl_xor_sync(0xffffffffu, c.expert, lane)};
-    if (before(other, c)) c = other;
-  }
-  return c;
+  const auto bits = __float_as_uint(c.logit + 0.f);  // -0 is 0
+  const uint32_t order = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const uint32_t best = __reduce_max_sync(0xffffffffu, order);
+  const auto expert =
+      static_cast<int>(__reduce_min_sync(0xffffffffu, static_cast<unsigned>(order == best ? c.expert : kNone)));
+  return {__uint_as_float(best & 0x80000000u ? best & 0x7fffffffu : ~best), expert};
 }
 
 __device__ __forceinline__ float rank_of(float z) { return isnan(z) ? -INFINITY : z; }
@@ -89,6 +93,8 @@ __global__ void route_kernel(const float* __restrict__ logits,  // [tokens, expe
                              float* __restrict__ weights,  // [tokens, top_k]
                              int64_t tokens, int experts, int top_k) {
   extern __shared__ float shared[];  // of each warp: scores, choices [experts], groups [groups]
+  allow_successor();
+  await_predecessor();
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   if (token >= tokens) return;
@@ -189,10 +195,9 @@ void route(Exec& ex, ConstTensorView logits, const RouteRule& rule, TensorView i
   const size_t shared = kWarps * static_cast<size_t>(2 * experts + rule.groups) * sizeof(float);
   if (shared > 48 * 1024)
     fail(ErrorKind::unsupported, "route: " + std::to_string(experts) + " experts; a GPU takes up to 768");
-  route_kernel<<<static_cast<unsigned>((tokens + kWarps - 1) / kWarps), kThreads, shared, ex.cuda_state().stream>>>(
-      logits.as<float>(), r, ids.as<int32_t>(), weights.as<float>(), tokens, static_cast<int>(experts),
-      static_cast<int>(top_k));
-  FEWBIT_CUDA_LAUNCHED();
+  launch_overlapping(ex.cuda_state(), route_kernel, dim3(static_cast<unsigned>((tokens + kWarps - 1) / kWarps)),
+                     dim3(kThreads), shared, logits.as<float>(), r, ids.as<int32_t>(), weights.as<float>(), tokens,
+                     static_cast<int>(experts), static_cast<int>(top_k));
 }
 
 void scatter_add_rows(Exec& ex, ConstTensorView x, ConstTensorView rows, ConstTensorView weights, TensorView y) {

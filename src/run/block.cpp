@@ -2,11 +2,11 @@
 #include "src/run/block.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/compress_keys.h"
 #include "kernels/attention/rope_append.h"
-#include "kernels/exec/upload.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
@@ -29,7 +29,6 @@
 #include "src/run/moe.h"
 #include "src/run/op_watch.h"
 #include "src/run/paged/ragged.h"
-#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -126,7 +125,7 @@ struct Interpreter {
   void operator()(const Project& op) const {
     const ConstTensorView w = weights.vectors.at(op.name);
     if (op.groups == 1) return gemm(ex, act[op.in], w, {}, act[op.out]);
-    run_groups(ex, op, w, act[op.in], act[op.out]);
+    run_groups(ex, op, weights, act[op.in], act[op.out]);
   }
   void operator()(const SigmoidGate& op) const { sigmoid_gate(ex, act[op.gate], act[op.in], act[op.out]); }
   TensorView state_of(const std::string& name) const {
@@ -172,7 +171,8 @@ struct Interpreter {
   }
   void operator()(const WriteStreams& op) const { write_streams(ex, act[op.in], act[op.mix], act[op.out]); }
   void operator()(const TokenRoute& op) const {
-    const Tensor logits = ex.alloc(DType::f32, {act[op.in].rows(), op.experts});
+    const Room room = room_of(ex, weights, op.router, 0, DType::f32, {act[op.in].rows(), op.experts});
+    const TensorView logits = room.rows;
     gemm(ex, act[op.in], weights.vectors.at(op.router), {}, logits);
     if (layout.ranks) layout.ranks->agree(ex, logits);
     token_route(ex, logits, weights.vectors.at(op.table), layout.ids, {op.renormalise, op.scaling}, act[op.out]);
@@ -263,20 +263,49 @@ size_t run_gated(const Interpreter& in, std::span<const BlockOp> ops) {
   return apply(in.act[item.out], false) ? 2 : 0;
 }
 
-// RoPE of q and k before attention over a cache.
+// Experts whose sum is only added to the residual stream, of a few tokens.
+size_t run_moe_and_add(const Interpreter& in, std::span<const BlockOp> ops) {
+  const Moe* moe = std::get_if<Moe>(&ops[0]);
+  const AddTo* add = std::get_if<AddTo>(&ops[1]);
+  if (!moe || !add || add->factor != 1 || add->in != moe->out || add->out == moe->in ||
+      read_later(ops.subspan(2), moe->out))
+    return 0;
+  return run_moe_added(in.ex, *moe, in.weights, in.act[moe->in], in.act[moe->routed()], in.act[add->out],
+                       in.layout.ranks)
+             ? 2
+             : 0;
+}
+
+// The norms of an attention's heads that the ops begin with, where they are two RMS norms alike.
+std::optional<HeadNorms> head_norms(const Interpreter& in, std::span<const BlockOp> ops, const Attention& op) {
+  const HeadNorm *q = std::get_if<HeadNorm>(&ops[0]), *k = std::get_if<HeadNorm>(&ops[1]);
+  if (!q || !k || q->slot != op.q || k->slot != op.k || q->head_dim != op.head_dim || k->head_dim != op.head_dim ||
+      q->kind == NormKind::layer || q->kind != k->kind || q->eps != k->eps)
+    return std::nullopt;
+  return HeadNorms{.q = in.weights.vectors.at(q->name),
+                   .k = in.weights.vectors.at(k->name),
+                   .eps = q->eps,
+                   .offset = weight_offset(q->kind)};
+}
+
+// RoPE of q and k, with norms of their heads before it, before attention over a cache.
 size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
-  const Rope* rope = std::get_if<Rope>(&ops[0]);
-  const Attention* op = std::get_if<Attention>(&ops[1]);
+  const size_t first = std::holds_alternative<HeadNorm>(ops[0]) ? 2 : 0;
+  if (ops.size() < first + 2) return 0;
+  const Rope* rope = std::get_if<Rope>(&ops[first]);
+  const Attention* op = std::get_if<Attention>(&ops[first + 1]);
   if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} || rope->neighbours ||
       rope->head_dim != op->head_dim || !op->own_keys())
     return 0;
-  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions,
+  const std::optional<HeadNorms> norms = first == 0 ? HeadNorms{} : head_norms(in, ops, *op);
+  if (!norms) return 0;
+  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions, *norms,
               {.inv_freq = in.ropes.inv_freq(*rope),
                .attention_scale = rope->params.attention_scale,
                .hadamard = in.layout.turned_keys},
               *in.layout.cache);
   in.attend(*op, true);
-  return 2;
+  return first + 2;
 }
 
 // The linear whose weights latent attention takes instead of its output: nothing is to be done.
@@ -288,7 +317,7 @@ size_t run_absorbed(const Interpreter& in, std::span<const BlockOp> ops) {
 // Runs the first of the ops, with those behind it that one kernel does along; how many that were.
 size_t run_first(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() > 1)
-    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_rope_append})
+    for (const auto& several : {run_absorbed, run_added, run_normed, run_gated, run_moe_and_add, run_rope_append})
       if (const size_t done = several(in, ops)) return done;
   if (!run_by_sequence(in.ex, ops[0], in.weights, in.ropes, in.layout, in.act)) std::visit(in, ops[0]);
   return 1;
@@ -324,45 +353,6 @@ void norm_rows(Exec& ex, ConstTensorView x, ConstTensorView weight, NormKind kin
   if (kind == NormKind::layer) return layer_norm(ex, x, weight, nullptr, eps, y);
   rms_norm(ex, x, weight, eps, weight_offset(kind), y);
 }
-
-SlotBuffers::SlotBuffers(Exec& ex, const ModelSpec& spec, int64_t tokens, DType dtype) : tokens_(tokens) {
-  for (const std::vector<BlockOp>& block : spec.kinds) {
-    std::array<int64_t, kSlots>& widths = widths_.emplace_back();
-    for (size_t s = 1; s < widths.size(); ++s)  // 0 is x
-      widths[s] = slot_features(spec, block, static_cast<Slot>(s));
-  }
-  const std::array<int64_t, kSlots> largest = widest_slots(spec);
-  for (size_t s = 1; s < largest.size(); ++s)
-    if (largest[s] > 0) buffers_[s] = ex.alloc(dtype, {tokens * largest[s]});
-}
-
-Activations SlotBuffers::bind(TensorView x, int kind) const {
-  FEWBIT_ASSERT(x.rows() <= tokens_);
-  Activations act;
-  act.choice = choice_.get();
-  act[Slot::x] = x;
-  const std::array<int64_t, kSlots>& widths = widths_[static_cast<size_t>(kind)];
-  for (size_t s = 1; s < widths.size(); ++s)
-    if (widths[s] > 0) act.slot[s] = {buffers_[s].view().data, buffers_[s].dtype(), {x.rows(), widths[s]}, x.device};
-  return act;
-}
-
-RopeTables::RopeTables(Exec& ex, const ModelSpec& spec, int64_t longest) : longest_(longest) {
-  const auto add = [&](const std::vector<float>& f) {
-    if (!f.empty() && !tables_.count(f)) tables_.emplace(f, upload(ex, f));
-  };
-  for (const std::vector<BlockOp>& block : spec.kinds)
-    for (const BlockOp& op : block)
-      if (const CompressKeys* c = std::get_if<CompressKeys>(&op)) {
-        add(c->rope.inv_freq);
-      } else if (const Rope* r = std::get_if<Rope>(&op)) {
-        add(r->params.inv_freq);
-        add(r->params.long_inv_freq);
-      }
-}
-
-ConstTensorView RopeTables::inv_freq(const Rope& op) const { return inv_freq(op.params); }
-ConstTensorView RopeTables::inv_freq(const RopeParams& params) const { return tables_.at(params.table(longest_)); }
 
 void run_op(Exec& ex, const BlockOp& op, const BlockWeights& w, const RopeTables& ropes, const TokenLayout& layout,
             Activations& act) {

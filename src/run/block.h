@@ -28,8 +28,18 @@ struct BlockWeights {
   std::map<std::string, Linear> linears;  // by name relative to the block: "self_attn.q_proj"
   // Norm weights, routers and the rest of small_tensors_of, by SmallTensor::key(); compute dtype, or f32 where exact.
   std::map<std::string, Tensor> vectors;
-  std::map<std::string, FewExperts> few_experts;  // by Moe::expert_name, made by prepare_few_experts() (src/run/moe.h)
+  // Made by prepare_few_experts() (src/run/moe.h), since a recorded step allocates nothing: by Moe::expert_name, and
+  // memory that other ops work in, by what they are named after.
+  std::map<std::string, FewExperts> few_experts;
+  std::map<std::string, std::vector<Tensor>> rooms;
 };
+// Memory of `shape` that an op works in: the first rows of BlockWeights::rooms[name][index] where they are enough, else
+// its own.
+struct Room {
+  Tensor own;
+  TensorView rows;
+};
+Room room_of(Exec&, const BlockWeights&, const std::string& name, size_t index, DType, const Shape& shape);
 // Bytes of a block that one pass over `tokens` tokens reads: of a mixture of experts, those of as many
 // experts as the tokens can be sent to.
 int64_t weight_bytes(const std::vector<BlockOp>&, const BlockWeights&, int64_t tokens);

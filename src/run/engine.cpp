@@ -230,7 +230,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 
 void Engine::decode_body(const StepPlan& plan) {
   report("", true);
-  embed_streams(ex_, spec_, next_, ends_.embed, x_);
+  embed_streams(ex_, spec_, next_, ends_.embed, x_, normed_);
   report("embedding");
   if (plan.stack) {
     decode_layers(ex_, *plan.stack, positions_, x_);

@@ -26,17 +26,12 @@ Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const 
   return upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), dtype);
 }
 
+// y [rows, hidden] = the final norm of x [rows, width]; several residual streams become one there first.
 void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView y) {
-  norm_rows(ex, x, e.final_norm, s.final_norm_kind, s.final_norm_eps, y);
-}
-
-// Several residual streams as one; x itself where there is one. `memory` has what is new.
-ConstTensorView as_one(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, Tensor& memory) {
-  if (s.streams == 1) return x;
-  memory = ex.alloc(x.dtype, {x.rows(), s.hidden});
-  read_streams(ex, x, {.fn = e.streams_fn, .base = e.streams_base, .scale = e.streams_scale},
-               {.streams = s.streams, .norm_eps = s.final_norm_eps, .eps = s.streams_eps}, memory, {});
-  return memory;
+  if (s.streams > 1)
+    read_streams(ex, x, {.fn = e.streams_fn, .base = e.streams_base, .scale = e.streams_scale},
+                 {.streams = s.streams, .norm_eps = s.final_norm_eps, .eps = s.streams_eps}, y, {});
+  norm_rows(ex, s.streams > 1 ? y : x, e.final_norm, s.final_norm_kind, s.final_norm_eps, y);
 }
 
 void load_streams(Exec& ex, const Checkpoint& c, Ends& e) {
@@ -58,9 +53,11 @@ Ends load_final_norm(Exec& ex, const Checkpoint& c, DType dtype) {
   return e;
 }
 
-void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, ConstTensorView table, TensorView x) {
+void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, ConstTensorView table, TensorView x,
+                   TensorView room) {
   if (s.streams == 1) return embed(ex, ids, table, s.embed_scale, x);
-  const Tensor one = ex.alloc(x.dtype, {x.rows(), s.hidden});
+  const Tensor own = room.data ? Tensor{} : ex.alloc(x.dtype, {x.rows(), s.hidden});
+  const TensorView one = room.data ? room : own.view();
   embed(ex, ids, table, s.embed_scale, one);
   for (int64_t i = 0; i < s.streams; ++i) copy_columns(ex, one, 0, x, i * s.hidden, s.hidden);
 }
@@ -132,11 +129,9 @@ void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
   if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
 }
 
-void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView states, TensorView normed,
+void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, TensorView normed,
                        TensorView y) {
-  Tensor memory;
-  const ConstTensorView x = as_one(ex, s, e, states, memory);
-  if (s.final_norm_kind == NormKind::layer) {
+  if (s.streams > 1 || s.final_norm_kind == NormKind::layer) {
     norm_rows(ex, s, e, x, normed);
     return apply_head(ex, e, normed, y);
   }
@@ -182,10 +177,8 @@ EmbeddedTokens embed_tokens(Exec& ex, const ModelSpec& spec, const Ends& ends, s
 }
 
 Tensor final_normed(Exec& ex, const ModelSpec& spec, const Ends& ends, ConstTensorView x) {
-  Tensor memory;
-  const ConstTensorView one = as_one(ex, spec, ends, x, memory);
-  Tensor y = ex.alloc(x.dtype, one.shape);
-  norm_rows(ex, spec, ends, one, y);
+  Tensor y = ex.alloc(x.dtype, {x.rows(), spec.hidden});
+  norm_rows(ex, spec, ends, x, y);
   return y;
 }
 

@@ -40,8 +40,10 @@ Tensor sequence_positions(Exec&, int64_t seqs, int64_t len);
 Tensor embed_rows(Exec&, const Checkpoint&, std::span<const int32_t> ids, DType dtype);
 // What is needed behind the last block, without the head: final_norm, and the streams' tensors.
 Ends load_final_norm(Exec&, const Checkpoint&, DType dtype);
-// x [ids, width] = the embeddings of ids, scaled, in every residual stream.
-void embed_streams(Exec&, const ModelSpec&, ConstTensorView ids, ConstTensorView table, TensorView x);
+// x [ids, width] = the embeddings of ids, scaled, in every residual stream. room [ids, hidden]: memory to work in; null
+// where it may be allocated, which a recorded step must not do.
+void embed_streams(Exec&, const ModelSpec&, ConstTensorView ids, ConstTensorView table, TensorView x,
+                   TensorView room = {});
 
 // The embedding of ids [seqs, len] in `dtype`, with their positions.
 struct EmbeddedTokens {

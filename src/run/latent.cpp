@@ -56,13 +56,15 @@ void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeight
                           {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
 }
 
-void run_groups(Exec& ex, const Project& op, ConstTensorView w, ConstTensorView in, TensorView out) {
+void run_groups(Exec& ex, const Project& op, const BlockWeights& weights, ConstTensorView in, TensorView out) {
   const int64_t each = op.out_features / op.groups;
-  const Tensor x = ex.alloc(in.dtype, {in.rows(), op.in_features}), y = ex.alloc(out.dtype, {in.rows(), each});
+  const ConstTensorView w = weights.vectors.at(op.name);
+  const Room x = room_of(ex, weights, op.name, 0, in.dtype, {in.rows(), op.in_features}),
+             y = room_of(ex, weights, op.name, 1, out.dtype, {in.rows(), each});
   for (int64_t g = 0; g < op.groups; ++g) {
-    copy_columns(ex, in, g * op.in_features, x, 0, op.in_features);
-    gemm(ex, x, w.row_range(g * each, (g + 1) * each), {}, y);
-    copy_columns(ex, y, 0, out, g * each, each);
+    copy_columns(ex, in, g * op.in_features, x.rows, 0, op.in_features);
+    gemm(ex, x.rows, w.row_range(g * each, (g + 1) * each), {}, y.rows);
+    copy_columns(ex, y.rows, 0, out, g * each, each);
   }
 }
 

@@ -10,7 +10,7 @@ void run_key_choice(Exec&, const KeyChoice&, const TokenLayout&, const Activatio
 void run_shared_key_attention(Exec&, const SharedKeyAttention&, const BlockWeights&, const TokenLayout&,
                               const Activations&);
 // A product whose outputs are made in groups from groups of the inputs.
-void run_groups(Exec&, const Project&, ConstTensorView w, ConstTensorView in, TensorView out);
+void run_groups(Exec&, const Project&, const BlockWeights&, ConstTensorView in, TensorView out);
 void run_latent_attention(Exec&, const LatentAttention&, const BlockWeights&, const TokenLayout&, const Activations&);
 // Whether a pass takes the weights of kv_b into queries and outputs: what that linear would make is not needed then.
 inline bool absorbs_weights(const TokenLayout& l) { return l.ragged || (l.latents && !l.from_zero); }

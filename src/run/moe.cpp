@@ -96,12 +96,24 @@ std::string prepare_mixture(Exec& ex, const Moe& op, BlockWeights& weights) {
 std::string prepare_few_experts(Exec& ex, const ModelSpec& spec, std::vector<BlockWeights>& blocks, DType dtype) {
   if (dtype != DType::bf16) return "float32 arithmetic";
   std::string first;
-  for (int64_t layer = 0; layer < spec.layers; ++layer)
-    for (const BlockOp& op : spec.block(layer))
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    BlockWeights& weights = blocks[static_cast<size_t>(layer)];
+    weights.rooms.clear();
+    for (const BlockOp& op : spec.block(layer)) {
+      const auto make_room = [&](const std::string& name, DType type, int64_t cols) {
+        weights.rooms[name].push_back(ex.alloc(type, {kFewTokens, cols}));
+      };
+      if (const TokenRoute* route = std::get_if<TokenRoute>(&op)) make_room(route->router, DType::f32, route->experts);
+      if (const Project* p = std::get_if<Project>(&op); p && p->groups > 1) {
+        make_room(p->name, dtype, p->in_features);
+        make_room(p->name, dtype, p->out_features / p->groups);
+      }
       if (const Moe* moe = std::get_if<Moe>(&op)) {
-        const std::string why = prepare_mixture(ex, *moe, blocks[static_cast<size_t>(layer)]);
+        const std::string why = prepare_mixture(ex, *moe, weights);
         if (first.empty() && !why.empty()) first = fmt::format("{}{}*: {}", spec.prefix(layer), moe->expert_name, why);
       }
+    }
+  }
   return first;
 }
 
@@ -181,15 +193,27 @@ void add_experts(Exec& ex, const Moe& op, const BlockWeights& weights, const Rou
   }
 }
 
+namespace {
+bool run_few(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
+             TensorView out, bool add, RankSums* ranks) {
+  const auto few = weights.few_experts.find(op.expert_name);
+  if (few == weights.few_experts.end() || x.rows() > kFewTokens) return false;
+  const auto rows = [&](const Tensor& of) { return of.view().row_range(0, x.rows()); };
+  const TensorView ids = rows(few->second.ids), shares = rows(few->second.shares);
+  choose_experts(ex, op, weights, routed, ranks, rows(few->second.logits), ids, shares);
+  few_experts(ex, x, ids, shares, few->second.mixture, out, add);
+  return true;
+}
+}  // namespace
+
+bool run_moe_added(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
+                   TensorView sum, RankSums* ranks) {
+  return run_few(ex, op, weights, x, routed, sum, true, ranks);
+}
+
 void run_moe(Exec& ex, const Moe& op, const BlockWeights& weights, ConstTensorView x, ConstTensorView routed,
              TensorView out, RankSums* ranks) {
-  if (const auto few = weights.few_experts.find(op.expert_name);
-      few != weights.few_experts.end() && x.rows() <= kFewTokens) {
-    const auto rows = [&](const Tensor& of) { return of.view().row_range(0, x.rows()); };
-    const TensorView ids = rows(few->second.ids), shares = rows(few->second.shares);
-    choose_experts(ex, op, weights, routed, ranks, rows(few->second.logits), ids, shares);
-    return few_experts(ex, x, ids, shares, few->second.mixture, out);
-  }
+  if (run_few(ex, op, weights, x, routed, out, false, ranks)) return;
   const Routing routing = route_tokens(ex, op, weights, routed, ranks);
   const Tensor sum = ex.alloc_zeros(DType::f32, {x.rows(), op.hidden});
   add_experts(ex, op, weights, routing, x, op.own_begin, op.last_own(), sum);

@@ -41,6 +41,9 @@ void add_experts(Exec&, const Moe&, const BlockWeights&, const Routing&, ConstTe
 // `routed` is what the router reads. Of several ranks each sums its own, then those sums are summed in their order.
 void run_moe(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView out,
              RankSums* ranks = nullptr);
+// The same sum, rounded, added to `sum`, where the experts of x are prepared for a few tokens; false: nothing was done.
+bool run_moe_added(Exec&, const Moe&, const BlockWeights&, ConstTensorView x, ConstTensorView routed, TensorView sum,
+                   RankSums* ranks = nullptr);
 bool has_moe(const ModelSpec&);
 
 // Prepares the mixtures of all blocks for a few tokens at a time; `blocks`: their weights on a GPU, by layer, which

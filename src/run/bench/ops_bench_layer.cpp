@@ -86,7 +86,7 @@ void op_by_op(Exec& ex, const DecodeLayer& l, const DecodeForm& form, const Room
   rms_norm(ex, r.x, l.input_norm, form.eps, 0, r.normed);
   const MarlinProduct qkv[] = {{.w = of(l.q), .y = r.q}, {.w = of(l.k), .y = r.k}, {.w = of(l.v), .y = r.v}};
   marlin_gemms(ex, r.normed, qkv);
-  rope_append(ex, r.q, r.k, r.v, r.positions, form.rope, l.cache);
+  rope_append(ex, r.q, r.k, r.v, r.positions, {}, form.rope, l.cache);
   attention_cached(ex, r.q, r.positions, l.cache, attention, r.attended);
   add(r.attended, l.o);
   rms_norm(ex, r.x, l.middle_norm, form.eps, 0, r.normed);

@@ -1,6 +1,7 @@
 #include "kernels/attention/rope_append.h"
 
 #include "kernels/model/hadamard.h"
+#include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 #include "tests/kernels/op_test.h"
 
@@ -25,11 +26,14 @@ FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
   struct Case {
     int64_t heads, kv_heads, head_dim, rot;
     bool hadamard = false;
+    bool q_norm = false, k_norm = false;
   };
   const int64_t batch = 2, len = 3, capacity = 9;
   const std::vector<int32_t> positions = {0, 1, 2, 6, 7, 8};
-  for (const Case c : {Case{4, 2, 16, 16}, Case{9, 3, 80, 80}, Case{8, 1, 128, 64}, Case{4, 2, 64, 64, true},
-                       Case{3, 1, 80, 48, true}})
+  for (const Case c :
+       {Case{4, 2, 16, 16}, Case{9, 3, 80, 80}, Case{8, 1, 128, 64}, Case{4, 2, 64, 64, true}, Case{3, 1, 80, 48, true},
+        Case{8, 2, 128, 128, false, true, true}, Case{4, 1, 64, 32, true, true, true},
+        Case{3, 3, 20, 20, false, true, true}, Case{4, 2, 64, 64, false, false, true}})
     for (const DType dtype : kComputeTypes)
       for (const DType stored : {dtype, DType::f8_e4m3, DType::i8}) {
         const Tensor inv_freq = ex.to_device(random_normal(DType::f32, {c.rot / 2}, 4));
@@ -41,11 +45,21 @@ FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
                     together = make_cache(ex, stored, {batch, c.kv_heads, capacity, c.head_dim});
         const Tensor q_apart = ex.to_device(q), k_apart = ex.to_device(k), q_together = ex.to_device(q),
                      k_together = ex.to_device(k), dv = ex.to_device(v);
+        const auto norm_of = [&](bool asked, uint64_t seed) {
+          return asked ? ex.to_device(random_normal(dtype, {c.head_dim}, seed)) : Tensor{};
+        };
+        const Tensor q_norm = norm_of(c.q_norm, 5), k_norm = norm_of(c.k_norm, 6);
+        const auto norm_heads = [&](const Tensor& heads, const Tensor& weight) {
+          const TensorView rows = heads.view().reshaped({heads.numel() / c.head_dim, c.head_dim});
+          if (!weight.empty()) rms_norm(ex, rows, weight, 1e-5f, 1, rows);
+        };
+        norm_heads(q_apart, q_norm);
+        norm_heads(k_apart, k_norm);
         rope(ex, q_apart, at, inv_freq, c.head_dim, 1.25f);
         rope(ex, k_apart, at, inv_freq, c.head_dim, 1.25f);
         if (c.hadamard) hadamard(ex, q_apart, k_apart, c.head_dim);
         kv_append(ex, k_apart, dv, at, apart.view());
-        rope_append(ex, q_together, k_together, dv, at,
+        rope_append(ex, q_together, k_together, dv, at, {.q = q_norm, .k = k_norm, .eps = 1e-5f, .offset = 1},
                     {.inv_freq = inv_freq, .attention_scale = 1.25f, .hadamard = c.hadamard}, together.view());
         const auto same = [&](const Tensor& a, const Tensor& b, const char* what) {
           if (a.empty()) return;
@@ -53,7 +67,7 @@ FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
               << what << ", " << name_of(dtype) << " in " << name_of(stored) << ", head_dim " << c.head_dim;
         };
         same(q_together, q_apart, "q");
-        same(k_together, ex.to_device(k), "k");
+        same(k_together, ex.to_device(k), "k");  // as it was
         same(together.k, apart.k, "keys");
         same(together.v, apart.v, "values");
         same(together.k_scales, apart.k_scales, "scales of keys");
@@ -103,7 +117,8 @@ FEWBIT_DEVICE_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwar
       for (size_t variant = 0; variant < 2; ++variant)
         for (size_t step = 0; step < kSteps; ++step) {
           const Cache& cache = variant == 0 ? together : apart;
-          rope_append(ex, q[variant][step], k[step], v[step], positions[step], {.inv_freq = inv_freq}, cache.view());
+          rope_append(ex, q[variant][step], k[step], v[step], positions[step], {}, {.inv_freq = inv_freq},
+                      cache.view());
           if (variant == 1) ex.sync();
           AttentionArgs variant_args = args;
           variant_args.behind_append = variant == 0;

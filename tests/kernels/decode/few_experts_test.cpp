@@ -9,6 +9,7 @@
 
 #include "formats/packing.h"
 #include "kernels/grids/f8_grid.h"
+#include "kernels/model/add.h"
 #include "src/core/rng.h"
 #include "tests/kernels/op_test.h"
 
@@ -206,6 +207,11 @@ Tensor run(Exec& ex, const TestMixture& m, const Problem& p) {
   const Tensor x = ex.to_device(p.x), out = poisoned(ex, DType::bf16, p.x.shape());
   few_experts(ex, x, ex.to_device(p.ids), ex.to_device(p.shares), m.mixture, out);
   Tensor found = ex.to_host(out);
+  const Tensor sum = ex.to_device(random_normal(DType::bf16, p.x.shape(), 77)),
+               expected = ex.to_device(ex.to_host(sum));
+  few_experts(ex, x, ex.to_device(p.ids), ex.to_device(p.shares), m.mixture, sum, true);
+  add(ex, out, expected, 1);
+  EXPECT_EQ(first_difference(ex.to_host(sum), ex.to_host(expected)), "") << "added";
   few_experts(ex, x, ex.to_device(p.ids), ex.to_device(p.shares), m.mixture, x);  // in place
   EXPECT_EQ(first_difference(ex.to_host(x), found), "");
   return found;
@@ -238,7 +244,10 @@ FEWBIT_DEVICE_TEST(FewExperts, EveryGroupOfPackedWeights) {
     for (const bool zeros : {false, true}) {
       for (const int64_t group : {32, 64, 128, -1})
         matches(ex, {.kind = kind, .experts = 4, .hidden = 384, .width = 256, .group = group, .zeros = zeros});
+      // Rows so long that a warp has several spans of them.
       matches(ex, {.kind = kind, .experts = 4, .hidden = 1088, .width = 192, .group = -1, .zeros = zeros});
+      for (const int64_t group : {32, 128})
+        matches(ex, {.kind = kind, .experts = 4, .hidden = 1280, .width = 256, .group = group, .zeros = zeros});
     }
 }
 
