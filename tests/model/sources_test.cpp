@@ -4,7 +4,10 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -125,6 +128,33 @@ TEST(Sources, ARecordThatIsTornOrCannotBeWrittenIsNone) {
   }
   std::ofstream(dir / "file") << "no folder";
   EXPECT_TRUE(reads(dir / "m", {.run = {}, .user = dir / "file"}));
+}
+
+// A killed writer's file goes; one that a live process may still rename stays, and so does one that was written to just
+// now, whose process may live on another machine; a name that only resembles these is not ours.
+TEST(Sources, TemporaryFilesOfKilledRunsGoWithTheNextRecord) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  const TempDir dir;
+  fs::create_directory(dir / "cache");
+  const auto put = [&](const std::string& name, std::chrono::hours age) {
+    const fs::path file = dir / "cache" / name;
+    std::ofstream(file) << "half of a rec";
+    fs::last_write_time(file, fs::file_time_type::clock::now() - age);
+    return file;
+  };
+  const std::chrono::hours old{2}, now{0};
+  const auto named = [](const std::string& digest, int64_t pid) {
+    return "sources-" + digest + ".json." + std::to_string(pid) + ".tmp";
+  };
+  const fs::path gone = put(named("aa", child), old), fresh = put(named("bb", child), now);
+  const fs::path live = put(named("cc", ::getpid()), old);
+  const fs::path other = put("sources-dd.json." + std::to_string(child) + "x.tmp", old);
+  fs::copy(kDemoModel, dir / "m");
+  read_sources(dir / "m", {.run = {}, .user = dir / "cache"});
+  EXPECT_FALSE(fs::exists(gone));
+  for (const fs::path& kept : {fresh, live, other}) EXPECT_TRUE(fs::exists(kept)) << kept;
 }
 
 }  // namespace

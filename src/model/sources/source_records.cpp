@@ -1,11 +1,14 @@
 #include "src/model/sources/source_records.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -21,6 +24,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 constexpr size_t kMostModels = 256;  // records in one folder; the oldest go
+constexpr std::chrono::hours kUnfinished{1};
 
 // The name of the record tells models apart by their place; that place is in it for people.
 fs::path record_of(const fs::path& folder, const fs::path& model) {
@@ -48,11 +52,42 @@ SourceFile source_from(const Json& j) {
   return f;
 }
 
+// The process that writes a record under a temporary name, "sources-DIGEST.json.PID.tmp"; 0 for any other name.
+pid_t writer_of(const fs::path& file) {
+  const std::string number = file.stem().extension().string();  // ".PID"
+  const bool ours = file.filename().string().rfind("sources-", 0) == 0 && file.extension() == ".tmp" &&
+                    file.stem().stem().extension() == ".json" && number.size() > 1;
+  pid_t pid = 0;
+  if (!ours) return 0;
+  const auto [next, error] = std::from_chars(number.data() + 1, number.data() + number.size(), pid);
+  return error == std::errc() && next == number.data() + number.size() && pid > 0 ? pid : 0;
+}
+
+// What a killed run left: its process is gone, and the file has not been written to for an hour. The process alone
+// would not do: the folder may be shared with another machine or container, whose processes are not seen here; a record
+// is written there in a moment. The age alone would not do either: a process that was stopped may go on and finish.
+bool left_behind(const fs::directory_entry& file) {
+  const pid_t writer = writer_of(file.path());
+  if (writer == 0 || ::kill(writer, 0) == 0 || errno != ESRCH) return false;
+  std::error_code ec;
+  const fs::file_time_type written = file.last_write_time(ec);
+  return !ec && fs::file_time_type::clock::now() - written > kUnfinished;
+}
+
+void drop_leftovers(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code ec;
+  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
+    if (left_behind(*it)) found.push_back(*it);
+  for (const fs::path& file : found) fs::remove(file, ec);
+}
+
 void drop_oldest(const fs::path& folder) {
   std::vector<std::pair<fs::file_time_type, fs::path>> found;
   std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
-    if (it->path().filename().string().rfind("sources-", 0) == 0) found.emplace_back(it->last_write_time(ec), *it);
+    if (it->path().filename().string().rfind("sources-", 0) == 0 && it->path().extension() == ".json")
+      found.emplace_back(it->last_write_time(ec), *it);
   if (found.size() <= kMostModels) return;
   std::sort(found.begin(), found.end());
   for (size_t i = 0; i < found.size() - kMostModels; ++i) fs::remove(found[i].second, ec);
@@ -111,6 +146,7 @@ void record_sources(const fs::path& folder, const fs::path& model, const std::ve
     if (!out.flush()) return (void)fs::remove(fresh, ec);
   }
   fs::rename(fresh, record, ec);
+  drop_leftovers(folder);
   drop_oldest(folder);
 }
 

@@ -11,6 +11,7 @@ bool same_state(const SourceFile&, const SourceFile&);
 
 // What `folder` has of the files of `model`; empty without one.
 std::vector<SourceFile> recorded_sources(const std::filesystem::path& folder, const std::filesystem::path& model);
+// Also removes the temporary files of killed runs: of processes that live no more, unwritten for an hour.
 void record_sources(const std::filesystem::path& folder, const std::filesystem::path& model,
                     const std::vector<SourceFile>&);
 
