@@ -74,6 +74,11 @@ void DeviceLink::all_gather_rows(Exec& ex, TensorView all, std::span<const int64
   check(calls_.end_group());
 }
 
+TensorView DeviceLink::room(Exec& ex, int64_t count) {
+  if (rooms_.empty() || rooms_.back().numel() < count) rooms_.push_back(ex.alloc(DType::f32, {count}));
+  return rooms_.back().view().row_range(0, count);
+}
+
 // Each rank sums a band of the elements in the order of the ranks, which NCCL's own sum would not keep.
 void DeviceLink::all_reduce_sum(Exec& ex, TensorView t) {
   const TensorView all = t.reshaped({t.numel()});
@@ -82,8 +87,8 @@ void DeviceLink::all_reduce_sum(Exec& ex, TensorView t) {
     return all.row_range(begin[static_cast<size_t>(r)], begin[static_cast<size_t>(r) + 1]);
   };
   const TensorView mine = band(rank_);
-  const Tensor values = ex.alloc(DType::f32, {size_, mine.numel()});
-  const auto of = [&](int r) { return values.view().row_range(r, r + 1).reshaped({mine.numel()}); };
+  const TensorView values = room(ex, size_ * mine.numel());
+  const auto of = [&](int r) { return values.row_range(r * mine.numel(), (r + 1) * mine.numel()); };
   void* const stream = native_stream(ex);
   check(calls_.begin_group());
   for (int r = 0; r < size_; ++r) {

@@ -1,10 +1,11 @@
 #pragma once
 // DeviceLink: tensors from GPU to GPU by NCCL, where every rank has a GPU of its own and NCCL; Ranks uses it for its
 // collective calls, whose results have the bits that they have through host memory. Work is put on the stream of the
-// Exec, and nobody waits for it.
+// Exec, and nobody waits for it; it may be recorded (Exec::record) once the same call has been made with as many bytes.
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "kernels/exec/exec.h"
 #include "src/ranks/nccl_calls.h"
@@ -30,12 +31,15 @@ class DeviceLink {
   void all_gather_rows(Exec&, TensorView all, std::span<const int64_t> begin);
 
  private:
+  // [count] f32 to work in. Earlier ones stay, since recorded steps may work in them.
+  TensorView room(Exec&, int64_t count);
   DeviceLink(const NcclCalls& calls, int rank, int size) : calls_(calls), rank_(rank), size_(size) {}
   void check(int status) const;
 
   const NcclCalls& calls_;
   int rank_, size_;
   void* link_ = nullptr;
+  std::vector<Tensor> rooms_;
 };
 
 }  // namespace fewbit

@@ -136,6 +136,8 @@ DeviceLink* Ranks::link(Exec& ex, const TensorView& t) const {
   return link_.get();
 }
 
+bool Ranks::link_devices(Exec& ex) const { return link(ex, {nullptr, DType::u8, {0}, ex.device()}) != nullptr; }
+
 std::string Ranks::device_library() const { return link_ ? link_->library() : ""; }
 
 void Ranks::broadcast(Exec& ex, TensorView t, int root) const {

@@ -55,6 +55,9 @@ class Ranks {
   int node_rank() const { return place_.node_rank; }
   int node_size() const { return place_.node_size; }
   const std::string& library() const { return library_; }  // "Open MPI v4.1.4"; "" of one process
+  // Whether tensors of that device go from GPU to GPU without the host, so that steps with them can be recorded.
+  // Collective.
+  bool link_devices(Exec&) const;
   std::string device_library() const;  // "NCCL 2.28.9" where tensors go from GPU to GPU; "" else, and until one went
   // CPU threads that this process should take: as many as the processors that the launcher lets it use, those that
   // several processes may use divided among them; 0 of one process: no opinion.

@@ -65,7 +65,7 @@ struct Interpreter {
     if (!op.summed) return apply_all(ex, linears, act[op.in], outs);
     // What each rank adds stays in f32, so that the sum alone is rounded.
     for (size_t i = 0; i < linears.size(); ++i) {
-      const Tensor sum = ex.alloc(DType::f32, outs[i].shape);
+      const TensorView sum = layout.ranks->room(ex, outs[i].shape);
       apply(ex, *linears[i], act[op.in], sum);
       layout.ranks->add_up(ex, sum);
       cast(ex, sum, outs[i]);

@@ -62,7 +62,8 @@ void Engine::note(std::string line) {
 }
 
 void Engine::plan_graph() {
-  options_.graph = asked_graph_ && !options_.load.ranks;  // the host moves the sums over the ranks
+  RankSums* const ranks = options_.load.ranks;
+  options_.graph = asked_graph_ && (!ranks || (ranks->recordable(ex_) && !has_moe(spec_)));
   if (!has_moe(spec_) || !options_.graph) return;
   std::string why = host_routes_;
   if (why.empty() && options_.batch > kFewTokens) why = fmt::format("more than {} sequences", kFewTokens);
@@ -248,7 +249,10 @@ void Engine::step() {
   const ProfileRange range("decode step");
   StepPlan& plan = far() ? far_ : near_;
   if (options_.graph && plan.warm && !plan.recorded && !watch_) {
+    RankSums* const ranks = options_.load.ranks;
+    if (ranks) ranks->time(false);
     plan.graph = ex_.record([&] { decode_body(plan); });
+    if (ranks) ranks->time(true);
     plan.recorded = true;
   }
   if (plan.graph.handle && !watch_)

@@ -16,7 +16,8 @@ struct EngineOptions {
   int64_t batch = 1;
   int64_t capacity = 2048;       // positions per sequence
   int64_t prefill_chunk = 2048;  // tokens per prefill pass
-  bool graph = true;       // record the decode step (CUDA); of a mixture of experts where notes() say so, not on ranks
+  // Record the decode step (CUDA); of a mixture of experts where notes() say so, on ranks where NCCL links their GPUs.
+  bool graph = true;
   bool one_launch = true;  // steps of one sequence take all layers in one launch, or one each, where they can (CUDA)
   // beyond so many positions in sight attention has launches of its own; -1: long_context() of the cache
   int64_t long_context = -1;

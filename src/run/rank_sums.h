@@ -1,6 +1,7 @@
 #pragma once
 // What the ranks that share a model (src/model/parallel/tensor_parallel.h) say to each other, and how long that takes.
 #include <cstdint>
+#include <vector>
 
 #include "src/model/parallel/tensor_parallel.h"
 #include "src/ranks/ranks.h"
@@ -16,11 +17,17 @@ class RankSums {
 
   // t f32 becomes its sum over the ranks, in their order: the same bits on all.
   void add_up(Exec&, TensorView t);
+  // Memory of `shape`, f32, for what is added up. Earlier memory stays, since recorded steps may work in it.
+  TensorView room(Exec&, const Shape& shape);
+  // Whether a step with these sums can be recorded. Collective.
+  bool recordable(Exec& ex) const { return ex.on_cuda() && ranks_.link_devices(ex); }
+  // While off, add_up() waits for nothing and counts nothing, as what is recorded must.
+  void time(bool on) { timed_ = on; }
   // All get what rank 0 has: choices that must not differ by a last bit of ranks that are not alike.
   void agree(Exec&, TensorView t);
   int32_t agreed(Exec&, int32_t value);
 
-  // Of add_up() so far: seconds, waiting for the slowest rank included, and calls.
+  // Of add_up() so far, where it was timed: seconds, waiting for the slowest rank included, and calls.
   double seconds() const { return seconds_; }
   int64_t sums() const { return sums_; }
 
@@ -28,6 +35,8 @@ class RankSums {
   const Ranks& ranks_;
   double seconds_ = 0;
   int64_t sums_ = 0;
+  bool timed_ = true;
+  std::vector<Tensor> rooms_;
 };
 
 RankPart part_of(const LoadOptions&);

@@ -34,13 +34,40 @@ double rate_of(Exec& ex, double amount, const std::function<void()>& work) {
   return rates[3];
 }
 
-// The timed parts of one row, one entry a repetition; ms has one a step. all_reduce_s is of all steps together.
+// Steps of the warm-up that run launch by launch where several ranks share the model, since a recorded step does not
+// say how long its sums take.
+constexpr int64_t kSumSteps = 4;
+
+// The timed parts of one row, one entry a repetition; ms has one a step. all_reduce_s is of `summed` steps together.
 struct Samples {
   std::vector<double> prefill, ttft, rate, ms;
   double all_reduce_s = 0;
+  int64_t summed = 0;
 };
 
-double all_reduce_seconds(const BenchOptions& o) { return o.load.ranks ? o.load.ranks->seconds() : 0; }
+int64_t sum_steps(const BenchOptions& o) { return o.load.ranks ? std::min(kSumSteps, o.warmup) : 0; }
+
+// Adds what the sums of `steps` steps took between its making and its end, where they were timed: not those of recorded
+// steps.
+class SumTime {
+ public:
+  SumTime(const BenchOptions& o, Samples& s, int64_t steps) : sums_(o.load.ranks), samples_(s), steps_(steps) {
+    if (sums_) seconds_ = sums_->seconds(), calls_ = sums_->sums();
+  }
+  ~SumTime() {
+    if (!sums_ || sums_->sums() == calls_) return;
+    samples_.all_reduce_s += sums_->seconds() - seconds_;
+    samples_.summed += steps_;
+  }
+  SumTime(const SumTime&) = delete;
+  SumTime& operator=(const SumTime&) = delete;
+
+ private:
+  const RankSums* sums_;
+  Samples& samples_;
+  int64_t steps_, calls_ = 0;
+  double seconds_ = 0;
+};
 
 // One prompt and its steps on an engine that has no sequences.
 void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOptions& o,
@@ -52,10 +79,16 @@ void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOpti
   engine.greedy_start(logits);
   engine.greedy_tokens();
   s.ttft.push_back(1e3 * first.seconds());
-  for (int64_t i = 0; i < o.warmup; ++i) engine.greedy_step();
+  if (o.load.ranks) {
+    const SumTime sums(o, s, sum_steps(o));
+    engine.watch([](const PassStep&) {});
+    for (int64_t i = 0; i < sum_steps(o); ++i) engine.greedy_step();
+    engine.watch({});
+  }
+  for (int64_t i = sum_steps(o); i < o.warmup; ++i) engine.greedy_step();
   ex.sync();
+  const SumTime sums(o, s, shape.tokens);
   std::vector<int> marks = {ex.mark()};
-  const double sums_before = all_reduce_seconds(o);
   const Stopwatch start;
   for (int64_t i = 0; i < shape.tokens; ++i) {
     engine.greedy_step();
@@ -64,7 +97,6 @@ void run_once(Exec& ex, Engine& engine, const BenchShape& shape, const BenchOpti
   }
   ex.sync();
   s.rate.push_back(static_cast<double>(shape.tokens * shape.batch) / start.seconds());
-  s.all_reduce_s += all_reduce_seconds(o) - sums_before;
   for (size_t i = 1; i < marks.size(); ++i) s.ms.push_back(ex.elapsed_ms(marks[i - 1], marks[i]));
 }
 
@@ -84,7 +116,7 @@ BenchRow run_row(Exec& ex, Engine& engine, const BenchShape& shape, const BenchO
              [&](double f) { tell("measuring", (static_cast<double>(i) + f) / static_cast<double>(o.repetitions)); });
   }
   BenchRow r{.shape = shape};
-  r.all_reduce_ms = 1e3 * s.all_reduce_s / static_cast<double>(o.repetitions * shape.tokens);
+  if (s.summed > 0) r.all_reduce_ms = 1e3 * s.all_reduce_s / static_cast<double>(s.summed);
   r.prefill_tokens_per_s = spread_of(std::move(s.prefill));
   r.ttft_ms = spread_of(std::move(s.ttft));
   r.tokens_per_s = spread_of(std::move(s.rate));
