@@ -15,6 +15,7 @@
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "kernels/streams/streams.h"
+#include "src/model/foreign/foreign.h"
 #include "src/run/block.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
@@ -88,6 +89,9 @@ Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, D
 
 Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<std::string>* notes) {
   const ModelSpec& s = c.spec;
+  // Of the whole model: whatever runs it loads its ends, once.
+  if (std::string note = unrounded_inputs_note(c.config.text()); notes && !note.empty())
+    notes->push_back(std::move(note));
   Ends e;
   for (const NamedLinear& l : ends_of(s)) {
     if (l.name + ".weight" == s.embed) {

@@ -20,7 +20,8 @@ struct Ends {
   Tensor logit_scale{};                                  // f32 [1], of ModelSpec::logit_scale; empty: 1
 };
 // A packed embedding is dequantized, for rows are looked up in it; a packed head runs as any packed linear, a float one
-// as LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block; may be null.
+// as LoadOptions::head says: Error{usage} where it cannot. `notes` as in load_block, and what
+// is to be said of the checkpoint as a whole; may be null.
 Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::string>* notes = nullptr);
 // y [rows, vocab] f32 = x head^T times the scale of logits.
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);

@@ -241,5 +241,25 @@ TEST_F(Foreign, WhatDoesNotFitIsNamed) {
   EXPECT_NE(said(ErrorKind::checkpoint).find("found \"5bit\""), std::string::npos);
 }
 
+TEST(ForeignInputs, TheConfigSaysWhetherTheyAreRoundedAtRunTime) {
+  const auto note = [](const Json& type, const char* method = "torchao") {
+    return unrounded_inputs_note(
+        Json{{"quantization_config", {{"quant_method", method}, {"quant_type", type}}}}.dump());
+  };
+  const auto config = [](const char* name) { return Json{{"default", {{"_type", name}, {"_data", Json::object()}}}}; };
+  for (const char* name : {"Int8DynamicActivationInt8WeightConfig", "Float8DynamicActivationFloat8WeightConfig",
+                           "Float8StaticActivationFloat8WeightConfig"})
+    EXPECT_NE(note(config(name)).find(name), std::string::npos) << name;
+  EXPECT_NE(note("int8_dynamic_activation_int8_weight"), "");
+  const Json modules = {{"module_fqn_to_config", {{"_default", config("Int8DynamicActivationIntxWeightConfig")}}}};
+  EXPECT_NE(note({{"default", {{"_type", "ModuleFqnToConfig"}, {"_data", modules}}}}), "");
+  for (const char* name : {"Int8WeightOnlyConfig", "Float8WeightOnlyConfig", "Int4WeightOnlyConfig"})
+    EXPECT_EQ(note(config(name)), "") << name;
+  EXPECT_EQ(note("int4_weight_only"), "");
+  EXPECT_EQ(note(Json()), "");
+  EXPECT_EQ(note(config("Int8DynamicActivationInt8WeightConfig"), "hqq"), "");
+  EXPECT_EQ(unrounded_inputs_note("{}"), "");
+}
+
 }  // namespace
 }  // namespace fewbit::test

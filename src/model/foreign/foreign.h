@@ -11,6 +11,10 @@ namespace fewbit {
 // The quant_method of a config where it is one of these, else "": "bitsandbytes", "hqq", "torchao".
 std::string foreign_method(const std::string& config_json);
 
+// "" or one note: that the config of a torchao checkpoint (its quant_type) has activations rounded while it runs, which
+// no command here does.
+std::string unrounded_inputs_note(const std::string& config_json);
+
 // The store with the float weights of `linears` in the place of their codes. Error{checkpoint} with every linear whose
 // tensors do not fit; Error{unsupported} for a type that is not read.
 WeightStore without_codes(const std::string& method, std::span<const NamedLinear> linears, WeightStore);

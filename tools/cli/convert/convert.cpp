@@ -7,6 +7,7 @@
 #include "formats/gguf/locate.h"
 #include "formats/recognise.h"
 #include "src/core/strings.h"
+#include "src/model/foreign/foreign.h"
 #include "src/model/synth/synth.h"
 #include "tools/cli/convert/convert_commands.h"
 #include "tools/cli/options.h"
@@ -121,6 +122,8 @@ void run_inspect(const InspectArgs& a) {
   for (const auto& [name, t] : c.store.index().tensors)
     if (!t.stored.empty() && t.dtype != DType::u8) ++kinds[fmt::format("{} (decoded)", t.stored)];
   for (const auto& [kind, n] : kinds) j["quantized"][kind] = n;
+  const std::string note = unrounded_inputs_note(c.config.text());
+  j["notes"] = note.empty() ? std::vector<std::string>{} : std::vector{note};
   if (a.checksums) j["checksums"] = checksums_of(c);
   std::string s = fmt::format("{}: {}, format {}, {} parameters, {} in {} tensors and {} files\n", c.dir.string(),
                               c.spec.arch, c.format, human_count(parameters), human_bytes(c.store.total_bytes()),
@@ -128,6 +131,7 @@ void run_inspect(const InspectArgs& a) {
   for (const auto& [kind, n] : kinds) s += fmt::format("  {} linears: {}\n", n, kind);
   if (a.checksums)
     for (const auto& [name, sum] : j["checksums"].items()) s += fmt::format("  {} {}\n", sum.get<std::string>(), name);
+  if (!note.empty()) s += "note: " + note + "\n";
   say(a.common, s + describe(c.spec) + (a.tensors ? table_of(c.store.index()) : ""));
   write_json(a.common, j.dump(1) + "\n");
 }

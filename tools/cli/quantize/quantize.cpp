@@ -10,6 +10,7 @@
 #include "src/core/text/nearest.h"
 #include "src/model/archs.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/foreign/foreign.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/output/companions.h"
@@ -275,6 +276,15 @@ void add_note(QuantJob& job, const std::string& note) {
   if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
 }
 
+// In the summary and the report of a run; a plan has neither.
+void note_inputs(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
+  const std::string note = unrounded_inputs_note(c.config.text());
+  if (!plan_only)
+    add_note(job, note);
+  else if (!note.empty())
+    say(a.common, "note: " + note + "\n");
+}
+
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_or_command(app, a);
@@ -288,6 +298,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (!plan_only && nothing_to_do(a, model, job)) return;
   std::string adapter;  // its digest
   const Checkpoint c = as_source_of(open_model(model, a.lora, a.drop, adapter, job.dropped), format);
+  note_inputs(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
