@@ -29,6 +29,16 @@ struct ReportLatency {
   std::vector<ReportPass> passes{};
 };
 
+// A row of `runner bench --concurrency`. Times in ms, NaN where there were none (between the tokens of requests for
+// one).
+struct ReportLoad {
+  std::string device, prompt_tokens, tokens;  // lengths as they were asked for: "uniform:64-512"
+  std::string arrivals;                       // "a closed loop", "Poisson arrivals", "arrivals of FILE"
+  int64_t concurrency = 1;
+  double rate = 0;  // requests a second; 0 where none was asked for
+  double ttft_p50 = 0, ttft_p99 = 0, itl_p50 = 0, itl_p99 = 0, tokens_per_s = 0;
+};
+
 struct ReportModel {
   std::string name;         // of its folder
   std::string recipe;       // "" for a dense one
@@ -43,6 +53,7 @@ struct ReportModel {
   double top1 = 1, top1_stderr = 0, top5 = 1;
   std::vector<ReportLinear> linears;
   std::optional<ReportLatency> latency;
+  std::vector<ReportLoad> loads{};
 };
 
 struct Report {

@@ -34,4 +34,23 @@ std::vector<Roofline> rooflines(const Report&);
 // Operations per byte against TFLOP/s, under the roof: a circle per step, a diamond per prompt.
 std::string roofline_chart(const Roofline&);
 
+// What was measured under load on one device, with the same lengths and manner of arrival: a curve for each checkpoint,
+// and for each level of what is not on the bottom axis.
+struct Traffic {
+  struct Curve {
+    const ReportModel* model;
+    int colour;                        // of its checkpoint: "c0" … "c5"
+    double level;                      // concurrency where the axis has rates, else the rate
+    std::vector<ReportLoad> points{};  // by load
+  };
+  std::string device, prompt_tokens, tokens, arrivals;
+  bool by_rate = false;  // the bottom axis has requests a second, else how many run at once
+  std::vector<Curve> curves{};
+  double load(const ReportLoad&) const;  // on the bottom axis
+};
+std::vector<Traffic> traffics(const Report&);
+enum class LoadFigure : uint8_t { ttft, itl, throughput };
+// Latencies as p50 and, dashed, p99 on a logarithmic axis, throughput from 0; "" where nothing was measured.
+std::string load_chart(const Traffic&, LoadFigure);
+
 }  // namespace fewbit

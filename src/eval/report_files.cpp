@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "formats/guarded_json.h"
@@ -85,6 +86,36 @@ ReportLatency latency_of(const Json& bench) {
   return l;
 }
 
+// A rate or a time, which is null where nothing was measured.
+double measured(const Json& j, double otherwise) { return j.is_null() ? otherwise : j.get<double>(); }
+
+std::vector<ReportLoad> loads_of(const Json& bench, const fs::path& file) {
+  const double rate = measured(bench.at("rate"), 0);
+  const std::string arrivals = bench.at("arrivals").is_string() ? "arrivals of " + bench["arrivals"].get<std::string>()
+                               : rate > 0                       ? "Poisson arrivals"
+                                                                : "a closed loop";
+  std::vector<ReportLoad> loads;
+  for (const Json& row : bench.at("rows")) {
+    const Json &ttft = row.at("ttft_ms"), &itl = row.at("itl_ms");
+    loads.push_back({.device = bench.at("device"),
+                     .prompt_tokens = row.at("prompt_tokens"),
+                     .tokens = row.at("tokens"),
+                     .arrivals = arrivals,
+                     .concurrency = row.at("concurrency"),
+                     .rate = rate,
+                     .ttft_p50 = measured(ttft.at("p50"), NAN),
+                     .ttft_p99 = measured(ttft.at("p99"), NAN),
+                     .itl_p50 = measured(itl.at("p50"), NAN),
+                     .itl_p99 = measured(itl.at("p99"), NAN),
+                     .tokens_per_s = row.at("tokens_per_s")});
+    if (loads.back().concurrency < 1)
+      fail(ErrorKind::checkpoint, fmt::format("{}: rows: expected a concurrency of 1 or more, found {}", file.string(),
+                                              loads.back().concurrency));
+  }
+  if (loads.empty()) fail(ErrorKind::checkpoint, file.string() + ": rows: expected one or more, found none");
+  return loads;
+}
+
 }  // namespace
 
 void read_quant_report(const fs::path& checkpoint, ReportModel& m) {
@@ -95,12 +126,22 @@ void read_quant_report(const fs::path& checkpoint, ReportModel& m) {
   take_apart(path.string(), [&] { take_quant_report(j, m); });
 }
 
-std::pair<std::string, ReportLatency> read_bench(const fs::path& file) {
+ReportBench read_bench(const fs::path& file) {
   const Json bench = read_json(file);
-  if (!bench.contains("ms_per_token"))
-    fail(ErrorKind::checkpoint, file.string() + ": is not the JSON of `runner bench`");
-  std::pair<std::string, ReportLatency> found;
-  take_apart(file.string(), [&] { found = {bench.value("model", ""), latency_of(bench)}; });
+  const bool under_load = bench.contains("loop") && bench.contains("rows");
+  if (!under_load && !bench.contains("ms_per_token"))
+    fail(ErrorKind::checkpoint,
+         file.string() +
+             ": expected the JSON of `runner bench` or `runner bench --concurrency`, found neither ms_per_token nor "
+             "loop and rows; write one with --json (those of --ops and --compare are not taken)");
+  ReportBench found;
+  take_apart(file.string(), [&] {
+    found.model = bench.value("model", "");
+    if (under_load)
+      found.loads = loads_of(bench, file);
+    else
+      found.latency = latency_of(bench);
+  });
   return found;
 }
 

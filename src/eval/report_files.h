@@ -2,7 +2,6 @@
 // Reading the JSON files that a report is made from: quant_report.json, and those of `runner bench --json`.
 #include <filesystem>
 #include <string>
-#include <utility>
 
 #include "src/eval/report.h"
 
@@ -12,7 +11,12 @@ namespace fewbit {
 // the file where it is not made as `quantize` makes it.
 void read_quant_report(const std::filesystem::path& checkpoint, ReportModel&);
 
-// The model that a bench names, and its latency. Error{checkpoint} where the file is not the JSON of `runner bench`.
-std::pair<std::string, ReportLatency> read_bench(const std::filesystem::path&);
+struct ReportBench {
+  std::string model;  // that it names
+  std::optional<ReportLatency> latency{};
+  std::vector<ReportLoad> loads{};  // of a bench with --concurrency, in place of the latency
+};
+// Error{checkpoint} where the file is not the JSON of `runner bench`, with or without --concurrency.
+ReportBench read_bench(const std::filesystem::path&);
 
 }  // namespace fewbit

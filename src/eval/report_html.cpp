@@ -1,4 +1,4 @@
-// The page: one style sheet, tables, five kinds of chart, and where the figures come from.
+// The page: one style sheet, tables, its charts, and where the figures come from.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -53,6 +53,7 @@ svg text { fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
   .c4 { --c: #c39be6; } .c5 { --c: #e9b44c; } }
 circle[class^=c], path[class^=c] { fill: var(--c); stroke: var(--card); }
 .drop { stroke: var(--c); stroke-opacity: .5; stroke-dasharray: 2 3; }
+.curve { fill: none; stroke: var(--c); stroke-width: 1.8; stroke-linejoin: round; } .tail { stroke-dasharray: 5 4; }
 .roofline svg { max-width: 40rem; margin: 0 auto; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; justify-content: center; padding: 0; margin: .2rem 0 .8rem;
   list-style: none; font-size: .85rem; }
@@ -140,6 +141,7 @@ std::string legend(const Roofline& r) {
 
 std::string roofline(const Roofline& r) {
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(r.passes.size());
   for (const auto& [model, colour, p] : r.passes)
     rows.push_back({model->name, fmt::format("{} {}", p.decode ? "step after" : "prompt of", p.prompt_tokens),
                     fmt::format("{}", p.batch), fmt::format("{:.4g}", p.flop_per_byte()),
@@ -155,6 +157,43 @@ std::string roofline(const Roofline& r) {
           table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
                 rows),
       "roofline");
+}
+
+std::string legend(const Traffic& t) {
+  std::string s = "<ul class=\"legend\"><li>— p50</li><li>- - p99</li>";
+  const ReportModel* last = nullptr;
+  for (const Traffic::Curve& c : t.curves) {
+    if (c.model != last) s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", c.colour, escaped(c.model->name));
+    last = c.model;
+  }
+  return s + "</ul>\n";
+}
+
+// "–" where nothing was measured.
+std::string milliseconds(double v) { return std::isnan(v) ? "–" : fmt::format("{:.2f}", v); }
+
+std::string under_load(const Traffic& t) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Traffic::Curve& c : t.curves)
+    for (const ReportLoad& l : c.points)
+      rows.push_back({c.model->name, fmt::format("{}", l.concurrency), l.rate > 0 ? fmt::format("{:g}", l.rate) : "–",
+                      milliseconds(l.ttft_p50), milliseconds(l.ttft_p99), milliseconds(l.itl_p50),
+                      milliseconds(l.itl_p99), fmt::format("{:.1f}", l.tokens_per_s)});
+  std::string charts;
+  for (const auto& [title, figure] : {std::pair{"Time to first token", LoadFigure::ttft},
+                                      {"Time between tokens", LoadFigure::itl},
+                                      {"Throughput", LoadFigure::throughput}})
+    if (const std::string chart = load_chart(t, figure); !chart.empty())
+      charts += fmt::format("<div><h3>{}</h3>\n{}</div>\n", title, chart);
+  return section(
+      "Under load on " + t.device,
+      fmt::format("Requests that come and go: prompts of {} tokens, {} tokens each, {}. TTFT is the time to the "
+                  "first token, ITL that between two tokens.",
+                  t.prompt_tokens, t.tokens, t.arrivals),
+      "<div class=\"maps\">\n" + charts + "</div>\n" + legend(t) +
+          table({"checkpoint", "at once", "requests/s asked", "TTFT ms p50", "TTFT ms p99", "ITL ms p50", "ITL ms p99",
+                 "tokens/s"},
+                rows));
 }
 
 std::string origin(const Report& r) {
@@ -208,6 +247,7 @@ std::string to_html(const Report& r) {
   }
   s += heat_maps(r) + latency(r);
   for (const Roofline& device : rooflines(r)) s += roofline(device);
+  for (const Traffic& t : traffics(r)) s += under_load(t);
   return s + origin(r) + "</main>\n</body>\n</html>\n";
 }
 

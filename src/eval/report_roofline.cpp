@@ -13,30 +13,6 @@ namespace {
 constexpr double kWidth = 460, kHeight = 310, kLeft = 50, kRight = 14, kTop = 22;
 constexpr int kColours = 6;
 
-// From and to on a logarithmic axis, rounded outwards to 1, 2 or 5 times a power of ten.
-double rounded(double v, bool up) {
-  const double power = std::pow(10, std::floor(std::log10(v)));
-  const double steps[] = {1, 2, 5, 10};
-  double best = power * (up ? 10 : 1);
-  for (const double s : steps)
-    if (up ? s * power >= v * 0.999 : s * power <= v * 1.001) {
-      best = s * power;
-      if (up) break;
-    }
-  return best;
-}
-
-// Powers of ten, and 2 and 5 times them where there would be few.
-std::vector<double> log_ticks(const Axis& a) {
-  std::vector<double> ticks = powers_of_ten(a.from, a.to);
-  if (ticks.size() > 3) return ticks;
-  ticks.clear();
-  for (double power = std::pow(10, std::floor(std::log10(a.from))); power <= a.to * 1.001; power *= 10)
-    for (const double s : {1., 2., 5.})
-      if (s * power >= a.from * 0.999 && s * power <= a.to * 1.001) ticks.push_back(s * power);
-  return ticks;
-}
-
 std::string mark(double x, double y, const Roofline::Pass& p, const std::string& title) {
   const std::string shape =
       p.pass.decode ? fmt::format("circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"", p.colour, x, y)
@@ -78,8 +54,8 @@ std::string roofline_chart(const Roofline& r) {
     left = std::min(left, p.flop_per_byte()), right = std::max(right, p.flop_per_byte());
     low = std::min(low, p.tflop_per_s), high = std::max(high, p.tflop_per_s);
   }
-  const Axis x{rounded(left / 1.5, false), rounded(right * 1.5, true), kLeft, kWidth - kRight, true};
-  const Axis y{rounded(low / 1.5, false), rounded(high * 1.2, true), kHeight - kAxis, kTop, true};
+  const Axis x{rounded_out(left / 1.5, false), rounded_out(right * 1.5, true), kLeft, kWidth - kRight, true};
+  const Axis y{rounded_out(low / 1.5, false), rounded_out(high * 1.2, true), kHeight - kAxis, kTop, true};
   const double floor = std::max(x.from, 1e3 * y.from / r.read_gb_per_s);  // where the slope enters the chart
   const std::string roof = fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}", x.at(floor), y.at(r.roof(floor)),
                                        x.at(ridge), y.at(r.product_tflop_per_s), x.end, y.at(r.product_tflop_per_s));

@@ -52,6 +52,28 @@ std::vector<double> powers_of_ten(double from, double to) {
   return ticks;
 }
 
+double rounded_out(double v, bool up) {
+  const double power = std::pow(10, std::floor(std::log10(v)));
+  const double steps[] = {1, 2, 5, 10};
+  double best = power * (up ? 10 : 1);
+  for (const double s : steps)
+    if (up ? s * power >= v * 0.999 : s * power <= v * 1.001) {
+      best = s * power;
+      if (up) break;
+    }
+  return best;
+}
+
+std::vector<double> log_ticks(const Axis& a) {
+  std::vector<double> ticks = powers_of_ten(a.from, a.to);
+  if (ticks.size() > 3) return ticks;
+  ticks.clear();
+  for (double power = std::pow(10, std::floor(std::log10(a.from))); power <= a.to * 1.001; power *= 10)
+    for (const double s : {1., 2., 5.})
+      if (s * power >= a.from * 0.999 && s * power <= a.to * 1.001) ticks.push_back(s * power);
+  return ticks;
+}
+
 std::string text(double x, double y, const std::string& content, const char* anchor, const char* more) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\"{}>{}</text>\n", x, y, anchor, more,
                      escaped(content));

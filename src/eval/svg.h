@@ -20,6 +20,10 @@ Axis log_axis(double least, double most, double begin, double end);
 // Round steps: 1, 2 or 5 times a power of ten, about `wanted` of them.
 std::vector<double> linear_ticks(double from, double to, int wanted);
 std::vector<double> powers_of_ten(double from, double to);
+// An end of a logarithmic axis: the next 1, 2 or 5 times a power of ten, upwards or downwards.
+double rounded_out(double v, bool up);
+// Powers of ten, and 2 and 5 times them where there would be few.
+std::vector<double> log_ticks(const Axis&);
 
 inline constexpr double kAxis = 34;  // height of a bottom axis: numbers and its name
 std::string text(double x, double y, const std::string& content, const char* anchor = "start", const char* more = "");

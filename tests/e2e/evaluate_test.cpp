@@ -136,6 +136,49 @@ TEST_F(Evaluate, SweepAndReport) {
   EXPECT_EQ(std::count(page.begin(), page.end(), '<'), std::count(page.begin(), page.end(), '>'));
 }
 
+// A bench under load as `runner bench --concurrency` writes it, with figures that are known.
+Json bench_under_load() {
+  Json j = Json::parse(R"({"model": "demo", "device": "CPU", "loop": "closed", "rate": null, "arrivals": null})");
+  for (const int n : {8, 1, 32})
+    j["rows"].push_back({{"concurrency", n},
+                         {"prompt_tokens", "uniform:4-40"},
+                         {"tokens", "5"},
+                         {"ttft_ms", {{"p50", 11.25 * n}, {"p99", 13.75 * n}}},
+                         {"itl_ms", {{"p50", 2.25 + n}, {"p99", 3.5 + n}}},
+                         {"tokens_per_s", 100.5 * n}});
+  return j;
+}
+
+TEST_F(Evaluate, TheReportDrawsLatencyAgainstLoad) {
+  fs::create_directory_symlink(kDemo, dir / "demo");
+  write("load.json", bench_under_load().dump());
+  const std::string report = "evaluate report demo --base demo --html page.html" + kShort + " --bench ";
+  done(report + "load.json");
+  const std::string page = read("page.html");
+  size_t at = 0;  // the rows stand in order of load, whatever the order of the file
+  for (const char* row : {"<td>1</td><td>–</td><td>11.25</td><td>13.75</td><td>3.25</td><td>4.50</td><td>100.5</td>",
+                          "<td>8</td><td>–</td><td>90.00</td><td>110.00</td><td>10.25</td><td>11.50</td><td>804.0</td>",
+                          "<td>32</td><td>–</td><td>360.00</td><td>440.00</td><td>34.25</td><td>35.50</td>"}) {
+    at = page.find(row, at);
+    ASSERT_NE(at, std::string::npos) << row;
+  }
+  for (const char* word : {"at once 8: p50 90 ms", "at once 32: p99 440 ms", "at once 1: p99 4.5 ms",
+                           "at once 32: throughput 3216 tokens/s", "prompts of uniform:4-40 tokens, 5 tokens each"})
+    EXPECT_NE(page.find(word), std::string::npos) << word;
+  fs::remove(dir / "page.html");
+  Json other = bench_under_load(), torn = bench_under_load();
+  other.erase("loop"), torn["rows"][1].erase("itl_ms");  // as `--ops` writes it, and one that is damaged
+  for (const auto& [content, says] : {std::pair{other, "expected the JSON of `runner bench`"}, {torn, "itl_ms"}}) {
+    write("wrong.json", content.dump());
+    const ProcessResult r = run(report + "wrong.json");
+    EXPECT_EQ(r.exit_code, 1);
+    EXPECT_NE(r.err.find("wrong.json"), std::string::npos) << r.err;
+    EXPECT_NE(r.err.find(says), std::string::npos) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    EXPECT_FALSE(fs::exists(dir / "page.html"));
+  }
+}
+
 TEST_F(Evaluate, ASweepTakesRecipesThatMeasureBeforeTheyPlan) {
   fs::create_directory_symlink(kDemo, dir / "demo");
   const Json j = json(

@@ -94,7 +94,8 @@ void add_report_arguments(CLI::App& app, ReportFiles& f) {
       ->check(writable_file());
   app.add_option("--title", f.title, "Title of all three");
   app.add_option("--bench", f.benches,
-                 "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; may be repeated");
+                 "FILE of `runner bench --json`: latency and roofline of the checkpoint it names; of `runner bench "
+                 "--concurrency 1,8,32 --json`: its latency and throughput against load; may be repeated");
 }
 
 ReportModel report_model(const Checkpoint& c, const DivergenceResult& r) {
@@ -137,12 +138,14 @@ void check_benches(const ReportFiles& files) {
 
 void add_latencies(Report& r, const ReportFiles& files, const std::vector<std::string>& paths) {
   for (const std::string& file : files.benches) {
-    const auto [model, latency] = read_bench(file);
+    const ReportBench bench = read_bench(file);
+    const std::string& model = bench.model;
     ReportModel* found = name_of_folder(model) == r.base.name ? &r.base : nullptr;
     for (size_t i = 0; i < paths.size(); ++i)
       if (name_of_folder(model) == name_of_folder(paths[i])) found = &r.models[i];
     if (!found) fail(ErrorKind::usage, fmt::format("{}: measures {}, which is not in this report", file, model));
-    found->latency = latency;
+    if (bench.latency) found->latency = bench.latency;
+    found->loads.insert(found->loads.end(), bench.loads.begin(), bench.loads.end());
   }
 }
 
