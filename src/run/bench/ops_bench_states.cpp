@@ -101,7 +101,7 @@ void delta_rule_rows(OpsRun& run, const OpsModel& model) {
     const int64_t state = c.seqs * a.v_heads * a.k_dim * a.v_dim * 4;
     const int64_t each = 2 * (2 * a.k_heads * a.k_dim + 2 * a.v_heads * a.v_dim + 2 * a.v_heads);
     row.bytes = static_cast<double>(2 * state + c.seqs * c.tokens * each);
-    row.flop = c.tokens == 1 ? 7.0 * static_cast<double>(state / 4) : delta_flop(c.seqs * c.tokens);
+    row.flop = c.tokens == 1 ? 1.75 * static_cast<double>(state) : delta_flop(c.seqs * c.tokens);
     run.attempt(row, [&] { add_delta(run, row, run.copies_for(state)); });
   }
 }
