@@ -32,16 +32,15 @@ TEST_F(Drafts, LeaveTheTextAndAreReported) {
 
 // A copy of the model in 4 bits as its draft, and one in 3.
 TEST_F(Drafts, OfAModelLeaveTheText) {
-  for (const char* recipe : {"rtn int4 g64 --allow-rtn", "rtn int3 g64 format=ct --allow-rtn"}) {
-    const std::string out = std::string(recipe).substr(4, 4);
-    done(std::string("quantize ") + recipe + " " + kDemo + " " + out + " --device cpu");
+  for (const std::string out : {"int4", "int3"}) {
+    done("quantize 'rtn " + out + " g64' " + kDemo + " " + out + " --device cpu");
     const std::string command =
         "runner generate " + kDemo + " --device cpu --prompt 'Once upon a time' --max-tokens 64";
     const Json plain = json(command), drafted = json(command + " --speculate draft:3 --draft " + out);
     EXPECT_EQ(drafted["ids"], plain["ids"]) << out;
     EXPECT_EQ(drafted["speculation"]["draft"], "draft");
     EXPECT_EQ(drafted["speculation"]["k"], 3);
-    EXPECT_GT(drafted["speculation"]["alpha"], .5) << out;
+    EXPECT_GT(drafted["speculation"]["alpha"], .3) << out;
     EXPECT_EQ(json(command + " --draft " + out)["speculation"]["k"], 4);
     EXPECT_EQ(json(command + " --temperature 1 --draft " + out)["ids"].size(), 64u);
   }
