@@ -88,6 +88,7 @@ MtpLayer open_mtp(const Checkpoint& c) {
   const int64_t hidden = b.spec.hidden;
   out.joined = {form.joined, kOutsideModel, hidden, 2 * hidden, false};
   std::vector<std::string> packed;
+  packed.reserve(b.quantization.linears.size());
   for (const auto& [name, format] : b.quantization.linears) packed.push_back(name);
   std::vector<std::string> complaints = check_against(b.spec, b.store, packed);
   for (const std::string& norm : {form.embedding_norm, form.hidden_norm})
