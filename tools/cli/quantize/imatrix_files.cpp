@@ -29,8 +29,9 @@ void refuse_idle(const ImatrixArgs& a, const QuantPlan& plan) {
          "--write-imatrix: this recipe does not look at the inputs of the linears; gptq and awq+gptq do");
   if (!a.write.empty() && !the_ranks().alone())
     fail(ErrorKind::usage, "--write-imatrix is of one process; start it without the launcher");
+  if (a.write.empty()) return;
   const std::filesystem::path folder = std::filesystem::absolute(a.write).parent_path();
-  if (std::error_code ec; !a.write.empty() && !std::filesystem::is_directory(folder, ec))
+  if (std::error_code ec; !std::filesystem::is_directory(folder, ec))
     fail(ErrorKind::io, fmt::format("--write-imatrix {}: {} is no folder", a.write, folder.string()));
 }
 
