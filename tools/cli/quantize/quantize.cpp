@@ -292,6 +292,12 @@ void note_inputs(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, Qua
     say(a.common, "note: " + note + "\n");
 }
 
+void note_tokenizer(const Checkpoint& c, const CheckpointFormat& format, QuantJob& job) {
+  std::string none;
+  if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
+    add_note(job, "OUT gets no tokenizer files: " + none);
+}
+
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_or_command(app, a);
@@ -340,9 +346,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   say(a.common, expected_line(plan));
   job.stop_requested = stop_requested;
   job.check_stop = stop_if_requested;
-  std::string no_tokenizer;
-  if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
-    add_note(job, "OUT gets no tokenizer files: " + no_tokenizer);
+  note_tokenizer(c, *plan.format, job);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
   if (scored)
     job.measure = [&](const std::filesystem::path& built, QuantReport& report) {
