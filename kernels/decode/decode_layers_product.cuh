@@ -116,7 +116,8 @@ template <class Weights>
 struct Epilogue {
   const Job& job;
   const LayerRecord& layer;
-  float* own_x;  // [kMaxOwnOutputs]: the block's outputs of the residual stream
+  float* own_x;        // [kMaxOwnOutputs]: the block's outputs of the residual stream
+  uint32_t stamp = 0;  // of a mixture's stream behind o
 
   // Depends on the weight alone: read ahead of the sum.
   __device__ __forceinline__ float factor(int product, int n_tile, int n) const {
@@ -131,11 +132,18 @@ struct Epilogue {
       const __nv_bfloat16* bias = layer.bias[of_weight.weight];
       if (bias) sum += to_f32(bias[of_weight.n_tile * Weights::kOutputs + n]);
       job.qkv[at] = __float2bfloat16_rn(sum);
+      if constexpr (Weights::kMixture) put_value(job.qkv_words + at, rounded(sum), stamp);
     } else if (product == kGateUp) {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
       float& x = own_x[nth * Weights::kOwnOutputs + n % Weights::kOwnOutputs];
+      if constexpr (Weights::kMixture)
+        if (product == kDown) sum = rounded(sum);  // as the sum of experts is before it is added
       x = rounded(x + sum);
+      if constexpr (Weights::kMixture) {
+        put_value(job.stream + at, x, stamp + (product == kDown));
+        if (product == kOut) return;
+      }
       job.x[at] = __float2bfloat16_rn(x);
     }
   }
@@ -185,7 +193,8 @@ struct PackedConsumer;
 // Weights of 4 bits in groups of 128, in the Marlin layout, with zero points or without.
 template <bool kZeros_>
 struct PackedWeights {
-  static constexpr bool kZeros = kZeros_;
+  static constexpr bool kZeros = kZeros_, kMixture = false;
+  static constexpr int kMostInFlight = kMaxInFlight;
   using Record = std::conditional_t<kZeros, ZeroLayerRecord, LayerRecord>;
   using Loader = PackedLoader<kZeros>;
   using Input = LimbInput;
@@ -203,5 +212,11 @@ struct PackedWeights {
   __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }
 };
 using SymmetricWeights = PackedWeights<false>;
+// The same where gate, up and down are those of chosen experts.
+struct MixtureWeights : SymmetricWeights {
+  static constexpr bool kMixture = true;
+  static constexpr int kMostInFlight = kMixtureInFlight;
+  using Record = MixtureLayerRecord;
+};
 
 }  // namespace fewbit::cuda::decode_step

@@ -56,6 +56,42 @@ TEST_F(GgufCommands, GptqFillsBlocksWithScalesOfTheirOwn) {
   EXPECT_LT(fed, rounded);
 }
 
+// A type for each tensor, embedding included, by each way in.
+TEST_F(GgufCommands, MixesAreWritten) {
+  const std::string flags = " --format gguf:q4_k_m --device cpu --samples 8 --seq-len 256";
+  ASSERT_EQ(run("quantize gptq " + kDemo + " fed" + flags).exit_code, 0);
+  EXPECT_EQ(run("evaluate verify fed --device cpu").exit_code, 0);
+  const Json quantized = json("convert inspect fed")["quantized"];
+  EXPECT_EQ(quantized["q4_k (decoded)"], 24);
+  EXPECT_EQ(quantized["q6_k (decoded)"], 5);  // with the embedding
+  ASSERT_EQ(run("quantize rtn " + kDemo + " plain --format gguf:q4_k_m --device cpu").exit_code, 0);
+  ASSERT_EQ(run("convert to gguf:Q4_K_M " + kDemo + " c.gguf").exit_code, 0);
+  const auto bytes = fs::file_size(dir / "fed/model.gguf");
+  EXPECT_EQ(fs::file_size(dir / "plain/model.gguf"), bytes);
+  EXPECT_EQ(fs::file_size(dir / "c.gguf"), bytes);
+  EXPECT_LT(bytes, 2'900'000u);  // with the embedding in q6_k
+  ASSERT_EQ(
+      run("quantize rtn " + kDemo + " kept --format gguf:q4_k_m --keep model.embed_tokens --device cpu").exit_code, 0);
+  EXPECT_GT(fs::file_size(dir / "kept/model.gguf"), bytes + 1'000'000u);
+}
+
+// What a calibrated run saw weighs the inputs of one that sees nothing.
+TEST_F(GgufCommands, AnImatrixGoesFromOneRunToAnother) {
+  const std::string mix = " --format gguf:q3_k_m --device cpu";
+  ASSERT_EQ(run("quantize gptq " + kDemo + " fed --write-imatrix seen.gguf --samples 8 --seq-len 256" + mix).exit_code,
+            0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " plain" + mix).exit_code, 0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " weighed --imatrix seen.gguf" + mix).exit_code, 0);
+  EXPECT_EQ(run("evaluate verify weighed --device cpu").exit_code, 0);
+  EXPECT_LT(perplexity("weighed"), perplexity("plain"));
+  const auto refusal = [&](const std::string& command) { return run("quantize " + command).err; };
+  EXPECT_NE(refusal("gptq " + kDemo + " no --imatrix seen.gguf" + mix).find("it is for rtn"), std::string::npos);
+  EXPECT_NE(refusal("rtn " + kDemo + " no --imatrix fed/model.gguf" + mix).find("no imatrix"), std::string::npos);
+  EXPECT_NE(refusal("rtn " + kDemo + " no --write-imatrix x.gguf" + mix).find("does not look at the inputs"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(dir / "no"));
+}
+
 // Fused linears, stacked experts and norms stored as 1 + w, through the whole of a quantization and back to a folder.
 TEST_F(GgufCommands, OtherArchitecturesAreQuantizedAndVerified) {
   for (const std::string preset : {"tiny-gemma2", "tiny-gemma3", "tiny-phi3", "tiny-moe"}) {

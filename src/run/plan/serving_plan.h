@@ -16,7 +16,8 @@ namespace fewbit {
 struct ServedLinear {
   std::optional<QuantSpec> codes{};  // nothing: values, which stay so
   bool act_order = false;
-  int64_t stored = 0;  // bytes, scales included
+  bool expert = false;  // of a mixture
+  int64_t stored = 0;   // bytes, scales included
 };
 struct ServedModel {
   const Checkpoint* checkpoint = nullptr;
@@ -69,6 +70,7 @@ struct ServingPlan {
   int64_t stored_bytes = 0;                       // the checkpoint
   int64_t active_bytes = 0;                       // weights that a step of one token reads
   int64_t cache_bytes_per_sequence = 0;           // of `context` positions, all GPUs together
+  int64_t cache_bytes_per_token = 0;              // position_bytes()
   int64_t contiguous_cache_bytes = 0;             // what `runner bench` allocates for one: windows are not cut there
   ServingMemory memory{};
   bool fits = false;
