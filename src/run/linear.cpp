@@ -10,6 +10,7 @@
 #include "formats/stored_bytes.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/norm.h"
+#include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/bytes/byte_gemms.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/bytes/int8_gemm.h"
@@ -19,6 +20,7 @@
 #include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
 #include "src/run/fused.h"
+#include "src/run/gguf_linear.h"
 #include "src/run/plan/linear_form.h"
 #include "src/run/upload_as.h"
 #include "src/run/values_of.h"
@@ -142,6 +144,8 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 }  // namespace
 
+BlockView view_of(const GgufLinear& l) { return {.strips = l.strips, .form = l.form, .out = l.out, .in = l.in}; }
+
 MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
 }
@@ -194,8 +198,11 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
   if (note) note->clear();
   const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
   const ConstTensorView bias = l.bias ? c.store.expect(l.name + ".bias", floats, {l.out}) : ConstTensorView{};
+  if (runs_as_blocks(ex, c, l.name, o)) return gguf_linear(ex, c, l, upload_as(ex, bias, o.dtype));
   if (!c.packed(l.name))
-    return make_dense(ex, c.store.expect(l.name + ".weight", floats, {l.out, l.in}), bias, o.dtype);
+    return DenseLinear{.weight = upload_stored(ex, c.store, l.name + ".weight", {l.out, l.in}, o.dtype),
+                       .bias = upload_as(ex, bias, o.dtype),
+                       .input = {}};
   const LinearFormat& format = c.quantization.linears.at(l.name);
   const bool nibbles_or_bytes = format.spec.grid == Grid::integer && (format.spec.bits == 4 || format.spec.bits == 8);
   if (ex.on_cuda() && o.weights == Weights::packed && o.dtype == DType::bf16 && format.packing == &packing_marlin &&
@@ -247,6 +254,7 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    const ByteProduct product = product_of(l, y);
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
+                 [&](const GgufLinear& l) { cpu::block_gemm(ex, x, view_of(l), l.bias, y); },
              },
              linear);
 }
@@ -358,6 +366,9 @@ int64_t weight_bytes(const Linear& linear) {
                         [&](const ByteLinear& l) {
                           return sum({&l.codes, &l.scales, &l.bias});
                         },
+                        [&](const GgufLinear& l) {
+                          return sum({&l.strips, &l.bias});
+                        },
                     },
                     linear);
 }
@@ -371,6 +382,7 @@ std::string_view kind_of(const Linear& linear) {
                         [](const ByteLinear& l) -> std::string_view {
                           return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
                         },
+                        [](const GgufLinear& l) -> std::string_view { return l.type; },
                     },
                     linear);
 }

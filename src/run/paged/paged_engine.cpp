@@ -100,7 +100,7 @@ Tensor PagedEngine::tables_of(const Slice& s, size_t group) const {
 void PagedEngine::run_slice(const Slice& s, TensorView x) {
   std::vector<Tensor> tables;
   for (size_t g = 0; g < cache_.groups(); ++g) tables.push_back(tables_of(s, g));
-  embed_streams(ex_, spec_, s.ids, ends_.embed, x);
+  embed_streams(ex_, spec_, s.ids, ends_, x);
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const int64_t owner = keys_layer(spec_, layer);
     const KvCache cache = view_of(cache_.storage(owner), kv_scales_[static_cast<size_t>(owner)]);
