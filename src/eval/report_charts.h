@@ -31,6 +31,14 @@ struct Roofline {
   double roof(double flop_per_byte) const;
 };
 std::vector<Roofline> rooflines(const Report&);
+// f(model, colour) of the baseline, then of every model: which of the page's colours, "c0" … "c5", stands for it.
+template <class F>
+void each_coloured(const Report& r, F&& f) {
+  constexpr int kColours = 6;
+  int colour = 0;
+  f(r.base, colour);
+  for (const ReportModel& m : r.models) f(m, ++colour % kColours);
+}
 // Operations per byte against TFLOP/s, under the roof: a circle per step, a diamond per prompt.
 std::string roofline_chart(const Roofline&);
 
@@ -49,6 +57,9 @@ struct Traffic {
   double load(const ReportLoad&) const;  // on the bottom axis
 };
 std::vector<Traffic> traffics(const Report&);
+// The same as a table: its head, and a row for each point of each curve.
+std::vector<std::string> load_head();
+std::vector<std::vector<std::string>> load_rows(const Traffic&);
 enum class LoadFigure : uint8_t { ttft, itl, throughput };
 // Latencies as p50 and, dashed, p99 on a logarithmic axis, throughput from 0; "" where nothing was measured.
 std::string load_chart(const Traffic&, LoadFigure);

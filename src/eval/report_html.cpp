@@ -129,12 +129,14 @@ std::string latency(const Report& r) {
       table({"checkpoint", "ms per token", "p99", "tokens/s", "first token, ms", "prefill, tokens/s", "device"}, rows));
 }
 
-std::string legend(const Roofline& r) {
-  std::string s = "<ul class=\"legend\"><li>● decode step</li><li>◆ prompt</li>";
+// What the marks of a chart mean, and whose each colour is: of passes or curves, those of a checkpoint side by side.
+template <class Marked>
+std::string legend(const char* marks, const std::vector<Marked>& marked) {
+  std::string s = fmt::format("<ul class=\"legend\">{}", marks);
   const ReportModel* last = nullptr;
-  for (const Roofline::Pass& p : r.passes) {
-    if (p.model != last) s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", p.colour, escaped(p.model->name));
-    last = p.model;
+  for (const Marked& m : marked) {
+    if (m.model != last) s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", m.colour, escaped(m.model->name));
+    last = m.model;
   }
   return s + "</ul>\n";
 }
@@ -153,32 +155,13 @@ std::string roofline(const Roofline& r) {
       "What a pass reached of what its weights and cache, read once, would allow. The slope is the read rate and "
       "the level the rate of a large product in the type of the activations, both measured in the same run; "
       "products of 8 bits may pass the level.",
-      roofline_chart(r) + legend(r) +
+      roofline_chart(r) + legend("<li>● decode step</li><li>◆ prompt</li>", r.passes) +
           table({"checkpoint", "pass", "batch", "operations per byte", "GB/s", "of reads", "TFLOP/s", "of products"},
                 rows),
       "roofline");
 }
 
-std::string legend(const Traffic& t) {
-  std::string s = "<ul class=\"legend\"><li>— p50</li><li>- - p99</li>";
-  const ReportModel* last = nullptr;
-  for (const Traffic::Curve& c : t.curves) {
-    if (c.model != last) s += fmt::format("<li><span class=\"c{}\"></span>{}</li>", c.colour, escaped(c.model->name));
-    last = c.model;
-  }
-  return s + "</ul>\n";
-}
-
-// "–" where nothing was measured.
-std::string milliseconds(double v) { return std::isnan(v) ? "–" : fmt::format("{:.2f}", v); }
-
 std::string under_load(const Traffic& t) {
-  std::vector<std::vector<std::string>> rows;
-  for (const Traffic::Curve& c : t.curves)
-    for (const ReportLoad& l : c.points)
-      rows.push_back({c.model->name, fmt::format("{}", l.concurrency), l.rate > 0 ? fmt::format("{:g}", l.rate) : "–",
-                      milliseconds(l.ttft_p50), milliseconds(l.ttft_p99), milliseconds(l.itl_p50),
-                      milliseconds(l.itl_p99), fmt::format("{:.1f}", l.tokens_per_s)});
   std::string charts;
   for (const auto& [title, figure] : {std::pair{"Time to first token", LoadFigure::ttft},
                                       {"Time between tokens", LoadFigure::itl},
@@ -190,10 +173,8 @@ std::string under_load(const Traffic& t) {
       fmt::format("Requests that come and go: prompts of {} tokens, {} tokens each, {}. TTFT is the time to the "
                   "first token, ITL that between two tokens.",
                   t.prompt_tokens, t.tokens, t.arrivals),
-      "<div class=\"maps\">\n" + charts + "</div>\n" + legend(t) +
-          table({"checkpoint", "at once", "requests/s asked", "TTFT ms p50", "TTFT ms p99", "ITL ms p50", "ITL ms p99",
-                 "tokens/s"},
-                rows));
+      "<div class=\"maps\">\n" + charts + "</div>\n" + legend("<li>— p50</li><li>- - p99</li>", t.curves) +
+          table(load_head(), load_rows(t)));
 }
 
 std::string origin(const Report& r) {

@@ -3,7 +3,7 @@
 
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
-#include "src/eval/report.h"
+#include "src/eval/report_charts.h"
 
 namespace fewbit {
 namespace {
@@ -23,6 +23,16 @@ std::string latency_row(const ReportModel& m) {
                      m.latency->p99, m.latency->tokens_per_s, m.latency->ttft_ms, m.latency->device);
 }
 
+std::string cells(const std::vector<std::string>& row) { return fmt::format("| {} |\n", join(row, " | ")); }
+
+std::string load_table(const Traffic& t) {
+  std::string s = fmt::format("\nUnder load on {}: prompts of {} tokens, {} tokens each, {}.\n\n", t.device,
+                              t.prompt_tokens, t.tokens, t.arrivals);
+  s += cells(load_head()) + cells(std::vector<std::string>(load_head().size(), "---"));
+  for (const auto& row : load_rows(t)) s += cells(row);
+  return s;
+}
+
 }  // namespace
 
 std::string to_markdown(const Report& r) {
@@ -38,6 +48,7 @@ std::string to_markdown(const Report& r) {
     s += "\n| checkpoint | ms per token | p99 | tokens/s | first token, ms | device "
          "|\n|---|---|---|---|---|---|\n" +
          latency;
+  for (const Traffic& t : traffics(r)) s += load_table(t);
   s += fmt::format(
       "\n{} ({} windows of {} tokens, {} scored, hash `{}`), protocol {}, {} on {}, fewbit {}. Errors "
       "against the "

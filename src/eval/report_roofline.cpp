@@ -11,7 +11,6 @@ namespace fewbit {
 namespace {
 
 constexpr double kWidth = 460, kHeight = 310, kLeft = 50, kRight = 14, kTop = 22;
-constexpr int kColours = 6;
 
 std::string mark(double x, double y, const Roofline::Pass& p, const std::string& title) {
   const std::string shape =
@@ -34,16 +33,12 @@ double Roofline::roof(double flop_per_byte) const {
 
 std::vector<Roofline> rooflines(const Report& r) {
   std::vector<Roofline> all;
-  int colour = 0;
-  const auto add = [&](const ReportModel& m) {
-    const int own = colour++ % kColours;
+  each_coloured(r, [&](const ReportModel& m, int colour) {
     if (!m.latency || m.latency->passes.empty()) return;
     auto it = std::find_if(all.begin(), all.end(), [&](const Roofline& l) { return l.device == m.latency->device; });
     if (it == all.end()) it = all.insert(it, {.device = m.latency->device});
-    add_passes(*it, m, own);
-  };
-  add(r.base);
-  for (const ReportModel& m : r.models) add(m);
+    add_passes(*it, m, colour);
+  });
   return all;
 }
 

@@ -12,7 +12,6 @@ namespace {
 
 constexpr double kWidth = 360, kHeight = 240, kLeft = 46, kRight = 12, kTop = 20;
 constexpr double kLabel = 26;  // the width that a number on the bottom axis needs
-constexpr int kColours = 6;
 
 // What a chart shows at a point, under the name it has in the chart; the second is dashed.
 struct Shown {
@@ -71,13 +70,9 @@ double Traffic::load(const ReportLoad& l) const { return by_rate ? l.rate : stat
 std::vector<Traffic> traffics(const Report& r) {
   std::vector<Traffic> all;
   const auto each = [&](const auto& f) {
-    int colour = 0;
-    const auto of = [&](const ReportModel& m) {
-      for (const ReportLoad& l : m.loads) f(m, colour % kColours, l);
-      ++colour;
-    };
-    of(r.base);
-    for (const ReportModel& m : r.models) of(m);
+    each_coloured(r, [&](const ReportModel& m, int colour) {
+      for (const ReportLoad& l : m.loads) f(m, colour, l);
+    });
   };
   const auto find = [&](const ReportLoad& l) {
     return std::find_if(all.begin(), all.end(), [&](const Traffic& t) { return alike(t, l); });
@@ -95,6 +90,23 @@ std::vector<Traffic> traffics(const Report& r) {
   for (size_t i = 0; i < all.size(); ++i) all[i].by_rate = rates[i].size() > 1;
   each([&](const ReportModel& m, int colour, const ReportLoad& l) { add_point(*find(l), m, colour, l); });
   return all;
+}
+
+std::vector<std::string> load_head() {
+  return {"checkpoint",  "at once",    "requests/s asked", "TTFT ms p50",
+          "TTFT ms p99", "ITL ms p50", "ITL ms p99",       "tokens/s"};
+}
+
+std::vector<std::vector<std::string>> load_rows(const Traffic& t) {
+  // "–" where nothing was measured.
+  const auto ms = [](double v) { return std::isnan(v) ? "–" : fmt::format("{:.2f}", v); };
+  std::vector<std::vector<std::string>> rows;
+  for (const Traffic::Curve& c : t.curves)
+    for (const ReportLoad& l : c.points)
+      rows.push_back({c.model->name, fmt::format("{}", l.concurrency), l.rate > 0 ? fmt::format("{:g}", l.rate) : "–",
+                      ms(l.ttft_p50), ms(l.ttft_p99), ms(l.itl_p50), ms(l.itl_p99),
+                      fmt::format("{:.1f}", l.tokens_per_s)});
+  return rows;
 }
 
 std::string load_chart(const Traffic& t, LoadFigure figure) {

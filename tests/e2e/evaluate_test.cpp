@@ -152,9 +152,11 @@ Json bench_under_load() {
 TEST_F(Evaluate, TheReportDrawsLatencyAgainstLoad) {
   fs::create_directory_symlink(kDemo, dir / "demo");
   write("load.json", bench_under_load().dump());
-  const std::string report = "evaluate report demo --base demo --html page.html" + kShort + " --bench ";
+  const std::string report =
+      "evaluate report demo --base demo --html page.html --markdown card.md" + kShort + " --bench ";
   done(report + "load.json");
-  const std::string page = read("page.html");
+  const std::string page = read("page.html"), card = read("card.md");
+  EXPECT_NE(card.find("| demo | 8 | – | 90.00 | 110.00 | 10.25 | 11.50 | 804.0 |"), std::string::npos) << card;
   size_t at = 0;  // the rows stand in order of load, whatever the order of the file
   for (const char* row : {"<td>1</td><td>–</td><td>11.25</td><td>13.75</td><td>3.25</td><td>4.50</td><td>100.5</td>",
                           "<td>8</td><td>–</td><td>90.00</td><td>110.00</td><td>10.25</td><td>11.50</td><td>804.0</td>",

@@ -24,8 +24,9 @@ class ForeignModel : public CommandTest {
 TEST_F(ForeignModel, InputsThatStayUnroundedAreNamedOnceByEveryCommand) {
   const std::string commands[] = {
       "convert inspect m",
+      "convert to bf16 m out --force",
       "quantize plan rtn m --device cpu",
-      "quantize rtn m out --device cpu",
+      "quantize rtn m out --force --device cpu",
       "evaluate perplexity m --context 64 --max-windows 1 --device cpu",
       "evaluate perplexity m --offload --context 64 --max-windows 1 --device cpu",
       "runner generate m --prompt a --max-tokens 1 --device cpu",

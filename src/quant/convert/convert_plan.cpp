@@ -13,6 +13,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/foreign/foreign.h"
 #include "src/model/stacked_experts.h"
 #include "src/quant/output/companions.h"
 
@@ -105,6 +106,7 @@ void add_notes(const Checkpoint& c, const ConvertJob& job, ConvertPlan& plan) {
   const auto rounds_inputs = [](const QuantSpec& s) { return s.activations != ActQuant::none; };
   if ((t.dense || t.blocks) && any(c.quantization, rounds_inputs))
     plan.notes.push_back("MODEL quantizes the inputs of its linears; OUT does not");
+  if (std::string note = unrounded_inputs_note(c.config.text()); !note.empty()) plan.notes.push_back(std::move(note));
   if (t.format->gguf && any(plan.summary, [](const QuantSpec& s) { return !s.symmetric; }))
     plan.notes.push_back(
         "GGUF stores f16(-zero * scale) in the place of a zero point: other readers' values differ from "

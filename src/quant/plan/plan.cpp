@@ -10,6 +10,7 @@
 #include "formats/gguf/file.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/gguf/mixes.h"
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
 #include "src/quant/loop/block_tape.h"
@@ -22,6 +23,8 @@
 
 namespace fewbit {
 namespace {
+
+using GgufTypes = std::map<std::string, const gguf::BlockType*>;
 
 Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& o) {
   const ModelSpec& spec = c.spec;
@@ -37,6 +40,19 @@ Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& 
   if (r.migration != o.base.migration)
     fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
+}
+
+// What each linear gets where the recipe is a mix; nothing for an architecture without a place in a file, which is
+// refused by that name.
+GgufTypes types_of(const Checkpoint& c, const Recipe& base) {
+  const GgufMix* mix = mix_of_format(base.format);
+  if (!mix) return {};
+  try {
+    return types_of_mix(*mix, c.spec);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unsupported) throw;
+    return {};
+  }
 }
 
 // Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place; the encoder
@@ -117,7 +133,7 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
 
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
 PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
-                          QuantPlan& plan) {
+                          const GgufTypes& types, QuantPlan& plan) {
   PlannedLinear p;
   p.linear = l;
   p.keep = recipe.keep;
@@ -145,6 +161,8 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
     return p;
   }
   p.recipe = resolve(recipe);
+  if (const auto own = types.find(l.name); mix_of_format(recipe.format) && own != types.end())
+    p.recipe.blocks = own->second;
   if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
   if (p.recipe.format != base.format)
     refuse(fmt::format("one checkpoint has one format: {} here, {} elsewhere", p.recipe.format, base.format));
@@ -273,6 +291,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   const FullRecipe base = resolve(o.base);
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
+  const GgufTypes types = types_of(c, o.base);
   plan_kv_cache(c, o, base, plan);
   plan.migration = base.migration;
   plan.source_bytes = c.store.total_bytes();
@@ -283,7 +302,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
   refuse_tied_head(c.spec, o, plan);
-  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, plan));
+  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, types, plan));
   pass_powers_of_two(c, plan);
   plan_others(c, plan);
   refuse_unstacked(c, plan);
