@@ -19,7 +19,7 @@
 #include "src/model/checkpoint_parts.h"
 #include "src/model/foreign/foreign.h"
 #include "src/run/block.h"
-#include "src/run/gguf_linear.h"
+#include "src/run/gguf/gguf_linear.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
 

@@ -87,7 +87,7 @@ Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dt
 // The same as LoadOptions say.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, const LoadOptions&, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies, blocks of GGUF on the CPU stay such
-// (src/run/gguf_linear.h); everything else goes through unpack(). float32 compute always dequantizes (there is no
+// (src/run/gguf/gguf_linear.h); everything else goes through unpack(). float32 compute always dequantizes (there is no
 // packed f32 kernel on CUDA; the contract says so).
 Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptions&, std::string* note);
 // The share of it that one of several ranks has; packed ones go through unpack().

@@ -1,5 +1,5 @@
 // Models in .gguf files whose blocks are multiplied as such: what they compute is what their values compute.
-#include "src/run/gguf_linear.h"
+#include "src/run/gguf/gguf_linear.h"
 
 #include "kernels/products/blocks/block_dot.h"
 #include "src/model/gguf/writer.h"

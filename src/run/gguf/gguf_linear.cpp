@@ -1,4 +1,4 @@
-#include "src/run/gguf_linear.h"
+#include "src/run/gguf/gguf_linear.h"
 
 #include <algorithm>
 #include <bit>
