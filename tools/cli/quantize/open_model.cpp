@@ -4,6 +4,7 @@
 
 #include "src/model/checkpoint_parts.h"
 #include "src/model/lora.h"
+#include "src/model/rotation.h"
 
 namespace fewbit::cli {
 
@@ -13,6 +14,10 @@ Checkpoint open_model(const std::filesystem::path& model, const std::string& lor
   if (!lora.empty()) c = with_adapter(std::move(c), lora, adapter);
   if (!drop.empty()) c = without_tensors(std::move(c), drop, dropped);
   return c;
+}
+
+Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {
+  return recipe.rotates ? with_rotation(std::move(c), recipe.rotation_seed.value_or(0)) : std::move(c);
 }
 
 }  // namespace fewbit::cli

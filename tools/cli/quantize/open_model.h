@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "src/model/checkpoint.h"
+#include "src/quant/plan/recipe.h"
 
 namespace fewbit::cli {
 
@@ -12,5 +13,8 @@ namespace fewbit::cli {
 // (`dropped` gets theirs).
 Checkpoint open_model(const std::filesystem::path& model, const std::string& lora, const std::vector<std::string>& drop,
                       std::string& adapter, std::vector<std::string>& dropped);
+
+// The checkpoint turned as the recipe says, which may be not at all.
+Checkpoint turned_for(Checkpoint, const Recipe&);
 
 }  // namespace fewbit::cli

@@ -59,11 +59,11 @@ std::string engine_names() {
 }
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
-  app.add_option(
-      "RECIPE", a.recipe,
-      "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant), auto (gptq with bits "
-      "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
-      "\"gptq w8a8\", \"fp8 block128\"");
+  app.add_option("RECIPE", a.recipe,
+                 "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant, rotate+gptq), auto "
+                 "(gptq with bits "
+                 "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
+                 "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   add_recipe_flags(app, a.words);
@@ -297,7 +297,9 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
   std::string adapter;  // its digest
-  const Checkpoint c = as_source_of(open_model(model, a.lora, a.drop, adapter, job.dropped), format);
+  const Checkpoint c =
+      as_source_of(turned_for(open_model(model, a.lora, a.drop, adapter, job.dropped), recipe), format);
+  add_note(job, c.rotation);
   note_inputs(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
