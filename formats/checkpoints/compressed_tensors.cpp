@@ -1,6 +1,7 @@
 // --format compressed-tensors: for vLLM, SGLang and transformers, and the default of W8A8 and FP8. One group
 // of linears with one scheme is addressed by its class; where schemes differ every group names its modules,
 // which no reader can take for another group's (docs/formats/compressed-tensors.md).
+#include "formats/checkpoints/ct_transforms.h"
 #include "formats/checkpoints/fewbit_map.h"
 #include "formats/checkpoints/readers.h"
 
@@ -128,28 +129,6 @@ std::vector<const Packing*> candidates(const QuantSpec& spec) {
   return {&packing_ct_pack};
 }
 
-// Inputs that are turned before they are rounded, as the library's TransformConfig describes it: a matrix of the type
-// "hadamard" is Sylvester's, of head_dim inputs over and over, and weights have its inverse in them already.
-ordered_json transforms(const QuantizationSummary& summary) {
-  std::map<int64_t, std::vector<std::string>> turned;
-  for (const auto& [name, format] : summary.linears)
-    if (format.spec.turn) turned[format.spec.turn].push_back(name);
-  ordered_json groups = ordered_json::object();
-  for (const auto& [run, names] : turned) {
-    ordered_json apply = ordered_json::array();
-    for (const bool online : {true, false})
-      apply.push_back({{"targets", names},
-                       {"location", online ? "input" : "weight_input"},
-                       {"inverse", !online},
-                       {"ignore", ordered_json::array()}});
-    groups["R4_" + std::to_string(run)] = {{"type", "hadamard"}, {"apply", std::move(apply)},
-                                           {"randomize", false}, {"requires_grad", false},
-                                           {"head_dim", run},    {"precision", "torch.float32"}};
-  }
-  if (groups.empty()) return ordered_json::object();
-  return {{"config_groups", std::move(groups)}};
-}
-
 std::string write_config(const QuantizationSummary& summary) {
   if (summary.linears.empty() && !summary.fp8_kv_cache) return "";
   std::vector<Group> groups = groups_of(summary);
@@ -176,7 +155,8 @@ std::string write_config(const QuantizationSummary& summary) {
         if (ends_with(name, "embed_tokens")) groups[i].scheme["targets"].push_back(name);
     c["config_groups"]["group_" + std::to_string(i)] = std::move(groups[i].scheme);
   }
-  if (ordered_json turned = transforms(summary); !turned.empty()) c["transform_config"] = std::move(turned);
+  if (const std::string turned = ct::transform_config(summary); !turned.empty())
+    c["transform_config"] = ordered_json::parse(turned);
   return c.dump(2);
 }
 
@@ -349,35 +329,6 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
          "tensor 'lm_head.weight_scale': a quantized head where the model has no head of its own");
 }
 
-// The inputs of linears that one group of a transform_config turns: QuantSpec::turn by name.
-void read_turned(const ConfigObject& group, std::map<std::string, int64_t>& turned) {
-  if (group.str("type", "") != "hadamard") group.unsupported("type", "hadamard");
-  if (group.flag("randomize", false)) group.unsupported("randomize", "false");
-  const int64_t run = group.integer("head_dim").value_or(0);
-  if (run < 2 || (run & (run - 1)) != 0) group.unsupported("head_dim", "a power of two: inputs that a matrix turns");
-  std::map<std::string, std::set<std::string>> at;
-  for (const ConfigObject& a : group.objects("apply")) {
-    const std::string location = a.str("location", "");
-    if (location != "input" && location != "weight_input") a.unsupported("location", "input beside weight_input");
-    if (!a.strings("ignore").empty()) a.unsupported("ignore", "nothing");
-    for (const std::string& target : a.strings("targets")) {
-      if (starts_with(target, "re:") || target == "Linear") a.unsupported("targets", "names of linears");
-      at[location].insert(target);
-    }
-  }
-  if (at["input"] != at["weight_input"])
-    group.unsupported("apply", "input and weight_input for the same linears, whose products it then leaves alone");
-  for (const std::string& name : at["input"]) turned[name] = run;
-}
-
-std::map<std::string, int64_t> read_transforms(const ConfigObject& config) {
-  std::map<std::string, int64_t> turned;
-  if (const auto transforms = config.object("transform_config"))
-    if (const auto groups = transforms->object("config_groups"))
-      for (const auto& [key, group] : groups->members()) read_turned(group, turned);
-  return turned;
-}
-
 // Scales are used for an FP8 cache only where they were made for one.
 void read_kv_cache(const ConfigObject& config, QuantizationSummary& out) {
   const auto scheme = config.object("kv_cache_scheme");
@@ -409,7 +360,7 @@ QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& n
   QuantizationSummary out;
   read_kv_cache(config, out);
   Regex::Effort effort = effort_for(linears);
-  std::map<std::string, int64_t> turned = read_transforms(config);
+  std::map<std::string, int64_t> turned = ct::turned_inputs(config);
   for (const std::string& linear : linears) {
     const Scheme* scheme = scheme_of(schemes, linear, effort);
     const bool ignored = ignore.has(linear) || ignore.pattern(linear, effort) || ignore.has("Linear");

@@ -277,8 +277,9 @@ void add_note(QuantJob& job, const std::string& note) {
 }
 
 // In the summary and the report of a run; a plan has neither.
-void note_inputs(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
+void note_model(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
   const std::string note = unrounded_inputs_note(c.config.text());
+  add_note(job, c.rotation);
   if (!plan_only)
     add_note(job, note);
   else if (!note.empty())
@@ -299,8 +300,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   std::string adapter;  // its digest
   const Checkpoint c =
       as_source_of(turned_for(open_model(model, a.lora, a.drop, adapter, job.dropped), recipe), format);
-  add_note(job, c.rotation);
-  note_inputs(a, c, plan_only, job);
+  note_model(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
