@@ -26,11 +26,11 @@ TEST_F(RotateCommand, RoundsInputsToInt4AndVerifies) {
   EXPECT_EQ(c["tie_word_embeddings"], false);
   EXPECT_EQ(q["config_groups"]["group_0"]["input_activations"]["num_bits"], 4);
   EXPECT_EQ(q["config_groups"]["group_0"]["input_activations"]["dynamic"], true);
-  const nlohmann::json turned = q["transform_config"]["config_groups"]["R4_256"];
+  const nlohmann::json turned = q["transform_config"]["config_groups"]["R4_256"];  // of 256 and 768 inputs
   EXPECT_EQ(turned["type"], "hadamard");
   EXPECT_EQ(turned["head_dim"], 256);
   EXPECT_EQ(turned["apply"][0]["location"], "input");
-  EXPECT_EQ(turned["apply"][0]["targets"].size(), 4U);
+  EXPECT_EQ(turned["apply"][0]["targets"].size(), 8U);
   EXPECT_EQ(turned["apply"][0]["targets"], turned["apply"][1]["targets"]);
 }
 

@@ -24,7 +24,7 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kWidestTurn = 256;    // as wide as a head: what the kernels that turn rows are made for
+constexpr int64_t kWidestTurn = 1024;   // what the kernel that turns rows has room for
 constexpr int64_t kNarrowestTurn = 16;  // below that a matrix spreads little
 
 Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& o) {
@@ -119,10 +119,10 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
   return bytes;
 }
 
-// What a rotation offline cannot reach is behind an activation function: a matrix that turns it when the model runs,
-// and the weights along it.
+// What a rotation offline cannot reach, or reaches of a head alone, is what attention and activation functions make: a
+// matrix turns it when the model runs, and the weights along it.
 void turn_input(const ModelSpec& spec, PlannedLinear& p) {
-  if (is_end(p.linear) || !follows_activation(spec, p.linear)) return;
+  if (is_end(p.linear) || reads_a_norm(spec, p.linear)) return;
   const int64_t run = std::min(kWidestTurn, p.linear.in & -p.linear.in);
   if (run < kNarrowestTurn) {
     p.note = fmt::format("its input is not turned: {} is divided by no power of two above {}", p.linear.in, run);

@@ -37,7 +37,7 @@ struct Recipe {
   std::optional<int> act_bits{};            // acts=token4
   bool rotates = false;                     // "rotate+…": the whole model is turned first (src/model/rotation.h)
   std::optional<uint64_t> rotation_seed{};  // rotation=7
-  std::optional<bool> turns_inputs{};       // online=on | off: linears behind an activation turn their input too
+  std::optional<bool> turns_inputs{};       // online=on | off: linears that read no norm turn their input
   std::optional<float> percentile{};        // of the inputs' magnitudes, for acts=tensor
   std::optional<ActOrder> act_order{};
   std::optional<Effort> effort{};
@@ -83,7 +83,7 @@ struct FullRecipe {
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
   std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
-  bool turns_inputs = false;           // and the inputs of linears behind an activation when they run
+  bool turns_inputs = false;           // and inputs that no norm made, when the model runs
   Migration migration{};
   std::string format;                       // "marlin"
   const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
