@@ -25,7 +25,8 @@ struct Job {
 };
 
 // The weights of a row's splits, divided by the sum over all; a warp's work.
-__device__ __forceinline__ void weigh_splits(float (&weights)[kMaxSplits], const float* ml, int splits) {
+__device__ __forceinline__ void weigh_splits(float (&weights)[kMaxSplits], const float* ml, int splits,
+                                             const float* sinks, int head) {
   constexpr int kEach = kMaxSplits / 32;
   const int lane = threadIdx.x;
   float2 own[kEach];
@@ -37,7 +38,7 @@ __device__ __forceinline__ void weigh_splits(float (&weights)[kMaxSplits], const
   }
   const float m = warp_max(merged_reference(own));
   merge_weights(weight, own, m, l);
-  l = warp_sum(l);
+  l = with_sink(warp_sum(l), m, sinks, head);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) weights[lane + 32 * i] = weight[i] / l;
 }
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     }
   };
   load(0);
-  if (threadIdx.x < 32) weigh_splits(weights, ml, job.splits);
+  if (threadIdx.x < 32) weigh_splits(weights, ml, job.splits, a.sinks, head);
   __syncthreads();
   float4 sum = {0, 0, 0, 0};
   for (int first = 0; first < job.splits; first += kAhead * teams) {

@@ -72,8 +72,8 @@ void dispatch_head_dim(int d, F&& f) {
 
 template <class T, class C>
 void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
-  const Kernel kernel =
-      a.sinks || a.chunk > 0 ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
+  Kernel kernel = a.chunk > 0 ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
+  if (a.sinks && kernel != Kernel::attention_decode) kernel = Kernel::attention_plain;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if constexpr (!kIsCode<C>)
       if (kernel == Kernel::attention_wide)

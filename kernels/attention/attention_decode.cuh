@@ -323,6 +323,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   merge_warps<S>(reinterpret_cast<const float*>(shared), ml_sh, block.rows, a.d,
                  [&](int row, int col, float m, float l, float2 sum) {
                    if (job.splits == 1) {
+                     l = with_sink(l, m, a.sinks, static_cast<int>(block.query_row(row) / a.d % a.heads));
                      *reinterpret_cast<uint32_t*>(a.out + block.query_row(row) + col) = pack_bf16(sum.x / l, sum.y / l);
                      return;
                    }

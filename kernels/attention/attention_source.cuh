@@ -23,7 +23,7 @@ struct AttentionSource {
   int keys;                           // keys a sequence has room for
   int window;                         // in keys; 0: none
   float scale, softcap;               // softcap 0: none
-  const float* sinks;                 // [heads] or null; the plain kernel alone reads them
+  const float* sinks;                 // [heads] or null; the plain kernel and that of few rows read them
   int chunk;                          // in keys; 0: none; likewise
 
   // Where the scales of a kv head begin, as an offset into k_scales and v_scales.

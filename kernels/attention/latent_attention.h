@@ -12,8 +12,8 @@
 //   q_nope . k_nope_j = (W_k^T q_nope) . latent_j,      out = W_v sum_j p_j latent_j
 // so that a position costs rank + rope values whatever the number of heads.
 //
-// Scores, softmax and sums are f32; a GPU may round the weights to bf16 over the tokens at hand (attention.h), and both
-// halves round the output once. A row's bits are the same on every run.
+// Scores, softmax and sums are f32; a GPU may round weights to bf16 (attention.h), and over a cache the queries that W
+// is taken into; both halves round the output once. A row's bits are the same on every run.
 //
 // Errors: a shape or dtype that the contracts rule out stops the process. On a GPU nope + rope above 256, a value wider
 // than nope + rope, and a rank above 1024 throw an Error (unsupported).

@@ -1,7 +1,9 @@
-// Attention over pages on the CPU: a kv head of a run of rows is a task. The keys that any of its queries sees are
-// widened once, then scored query by query; the values likewise.
+// Attention over pages on the CPU: a kv head of a run of rows is a task. A few queries go along the keys together,
+// straight from the storage type; for many the keys that any of them sees are widened once, then scored query by query.
+// The values likewise, and either way with the same sums in the same order.
 #include "kernels/attention/paged_attention.h"
 
+#include <array>
 #include <vector>
 
 #include "kernels/attention/cache_codes.h"
@@ -56,7 +58,10 @@ void append(ConstTensorView x, const PagedRows& rows, TensorView cache, TensorVi
       }
 }
 
-// The queries of one run that read one kv head.
+// Up to so many queries read a row where it lies: a row of f32 that was written to memory first is no nearer then.
+constexpr int64_t kFewQueries = 16;
+
+// Query heads [begin, end) of one run that read one kv head.
 struct Task {
   ConstTensorView q;
   TensorView out;
@@ -65,46 +70,106 @@ struct Task {
   const int32_t* table;
   RowRun run;
   int64_t kv_head;
+  int64_t begin, end;
 
-  int64_t each() const { return a.heads / a.kv_heads; }
+  int64_t each() const { return end - begin; }
   Span sight(int64_t t) const {
     FEWBIT_ASSERT(positions[t] >= 0);
     return keys_in_sight(a, positions[t]);
   }
-  int64_t column(int64_t i) const { return (kv_head * each() + i) * a.head_dim; }
+  Span sight() const {  // of all queries
+    Span all = sight(run.begin);
+    for (int64_t t = run.begin + 1; t < run.end; ++t)
+      all = {std::min(all.begin, sight(t).begin), std::max(all.end, sight(t).end)};
+    return all;
+  }
+  // Query i: a head of a row.
+  int64_t count() const { return (run.end - run.begin) * each(); }
+  int64_t row(int64_t i) const { return run.begin + i / each(); }
+  int64_t head(int64_t i) const { return begin + i % each(); }
+  int64_t at(int64_t i) const { return row(i) * q.cols() + head(i) * a.head_dim; }  // in q and out
 };
 
+// The row of a position as dot() and axpy() take it: in place, or codes as f32 values in scratch memory.
+template <class C>
+auto row_at(const Pages& p, const int32_t* table, int64_t position) {
+  const int64_t row = p.row(table, position);
+  const C* from = static_cast<const C*>(p.cache.data) + row * p.d;
+  if constexpr (is_code<C>) {
+    float* values = scratch(Scratch::w, p.d);
+    dequantize_row(from, *p.scale(row), values, p.d);
+    return static_cast<const float*>(values);
+  } else {
+    return from;
+  }
+}
+
 template <class T, class C>
-void attend(const Task& task, const KvCache& cache) {
+void attend_in_place(const Task& task, const KvCache& cache) {
   const AttentionArgs& a = task.a;
-  const int64_t d = a.head_dim, each = task.each(), width = task.q.cols();
-  Span all = task.sight(task.run.begin);
-  for (int64_t t = task.run.begin + 1; t < task.run.end; ++t)
-    all = {std::min(all.begin, task.sight(t).begin), std::max(all.end, task.sight(t).end)};
-  const int64_t n = all.end - all.begin, count = (task.run.end - task.run.begin) * each;
+  const int64_t d = a.head_dim, count = task.count();
+  const Span all = task.sight();
+  const int64_t n = all.end - all.begin;
+  const Pages k{cache.k, cache.k_scales, a.kv_heads, task.kv_head, d};
+  const Pages v{cache.v, cache.v_scales, a.kv_heads, task.kv_head, d};
+  float* scores = scratch(Scratch::scores, count * n);
+  float* queries = scratch(Scratch::x, count * d);
+  float* means = scratch(Scratch::y, count * d);
+  std::array<Span, kFewQueries> spans;
+  std::array<double, kFewQueries> sums;
+  for (int64_t i = 0; i < count; ++i) {
+    widen(task.q.as<T>() + task.at(i), queries + i * d, d);
+    spans[static_cast<size_t>(i)] = task.sight(task.row(i));
+  }
+  // Calls f with the score of every query that sees the position.
+  const auto for_seeing = [&](int64_t position, auto&& f) {
+    for (int64_t i = 0; i < count; ++i)
+      if (const Span s = spans[static_cast<size_t>(i)]; position >= s.begin && position < s.end)
+        f(i, scores[i * n + position - s.begin]);
+  };
+  for (int64_t at = all.begin; at < all.end; ++at) {
+    const auto* key = row_at<C>(k, task.table, at);
+    for_seeing(at, [&](int64_t i, float& score) { score = a.scale * dot(queries + i * d, key, d); });
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const Span s = spans[static_cast<size_t>(i)];
+    sums[static_cast<size_t>(i)] = weights_of(scores + i * n, s.end - s.begin, a, sink_of(a, task.head(i)));
+  }
+  std::fill_n(means, count * d, 0.f);
+  for (int64_t at = all.begin; at < all.end; ++at) {
+    const auto* value = row_at<C>(v, task.table, at);
+    for_seeing(at, [&](int64_t i, float weight) { axpy(weight, value, means + i * d, d); });
+  }
+  for (int64_t i = 0; i < count; ++i)
+    store_mean(means + i * d, sums[static_cast<size_t>(i)], d, task.out.as<T>() + task.at(i));
+}
+
+template <class T, class C>
+void attend_widened(const Task& task, const KvCache& cache) {
+  const AttentionArgs& a = task.a;
+  const int64_t d = a.head_dim, count = task.count();
+  const Span all = task.sight();
+  const int64_t n = all.end - all.begin;
   float* wide = scratch(Scratch::w, n * d);
   float* scores = scratch(Scratch::scores, count * n);
   float* query = scratch(Scratch::x, d);
   std::vector<double> sums(static_cast<size_t>(count));
   widen_span<C>({cache.k, cache.k_scales, a.kv_heads, task.kv_head, d}, task.table, all, wide);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t t = task.run.begin + i / each, column = task.column(i % each);
-    const Span span = task.sight(t);
-    widen(task.q.as<T>() + t * width + column, query, d);
+    const Span span = task.sight(task.row(i));
+    widen(task.q.as<T>() + task.at(i), query, d);
     const float* keys = wide + (span.begin - all.begin) * d;
     for (int64_t j = 0; j < span.end - span.begin; ++j) scores[i * n + j] = a.scale * dot(query, keys + j * d, d);
-    sums[static_cast<size_t>(i)] =
-        weights_of(scores + i * n, span.end - span.begin, a, sink_of(a, task.kv_head * each + i % each));
+    sums[static_cast<size_t>(i)] = weights_of(scores + i * n, span.end - span.begin, a, sink_of(a, task.head(i)));
   }
   widen_span<C>({cache.v, cache.v_scales, a.kv_heads, task.kv_head, d}, task.table, all, wide);
   float* mean = scratch(Scratch::y, d);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t t = task.run.begin + i / each;
-    const Span span = task.sight(t);
+    const Span span = task.sight(task.row(i));
     const float* values = wide + (span.begin - all.begin) * d;
     std::fill_n(mean, d, 0.f);
     for (int64_t j = 0; j < span.end - span.begin; ++j) axpy(scores[i * n + j], values + j * d, mean, d);
-    store_mean(mean, sums[static_cast<size_t>(i)], d, task.out.as<T>() + t * width + task.column(i % each));
+    store_mean(mean, sums[static_cast<size_t>(i)], d, task.out.as<T>() + task.at(i));
   }
 }
 
@@ -138,9 +203,22 @@ void attention_paged(Exec&, ConstTensorView q, const PagedRows& rows, const KvCa
   for_cache_types(q.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using C = std::remove_pointer_t<decltype(kv_type)>;
-    parallel_for(std::ssize(rows.runs) * a.kv_heads, 1, [&](int64_t i, int64_t) {
-      const auto run = static_cast<size_t>(i / a.kv_heads);
-      attend<T, C>({q, out, a, rows.positions.as<int32_t>(), rows.table(run), rows.runs[run], i % a.kv_heads}, cache);
+    // The query heads of a kv head share its rows, unless threads would have nothing to do then.
+    const int64_t group = a.heads / a.kv_heads, tasks = std::ssize(rows.runs) * a.kv_heads;
+    const int64_t parts = tasks < thread_count() ? group : 1;
+    parallel_for(tasks * parts, 1, [&](int64_t i, int64_t) {
+      const auto run = static_cast<size_t>(i / parts / a.kv_heads);
+      const int64_t first = i % (a.kv_heads * parts) * (group / parts);
+      const Task task{q,
+                      out,
+                      a,
+                      rows.positions.as<int32_t>(),
+                      rows.table(run),
+                      rows.runs[run],
+                      first / group,
+                      first,
+                      first + group / parts};
+      task.count() <= kFewQueries ? attend_in_place<T, C>(task, cache) : attend_widened<T, C>(task, cache);
     });
   });
 }

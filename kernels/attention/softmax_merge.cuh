@@ -32,4 +32,9 @@ __device__ __forceinline__ void merge_weights(float (&weight)[kSplits], const fl
   }
 }
 
+// The sum of a row's weights with that of its head's sink, which has no value; sinks: null where there are none.
+__device__ __forceinline__ float with_sink(float l, float m, const float* sinks, int head) {
+  return sinks ? l + exp2_fast(fmaf(sinks[head], kLog2e, -m)) : l;
+}
+
 }  // namespace fewbit::cuda

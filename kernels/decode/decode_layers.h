@@ -27,16 +27,25 @@ inline int64_t in_of(const DecodeLinear& l) {
   return m ? m->in : std::get<ByteView>(l).w.codes.cols();
 }
 
+// Experts in place of gate, up and down: of those that route() chooses by `router`, the weighted sum
+// (kernels/model/route.h: softmax scores, no groups).
+struct DecodeMixture {
+  ConstTensorView router{};                        // [experts, hidden] bf16
+  std::vector<DecodeLinear> gate{}, up{}, down{};  // by expert, alike in kind and size
+};
 // A decoder layer of the common form:
 //   n = rms_norm(x);  x += o(attention(rope(q(n)), rope(k(n)), v(n)))
-//   n = rms_norm(x);  x += down(act(gate(n)) * up(n))
+//   n = rms_norm(x);  x += down(act(gate(n)) * up(n)), or the mixture's sum
 // On a GPU the linears of all layers are of one kind:
 //   packed  4 bits in groups of 128, all with zero points or all without
 //   E4M3    a scale for each output; the input rounded with one scale, its own or a fixed one, which q, k, v share and
 //           gate, up share; `in` a multiple of 128, up to 8,192 hidden values
+// Mixtures there are packed without zero points, have heads of 128 values and up to 4,096 hidden ones; all layers have
+// one or none has.
 struct DecodeLayer {
   ConstTensorView input_norm{}, middle_norm{};  // [hidden] bf16
   DecodeLinear q{}, k{}, v{}, o{}, gate{}, up{}, down{};
+  DecodeMixture mixture{};                       // no experts: gate, up and down are the layer's
   ConstTensorView q_bias{}, k_bias{}, v_bias{};  // [out] bf16 or null
   ConstTensorView q_norm{}, k_norm{};            // [head_dim] bf16 or null: a norm of every head, before RoPE
   KvCache cache{};                               // of one sequence
@@ -48,6 +57,9 @@ struct DecodeForm {
   float eps = 0, head_eps = 0;  // of the layers' norms, of the heads'
   float weight_offset = 0;      // as in rms_norm()
   ActKind act = ActKind::silu;
+  int top_k = 0;            // experts of a mixture that the token goes to
+  bool renormalise = true;  // as in RouteRule
+  float scaling = 1;        // the same
   // On a GPU: a launch for what lies between two runs of attention, and attention_cached() between them, which reads a
   // long cache faster than the one launch does.
   bool attention_apart = false;
@@ -58,6 +70,7 @@ struct DecodeStack {
   std::vector<DecodeLayer> layers;
   DecodeForm form;
   Tensor table{};      // the layers as the device reads them
+  Tensor experts{};    // of mixtures, those of all layers
   Tensor workspace{};  // vectors of a step, between its phases
   int blocks = 0;      // thread blocks of a launch
 };
@@ -87,8 +100,8 @@ inline DecodeStack make_stack(Exec& ex, std::vector<DecodeLayer> layers, const D
 // All layers on one new token of one sequence: x goes through every layer, its keys and values go to the caches. On a
 // GPU this is one launch, or with attention apart one for each layer besides attention_cached(). Values are rounded to
 // bf16, and the inputs of E4M3 linears to E4M3, where the ops that this replaces round them (rms_norm, marlin_gemms,
-// byte_gemms, rope_append, attention_cached, gated_act); sums may be in another order. The same input gives the same
-// bits.
+// byte_gemms, rope_append, attention_cached, gated_act), but for what the experts answer, which is weighted in f32;
+// sums may be in another order. The same input gives the same bits.
 //   x [1, hidden] bf16, in place · position [1] i32 on the device, not read on the host
 namespace cpu {
 void decode_layers(Exec&, const DecodeStack&, ConstTensorView position, TensorView x);

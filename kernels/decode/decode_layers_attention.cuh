@@ -28,21 +28,23 @@ struct AttentionShared {
 // What a block has of attention, in every layer of a step.
 struct AttentionRange {
   int set, split;  // the head set, counted over all kv heads; the split of its keys
+  int splits;      // of the keys in sight: no more than give every warp keys
   int kv_head, head0, heads;
   int begin, end;  // keys
   bool has_new;    // the new token's among them
-  bool none;       // nothing at all: more blocks than head sets times splits
+  bool none;       // nothing at all: more blocks than head sets times splits, or too few keys
 
   __device__ AttentionRange(const Job& job, int position, int block) {
     set = block / job.key_splits, split = block % job.key_splits;
     kv_head = set / job.head_sets;
-    none = kv_head >= job.kv_heads;
     const int group = job.heads / job.kv_heads, each = (group + job.head_sets - 1) / job.head_sets,
               own = set % job.head_sets * each;
     head0 = kv_head * group + own;
     heads = min(each, group - own);
     const int low = job.window > 0 ? max(0, position + 1 - job.window) : 0, all = position + 1 - low;
-    const int each_split = (all + job.key_splits - 1) / job.key_splits;
+    splits = min(job.key_splits, (all + kRoundKeys - 1) / kRoundKeys);
+    none = kv_head >= job.kv_heads || split >= splits;
+    const int each_split = (all + splits - 1) / splits;
     begin = low + min(all, split * each_split);
     end = low + min(all, (split + 1) * each_split);
     has_new = begin <= position && position < end;
@@ -213,6 +215,18 @@ __device__ __forceinline__ void store_split(const Job& job, const AttentionShare
   }
 }
 
+// The same where these keys are all: the output at once.
+template <int D>
+__device__ __forceinline__ void store_attended(const Job& job, const AttentionShared<D>& space,
+                                               const AttentionRange& own, float value_factor) {
+  for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
+    float sum = 0, all = 0;
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D], all += space.l[w][e / D];
+    job.attended[own.head0 * D + e] = __float2bfloat16_rn(sum * value_factor / all);
+  }
+}
+
 // In the last block of a head set to arrive: merges the splits of the keys in their order.
 template <int D>
 __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRange& own) {
@@ -222,12 +236,12 @@ __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRang
     const float* from = job.split_o + row * D + e;
     float most = -INFINITY, all = 0, sum = 0;
     constexpr int kTogether = 8;
-    for (int first = 0; first < job.key_splits; first += kTogether) {  // loads first
+    for (int first = 0; first < own.splits; first += kTogether) {  // loads first
       float2 states[kTogether];
       float outs[kTogether];
 #pragma unroll
       for (int s = 0; s < kTogether; ++s) {
-        const bool there = first + s < job.key_splits;
+        const bool there = first + s < own.splits;
         states[s] = there ? __ldcg(ml + (first + s) * kHeadsPerBlock) : make_float2(-INFINITY, 0.f);
         outs[s] = there ? __ldcg(from + static_cast<int64_t>(first + s) * kHeadsPerBlock * D) : 0.f;
       }
@@ -272,9 +286,10 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
   const float value_factor = attend_keys<D, C>(job, layer, own, space, state);
   float top[kHeadsPerBlock];
   merge_lanes<D>(space, state, top);
+  if (own.splits == 1) return store_attended<D>(job, space, own, value_factor);
   store_split<D>(job, space, top, value_factor);
   consumer_sync();
-  if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(job.key_splits));
+  if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(own.splits));
   consumer_sync();
   if (last) merge_splits<D>(job, own);
 }

@@ -190,7 +190,8 @@ struct ByteConsumer;
 
 // The kind of weights that the kernel is compiled for.
 struct ByteWeights {
-  static constexpr bool kZeros = false;
+  static constexpr bool kZeros = false, kMixture = false;
+  static constexpr int kMostInFlight = kMaxInFlight;
   using Record = LayerRecord;
   using Loader = ByteLoader;
   using Input = ByteInput;

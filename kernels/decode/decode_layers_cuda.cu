@@ -1,7 +1,7 @@
 // The host's half of decode_layers() on a GPU: which layers it takes, how they are laid out, and the launch itself or,
 // with attention apart, those around attention. The kernel is decode_layers_kernel.cuh; here it is compiled for packed
 // weights without zero points, in decode_layers_zeros_cuda.cu for those with them, in decode_layers_bytes_cuda.cu for
-// bytes.
+// bytes, in decode_layers_mixture_cuda.cu for packed experts.
 #include "kernels/decode/decode_layers.h"
 
 #include <algorithm>
@@ -27,19 +27,43 @@ int resident_blocks(CudaState& s) {
                         .most_clusters();
 }
 
+bool has_experts(const DecodeLayer& l) { return !l.mixture.up.empty(); }
+// Of a mixture the first expert stands for all.
 std::array<const DecodeLinear*, kWeights> linears_of(const DecodeLayer& l) {
+  const DecodeMixture& m = l.mixture;
+  if (has_experts(l)) return {&l.q, &l.k, &l.v, &l.o, &m.gate[0], &m.up[0], &m.down[0]};
   return {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
 }
 bool is_bytes(const DecodeLinear& l) { return std::holds_alternative<ByteView>(l); }
 bool has_zeros(const DecodeLinear& packed) { return std::get<MarlinView>(packed).z.data != nullptr; }
 
 // Why the kernel of packed weights, or that of bytes, does not take the linears of a layer; "" = it does.
+std::string refuses_packed(const DecodeLinear& w, bool zeros) {
+  const auto& m = std::get<MarlinView>(w);
+  if (m.bits != 4 || m.groups() < 2 || m.group() != kStageK) return "packed linears of 4 bits in groups of 128 only";
+  return has_zeros(w) == zeros ? "" : "packed linears with zero points and without";
+}
 std::string refuses_packed(const DecodeLayer& l) {
-  for (const DecodeLinear* w : linears_of(l)) {
-    const auto& m = std::get<MarlinView>(*w);
-    if (m.bits != 4 || m.groups() < 2 || m.group() != kStageK) return "packed linears of 4 bits in groups of 128 only";
-    if (has_zeros(*w) != has_zeros(l.q)) return "packed linears with zero points and without";
-  }
+  for (const DecodeLinear* w : linears_of(l))
+    if (std::string why = refuses_packed(*w, has_zeros(l.q)); !why.empty()) return why;
+  return "";
+}
+// Why the kernel of mixtures does not take the experts of a layer.
+std::string refuses_experts_of(const DecodeLayer& l, int top_k) {
+  const DecodeMixture& m = l.mixture;
+  const auto experts = static_cast<int64_t>(m.up.size());
+  if (top_k < 1 || top_k > std::min<int64_t>(kMaxTopK, experts) || experts > kMaxExperts)
+    return "too many experts of a token, or of all";
+  if (m.router.dtype != DType::bf16 || m.router.rows() != experts || !aligned16(m.router.as<uint16_t>()))
+    return "a router that is not bf16";
+  if (in_of(m.up[0]) > kMaxRoutedHidden || in_of(m.up[0]) % 8 != 0) return "too many hidden values";
+  if (has_zeros(l.q)) return "mixtures without zero points only";
+  for (const auto* of : {&m.gate, &m.up, &m.down})
+    for (const DecodeLinear& w : *of) {
+      if (!std::holds_alternative<MarlinView>(w)) return "experts of several kinds";
+      if (std::string why = refuses_packed(w, false); !why.empty()) return why;
+      if (in_of(w) != in_of(of->front()) || out_of(w) != out_of(of->front())) return "experts of several sizes";
+    }
   return "";
 }
 std::string refuses_bytes(const DecodeLayer& l) {
@@ -63,13 +87,20 @@ std::string refuses_linears(const DecodeLayer& l, bool bytes) {
 }
 
 // The same of all layers, and of their caches.
-std::string refuses_layers(const std::vector<DecodeLayer>& layers) {
+std::string refuses_layers(const std::vector<DecodeLayer>& layers, int top_k) {
   const DecodeLayer& l = layers.front();
+  const size_t experts = l.mixture.up.size();
+  for (const DecodeLayer& each : layers)
+    for (const auto* of : {&each.mixture.gate, &each.mixture.up, &each.mixture.down})
+      if (of->size() != experts) return "mixtures without gates, or layers that differ";
   const bool bytes = is_bytes(l.q);
   for (const DecodeLayer& each : layers) {
     if (std::string why = refuses_linears(each, bytes); !why.empty()) return why;
     if (!bytes && has_zeros(each.q) != has_zeros(l.q)) return "layers with zero points and without";
     if (each.cache.k.dtype != l.cache.k.dtype || each.cache.k.shape != l.cache.k.shape) return "caches that differ";
+    if (experts == 0) continue;
+    if (bytes) return "experts in bytes";
+    if (std::string why = refuses_experts_of(each, top_k); !why.empty()) return why;
   }
   return "";
 }
@@ -84,7 +115,7 @@ struct LaunchPlan {
 };
 
 // Sizes and tiles of the products.
-void set_products(Job& job, const DecodeLayer& l, const WeightKind& kind) {
+void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const WeightKind& kind) {
   int64_t outs[kWeights];
   for (int w = 0; w < kWeights; ++w) outs[w] = out_of(*linears_of(l)[w]), job.out[w] = static_cast<int>(outs[w]);
   const auto [q_out, k_out, v_out, hidden, inner, up_out, down_out] = outs;
@@ -100,6 +131,15 @@ void set_products(Job& job, const DecodeLayer& l, const WeightKind& kind) {
   job.product[kOut] = shape(hidden, q_out);
   job.product[kGateUp] = shape(2 * inner, hidden);
   job.product[kDown] = shape(hidden, inner);
+  if (!has_experts(l)) return;
+  job.experts = static_cast<int>(l.mixture.up.size());
+  job.top_k = form.top_k;
+  job.expert_n_tiles = job.product[kGateUp].n_tiles, job.expert_k_tiles = job.product[kDown].k_tiles;
+  job.product[kGateUp].n_tiles *= form.top_k;
+  job.product[kDown].k_tiles *= form.top_k;
+  for (job.rank_lanes = 8; job.rank_lanes > 1 && job.rank_lanes * job.experts > kConsumerThreads;) job.rank_lanes /= 2;
+  job.renormalise = form.renormalise;
+  job.route_scale = form.scaling;
 }
 
 // Shared memory: as many stages as find room beside inputs and layers. False where they are too few.
@@ -111,13 +151,16 @@ bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, siz
   const size_t product = static_cast<size_t>(job.input_bytes) + sizeof(float) * kExchangeOutputs * kConsumerWarps +
                          static_cast<size_t>(k_tiles) * kind.group_bytes;
   job.work_bytes = static_cast<int>((std::max<size_t>(product, plan.kernel.attention_bytes) + 15) / 16 * 16);
-  const size_t fixed =
+  size_t fixed =
       job.work_bytes + static_cast<size_t>(plan.record_bytes) * job.count + 4 * static_cast<size_t>(head_dim);
+  if (job.experts > 0)
+    fixed += 16 + sizeof(MixtureShared) + 4 * static_cast<size_t>(job.experts + 3) +
+             sizeof(Weight) * kExpertWeights * static_cast<size_t>(job.experts);
   for (job.stages = kMaxStages; job.stages >= kMinStages; --job.stages) {
     plan.shared = fixed + static_cast<size_t>(kConsumerWarps) * job.stages * kind.stage_bytes;
     // One in flight is faster where the ring is long (what is read between products waits behind the weights), two
     // where a short ring must fill.
-    job.in_flight = job.stages == kMaxStages ? 1 : kMaxInFlight;
+    job.in_flight = job.experts > 0 ? kMixtureInFlight : job.stages == kMaxStages ? 1 : kMaxInFlight;
     if (plan.shared + kStaticShared <= most) return true;
   }
   return false;
@@ -133,25 +176,27 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   const DecodeLayer& l = layers.front();
   Job& job = plan.job;
   const WeightKind kind = is_bytes(l.q)    ? byte_weights_kind()
+                          : has_experts(l) ? mixture_weights_kind()
                           : has_zeros(l.q) ? zero_weights_kind()
                                            : weights_kind<SymmetricWeights>();
   plan.record_bytes = kind.record_bytes;
   plan.kernel = kind.kernel(a.head_dim, l.cache.k.dtype, !form.attention_apart);
-  if (!plan.kernel.function) return refuse("heads of 64 or 128 values only");
+  if (!plan.kernel.function) return refuse("heads of 64 or 128 values only, of mixtures 128");
   if (a.softcap > 0) return refuse("no soft cap");
   if (form.act != ActKind::silu) return refuse("SiLU only");
   // With attention apart a launch reaches into two layers at most.
   job.count = static_cast<int>(form.attention_apart ? std::min<size_t>(layers.size(), 2) : layers.size());
   job.heads = a.heads;
   job.kv_heads = a.kv_heads;
-  set_products(job, l, kind);
+  set_products(job, l, form, kind);
   if (blocks == 0) return refuse("no room for a cluster of blocks");
   if (job.hidden > int64_t{kMaxOwnOutputs} * blocks) return refuse("too many hidden values");
   const int q_heads = a.heads / a.kv_heads;
   job.head_sets = (q_heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
   if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
   job.key_splits = blocks / (job.head_sets * a.kv_heads);
-  const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + 2 * int64_t{job.inner};  // bf16
+  const int64_t wide = 2 * int64_t{job.inner} * std::max(1, job.top_k);
+  const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide + 2 * int64_t{job.experts};  // bf16
   plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;
   if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
     return refuse("too little shared memory for the inputs of the largest linear");
@@ -164,7 +209,13 @@ Weight weight_of(const DecodeLinear& w) {
   return {.codes = source.b, .scales = source.s};
 }
 
-ZeroLayerRecord record_of(const DecodeLayer& l) {
+// Without zero points and experts the beginning of either.
+union AnyRecord {
+  ZeroLayerRecord zeros;
+  MixtureLayerRecord mixture;
+};
+// `experts`: the layer's in the table of all.
+AnyRecord record_of(const DecodeLayer& l, const Weight* experts) {
   ZeroLayerRecord t{};
   for (int w = 0; w < kWeights; ++w) {
     t.weights[w] = weight_of(*linears_of(l)[w]);
@@ -180,7 +231,22 @@ ZeroLayerRecord record_of(const DecodeLayer& l) {
   t.head_norm[0] = values(l.q_norm), t.head_norm[1] = values(l.k_norm);
   t.k = l.cache.k.data, t.v = l.cache.v.data;
   t.k_scales = static_cast<float*>(l.cache.k_scales.data), t.v_scales = static_cast<float*>(l.cache.v_scales.data);
-  return t;
+  if (!has_experts(l)) return {.zeros = t};
+  MixtureLayerRecord m{};
+  static_cast<LayerRecord&>(m) = t;
+  m.router = values(l.mixture.router), m.experts = experts;
+  return {.mixture = m};
+}
+
+// Gate, up and down of every expert of every layer.
+Tensor expert_table(Exec& ex, const std::vector<DecodeLayer>& layers) {
+  std::vector<Weight> all;
+  for (const DecodeLayer& l : layers)
+    for (size_t e = 0; e < l.mixture.up.size(); ++e)
+      for (const auto* of : {&l.mixture.gate, &l.mixture.up, &l.mixture.down}) all.push_back(weight_of((*of)[e]));
+  if (all.empty()) return {};
+  constexpr int64_t kWords = sizeof(Weight) / sizeof(int64_t);
+  return ex.to_device(ConstTensorView{all.data(), DType::i64, {static_cast<int64_t>(all.size()), kWords}, {}});
 }
 
 // What the form says, and the step's vectors in the workspace.
@@ -214,7 +280,8 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   const DecodeLayer& first = stack.layers.front();
   job.qkv = vector(out_of(first.q) + out_of(first.k) + out_of(first.v));
   job.attended = vector(out_of(first.q));
-  job.gate_up = vector(2 * int64_t{job.inner});
+  job.gate_up = vector(2 * int64_t{job.inner} * std::max(1, job.top_k));
+  if (job.experts > 0) job.logits = reinterpret_cast<float*>(take(sizeof(float) * job.experts));
   FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= plan.workspace);
   FEWBIT_ASSERT(2 + job.kv_heads * job.head_sets <= CudaState::kCounters);
   job.counters = s.counters;
@@ -250,7 +317,7 @@ std::string refuses_stack(const Exec& ex, const std::vector<DecodeLayer>& layers
   if (layers.empty()) return "no layers";
   if (!s.sm90()) return "steps in one launch want compute capability 9.0";
   if (layers.front().cache.k.shape[0] != 1) return "one sequence only";
-  if (std::string why = decode_step::refuses_layers(layers); !why.empty()) return why;
+  if (std::string why = decode_step::refuses_layers(layers, form.top_k); !why.empty()) return why;
   return decode_step::plan_of(s, decode_step::resident_blocks(s), layers, form).refusal;
 }
 
@@ -260,12 +327,14 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
   const decode_step::LaunchPlan plan = decode_step::plan_of(s, stack.blocks, stack.layers, stack.form);
   FEWBIT_ASSERT(plan.refusal.empty());
   Tensor table = Tensor::host(DType::u8, {plan.record_bytes * static_cast<int64_t>(stack.layers.size())});
+  stack.experts = decode_step::expert_table(ex, stack.layers);
+  const auto* experts = static_cast<const decode_step::Weight*>(stack.experts.view().data);
   uint8_t* to = table.as<uint8_t>();
   for (const DecodeLayer& l : stack.layers) {
-    const decode_step::ZeroLayerRecord record = decode_step::record_of(l);
-    // Without zero points a LayerRecord, which is its beginning.
+    const decode_step::AnyRecord record = decode_step::record_of(l, experts);
     std::memcpy(to, &record, static_cast<size_t>(plan.record_bytes));
     to += plan.record_bytes;
+    experts += decode_step::kExpertWeights * plan.job.experts;
   }
   stack.table = ex.to_device(table);
   stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(plan.workspace)});

@@ -47,8 +47,8 @@ struct LimbInput {
   int first, needed;  // k tiles
 
   // Stores the values n .. n + 7 (n % 8 == 0), which are bf16 already. Sixteen neighbouring lanes hold a k tile, and
-  // whole warps call; lanes that are not `active` have no values.
-  __device__ __forceinline__ void put(int n, const float (&v)[8], bool active) const {
+  // whole warps call; lanes that are not `active` have no values. `share` multiplies what the tile's weights make.
+  __device__ __forceinline__ void put(int n, const float (&v)[8], bool active, float share = 1.f) const {
     constexpr int kLanes = kStageK / 8;
     float largest = 0;
 #pragma unroll
@@ -87,7 +87,9 @@ struct LimbInput {
 #pragma unroll
       for (int d = 0; d < kLimbs; ++d) *reinterpret_cast<uint32_t*>(to + limb_word_at(0, d, t)) = words[d];
     }
-    if (n % kStageK == 0) groups[k_tile].set(sum, up, finite);
+    if (n % kStageK != 0) return;
+    groups[k_tile].set(sum, up, finite);
+    groups[k_tile].scale *= share;
   }
 };
 
@@ -175,9 +177,11 @@ __device__ __forceinline__ void load_normed(const Job& job, const LimbInput& inp
   consumer_sync();
 }
 
-// The output of attention, or silu(gate) * up, as the input of a product.
-template <class Input, class Barrier>
-__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier) {
+// The output of attention, or silu(gate) * up, as the input of a product; of a mixture, expert by expert under their
+// `shares`.
+template <bool kMixture, class Input, class Barrier>
+__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier,
+                                           const float* shares) {
   barrier.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
   const auto [begin, end] = read_range(job, product, input);
@@ -189,8 +193,11 @@ __device__ __forceinline__ void load_plain(const Job& job, int product, Input& i
 #pragma unroll
     for (int i = 0; i < kTogether; ++i)
       if (n + i * kStride < end) {
-        loaded[i] = load8_cg(from + n + i * kStride);
-        if (product == kDown) ups[i] = load8_cg(from + job.inner + n + i * kStride);
+        const int at = n + i * kStride;
+        // The gates of an expert lie in front of its ups.
+        const int before = kMixture && product == kDown ? at / job.inner * job.inner : 0;
+        loaded[i] = load8_cg(from + before + at);
+        if (product == kDown) ups[i] = load8_cg(from + before + job.inner + at);
       }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -202,7 +209,11 @@ __device__ __forceinline__ void load_plain(const Job& job, int product, Input& i
 #pragma unroll
         for (int j = 0; j < 8; ++j) v[j] = rounded(__fdividef(v[j], 1.f + __expf(-v[j])) * up[j]);
       }
-      input.put(n + i * kStride, v, n + i * kStride < end);
+      const bool active = n + i * kStride < end;
+      if constexpr (kMixture)
+        input.put(n + i * kStride, v, active, active && product == kDown ? shares[(n + i * kStride) / job.inner] : 1.f);
+      else
+        input.put(n + i * kStride, v, active);
     }
   }
   finish_input(product, input);

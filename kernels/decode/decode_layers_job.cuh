@@ -29,17 +29,21 @@ constexpr int packed_stage_bytes(bool zeros) {
 // Stages of a warp's ring, as many as shared memory has room for; at least three: one being read, one in flight, one
 // ahead.
 inline constexpr int kMaxStages = 5, kMinStages = 3;
-inline constexpr int kMaxInFlight = 2;        // stages that a producer warp has asked for at a time
+inline constexpr int kMaxInFlight = 2;        // stages that a producer warp has asked for at a time; of mixtures:
+inline constexpr int kMixtureInFlight = 4;    // nothing else reads while the experts' weights are on their way
 inline constexpr int kKSplits = 2;            // blocks of a cluster, which split k
 inline constexpr int kExchangeOutputs = 512;  // outputs whose sums a cluster exchanges at a time: two for each consumer
 inline constexpr int kMaxOwnOutputs = 256;    // values of the residual stream that a block can keep
 inline constexpr int kMaxByteHidden = 8192;   // hidden values where weights are bytes: what the norm's registers hold
 inline constexpr int kHeadsPerBlock = 4;      // query heads of a block of attention
 inline constexpr int kWeights = 7;            // q k v o gate up down
+inline constexpr int kExpertWeights = 3, kMaxTopK = 16, kMaxExperts = 512;
+inline constexpr int kMaxRoutedHidden = 4096;  // hidden values of a mixture: what the routing holds in registers
 
 enum Product : int { kQkv, kOut, kGateUp, kDown, kProducts };
 
-// A product in tiles; n tiles are counted through all of its weights.
+// A product in tiles; n tiles are counted through all of its weights. Of a mixture those of kGateUp go through the
+// chosen experts, gate before up, and the k tiles of kDown through them too: their outputs are one sum.
 struct ProductShape {
   int n_tiles, k_tiles;
 };
@@ -72,6 +76,11 @@ struct LayerRecord {
   float *k_scales, *v_scales;         // as in KvCache
   float fixed[kProducts];             // scale of a product's input (RowQuant::fixed); bytes only
 };
+// A mixture's weights[4 .. 6] are not read.
+struct MixtureLayerRecord : LayerRecord {
+  const __nv_bfloat16* router;  // [experts, hidden]
+  const Weight* experts;        // [experts, kExpertWeights]: gate, up, down
+};
 struct ZeroLayerRecord : LayerRecord {
   const uint32_t* zeros[kWeights];  // MarlinView::z
 };
@@ -85,6 +94,13 @@ struct Job {
   int end_q, end_k, end_gate;  // n tiles of q, of q and k, of gate
   int hidden, heads, kv_heads, inner;
   float eps, head_eps, weight_offset;
+  // A mixture.
+  int experts, top_k;
+  int expert_n_tiles, expert_k_tiles;  // of gate and up, of down
+  int rank_lanes;                      // threads that find the rank of an expert, a power of two
+  bool renormalise;
+  float route_scale;
+  float* logits;  // [experts]
   // Attention. A head set is up to kHeadsPerBlock query heads of one kv head; block i has split i % key_splits of the
   // keys of set i / key_splits.
   int head_sets, key_splits;  // sets of each kv head
@@ -105,7 +121,7 @@ struct Job {
   uint32_t* counters;  // [2 + kv_heads * head_sets], zero between launches
 
   int stages;       // of a warp's ring
-  int in_flight;    // stages that a producer warp has asked for, up to kMaxInFlight
+  int in_flight;    // stages that a producer warp has asked for: one, or the most that the kind of weights has
   int input_bytes;  // shared memory for the input of a product
   int work_bytes;   // for the input, what it is scaled by and the warps' sums, or for attention
   // Read with attention apart: the launch runs the products [first_product, end_product), counted through its layers.
@@ -141,6 +157,7 @@ struct WeightKind {
   Kernel (*kernel)(int64_t head_dim, DType cache, bool whole_step);  // whole step: attention is inside
 };
 WeightKind byte_weights_kind();
+WeightKind mixture_weights_kind();
 WeightKind zero_weights_kind();
 
 }  // namespace fewbit::cuda::decode_step

@@ -12,6 +12,7 @@
 // The kind of weights is a class `Weights`: PackedWeights of decode_layers_product.cuh, ByteWeights of
 // decode_layers_bytes.cuh.
 #include "kernels/decode/decode_layers_attention.cuh"
+#include "kernels/decode/decode_layers_mixture.cuh"
 #include "kernels/device/hopper.cuh"
 #include "kernels/device/launch.cuh"
 
@@ -26,6 +27,21 @@ __device__ __forceinline__ void load_own_x(const Job& job, const WorkRange& rang
   for (int e = threadIdx.x; e < range.n_count * kOwnOutputs; e += kConsumerThreads)
     own_x[e] =
         to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + k_split * kOwnOutputs + e % kOwnOutputs]);
+}
+// The input of a product. reduce, reduce_again: kConsumerWarps values each.
+template <class Weights, class Barrier>
+__device__ __forceinline__ void load_input(const Job& job, int product, typename Weights::Input& input,
+                                           const typename Weights::Record& layer, Barrier& barrier, float* reduce,
+                                           float* reduce_again, MixtureShared* mixture) {
+  const float* shares = nullptr;
+  if constexpr (Weights::kMixture) {
+    if (product == kGateUp) return load_routed(job, input, layer, barrier, reduce, reduce_again, *mixture);
+    shares = mixture->shares;
+  }
+  if (product == kQkv || product == kGateUp)
+    load_normed(job, input, product == kQkv ? layer.input_norm : layer.middle_norm, barrier, reduce);
+  else
+    load_plain<Weights::kMixture>(job, product, input, barrier, shares);
 }
 #endif
 
@@ -48,6 +64,12 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   using Record = typename Weights::Record;
   auto* layers = reinterpret_cast<Record*>(work + job.work_bytes);
   auto* angles = reinterpret_cast<float*>(layers + job.count);
+  MixtureShared* mixture = nullptr;
+  if constexpr (Weights::kMixture) {
+    const auto behind = static_cast<int>(reinterpret_cast<uint8_t*>(angles + D) - shared);
+    mixture = reinterpret_cast<MixtureShared*>(shared + (behind + 15) / 16 * 16);
+    if (threadIdx.x == 0) barrier_init(&mixture->known, 1);
+  }
   for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Record) / 8); i += kBlockThreads)
     reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
   if (threadIdx.x < kConsumerWarps) StageRing(shared, barriers, threadIdx.x, job.stages, kStageBytes).init();
@@ -60,7 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     give_registers<kProducerRegisters>();
     const int warp = (threadIdx.x - kConsumerThreads) / 32;
     return produce<Weights, kWhole>(job, layers, ranges, StageRing(shared, barriers, warp, job.stages, kStageBytes),
-                                    warp);
+                                    warp, mixture);
   }
   take_registers<kConsumerRegisters>();
 
@@ -83,20 +105,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   GridBarrier<kWhole> barrier{job.counters};
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
-    const LayerRecord& layer = layers[i];
+    const Record& layer = layers[i];
     const Epilogue<Weights> epilogue{job, layer, own_x};
     if constexpr (kWhole) prefetch_keys<D, C>(job, layer, own);
     const int begin = kWhole || i > 0 ? 0 : job.first_product;
     const int end = kWhole ? kProducts : min(job.end_product - i * kProducts, int{kProducts});
-    // One place in the code for every kind of input and for the product: a layer's instructions stay in the cache.
+    if constexpr (Weights::kMixture)
+      if (end > kGateUp) fetch_table(job, layer, *mixture);
+        // One place in the code for every kind of input and for the product: a layer's instructions stay in the cache.
 #pragma unroll 1
     for (int product = begin; product < end; ++product) {
       const WorkRange& range = ranges[product];
       auto input = Weights::input(space, range, product, layer, i);
-      if (product == kQkv || product == kGateUp)
-        load_normed(job, input, product == kQkv ? layer.input_norm : layer.middle_norm, barrier, reduce);
-      else
-        load_plain(job, product, input, barrier);
+      load_input<Weights>(job, product, input, layer, barrier, reduce, max_abs, mixture);
       run_product<Weights>(product, range, input, consumer, cluster_sums, k_split, sums, epilogue);
       barrier.arrive();
       if constexpr (kWhole) {
@@ -139,7 +160,8 @@ Kernel find_kernel(int64_t head_dim, DType cache, bool whole_step) {
                  static_cast<int>(sizeof(AppendShared<kDim>))};
     });
   };
-  if (head_dim == 64) with(std::integral_constant<int, 64>{});
+  if constexpr (!Weights::kMixture)
+    if (head_dim == 64) with(std::integral_constant<int, 64>{});
   if (head_dim == 128) with(std::integral_constant<int, 128>{});
   return found;
 }

@@ -35,6 +35,20 @@ __device__ __forceinline__ void barrier_arrive_behind_copies(uint64_t* barrier) 
 
 __device__ __forceinline__ int clusters() { return gridDim.x / kKSplits; }
 
+// What a block knows of the mixture of the layer at hand. Behind it the scores [experts, to a multiple of four] f32,
+// and the layer's table of experts.
+struct alignas(16) MixtureShared {
+  Weight chosen[kMaxTopK * kExpertWeights];
+  float shares[kMaxTopK];
+  int ids[kMaxTopK];
+  uint64_t known;  // barrier: complete when `chosen` is, a phase a layer
+
+  __device__ __forceinline__ float* scores() { return reinterpret_cast<float*>(this + 1); }
+  __device__ __forceinline__ Weight* table(const Job& job) {
+    return reinterpret_cast<Weight*>(scores() + (job.experts + 3) / 4 * 4);
+  }
+};
+
 // Loads the tiles of a weight in the Marlin layout, one lane's part of them.
 template <bool kZeros>
 struct PackedLoader {
@@ -80,14 +94,15 @@ struct TileWalk {
   const typename Weights::Record* layers;  // [count], in shared memory
   const WorkRange* ranges;                 // [kProducts], in shared memory
   int warp;
+  MixtureShared* mixture;  // or null
   int layer = 0, product = -1;
   int begin = 0, k = 0, end = 0;  // the warp's k tiles, and the one at hand
   int n_tile = 0, n_left = 0;     // the n tile at hand, and how many are left with it
   typename Weights::Loader loader;
 
   __device__ __forceinline__ TileWalk(const Job& j, const typename Weights::Record* in_layers,
-                                      const WorkRange* in_ranges, int of_warp)
-      : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp) {
+                                      const WorkRange* in_ranges, int of_warp, MixtureShared* of_block)
+      : job(j), layers(in_layers), ranges(in_ranges), warp(of_warp), mixture(of_block) {
     if constexpr (!kWhole) product = job.first_product - 1;
     next_product();
   }
@@ -104,21 +119,47 @@ struct TileWalk {
       n_tile = range.n_begin;
       n_left = range.n_count;
     } while (begin == end || n_left == 0);
+    k = begin;
+    if constexpr (Weights::kMixture)
+      if (product >= kGateUp) return;  // the experts are not known yet: fetch() waits for them
     seek();
+  }
+  // To the weights of an expert that was chosen.
+  __device__ __forceinline__ void seek_expert() {
+    int slot, which, tile = n_tile, k_tile = k;
+    if (product == kDown) {
+      slot = k / job.expert_k_tiles, which = 2;
+      k_tile -= slot * job.expert_k_tiles;
+    } else {
+      slot = n_tile / job.expert_n_tiles;
+      tile -= slot * job.expert_n_tiles;
+      which = tile >= job.end_gate;
+      tile -= which * job.end_gate;
+    }
+    loader.seek(mixture->chosen[slot * kExpertWeights + which], job.out[4 + which], 0, tile, k_tile);
   }
   __device__ __forceinline__ void seek() {
     const TilePosition at(job, product, n_tile);
-    k = begin;
     loader.seek(layers[layer].weights[at.weight], job.out[at.weight], job.product[product].k_tiles * kStageK, at.n_tile,
                 k);
     if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
   }
   // Asks for the tile at hand and goes on to the next.
   __device__ __forceinline__ void fetch(uint8_t* to) {
+#ifdef FEWBIT_SM90A
+    if constexpr (Weights::kMixture)
+      if (product >= kGateUp && (k == begin || (product == kDown && k % job.expert_k_tiles == 0))) {
+        barrier_await(shared_address(&mixture->known), static_cast<uint32_t>(layer & 1));
+        seek_expert();
+      }
+#endif
     loader.fetch(to);
     if (++k < end) return;
     if (--n_left == 0) return next_product();
     n_tile += clusters();
+    k = begin;
+    if constexpr (Weights::kMixture)
+      if (product >= kGateUp) return;
     seek();
   }
 };
@@ -126,14 +167,14 @@ struct TileWalk {
 #ifdef FEWBIT_SM90A
 // Fills stage `stage` with what `fetch(to)` asks for, once no more than `in_flight` - 1 stages are still on their way,
 // and goes on to the next.
-template <int kBytes, class Fetch>
+template <int kBytes, int kMost, class Fetch>
 __device__ __forceinline__ void fill_stage(const StageRing& ring, int& stage, uint32_t& parity, int in_flight,
                                            const Fetch& fetch) {
   barrier_await(shared_address(ring.empty + stage), parity);
   if (in_flight == 1)
     cp_async_wait<0>();
   else
-    cp_async_wait<kMaxInFlight - 1>();
+    cp_async_wait<kMost - 1>();
   fetch(ring.stages + stage * kBytes);
   cp_async_commit();
 #ifdef FEWBIT_RACECHECK  // racecheck does not follow copies that arrive by themselves
@@ -149,12 +190,13 @@ __device__ __forceinline__ void fill_stage(const StageRing& ring, int& stage, ui
 // keep the memory busy, and what the consumer warps read and write in between would wait behind more.
 template <class Weights, bool kWhole>
 __device__ __forceinline__ void produce(const Job& job, const typename Weights::Record* layers, const WorkRange* ranges,
-                                        const StageRing& ring, int warp) {
-  TileWalk<Weights, kWhole> walk(job, layers, ranges, warp);
+                                        const StageRing& ring, int warp, MixtureShared* mixture) {
+  TileWalk<Weights, kWhole> walk(job, layers, ranges, warp, mixture);
   int stage = 0;
   uint32_t parity = 1;
   while (!walk.done())
-    fill_stage<Weights::kStageBytes>(ring, stage, parity, job.in_flight, [&](uint8_t* to) { walk.fetch(to); });
+    fill_stage<Weights::kStageBytes, Weights::kMostInFlight>(ring, stage, parity, job.in_flight,
+                                                             [&](uint8_t* to) { walk.fetch(to); });
   cp_async_wait<0>();
 }
 #endif

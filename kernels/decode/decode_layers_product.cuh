@@ -135,6 +135,8 @@ struct Epilogue {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
       float& x = own_x[nth * Weights::kOwnOutputs + n % Weights::kOwnOutputs];
+      if constexpr (Weights::kMixture)
+        if (product == kDown) sum = rounded(sum);  // as the sum of experts is before it is added
       x = rounded(x + sum);
       job.x[at] = __float2bfloat16_rn(x);
     }
@@ -185,7 +187,8 @@ struct PackedConsumer;
 // Weights of 4 bits in groups of 128, in the Marlin layout, with zero points or without.
 template <bool kZeros_>
 struct PackedWeights {
-  static constexpr bool kZeros = kZeros_;
+  static constexpr bool kZeros = kZeros_, kMixture = false;
+  static constexpr int kMostInFlight = kMaxInFlight;
   using Record = std::conditional_t<kZeros, ZeroLayerRecord, LayerRecord>;
   using Loader = PackedLoader<kZeros>;
   using Input = LimbInput;
@@ -203,5 +206,11 @@ struct PackedWeights {
   __device__ __forceinline__ static float finished(float sum, float, const Input&) { return sum; }
 };
 using SymmetricWeights = PackedWeights<false>;
+// The same where gate, up and down are those of chosen experts.
+struct MixtureWeights : SymmetricWeights {
+  static constexpr bool kMixture = true;
+  static constexpr int kMostInFlight = kMixtureInFlight;
+  using Record = MixtureLayerRecord;
+};
 
 }  // namespace fewbit::cuda::decode_step

@@ -5,14 +5,15 @@
 #include <vector>
 
 #include "kernels/decode/decode_layers.h"
+#include "kernels/products/fp4_values.h"
 
 namespace fewbit {
 
 inline constexpr int64_t kFewTokens = 16;  // of a call, at most
 
-// A linear of an expert: dense [out, in] bf16, packed, or 8-bit codes.
+// A linear of an expert: dense [out, in] bf16, packed, 8-bit codes, or MXFP4 as it is stored.
 struct ExpertLinear {
-  std::variant<ConstTensorView, MarlinView, ByteView> w{};
+  std::variant<ConstTensorView, MarlinView, ByteView, Fp4View> w{};
   ConstTensorView bias{};  // [out] bf16 or null
 };
 // The experts of a mixture; what its views show must outlive it. A GPU wants

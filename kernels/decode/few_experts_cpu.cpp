@@ -15,6 +15,7 @@ namespace {
 int64_t out_of(const ExpertLinear& l) {
   if (const auto* m = std::get_if<MarlinView>(&l.w)) return m->out;
   if (const auto* b = std::get_if<ByteView>(&l.w)) return b->w.codes.rows();
+  if (const auto* f = std::get_if<Fp4View>(&l.w)) return f->out();
   return std::get<ConstTensorView>(l.w).rows();
 }
 
@@ -25,6 +26,10 @@ Tensor product(Exec& ex, ConstTensorView x, const ExpertLinear& l) {
   } else if (const auto* b = std::get_if<ByteView>(&l.w)) {
     const ByteProduct p{.w = b->w, .bias = l.bias, .y = y};
     cpu::byte_gemms(ex, x, b->input, std::span(&p, 1));
+  } else if (const auto* f = std::get_if<Fp4View>(&l.w)) {
+    const Tensor values = ex.alloc(x.dtype, {f->out(), f->in()});
+    cpu::fp4_values(ex, *f, values);
+    cpu::gemm(ex, x, values, l.bias, y);
   } else {
     cpu::gemm(ex, x, std::get<ConstTensorView>(l.w), l.bias, y);
   }

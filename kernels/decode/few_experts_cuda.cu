@@ -14,12 +14,14 @@ using namespace few_experts_step;
 const ConstTensorView* dense_of(const ExpertLinear& l) { return std::get_if<ConstTensorView>(&l.w); }
 const MarlinView* packed_of(const ExpertLinear& l) { return std::get_if<MarlinView>(&l.w); }
 const ByteView* bytes_of(const ExpertLinear& l) { return std::get_if<ByteView>(&l.w); }
+const Fp4View* fp4_of(const ExpertLinear& l) { return std::get_if<Fp4View>(&l.w); }
 
 struct Size {
   int64_t in, out;
 };
 Size size_of(const ExpertLinear& l) {
   if (const MarlinView* m = packed_of(l)) return {m->in, m->out};
+  if (const Fp4View* f = fp4_of(l)) return {f->in(), f->out()};
   const ConstTensorView& w = dense_of(l) ? *dense_of(l) : bytes_of(l)->w.codes;
   return {w.cols(), w.rows()};
 }
@@ -36,6 +38,8 @@ std::string refuses(const ExpertLinear& l) {
     if (w->dtype != DType::bf16) return "dense weights that are not bf16";
     return z.in % 32 == 0 && at_16(*w) ? "" : "dense weights whose inputs are no multiple of 32";
   }
+  if (const Fp4View* f = fp4_of(l))
+    return z.in % kFp4Block == 0 && z.out % 16 == 0 && at_16(f->codes) ? "" : "MXFP4 weights of other sizes";
   const ByteView& b = *bytes_of(l);
   if (b.input.group != 0) return "inputs in 8 bits with scales of groups";
   const bool known = b.w.codes.dtype == DType::i8 ? b.input.codes == DType::i8
@@ -75,6 +79,8 @@ Pointers pointers_of(const ExpertLinear& l) {
   } else if (const ByteView* b = bytes_of(l)) {
     FEWBIT_ASSERT(b->w.scales.dtype == DType::f32 && b->w.scales.numel() == b->w.codes.rows());
     p.w = static_cast<const uint8_t*>(b->w.codes.data), p.scales = b->w.scales.data;
+  } else if (const Fp4View* f = fp4_of(l)) {
+    p.w = f->codes.as<uint8_t>(), p.scales = f->scales.as<uint8_t>();
   } else {
     p.w = static_cast<const uint8_t*>(dense_of(l)->data);
   }
@@ -98,6 +104,7 @@ void with_form(const ExpertLinear& l, F&& f) {
   if (const MarlinView* m = packed_of(l))
     return m->bits == 4 ? f(static_cast<PackedForm<4>*>(nullptr)) : f(static_cast<PackedForm<8>*>(nullptr));
   if (dense_of(l)) return f(static_cast<RowForm<skinny::Bf16Format>*>(nullptr));
+  if (fp4_of(l)) return f(static_cast<BlockForm*>(nullptr));
   const ByteView& b = *bytes_of(l);
   if (b.input.codes == DType::i8) return f(static_cast<RowForm<skinny::I8Format>*>(nullptr));
   if (b.input.codes == DType::f16) return f(static_cast<RowForm<skinny::F8Format<F8Input::unrounded>>*>(nullptr));

@@ -16,6 +16,7 @@
 #include <algorithm>
 
 #include "kernels/decode/few_experts_job.cuh"
+#include "kernels/device/fp4_codes.cuh"
 #include "kernels/products/marlin/marlin_tile.cuh"
 #include "kernels/products/skinny_formats.cuh"
 
@@ -70,6 +71,73 @@ struct RowForm {
   static __device__ __forceinline__ float value(Sum sum, const Pointers& p, int o, const float* x_scale) {
     if constexpr (Format::kBytes == 2) return sum;
     return mul_rn(mul_rn(static_cast<float>(sum), *x_scale), static_cast<const float*>(p.scales)[o]);
+  }
+};
+
+// MXFP4 as a checkpoint stores it: 16 bytes are 32 codes of one output under one power of two. A lane takes such a
+// block of two outputs at once, and widens it with its scale, exactly; four lanes take neighbouring blocks, of which
+// the last ones may not be there.
+struct BlockForm {
+  using Sum = float;
+  static constexpr int kSubs = 1, kXBytes = 2;
+  static constexpr int kBlock = 32, kBlockBytes = 16;  // inputs, bytes
+  static constexpr int kAhead = 4;                     // steps of four blocks under way
+
+  static int stages(const Matrix&, int, size_t) { return 0; }
+  __host__ __device__ static int warp_bytes(const Matrix&) { return 0; }
+  template <int kRowBlocks>
+  static __device__ __forceinline__ void multiply(Sum (&sums)[kSubs][kRowBlocks][4], const Pointers& p, const Matrix& m,
+                                                  int tile, int part, int parts, const uint8_t* const (&x)[kRowBlocks],
+                                                  uint8_t*) {
+    const int lane = threadIdx.x % 32, t = lane % 4, o = tile * 16 + lane / 4, blocks = m.in / kBlock;
+    const int all = (blocks + 3) / 4, end = all * (part + 1) / parts;
+    const uint8_t* codes = p.w + static_cast<int64_t>(o) * blocks * kBlockBytes;
+    const uint8_t* scales = static_cast<const uint8_t*>(p.scales) + static_cast<int64_t>(o) * blocks;
+    const int eight = 8 * blocks;  // from an output to that eight rows on, in blocks
+    for (int first = all * part / parts; first < end; first += kAhead) {
+      uint4 a[kAhead], b[kAhead];
+      uint32_t a_scale[kAhead], b_scale[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int block = (first + i) * 4 + t;
+        a[i] = b[i] = make_uint4(0, 0, 0, 0), a_scale[i] = b_scale[i] = 0;
+        if (first + i < end && block < blocks) {
+          a[i] = load_once(codes + block * kBlockBytes);
+          b[i] = load_once(codes + static_cast<int64_t>(eight + block) * kBlockBytes);
+          a_scale[i] = __ldg(scales + block), b_scale[i] = __ldg(scales + eight + block);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (first + i < end)
+          multiply_blocks(sums[0], a[i], b[i], a_scale[i], b_scale[i], x, (first + i) * 4 + t, blocks);
+    }
+  }
+  static __device__ __forceinline__ float value(Sum sum, const Pointers&, int, const float*) { return sum; }
+
+ private:
+  // Codes of output g and of g + 8, and the x of the same inputs: none behind the last block.
+  template <int kRowBlocks>
+  static __device__ __forceinline__ void multiply_blocks(Sum (&sums)[kRowBlocks][4], uint4 low, uint4 high,
+                                                         uint32_t low_scale, uint32_t high_scale,
+                                                         const uint8_t* const (&x)[kRowBlocks], int block, int blocks) {
+    const uint32_t low_factor = fp4_factor(low_scale), high_factor = fp4_factor(high_scale);
+    const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int word = 0; word < 4; ++word) {
+      const uint32_t first[4] = {fp4_pair<0>(lows[word], low_factor), fp4_pair<0>(highs[word], high_factor),
+                                 fp4_pair<1>(lows[word], low_factor), fp4_pair<1>(highs[word], high_factor)};
+      const uint32_t second[4] = {fp4_pair<2>(lows[word], low_factor), fp4_pair<2>(highs[word], high_factor),
+                                  fp4_pair<3>(lows[word], low_factor), fp4_pair<3>(highs[word], high_factor)};
+#pragma unroll
+      for (int c = 0; c < kRowBlocks; ++c) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (block < blocks) v = *reinterpret_cast<const uint4*>(x[c] + block * (2 * kBlock) + word * 16);
+        // Inputs i and i + 4 side by side, as the codes lie.
+        mma_bf16(sums[c], first, __byte_perm(v.x, v.z, 0x5410), __byte_perm(v.x, v.z, 0x7632));
+        mma_bf16(sums[c], second, __byte_perm(v.y, v.w, 0x5410), __byte_perm(v.y, v.w, 0x7632));
+      }
+    }
   }
 };
 

@@ -13,7 +13,7 @@ inline constexpr int kWarps = 8, kThreads = 32 * kWarps;  // of a block of a pro
 // A linear of one expert. An i64 each, in a table on the device.
 struct Pointers {
   const uint8_t* w;
-  const void* scales;         // f32 [out] of 8-bit codes, f16 [G, out] of packed words, else null
+  const void* scales;         // f32 [out] of 8-bit codes, f16 [G, out] of packed words, u8 [out, G] of MXFP4, else null
   const uint32_t* zeros;      // of packed words, or null
   const __nv_bfloat16* bias;  // [out] or null
 };

@@ -26,6 +26,9 @@ TOOLS = {
     # What quantizes on the fly, and adapters: scripts/interop/foreign.
     "foreign": (["bitsandbytes==0.50.2", "peft==0.21.2", "hqq==0.2.8.post1", "torchao==0.18.0", "transformers==5.23.0", "accelerate==1.15.0"], []),
     "gguf": (["gguf==0.19.0", "numpy==2.4.6"], ["--only-binary", ":all:"]),
+    # Other people's quantizers: scripts/interop/quality_peers.
+    "llm-compressor": (["llmcompressor==0.14.0.1"], []),
+    "auto-round": (["auto-round==0.16.1"], []),
     # Clients of a server: scripts/interop/serve_clients. Of transformers they need the tokenizers, not PyTorch.
     "serve-clients": (["openai==3.57.0", "lm_eval[api]==0.4.13", "transformers==5.24.0", "llm==0.36"], []),
 }
@@ -78,18 +81,16 @@ def python_of(name):
     return python
 
 
-def libllama():
-    """llama.cpp's library, which is built on the first call (minutes). Raises Unavailable."""
+def llama_source():
+    """The folder with llama.cpp's source in "source", which is fetched on the first call. Raises Unavailable."""
     folder = os.path.join(CACHE, LLAMA_CPP.replace("==", "-"))
-    library, build = os.path.join(folder, "libllama.path"), os.path.join(folder, "build")
-    if os.path.exists(library):
-        return open(library, encoding="utf-8").read()
+    if os.path.exists(os.path.join(folder, "source", "CMakeLists.txt")):
+        return folder
     for program in ("cmake", "c++"):
         if not shutil.which(program):
             raise Unavailable(f"llama.cpp: no {program} to build it with")
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    print(f"building llama.cpp of {LLAMA_CPP} in {os.path.relpath(folder)}", file=sys.stderr, flush=True)
     name = LLAMA_CPP.split("==")[0]
     run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name, "-d", folder, LLAMA_CPP], "llama.cpp")
     inside = "/vendor/llama.cpp/"
@@ -98,6 +99,31 @@ def libllama():
             if inside in member.name:
                 member.name = "source/" + member.name.split(inside, 1)[1]
                 archive.extract(member, folder, filter="data")
+    return folder
+
+
+def llama_tool(name):
+    """A program of llama.cpp's, which is built on the first call (minutes). Raises Unavailable."""
+    folder = llama_source()
+    build = os.path.join(folder, "build-tools")
+    program = os.path.join(build, "bin", name)
+    if os.path.exists(program):
+        return program
+    print(f"building {name} of {LLAMA_CPP} in {os.path.relpath(build)}", file=sys.stderr, flush=True)
+    off = ["BUILD_SHARED_LIBS", "LLAMA_CURL", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER"]
+    configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release"]
+    run(configure + [f"-D{o}=OFF" for o in off] + (["-G", "Ninja"] if shutil.which("ninja") else []), "llama.cpp")
+    run(["nice", "cmake", "--build", build, "--target", name, "-j", str(os.cpu_count() or 1)], "llama.cpp")
+    return program
+
+
+def libllama():
+    """llama.cpp's library, which is built on the first call (minutes). Raises Unavailable."""
+    folder = llama_source()
+    library, build = os.path.join(folder, "libllama.path"), os.path.join(folder, "build")
+    if os.path.exists(library):
+        return open(library, encoding="utf-8").read()
+    print(f"building llama.cpp of {LLAMA_CPP} in {os.path.relpath(folder)}", file=sys.stderr, flush=True)
     off = ["LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER", "LLAMA_CURL"]
     configure = ["cmake", "-S", os.path.join(folder, "source"), "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON"]
     run(configure + [f"-D{o}=OFF" for o in off] + (["-G", "Ninja"] if shutil.which("ninja") else []), "llama.cpp")

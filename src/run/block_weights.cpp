@@ -93,6 +93,8 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
   const LatentAttention* latent = latent_attention_of(block);
   for (BlockOp op : block) {
     if (auto* moe = std::get_if<Moe>(&op)) *moe = experts_of_rank(*moe, part);
+    LoadOptions own = o;
+    own.expert = std::holds_alternative<Moe>(op) && part.alone();
     for (const LinearDef& l : linears_of(op)) {
       std::string note;
       const NamedLinear named{prefix + l.name, layer, l.out_features, l.in_features, l.bias};
@@ -100,7 +102,7 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
         w.linears.emplace(l.name, load_dense(ex, c, named, share_of(block, l, part), o.dtype));
         if (c.packed(named.name)) note = "run dequantized: a decode step multiplies queries and outputs by them";
       } else {
-        w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, o, &note)
+        w.linears.emplace(l.name, part.alone() ? load_linear(ex, c, named, own, &note)
                                                : load_share(ex, c, named, share_of(block, l, part), o, &note));
       }
       if (notes && !note.empty()) (*notes)[note].push_back(named.name);

@@ -142,6 +142,7 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 }  // namespace
 
+Fp4View view_of(const Fp4Linear& l) { return {.codes = l.codes, .scales = l.scales}; }
 MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
 }
@@ -165,11 +166,12 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
   return RowQuant{.codes = codes, .group = block ? spec.group : 0, .bits = spec.act_bits, .turn = spec.turn};
 }
 
-Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note) {
+Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note,
+                   bool expert) {
   std::optional<QuantizedLinear> wide;
   if (dtype == DType::bf16 && takes_marlin(ex, q.spec)) wide = widened(q);
   const QuantizedLinear& as = wide ? *wide : q;
-  const LinearForm form = form_of(ex.on_cuda(), as.spec, q.out(), q.in(), q.group_of.has_value(), dtype);
+  const LinearForm form = form_of(ex.on_cuda(), as.spec, q.out(), q.in(), q.group_of.has_value(), dtype, expert);
   if (note) *note = form.kind == LinearForm::Kind::bytes ? note_of_codes(ex, form.input) : form.why;
   switch (form.kind) {
     case LinearForm::Kind::bytes:
@@ -178,6 +180,13 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
       return row_linear(ex, q, bias, dtype);
     case LinearForm::Kind::marlin:
       return marlin_linear(ex, as, bias, dtype);
+    case LinearForm::Kind::fp4:
+      if (std::optional<Tensor> scales = fp4_scale_codes(q.scales))
+        return Fp4Linear{.codes = ex.to_device(pack_nibbles(q)),
+                         .scales = ex.to_device(*scales),
+                         .bias = upload_as(ex, bias, dtype)};
+      if (note) *note = "MXFP4 scales above 2: the weights are dequantized and multiplied densely";
+      break;
     case LinearForm::Kind::dense:
       break;
   }
@@ -187,7 +196,8 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
   if (o.weights == Weights::values)
     return DenseLinear{.weight = values_of(ex, q, o.dtype), .bias = upload_as(ex, bias, o.dtype), .input = {}};
-  return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype) : make_linear(ex, q, bias, o.dtype, note);
+  return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype)
+                                         : make_linear(ex, q, bias, o.dtype, note, o.expert);
 }
 
 Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o, std::string* note) {
@@ -246,6 +256,13 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                  [&](const ByteLinear& l) {
                    const ByteProduct product = product_of(l, y);
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
+                 },
+                 [&](const Fp4Linear& l) {
+                   const Fp4View view = view_of(l);
+                   const Tensor values = ex.alloc(DType::bf16, {view.out(), view.in()});
+                   fp4_values(ex, view, values);
+                   const GemmProduct product{.w = values, .bias = l.bias, .y = y};
+                   gemms(ex, x, std::span(&product, 1));
                  },
              },
              linear);
@@ -358,6 +375,9 @@ int64_t weight_bytes(const Linear& linear) {
                         [&](const ByteLinear& l) {
                           return sum({&l.codes, &l.scales, &l.bias});
                         },
+                        [&](const Fp4Linear& l) {
+                          return sum({&l.codes, &l.scales, &l.bias});
+                        },
                     },
                     linear);
 }
@@ -371,6 +391,7 @@ std::string_view kind_of(const Linear& linear) {
                         [](const ByteLinear& l) -> std::string_view {
                           return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
                         },
+                        [](const Fp4Linear&) -> std::string_view { return "mxfp4"; },
                     },
                     linear);
 }

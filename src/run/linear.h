@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "kernels/products/bytes/quantize_rows.h"
+#include "kernels/products/fp4_values.h"
 #include "kernels/products/marlin/marlin_gemm.h"
 #include "src/core/quantized_linear.h"
 #include "src/model/parallel/linear_share.h"
@@ -39,7 +40,13 @@ struct ByteLinear {
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
-using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear>;
+// An expert in MXFP4 on a GPU, as it is stored: few tokens multiply its codes (kernels/decode/few_experts.h), many its
+// values, which are made for each call.
+struct Fp4Linear {
+  Tensor codes{}, scales{}, bias{};
+};
+Fp4View view_of(const Fp4Linear&);
+using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear, Fp4Linear>;
 
 // How a linear with this spec rounds its input; nothing where it does not.
 // `input_scale` of static ones.
@@ -55,16 +62,19 @@ struct LoadOptions {
   Weights weights = Weights::packed;
   KvType kv_cache = KvType::plain;
   HeadType head = HeadType::stored;
+  bool expert = false;        // of a mixture whose few tokens are multiplied by kernels of their own
   RankSums* ranks = nullptr;  // those that share the model (src/model/parallel/tensor_parallel.h); null: it is all here
 };
 
 // A dense linear from host bytes of any float dtype, converted to `dtype` on the device.
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
 // From the neutral form: the layout of this device's kernel (8-bit inputs, FP8: bytes; CUDA: Marlin where shape and
-// group allow, 2- and 3-bit codes as nibbles about the same zero; CPU: rows), else dense; `note` then says why (""
+// group allow, 2- and 3-bit codes as nibbles about the same zero, MXFP4 experts; CPU: rows), else dense; `note` then
+// says why (""
 // otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says
 // so.
-Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note);
+Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note,
+                   bool expert = false);
 // The same as LoadOptions say.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, const LoadOptions&, std::string* note);
 // A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
@@ -84,6 +94,6 @@ void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::sp
 // y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
 bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
-std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8", "fp8a16" …
+std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8", "fp8a16", "mxfp4" …
 
 }  // namespace fewbit

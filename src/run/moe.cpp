@@ -66,6 +66,7 @@ std::optional<ExpertLinear> few_tokens_form(const Linear& linear) {
   if (const auto* b = std::get_if<ByteLinear>(&linear))
     return ExpertLinear{.w = ByteView{.w = {.codes = b->codes, .scales = b->scales}, .input = b->input},
                         .bias = b->bias};
+  if (const auto* f = std::get_if<Fp4Linear>(&linear)) return ExpertLinear{.w = view_of(*f), .bias = f->bias};
   if (const auto* d = std::get_if<DenseLinear>(&linear); d && !d->input)
     return ExpertLinear{.w = ConstTensorView(d->weight), .bias = d->bias};
   return std::nullopt;

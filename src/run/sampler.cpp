@@ -4,16 +4,22 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 #include "src/core/error.h"
 #include "src/core/rng.h"
 
 namespace fewbit {
+namespace {
 
-int32_t sample(std::span<const float> logits, const SamplerOptions& o, int64_t sequence, int64_t position) {
+int32_t likeliest(std::span<const float> logits) {
+  return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace
+
+Chances chances_of(std::span<const float> logits, const SamplerOptions& o) {
   FEWBIT_ASSERT(!logits.empty());
-  if (o.temperature <= 0) return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  if (o.temperature <= 0) return {.ids = {likeliest(logits)}, .shares = {1}, .total = 1};
   std::vector<int32_t> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
   const auto before = [&](int32_t a, int32_t b) {
@@ -38,14 +44,26 @@ int32_t sample(std::span<const float> logits, const SamplerOptions& o, int64_t s
   while (keep > 1 && p[keep - 1] < o.min_p * p[0]) --keep;
   total = 0;
   for (size_t i = 0; i < keep; ++i) total += p[i];
+  order.resize(keep);
+  p.resize(keep);
+  return {.ids = std::move(order), .shares = std::move(p), .total = total};
+}
+
+int32_t draw(const Chances& c, double uniform) {
+  double left = uniform * c.total;
+  for (size_t i = 0; i + 1 < c.ids.size(); ++i) {
+    if (left < c.shares[i]) return c.ids[i];
+    left -= c.shares[i];
+  }
+  return c.ids.back();
+}
+
+int32_t sample(std::span<const float> logits, const SamplerOptions& o, int64_t sequence, int64_t position) {
+  FEWBIT_ASSERT(!logits.empty());
+  if (o.temperature <= 0) return likeliest(logits);
   // A stream per sequence, a value per position.
   const Rng rng(o.seed ^ mix64(static_cast<uint64_t>(sequence)), "sampler");
-  double left = rng.uniform_at(static_cast<uint64_t>(position)) * total;
-  for (size_t i = 0; i + 1 < keep; ++i) {
-    if (left < p[i]) return order[i];
-    left -= p[i];
-  }
-  return order[keep - 1];
+  return draw(chances_of(logits, o), rng.uniform_at(static_cast<uint64_t>(position)));
 }
 
 }  // namespace fewbit

@@ -56,6 +56,25 @@ TEST_F(GgufCommands, GptqFillsBlocksWithScalesOfTheirOwn) {
   EXPECT_LT(fed, rounded);
 }
 
+// A type for each tensor, embedding included, by each way in.
+TEST_F(GgufCommands, MixesAreWritten) {
+  const std::string flags = " --format gguf:q4_k_m --device cpu --samples 8 --seq-len 256";
+  ASSERT_EQ(run("quantize gptq " + kDemo + " fed" + flags).exit_code, 0);
+  EXPECT_EQ(run("evaluate verify fed --device cpu").exit_code, 0);
+  const Json quantized = json("convert inspect fed")["quantized"];
+  EXPECT_EQ(quantized["q4_k (decoded)"], 24);
+  EXPECT_EQ(quantized["q6_k (decoded)"], 5);  // with the embedding
+  ASSERT_EQ(run("quantize rtn " + kDemo + " plain --format gguf:q4_k_m --device cpu").exit_code, 0);
+  ASSERT_EQ(run("convert to gguf:Q4_K_M " + kDemo + " c.gguf").exit_code, 0);
+  const auto bytes = fs::file_size(dir / "fed/model.gguf");
+  EXPECT_EQ(fs::file_size(dir / "plain/model.gguf"), bytes);
+  EXPECT_EQ(fs::file_size(dir / "c.gguf"), bytes);
+  EXPECT_LT(bytes, 2'900'000u);  // with the embedding in q6_k
+  ASSERT_EQ(
+      run("quantize rtn " + kDemo + " kept --format gguf:q4_k_m --keep model.embed_tokens --device cpu").exit_code, 0);
+  EXPECT_GT(fs::file_size(dir / "kept/model.gguf"), bytes + 1'000'000u);
+}
+
 // Fused linears, stacked experts and norms stored as 1 + w, through the whole of a quantization and back to a folder.
 TEST_F(GgufCommands, OtherArchitecturesAreQuantizedAndVerified) {
   for (const std::string preset : {"tiny-gemma2", "tiny-gemma3", "tiny-phi3", "tiny-moe"}) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "src/model/gguf/config.h"
+#include "src/model/gguf/mixes.h"
 #include "src/model/gguf/names.h"
 
 namespace fewbit {
@@ -11,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// general.file_type: what most of the linears are, for people.
+// general.file_type, for people: what most of the linears are, unless all types are those of a mix.
 struct FileType {
   const gguf::BlockType* type;
   uint32_t id;
@@ -41,9 +42,11 @@ class Writing {
                                          std::string(type.name) + " and, in " + part + ", " +
                                          std::string(type_of(g, part).name));
     if (g.linear) elements_[&type] += g.shape().numel();
+    for (const std::string& part : g.parts) types_[part.substr(0, part.rfind('.'))] = &type;
     return {g.name, &type, g.shape(), [this, g, &type] { return bytes(g, type); }};
   }
 
+  const std::map<std::string, const gguf::BlockType*>& types() const { return types_; }
   const gguf::BlockType& commonest() const {
     return *std::max_element(elements_.begin(), elements_.end(), [](const auto& a, const auto& b) {
               return a.second < b.second;
@@ -98,6 +101,7 @@ class Writing {
   const Checkpoint& c_;
   const GgufContents& given_;
   std::map<const gguf::BlockType*, int64_t> elements_;
+  std::map<std::string, const gguf::BlockType*> types_{};  // by the name of the module
 };
 
 }  // namespace
@@ -116,6 +120,7 @@ WrittenFile write_gguf(const Checkpoint& c, const fs::path& file, const GgufCont
   }
   for (const FileType& t : kFileTypes)
     if (t.type == &writing.commonest()) metadata.set("general.file_type", t.id);
+  if (const GgufMix* mix = mix_of_types(writing.types(), c.spec)) metadata.set("general.file_type", mix->file_type);
   metadata.set("general.name", name_of(c.dir));
   return gguf::write(file, metadata, tensors);
 }

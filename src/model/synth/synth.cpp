@@ -51,10 +51,12 @@ Tensor random_bf16(uint64_t seed, const std::string& name, const Shape& shape, f
   return t;
 }
 
-// What a name of --format stands for: fp8 and int8 are what `quantize fp8` and `quantize "rtn w8a8"` write.
+// What a name of --format stands for: fp8 and int8 are what `quantize fp8` and `quantize "rtn w8a8"` write, mxfp4 has
+// experts in MXFP4 and all else in bf16, as gpt-oss is published, by names of single experts.
 struct SynthFormat {
   const CheckpointFormat* format = nullptr;
   QuantSpec spec{};
+  bool experts_alone = false;  // that are packed
 };
 constexpr std::pair<std::string_view, Grid> kByteFormats[] = {{"fp8", Grid::f8_e4m3}, {"int8", Grid::integer}};
 SynthFormat synth_format(const std::string& name) {
@@ -64,17 +66,19 @@ SynthFormat synth_format(const std::string& name) {
         .grid = grid, .bits = 8, .group = -1, .scale_dtype = DType::f32, .activations = ActQuant::token};
     return {&default_checkpoint_format(bytes, false), bytes};
   }
+  if (name == "mxfp4") return {&checkpoint_format("compressed-tensors"), kMxfp4, true};
   return {&checkpoint_format(name), {}};
 }
 
 // The codes of the levels -8 … 7 on a grid, and the step between them in scales.
 std::array<uint8_t, 16> level_codes(const QuantSpec& spec) {
   std::array<uint8_t, 16> codes{};
-  for (int level = -8; level < 8; ++level) {
-    const int shifted = spec.mid_code() + level * (spec.bits == 8 ? kInt8Step : 1);
-    codes[static_cast<size_t>(level + 8)] = spec.grid == Grid::f8_e4m3
-                                                ? f32_to_f8_e4m3_saturated(static_cast<float>(level))
-                                                : static_cast<uint8_t>(shifted);
+  for (size_t i = 0; i < codes.size(); ++i) {
+    const int level = static_cast<int>(i) - 8, shifted = spec.mid_code() + level * (spec.bits == 8 ? kInt8Step : 1);
+    const int magnitude = std::min(7, std::abs(level));  // the codes of E2M1 rise as their values do
+    codes[i] = spec.grid == Grid::f8_e4m3   ? f32_to_f8_e4m3_saturated(static_cast<float>(level))
+               : spec.grid == Grid::f4_e2m1 ? static_cast<uint8_t>(level < 0 ? 8 | magnitude : magnitude)
+                                            : static_cast<uint8_t>(shifted);
   }
   return codes;
 }
@@ -117,6 +121,16 @@ std::set<std::string> factors_of(const ModelSpec& spec) {
   return names;
 }
 
+// The linears of experts.
+std::set<std::string> experts_of(const ModelSpec& spec) {
+  std::set<std::string> names;
+  for (int64_t layer = 0; layer < spec.layers; ++layer)
+    for (const BlockOp& op : spec.block(layer))
+      if (std::holds_alternative<Moe>(op))
+        for (const LinearDef& l : linears_of(op)) names.insert(spec.prefix(layer) + l.name);
+  return names;
+}
+
 // Adds tensors to the writer and counts.
 class Synthesizer {
  public:
@@ -125,8 +139,12 @@ class Synthesizer {
     const QuantSpec& codes = format_.spec;
     dense_only_ = format_.format->candidates(codes).empty();
     summary_.dense = routers_of(spec);
+    const std::set<std::string> experts = experts_of(spec);
+    if (format_.experts_alone && experts.empty())
+      fail(ErrorKind::unsupported, "format " + options.format + " packs experts, and " + options.preset + " has none");
     for (const NamedLinear& l : linears_of(spec)) {
-      if (dense_only_) {
+      if (dense_only_ || (format_.experts_alone && !experts.contains(l.name))) {
+        if (!dense_only_) summary_.dense.push_back(l.name);
         total_ += 2 * l.out * l.in;
         continue;
       }
@@ -178,7 +196,7 @@ class Synthesizer {
     add(d.name, random_bf16(options_.seed, d.name, d.shape, around_one ? 1.f : 0.f, kStd));
   }
   void add_linear(const NamedLinear& l) {
-    if (dense_only_) {
+    if (!summary_.linears.contains(l.name)) {
       add(l.name + ".weight", random_bf16(options_.seed, l.name + ".weight", {l.out, l.in}, 0, kStd));
       return;
     }

@@ -264,7 +264,7 @@ void write_beside(const Checkpoint& c, const ConvertJob& job, const ConvertPlan&
 
 WrittenFile write_gguf_file(const Checkpoint& c, const ConvertJob& job, const ConvertPlan& plan, const fs::path& file,
                             ConvertReport& done) {
-  WrittenFile written = convert_to_gguf(c, file, plan.summary, job.target.blocks,
+  WrittenFile written = convert_to_gguf(c, file, plan.summary, job.target.blocks, job.target.mix,
                                         [&](size_t i, size_t n) { convert_step(job, "writing", i, n); });
   done.bytes = File::read(file).size();
   return written;
@@ -279,7 +279,8 @@ ConvertTarget convert_target(const std::string& name) {
   ConvertTarget t{.format = &checkpoint_format(name.substr(0, colon))};
   if (colon == std::string::npos) return t;
   if (!t.format->gguf) fail(ErrorKind::usage, fmt::format("convert to {}: only gguf takes a type, as gguf:q8_0", name));
-  t.blocks = &gguf::block_type(std::string_view(name).substr(colon + 1));
+  t.mix = find_gguf_mix(std::string_view(name).substr(colon + 1));
+  t.blocks = &gguf_type_named(std::string_view(name).substr(colon + 1));
   return t;
 }
 

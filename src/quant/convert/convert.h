@@ -10,6 +10,7 @@
 
 #include "formats/gguf/block_type.h"
 #include "src/model/checkpoint.h"
+#include "src/model/gguf/mixes.h"
 
 namespace fewbit {
 
@@ -17,6 +18,7 @@ struct ConvertTarget {
   const CheckpointFormat* format = nullptr;
   std::optional<DType> dense{};             // bf16, f16, f32: dequantized
   const gguf::BlockType* blocks = nullptr;  // gguf:TYPE: values, stored anew in blocks of this type
+  const GgufMix* mix = nullptr;             // gguf:q4_k_m …: or in those of a mix, most of which are that type
 };
 // "marlin", "gptq", "awq", "compressed-tensors", "fp8", "modelopt", "gguf", "gguf:q8_0", "bf16", "f16",
 // "f32". Error{usage} listing the known ones.

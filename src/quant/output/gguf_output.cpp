@@ -50,14 +50,21 @@ WrittenFile write_gguf_output(const Checkpoint& c, const QuantPlan& plan, const 
 }
 
 WrittenFile convert_to_gguf(const Checkpoint& c, const fs::path& file, const QuantizationSummary& codes,
-                            const gguf::BlockType* type, const std::function<void(size_t, size_t)>& step) {
+                            const gguf::BlockType* type, const GgufMix* mix,
+                            const std::function<void(size_t, size_t)>& step) {
   GgufContents given;
-  const std::vector<NamedLinear> linears = linears_of(c.spec);
+  std::map<std::string, const gguf::BlockType*> own;  // of a mix
+  if (mix) own = types_of_mix(*mix, c.spec);
+  std::vector<NamedLinear> linears = linears_of(c.spec);
+  const std::vector<NamedLinear> ends = ends_of(c.spec);
+  if (mix) linears.insert(linears.end(), ends.begin(), ends.end());
   size_t done = 0;
   for (const NamedLinear& l : linears) {
     GgufContent& content = given[l.name + ".weight"];
     if (type) {
-      const gguf::BlockType& fits = gguf_type_for(*type, gguf_run(c.spec, l));
+      const auto at = own.find(l.name);
+      const gguf::BlockType& fits =
+          gguf_type_for(at == own.end() ? *type : *at->second, l.layer == kOutsideBlocks ? l.in : gguf_run(c.spec, l));
       content = {&fits, [&, l, &fits = fits] {
                    step(done++, linears.size());
                    Tensor bytes = stored_as(fits, c.values(l));
@@ -77,8 +84,8 @@ WrittenFile convert_to_gguf(const Checkpoint& c, const fs::path& file, const Qua
       given.erase(l.name + ".weight");
     }
   }
-  for (const NamedLinear& l : ends_of(c.spec))
-    if (c.packed(l.name))
+  for (const NamedLinear& l : ends)
+    if (!mix && c.packed(l.name))
       given[l.name + ".weight"] = {&gguf::type_f16, [&c, l] { return stored_as(gguf::type_f16, c.values(l)); }};
   return write_gguf(c, file, given, gguf_tokenizer_of(c));
 }

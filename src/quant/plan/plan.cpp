@@ -10,6 +10,7 @@
 #include "formats/gguf/file.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/gguf/mixes.h"
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
 #include "src/model/op_slots.h"
@@ -27,6 +28,8 @@ namespace {
 constexpr int64_t kWidestTurn = 1024;   // what the kernel that turns rows has room for
 constexpr int64_t kNarrowestTurn = 16;  // below that a matrix spreads little
 
+using GgufTypes = std::map<std::string, const gguf::BlockType*>;
+
 Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& o) {
   const ModelSpec& spec = c.spec;
   const auto chosen = o.chosen.find(l.name);
@@ -41,6 +44,19 @@ Recipe recipe_for(const Checkpoint& c, const NamedLinear& l, const PlanOptions& 
   if (r.migration != o.base.migration)
     fail(ErrorKind::usage, fmt::format("linear {}: alpha= belongs to the recipe of the whole model", l.name));
   return r;
+}
+
+// What each linear gets where the recipe is a mix; nothing for an architecture without a place in a file, which is
+// refused by that name.
+GgufTypes types_of(const Checkpoint& c, const Recipe& base) {
+  const GgufMix* mix = mix_of_format(base.format);
+  if (!mix) return {};
+  try {
+    return types_of_mix(*mix, c.spec);
+  } catch (const Error& e) {
+    if (e.kind() != ErrorKind::unsupported) throw;
+    return {};
+  }
 }
 
 // Blocks of the type that the recipe names, or of the one that the width of the linear admits in its place; the encoder
@@ -134,7 +150,7 @@ void turn_input(const ModelSpec& spec, PlannedLinear& p) {
 
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
 PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
-                          QuantPlan& plan) {
+                          const GgufTypes& types, QuantPlan& plan) {
   PlannedLinear p;
   p.linear = l;
   p.keep = recipe.keep;
@@ -162,6 +178,8 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
     return p;
   }
   p.recipe = resolve(recipe);
+  if (const auto own = types.find(l.name); mix_of_format(recipe.format) && own != types.end())
+    p.recipe.blocks = own->second;
   if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
   if (p.recipe.turns_inputs) turn_input(c.spec, p);
   if (p.recipe.format != base.format)
@@ -295,6 +313,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
                                        o.base.chain_str()));
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
+  const GgufTypes types = types_of(c, o.base);
   plan_kv_cache(c, o, base, plan);
   plan.migration = base.migration;
   plan.source_bytes = c.store.total_bytes();
@@ -305,7 +324,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
   refuse_tied_head(c.spec, o, plan);
-  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, plan));
+  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, types, plan));
   pass_powers_of_two(c, plan);
   plan_others(c, plan);
   refuse_unstacked(c, plan);

@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "src/model/gguf/mixes.h"
+#include "src/model/gguf/writer.h"
+
 namespace fewbit {
 
 std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
   std::optional<Recipe> r;
+  if (mix_of_format(o.base.format)) r = o.base;
   for (const Rule& rule : o.rules)
     if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
   if (r && (r->keep || r->source_grid)) return std::nullopt;
@@ -24,7 +28,10 @@ void refuse_tied_head(const ModelSpec& spec, const PlanOptions& o, QuantPlan& pl
 void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLinear& p) {
   const bool embedding = p.linear.name + ".weight" == c.spec.embed;
   p.recipe.transforms.clear();
-  if ((embedding || format.gguf) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method_rtn;
+  // A reader of GGUF decodes an end when it opens the file, so that there are no codes to compare.
+  const bool codes =
+      format.gguf && !(p.recipe.blocks && p.recipe.method->encode && gguf_type_for(*p.recipe.blocks, p.linear.in).open);
+  if ((embedding || codes) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method_rtn;
   if (!embedding) return;
   p.recipe.spec.activations = ActQuant::none;
   p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"

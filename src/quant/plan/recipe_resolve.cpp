@@ -5,6 +5,7 @@
 
 #include "formats/checkpoint_format.h"
 #include "src/core/strings.h"
+#include "src/model/gguf/mixes.h"
 #include "src/quant/plan/recipe.h"
 
 namespace fewbit {
@@ -37,8 +38,12 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
   if (r.chooses_precision())
     fail(ErrorKind::usage, "auto chooses among grids that GGUF's blocks do not have; name a type and a method");
   const size_t colon = r.format.find(':');
-  f.blocks = colon == std::string::npos ? &gguf::usual_type(f.spec)
-                                        : &gguf::block_type(std::string_view(r.format).substr(colon + 1));
+  if (colon == std::string::npos) {
+    f.blocks = &gguf::usual_type(f.spec);
+  } else {
+    const std::string_view type = std::string_view(r.format).substr(colon + 1);
+    f.blocks = &gguf_type_named(type);  // of a mix that of most linears; the plan puts each one's own in its place
+  }
   if (f.blocks->plain)
     fail(ErrorKind::usage,
          fmt::format("gguf:{} is no quantization; `convert to gguf:{}` writes it", f.blocks->name, f.blocks->name));

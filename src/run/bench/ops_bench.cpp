@@ -188,6 +188,9 @@ constexpr OpsSection kSections[] = {
     {"bytes", "a block's products on bf16, fp8 and int8 weights as they lie", true, ops::plain_block},
     {"head", "the head and the norm before it: bf16, fp8, int4", false, ops::head},
     {"linear", "each product of a block alone, packed int4 and int8", true, ops::packed_linears},
+    {"latent", "one token of each sequence over a cache of latents, DeepSeek-V3's heads", false,
+     ops::latent_attention_rows},
+    {"delta", "the gated delta rule of Qwen3.8 27B: steps, and a prompt", false, ops::delta_rule_rows},
 };
 
 // The common form: q, k, v and gate, up side by side.

@@ -82,6 +82,8 @@ void decoder_layer(OpsRun&, const OpsModel&);
 void plain_block(OpsRun&, const OpsModel&);
 void head(OpsRun&, const OpsModel&);
 void packed_linears(OpsRun&, const OpsModel&);
+void latent_attention_rows(OpsRun&, const OpsModel&);
+void delta_rule_rows(OpsRun&, const OpsModel&);
 
 // The products that the Marlin layout takes in groups of 128; the others become notes.
 std::vector<OpsProduct> packable(OpsRun&, const OpsModel&);

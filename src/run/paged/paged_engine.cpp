@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
@@ -77,6 +78,7 @@ std::vector<PagedEngine::Slice> PagedEngine::slices_of(std::span<const NewTokens
       if (row == 0 || i == 0) {
         slice.runs.push_back({row, row});
         slice.sequences.push_back(w.sequence);
+        if (join_) slice.states.push_back(w.states.row_range(i, std::ssize(w.ids)));
       }
       ++slice.runs.back().end;
       ids.push_back(w.ids[static_cast<size_t>(i)]);
@@ -101,10 +103,16 @@ void PagedEngine::run_slice(const Slice& s, TensorView x) {
   std::vector<Tensor> tables;
   for (size_t g = 0; g < cache_.groups(); ++g) tables.push_back(tables_of(s, g));
   embed_streams(ex_, spec_, s.ids, ends_.embed, x);
+  if (join_)
+    for (size_t r = 0; r < s.runs.size(); ++r) {
+      const auto [begin, end] = s.runs[r];
+      join_(s.states[r].row_range(0, end - begin), x.row_range(begin, end));
+    }
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const int64_t owner = keys_layer(spec_, layer);
     const KvCache cache = view_of(cache_.storage(owner), kv_scales_[static_cast<size_t>(owner)]);
     std::vector<const RecurrentState*> states;
+    states.reserve(s.sequences.size());
     for (const int sequence : s.sequences) states.push_back(&cache_.state(layer, sequence));
     const RaggedLayout ragged{
         .rows = {.runs = s.runs, .tables = tables[cache_.group_of(layer)], .positions = s.positions},
@@ -132,12 +140,22 @@ ConstTensorView PagedEngine::pass(std::span<const NewTokens> work) {
   for (const NewTokens& w : work) check_ids(spec_, w.ids);
   const std::vector<Slice> slices = slices_of(work);
   int64_t rows = 0, done = 0;
+  state_rows_ = 0;
   for (const Slice& s : slices) rows += std::ssize(s.wanted);
   if (logits_.empty() || logits_.rows() < rows)
     logits_ = ex_.alloc(DType::f32, {std::max<int64_t>(rows, 1), spec_.vocab});
+  const int64_t most = options_.states ? std::accumulate(slices.begin(), slices.end(), int64_t{0},
+                                                         [](int64_t n, const Slice& s) { return n + s.rows(); })
+                                       : 0;
+  if (most > 0 && (states_.empty() || states_.rows() < most))
+    states_ = ex_.alloc(options_.load.dtype, {most, spec_.hidden});
   for (const Slice& s : slices) {
     const TensorView x = x_.view().row_range(0, s.rows());
     run_slice(s, x);
+    if (options_.states) {
+      ex_.copy(final_normed(ex_, spec_, ends_, x), states_.view().row_range(state_rows_, state_rows_ + s.rows()));
+      state_rows_ += s.rows();
+    }
     if (s.wanted.empty()) continue;
     head(s, x, logits_.view().row_range(done, done + std::ssize(s.wanted)));
     done += std::ssize(s.wanted);

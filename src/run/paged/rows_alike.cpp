@@ -12,6 +12,7 @@ struct TakesAnyRows {
   bool tiles(ConstTensorView w) const { return x == DType::bf16 && w.dtype == x && cpu::tiles_fit(w.rows(), w.cols()); }
   bool operator()(const DenseLinear& l) const { return tiles(l.weight) && !l.input; }
   bool operator()(const MarlinLinear&) const { return false; }
+  bool operator()(const Fp4Linear&) const { return false; }
   bool operator()(const RowLinear& l) const {
     const RowPackedView view{.codes = l.codes,
                              .scales = l.scales,

@@ -46,8 +46,10 @@ QuantSpec spec_on_device(bool on_cuda, const QuantSpec& spec) {
 
 LinearForm dense_form(DType compute) { return {.values = compute, .input = compute}; }
 
-LinearForm form_of(bool on_cuda, const QuantSpec& s, int64_t out, int64_t in, bool act_order, DType compute) {
+LinearForm form_of(bool on_cuda, const QuantSpec& s, int64_t out, int64_t in, bool act_order, DType compute,
+                   bool expert) {
   if (compute != DType::bf16) return dequantized(s, compute, "float32 compute multiplies densely");
+  if (expert && on_cuda && s == kMxfp4 && out % 16 == 0 && in % s.group == 0) return {.kind = Kind::fp4};
   if (rounds_to_bytes(s) || s.grid == Grid::f8_e4m3) {
     if (std::string why = no_byte_kernel(s, in); !why.empty()) return dequantized(s, compute, std::move(why));
     const DType codes = s.grid == Grid::integer ? DType::i8 : DType::f8_e4m3;
@@ -69,6 +71,8 @@ int64_t bytes_of(const LinearForm& form, const QuantSpec& s, int64_t out, int64_
              (act_order ? in * 4 : 0) + (bias ? out * bytes_of(DType::bf16) : 0);
     case Kind::bytes:
       return out * in + out * 4 + (bias ? out * bytes_of(DType::bf16) : 0);
+    case Kind::fp4:
+      return out * (in / 2 + s.groups(in)) + (bias ? out * bytes_of(DType::bf16) : 0);
   }
   return 0;
 }

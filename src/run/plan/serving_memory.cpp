@@ -37,7 +37,7 @@ void place_ends(const ServedModel& m, const ServingJob& job, ServedBytes& b) {
   } else if (spec.tied() || job.head == HeadType::dense) {
     head.codes.reset();
   }
-  const PlacedLinear p = place(head, spec.vocab, spec.hidden);
+  const PlacedLinear p = place(head, spec.vocab, spec.hidden, job.tp);
   b.head = bytes_of(p.form, p.spec, spec.vocab, spec.hidden, head.act_order, false);
   if (asked) b.stored_head = b.head;
   b.norm = spec.hidden * bytes_of(kCompute);
@@ -55,15 +55,19 @@ ServedModel served(const Checkpoint& c) {
       s.codes = it->second.spec, s.act_order = it->second.act_order;
     m.linears.emplace(l.name, std::move(s));
   }
+  for (int64_t layer = 0; layer < c.spec.layers; ++layer)
+    for (const BlockOp& op : c.spec.block(layer))
+      if (std::holds_alternative<Moe>(op))
+        for (const LinearDef& l : linears_of(op)) m.linears.at(c.spec.prefix(layer) + l.name).expert = true;
   return m;
 }
 
-PlacedLinear place(const ServedLinear& l, int64_t out, int64_t in) {
+PlacedLinear place(const ServedLinear& l, int64_t out, int64_t in, int ranks) {
   if (!l.codes) return {dense_form(kCompute), {}};
   QuantSpec spec = spec_on_device(true, *l.codes);
   // A loader looks whether f16 holds the scales exactly; those that were bf16 nearly always are such.
   if (spec.scale_dtype == DType::bf16) spec.scale_dtype = DType::f16;
-  return {form_of(true, spec, out, in, l.act_order, kCompute), spec};
+  return {form_of(true, spec, out, in, l.act_order, kCompute, l.expert && ranks == 1), spec};
 }
 
 ServedBytes bytes_of(const ServedModel& m, const ServingJob& job) {
@@ -75,7 +79,7 @@ ServedBytes bytes_of(const ServedModel& m, const ServingJob& job) {
     const auto loaded = [&](const LinearDef& l, const LinearShare& share) {
       ServedLinear s = linear_of(m, whole.prefix(layer) + l.name);
       if (latent && latent->kv_b == l.name) s.codes.reset();  // a step multiplies queries and outputs by its values
-      const PlacedLinear p = place(s, share.out(), share.in());
+      const PlacedLinear p = place(s, share.out(), share.in(), job.tp);
       return bytes_of(p.form, p.spec, share.out(), share.in(), s.act_order, l.bias && share.bias);
     };
     const auto stored = [&](const LinearDef& l, const LinearShare& share) {

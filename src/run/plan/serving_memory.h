@@ -12,7 +12,8 @@ struct PlacedLinear {
   LinearForm form{};
   QuantSpec spec{};
 };
-PlacedLinear place(const ServedLinear&, int64_t out, int64_t in);
+// `ranks`: that share the model.
+PlacedLinear place(const ServedLinear&, int64_t out, int64_t in, int ranks);
 
 // All layers of rank 0 of `tp`, the fullest one: it adds the biases.
 struct ServedBytes {

@@ -109,7 +109,7 @@ class Planner {
         const double share = moe ? static_cast<double>(moe->top_k) / moe->experts : 1;
         for (const LinearDef& l : linears_of(op)) {
           const LinearForm form =
-              place(m_.linears.at(whole_.prefix(layer) + l.name), l.out_features, l.in_features).form;
+              place(m_.linears.at(whole_.prefix(layer) + l.name), l.out_features, l.in_features, job_.tp).form;
           const double flop = 2 * share * static_cast<double>(rows * l.out_features * l.in_features);
           if (form.input == DType::f8_e4m3) fp8 += flop;
           if (form.input == DType::i8) int8 += flop;
@@ -222,7 +222,7 @@ class Planner {
       for (const BlockOp& op : bytes_.rank.block(layer))
         for (const LinearDef& l : linears_of(op)) {
           const ServedLinear& s = m_.linears.at(whole_.prefix(layer) + l.name);
-          ServedKernel k = kernel_of(place(s, l.out_features, l.in_features), l, gpu);
+          ServedKernel k = kernel_of(place(s, l.out_features, l.in_features, job_.tp), l, gpu);
           if (s.codes) k.spec = s.codes->str();
           const auto same = std::ranges::find_if(all, [&](const ServedKernel& a) {
             return std::tie(a.form, a.spec, a.step, a.prompt, a.why) ==
@@ -249,6 +249,10 @@ class Planner {
         k.form = p.form.input == DType::i8 ? "int8" : p.form.input == DType::f16 ? "fp8a16" : "fp8";
         problem.op = ChoiceOp::bytes, problem.codes = p.form.input;
         problem.weight = p.form.input == DType::i8 ? DType::i8 : DType::f8_e4m3;
+        break;
+      case LinearForm::Kind::fp4:  // of more tokens than few_experts() takes: as dense
+        k.form = "mxfp4";
+        problem.op = ChoiceOp::dense;
         break;
       case LinearForm::Kind::dense:
       case LinearForm::Kind::rows:

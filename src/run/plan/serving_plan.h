@@ -16,7 +16,8 @@ namespace fewbit {
 struct ServedLinear {
   std::optional<QuantSpec> codes{};  // nothing: values, which stay so
   bool act_order = false;
-  int64_t stored = 0;  // bytes, scales included
+  bool expert = false;  // of a mixture
+  int64_t stored = 0;   // bytes, scales included
 };
 struct ServedModel {
   const Checkpoint* checkpoint = nullptr;

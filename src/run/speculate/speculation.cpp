@@ -38,40 +38,39 @@ double one_row(const SpeculationReport& r) {
 
 }  // namespace
 
+std::string_view name_of(DraftKind kind) {
+  switch (kind) {
+    case DraftKind::off:
+      return "off";
+    case DraftKind::ngram:
+      return "ngram";
+    case DraftKind::model:
+      return "draft";
+    case DraftKind::mtp:
+      return "mtp";
+  }
+  bug("unknown kind of draft");
+}
+
 SpeculateOptions speculate_from(std::string_view text) {
-  constexpr std::string_view kNgram = "ngram";
   if (text == "off") return {};
-  if (text == kNgram) return {.k = kDraftTokens};
-  int64_t k = 0;
-  const bool counted = text.starts_with("ngram:");
-  const char* const end = text.data() + text.size();
-  if (counted) {
-    const auto [rest, error] = std::from_chars(text.data() + kNgram.size() + 1, end, k);
-    if (error == std::errc() && rest == end && k >= 1 && k <= kMostDraftTokens) return {.k = k};
+  const size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  for (const DraftKind kind : {DraftKind::ngram, DraftKind::model, DraftKind::mtp}) {
+    if (name != name_of(kind)) continue;
+    if (colon == text.npos)
+      return {.kind = kind,
+              .k = kind == DraftKind::ngram   ? kDraftTokens
+                   : kind == DraftKind::model ? kModelDraftTokens
+                                              : kMtpDraftTokens};
+    int64_t k = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, k);
+    if (error == std::errc() && rest == end && k >= 1 && k <= kMostDraftTokens) return {.kind = kind, .k = k};
   }
-  fail(ErrorKind::usage, fmt::format("--speculate: expected off, ngram or ngram:K with K from 1 to {}, found \"{}\"",
+  fail(ErrorKind::usage, fmt::format("--speculate: expected off, or ngram, draft or mtp, with :K from 1 to {} behind "
+                                     "it or without, found \"{}\"",
                                      kMostDraftTokens, text));
-}
-
-void refuse_speculation(const ModelSpec& spec) {
-  for (const std::vector<BlockOp>& block : spec.kinds)
-    if (recurrent_bytes(block, DType::bf16) > 0)
-      fail(ErrorKind::unsupported,
-           "--speculate: this model has layers that keep a state (recurrent, convolutions or compressed keys), which "
-           "cannot go back to before a rejected token; take --speculate off");
-}
-
-std::vector<int32_t> judge(ConstTensorView logits, std::span<const int32_t> draft, const SamplerOptions& options,
-                           int64_t sequence, int64_t position) {
-  FEWBIT_ASSERT(logits.rows() == std::ssize(draft) + 1);
-  std::vector<int32_t> kept;
-  for (size_t i = 0; i <= draft.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    const ConstTensorView row = logits.row_range(at, at + 1);
-    kept.push_back(sample({row.as<float>(), static_cast<size_t>(row.numel())}, options, sequence, position + at));
-    if (i < draft.size() && kept.back() != draft[i]) break;
-  }
-  return kept;
 }
 
 void SpeculationReport::add(int64_t draft, int64_t kept, double time) {

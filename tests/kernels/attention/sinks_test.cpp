@@ -1,6 +1,7 @@
 // Attention with a sink in every head: the weights of the keys and of the sink sum to 1, and the sink has no value.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/attention/attention.h"
 #include "tests/kernels/op_test.h"
@@ -35,6 +36,23 @@ std::vector<double> reference_of(const Tensor& q, const Tensor& k, const Tensor&
   return out;
 }
 
+// Rows [begin, the last] of every sequence, and their positions.
+Tensor last_rows(const Tensor& x, int64_t seqs, int64_t begin) {
+  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
+  Tensor out = Tensor::host(x.dtype(), {seqs * (len - begin), x.cols()});
+  for (int64_t s = 0; s < seqs; ++s)
+    std::memcpy(static_cast<char*>(out.view().data) + s * (len - begin) * row,
+                static_cast<const char*>(x.view().data) + (s * len + begin) * row,
+                static_cast<size_t>((len - begin) * row));
+  return out;
+}
+Tensor positions_of(Exec& ex, int64_t seqs, int64_t begin, int64_t len) {
+  std::vector<int32_t> positions;
+  for (int64_t s = 0; s < seqs; ++s)
+    for (int64_t t = begin; t < len; ++t) positions.push_back(static_cast<int32_t>(t));
+  return ex.to_device(host_i32(positions));
+}
+
 FEWBIT_DEVICE_TEST(AttentionSinks, TakeTheirShareOfTheWeights) {
   const int64_t seqs = 2, len = 37, d = 64;
   for (const DType dtype : kComputeTypes)
@@ -50,15 +68,21 @@ FEWBIT_DEVICE_TEST(AttentionSinks, TakeTheirShareOfTheWeights) {
                    dv = ex.to_device(v);
       attention(ex, dq, dk, dv, seqs, a, out);
       EXPECT_LE(error_of(ex, out, expected), product_tolerance(dtype)) << name_of(dtype) << " window " << window;
-      const Tensor kc = ex.alloc_zeros(dtype, {seqs, kKvHeads, 48, d}),
-                   vc = ex.alloc_zeros(dtype, {seqs, kKvHeads, 48, d});
-      std::vector<int32_t> positions;
-      for (int64_t t = 0; t < seqs * len; ++t) positions.push_back(static_cast<int32_t>(t % len));
-      const Tensor at = ex.to_device(host_i32(positions)), cached = poisoned(ex, dtype, q.shape());
-      const KvCache cache{.k = kc, .v = vc};
-      kv_append(ex, dk, dv, at, cache);
-      attention_cached(ex, dq, at, cache, a, cached);
-      EXPECT_LE(error_of(ex, cached, expected), product_tolerance(dtype)) << name_of(dtype) << " window " << window;
+      // All tokens over the cache, and the last ones, whose keys are split where the cache has room for many.
+      for (const int64_t capacity : {48, 3000}) {
+        const Tensor kc = ex.alloc_zeros(dtype, {seqs, kKvHeads, capacity, d}),
+                     vc = ex.alloc_zeros(dtype, {seqs, kKvHeads, capacity, d});
+        const KvCache cache{.k = kc, .v = vc};
+        kv_append(ex, dk, dv, positions_of(ex, seqs, 0, len), cache);
+        for (const int64_t begin : {int64_t{0}, len - 5, len - 1}) {
+          const Tensor rows = ex.to_device(last_rows(q, seqs, begin)), at = positions_of(ex, seqs, begin, len);
+          const Tensor found = poisoned(ex, dtype, rows.shape());
+          attention_cached(ex, rows, at, cache, a, found);
+          EXPECT_LE(relative_error(ex.to_host(found), last_rows(from_doubles(expected, q.shape()), seqs, begin)),
+                    product_tolerance(dtype))
+              << name_of(dtype) << " window " << window << ", from " << begin << " of " << capacity;
+        }
+      }
     }
 }
 

@@ -16,8 +16,8 @@
 namespace fewbit::test {
 namespace {
 
-enum class Kind : uint8_t { dense, int4, int8_packed, fp8, fp8_fixed, fp8_unrounded, int8 };
-constexpr const char* kNames[] = {"dense", "int4", "packed int8", "fp8", "fp8 fixed", "fp8 unrounded", "int8"};
+enum class Kind : uint8_t { dense, int4, int8_packed, mxfp4, fp8, fp8_fixed, fp8_unrounded, int8 };
+constexpr const char* kNames[] = {"dense", "int4", "packed int8", "mxfp4", "fp8", "fp8 fixed", "fp8 unrounded", "int8"};
 
 struct Sizes {
   Kind kind = Kind::dense;
@@ -72,6 +72,8 @@ class TestMixture {
       l.linear.w = keep(std::move(w));
     } else if (s_.kind == Kind::int4 || s_.kind == Kind::int8_packed) {
       l = packed(out, in, seed);
+    } else if (s_.kind == Kind::mxfp4) {
+      l = blocks(out, in, seed);
     } else {
       l = bytes(out, in, seed);
     }
@@ -102,6 +104,22 @@ class TestMixture {
     for (const NamedTensor& t : packing_marlin.pack("w", q).tensors)
       (t.name == "w.B" ? v.b : t.name == "w.s" ? v.s : v.z) = keep(clone_host(t.tensor));
     TestLinear l{.linear = {.w = v}, .values = dequantize_reference(q), .bias = {}};
+    return l;
+  }
+  // All codes and scales around the size that keeps values near one; the first rows have the ends of the scales' range.
+  TestLinear blocks(int64_t out, int64_t in, uint64_t seed) {
+    Tensor codes = Tensor::host(DType::u8, {out, in / 2}), scales = Tensor::host(DType::u8, {out, in / kFp4Block});
+    Rng rng(seed, "codes");
+    for (int64_t i = 0; i < codes.numel(); ++i) codes.as<uint8_t>()[i] = static_cast<uint8_t>(rng.below(256));
+    const int middle = 127 - static_cast<int>(std::log2(in)) / 2 - 2;
+    for (int64_t i = 0; i < scales.numel(); ++i)
+      scales.as<uint8_t>()[i] = static_cast<uint8_t>(middle + static_cast<int>(rng.below(3)) - 1);
+    scales.as<uint8_t>()[0] = 0, scales.as<uint8_t>()[scales.numel() - 1] = 1;
+    Exec host = Exec::cpu();
+    const Tensor values = Tensor::host(DType::bf16, {out, in});
+    fp4_values(host, {.codes = codes, .scales = scales}, values);
+    TestLinear l{.linear = {}, .values = to_f32(values), .bias = {}};
+    l.linear.w = Fp4View{.codes = keep(std::move(codes)), .scales = keep(std::move(scales))};
     return l;
   }
   TestLinear bytes(int64_t out, int64_t in, uint64_t seed) {
@@ -230,8 +248,8 @@ void matches(Exec& ex, const Sizes& s) {
 }
 
 FEWBIT_DEVICE_TEST(FewExperts, EveryKindOfWeightsEqualsTheSumOfTheExperts) {
-  for (const Kind kind :
-       {Kind::dense, Kind::int4, Kind::int8_packed, Kind::fp8, Kind::fp8_fixed, Kind::fp8_unrounded, Kind::int8})
+  for (const Kind kind : {Kind::dense, Kind::int4, Kind::int8_packed, Kind::mxfp4, Kind::fp8, Kind::fp8_fixed,
+                          Kind::fp8_unrounded, Kind::int8})
     for (const bool biases : {false, true}) {
       matches(ex, {.kind = kind, .biases = biases});
       matches(ex,
@@ -252,7 +270,7 @@ FEWBIT_DEVICE_TEST(FewExperts, EveryGroupOfPackedWeights) {
 }
 
 FEWBIT_DEVICE_TEST(FewExperts, EveryActivationAndWeightedInputs) {
-  for (const Kind kind : {Kind::dense, Kind::int4, Kind::fp8}) {
+  for (const Kind kind : {Kind::dense, Kind::int4, Kind::mxfp4, Kind::fp8}) {
     matches(ex, {.kind = kind, .biases = true, .swiglu = {0.7f}});      // gpt-oss
     matches(ex, {.kind = kind, .swiglu = {0.7f, 1.f, 0.f}});            // DeepSeek V4
     matches(ex, {.kind = kind, .top_k = 1, .weigh_inputs = true});      // Llama 4
@@ -265,11 +283,13 @@ FEWBIT_DEVICE_TEST(FewExperts, WidthsThatNoPowerOfTwoDivides) {
   matches(ex, {.experts = 4, .hidden = 96, .width = 160});
   matches(ex, {.experts = 4, .top_k = 4, .hidden = 2880, .width = 352, .biases = true, .swiglu = {7}});
   matches(ex, {.kind = Kind::fp8, .experts = 4, .hidden = 448, .width = 192});
+  matches(ex, {.kind = Kind::mxfp4, .experts = 4, .hidden = 96, .width = 160});
+  matches(ex, {.kind = Kind::mxfp4, .experts = 4, .top_k = 4, .hidden = 2880, .width = 352, .biases = true});
 }
 
 // All tokens of a call at one expert, and each at experts of its own.
 FEWBIT_DEVICE_TEST(FewExperts, TheBitsOfATokenDoNotDependOnTheOthers) {
-  for (const Kind kind : {Kind::dense, Kind::int4, Kind::fp8, Kind::int8}) {
+  for (const Kind kind : {Kind::dense, Kind::int4, Kind::mxfp4, Kind::fp8, Kind::int8}) {
     const Sizes s{.kind = kind, .experts = 40, .top_k = 2};
     const TestMixture m(ex, s);
     for (const bool together : {true, false}) {
@@ -293,7 +313,7 @@ FEWBIT_DEVICE_TEST(FewExperts, TheBitsOfATokenDoNotDependOnTheOthers) {
 TEST(FewExperts, CudaARecordingFollowsTheRouting) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  for (const Kind kind : {Kind::dense, Kind::int4, Kind::fp8}) {
+  for (const Kind kind : {Kind::dense, Kind::int4, Kind::mxfp4, Kind::fp8}) {
     const Sizes s{.kind = kind, .experts = 16, .top_k = 4};
     const TestMixture m(ex, s);
     const Problem first = random_problem(s, 3, 1), second = random_problem(s, 3, 2);

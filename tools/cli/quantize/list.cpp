@@ -6,6 +6,7 @@
 #include "formats/container.h"
 #include "formats/packing.h"
 #include "src/model/archs.h"
+#include "src/model/gguf/mixes.h"
 #include "src/quant/advice/advise.h"
 #include "src/quant/method.h"
 #include "src/quant/plan/engines.h"
@@ -23,6 +24,8 @@ void print_list() {
              "rotate");
   fmt::print("formats (--format)\n");
   for (const CheckpointFormat* f : checkpoint_formats()) fmt::print("  {:<12} {}\n", f->name, f->summary);
+  fmt::print("mixes of GGUF's types (--format gguf:MIX), by llama.cpp's rules\n");
+  for (const GgufMix& m : gguf_mixes()) fmt::print("  {:<12} {} there\n", m.name, m.there);
   fmt::print("packings\n");
   for (const Packing* p : packings()) fmt::print("  {:<12} {}\n", p->name, p->summary);
   fmt::print("containers\n");

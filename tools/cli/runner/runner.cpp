@@ -3,14 +3,18 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/core/strings.h"
 #include "src/run/engine.h"
+#include "src/run/speculate/draft_model.h"
+#include "src/run/speculate/mtp_head.h"
 #include "src/run/speculate/speculative.h"
 #include "src/text/corpus.h"
 #include "tools/cli/options.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/runner/speculation_args.h"
 #include "tools/cli/runner/speculation_text.h"
 #include "tools/cli/usage.h"
 
@@ -19,7 +23,7 @@ namespace {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file, speculate = "off";
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file, speculate = "off", draft;
   int64_t max_tokens = 128;
   int tp = 1;
   SamplerOptions sampler;
@@ -49,27 +53,63 @@ class Streamer {
   size_t shown_ = 0;
 };
 
-// The tokens after `ids`, by either engine; a report where drafts were asked for.
-Speculated continued(const GenerateArgs& a, Exec& ex, const Checkpoint& c, const LoadOptions& load,
-                     const std::vector<int32_t>& ids, const std::string& prompt, Streamer& stream) {
-  const SpeculateOptions speculate = speculate_from(a.speculate);
-  const int64_t length = static_cast<int64_t>(ids.size()) + a.max_tokens;
-  const auto begin = [&](const std::vector<std::string>& notes) {
-    for (const std::string& note : notes) say(a.common, "note: " + note + "\n");
-    say(a.common, prompt);
+// What a run was asked for, checked before weights are read.
+struct Asked {
+  const Checkpoint& c;
+  LoadOptions load;
+  SpeculateOptions speculate;
+  const std::optional<Checkpoint>& draft;
+  const std::optional<MtpLayer>& mtp;
+  std::string prompt;
+  std::vector<int32_t> ids;
+  int64_t length;
+};
+
+// The tokens after the prompt, by either engine; a report where drafts were asked for.
+Speculated continued(const GenerateArgs& a, Exec& ex, const Asked& asked, Streamer& stream) {
+  const auto note = [&](const std::vector<std::string>& notes, const char* whose) {
+    for (const std::string& line : notes) say(a.common, fmt::format("note: {}{}\n", whose, line));
   };
-  if (speculate.k > 0) {
-    PagedEngine engine(ex, c, paged_for_one(load, length));
-    begin(engine.notes());
-    return generate_speculating(ex, engine, ids, a.max_tokens, a.sampler, speculate, std::ref(stream));
+  if (asked.speculate.k == 0) {
+    Engine engine(ex, asked.c, {.load = asked.load, .capacity = asked.length});
+    note(engine.notes(), "");
+    say(a.common, asked.prompt);
+    return {.ids = generate(ex, engine, asked.ids, a.max_tokens, a.sampler, std::ref(stream))};
   }
-  Engine engine(ex, c, {.load = load, .capacity = length});
-  begin(engine.notes());
-  return {.ids = generate(ex, engine, ids, a.max_tokens, a.sampler, std::ref(stream))};
+  PagedOptions options = paged_for_one(asked.load, asked.length);
+  options.states = asked.mtp.has_value();
+  PagedEngine engine(ex, asked.c, options);
+  note(engine.notes(), "");
+  std::optional<DraftModel> model;
+  std::optional<MtpHead> mtp;
+  if (asked.draft) {
+    LoadOptions load = asked.load;
+    load.head = HeadType::stored;
+    model.emplace(ex, *asked.draft, load, asked.length, asked.c.spec.vocab);
+    note(model->notes(), "draft model: ");
+  }
+  if (asked.mtp) {
+    mtp.emplace(ex, *asked.mtp, asked.load, asked.length);
+    note(mtp->notes(), "MTP layer: ");
+  }
+  say(a.common, asked.prompt);
+  const Drafter drafter = model ? model->drafter() : mtp ? mtp->drafter() : ngram_drafter();
+  return generate_speculating(ex, engine, drafter, asked.ids, a.max_tokens, a.sampler, asked.speculate,
+                              std::ref(stream));
+}
+
+// --speculate; a --draft alone asks for it.
+SpeculateOptions speculation_of(const GenerateArgs& a) {
+  const SpeculateOptions o = speculate_from(a.draft.empty() || a.speculate != "off" ? a.speculate : "draft");
+  if ((o.kind == DraftKind::model) == a.draft.empty())
+    fail(ErrorKind::usage, a.draft.empty()
+                               ? "--speculate draft: give the draft model with --draft MODEL"
+                               : "--draft: goes with --speculate draft or draft:K, not with " + a.speculate);
+  return o;
 }
 
 void run_generate(const GenerateArgs& a) {
-  const bool speculates = speculate_from(a.speculate).k > 0;
+  const SpeculateOptions speculate = speculation_of(a);
   const auto ranks = ranks_for(a.tp);
   const LoadOptions load{
       .dtype = compute_dtype(a.dtype),
@@ -79,7 +119,6 @@ void run_generate(const GenerateArgs& a) {
   };
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   shared_spec(c, load);  // refuses what ranks cannot share before anything is read
-  if (speculates) refuse_speculation(c.spec);
   const Tokenizer tokenizer = Tokenizer::open(c.dir);
   const std::string prompt = a.prompt_file.empty() ? a.prompt : read_text(a.prompt_file);
   const std::vector<int32_t> ids = tokenizer.encode(prompt);
@@ -88,12 +127,17 @@ void run_generate(const GenerateArgs& a) {
   if (length > c.spec.max_positions)
     fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions", ids.size(),
                                        a.max_tokens, c.spec.max_positions));
+  std::optional<Checkpoint> draft;
+  if (!a.draft.empty()) draft = draft_model(a.draft, c, tokenizer, length);
+  std::optional<MtpLayer> mtp;
+  if (speculate.kind == DraftKind::mtp) mtp = open_mtp(c);
   Exec ex = make_exec(a.common);
   Streamer stream(tokenizer, !a.common.json_to_stdout() && the_ranks().rank() == 0);
-  const Speculated out = continued(a, ex, c, load, ids, prompt, stream);
+  const Asked asked{c, load, speculate, draft, mtp, prompt, ids, length};
+  const Speculated out = continued(a, ex, asked, stream);
   const std::string text = stream.text();
   say(a.common, text.substr(std::min(stream.shown(), text.size())) + "\n");
-  if (speculates) say(a.common, text_of(out.report));
+  if (speculate.k > 0) say(a.common, text_of(out.report));
   const nlohmann::ordered_json j = {
       {"model", c.dir.string()},
       {"prompt", prompt},
@@ -105,7 +149,8 @@ void run_generate(const GenerateArgs& a) {
       {"kv_cache", a.kv_cache},
       {"head", a.head},
       {"tp", a.tp},
-      {"speculation", speculates ? nlohmann::ordered_json::parse(json_of(out.report)) : nullptr}};
+      {"draft_model", draft ? nlohmann::ordered_json(draft->dir.string()) : nullptr},
+      {"speculation", speculate.k > 0 ? nlohmann::ordered_json::parse(json_of(out.report)) : nullptr}};
   write_json(a.common, j.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -132,13 +177,7 @@ void add_runner_commands(CLI::App& app) {
       ->check(number_in(0, 1))
       ->capture_default_str();
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->check(at_least(0))->capture_default_str();
-  generate
-      ->add_option("--speculate", g->speculate,
-                   "Drafts that the model checks in one pass, on the CPU; the tokens stay the same: ngram or ngram:K "
-                   "(up to K tokens, 7 if left out, that followed when the text last ended as it does now), or off. "
-                   "Ends by itself where it would cost time")
-      ->type_name("off|ngram[:K]")
-      ->capture_default_str();
+  add_speculation(*generate, g->speculate, g->draft);
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);

@@ -1,0 +1,103 @@
+#include "src/model/mtp.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "src/core/strings.h"
+#include "src/model/stacked_experts.h"
+
+namespace fewbit {
+namespace {
+
+// Where a form keeps what: the block's tensors below `block`, the others by their full names.
+struct Form {
+  std::string block, norm, joined, embedding_norm, hidden_norm;
+};
+
+Form form_of(const Checkpoint& c) {
+  const ModelSpec& spec = c.spec;
+  const auto has = [&](const std::string& linear) { return c.store.has(linear + ".weight") || c.packed(linear); };
+  const std::string behind = spec.prefix(spec.layers);
+  if (has(behind + "eh_proj"))
+    return {behind, behind + "shared_head.norm.weight", behind + "eh_proj", behind + "enorm.weight",
+            behind + "hnorm.weight"};
+  if (has("mtp.fc"))
+    return {"mtp.layers.0.", "mtp.norm.weight", "mtp.fc", "mtp.pre_fc_norm_embedding.weight",
+            "mtp.pre_fc_norm_hidden.weight"};
+  for (const auto& [name, info] : c.store.index().tensors)
+    if (name.find("mtp") != std::string::npos || starts_with(name, behind))
+      fail(ErrorKind::unsupported,
+           fmt::format("--speculate mtp: {} has further layers ('{}'), but not in a form that is known: mtp.fc with "
+                       "mtp.layers.0, or eh_proj in the layer behind the last",
+                       spec.arch, name));
+  fail(ErrorKind::unsupported,
+       fmt::format("--speculate mtp: {} has no layer that predicts further tokens: neither mtp.fc nor {}eh_proj",
+                   c.dir.string(), behind));
+}
+
+// The kind of block that such a layer is: the model's last one that attends to all tokens, with experts where the
+// model has some.
+int kind_of_layer(const ModelSpec& spec) {
+  for (int64_t layer = spec.layers - 1; layer >= 0; --layer)
+    if (std::ranges::any_of(spec.block(layer), attends)) return spec.kind(layer);
+  fail(ErrorKind::unsupported, "--speculate mtp: no layer of " + spec.arch + " attends to other tokens");
+}
+
+}  // namespace
+
+MtpLayer open_mtp(const Checkpoint& c) {
+  const Form form = form_of(c);
+  MtpLayer out{.block = Checkpoint::open(c.dir),
+               .joined = {},
+               .embedding_norm = form.embedding_norm,
+               .hidden_norm = form.hidden_norm};
+  Checkpoint& b = out.block;
+  const std::string first = b.spec.prefix(0);
+  const auto renamed = [&](const std::string& name) -> std::string {
+    if (name == form.norm) return b.spec.final_norm;
+    if (name == form.embedding_norm || name == form.hidden_norm || starts_with(name, form.joined + ".")) return name;
+    if (starts_with(name, form.block)) return first + name.substr(form.block.size());
+    if (starts_with(name, b.spec.block_prefix) || name == b.spec.final_norm) return "";
+    return name;
+  };
+  b.store = std::move(b.store).reindexed([&](const auto&, CheckpointIndex& index, WeightStore::Makers& makers) {
+    std::map<std::string, TensorInfo> tensors;
+    WeightStore::Makers made;
+    for (auto& [name, info] : index.tensors)
+      if (const std::string to = renamed(name); !to.empty()) {
+        if (const auto it = makers.find(name); it != makers.end()) made[to] = it->second;
+        info.name = to;
+        tensors[to] = info;
+      }
+    index.tensors = std::move(tensors);
+    makers = std::move(made);
+  });
+  std::map<std::string, LinearFormat> linears;
+  for (auto& [name, format] : b.quantization.linears)
+    if (name == form.joined)
+      linears[name] = format;
+    else if (const std::string to = renamed(name + "."); !to.empty())
+      linears[to.substr(0, to.size() - 1)] = format;
+  b.quantization.linears = std::move(linears);
+  b.others.clear();
+  b.spec.kinds = {b.spec.kinds[static_cast<size_t>(kind_of_layer(c.spec))]};
+  b.spec.kind_of_layer.clear();
+  b.spec.layers = 1;
+  b.store = with_single_experts(b.spec, std::move(b.store));
+  const int64_t hidden = b.spec.hidden;
+  out.joined = {form.joined, kOutsideModel, hidden, 2 * hidden, false};
+  std::vector<std::string> packed;
+  packed.reserve(b.quantization.linears.size());
+  for (const auto& [name, format] : b.quantization.linears) packed.push_back(name);
+  std::vector<std::string> complaints = check_against(b.spec, b.store, packed);
+  for (const std::string& norm : {form.embedding_norm, form.hidden_norm})
+    if (!b.store.has(norm)) complaints.push_back("tensor '" + norm + "' is missing");
+  if (!complaints.empty())
+    fail(ErrorKind::checkpoint,
+         fmt::format("--speculate mtp: the layer behind the last, {}*, named here as block 0:\n{}", form.block,
+                     join(complaints, "\n")));
+  return out;
+}
+
+}  // namespace fewbit

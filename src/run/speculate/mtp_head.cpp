@@ -1,0 +1,106 @@
+#include "src/run/speculate/mtp_head.h"
+
+#include <algorithm>
+
+#include "src/core/rng.h"
+#include "src/run/upload_as.h"
+
+namespace fewbit {
+namespace {
+
+PagedOptions with_states(PagedOptions o) {
+  o.states = true;
+  return o;
+}
+
+// One row to the columns from `at` on of another.
+void copy_part(Exec& ex, ConstTensorView from, TensorView to, int64_t at) {
+  TensorView part = to;
+  part.data = static_cast<char*>(to.data) + at * bytes_of(to.dtype);
+  part.shape = from.shape;
+  ex.copy(from, part);
+}
+
+Tensor norm_of(Exec& ex, const MtpLayer& layer, const std::string& name, DType dtype) {
+  return upload_as(ex, layer.block.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {layer.block.spec.hidden}),
+                   dtype);
+}
+
+}  // namespace
+
+MtpHead::MtpHead(Exec& ex, const MtpLayer& layer, const LoadOptions& load, int64_t length)
+    : ex_(ex),
+      engine_(ex, layer.block, with_states(paged_for_one(load, length))),
+      sequence_(ex, engine_),
+      joined_(load_linear(ex, layer.block, layer.joined, load, nullptr)),
+      embedding_norm_(norm_of(ex, layer, layer.embedding_norm, load.dtype)),
+      hidden_norm_(norm_of(ex, layer, layer.hidden_norm, load.dtype)),
+      states_(ex.alloc_zeros(load.dtype, {length, layer.block.spec.hidden})) {
+  engine_.set_join([this](ConstTensorView states, TensorView x) { join(states, x); });
+}
+
+void MtpHead::join(ConstTensorView states, TensorView x) {
+  const ModelSpec& spec = engine_.spec();
+  const int64_t rows = x.rows(), hidden = spec.hidden;
+  const Tensor embedded = ex_.alloc(x.dtype, {rows, hidden}), seen = ex_.alloc(x.dtype, {rows, hidden}),
+               both = ex_.alloc(x.dtype, {rows, 2 * hidden});
+  norm_rows(ex_, x, embedding_norm_, spec.final_norm_kind, spec.final_norm_eps, embedded);
+  norm_rows(ex_, states, hidden_norm_, spec.final_norm_kind, spec.final_norm_eps, seen);
+  for (int64_t r = 0; r < rows; ++r) {
+    const TensorView to = both.view().row_range(r, r + 1);
+    copy_part(ex_, embedded.view().row_range(r, r + 1), to, 0);
+    copy_part(ex_, seen.view().row_range(r, r + 1), to, hidden);
+  }
+  apply(ex_, joined_, both, x);
+}
+
+void MtpHead::see(int64_t first, ConstTensorView states) {
+  ex_.copy(states, states_.view().row_range(first, first + states.rows()));
+}
+
+Tensor MtpHead::feed(std::span<const int32_t> text, int64_t wanted) {
+  return sequence_.feed(text.subspan(1), wanted, states_);
+}
+
+void MtpHead::read(std::span<const int32_t> text) {
+  sequence_.keep(true_);
+  if (std::ssize(text) - 2 <= true_) return;
+  feed(text.first(text.size() - 1), 0);
+  true_ = sequence_.length();
+}
+
+Draft MtpHead::propose(std::span<const int32_t> text, int64_t k, const SamplerOptions& options) {
+  sequence_.keep(true_);
+  const Rng numbers(options.seed, "draft");
+  std::vector<int32_t> all(text.begin(), text.end());
+  Draft draft;
+  for (int64_t i = 0; i < k && sequence_.length() < std::ssize(all) - 1; ++i) {
+    const Tensor logits = feed(all, 1);
+    if (i == 0) true_ = sequence_.length();
+    Chances chances = chances_of({logits.as<float>(), static_cast<size_t>(logits.numel())}, options);
+    all.push_back(draw(chances, numbers.uniform_at(all.size())));
+    draft.ids.push_back(all.back());
+    if (options.temperature > 0) draft.chances.push_back(std::move(chances));
+    // What the model would say at the next position is not known yet; the pass that checks the draft writes over it.
+    const ConstTensorView own = engine_.states();
+    if (sequence_.length() < states_.rows()) see(sequence_.length(), own.row_range(own.rows() - 1, own.rows()));
+  }
+  return draft;
+}
+
+Tensor MtpHead::logits_of(std::span<const int32_t> text, Tensor& states) {
+  sequence_.keep(0);
+  true_ = 0;
+  Tensor logits = feed(text, std::ssize(text) - 1);
+  states = ex_.to_host(engine_.states());
+  return logits;
+}
+
+Drafter MtpHead::drafter() {
+  return {.propose = [this](std::span<const int32_t> text, int64_t k,
+                            const SamplerOptions& options) { return propose(text, k, options); },
+          .begin = [this](std::span<const int32_t> text) { read(text); },
+          .seen = [this](int64_t first, ConstTensorView states) { see(first, states); }};
+}
+
+}  // namespace fewbit
