@@ -20,7 +20,7 @@ struct Checkpoint {
   std::string format;                // "dense", "marlin", "gptq", "gguf", …
   // Packed matrices that the op list does not know (a tower, MTP layers), with layer kOutsideModel.
   std::vector<NamedLinear> others{};
-  // Of a model that is turned as it is read (src/model/rotation.h): how, in lines for people; "" otherwise.
+  // Of a model that is turned as it is read (src/model/rotation/rotation.h): how, in lines for people; "" otherwise.
   std::string rotation{};
   uint64_t rotation_seed = 0;
 

@@ -1,12 +1,12 @@
 // Models in another basis: the matrices themselves, and that a turned model says what the model says.
-#include "src/model/rotation.h"
+#include "src/model/rotation/rotation.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "src/model/hadamard_basis.h"
+#include "src/model/rotation/hadamard_basis.h"
 #include "src/run/runner.h"
 #include "src/text/builtin_texts.h"
 #include "tests/support/devices.h"

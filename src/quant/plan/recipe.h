@@ -34,8 +34,8 @@ struct Recipe {
   std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
   std::optional<bool> symmetric{};
   std::optional<ActQuant> activations{};
-  std::optional<int> act_bits{};            // acts=token4
-  bool rotates = false;                     // "rotate+…": the whole model is turned first (src/model/rotation.h)
+  std::optional<int> act_bits{};  // acts=token4
+  bool rotates = false;           // "rotate+…": the whole model is turned first (src/model/rotation/rotation.h)
   std::optional<uint64_t> rotation_seed{};  // rotation=7
   std::optional<bool> turns_inputs{};       // online=on | off: linears that read no norm turn their input
   std::optional<float> percentile{};        // of the inputs' magnitudes, for acts=tensor

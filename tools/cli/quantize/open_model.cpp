@@ -4,7 +4,7 @@
 
 #include "src/model/checkpoint_parts.h"
 #include "src/model/lora.h"
-#include "src/model/rotation.h"
+#include "src/model/rotation/rotation.h"
 
 namespace fewbit::cli {
 

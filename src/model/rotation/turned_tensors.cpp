@@ -5,7 +5,7 @@
 
 #include "src/model/absorb.h"
 #include "src/model/op_slots.h"
-#include "src/model/rotation.h"
+#include "src/model/rotation/rotation.h"
 
 namespace fewbit {
 namespace {

@@ -1,4 +1,4 @@
-#include "src/model/hadamard_basis.h"
+#include "src/model/rotation/hadamard_basis.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "src/model/rotation.h"
+#include "src/model/rotation/rotation.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "src/model/archs.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/float_type.h"
-#include "src/model/hadamard_basis.h"
+#include "src/model/rotation/hadamard_basis.h"
 
 namespace fewbit {
 namespace {
