@@ -156,6 +156,34 @@ TEST(Scheduler, RequestsThatShareABeginningWaitForThePageBeingFilled) {
   EXPECT_EQ(s.outputs, alone(ex, t));
 }
 
+// 32 requests of 1,000 common tokens and 9 of their own, all at once and one after another.
+TEST(Scheduler, ALongBeginningIsComputedOnce) {
+  Exec ex = Exec::cpu();
+  constexpr int64_t kShared = 1000, kOwn = 9, kRequests = 32, kNew = 3;
+  const std::vector<int32_t> shared = random_ids(kShared, 22);
+  Trace t;
+  for (int64_t i = 0; i < kRequests; ++i) {
+    ServedRequest r{.id = i, .prompt = shared, .max_tokens = kNew, .stop_at_eos = false};
+    const std::vector<int32_t> own = random_ids(kOwn, 200 + static_cast<uint64_t>(i));
+    r.prompt.insert(r.prompt.end(), own.begin(), own.end());
+    t.requests.push_back(std::move(r));
+    t.arrivals.push_back(0);
+  }
+  PagedEngine engine(ex, Checkpoint::open(demo()), {.pages = 192, .sequences = 32, .longest = kShared + kOwn + kNew});
+  const Served together = serve(ex, engine, t, {});
+  for (size_t i = 0; i < t.arrivals.size(); ++i) t.arrivals[i] = static_cast<int64_t>(i) * 8;
+  const Served in_turn = serve(ex, engine, t, {});
+  for (const SchedulerCounts& c : {together.counts, in_turn.counts}) {
+    EXPECT_LE(c.prefilled, kShared + kRequests * (kOwn + kPagePositions));
+    EXPECT_EQ(c.prefilled, kShared + kOwn + (kRequests - 1) * (kShared % kPagePositions + kOwn));
+    EXPECT_EQ(c.shared_tokens, (kRequests - 1) * (kShared / kPagePositions * kPagePositions));
+    EXPECT_EQ(c.preemptions, 0);
+  }
+  EXPECT_EQ(together.outputs, in_turn.outputs);
+  for (const auto& [key, tokens] : alone(ex, engine, {{t.requests.back()}, {0}}))
+    EXPECT_EQ(together.outputs.at(key), tokens);
+}
+
 TEST(Scheduler, AnEvictedBeginningIsComputedAgain) {
   Exec ex = Exec::cpu();
   PagedEngine engine = engine_of(ex, 14);
