@@ -5,7 +5,7 @@ namespace fewbit {
 
 // What the last bits of products on this CPU depend on: "OpenBLAS SkylakeX".
 std::string cpu_arithmetic();
-// What multiplies bf16 with bf16: "AMX" (kernels/cpu/tile_product.h), or "OpenBLAS", widened to f32.
+// What multiplies bf16 with bf16: "AMX" or "AVX512-BF16" (kernels/cpu/tile_product.h), or "OpenBLAS", widened to f32.
 std::string cpu_bf16_products();
 // A device (Exec::device_name()) as reports name it: "NVIDIA H200", "CPU (2 threads) with bf16 by AMX". Tables in CSV
 // hold it, so there is no comma in it.

@@ -49,7 +49,17 @@ std::string fewbit::cpu_arithmetic() {
   return std::string("OpenBLAS ") + openblas_get_corename();
 }
 
-std::string fewbit::cpu_bf16_products() { return cpu::has_tiles() ? "AMX" : "OpenBLAS"; }
+std::string fewbit::cpu_bf16_products() {
+  switch (cpu::tile_unit()) {
+    case cpu::TileUnit::amx:
+      return "AMX";
+    case cpu::TileUnit::avx512:
+      return "AVX512-BF16";
+    case cpu::TileUnit::none:
+      break;
+  }
+  return "OpenBLAS";
+}
 
 std::string fewbit::device_and_products(const std::string& device, bool on_cuda) {
   return on_cuda ? device : device + " with bf16 by " + cpu_bf16_products();

@@ -1,7 +1,9 @@
-// The product of tile_matmul.h: two blocks of rows of A with a panel of B, in four accumulators.
+// The product of tile_matmul.h. AMX: two blocks of rows of A with a panel of B, in four accumulators. AVX-512: half a
+// block of rows with a panel, in sixteen.
 #include "kernels/cpu/tile_matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cpu/tile_registers.h"
 #include "src/core/error.h"
@@ -54,6 +56,43 @@ FEWBIT_TILE_TARGET void multiply(const LeftRows& a, const uint16_t* rows, const 
     _tile_stored(2, c + 16 * ldc, 4 * ldc);
     _tile_stored(3, c + 16 * ldc + 16, 4 * ldc);
   }
+}
+
+constexpr int64_t kVectorRows = 8;  // of A, with a panel of B in two registers each
+
+// kRows rows of A with a panel of B: a pair of A's values, sixteen times, with sixteen columns' pairs of B.
+template <int kRows>
+FEWBIT_TILE_TARGET void multiply_rows(const LeftRows& a, const uint16_t* rows, const uint16_t* b, int64_t tiles,
+                                      float* c, int64_t ldc) {
+  __m512 sum[kRows][2];
+  for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
+  for (int64_t t = 0; t < tiles; ++t, rows += a.tile, b += kTile)
+    for (int64_t pair = 0; pair < kTileDepth; pair += 2) {
+      const auto first = (__m512bh)_mm512_loadu_si512(b + pair * 16);
+      const auto second = (__m512bh)_mm512_loadu_si512(b + kHalf + pair * 16);
+      for (int64_t r = 0; r < kRows; ++r) {
+        int32_t both = 0;
+        std::memcpy(&both, rows + r * a.row + pair, sizeof both);
+        const auto value = (__m512bh)_mm512_set1_epi32(both);
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, first);
+        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, second);
+      }
+    }
+  for (int64_t r = 0; r < kRows; ++r)
+    for (int64_t half = 0; half < 2; ++half) _mm512_storeu_ps(c + r * ldc + 16 * half, sum[r][half]);
+}
+
+void matmul_in_vectors(const LeftRows& a, int64_t m, const RightTiles& b, TileRange range, float* c, int64_t ldc) {
+  using Multiply = void (*)(const LeftRows&, const uint16_t*, const uint16_t*, int64_t, float*, int64_t);
+  static constexpr Multiply kMultiply[kVectorRows] = {multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
+                                                      multiply_rows<4>, multiply_rows<5>, multiply_rows<6>,
+                                                      multiply_rows<7>, multiply_rows<8>};
+  for (int64_t p = range.p0; p < range.p1; ++p)
+    for (int64_t r = 0; r < m; r += kVectorRows)
+      kMultiply[std::min(kVectorRows, m - r) - 1](a, a.data + r / kBlockRows * a.block + r % kBlockRows * a.row,
+                                                  b.data + (p * whole_tiles(b.k) + range.t0) * kTile,
+                                                  range.t1 - range.t0, c + r * ldc + (p - range.p0) * kPanelCols, ldc);
+  written();
 }
 
 }  // namespace
@@ -119,6 +158,7 @@ LeftRows transposed_rows(const RightTiles& b, const uint16_t* transposed) {
 
 FEWBIT_TILE_TARGET void tile_matmul(const LeftRows& a, int64_t m, const RightTiles& b, TileRange range, float* c,
                                     int64_t ldc) {
+  if (tile_unit() != TileUnit::amx) return matmul_in_vectors(a, m, b, range, c, ldc);
   const int64_t tiles = whole_tiles(b.k), blocks = m / kBlockRows, pairs = blocks / 2, rest = m % kBlockRows;
   const auto each_panel = [&](const auto& product) FEWBIT_TILE_TARGET {
     for (int64_t p = range.p0; p < range.p1; ++p)
@@ -147,15 +187,15 @@ FEWBIT_TILE_TARGET void tile_matmul(const LeftRows& a, int64_t m, const RightTil
 #else
 
 void pack_right(const bf16*, int64_t, int64_t, int64_t, int64_t, int64_t, uint16_t*) {
-  bug("no tiles on this machine");
+  bug("no products of bf16 on this machine");
 }
 void pack_right_transposed(const bf16*, int64_t, int64_t, int64_t, int64_t, int64_t, uint16_t*) {
-  bug("no tiles on this machine");
+  bug("no products of bf16 on this machine");
 }
-void transpose_right(const RightTiles&, int64_t, int64_t, uint16_t*) { bug("no tiles on this machine"); }
-LeftRows transposed_rows(const RightTiles&, const uint16_t*) { bug("no tiles on this machine"); }
+void transpose_right(const RightTiles&, int64_t, int64_t, uint16_t*) { bug("no products of bf16 on this machine"); }
+LeftRows transposed_rows(const RightTiles&, const uint16_t*) { bug("no products of bf16 on this machine"); }
 void tile_matmul(const LeftRows&, int64_t, const RightTiles&, TileRange, float*, int64_t) {
-  bug("no tiles on this machine");
+  bug("no products of bf16 on this machine");
 }
 
 #endif

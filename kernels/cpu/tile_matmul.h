@@ -1,9 +1,10 @@
 #pragma once
-// C = A B in bf16 through the processor's matrix unit (AMX), of one thread: for products of activations with
+// C = A B in bf16 through AMX or AVX-512 (tile_product.h), of one thread: for products of activations with
 // activations, as in attention and in sums over tokens. Weights have tile_product.h.
 //
-// An element of C is summed in f32 over k in order, 32 at a time, even and odd ones apart: its bits depend on its row
-// of A and its column of B alone. Values of a magnitude below 2^-126 count as zeros. All of it needs has_tiles().
+// An element of C is summed in f32 over k in order (AMX: 32 at a time, even and odd ones apart; AVX-512: by pairs): its
+// bits depend on its row of A, its column of B and the unit alone. Values of a magnitude below 2^-126 count as zeros.
+// All of it needs has_tiles().
 #include <cstdint>
 
 #include "src/core/half.h"

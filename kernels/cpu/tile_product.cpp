@@ -1,15 +1,11 @@
-// The product of tile_product.h: tiles of 16 outputs x 32 columns of the weight times 32 columns x 16 rows of x.
+// Which unit multiplies bf16, and the way to it.
 #include "kernels/cpu/tile_product.h"
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <string_view>
 
-#include "kernels/cpu/cpu_rows.h"
-#include "kernels/cpu/cpu_tiles.h"
 #include "kernels/cpu/tile_registers.h"
-#include "src/core/parallel.h"
+#include "kernels/cpu/tile_units.h"
 
 #ifdef FEWBIT_TILES
 #include <cpuid.h>
@@ -22,280 +18,46 @@ namespace fewbit::cpu {
 #ifdef FEWBIT_TILES
 namespace {
 
-constexpr int64_t kTileRows = 16;                   // rows of x in a tile, outputs in one
-constexpr int64_t kXTile = kTileRows * kTileCols;   // values of a tile of x
-constexpr int64_t kWTile = kBlockOuts * kTileCols;  // values of the tiles of a block
-constexpr int64_t kPanel = 128;                     // columns whose codes come out of their words together
-constexpr int64_t kStripValues = int64_t{1} << 19;  // of x in a strip: 1 MiB, half of a core's L2
-constexpr int64_t kPieceBytes = int64_t{1} << 18;   // of a weight that a thread takes at once for few rows
-constexpr int64_t kAheadTiles = 8;                  // how far ahead a dense weight is prefetched
+bool turned_off(const char* variable) {
+  const char* e = std::getenv(variable);
+  return e && std::string_view(e) == "0";
+}
 
-bool asked_for() {
+bool amx_is_ours() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
-  __builtin_cpu_init();
-  if (!amx || !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw") ||
-      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq"))
-    return false;
-  if (const char* e = std::getenv("FEWBIT_AMX"); e && std::string_view(e) == "0") return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return false;
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA: Linux asks to be asked
   return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// The shapes of the tile registers: 0 to 3 sums, 4 and 5 the weight, 6 and 7 x, all of `rows` rows of x.
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t column_bytes[16] = {};
-  uint8_t rows[16] = {};
-  explicit TileShapes(int64_t x_rows) {
-    for (int t = 0; t < 8; ++t) {
-      rows[t] = 16;
-      column_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? 64 : 4 * x_rows);
-    }
-  }
-};
-
-// Tile `tile` of a row of x in the order of the weight.
-FEWBIT_TILE_TARGET inline __m512i x_tile_row(const bf16* row, int64_t tile, ColumnOrder order) {
-  if (order == ColumnOrder::natural) return _mm512_loadu_si512(row + tile * kTileCols);
-  alignas(64) static constexpr auto kByTwo = [] {
-    std::array<uint16_t, 32> at{};
-    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 2 + i / 16);
-    return at;
-  }();
-  alignas(64) static constexpr auto kByFour = [] {
-    std::array<uint16_t, 32> at{};
-    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 4);
-    return at;
-  }();
-  if (order == ColumnOrder::by_two)
-    return _mm512_permutexvar_epi16(_mm512_load_si512(kByTwo.data()), _mm512_loadu_si512(row + tile * kTileCols));
-  const bf16* at = row + tile / 4 * 128;
-  const __m512i index = _mm512_add_epi16(_mm512_load_si512(kByFour.data()), _mm512_set1_epi16(short(tile % 4)));
-  const __m512i lower = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), index, _mm512_loadu_si512(at + 32));
-  const __m512i upper = _mm512_permutex2var_epi16(_mm512_loadu_si512(at + 64), index, _mm512_loadu_si512(at + 96));
-  return _mm512_inserti64x4(lower, _mm512_castsi512_si256(upper), 1);
-}
-
-// Tiles of x: [ceil(rows / 16)][in / 32][16 pairs of columns][width rows][2], zeros past the last row. width = the rows
-// where they are at most 16, else 16.
-FEWBIT_TILE_TARGET void pack_rows(ConstTensorView x, ColumnOrder order, int64_t width, int64_t block, uint16_t* to) {
-  const int64_t in = x.cols(), r0 = block * kTileRows, count = std::min(kTileRows, x.rows() - r0);
-  for (int64_t tile = 0; tile < in / kTileCols; ++tile, to += width * kTileCols) {
-    __m512i r[16];
-    for (int64_t i = 0; i < kTileRows; ++i)
-      r[i] = i < count ? x_tile_row(x.as<bf16>() + (r0 + i) * in, tile, order) : _mm512_setzero_si512();
-    if (width == 1) {
-      _mm512_storeu_si512(to, r[0]);
-      continue;
-    }
-    transpose16(r);
-    const auto mask = static_cast<__mmask16>((1u << width) - 1);
-    for (int64_t i = 0; i < 16; ++i) _mm512_mask_storeu_epi32(to + i * 2 * width, mask, r[i]);
-  }
-}
-
-// Sums [32 outputs][16 rows of x] of one tile of x, or [32] of one row.
-struct Sums {
-  alignas(64) float tile[kBlockOuts * kTileRows];
-  alignas(64) float total[kBlockOuts * kTileRows];
-};
-
-// total += scale * tile, or total = tile where there are no scales; of one row all outputs stand side by side.
-FEWBIT_TILE_TARGET inline void add_group(Sums& s, const TileWeight& w, int64_t o, int64_t g, int64_t width) {
-  const int64_t groups = w.scales ? (w.in + w.group - 1) / w.group : 1, last = w.out - 1;
-  if (!w.scales) {
-    std::copy_n(s.tile, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, s.total);
-  } else if (width == 1) {
-    alignas(64) float scale[kBlockOuts];
-    for (int64_t i = 0; i < kBlockOuts; ++i) scale[i] = w.scales[std::min(o + i, last) * groups + g];
-    for (int64_t i = 0; i < kBlockOuts; i += 16)
-      _mm512_store_ps(s.total + i, _mm512_fmadd_ps(_mm512_load_ps(s.tile + i), _mm512_load_ps(scale + i),
-                                                   _mm512_load_ps(s.total + i)));
-  } else {
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
-      const __m512 scale = _mm512_set1_ps(w.scales[std::min(o + i, last) * groups + g]);
-      float* at = s.total + i * kTileRows;
-      _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(s.tile + i * kTileRows), scale, _mm512_load_ps(at)));
-    }
-  }
-}
-
-struct Output {
-  const float* row_scales;
-  ConstTensorView bias;
-  TensorView y;
-};
-
-// The totals of a block of outputs to `count` rows of y.
-FEWBIT_TILE_TARGET void store_sums(const Sums& s, int64_t o, int64_t out, int64_t row, int64_t count, int64_t width,
-                                   const Output& to) {
-  alignas(64) float by_row[kTileRows * kBlockOuts];
-  if (width == 1) {
-    std::copy_n(s.total, kBlockOuts, by_row);
-  } else {
-    for (int64_t half = 0; half < 2; ++half) {
-      __m512i r[16];
-      for (int64_t i = 0; i < 16; ++i) r[i] = _mm512_load_si512(s.total + (half * 16 + i) * kTileRows);
-      transpose16(r);
-      for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(by_row + i * kBlockOuts + half * 16, r[i]);
-    }
-  }
-  for (int64_t i = 0; i < count; ++i) {
-    float* values = by_row + i * kBlockOuts;
-    if (to.row_scales)
-      for (int64_t k = 0; k < kBlockOuts; ++k) values[k] *= to.row_scales[row + i];
-    store_row(values, to.bias, o, std::min(out, o + kBlockOuts), to.y, row + i);
-  }
-}
-
-FEWBIT_TILE_TARGET void make_tiles(const TileWeight& w, int64_t o, int64_t c0, int64_t c1, uint16_t* to) {
-  if (w.dense)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
-      const auto* row = reinterpret_cast<const uint16_t*>(w.dense) + std::min(o + i, w.out - 1) * w.in;
-      for (int64_t t = 0; t < (c1 - c0) / kTileCols; ++t)
-        _mm512_store_si512(to + t * kWTile + i * kTileCols, _mm512_loadu_si512(row + c0 + t * kTileCols));
-    }
-  else
-    w.fill(o, c0, c1, to);
-  written();
-}
-
-// Up to 16 rows of x with a block of outputs, whose tiles are made as they are needed.
-FEWBIT_TILE_TARGET void multiply_few(const TileWeight& w, const uint16_t* x, int64_t width, int64_t o, Sums& s) {
-  alignas(64) uint16_t room[kPanel * kBlockOuts];
-  const bool dense = w.dense && o + kBlockOuts <= w.out;
-  const int64_t stride = dense ? w.in * 2 : 64, tiles = w.in / kTileCols;
-  const int64_t per_group = w.scales ? w.group / kTileCols : tiles, c_stride = 4 * (width == 1 ? 1 : kTileRows);
-  // As few as the order allows: then the next ones are made while the unit multiplies.
-  const int64_t at_once = w.order == ColumnOrder::by_four ? kPanel / kTileCols : 1;
-  std::fill_n(s.total, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, 0.f);
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t t = 0, g = 0; t < tiles; ++t) {
-    const uint16_t* a = room + t % at_once * kWTile;
-    if (dense) {
-      a = reinterpret_cast<const uint16_t*>(w.dense) + o * w.in + t * kTileCols;
-      const int64_t ahead = t + kAheadTiles < tiles ? kAheadTiles : kAheadTiles - tiles + kBlockOuts * tiles;
-      for (int64_t i = 0; i < kBlockOuts; ++i) _mm_prefetch(a + i * w.in + ahead * kTileCols, _MM_HINT_T0);
-    } else if (t % at_once == 0) {
-      make_tiles(w, o, t * kTileCols, std::min(tiles, t + at_once) * kTileCols, room);
-    }
-    _tile_loadd(6, x + t * kTileCols * width, 4 * width);
-    _tile_loadd(4, a, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, reinterpret_cast<const char*>(a) + 16 * stride, stride);
-    _tile_dpbf16ps(1, 5, 6);
-    if ((t + 1) % per_group != 0 && t + 1 < tiles) continue;
-    _tile_stored(0, s.tile, c_stride);
-    _tile_stored(1, reinterpret_cast<char*>(s.tile) + 16 * c_stride, c_stride);
-    add_group(s, w, o, g++, width);
-    _tile_zero(0);
-    _tile_zero(1);
-  }
-}
-
-// Two tiles of x with a block of outputs, whose tiles lie at `a`.
-FEWBIT_TILE_TARGET void multiply_two(const TileWeight& w, const uint16_t* a, const uint16_t* x, int64_t o, Sums* s) {
-  const int64_t tiles = w.in / kTileCols, per_group = w.scales ? w.group / kTileCols : tiles;
-  const uint16_t* second = x + tiles * kXTile;
-  for (int i = 0; i < 2; ++i) std::fill_n(s[i].total, kBlockOuts * kTileRows, 0.f);
-  for (int64_t t = 0, g = 0; t < tiles; ++g) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (const int64_t end = std::min(tiles, t + per_group); t < end; ++t) {
-      _tile_loadd(6, x + t * kXTile, 64);
-      _tile_loadd(4, a + t * kWTile, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(5, a + t * kWTile + kWTile / 2, 64);
-      _tile_dpbf16ps(1, 5, 6);
-      _tile_loadd(7, second + t * kXTile, 64);
-      _tile_dpbf16ps(2, 4, 7);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, s[0].tile, 64);
-    _tile_stored(1, s[0].tile + 256, 64);
-    _tile_stored(2, s[1].tile, 64);
-    _tile_stored(3, s[1].tile + 256, 64);
-    add_group(s[0], w, o, g, kTileRows);
-    add_group(s[1], w, o, g, kTileRows);
-  }
-}
-
-// The tiles of a block of outputs for many rows.
-const uint16_t* block_tiles(const TileWeight& w, int64_t o) {
-  uint16_t* room = aligned(scratch(Scratch::w, kBlockOuts * w.in / 2 + 16));
-  make_tiles(w, o, 0, w.in, room);
-  return room;
-}
-
-void few_rows(const TileWeight& w, const uint16_t* x, int64_t rows, const Output& to) {
-  const TileShapes shapes(rows);
-  const int64_t blocks = (w.out + kBlockOuts - 1) / kBlockOuts;
-  const int64_t grain = std::max<int64_t>(1, kPieceBytes / (kBlockOuts * w.row_bytes));
-  parallel_for(blocks, grain, [&](int64_t begin, int64_t end) FEWBIT_TILE_TARGET {
-    _tile_loadconfig(&shapes);
-    Sums sums;
-    for (int64_t b = begin; b < end; ++b) {
-      multiply_few(w, x, rows, b * kBlockOuts, sums);
-      store_sums(sums, b * kBlockOuts, w.out, 0, rows, rows, to);
-    }
-    _tile_release();
-  });
-}
-
-void many_rows(const TileWeight& w, const uint16_t* x, int64_t rows, const Output& to) {
-  const TileShapes shapes(kTileRows);
-  const int64_t blocks = (w.out + kBlockOuts - 1) / kBlockOuts, pairs = (rows + 2 * kTileRows - 1) / (2 * kTileRows);
-  const int64_t strip = std::max<int64_t>(1, kStripValues / (2 * kTileRows * w.in));  // pairs of tiles of x
-  const int64_t strips = (pairs + strip - 1) / strip;
-  parallel_for(strips * blocks, 1, [&](int64_t unit, int64_t) FEWBIT_TILE_TARGET {
-    const int64_t o = unit % blocks * kBlockOuts, first = unit / blocks * strip;
-    _tile_loadconfig(&shapes);
-    const uint16_t* a = block_tiles(w, o);
-    Sums sums[2];
-    for (int64_t p = first; p < std::min(pairs, first + strip); ++p) {
-      multiply_two(w, a, x + p * 2 * kTileRows * w.in, o, sums);
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t row = (2 * p + half) * kTileRows, count = std::min(kTileRows, rows - row);
-        if (count > 0) store_sums(sums[half], o, w.out, row, count, kTileRows, to);
-      }
-    }
-    _tile_release();
-  });
+TileUnit best_unit() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") || turned_off("FEWBIT_BF16"))
+    return TileUnit::none;
+  return !turned_off("FEWBIT_AMX") && amx_is_ours() ? TileUnit::amx : TileUnit::avx512;
 }
 
 }  // namespace
 
-bool has_tiles() {
-  static const bool has = asked_for();
-  return has;
+TileUnit tile_unit() {
+  static const TileUnit unit = best_unit();
+  return unit;
 }
 
 void tile_product(ConstTensorView x, const TileWeight& w, const float* row_scales, ConstTensorView bias, TensorView y) {
   FEWBIT_ASSERT(tiles_fit(w.out, w.in) && x.dtype == DType::bf16 && x.cols() == w.in && w.row_bytes > 0);
   FEWBIT_ASSERT(!w.scales || (w.group % kTileCols == 0 && w.group > 0));
   FEWBIT_ASSERT(w.order != ColumnOrder::by_four || w.in % 128 == 0);
-  const int64_t rows = x.rows(), width = std::min(rows, kTileRows);
-  if (rows == 0) return;
-  // Whole pairs of tiles, so that the last one has a partner.
-  const int64_t tiles = rows <= kTileRows ? 1 : (rows + 2 * kTileRows - 1) / (2 * kTileRows) * 2;
-  uint16_t* packed = aligned(scratch(Scratch::x, tiles * width * w.in / 2 + 16));
-  parallel_for(tiles, 2, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) pack_rows(x, w.order, width, t, packed + t * width * w.in);
-  });
-  written();
-  const Output to{.row_scales = row_scales, .bias = bias, .y = y};
-  rows <= kTileRows ? few_rows(w, packed, rows, to) : many_rows(w, packed, rows, to);
+  if (x.rows() == 0) return;
+  (tile_unit() == TileUnit::amx ? amx_product : avx512_product)(x, w, row_scales, bias, y);
 }
 
 #else
 
-bool has_tiles() { return false; }
+TileUnit tile_unit() { return TileUnit::none; }
 void tile_product(ConstTensorView, const TileWeight&, const float*, ConstTensorView, TensorView) {
-  bug("no tiles on this machine");
+  bug("no products of bf16 on this machine");
 }
 
 #endif

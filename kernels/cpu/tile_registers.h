@@ -1,7 +1,10 @@
 #pragma once
-// What the loops over the tile registers of AMX have in common: where they compile, how tiles are transposed.
+// What the loops of tile_product.h and tile_matmul.h have in common: where they compile, how tiles are transposed, how
+// x is brought into the order of a weight.
+#include <array>
 #include <cstdint>
 
+#include "kernels/cpu/tile_product.h"
 #include "kernels/cpu/x86_loops.h"
 
 #if defined(FEWBIT_X86) && defined(__linux__)
@@ -41,6 +44,28 @@ FEWBIT_TILE_TARGET inline void transpose16(__m512i* r) {
     r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
     r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
   }
+}
+
+// Tile `tile` of a row of x in the order of the weight.
+FEWBIT_TILE_TARGET inline __m512i x_tile_row(const bf16* row, int64_t tile, ColumnOrder order) {
+  if (order == ColumnOrder::natural) return _mm512_loadu_si512(row + tile * kTileCols);
+  alignas(64) static constexpr auto kByTwo = [] {
+    std::array<uint16_t, 32> at{};
+    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 2 + i / 16);
+    return at;
+  }();
+  alignas(64) static constexpr auto kByFour = [] {
+    std::array<uint16_t, 32> at{};
+    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 4);
+    return at;
+  }();
+  if (order == ColumnOrder::by_two)
+    return _mm512_permutexvar_epi16(_mm512_load_si512(kByTwo.data()), _mm512_loadu_si512(row + tile * kTileCols));
+  const bf16* at = row + tile / 4 * 128;
+  const __m512i index = _mm512_add_epi16(_mm512_load_si512(kByFour.data()), _mm512_set1_epi16(short(tile % 4)));
+  const __m512i lower = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), index, _mm512_loadu_si512(at + 32));
+  const __m512i upper = _mm512_permutex2var_epi16(_mm512_loadu_si512(at + 64), index, _mm512_loadu_si512(at + 96));
+  return _mm512_inserti64x4(lower, _mm512_castsi512_si256(upper), 1);
 }
 
 }  // namespace fewbit::cpu

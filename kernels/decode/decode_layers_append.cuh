@@ -16,17 +16,20 @@ struct AppendShared {
 };
 
 // One head of the new token, the work of a warp. which: 0 a query, 1 a key, 2 a value. row [D]: the result; wide [D]:
-// working space.
-template <int D>
+// working space. kWords: as words under `stamp`.
+template <int D, bool kWords = false>
 __device__ __forceinline__ void make_head_row(const Job& job, const LayerRecord& layer, int which, int head,
-                                              const float* angles, __nv_bfloat16* row, float* wide) {
-  const int lane = threadIdx.x % 32;
-  const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) +
-                     ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
+                                              const float* angles, __nv_bfloat16* row, float* wide,
+                                              uint32_t stamp = 0) {
+  const int lane = threadIdx.x % 32, first = ((which == 0 ? 0 : job.heads + (which - 1) * job.kv_heads) + head) * D;
+  const auto* from = reinterpret_cast<const unsigned short*>(job.qkv) + first;
   float v[D / 32];
 #pragma unroll
-  // Not as bf16: that overload of __ldcg is not volatile and was moved out of the loop over layers.
-  for (int i = 0; i < D / 32; ++i) v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + lane + 32 * i)) << 16);
+  for (int i = 0; i < D / 32; ++i)
+    if constexpr (kWords)
+      v[i] = await_value(job.qkv_words + first + lane + 32 * i, stamp);
+    else  // not as bf16: that overload of __ldcg is not volatile and was moved out of the loop over layers
+      v[i] = __uint_as_float(static_cast<uint32_t>(__ldcg(from + lane + 32 * i)) << 16);
   if (which < 2 && layer.head_norm[which]) {
     float squares = 0;
 #pragma unroll

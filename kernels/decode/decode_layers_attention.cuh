@@ -215,21 +215,30 @@ __device__ __forceinline__ void store_split(const Job& job, const AttentionShare
   }
 }
 
+// An output of attention; kWords: a word under `stamp`.
+template <bool kWords>
+__device__ __forceinline__ void put_attended(const Job& job, int at, float value, uint32_t stamp) {
+  if constexpr (kWords)
+    put_value(job.attended_words + at, rounded(value), stamp);
+  else
+    job.attended[at] = __float2bfloat16_rn(value);
+}
+
 // The same where these keys are all: the output at once.
-template <int D>
+template <int D, bool kWords>
 __device__ __forceinline__ void store_attended(const Job& job, const AttentionShared<D>& space,
-                                               const AttentionRange& own, float value_factor) {
+                                               const AttentionRange& own, float value_factor, uint32_t stamp) {
   for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
     float sum = 0, all = 0;
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D], all += space.l[w][e / D];
-    job.attended[own.head0 * D + e] = __float2bfloat16_rn(sum * value_factor / all);
+    put_attended<kWords>(job, own.head0 * D + e, sum * value_factor / all, stamp);
   }
 }
 
 // In the last block of a head set to arrive: merges the splits of the keys in their order.
-template <int D>
-__device__ __forceinline__ void merge_splits(const Job& job, const AttentionRange& own) {
+template <int D, bool kWords>
+__device__ __forceinline__ void merge_splits(const Job& job, const AttentionRange& own, uint32_t stamp) {
   for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
     const int64_t row = static_cast<int64_t>(own.set) * job.key_splits * kHeadsPerBlock;
     const float2* ml = job.split_ml + row + e / D;
@@ -257,14 +266,14 @@ __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRang
         sum = fmaf(weight, outs[s], sum);
       }
     }
-    job.attended[own.head0 * D + e] = __float2bfloat16_rn(sum / all);
+    put_attended<kWords>(job, own.head0 * D + e, sum / all, stamp);
   }
 }
 
 // The attention of a layer: the block's rows, its keys, its state to device memory, and the merge of the splits.
-template <int D, class C>
+template <int D, class C, bool kWords>
 __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer, const AttentionRange& own,
-                                       int position, const float* angles, uint8_t* shared) {
+                                       int position, const float* angles, uint8_t* shared, uint32_t stamp) {
   if (own.none) return;
   auto& space = *reinterpret_cast<AttentionShared<D>*>(shared);
   __shared__ bool last;
@@ -274,7 +283,8 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
     const int which = warp < kHeadsPerBlock ? 0 : warp - kHeadsPerBlock + 1;
     __nv_bfloat16* row = space.rows[warp];
     if (warp < own.heads || which > 0)
-      make_head_row<D>(job, layer, which, which == 0 ? own.head0 + warp : kv_head, angles, row, space.wide[warp]);
+      make_head_row<D, kWords>(job, layer, which, which == 0 ? own.head0 + warp : kv_head, angles, row,
+                               space.wide[warp], stamp);
     else
       for (int i = lane; i < D; i += 32) row[i] = __float2bfloat16_rn(0.f);
     if (which > 0)
@@ -286,12 +296,12 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
   const float value_factor = attend_keys<D, C>(job, layer, own, space, state);
   float top[kHeadsPerBlock];
   merge_lanes<D>(space, state, top);
-  if (own.splits == 1) return store_attended<D>(job, space, own, value_factor);
+  if (own.splits == 1) return store_attended<D, kWords>(job, space, own, value_factor, stamp);
   store_split<D>(job, space, top, value_factor);
   consumer_sync();
   if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(own.splits));
   consumer_sync();
-  if (last) merge_splits<D>(job, own);
+  if (last) merge_splits<D, kWords>(job, own, stamp);
 }
 
 }  // namespace fewbit::cuda::decode_step

@@ -196,8 +196,10 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
   job.key_splits = blocks / (job.head_sets * a.kv_heads);
   const int64_t wide = 2 * int64_t{job.inner} * std::max(1, job.top_k);
-  const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide + 2 * int64_t{job.experts};  // bf16
+  const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide;  // bf16
   plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;
+  if (job.experts > 0)  // logits, and words with stamps
+    plan.workspace += static_cast<size_t>(8 * job.experts + 4 * (job.hidden + values - wide)) + 64;
   if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
     return refuse("too little shared memory for the inputs of the largest linear");
   return plan;
@@ -281,7 +283,15 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   job.qkv = vector(out_of(first.q) + out_of(first.k) + out_of(first.v));
   job.attended = vector(out_of(first.q));
   job.gate_up = vector(2 * int64_t{job.inner} * std::max(1, job.top_k));
-  if (job.experts > 0) job.logits = reinterpret_cast<float*>(take(sizeof(float) * job.experts));
+  job.logits = reinterpret_cast<uint64_t*>(take(sizeof(uint64_t) * job.experts));
+  job.stream = reinterpret_cast<uint32_t*>(take(job.experts > 0 ? sizeof(uint32_t) * job.hidden : 0));
+  const auto words = [&](int64_t n) {
+    return reinterpret_cast<uint32_t*>(take(job.experts > 0 ? sizeof(uint32_t) * static_cast<size_t>(n) : 0));
+  };
+  job.qkv_words = words(out_of(first.q) + out_of(first.k) + out_of(first.v));
+  job.attended_words = words(out_of(first.q));
+  job.launches = reinterpret_cast<uint32_t*>(take(sizeof(uint32_t)));
+  job.stamp_stride = static_cast<int>(2 * stack.layers.size()) + 1;
   FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= plan.workspace);
   FEWBIT_ASSERT(2 + job.kv_heads * job.head_sets <= CudaState::kCounters);
   job.counters = s.counters;
@@ -337,7 +347,7 @@ void prepare_stack(Exec& ex, DecodeStack& stack) {
     experts += decode_step::kExpertWeights * plan.job.experts;
   }
   stack.table = ex.to_device(table);
-  stack.workspace = ex.alloc(DType::u8, {static_cast<int64_t>(plan.workspace)});
+  stack.workspace = ex.alloc_zeros(DType::u8, {static_cast<int64_t>(plan.workspace)});
 }
 
 void decode_layers(Exec& ex, const DecodeStack& stack, ConstTensorView position, TensorView x) {

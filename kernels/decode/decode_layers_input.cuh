@@ -33,6 +33,37 @@ __device__ __forceinline__ float consumer_sum(float x, float* shared) {
   return warp_reduce(shared[threadIdx.x % kConsumerWarps], Sum{}, kConsumerWarps);
 }
 
+// A value of bf16 with the low half of a stamp, for those who wait for it (decode_layers_mixture.cuh).
+__device__ __forceinline__ void put_value(uint32_t* to, float value, uint32_t stamp) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(__float_as_uint(value) | (stamp & 0xffff))
+               : "memory");
+}
+__device__ __forceinline__ float await_value(const uint32_t* from, uint32_t stamp) {
+  uint32_t word;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  } while (((word ^ stamp) & 0xffff) != 0);
+  return __uint_as_float(word & 0xffff0000u);
+}
+// Eight neighbours.
+__device__ __forceinline__ void await_values(const uint32_t* from, uint32_t stamp, float (&v)[8]) {
+  uint32_t w[8];
+  bool there;
+  do {
+    there = true;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4)
+      asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
+                   : "l"(from + i)
+                   : "memory");
+#pragma unroll
+    for (int i = 0; i < 8; ++i) there = there && ((w[i] ^ stamp) & 0xffff) == 0;
+  } while (!there);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(w[i] & 0xffff0000u);
+}
+
 // Shared memory for the input of a product.
 struct InputShared {
   uint8_t *x, *groups;  // [k tiles] of a kind's input_bytes and group_bytes
@@ -118,13 +149,31 @@ struct GridBarrier {
     consumer_sync();
   }
   // The last block to leave zeroes the counters for the next launch.
-  __device__ __forceinline__ void leave() const {  // after the last wait
-    if (threadIdx.x == 0 && atomicAdd(counters + 1, 1u) == gridDim.x - 1) counters[0] = counters[1] = 0;
+  // True in one thread of it.
+  __device__ __forceinline__ bool leave() const {  // after the last wait
+    if (threadIdx.x > 0 || atomicAdd(counters + 1, 1u) < gridDim.x - 1) return false;
+    counters[0] = counters[1] = 0;
+    return true;
   }
-  __device__ __forceinline__ void leave_unwaited() const {  // after the last arrival
-    if (threadIdx.x == 0 && arrives_last(counters + 1, gridDim.x)) counters[0] = 0;
+  __device__ __forceinline__ bool leave_unwaited() const {  // after the last arrival
+    if (threadIdx.x > 0 || !arrives_last(counters + 1, gridDim.x)) return false;
+    counters[0] = 0;
+    return true;
   }
 };
+
+// What attention makes as the input of o, in words with a stamp.
+__device__ __forceinline__ void load_attended(const Job& job, const LimbInput& input, uint32_t stamp) {
+  const int begin = input.first * kStageK, end = begin + input.needed * kStageK;
+#pragma unroll 1
+  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
+       n += 8 * kConsumerThreads) {  // whole warps
+    float v[8] = {};
+    if (n < end) await_values(job.attended_words + n, stamp, v);
+    input.put(n, v, n < end);
+  }
+  consumer_sync();
+}
 
 // The mean square of the residual stream makes 1 / rms; every block reads all of the stream for it.
 __device__ __forceinline__ float inverse_rms(const Job& job, float* shared) {

@@ -100,7 +100,11 @@ struct Job {
   int rank_lanes;                      // threads that find the rank of an expert, a power of two
   bool renormalise;
   float route_scale;
-  float* logits;  // [experts]
+  uint64_t* logits;                      // [experts]: f32, above it its stamp
+  uint32_t* stream;                      // [hidden]: the residual stream in bf16, below it the low half of its stamp
+  uint32_t *qkv_words, *attended_words;  // the same of q, k, v and of what attention makes
+  uint32_t* launches;                    // how many have ended
+  int stamp_stride;                      // stamps of a launch, at most
   // Attention. A head set is up to kHeadsPerBlock query heads of one kv head; block i has split i % key_splits of the
   // keys of set i / key_splits.
   int head_sets, key_splits;  // sets of each kv head

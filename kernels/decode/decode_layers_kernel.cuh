@@ -28,14 +28,24 @@ __device__ __forceinline__ void load_own_x(const Job& job, const WorkRange& rang
     own_x[e] =
         to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + k_split * kOwnOutputs + e % kOwnOutputs]);
 }
-// The input of a product. reduce, reduce_again: kConsumerWarps values each.
-template <class Weights, class Barrier>
-__device__ __forceinline__ void load_input(const Job& job, int product, typename Weights::Input& input,
+// The input of a product. stamp: of a mixture's stream behind o of the layer; reduce, reduce_again: kConsumerWarps
+// values each.
+template <class Weights, bool kWhole, class Barrier>
+__device__ __forceinline__ void load_input(const Job& job, int product, const WorkRange& range, int layer_index,
+                                           uint32_t stamp, typename Weights::Input& input,
                                            const typename Weights::Record& layer, Barrier& barrier, float* reduce,
                                            float* reduce_again, MixtureShared* mixture) {
   const float* shares = nullptr;
   if constexpr (Weights::kMixture) {
-    if (product == kGateUp) return load_routed(job, input, layer, barrier, reduce, reduce_again, *mixture);
+    if (product == kGateUp) return load_routed(job, input, layer, stamp, reduce, reduce_again, *mixture);
+    if (product == kQkv && layer_index > 0) {
+      if (range.n_count > 0) load_stream(job, input, layer.input_norm, stamp - 1, reduce);
+      return;
+    }
+    if (kWhole && product == kOut) {
+      if (range.n_count > 0) load_attended(job, input, stamp);
+      return;
+    }
     shares = mixture->shares;
   }
   if (product == kQkv || product == kGateUp)
@@ -103,10 +113,13 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   consumer_sync();
   const AttentionRange own(job, position, blockIdx.x);
   GridBarrier<kWhole> barrier{job.counters};
+  uint32_t launch = 0;
+  if constexpr (Weights::kMixture) launch = __ldcg(job.launches);
+  bool last = false;
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const Record& layer = layers[i];
-    const Epilogue<Weights> epilogue{job, layer, own_x};
+    const Epilogue<Weights> epilogue{job, layer, own_x, Weights::kMixture ? stamp_of(job, launch, i) : 0};
     if constexpr (kWhole) prefetch_keys<D, C>(job, layer, own);
     const int begin = kWhole || i > 0 ? 0 : job.first_product;
     const int end = kWhole ? kProducts : min(job.end_product - i * kProducts, int{kProducts});
@@ -117,20 +130,30 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     for (int product = begin; product < end; ++product) {
       const WorkRange& range = ranges[product];
       auto input = Weights::input(space, range, product, layer, i);
-      load_input<Weights>(job, product, input, layer, barrier, reduce, max_abs, mixture);
+      load_input<Weights, kWhole>(job, product, range, i, epilogue.stamp, input, layer, barrier, reduce, max_abs,
+                                  mixture);
       run_product<Weights>(product, range, input, consumer, cluster_sums, k_split, sums, epilogue);
-      barrier.arrive();
+      constexpr bool kWords = Weights::kMixture && kWhole;
+      if constexpr (Weights::kMixture)
+        if (product == kOut || product == kDown) continue;  // the stream has its stamps
+      if (!kWords || product == kGateUp) barrier.arrive();
       if constexpr (kWhole) {
         if (product != kQkv) continue;
-        barrier.wait();
-        attend<D, C>(job, layer, own, position, angles, work);
-        barrier.arrive();
+        if constexpr (kWords)
+          consumer_sync();
+        else
+          barrier.wait();
+        attend<D, C, kWords>(job, layer, own, position, angles, work, epilogue.stamp);
+        if constexpr (kWords)
+          consumer_sync();  // the input of o comes where attention has worked
+        else
+          barrier.arrive();
       }
     }
   }
   if constexpr (kWhole) {
     barrier.wait();
-    barrier.leave();
+    last = barrier.leave();
   } else {
     if ((job.end_product - 1) % kProducts == kQkv) {  // attention comes next
       rope_angles(angles, static_cast<float>(position), job.inv_freq, job.rope_pairs, job.rope_scale, threadIdx.x,
@@ -138,8 +161,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
       barrier.wait();
       append_new_token<D, C>(job, layers[job.count - 1], position, angles, work);
     }
-    barrier.leave_unwaited();
+    last = barrier.leave_unwaited();
   }
+  if constexpr (Weights::kMixture)
+    if (last) *job.launches = launch + 1;
 #endif
 }
 

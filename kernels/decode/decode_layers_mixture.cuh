@@ -4,9 +4,76 @@
 // for; those before them lie in the rings by then.
 #include "kernels/decode/decode_layers_product.cuh"
 
+//
+// Of a mixture q, k, v, what attention makes, the stream behind o and down, and the logits are words with a stamp,
+// which readers look at until it is the one that they want: no arrival, no counter and no second trip for the values.
+// Between gate and up and down, where they would be many, there is a barrier. A stamp counts on through all launches of
+// a stack, so that a word never holds the wanted one from before. What follows a product needs all of it, so a block
+// that has work to do there is never overtaken; one without work does not read.
 namespace fewbit::cuda::decode_step {
 
 #ifdef FEWBIT_SM90A
+// The stamp of the stream behind o of the launch's layer `layer`; behind its down the next one. Its logits have it too.
+__device__ __forceinline__ uint32_t stamp_of(const Job& job, uint32_t launch, int layer) {
+  return launch * static_cast<uint32_t>(job.stamp_stride) + 2 * static_cast<uint32_t>(layer) + 1;
+}
+__device__ __forceinline__ void put_logit(const Job& job, int expert, float value, uint32_t stamp) {
+  const uint64_t word = static_cast<uint64_t>(stamp) << 32 | __float_as_uint(value);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(job.logits + expert), "l"(word) : "memory");
+}
+__device__ __forceinline__ float await_logit(const Job& job, int expert, uint32_t stamp) {
+  uint64_t word;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(job.logits + expert) : "memory");
+  } while (static_cast<uint32_t>(word >> 32) != stamp);
+  return __uint_as_float(static_cast<uint32_t>(word));
+}
+inline constexpr int kStreamStride = 8 * kConsumerThreads, kStreamRuns = kMaxRoutedHidden / kStreamStride;
+// The norm of the stream under `stamp`: the thread's values n = 8 threadIdx.x + i kStreamStride .. n + 7.
+__device__ __forceinline__ void norm_stream(const Job& job, const __nv_bfloat16* weight, uint32_t stamp, float* reduce,
+                                            float (&v)[kStreamRuns][8]) {
+  const int first = 8 * static_cast<int>(threadIdx.x);
+  uint4 own_weight[kStreamRuns] = {};
+#pragma unroll
+  for (int i = 0; i < kStreamRuns; ++i)
+    if (const int n = first + i * kStreamStride; n < job.hidden)
+      own_weight[i] = *reinterpret_cast<const uint4*>(weight + n);
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < kStreamRuns; ++i) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[i][j] = 0;
+    if (first + i * kStreamStride < job.hidden) await_values(job.stream + first + i * kStreamStride, stamp, v[i]);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
+  }
+  const float inv = 1.f / sqrtf(consumer_sum(squares, reduce) / static_cast<float>(job.hidden) + job.eps);
+#pragma unroll
+  for (int i = 0; i < kStreamRuns; ++i) {
+    float w[8];
+    unpack8(own_weight[i], w);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) v[i][j] = rounded(v[i][j] * inv * (w[j] + job.weight_offset));
+  }
+}
+// What the block's split of k needs of it.
+__device__ __forceinline__ void put_stream(const Job& job, const LimbInput& input, const float (&v)[kStreamRuns][8]) {
+  const int begin = input.first * kStageK, end = begin + input.needed * kStageK;
+#pragma unroll
+  for (int i = 0; i < kStreamRuns; ++i) {
+    const int n = 8 * static_cast<int>(threadIdx.x) + i * kStreamStride;
+    if (i * kStreamStride < job.hidden) input.put(n, v[i], n >= begin && n < end);
+  }
+}
+// The input of q, k and v behind another layer.
+__device__ __forceinline__ void load_stream(const Job& job, const LimbInput& input, const __nv_bfloat16* weight,
+                                            uint32_t stamp, float* reduce) {
+  float v[kStreamRuns][8];
+  norm_stream(job, weight, stamp, reduce, v);
+  put_stream(job, input, v);
+  consumer_sync();
+}
+
 // Asks for the layer's table of experts; load_routed() waits for it.
 __device__ __forceinline__ void fetch_table(const Job& job, const MixtureLayerRecord& layer, MixtureShared& mixture) {
   Weight* table = mixture.table(job);
@@ -17,11 +84,11 @@ __device__ __forceinline__ void fetch_table(const Job& job, const MixtureLayerRe
 
 // The experts that the logits choose, best first, and their shares: as route() does it. A NaN comes behind all numbers,
 // and makes all shares NaN.
-__device__ __forceinline__ void choose_experts(const Job& job, MixtureShared& mixture) {
+__device__ __forceinline__ void choose_experts(const Job& job, uint32_t stamp, MixtureShared& mixture) {
   float* scores = mixture.scores();
   const int padded = (job.experts + 3) / 4 * 4, lanes = job.rank_lanes, lane = threadIdx.x % 32;
   for (int e = threadIdx.x; e < padded; e += kConsumerThreads)
-    scores[e] = e < job.experts ? __ldcg(job.logits + e) : -INFINITY;
+    scores[e] = e < job.experts ? await_logit(job, e, stamp) : -INFINITY;
   consumer_sync();
 #pragma unroll 1
   for (int first = 0; first < job.experts; first += kConsumerThreads / lanes) {
@@ -57,66 +124,39 @@ __device__ __forceinline__ void choose_experts(const Job& job, MixtureShared& mi
     mixture.shares[lane] = isnan(all) ? all : own / (job.renormalise ? chosen : 1.f) * job.route_scale;
 }
 
-// The norm of the residual stream as the input of gate and up, as load_normed() makes it, and the choice of experts.
-template <class Barrier>
+// The norm of the stream behind o as the input of gate and up, and the choice of experts.
 __device__ __forceinline__ void load_routed(const Job& job, const LimbInput& input, const MixtureLayerRecord& layer,
-                                            Barrier& barrier, float* reduce, float* reduce_again,
+                                            uint32_t stamp, float* reduce, float* reduce_again,
                                             MixtureShared& mixture) {
-  constexpr int kStride = 8 * kConsumerThreads, kRuns = kMaxRoutedHidden / kStride;
   const int first = 8 * static_cast<int>(threadIdx.x);
   const auto row_of = [&](int e) { return layer.router + static_cast<int64_t>(e) * job.hidden; };
-  uint4 weight[kRuns] = {}, row[kRuns] = {}, x[kRuns] = {};
+  uint4 row[kStreamRuns] = {};
 #pragma unroll
-  for (int i = 0; i < kRuns; ++i)
-    if (const int n = first + i * kStride; n < job.hidden) {
-      weight[i] = *reinterpret_cast<const uint4*>(layer.middle_norm + n);
-      if (blockIdx.x < job.experts) row[i] = *reinterpret_cast<const uint4*>(row_of(blockIdx.x) + n);
-    }
+  for (int i = 0; i < kStreamRuns; ++i)
+    if (first + i * kStreamStride < job.hidden && blockIdx.x < job.experts)
+      row[i] = *reinterpret_cast<const uint4*>(row_of(blockIdx.x) + first + i * kStreamStride);
   cp_async_wait<0>();
-  barrier.wait();
-#pragma unroll
-  for (int i = 0; i < kRuns; ++i)
-    if (first + i * kStride < job.hidden) x[i] = load8_cg(job.x + first + i * kStride);
-  float v[kRuns][8], squares = 0;
-#pragma unroll
-  for (int i = 0; i < kRuns; ++i) {
-    unpack8(x[i], v[i]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) squares = fmaf(v[i][j], v[i][j], squares);
-  }
-  const float inv = 1.f / sqrtf(consumer_sum(squares, reduce) / static_cast<float>(job.hidden) + job.eps);
-#pragma unroll
-  for (int i = 0; i < kRuns; ++i) {
-    float w[8];
-    unpack8(weight[i], w);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) v[i][j] = rounded(v[i][j] * inv * (w[j] + job.weight_offset));
-  }
+  float v[kStreamRuns][8];
+  norm_stream(job, layer.middle_norm, stamp, reduce, v);
 #pragma unroll 1
   for (int e = blockIdx.x; e < job.experts; e += gridDim.x) {
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kRuns; ++i) {
-      if (first + i * kStride >= job.hidden) continue;
-      if (e != static_cast<int>(blockIdx.x)) row[i] = *reinterpret_cast<const uint4*>(row_of(e) + first + i * kStride);
+    for (int i = 0; i < kStreamRuns; ++i) {
+      if (first + i * kStreamStride >= job.hidden) continue;
+      if (e != static_cast<int>(blockIdx.x))
+        row[i] = *reinterpret_cast<const uint4*>(row_of(e) + first + i * kStreamStride);
       float r[8];
       unpack8(row[i], r);
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum = fmaf(v[i][j], r[j], sum);
     }
     sum = consumer_sum(sum, reduce_again);
-    if (threadIdx.x == 0) __stcg(job.logits + e, sum);
+    if (threadIdx.x == 0) put_logit(job, e, sum, stamp);
     if (e + static_cast<int>(gridDim.x) < job.experts) consumer_sync();  // the sums of warps have been read
   }
-  barrier.arrive();
-  const int begin = input.first * kStageK, end = begin + input.needed * kStageK;
-#pragma unroll
-  for (int i = 0; i < kRuns; ++i) {
-    const int n = first + i * kStride;
-    if (i * kStride < job.hidden) input.put(n, v[i], n >= begin && n < end);
-  }
-  barrier.wait();
-  choose_experts(job, mixture);
+  put_stream(job, input, v);
+  choose_experts(job, stamp, mixture);
 }
 #endif
 

@@ -116,7 +116,8 @@ template <class Weights>
 struct Epilogue {
   const Job& job;
   const LayerRecord& layer;
-  float* own_x;  // [kMaxOwnOutputs]: the block's outputs of the residual stream
+  float* own_x;        // [kMaxOwnOutputs]: the block's outputs of the residual stream
+  uint32_t stamp = 0;  // of a mixture's stream behind o
 
   // Depends on the weight alone: read ahead of the sum.
   __device__ __forceinline__ float factor(int product, int n_tile, int n) const {
@@ -131,6 +132,7 @@ struct Epilogue {
       const __nv_bfloat16* bias = layer.bias[of_weight.weight];
       if (bias) sum += to_f32(bias[of_weight.n_tile * Weights::kOutputs + n]);
       job.qkv[at] = __float2bfloat16_rn(sum);
+      if constexpr (Weights::kMixture) put_value(job.qkv_words + at, rounded(sum), stamp);
     } else if (product == kGateUp) {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
@@ -138,6 +140,10 @@ struct Epilogue {
       if constexpr (Weights::kMixture)
         if (product == kDown) sum = rounded(sum);  // as the sum of experts is before it is added
       x = rounded(x + sum);
+      if constexpr (Weights::kMixture) {
+        put_value(job.stream + at, x, stamp + (product == kDown));
+        if (product == kOut) return;
+      }
       job.x[at] = __float2bfloat16_rn(x);
     }
   }

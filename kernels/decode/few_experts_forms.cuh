@@ -7,6 +7,7 @@
 //   Sum         the type of a sum
 //   kSubs       sub-tiles of 16 outputs in a tile
 //   kXBytes     bytes of a value of x
+//   kBlocks     that find room on a multiprocessor together, at least
 //   stages      spans of k under way in shared memory, of which a block may have so much, with k in `parts`
 //   warp_bytes  that a warp has in shared memory
 //   multiply    sums += the products of part `part` of `parts` along k. x: this lane's row of each block of 8 rows;
@@ -36,6 +37,7 @@ template <class Format>
 struct RowForm {
   using Sum = typename Format::Sum;
   static constexpr int kSubs = 1, kXBytes = Format::kXBytes;
+  static constexpr int kBlocks = 1;
   static constexpr int kStepBytes = 64;  // of a row: what four lanes take at once
   static constexpr int kAhead = 4;       // steps under way
   static_assert(Format::kXBytes == Format::kCodeBytes);
@@ -81,7 +83,8 @@ struct BlockForm {
   using Sum = float;
   static constexpr int kSubs = 1, kXBytes = 2;
   static constexpr int kBlock = 32, kBlockBytes = 16;  // inputs, bytes
-  static constexpr int kAhead = 4;                     // steps of four blocks under way
+  // Steps of four blocks of codes under way: few, and many warps in turn, for widening takes as long as reading.
+  static constexpr int kAhead = 2, kBlocks = 4;
 
   static int stages(const Matrix&, int, size_t) { return 0; }
   __host__ __device__ static int warp_bytes(const Matrix&) { return 0; }
@@ -147,7 +150,7 @@ struct BlockForm {
 template <int kBits>
 struct PackedForm {
   using Sum = float;
-  static constexpr int kSubs = marlin::kSubTiles, kXBytes = 2;
+  static constexpr int kSubs = marlin::kSubTiles, kXBytes = 2, kBlocks = 1;
   static constexpr int kAhead = 32 / kBits;                   // k-tiles of a span
   static constexpr int kWordBytes = 32 * 4 * kAhead * kBits;  // of a span of a warp
   static constexpr int kScaleBytes = 32 * 16;                 // of a group of a warp

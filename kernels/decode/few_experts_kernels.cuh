@@ -152,7 +152,7 @@ __device__ __forceinline__ float gated(float g, float u, ActKind act, const Swig
 
 // Grid: tiles of outputs x slots.
 template <class Form, int kRowBlocks>
-__global__ void __launch_bounds__(kThreads) wide_kernel(const __grid_constant__ WideJob job) {
+__global__ void __launch_bounds__(kThreads, Form::kBlocks) wide_kernel(const __grid_constant__ WideJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
   allow_successor();
@@ -207,7 +207,7 @@ __device__ __forceinline__ void add_answers(const DownJob& job, int first, int o
 
 // Grid: tiles of outputs x slots.
 template <class Form, int kRowBlocks>
-__global__ void __launch_bounds__(kThreads) down_kernel(const __grid_constant__ DownJob job) {
+__global__ void __launch_bounds__(kThreads, Form::kBlocks) down_kernel(const __grid_constant__ DownJob job) {
   extern __shared__ __align__(16) uint8_t shared[];
   using S = Sums<Form, kRowBlocks>;
   __shared__ bool last;

@@ -18,10 +18,10 @@ struct RowPackedView {
 //   x     [rows, in]   f32 | bf16
 //   bias  [out]        the dtype of x, or null
 //   y     [rows, out]  the dtype of x, or f32; overwritten
-// Numerics: x in bf16 on a CPU with AMX, or up to 8 rows, with consecutive groups: levels (code - zero) are exact,
-// their products summed in f32 over each group and multiplied by the f32 scale; otherwise values are made in f32 first,
-// then multiplied with f32 sums. The bias is added in f32, then y is rounded once, to nearest even. Errors: shapes or
-// dtypes other than these stop the process (FEWBIT_ASSERT).
+// Numerics: x in bf16 on a CPU with AMX or AVX512-BF16, or up to 8 rows, with consecutive groups: levels (code - zero)
+// are exact, their products summed in f32 over each group and multiplied by the f32 scale; otherwise values are made in
+// f32 first, then multiplied with f32 sums. The bias is added in f32, then y is rounded once, to nearest even. Errors:
+// shapes or dtypes other than these stop the process (FEWBIT_ASSERT).
 namespace cpu {
 void row_gemm(Exec&, ConstTensorView x, const RowPackedView& w, ConstTensorView bias, TensorView y);
 }

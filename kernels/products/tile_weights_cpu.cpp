@@ -138,15 +138,16 @@ std::optional<TileWeight> tile_weight(const RowPackedView& w) {
                     .zero = 1 << (w.bits - 1)};
   const bool by_four = w.bits <= 4 && group % 128 == 0 && w.in % 128 == 0;
   auto* fill = w.bits > 4 ? fill_bytes : by_four ? fill_by_four : fill_by_two;
+  const ColumnOrder order = w.bits > 4 ? ColumnOrder::natural : by_four ? ColumnOrder::by_four : ColumnOrder::by_two;
+  const bool avx512 = tile_unit() == TileUnit::avx512;
   return TileWeight{
       .out = w.out(),
       .in = w.in,
-      .order = w.bits > 4 ? ColumnOrder::natural
-               : by_four  ? ColumnOrder::by_four
-                          : ColumnOrder::by_two,
+      .order = order,
       .group = group,
       .scales = w.scales.as<float>(),
       .fill = [=](int64_t o, int64_t c0, int64_t c1, uint16_t* tiles) { fill(rows, zeros, o, c0, c1, tiles); },
+      .quads = avx512 ? quad_loops(w, order) : QuadLoops{},
       .row_bytes = rows.bytes};
 }
 
@@ -159,6 +160,7 @@ std::optional<TileWeight> tile_weight(const ByteWeightView& w) {
       .group = rows.bytes,
       .scales = w.scales.as<float>(),
       .fill = [=](int64_t o, int64_t c0, int64_t c1, uint16_t* tiles) { fill_f8(rows, o, c0, c1, tiles); },
+      .quads = tile_unit() == TileUnit::avx512 ? quad_loops(w) : QuadLoops{},
       .row_bytes = rows.bytes};
 }
 

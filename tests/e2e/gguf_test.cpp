@@ -75,6 +75,23 @@ TEST_F(GgufCommands, MixesAreWritten) {
   EXPECT_GT(fs::file_size(dir / "kept/model.gguf"), bytes + 1'000'000u);
 }
 
+// What a calibrated run saw weighs the inputs of one that sees nothing.
+TEST_F(GgufCommands, AnImatrixGoesFromOneRunToAnother) {
+  const std::string mix = " --format gguf:q3_k_m --device cpu";
+  ASSERT_EQ(run("quantize gptq " + kDemo + " fed --write-imatrix seen.gguf --samples 8 --seq-len 256" + mix).exit_code,
+            0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " plain" + mix).exit_code, 0);
+  ASSERT_EQ(run("quantize rtn " + kDemo + " weighed --imatrix seen.gguf" + mix).exit_code, 0);
+  EXPECT_EQ(run("evaluate verify weighed --device cpu").exit_code, 0);
+  EXPECT_LT(perplexity("weighed"), perplexity("plain"));
+  const auto refusal = [&](const std::string& command) { return run("quantize " + command).err; };
+  EXPECT_NE(refusal("gptq " + kDemo + " no --imatrix seen.gguf" + mix).find("it is for rtn"), std::string::npos);
+  EXPECT_NE(refusal("rtn " + kDemo + " no --imatrix fed/model.gguf" + mix).find("no imatrix"), std::string::npos);
+  EXPECT_NE(refusal("rtn " + kDemo + " no --write-imatrix x.gguf" + mix).find("does not look at the inputs"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(dir / "no"));
+}
+
 // Fused linears, stacked experts and norms stored as 1 + w, through the whole of a quantization and back to a folder.
 TEST_F(GgufCommands, OtherArchitecturesAreQuantizedAndVerified) {
   for (const std::string preset : {"tiny-gemma2", "tiny-gemma3", "tiny-phi3", "tiny-moe"}) {

@@ -15,7 +15,8 @@ namespace fewbit {
 //   - kUnrounded, CUDA, up to 512 rows in bf16 on FP8 tensor cores: x as two E4M3 terms, exact down to 2^-21 of a row's
 //     largest value;
 //   - kUnrounded, CUDA, otherwise: code * scale is rounded to the dtype of x for a dense product;
-//   - CPU without AMX, or x in f32: code * scale is rounded to f32 on both sides, then multiplied with f32 sums.
+//   - CPU without AMX and AVX512-BF16, or x in f32: code * scale is rounded to f32 on both sides, then multiplied with
+//   f32 sums.
 // Which of them runs: kernels/products/bytes/README.md. A NaN code gives NaN in its output.
 // Errors: shapes or dtypes other than these stop the process (FEWBIT_ASSERT).
 namespace cpu {

@@ -10,6 +10,7 @@
 #include "formats/finer_grid.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/hadamard.h"
+#include "kernels/quantize/matrix_edit.h"
 #include "src/core/hash.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/stacked_experts.h"
@@ -77,8 +78,15 @@ void BlockCoder::for_each(const Group& group,
       stats = group.observed(rounding);
       seen = rounding;
     }
+    if (job_.observed && stats && !stats->gram.empty()) show_squares(p, *stats);
     take(def, p, stats ? &*stats : nullptr);
   }
+}
+
+void BlockCoder::show_squares(const PlannedLinear& p, const InputStats& stats) {
+  const Tensor squares = ex_.alloc(DType::f32, {p.linear.in});
+  diagonal(ex_, stats.gram, squares);
+  job_.observed(p.linear.name, ex_.to_host(squares), stats.tokens);
 }
 
 void BlockCoder::quantize(const std::vector<LinearDef>& items, const Observe& observed,
@@ -316,7 +324,7 @@ Tensor BlockCoder::encode(const LinearDef& def, const PlannedLinear& p, const In
   const RowShare rows(ex_, ranks_, p.linear.out, p.recipe.spec);
   phases_.timed("quantize", [&] {
     e = p.recipe.method->encode ? encode_blocks(ex_, p, job_of(p, w, stats, 0, rows))
-                                : encode_blocks(ex_, p, w, stats, rows);
+                                : encode_blocks(ex_, p, w, stats, importance_of(job_.importance, p.linear.name), rows);
   });
   CodedLinear& coded = block_->coded.emplace_back(begin_record(def, p, stats));
   coded.record.rung = e.rung;

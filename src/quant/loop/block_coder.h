@@ -79,6 +79,7 @@ class BlockCoder {
   float shared_absmax(const std::vector<LinearDef>& items);
   // Shows every linear of the group that is not kept with the statistics of its input.
   void for_each(const Group&, const std::function<void(const LinearDef&, const PlannedLinear&, const InputStats*)>&);
+  void show_squares(const PlannedLinear&, const InputStats&);
   void need_finite(const LinearRecord&) const;  // Error{numeric} that names the linear and the rung
   LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                    const RowShare& rows) const;

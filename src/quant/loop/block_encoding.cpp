@@ -10,8 +10,8 @@ namespace {
 
 std::string tensor_name(const PlannedLinear& p) { return p.linear.name + '.' + std::string(p.blocks->name); }
 
-Tensor importance(Exec& ex, const InputStats* stats, int64_t in) {
-  if (!stats || stats->tokens == 0) return {};
+Tensor seen_or(Exec& ex, const InputStats* stats, ConstTensorView importance, int64_t in) {
+  if (!stats || stats->tokens == 0) return importance.data ? clone_host(importance) : Tensor();
   const Tensor h = ex.alloc(DType::f32, {in});
   diagonal(ex, stats->gram, h);
   return ex.to_host(h);
@@ -28,16 +28,16 @@ std::string hash_of(const PlannedLinear& p, const EncodedBlocks& e) {
 }  // namespace
 
 EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView weight, const InputStats* stats,
-                            const RowShare& rows) {
+                            ConstTensorView importance, const RowShare& rows) {
   require_finite(ex, p.linear.name, weight);
   const ConstTensorView mine = rows.mine(weight);
-  const Tensor host = ex.to_host(mine), h = importance(ex, stats, p.linear.in);
+  const Tensor host = ex.to_host(mine), h = seen_or(ex, stats, importance, p.linear.in);
   const gguf::Encoder encoder = p.recipe.effort == Effort::reference ? gguf::Encoder::plain : gguf::Encoder::searched;
   EncodedBlocks e;
   e.bytes = {tensor_name(p), rows.whole(gguf::encode(*p.blocks, host, h, encoder))};
   e.values = gguf::decode(*p.blocks, e.bytes.tensor, p.linear.in);
   e.hash = hash_of(p, e);
-  if (h.empty()) return e;
+  if (!stats || stats->tokens == 0) return e;
   const auto loss = [&](ConstTensorView values) {
     return loss_per_token(ex, mine, ex.to_device(values), *stats, rows);
   };

@@ -19,10 +19,11 @@ struct EncodedBlocks {
 };
 
 // `weight` f32 [out, in] on ex's device. With statistics the diagonal of their Gram matrix is the importance
-// of the inputs. Effort `reference` takes the plain encoder. Error{checkpoint} where a weight is not finite. Ranks that
-// have all of the weight encode their rows; each gets all.
+// of the inputs, without them `importance`, f32 [in] in host memory, or nothing. Effort `reference` takes the plain
+// encoder. Error{checkpoint} where a weight is not finite. Ranks that have all of the weight encode their rows; each
+// gets all.
 EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, ConstTensorView weight, const InputStats* stats,
-                            const RowShare& rows = RowShare::none());
+                            ConstTensorView importance = {}, const RowShare& rows = RowShare::none());
 // The same by a method that has codes for such blocks (Method::encode). The job's weight has the rows of this rank.
 EncodedBlocks encode_blocks(Exec&, const PlannedLinear&, const LinearJob&);
 

@@ -7,6 +7,7 @@
 
 #include "src/model/model_spec.h"
 #include "src/model/sources/sources.h"
+#include "src/quant/importance.h"
 #include "src/quant/search/mixed_precision.h"
 #include "src/ranks/ranks.h"
 
@@ -34,6 +35,8 @@ struct QuantJob {
   bool check_determinism = false;     // quantize a block twice first
   std::vector<SourceFile> sources{};  // of the model (read_model.h); a pipeline without them reads it itself
   bool overlaps = true;               // packs and writes beside the computation; the bytes are the same without
+  // Of an imatrix file, for a run that does not calibrate (src/quant/importance.h); null: values count by themselves.
+  const Importance* importance = nullptr;
   int64_t shard_bytes = int64_t{5} << 30;
   const Ranks* ranks = &one_process();  // that share the run; the bytes of OUT do not depend on them
   // Looks at the finished checkpoint before it becomes OUT, and tells the report of it.
@@ -42,6 +45,8 @@ struct QuantJob {
   std::function<void()> check_stop{};      // asked between linears; throws Error{stopped} to end the run there
   std::function<void(const std::string& phase, double)> progress{};  // phase and fraction done
   std::function<void(const std::string& phase)> entered{};           // a phase of the report begins
+  // What calibration saw in front of a linear that will be coded: sums of the squares of its inputs, [in] f32.
+  std::function<void(const std::string& linear, const Tensor& squares, int64_t tokens)> observed{};
   // A linear has its codes; learned rounding may still move them, and the hash comes later.
   std::function<void(const LinearRecord&)> coded{};
 };

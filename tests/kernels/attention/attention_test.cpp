@@ -129,7 +129,7 @@ TEST_P(AttentionOn, MatchesTheDefinition) {
 
 // Through the matrix unit the keys are cut where its tiles end, not where a block of queries does.
 TEST(AttentionOnTheMatrixUnit, EarlierRowsHaveTheBitsOfTheShorterSequence) {
-  if (!cpu::has_tiles()) GTEST_SKIP() << "this CPU has no AMX-BF16, or FEWBIT_AMX=0";
+  if (!cpu::has_tiles()) GTEST_SKIP() << "this CPU has no products of bf16, or FEWBIT_BF16=0";
   Exec ex = Exec::cpu();
   for (const int64_t window : {0, 75}) {
     const Case whole{1, 300, {.heads = 2, .kv_heads = 1, .head_dim = 64, .scale = 0.125f, .window = window}};

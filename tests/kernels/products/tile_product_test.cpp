@@ -1,4 +1,4 @@
-// The matrix unit's products: a row of y has the same bits alone and among others.
+// Products in bf16 by AMX or AVX-512: a row of y has the same bits alone and among others.
 #include "kernels/cpu/tile_product.h"
 
 #include <array>
@@ -41,7 +41,7 @@ Tensor random_bytes(DType dtype, Shape shape, uint64_t below) {
 
 class TileProduct : public testing::Test {
   void SetUp() override {
-    if (!cpu::has_tiles()) GTEST_SKIP() << "this CPU has no AMX-BF16, or FEWBIT_AMX=0";
+    if (!cpu::has_tiles()) GTEST_SKIP() << "this CPU has no products of bf16, or FEWBIT_BF16=0";
   }
 };
 
@@ -77,6 +77,48 @@ TEST_F(TileProduct, Fp8RowsDoNotDependOnTheirNeighbours) {
           cpu::fp8_gemm(ex, x, q, {.codes = codes, .scales = scales}, {}, y);
         },
         "fp8");
+}
+
+// y = x W^T of values that row by row come from a weight, against sums in double; with row scales, a bias, and outputs
+// that fill no block.
+TEST_F(TileProduct, MatchesTheDefinition) {
+  Exec ex = Exec::cpu();
+  for (const auto& [bits, in, group] :
+       {std::array<int64_t, 3>{4, 256, 128}, {4, 96, 32}, {3, 128, 128}, {8, 160, 32}, {8, 64, 64}, {0, 96, 96}}) {
+    const int64_t out = 45, groups = in / group;
+    const Tensor codes = random_bytes(DType::u8, {out, bits == 8 ? in : in / 2}, bits == 3 ? 8 : 256);
+    const Tensor scales = random_normal(DType::f32, {out, groups}, 5), dense = random_normal(DType::bf16, {out, in}, 1);
+    const Tensor zeros = random_bytes(DType::u8, {out, groups}, 8), bias = random_normal(DType::bf16, {out}, 2);
+    for (const bool has_zeros : {false, true}) {
+      const RowPackedView w{.codes = codes,
+                            .scales = scales,
+                            .zeros = has_zeros ? zeros.view() : TensorView{},
+                            .group_of = {},
+                            .bits = static_cast<int>(bits),
+                            .in = in,
+                            .group = group};
+      const auto value = [&](int64_t o, int64_t i) {
+        if (bits == 0) return static_cast<double>(dense.as<bf16>()[o * in + i]);
+        const int code =
+            bits == 8 ? codes.as<uint8_t>()[o * in + i] : codes.as<uint8_t>()[(o * in + i) / 2] >> (i % 2 * 4) & 15;
+        const int zero = has_zeros ? zeros.as<uint8_t>()[o * groups + i / group] : 1 << (bits - 1);
+        return static_cast<double>(code - zero) * static_cast<double>(scales.as<float>()[o * groups + i / group]);
+      };
+      for (const int64_t rows : {1, 3, 8, 9, 50}) {
+        const Tensor x = random_normal(DType::bf16, {rows, in}, 3), y = poisoned(ex, DType::f32, {rows, out});
+        bits == 0 ? cpu::gemm(ex, x, dense, bias, y) : cpu::row_gemm(ex, x, w, bias, y);
+        double error = 0, norm = 0;
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t o = 0; o < out; ++o) {
+            double want = static_cast<double>(bias.as<bf16>()[o]);
+            for (int64_t i = 0; i < in; ++i) want += value(o, i) * static_cast<double>(x.as<bf16>()[r * in + i]);
+            error += std::pow(y.as<float>()[r * out + o] - want, 2);
+            norm += want * want;
+          }
+        EXPECT_LE(std::sqrt(error / norm), tol::kF32Op) << bits << " bits, " << in << " columns, " << rows << " rows";
+      }
+    }
+  }
 }
 
 // C = A B and C = B^T B with ends that fill no tile, and parts of B's rows and columns.

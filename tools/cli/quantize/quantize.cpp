@@ -20,6 +20,7 @@
 #include "tools/cli/options.h"
 #include "tools/cli/quantize/advise.h"
 #include "tools/cli/quantize/calibration.h"
+#include "tools/cli/quantize/imatrix_files.h"
 #include "tools/cli/quantize/limits.h"
 #include "tools/cli/quantize/list.h"
 #include "tools/cli/quantize/open_model.h"
@@ -41,6 +42,7 @@ constexpr const char* kCalibrationGroup = "Calibration";
 struct QuantizeArgs : CalibrationArgs {
   Common common;
   LimitArgs limits;
+  ImatrixArgs imatrix;
   std::string recipe, model, out;
   std::string words;  // of the recipe, that flags stand for
   std::string lora, engine, dtype = "auto", shard_size = "5GB";
@@ -84,6 +86,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                 "Refuse what this engine would not load: " + engine_names() + " (docs/engines.md)");
   app.add_option("--tp", a.tp, "GPUs in tensor parallel that --for checks")->check(in_range(1, 1024))->needs(engine);
   add_calibration_arguments(app, a);
+  add_imatrix_arguments(app, a.imatrix);
   add_limit_arguments(app, a.limits);
   auto* minutes = app.add_option("--minutes", a.minutes,
                                  "Of effort=best where it learns the rounding: take fewer steps so that quantizing the "
@@ -97,7 +100,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
       "--measure", a.measure,
       "When done, measure the perplexity of MODEL and OUT on the built-in text, for the model card and the report");
   app.add_flag("--force", a.force, "Replace OUT if it exists; the old one stays until the new one is whole");
-  auto* resume = app.add_flag("--resume", a.resume, "Go on with a run that was stopped");
+  auto* resume = app.add_flag("--resume", a.resume, "Go on with a run that was stopped")
+                     ->excludes(app.get_option("--write-imatrix"));
   app.add_flag("--restart", a.restart, "Remove what an unfinished run left in OUT.partial and begin anew")
       ->excludes(resume);
   app.add_flag("--allow-rtn", a.allow_rtn, "Permit plain rounding where no factorisation succeeds");
@@ -109,7 +113,8 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_flag("--dry-run", a.dry_run, "Print the plan and stop, like `quantize plan`");
   for (const char* o : {"--set", "--keep", "--keep-source-grid", "--drop", "--minutes"})
     app.get_option(o)->group(kRecipeGroup);
-  for (const char* o : {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype"})
+  for (const char* o :
+       {"--calib", "--calib-field", "--samples", "--seq-len", "--seed", "--dtype", "--imatrix", "--write-imatrix"})
     app.get_option(o)->group(kCalibrationGroup);
   add_common(app, a.common);
   app.add_flag("--verbose", a.common.verbose, "Print a line for every linear as it is coded");
@@ -121,11 +126,13 @@ std::string command_of(const CLI::App& app, const QuantizeArgs& a) {
   std::map<const CLI::Option*, size_t> used;
   for (const CLI::Option* o : app.parse_order()) {
     if (o->get_group() != kRecipeGroup && o->get_group() != kCalibrationGroup) continue;
+    if (o->get_name().ends_with("imatrix")) continue;  // a path of this machine
     s += ' ' + o->get_name();
     if (o->get_items_expected_max() > 0 && used[o] < o->results().size())
       s += fmt::format(" '{}'", o->results()[used[o]++]);
   }
   if (!a.lora.empty()) s += " --lora ADAPTER";
+  if (!a.imatrix.read.empty()) s += " --imatrix FILE";
   return s;
 }
 
@@ -286,6 +293,12 @@ void note_model(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, Quan
     say(a.common, "note: " + note + "\n");
 }
 
+void note_tokenizer(const Checkpoint& c, const CheckpointFormat& format, QuantJob& job) {
+  std::string none;
+  if (!format.gguf && !gguf_tokenizer_files(c, &none) && !none.empty())
+    add_note(job, "OUT gets no tokenizer files: " + none);
+}
+
 void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   if (a.recipe.empty()) fail(ErrorKind::usage, "RECIPE is missing; `quantize --help` shows examples");
   const Recipe recipe = recipe_or_command(app, a);
@@ -324,24 +337,25 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
+  ImatrixFiles imatrix(a.imatrix, c, plan);
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
     add_times(ex, c, options, job.out, plan);  // rates are those of one process
   if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c.dir), job, !ex.on_cuda());
   refuse_if_any(plan, disk_of(plan, job, a.limits, c.dir));
   claim(model, c, adapter, job, folder);
+  imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
   job.stop_requested = stop_requested;
   job.check_stop = stop_if_requested;
-  std::string no_tokenizer;
-  if (!plan.format->gguf && !gguf_tokenizer_files(c, &no_tokenizer) && !no_tokenizer.empty())
-    add_note(job, "OUT gets no tokenizer files: " + no_tokenizer);
+  note_tokenizer(c, *plan.format, job);
   const auto scored = a.measure && folder ? std::optional(windows_to_measure(a.common, c)) : std::nullopt;
   if (scored)
     job.measure = [&](const std::filesystem::path& built, QuantReport& report) {
       report.perplexity = measure_perplexity(ex, a.common, *scored, c, built, progress);
     };
   const QuantReport report = run_pipeline(ex, c, plan, windows, job, folder ? &*folder : nullptr);
+  imatrix.finish(c.spec, windows);
   progress.update("done", 1);
   say(a.common, summary_of(report));
   write_json(a.common, to_json(report));

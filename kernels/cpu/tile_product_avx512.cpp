@@ -1,0 +1,187 @@
+// The product of tile_product.h in AVX512-BF16. A register of a weight is a quad: four outputs x eight columns; one of
+// x is eight columns of a row, four times. So a sum has four lanes an output: few enough that a group's scale and the
+// last additions cost little, and rows of codes become quads by few shuffles.
+#include <algorithm>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/quad_loops.h"
+#include "kernels/cpu/tile_units.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+#ifdef FEWBIT_TILES
+namespace {
+
+constexpr int64_t kXRows = 6;                      // rows of x in a block: 6 x 4 quads are 24 registers of sums
+constexpr int64_t kQuads = kPanelOuts / 4;         // of a panel
+constexpr int64_t kPanels = 2;                     // of a unit of work: a cache line of y in bf16
+constexpr int64_t kStripRows = 252;                // of x in a unit, at most: enough that making a panel costs little
+constexpr int64_t kPieceBytes = int64_t{1} << 17;  // of a weight that a thread takes at once for few rows
+
+class DenseQuad : QuadRows {
+ public:
+  static constexpr int kTiles = 1;
+  int64_t in, segment;
+  FEWBIT_QUAD_INLINE DenseQuad(const TileWeight& w, int64_t o)
+      : QuadRows(w.dense, o, w.out, 2 * w.in), in(w.in), segment(w.in) {}
+  FEWBIT_QUAD_INLINE void load(int64_t c, int64_t, int quads) {
+    for (int i = 0; i < 4; ++i) {
+      at_[i] = row[i] + 2 * c;
+      prefetch(i, 2 * c, quads);
+    }
+  }
+  FEWBIT_QUAD_INLINE void tile(int, __m512i* to) const {
+    const __m512i r[4] = {_mm512_loadu_si512(at_[0]), _mm512_loadu_si512(at_[1]), _mm512_loadu_si512(at_[2]),
+                          _mm512_loadu_si512(at_[3])};
+    by_quarters(r, to);
+  }
+  FEWBIT_QUAD_INLINE __m512 scale(int64_t) const { return _mm512_setzero_ps(); }
+
+ private:
+  const uint8_t* at_[4];
+};
+
+struct Output {
+  const float* scales;  // [out], or null
+  const float* row_scales;
+  ConstTensorView bias;
+  TensorView y;
+};
+
+// The sums of outputs [o, o + count), 16 at most, to row `row` of y.
+FEWBIT_QUAD_INLINE void store(const Output& to, __m512 sums, int64_t row, int64_t o, int64_t count) {
+  const auto mask = static_cast<__mmask16>((1u << count) - 1);
+  if (to.scales) sums = _mm512_mul_ps(sums, _mm512_maskz_loadu_ps(mask, to.scales + o));
+  if (to.row_scales) sums = _mm512_mul_ps(sums, _mm512_set1_ps(to.row_scales[row]));
+  if (to.bias.data && to.bias.dtype == DType::f32)
+    sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, to.bias.as<float>() + o));
+  else if (to.bias.data)
+    sums = _mm512_add_ps(sums,
+                         _mm512_castsi512_ps(_mm512_slli_epi32(
+                             _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, to.bias.as<uint16_t>() + o)), 16)));
+  const int64_t at = row * to.y.cols() + o;
+  if (to.y.dtype == DType::f32)
+    _mm512_mask_storeu_ps(to.y.as<float>() + at, mask, sums);
+  else
+    _mm256_mask_storeu_epi16(to.y.as<uint16_t>() + at, mask, (__m256i)_mm512_cvtneps_pbh(sums));
+}
+
+// `count` rows of x from r0 on as [in / 8][count][8], in the order of the weight.
+FEWBIT_QUAD_TARGET void pack_rows(ConstTensorView x, ColumnOrder order, int64_t r0, int64_t count, uint16_t* to) {
+  const int64_t in = x.cols();
+  for (int64_t tile = 0; tile < in / kTileCols; ++tile, to += count * kTileCols)
+    for (int64_t r = 0; r < count; ++r) {
+      alignas(64) uint16_t values[kTileCols];
+      _mm512_store_si512(values, x_tile_row(x.as<bf16>() + (r0 + r) * in, tile, order));
+      written();
+      for (int64_t j = 0; j < 4; ++j) std::copy_n(values + j * 8, 8, to + (j * count + r) * 8);
+    }
+}
+
+// A panel as it lies, with the scales of its groups where there are several.
+struct Panel {
+  const uint16_t* levels;
+  const float* scales;
+  int64_t in, segment;
+};
+
+// kRows rows of x with a panel: the sums of each row, in the order of the outputs.
+template <int kRows, bool kGroups>
+FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, __m512* to) {
+  __m512 total[kGroups ? kRows : 1][kQuads], sum[kRows][kQuads];
+  if constexpr (kGroups)
+    for (auto& row : total)
+      for (__m512& t : row) t = _mm512_setzero_ps();
+  const uint16_t* levels = w.levels;
+  for (int64_t c = 0, g = 0; c < w.in; ++g) {
+    for (auto& row : sum)
+      for (__m512& s : row) s = _mm512_setzero_ps();
+    for (const int64_t end = std::min(w.in, c + w.segment); c < end; c += 8, levels += kPanelOuts * 8, x += kRows * 8) {
+      __m512bh level[kQuads];
+      for (int64_t q = 0; q < kQuads; ++q) level[q] = (__m512bh)_mm512_load_si512(levels + q * 32);
+      for (int64_t r = 0; r < kRows; ++r) {
+        const __m128i some = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + r * 8));
+        const auto value = (__m512bh)_mm512_broadcast_i32x4(some);
+        for (int64_t q = 0; q < kQuads; ++q) sum[r][q] = _mm512_dpbf16_ps(sum[r][q], level[q], value);
+      }
+    }
+    if constexpr (kGroups)
+      for (int64_t q = 0; q < kQuads; ++q) {
+        const __m512 scale = _mm512_loadu_ps(w.scales + (g * kQuads + q) * 16);
+        for (int64_t r = 0; r < kRows; ++r) total[r][q] = _mm512_fmadd_ps(sum[r][q], scale, total[r][q]);
+      }
+  }
+  const __m512i by_output = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  for (int64_t r = 0; r < kRows; ++r) {
+    const __m512* s = kGroups ? total[r] : sum[r];
+    to[r] = _mm512_permutexvar_ps(by_output, sums_of(s[0], s[1], s[2], s[3]));
+  }
+}
+
+using Multiply = void (*)(const Panel&, const uint16_t*, __m512*);
+template <bool kGroups>
+constexpr Multiply kMultiply[kXRows] = {multiply<1, kGroups>, multiply<2, kGroups>, multiply<3, kGroups>,
+                                        multiply<4, kGroups>, multiply<5, kGroups>, multiply<6, kGroups>};
+
+void few_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, int64_t rows, const Output& to) {
+  const int64_t pieces = (w.out + kQuadOuts - 1) / kQuadOuts;
+  const int64_t grain = std::max<int64_t>(1, kPieceBytes / (kQuadOuts * w.row_bytes));
+  parallel_for(pieces, grain, [&](int64_t begin, int64_t end) FEWBIT_QUAD_TARGET {
+    alignas(64) float sums[kQuadInputs * kQuadOuts + 8];
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t o = p * kQuadOuts, count = std::min(kQuadOuts, w.out - o);
+      loops.few({.data = x, .rows = rows}, o, sums);
+      written();
+      for (int64_t r = 0; r < rows; ++r) store(to, _mm512_loadu_ps(sums + r * kQuadOuts), r, o, count);
+    }
+  });
+}
+
+void many_rows(const TileWeight& w, const QuadLoops& loops, const uint16_t* x, int64_t rows, const Output& to) {
+  const bool groups = w.scales && w.group < w.in;
+  const int64_t per_unit = kPanels * kPanelOuts, units = (w.out + per_unit - 1) / per_unit;
+  const int64_t strips = (rows + kStripRows - 1) / kStripRows;
+  const int64_t strip = ((rows + strips - 1) / strips + kXRows - 1) / kXRows * kXRows;
+  const int64_t level_floats = kPanelOuts * w.in / 2, segments = groups ? (w.in + w.group - 1) / w.group : 0;
+  parallel_for(strips * units, 1, [&](int64_t unit, int64_t) FEWBIT_QUAD_TARGET {
+    uint16_t* levels = aligned(scratch(Scratch::w, level_floats + segments * kQuads * 16 + 16));
+    float* scales = reinterpret_cast<float*>(levels) + level_floats;
+    const Panel panel{.levels = levels, .scales = scales, .in = w.in, .segment = groups ? w.group : w.in};
+    const int64_t first = unit / units * strip, end = std::min(rows, first + strip);
+    for (int64_t p = 0; p < kPanels; ++p) {
+      const int64_t o = unit % units * per_unit + p * kPanelOuts, count = std::min(kPanelOuts, w.out - o);
+      if (count <= 0) break;
+      loops.panel(o, levels, scales);
+      written();
+      for (int64_t r = first; r < end; r += kXRows) {
+        const int64_t n = std::min(kXRows, end - r);
+        __m512 sums[kXRows];
+        (groups ? kMultiply<true> : kMultiply<false>)[n - 1](panel, x + r * w.in, sums);
+        for (int64_t i = 0; i < n; ++i) store(to, sums[i], r + i, o, count);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void avx512_product(ConstTensorView x, const TileWeight& w, const float* row_scales, ConstTensorView bias,
+                    TensorView y) {
+  const int64_t rows = x.rows(), block = rows <= kQuadInputs ? rows : kXRows, blocks = (rows + block - 1) / block;
+  uint16_t* packed = aligned(scratch(Scratch::x, rows * w.in / 2 + 16));
+  parallel_for(blocks, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      pack_rows(x, w.order, b * block, std::min(block, rows - b * block), packed + b * block * w.in);
+  });
+  written();
+  const QuadLoops dense =
+      w.dense ? quad_loops([&w](int64_t o) FEWBIT_QUAD_TARGET { return DenseQuad(w, o); }) : QuadLoops{};
+  const bool groups = w.scales && w.group < w.in;
+  const Output to{.scales = groups ? nullptr : w.scales, .row_scales = row_scales, .bias = bias, .y = y};
+  (rows <= kQuadInputs ? few_rows : many_rows)(w, w.dense ? dense : w.quads, packed, rows, to);
+}
+
+#endif
+
+}  // namespace fewbit::cpu
