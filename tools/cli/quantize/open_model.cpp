@@ -8,12 +8,12 @@
 
 namespace fewbit::cli {
 
-Checkpoint open_model(const std::filesystem::path& model, const std::string& lora, const std::vector<std::string>& drop,
-                      std::string& adapter, std::vector<std::string>& dropped) {
+Checkpoint open_model(const std::filesystem::path& model, const Recipe& recipe, const std::string& lora,
+                      const std::vector<std::string>& drop, std::string& adapter, std::vector<std::string>& dropped) {
   Checkpoint c = Checkpoint::open(model);
   if (!lora.empty()) c = with_adapter(std::move(c), lora, adapter);
   if (!drop.empty()) c = without_tensors(std::move(c), drop, dropped);
-  return c;
+  return turned_for(std::move(c), recipe);
 }
 
 Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {

@@ -311,8 +311,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
   std::string adapter;  // its digest
-  const Checkpoint c =
-      as_source_of(turned_for(open_model(model, a.lora, a.drop, adapter, job.dropped), recipe), format);
+  const Checkpoint c = as_source_of(open_model(model, recipe, a.lora, a.drop, adapter, job.dropped), format);
   note_model(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
