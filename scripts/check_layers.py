@@ -35,7 +35,8 @@ LAYERS = {
 # The order inside kernels/: what runs work (exec), how numbers are rounded to a grid (grids) and the CPU's loops
 # (cpu) know nobody; which kernel takes which rows (choice) knows the numbers of a GPU (exec/gpu_traits.h). device/
 # holds what several kernels share on the GPU and launches through exec. The small ops of a model (model) come next,
-# because attention and products take their input through a rotation, a norm or a gated activation. products/ holds
+# because attention and products take their input through a rotation, a norm or a gated activation. kv/ has the codes
+# of keys and values that are more than a line, for attention to append and to read. products/ holds
 # the dense products and the parts that both families of packed ones (marlin, bytes) are made of. The families do not
 # know each other; the ops over several linears (gated_gemms, normed_gemms) in products/ know the families, so that
 # headers are included both ways, and the check for circles keeps single files apart. decode joins all of them in one
@@ -48,7 +49,8 @@ ROOMS = {
         "choice": ["exec"],
         "device": ["exec"],
         "model": ["exec", "cpu", "device"],
-        "attention": ["exec", "choice", "cpu", "device", "model"],
+        "kv": ["exec", "cpu", "device"],
+        "attention": ["exec", "choice", "cpu", "device", "model", "kv"],
         "recurrent": ["exec", "cpu", "device"],
         "streams": ["exec", "cpu", "device"],
         "products": ["exec", "choice", "cpu", "device", "grids", "model", "products/bytes"],
@@ -57,7 +59,8 @@ ROOMS = {
         "products/bytes": ["exec", "choice", "cpu", "device", "grids", "model", "products"],
         "statistics": ["exec", "cpu", "device"],
         "quantize": ["exec", "cpu", "device", "grids", "products"],
-        "decode": ["exec", "device", "grids", "model", "attention", "products", "products/marlin", "products/bytes"],
+        "decode": ["exec", "device", "grids", "model", "kv", "attention", "products", "products/marlin",
+                   "products/bytes"],
     },
 }
 

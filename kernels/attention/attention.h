@@ -58,11 +58,17 @@ inline void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTenso
 //                             scale for each kv head, which is set by whoever makes the cache
 //   i8                        round(x * 127 / amax), to nearest even, amax being the row's largest magnitude; one scale
 //                             for each token and kv head, amax / 127, which is written by kv_append
-// In both coded forms a value is code * scale.
+// In both these forms a value is code * scale.
+//   u8                        two codes of 4 bits to a byte, with a scale and a center in bf16 for every group of
+//                             features of a token and kv head (kernels/kv/int4_rows.h), written by kv_append
 struct KvCache {
-  TensorView k{}, v{};                // [batch, kv_heads, capacity, head_dim]
-  TensorView k_scales{}, v_scales{};  // f32: [kv_heads] for f8_e4m3, [batch, kv_heads, capacity] for i8
+  TensorView k{}, v{};  // [batch, kv_heads, capacity, head_dim], of u8 head_dim / 2
+  // f32: [kv_heads] for f8_e4m3, [batch, kv_heads, capacity] for i8; bf16 [batch, kv_heads, capacity, 2 * groups] for
+  // u8, scale and center in turn
+  TensorView k_scales{}, v_scales{};
 };
+// Features of a head whose rows are stored as `k`.
+inline int64_t head_dim_of(const KvCache& c) { return c.k.shape[3] * (c.k.dtype == DType::u8 ? 2 : 1); }
 
 // Writes new tokens into the cache: row b * len + i of k and v is new token i of sequence b, and goes to cache position
 // positions[b * len + i]. Nothing else of the cache changes.

@@ -6,6 +6,7 @@
 // (the mma C layout, kernels/device/mma.cuh). Scores live in the domain of the base-2 logarithm.
 #include "kernels/attention/kv_tiles.cuh"
 #include "kernels/attention/softmax_merge.cuh"
+#include "kernels/kv/int4_rows.cuh"
 
 namespace fewbit::cuda::attention_columns {
 
@@ -14,13 +15,21 @@ namespace fewbit::cuda::attention_columns {
 //   K   the four are two neighbouring pairs of k of one product, which only asks that Q be read in the same order
 //   V   the four are two dims of two keys; the even dims of 16 become rows 0 to 7 of the tile, the odd ones rows 8 to
 //   15
-// Products with codes are in f16, except for int8 values: their weights carry scales that f16 may not hold.
+// Products with codes are in f16, except for values of int8 and of 4 bits: their weights carry scales that f16 may not
+// hold. With codes of 4 bits the same loads bring eight neighbours, of 32 dims of a row:
+//   K   the eight are four pairs (j, j + 4) of k, of two products; every group of 64 dims has sums of its own, which
+//   meet
+//       the scale of key and group, and the center times the sum of the query over the group, afterwards
+//   V   the eight are four dims of two keys: dims j and j + 1 of lane g are rows g and g + 8 of a product. The weights
+//       are scaled for each group, and the centers, times the weights, summed apart
 template <int D, int kKeys, class C, int kGroups>
 struct WarpColumns {
   static_assert(D % 16 == 0 && kKeys % 16 == 0);
   static constexpr int kUnits = kKeys / 16, kSteps = D / 16;
   static constexpr int kStride = kRowStride<C, D>;                // values from row to row of K and V
   static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;  // the weights are f16
+  static constexpr bool kNibbles = kGroupScales<C>;
+  static constexpr int kDimGroups = kNibbles ? static_cast<int>(int4_groups(D)) : 1;
   static constexpr bool kKeepQ = D * kGroups <= 256;  // in registers; a larger Q is read again for every tile
   // The reference that weights are relative to may stay behind the maximum by so many powers of two: a weight is then
   // at most 64, and f16 ends at 65,504.
@@ -34,6 +43,8 @@ struct WarpColumns {
   const __nv_bfloat16* q_row[kGroups];  // of query g
   bool is_query[kGroups];               // false past the last, where q_row is any other
   int d;
+  // Of codes of 4 bits, by group of dims: sums over queries 2t and 2t + 1, and this lane's part of what centers add.
+  float q_sum[kNibbles ? kDimGroups : 1][kGroups][2], o_center[kNibbles ? kDimGroups : 1][kGroups][2];
 
   // Asks for the queries at q_row, which arrive until finish_queries(); sums start at zero.
   __device__ __forceinline__ void init(int head_dim) {
@@ -48,9 +59,43 @@ struct WarpColumns {
         for (int i = 0; i < 4; ++i) o[j][n][i] = 0;
     }
     for_kept_q([&](int j, int k) { load_q(q[j][k], j, k); });
+    for_center_sums([&](int g, int j, int c) { o_center[g][j][c] = 0; });
   }
   __device__ __forceinline__ void finish_queries() {
     for_kept_q([&](int j, int k) { finish_q(q[j][k], j, k); });
+    if constexpr (kNibbles) sum_queries();
+  }
+  template <class F>
+  static __device__ __forceinline__ void for_center_sums(F&& f) {
+    if constexpr (kNibbles) {
+#pragma unroll
+      for (int g = 0; g < kDimGroups; ++g)
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) f(g, j, c);
+    }
+  }
+  __device__ __forceinline__ void sum_queries() {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+      for (int g = 0; g < kDimGroups; ++g) {
+        float sum = 0;
+#pragma unroll
+        for (int k = 4 * g; k < 4 * g + 4 && k < kSteps; ++k) {
+          uint32_t b[2];
+          load_q(b, j, k);
+          finish_q(b, j, k);
+          const float2 x = __half22float2(as_half2(b[0])), y = __half22float2(as_half2(b[1]));
+          sum += (x.x + x.y) + (y.x + y.y);
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) q_sum[g][j][c] = __shfl_sync(0xffffffffu, sum, 4 * (2 * t + c));
+      }
   }
   template <class F>
   static __device__ __forceinline__ void for_kept_q(F&& f) {
@@ -66,7 +111,10 @@ struct WarpColumns {
   // do not exist, others are read and become zeros later: a condition for each load would hold the loads up.
   __device__ __forceinline__ void load_q(uint32_t (&b)[2], int j, int k) const {
     const int t = threadIdx.x % 4;
-    if constexpr (kIsCode<C>) {
+    if constexpr (kNibbles) {
+      const __nv_bfloat16* from = q_row[j] + min(k / 2 * 32, d - 32) + 8 * t + k % 2 * 2;
+      b[0] = *reinterpret_cast<const uint32_t*>(from), b[1] = *reinterpret_cast<const uint32_t*>(from + 4);
+    } else if constexpr (kIsCode<C>) {
       const auto four = *reinterpret_cast<const uint2*>(q_row[j] + min(16 * k, d - 16) + 4 * t);
       b[0] = four.x, b[1] = four.y;
     } else {
@@ -76,6 +124,10 @@ struct WarpColumns {
     }
   }
   __device__ __forceinline__ void finish_q(uint32_t (&b)[2], int j, int k) const {
+    if constexpr (kNibbles) {  // dims 0 and 4, and 1 and 5, of those at hand
+      const uint32_t first = __byte_perm(b[0], b[1], 0x5410), second = __byte_perm(b[0], b[1], 0x7632);
+      b[0] = first, b[1] = second;
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (kIsCode<C>) b[i] = f16_of_bf16(b[i]);
@@ -88,7 +140,21 @@ struct WarpColumns {
   template <bool kOfValues, class F>
   static __device__ __forceinline__ void for_operands(const C* row, F&& f) {
     uint32_t a[4];
-    if constexpr (kIsCode<C>) {
+    if constexpr (kNibbles) {
+#pragma unroll
+      for (int n = 0; n < kSteps; n += 4) {
+        uint32_t w[4];
+        if (n + 2 < kSteps)
+          kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
+        else
+          kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
+#pragma unroll
+        for (int i = 0; i < 4 && n + i < kSteps; ++i) {
+          nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
+          f(n + i, a);
+        }
+      }
+    } else if constexpr (kIsCode<C>) {
 #pragma unroll
       for (int n = 0; n < kSteps; n += 2) {
         uint32_t w[4];
@@ -117,10 +183,16 @@ struct WarpColumns {
     }
   }
 
-  // s = K Q^T for the kKeys rows at k_sh.
-  __device__ __forceinline__ void scores(Scores& s, const C* k_sh) {
+  // s = K Q^T for the kKeys rows at k_sh. words [kKeys, kDimGroups]: scale and center of codes of 4 bits.
+  __device__ __forceinline__ void scores(Scores& s, const C* k_sh, const float* words) {
     const int lane = threadIdx.x % 32;
     const C* row = k_sh + lane % 16 * kStride + lane / 16 * (16 / static_cast<int>(sizeof(C)));
+    if constexpr (kNibbles)
+      nibble_scores(s, row, words);
+    else
+      plain_scores(s, row);
+  }
+  __device__ __forceinline__ void plain_scores(Scores& s, const C* row) {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[2][kGroups][4] = {};  // two chains of products: their latency is what a step waits for
@@ -130,6 +202,33 @@ struct WarpColumns {
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[u][j][i] = chain[0][j][i] + chain[1][j][i];
+    }
+  }
+  __device__ __forceinline__ void nibble_scores(Scores& s, const C* row, const float* words) {
+    const int g = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      float chain[kDimGroups][kGroups][4] = {};
+      for_operands<false>(row + u * 16 * kStride,
+                          [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[u][j][i] = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int n = 0; n < kDimGroups; ++n) {
+          const uint32_t word = __float_as_uint(words[(u * 16 + half * 8 + g) * kDimGroups + n]);
+          const float scale = nibble_rows::scale_of(word), center = nibble_rows::center_of(word);
+#pragma unroll
+          for (int j = 0; j < kGroups; ++j)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              float& x = s[u][j][2 * half + c];
+              x = fmaf(scale, chain[n][j][2 * half + c], fmaf(center, q_sum[n][j][c], x));
+            }
+        }
     }
   }
   __device__ __forceinline__ void add_scores(float (&s)[kGroups][4], const uint32_t (&a)[4], int k) {
@@ -190,6 +289,9 @@ struct WarpColumns {
         const float rescale = exp2_fast(m[j][c] - top);
         m[j][c] = top;
         l[j][c] *= rescale;
+        for_center_sums([&](int g, int of_j, int of_c) {
+          if (of_j == j && of_c == c) o_center[g][j][c] *= rescale;
+        });
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) {
           o[j][n][c] *= rescale;
@@ -199,8 +301,14 @@ struct WarpColumns {
   }
 
   // o += s V for the kKeys rows at v_sh. value_scales [kKeys]: of codes with a scale per token; s comes out multiplied
-  // by them.
+  // by them. Of codes of 4 bits [kKeys, kDimGroups] words.
   __device__ __forceinline__ void add_values(Scores& s, const float* value_scales, const C* v_sh) {
+    if constexpr (kNibbles)
+      add_nibble_values(s, value_scales, v_sh);
+    else
+      add_plain_values(s, value_scales, v_sh);
+  }
+  __device__ __forceinline__ void add_plain_values(Scores& s, const float* value_scales, const C* v_sh) {
     if constexpr (kTokenScales<C>) for_scores(s, [&](float& x, int key, int, int) { x *= value_scales[key]; });
     const int lane = threadIdx.x % 32;
     const C* row = kIsCode<C> ? v_sh + lane % 16 * kStride + lane / 16 * 16
@@ -222,6 +330,33 @@ struct WarpColumns {
     }
   }
 
+  __device__ __forceinline__ void add_nibble_values(const Scores& s, const float* words, const C* v_sh) {
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    const C* row = v_sh + lane % 16 * kStride + lane / 16 * 16;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      uint32_t b[kDimGroups][kGroups][2];
+#pragma unroll
+      for (int n = 0; n < kDimGroups; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t word = __float_as_uint(words[(u * 16 + half * 8 + g) * kDimGroups + n]);
+          const float scale = nibble_rows::scale_of(word), center = nibble_rows::center_of(word);
+#pragma unroll
+          for (int j = 0; j < kGroups; ++j) {
+            const float x = s[u][j][2 * half], y = s[u][j][2 * half + 1];
+            b[n][j][half] = transposed(pack_weights<false>(x * scale, y * scale));
+            o_center[n][j][0] = fmaf(x, center, o_center[n][j][0]);
+            o_center[n][j][1] = fmaf(y, center, o_center[n][j][1]);
+          }
+        }
+      for_operands<true>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+#pragma unroll
+        for (int j = 0; j < kGroups; ++j) mma_of<false>(o[j][n], a, b[n / 4][j][0], b[n / 4][j][1]);
+      });
+    }
+  }
+
   // Stores o times `scale` at `to` [8 * kGroups, stride], f32.
   __device__ __forceinline__ void store(float* to, int stride, float scale) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -233,7 +368,10 @@ struct WarpColumns {
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) {
           const float x = o[j][n][c] * scale, y = o[j][n][c + 2] * scale;
-          if constexpr (kIsCode<C>) {
+          if constexpr (kNibbles) {
+            const float center = o_center[n / 4][j][c];
+            *reinterpret_cast<float2*>(row + n / 2 * 32 + 4 * g + n % 2 * 2) = {x + center, y + center};
+          } else if constexpr (kIsCode<C>) {
             *reinterpret_cast<float2*>(row + n * 16 + 2 * g) = {x, y};
           } else {
             row[n * 16 + g] = x;
@@ -243,8 +381,13 @@ struct WarpColumns {
       }
   }
 
-  // Puts the whole sums of weights on every lane that holds part of them.
+  // Puts the whole sums of weights, and of what centers add, on every lane that holds part of them.
   __device__ __forceinline__ void finish_sums() {
+    for_center_sums([&](int g, int j, int c) {
+#pragma unroll
+      for (int lane = 4; lane < 32; lane *= 2)
+        o_center[g][j][c] += __shfl_xor_sync(0xffffffffu, o_center[g][j][c], lane);
+    });
 #pragma unroll
     for (int j = 0; j < kGroups; ++j)
 #pragma unroll

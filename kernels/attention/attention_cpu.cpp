@@ -23,13 +23,18 @@ constexpr int64_t kQueryBlock = 128;  // queries of a BLAS product
 constexpr int64_t kTileQueries = 64;  // of a product of the matrix unit: their scores stay in the second cache
 constexpr int64_t kFewQueries = 4;    // up to so many a product over widened keys is not worth the widening
 
-// The rows of one operand of one head, `ld` elements apart. Where they are codes, row r has the scale scales[r *
-// scale_step].
+// The rows of one operand of one head, `ld` elements apart. Where they are codes, row r has the scales (ScaleOf) from
+// scales[r * scale_step] on.
 struct Rows {
   const void* data = nullptr;
   int64_t ld = 0;
-  const float* scales = nullptr;
+  const void* scales = nullptr;
   int64_t scale_step = 0;
+
+  template <class C>
+  const ScaleOf<C>* scales_of(int64_t r) const {
+    return static_cast<const ScaleOf<C>*>(scales) + r * scale_step;
+  }
 };
 // One query head of one sequence with its kv head.
 struct Head {
@@ -55,7 +60,7 @@ auto row_of(const Rows& rows, int64_t r, int64_t d) {
   const C* row = static_cast<const C*>(rows.data) + r * rows.ld;
   if constexpr (is_code<C>) {
     float* values = scratch(Scratch::w, d);
-    dequantize_row(row, rows.scales[r * rows.scale_step], values, d);
+    dequantize_row(row, rows.scales_of<C>(r), values, d);
     return static_cast<const float*>(values);
   } else {
     return row;
@@ -97,7 +102,7 @@ Floats as_f32(const Rows& rows, Span span, int64_t d, Scratch slot) {
     float* wide = scratch(slot, (span.end - span.begin) * d);
     for (int64_t r = 0; r < span.end - span.begin; ++r) {
       if constexpr (is_code<T>)
-        dequantize_row(first + r * rows.ld, rows.scales[(span.begin + r) * rows.scale_step], wide + r * d, d);
+        dequantize_row(first + r * rows.ld, rows.scales_of<T>(span.begin + r), wide + r * d, d);
       else
         widen(first + r * rows.ld, wide + r * d, d);
     }
@@ -208,7 +213,7 @@ void* at(TensorView t, int64_t element) { return static_cast<char*>(t.data) + el
 // Appends to one tensor of the cache: row t of x [batch * len, kv_heads * d] goes to positions[t].
 template <class T, class C>
 void append(ConstTensorView x, const int32_t* positions, TensorView cache, TensorView scales) {
-  const int64_t heads = cache.shape[1], capacity = cache.shape[2], d = cache.shape[3];
+  const int64_t heads = cache.shape[1], capacity = cache.shape[2], d = x.cols() / heads;
   const int64_t len = x.rows() / cache.shape[0];
   parallel_for(x.rows() * heads, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -216,12 +221,11 @@ void append(ConstTensorView x, const int32_t* positions, TensorView cache, Tenso
       FEWBIT_ASSERT(positions[t] >= 0 && positions[t] < capacity);
       const T* from = x.as<T>() + i * d;
       const int64_t row = (t / len * heads + h) * capacity + positions[t];
-      C* to = static_cast<C*>(cache.data) + row * d;
+      C* to = static_cast<C*>(cache.data) + row * cache.shape[3];
       if constexpr (is_code<C>) {
         float* wide = scratch(Scratch::x, d);
         widen(from, wide, d);
-        float& scale = scales.as<float>()[scales.shape.rank() == 1 ? h : row];
-        scale = quantize_row(wide, to, scale, d);
+        quantize_row(wide, to, scales_of_row<C>(scales, h, row), d);
       } else {
         std::copy_n(from, d, to);
       }
@@ -258,7 +262,7 @@ void attention(Exec&, ConstTensorView q, ConstTensorView k, ConstTensorView v, i
 
 void kv_append(Exec&, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const KvCache& cache) {
   const Shape& c = cache.k.shape;
-  FEWBIT_ASSERT(consistent(cache, k.dtype) && k.rows() % c[0] == 0 && k.cols() == c[1] * c[3]);
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && k.rows() % c[0] == 0 && k.cols() == c[1] * head_dim_of(cache));
   FEWBIT_ASSERT(v.dtype == k.dtype && v.numel() == k.numel());
   FEWBIT_ASSERT(positions.numel() == k.rows() && positions.dtype == DType::i32);
   for_cache_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
@@ -273,18 +277,20 @@ void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const
                       TensorView out) {
   check_queries(q, a, out);
   const Shape& c = cache.k.shape;
-  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[3] == a.head_dim && q.rows() % c[0] == 0);
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && head_dim_of(cache) == a.head_dim);
+  FEWBIT_ASSERT(q.rows() % c[0] == 0);
   FEWBIT_ASSERT(positions.numel() == q.rows() && positions.dtype == DType::i32);
   const int64_t len = q.rows() / c[0];
   parallel_for(c[0] * a.heads, 1, [&](int64_t task, int64_t) {
     const int64_t b = task / a.heads, h = task % a.heads, kv = h / (a.heads / a.kv_heads);
     const int64_t q_at = b * len * q.cols() + h * a.head_dim, kv_row = (b * a.kv_heads + kv) * c[2];
     const auto rows = [&](TensorView codes, TensorView scales) {
-      const bool per_token = scales.shape.rank() == 3;
-      return Rows{.data = at(codes, kv_row * a.head_dim),
-                  .ld = a.head_dim,
-                  .scales = scales.data ? scales.as<float>() + (per_token ? kv_row : kv) : nullptr,
-                  .scale_step = per_token ? 1 : 0};
+      Rows r{.data = at(codes, kv_row * c[3]), .ld = c[3]};
+      if (!scales.data) return r;
+      const bool per_token = scales.shape.rank() > 1, groups = scales.shape.rank() == 4;
+      r.scale_step = groups ? scales.shape[3] / 2 : per_token;
+      r.scales = at(scales, groups ? kv_row * scales.shape[3] : per_token ? kv_row : kv);
+      return r;
     };
     attend({.dtype = q.dtype,
             .kv_dtype = cache.k.dtype,
@@ -307,7 +313,12 @@ bool fewbit::consistent(const KvCache& c, DType compute) {
   const Shape& s = c.k.shape;
   if (s.rank() != 4 || !(c.v.shape == s) || c.v.dtype != c.k.dtype) return false;
   if (c.k.dtype == compute) return true;
-  const Shape scales = c.k.dtype == DType::f8_e4m3 ? Shape{s[1]} : Shape{s[0], s[1], s[2]};
-  return (c.k.dtype == DType::f8_e4m3 || c.k.dtype == DType::i8) && c.k_scales.dtype == DType::f32 &&
-         c.v_scales.dtype == DType::f32 && c.k_scales.shape == scales && c.v_scales.shape == scales;
+  const bool groups = c.k.dtype == DType::u8;
+  if (!groups && c.k.dtype != DType::f8_e4m3 && c.k.dtype != DType::i8) return false;
+  const Shape scales = groups                        ? Shape{s[0], s[1], s[2], 2 * int4_groups(2 * s[3])}
+                       : c.k.dtype == DType::f8_e4m3 ? Shape{s[1]}
+                                                     : Shape{s[0], s[1], s[2]};
+  const DType type = groups ? DType::bf16 : DType::f32;
+  return c.k_scales.dtype == type && c.v_scales.dtype == type && c.k_scales.shape == scales &&
+         c.v_scales.shape == scales;
 }

@@ -1,5 +1,5 @@
-// Launches one of four kernels, as kernels/choice/kernel_choice.h says, and writes new keys and values into the cache,
-// as they are or as codes.
+// Launches one of four kernels, or widens a cache of 4 bits first, as kernels/choice/kernel_choice.h says, and writes
+// new keys and values into the cache, as they are or as codes.
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
@@ -42,6 +42,7 @@ KernelProblem problem_of(const AttentionSource<T, C>& a, bool over_cache) {
   return {.op = ChoiceOp::attention,
           .x = kActivations,
           .weight = !kIsCode<C>                 ? kActivations
+                    : kGroupScales<C>           ? DType::u8
                     : std::is_same_v<C, I8Code> ? DType::i8
                                                 : DType::f8_e4m3,
           .rows = a.len,
@@ -64,10 +65,36 @@ void dispatch_head_dim(int d, F&& f) {
     if (d <= 32) return f(std::integral_constant<int, 32>{});
   }
   if (d <= 64) return f(std::integral_constant<int, 64>{});
-  if (d <= 80) return f(std::integral_constant<int, 80>{});
+  if constexpr (!kGroupScales<C>)
+    if (d <= 80) return f(std::integral_constant<int, 80>{});
   if (d <= 96) return f(std::integral_constant<int, 96>{});
   if (d <= 128) return f(std::integral_constant<int, 128>{});
   return f(std::integral_constant<int, 256>{});
+}
+
+// Keys and values of 4 bits as a bf16 cache in scratch memory, `a` over it; which of them are in sight the host does
+// not know.
+AttentionSource<__nv_bfloat16> widened(CudaState& s, const AttentionSource<__nv_bfloat16, I4Codes>& a) {
+  const int64_t rows = static_cast<int64_t>(a.seqs) * a.kv_heads * a.keys, values = rows * a.d;
+  __nv_bfloat16* room = s.scratch_of<__nv_bfloat16>(2 * (values + 8));
+  __nv_bfloat16 *k = room, *v = room + (values + 7) / 8 * 8;
+  const auto widen = [&](const I4Codes* codes, const float* scales, __nv_bfloat16* to) {
+    const auto blocks =
+        static_cast<unsigned>((values / 2 + nibble_rows::kWidenThreads - 1) / nibble_rows::kWidenThreads);
+    nibble_rows::widen_kernel<nibble_rows::kWidenThreads><<<blocks, nibble_rows::kWidenThreads, 0, s.stream>>>(
+        codes, reinterpret_cast<const uint32_t*>(scales), reinterpret_cast<__nv_bfloat162*>(to), values / 2, a.d / 2,
+        static_cast<int>(int4_groups(a.d)));
+    FEWBIT_CUDA_LAUNCHED();
+  };
+  widen(a.k, a.k_scales, k);
+  widen(a.v, a.v_scales, v);
+  AttentionSource<__nv_bfloat16> wide{};
+  wide.q = a.q, wide.k = k, wide.v = v, wide.positions = a.positions, wide.out = a.out;
+  wide.seqs = a.seqs, wide.len = a.len, wide.heads = a.heads, wide.kv_heads = a.kv_heads, wide.d = a.d;
+  wide.kv_token = a.d, wide.kv_head = static_cast<int64_t>(a.keys) * a.d, wide.kv_seq = a.kv_heads * wide.kv_head;
+  wide.keys = a.keys, wide.window = a.window, wide.scale = a.scale, wide.softcap = a.softcap;
+  wide.sinks = a.sinks, wide.chunk = a.chunk;
+  return wide;
 }
 
 template <class T, class C>
@@ -78,12 +105,15 @@ void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool beh
     if constexpr (!kIsCode<C>)
       if (kernel == Kernel::attention_wide)
         return a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
+    if constexpr (kGroupScales<C>) {
+      // Not split along the keys: the scratch memory is taken.
+      if (kernel == Kernel::attention_widened) return run(s, widened(s, a), false);
+    }
     if (kernel != Kernel::attention_plain)
       return dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (kernel == Kernel::attention_decode)
-          attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
-        else
-          attention_flash::launch<decltype(dim)::value>(s, a);
+          return attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
+        if constexpr (!kGroupScales<C>) attention_flash::launch<decltype(dim)::value>(s, a);
       });
   }
   attention_plain::launch(s, a);
@@ -147,7 +177,7 @@ void attention(Exec& ex, ConstTensorView q, ConstTensorView k, ConstTensorView v
 void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView positions, const KvCache& cache) {
   const Shape& shape = cache.k.shape;
   FEWBIT_ASSERT(consistent(cache, k.dtype) && v.dtype == k.dtype && k.shape == v.shape);
-  const int64_t rows = k.rows(), batch = shape[0], kv_heads = shape[1], capacity = shape[2], d = shape[3];
+  const int64_t rows = k.rows(), batch = shape[0], kv_heads = shape[1], capacity = shape[2], d = head_dim_of(cache);
   if (rows == 0) return;
   FEWBIT_ASSERT(k.cols() == kv_heads * d && rows % batch == 0 && positions.numel() == rows);
   FEWBIT_ASSERT(positions.dtype == DType::i32);
@@ -159,8 +189,9 @@ void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView p
     using C = typename decltype(code)::type;
     if constexpr (kIsCode<C>) {
       launch_overlapping(s, kv_quantize_kernel<T, C>, dim3(blocks, heads), dim3(64), 0, k.as<T>(), v.as<T>(),
-                         positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(), cache.k_scales.as<float>(),
-                         cache.v_scales.as<float>(), len, capacity, width);
+                         positions.as<int32_t>(), cache.k.as<C>(), cache.v.as<C>(),
+                         static_cast<float*>(cache.k_scales.data), static_cast<float*>(cache.v_scales.data), len,
+                         capacity, width);
     } else {
       constexpr int kN = kVec16<T>;
       const bool vectors =
@@ -175,7 +206,7 @@ void kv_append(Exec& ex, ConstTensorView k, ConstTensorView v, ConstTensorView p
 void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, const KvCache& cache,
                       const AttentionArgs& args, TensorView out) {
   const Shape& shape = cache.k.shape;
-  FEWBIT_ASSERT(consistent(cache, q.dtype) && shape[1] == args.kv_heads && shape[3] == args.head_dim);
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && shape[1] == args.kv_heads && head_dim_of(cache) == args.head_dim);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == q.rows());
   if (q.numel() == 0) return;
   dispatch_cache(q.dtype, cache.k.dtype, [&](auto type, auto code) {
@@ -185,14 +216,14 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
     a.k = cache.k.as<C>();
     a.v = cache.v.as<C>();
     if (kIsCode<C>) {
-      a.k_scales = cache.k_scales.as<float>();
-      a.v_scales = cache.v_scales.as<float>();
+      a.k_scales = static_cast<const float*>(cache.k_scales.data);
+      a.v_scales = static_cast<const float*>(cache.v_scales.data);
     }
     a.positions = positions.as<int32_t>();
     a.keys = static_cast<int>(shape[2]);
     if (a.keys <= a.chunk) a.chunk = 0;
-    a.kv_token = args.head_dim;
-    a.kv_head = shape[2] * args.head_dim;
+    a.kv_token = shape[3];
+    a.kv_head = shape[2] * shape[3];
     a.kv_seq = args.kv_heads * a.kv_head;
     run(ex.cuda_state(), a, true, args.behind_append);
   });

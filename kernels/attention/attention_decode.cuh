@@ -33,7 +33,10 @@ struct Config {
   static constexpr int kSumStride = D + 4;                // floats: eight bytes of 16 lanes fall into different banks
   // Bytes of a warp: its ring, and later its sums.
   static constexpr int kWarpSpace = std::max<int>(sizeof(C) * 2 * kStages * kTile, sizeof(float) * kRows * kSumStride);
-  static constexpr int kScales = kTokenScales<C> ? kWarps * kStages * 2 * kKeys : 0;
+  // Scales of a key: one, or a word for each group of its features.
+  static constexpr int kKeyScales = kGroupScales<C> ? static_cast<int>(int4_groups(D)) : kTokenScales<C> ? 1 : 0;
+  static constexpr int kTileScales = kKeys * kKeyScales;
+  static constexpr int kScales = kWarps * kStages * 2 * kTileScales;
   static constexpr size_t kShared = kWarps * kWarpSpace + sizeof(float) * kScales;
 };
 
@@ -114,7 +117,7 @@ struct KeyRing {
   const KeyRange& range;
   int first, end;  // this warp's first tile, and the end of the block's
   C* tiles;        // [kStages, 2, kKeys, stride]
-  float* scales;   // [kStages, 2, kKeys]
+  float* scales;   // [kStages, 2, kKeys, scales of a key]
   int lane;
   const float *k_scales, *v_scales;  // of the kv head
 
@@ -125,19 +128,19 @@ struct KeyRing {
     lane = threadIdx.x % 32;
     first = tiles_of_block.x + warp, end = tiles_of_block.y;
     tiles = reinterpret_cast<C*>(shared + warp * S::kWarpSpace);
-    scales = reinterpret_cast<float*>(shared + S::kWarps * S::kWarpSpace) + warp * S::kStages * 2 * S::kKeys;
+    scales = reinterpret_cast<float*>(shared + S::kWarps * S::kWarpSpace) + warp * S::kStages * 2 * S::kTileScales;
     k_scales = block.a.k_scales + block.scales_at, v_scales = block.a.v_scales + block.scales_at;
   }
 
   // Asks for a tile of `base` (K or V); `place` counts tiles in the ring.
   __device__ __forceinline__ void load_tile(const C* base, int tile, int place) const {
     if (tile >= end) return;
-    constexpr int D = S::kDim;
+    constexpr int D = S::kDim, kRow = stored<C>(D);
     const int first_key = tile * S::kKeys;
     C* to = tiles + place * S::kTile;
     if (block.a.d == D && first_key + S::kKeys <= range.end) {  // whole, and its rows one after another
-      constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = D / kPiece, kAll = S::kKeys * kChunks;
-      const C* from = base + static_cast<int64_t>(first_key) * D + lane * kPiece;
+      constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = kRow / kPiece, kAll = S::kKeys * kChunks;
+      const C* from = base + static_cast<int64_t>(first_key) * kRow + lane * kPiece;
       if constexpr (32 % kChunks == 0) {
         to += lane / kChunks * kRowStride<C, D> + lane % kChunks * kPiece;
 #pragma unroll
@@ -149,17 +152,20 @@ struct KeyRing {
             cp_async16(to + c / kChunks * kRowStride<C, D> + c % kChunks * kPiece, from + i * kPiece);
       }
     } else {
-      copy_rows<D, S::kKeys, 32>(to, lane, block.a.d, base, [&](int row) -> const C* {
+      copy_rows<D, S::kKeys, 32>(to, lane, stored<C>(block.a.d), base, [&](int row) -> const C* {
         return first_key + row < range.end ? base + (first_key + row) * block.a.kv_token : nullptr;
       });
     }
   }
   __device__ __forceinline__ void load_scales(const float* from, int tile, int place) const {
-    if constexpr (kTokenScales<C>) {
-      static_assert(S::kKeys <= 32);
-      const int key = tile * S::kKeys + lane;
-      if (tile < end && lane < S::kKeys)
-        cp_async4(scales + place * S::kKeys + lane, key < range.end ? from + key : from, key < range.end);
+    if constexpr (S::kKeyScales > 0) {
+#pragma unroll
+      for (int base = 0; base < S::kTileScales; base += 32) {
+        const int i = base + lane, at = tile * S::kTileScales + i;
+        const bool there = at < range.end * S::kKeyScales;
+        if (tile < end && i < S::kTileScales)
+          cp_async4(scales + place * S::kTileScales + i, there ? from + at : from, there);
+      }
     }
   }
   // The K tile, or the V tile, of a stage.
@@ -187,11 +193,14 @@ struct KeyRing {
   __device__ __forceinline__ bool load_early() const {
     if (!block.job.behind_append || min(first + 1, end) * S::kKeys >= range.end) return false;
     fill(0, 1, false);
-    if constexpr (kTokenScales<C>) {  // past the first-level cache, where a line may hold the new key's place too
-      const bool has_key = first < end && lane < S::kKeys;
-      const int key = first * S::kKeys + lane;
-      const float of_k = has_key ? __ldcg(k_scales + key) : 0.f, of_v = has_key ? __ldcg(v_scales + key) : 0.f;
-      if (lane < S::kKeys) scales[lane] = of_k, scales[S::kKeys + lane] = of_v;
+    if constexpr (S::kKeyScales > 0) {  // past the first-level cache, where a line may hold the new key's place too
+#pragma unroll
+      for (int base = 0; base < S::kTileScales; base += 32) {
+        const int i = base + lane, at = first * S::kTileScales + i;
+        const bool there = first < end && i < S::kTileScales;
+        const float of_k = there ? __ldcg(k_scales + at) : 0.f, of_v = there ? __ldcg(v_scales + at) : 0.f;
+        if (i < S::kTileScales) scales[i] = of_k, scales[S::kTileScales + i] = of_v;
+      }
     }
     return true;
   }
@@ -225,18 +234,18 @@ __device__ __forceinline__ void attend(const KeyRing<S>& ring, typename S::Warp&
     const int first_key = tile * S::kKeys, next = tile + S::kStages * S::kWarps;
     const bool masked =
         first_key + S::kKeys - 1 > ring.range.low || (a.window > 0 && first_key <= ring.range.high - a.window);
-    const float* key_scales = ring.scales + 2 * stage * S::kKeys;
+    const float* key_scales = ring.scales + 2 * stage * S::kTileScales;
     typename S::Warp::Scores s;
     cp_async_wait<2 * S::kStages - 1>();
     __syncwarp();
-    w.scores(s, ring.keys_at(stage));
+    w.scores(s, ring.keys_at(stage), key_scales);
     w.finish_scores(s, key_scales, score_scale, a.softcap, masked, first_key, positions, a.window);
     __syncwarp();  // all lanes have read these keys before they are replaced
     ring.load_keys(next, stage);
     w.softmax(s);
     cp_async_wait<2 * S::kStages - 1>();
     __syncwarp();
-    w.add_values(s, key_scales + S::kKeys, ring.values_at(stage));
+    w.add_values(s, key_scales + S::kTileScales, ring.values_at(stage));
     __syncwarp();
     ring.load_values(next, stage);
     stage = stage + 1 == S::kStages ? 0 : stage + 1;
@@ -347,7 +356,7 @@ int split_count(int sms, int64_t tiles, int64_t keys) {
 
 template <class S>
 void launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S::Stored>& a, bool behind_append) {
-  FEWBIT_ASSERT(a.kv_token == a.d);  // the keys of a kv head are one piece of the cache
+  FEWBIT_ASSERT(a.kv_token == stored<typename S::Stored>(a.d));  // the keys of a kv head are one piece of the cache
   auto* kernel = decode_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   const int rows = a.len * (a.heads / a.kv_heads), row_tiles = (rows + S::kRows - 1) / S::kRows;

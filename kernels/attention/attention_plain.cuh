@@ -31,10 +31,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
   const int row0 = blockIdx.x * kRows, seq = blockIdx.z, head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
   const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
   const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
-  const auto value_of = [&, scales_at = a.scales_of(seq, kv_head)](C x, const float* scales, int key) {
-    if constexpr (kIsCode<C>) return to_f32(x) * scales[scales_at + (kTokenScales<C> ? key : 0)];
-    return to_f32(x);
-  };
+  const int64_t scales_at = kIsCode<C> ? a.scales_of(seq, kv_head) : 0;
+  const float *k_scales = a.k_scales + scales_at, *v_scales = a.v_scales + scales_at;
   const auto position_of = [&](int r) { return a.position_of(seq, row0 + r); };
   const auto query_row = [&](int r) {
     return (static_cast<int64_t>(seq) * a.len + row0 + r) * a.heads * d + static_cast<int64_t>(head) * d;
@@ -53,8 +51,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     for (int e = threadIdx.x; e < kKeys * d; e += kThreads) {
       const int key = key0 + e / d, col = e % d;
       const bool there = key < range.end;
-      k_sh[e / d * stride + col] = there ? value_of(k[key * a.kv_token + col], a.k_scales, key) : 0.f;
-      v_sh[e] = there ? value_of(v[key * a.kv_token + col], a.v_scales, key) : 0.f;
+      k_sh[e / d * stride + col] = there ? stored_value(a, k, k_scales, key, col) : 0.f;
+      v_sh[e] = there ? stored_value(a, v, v_scales, key, col) : 0.f;
     }
     __syncthreads();
     float s[kKeys / kRowThreads], top = m;

@@ -1,6 +1,7 @@
 #pragma once
 // Where the operands of an attention kernel lie, and which keys a set of query rows sees.
 #include "kernels/device/kv_codes.cuh"
+#include "kernels/kv/int4_rows.cuh"
 
 namespace fewbit::cuda {
 
@@ -8,7 +9,9 @@ namespace fewbit::cuda {
 //   query i of sequence s   stands at position positions[s * len + i], or at i where `positions` is null, and sees the
 //                           keys [0, position], cut by the window
 //   key j of kv head h      lies at k + s * kv_seq + h * kv_head + j * kv_token; its value likewise in v
-//   scale of a key's codes  k_scales[h], or k_scales[(s * kv_heads + h) * keys + j] where every token has its own
+//   scale of a key's codes  k_scales[h], or k_scales[(s * kv_heads + h) * keys + j] where every token has its own;
+//   where
+//                           its groups have, the words of a key, one for 64 features, follow one another
 template <class T, class C = T>
 struct AttentionSource {
   const T* q;  // [seqs * len, heads * d]
@@ -19,7 +22,7 @@ struct AttentionSource {
   const int32_t* positions;  // [seqs * len] or null
   T* out;                    // like q
   int seqs, len, heads, kv_heads, d;
-  int64_t kv_seq, kv_head, kv_token;  // strides in values
+  int64_t kv_seq, kv_head, kv_token;  // strides in elements of C
   int keys;                           // keys a sequence has room for
   int window;                         // in keys; 0: none
   float scale, softcap;               // softcap 0: none
@@ -28,7 +31,8 @@ struct AttentionSource {
 
   // Where the scales of a kv head begin, as an offset into k_scales and v_scales.
   __device__ __forceinline__ int64_t scales_of(int seq, int kv_head) const {
-    return kTokenScales<C> ? (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys : kv_head;
+    const int64_t row = (static_cast<int64_t>(seq) * kv_heads + kv_head) * keys;
+    return kTokenScales<C> ? row : kGroupScales<C> ? row * int4_groups(d) : kv_head;
   }
   // The first key that the query at a position sees.
   __device__ __forceinline__ int first_key(int position) const {
@@ -44,8 +48,21 @@ struct AttentionSource {
 // The scale that all codes of a kv head share; 1 where there is none.
 template <class C>
 __device__ __forceinline__ float static_scale(const float* scales, int64_t at) {
-  if constexpr (kIsCode<C> && !kTokenScales<C>) return scales[at];
+  if constexpr (kIsCode<C> && !kTokenScales<C> && !kGroupScales<C>) return scales[at];
   return 1.f;
+}
+
+// The value of feature `col` of row `key` of a kv head, in f32. `scales`: those of the kv head, of AttentionSource.
+template <class T, class C>
+__device__ __forceinline__ float stored_value(const AttentionSource<T, C>& a, const C* rows, const float* scales,
+                                              int key, int col) {
+  const C* row = rows + key * a.kv_token;
+  if constexpr (kGroupScales<C>)
+    return nibble_rows::value_at(row, reinterpret_cast<const uint32_t*>(scales) + key * int4_groups(a.d), col);
+  else if constexpr (kIsCode<C>)
+    return to_f32(row[col]) * scales[kTokenScales<C> ? key : 0];
+  else
+    return to_f32(row[col]);
 }
 
 // The keys that at least one of a set of query rows sees. A tile of keys needs no mask where its last key is at most

@@ -8,6 +8,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/cpu/cpu_rows.h"
+#include "kernels/kv/int4_rows.h"
 #include "src/core/half.h"
 
 namespace fewbit::cpu {
@@ -16,6 +17,22 @@ namespace fewbit::cpu {
 struct F8 {
   uint8_t bits;
 };
+// Two codes of 4 bits.
+struct Nibbles {
+  uint8_t bits;
+};
+// What a row's codes are scaled by: one number, or one for every group of features.
+template <class C>
+using ScaleOf = std::conditional_t<std::is_same_v<C, Nibbles>, Int4Scale, float>;
+
+// Where the scales of a row of the cache begin; `head`: its kv head.
+template <class C>
+ScaleOf<C>* scales_of_row(TensorView scales, int64_t head, int64_t row) {
+  if constexpr (std::is_same_v<C, Nibbles>)
+    return static_cast<Int4Scale*>(scales.data) + row * (scales.shape[3] / 2);
+  else
+    return scales.as<float>() + (scales.shape.rank() == 1 ? head : row);
+}
 
 // f32 values of all E4M3 codes.
 inline const float* f8_values() {
@@ -27,26 +44,30 @@ inline const float* f8_values() {
   return table.data();
 }
 
-inline void dequantize_row(const F8* codes, float scale, float* y, int64_t d) {
+inline void dequantize_row(const F8* codes, const float* scale, float* y, int64_t d) {
   const float* values = f8_values();
-  for (int64_t c = 0; c < d; ++c) y[c] = values[codes[c].bits] * scale;
+  for (int64_t c = 0; c < d; ++c) y[c] = values[codes[c].bits] * *scale;
 }
-inline void dequantize_row(const int8_t* codes, float scale, float* y, int64_t d) {
-  for (int64_t c = 0; c < d; ++c) y[c] = static_cast<float>(codes[c]) * scale;
+inline void dequantize_row(const int8_t* codes, const float* scale, float* y, int64_t d) {
+  for (int64_t c = 0; c < d; ++c) y[c] = static_cast<float>(codes[c]) * *scale;
+}
+inline void dequantize_row(const Nibbles* codes, const Int4Scale* scales, float* y, int64_t d) {
+  widen_int4_row(&codes->bits, scales, y, d);
 }
 
-// Quantizes the row x of one token and kv head; returns the scale that its codes have: E4M3 takes the one given, int8
-// makes its own.
-inline float quantize_row(const float* x, F8* codes, float scale, int64_t d) {
-  for (int64_t c = 0; c < d; ++c) codes[c].bits = f32_to_f8_e4m3_saturated(x[c] / scale);
-  return scale;
+// Quantizes the row x of one token and kv head. E4M3 takes the scale that is there, the others leave their own.
+inline void quantize_row(const float* x, F8* codes, const float* scale, int64_t d) {
+  for (int64_t c = 0; c < d; ++c) codes[c].bits = f32_to_f8_e4m3_saturated(x[c] / *scale);
 }
-inline float quantize_row(const float* x, int8_t* codes, float, int64_t d) {
+inline void quantize_row(const float* x, int8_t* codes, float* scale, int64_t d) {
   float amax = 0;
   for (int64_t c = 0; c < d; ++c) amax = std::max(amax, std::fabs(x[c]));
   const float inverse = amax > 0 ? 127.f / amax : 0.f;
   for (int64_t c = 0; c < d; ++c) codes[c] = static_cast<int8_t>(std::nearbyint(x[c] * inverse));
-  return amax / 127.f;
+  *scale = amax / 127.f;
+}
+inline void quantize_row(const float* x, Nibbles* codes, Int4Scale* scales, int64_t d) {
+  int4_row(x, d, &codes->bits, scales);
 }
 
 template <class C>
@@ -58,6 +79,7 @@ void for_cache_types(DType dtype, DType kv_dtype, F&& f) {
   for_float_type(dtype, [&](auto* type) {
     if (kv_dtype == DType::f8_e4m3) return f(type, static_cast<F8*>(nullptr));
     if (kv_dtype == DType::i8) return f(type, static_cast<int8_t*>(nullptr));
+    if (kv_dtype == DType::u8) return f(type, static_cast<Nibbles*>(nullptr));
     f(type, type);
   });
 }

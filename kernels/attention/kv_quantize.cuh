@@ -2,6 +2,7 @@
 // One row of keys or values, quantized and stored as the cache holds it (KvCache, kernels/attention/attention.h), by a
 // warp. The arithmetic is that of the CPU half, operation by operation, so that the codes are the same.
 #include "kernels/device/kv_codes.cuh"
+#include "kernels/kv/int4_rows.cuh"
 
 namespace fewbit::cuda {
 
@@ -25,10 +26,12 @@ __device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
 }
 
 // Stores a row of d values at row `at` of the cache [batch, kv_heads, capacity, d]. `scales` has one for each kv head,
-// which is read, or one for each row, which is written; codes aside it is not used.
+// which is read, or one for each row or a word for each of its groups, which are written; codes aside it is not used.
 template <class T, class C>
 __device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
-  if constexpr (kIsCode<C>) {
+  if constexpr (kGroupScales<C>) {
+    nibble_rows::store_row(x, &cache[at * (d / 2)].bits, reinterpret_cast<uint32_t*>(scales) + at * int4_groups(d), d);
+  } else if constexpr (kIsCode<C>) {
     float* scale = scales + (kTokenScales<C> ? at : kv_head);
     const float used = quantize_row(x, cache + at * d, kTokenScales<C> ? 0.f : *scale, d);
     if (kTokenScales<C> && threadIdx.x % 32 == 0) *scale = used;

@@ -11,13 +11,15 @@ namespace fewbit::cuda {
 // true head_dim hold zeros. A row takes an odd multiple of 16 bytes, so that the eight rows of an ldmatrix fall into
 // different banks.
 template <class C, int D>
-inline constexpr int kRowStride = D * sizeof(C) % 32 == 0 ? D + 16 / static_cast<int>(sizeof(C)) : D;
+inline constexpr int kRowStride = stored<C>(D) * sizeof(C) % 32 == 0 ? stored<C>(D) + 16 / static_cast<int>(sizeof(C))
+                                                                     : stored<C>(D);
 
-// Copies kRows rows of d values to shared memory, kRowStride apart; columns from d to D, and rows for which source(row)
-// is null, become zeros. `any` is an address that is always mapped. One group of asynchronous copies is left open.
+// Copies kRows rows of d elements to shared memory, kRowStride apart; columns from d to D, and rows for which
+// source(row) is null, become zeros. `any` is an address that is always mapped. One group of asynchronous copies is
+// left open.
 template <int D, int kRows, int kThreads, class C, class F>
 __device__ __forceinline__ void copy_rows(C* to, int thread, int d, const C* any, F source) {
-  constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = D / kPiece;
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = stored<C>(D) / kPiece;
 #pragma unroll
   for (int base = 0; base < kRows * kChunks; base += kThreads) {
     const int c = base + thread;

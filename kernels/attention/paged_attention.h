@@ -30,7 +30,7 @@ struct PagedRows {
 };
 
 // A cache of pages is a KvCache with pages in place of sequences: k, v [pages, kv_heads, kPagePositions, head_dim],
-// scales of int8 [pages, kv_heads, kPagePositions].
+// scales of int8 [pages, kv_heads, kPagePositions], of 4 bits [pages, kv_heads, kPagePositions, 2 * groups].
 //
 // kv_append() of rows to their pages.
 //   k, v  [rows, kv_heads * head_dim]  f32 | bf16

@@ -22,7 +22,6 @@ struct Pages {
     FEWBIT_ASSERT(page >= 0 && page < cache.shape[0]);
     return (page * heads + head) * kPagePositions + position % kPagePositions;
   }
-  float* scale(int64_t row) const { return scales.as<float>() + (scales.shape.rank() == 1 ? head : row); }
 };
 
 // Rows [span.begin, span.end) of a sequence as f32, [n, d].
@@ -30,9 +29,9 @@ template <class C>
 void widen_span(const Pages& p, const int32_t* table, Span span, float* to) {
   for (int64_t at = span.begin; at < span.end; ++at, to += p.d) {
     const int64_t row = p.row(table, at);
-    const C* from = static_cast<const C*>(p.cache.data) + row * p.d;
+    const C* from = static_cast<const C*>(p.cache.data) + row * p.cache.shape[3];
     if constexpr (is_code<C>)
-      dequantize_row(from, *p.scale(row), to, p.d);
+      dequantize_row(from, scales_of_row<C>(p.scales, p.head, row), to, p.d);
     else
       widen(from, to, p.d);
   }
@@ -40,18 +39,18 @@ void widen_span(const Pages& p, const int32_t* table, Span span, float* to) {
 
 template <class T, class C>
 void append(ConstTensorView x, const PagedRows& rows, TensorView cache, TensorView scales) {
-  const int64_t heads = cache.shape[1], d = cache.shape[3];
+  const int64_t heads = cache.shape[1], d = x.cols() / heads;
   for (size_t r = 0; r < rows.runs.size(); ++r)
     for (int64_t t = rows.runs[r].begin; t < rows.runs[r].end; ++t)
       for (int64_t h = 0; h < heads; ++h) {
         const Pages pages{cache, scales, heads, h, d};
         const int64_t row = pages.row(rows.table(r), rows.positions.as<int32_t>()[t]);
         const T* from = x.as<T>() + (t * heads + h) * d;
-        C* to = static_cast<C*>(cache.data) + row * d;
+        C* to = static_cast<C*>(cache.data) + row * cache.shape[3];
         if constexpr (is_code<C>) {
           float* wide = scratch(Scratch::x, d);
           widen(from, wide, d);
-          *pages.scale(row) = quantize_row(wide, to, *pages.scale(row), d);
+          quantize_row(wide, to, scales_of_row<C>(scales, h, row), d);
         } else {
           std::copy_n(from, d, to);
         }
@@ -94,10 +93,10 @@ struct Task {
 template <class C>
 auto row_at(const Pages& p, const int32_t* table, int64_t position) {
   const int64_t row = p.row(table, position);
-  const C* from = static_cast<const C*>(p.cache.data) + row * p.d;
+  const C* from = static_cast<const C*>(p.cache.data) + row * p.cache.shape[3];
   if constexpr (is_code<C>) {
     float* values = scratch(Scratch::w, p.d);
-    dequantize_row(from, *p.scale(row), values, p.d);
+    dequantize_row(from, scales_of_row<C>(p.scales, p.head, row), values, p.d);
     return static_cast<const float*>(values);
   } else {
     return from;
@@ -184,7 +183,7 @@ void check(const PagedRows& rows, int64_t count) {
 void kv_append_paged(Exec&, ConstTensorView k, ConstTensorView v, const PagedRows& rows, const KvCache& cache) {
   const Shape& c = cache.k.shape;
   check(rows, k.rows());
-  FEWBIT_ASSERT(consistent(cache, k.dtype) && c[2] == kPagePositions && k.cols() == c[1] * c[3]);
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && c[2] == kPagePositions && k.cols() == c[1] * head_dim_of(cache));
   FEWBIT_ASSERT(v.dtype == k.dtype && v.numel() == k.numel());
   for_cache_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -199,7 +198,8 @@ void attention_paged(Exec&, ConstTensorView q, const PagedRows& rows, const KvCa
   const Shape& c = cache.k.shape;
   check_queries(q, a, out);
   check(rows, q.rows());
-  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[2] == kPagePositions && c[3] == a.head_dim);
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[2] == kPagePositions);
+  FEWBIT_ASSERT(head_dim_of(cache) == a.head_dim);
   for_cache_types(q.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
     using C = std::remove_pointer_t<decltype(kv_type)>;

@@ -6,6 +6,7 @@ struct RopeTable {
   ConstTensorView inv_freq{};  // [rot / 2] f32: the angle of pair i at position p is p * inv_freq[i]; rot <= head_dim
   float attention_scale = 1;   // of cosines and sines (YaRN and LongRoPE; kernels/model/rope.h)
   bool hadamard = false;       // turn q and k by a Hadamard matrix after RoPE
+  bool turn_values = false;    // turn v by it too, on its way to the cache
 };
 // Norms of every head before RoPE, each where its weight is given: rms_norm() (kernels/model/norm.h).
 struct HeadNorms {
@@ -13,8 +14,8 @@ struct HeadNorms {
   float eps = 0, offset = 0;  // offset is added to the weights
 };
 // rms_norm() of the heads of q and of k where asked, rope() of both (kernels/model/rope.h), hadamard() of both where
-// asked (kernels/model/hadamard.h), kv_append() of that k and of v (kernels/attention/attention.h). The turned k goes
-// to the cache only. The bits are those of the ops one after another.
+// asked (kernels/model/hadamard.h), kv_append() of that k and of v (kernels/attention/attention.h). hadamard() of v
+// where asked. The turned k and v go to the cache only. The bits are those of the ops one after another.
 //   q          [tokens, heads * head_dim]      f32 | bf16; in place
 //   k, v       [tokens, kv_heads * head_dim]   dtype of q; not changed
 //   positions  [tokens]                        i32, on the Exec's device; in [0, capacity)

@@ -11,7 +11,7 @@ namespace fewbit::cpu {
 
 void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
                  const HeadNorms& norms, const RopeTable& table, const KvCache& cache) {
-  const int64_t head_dim = cache.k.shape[3];
+  const int64_t head_dim = head_dim_of(cache);
   const Tensor turned = Tensor::host(k.dtype, k.shape);
   std::memcpy(turned.view().data, k.data, static_cast<size_t>(k.bytes()));
   const auto norm_heads = [&](TensorView heads, ConstTensorView weight) {
@@ -23,7 +23,11 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
   cpu::rope(ex, q, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
   cpu::rope(ex, turned, positions, table.inv_freq, head_dim, table.attention_scale, RopePairs::halves);
   if (table.hadamard) cpu::hadamard(ex, q, turned, head_dim);
-  cpu::kv_append(ex, turned, v, positions, cache);
+  if (!table.turn_values) return cpu::kv_append(ex, turned, v, positions, cache);
+  const Tensor values = Tensor::host(v.dtype, v.shape);
+  std::memcpy(values.view().data, v.data, static_cast<size_t>(v.bytes()));
+  cpu::hadamard(ex, values, values.view().row_range(0, 0), head_dim);
+  cpu::kv_append(ex, turned, values, positions, cache);
 }
 
 }  // namespace fewbit::cpu

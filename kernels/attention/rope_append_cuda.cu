@@ -21,7 +21,8 @@ struct RopeSizes {
   int half, heads, kv_heads, d, len;
   int64_t capacity;
   float attention_scale;
-  int run;          // values that one Hadamard matrix turns; 0: none
+  int run;  // values that one Hadamard matrix turns; 0: none
+  bool turn_values;
   float run_scale;  // 1 / sqrt(run)
 };
 
@@ -99,7 +100,13 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
   if (of_q) return turn(own, q_row);
   const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
-  if (of_v) return store_row(own_row, v_cache, v_scales, at, kv_head, s.d);
+  if (of_v) {
+    if (!s.turn_values) return store_row(own_row, v_cache, v_scales, at, kv_head, s.d);
+    hadamard_head(own_row, turned, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
+                  lane);
+    __syncwarp();
+    return store_row(turned, v_cache, v_scales, at, kv_head, s.d);
+  }
   turn(own, turned);
   __syncwarp();
   store_row(turned, k_cache, k_scales, at, kv_head, s.d);
@@ -110,12 +117,13 @@ __global__ void __launch_bounds__(32 * kWarps)
 void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
                  const HeadNorms& norms, const RopeTable& rope, const KvCache& cache) {
   const Shape& shape = cache.k.shape;
-  const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = shape[3], half = rope.inv_freq.numel();
+  const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = head_dim_of(cache),
+                half = rope.inv_freq.numel();
   FEWBIT_ASSERT(consistent(cache, k.dtype) && q.dtype == k.dtype && v.dtype == k.dtype && k.shape == v.shape);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == tokens && k.rows() == tokens);
   FEWBIT_ASSERT(rope.inv_freq.dtype == DType::f32 && 2 * half <= d && k.cols() == kv_heads * d && q.cols() % d == 0);
   if (tokens == 0) return;
-  FEWBIT_ASSERT(tokens % batch == 0);
+  FEWBIT_ASSERT(tokens % batch == 0 && (rope.hadamard || !rope.turn_values));
   const RopeSizes sizes{.half = static_cast<int>(half),
                         .heads = static_cast<int>(q.cols() / d),
                         .kv_heads = static_cast<int>(kv_heads),
@@ -124,6 +132,7 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                         .capacity = shape[2],
                         .attention_scale = rope.attention_scale,
                         .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
+                        .turn_values = rope.turn_values,
                         .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
   const int all = sizes.heads + 2 * sizes.kv_heads;
   const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
@@ -134,7 +143,7 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
     using C = typename decltype(code)::type;
     launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
                        v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
-                       cache.k_scales.as<float>(), cache.v_scales.as<float>(),
+                       static_cast<float*>(cache.k_scales.data), static_cast<float*>(cache.v_scales.data),
                        Norms<T>{norm_of<T>(norms.q, q, d), norm_of<T>(norms.k, k, d), norms.eps, norms.offset}, sizes);
   });
 }

@@ -74,6 +74,7 @@ bool takes_two_terms(const Problem& p, const Gpu& g) {
 // --- attention ---------------------------------------------------------------------------------------------------
 
 bool coded_cache(const Problem& p) { return p.weight == DType::f8_e4m3 || p.weight == DType::i8; }
+bool nibbles(const Problem& p) { return p.weight == DType::u8; }  // a cache of 4 bits
 // Rows can be copied and stored in whole pieces of 16 bytes, and the tiles of a head fit the shared memory of a block.
 bool fits_tensor_cores(const Problem& p) {
   return p.x == DType::bf16 && p.aligned && p.head_dim <= 256 && p.head_dim % (coded_cache(p) ? 16 : 8) == 0;
@@ -81,15 +82,17 @@ bool fits_tensor_cores(const Problem& p) {
 // Up to so many rows (new tokens times the query heads of a kv head) attention over the cache is split along the keys:
 // beyond, the flash kernel's blocks of 64 rows fill the GPU by themselves.
 bool takes_attention_decode(const Problem& p, const Gpu&) {
-  return fits_tensor_cores(p) && p.over_cache && p.rows * (p.heads / p.kv_heads) <= 64;
+  const bool widths = p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
+  return (!nibbles(p) || widths) && fits_tensor_cores(p) && p.over_cache && p.rows * (p.heads / p.kv_heads) <= 64;
 }
 // Fewer rows would leave a warpgroup idle. The maximum is taken before scores are scaled, so the scale must be
 // positive; sequences are the second dimension of the grid.
 bool takes_attention_wide(const Problem& p, const Gpu& g) {
-  return fits_tensor_cores(p) && !coded_cache(p) && g.hopper() && p.tensor_maps &&
+  return fits_tensor_cores(p) && !coded_cache(p) && !nibbles(p) && g.hopper() && p.tensor_maps &&
          (p.head_dim == 64 || p.head_dim == 128) && p.rows > 64 && p.scale > 0 && p.sequences < 65536;
 }
-bool takes_attention_flash(const Problem& p, const Gpu&) { return fits_tensor_cores(p); }
+bool takes_attention_flash(const Problem& p, const Gpu&) { return fits_tensor_cores(p) && !nibbles(p); }
+bool takes_attention_widened(const Problem& p, const Gpu&) { return p.x == DType::bf16 && nibbles(p); }
 
 constexpr const char* kAny = "any";
 
@@ -157,9 +160,9 @@ constexpr KernelRule kRules[] = {
      takes_everything},
 
     {ChoiceOp::attention, Kernel::attention_decode, "decode_kernel", "attention/attention_decode.cuh",
-     "bf16 over a bf16, E4M3 or int8 cache", "times query heads of a kv head: 1 to 64", kAny,
+     "bf16 over a bf16, E4M3, int8 or int4 cache", "times query heads of a kv head: 1 to 64", kAny,
      "keys split over the blocks, the splits merged by combine_splits_kernel; head size up to 256, a multiple of "
-     "8 (over codes 16); one group of columns for up to 8 query rows, else two",
+     "8 (over codes 16; over int4 64, 96, 128 or 256); one group of columns for up to 8 query rows, else two",
      takes_attention_decode},
     {ChoiceOp::attention, Kernel::attention_wide, "attention_wide_kernel", "attention/attention_wide.cuh",
      "bf16", "65 and more", "sm_90a, a driver with tensor maps",
@@ -170,6 +173,10 @@ constexpr KernelRule kRules[] = {
      "bf16 over bf16, E4M3 or int8", kAny, kAny,
      "blocks of 64 query rows; head size up to 256, a multiple of 8 (over codes 16)",
      takes_attention_flash},
+    {ChoiceOp::attention, Kernel::attention_widened, "widen_kernel, then as over bf16", "kv/int4_rows.cuh",
+     "bf16 over an int4 cache", kAny, kAny,
+     "the whole cache of the layer becomes bf16 in scratch memory",
+     takes_attention_widened},
     {ChoiceOp::attention, Kernel::attention_plain, "plain_attention_kernel", "attention/attention_plain.cuh",
      "f32, and bf16 that does not fit", kAny, kAny,
      "head size up to 256; above it the op throws",

@@ -33,6 +33,7 @@ enum class Kernel : uint8_t {
   attention_decode,
   attention_wide,
   attention_flash,
+  attention_widened,
   attention_plain,
 };
 

@@ -1,7 +1,7 @@
 #pragma once
-// The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes. Codes are exact
-// in f16 and bf16, so that they go through the tensor cores as they are; their scales multiply scores and weights
-// instead.
+// The element types of a key/value cache on the GPU: that of the activations, E4M3 codes, int8 codes, two codes of 4
+// bits. Codes are exact in f16 and bf16, so that they go through the tensor cores as they are; their scales multiply
+// scores and weights instead.
 #include <cuda_fp8.h>
 
 #include "kernels/device/vec.cuh"
@@ -14,6 +14,9 @@ struct F8Code {
 struct I8Code {
   int8_t value;
 };
+struct I4Codes {
+  uint8_t bits;  // of two features, the even one's code in the low four; kernels/kv/int4_rows.h
+};
 
 template <class C>
 inline constexpr bool kIsCode = sizeof(C) == 1;
@@ -22,9 +25,19 @@ template <class C>
 inline constexpr bool kTokenScales = false;
 template <>
 inline constexpr bool kTokenScales<I8Code> = true;
+// Whether every group of a row's features has a scale and a center, a word of two bf16.
+template <class C>
+inline constexpr bool kGroupScales = false;
+template <>
+inline constexpr bool kGroupScales<I4Codes> = true;
+// Elements that d features of a row take.
+template <class C>
+__host__ __device__ constexpr int stored(int d) {
+  return kGroupScales<C> ? d / 2 : d;
+}
 
 // Calls f(Type<C>{}) with the element type of a cache of dtype `cache`; `plain`: that of the activations, for a cache
-// without codes.
+// without codes. Codes of 4 bits are none of its types.
 template <class T, class F>
 void dispatch_stored(Type<T> plain, DType cache, F&& f) {
   if (cache == DType::f8_e4m3) return f(Type<F8Code>{});
@@ -34,7 +47,10 @@ void dispatch_stored(Type<T> plain, DType cache, F&& f) {
 // Calls f(Type<T>{}, Type<C>{}) with the element types of the activations and of the cache.
 template <class F>
 void dispatch_cache(DType dtype, DType cache, F&& f) {
-  dispatch_f32_bf16(dtype, [&](auto type) { dispatch_stored(type, cache, [&](auto code) { f(type, code); }); });
+  dispatch_f32_bf16(dtype, [&](auto type) {
+    if (cache == DType::u8) return f(type, Type<I4Codes>{});
+    dispatch_stored(type, cache, [&](auto code) { f(type, code); });
+  });
 }
 
 __device__ __forceinline__ float to_f32(F8Code c) {
@@ -99,6 +115,28 @@ __device__ __forceinline__ uint32_t two_bf16(uint32_t codes) {
 __device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& even, uint32_t& odd) {
   even = two_bf16(word);
   odd = two_bf16(word >> 8);
+}
+
+// Codes j and j + 4 of the eight in `word`, less 8, as two f16 or two bf16 (in bf16 a code in the lowest bits of 128 is
+// 128 + code).
+__device__ __forceinline__ uint32_t two_nibbles_f16(uint32_t word, int j) {
+  return bits_of(__hsub2(as_half2(and_or(word >> (4 * j), 0x000f000fu, 0x64006400u)), __float2half2_rn(1032.f)));
+}
+__device__ __forceinline__ uint32_t two_nibbles_bf16(uint32_t word, int j) {
+  const uint32_t raised = and_or(word >> (4 * j), 0x000f000fu, 0x43004300u);
+  return bits_of(__hsub2(*reinterpret_cast<const __nv_bfloat162*>(&raised), __float2bfloat162_rn(136.f)));
+}
+// Codes j and j + 1, and j + 4 and j + 5, of the words of keys g and g + 8; of values, of two dims of the keys of
+// each.
+template <bool kOfValues>
+__device__ __forceinline__ void nibble_operand(uint32_t (&a)[4], uint32_t first, uint32_t second, int j) {
+  if constexpr (kOfValues) {
+    a[0] = two_nibbles_bf16(first, j), a[1] = two_nibbles_bf16(first, j + 1);
+    a[2] = two_nibbles_bf16(second, j), a[3] = two_nibbles_bf16(second, j + 1);
+  } else {
+    a[0] = two_nibbles_f16(first, j), a[1] = two_nibbles_f16(second, j);
+    a[2] = two_nibbles_f16(first, j + 1), a[3] = two_nibbles_f16(second, j + 1);
+  }
 }
 
 }  // namespace fewbit::cuda

@@ -70,8 +70,10 @@ std::vector<CertifiedDomain> long_context(const Pair& p, const std::vector<Certi
 
 void try_caches(const Pair& p, const CertifyText& text, int64_t positions, Certificate& out) {
   const ScoredWindows w(windows_of(p.tokenizer, text, positions));
-  for (const char* name : {"fp8", "int8"}) {
-    p.job.progress("caches", name == std::string("fp8") ? 0 : 0.5);
+  constexpr const char* kNames[] = {"fp8", "int8", "int4"};
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    const char* name = kNames[i];
+    p.job.progress("caches", static_cast<double>(i) / static_cast<double>(std::size(kNames)));
     LoadOptions load = p.job.load;
     load.kv_cache = kv_type_from(name);
     try {

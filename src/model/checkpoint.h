@@ -36,6 +36,9 @@ struct Checkpoint {
   std::vector<NamedLinear> others{};
   // Of a .gguf file, by the name of the linear or end; packed or not, for a type may have no neutral form.
   std::map<std::string, StoredBlocks> blocks{};
+  // Of a model that is turned as it is read (src/model/rotation/rotation.h): how, in lines for people; "" otherwise.
+  std::string rotation{};
+  uint64_t rotation_seed = 0;
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);

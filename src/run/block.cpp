@@ -94,14 +94,20 @@ struct Interpreter {
     AttentionArgs args = args_of(op);
     args.behind_append = behind_append;
     if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
-    if (layout.ragged) return attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
-    if (!layout.cache) return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
+    if (!layout.ragged && !layout.cache)
+      return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
+    if (layout.ragged)
+      attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
+    else
+      attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
+    // The matrix is its own inverse.
+    if (layout.turned_values) hadamard(ex, act[op.out], act[op.out].row_range(0, 0), op.head_dim);
   }
   void operator()(const Attention& op) const {
     if (layout.cache || layout.ragged) {
       const TensorView new_keys = op.own_keys() ? act[op.k] : act[op.q].row_range(0, 0);
       if (layout.turned_keys) hadamard(ex, act[op.q], new_keys, op.head_dim);
+      if (layout.turned_values && op.own_keys()) hadamard(ex, act[op.v], new_keys.row_range(0, 0), op.head_dim);
       if (op.own_keys()) append_keys(ex, act[op.k], act[op.v], layout);
     }
     attend(op);
@@ -302,7 +308,8 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions, *norms,
               {.inv_freq = in.ropes.inv_freq(*rope),
                .attention_scale = rope->params.attention_scale,
-               .hadamard = in.layout.turned_keys},
+               .hadamard = in.layout.turned_keys,
+               .turn_values = in.layout.turned_values},
               *in.layout.cache);
   in.attend(*op, true);
   return first + 2;

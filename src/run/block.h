@@ -70,8 +70,9 @@ struct TokenLayout {
   int64_t seqs = 1;
   ConstTensorView positions{};     // i32 [tokens]
   const KvCache* cache = nullptr;  // null: plain causal attention inside each sequence
-  bool turned_keys = false;        // the cache holds keys that kernels/model/hadamard.h turned
-  ConstTensorView ids{};           // i32 [tokens] on the device, for blocks that read_tokens(); else nobody asks
+  // The cache holds keys, and values, that kernels/model/hadamard.h turned.
+  bool turned_keys = false, turned_values = false;
+  ConstTensorView ids{};  // i32 [tokens] on the device, for blocks that read_tokens(); else nobody asks
   // Null: recurrent ops begin every sequence at zero and keep nothing.
   const RecurrentState* state = nullptr;
   // What latent attention keeps; null: plain attention inside each sequence. from_zero: the tokens at hand are the

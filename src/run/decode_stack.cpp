@@ -102,6 +102,7 @@ std::optional<DecodeStack> decode_stack(Exec& ex, const ModelSpec& spec, const s
                                         bool attention_apart, std::string* why) {
   const auto refuse = [&](const char* reason) { return *why = reason, std::nullopt; };
   StackForm f;
+  if (!caches.empty() && caches[0].k.dtype == DType::u8) return refuse("a cache of 4 bits");
   if (spec.kinds.size() != 1 || !f.read(spec.kinds[0]))
     return refuse("another list of ops, or blocks of several kinds");
   const Attention& a = *f.attention;

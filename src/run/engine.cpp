@@ -47,7 +47,7 @@ Engine::Engine(Exec& ex, const Checkpoint& c, const EngineOptions& o)
   const ProfileRange range("load");
   asked_chunk_ = o.prefill_chunk;
   asked_graph_ = o.graph;
-  refuse_coded_latents(spec_, o.load.kv_cache);
+  check_cache_type(spec_, o.load.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
@@ -184,6 +184,7 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .positions = positions,
                .cache = &cache,
                .turned_keys = turns_keys(options_.load.kv_cache),
+               .turned_values = turns_values(options_.load.kv_cache),
                .ids = ids,
                .state = &recurrent_[i],
                .latents = &latents_[i],

@@ -3,13 +3,17 @@
 #include <array>
 
 #include "formats/kv_scales.h"
+#include "kernels/kv/int4_rows.h"
 #include "src/core/names.h"
 
 namespace fewbit {
 namespace {
 
-constexpr std::array<std::pair<KvType, std::string_view>, 4> kNames{
-    {{KvType::plain, "bf16"}, {KvType::fp8, "fp8"}, {KvType::fp8_plain, "fp8-plain"}, {KvType::int8, "int8"}}};
+constexpr std::array<std::pair<KvType, std::string_view>, 5> kNames{{{KvType::plain, "bf16"},
+                                                                     {KvType::fp8, "fp8"},
+                                                                     {KvType::fp8_plain, "fp8-plain"},
+                                                                     {KvType::int8, "int8"},
+                                                                     {KvType::int4, "int4"}}};
 
 // A checkpoint's k_scale was measured on keys as they are. Turning them evens out their channels, but could raise the
 // largest; E4M3 has the range to spare.
@@ -18,8 +22,10 @@ constexpr float kTurnedRoom = 4;
 bool is_fp8(KvType type) { return type == KvType::fp8 || type == KvType::fp8_plain; }
 
 DType stored_as(KvType type, DType compute) {
-  return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : compute;
+  return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : type == KvType::int4 ? DType::u8 : compute;
 }
+// Elements of a row of one head, and the shape of the scales of `rows` rows.
+int64_t row_elements(const Attention& a, KvType type) { return type == KvType::int4 ? a.head_dim / 2 : a.head_dim; }
 
 // One scale per head on the device, for those of a rank.
 Tensor per_head(Exec& ex, std::vector<float> scales, const Range& heads) {
@@ -35,13 +41,17 @@ std::string_view name_of(KvType type) { return to_name(kNames, type); }
 KvType kv_type_from(std::string_view name) { return from_name(kNames, "--kv-cache", name); }
 
 KvStorage alloc_kv(Exec& ex, const Attention& a, KvType type, DType compute, int64_t batch, int64_t capacity) {
-  const Shape shape = {batch, a.kv_heads, capacity, a.head_dim};
+  const Shape shape = {batch, a.kv_heads, capacity, row_elements(a, type)};
   KvStorage s;
   s.k = ex.alloc_zeros(stored_as(type, compute), shape);
   s.v = ex.alloc_zeros(stored_as(type, compute), shape);
-  if (type != KvType::int8) return s;
-  s.k_scales = ex.alloc_zeros(DType::f32, {batch, a.kv_heads, capacity});
-  s.v_scales = ex.alloc_zeros(DType::f32, {batch, a.kv_heads, capacity});
+  if (type != KvType::int8 && type != KvType::int4) return s;
+  const bool groups = type == KvType::int4;
+  const DType scale = groups ? DType::bf16 : DType::f32;
+  const Shape scales =
+      groups ? Shape{batch, a.kv_heads, capacity, 2 * int4_groups(a.head_dim)} : Shape{batch, a.kv_heads, capacity};
+  s.k_scales = ex.alloc_zeros(scale, scales);
+  s.v_scales = ex.alloc_zeros(scale, scales);
   return s;
 }
 
@@ -93,12 +103,16 @@ LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, DType co
   return s;
 }
 
-void refuse_coded_latents(const ModelSpec& spec, KvType type) {
-  for (const std::vector<BlockOp>& block : spec.kinds)
+void check_cache_type(const ModelSpec& spec, KvType type) {
+  for (const std::vector<BlockOp>& block : spec.kinds) {
+    if (const Attention* a = attention_of(block); a && type == KvType::int4 && a->head_dim % 2 != 0)
+      fail(ErrorKind::unsupported, spec.arch + ": --kv-cache int4: two codes share a byte, and heads have " +
+                                       std::to_string(a->head_dim) + " features; expected an even number; take int8");
     if ((latent_attention_of(block) || shared_key_attention_of(block)) && type != KvType::plain)
       fail(ErrorKind::unsupported,
            spec.arch + ": --kv-cache " + std::string(name_of(type)) +
                ": the latents or shared keys of its attention are kept in the compute type only; leave --kv-cache out");
+  }
 }
 
 namespace {
@@ -146,8 +160,10 @@ int64_t latent_bytes(const std::vector<BlockOp>& block, DType compute) {
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {
-  const int64_t scale = type == KvType::int8 ? 4 : 0;
-  return 2 * a.kv_heads * (a.head_dim * bytes_of(stored_as(type, compute)) + scale);
+  const int64_t scales = type == KvType::int8   ? bytes_of(DType::f32)
+                         : type == KvType::int4 ? int4_groups(a.head_dim) * static_cast<int64_t>(sizeof(Int4Scale))
+                                                : 0;
+  return 2 * a.kv_heads * (row_elements(a, type) * bytes_of(stored_as(type, compute)) + scales);
 }
 
 }  // namespace fewbit

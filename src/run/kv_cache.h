@@ -18,14 +18,17 @@ enum class KvType : uint8_t {
   fp8,
   fp8_plain,  // the same without the turn: what engines that read the checkpoint's scales store
   int8,       // with a scale per token and head
+  // 4 bits with a scale and a center per token, head and group of features (kernels/kv/int4_rows.h); queries, keys and
+  // values turned, the sums over values turned back
+  int4,
 };
-std::string_view name_of(KvType);       // "bf16", "fp8", "fp8-plain", "int8"
+std::string_view name_of(KvType);       // "bf16", "fp8", "fp8-plain", "int8", "int4"
 KvType kv_type_from(std::string_view);  // Error{usage} listing the names
 
 // One layer's keys and values of `batch` sequences of up to `capacity` positions.
 struct KvStorage {
-  Tensor k{}, v{};                // [batch, kv_heads, capacity, head_dim]
-  Tensor k_scales{}, v_scales{};  // [batch, kv_heads, capacity] f32: int8 only
+  Tensor k{}, v{};                // as in KvCache
+  Tensor k_scales{}, v_scales{};  // the same, of int8 and int4
 };
 KvStorage alloc_kv(Exec&, const Attention&, KvType, DType compute, int64_t batch, int64_t capacity);
 
@@ -33,8 +36,9 @@ KvStorage alloc_kv(Exec&, const Attention&, KvType, DType compute, int64_t batch
 struct KvStaticScales {
   Tensor k{}, v{};
 };
-// Queries and keys are turned before the keys are stored.
-constexpr bool turns_keys(KvType type) { return type == KvType::fp8; }
+// Queries and keys are turned before the keys are stored; and values.
+constexpr bool turns_keys(KvType type) { return type == KvType::fp8 || type == KvType::int4; }
+constexpr bool turns_values(KvType type) { return type == KvType::int4; }
 
 // Those of all layers of a checkpoint, of the rank's heads; `notes` receives a line where it has none that FP8 codes
 // can use.
@@ -51,8 +55,9 @@ struct LatentStorage {
 };
 // Empty where the block has none.
 LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch, int64_t capacity);
-// Error{unsupported} where a model with latent attention is to keep anything but the compute dtype.
-void refuse_coded_latents(const ModelSpec&, KvType);
+// Error{unsupported} where a model's attention has no cache of this type: latents and shared keys are kept in the
+// compute dtype only, and 4 bits want an even head_dim.
+void check_cache_type(const ModelSpec&, KvType);
 
 // What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
 // in the compute dtype, as that of what makes keys of blocks of tokens, the matrices of a delta rule or a state scan in

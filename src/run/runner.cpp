@@ -7,7 +7,7 @@ namespace fewbit {
 
 Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
     : ex_(ex), spec_(shared_spec(c, o)), options_(o), ends_(load_ends(ex, c, o, &notes_)), ropes_(ex, c.spec, 0) {
-  refuse_coded_latents(spec_, o.kv_cache);
+  check_cache_type(spec_, o.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
@@ -63,6 +63,7 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
              .positions = positions,
              .cache = kv_.empty() ? nullptr : &cache,
              .turned_keys = turns_keys(options_.kv_cache),
+             .turned_values = turns_values(options_.kv_cache),
              .ids = ids,
              .ranks = options_.ranks},
             act, clock_);

@@ -270,7 +270,8 @@ TEST_F(Commands, EveryMethodRecordsItsLosses) {
   }
 }
 
-// An FP8 cache with calibrated scales and an int8 one cost next to nothing; runner and evaluate take both.
+// An FP8 cache with calibrated scales and an int8 one cost next to nothing, one of 4 bits little; runner and evaluate
+// take them all.
 TEST_F(Commands, QuantizedCachesAreCalibratedRunAndMeasured) {
   const Json q = json("quantize rtn " + kDemo + " out --kv-cache fp8 --bits 8" + kFast);
   ASSERT_EQ(q["kv_scales"].size(), 4u);
@@ -287,6 +288,7 @@ TEST_F(Commands, QuantizedCachesAreCalibratedRunAndMeasured) {
   EXPECT_NE(perplexity("fp8"), plain);
   EXPECT_NEAR(perplexity("fp8") / plain, 1, 5e-3);
   EXPECT_NEAR(perplexity("int8") / plain, 1, 1e-3);
+  EXPECT_NEAR(perplexity("int4") / plain, 1, 2e-2);
   const ProcessResult bench = run("runner bench out --device cpu --tokens 5 --prompt-tokens 8 --kv-cache fp8");
   EXPECT_EQ(bench.exit_code, 0) << bench.err;
   EXPECT_EQ(bench.out.find("scale is 1"), std::string::npos) << bench.out;

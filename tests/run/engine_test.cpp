@@ -22,10 +22,11 @@ Tensor i32(const std::vector<int32_t>& v) {
 
 double limit(DType dtype, KvType kv) {
   if (kv == KvType::plain) return dtype == DType::bf16 ? tol::kLogitsBf16 : tol::kLogitsF32;
+  if (kv == KvType::int4) return dtype == DType::bf16 ? tol::kLogitsInt4CacheBf16 : tol::kLogitsInt4Cache;
   return dtype == DType::bf16 ? tol::kLogitsQuantizedCacheBf16 : tol::kLogitsQuantizedCache;
 }
 
-constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8};
+constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8, KvType::int4};
 
 // Logits of every position from `first` on, fed one by one after a prefill, against the runner's.
 void decode_equals_runner(Exec& ex, const Checkpoint& c, DType dtype, KvType kv) {
@@ -105,6 +106,8 @@ TEST_P(EngineOn, AQuantizedCacheChangesLogitsALittle) {
   EXPECT_NE(as_they_are, fp8);
   EXPECT_LT(fp8, tol::kLogitsFp8Cache);
   EXPECT_LT(as_they_are, tol::kLogitsFp8Cache);
+  EXPECT_GT(error(KvType::int4), fp8);
+  EXPECT_LT(error(KvType::int4), tol::kLogitsInt4Values);
 }
 
 TEST_P(EngineOn, BatchesOfOneAndThreeAgree) {
@@ -230,6 +233,7 @@ TEST(Engine, CountsTheBytesOfAStep) {
   };
   EXPECT_EQ(kv_bytes(KvType::fp8), 2 * 4 * 128 * 10);
   EXPECT_EQ(kv_bytes(KvType::int8), 2 * 4 * 2 * (64 + 4) * 10);  // a scale for each of the two heads
+  EXPECT_EQ(kv_bytes(KvType::int4), 2 * 4 * 2 * (32 + 4) * 10);  // half a byte; a scale and a center in bf16
   EXPECT_EQ(engine.kernel_table(), (std::vector<std::string>{"28 x dense", "1 x dense head"}));
   EXPECT_EQ(engine.step_launches(), StepLaunches::op_by_op);
   EXPECT_NE(engine.why_not_together().find("CPU"), std::string::npos) << engine.why_not_together();

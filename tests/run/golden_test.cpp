@@ -283,11 +283,12 @@ FEWBIT_DEVICE_TEST(SharedKeys, ThroughAQuantizedCache) {
   FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
   const Checkpoint c = Checkpoint::open(reference(folder));
   const Tensor ids = Golden(folder + "/golden.safetensors").get("input_ids");
-  for (const KvType cache : {KvType::fp8, KvType::fp8_plain, KvType::int8}) {
+  for (const KvType cache : {KvType::fp8, KvType::fp8_plain, KvType::int8, KvType::int4}) {
     Runner runner(ex, c, {.dtype = DType::f32, .kv_cache = cache});
     const Tensor whole = rows_behind(ex.to_host(runner.logits(runner.hidden(values(ids), 2))), 2, 20);
     const Tensor found = stepped(ex, c, ids, 20, 7, cache);
-    EXPECT_LE(relative_error(found.view().reshaped(whole.shape()), whole), tol::kLogitsQuantizedCache)
+    EXPECT_LE(relative_error(found.view().reshaped(whole.shape()), whole),
+              cache == KvType::int4 ? tol::kLogitsInt4Cache : tol::kLogitsQuantizedCache)
         << name_of(cache);
   }
 }

@@ -12,7 +12,7 @@
 namespace fewbit::test {
 namespace {
 
-constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8};
+constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8, KvType::int4};
 
 ServingJob job_of(const char* gpu = "h200") { return {.gpu = &gpu_model(gpu), .context = 256, .prompt = 128}; }
 

@@ -24,6 +24,11 @@ inline constexpr double kLogitsQuantizedCache = 4e-3;
 // And in bf16, whose rounding moves many codes to a neighbour: with FP8, bf16 is up to 0.047 away from
 // float32 on the CPU.
 inline constexpr double kLogitsQuantizedCacheBf16 = 6e-2;
+// And through 4 bits, whose steps are eighteen times those of int8: a scale that falls on the other side of a tie of
+// bf16 moves a whole group by up to 2^-8 of its values, a code by a fifteenth of their range.
+inline constexpr double kLogitsInt4Cache = 4e-2;
+inline constexpr double kLogitsInt4CacheBf16 = 0.2;
+inline constexpr double kLogitsInt4Values = 0.3;  // what keys and values of 4 bits may change logits by
 // Whole model, bf16, inputs of the linears rounded to E4M3: a value next to a tie moves by a step, and with it those of
 // all layers above. On the CPU, sums 1e-6 apart have moved the outputs of three layers by 0.065, on a GPU the logits by
 // 0.114.

@@ -16,6 +16,7 @@
 #include "src/core/stopwatch.h"
 #include "src/core/text/with_error.h"
 #include "src/model/work.h"
+#include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -212,7 +213,9 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   const Stopwatch loading;
   const Checkpoint c = Checkpoint::open(model);
   check_shapes(c.spec, o);
+  check_cache_type(c.spec, o.load.kv_cache);
   BenchResult r;
+  r.cache_bytes_per_token = position_bytes(c.spec, o.load.kv_cache, o.load.dtype);
   Engine engine(ex, c, {.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
   ex.sync();
   r.load_s = loading.seconds();

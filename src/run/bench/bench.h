@@ -62,8 +62,9 @@ double measure_products(Exec&, DType dtype);
 struct BenchResult {
   double load_s = 0;  // open, copy, first buffers
   MemoryRates memory{};
-  double product_tflop_per_s = 0;  // measure_products() in the compute type
-  int64_t peak_bytes = 0;          // loading included
+  double product_tflop_per_s = 0;     // measure_products() in the compute type
+  int64_t peak_bytes = 0;             // loading included
+  int64_t cache_bytes_per_token = 0;  // position_bytes() of the model, of all ranks together
   std::vector<BenchRow> rows;
   std::string device;
   std::vector<std::string> kernels, notes;

@@ -5,8 +5,11 @@
 #include <cmath>
 
 #include "kernels/attention/attention.h"
+#include "kernels/attention/rope_append.h"
+#include "kernels/kv/int4_rows.h"
 #include "kernels/model/add.h"
 #include "kernels/model/gated_act.h"
+#include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 #include "kernels/statistics/nll.h"
@@ -24,29 +27,60 @@ AttentionArgs args_of(const OpsModel& m) {
 
 std::string heads_of(const OpsModel& m) { return fmt::format("{}/{} heads of {}", m.heads, m.kv_heads, m.head_dim); }
 
-// One new token of each sequence over `copies` caches in turn, which hold row.context positions of random codes.
-void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType dtype, int64_t copies) {
-  Exec& ex = run.ex;
-  const int64_t batch = row.rows, context = row.context, heads = args.kv_heads, d = args.head_dim;
-  const Tensor scale = ex.alloc_zeros(DType::f32, dtype == DType::i8 ? Shape{batch, heads, context} : Shape{heads});
+// Bytes of keys, values and their scales.
+int64_t cache_bytes(const AttentionArgs& args, DType dtype, int64_t positions) {
+  const int64_t scales = dtype == DType::i8   ? bytes_of(DType::f32)
+                         : dtype == DType::u8 ? int4_groups(args.head_dim) * 2 * bytes_of(DType::bf16)
+                                              : 0;
+  const int64_t codes = args.head_dim * bytes_of(dtype) / (dtype == DType::u8 ? 2 : 1);
+  return 2 * args.kv_heads * positions * (codes + scales);
+}
+
+// `copies` caches of `context` positions of random codes, and what they are scaled by.
+struct Caches {
   std::vector<Tensor> k, v;
+  Tensor scale;
+  KvCache at(int64_t i) const {
+    const auto n = static_cast<size_t>(i) % k.size();
+    return {k[n], v[n], scale, scale};
+  }
+};
+Caches caches(OpsRun& run, const AttentionArgs& args, DType dtype, int64_t batch, int64_t context, int64_t copies) {
+  Exec& ex = run.ex;
+  const int64_t heads = args.kv_heads, d = args.head_dim;
+  Caches c;
+  c.scale = dtype == DType::u8
+                ? run.random.normal({batch, heads, context, 2 * int4_groups(d)})
+                : ex.alloc_zeros(DType::f32, dtype == DType::i8 ? Shape{batch, heads, context} : Shape{heads});
   for (int64_t i = 0; i < copies; ++i)
-    for (std::vector<Tensor>* side : {&k, &v}) {
+    for (std::vector<Tensor>* side : {&c.k, &c.v}) {
       const Tensor values = run.random.normal({batch, heads, context, d});
-      side->push_back(ex.alloc(dtype, values.shape()));
-      const TensorView codes = values.view().reshaped({2, values.numel() / 2}).row_range(0, 1);
-      if (dtype == DType::bf16)
-        ex.copy(values, side->back());
-      else
-        ex.copy({codes.data, dtype, side->back().shape(), codes.device}, side->back());
+      side->push_back(ex.alloc(dtype, {batch, heads, context, dtype == DType::u8 ? d / 2 : d}));
+      ex.copy({values.view().data, dtype, side->back().shape(), values.view().device}, side->back());
     }
+  return c;
+}
+
+// One new token of each sequence, at the caches' last position, over caches in turn.
+void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType dtype, int64_t copies,
+                bool with_append) {
+  Exec& ex = run.ex;
+  const int64_t batch = row.rows, context = row.context, d = args.head_dim;
+  const Caches held = caches(run, args, dtype, batch, context, copies);
   const Tensor q = run.random.normal({batch, args.heads * d}), out = ex.alloc(DType::bf16, {batch, args.heads * d});
   Tensor host = Tensor::host(DType::i32, {batch});
   std::fill_n(host.as<int32_t>(), batch, static_cast<int32_t>(context - 1));
   const Tensor positions = ex.to_device(host);
+  const Tensor k = run.random.normal({batch, args.kv_heads * d}), freq = ex.alloc_zeros(DType::f32, {d / 2});
+  const bool turn = dtype == DType::u8;
   run.add({row, std::max<int64_t>(copies, 4), [&](int64_t i) {
-             const auto at = static_cast<size_t>(i % copies);
-             attention_cached(ex, q, positions, {k[at], v[at], scale, scale}, args, out);
+             AttentionArgs own = args;
+             own.behind_append = with_append;
+             if (with_append)
+               rope_append(ex, q, k, k, positions, {}, {.inv_freq = freq, .hadamard = turn, .turn_values = turn},
+                           held.at(i));
+             attention_cached(ex, q, positions, held.at(i), own, out);
+             if (with_append && turn) hadamard(ex, out, out.view().row_range(0, 0), d);
            }});
 }
 
@@ -55,18 +89,24 @@ void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType 
 void decode_attention(OpsRun& run, const OpsModel& model) {
   const AttentionArgs args = args_of(model);
   const std::vector<int64_t> contexts = run.up_to_most({512, 2048, 8192, 32768});
-  run.expect(3 * 2 * contexts.size());
-  for (const auto& [type, dtype] : {std::pair{"bf16", DType::bf16}, {"fp8", DType::f8_e4m3}, {"int8", DType::i8}})
+  const std::vector<std::pair<int64_t, int64_t>> with_append = {{1, 32768}, {16, 8192}};  // sequences, positions
+  constexpr std::pair<const char*, DType> kTypes[] = {
+      {"bf16", DType::bf16}, {"fp8", DType::f8_e4m3}, {"int8", DType::i8}, {"int4", DType::u8}};
+  run.expect(std::size(kTypes) * (2 * contexts.size() + with_append.size()));
+  for (const auto& [type, dtype] : kTypes) {
+    const auto time = [&](const std::string& op, int64_t batch, int64_t context, bool append) {
+      const int64_t bytes = cache_bytes(args, dtype, batch * context);
+      OpRow row{.section = "attention", .model = model.name, .op = op, .type = type};
+      row.rows = batch, row.context = context;
+      row.bytes = static_cast<double>(bytes);
+      row.flop = 4.0 * static_cast<double>(batch * args.heads * context * args.head_dim);
+      run.attempt(row, [&] { add_decode(run, row, args, dtype, run.copies_for(bytes), append); });
+    };
     for (const int64_t batch : {1, 8})
-      for (const int64_t context : contexts) {
-        const int64_t scale = dtype == DType::i8 ? 4 : 0;
-        const int64_t bytes = 2 * batch * args.kv_heads * context * (args.head_dim * bytes_of(dtype) + scale);
-        OpRow row{.section = "attention", .model = model.name, .op = heads_of(model), .type = type};
-        row.rows = batch, row.context = context;
-        row.bytes = static_cast<double>(bytes);
-        row.flop = 4.0 * static_cast<double>(batch * args.heads * context * args.head_dim);
-        run.attempt(row, [&] { add_decode(run, row, args, dtype, run.copies_for(bytes)); });
-      }
+      for (const int64_t context : contexts) time(heads_of(model), batch, context, false);
+    for (const auto& [batch, context] : with_append)
+      if (context <= contexts.back()) time("rope, append, " + heads_of(model), batch, context, true);
+  }
 }
 
 void prefill_attention(OpsRun& run, const OpsModel& model) {

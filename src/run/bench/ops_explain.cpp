@@ -46,6 +46,7 @@ std::vector<Case> cases_of(const OpsModel& model) {
   attention("attention over the cache", "bf16", DType::bf16, true);
   attention("attention over the cache", "fp8", DType::f8_e4m3, true);
   attention("attention over the cache", "int8", DType::i8, true);
+  attention("attention over the cache", "int4", DType::u8, true);
   return cases;
 }
 

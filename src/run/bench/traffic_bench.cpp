@@ -193,6 +193,7 @@ TrafficResult bench_traffic(Exec& ex, const std::filesystem::path& model, const 
                   .device = device_and_products(ex.device_name(), ex.on_cuda()),
                   .pages = engine.cache().pages(),
                   .cache_bytes = engine.cache().bytes(),
+                  .cache_bytes_per_token = engine.cache().bytes_per_position(),
                   .notes = engine.notes()};
   for (size_t i = 0; i < o.shapes.size(); ++i)
     r.rows.push_back(run_row(ex, engine, o.shapes[i], o, [&](const char* phase, double f) {

@@ -37,7 +37,7 @@ struct TrafficRow {
 struct TrafficResult {
   double load_s = 0;  // open, copy, first buffers
   std::string device;
-  int64_t pages = 0, cache_bytes = 0, peak_bytes = 0;
+  int64_t pages = 0, cache_bytes = 0, cache_bytes_per_token = 0, peak_bytes = 0;
   std::vector<TrafficRow> rows{};
   std::vector<std::string> notes{};
 };

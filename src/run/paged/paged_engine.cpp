@@ -48,7 +48,7 @@ PagedEngine::PagedEngine(Exec& ex, const Checkpoint& c, const PagedOptions& o)
               .pass = o.pass}),
       room_(alloc_latent_room(ex, spec_, o.load.dtype, o.longest)),
       slots_(ex, spec_, kRowsInTiles, o.load.dtype) {
-  refuse_coded_latents(spec_, o.load.kv_cache);
+  check_cache_type(spec_, o.load.kv_cache);
   LinearNotes linears;
   for (int64_t layer = 0; layer < spec_.layers; ++layer) blocks_.push_back(load_block(ex, c, layer, o.load, &linears));
   for (std::string& line : lines_of(linears)) notes_.push_back(std::move(line));
@@ -121,10 +121,13 @@ void PagedEngine::run_slice(const Slice& s, TensorView x) {
         .states = states,
         .room = &room_};
     Activations act = slots_.bind(x, spec_.kind(layer));
-    run_block(
-        ex_, spec_.block(layer), blocks_[static_cast<size_t>(layer)], ropes_,
-        {.positions = s.positions, .turned_keys = turns_keys(options_.load.kv_cache), .ids = s.ids, .ragged = &ragged},
-        act);
+    run_block(ex_, spec_.block(layer), blocks_[static_cast<size_t>(layer)], ropes_,
+              {.positions = s.positions,
+               .turned_keys = turns_keys(options_.load.kv_cache),
+               .turned_values = turns_values(options_.load.kv_cache),
+               .ids = s.ids,
+               .ragged = &ragged},
+              act);
   }
 }
 

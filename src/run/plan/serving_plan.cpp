@@ -49,6 +49,7 @@ class Planner {
     p.active_bytes = active_bytes();
     p.cache_bytes_per_sequence =
         cache_bytes(whole_, {0, whole_.layers}, job_.kv_cache, DType::bf16, job_.context, false);
+    p.cache_bytes_per_token = position_bytes(whole_, job_.kv_cache, DType::bf16);
     p.contiguous_cache_bytes =
         contiguous_cache_bytes(whole_, {0, whole_.layers}, job_.kv_cache, DType::bf16, job_.context);
     fill_memory(p);
@@ -290,7 +291,7 @@ ServingPlan plan_serving(const ServedModel& m, const ServingJob& job) {
   if (job.pp > 1 && keeps_slots(spec)) refused.emplace_back("--pp: layers read keys and values of earlier ones");
   if (!refused.empty())
     fail(ErrorKind::unsupported, fmt::format("{} on {} x {} GPUs: {}", spec.arch, job.tp, job.pp, join(refused, "; ")));
-  refuse_coded_latents(spec, job.kv_cache);
+  check_cache_type(spec, job.kv_cache);
   return Planner(m, job).plan();
 }
 

@@ -70,6 +70,7 @@ struct ServingPlan {
   int64_t stored_bytes = 0;                       // the checkpoint
   int64_t active_bytes = 0;                       // weights that a step of one token reads
   int64_t cache_bytes_per_sequence = 0;           // of `context` positions, all GPUs together
+  int64_t cache_bytes_per_token = 0;              // position_bytes()
   int64_t contiguous_cache_bytes = 0;             // what `runner bench` allocates for one: windows are not cut there
   ServingMemory memory{};
   bool fits = false;

@@ -83,6 +83,16 @@ int64_t cache_bytes(const ModelSpec& spec, LayerRange layers, KvType type, DType
   return n;
 }
 
+int64_t position_bytes(const ModelSpec& spec, KvType type, DType compute) {
+  int64_t n = 0;
+  for (int64_t layer = 0; layer < spec.layers; ++layer) {
+    const std::vector<BlockOp>& block = spec.block(layer);
+    if (const Attention* a = own_attention_of(block)) n += kv_bytes(*a, type, compute);
+    n += latent_bytes(block, compute);
+  }
+  return n;
+}
+
 int64_t contiguous_cache_bytes(const ModelSpec& spec, LayerRange layers, KvType type, DType compute, int64_t capacity) {
   int64_t n = 0;
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {

@@ -30,6 +30,8 @@ struct LayerRange {
   int64_t begin = 0, end = 0;
 };
 int64_t cache_bytes(const ModelSpec&, LayerRange, KvType, DType compute, int64_t context, bool read);
+// Bytes of one more position of one sequence in all layers, within all windows.
+int64_t position_bytes(const ModelSpec&, KvType, DType compute);
 // What Engine allocates for it: windows are not cut there.
 int64_t contiguous_cache_bytes(const ModelSpec&, LayerRange, KvType, DType compute, int64_t capacity);
 

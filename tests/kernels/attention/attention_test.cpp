@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/cpu/tile_product.h"
+#include "kernels/kv/int4_rows.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -156,13 +157,20 @@ Tensor token_rows(const Tensor& t, int64_t seqs, int64_t begin, int64_t end) {
   return out;
 }
 
-// A cache of `shape`, poisoned except for the static scales of FP8: one for each kv head, all different.
+// A cache of `shape` [batch, kv_heads, capacity, head_dim], poisoned except for the static scales of FP8: one for each
+// kv head, all different.
 struct Cache {
   Tensor k, v, k_scales, v_scales;
   KvCache view() const { return {k, v, k_scales, v_scales}; }
 };
 Cache make_cache(Exec& ex, DType dtype, const Shape& shape) {
-  Cache c{poisoned(ex, dtype, shape), poisoned(ex, dtype, shape), {}, {}};
+  const Shape stored{shape[0], shape[1], shape[2], dtype == DType::u8 ? shape[3] / 2 : shape[3]};
+  Cache c{poisoned(ex, dtype, stored), poisoned(ex, dtype, stored), {}, {}};
+  if (dtype == DType::u8) {
+    const Shape scales{shape[0], shape[1], shape[2], 2 * int4_groups(shape[3])};
+    c.k_scales = poisoned(ex, DType::bf16, scales);
+    c.v_scales = poisoned(ex, DType::bf16, scales);
+  }
   if (dtype == DType::i8) {
     c.k_scales = poisoned(ex, DType::f32, {shape[0], shape[1], shape[2]});
     c.v_scales = poisoned(ex, DType::f32, {shape[0], shape[1], shape[2]});
@@ -212,12 +220,20 @@ TEST_P(AttentionOn, CachedInOneGoInChunksAndTokenByToken) {
   }
 }
 
-// The values that a cache of codes holds of x [seqs * len, kv_heads * d], in the layout of x, by definition.
+// The values that a cache of codes holds of x [seqs * len, kv_heads * d], in the layout of x, by definition (of 4 bits
+// by the row's own functions, which tests/kernels/kv/int4_rows_test.cpp holds against theirs).
 Tensor quantized_by_hand(const Case& c, const Tensor& x, DType cache) {
   const int64_t d = c.args.head_dim;
   Tensor out = to_f32(x);
   for (int64_t row = 0; row < out.numel() / d; ++row) {
     float* v = out.as<float>() + row * d;
+    if (cache == DType::u8) {
+      std::vector<uint8_t> codes(static_cast<size_t>(d / 2));
+      std::vector<Int4Scale> scales(static_cast<size_t>(int4_groups(d)));
+      cpu::int4_row(v, d, codes.data(), scales.data());
+      cpu::widen_int4_row(codes.data(), scales.data(), v, d);
+      continue;
+    }
     float amax = 0;
     for (int64_t i = 0; i < d; ++i) amax = std::max(amax, std::fabs(v[i]));
     const float f8_scale = 0.01f * static_cast<float>(3 + row % c.args.kv_heads);
@@ -231,7 +247,7 @@ Tensor quantized_by_hand(const Case& c, const Tensor& x, DType cache) {
 TEST_P(AttentionOn, OverCodesIsAttentionOverTheirValues) {
   Exec ex = exec();
   for (const DType dtype : kComputeTypes)
-    for (const DType codes : {DType::f8_e4m3, DType::i8}) {
+    for (const DType codes : {DType::f8_e4m3, DType::i8, DType::u8}) {
       const Inputs in = inputs(c(), dtype);
       const Inputs values{to_f32(in.q), quantized_by_hand(c(), in.k, codes), quantized_by_hand(c(), in.v, codes)};
       const Tensor expected = from_doubles(expected_attention(c(), values), in.q.shape());
@@ -279,7 +295,7 @@ void check_last_tokens(Exec& ex, const Case& c, int64_t last) {
   const Inputs in = inputs(c, DType::bf16);
   std::vector<int32_t> positions(static_cast<size_t>(c.len));
   std::iota(positions.begin(), positions.end(), 0);
-  for (const DType held : {DType::bf16, DType::f8_e4m3, DType::i8}) {
+  for (const DType held : {DType::bf16, DType::f8_e4m3, DType::i8, DType::u8}) {
     const Cache cache = make_cache(ex, held, cache_shape(c));
     kv_append(ex, ex.to_device(in.k), ex.to_device(in.v), ex.to_device(host_i32(positions)), cache.view());
     const Tensor q = ex.to_device(token_rows(in.q, 1, first, c.len)),

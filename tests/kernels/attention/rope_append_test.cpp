@@ -1,5 +1,6 @@
 #include "kernels/attention/rope_append.h"
 
+#include "kernels/kv/int4_rows.h"
 #include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
@@ -13,8 +14,14 @@ struct Cache {
   KvCache view() const { return {.k = k, .v = v, .k_scales = k_scales, .v_scales = v_scales}; }
 };
 Cache make_cache(Exec& ex, DType type, const Shape& shape) {
-  Cache c{.k = ex.alloc_zeros(type, shape), .v = ex.alloc_zeros(type, shape), .k_scales = {}, .v_scales = {}};
+  const Shape stored{shape[0], shape[1], shape[2], type == DType::u8 ? shape[3] / 2 : shape[3]};
+  Cache c{.k = ex.alloc_zeros(type, stored), .v = ex.alloc_zeros(type, stored), .k_scales = {}, .v_scales = {}};
   if (type == DType::bf16 || type == DType::f32) return c;
+  if (type == DType::u8) {
+    c.k_scales = ex.alloc_zeros(DType::bf16, {shape[0], shape[1], shape[2], 2 * int4_groups(shape[3])});
+    c.v_scales = ex.alloc_zeros(DType::bf16, c.k_scales.shape());
+    return c;
+  }
   Tensor scales = Tensor::host(DType::f32, type == DType::i8 ? Shape{shape[0], shape[1], shape[2]} : Shape{shape[1]});
   for (int64_t i = 0; i < scales.numel(); ++i) scales.as<float>()[i] = 0.01f * static_cast<float>(1 + i);
   c.k_scales = ex.to_device(scales);
@@ -35,7 +42,7 @@ FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
         Case{8, 2, 128, 128, false, true, true}, Case{4, 1, 64, 32, true, true, true},
         Case{3, 3, 20, 20, false, true, true}, Case{4, 2, 64, 64, false, false, true}})
     for (const DType dtype : kComputeTypes)
-      for (const DType stored : {dtype, DType::f8_e4m3, DType::i8}) {
+      for (const DType stored : {dtype, DType::f8_e4m3, DType::i8, DType::u8}) {
         const Tensor inv_freq = ex.to_device(random_normal(DType::f32, {c.rot / 2}, 4));
         const Tensor at = ex.to_device(host_i32(positions));
         const Tensor q = random_normal(dtype, {batch * len, c.heads * c.head_dim}, 1),
@@ -58,16 +65,22 @@ FEWBIT_DEVICE_TEST(RopeAppend, HasTheBitsOfItsOps) {
         rope(ex, q_apart, at, inv_freq, c.head_dim, 1.25f);
         rope(ex, k_apart, at, inv_freq, c.head_dim, 1.25f);
         if (c.hadamard) hadamard(ex, q_apart, k_apart, c.head_dim);
-        kv_append(ex, k_apart, dv, at, apart.view());
-        rope_append(ex, q_together, k_together, dv, at, {.q = q_norm, .k = k_norm, .eps = 1e-5f, .offset = 1},
-                    {.inv_freq = inv_freq, .attention_scale = 1.25f, .hadamard = c.hadamard}, together.view());
+        const bool turn_values = c.hadamard && stored == DType::u8;
+        const Tensor v_apart = ex.to_device(v);
+        if (turn_values) hadamard(ex, v_apart, v_apart.view().row_range(0, 0), c.head_dim);
+        kv_append(ex, k_apart, v_apart, at, apart.view());
+        rope_append(
+            ex, q_together, k_together, dv, at, {.q = q_norm, .k = k_norm, .eps = 1e-5f, .offset = 1},
+            {.inv_freq = inv_freq, .attention_scale = 1.25f, .hadamard = c.hadamard, .turn_values = turn_values},
+            together.view());
         const auto same = [&](const Tensor& a, const Tensor& b, const char* what) {
           if (a.empty()) return;
           EXPECT_EQ(first_difference(ex.to_host(a), ex.to_host(b)), "")
               << what << ", " << name_of(dtype) << " in " << name_of(stored) << ", head_dim " << c.head_dim;
         };
         same(q_together, q_apart, "q");
-        same(k_together, ex.to_device(k), "k");  // as it was
+        same(k_together, ex.to_device(k), "k");  // as they were
+        same(dv, ex.to_device(v), "v");
         same(together.k, apart.k, "keys");
         same(together.v, apart.v, "values");
         same(together.k_scales, apart.k_scales, "scales of keys");
@@ -84,7 +97,7 @@ FEWBIT_DEVICE_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwar
   };
   for (const Case& c : {Case{1, 8, 2, 128, 3000, 0, {2900}}, Case{2, 4, 4, 64, 700, 100, {5, 640}},
                         Case{3, 4, 1, 80, 200, 0, {0, 14, 150}}})
-    for (const DType stored : {DType::bf16, DType::f8_e4m3, DType::i8}) {
+    for (const DType stored : {DType::bf16, DType::f8_e4m3, DType::i8, DType::u8}) {
       const Shape shape{c.batch, c.kv_heads, c.capacity, c.head_dim};
       const Cache together = make_cache(ex, stored, shape), apart = make_cache(ex, stored, shape);
       const AttentionArgs args{.heads = static_cast<int>(c.heads),

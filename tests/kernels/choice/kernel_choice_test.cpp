@@ -106,6 +106,9 @@ TEST(KernelChoice, Attention) {
   EXPECT_EQ(attention(17, true, kH200), Kernel::attention_flash);
   EXPECT_EQ(attention(65, true, kH200), Kernel::attention_wide);
   EXPECT_EQ(attention(65, true, kH200, 128, DType::f8_e4m3), Kernel::attention_flash);
+  EXPECT_EQ(attention(1, true, kH200, 128, DType::u8), Kernel::attention_decode);
+  EXPECT_EQ(attention(17, true, kH200, 128, DType::u8), Kernel::attention_widened) << "more than 64 query rows";
+  EXPECT_EQ(attention(1, true, kH200, 80, DType::u8), Kernel::attention_widened) << "groups of 64 of no such width";
   EXPECT_EQ(attention(65, false, kH200, 96), Kernel::attention_flash);
   EXPECT_EQ(attention(65, false, kA100), Kernel::attention_flash);
   EXPECT_EQ(attention(65, false, kH200, 100), Kernel::attention_plain);

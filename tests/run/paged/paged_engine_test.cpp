@@ -18,7 +18,7 @@
 namespace fewbit::test {
 namespace {
 
-constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8};
+constexpr KvType kCaches[] = {KvType::plain, KvType::fp8, KvType::fp8_plain, KvType::int8, KvType::int4};
 
 Tensor copied(ConstTensorView t) { return clone_host(t); }
 

@@ -167,7 +167,7 @@ void run_compare(const CompareArgs& a) {
       table += fmt::format("{:<32}     {}\n", "(base)", with_error(r.base_perplexity, r.base_stderr, 4));
     }
     table += row_of(a.models[i], r);
-    Json entry = {{"model", a.models[i]}};
+    Json entry = {{"model", a.models[i]}, {"cache_bytes_per_token", a.cache_bytes_per_token(models[i])}};
     entry.update(json_of(r, base.windows(), tokenizer ? &*tokenizer : nullptr));
     details += a.models[i] + "\n" + shift_table(r) + worst_table(entry["worst"]);
     if (a.layers) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "src/run/plan/step_bytes.h"
 #include "src/text/builtin_texts.h"
 #include "src/text/files/text_file.h"
 #include "src/text/files/token_file.h"
@@ -30,6 +31,10 @@ ScoredWindows windows_of_text(const DataArgs& a, const Checkpoint& c, const Prot
 }
 
 }  // namespace
+
+int64_t DataArgs::cache_bytes_per_token(const Checkpoint& c) const {
+  return position_bytes(c.spec, load().kv_cache, load().dtype);
+}
 
 void add_data_arguments(CLI::App& app, DataArgs& a) {
   app.add_option("--data", a.data,

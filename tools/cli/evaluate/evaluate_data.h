@@ -16,6 +16,7 @@ struct DataArgs {
   LoadOptions load() const {
     return {.dtype = compute_dtype(dtype), .kv_cache = kv_type_from(kv_cache), .head = head_type_from(head)};
   }
+  int64_t cache_bytes_per_token(const Checkpoint&) const;  // position_bytes(): of one sequence, in all layers
   int64_t tokens_per_pass(const Exec& ex) const {
     return batch_tokens > 0 ? batch_tokens : (ex.on_cuda() ? 32768 : 8192);
   }

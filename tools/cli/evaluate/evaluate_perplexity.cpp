@@ -51,6 +51,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"protocol", name_of(w.protocol)},
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
+            {"cache_bytes_per_token", a.cache_bytes_per_token(c)},
             {"head", a.head},
             {"tp", a.tp},
             {"seconds", r.seconds},
@@ -63,11 +64,13 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
   return j;
 }
 
-std::string line_of(const PerplexityArgs& a, const ScoredWindows& w, const PerplexityResult& r, const Exec& ex) {
+std::string line_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w, const PerplexityResult& r,
+                    const Exec& ex) {
   std::string s = fmt::format(
-      "perplexity {}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache, {} head, {}, {})\n",
+      "perplexity {}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache of {} B a token, {} head, {}, "
+      "{})\n",
       with_error(r.perplexity, r.stderr_, 4), r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
-      a.head, ex.device_name(), human_seconds(r.seconds));
+      a.cache_bytes_per_token(c), a.head, ex.device_name(), human_seconds(r.seconds));
   if (r.bits_per_byte > 0)
     s += fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
   return s;
@@ -85,7 +88,7 @@ void run_perplexity(const PerplexityArgs& a) {
   const ScoredWindows w = load_windows(a, c);
   Exec ex = make_exec(a.common);
   const PerplexityResult r = run_once(ex, a, c, w, load);
-  say(a.common, line_of(a, w, r, ex));
+  say(a.common, line_of(a, c, w, r, ex));
   Json j = json_of(a, c, w, r, ex);
   if (a.reference) {
     load.weights = Weights::reference;

@@ -158,7 +158,8 @@ std::string plan_lines(const std::string& model, const PlanArgs& a, const Device
                    human_count(p.active_parameters));
   s += fmt::format("  checkpoint         {}; a step of one token reads {} of weights\n", human_bytes(p.stored_bytes),
                    human_bytes(p.active_bytes));
-  s += fmt::format("  cache              {} a sequence{}\n", human_bytes(p.cache_bytes_per_sequence),
+  s += fmt::format("  cache              {} a sequence, {} B a token{}\n", human_bytes(p.cache_bytes_per_sequence),
+                   p.cache_bytes_per_token,
                    p.contiguous_cache_bytes > p.cache_bytes_per_sequence
                        ? fmt::format(" ({} in `runner bench`, which keeps all of a window's positions)",
                                      human_bytes(p.contiguous_cache_bytes))
@@ -223,6 +224,7 @@ std::string plan_json(const std::string& model, const PlanArgs& a, const std::ve
             {"checkpoint_bytes", p.stored_bytes},
             {"active_bytes", p.active_bytes},
             {"cache_bytes_per_sequence", p.cache_bytes_per_sequence},
+            {"cache_bytes_per_token", p.cache_bytes_per_token},
             {"contiguous_cache_bytes", p.contiguous_cache_bytes},
             {"devices", Json::array()}};
   for (const DevicePlan& d : plans) j["devices"].push_back(json_of(d));

@@ -65,11 +65,12 @@ std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
 
 std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache, {} head, {} repetitions; loaded in {:.3f} s; memory reads at {:.0f} GB/s "
+      "{} on {}, {} arithmetic, {} cache of {} B a token, {} head, {} repetitions; loaded in {:.3f} s; memory reads at "
+      "{:.0f} GB/s "
       "(the floor), "
       "copies at {:.0f} GB/s.\n\n{}",
-      model, r.device, a.dtype, a.kv_cache, a.head, a.options.repetitions, r.load_s, r.memory.read_gb_per_s,
-      r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
+      model, r.device, a.dtype, a.kv_cache, r.cache_bytes_per_token, a.head, a.options.repetitions, r.load_s,
+      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
 }
 
 // The names are the JSON keys, joined by underscores where they are nested.
@@ -97,7 +98,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
   const BenchRow& row = r.rows.front();
   const Spread& ms = row.ms_per_token;
   return fmt::format(
-      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head\n"
+      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache of {} B a token, {} head\n"
       "  load               {:.3f} s\n"
       "  prefill            {:.1f} tokens/s, {:.3g} TFLOP/s = {:.1f} % of the measured rate of products ({:.3g})\n"
       "  first token        {:.2f} ms\n"
@@ -107,11 +108,12 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  peak memory        {}\n"
       "  linears            {}\n"
       "  steps              {}\n{}",
-      model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, a.head, r.load_s,
-      row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s, 100 * row.prefill_tflop_per_s / r.product_tflop_per_s,
-      r.product_tflop_per_s, row.ttft_ms.mean, with_error(ms.mean, ms.std, 3), ms.p50, ms.p90, ms.p95, ms.p99,
-      row.tokens_per_s.mean, human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share,
-      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
+      model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, r.cache_bytes_per_token,
+      a.head, r.load_s, row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s,
+      100 * row.prefill_tflop_per_s / r.product_tflop_per_s, r.product_tflop_per_s, row.ttft_ms.mean,
+      with_error(ms.mean, ms.std, 3), ms.p50, ms.p90, ms.p95, ms.p99, row.tokens_per_s.mean,
+      human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share, r.memory.read_gb_per_s,
+      r.memory.copy_gb_per_s, human_bytes(r.peak_bytes), join(r.kernels, ", "),
       steps_of(row.launches, row.why_not_together),
       a.tp == 1 ? ""
                 : fmt::format("  ranks              {}; all-reduces {:.3f} ms a step = {:.1f} % of it\n", a.tp,
@@ -183,6 +185,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"device", r.device},
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
+            {"cache_bytes_per_token", r.cache_bytes_per_token},
             {"head", a.head},
             {"batch", first.shape.batch},
             {"prompt_tokens", first.shape.prompt_tokens},
@@ -225,11 +228,11 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
   const bool rows = r.rows.size() > 1 || a.options.repetitions > 1;
   if (rows)
     say(a.common,
-        fmt::format(
-            "{} on {}, {} cache, {} head: loaded in {:.3f} s; the floor is the measured read rate, {:.0f} GB/s\n"
-            "{}linears: {}\n{}",
-            model, r.device, a.kv_cache, a.head, r.load_s, r.memory.read_gb_per_s,
-            table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
+        fmt::format("{} on {}, {} cache of {} B a token, {} head: loaded in {:.3f} s; the floor is the measured read "
+                    "rate, {:.0f} GB/s\n"
+                    "{}linears: {}\n{}",
+                    model, r.device, a.kv_cache, r.cache_bytes_per_token, a.head, r.load_s, r.memory.read_gb_per_s,
+                    table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
   else
     say(a.common, lines_of(a, model, r));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");

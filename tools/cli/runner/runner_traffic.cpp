@@ -80,10 +80,11 @@ std::string table_of(const BenchArgs& a, const TrafficResult& r, bool markdown) 
 
 std::string summary(const BenchArgs& a, const std::string& model, const TrafficResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache of {} pages of {} ({}), {} head; loaded in {:.3f} s.\n{}; passes of up to {} "
+      "{} on {}, {} arithmetic, {} cache of {} pages of {} ({}, {} B a token), {} head; loaded in {:.3f} s.\n{}; "
+      "passes of up to {} "
       "rows{}{}.\n",
-      model, r.device, a.dtype, a.kv_cache, r.pages, kPagePositions, human_bytes(r.cache_bytes), a.head, r.load_s,
-      arrivals_in_words(a), a.traffic.scheduling.budget,
+      model, r.device, a.dtype, a.kv_cache, r.pages, kPagePositions, human_bytes(r.cache_bytes),
+      r.cache_bytes_per_token, a.head, r.load_s, arrivals_in_words(a), a.traffic.scheduling.budget,
       a.traffic.scheduling.no_prefix_cache ? ", no prefix cache" : "",
       a.traffic.slo.empty() ? "" : ", goodput under " + a.traffic.slo);
 }
@@ -150,6 +151,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
             {"prefix_cache", !a.traffic.scheduling.no_prefix_cache},
             {"pages", r.pages},
             {"cache_bytes", r.cache_bytes},
+            {"cache_bytes_per_token", r.cache_bytes_per_token},
             {"peak_bytes", r.peak_bytes},
             {"slo", {{"ttft_ms", limit(slo.ttft_ms)}, {"itl_ms", limit(slo.itl_ms)}, {"e2e_ms", limit(slo.e2e_ms)}}},
             {"rows", Json::array()},

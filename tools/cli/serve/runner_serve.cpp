@@ -236,13 +236,20 @@ void run_serve(ServeArgs a) {
                                                   : "the request is malformed"});
   };
   a.door.open = [&](int port) {
-    const Json j = {{"model", c.dir.string()},    {"name", name},
-                    {"host", a.door.host},        {"port", port},
-                    {"device", ex.device_name()}, {"context", options.longest},
-                    {"pages", options.pages},     {"cache_bytes", engine.cache().bytes()}};
-    say(a.common, fmt::format("{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache\n",
-                              name, a.door.host, port, ex.device_name(), options.longest, options.pages, kPagePositions,
-                              human_bytes(engine.cache().bytes()), a.kv_cache));
+    const Json j = {{"model", c.dir.string()},
+                    {"name", name},
+                    {"host", a.door.host},
+                    {"port", port},
+                    {"device", ex.device_name()},
+                    {"context", options.longest},
+                    {"pages", options.pages},
+                    {"cache_bytes", engine.cache().bytes()},
+                    {"cache_bytes_per_token", engine.cache().bytes_per_position()}};
+    say(a.common,
+        fmt::format(
+            "{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache of {} B a token\n",
+            name, a.door.host, port, ex.device_name(), options.longest, options.pages, kPagePositions,
+            human_bytes(engine.cache().bytes()), a.kv_cache, engine.cache().bytes_per_position()));
     std::fflush(stdout);
     write_json(a.common, j.dump(1) + "\n");
   };
