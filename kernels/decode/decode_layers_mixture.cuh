@@ -100,7 +100,7 @@ __device__ __forceinline__ void choose_experts(const Job& job, uint32_t stamp, M
       const float4 v = *reinterpret_cast<const float4*>(scores + o);
       const auto before = [&](float z, int of) {
         z = fmaxf(z, -INFINITY);
-        return z > own || (z == own && of < e);
+        return static_cast<int>(z > own) | (static_cast<int>(z == own) & static_cast<int>(of < e));  // without branches
       };
       better += before(v.x, o) + before(v.y, o + 1) + before(v.z, o + 2) + before(v.w, o + 3);
     }

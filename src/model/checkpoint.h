@@ -20,6 +20,9 @@ struct Checkpoint {
   std::string format;                // "dense", "marlin", "gptq", "gguf", …
   // Packed matrices that the op list does not know (a tower, MTP layers), with layer kOutsideModel.
   std::vector<NamedLinear> others{};
+  // Of a model that is turned as it is read (src/model/rotation/rotation.h): how, in lines for people; "" otherwise.
+  std::string rotation{};
+  uint64_t rotation_seed = 0;
 
   // Opens and checks everything: Error{checkpoint} carries all complaints, one a line.
   static Checkpoint open(const std::filesystem::path& dir);
