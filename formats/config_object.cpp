@@ -97,6 +97,17 @@ std::optional<ConfigObject> ConfigObject::object(const char* key) const {
   return ConfigObject{v, where + '.' + key};
 }
 
+std::vector<ConfigObject> ConfigObject::objects(const char* key) const {
+  const ordered_json* v = find(json_, key);
+  if (v && !v->is_array()) wrong(key, "a list");
+  std::vector<ConfigObject> out;
+  for (size_t i = 0; v && i < v->size(); ++i) {
+    if (!(*v)[i].is_object()) wrong(key, "a list of objects");
+    out.emplace_back(&(*v)[i], where + '.' + key + '[' + std::to_string(i) + ']');
+  }
+  return out;
+}
+
 std::vector<std::pair<std::string, ConfigObject>> ConfigObject::members() const {
   std::vector<std::pair<std::string, ConfigObject>> out;
   for (const auto& [key, value] : tree(json_).items()) {

@@ -27,6 +27,7 @@ class ConfigObject {
   std::vector<std::string> strings(const char* key) const;  // a list of strings; absent: empty
   std::vector<int64_t> integers(const char* key) const;     // a list of integers; absent: empty
   std::optional<ConfigObject> object(const char* key) const;
+  std::vector<ConfigObject> objects(const char* key) const;           // a list of objects; absent: empty
   std::vector<std::pair<std::string, ConfigObject>> members() const;  // in order; all must be objects
   // Error{checkpoint} "where.key: expected …, found …" and Error{unsupported} "where.key: found …; supported:
   // …".

@@ -1,12 +1,14 @@
 // --format compressed-tensors: for vLLM, SGLang and transformers, and the default of W8A8 and FP8. One group
 // of linears with one scheme is addressed by its class; where schemes differ every group names its modules,
 // which no reader can take for another group's (docs/formats/compressed-tensors.md).
+#include "formats/checkpoints/ct_transforms.h"
 #include "formats/checkpoints/fewbit_map.h"
 #include "formats/checkpoints/readers.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -82,6 +84,11 @@ ordered_json activations(const QuantSpec& s) {
     if (s.two_level()) j["scale_dtype"] = "torch.float8_e4m3fn";  // left out, the library does not round them
     return j;
   }
+  if (s.activations == ActQuant::token && s.grid == Grid::integer && s.act_bits != 8) {
+    ordered_json j = arguments(s.act_bits, "int", true, "token");
+    j["dynamic"] = true;
+    return j;
+  }
   if (s.activations == ActQuant::tensor) return arguments(8, type_name(s), true, "tensor");
   const bool block = s.out_group > 1 && s.group != -1;
   ordered_json j = arguments(8, type_name(s), true, block ? "group" : "token");
@@ -118,7 +125,7 @@ std::vector<const Packing*> candidates(const QuantSpec& spec) {
   if (spec.grid == Grid::f8_e4m3) return {&packing_ct_float};
   if (spec.two_level()) return {&packing_ct_nvfp4};
   if (spec.grid == Grid::f4_e2m1) return {&packing_ct_mxfp4};
-  if (spec.activations != ActQuant::none) return {&packing_ct_int};
+  if (spec.activations != ActQuant::none && spec.bits == 8 && spec.act_bits == 8) return {&packing_ct_int};
   return {&packing_ct_pack};
 }
 
@@ -148,6 +155,8 @@ std::string write_config(const QuantizationSummary& summary) {
         if (ends_with(name, "embed_tokens")) groups[i].scheme["targets"].push_back(name);
     c["config_groups"]["group_" + std::to_string(i)] = std::move(groups[i].scheme);
   }
+  if (const std::string turned = ct::transform_config(summary); !turned.empty())
+    c["transform_config"] = ordered_json::parse(turned);
   return c.dump(2);
 }
 
@@ -239,10 +248,12 @@ void read_weights(const ConfigObject& w, Scheme& scheme) {
     w.unsupported("actorder", "null, weight, group");
 }
 
-ActQuant read_activations(const std::optional<ConfigObject>& a, const QuantSpec& spec) {
+ActQuant read_activations(const std::optional<ConfigObject>& a, QuantSpec& spec) {
   if (!a) return ActQuant::none;
-  const int64_t bits = spec.grid == Grid::f4_e2m1 ? 4 : 8;
-  if (a->integer("num_bits").value_or(8) != bits) a->unsupported("num_bits", std::to_string(bits));
+  const int64_t bits = spec.grid == Grid::f4_e2m1 ? 4 : 8, found = a->integer("num_bits").value_or(8);
+  const bool int4 = found == 4 && spec.grid == Grid::integer;
+  if (found != bits && !int4) a->unsupported("num_bits", spec.grid == Grid::integer ? "4, 8" : std::to_string(bits));
+  spec.act_bits = int4 ? 4 : 8;
   if (const std::string type = spec.grid == Grid::integer ? "int" : "float"; a->str("type", "int") != type)
     a->unsupported("type", type + ", as the weights");
   if (!a->flag("symmetric", true)) a->unsupported("symmetric", "true");
@@ -254,6 +265,7 @@ ActQuant read_activations(const std::optional<ConfigObject>& a, const QuantSpec&
   }
   const bool block = spec.out_group > 1;
   if (dynamic == "true" && (strategy == "token" || (strategy == "group" && block))) return ActQuant::token;
+  if (int4) a->unsupported("strategy", "token with dynamic true, of 4 bits");
   if (dynamic != "true" && dynamic != "\"local\"" && strategy == "tensor") return ActQuant::tensor;
   a->unsupported("strategy", "token with dynamic true, tensor with dynamic false; group with block weights");
 }
@@ -312,9 +324,6 @@ void refuse_what_changes_values(const ConfigObject& config, const std::vector<st
                                 const TensorSource& tensor) {
   const auto sparsity = config.object("sparsity_config");
   if (sparsity && sparsity->str("format", "dense") != "dense") sparsity->unsupported("format", "dense");
-  if (const auto transforms = config.object("transform_config"))
-    if (const auto groups = transforms->object("config_groups"); groups && !groups->members().empty())
-      transforms->unsupported("config_groups", "no transforms");
   if (std::find(linears.begin(), linears.end(), "lm_head") == linears.end() && tensor("lm_head.weight_scale").data)
     fail(ErrorKind::unsupported,
          "tensor 'lm_head.weight_scale': a quantized head where the model has no head of its own");
@@ -351,17 +360,25 @@ QuantizationSummary read_compressed_tensors(const ReadRequest& r, std::string& n
   QuantizationSummary out;
   read_kv_cache(config, out);
   Regex::Effort effort = effort_for(linears);
+  std::map<std::string, int64_t> turned = ct::turned_inputs(config);
   for (const std::string& linear : linears) {
     const Scheme* scheme = scheme_of(schemes, linear, effort);
     const bool ignored = ignore.has(linear) || ignore.pattern(linear, effort) || ignore.has("Linear");
     if (scheme && !ignored) {
-      if (const LinearFormat f = completed(*scheme, linear, tensor); fewbit_map::packed(tensor, linear, f)) {
+      if (LinearFormat f = completed(*scheme, linear, tensor); fewbit_map::packed(tensor, linear, f)) {
+        if (const auto at = turned.find(linear); at != turned.end()) {
+          f.spec.turn = at->second;
+          turned.erase(at);
+        }
         out.linears[linear] = f;
         continue;
       }
     }
     out.dense.push_back(linear);
   }
+  if (!turned.empty())
+    fail(ErrorKind::unsupported, config.where + ".transform_config: turns the input of " + turned.begin()->first +
+                                     ", which is no packed linear of the model");
   return out;
 }
 

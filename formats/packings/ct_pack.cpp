@@ -1,4 +1,5 @@
-// compressed-tensors "pack-quantized": weight-only integers of 2, 3, 4 or 8 bits, in plain order.
+// compressed-tensors "pack-quantized": integers of 2, 3, 4 or 8 bits, in plain order; inputs alone or rounded per
+// token.
 //
 //   weight_packed      I32 [N, ceil(K/F)]   F = floor(32/bits) codes a word, code k in word k/F, field k%F
 //   weight_scale       F16 | BF16 | F32 [N, G]
@@ -117,6 +118,8 @@ std::string refuses(const QuantSpec& spec, int64_t out, int64_t in, bool act_ord
   if (std::string why = ct::refuses_scales(spec, out, in); !why.empty()) return why;
   QuantSpec with_f16 = spec;  // any type of scale is fine here
   with_f16.scale_dtype = DType::f16;
+  if (spec.activations == ActQuant::token && spec.symmetric && (spec.bits != 8 || spec.act_bits != 8))
+    with_f16.activations = ActQuant::none;  // the weights lie alike, however the input is rounded
   if (std::string why = integer_grid::refuses(with_f16, out, in); !why.empty()) return why;
   if (std::string why = integer_grid::refuses_odd_bits(spec); !why.empty()) return why;
   if (act_order && spec.groups(in) == 1) return "one group per row leaves no groups to reorder (act-order)";

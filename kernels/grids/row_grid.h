@@ -39,6 +39,13 @@ FEWBIT_HD float int8_level(float scaled) {
   return level == level ? level : 0.f;
 }
 
+// The same of an int4 level, and the number of its steps that the largest magnitude of a row takes.
+inline constexpr float kInt4Steps = 7.5f;
+FEWBIT_HD float int4_level(float scaled) {
+  const float level = round_even(clamp_to(scaled, -8.f, 7.f));
+  return level == level ? level : 0.f;
+}
+
 // The scale of a group of E2M1 codes whose largest magnitude is `most`. E4M3 under `fixed` (NVFP4): the nearest code to
 // most / 6, which may be 0. E8M0 (MXFP4): the power of two of compressed-tensors 0.17, max|x| / scale in [3.5, 7), not
 // below 2^-126. NaN and infinity stay what they are.

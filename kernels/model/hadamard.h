@@ -8,10 +8,12 @@ namespace fewbit {
 // each run of hadamard_run(head_dim) values has a matrix of its own.
 //   q  [tokens, heads * head_dim]     f32 | bf16, in place
 //   k  [tokens, kv_heads * head_dim]  the dtype of q, in place
-// Computed in f32, rounded once. On a GPU hadamard_run(head_dim) is at most 256.
+// Computed in f32, rounded once. On a GPU hadamard_run(head_dim) is at most 1024.
 namespace cpu {
+// Each run of x [n] by its matrix; `run` is a power of two that divides n.
+void hadamard_runs(float* x, int64_t n, int64_t run);
 void hadamard(Exec&, TensorView q, TensorView k, int64_t head_dim);
-}
+}  // namespace cpu
 namespace cuda {
 void hadamard(Exec&, TensorView q, TensorView k, int64_t head_dim);
 }

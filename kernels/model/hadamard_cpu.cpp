@@ -40,6 +40,10 @@ void turn_all(TensorView x, int64_t run) {
 
 }  // namespace
 
+void hadamard_runs(float* x, int64_t n, int64_t run) {
+  for (int64_t i = 0; i < n; i += run) turn(x + i, run);
+}
+
 void hadamard(Exec&, TensorView q, TensorView k, int64_t head_dim) {
   FEWBIT_ASSERT(head_dim > 0 && q.cols() % head_dim == 0 && k.cols() % head_dim == 0 && q.dtype == k.dtype);
   turn_all(q, hadamard_run(head_dim));

@@ -8,7 +8,7 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMaxRun = 256;  // the widest head whose size is a power of two
+constexpr int kMaxRun = 1024;  // above the widest head: weights along turned inputs
 
 template <class T>
 __global__ void hadamard_kernel(T* q, T* k, int64_t q_runs, int64_t runs, int run, float scale) {

@@ -26,6 +26,7 @@ std::string QuantSpec::str() const {
   }
   if (grid == Grid::integer) s += symmetric ? " sym" : " asym";
   if (activations != ActQuant::none) s += activations == ActQuant::token ? " acts=token" : " acts=tensor";
+  if (activations == ActQuant::token && act_bits != 8) s += std::to_string(act_bits);
   return s;
 }
 
@@ -119,6 +120,8 @@ std::string check(const QuantizedLinear& q) {
   const QuantSpec& spec = q.spec;
   if (q.codes.shape().rank() != 2) return "codes are not a matrix";
   const int64_t out = q.out(), in = q.in(), groups = spec.groups(in);
+  if (spec.turn < 0 || (spec.turn & (spec.turn - 1)) != 0 || (spec.turn > 0 && in % spec.turn != 0))
+    return "matrices of " + std::to_string(spec.turn) + " inputs cannot turn " + std::to_string(in);
   const int64_t scale_rows = (out + spec.out_group - 1) / spec.out_group;
   if (!(q.scales.shape() == Shape{scale_rows, groups}))
     return "scales have shape " + q.scales.shape().str() + ", expected " + Shape{scale_rows, groups}.str();
@@ -173,6 +176,20 @@ std::array<float, 256> levels_of(const QuantSpec& spec) {
   return level;
 }
 
+// Each run of the row by the orthonormal Hadamard matrix of Sylvester.
+void turn_runs(float* row, int64_t in, int64_t run) {
+  const float scale = 1 / std::sqrt(static_cast<float>(run));
+  for (float* x = row; x < row + in; x += run)
+    for (int64_t half = 1; half < run; half *= 2)
+      for (int64_t i = 0; i < run; ++i)
+        if (i / half % 2 == 0) {
+          const float a = x[i], b = x[i + half];
+          x[i] = a + b;
+          x[i + half] = a - b;
+        }
+  for (int64_t i = 0; i < in; ++i) row[i] *= scale;
+}
+
 }  // namespace
 
 Tensor dequantize_reference(const QuantizedLinear& q) {
@@ -192,6 +209,7 @@ Tensor dequantize_reference(const QuantizedLinear& q) {
         const float zero = q.zeros ? static_cast<float>(q.zeros->as<uint8_t>()[o * groups + k]) : mid;
         row[i] = (levels[codes[i]] - zero) * static_cast<float>(scales[k] * global);
       }
+      if (q.spec.turn) turn_runs(row, in, q.spec.turn);
     }
   });
   return w;

@@ -33,6 +33,10 @@ struct QuantSpec {
   DType scale_dtype = DType::f16;  // scales are rounded to this BEFORE codes are computed
   int64_t out_group = 1;           // outputs that share a scale: 1, or 128 for block FP8
   ActQuant activations = ActQuant::none;
+  int act_bits = 8;  // of dynamic inputs on the integer grid: 8 or 4, whatever the weights have
+  // > 0: orthonormal Hadamard matrices of so many inputs (a power of two that divides them) turn the input before it is
+  // rounded, and the weights along it before they are: codes are those of W H, met by codes of x H.
+  int64_t turn = 0;
 
   bool operator==(const QuantSpec&) const = default;
   int64_t group_size(int64_t in) const { return group == -1 ? in : group; }
@@ -62,6 +66,7 @@ inline constexpr QuantSpec kMxfp4{
 };
 
 // value(o, i) = (codes[o, i] - zeros[o, g]) * scales[o, g],   g = group_of ? group_of[i] : i / group
+//   With spec.turn the values are these times H along every row: what an input that is not turned meets.
 //   symmetric: the zero is 2^(bits-1). Float grids: decode(code) takes the place of code - zero. With two
 //   levels of scales, scales[o, g] * global_scale takes the place of scales[o, g].
 // Columns stay in checkpoint order. Scales may be negative, unless they are E4M3 or E8M0.

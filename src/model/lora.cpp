@@ -225,6 +225,7 @@ Checkpoint with_adapter(Checkpoint c, const fs::path& dir, std::string& digest) 
   const CheckpointIndex adapter = container_for(weights).open(weights);
   const std::map<std::string, Delta> deltas = Merge(c, dir, std::move(config), adapter).deltas();
   digest = digest_of(text + digest_of_file(weights, {}));
+  c.blocks.clear();  // what is stored is not what is read any more
   c.store = std::move(c.store).reindexed([&](const fs::path&, CheckpointIndex& index, WeightStore::Makers& makers) {
     for (const auto& [name, delta] : deltas) {
       const TensorInfo info = index.tensors.at(name);

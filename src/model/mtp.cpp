@@ -61,6 +61,7 @@ MtpLayer open_mtp(const Checkpoint& c) {
     if (starts_with(name, b.spec.block_prefix) || name == b.spec.final_norm) return "";
     return name;
   };
+  b.blocks.clear();  // named as the model's own layers
   b.store = std::move(b.store).reindexed([&](const auto&, CheckpointIndex& index, WeightStore::Makers& makers) {
     std::map<std::string, TensorInfo> tensors;
     WeightStore::Makers made;

@@ -1,6 +1,7 @@
 #include "src/model/op_slots.h"
 
 #include <algorithm>
+#include <map>
 
 namespace fewbit {
 namespace {
@@ -83,5 +84,22 @@ struct Writes {
 
 std::vector<Slot> slots_read(const BlockOp& op) { return std::visit(Reads{}, op); }
 std::vector<Slot> slots_written(const BlockOp& op) { return std::visit(Writes{}, op); }
+
+bool reads_a_norm(const ModelSpec& spec, const NamedLinear& linear) {
+  const std::string name = linear.name.substr(spec.prefix(linear.layer).size());
+  const auto is_it = [&](const LinearDef& l) { return l.name == name; };
+  std::map<Slot, bool> normed;
+  for (const BlockOp& op : spec.block(linear.layer)) {
+    if (const auto* l = std::get_if<Linears>(&op); l && std::any_of(l->items.begin(), l->items.end(), is_it))
+      return normed[l->in];
+    if (const auto* m = std::get_if<Moe>(&op))
+      for (int e = 0; e < m->experts; ++e) {
+        const std::vector<LinearDef> wide = m->wide_of(e);
+        if (std::any_of(wide.begin(), wide.end(), is_it)) return normed[m->in];
+      }
+    for (const Slot s : slots_written(op)) normed[s] = std::holds_alternative<Norm>(op);
+  }
+  return false;
+}
 
 }  // namespace fewbit

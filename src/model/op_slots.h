@@ -10,4 +10,7 @@ namespace fewbit {
 std::vector<Slot> slots_read(const BlockOp&);
 std::vector<Slot> slots_written(const BlockOp&);  // an in-place op lists its slot in both
 
+// Whether a linear reads what a Norm made; otherwise attention, an activation function or a mixer did.
+bool reads_a_norm(const ModelSpec&, const NamedLinear&);
+
 }  // namespace fewbit

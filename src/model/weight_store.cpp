@@ -84,6 +84,13 @@ void WeightStore::forget(const std::string& name) const {
     index_.files[static_cast<size_t>(t->file)].forget(t->begin, t->bytes);
 }
 
+void WeightStore::forget(const std::string& name, int64_t from, int64_t count) const {
+  const TensorInfo* t = find(name);
+  if (!t || from >= t->bytes) return;
+  const MappedFile& file = index_.files[static_cast<size_t>(t->file)];
+  if (file.whole()) file.forget(t->begin + from, std::min(count, t->bytes - from));
+}
+
 ConstTensorView WeightStore::expect(const std::string& name, std::initializer_list<DType> dtypes,
                                     const Shape& shape) const {
   const ConstTensorView v = get(name);

@@ -35,6 +35,8 @@ class WeightStore {
   // Gives the memory behind a tensor of a file back to the system. Views of it stay good: what is read again is fetched
   // again.
   void forget(const std::string& name) const;
+  // The same of `count` bytes from byte `from` of the tensor on, as the file has it.
+  void forget(const std::string& name, int64_t from, int64_t count) const;
   // get() plus a check of dtype (any of `dtypes`) and shape; the Error prints expected and found.
   ConstTensorView expect(const std::string& name, std::initializer_list<DType> dtypes, const Shape& shape) const;
   const CheckpointIndex& index() const { return index_; }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/model/cast.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/run/block.h"
 #include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
@@ -106,6 +107,7 @@ BlockWeights load_block(Exec& ex, const Checkpoint& c, int64_t layer, const Load
                                                : load_share(ex, c, named, share_of(block, l, part), o, &note));
       }
       if (notes && !note.empty()) (*notes)[note].push_back(named.name);
+      if (part.alone()) release_linear(c, named.name);  // others may be reading it
     }
     if (const auto* a = std::get_if<Attention>(&op); a && !a->sinks.empty() && !part.alone())
       w.vectors[a->sinks] = sinks_of(ex, w.vectors.at(a->sinks), heads_of(*a, part));

@@ -219,7 +219,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     const Tensor last = device_i32(ex_, batch, [&](int64_t b) { return static_cast<int32_t>(b * n + n - 1); });
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
     report("", true);
-    embed_streams(ex_, spec_, chunk, ends_.embed, x);
+    embed_streams(ex_, spec_, chunk, ends_, x);
     report("embedding");
     run_blocks(prefill_slots_, x, positions, chunk);
     embed(ex_, last, x, 1.f, last_);
@@ -232,7 +232,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 
 void Engine::decode_body(const StepPlan& plan) {
   report("", true);
-  embed_streams(ex_, spec_, next_, ends_.embed, x_, normed_);
+  embed_streams(ex_, spec_, next_, ends_, x_, normed_);
   report("embedding");
   if (plan.stack) {
     decode_layers(ex_, *plan.stack, positions_, x_);

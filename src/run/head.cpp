@@ -12,11 +12,14 @@
 #include "kernels/model/copy_columns.h"
 #include "kernels/model/embed.h"
 #include "kernels/model/norm.h"
+#include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
 #include "kernels/streams/streams.h"
+#include "src/model/checkpoint_parts.h"
 #include "src/model/foreign/foreign.h"
 #include "src/run/block.h"
+#include "src/run/gguf/gguf_linear.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
 
@@ -24,7 +27,7 @@ namespace fewbit {
 namespace {
 
 Tensor load_dense(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, DType dtype) {
-  return upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), dtype);
+  return upload_stored(ex, c.store, name, shape, dtype);
 }
 
 // y [rows, hidden] = the final norm of x [rows, width]; several residual streams become one there first.
@@ -34,6 +37,20 @@ void norm_rows(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorView x, T
                  {.streams = s.streams, .norm_eps = s.final_norm_eps, .eps = s.streams_eps}, y, {});
   norm_rows(ex, s.streams > 1 ? y : x, e.final_norm, s.final_norm_kind, s.final_norm_eps, y);
 }
+
+// What reading an end has made goes when this does, unless other ranks may be reading it.
+struct Released {
+  const Checkpoint& c;
+  const std::string& linear;
+  bool alone;
+  Released(const Checkpoint& from, const std::string& name, const LoadOptions& o)
+      : c(from), linear(name), alone(o.ranks == nullptr) {}
+  ~Released() {
+    if (alone) release_linear(c, linear);
+  }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+};
 
 void load_streams(Exec& ex, const Checkpoint& c, Ends& e) {
   const ModelSpec& s = c.spec;
@@ -54,13 +71,29 @@ Ends load_final_norm(Exec& ex, const Checkpoint& c, DType dtype) {
   return e;
 }
 
-void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, ConstTensorView table, TensorView x,
-                   TensorView room) {
-  if (s.streams == 1) return embed(ex, ids, table, s.embed_scale, x);
+namespace {
+
+// rows(to) writes the embeddings, [ids, hidden].
+template <class Rows>
+void in_every_stream(Exec& ex, const ModelSpec& s, TensorView x, TensorView room, const Rows& rows) {
+  if (s.streams == 1) return rows(x);
   const Tensor own = room.data ? Tensor{} : ex.alloc(x.dtype, {x.rows(), s.hidden});
   const TensorView one = room.data ? room : own.view();
-  embed(ex, ids, table, s.embed_scale, one);
+  rows(one);
   for (int64_t i = 0; i < s.streams; ++i) copy_columns(ex, one, 0, x, i * s.hidden, s.hidden);
+}
+
+}  // namespace
+
+void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, ConstTensorView table, TensorView x,
+                   TensorView room) {
+  in_every_stream(ex, s, x, room, [&](TensorView to) { embed(ex, ids, table, s.embed_scale, to); });
+}
+
+void embed_streams(Exec& ex, const ModelSpec& s, ConstTensorView ids, const Ends& e, TensorView x, TensorView room) {
+  if (!e.embed_blocks) return embed_streams(ex, s, ids, e.embed, x, room);
+  const BlockView table = view_of(std::get<GgufLinear>(*e.embed_blocks));
+  in_every_stream(ex, s, x, room, [&](TensorView to) { cpu::block_rows(ex, ids, table, s.embed_scale, to); });
 }
 
 Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, DType dtype) {
@@ -94,9 +127,14 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
     notes->push_back(std::move(note));
   Ends e;
   for (const NamedLinear& l : ends_of(s)) {
+    const Released after(c, l.name, o);
     if (l.name + ".weight" == s.embed) {
-      e.embed = c.packed(l.name) ? upload_as(ex, c.values(l), o.dtype)
-                                 : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);
+      // A tied embedding that is asked to be a dense head is one table of values.
+      if (runs_as_blocks(ex, c, l.name, o) && !(s.tied() && o.head == HeadType::dense))
+        e.embed_blocks = gguf_linear(ex, c, l, {});
+      else
+        e.embed = c.packed(l.name) ? upload_as(ex, c.values(l), o.dtype)
+                                   : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);
       if (!s.tied()) continue;
     }
     if (const std::string why = refuses_head(ex, c, l, o); !why.empty())
@@ -124,10 +162,12 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
   return e;
 }
 
+const Linear* head_of(const Ends& e) { return e.lm_head ? &*e.lm_head : e.embed_blocks ? &*e.embed_blocks : nullptr; }
+
 void apply_head(Exec& ex, const Ends& e, ConstTensorView x, TensorView y) {
   const GemmProduct product{.w = e.embed, .y = y};
-  if (e.lm_head)
-    apply(ex, *e.lm_head, x, y);
+  if (const Linear* head = head_of(e))
+    apply(ex, *head, x, y);
   else
     gemms(ex, x, std::span(&product, 1));
   if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
@@ -141,7 +181,7 @@ void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorV
   }
   const RowNorm norm{.weight = e.final_norm, .eps = s.final_norm_eps, .offset = weight_offset(s.final_norm_kind)};
   const GemmProduct product{.w = e.embed, .y = y};
-  const Linear* head = e.lm_head ? &*e.lm_head : nullptr;
+  const Linear* head = head_of(e);
   if (head)
     apply_all_normed(ex, std::span(&head, 1), x, norm, normed, std::span(&y, 1));
   else
@@ -149,9 +189,17 @@ void apply_head_normed(Exec& ex, const ModelSpec& s, const Ends& e, ConstTensorV
   if (!e.logit_scale.empty()) scale_by(ex, e.logit_scale, y);
 }
 
-int64_t head_bytes(const Ends& e) { return e.lm_head ? weight_bytes(*e.lm_head) : e.embed.bytes(); }
+int64_t embedding_bytes(const Ends& e) { return e.embed_blocks ? weight_bytes(*e.embed_blocks) : e.embed.bytes(); }
 
-std::string_view head_kind(const Ends& e) { return e.lm_head ? kind_of(*e.lm_head) : "dense"; }
+int64_t head_bytes(const Ends& e) {
+  const Linear* head = head_of(e);
+  return head ? weight_bytes(*head) : e.embed.bytes();
+}
+
+std::string_view head_kind(const Ends& e) {
+  const Linear* head = head_of(e);
+  return head ? kind_of(*head) : "dense";
+}
 
 void check_ids(const ModelSpec& spec, std::span<const int32_t> ids) {
   for (size_t i = 0; i < ids.size(); ++i)
@@ -176,7 +224,7 @@ EmbeddedTokens embed_tokens(Exec& ex, const ModelSpec& spec, const Ends& ends, s
   const int64_t len = tokens / seqs;
   EmbeddedTokens out{ex.alloc(dtype, {tokens, spec.width()}), sequence_positions(ex, seqs, len),
                      ex.to_device(Tensor::host_from<int32_t>(DType::i32, {tokens}, ids))};
-  embed_streams(ex, spec, out.ids, ends.embed, out.x);
+  embed_streams(ex, spec, out.ids, ends, out.x);
   return out;
 }
 

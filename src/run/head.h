@@ -13,7 +13,8 @@
 namespace fewbit {
 
 struct Ends {
-  Tensor embed;                                          // [vocab, hidden] compute dtype
+  Tensor embed;                                          // [vocab, hidden] compute dtype; empty where it is blocks
+  std::optional<Linear> embed_blocks{};                  // a GgufLinear
   Tensor final_norm;                                     // [hidden]
   std::optional<Linear> lm_head;                         // nothing when it is the embedding
   Tensor streams_fn{}, streams_base{}, streams_scale{};  // f32, of a model with several residual streams
@@ -27,6 +28,8 @@ Ends load_ends(Exec&, const Checkpoint&, const LoadOptions&, std::vector<std::st
 void apply_head(Exec&, const Ends&, ConstTensorView x, TensorView y);
 // The same of x after the final norm; `normed` as in kernels/products/normed_gemms.h.
 void apply_head_normed(Exec&, const ModelSpec&, const Ends&, ConstTensorView x, TensorView normed, TensorView y);
+const Linear* head_of(const Ends&);       // null where it is the embedding, and that is dense
+int64_t embedding_bytes(const Ends&);     // that the embedding takes
 int64_t head_bytes(const Ends&);          // that one application reads
 std::string_view head_kind(const Ends&);  // kind_of() its linear
 
@@ -45,6 +48,7 @@ Ends load_final_norm(Exec&, const Checkpoint&, DType dtype);
 // where it may be allocated, which a recorded step must not do.
 void embed_streams(Exec&, const ModelSpec&, ConstTensorView ids, ConstTensorView table, TensorView x,
                    TensorView room = {});
+void embed_streams(Exec&, const ModelSpec&, ConstTensorView ids, const Ends&, TensorView x, TensorView room = {});
 
 // The embedding of ids [seqs, len] in `dtype`, with their positions.
 struct EmbeddedTokens {

@@ -10,6 +10,7 @@
 #include "formats/stored_bytes.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/norm.h"
+#include "kernels/products/blocks/block_gemm.h"
 #include "kernels/products/bytes/byte_gemms.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/bytes/int8_gemm.h"
@@ -19,6 +20,7 @@
 #include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
 #include "src/run/fused.h"
+#include "src/run/gguf/gguf_linear.h"
 #include "src/run/plan/linear_form.h"
 #include "src/run/upload_as.h"
 #include "src/run/values_of.h"
@@ -142,6 +144,8 @@ Linear dequantized(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 
 }  // namespace
 
+BlockView view_of(const GgufLinear& l) { return {.strips = l.strips, .form = l.form, .out = l.out, .in = l.in}; }
+
 Fp4View view_of(const Fp4Linear& l) { return {.codes = l.codes, .scales = l.scales}; }
 MarlinView view_of(const MarlinLinear& l) {
   return {.b = l.b, .s = l.s, .z = l.z, .bits = l.bits, .out = l.out, .in = l.in};
@@ -163,7 +167,7 @@ std::optional<RowQuant> input_quant(const QuantSpec& spec, std::optional<double>
     return RowQuant{.codes = codes, .fixed = static_cast<float>(input_scale.value())};
   // Block weights come with one scale per token and block of inputs.
   const bool block = spec.out_group > 1 && spec.group != -1;
-  return RowQuant{.codes = codes, .group = block ? spec.group : 0};
+  return RowQuant{.codes = codes, .group = block ? spec.group : 0, .bits = spec.act_bits, .turn = spec.turn};
 }
 
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DType dtype, std::string* note,
@@ -204,8 +208,11 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
   if (note) note->clear();
   const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
   const ConstTensorView bias = l.bias ? c.store.expect(l.name + ".bias", floats, {l.out}) : ConstTensorView{};
+  if (runs_as_blocks(ex, c, l.name, o)) return gguf_linear(ex, c, l, upload_as(ex, bias, o.dtype));
   if (!c.packed(l.name))
-    return make_dense(ex, c.store.expect(l.name + ".weight", floats, {l.out, l.in}), bias, o.dtype);
+    return DenseLinear{.weight = upload_stored(ex, c.store, l.name + ".weight", {l.out, l.in}, o.dtype),
+                       .bias = upload_as(ex, bias, o.dtype),
+                       .input = {}};
   const LinearFormat& format = c.quantization.linears.at(l.name);
   const bool nibbles_or_bytes = format.spec.grid == Grid::integer && (format.spec.bits == 4 || format.spec.bits == 8);
   if (ex.on_cuda() && o.weights == Weights::packed && o.dtype == DType::bf16 && format.packing == &packing_marlin &&
@@ -257,6 +264,7 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    const ByteProduct product = product_of(l, y);
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
+                 [&](const GgufLinear& l) { cpu::block_gemm(ex, x, view_of(l), l.bias, y); },
                  [&](const Fp4Linear& l) {
                    const Fp4View view = view_of(l);
                    const Tensor values = ex.alloc(DType::bf16, {view.out(), view.in()});
@@ -353,47 +361,6 @@ bool apply_added(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y
     return true;
   }
   return false;
-}
-
-int64_t weight_bytes(const Linear& linear) {
-  // An empty tensor has one element by its rank-0 shape.
-  const auto sum = [](std::initializer_list<const Tensor*> tensors) {
-    int64_t n = 0;
-    for (const Tensor* t : tensors) n += t->empty() ? 0 : t->bytes();
-    return n;
-  };
-  return std::visit(Overloaded{
-                        [&](const DenseLinear& l) {
-                          return sum({&l.weight, &l.bias});
-                        },
-                        [&](const MarlinLinear& l) {
-                          return sum({&l.b, &l.s, &l.z, &l.bias});
-                        },
-                        [&](const RowLinear& l) {
-                          return sum({&l.codes, &l.scales, &l.zeros, &l.group_of, &l.bias});
-                        },
-                        [&](const ByteLinear& l) {
-                          return sum({&l.codes, &l.scales, &l.bias});
-                        },
-                        [&](const Fp4Linear& l) {
-                          return sum({&l.codes, &l.scales, &l.bias});
-                        },
-                    },
-                    linear);
-}
-
-std::string_view kind_of(const Linear& linear) {
-  static constexpr std::string_view kRows[] = {"row0", "row1", "row2", "row3", "row4", "row5", "row6", "row7", "row8"};
-  return std::visit(Overloaded{
-                        [](const DenseLinear&) -> std::string_view { return "dense"; },
-                        [](const MarlinLinear& l) -> std::string_view { return l.bits == 4 ? "marlin4" : "marlin8"; },
-                        [](const RowLinear& l) -> std::string_view { return kRows[l.bits]; },
-                        [](const ByteLinear& l) -> std::string_view {
-                          return l.input.codes == DType::i8 ? "int8" : l.input.codes == DType::f16 ? "fp8a16" : "fp8";
-                        },
-                        [](const Fp4Linear&) -> std::string_view { return "mxfp4"; },
-                    },
-                    linear);
 }
 
 }  // namespace fewbit

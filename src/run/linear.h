@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "kernels/products/blocks/block_layout.h"
 #include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/fp4_values.h"
 #include "kernels/products/marlin/marlin_gemm.h"
@@ -40,13 +41,21 @@ struct ByteLinear {
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
+// Blocks of a .gguf file, on the CPU (kernels/products/blocks/block_gemm.h)
+struct GgufLinear {
+  Tensor strips{}, bias{};
+  const BlockForm* form = nullptr;
+  std::string_view type{};  // "q4_k"
+  int64_t out = 0, in = 0;
+};
+BlockView view_of(const GgufLinear&);
 // An expert in MXFP4 on a GPU, as it is stored: few tokens multiply its codes (kernels/decode/few_experts.h), many its
 // values, which are made for each call.
 struct Fp4Linear {
   Tensor codes{}, scales{}, bias{};
 };
 Fp4View view_of(const Fp4Linear&);
-using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear, Fp4Linear>;
+using Linear = std::variant<DenseLinear, MarlinLinear, RowLinear, ByteLinear, Fp4Linear, GgufLinear>;
 
 // How a linear with this spec rounds its input; nothing where it does not.
 // `input_scale` of static ones.
@@ -77,8 +86,9 @@ Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dt
                    bool expert = false);
 // The same as LoadOptions say.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, const LoadOptions&, std::string* note);
-// A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies; everything else goes through
-// unpack(). float32 compute always dequantizes (there is no packed f32 kernel on CUDA; the contract says so).
+// A linear of a checkpoint. A Marlin linear on CUDA is copied as it lies, blocks of GGUF on the CPU stay such
+// (src/run/gguf/gguf_linear.h); everything else goes through unpack(). float32 compute always dequantizes (there is no
+// packed f32 kernel on CUDA; the contract says so).
 Linear load_linear(Exec&, const Checkpoint&, const NamedLinear&, const LoadOptions&, std::string* note);
 // The share of it that one of several ranks has; packed ones go through unpack().
 Linear load_share(Exec&, const Checkpoint&, const NamedLinear&, const LinearShare&, const LoadOptions&,
@@ -94,6 +104,6 @@ void apply_all(Exec&, std::span<const Linear* const>, ConstTensorView x, std::sp
 // y += x W^T, rounded once: true where the linear's kernel does it, false where nothing was done.
 bool apply_added(Exec&, const Linear&, ConstTensorView x, TensorView y);
 int64_t weight_bytes(const Linear&);      // bytes a decode step reads
-std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8", "fp8a16", "mxfp4" …
+std::string_view kind_of(const Linear&);  // "dense", "marlin4", "row3", "int8", "fp8", "fp8a16", "mxfp4", "q4_k" …
 
 }  // namespace fewbit

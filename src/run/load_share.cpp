@@ -14,6 +14,10 @@ Linear load_share(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lin
     c.store.release(l.name + ".weight");
     return make_dense(ex, weight, bias, o.dtype);
   }
+  if (const int64_t turn = c.quantization.linears.at(l.name).spec.turn; turn > 0 && share.in() % turn != 0)
+    fail(ErrorKind::unsupported, l.name + ": a rank's share of " + std::to_string(share.in()) +
+                                     " inputs does not hold whole matrices of " + std::to_string(turn) +
+                                     ", which turn them; --tp 1");
   const QuantizedLinear q = cut(c.unpack(l.name, l.out, l.in), share);
   Linear linear = make_linear(ex, q, bias, o, note);
   if (note && note->empty() && share.in() < l.in && q.spec.activations == ActQuant::token && input_quant(q.spec, {}))

@@ -85,7 +85,7 @@ std::vector<float> Runner::nll(std::span<const int32_t> ids, int64_t seqs, int64
 }
 
 int64_t Runner::weight_bytes() const {
-  int64_t n = ends_.embed.bytes() + ends_.final_norm.bytes() + (ends_.lm_head ? head_bytes(ends_) : 0);
+  int64_t n = embedding_bytes(ends_) + ends_.final_norm.bytes() + (ends_.lm_head ? head_bytes(ends_) : 0);
   for (const BlockWeights& b : blocks_) {
     for (const auto& [name, l] : b.linears) n += fewbit::weight_bytes(l);
     for (const auto& [name, v] : b.vectors) n += v.bytes();

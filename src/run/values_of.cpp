@@ -1,5 +1,7 @@
 #include "src/run/values_of.h"
 
+#include "kernels/model/cast.h"
+#include "kernels/model/hadamard.h"
 #include "kernels/products/dequantize.h"
 
 namespace fewbit {
@@ -14,7 +16,7 @@ Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
   const Tensor zeros = q.zeros ? ex.to_device(*q.zeros) : Tensor();
   const Tensor group_of = q.group_of ? ex.to_device(*q.group_of) : Tensor();
   const Tensor levels = levels_of(ex, q.spec.grid);
-  Tensor w = ex.alloc(dtype, {q.out(), q.in()});
+  Tensor w = ex.alloc(q.spec.turn ? DType::f32 : dtype, {q.out(), q.in()});
   dequantize(ex,
              {.codes = codes,
               .scales = scales,
@@ -26,7 +28,12 @@ Tensor values_of(Exec& ex, const QuantizedLinear& q, DType dtype) {
               .group = q.spec.group_size(q.in()),
               .out_group = q.spec.out_group},
              w);
-  return w;
+  if (q.spec.turn == 0) return w;
+  hadamard(ex, w, w.view().row_range(0, 0), q.spec.turn);
+  if (dtype == DType::f32) return w;
+  Tensor narrow = ex.alloc(dtype, w.shape());
+  cast(ex, w, narrow);
+  return narrow;
 }
 
 }  // namespace fewbit

@@ -64,7 +64,7 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
     std::vector<std::string> says;
   };
   const std::vector<Case> cases = {
-      {"quantize quarot+gptq " + kDemo + " out", {"quarot", "rotates", "awq+gptq", "smoothquant"}},
+      {"quantize quarot+gptq " + kDemo + " out", {"quarot", "rotates", "rotate+gptq int4 acts=token4"}},
       {"quantize exl2 " + kDemo + " out", {"exl2", "auto"}},
       {"quantize 'gptq xyz' " + kDemo + " out", {"RECIPE", "xyz", "expected a method", "example"}},
       {"quantize 'gptq int12' " + kDemo + " out", {"RECIPE", "int12", "expected int2"}},

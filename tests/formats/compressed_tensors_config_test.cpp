@@ -13,6 +13,10 @@ TEST(CompressedTensors, EverySchemeAloneIsReadBack) {
     for (int bits : {2, 3, 4, 8})
       formats.push_back(format(packing_ct_pack, {.bits = bits, .group = 64, .scale_dtype = scale}, bits == 4));
   formats.push_back(format(packing_ct_pack, {.bits = 4, .group = -1, .symmetric = false}));
+  for (const int act_bits : {4, 8})
+    for (const int64_t turn : {0, 128})
+      formats.push_back(
+          format(packing_ct_pack, {.bits = 4, .activations = ActQuant::token, .act_bits = act_bits, .turn = turn}));
   for (ActQuant a : {ActQuant::token, ActQuant::tensor})
     for (int64_t out_group : {1, 256}) formats.push_back(format(packing_ct_int, int8_acts(a, out_group)));
   for (ActQuant a : {ActQuant::none, ActQuant::token, ActQuant::tensor})
@@ -189,7 +193,7 @@ TEST(CompressedTensors, WhatIsNotUnderstoodIsNamed) {
       {group + "/input_activations/strategy", "group", "block weights"},
       {group + "/input_activations/dynamic", false, "strategy"},
       {"/sparsity_config", json({{"format", "marlin-24"}}), "marlin-24"},
-      {"/transform_config", json({{"config_groups", {{"u", json::object()}}}}), "transforms"},
+      {"/transform_config", json({{"config_groups", {{"u", json::object()}}}}), "config_groups.u.type"},
       {"/ignore", "lm_head", "a list of strings"},
   };
   for (const auto& [at, value, word] : cases) {

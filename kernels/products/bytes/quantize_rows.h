@@ -15,6 +15,13 @@ struct RowQuant {
   // scale of all rows above them. f8_e8m0, as MXFP4: a power of two that brings max|x| into [3.5, 7), where E2M1 ends
   // at 6.
   DType scales = DType::f32;
+  // Of i8 codes, 8 or 4. With 4 only values are made, of levels from -8 to 7 under max|x| / 7.5, as compressed-tensors
+  // 0.17 has them (calculate_qparams).
+  int bits = 8;
+  // > 0: the rows are rounded in another basis: turned by orthonormal Hadamard matrices of so many columns, rounded,
+  // and turned back. A power of two that divides the columns. Only values are made.
+  int64_t turn = 0;
+  bool only_values() const { return scales != DType::f32 || bits != 8 || turn != 0; }
   bool operator==(const RowQuant&) const = default;
 };
 inline constexpr RowQuant kUnrounded{.codes = DType::f16};

@@ -27,9 +27,9 @@ struct Group {
   }
 };
 
-// Every thread gets the scale of x[0, n).
-template <DType kCodes, class T>
-__device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
+// Every thread gets the largest magnitude of x[0, n).
+template <class T>
+__device__ float largest_of(const T* __restrict__ x, int64_t n) {
   __shared__ float warps[kThreads / 32];
   float most = 0;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) most = larger_abs(most, to_f32(x[i]));
@@ -38,6 +38,13 @@ __device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
   __syncthreads();
   most = warps[0];
   for (int w = 1; w < kThreads / 32; ++w) most = larger_abs(most, warps[w]);
+  return most;
+}
+
+// Every thread gets the scale of x[0, n).
+template <DType kCodes, class T>
+__device__ float scale_of(const T* __restrict__ x, int64_t n, float fixed) {
+  const float most = largest_of(x, n);
   if constexpr (kCodes == DType::f16) return f16_row_scale(most);
   return row_scale(most, fixed, kCodes == DType::f8_e4m3 ? kF8Max : 127.f);
 }
@@ -74,6 +81,45 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const T* x,  // [rows, 
   }
 }
 
+// The levels of one row between two turns, in shared memory: the stages of kernels/model/hadamard_cpu.cpp in their
+// order, so that the codes are the same.
+__device__ void turn_row(float* x, int64_t n, int run) {
+  const float scale = 1 / std::sqrt(static_cast<float>(run));
+  for (int half = 1; half < run; half *= 2) {
+    __syncthreads();
+    for (int64_t pair = threadIdx.x; pair < n / 2; pair += kThreads) {
+      const int64_t first = pair / half * 2 * half + pair % half;
+      const float u = x[first], v = x[first + half];
+      x[first] = u + v;
+      x[first + half] = u - v;
+    }
+  }
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < n; i += kThreads) x[i] *= scale;
+  __syncthreads();
+}
+
+// Of int4 levels, or of a turned row: a block has a row in shared memory.
+template <class T, class Y>
+__global__ void __launch_bounds__(kThreads) round_whole_kernel(const T* x,  // [rows, in]; may be y
+                                                               Y* y,        // [rows, in]
+                                                               int64_t in, int bits, bool f8, int turn, float fixed) {
+  extern __shared__ float row[];
+  x += blockIdx.x * in, y += blockIdx.x * in;
+  for (int64_t i = threadIdx.x; i < in; i += kThreads) row[i] = to_f32(x[i]);
+  __syncthreads();
+  if (turn > 0) turn_row(row, in, turn);
+  const float steps = bits == 4 ? kInt4Steps : 127.f;
+  const float scale = row_scale(largest_of(row, in), fixed, f8 ? kF8Max : steps), inverse = 1.f / scale;
+  for (int64_t i = threadIdx.x; i < in; i += kThreads) {
+    const float scaled = mul_rn(row[i], inverse);
+    row[i] = mul_rn(f8 ? f8_round(scaled) : bits == 4 ? int4_level(scaled) : int8_level(scaled), scale);
+  }
+  __syncthreads();
+  if (turn > 0) turn_row(row, in, turn);
+  for (int64_t i = threadIdx.x; i < in; i += kThreads) y[i] = from_f32<Y>(row[i]);
+}
+
 // A thread takes a group of at most kMostFp4Group values, and its second read of them comes from the cache.
 template <class T, class Y>
 __global__ void __launch_bounds__(kThreads) round_fp4_kernel(const T* x,  // [rows, in]; may be y
@@ -97,6 +143,16 @@ Groups groups_of(ConstTensorView x, const RowQuant& q) {
   return {count, of_row, n, x.cols()};
 }
 
+// Rows of at most 56 thousand values.
+template <class T, class Y>
+void launch_round_whole(CudaState& s, const T* x, Y* y, const Groups& groups, const RowQuant& q) {
+  FEWBIT_ASSERT(groups.of_row == 1 && (q.turn == 0 || groups.in % q.turn == 0));
+  const auto bytes = static_cast<int>(groups.in * 4);
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(round_whole_kernel<T, Y>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  round_whole_kernel<T, Y><<<static_cast<unsigned>(groups.count), kThreads, bytes, s.stream>>>(
+      x, y, groups.in, q.bits, q.codes == DType::f8_e4m3, static_cast<int>(q.turn), q.fixed);
+}
+
 void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void* y, DType y_dtype) {
   FEWBIT_ASSERT(q.codes != DType::f16);
   const Groups groups = groups_of(x, q);
@@ -109,6 +165,8 @@ void launch_round_rows(CudaState& s, ConstTensorView x, const RowQuant& q, void*
       if (is_fp4(q))
         round_fp4_kernel<T, Y><<<(blocks + kThreads - 1) / kThreads, kThreads, 0, s.stream>>>(
             x.as<T>(), static_cast<Y*>(y), groups, q.fixed, q.scales);
+      else if (q.only_values())
+        launch_round_whole(s, x.as<T>(), static_cast<Y*>(y), groups, q);
       else if (q.codes == DType::f8_e4m3)
         round_kernel<T, Y, true><<<blocks, kThreads, 0, s.stream>>>(x.as<T>(), static_cast<Y*>(y), groups, q.fixed);
       else
@@ -141,7 +199,7 @@ void launch_quantize_rows(CudaState& s, ConstTensorView x, const RowQuant& q, vo
 }
 
 void quantize_rows(Exec& ex, ConstTensorView x, const RowQuant& q, TensorView codes, TensorView scales) {
-  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32 && !is_fp4(q));
+  FEWBIT_ASSERT(codes.shape == x.shape && codes.dtype == q.codes && scales.dtype == DType::f32 && !q.only_values());
   FEWBIT_ASSERT(scales.numel() == groups_of(x, q).count);
   launch_quantize_rows(ex.cuda_state(), x, q, codes.data, scales.as<float>());
 }

@@ -66,6 +66,7 @@ class Assembly {
 
   const std::vector<std::string>& complaints() const { return complaints_; }
   QuantizationSummary& quantization() { return quantization_; }
+  std::map<std::string, StoredBlocks>& blocks() { return blocks_; }
   WeightStore store(const fs::path& path) { return WeightStore::of(path, std::move(index_), std::move(makers_)); }
 
  private:
@@ -173,6 +174,7 @@ class Assembly {
                           : reordered_runs(t, runs, gguf::row_bytes(type, run), GgufDirection::from_gguf);
     };
     info.stored = type.name;
+    StoredBlocks blocks{.type = &type, .rows = stored, .order = g.rows, .tensor = name};
     const Packing* packing = g.linear && whole ? gguf_packing_of(type, stored) : nullptr;
     if (!packing) {
       makers_[name] = [rows, &type, cols, runs = whole ? GgufOrder() : g.runs, run = g.run] {
@@ -181,9 +183,12 @@ class Assembly {
                             : reordered_runs(values, runs, run * bytes_of(DType::f32), GgufDirection::from_gguf);
       };
       index_.tensors[name] = info;
+      if (g.runs.empty()) blocks_[linear_of(name)] = std::move(blocks);
       return;
     }
     info.name = linear_of(name) + '.' + std::string(type.name);
+    blocks.tensor = info.name;
+    if (g.runs.empty()) blocks_[linear_of(name)] = std::move(blocks);
     info.dtype = DType::u8;
     info.shape = stored.shape;
     if (!g.rows.empty() || !g.runs.empty()) makers_[info.name] = rows;
@@ -198,6 +203,7 @@ class Assembly {
   std::set<std::string> expected_;
   WeightStore::Makers makers_;
   QuantizationSummary quantization_;
+  std::map<std::string, StoredBlocks> blocks_;
   std::vector<std::string> complaints_;
 };
 
@@ -245,7 +251,14 @@ Checkpoint open_gguf(const fs::path& path) {
   assembly.refuse_unknown();
   if (!assembly.complaints().empty()) fail(ErrorKind::checkpoint, join(assembly.complaints(), "\n"));
   QuantizationSummary quantization = std::move(assembly.quantization());
-  return {path, std::move(config), std::move(spec), assembly.store(path), std::move(quantization), "gguf"};
+  auto blocks = std::move(assembly.blocks());
+  return {.dir = path,
+          .config = std::move(config),
+          .spec = std::move(spec),
+          .store = assembly.store(path),
+          .quantization = std::move(quantization),
+          .format = "gguf",
+          .blocks = std::move(blocks)};
 }
 
 }  // namespace fewbit

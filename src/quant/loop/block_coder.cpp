@@ -9,6 +9,7 @@
 #include "formats/container.h"
 #include "formats/finer_grid.h"
 #include "kernels/model/cast.h"
+#include "kernels/model/hadamard.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "src/core/hash.h"
 #include "src/model/checkpoint_parts.h"
@@ -16,6 +17,7 @@
 #include "src/quant/loop/block_encoding.h"
 #include "src/quant/loop/linear_exchange.h"
 #include "src/quant/loop/measure.h"
+#include "src/quant/loop/turned_stats.h"
 #include "src/quant/rounding.h"
 #include "src/ranks/exchange.h"
 #include "src/run/upload_as.h"
@@ -201,6 +203,22 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
   return job;
 }
 
+// The method works where the codes are: on the turned weight, and on the sums of the turned input.
+MethodResult BlockCoder::quantize_turned(const PlannedLinear& p, const Tensor& w, const InputStats* stats,
+                                         const RowShare& rows) {
+  const int64_t run = p.recipe.spec.turn;
+  Tensor turned = ex_.alloc(DType::f32, w.shape());
+  cast(ex_, w, turned);
+  hadamard(ex_, turned, turned.view().row_range(0, 0), run);
+  InputStats there;
+  if (stats) there = turned_stats(ex_, *stats, run);
+  LinearJob job = job_of(p, turned, stats ? &there : nullptr, 0, rows);
+  job.spec.turn = 0;
+  MethodResult r = p.recipe.method->quantize(ex_, job);
+  r.linear.spec.turn = run;
+  return r;
+}
+
 // All ranks that share the rows make it together.
 CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const InputStats* stats, float shared,
                              const RowShare& rows) {
@@ -209,7 +227,8 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   Tensor w = weight_of(p);
   MethodResult r;
   phases_.timed("quantize", [&] {
-    r = p.recipe.method->quantize(ex_, job_of(p, w, stats, shared, rows));
+    r = p.recipe.spec.turn ? quantize_turned(p, w, stats, rows)
+                           : p.recipe.method->quantize(ex_, job_of(p, w, stats, shared, rows));
     rows.gather(r.linear);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;

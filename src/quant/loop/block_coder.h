@@ -84,6 +84,7 @@ class BlockCoder {
   LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                    const RowShare& rows) const;
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
+  MethodResult quantize_turned(const PlannedLinear&, const Tensor& w, const InputStats*, const RowShare&);
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);

@@ -183,6 +183,8 @@ class Check {
       return "takes no zero points here; --sym, or --format awq or compressed-tensors";
     if (act_order && r.act_order == FormatRule::ActOrder::no)
       return "takes no groups in activation order; --act-order static keeps the order of the columns";
+    if (s.activations != ActQuant::none && s.grid == Grid::integer && (s.bits != 8 || s.act_bits != 8))
+      return "has no products of rounded inputs and integers below 8 bits that was checked with these files";
     if (r.needs_rounded_inputs && s.activations == ActQuant::none)
       return "takes no weights alone here; the inputs must be quantized too";
     const auto listed = std::find(r.groups.begin(), r.groups.end(), s.group);

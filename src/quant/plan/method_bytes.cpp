@@ -6,7 +6,9 @@
 
 namespace fewbit {
 
-int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
+namespace {
+
+int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
   if (p.lossless) return weights * 6;  // codes in two places, and the values that take their place
   if (!has(p.recipe.needs(), Needs::gram)) return weights * 14;
@@ -22,6 +24,14 @@ int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
                                                           .act_order = p.recipe.act_order,
                                                           .shifted = shifted,
                                                           .sibling = sibling}));
+}
+
+}  // namespace
+
+int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
+  const int64_t in = p.linear.in, sums = has(p.recipe.needs(), Needs::gram) ? 2 * in * in : 0;
+  const int64_t turned = p.recipe.spec.turn ? 4 * (p.linear.out * in + sums) : 0;  // beside those of the input itself
+  return bytes_of_method(kind, p, sibling) + turned;
 }
 
 }  // namespace fewbit

@@ -13,6 +13,7 @@
 #include "src/model/gguf/mixes.h"
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
+#include "src/model/op_slots.h"
 #include "src/quant/loop/block_tape.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
@@ -23,6 +24,9 @@
 
 namespace fewbit {
 namespace {
+
+constexpr int64_t kWidestTurn = 1024;   // what the kernel that turns rows has room for
+constexpr int64_t kNarrowestTurn = 16;  // below that a matrix spreads little
 
 using GgufTypes = std::map<std::string, const gguf::BlockType*>;
 
@@ -131,6 +135,19 @@ int64_t copied_bytes(const Checkpoint& c, const std::set<std::string>& replaced)
   return bytes;
 }
 
+// What a rotation offline cannot reach, or reaches of a head alone, is what attention and activation functions make: a
+// matrix turns it when the model runs, and the weights along it.
+void turn_input(const ModelSpec& spec, PlannedLinear& p) {
+  if (is_end(p.linear) || reads_a_norm(spec, p.linear)) return;
+  const int64_t run = std::min(kWidestTurn, p.linear.in & -p.linear.in);
+  if (run < kNarrowestTurn) {
+    p.note = fmt::format("its input is not turned: {} is divided by no power of two above {}", p.linear.in, run);
+    return;
+  }
+  p.recipe.spec.turn = run;
+  p.note = fmt::format("its input is turned by Hadamard matrices of {} when it runs, before it is rounded", run);
+}
+
 // One linear under its recipe; what it cannot do becomes a refusal of the plan.
 PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recipe& recipe, const FullRecipe& base,
                           const GgufTypes& types, QuantPlan& plan) {
@@ -164,6 +181,7 @@ PlannedLinear plan_linear(const Checkpoint& c, const NamedLinear& l, const Recip
   if (const auto own = types.find(l.name); mix_of_format(recipe.format) && own != types.end())
     p.recipe.blocks = own->second;
   if (p.recipe.spec.out_group == kAllOutputs) p.recipe.spec.out_group = l.out;
+  if (p.recipe.turns_inputs) turn_input(c.spec, p);
   if (p.recipe.format != base.format)
     refuse(fmt::format("one checkpoint has one format: {} here, {} elsewhere", p.recipe.format, base.format));
   if (is_end(l)) {
@@ -289,6 +307,10 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   QuantPlan plan;
   require_sources(c, o.rules);
   const FullRecipe base = resolve(o.base);
+  if (base.rotation.has_value() != !c.rotation.empty() || base.rotation.value_or(0) != c.rotation_seed)
+    fail(ErrorKind::usage, fmt::format("\"{}\": this command takes models as they are; `quantize` and `evaluate sweep` "
+                                       "turn them first",
+                                       o.base.chain_str()));
   plan.format = &checkpoint_format(base.format);
   plan.transforms = base.transforms;
   const GgufTypes types = types_of(c, o.base);

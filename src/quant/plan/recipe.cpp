@@ -37,6 +37,9 @@ std::optional<int64_t> number_after(std::string_view word, std::string_view pref
   return starts_with(word, prefix) ? number<int64_t>(word.substr(prefix.size())) : std::nullopt;
 }
 
+// In front of a chain: the whole model is turned before any block is looked at.
+constexpr std::string_view kRotate = "rotate+";
+
 // Names that the grammar reserves; the registry says which of them this version has.
 bool is_chain_word(std::string_view word) {
   static constexpr std::string_view known[] = {"rtn", "gptq", "awq", "smoothquant", "fp8", "auto"};
@@ -129,6 +132,25 @@ int bits_from(std::string_view v) {
   return *bits;
 }
 
+// "token4": per token, and in int4.
+void set_activations(Recipe& r, std::string_view v) {
+  r.act_bits = v == "token4" ? 4 : 8;
+  r.activations = v == "token4" ? ActQuant::token : activations_from(v);
+}
+
+uint64_t rotation_seed_from(std::string_view v) {
+  const auto seed = number<uint64_t>(v);
+  if (!seed)
+    fail(ErrorKind::usage, fmt::format("rotation=: expected the seed of its signs, a number from 0, found \"{}\"", v));
+  return *seed;
+}
+
+bool turns_inputs_from(std::string_view v) {
+  if (v == "on") return true;
+  if (v == "off") return false;
+  fail(ErrorKind::usage, unknown_name("online=", v, {"on", "off"}));
+}
+
 constexpr int64_t kLargestGroup = int64_t{1} << 24;  // no linear is as wide
 
 // The words KEY=VALUE.
@@ -138,7 +160,9 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {
     {"act", [](Recipe& r, std::string_view v) { r.act_order = act_order_from(v); }},
-    {"acts", [](Recipe& r, std::string_view v) { r.activations = activations_from(v); }},
+    {"acts", [](Recipe& r, std::string_view v) { set_activations(r, v); }},
+    {"rotation", [](Recipe& r, std::string_view v) { r.rotation_seed = rotation_seed_from(v); }},
+    {"online", [](Recipe& r, std::string_view v) { r.turns_inputs = turns_inputs_from(v); }},
     {"percentile", [](Recipe& r, std::string_view v) { r.percentile = percentile_from(v); }},
     {"alpha", [](Recipe& r, std::string_view v) { r.migration = migration_from(v); }},
     {"scale", [](Recipe& r, std::string_view v) { r.scale = scale_from(v); }},
@@ -232,6 +256,9 @@ void apply_word(Recipe& r, const std::string& word) {
                                          "group a row, found \"{}\"",
                                          kLargestGroup, word));
     r.group = *group;
+  } else if (starts_with(word, kRotate) && is_chain_word(word.substr(kRotate.size()))) {
+    apply_word(r, word.substr(kRotate.size()));
+    r.rotates = true;
   } else if (is_chain_word(word)) {
     if (!r.chain.empty())
       fail(ErrorKind::usage,
@@ -251,7 +278,7 @@ ActOrder act_order_from(std::string_view s) { return from_name(kActOrders, "act=
 std::string_view name_of(ActQuant a) { return to_name(kActivations, a); }
 ActQuant activations_from(std::string_view s) { return from_name(kActivations, "acts= (--acts)", s); }
 
-std::string Recipe::chain_str() const { return join(chain, "+"); }
+std::string Recipe::chain_str() const { return (rotates ? std::string(kRotate) : "") + join(chain, "+"); }
 
 Recipe parse_recipe(std::string_view text) {
   Recipe r;
@@ -277,7 +304,12 @@ Recipe with_grid_of(Recipe base, const Recipe& over) {
 }  // namespace
 
 Recipe overlay(Recipe base, const Recipe& over) {
+  if (over.rotates && !base.rotates)
+    fail(ErrorKind::usage, "\"rotate\" for some linears: it turns the whole model; put it into the recipe itself");
   base.keep = over.keep;
+  if (over.act_bits) base.act_bits = over.act_bits;
+  if (over.rotation_seed) base.rotation_seed = over.rotation_seed;
+  if (over.turns_inputs) base.turns_inputs = over.turns_inputs;
   base.source_grid = over.source_grid;
   if (!over.chain.empty()) base.chain = base.chain.empty() ? over.chain : overlaid_chain(base.chain, over.chain);
   if (over.bits) base.bits = over.bits;

@@ -6,6 +6,7 @@
 //   fp8 block128       = E4M3 with a scale per 128 x 128 weights (any blockN); gch: per output, tensor: one of all
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
+//   rotate+gptq int4 acts=token4 = the model turned first; inputs in int4 with a scale per token
 //   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
@@ -33,7 +34,11 @@ struct Recipe {
   std::optional<int64_t> out_group{};  // outputs that share a scale; kAllOutputs: one scale of all
   std::optional<bool> symmetric{};
   std::optional<ActQuant> activations{};
-  std::optional<float> percentile{};  // of the inputs' magnitudes, for acts=tensor
+  std::optional<int> act_bits{};  // acts=token4
+  bool rotates = false;           // "rotate+…": the whole model is turned first (src/model/rotation/rotation.h)
+  std::optional<uint64_t> rotation_seed{};  // rotation=7
+  std::optional<bool> turns_inputs{};       // online=on | off: linears that read no norm turn their input
+  std::optional<float> percentile{};        // of the inputs' magnitudes, for acts=tensor
   std::optional<ActOrder> act_order{};
   std::optional<Effort> effort{};
   std::optional<DType> scale{};
@@ -44,7 +49,7 @@ struct Recipe {
   std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
   std::string format{};
 
-  std::string chain_str() const;  // "awq+gptq"
+  std::string chain_str() const;  // "rotate+awq+gptq"
   bool chooses_precision() const { return chain.size() == 1 && chain.front() == "auto"; }
 };
 
@@ -77,6 +82,8 @@ struct FullRecipe {
   bool shifts_targets = true;
   float percentile = 100;  // of |x| that a static scale of the inputs reaches
   bool fp8_kv_cache = false;
+  std::optional<uint64_t> rotation{};  // the seed, where the whole model is turned first
+  bool turns_inputs = false;           // and inputs that no norm made, when the model runs
   Migration migration{};
   std::string format;                       // "marlin"
   const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec

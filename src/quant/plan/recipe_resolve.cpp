@@ -59,7 +59,9 @@ void choose_blocks(const Recipe& r, FullRecipe& f) {
   f.spec = grid;
 }
 
-bool in_bytes(const QuantSpec& s) { return s.activations != ActQuant::none || s.grid == Grid::f8_e4m3; }
+bool in_bytes(const QuantSpec& s) {
+  return (s.activations != ActQuant::none && s.bits == 8) || s.grid == Grid::f8_e4m3;
+}
 
 // Bytes have a scale or so per output, where f32 costs nothing.
 DType default_scale(const QuantSpec& s, const CheckpointFormat& format) {
@@ -79,6 +81,9 @@ void resolve_fp4(const Recipe& r, FullRecipe& f) {
   weights.activations = ActQuant::none;
   if (!(weights == kNvfp4) && !(weights == kMxfp4))
     fail(ErrorKind::usage, "nvfp4 and mxfp4 say their bits, groups and scales; none of these words stands beside them");
+  if (r.act_bits == 4)
+    fail(ErrorKind::usage,
+         fmt::format("acts=token4 is for integers; inputs of {} are 4-bit floats too", weights.str()));
   const ActQuant rounded = s.two_level() ? ActQuant::tensor : ActQuant::token;
   if (s.activations != ActQuant::none && s.activations != rounded)
     fail(ErrorKind::usage,
@@ -114,10 +119,23 @@ void resolve_grid(const Recipe& r, FullRecipe& f) {
   s.out_group = r.out_group.value_or(1);
   s.symmetric = f8 || r.symmetric.value_or(s.symmetric);
   s.activations = r.activations.value_or(s.activations);
+  s.act_bits = r.act_bits.value_or(8);
+  if (s.act_bits == 4 && f8) fail(ErrorKind::usage, "acts=token4 is for integers; FP8 rounds its inputs to FP8");
   if (!f8 && s.out_group != 1)
     fail(ErrorKind::usage, "the words tensor and block128 are for FP8; integers have scales per output (gch) or group");
   if (f8 && (r.act_order.value_or(ActOrder::off) == ActOrder::gar || r.act_order == ActOrder::full))
     fail(ErrorKind::usage, "the grids of FP8 are fixed before the columns are visited: act=off or act=static");
+}
+
+// Inputs in int4 are what the matrices in front of a product are for; 8 bits do without.
+void resolve_rotation(const Recipe& r, FullRecipe& f) {
+  if (r.rotates) f.rotation = r.rotation_seed.value_or(0);
+  if (r.rotation_seed && !r.rotates)
+    fail(ErrorKind::usage, fmt::format("rotation= is the seed of rotate: \"rotate+{}\"", r.chain_str()));
+  const bool rounds = f.spec.activations == ActQuant::token && f.spec.grid == Grid::integer;
+  f.turns_inputs = r.turns_inputs.value_or(r.rotates && rounds && f.spec.act_bits == 4);
+  if (f.turns_inputs && !rounds)
+    fail(ErrorKind::usage, "online=on turns inputs before they are rounded to integers: acts=token4 or acts=token");
 }
 
 }  // namespace
@@ -129,6 +147,7 @@ FullRecipe resolve(const Recipe& r) {
   if (r.target_bits && !r.chooses_precision())
     fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
   resolve_grid(r, f);
+  resolve_rotation(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
   const CheckpointFormat& format = r.format.empty() ? default_checkpoint_format(f.spec, f.fp8_kv_cache)
                                                     : checkpoint_format(r.format.substr(0, r.format.find(':')));
@@ -180,7 +199,7 @@ bool FullRecipe::learns_rounding() const {
 }
 
 std::string FullRecipe::str() const {
-  std::string s;
+  std::string s = rotation ? "rotate+" : "";
   for (const Transform* t : transforms) s += fmt::format("{}+", t->name);
   const std::string grid = spec.str();  // "fp8 gch": the method of that name is its own grid
   s += starts_with(grid, std::string(method->name) + " ") ? grid : fmt::format("{} {}", method->name, grid);
@@ -188,6 +207,9 @@ std::string FullRecipe::str() const {
   if (spec.grid == Grid::f8_e4m3 && spec.activations == ActQuant::none) s += " acts=off";
   if (spec.grid != Grid::f4_e2m1 && spec.scale_dtype != default_scale(spec, checkpoint_format(format)))
     s += fmt::format(" scale={}", name_of(spec.scale_dtype));
+  if (rotation.value_or(0) != 0) s += fmt::format(" rotation={}", *rotation);
+  const bool usual = rotation && spec.activations == ActQuant::token && spec.act_bits == 4;
+  if (turns_inputs != usual) s += turns_inputs ? " online=on" : " online=off";
   if (percentile < 100) s += fmt::format(" percentile={}", percentile);
   if (migration.alpha) s += fmt::format(" alpha={}", *migration.alpha);
   if (damp != 0.01f) s += fmt::format(" damp={}", damp);

@@ -81,7 +81,8 @@ class Noise {
       const NoisyLinear& l = linears_[c];
       if (l.spec.activations != ActQuant::none) {
         const double step = input_step(tokens, l.spec.activations == ActQuant::tensor, by_input);
-        sum += add_inputs(step, by_input, columns_[c], s, 1 / (12 * 127.0 * 127.0 * l.energy), slope);
+        const double levels = l.spec.act_bits == 4 ? 7.5 : 127.0;
+        sum += add_inputs(step, by_input, columns_[c], s, 1 / (12 * levels * levels * l.energy), slope);
       }
       const double codes = l.spec.max_code();
       sum += add_weights(l, h, s, 4 / (12 * codes * codes * l.energy), slope);

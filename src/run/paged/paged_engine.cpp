@@ -102,7 +102,7 @@ Tensor PagedEngine::tables_of(const Slice& s, size_t group) const {
 void PagedEngine::run_slice(const Slice& s, TensorView x) {
   std::vector<Tensor> tables;
   for (size_t g = 0; g < cache_.groups(); ++g) tables.push_back(tables_of(s, g));
-  embed_streams(ex_, spec_, s.ids, ends_.embed, x);
+  embed_streams(ex_, spec_, s.ids, ends_, x);
   if (join_)
     for (size_t r = 0; r < s.runs.size(); ++r) {
       const auto [begin, end] = s.runs[r];

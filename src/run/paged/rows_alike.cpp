@@ -27,6 +27,7 @@ struct TakesAnyRows {
     if (l.codes.dtype() == DType::i8) return true;
     return x == DType::bf16 && cpu::tile_weight(ByteWeightView{.codes = l.codes, .scales = l.scales}).has_value();
   }
+  bool operator()(const GgufLinear&) const { return true; }
 };
 
 // Ops that take each row for itself, or, as attention over pages, each query.
@@ -44,7 +45,8 @@ bool rows_alike(const Linear& linear, DType x) { return std::visit(TakesAnyRows{
 
 bool rows_alike(const ModelSpec& spec, std::span<const BlockWeights> blocks, const Ends& ends, DType compute) {
   const TakesAnyRows takes{compute};
-  if (!(ends.lm_head ? rows_alike(*ends.lm_head, compute) : takes.tiles(ends.embed))) return false;
+  const Linear* head = head_of(ends);
+  if (!(head ? rows_alike(*head, compute) : takes.tiles(ends.embed))) return false;
   for (int64_t layer = 0; layer < spec.layers; ++layer)
     if (!std::ranges::all_of(spec.block(layer), row_by_row)) return false;
   return std::ranges::all_of(blocks, [&](const BlockWeights& block) {

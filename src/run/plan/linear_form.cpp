@@ -13,6 +13,9 @@ bool rounds_to_bytes(const QuantSpec& s) { return s.activations != ActQuant::non
 
 // Why a linear whose codes are bytes has no kernel of them; "" = it has.
 std::string no_byte_kernel(const QuantSpec& s, int64_t in) {
+  if (s.act_bits != 8 || s.turn != 0)
+    return "inputs in int" + std::to_string(s.act_bits) + (s.turn ? ", turned," : "") +
+           " have no product of codes: it runs dequantized, with its input rounded";
   if (s.bits == 8 && s.symmetric && s.groups(in) == 1 && in < 1 << 17) return "";
   return "products of bytes want 8 bits, symmetric, a scale per output or one of all, not " + s.str() +
          ": it runs dequantized" + (s.activations == ActQuant::none ? "" : ", with its input rounded");
@@ -21,6 +24,7 @@ std::string no_byte_kernel(const QuantSpec& s, int64_t in) {
 // Why the device has no packed kernel for the others; "" = it has.
 std::string no_kernel(bool on_cuda, const QuantSpec& s, int64_t out, int64_t in, bool act_order) {
   if (s.grid == Grid::f4_e2m1) return "FP4 weights are dequantized and multiplied densely";
+  if (s.turn != 0) return "weights of a turned input are dequantized and multiplied densely";
   if (s.out_group != 1) return "scales shared by several outputs are multiplied densely";
   return on_cuda ? packing_marlin.refuses(s, out, in, act_order) : "";
 }

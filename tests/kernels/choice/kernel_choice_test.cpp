@@ -131,6 +131,7 @@ TEST(KernelChoice, EveryRuleIsReached) {
   ask({.op = ChoiceOp::dense, .in = 4096, .out = 4096});
   for (const int64_t head_dim : {128, 100})
     ask({.op = ChoiceOp::attention, .over_cache = true, .heads = 32, .kv_heads = 8, .head_dim = head_dim});
+  ask({.op = ChoiceOp::attention, .weight = DType::u8, .over_cache = true, .heads = 32, .kv_heads = 8, .head_dim = 80});
   for (size_t i = 0; i < taken.size(); ++i) EXPECT_GT(taken[i], 0) << kernel_rules()[i].name;
 }
 

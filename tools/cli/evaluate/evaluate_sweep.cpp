@@ -9,6 +9,7 @@
 #include "src/quant/loop/pipeline.h"
 #include "tools/cli/evaluate/report_models.h"
 #include "tools/cli/quantize/calibration.h"
+#include "tools/cli/quantize/open_model.h"
 
 namespace fewbit::cli {
 namespace {
@@ -26,8 +27,11 @@ struct Run {
   Recipe recipe;
   QuantPlan plan;
   QuantJob job;
-  std::optional<RunFolder> folder{};  // of every run from the start: nothing is refused late
+  std::optional<Checkpoint> turned{};  // the model, where the recipe turns it
+  std::optional<RunFolder> folder{};   // of every run from the start: nothing is refused late
 };
+
+const Checkpoint& model_of(const Run& run, const Checkpoint& model) { return run.turned ? *run.turned : model; }
 
 std::string folder_name(std::string recipe) {
   std::replace_if(
@@ -46,6 +50,7 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
     Run& run = runs.emplace_back();
     run.text = text;
     run.recipe = parse_recipe(text);
+    if (run.recipe.rotates) run.turned = turned_for(Checkpoint::open(a.base), run.recipe);
     run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force, .restart = a.force};
     run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
   }
@@ -59,8 +64,8 @@ void plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex, bool
   for (Run& run : runs) {
     if (run.recipe.chooses_precision() != measured) continue;
     const int64_t length = calibration_length(a.calibration, model.spec);
-    run.plan =
-        make_plan(model, {.base = run.recipe,
+    run.plan = make_plan(model_of(run, model),
+                         {.base = run.recipe,
                           .chosen = run.job.precision ? run.job.precision->recipes() : std::map<std::string, Recipe>{},
                           .tokens = calibration_samples(a.calibration) * length,
                           .seq_len = length,
@@ -95,7 +100,7 @@ void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, co
   for (Run& run : runs) {
     if (!run.recipe.chooses_precision()) continue;
     run.job.precision =
-        choose_precision(ex, model, windows,
+        choose_precision(ex, model_of(run, model), windows,
                          {.base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
                             progress.update(run.text + ": measuring the sensitivity", f);
                           }});
@@ -126,7 +131,7 @@ void run_sweep(SweepArgs a) {
   Report report;
   std::vector<std::string> paths;
   for (Run& run : runs) {
-    run_pipeline(ex, model, run.plan, calibrates(run) ? calibration : Windows{}, run.job, &*run.folder);
+    run_pipeline(ex, model_of(run, model), run.plan, calibrates(run) ? calibration : Windows{}, run.job, &*run.folder);
     const Checkpoint out = open_for_comparison(a, base, run.job.out.string());
     const DivergenceResult r = compare_with(ex, a, base, out, progress);
     if (report.models.empty()) report = begin_report(a, a.files, base, ex, r);

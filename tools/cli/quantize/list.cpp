@@ -20,6 +20,8 @@ void print_list() {
   fmt::print("  {:<12} gptq with bits and group sizes chosen by measured sensitivity (--target-bits)\n", "auto");
   fmt::print("transforms (in front of a method: awq+gptq; alone they end in rtn)\n");
   for (const Transform* t : transforms()) fmt::print("  {:<12} {}\n", t->name, t->summary);
+  fmt::print("  {:<12} the whole model in another basis first, with Hadamard matrices (rotate+gptq; rotation=SEED)\n",
+             "rotate");
   fmt::print("formats (--format)\n");
   for (const CheckpointFormat* f : checkpoint_formats()) fmt::print("  {:<12} {}\n", f->name, f->summary);
   fmt::print("mixes of GGUF's types (--format gguf:MIX), by llama.cpp's rules\n");

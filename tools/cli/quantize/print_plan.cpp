@@ -29,6 +29,7 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
     s += fmt::format(
         "note: {} ({} linears)\n", n,
         std::count_if(plan.linears.begin(), plan.linears.end(), [&](const PlannedLinear& p) { return p.note == n; }));
+  if (!c.rotation.empty()) s += fmt::format("note: {}\n", c.rotation);
   if (!plan.engine_note.empty()) s += fmt::format("note: {}\n", plan.engine_note);
   for (const KeptGroup& k : plan.kept)
     s += fmt::format("kept: {} ({} matri{}, {}): {}\n", k.first, k.matrices, k.matrices == 1 ? "x" : "ces",

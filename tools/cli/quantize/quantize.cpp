@@ -61,11 +61,11 @@ std::string engine_names() {
 }
 
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
-  app.add_option(
-      "RECIPE", a.recipe,
-      "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant), auto (gptq with bits "
-      "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
-      "\"gptq w8a8\", \"fp8 block128\"");
+  app.add_option("RECIPE", a.recipe,
+                 "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant, rotate+gptq), auto "
+                 "(gptq with bits "
+                 "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
+                 "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
   add_recipe_flags(app, a.words);
@@ -284,8 +284,9 @@ void add_note(QuantJob& job, const std::string& note) {
 }
 
 // In the summary and the report of a run; a plan has neither.
-void note_inputs(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
+void note_model(const QuantizeArgs& a, const Checkpoint& c, bool plan_only, QuantJob& job) {
   const std::string note = unrounded_inputs_note(c.config.text());
+  add_note(job, c.rotation);
   if (!plan_only)
     add_note(job, note);
   else if (!note.empty())
@@ -310,8 +311,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   QuantJob job = job_of(app, a, model, recipe);
   if (!plan_only && nothing_to_do(a, model, job)) return;
   std::string adapter;  // its digest
-  const Checkpoint c = as_source_of(open_model(model, a.lora, a.drop, adapter, job.dropped), format);
-  note_inputs(a, c, plan_only, job);
+  const Checkpoint c = as_source_of(open_model(model, recipe, a.lora, a.drop, adapter, job.dropped), format);
+  note_model(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);

@@ -23,8 +23,8 @@ constexpr RecipeFlag kRecipeFlags[] = {
     {"--act-order", "act={}", RecipeFlag::Value::text,
      "Order of the columns: off, static, gar, full (full stores g_idx)"},
     {"--acts", "acts={}", RecipeFlag::Value::text,
-     "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), tensor (8 bits, a calibrated "
-     "scale); beside nvfp4 (tensor) and mxfp4 (token) 4 bits with scales of groups"},
+     "Inputs of the linears: off (weight-only), token (8 bits, a scale per token), token4 (int4, the same), tensor (8 "
+     "bits, a calibrated scale); beside nvfp4 (tensor) and mxfp4 (token) 4 bits with scales of groups"},
     {"--alpha", "alpha={}", RecipeFlag::Value::text,
      "Of smoothquant: the share of an input's range that moves into the weights, 0 to 1, or search (default)"},
     {"--damp", "damp={}", RecipeFlag::Value::text, "Damping, relative to the mean of diag H (default 0.01)"},

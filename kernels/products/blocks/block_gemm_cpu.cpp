@@ -1,0 +1,179 @@
+// Strip by strip: its scales are made first, then few rows meet codes that become levels in registers, many rows levels
+// that lie in memory once for all of them. plain_strip() is the readable truth, and what runs on other machines.
+#include "kernels/products/blocks/block_gemm.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/cpu_rows.h"
+#include "kernels/cpu/cpu_tiles.h"
+#include "kernels/products/blocks/block_dot.h"
+#include "src/core/hot.h"
+#include "src/core/parallel.h"
+
+namespace fewbit::cpu {
+
+namespace hot {
+
+// The sum of each group of x, in eight partial sums and a tree.
+FEWBIT_HOT void group_sums(const float* x, int64_t in, int64_t group, float* sums) {
+  for (int64_t c = 0; c < in; c += group) {
+    float part[8] = {};
+    for (int64_t i = c; i < c + group; i += 8)
+      for (int64_t l = 0; l < 8; ++l) part[l] += x[i + l];
+    *sums++ = ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+  }
+}
+
+// total[lane] += scale[lane] * sum over the group's columns of levels[column][lane] * x[column]
+FEWBIT_HOT void add_group(const float* levels, const float* x, int64_t group, const float* scale, float* total) {
+  float sum[kLanes] = {};
+  for (int64_t i = 0; i < group; ++i)
+    for (int64_t l = 0; l < kLanes; ++l) sum[l] += levels[i * kLanes + l] * x[i];
+  for (int64_t l = 0; l < kLanes; ++l) total[l] += sum[l] * scale[l];
+}
+
+FEWBIT_HOT void add_minima(const float* minima, float sum, float* total) {
+  for (int64_t l = 0; l < kLanes; ++l) total[l] += minima[l] * sum;
+}
+
+}  // namespace hot
+
+namespace {
+
+constexpr int64_t kRowsInCache = 480;  // of a prompt, whose sums with two strips are kept; a multiple of a tile's rows
+
+struct Product {
+  ConstTensorView x, bias;
+  const BlockView& w;
+  TensorView y;
+  int64_t groups;
+  bool wide = false;                  // by the loops in AVX2
+  const float* group_sums = nullptr;  // [rows][groups], where there are minima
+
+  // Sums of a strip, [rows][32], to rows of y from `row` on.
+  void store(const float* sums, int64_t strip, int64_t row, int64_t rows) const {
+    const int64_t o = strip * kStripOuts, end = std::min(w.out, o + kStripOuts);
+    for (int64_t r = 0; r < rows; ++r) store_row(sums + r * kStripOuts, bias, o, end, y, row + r);
+  }
+};
+
+// Room of this thread: the scales and minima of a strip, then `more` floats, at multiples of 64 bytes.
+struct StripRoom {
+  float *scales, *minima, *more;
+  StripRoom(const Product& p, int64_t more_floats) {
+    const int64_t each = p.groups * kStripOuts;
+    const auto at = reinterpret_cast<uintptr_t>(scratch(Scratch::w, 2 * each + more_floats + 16));
+    scales = reinterpret_cast<float*>((at + 63) / 64 * 64);
+    minima = scales + each;
+    more = minima + each;
+  }
+};
+
+// Any number of rows, 32 columns at a time; x in f32. The readable truth, and the same in AVX2.
+void plain_strip(const Product& p, const float* x, int64_t strip) {
+  const BlockForm& f = *p.w.form;
+  const int64_t rows = p.x.rows(), in = p.w.in;
+  const StripRoom room(p, kChunkCols * kLanes);
+  strip_scales(f, in, p.w.strip(strip), room.scales, room.minima);
+  float* totals = scratch(Scratch::y, rows * kStripOuts);
+  std::fill_n(totals, rows * kStripOuts, 0.f);
+  const uint8_t* codes = p.w.strip(strip) + f.heads_bytes(in);
+  for (int64_t at = 0; at < 2 * in; at += kChunkCols, codes += f.chunk_bytes()) {
+    const int64_t half = at / kChunkCols % 2, c = (at / kChunkCols - half) / 2 * kChunkCols;
+    if (p.wide) {
+      const int64_t g = c / f.group, scale = (half * p.groups + g) * kLanes;
+      add_wide_chunk(f, codes, room.scales + scale, room.minima + scale, x + c, in, rows,
+                     p.group_sums ? p.group_sums + g : nullptr, totals + half * kLanes);
+      continue;
+    }
+    chunk_levels(f, codes, room.more);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < kChunkCols; i += f.group) {
+        const int64_t g = (c + i) / f.group, scale = (half * p.groups + g) * kLanes;
+        float* total = totals + r * kStripOuts + half * kLanes;
+        hot::add_group(room.more + i * kLanes, x + r * in + c + i, f.group, room.scales + scale, total);
+        if (f.minima) hot::add_minima(room.minima + scale, p.group_sums[r * p.groups + g], total);
+      }
+  }
+  p.store(totals, strip, 0, rows);
+}
+
+// All rows of x; `xs` as pack_rows() makes them for kRowsInCache rows at a time.
+void fast_strip(const Product& p, const uint32_t* xs, int64_t strip) {
+  const int64_t rows = p.x.rows(), in = p.w.in;
+  const bool few = rows <= kFewRows;
+  const StripRoom room(p, few ? 0 : in * kStripOuts / 2);
+  dot_scales(*p.w.form, in, p.w.strip(strip), room.scales, room.minima);
+  const StripRef ref{.form = *p.w.form, .bytes = p.w.strip(strip), .scales = room.scales, .minima = room.minima};
+  auto* levels = reinterpret_cast<uint16_t*>(room.more);
+  if (!few) strip_levels(ref, in, levels);
+  float* sums = scratch(Scratch::y, std::min(rows, kRowsInCache) * kStripOuts);
+  for (int64_t first = 0; first < rows; first += kRowsInCache) {
+    const int64_t count = std::min(kRowsInCache, rows - first);
+    const PackedRows part{.pairs = xs + first * (in / 2),
+                          .rows = count,
+                          .in = in,
+                          .sums = p.group_sums ? p.group_sums + first * p.groups : nullptr};
+    few ? code_dots(ref, part, sums) : level_dots(ref, levels, part, sums);
+    p.store(sums, strip, first, count);
+  }
+}
+
+// x as the loops read it: where it lies, or in `room`.
+const uint32_t* packed(ConstTensorView x, uint32_t* room) {
+  if (x.rows() == 1) return static_cast<const uint32_t*>(x.data);
+  constexpr int64_t kPiece = 48;  // whole tiles
+  const int64_t rows = x.rows(), at_once = rows <= kFewRows ? rows : kPiece;
+  parallel_for((rows + at_once - 1) / at_once, 1, [&](int64_t piece, int64_t) {
+    const int64_t first = piece * at_once;
+    pack_rows(x, first, std::min(at_once, rows - first), room + first * (x.cols() / 2));
+  });
+  return room;
+}
+
+}  // namespace
+
+BlockLoops block_loops() {
+  return has_block_dots() ? BlockLoops::avx512 : has_wide_chunks() ? BlockLoops::avx2 : BlockLoops::plain;
+}
+
+void block_gemm(Exec&, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y, BlockLoops loops) {
+  const BlockForm& f = *w.form;
+  const int64_t rows = x.rows(), strips = w.strips.rows();
+  FEWBIT_ASSERT(x.dtype == DType::bf16 && x.cols() == w.in && y.rows() == rows && y.cols() == w.out);
+  FEWBIT_ASSERT(w.in % f.columns == 0 && w.strips.cols() == f.strip_bytes(w.in) && strips * kStripOuts >= w.out);
+  FEWBIT_ASSERT(!bias.data || (bias.numel() == w.out && bias.dtype == x.dtype));
+  FEWBIT_ASSERT(loops <= block_loops());
+  const bool plain = loops != BlockLoops::avx512;
+  Product p{.x = x, .bias = bias, .w = w, .y = y, .groups = w.in / f.group, .wide = loops == BlockLoops::avx2};
+  const int64_t wide = plain || f.minima ? rows * w.in : 0, sums = f.minima ? rows * p.groups : 0;
+  float* xs = scratch(Scratch::x, wide + sums + (plain ? 0 : rows * w.in / 2));  // of this thread; others only read it
+  if (wide > 0) widen_rows(x.dtype, x.data, rows, w.in, w.in, xs);
+  if (f.minima) {
+    p.group_sums = xs + wide;
+    for (int64_t r = 0; r < rows; ++r) hot::group_sums(xs + r * w.in, w.in, f.group, xs + wide + r * p.groups);
+  }
+  if (plain) return parallel_for(strips, 1, [&](int64_t s, int64_t) { plain_strip(p, xs, s); });
+  const uint32_t* pairs = packed(x, reinterpret_cast<uint32_t*>(xs + wide + sums));
+  const int64_t grain = rows <= kFewRows ? std::max<int64_t>(1, kBytesAtOnce / w.strips.cols()) : 1;
+  parallel_for(strips, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) fast_strip(p, pairs, s);
+  });
+}
+
+void block_gemm(Exec& ex, ConstTensorView x, const BlockView& w, ConstTensorView bias, TensorView y) {
+  block_gemm(ex, x, w, bias, y, block_loops());
+}
+
+void block_rows(Exec&, ConstTensorView ids, const BlockView& w, float scale, TensorView rows) {
+  FEWBIT_ASSERT(ids.dtype == DType::i32 && rows.rows() == ids.numel() && rows.cols() == w.in);
+  parallel_for(ids.numel(), 1, [&](int64_t i, int64_t) {
+    float* values = scratch(Scratch::y, w.in);
+    block_row(w, ids.as<int32_t>()[i], values);
+    for (int64_t c = 0; c < w.in; ++c) values[c] *= scale;
+    store_row(values, {}, 0, w.in, rows, i);
+  });
+}
+
+}  // namespace fewbit::cpu

@@ -1,0 +1,66 @@
+#include "src/quant/loop/turned_stats.h"
+
+#include <cmath>
+
+#include "kernels/model/cast.h"
+#include "kernels/model/hadamard.h"
+#include "src/core/parallel.h"
+
+namespace fewbit {
+namespace {
+
+constexpr int64_t kStrip = 256;  // columns of some rows that stay in the cache
+
+// Rows first to first + run of m [n, n], mixed among themselves: the columns of the matrix turned.
+void turn_rows_of(float* m, int64_t n, int64_t run, int64_t begin, int64_t end) {
+  const float scale = 1 / std::sqrt(static_cast<float>(run));
+  for (int64_t first = 0; first < n; first += run) {
+    for (int64_t half = 1; half < run; half *= 2)
+      for (int64_t i = 0; i < run; ++i) {
+        if (i / half % 2 != 0) continue;
+        float *a = m + (first + i) * n, *b = a + half * n;
+        for (int64_t c = begin; c < end; ++c) {
+          const float u = a[c], v = b[c];
+          a[c] = u + v;
+          b[c] = u - v;
+        }
+      }
+    for (int64_t i = first; i < first + run; ++i)
+      for (int64_t c = begin; c < end; ++c) m[i * n + c] *= scale;
+  }
+}
+
+Tensor turned(Exec& ex, const Tensor& matrix, int64_t run) {
+  if (matrix.empty()) return {};
+  const Tensor m = clone_host(ex.to_host(matrix));
+  const int64_t n = m.cols();
+  FEWBIT_ASSERT(m.rows() == n && n % run == 0);
+  parallel_for(n, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) cpu::hadamard_runs(m.view().as<float>() + r * n, n, run);
+  });
+  parallel_for((n + kStrip - 1) / kStrip, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s)
+      turn_rows_of(m.view().as<float>(), n, run, s * kStrip, std::min(n, (s + 1) * kStrip));
+  });
+  return ex.to_device(m);
+}
+
+}  // namespace
+
+InputStats turned_stats(Exec& ex, const InputStats& s, int64_t run) {
+  InputStats t;
+  t.tokens = s.tokens;
+  t.borrowed = s.borrowed;
+  t.gram = turned(ex, s.gram, run);
+  t.cross = turned(ex, s.cross, run);
+  t.input_scale = s.input_scale;
+  t.input_reach = s.input_reach;
+  if (s.sample) {
+    t.sample = ex.alloc(s.sample.dtype(), s.sample.shape());
+    ex.copy(s.sample, t.sample);
+    hadamard(ex, t.sample, t.sample.view().row_range(0, 0), run);
+  }
+  return t;
+}
+
+}  // namespace fewbit
