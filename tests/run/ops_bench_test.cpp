@@ -116,7 +116,7 @@ TEST(OpsBench, EverySectionMakesItsRows) {
   std::map<std::string, int> peers;
   for (const OpRow& row : r.rows) types[row.section].insert(row.type), peers[row.section] += !row.peer.empty();
   EXPECT_EQ(types.size(), ops_sections().size());
-  EXPECT_EQ(types["attention"], (std::set<std::string>{"bf16", "fp8", "int8"}));
+  EXPECT_EQ(types["attention"], (std::set<std::string>{"bf16", "fp8", "int4", "int8"}));
   EXPECT_EQ(types["bytes"], (std::set<std::string>{"bf16", "fp8", "fp8, x unrounded", "int8"}));
   EXPECT_EQ(types["head"], (std::set<std::string>{"bf16", "fp8, x unrounded", "int4 g128"}));
   EXPECT_EQ(types["linear"], (std::set<std::string>{"int4 g128", "int8 g128"}));
