@@ -57,9 +57,10 @@ inline constexpr double kPackedPerplexity = 2e-3;
 // end), and steps of a whole tensor's range in the inputs.
 inline constexpr double kPackedPerplexityCoarse = 6e-3;
 // Perplexity of a model that ranks share against the same on one: f32 sums of parts, and roundings to bf16 that those
-// move, of a hundred tokens.
+// move, of a hundred tokens. One golden that chooses keys and experts (GLM-5), where such a rounding changes a choice,
+// differs by 6e-3 with the sums of AVX512-BF16 (5e-3 and less with those of AMX and OpenBLAS).
 inline constexpr double kSharedModelF32 = 2e-5;
-inline constexpr double kSharedModelBf16 = 5e-3;
+inline constexpr double kSharedModelBf16 = 8e-3;
 inline constexpr double kProtocol = 5e-4;  // perplexity against another implementation of the protocol, float32
 
 inline constexpr double kPublishedError = 1e-2;  // output errors that a published implementation reports
