@@ -19,6 +19,7 @@ struct Shorter {
 };
 constexpr Shorter kShorter[] = {
     {"quantize gptq ", " --samples 16 --seq-len 256"},
+    {"quantize 'rotate+gptq ", " --samples 16 --seq-len 256"},
     {"evaluate perplexity", " --max-windows 2"},
     {"evaluate compare", " --max-windows 2"},
     {"evaluate report", " --max-windows 2"},
@@ -80,7 +81,8 @@ TEST_F(Readme, EveryCommandRunsAsItStandsThere) {
     if (command.starts_with("runner serve")) continue;  // serves until it is stopped; serve_test.cpp runs it
     SCOPED_TRACE(command);
     // Several commands make `out`: each is another way, and begins with nothing there.
-    if (command.starts_with("quantize gptq ")) fs::remove_all(dir / "out");
+    if (command.starts_with("quantize gptq ") || command.starts_with("quantize 'rotate+gptq "))
+      fs::remove_all(dir / "out");
     for (const Shorter& s : kShorter)
       if (command.starts_with(s.begins)) command += s.more;
     const ProcessResult r = run(command);
