@@ -4,8 +4,9 @@
   scripts/readme_check.py [--bin build/bin] [--methods rtn,gptq,smoothquant,fp8]
 
 Runs the quick start for some of its methods (the searches of the others take most of its time) and compares the table:
-weights, bits and size must be equal, ratio and KL within two of the README's standard errors, the errors themselves
-within a half. The perplexity of bf16 and what bare `evaluate perplexity` prints are compared too. Times never are.
+weights, bits and size must be equal, ratio and KL within two standard errors, the errors themselves within a factor of
+two: codes, and with them a few tokens that weigh heavily, differ from one CPU's instructions to another's. The
+perplexity of bf16 and what bare `evaluate perplexity` prints are compared too. Times never are.
 """
 
 import argparse
@@ -41,6 +42,11 @@ def figure(cell):
     return (float(found[1]), float(found[2])) if found else None
 
 
+def agree(a, b):
+    """Two figures with their standard errors, measured on two machines."""
+    return abs(a[0] - b[0]) <= 2 * max(a[1], b[1]) and max(a[1], b[1]) <= 2 * min(a[1], b[1])
+
+
 def differences(stated, found):
     """What the rows of `found` say otherwise than `stated`, one line each."""
     out = []
@@ -51,11 +57,7 @@ def differences(stated, found):
         for column, cell in row.items():
             said = stated[method].get(column, "")
             a, b = figure(said), figure(cell)
-            same = (
-                said == cell
-                if a is None or b is None
-                else abs(a[0] - b[0]) <= 2 * a[1] and abs(a[1] - b[1]) <= 0.5 * b[1]
-            )
+            same = said == cell if a is None or b is None else agree(a, b)
             if column != TIMES and not same:
                 out.append(f"{method}, {column}: the README says {said}, found {cell}")
     return out
@@ -68,7 +70,7 @@ def perplexity_differences(text, patterns, found):
         said = re.search(pattern, text.replace("\n", " "))
         if not said:
             out.append(f"the README has no sentence like: {pattern}")
-        elif abs(float(said[1]) - value) > 2 * error or abs(float(said[2]) / error - 1) > 0.5:
+        elif not agree((float(said[1]), float(said[2])), (value, error)):
             out.append(f"bf16's perplexity: the README says {said[1]} ± {said[2]}, found {value:.2f} ± {error:.2f}")
     return out
 

@@ -2,11 +2,11 @@
 #include "formats/gguf/block_type.h"
 
 #include <algorithm>
-#include <cctype>
 #include <string>
 
 #include "src/core/half.h"
 #include "src/core/parallel.h"
+#include "src/core/text/lower_case.h"
 #include "src/core/text/nearest.h"
 
 namespace fewbit::gguf {
@@ -58,8 +58,7 @@ const BlockType* find_block_type(uint32_t id) {
 
 const BlockType& block_type(std::string_view name) {
   std::vector<std::string_view> known;
-  std::string lower(name);  // llama.cpp prints Q4_K, its tools take both
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string lower = lower_case(name);  // llama.cpp prints Q4_K, its tools take both
   for (const BlockType* t : block_types()) {
     if (!t->encode && t->plain != DType::f32 && t->plain != DType::f16 && t->plain != DType::bf16) continue;
     if (t->name == lower) return *t;

@@ -7,18 +7,13 @@
 
 #include "kernels/cpu/cpu_rows.h"
 #include "src/core/parallel.h"
+#include "src/core/walsh_hadamard.h"
 
 namespace fewbit::cpu {
 namespace {
 
 void turn(float* x, int64_t run) {
-  for (int64_t half = 1; half < run; half *= 2)
-    for (int64_t first = 0; first < run; first += 2 * half)
-      for (int64_t i = first; i < first + half; ++i) {
-        const float u = x[i], v = x[i + half];
-        x[i] = u + v;
-        x[i + half] = u - v;
-      }
+  walsh_hadamard(x, run);
   const float scale = 1 / std::sqrt(static_cast<float>(run));
   for (int64_t i = 0; i < run; ++i) x[i] *= scale;
 }

@@ -8,10 +8,15 @@ function(fewbit_layer name)
   endforeach()
 endfunction()
 
-# fewbit_test(NAME LAYERS ... [LABELS ...]): one test program from tests/NAME/**/*_test.cpp. Every test case is its own
-# ctest entry, so the closing count is one of cases.
+# fewbit_test(NAME LAYERS ... [LABELS ...] [ONE_THREAD]): one test program from tests/NAME/**/*_test.cpp. Every test
+# case is its own ctest entry, so the closing count is one of cases. ONE_THREAD: whole runs, of which ctest has as many
+# side by side as there are processors; with a thread for each processor they wait for each other, twice as long.
 function(fewbit_test name)
-  cmake_parse_arguments(T "" "" "LAYERS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "ONE_THREAD" "" "LAYERS;LABELS" ${ARGN})
+  set(environment)
+  if(T_ONE_THREAD)
+    set(environment ENVIRONMENT FEWBIT_THREADS=1)
+  endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/${name}/*_test.cpp)
   if(NOT sources)
     return()
@@ -23,7 +28,7 @@ function(fewbit_test name)
     target_link_libraries(test_${name} PRIVATE fewbit_${l})
   endforeach()
   set_target_properties(test_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  gtest_discover_tests(test_${name} PROPERTIES LABELS "${T_LABELS}" DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(test_${name} PROPERTIES LABELS "${T_LABELS}" ${environment} DISCOVERY_TIMEOUT 60
                        DISCOVERY_MODE PRE_TEST)
   add_dependencies(tests test_${name})
 endfunction()

@@ -8,6 +8,7 @@
 #include "src/core/half.h"
 #include "src/core/hash.h"
 #include "src/core/parallel.h"
+#include "src/core/walsh_hadamard.h"
 
 namespace fewbit {
 
@@ -179,14 +180,7 @@ std::array<float, 256> levels_of(const QuantSpec& spec) {
 // Each run of the row by the orthonormal Hadamard matrix of Sylvester.
 void turn_runs(float* row, int64_t in, int64_t run) {
   const float scale = 1 / std::sqrt(static_cast<float>(run));
-  for (float* x = row; x < row + in; x += run)
-    for (int64_t half = 1; half < run; half *= 2)
-      for (int64_t i = 0; i < run; ++i)
-        if (i / half % 2 == 0) {
-          const float a = x[i], b = x[i + half];
-          x[i] = a + b;
-          x[i + half] = a - b;
-        }
+  for (float* x = row; x < row + in; x += run) walsh_hadamard(x, run);
   for (int64_t i = 0; i < in; ++i) row[i] *= scale;
 }
 

@@ -11,6 +11,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
+#include "src/model/float_type.h"
 
 namespace fewbit {
 namespace {
@@ -18,8 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-bool is_float(DType d) { return d == DType::f32 || d == DType::f16 || d == DType::bf16; }
 
 // One weight of a side: a packed linear, or a tensor as it is stored.
 struct Item {

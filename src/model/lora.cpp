@@ -130,8 +130,6 @@ bool all_finite(const Tensor& f32) {
   return std::all_of(x, x + f32.numel(), [](float v) { return std::isfinite(v); });
 }
 
-bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
-
 class Merge {
  public:
   Merge(const Checkpoint& c, const fs::path& dir, AdapterConfig config, const CheckpointIndex& adapter)

@@ -10,8 +10,6 @@
 namespace fewbit {
 namespace {
 
-std::string linear_of(const std::string& part) { return part.substr(0, part.rfind('.')); }
-
 // One of several tensors that a linear is in, whose rows alone differ, speaks for it; numbers that are turned over have
 // no inputs in common with it.
 bool speaks(const GgufTensor& g) { return g.turned == 0 && (g.linear || g.part.rank() == 2); }
@@ -49,7 +47,7 @@ Importance importance_from(const gguf::Imatrix& m, const ModelSpec& spec, const 
                              e.squares.begin() + static_cast<int64_t>((i + 1) * in));
       for (float& v : row) v = count > 0 ? v / count : 1.f;
       row = in_order(g, row, GgufDirection::from_gguf);
-      all.emplace(linear_of(g.parts[i]), Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(in)}, row));
+      all.emplace(module_of(g.parts[i]), Tensor::host_from<float>(DType::f32, {static_cast<int64_t>(in)}, row));
     }
   }
   if (all.empty())
@@ -65,7 +63,7 @@ gguf::Imatrix imatrix_of(const std::map<std::string, SeenInputs>& seen, const Mo
     gguf::ImatrixEntry e;
     bool some = false;
     for (const std::string& part : g.parts) {
-      const auto at = seen.find(linear_of(part));
+      const auto at = seen.find(module_of(part));
       some |= at != seen.end();
       std::vector<float> row(static_cast<size_t>(g.part[-1]), 0.f);
       if (at != seen.end()) std::copy_n(at->second.squares.as<float>(), row.size(), row.begin());

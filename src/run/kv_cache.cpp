@@ -24,7 +24,7 @@ bool is_fp8(KvType type) { return type == KvType::fp8 || type == KvType::fp8_pla
 DType stored_as(KvType type, DType compute) {
   return is_fp8(type) ? DType::f8_e4m3 : type == KvType::int8 ? DType::i8 : type == KvType::int4 ? DType::u8 : compute;
 }
-// Elements of a row of one head, and the shape of the scales of `rows` rows.
+// Elements of a row of one head.
 int64_t row_elements(const Attention& a, KvType type) { return type == KvType::int4 ? a.head_dim / 2 : a.head_dim; }
 
 // One scale per head on the device, for those of a rank.

@@ -19,6 +19,7 @@
 #include "kernels/products/marlin/marlin_gemm.h"
 #include "kernels/products/row_gemm.h"
 #include "src/core/half.h"
+#include "src/core/overloaded.h"
 #include "src/run/fused.h"
 #include "src/run/gguf/gguf_linear.h"
 #include "src/run/plan/linear_form.h"
@@ -27,11 +28,6 @@
 
 namespace fewbit {
 namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
 
 // The same values in the width that a Marlin kernel reads: codes of a symmetric grid move with its zero.
 QuantizedLinear widened(const QuantizedLinear& q) {

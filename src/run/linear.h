@@ -79,9 +79,8 @@ struct LoadOptions {
 Linear make_dense(Exec&, ConstTensorView weight, ConstTensorView bias, DType dtype);
 // From the neutral form: the layout of this device's kernel (8-bit inputs, FP8: bytes; CUDA: Marlin where shape and
 // group allow, 2- and 3-bit codes as nibbles about the same zero, MXFP4 experts; CPU: rows), else dense; `note` then
-// says why (""
-// otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where the spec says
-// so.
+// says why ("" otherwise), and where FP8 codes are multiplied as wider floats. A dense linear rounds its input where
+// the spec says so.
 Linear make_linear(Exec&, const QuantizedLinear&, ConstTensorView bias, DType dtype, std::string* note,
                    bool expert = false);
 // The same as LoadOptions say.

@@ -11,6 +11,7 @@
 #include "formats/guarded_json.h"
 #include "src/core/mapped_file.h"
 #include "src/core/strings.h"
+#include "src/core/text/lower_case.h"
 #include "src/text/gguf_words.h"
 #include "src/text/utf8.h"
 
@@ -225,8 +226,7 @@ void take_tokens(const gguf::Metadata& m, TokenizerFile& f) {
 // The spaces behind a special token belong to it in Phi-3's tokenizers. GGUF has no word for that: llama.cpp
 // knows it by the model's name, with three exceptions.
 void take_phi3_spaces(const gguf::Metadata& m, TokenizerFile& f) {
-  std::string name = m.text("general.name", "");
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string name = lower_case(m.text("general.name", ""));
   if (name.find("phi-3") == std::string::npos && name.find("phi3") == std::string::npos) return;
   for (AddedToken& t : f.added) t.rstrip = t.content != "<unk>" && t.content != "<s>" && t.content != "<|endoftext|>";
 }

@@ -15,6 +15,7 @@
 #include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/quant/planting.h"
 #include "tests/support/devices.h"
+#include "tests/support/model_logits.h"
 
 namespace fewbit {
 namespace {
@@ -64,14 +65,6 @@ BlockF32 transformed(Exec& ex, const Checkpoint& c, int64_t layer, const Transfo
   BlockF32 block = load_block_f32(ex, c, layer, job.absorbers);
   t.apply(ex, job, block);
   return block;
-}
-
-Tensor logits_of(Exec& ex, const Checkpoint& c) {
-  std::vector<int32_t> ids(48);
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int32_t>((i * 37 + 11) % static_cast<size_t>(c.spec.vocab));
-  Runner runner(ex, c, {.dtype = DType::f32});
-  return ex.to_host(runner.logits(runner.hidden(ids, 2)));
 }
 
 // The demo model, a made one, and those of the reference folder that are there: biases, norms of heads,

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "src/model/rotation/hadamard_basis.h"
-#include "src/run/runner.h"
 #include "src/text/builtin_texts.h"
 #include "tests/support/devices.h"
+#include "tests/support/model_logits.h"
 #include "tests/support/paths.h"
 #include "tests/support/support.h"
 #include "tests/support/tolerance.h"
@@ -56,14 +56,6 @@ TEST(HadamardBasis, IsOrthonormalAndTurnsRowsAndColumnsAlike) {
   EXPECT_EQ(HadamardBasis(384, 0, "").str(), "384 = 12 x 32");
   EXPECT_EQ(HadamardBasis(86, 0, "").str(), "86 = 43 blocks of 2");
   EXPECT_EQ(HadamardBasis(128, 0, "").str(), "128");
-}
-
-Tensor logits_of(Exec& ex, const Checkpoint& c) {
-  std::vector<int32_t> ids(48);
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int32_t>((i * 37 + 11) % static_cast<size_t>(c.spec.vocab));
-  Runner runner(ex, c, {.dtype = DType::f32});
-  return ex.to_host(runner.logits(runner.hidden(ids, 2)));
 }
 
 void expect_same_logits(Exec& ex, const fs::path& model, double tolerance) {

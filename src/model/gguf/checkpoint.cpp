@@ -102,7 +102,7 @@ class Assembly {
     }
     const int64_t cols = g.part[-1];
     if (same && !type.plain && !turned) {
-      TensorInfo info{linear_of(name) + '.' + std::string(type.name),
+      TensorInfo info{module_of(name) + '.' + std::string(type.name),
                       DType::u8,
                       {g.of, gguf::row_bytes(type, cols)},
                       0,
@@ -114,7 +114,7 @@ class Assembly {
         for (size_t i = 0; i < pieces.size(); ++i) put_rows(all.view(), rows[i], pieces[i].g.rows, of);
         return all;
       };
-      quantization_.linears[linear_of(name)] = {.packing = packing, .spec = *type.grid};
+      quantization_.linears[module_of(name)] = {.packing = packing, .spec = *type.grid};
       index_.tensors[info.name] = info;
       return;
     }
@@ -135,6 +135,7 @@ class Assembly {
   }
   std::vector<ConstTensorView> views_of(const std::vector<Piece>& pieces) const {
     std::vector<ConstTensorView> out;
+    out.reserve(pieces.size());
     for (const Piece& p : pieces) out.push_back(stored_rows(p));
     return out;
   }
@@ -143,8 +144,6 @@ class Assembly {
     const ConstTensorView plain{rows.data, *type.plain, {rows.bytes() / bytes_of(*type.plain)}, {}};
     return *type.plain == dtype ? clone_host(plain) : float_values(plain);
   }
-
-  static std::string linear_of(const std::string& weight) { return weight.substr(0, weight.rfind('.')); }
 
   void add(const GgufTensor& g, const FileTensor& t, const std::string& name, int64_t begin, int64_t bytes) {
     TensorInfo info{name, DType::f32, g.part, 0, begin, bytes};
@@ -183,16 +182,16 @@ class Assembly {
                             : reordered_runs(values, runs, run * bytes_of(DType::f32), GgufDirection::from_gguf);
       };
       index_.tensors[name] = info;
-      if (g.runs.empty()) blocks_[linear_of(name)] = std::move(blocks);
+      if (g.runs.empty()) blocks_[module_of(name)] = std::move(blocks);
       return;
     }
-    info.name = linear_of(name) + '.' + std::string(type.name);
+    info.name = module_of(name) + '.' + std::string(type.name);
     blocks.tensor = info.name;
-    if (g.runs.empty()) blocks_[linear_of(name)] = std::move(blocks);
+    if (g.runs.empty()) blocks_[module_of(name)] = std::move(blocks);
     info.dtype = DType::u8;
     info.shape = stored.shape;
     if (!g.rows.empty() || !g.runs.empty()) makers_[info.name] = rows;
-    quantization_.linears[linear_of(name)] = {.packing = packing, .spec = *type.grid};
+    quantization_.linears[module_of(name)] = {.packing = packing, .spec = *type.grid};
     index_.tensors[info.name] = info;
   }
 

@@ -1,9 +1,9 @@
 #include "src/model/gguf/mixes.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "src/core/strings.h"
+#include "src/core/text/lower_case.h"
 #include "src/model/gguf/family.h"
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
@@ -99,8 +99,7 @@ const std::vector<GgufMix>& gguf_mixes() {
 }
 
 const GgufMix* find_gguf_mix(std::string_view name) {
-  std::string lower(name);
-  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const std::string lower = lower_case(name);
   for (const GgufMix& m : gguf_mixes())
     if (m.name == lower) return &m;
   return nullptr;
@@ -158,7 +157,7 @@ std::map<std::string, const gguf::BlockType*> types_of_mix(const GgufMix& mix, c
       type = type_of_down(mix.name, type, layer_of(t.name), f.layers);
     else if (t.name.find(".attn_output.weight") != std::string::npos)
       type = type_of_attention_output(mix.name, type, f);
-    for (const std::string& part : t.parts) types.emplace(part.substr(0, part.rfind('.')), type);
+    for (const std::string& part : t.parts) types.emplace(module_of(part), type);
   }
   return types;
 }

@@ -34,6 +34,9 @@ struct GgufTensor {
   bool computed() const { return added != 0 || decay; }
 };
 
+// The module that a tensor of the model is of: "model.layers.0.mlp.up_proj.weight" without its last word.
+inline std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
 // For a file of so many bytes, before gguf_tensors(): the order of a linear's rows takes memory for each of them, how
 // many there are is a claim of the metadata, and a row has at least a byte in the file. Error{checkpoint} naming
 // `file`.

@@ -42,7 +42,7 @@ class Writing {
                                          std::string(type.name) + " and, in " + part + ", " +
                                          std::string(type_of(g, part).name));
     if (g.linear) elements_[&type] += g.shape().numel();
-    for (const std::string& part : g.parts) types_[part.substr(0, part.rfind('.'))] = &type;
+    for (const std::string& part : g.parts) types_[module_of(part)] = &type;
     return {g.name, &type, g.shape(), [this, g, &type] { return bytes(g, type); }};
   }
 

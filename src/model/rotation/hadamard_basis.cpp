@@ -8,6 +8,7 @@
 #include "src/core/error.h"
 #include "src/core/parallel.h"
 #include "src/core/rng.h"
+#include "src/core/walsh_hadamard.h"
 
 namespace fewbit {
 namespace {
@@ -71,18 +72,6 @@ std::vector<int8_t> paley_second(int64_t q) {
   return h;
 }
 
-void butterflies(float* v, int64_t run, int64_t lanes) {
-  for (int64_t half = 1; half < run; half *= 2)
-    for (int64_t first = 0; first < run; first += 2 * half) {
-      float *a = v + first * lanes, *b = a + half * lanes;
-      for (int64_t i = 0; i < half * lanes; ++i) {
-        const float x = a[i], y = b[i];
-        a[i] = x + y;
-        b[i] = x - y;
-      }
-    }
-}
-
 }  // namespace
 
 std::vector<int8_t> paley_hadamard(int64_t m) {
@@ -120,7 +109,7 @@ void HadamardBasis::turn_lanes(float* v, float* room, int64_t lanes) const {
   const int64_t span = run_ * lanes, parts = n_ / run_;
   for (int64_t i = 0; i < n_; ++i)
     for (int64_t l = 0; l < lanes; ++l) v[i * lanes + l] *= signs_[static_cast<size_t>(i)];
-  for (int64_t part = 0; part < parts; ++part) butterflies(v + part * span, run_, lanes);
+  for (int64_t part = 0; part < parts; ++part) walsh_hadamard(v + part * span, run_, lanes, lanes);
   const float scale = 1 / std::sqrt(static_cast<float>(core_ * run_));
   if (core_ == 1) {
     for (int64_t i = 0; i < n_ * lanes; ++i) v[i] *= scale;

@@ -20,8 +20,6 @@ namespace {
 
 using Read = std::function<Tensor()>;
 
-bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
-
 [[noreturn]] void refuse(const Checkpoint& c, const std::string& why) {
   fail(ErrorKind::unsupported, fmt::format("{}: rotate: {}", c.dir.string(), why));
 }
@@ -181,6 +179,7 @@ Checkpoint with_rotation(Checkpoint c, uint64_t seed, std::optional<DType> type)
   ModelSpec turned = build_spec(config);
   if (turned.tied()) refuse(c, c.spec.arch + " has no config for a head that is not the embedding");
   std::string said = rotation.says(turned);
+  c.blocks.clear();  // what is stored is not what is read any more
   c.store = std::move(c.store).reindexed([&](const std::filesystem::path&, CheckpointIndex& index,
                                              WeightStore::Makers& makers) { rotation.edit(turned, index, makers); });
   c.config = std::move(config);

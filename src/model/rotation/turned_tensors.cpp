@@ -36,6 +36,7 @@ constexpr std::array<std::string_view, std::variant_size_v<BlockOp>> kOpNames = 
                                                                                  "ReadStreams",
                                                                                  "WriteStreams",
                                                                                  "TokenRoute"};
+static_assert(!kOpNames.back().empty(), "every op of BlockOp has its name here, in that order");
 
 std::string title_of(const BlockOp& op) {
   std::string s(kOpNames[op.index()]);

@@ -5,6 +5,7 @@
 #include "kernels/model/cast.h"
 #include "kernels/model/hadamard.h"
 #include "src/core/parallel.h"
+#include "src/core/walsh_hadamard.h"
 
 namespace fewbit {
 namespace {
@@ -15,16 +16,7 @@ constexpr int64_t kStrip = 256;  // columns of some rows that stay in the cache
 void turn_rows_of(float* m, int64_t n, int64_t run, int64_t begin, int64_t end) {
   const float scale = 1 / std::sqrt(static_cast<float>(run));
   for (int64_t first = 0; first < n; first += run) {
-    for (int64_t half = 1; half < run; half *= 2)
-      for (int64_t i = 0; i < run; ++i) {
-        if (i / half % 2 != 0) continue;
-        float *a = m + (first + i) * n, *b = a + half * n;
-        for (int64_t c = begin; c < end; ++c) {
-          const float u = a[c], v = b[c];
-          a[c] = u + v;
-          b[c] = u - v;
-        }
-      }
+    walsh_hadamard(m + first * n + begin, run, n, end - begin);
     for (int64_t i = first; i < first + run; ++i)
       for (int64_t c = begin; c < end; ++c) m[i * n + c] *= scale;
   }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/exec/upload.h"
+#include "kernels/grids/row_grid.h"
 #include "kernels/statistics/scaled_peaks.h"
 #include "src/core/parallel.h"
 
@@ -81,7 +82,7 @@ class Noise {
       const NoisyLinear& l = linears_[c];
       if (l.spec.activations != ActQuant::none) {
         const double step = input_step(tokens, l.spec.activations == ActQuant::tensor, by_input);
-        const double levels = l.spec.act_bits == 4 ? 7.5 : 127.0;
+        const double levels = l.spec.act_bits == 4 ? kInt4Steps : 127.0;
         sum += add_inputs(step, by_input, columns_[c], s, 1 / (12 * levels * levels * l.energy), slope);
       }
       const double codes = l.spec.max_code();

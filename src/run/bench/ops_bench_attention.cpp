@@ -14,6 +14,7 @@
 #include "kernels/model/rope.h"
 #include "kernels/statistics/nll.h"
 #include "src/run/bench/ops_bench_parts.h"
+#include "src/run/kv_cache.h"
 
 namespace fewbit::ops {
 namespace {
@@ -26,15 +27,6 @@ AttentionArgs args_of(const OpsModel& m) {
 }
 
 std::string heads_of(const OpsModel& m) { return fmt::format("{}/{} heads of {}", m.heads, m.kv_heads, m.head_dim); }
-
-// Bytes of keys, values and their scales.
-int64_t cache_bytes(const AttentionArgs& args, DType dtype, int64_t positions) {
-  const int64_t scales = dtype == DType::i8   ? bytes_of(DType::f32)
-                         : dtype == DType::u8 ? int4_groups(args.head_dim) * 2 * bytes_of(DType::bf16)
-                                              : 0;
-  const int64_t codes = args.head_dim * bytes_of(dtype) / (dtype == DType::u8 ? 2 : 1);
-  return 2 * args.kv_heads * positions * (codes + scales);
-}
 
 // `copies` caches of `context` positions of random codes, and what they are scaled by.
 struct Caches {
@@ -90,17 +82,26 @@ void decode_attention(OpsRun& run, const OpsModel& model) {
   const AttentionArgs args = args_of(model);
   const std::vector<int64_t> contexts = run.up_to_most({512, 2048, 8192, 32768});
   const std::vector<std::pair<int64_t, int64_t>> with_append = {{1, 32768}, {16, 8192}};  // sequences, positions
-  constexpr std::pair<const char*, DType> kTypes[] = {
-      {"bf16", DType::bf16}, {"fp8", DType::f8_e4m3}, {"int8", DType::i8}, {"int4", DType::u8}};
+  struct Type {
+    const char* name;
+    KvType kind;
+    DType stored;
+  };
+  constexpr Type kTypes[] = {{"bf16", KvType::plain, DType::bf16},
+                             {"fp8", KvType::fp8_plain, DType::f8_e4m3},
+                             {"int8", KvType::int8, DType::i8},
+                             {"int4", KvType::int4, DType::u8}};
+  Attention op{};
+  op.kv_heads = static_cast<int>(args.kv_heads), op.head_dim = args.head_dim;
   run.expect(std::size(kTypes) * (2 * contexts.size() + with_append.size()));
-  for (const auto& [type, dtype] : kTypes) {
-    const auto time = [&](const std::string& op, int64_t batch, int64_t context, bool append) {
-      const int64_t bytes = cache_bytes(args, dtype, batch * context);
-      OpRow row{.section = "attention", .model = model.name, .op = op, .type = type};
+  for (const Type& type : kTypes) {
+    const auto time = [&](const std::string& what, int64_t batch, int64_t context, bool append) {
+      const int64_t bytes = batch * context * kv_bytes(op, type.kind, DType::bf16);
+      OpRow row{.section = "attention", .model = model.name, .op = what, .type = type.name};
       row.rows = batch, row.context = context;
       row.bytes = static_cast<double>(bytes);
       row.flop = 4.0 * static_cast<double>(batch * args.heads * context * args.head_dim);
-      run.attempt(row, [&] { add_decode(run, row, args, dtype, run.copies_for(bytes), append); });
+      run.attempt(row, [&] { add_decode(run, row, args, type.stored, run.copies_for(bytes), append); });
     };
     for (const int64_t batch : {1, 8})
       for (const int64_t context : contexts) time(heads_of(model), batch, context, false);

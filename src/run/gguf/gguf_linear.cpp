@@ -86,8 +86,8 @@ void load_block(const gguf::BlockType& type, const uint8_t* block, BlockContent&
 
 bool runs_as_blocks(const Exec& ex, const Checkpoint& c, const std::string& linear, const LoadOptions& o) {
   const auto it = c.blocks.find(linear);
-  if (it == c.blocks.end() || !c.rotation.empty() || ex.on_cuda() || o.weights != Weights::packed ||
-      o.dtype != DType::bf16 || o.ranks || !form_of(*it->second.type))
+  if (it == c.blocks.end() || ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks ||
+      !form_of(*it->second.type))
     return false;
   const cpu::BlockLoops loops = cpu::block_loops();
   return loops == cpu::BlockLoops::avx512 || (loops == cpu::BlockLoops::avx2 && !c.packed(linear));

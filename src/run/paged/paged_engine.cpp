@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
@@ -142,16 +141,13 @@ ConstTensorView PagedEngine::pass(std::span<const NewTokens> work) {
   const ProfileRange range("ragged pass");
   for (const NewTokens& w : work) check_ids(spec_, w.ids);
   const std::vector<Slice> slices = slices_of(work);
-  int64_t rows = 0, done = 0;
+  int64_t rows = 0, all = 0, done = 0;
   state_rows_ = 0;
-  for (const Slice& s : slices) rows += std::ssize(s.wanted);
+  for (const Slice& s : slices) rows += std::ssize(s.wanted), all += s.rows();
   if (logits_.empty() || logits_.rows() < rows)
     logits_ = ex_.alloc(DType::f32, {std::max<int64_t>(rows, 1), spec_.vocab});
-  const int64_t most = options_.states ? std::accumulate(slices.begin(), slices.end(), int64_t{0},
-                                                         [](int64_t n, const Slice& s) { return n + s.rows(); })
-                                       : 0;
-  if (most > 0 && (states_.empty() || states_.rows() < most))
-    states_ = ex_.alloc(options_.load.dtype, {most, spec_.hidden});
+  if (options_.states && all > 0 && (states_.empty() || states_.rows() < all))
+    states_ = ex_.alloc(options_.load.dtype, {all, spec_.hidden});
   for (const Slice& s : slices) {
     const TensorView x = x_.view().row_range(0, s.rows());
     run_slice(s, x);

@@ -1,15 +1,8 @@
 // What a loaded linear is called and how many bytes a decode step reads of it.
+#include "src/core/overloaded.h"
 #include "src/run/linear.h"
 
 namespace fewbit {
-namespace {
-
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-
-}  // namespace
 
 int64_t weight_bytes(const Linear& linear) {
   // An empty tensor has one element by its rank-0 shape.

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "src/core/rng.h"
-
 namespace fewbit {
 
 DraftModel::DraftModel(Exec& ex, const Checkpoint& c, const LoadOptions& load, int64_t length, int64_t vocab)
@@ -22,16 +20,11 @@ Draft DraftModel::propose(std::span<const int32_t> text, int64_t k, const Sample
   const auto agreed = std::ranges::mismatch(fed_, text).in1 - fed_.begin();
   sequence_.keep(std::min<int64_t>(agreed, std::ssize(text) - 1));
   sequence_.mark();
-  const Rng numbers(options.seed, "draft");
   std::vector<int32_t> all(text.begin(), text.end());
   Draft draft;
   for (int64_t i = 0; i < k; ++i) {
     const Tensor logits = sequence_.feed(all, 1);
-    Chances chances = chances_of({logits.as<float>(), static_cast<size_t>(vocab_)}, options);
-    // Independent of the numbers that judge() draws at this position, and of those before it.
-    all.push_back(draw(chances, numbers.uniform_at(all.size())));
-    draft.ids.push_back(all.back());
-    if (options.temperature > 0) draft.chances.push_back(std::move(chances));
+    add_drawn(draft, all, {logits.as<float>(), static_cast<size_t>(vocab_)}, options);
   }
   fed_.assign(all.begin(), all.begin() + sequence_.length());
   return draft;

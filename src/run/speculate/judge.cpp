@@ -1,4 +1,4 @@
-// Which of a draft's tokens are kept.
+// How a draft's tokens are drawn, and which of them are kept.
 #include <algorithm>
 #include <unordered_map>
 
@@ -32,6 +32,13 @@ Chances remainder_of(const Chances& p, const Chances& q) {
 }
 
 }  // namespace
+
+void add_drawn(Draft& draft, std::vector<int32_t>& text, std::span<const float> logits, const SamplerOptions& options) {
+  Chances chances = chances_of(logits, options);
+  text.push_back(draw(chances, Rng(options.seed, "draft").uniform_at(text.size())));
+  draft.ids.push_back(text.back());
+  if (options.temperature > 0) draft.chances.push_back(std::move(chances));
+}
 
 std::vector<int32_t> judge(ConstTensorView logits, const Draft& draft, const SamplerOptions& options, int64_t sequence,
                            int64_t position) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "src/core/rng.h"
+#include "kernels/model/copy_columns.h"
 #include "src/run/upload_as.h"
 
 namespace fewbit {
@@ -11,14 +11,6 @@ namespace {
 PagedOptions with_states(PagedOptions o) {
   o.states = true;
   return o;
-}
-
-// One row to the columns from `at` on of another.
-void copy_part(Exec& ex, ConstTensorView from, TensorView to, int64_t at) {
-  TensorView part = to;
-  part.data = static_cast<char*>(to.data) + at * bytes_of(to.dtype);
-  part.shape = from.shape;
-  ex.copy(from, part);
 }
 
 Tensor norm_of(Exec& ex, const MtpLayer& layer, const std::string& name, DType dtype) {
@@ -46,11 +38,8 @@ void MtpHead::join(ConstTensorView states, TensorView x) {
                both = ex_.alloc(x.dtype, {rows, 2 * hidden});
   norm_rows(ex_, x, embedding_norm_, spec.final_norm_kind, spec.final_norm_eps, embedded);
   norm_rows(ex_, states, hidden_norm_, spec.final_norm_kind, spec.final_norm_eps, seen);
-  for (int64_t r = 0; r < rows; ++r) {
-    const TensorView to = both.view().row_range(r, r + 1);
-    copy_part(ex_, embedded.view().row_range(r, r + 1), to, 0);
-    copy_part(ex_, seen.view().row_range(r, r + 1), to, hidden);
-  }
+  copy_columns(ex_, embedded, 0, both, 0, hidden);
+  copy_columns(ex_, seen, 0, both, hidden, hidden);
   apply(ex_, joined_, both, x);
 }
 
@@ -71,16 +60,12 @@ void MtpHead::read(std::span<const int32_t> text) {
 
 Draft MtpHead::propose(std::span<const int32_t> text, int64_t k, const SamplerOptions& options) {
   sequence_.keep(true_);
-  const Rng numbers(options.seed, "draft");
   std::vector<int32_t> all(text.begin(), text.end());
   Draft draft;
   for (int64_t i = 0; i < k && sequence_.length() < std::ssize(all) - 1; ++i) {
     const Tensor logits = feed(all, 1);
     if (i == 0) true_ = sequence_.length();
-    Chances chances = chances_of({logits.as<float>(), static_cast<size_t>(logits.numel())}, options);
-    all.push_back(draw(chances, numbers.uniform_at(all.size())));
-    draft.ids.push_back(all.back());
-    if (options.temperature > 0) draft.chances.push_back(std::move(chances));
+    add_drawn(draft, all, {logits.as<float>(), static_cast<size_t>(logits.numel())}, options);
     // What the model would say at the next position is not known yet; the pass that checks the draft writes over it.
     const ConstTensorView own = engine_.states();
     if (sequence_.length() < states_.rows()) see(sequence_.length(), own.row_range(own.rows() - 1, own.rows()));

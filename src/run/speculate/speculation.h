@@ -46,6 +46,9 @@ struct Draft {
   std::vector<int32_t> ids{};
   std::vector<Chances> chances{};  // what each was drawn from; empty: each was certain
 };
+// Draws the token behind `text` from a drafter's logits of it, [vocab] or those of its first tokens, and adds it to
+// both. The numbers of the seed are the drafts' own: independent of those that judge() draws at the same positions.
+void add_drawn(Draft&, std::vector<int32_t>& text, std::span<const float> logits, const SamplerOptions&);
 // Where drafts come from. A greedy run needs no chances; each call may return fewer than k tokens, or none.
 struct Drafter {
   std::function<Draft(std::span<const int32_t> text, int64_t k, const SamplerOptions&)> propose{};

@@ -25,8 +25,6 @@ class ImatrixFiles {
   void give_to(QuantJob&);
   // Writes --write-imatrix, when the run is done.
   void finish(const ModelSpec&, const Windows&) const;
-  // What a user should know of --imatrix; "": nothing.
-  const std::string& note() const { return note_; }
 
  private:
   ImatrixArgs args_;
