@@ -89,7 +89,7 @@ struct Panel {
 // kRows rows of x with a panel: the sums of each row, in the order of the outputs.
 template <int kRows, bool kGroups>
 FEWBIT_QUAD_TARGET void multiply(const Panel& w, const uint16_t* x, __m512* to) {
-  __m512 total[kGroups ? kRows : 1][kQuads], sum[kRows][kQuads];
+  __m512 total[std::max(1, kGroups * kRows)][kQuads], sum[kRows][kQuads];
   if constexpr (kGroups)
     for (auto& row : total)
       for (__m512& t : row) t = _mm512_setzero_ps();

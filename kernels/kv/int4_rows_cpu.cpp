@@ -71,7 +71,8 @@ Grid fit(const float* x, int64_t n, float sum_x, float low, float high) {
   Grid grids[kInt4Starts];
   bool goes_on[kInt4Starts];
   for (int k = 0; k < kInt4Starts; ++k) {
-    const auto i = static_cast<float>(k % 4), j = static_cast<float>(k / 4);
+    const int low_step = k % 4, range_step = k / 4;
+    const auto i = static_cast<float>(low_step), j = static_cast<float>(range_step);
     grids[k] = {range * (50 - 2 * i - j) / 750, (50 * low + 2 * i * range) / 50, -1};
     goes_on[k] = true;
   }

@@ -178,6 +178,7 @@ class Merge {
 
   std::string no_linear(const std::string& module) const {
     std::vector<std::string_view> names;
+    names.reserve(linears_.size());
     for (const auto& [name, l] : linears_) names.push_back(name);
     const std::string_view near = nearest(module, names);
     return fmt::format("the model has no linear {}{}", module,

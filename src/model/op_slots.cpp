@@ -46,6 +46,7 @@ struct Writes {
   std::vector<Slot> operator()(const Norm& op) const { return {op.out}; }
   std::vector<Slot> operator()(const Linears& op) const {
     std::vector<Slot> out;
+    out.reserve(op.items.size());
     for (const LinearDef& l : op.items) out.push_back(l.out);
     return out;
   }

@@ -130,7 +130,8 @@ FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, 
   __m512 total[kRows][kHalves], sum[kRows][kHalves];
   for (auto& of_row : total)
     for (__m512& t : of_row) t = _mm512_setzero_ps();
-  for (int64_t g = 0; g < groups; xs += kPairs * kRows) {
+  int64_t g = 0;
+  while (g < groups) {  // a line of codes has one group or several
     for (int line = 0; line < kHalves * kBits; ++line)
       _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + 64 * line, _MM_HINT_T0);
     levels.each(codes, [&](int p, const __m512i(&level)[kHalves]) FEWBIT_BLOCK_TARGET {
@@ -149,6 +150,7 @@ FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, 
       ++g;
     });
     for (int i = 0; i < kHalves; ++i) codes[i] += 2 * kChunk;
+    xs += kPairs * kRows;
   }
   for (int r = 0; r < kRows; ++r)
     for (int i = 0; i < kHalves; ++i) _mm512_storeu_ps(sums + ((first + r) * 2 + half + i) * kLanes, total[r][i]);

@@ -63,8 +63,8 @@ struct StripRoom {
   float *scales, *minima, *more;
   StripRoom(const Product& p, int64_t more_floats) {
     const int64_t each = p.groups * kStripOuts;
-    const auto at = reinterpret_cast<uintptr_t>(scratch(Scratch::w, 2 * each + more_floats + 16));
-    scales = reinterpret_cast<float*>((at + 63) / 64 * 64);
+    float* room = scratch(Scratch::w, 2 * each + more_floats + 16);
+    scales = room + (64 - reinterpret_cast<uintptr_t>(room) % 64) % 64 / sizeof(float);
     minima = scales + each;
     more = minima + each;
   }

@@ -2,6 +2,7 @@
 // strip_scales() and chunk_levels(), which compile to vector instructions.
 #include "kernels/products/blocks/block_layout.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <vector>
@@ -37,7 +38,7 @@ int64_t byte_place(int column, int64_t lane) {
 }
 
 uint8_t sign_and_magnitude(uint8_t code) {
-  const int level = static_cast<int8_t>(code);
+  const int level = (code ^ 0x80) - 0x80;
   return static_cast<uint8_t>(level < 0 ? 0x80 | (-level & 0x7f) : level);
 }
 
@@ -167,7 +168,7 @@ FEWBIT_HOT_INLINE void plane_levels(const uint32_t* words, const float* table, f
   for (int c = 0; c < kChunkCols; ++c) {
     const uint32_t* low = words + c * kLow / 32 * kLanes;
     const uint32_t* high = words + (kLow + c * kHigh / 32) * kLanes;
-    const int of_low = column_shift(c, kLow), of_high = column_shift(c, kHigh ? kHigh : 1);
+    const int of_low = column_shift(c, kLow), of_high = column_shift(c, std::max(kHigh, 1));
     for (int64_t l = 0; l < kLanes; ++l) {
       uint32_t code = low[l] >> of_low & ((1u << kLow) - 1);
       if (kHigh) code |= (high[l] >> of_high & ((1u << kHigh) - 1)) << kLow;
