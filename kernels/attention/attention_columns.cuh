@@ -135,15 +135,6 @@ struct WarpColumns {
     }
   }
 
-  // Codes from `at` on: four words of them, or the first two.
-  template <bool kOfValues>
-  static __device__ __forceinline__ void load_words(uint32_t (&w)[4], const C* at, bool four) {
-    if (four)
-      kOfValues ? ldmatrix_transposed(w, at) : ldmatrix(w, at);
-    else
-      kOfValues ? ldmatrix_two_transposed(w, at) : ldmatrix_two(w, at);
-  }
-
   // Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
   // `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
   template <bool kOfValues, class F>
@@ -153,7 +144,10 @@ struct WarpColumns {
 #pragma unroll
       for (int n = 0; n < kSteps; n += 4) {
         uint32_t w[4];
-        load_words<kOfValues>(w, row + n * 8, n + 2 < kSteps);
+        if (n + 2 < kSteps)
+          kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
+        else
+          kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
 #pragma unroll
         for (int i = 0; i < 4 && n + i < kSteps; ++i) {
           nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
@@ -164,7 +158,10 @@ struct WarpColumns {
 #pragma unroll
       for (int n = 0; n < kSteps; n += 2) {
         uint32_t w[4];
-        load_words<kOfValues>(w, row + n * 16, n + 1 < kSteps);
+        if (n + 1 < kSteps)
+          kOfValues ? ldmatrix_transposed(w, row + n * 16) : ldmatrix(w, row + n * 16);
+        else
+          kOfValues ? ldmatrix_two_transposed(w, row + n * 16) : ldmatrix_two(w, row + n * 16);
 #pragma unroll
         for (int i = 0; i < 2 && n + i < kSteps; ++i) {
           if constexpr (kOfValues) {
