@@ -23,7 +23,7 @@ bool fine_groups(const Problem& p) { return p.group > 0 && p.group < 128 && p.gr
 
 // Fewer rows are faster by the kernels for few rows; more, by dequantizing once and cuBLAS.
 bool takes_marlin_wide(const Problem& p, const Gpu& g) {
-  return g.hopper() && p.tensor_maps && p.bits == 4 && p.rows >= 17 && p.rows <= 2048;
+  return g.hopper() && p.tensor_maps && p.rows >= 17 && p.rows <= 2048;
 }
 bool takes_marlin_limbs(const Problem& p, const Gpu&) {
   return p.bits == 4 && !fine_groups(p) && !p.zeros && p.rows == 1;
@@ -99,7 +99,7 @@ constexpr const char* kAny = "any";
 // clang-format off
 constexpr KernelRule kRules[] = {
     {ChoiceOp::packed, Kernel::marlin_wide, "marlin_wide_kernel", "products/marlin/marlin_wide.cuh",
-     "int4", "17 to 2,048", "sm_90a, a driver with tensor maps",
+     "int4, int8", "17 to 2,048", "sm_90a, a driver with tensor maps",
      "warp-specialised wgmma, stream-K over the clusters; tiles of 32 rows (17 to 32), 64 (33 to 64), 128 (an odd "
      "number of 128s, or no room for clusters), else 256",
      takes_marlin_wide},

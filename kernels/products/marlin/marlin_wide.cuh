@@ -1,5 +1,5 @@
 #pragma once
-// The kernel for many rows on Hopper (compute capability 9.0a): y = x W^T on 4-bit Marlin words, by wgmma.
+// The kernel for many rows on Hopper (compute capability 9.0a): y = x W^T on Marlin words of 4 or 8 bits, by wgmma.
 //
 // A tile is 256 outputs times kTokens rows of x. A block has one alone, but tiles of 256 rows belong to a cluster of
 // two blocks, each with half of the outputs, and x is copied once for both. Along k a block goes through stages of 64
@@ -7,9 +7,8 @@
 //   producers   three warps fill the stages by bulk copies: the words as they lie, the scales and zero points of the
 //               stage's groups, and x through a tensor map in the 128-byte swizzle (marlin_wide_producers.cuh)
 //   consumers   two warpgroups, each with half of the block's outputs: a lane turns its words into (code - zero) *
-//   scale,
-//               rounded to bf16, in registers (marlin_wide_weights.cuh), which are the 64-row operand of wgmma; the
-//               next k-tile is turned while the tensor cores work on the current one
+//               scale, rounded to bf16, in registers (marlin_wide_weights.cuh), which are the 64-row operand of
+//               wgmma; the next k-tile is turned while the tensor cores work on the current one
 //
 // The grid is resident. Tiles that make up whole rounds of the grid are computed whole. The remaining ones, or all of
 // them where there are few, are cut along k into work ranges of equal length, one a cluster, and come last (stream-K,
@@ -28,9 +27,9 @@ __device__ __forceinline__ void consume(const Job& job, const Maps& maps, const 
                                         uint64_t* empty, uint64_t* before_y) {
   const Lane<S> l;
   const uint32_t full_at = kept_address(full), empty_at = kept_address(empty),
-                 words_at = kept_address(memory.words + l.chunk * S::kChunkBytes + l.lane * 16 + l.sub * 4),
+                 words_at = kept_address(memory.words + l.words_begin()),
                  scales_at = kept_address(memory.scales + l.chunk * 128 + l.lane / 4 * 16 + l.sub * 4),
-                 zeros_at = kept_address(memory.zeros + l.chunk * 32 + l.lane / 4 * 4);
+                 zeros_at = kept_address(memory.zeros + l.chunk * 8 * S::kBits + l.lane / 4 * S::kBits);
   const uint64_t x_at = wgmma_matrix(memory.x);
   Dequantizer<S> group;
   TileScheduler<S> scheduler(job);
@@ -54,14 +53,14 @@ __device__ __forceinline__ void consume(const Job& job, const Maps& maps, const 
     load_shared_words(pairs, scales_at + at * S::kScaleBytes);
 #pragma unroll
     for (int m = 0; m < S::kOperands; ++m) group.set_scales(pairs[m], m);
-    if constexpr (S::kZeros) group.set_zeros(load_shared(zeros_at + at * S::kZeroBytes), l);
+    if constexpr (S::kZeros) group.set_zeros(zeros_at + at * S::kZeroBytes, l);
   };
   while (scheduler.next(range)) {
     float sums[S::kOperands][S::kTokens / 2] = {};  // of this range only, for the registers of the end
     int before = 0;
     for (int step = range.from; step < range.to; ++step) {
       barrier_await(full_at + 8 * slot, phase);
-      uint32_t words[kStageTiles][S::kOperands];
+      uint32_t words[kStageTiles][S::kOperands * Dequantizer<S>::kWords];
 #pragma unroll
       for (int i = 0; i < kStageTiles; ++i)
         load_shared_words(words[i], words_at + slot * S::kWordBytes + i * S::kTileBytes);
@@ -73,7 +72,7 @@ __device__ __forceinline__ void consume(const Job& job, const Maps& maps, const 
         if (S::kFine ? i % 2 == 0 : i == 0) set_group(i / 2);
         uint32_t a[S::kOperands][4];
 #pragma unroll
-        for (int m = 0; m < S::kOperands; ++m) group.operand(a[m], words[i][m], m);
+        for (int m = 0; m < S::kOperands; ++m) group.operand(a[m], words[i], m);
         wgmma_fence();
 #pragma unroll
         for (int m = 0; m < S::kOperands; ++m) wgmma(sums[m], a[m], x + 2 * i, true);

@@ -22,7 +22,7 @@ Maps maps_of(ConstTensorView x, const Job& job, int count) {
   for (int i = 0; i < count; ++i) {
     const MarlinSource& w = job.weights[i].w;
     const auto out = static_cast<cuuint64_t>(w.out);
-    constexpr cuuint32_t kWords = marlin::tile_words(4);
+    constexpr cuuint32_t kWords = marlin::tile_words(S::kBits);
     maps.words[i] = map_of<3>(CU_TENSOR_MAP_DATA_TYPE_UINT32, w.b, {kWords, out / marlin::kTileN, in / marlin::kTileK},
                               {kWords * 4, out / marlin::kTileN * kWords * 4}, {kWords, S::kChunks, kStageTiles},
                               CU_TENSOR_MAP_SWIZZLE_NONE);
@@ -88,21 +88,27 @@ void launch(CudaState& s, ConstTensorView x, std::span<const MarlinProduct> prod
   job.group_shift = w.group_shift();
   job.steps = static_cast<int>((x.cols() + kStageDepth - 1) / kStageDepth);
   const auto count = static_cast<int>(products.size());
-  const auto launch_for_rows = [&]<bool kZeros, bool kFine>(std::bool_constant<kZeros>, std::bool_constant<kFine>) {
+  const auto launch_for_rows = [&]<int kBits, bool kZeros, bool kFine>(std::integral_constant<int, kBits>,
+                                                                       std::bool_constant<kZeros>,
+                                                                       std::bool_constant<kFine>) {
     if (job.rows <= 32)
-      launch_shape<Shape<32, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 32, kZeros, kFine>>(s, x, job, count);
     else if (job.rows <= 64)
-      launch_shape<Shape<64, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 64, kZeros, kFine>>(s, x, job, count);
     else if ((job.rows + 127) / 128 % 2 == 1 ||  // a last tile of 256 rows would be half empty
-             most_clusters<Shape<256, kZeros, kFine>>(s) == 0)
-      launch_shape<Shape<128, kZeros, kFine>>(s, x, job, count);
+             most_clusters<Shape<kBits, 256, kZeros, kFine>>(s) == 0)
+      launch_shape<Shape<kBits, 128, kZeros, kFine>>(s, x, job, count);
     else
-      launch_shape<Shape<256, kZeros, kFine>>(s, x, job, count);
+      launch_shape<Shape<kBits, 256, kZeros, kFine>>(s, x, job, count);
   };
-  const auto for_zeros = [&](auto zeros) {
-    w.group_tiles == 2 ? launch_for_rows(zeros, std::true_type{}) : launch_for_rows(zeros, std::false_type{});
+  const auto for_groups = [&](auto bits, auto zeros) {
+    w.group_tiles == 2 ? launch_for_rows(bits, zeros, std::true_type{})
+                       : launch_for_rows(bits, zeros, std::false_type{});
   };
-  w.z ? for_zeros(std::true_type{}) : for_zeros(std::false_type{});
+  const auto for_zeros = [&](auto bits) {
+    w.z ? for_groups(bits, std::true_type{}) : for_groups(bits, std::false_type{});
+  };
+  products[0].w.bits == 4 ? for_zeros(std::integral_constant<int, 4>{}) : for_zeros(std::integral_constant<int, 8>{});
 }
 
 }  // namespace fewbit::cuda::marlin_wide

@@ -35,7 +35,7 @@ class Epilogue {
     for (int e = 0; e < kPairs; ++e) {
       const int o = out_ + l_.output(e / 2, e % 2);
       const bool exists = o < weight.w.out;
-      factor_[e] = (S::kZeros ? 1.f : static_cast<float>(int64_t{1} << -kWeightExponent)) *
+      factor_[e] = static_cast<float>(int64_t{1} << -Dequantizer<S>::kExponent) *
                    (exists && !weight.w.grouped() ? __half2float(weight.w.s[marlin::scale_column(o, false)]) : 1.f);
       bias_[e] = exists && weight.bias ? __bfloat162float(weight.bias[o]) : 0.f;
     }
@@ -105,7 +105,7 @@ class Epilogue {
       }
   }
 
-  //   // A subtile lies as planes of 64 outputs, [octet][token][64] each, in the 128-byte swizzle. One lane calls
+  // A subtile lies as planes of 64 outputs, [octet][token][64] each, in the 128-byte swizzle. One lane calls
   // body(address, first output) for each plane whose outputs exist.
   template <class Body>
   __device__ __forceinline__ void each_plane(const Body& body) const {

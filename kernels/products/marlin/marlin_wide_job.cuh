@@ -27,7 +27,7 @@ struct Weight {
   int end_tile;               // one past its last tile along the outputs, counted over all weights
 };
 struct Job {
-  Weight weights[kWeights];  // 4 bits; alike in `in`, group, and whether there are zero points
+  Weight weights[kWeights];  // alike in bits, `in`, group, and whether there are zero points
   int rows;
   bool y_f32;
   int group_shift;           // log2 of the k-tiles of a group
@@ -39,7 +39,7 @@ struct Job {
 };
 
 // Tensor maps of what the copy engine moves in boxes: x [rows, in], the words of each weight as [in / 16, out / 64,
-// 128], and y [rows, out] where it is bf16, both in subtiles of results and in octets of tokens.
+// words of a tile], and y [rows, out] where it is bf16, both in subtiles of results and in octets of tokens.
 struct Maps {
   CUtensorMap x, words[kWeights], y_subtile[kWeights], y_octet[kWeights];
 };
@@ -76,23 +76,30 @@ struct Range {
 // What the kernel is compiled for. The kCluster blocks of a cluster share a tile: each has its part of the outputs, and
 // x is copied once for all of them. A consumer warpgroup has kOperands times 64 outputs. kFine: groups of 32, which end
 // inside of a stage.
-template <int kTokens_, bool kZeros_, bool kFine_>
+template <int kBits_, int kTokens_, bool kZeros_, bool kFine_>
 struct Shape {
-  static constexpr int kTokens = kTokens_;
+  static constexpr int kBits = kBits_, kTokens = kTokens_;
   static constexpr bool kZeros = kZeros_, kFine = kFine_;
   static constexpr int kCluster = kTokens == 256 ? 2 : 1;
   static constexpr int kOuts = kTileOuts / kCluster;  // of a block
   static constexpr int kChunks = kOuts / marlin::kTileN;
   static constexpr int kOperands = kOuts / 2 / 64;
-  static constexpr int kBand = kBandRows / kTokens;              // tiles
-  static constexpr int kChunkBytes = marlin::tile_words(4) * 4;  // of a k-tile
-  static constexpr int kTileBytes = kChunks * kChunkBytes;       // of a k-tile, all outputs
+  static constexpr int kBand = kBandRows / kTokens;                  // tiles
+  static constexpr int kChunkBytes = marlin::tile_words(kBits) * 4;  // of a k-tile
+  static constexpr int kTileBytes = kChunks * kChunkBytes;           // of a k-tile, all outputs
   static constexpr int kXBytes = kTokens * kStageDepth * 2;
   static constexpr int kWordBytes = kStageTiles * kTileBytes;
   static constexpr int kGroups = kFine ? 2 : 1;  // groups that can begin in a stage
-  static constexpr int kScaleBytes = kOuts * 2, kZeroBytes = kZeros ? kOuts / 2 : 0;  // of a group
+  static constexpr int kScaleBytes = kOuts * 2, kZeroBytes = kZeros ? kOuts * kBits / 8 : 0;  // of a group
   static constexpr int kStageBytes = kXBytes + kWordBytes + kGroups * (kScaleBytes + kZeroBytes);
-  static constexpr int kStages = kTokens == 256 ? 5 : kTokens == 128 ? 7 : 12;
+  // As many as there is room for beside the results.
+  static constexpr int kStages = kBits == 4 ? (kTokens == 256   ? 5
+                                               : kTokens == 128 ? 7
+                                                                : 12)
+                                            : (kTokens == 256   ? 4
+                                               : kTokens == 128 ? 5
+                                               : kTokens == 64  ? 8
+                                                                : 9);
   // The epilogue takes the results of a warpgroup through shared memory a subtile at a time: its outputs of so many
   // octets (eight neighbouring rows of x).
   static constexpr int kOctets = kTokens / 8, kSubtileOctets = 8 / kOperands;
@@ -106,6 +113,7 @@ struct Shape {
                 kStages * (kXBytes + kWordBytes));  // a block's own sums of a shared tile lie where its stages were
   static constexpr int kAlign = 1024;               // of a tile in the 128-byte swizzle
   static constexpr int kShared = kAlign + kStages * kStageBytes + 2 * kSubtiles * kSubtileBytes;
+  static_assert(kShared <= 226 * 1024);  // of 227 KiB; the barriers lie beside it
 };
 
 // The number of the block's cluster in the grid, and the block's rank in it.

@@ -75,7 +75,8 @@ __device__ __forceinline__ void produce_groups(const Job& job, const SharedMemor
   const uint32_t to_scales = kept_address(memory.scales), to_zeros = kept_address(memory.zeros);
   produce<S>(job, full, empty, [&](const TilePosition<S>& position, int step, int slot, uint32_t barrier) {
     const MarlinSource& w = job.weights[position.weight].w;
-    const int scale_bytes = w.grouped() ? position.chunks * 128 : 0, zero_bytes = S::kZeros ? position.chunks * 32 : 0;
+    const int scale_bytes = w.grouped() ? position.chunks * 128 : 0,
+              zero_bytes = S::kZeros ? position.chunks * 8 * S::kBits : 0;
     if (!elected()) return;
     barrier_expect(barrier, S::kGroups * (scale_bytes + zero_bytes));
 #pragma unroll
@@ -86,7 +87,8 @@ __device__ __forceinline__ void produce_groups(const Job& job, const SharedMemor
         bulk_copy(to_scales + at * S::kScaleBytes, w.s + group * w.out + position.chunk * marlin::kTileN, scale_bytes,
                   barrier);
       if (S::kZeros)
-        bulk_copy(to_zeros + at * S::kZeroBytes, w.z + group * (w.out / 8) + position.chunk * 8, zero_bytes, barrier);
+        bulk_copy(to_zeros + at * S::kZeroBytes,
+                  w.z + (group * (w.out / marlin::kTileN) + position.chunk) * (2 * S::kBits), zero_bytes, barrier);
     }
   });
 }

@@ -56,8 +56,11 @@ TEST(KernelChoice, FineGroupsAndEightBits) {
   EXPECT_EQ(packed(1, kH200, 4, 32), Kernel::marlin_stream);
   EXPECT_EQ(packed(1, kH200, 4, 0), Kernel::marlin_limbs);
   EXPECT_EQ(packed(16, kH200, 8), Kernel::marlin_stream);
-  EXPECT_EQ(packed(64, kH200, 8), Kernel::marlin_stream);
-  EXPECT_EQ(packed(65, kH200, 8), Kernel::marlin_dequantized);
+  EXPECT_EQ(packed(17, kH200, 8), Kernel::marlin_wide);
+  EXPECT_EQ(packed(2048, kH200, 8), Kernel::marlin_wide);
+  EXPECT_EQ(packed(2049, kH200, 8), Kernel::marlin_dequantized);
+  EXPECT_EQ(packed(64, kA100, 8), Kernel::marlin_stream);
+  EXPECT_EQ(packed(65, kA100, 8), Kernel::marlin_dequantized);
 }
 
 TEST(KernelChoice, WideNeedsTensorMaps) {

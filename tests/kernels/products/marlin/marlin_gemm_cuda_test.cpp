@@ -116,11 +116,13 @@ TEST(MarlinGemmCuda, NotANumberComesThrough) {
 TEST(MarlinGemmCuda, StagesThatComeRoundGiveTheSameBits) {
   FEWBIT_NEEDS_GPU();
   Exec ex = Exec::cuda(0);
-  const Weight w(ex, {17408, 1024, 128, 4, true}, 14);
-  for (const int64_t rows : {17, 33, 65, 129}) {
-    const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, 1024}, 5));
-    const Tensor first = product(ex, w, x, DType::f32);
-    EXPECT_EQ(first_difference(product(ex, w, x, DType::f32), first), "") << rows;
+  for (const int bits : {4, 8}) {
+    const Weight w(ex, {17408, 1024, 128, bits, true}, 14);
+    for (const int64_t rows : {17, 33, 65, 129}) {
+      const Tensor x = ex.to_device(random_normal(DType::bf16, {rows, 1024}, 5));
+      const Tensor first = product(ex, w, x, DType::f32);
+      EXPECT_EQ(first_difference(product(ex, w, x, DType::f32), first), "") << bits << " bits, " << rows << " rows";
+    }
   }
 }
 
