@@ -5,6 +5,7 @@
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/recurrent/delta_chunk.cuh"
 #include "kernels/recurrent/delta_rule.h"
 #include "src/core/error.h"
 
@@ -131,6 +132,7 @@ void delta_rule(Exec& ex, const DeltaInputs& in, int64_t seqs, const DeltaArgs& 
   if (args.k_dim > 256)
     fail(ErrorKind::unsupported,
          "delta_rule: keys of " + std::to_string(args.k_dim) + " features; a GPU takes up to 256");
+  if (delta_rule_in_chunks(ex, in, seqs, args, state, out)) return;
   dispatch_f32_bf16(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto column = [](const ColumnsAt& c) { return c.x.as<T>() + c.begin; };

@@ -91,6 +91,11 @@ struct DeltaTensors {
   }
 };
 
+// True where a GPU takes the whole as products (kernels/recurrent/delta_chunk.cuh).
+bool in_chunks(const DeltaCase& c, DType dtype) {
+  return dtype == DType::bf16 && c.len >= 32 && !c.each && c.args.k_dim == 128 && c.args.v_dim % 64 == 0;
+}
+
 // The state behind the tokens is left in `state`.
 std::vector<double> delta_reference(const DeltaCase& c, const DeltaTensors& in, std::vector<double>& state) {
   const auto& [k_heads, v_heads, k_dim, v_dim] = c.args;
@@ -152,7 +157,7 @@ FEWBIT_DEVICE_TEST(DeltaRule, WholeAndInPieces) {
                      pb = ex.to_device(piece(in.beta, c.seqs, begin, end)),
                      pg = ex.to_device(piece(in.decay, c.seqs, begin, end));
         delta_rule(ex, in.inputs(px, pb, pg, a, dt), c.seqs, c.args, state, y);
-        if (ex.on_cuda()) {
+        if (ex.on_cuda() && !in_chunks(c, dtype)) {
           EXPECT_EQ(first_difference(ex.to_host(y), piece(found, c.seqs, begin, end)), "") << c.args.k_dim;
         } else {
           const Tensor there = piece(found, c.seqs, begin, end);
@@ -188,6 +193,79 @@ TEST(DeltaRule, ChunksOfWholeLengthsAndStrongDecays) {
       EXPECT_EQ(first_difference(run(begin, end, thrice), piece(whole, 1, begin, end)), "") << begin;
     EXPECT_EQ(first_difference(once, thrice), "");
   }
+}
+
+// Products of bf16 on a GPU: lengths that are and are no multiples of 64, several value heads that read a key head,
+// keys that resemble each other (their system is far from the unit matrix), states that go on.
+void check_long_prompt(Exec& ex, const DeltaCase& c, bool alike) {
+  DeltaTensors in(c, DType::bf16);
+  auto* x = in.qkv.as<uint16_t>();
+  for (int64_t t = 1; alike && t < in.qkv.rows(); ++t)
+    for (int64_t i = 0; i < 2 * in.keys; ++i)
+      if (i % 4 != 0) x[t * in.qkv.cols() + i] = x[i];
+  std::vector<double> behind;
+  const std::vector<double> expected = delta_reference(c, in, behind);
+  const Tensor a = ex.to_device(in.a_log), dt = ex.to_device(in.dt_bias);
+  const auto run = [&](int64_t begin, int64_t end, TensorView state) {
+    const Tensor y = poisoned(ex, DType::bf16, {c.seqs * (end - begin), in.values});
+    const Tensor px = ex.to_device(piece(in.qkv, c.seqs, begin, end)),
+                 pb = ex.to_device(piece(in.beta, c.seqs, begin, end)),
+                 pg = ex.to_device(piece(in.decay, c.seqs, begin, end));
+    delta_rule(ex, in.inputs(px, pb, pg, a, dt), c.seqs, c.args, state, y);
+    return clone_host(ex.to_host(y));
+  };
+  const Shape shape{c.seqs, c.args.v_heads, 128, c.args.v_dim};
+  const Tensor once = ex.alloc_zeros(DType::f32, shape), twice = ex.alloc_zeros(DType::f32, shape);
+  const Tensor whole = run(0, c.len, once);
+  const std::string what = std::to_string(c.len) + (alike ? " alike" : "");
+  const double error = relative_error(whole, from_doubles(expected, whole.shape()));
+  EXPECT_LE(error, tol::kBf16Op) << what;
+  EXPECT_LE(error_of(ex, once, behind), ex.on_cuda() ? tol::kBf16Op : tol::kF32Op) << what;
+  EXPECT_EQ(first_difference(run(0, c.len, {}), whole), "") << what;
+  if (c.len < 96) return;
+  EXPECT_EQ(first_difference(run(0, 64, twice), piece(whole, c.seqs, 0, 64)), "") << what;
+  EXPECT_EQ(first_difference(run(64, c.len, twice), piece(whole, c.seqs, 64, c.len)), "") << what;
+  EXPECT_EQ(first_difference(ex.to_host(once), ex.to_host(twice)), "") << what;
+}
+
+const DeltaCase kLongPrompts[] = {{1, 64, {1, 1, 128, 64}, false},
+                                  {2, 200, {2, 6, 128, 128}, false},
+                                  {3, 77, {1, 5, 128, 192}, false},
+                                  {1, 1000, {1, 2, 128, 128}, false}};
+
+FEWBIT_DEVICE_TEST(DeltaRule, LongBf16Prompts) {
+  for (const DeltaCase& c : kLongPrompts)
+    for (const bool alike : {false, true}) check_long_prompt(ex, c, alike);
+}
+
+#ifdef FEWBIT_HAS_CUDA
+TEST(DeltaRule, CudaLongBf16PromptsBeforeHopper) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  cuda::force_sm80_path(ex, true);
+  for (const DeltaCase& c : kLongPrompts) check_long_prompt(ex, c, true);
+}
+#endif
+
+// More chunks than the scratch space takes at once (kernels/recurrent/delta_chunk_cuda.cu): 64 heads, 61 chunks. The
+// state goes from part to part whether or not the caller keeps it.
+TEST(DeltaRule, CudaPromptInParts) {
+  FEWBIT_NEEDS_GPU();
+  Exec ex = Exec::cuda(0);
+  const DeltaCase c{1, 4100, {1, 64, 128, 64}, false};
+  const DeltaTensors in(c, DType::bf16);
+  const Tensor a = ex.to_device(in.a_log), dt = ex.to_device(in.dt_bias);
+  const Tensor state = ex.alloc_zeros(DType::f32, {1, 64, 128, 64});
+  const auto run = [&](int64_t begin, int64_t end, TensorView s) {
+    const Tensor y = poisoned(ex, DType::bf16, {end - begin, in.values});
+    const Tensor px = ex.to_device(piece(in.qkv, 1, begin, end)), pb = ex.to_device(piece(in.beta, 1, begin, end)),
+                 pg = ex.to_device(piece(in.decay, 1, begin, end));
+    delta_rule(ex, in.inputs(px, pb, pg, a, dt), 1, c.args, s, y);
+    return clone_host(ex.to_host(y));
+  };
+  const Tensor whole = run(0, c.len, {});
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 2048}, {2048, 4100}})
+    EXPECT_EQ(first_difference(run(begin, end, state), piece(whole, 1, begin, end)), "") << begin;
 }
 
 }  // namespace

@@ -1,0 +1,86 @@
+// The gated delta rule by chunks: pairs_kernel makes what does not depend on the state, for all chunks at once; then
+// the chunks of a head are taken one after the other.
+#include <algorithm>
+
+#include "kernels/exec/exec_cuda.h"
+#include "kernels/recurrent/delta_chunk.cuh"
+#include "kernels/recurrent/delta_solve.cuh"
+#include "kernels/recurrent/delta_walk_wide.cuh"
+
+namespace fewbit::cuda {
+namespace delta {
+namespace {
+
+constexpr size_t kMostScratch = size_t{64} << 20;
+
+// So many sequences and chunks at once as the scratch space may hold; a state that the caller does not keep goes from
+// one part of a long sequence to the next in the scratch space too.
+void run(Exec& ex, Rows a, int64_t seqs) {
+  CudaState& cuda = ex.cuda_state();
+  const int64_t chunks = (a.len + kTokens - 1) / kTokens, size = int64_t{a.v_heads} * kKeys * a.v_dim;
+  const int64_t fits = std::max<int64_t>(1, kMostScratch / (sizeof(Chunk) * static_cast<size_t>(a.v_heads)));
+  const int64_t part = std::min(chunks, fits), together = std::min<int64_t>({seqs, fits / part, 65535});
+  const bool own_state = !a.state && part < chunks;
+  const auto work = static_cast<size_t>(together * part * a.v_heads) * sizeof(Chunk);
+  auto* space = static_cast<uint8_t*>(cuda.scratch(work + (own_state ? 4 * static_cast<size_t>(size) : 0)));
+  a.work = reinterpret_cast<Chunk*>(space);
+  const int ratio = a.v_heads / a.k_heads, groups = (ratio + kHeads - 1) / kHeads;
+  const bool wide = cuda.sm90();
+  auto* walk = wide ? walk_wide_kernel : walk_kernel;
+  const size_t shared = wide ? kWideShared : 2 * sizeof(Stage);
+  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(walk, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  for (int64_t seq = 0; seq < seqs; seq += together) {
+    const auto n = static_cast<unsigned>(std::min(together, seqs - seq));
+    for (int64_t chunk = 0; chunk < chunks; chunk += part) {
+      Rows b = a;
+      const int64_t row = seq * a.len;
+      b.q += row * a.q_width, b.k += row * a.k_width, b.v += row * a.v_width;
+      b.beta += row * a.v_heads, b.decay += row * a.v_heads, b.out += row * a.v_heads * a.v_dim;
+      b.state = own_state ? reinterpret_cast<float*>(space + work) : a.state ? a.state + seq * size : nullptr;
+      b.from_zero = !a.state && chunk == 0;
+      b.chunks = static_cast<int>(std::min(part, chunks - chunk));
+      b.first = chunk * kTokens;
+      b.tokens = static_cast<int>(std::min(a.len - b.first, int64_t{b.chunks} * kTokens));
+      const auto across = static_cast<unsigned>(b.chunks);
+      launch_overlapping(cuda, pairs_kernel, dim3(across, static_cast<unsigned>(a.k_heads * groups), n), dim3(kThreads),
+                         0, b);
+      const dim3 blocks(static_cast<unsigned>(a.v_dim / kColumns), static_cast<unsigned>(a.v_heads), n);
+      launch_overlapping(cuda, walk, blocks, dim3(wide ? kWideThreads : kThreads), shared, b);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace delta
+
+bool delta_rule_in_chunks(Exec& ex, const DeltaInputs& in, int64_t seqs, const DeltaArgs& args, TensorView state,
+                          TensorView out) {
+  const int64_t len = out.rows() / seqs;
+  if (out.dtype != DType::bf16 || len < kFewestInChunks || in.decay.cols() != args.v_heads) return false;
+  if (args.k_dim != delta::kKeys || args.v_dim % delta::kColumns != 0) return false;
+  if (ex.cuda_state().max_shared() < 2 * sizeof(delta::Stage)) return false;
+  const auto column = [](const ColumnsAt& c) { return c.x.as<delta::bf16>() + c.begin; };
+  for (const ColumnsAt* c : {&in.q, &in.k, &in.v})
+    if (!aligned16(column(*c), c->x.cols())) return false;
+  delta::run(ex,
+             {.q = column(in.q),
+              .k = column(in.k),
+              .v = column(in.v),
+              .beta = in.beta.as<delta::bf16>(),
+              .decay = in.decay.as<delta::bf16>(),
+              .q_width = in.q.x.cols(),
+              .k_width = in.k.x.cols(),
+              .v_width = in.v.x.cols(),
+              .a_log = in.a_log.as<float>(),
+              .dt_bias = in.dt_bias.as<float>(),
+              .state = state.data ? state.as<float>() : nullptr,
+              .out = out.as<delta::bf16>(),
+              .len = len,
+              .k_heads = args.k_heads,
+              .v_heads = args.v_heads,
+              .v_dim = static_cast<int>(args.v_dim)},
+             seqs);
+  return true;
+}
+
+}  // namespace fewbit::cuda
