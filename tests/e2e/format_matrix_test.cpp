@@ -37,8 +37,9 @@ TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, FormatMatrix,
-                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128", "gptq int4 g64 asym",
-                                           "gptq int3 g128", "awq int4 g128", "awq+gptq int4 g128", "rtn w8a8",
+                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128",
+                                           "gptq int4 g64 asym effort=quick", "gptq int3 g128 effort=quick",
+                                           "awq int4 g128 effort=quick", "awq+gptq int4 g128 effort=quick", "rtn w8a8",
                                            "smoothquant", "fp8", "gptq w4a4", "rtn mxfp4 acts=token",
                                            "auto target-bits=4.5 effort=quick"),
                          [](const auto& info) {
