@@ -43,8 +43,8 @@ def figure(cell):
 
 
 def agree(a, b):
-    """Two figures with their standard errors, measured on two machines."""
-    return abs(a[0] - b[0]) <= 2 * max(a[1], b[1]) and max(a[1], b[1]) <= 2 * min(a[1], b[1])
+    """Figures with their errors, of two machines: within two of the first one's, the errors within a factor of two."""
+    return abs(a[0] - b[0]) <= 2 * a[1] and max(a[1], b[1]) <= 2 * min(a[1], b[1])
 
 
 def differences(stated, found):
@@ -70,7 +70,7 @@ def perplexity_differences(text, patterns, found):
         said = re.search(pattern, text.replace("\n", " "))
         if not said:
             out.append(f"the README has no sentence like: {pattern}")
-        elif not agree((float(said[1]), float(said[2])), (value, error)):
+        elif not agree((value, error), (float(said[1]), float(said[2]))):
             out.append(f"bf16's perplexity: the README says {said[1]} ± {said[2]}, found {value:.2f} ± {error:.2f}")
     return out
 

@@ -7,7 +7,7 @@
 // operands, and the sums over its values while the next weights are made. Where one row's keys end does not show in the
 // bits of another.
 #include "kernels/attention/attention_source.cuh"
-#include "kernels/attention/softmax.cuh"
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/hopper.cuh"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/mma.cuh"

@@ -1,7 +1,7 @@
 #pragma once
 // Tiles of queries, keys and values in shared memory: their layout, the copies that fill them, and the tensor-core
 // products in the type that suits what they hold.
-#include "kernels/attention/softmax.cuh"
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/kv_codes.cuh"
 #include "kernels/device/mma.cuh"
 

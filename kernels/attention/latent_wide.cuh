@@ -6,7 +6,7 @@
 // rope) of them for each head and key.
 #include <algorithm>
 
-#include "kernels/attention/softmax.cuh"
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/launch.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/reduce.cuh"

@@ -3,7 +3,7 @@
 // left the reference m_i that its weights 2^(score - m_i) are relative to, their sum l_i, and O_i, the sum of weight
 // times value. Relative to m, the largest of the references, split i counts with the weight 2^(m_i - m):
 //   l = sum_i 2^(m_i - m) l_i    O = sum_i 2^(m_i - m) O_i    result = O / l
-#include "kernels/attention/softmax.cuh"
+#include "kernels/device/exponential.cuh"
 
 namespace fewbit::cuda {
 

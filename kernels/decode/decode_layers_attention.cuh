@@ -4,8 +4,8 @@
 // makes its key and value first. In a warp eight lanes share a key, so a warp has four keys in hand. Each block leaves
 // its maximum m, sum l and output O in f32; the last block of a head set to arrive merges them in the order of the
 // keys.
-#include "kernels/attention/softmax.cuh"
 #include "kernels/decode/decode_layers_append.cuh"
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/reduce.cuh"
 
 namespace fewbit::cuda::decode_step {

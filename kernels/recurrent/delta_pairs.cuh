@@ -7,6 +7,7 @@
 // in as factors behind them. The inverse is blocked by 16: substitution within a block, then products of blocks in f16,
 // which is enough: T[t, s] is k_t . M k_s with M a product of decays and of I - beta k k^T, none of which makes
 // anything longer, so that neither A nor T has a value beyond 1, and T is rounded to bf16 in the end.
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
@@ -70,8 +71,6 @@ struct PairsShared {
   float to_k[kTokens], to_q[kTokens];
 };
 
-__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
-
 // Decays and betas of a head, by one warp. `at` is the index of its first token, from which on `inside` are there.
 __device__ __forceinline__ void gates(const Rows& a, PairsShared& s, int slot, int head, int64_t at, int inside) {
   const int lane = threadIdx.x % 32;
@@ -94,8 +93,7 @@ __device__ __forceinline__ void gates(const Rows& a, PairsShared& s, int slot, i
     const float below = __shfl_up_sync(0xffffffffu, sum, step);
     if (lane >= step) sum += below;
   }
-  constexpr float kLog2E = 1.44269504f;
-  s.c[slot][2 * lane] = (sum - g[1]) * kLog2E, s.c[slot][2 * lane + 1] = sum * kLog2E;
+  s.c[slot][2 * lane] = (sum - g[1]) * kLog2e, s.c[slot][2 * lane + 1] = sum * kLog2e;
 }
 
 __device__ __forceinline__ float squares(const bf16* row, int part) {
@@ -143,13 +141,6 @@ __device__ __forceinline__ void raw_products(const PairsShared& s, float (&kk)[8
       }
     }
   }
-}
-
-// 2^x, with 0 for what f32 has no ordinary number for.
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace fewbit::cuda::delta

@@ -2,6 +2,7 @@
 // a column of S and hold its rows in registers (lane p those with row % 4 == p), so that both products of a token are a
 // loop over registers and two shuffles. Queries and keys of kTile tokens are staged in shared memory and brought to
 // unit length there by a warp each. Bytes: q and k once for every block of 32 columns, v, out and the state once.
+#include "kernels/device/exponential.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -27,8 +28,6 @@ struct Delta {
   int64_t len;
   int k_heads, v_heads, k_dim, v_dim;
 };
-
-__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
 // kRows: rows of S that a lane holds. kEach: a decay for every key channel.
 template <class T, int kRows, bool kEach>

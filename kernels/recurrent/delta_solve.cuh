@@ -36,8 +36,8 @@ __device__ __forceinline__ void triangles(PairsShared& s, int slot, const float 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first + 8 * half;
-      const float f0 = column <= row ? power_of_two(c_row[half] - c_column.x) : 0.f;
-      const float f1 = column + 1 <= row ? power_of_two(c_row[half] - c_column.y) : 0.f;
+      const float f0 = column <= row ? exp2_fast(c_row[half] - c_column.x) : 0.f;
+      const float f1 = column + 1 <= row ? exp2_fast(c_row[half] - c_column.y) : 0.f;
       *reinterpret_cast<uint32_t*>(&to.pairs[row][column]) =
           pack_bf16(qk[tile][2 * half] * f0, qk[tile][2 * half + 1] * f1);
       const float a0 = kk[tile][2 * half] * f0 * beta[half], a1 = kk[tile][2 * half + 1] * f1 * beta[half];
@@ -48,10 +48,10 @@ __device__ __forceinline__ void triangles(PairsShared& s, int slot, const float 
     }
   }
   if (const int t = threadIdx.x; t < kTokens) {
-    const float begin = power_of_two(c[t]);
+    const float begin = exp2_fast(c[t]);
     to.of_keys[t] = begin * s.to_k[t];
     to.of_queries[t] = begin * s.to_q[t];
-    to.to_state[t] = power_of_two(c[kTokens - 1] - c[t]) * s.to_k[t];
+    to.to_state[t] = exp2_fast(c[kTokens - 1] - c[t]) * s.to_k[t];
     if (t == kTokens - 1) to.keep[0] = begin;
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The exponential of attention's softmax. It is to base 2, which is one instruction; the factor that scales the scores
-// brings log2(e) along.
+// Exponentials, and what is made of them. Those of attention's softmax and of decays over many tokens are to base 2,
+// which is one instruction; the factor that scales the exponents brings log2(e) along.
 namespace fewbit::cuda {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
@@ -11,5 +11,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// log(1 + e^x)
+__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
 }  // namespace fewbit::cuda
