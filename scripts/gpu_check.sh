@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [LOGS]
 #   FEWBIT_TEST_REFERENCE=DIR    the reference material (default: shared/ beside the checkout)
 #   FEWBIT_SANITIZER_SECONDS=N   a piece of a checker is cut off after so long (default 600), which counts as a failure
-#   FEWBIT_SANITIZER_JOBS=N      pieces at a time (default: half the processors)
+#   FEWBIT_SANITIZER_JOBS=N      pieces at a time (default: half the processors); several GPUs take them in turn
 #   FEWBIT_PREBUILT=1            build/ and build-racecheck/ are there and current
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +15,7 @@ slots="${FEWBIT_SANITIZER_JOBS:-$(($(nproc) / 2 + 1))}"
 for needed in nvidia-smi compute-sanitizer; do
   command -v "$needed" >/dev/null || { echo "gpu_check: $needed not found; this needs a GPU machine with the CUDA toolkit" >&2; exit 1; }
 done
+gpus=$(nvidia-smi -L | wc -l)
 
 # racecheck takes a build in which all lanes of a warp arrive at the barriers (kernels/device/barrier.cuh); a second folder, since
 # all other checks run what is shipped.
@@ -46,17 +47,18 @@ done
 
 # piece TOOL NAME FILTER [SHARDS]: test_kernels under a checker, in the background, a fixed number at a time.
 pieces=()
+begun_pieces=0
 piece() {
   local tool=$1 name=$2 filter=$3 shards=${4:-1} program=build/tests/test_kernels shard id
   [ "$tool" = racecheck ] && program=build-racecheck/tests/test_kernels
   pieces+=("$tool $name $shards")
   for ((shard = 0; shard < shards; ++shard)); do
     while [ "$(jobs -rp | wc -l)" -ge "$slots" ]; do wait -n; done
-    id="$tool-$name-$shard"
+    id="$tool-$name-$shard" gpu=$((begun_pieces++ % gpus))
     (
       begun=$SECONDS
-      GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard timeout -k 10 "$seconds" compute-sanitizer --tool "$tool" \
-        --report-api-errors no --error-exitcode 9 "$program" --gtest_filter="$filter" >"$logs/$id.log" 2>&1
+      export CUDA_VISIBLE_DEVICES=$gpu GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard
+      timeout -k 10 "$seconds" compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 "$program" --gtest_filter="$filter" >"$logs/$id.log" 2>&1
       echo "$? $((SECONDS - begun))" >"$logs/$id.status"
     ) &
   done
