@@ -13,7 +13,9 @@
 // so that a position costs rank + rope values whatever the number of heads.
 //
 // Scores, softmax and sums are f32; a GPU may round weights to bf16 (attention.h), and over a cache the queries that W
-// is taken into; both halves round the output once. A row's bits are the same on every run.
+// is taken into; both halves round the output once. A row's bits are the same on every run. A cache may have its
+// latents in E4M3, a scale for every 128 features of a token; the turned keys, which are few and large, stay as they
+// are.
 //
 // Errors: a shape or dtype that the contracts rule out stops the process. On a GPU nope + rope above 256, a value wider
 // than nope + rope, and a rank above 1024 throw an Error (unsupported).
@@ -32,9 +34,12 @@ struct LatentQueries {
   // nullptr: all keys up to its own position.
   ConstTensorView chosen{};
 };
+inline constexpr int64_t kLatentGroup = 128;  // features of a latent that share a scale
+constexpr int64_t latent_groups(int64_t rank) { return (rank + kLatentGroup - 1) / kLatentGroup; }
 struct LatentCache {
-  TensorView latent{};  // [batch, capacity, rank], the dtype of the queries
-  TensorView k_rope{};  // [batch, capacity, rope]
+  TensorView latent{};  // [batch, capacity, rank], the dtype of the queries, or f8_e4m3
+  TensorView k_rope{};  // [batch, capacity, rope], the dtype of the queries
+  TensorView scales{};  // of f8_e4m3: [batch, capacity, latent_groups(rank)] f32; value = code * scale
 };
 
 // Inside each of `seqs` sequences of equal length; token i of a sequence stands at position i.
@@ -74,7 +79,12 @@ inline void latent_attention_cached(Exec& ex, const LatentQueries& q, ConstTenso
                                     const LatentCache& cache, const LatentArgs& a, TensorView out) {
   const Shape& s = cache.latent.shape;
   FEWBIT_ASSERT(s.rank() == 3 && s[2] == a.rank && cache.k_rope.shape == Shape({s[0], s[1], a.rope}));
-  FEWBIT_ASSERT(cache.latent.dtype == out.dtype && cache.k_rope.dtype == out.dtype && w.dtype == out.dtype);
+  FEWBIT_ASSERT(cache.k_rope.dtype == out.dtype && w.dtype == out.dtype);
+  if (cache.scales.data)
+    FEWBIT_ASSERT(cache.latent.dtype == DType::f8_e4m3 && cache.scales.dtype == DType::f32 &&
+                  cache.scales.shape == Shape({s[0], s[1], latent_groups(a.rank)}));
+  else
+    FEWBIT_ASSERT(cache.latent.dtype == out.dtype);
   FEWBIT_ASSERT(w.rows() == a.heads * (a.nope + a.value) && w.cols() == a.rank);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == out.rows());
   check_latent(q, a, s[0], out);

@@ -7,6 +7,7 @@
 
 #include "kernels/cpu/blas_cpu.h"
 #include "kernels/cpu/cpu_rows.h"
+#include "src/core/half.h"
 #include "src/core/parallel.h"
 
 namespace fewbit {
@@ -41,6 +42,22 @@ Floats as_f32(ConstTensorView t, int64_t row, int64_t rows, int64_t column, int6
   room.resize(at(rows * cols));
   widen_rows(t.dtype, first, rows, cols, ld, room.data());
   return {room.data(), cols};
+}
+
+// The first `seen` latents of a sequence.
+Floats latents_of(const LatentCache& cache, int64_t sequence, int64_t seen, int64_t rank, std::vector<float>& room) {
+  const int64_t first = sequence * cache.latent.shape[1];
+  if (!cache.scales.data) return as_f32(cache.latent, first, seen, 0, rank, room);
+  room.resize(at(seen * rank));
+  const int64_t groups = latent_groups(rank);
+  const uint8_t* codes = cache.latent.as<uint8_t>() + first * rank;
+  const float* scales = cache.scales.as<float>() + first * groups;
+  parallel_for(seen, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      for (int64_t c = 0; c < rank; ++c)
+        room[at(t * rank + c)] = f8_e4m3_to_f32(codes[t * rank + c]) * scales[t * groups + c / kLatentGroup];
+  });
+  return {room.data(), rank};
 }
 
 // The scores of one query over keys [0, n) become weights, which are not yet divided by the sum that is returned; 0
@@ -149,7 +166,7 @@ void latent_attention_cached(Exec&, const LatentQueries& q, ConstTensorView w, C
     const int64_t seen = *std::max_element(where + s * len, where + (s + 1) * len) + 1;
     FEWBIT_ASSERT(seen <= capacity && *std::min_element(where + s * len, where + (s + 1) * len) >= 0);
     std::vector<float> latents, turned;
-    const Floats latent = as_f32(cache.latent, s * capacity, seen, 0, a.rank, latents),
+    const Floats latent = latents_of(cache, s, seen, a.rank, latents),
                  shared = as_f32(cache.k_rope, s * capacity, seen, 0, a.rope, turned);
     parallel_for(a.heads, 1, [&](int64_t h, int64_t) {
       blas::use_one_thread();

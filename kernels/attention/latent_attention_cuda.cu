@@ -2,6 +2,8 @@
 // plain attention, the values padded with zeros; where keys are chosen, a block has one head of one query and gathers
 // them. Over the cache in three launches: queries times the key weights; scores, softmax and the mean of the latents,
 // split over the keys, a warp having one head; the splits merged and multiplied by the value weights.
+#include <cuda_fp8.h>
+
 #include <algorithm>
 
 #include "kernels/attention/attention.h"
@@ -131,11 +133,14 @@ struct Partial {
   int splits;
 };
 
-template <class T>
+// L: what the latents are stored as, T or E4M3 with a scale for every kLatentGroup features of a row.
+template <class T, class L>
 struct Cached {
   const float* absorbed;  // [tokens, heads, rank]
   const T* q_rope;
-  const T *latent, *k_rope;
+  const L* latent;
+  const float* scales;  // [batch, capacity, groups], or null
+  const T* k_rope;
   const int32_t* positions;
   const int32_t* chosen;  // or null
   int choices;
@@ -145,8 +150,8 @@ struct Cached {
 
 // Grid: splits x heads / 8 x tokens. Shared: of 16 keys the latents and turned parts [16, rank + rope]. kOwn: values of
 // the latent that a lane has; rank <= 32 kOwn.
-template <class T, int kOwn>
-__global__ void __launch_bounds__(kThreads) attend_latents_kernel(const Cached<T> a, Sizes z, Partial to) {
+template <class T, class L, int kOwn>
+__global__ void __launch_bounds__(kThreads) attend_latents_kernel(const Cached<T, L> a, Sizes z, Partial to) {
   extern __shared__ float tile[];
   const int lane = threadIdx.x % 32, head = blockIdx.y * kWarps + threadIdx.x / 32, d = z.rank + z.rope;
   const int64_t t = blockIdx.z, first = (a.before + t) / a.len * a.capacity;
@@ -167,14 +172,20 @@ __global__ void __launch_bounds__(kThreads) attend_latents_kernel(const Cached<T
   }
   const int keys = chosen ? a.choices : a.positions[t] + 1, each = (keys + to.splits - 1) / to.splits;
   const int begin = blockIdx.x * each, end = min(begin + each, keys);
+  const int64_t groups = latent_groups(z.rank);
   for (int key0 = begin; key0 < end; key0 += kTile) {
     const int some = min(kTile, end - key0);
     __syncthreads();  // the tile before has been used
     for (int i = threadIdx.x; i < some * d; i += kThreads) {
       const int j = i / d, c = i % d, position = chosen ? chosen[key0 + j] : key0 + j;
       if (position < 0) continue;
-      tile[i] = to_f32(c < z.rank ? a.latent[(first + position) * z.rank + c]
-                                  : a.k_rope[(first + position) * z.rope + c - z.rank]);
+      const int64_t row = first + position;
+      if (c >= z.rank)
+        tile[i] = to_f32(a.k_rope[row * z.rope + c - z.rank]);
+      else if constexpr (std::is_same_v<L, __nv_fp8_e4m3>)
+        tile[i] = float(a.latent[row * z.rank + c]) * a.scales[row * groups + c / int{kLatentGroup}];
+      else
+        tile[i] = to_f32(a.latent[row * z.rank + c]);
     }
     __syncthreads();
     for (int j = 0; j < some; ++j) {
@@ -259,12 +270,12 @@ void attend_chosen(CudaState& s, const LatentQueries& q, ConstTensorView kv, Con
   }
 }
 
-template <class T>
-void attend_latents(CudaState& s, const Cached<T>& a, const Sizes& z, const Partial& to, int64_t tokens) {
-  auto* kernel = z.rank <= 128   ? attend_latents_kernel<T, 4>
-                 : z.rank <= 256 ? attend_latents_kernel<T, 8>
-                 : z.rank <= 512 ? attend_latents_kernel<T, 16>
-                                 : attend_latents_kernel<T, 32>;
+template <class T, class L>
+void attend_latents(CudaState& s, const Cached<T, L>& a, const Sizes& z, const Partial& to, int64_t tokens) {
+  auto* kernel = z.rank <= 128   ? attend_latents_kernel<T, L, 4>
+                 : z.rank <= 256 ? attend_latents_kernel<T, L, 8>
+                 : z.rank <= 512 ? attend_latents_kernel<T, L, 16>
+                                 : attend_latents_kernel<T, L, 32>;
   const size_t shared = sizeof(float) * static_cast<size_t>(kTile * (z.rank + z.rope));
   allow_shared(kernel, shared);
   const dim3 grid(static_cast<unsigned>(to.splits), static_cast<unsigned>((z.heads + kWarps - 1) / kWarps),
@@ -347,7 +358,7 @@ void latent_attention_cached(Exec& ex, const LatentQueries& q, ConstTensorView w
                                      std::to_string(args.rope) + " features; a GPU takes up to 1024 and 256");
   const Sizes z = sizes_of(args);
   CudaState& s = ex.cuda_state();
-  if (out.dtype == DType::bf16 && !q.chosen.data && latent_wide::takes(s, z.rank, z.rope))
+  if (out.dtype == DType::bf16 && !q.chosen.data && !cache.scales.data && latent_wide::takes(s, z.rank, z.rope))
     return attend_wide(s, q, w, positions, cache, z, out);
   const int64_t all = out.rows(), len = all / cache.latent.shape[0], capacity = cache.latent.shape[1];
   const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (args.heads * args.rank), 1, std::min<int64_t>(all, 65535));
@@ -366,17 +377,25 @@ void latent_attention_cached(Exec& ex, const LatentQueries& q, ConstTensorView w
       absorb_queries_kernel<T><<<grid, kThreads, sizeof(float) * kTokens* static_cast<size_t>(z.nope), s.stream>>>(
           q.nope.as<T>() + t * q.nope.cols(), w.as<T>(), z, tokens, absorbed);
       FEWBIT_CUDA_LAUNCHED();
-      Cached<T> a{absorbed,
-                  q.rope.as<T>() + t * q.rope.cols(),
-                  cache.latent.as<T>(),
-                  cache.k_rope.as<T>(),
-                  positions.as<int32_t>() + t,
-                  choices > 0 ? q.chosen.as<int32_t>() + t * choices : nullptr,
-                  choices,
-                  len,
-                  capacity,
-                  t};
-      attend_latents<T>(s, a, z, partial, tokens);
+      const auto attend = [&](auto* latent) {
+        using L = std::remove_const_t<std::remove_pointer_t<decltype(latent)>>;
+        const Cached<T, L> a{absorbed,
+                             q.rope.as<T>() + t * q.rope.cols(),
+                             latent,
+                             cache.scales.data ? cache.scales.as<float>() : nullptr,
+                             cache.k_rope.as<T>(),
+                             positions.as<int32_t>() + t,
+                             choices > 0 ? q.chosen.as<int32_t>() + t * choices : nullptr,
+                             choices,
+                             len,
+                             capacity,
+                             t};
+        attend_latents(s, a, z, partial, tokens);
+      };
+      if (cache.scales.data)
+        attend(static_cast<const __nv_fp8_e4m3*>(cache.latent.data));
+      else
+        attend(cache.latent.as<T>());
       latent_values_kernel<T><<<dim3(static_cast<unsigned>(z.heads), static_cast<unsigned>(tokens)), kThreads,
                                 sizeof(float) * static_cast<size_t>(z.rank), s.stream>>>(partial, w.as<T>(), z,
                                                                                          out.as<T>() + t * out.cols());

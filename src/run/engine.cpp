@@ -13,6 +13,7 @@
 #include "kernels/model/norm.h"
 #include "kernels/products/gemm.h"
 #include "kernels/statistics/nll.h"
+#include "src/run/latent.h"
 #include "src/run/moe.h"
 #include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
@@ -86,7 +87,9 @@ void Engine::alloc_buffers() {
     kv_.push_back(attention ? alloc_kv(ex_, *attention, options_.load.kv_cache, dtype, batch, options_.capacity)
                             : KvStorage{});
     recurrent_.push_back(alloc_recurrent(ex_, spec_.block(layer), dtype, batch));
-    latents_.push_back(alloc_latent(ex_, spec_.block(layer), dtype, batch, options_.capacity));
+    latents_.push_back(alloc_latent(ex_, spec_.block(layer), options_.load.kv_cache, dtype, batch, options_.capacity));
+    if (!latents_.back().scales.empty())
+      make_latent_rooms(ex_, spec_.block(layer), blocks_[static_cast<size_t>(layer)], batch);
   }
   prefill_x_ = ex_.alloc(dtype, {options_.prefill_chunk, spec_.width()});
   x_ = ex_.alloc(dtype, {batch, spec_.width()});

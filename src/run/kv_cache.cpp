@@ -3,6 +3,7 @@
 #include <array>
 
 #include "formats/kv_scales.h"
+#include "kernels/attention/latent_attention.h"
 #include "kernels/kv/int4_rows.h"
 #include "src/core/names.h"
 
@@ -19,6 +20,8 @@ constexpr std::array<std::pair<KvType, std::string_view>, 5> kNames{{{KvType::pl
 // largest; E4M3 has the range to spare.
 constexpr float kTurnedRoom = 4;
 
+// Of latents: they have no form of int8 or int4, and nothing turns them.
+bool stores_codes(KvType type) { return type == KvType::fp8; }
 bool is_fp8(KvType type) { return type == KvType::fp8 || type == KvType::fp8_plain; }
 
 DType stored_as(KvType type, DType compute) {
@@ -88,11 +91,12 @@ KvCache view_of(const KvStorage& s, const KvStaticScales& fixed) {
   return {.k = s.k, .v = s.v, .k_scales = s.k_scales, .v_scales = s.v_scales};
 }
 
-LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, DType compute, int64_t batch,
+LatentStorage alloc_latent(Exec& ex, const std::vector<BlockOp>& block, KvType type, DType compute, int64_t batch,
                            int64_t capacity) {
   LatentStorage s;
   if (const LatentAttention* a = latent_attention_of(block)) {
-    s.latent = ex.alloc_zeros(compute, {batch, capacity, a->rank});
+    s.latent = ex.alloc_zeros(stores_codes(type) ? DType::f8_e4m3 : compute, {batch, capacity, a->rank});
+    if (stores_codes(type)) s.scales = ex.alloc_zeros(DType::f32, {batch, capacity, latent_groups(a->rank)});
     s.k_rope = ex.alloc_zeros(compute, {batch, capacity, a->rope});
   }
   if (const KeyChoice* k = key_choice_of(block)) s.index = ex.alloc_zeros(compute, {batch, capacity, k->head_dim});
@@ -108,10 +112,14 @@ void check_cache_type(const ModelSpec& spec, KvType type) {
     if (const Attention* a = attention_of(block); a && type == KvType::int4 && a->head_dim % 2 != 0)
       fail(ErrorKind::unsupported, spec.arch + ": --kv-cache int4: two codes share a byte, and heads have " +
                                        std::to_string(a->head_dim) + " features; expected an even number; take int8");
-    if ((latent_attention_of(block) || shared_key_attention_of(block)) && type != KvType::plain)
+    if (latent_attention_of(block) && type != KvType::plain && !stores_codes(type))
+      fail(ErrorKind::unsupported, spec.arch + ": --kv-cache " + std::string(name_of(type)) +
+                                       ": the latents of its attention are kept as fp8 or in the compute type; take "
+                                       "fp8, or leave --kv-cache out");
+    if (shared_key_attention_of(block) && type != KvType::plain)
       fail(ErrorKind::unsupported,
            spec.arch + ": --kv-cache " + std::string(name_of(type)) +
-               ": the latents or shared keys of its attention are kept in the compute type only; leave --kv-cache out");
+               ": the shared keys of its attention are kept in the compute type only; leave --kv-cache out");
   }
 }
 
@@ -151,12 +159,15 @@ int64_t recurrent_bytes(const std::vector<BlockOp>& block, DType compute) {
   return bytes;
 }
 
-int64_t latent_bytes(const std::vector<BlockOp>& block, DType compute) {
+int64_t latent_bytes(const std::vector<BlockOp>& block, KvType type, DType compute) {
   const LatentAttention* a = latent_attention_of(block);
   const KeyChoice* k = key_choice_of(block);
   const SharedKeyAttention* s = shared_key_attention_of(block);
-  return ((a ? a->rank + a->rope : 0) + (k ? k->head_dim : 0) + (s ? s->head_dim * (s->sees_far() ? 2 : 1) : 0)) *
-         bytes_of(compute);
+  const int64_t latent = !a                   ? 0
+                         : stores_codes(type) ? a->rank + latent_groups(a->rank) * bytes_of(DType::f32)
+                                              : a->rank * bytes_of(compute);
+  const int64_t rest = (a ? a->rope : 0) + (k ? k->head_dim : 0) + (s ? s->head_dim * (s->sees_far() ? 2 : 1) : 0);
+  return latent + rest * bytes_of(compute);
 }
 
 int64_t kv_bytes(const Attention& a, KvType type, DType compute) {

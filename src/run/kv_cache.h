@@ -47,16 +47,18 @@ std::vector<KvStaticScales> load_kv_scales(Exec&, const Checkpoint&, KvType, std
 
 KvCache view_of(const KvStorage&, const KvStaticScales&);
 
-// What latent attention and its choice of keys keep of `batch` sequences in one layer, in the compute dtype.
+// What latent attention and its choice of keys keep of `batch` sequences in one layer: the latents in the compute dtype
+// or in E4M3, all else in the compute dtype.
 struct LatentStorage {
   Tensor latent{}, k_rope{};  // [batch, capacity, rank], [batch, capacity, rope]
+  Tensor scales{};            // of latents in E4M3: [batch, capacity, latent_groups(rank)] f32
   Tensor index{};             // [batch, capacity, head_dim of the choice]
   Tensor keys{}, far{};       // of attention over shared keys: [batch, capacity, head_dim] each
 };
 // Empty where the block has none.
-LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, DType compute, int64_t batch, int64_t capacity);
-// Error{unsupported} where a model's attention has no cache of this type: latents and shared keys are kept in the
-// compute dtype only, and 4 bits want an even head_dim.
+LatentStorage alloc_latent(Exec&, const std::vector<BlockOp>&, KvType, DType compute, int64_t batch, int64_t capacity);
+// Error{unsupported} where a model's attention has no cache of this type: latents have fp8 besides the compute dtype,
+// shared keys none, and 4 bits want an even head_dim.
 void check_cache_type(const ModelSpec&, KvType);
 
 // What the recurrent ops of a layer remember of `batch` sequences, by the ops' names: the tail of a short convolution
@@ -68,7 +70,7 @@ RecurrentState alloc_recurrent(Exec&, const std::vector<BlockOp>&, DType compute
 // Bytes that one position of one sequence takes in a layer: keys, values and their scales.
 int64_t kv_bytes(const Attention&, KvType, DType compute);
 // The same of latents and of the keys of a choice; 0 where the block has none.
-int64_t latent_bytes(const std::vector<BlockOp>&, DType compute);
+int64_t latent_bytes(const std::vector<BlockOp>&, KvType, DType compute);
 int64_t recurrent_bytes(const std::vector<BlockOp>&, DType compute);  // of the states of one sequence in a layer
 
 }  // namespace fewbit

@@ -5,6 +5,7 @@
 #include "kernels/attention/latent_attention.h"
 #include "kernels/attention/shared_key_attention.h"
 #include "kernels/model/copy_columns.h"
+#include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/gemm.h"
 #include "src/run/rank_sums.h"
 
@@ -39,6 +40,19 @@ void run_shared_key_attention(Exec& ex, const SharedKeyAttention& op, const Bloc
                        {.heads = op.heads, .scale = op.scale, .window = op.window, .every = op.every}, act[op.out]);
 }
 
+// The latents of the tokens at hand to the cache, as it stores them.
+void append_latents(Exec& ex, ConstTensorView latent, const std::string& name, const BlockWeights& weights,
+                    const TokenLayout& layout) {
+  const LatentStorage& to = *layout.latents;
+  if (to.scales.empty()) return cache_rows(ex, latent, layout.positions, to.latent);
+  const int64_t rows = latent.rows(), rank = latent.cols();
+  const Room codes = room_of(ex, weights, name, 0, DType::f8_e4m3, {rows, rank}),
+             scales = room_of(ex, weights, name, 1, DType::f32, {rows, latent_groups(rank)});
+  quantize_rows(ex, latent, {.codes = DType::f8_e4m3, .group = kLatentGroup}, codes.rows, scales.rows);
+  cache_rows(ex, codes.rows, layout.positions, to.latent);
+  cache_rows(ex, scales.rows, layout.positions, to.scales);
+}
+
 void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeights& weights, const TokenLayout& layout,
                           const Activations& act) {
   const LatentArgs args{
@@ -46,14 +60,26 @@ void run_latent_attention(Exec& ex, const LatentAttention& op, const BlockWeight
   LatentQueries q{.nope = act[op.q_nope], .rope = act[op.q_rope]};
   if (op.chosen && act.choice && !act.choice->empty()) q.chosen = *act.choice;
   if (layout.latents) {
-    cache_rows(ex, act[op.latent], layout.positions, layout.latents->latent);
+    append_latents(ex, act[op.latent], op.kv_b, weights, layout);
     cache_rows(ex, act[op.k_rope], layout.positions, layout.latents->k_rope);
   }
   if (!absorbs_weights(layout))
     return latent_attention(ex, q, act[op.kv], act[op.k_rope], layout.seqs, args, act[op.out]);
   const ConstTensorView w = std::get<DenseLinear>(weights.linears.at(op.kv_b)).weight;
   latent_attention_cached(ex, q, w, layout.positions,
-                          {.latent = layout.latents->latent, .k_rope = layout.latents->k_rope}, args, act[op.out]);
+                          {.latent = layout.latents->latent,
+                           .k_rope = layout.latents->k_rope,
+                           .scales = layout.latents->scales.empty() ? TensorView{} : layout.latents->scales.view()},
+                          args, act[op.out]);
+}
+
+void make_latent_rooms(Exec& ex, const std::vector<BlockOp>& block, BlockWeights& weights, int64_t rows) {
+  const LatentAttention* a = latent_attention_of(block);
+  if (!a) return;
+  std::vector<Tensor>& rooms = weights.rooms[a->kv_b];
+  rooms.clear();
+  rooms.push_back(ex.alloc(DType::f8_e4m3, {rows, a->rank}));
+  rooms.push_back(ex.alloc(DType::f32, {rows, latent_groups(a->rank)}));
 }
 
 void run_groups(Exec& ex, const Project& op, const BlockWeights& weights, ConstTensorView in, TensorView out) {

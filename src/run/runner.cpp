@@ -18,10 +18,13 @@ Runner::Runner(Exec& ex, const Checkpoint& c, const LoadOptions& o)
 void Runner::need_kv(int64_t seqs, int64_t len) {
   if (options_.kv_cache == KvType::plain || (kv_seqs_ == seqs && kv_len_ == len)) return;
   kv_.clear();
-  for (const std::vector<BlockOp>& block : spec_.kinds)
+  latents_.clear();
+  for (const std::vector<BlockOp>& block : spec_.kinds) {
     kv_.push_back(own_attention_of(block)
                       ? alloc_kv(ex_, *own_attention_of(block), options_.kv_cache, options_.dtype, seqs, len)
                       : KvStorage{});
+    latents_.push_back(alloc_latent(ex_, block, options_.kv_cache, options_.dtype, seqs, len));
+  }
   kv_seqs_ = seqs;
   kv_len_ = len;
 }
@@ -65,6 +68,7 @@ void Runner::run_block_of(int64_t layer, TensorView x, ConstTensorView positions
              .turned_keys = turns_keys(options_.kv_cache),
              .turned_values = turns_values(options_.kv_cache),
              .ids = ids,
+             .latents = latents_.empty() ? nullptr : &latents_[static_cast<size_t>(kind)],
              .ranks = options_.ranks},
             act, clock_);
 }

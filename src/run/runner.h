@@ -53,6 +53,7 @@ class Runner {
   // With a quantized cache keys and values go through one too, so that the losses are those of the engine: the
   // memory of one layer of each kind, for kv_seqs_ sequences of kv_len_ tokens.
   std::vector<KvStorage> kv_;
+  std::vector<LatentStorage> latents_;
   std::vector<KvStaticScales> kv_scales_;  // per layer
   int64_t kv_seqs_ = 0, kv_len_ = 0;
 };

@@ -293,6 +293,30 @@ FEWBIT_DEVICE_TEST(SharedKeys, ThroughAQuantizedCache) {
   }
 }
 
+// Latents in E4M3: a prompt in chunks and steps sees what a whole pass sees, near what latents as they are give.
+FEWBIT_DEVICE_TEST(Latents, ThroughAQuantizedCache) {
+  for (const char* model : {"deepseek-v2-mla", "deepseek-v32-topk12", "kimi-linear"}) {
+    const std::string folder = std::string("goldens/models/") + model;
+    FEWBIT_NEEDS_REFERENCE(folder + "/golden.safetensors");
+    const Checkpoint c = Checkpoint::open(reference(folder));
+    const Tensor ids = Golden(folder + "/golden.safetensors").get("input_ids");
+    const auto whole = [&](KvType cache) {
+      Runner runner(ex, c, {.dtype = DType::f32, .kv_cache = cache});
+      return rows_behind(ex.to_host(runner.logits(runner.hidden(values(ids), 2))), 2, 20);
+    };
+    const Tensor plain = whole(KvType::plain), rounded = whole(KvType::fp8);
+    for (const int64_t chunk : {int64_t{20}, int64_t{7}}) {
+      const Tensor found = stepped(ex, c, ids, 20, chunk, KvType::fp8);
+      EXPECT_LE(relative_error(found.view().reshaped(rounded.shape()), rounded), tol::kLogitsQuantizedCache)
+          << model << " by " << chunk;
+    }
+    EXPECT_GT(relative_error(rounded, plain), tol::kLogitsF32) << model;
+    if (!key_choice_of(c.spec.block(0)))  // rounded states choose other keys, which moves logits much further
+      EXPECT_LT(relative_error(rounded, plain), tol::kLogitsFp8Cache) << model;
+    EXPECT_THROW(check_cache_type(c.spec, KvType::int8), Error);
+  }
+}
+
 // A sequence at a time through every block: what blocks leave for later ones waits beside the states.
 FEWBIT_DEVICE_TEST(SharedKeys, ThroughAStreamedPass) {
   const std::string folder = "goldens/models/gemma4-e2b";

@@ -102,8 +102,8 @@ TEST(ServingPlan, CachesAreWhatIsAllocatedForThem) {
           const KvStorage s = alloc_kv(ex, *a, type, DType::bf16, 1, 48);
           found += bytes_of_all({&s.k, &s.v, &s.k_scales, &s.v_scales});
         }
-        const LatentStorage s = alloc_latent(ex, spec.block(layer), DType::bf16, 1, 48);
-        found += bytes_of_all({&s.latent, &s.k_rope, &s.index, &s.keys, &s.far});
+        const LatentStorage s = alloc_latent(ex, spec.block(layer), type, DType::bf16, 1, 48);
+        found += bytes_of_all({&s.latent, &s.scales, &s.k_rope, &s.index, &s.keys, &s.far});
         for (const auto& [name, t] : alloc_recurrent(ex, spec.block(layer), DType::bf16, 1)) found += t.bytes();
       }
       EXPECT_EQ(contiguous_cache_bytes(spec, {0, spec.layers}, type, DType::bf16, 48), found)

@@ -121,7 +121,8 @@ void add_kv_cache(CLI::App& app, std::string& name) {
   app.add_option(
          "--kv-cache", name,
          "Keys and values: bf16 (not quantized: the type of --dtype), fp8 (E4M3, the checkpoint's scales, keys "
-         "turned), fp8-plain (the same, not turned: as other engines store them), int8 (a scale per token and head) or "
+         "turned; latents with a scale for every 128 features of a token), fp8-plain (the same, not turned: as other "
+         "engines store them), int8 (a scale per token and head) or "
          "int4 (4.5 bits a value: a scale and a center for 64 features of a token and head, keys and values turned)")
       ->capture_default_str();
 }

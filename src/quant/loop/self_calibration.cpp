@@ -91,7 +91,7 @@ std::string refuse_to_sample(const Checkpoint& c, DType dtype, int64_t samples, 
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
     if (const Attention* a = own_attention_of(c.spec.block(layer))) cache += 2 * a->kv_heads * a->head_dim;
   for (int64_t layer = 0; layer < c.spec.layers; ++layer)
-    cache += latent_bytes(c.spec.block(layer), dtype) / bytes_of(dtype);
+    cache += latent_bytes(c.spec.block(layer), KvType::plain, dtype) / bytes_of(dtype);
   const int64_t elements = parameter_count(c.spec) + cache * std::min(samples, kBatch) * length;
   const int64_t needs = elements * bytes_of(dtype), may = on_gpu ? limits.device : limits.host;
   if (needs <= may) return "";

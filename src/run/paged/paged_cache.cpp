@@ -47,8 +47,8 @@ void PagedCache::allocate(const ModelSpec& spec, const PagedCacheOptions& o) {
     const Attention* a = own_attention_of(block);
     const int64_t own_pages = pages(group_of(layer));
     kv_.push_back(a ? alloc_kv(ex_, *a, o.type, o.compute, own_pages, kPagePositions) : KvStorage{});
-    latents_.push_back(alloc_latent(ex_, block, o.compute, own_pages, kPagePositions));
-    position_bytes_ += (a ? kv_bytes(*a, o.type, o.compute) : 0) + latent_bytes(block, o.compute);
+    latents_.push_back(alloc_latent(ex_, block, o.type, o.compute, own_pages, kPagePositions));
+    position_bytes_ += (a ? kv_bytes(*a, o.type, o.compute) : 0) + latent_bytes(block, o.type, o.compute);
     std::vector<RecurrentState>& states = states_.emplace_back();
     for (int64_t s = 0; s < o.sequences; ++s) states.push_back(alloc_recurrent(ex_, block, o.compute, 1));
     has_states_ = has_states_ || !states.front().empty();
@@ -182,7 +182,8 @@ void PagedCache::copy_page(size_t group, int32_t from, int32_t to) {
     if (layer_group_[layer] != group) continue;
     const KvStorage& kv = kv_[layer];
     const LatentStorage& l = latents_[layer];
-    for (const Tensor* t : {&kv.k, &kv.v, &kv.k_scales, &kv.v_scales, &l.latent, &l.k_rope, &l.index, &l.keys, &l.far})
+    for (const Tensor* t :
+         {&kv.k, &kv.v, &kv.k_scales, &kv.v_scales, &l.latent, &l.scales, &l.k_rope, &l.index, &l.keys, &l.far})
       copy(*t);
   }
 }
@@ -267,7 +268,7 @@ int64_t PagedCache::bytes() const {
     for (const Tensor* t : tensors) n += t->empty() ? 0 : t->bytes();  // an empty one has an element by its shape
   };
   for (const KvStorage& kv : kv_) add({&kv.k, &kv.v, &kv.k_scales, &kv.v_scales});
-  for (const LatentStorage& l : latents_) add({&l.latent, &l.k_rope, &l.index, &l.keys, &l.far});
+  for (const LatentStorage& l : latents_) add({&l.latent, &l.scales, &l.k_rope, &l.index, &l.keys, &l.far});
   return n;
 }
 

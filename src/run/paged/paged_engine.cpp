@@ -45,7 +45,7 @@ PagedEngine::PagedEngine(Exec& ex, const Checkpoint& c, const PagedOptions& o)
               .pages = o.pages,
               .sequences = o.sequences,
               .pass = o.pass}),
-      room_(alloc_latent_room(ex, spec_, o.load.dtype, o.longest)),
+      room_(alloc_latent_room(ex, spec_, o.load.kv_cache, o.load.dtype, o.longest)),
       slots_(ex, spec_, kRowsInTiles, o.load.dtype) {
   check_cache_type(spec_, o.load.kv_cache);
   LinearNotes linears;

@@ -9,15 +9,15 @@ namespace fewbit {
 namespace {
 
 using Member = Tensor LatentStorage::*;
-constexpr std::array<Member, 5> kLatents = {&LatentStorage::latent, &LatentStorage::k_rope, &LatentStorage::index,
-                                            &LatentStorage::keys, &LatentStorage::far};
+constexpr std::array<Member, 6> kLatents = {&LatentStorage::latent, &LatentStorage::scales, &LatentStorage::k_rope,
+                                            &LatentStorage::index,  &LatentStorage::keys,   &LatentStorage::far};
 
 // Those that an op reads and writes; none of most ops.
 std::span<const Member> latents_used(const BlockOp& op) {
   const std::span<const Member> all = kLatents;
-  if (std::holds_alternative<LatentAttention>(op)) return all.subspan(0, 2);
-  if (std::holds_alternative<KeyChoice>(op)) return all.subspan(2, 1);
-  if (std::holds_alternative<SharedKeyAttention>(op)) return all.subspan(3, 2);
+  if (std::holds_alternative<LatentAttention>(op)) return all.subspan(0, 3);
+  if (std::holds_alternative<KeyChoice>(op)) return all.subspan(3, 1);
+  if (std::holds_alternative<SharedKeyAttention>(op)) return all.subspan(4, 2);
   return {};
 }
 
@@ -133,10 +133,10 @@ void attend_pages(Exec& ex, ConstTensorView q, const RaggedLayout& r, const Atte
   attention_paged(ex, q, r.rows, *r.cache, a, out);
 }
 
-LatentStorage alloc_latent_room(Exec& ex, const ModelSpec& spec, DType compute, int64_t longest) {
+LatentStorage alloc_latent_room(Exec& ex, const ModelSpec& spec, KvType type, DType compute, int64_t longest) {
   LatentStorage room;
   for (const std::vector<BlockOp>& block : spec.kinds) {
-    LatentStorage own = alloc_latent(ex, block, compute, 1, longest);
+    LatentStorage own = alloc_latent(ex, block, type, compute, 1, longest);
     for (const Member m : kLatents) {
       if ((own.*m).empty()) continue;
       FEWBIT_ASSERT((room.*m).empty() || (room.*m).shape() == (own.*m).shape());

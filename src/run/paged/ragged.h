@@ -25,6 +25,6 @@ void append_keys(Exec&, ConstTensorView k, ConstTensorView v, const TokenLayout&
 void attend_pages(Exec&, ConstTensorView q, const RaggedLayout&, const AttentionArgs&, TensorView out);
 
 // Room for the latents of one sequence of up to `longest` positions in any layer of the model.
-LatentStorage alloc_latent_room(Exec&, const ModelSpec&, DType compute, int64_t longest);
+LatentStorage alloc_latent_room(Exec&, const ModelSpec&, KvType, DType compute, int64_t longest);
 
 }  // namespace fewbit

@@ -78,7 +78,7 @@ int64_t cache_bytes(const ModelSpec& spec, LayerRange layers, KvType type, DType
     const std::vector<BlockOp>& block = spec.block(layer);
     if (const Attention* a = read ? attention_of(block) : own_attention_of(block))
       n += kv_bytes(*a, type, compute) * in_sight(*a, context);
-    n += latent_bytes(block, compute) * context + recurrent_bytes(block, compute);
+    n += latent_bytes(block, type, compute) * context + recurrent_bytes(block, compute);
   }
   return n;
 }
@@ -88,7 +88,7 @@ int64_t position_bytes(const ModelSpec& spec, KvType type, DType compute) {
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::vector<BlockOp>& block = spec.block(layer);
     if (const Attention* a = own_attention_of(block)) n += kv_bytes(*a, type, compute);
-    n += latent_bytes(block, compute);
+    n += latent_bytes(block, type, compute);
   }
   return n;
 }
@@ -98,7 +98,7 @@ int64_t contiguous_cache_bytes(const ModelSpec& spec, LayerRange layers, KvType 
   for (int64_t layer = layers.begin; layer < layers.end; ++layer) {
     const std::vector<BlockOp>& block = spec.block(layer);
     if (const Attention* a = own_attention_of(block)) n += kv_bytes(*a, type, compute) * capacity;
-    n += latent_bytes(block, compute) * capacity + recurrent_bytes(block, compute);
+    n += latent_bytes(block, type, compute) * capacity + recurrent_bytes(block, compute);
   }
   return n;
 }

@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "kernels/attention/cache_rows.h"
 #include "kernels/attention/key_choice.h"
 #include "kernels/attention/latent_attention.h"
+#include "kernels/products/bytes/quantize_rows.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -44,12 +46,15 @@ Tensor some_keys(const Case& c) {
   return t;
 }
 
-Tensors make(const Case& c, DType dtype) {
+// `change`: what happens to the latents before anything is made of them.
+Tensors make(
+    const Case& c, DType dtype, const std::function<void(Tensor&)>& change = [](Tensor&) {}) {
   const int64_t tokens = c.seqs * c.len, each = c.nope + c.value;
   Tensors t;
   t.nope = random_normal(dtype, {tokens, c.heads * c.nope}, 1);
   t.rope = random_normal(dtype, {tokens, c.heads * c.rope}, 2);
   t.latent = random_normal(dtype, {tokens, c.rank}, 3);
+  change(t.latent);
   t.k_rope = random_normal(dtype, {tokens, c.rope}, 4);
   t.w = random_normal(dtype, {c.heads * each, c.rank}, 5);
   if (c.chosen > 0) t.chosen = some_keys(c);
@@ -132,12 +137,18 @@ Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
   return out;
 }
 
-FEWBIT_DEVICE_TEST(LatentAttention, OverTheCacheInPieces) {
+// `codes`: the latents go through E4M3 on their way; what is expected then has the values of the codes.
+void over_the_cache_in_pieces(Exec& ex, bool codes) {
+  const RowQuant rounding{.codes = DType::f8_e4m3, .group = kLatentGroup};
+  Exec host = Exec::cpu();
   for (const Case& c : kCases)
     for (const DType dtype : kComputeTypes) {
-      const Tensors t = make(c, dtype);
+      const Tensors t = make(c, dtype, [&](Tensor& latent) {
+        if (codes) round_rows(host, latent, rounding, latent);
+      });
       const int64_t capacity = c.len + 5;
-      const Tensor latent = poisoned(ex, dtype, {c.seqs, capacity, c.rank}),
+      const Tensor latent = poisoned(ex, codes ? DType::f8_e4m3 : dtype, {c.seqs, capacity, c.rank}),
+                   scales = poisoned(ex, DType::f32, {c.seqs, capacity, latent_groups(c.rank)}),
                    k_rope = poisoned(ex, dtype, {c.seqs, capacity, c.rope}), w = ex.to_device(t.w);
       const Tensor expected = from_doubles(t.expected, {c.seqs * c.len, c.heads * c.value});
       for (int64_t begin = 0, n = 3; begin < c.len; begin += n, n = begin % 2 == 0 ? 1 : 4) {
@@ -146,18 +157,34 @@ FEWBIT_DEVICE_TEST(LatentAttention, OverTheCacheInPieces) {
         for (int64_t i = 0; i < rows; ++i) where.push_back(static_cast<int32_t>(begin + i % (end - begin)));
         const Tensor positions = ex.to_device(host_i32(where));
         const auto part = [&](const Tensor& x) { return ex.to_device(piece(x, c.seqs, begin, end)); };
-        cache_rows(ex, part(t.latent), positions, latent);
+        const Tensor own = part(t.latent);
+        if (codes) {
+          const Tensor rounded = ex.alloc(DType::f8_e4m3, own.shape()),
+                       by = ex.alloc(DType::f32, {rows, latent_groups(c.rank)});
+          quantize_rows(ex, own, rounding, rounded, by);
+          cache_rows(ex, rounded, positions, latent);
+          cache_rows(ex, by, positions, scales);
+        } else {
+          cache_rows(ex, own, positions, latent);
+        }
         cache_rows(ex, part(t.k_rope), positions, k_rope);
         const Tensor nope = part(t.nope), rope = part(t.rope), chosen = c.chosen > 0 ? part(t.chosen) : Tensor{};
         const Tensor out = poisoned(ex, dtype, {rows, c.heads * c.value});
         LatentQueries q{.nope = nope, .rope = rope};
         if (c.chosen > 0) q.chosen = chosen;
-        latent_attention_cached(ex, q, w, positions, {.latent = latent, .k_rope = k_rope}, args_of(c), out);
+        latent_attention_cached(ex, q, w, positions,
+                                {.latent = latent, .k_rope = k_rope, .scales = codes ? scales.view() : TensorView{}},
+                                args_of(c), out);
         EXPECT_LE(relative_error(ex.to_host(out), piece(expected, c.seqs, begin, end)), tolerance(dtype))
             << begin << " of " << c.len << " " << c.rank << " " << name_of(dtype);
       }
     }
 }
+
+FEWBIT_DEVICE_TEST(LatentAttention, OverTheCacheInPieces) { over_the_cache_in_pieces(ex, false); }
+
+// A row of values of codes is its own rounding, but for the scale's last bit.
+FEWBIT_DEVICE_TEST(LatentAttention, OverACacheOfCodes) { over_the_cache_in_pieces(ex, true); }
 
 struct Choice {
   int64_t seqs, len, keys, heads, d, n;

@@ -141,7 +141,10 @@ TEST(PagedEngine, EveryKindOfLayerKeepsThatPromise) {
     SynthOptions o;
     o.config = tiny_config_of(family).dump();
     synthesize(dir / family, o, {});
-    ragged_equals_alone(Checkpoint::open(dir / family), {.dtype = DType::bf16}, family);
+    const Checkpoint c = Checkpoint::open(dir / family);
+    ragged_equals_alone(c, {.dtype = DType::bf16}, family);
+    if (latent_attention_of(c.spec.block(0)))
+      ragged_equals_alone(c, {.dtype = DType::bf16, .kv_cache = KvType::fp8}, std::string(family) + ", fp8");
   }
 }
 
