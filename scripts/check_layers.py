@@ -55,7 +55,7 @@ ROOMS = {
         "streams": ["exec", "cpu", "device"],
         "products": ["exec", "choice", "cpu", "device", "grids", "model", "products/bytes"],
         "products/marlin": ["exec", "choice", "cpu", "device", "products"],
-        "products/blocks": ["exec", "cpu"],
+        "products/blocks": ["exec", "grids", "cpu"],
         "products/bytes": ["exec", "choice", "cpu", "device", "grids", "model", "products"],
         "statistics": ["exec", "cpu", "device"],
         "quantize": ["exec", "cpu", "device", "grids", "products"],

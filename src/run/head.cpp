@@ -20,6 +20,7 @@
 #include "src/model/foreign/foreign.h"
 #include "src/run/block.h"
 #include "src/run/gguf/gguf_linear.h"
+#include "src/run/gguf/int8_inputs.h"
 #include "src/run/rounded_head.h"
 #include "src/run/upload_as.h"
 
@@ -123,6 +124,7 @@ Tensor embed_rows(Exec& ex, const Checkpoint& c, std::span<const int32_t> ids, D
 Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<std::string>* notes) {
   const ModelSpec& s = c.spec;
   // Of the whole model: whatever runs it loads its ends, once.
+  check_acts(ex, c, o);
   if (std::string note = unrounded_inputs_note(c.config.text()); notes && !note.empty())
     notes->push_back(std::move(note));
   Ends e;
@@ -131,7 +133,7 @@ Ends load_ends(Exec& ex, const Checkpoint& c, const LoadOptions& o, std::vector<
     if (l.name + ".weight" == s.embed) {
       // A tied embedding that is asked to be a dense head is one table of values.
       if (runs_as_blocks(ex, c, l.name, o) && !(s.tied() && o.head == HeadType::dense))
-        e.embed_blocks = gguf_linear(ex, c, l, {});
+        e.embed_blocks = gguf_linear(ex, c, l, {}, o.acts);
       else
         e.embed = c.packed(l.name) ? upload_as(ex, c.values(l), o.dtype)
                                    : load_dense(ex, c, s.embed, {s.vocab, s.hidden}, o.dtype);

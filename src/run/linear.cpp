@@ -11,6 +11,7 @@
 #include "kernels/model/cast.h"
 #include "kernels/model/norm.h"
 #include "kernels/products/blocks/block_gemm.h"
+#include "kernels/products/blocks/block_int8.h"
 #include "kernels/products/bytes/byte_gemms.h"
 #include "kernels/products/bytes/fp8_gemm.h"
 #include "kernels/products/bytes/int8_gemm.h"
@@ -22,6 +23,7 @@
 #include "src/core/overloaded.h"
 #include "src/run/fused.h"
 #include "src/run/gguf/gguf_linear.h"
+#include "src/run/gguf/int8_inputs.h"
 #include "src/run/plan/linear_form.h"
 #include "src/run/upload_as.h"
 #include "src/run/values_of.h"
@@ -196,6 +198,9 @@ Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, DTy
 Linear make_linear(Exec& ex, const QuantizedLinear& q, ConstTensorView bias, const LoadOptions& o, std::string* note) {
   if (o.weights == Weights::values)
     return DenseLinear{.weight = values_of(ex, q, o.dtype), .bias = upload_as(ex, bias, o.dtype), .input = {}};
+  if (o.weights == Weights::packed && o.acts == ActsType::int8 &&
+      refuses_int8_inputs(q.spec, q.in(), q.group_of.has_value()).empty() && q.spec.activations == ActQuant::none)
+    return int8_input_linear(ex, q, upload_as(ex, bias, o.dtype));
   return o.weights == Weights::reference ? dequantized(ex, q, bias, o.dtype)
                                          : make_linear(ex, q, bias, o.dtype, note, o.expert);
 }
@@ -204,7 +209,7 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
   if (note) note->clear();
   const std::initializer_list<DType> floats = {DType::f32, DType::f16, DType::bf16};
   const ConstTensorView bias = l.bias ? c.store.expect(l.name + ".bias", floats, {l.out}) : ConstTensorView{};
-  if (runs_as_blocks(ex, c, l.name, o)) return gguf_linear(ex, c, l, upload_as(ex, bias, o.dtype));
+  if (runs_as_blocks(ex, c, l.name, o)) return gguf_linear(ex, c, l, upload_as(ex, bias, o.dtype), o.acts);
   if (!c.packed(l.name))
     return DenseLinear{.weight = upload_stored(ex, c.store, l.name + ".weight", {l.out, l.in}, o.dtype),
                        .bias = upload_as(ex, bias, o.dtype),
@@ -238,6 +243,8 @@ Linear load_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, const Lo
 }
 
 void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
+  using BlockProduct = void (*)(Exec&, ConstTensorView, const BlockView&, ConstTensorView, TensorView);
+  constexpr BlockProduct block_bf16 = cpu::block_gemm, block_int8 = cpu::block_int8_gemm;
   std::visit(Overloaded{
                  [&](const DenseLinear& l) {
                    if (l.input) return rounded_gemm(ex, x, *l.input, l.weight, l.bias, y);
@@ -260,7 +267,9 @@ void apply(Exec& ex, const Linear& linear, ConstTensorView x, TensorView y) {
                    const ByteProduct product = product_of(l, y);
                    byte_gemms(ex, x, l.input, std::span(&product, 1));
                  },
-                 [&](const GgufLinear& l) { cpu::block_gemm(ex, x, view_of(l), l.bias, y); },
+                 [&](const GgufLinear& l) {
+                   (l.acts == ActsType::int8 ? block_int8 : block_bf16)(ex, x, view_of(l), l.bias, y);
+                 },
                  [&](const Fp4Linear& l) {
                    const Fp4View view = view_of(l);
                    const Tensor values = ex.alloc(DType::bf16, {view.out(), view.in()});

@@ -11,6 +11,7 @@
 #include "kernels/products/marlin/marlin_gemm.h"
 #include "src/core/quantized_linear.h"
 #include "src/model/parallel/linear_share.h"
+#include "src/run/gguf/acts_type.h"
 #include "src/run/head_type.h"
 #include "src/run/kv_cache.h"
 
@@ -41,12 +42,14 @@ struct ByteLinear {
   Tensor bias{};
   RowQuant input{};  // to 8 bits too; of FP8 also kUnrounded
 };
-// Blocks of a .gguf file, on the CPU (kernels/products/blocks/block_gemm.h)
+// Blocks of a .gguf file on the CPU, or packed integers in their layout: inputs in bf16
+// (kernels/products/blocks/block_gemm.h) or rounded to int8 (kernels/products/blocks/block_int8.h)
 struct GgufLinear {
   Tensor strips{}, bias{};
   const BlockForm* form = nullptr;
-  std::string_view type{};  // "q4_k"
+  std::string type{};  // "q4_k"; "row4 x int8" of packed integers
   int64_t out = 0, in = 0;
+  ActsType acts = ActsType::bf16;
 };
 BlockView view_of(const GgufLinear&);
 // An expert in MXFP4 on a GPU, as it is stored: few tokens multiply its codes (kernels/decode/few_experts.h), many its
@@ -71,7 +74,8 @@ struct LoadOptions {
   Weights weights = Weights::packed;
   KvType kv_cache = KvType::plain;
   HeadType head = HeadType::stored;
-  bool expert = false;        // of a mixture whose few tokens are multiplied by kernels of their own
+  ActsType acts = ActsType::bf16;  // int8: of packed integers whose checkpoint leaves inputs alone; see check_acts()
+  bool expert = false;             // of a mixture whose few tokens are multiplied by kernels of their own
   RankSums* ranks = nullptr;  // those that share the model (src/model/parallel/tensor_parallel.h); null: it is all here
 };
 

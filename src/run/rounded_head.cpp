@@ -61,7 +61,7 @@ void for_int4_rows(Exec& ex, const Checkpoint& c, const NamedLinear& l, const F&
   });
 }
 
-Linear int4_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
+Linear int4_head(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
   if (ex.on_cuda()) {
     MarlinLinear m{.b = ex.alloc(DType::i32, {l.in / 16, l.out * 16 * kInt4.bits / 32}),
                    .s = ex.alloc(DType::f16, {kInt4.groups(l.in), l.out}),
@@ -80,7 +80,7 @@ Linear int4_head(Exec& ex, const Checkpoint& c, const NamedLinear& l) {
     ex.copy(codes, q.codes.view().row_range(first, first + codes.rows()));
     ex.copy(scales, q.scales.view().row_range(first, first + scales.rows()));
   });
-  return make_linear(ex, q, {}, DType::bf16, nullptr);
+  return make_linear(ex, q, {}, o, nullptr);
 }
 
 }  // namespace
@@ -99,7 +99,7 @@ std::string refuses_head(const Exec& ex, const Checkpoint& c, const NamedLinear&
 }
 
 Linear rounded_head(Exec& ex, const Checkpoint& c, const NamedLinear& l, const LoadOptions& o) {
-  return o.head == HeadType::fp8 ? fp8_head(ex, c, l) : int4_head(ex, c, l);
+  return o.head == HeadType::fp8 ? fp8_head(ex, c, l) : int4_head(ex, c, l, o);
 }
 
 }  // namespace fewbit

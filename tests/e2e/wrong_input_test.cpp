@@ -102,6 +102,7 @@ TEST_F(WrongInput, FlagsAndWordsSayWhatTheyTake) {
       {"evaluate verify", {"OUT", "required"}},
       {"runner frobnicate", {"unknown command", "frobnicate", "bench"}},
       {"runner bench --head fp9", {"head", "fp9", "known: stored"}},
+      {"runner bench --acts int9", {"acts", "int9", "known: bf16"}},
       {"runner bench --kv-cache fp5", {"--kv-cache", "fp5", "int8"}},
       {"runner bench --ops linaer", {"--ops", "linear"}},
       {"runner generate --prompt", {"--prompt", "expected a value"}},

@@ -136,6 +136,17 @@ void add_head(CLI::App& app, std::string& name) {
       ->capture_default_str();
 }
 
+void add_acts(CLI::App& app, std::string& name) {
+  app.add_option("--acts", name,
+                 "Inputs of packed integers and of GGUF blocks: bf16 (as they are) or int8 (rounded per token and 32 "
+                 "columns, as llama.cpp does; CPU alone)")
+      ->capture_default_str();
+}
+
+std::string head_and_acts(const std::string& head, const std::string& acts) {
+  return head + " head" + (acts == "bf16" ? "" : ", " + acts + " inputs");
+}
+
 CLI::Option* add_tp(CLI::App& app, int& tp) {
   return app
       .add_option("--tp", tp,

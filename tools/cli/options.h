@@ -43,6 +43,10 @@ std::string display(DType dtype);              // the same words back
 void add_kv_cache(CLI::App& app, std::string& name);
 // --head; `name` is checked by head_type_from().
 void add_head(CLI::App& app, std::string& name);
+// --acts; `name` is checked by acts_type_from().
+void add_acts(CLI::App& app, std::string& name);
+// "int4 head", "int4 head, int8 inputs" of the names of both.
+std::string head_and_acts(const std::string& head, const std::string& acts);
 
 // --tp; what was given is checked by ranks_for().
 CLI::Option* add_tp(CLI::App& app, int& tp);

@@ -3,6 +3,7 @@
 #include "kernels/products/blocks/block_dot.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernels/cpu/x86_loops.h"
@@ -17,16 +18,25 @@ namespace {
 #define FEWBIT_BLOCK_INLINE FEWBIT_BLOCK_TARGET __attribute__((always_inline)) inline
 
 constexpr int kPairs = kChunkCols / 2;
-constexpr int64_t kAheadBytes = 4096;  // how far ahead codes are prefetched
+// How far ahead codes are asked for, into the second cache: the processor's own reading ahead ends with a page, and a
+// strip's scales lie behind the codes of the strip before it.
+constexpr int64_t kAheadBytes = 8192;
 
 // The levels of codes of up to 6 bits as bf16, over and over: what a wider index has above its code does not matter.
-// Of 8 bits the bytes of the bf16 of magnitudes 0 to 127, the low ones first.
 struct LevelTable {
   alignas(64) uint16_t words[64];
-  alignas(64) uint8_t bytes[2][128];
   explicit LevelTable(const BlockForm& f) {
-    for (int i = 0; i < 64; ++i)
-      words[i] = f.bits == 8 ? 0 : bf16(f.levels[static_cast<size_t>(i & ((1 << f.bits) - 1))]).bits;
+    for (int i = 0; f.bits < 8 && i < 64; ++i) {
+      const float level = f.levels[static_cast<size_t>(i & ((1 << f.bits) - 1))];  // exact in bf16
+      words[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(level) >> 16);
+    }
+  }
+};
+
+// Of 8 bits the bytes of the bf16 of magnitudes 0 to 127, the low ones first.
+struct ByteTable {
+  alignas(64) uint8_t bytes[2][128];
+  ByteTable() {
     for (int i = 0; i < 128; ++i) {
       const uint16_t value = bf16(static_cast<float>(i)).bits;
       bytes[0][i] = static_cast<uint8_t>(value);
@@ -34,6 +44,7 @@ struct LevelTable {
     }
   }
 };
+const ByteTable kBytes;
 
 // Makes the levels of 32 columns of kStrips strips from their codes and gives them to take(pair, levels), in order.
 template <int kBits>
@@ -54,7 +65,7 @@ struct Levels {
 
  private:
   FEWBIT_BLOCK_INLINE __m512i at(const uint8_t* codes, int p) const {
-    const auto plane = [&](int64_t i) FEWBIT_BLOCK_TARGET { return _mm512_loadu_si512(codes + 64 * i); };
+    const auto plane = [&](int64_t i) FEWBIT_BLOCK_TARGET { return _mm512_loadu_si512(codes + kNextLine * i); };
     if constexpr (kBits == 2 || kBits == 3) {
       __m512i code = shifted(plane(p / 8), 2 * (p % 8));
       if constexpr (kBits == 3) code = joined(_mm512_set1_epi16(3), code, shifted(plane(2), p - 2));
@@ -80,10 +91,10 @@ struct Levels {
 template <>
 struct Levels<8> {
   __m512i low[2], high[2];
-  FEWBIT_BLOCK_INLINE explicit Levels(const LevelTable& t) {
+  FEWBIT_BLOCK_INLINE explicit Levels(const LevelTable&) {
     for (int i = 0; i < 2; ++i) {
-      low[i] = _mm512_load_si512(t.bytes[0] + 64 * i);
-      high[i] = _mm512_load_si512(t.bytes[1] + 64 * i);
+      low[i] = _mm512_load_si512(kBytes.bytes[0] + 64 * i);
+      high[i] = _mm512_load_si512(kBytes.bytes[1] + 64 * i);
     }
   }
   template <int kStrips, class Take>
@@ -93,7 +104,7 @@ struct Levels<8> {
     for (int j = 0; j < kPairs / 2; ++j) {
       __m512i first[kStrips], second[kStrips];
       for (int i = 0; i < kStrips; ++i) {
-        const __m512i code = _mm512_loadu_si512(codes[i] + 64 * j);
+        const __m512i code = _mm512_loadu_si512(codes[i] + kNextLine * j);
         const __m512i lower = _mm512_permutex2var_epi8(low[0], code, low[1]);
         __m512i upper = _mm512_permutex2var_epi8(high[0], code, high[1]);
         upper = _mm512_mask_mov_epi8(upper, _mm512_cmpeq_epi8_mask(code, sign), least);
@@ -120,11 +131,11 @@ template <int kBits, int kGroup, int kRows, int kHalves, bool kMinima>
 FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, int half, const PackedRows& x,
                                     int64_t first, float* sums) {
   constexpr int kGroupPairs = kGroup / 2;
-  constexpr int64_t kChunk = 64 * kBits;
+  constexpr int64_t kChunk = kNextLine * kBits;
   const Levels<kBits> levels(table);
   const int64_t groups = x.in / kGroup;
   const uint8_t* codes[kHalves];
-  for (int i = 0; i < kHalves; ++i) codes[i] = w.bytes + w.form.heads_bytes(x.in) + (half + i) * kChunk;
+  for (int i = 0; i < kHalves; ++i) codes[i] = w.bytes + w.form.heads_bytes(x.in) + (half + i) * kLineBytes;
   const float *scales = w.scales + half * groups * kLanes, *minima = w.minima + half * groups * kLanes;
   const uint32_t* xs = x.pairs + first * (x.in / 2);
   __m512 total[kRows][kHalves], sum[kRows][kHalves];
@@ -133,7 +144,7 @@ FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, 
   int64_t g = 0;
   while (g < groups) {  // a line of codes has one group or several
     for (int line = 0; line < kHalves * kBits; ++line)
-      _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + 64 * line, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(codes[0]) + kAheadBytes + kLineBytes * line, _MM_HINT_T1);
     levels.each(codes, [&](int p, const __m512i(&level)[kHalves]) FEWBIT_BLOCK_TARGET {
       for (int r = 0; r < kRows; ++r) {
         const __m512bh both = pair_of(xs[p * kRows + r]);
@@ -149,7 +160,7 @@ FEWBIT_BLOCK_TARGET void from_codes(const StripRef& w, const LevelTable& table, 
                                    kMinima ? x.sums[(first + r) * groups + g] : 0);
       ++g;
     });
-    for (int i = 0; i < kHalves; ++i) codes[i] += 2 * kChunk;
+    for (int i = 0; i < kHalves; ++i) codes[i] += kChunk;
     xs += kPairs * kRows;
   }
   for (int r = 0; r < kRows; ++r)
@@ -221,13 +232,13 @@ FEWBIT_BLOCK_TARGET void levels_of(const StripRef& w, int64_t in, uint16_t* to) 
   const LevelTable table(w.form);
   const Levels<kBits> levels(table);
   const uint8_t* first = w.bytes + w.form.heads_bytes(in);
-  const uint8_t* codes[2] = {first, first + 64 * kBits};
+  const uint8_t* codes[2] = {first, first + kLineBytes};
   for (int64_t c = 0; c < in / kChunkCols; ++c, to += kChunkCols * kLanes) {
     levels.each(codes, [&](int p, const __m512i(&level)[2]) FEWBIT_BLOCK_TARGET {
       _mm512_store_si512(to + p * 2 * kLanes, level[0]);
       _mm512_store_si512(to + in * kLanes + p * 2 * kLanes, level[1]);
     });
-    for (const uint8_t*& at : codes) at += 2 * 64 * kBits;
+    for (const uint8_t*& at : codes) at += kNextLine * kBits;
   }
 }
 
@@ -311,8 +322,8 @@ void pack_rows(ConstTensorView x, int64_t first, int64_t rows, uint32_t* pairs) 
 }
 
 void dot_scales(const BlockForm& f, int64_t in, const uint8_t* strip, float* scales, float* minima) {
-  f.scale == BlockScale::power ? strip_scales(f, in, strip, scales, minima)
-                               : scales_of(f, 2 * (in / f.columns), strip, scales, minima);
+  if (f.scale == BlockScale::power || f.scale == BlockScale::wide) return strip_scales(f, in, strip, scales, minima);
+  scales_of(f, 2 * (in / f.columns), strip, scales, minima);
 }
 
 void strip_levels(const StripRef& w, int64_t in, uint16_t* levels) {

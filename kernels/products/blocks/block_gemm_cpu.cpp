@@ -78,9 +78,10 @@ void plain_strip(const Product& p, const float* x, int64_t strip) {
   strip_scales(f, in, p.w.strip(strip), room.scales, room.minima);
   float* totals = scratch(Scratch::y, rows * kStripOuts);
   std::fill_n(totals, rows * kStripOuts, 0.f);
-  const uint8_t* codes = p.w.strip(strip) + f.heads_bytes(in);
-  for (int64_t at = 0; at < 2 * in; at += kChunkCols, codes += f.chunk_bytes()) {
+  const uint8_t* first = p.w.strip(strip) + f.heads_bytes(in);
+  for (int64_t at = 0; at < 2 * in; at += kChunkCols) {
     const int64_t half = at / kChunkCols % 2, c = (at / kChunkCols - half) / 2 * kChunkCols;
+    const uint8_t* codes = first + c / kChunkCols * f.chunk_bytes() + half * kLineBytes;
     if (p.wide) {
       const int64_t g = c / f.group, scale = (half * p.groups + g) * kLanes;
       add_wide_chunk(f, codes, room.scales + scale, room.minima + scale, x + c, in, rows,

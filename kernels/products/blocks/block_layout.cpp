@@ -28,13 +28,13 @@ void put_plane(const uint8_t* codes, int first, int bits, int64_t lane, uint8_t*
     uint32_t word = 0;
     for (int c = j * per_word; c < (j + 1) * per_word; ++c)
       word |= static_cast<uint32_t>(codes[c] >> first & mask) << column_shift(c, bits);
-    store_word(plane + (j * kLanes + lane) * 4, word);
+    store_word(plane + j * kNextLine + lane * 4, word);
   }
 }
 
 // Of two halves of an output's byte codes.
 int64_t byte_place(int column, int64_t lane) {
-  return 64 * (column / 4) + 16 * (lane / 4) + 8 * (column % 4 / 2) + 2 * (lane % 4) + column % 2;
+  return kNextLine * (column / 4) + 16 * (lane / 4) + 8 * (column % 4 / 2) + 2 * (lane % 4) + column % 2;
 }
 
 uint8_t sign_and_magnitude(uint8_t code) {
@@ -67,12 +67,13 @@ Planes planes_of(int bits) {
 
 int64_t BlockForm::head_bytes() const {
   if (scale == BlockScale::power) return kLanes;
+  if (scale == BlockScale::wide) return kLanes * (minima ? 8 : 4);
   const int64_t alone = kLanes * (minima ? 4 : 2), each = kLanes * groups();
   if (scale == BlockScale::alone) return alone;
   return alone + each * (scale == BlockScale::bytes && minima ? 2 : 1);
 }
 int64_t BlockForm::heads_bytes(int64_t in) const { return (2 * (in / columns) * head_bytes() + 63) / 64 * 64; }
-int64_t BlockForm::strip_bytes(int64_t in) const { return heads_bytes(in) + in / kChunkCols * 2 * chunk_bytes(); }
+int64_t BlockForm::strip_bytes(int64_t in) const { return heads_bytes(in) + in / kChunkCols * chunk_bytes(); }
 
 void put_block(const BlockForm& f, int64_t in, const BlockContent& b, int64_t t, int64_t output, uint8_t* strip) {
   const int64_t half = output / kLanes, lane = output % kLanes;
@@ -92,17 +93,26 @@ void put_block(const BlockForm& f, int64_t in, const BlockContent& b, int64_t t,
       if (f.minima) *(of_group += kLanes) = static_cast<uint8_t>(b.min[g]);
     }
   }
-  uint8_t* to = strip + f.heads_bytes(in) + (t * f.columns / kChunkCols * 2 + half) * f.chunk_bytes();
-  for (const uint8_t* codes = b.codes.data(); codes < b.codes.data() + f.columns; codes += kChunkCols) {
-    if (f.bits == 8) {
-      for (int c = 0; c < kChunkCols; ++c) to[byte_place(c, lane)] = sign_and_magnitude(codes[c]);
-    } else {
-      const Planes p = planes_of(f.bits);
-      put_plane(codes, 0, p.low, lane, to);
-      if (p.high) put_plane(codes, p.low, p.high, lane, to + 64 * p.low);
-    }
-    to += 2 * f.chunk_bytes();
+  for (int64_t c = 0; c < f.columns / kChunkCols; ++c)
+    put_chunk(f, in, b.codes.data() + c * kChunkCols, t * f.columns / kChunkCols + c, output, strip);
+}
+
+void put_chunk(const BlockForm& f, int64_t in, const uint8_t* codes, int64_t c, int64_t output, uint8_t* strip) {
+  const int64_t lane = output % kLanes;
+  uint8_t* to = strip + f.heads_bytes(in) + c * f.chunk_bytes() + output / kLanes * kLineBytes;
+  if (f.bits == 8) {
+    for (int i = 0; i < kChunkCols; ++i) to[byte_place(i, lane)] = sign_and_magnitude(codes[i]);
+    return;
   }
+  const Planes p = planes_of(f.bits);
+  put_plane(codes, 0, p.low, lane, to);
+  if (p.high) put_plane(codes, p.low, p.high, lane, to + kNextLine * p.low);
+}
+
+void put_wide(const BlockForm& f, int64_t in, float d, float m, int64_t t, int64_t output, uint8_t* strip) {
+  uint8_t* head = strip + (output / kLanes * (in / f.columns) + t) * f.head_bytes() + 4 * (output % kLanes);
+  std::memcpy(head, &d, 4);
+  if (f.minima) std::memcpy(head + 4 * kLanes, &m, 4);
 }
 
 namespace cpu {
@@ -151,6 +161,18 @@ FEWBIT_HOT void scales_of(const BlockForm& f, int64_t blocks, const uint8_t* str
       minima += kLanes;
     }
   }
+}
+
+// Of wide ones: d and m of a block for each of its groups.
+void repeat(const BlockForm& f, int64_t blocks, const uint8_t* strip, float* scales, float* minima) {
+  constexpr size_t kBytes = kLanes * sizeof(float);
+  for (int64_t t = 0; t < blocks; ++t, strip += f.head_bytes())
+    for (int g = 0; g < f.groups(); ++g, scales += kLanes) {
+      std::memcpy(scales, strip, kBytes);
+      if (!f.minima) continue;
+      std::memcpy(minima, strip + kBytes, kBytes);
+      minima += kLanes;
+    }
 }
 
 // Powers of two: the code is the exponent, of 0 the number is subnormal and of 255 none.
@@ -216,13 +238,13 @@ FEWBIT_HOT void levels_of(const uint32_t* words, const BlockForm& f, bool even, 
 
 void strip_scales(const BlockForm& f, int64_t in, const uint8_t* strip, float* scales, float* minima) {
   const int64_t blocks = 2 * (in / f.columns);  // of both halves
-  f.scale == BlockScale::power ? powers_of(strip, blocks * kLanes, scales)
-                               : scales_of(f, blocks, strip, scales, minima);
+  if (f.scale == BlockScale::power) return powers_of(strip, blocks * kLanes, scales);
+  (f.scale == BlockScale::wide ? repeat : scales_of)(f, blocks, strip, scales, minima);
 }
 
 void chunk_levels(const BlockForm& f, const uint8_t* codes, float* levels) {
   alignas(64) uint32_t words[8 * kLanes];
-  std::memcpy(words, codes, static_cast<size_t>(f.chunk_bytes()));
+  for (int i = 0; i < f.bits; ++i) std::memcpy(words + i * kLanes, codes + i * kNextLine, kLineBytes);
   bool even = true;
   for (size_t i = 1; i < size_t{1} << (f.bits % 8); ++i) even &= f.levels[i] == f.levels[i - 1] + 1;
   levels_of(words, f, even, levels);
@@ -234,10 +256,10 @@ void block_row(const BlockView& w, int64_t o, float* values) {
   const int64_t half = o / kLanes % 2, lane = o % kLanes, groups = w.in / f.group;
   std::vector<float> scales(static_cast<size_t>(2 * groups * kLanes)), minima(scales.size());
   strip_scales(f, w.in, strip, scales.data(), minima.data());
-  const uint8_t* codes = strip + f.heads_bytes(w.in) + half * f.chunk_bytes();
+  const uint8_t* codes = strip + f.heads_bytes(w.in) + half * kLineBytes;
   float levels[kChunkCols * kLanes];
   for (int64_t i = 0; i < w.in; ++i) {
-    if (i % kChunkCols == 0) chunk_levels(f, codes + i / kChunkCols * 2 * f.chunk_bytes(), levels);
+    if (i % kChunkCols == 0) chunk_levels(f, codes + i / kChunkCols * f.chunk_bytes(), levels);
     const size_t g = static_cast<size_t>((half * groups + i / f.group) * kLanes + lane);
     values[i] = scales[g] * levels[i % kChunkCols * kLanes + lane];
     if (f.minima) values[i] += minima[g];  // a zero keeps its sign without

@@ -10,10 +10,11 @@
 // one are zeros. A strip:
 //
 //   heads    of one half, then of the other; of every block: d [16], m [16] where there are minima, then group by group
-//            scale [16], min [16]
+//            scale [16], min [16] where groups have their own
 //   (zeros up to a multiple of 64 bytes)
-//   codes    of every 32 columns, of one half and the other: 64 · bits bytes, words of 32 bits, one for each output, in
-//            planes:
+//   codes    of every 32 columns: `bits` lines of 64 bytes for each half, one of the first half, then one of the
+//            second, and so on. They are read in this order, the only one in which a processor reads well ahead. Of a
+//            half they are words of 32 bits, one for each output, in planes:
 //     4 low bits (4, 5 and 6 bits)  [4][16] words: column 8 j + 2 s + h in bits 16 h + 4 s of word j
 //     2 bits (low ones of 2 and 3, high ones of 6)  [2][16]: column 16 j + 2 s + h in bits 16 h + 2 s of word j
 //     1 bit (the high one of 3 and 5)  [16]: column 2 s + h in bit 16 h + s
@@ -27,6 +28,7 @@
 namespace fewbit {
 
 inline constexpr int64_t kStripOuts = 32, kLanes = 16, kChunkCols = 32;  // outputs of a strip and of a half; columns
+inline constexpr int64_t kLineBytes = 64, kNextLine = 2 * kLineBytes;    // of codes; to the next one of the same half
 
 // What stands in a head, with the bytes that each output has there.
 enum class BlockScale : uint8_t {
@@ -34,6 +36,7 @@ enum class BlockScale : uint8_t {
   bytes,    // d f16, scale i8; m f16, min u8
   nibbles,  // d f16, m f16; one byte: scale in the low nibble, min in the high one
   power,    // d E8M0
+  wide,     // d f32; m f32. All groups of a block share them: packed integers, whose groups may be any multiple of 32
 };
 
 struct BlockForm {
@@ -45,10 +48,10 @@ struct BlockForm {
   // By code, all exact in bf16; of 8 bits unused: the code is the level.
   std::array<float, 64> levels{};
 
-  int groups() const { return columns / group; }     // of a block
-  int64_t head_bytes() const;                        // of a block of a half
-  int64_t heads_bytes(int64_t in) const;             // of a strip, padded
-  int64_t chunk_bytes() const { return 64 * bits; }  // of 32 columns of a half
+  int groups() const { return columns / group; }            // of a block
+  int64_t head_bytes() const;                               // of a block of a half
+  int64_t heads_bytes(int64_t in) const;                    // of a strip, padded
+  int64_t chunk_bytes() const { return kNextLine * bits; }  // of 32 columns
   int64_t strip_bytes(int64_t in) const;
 };
 
@@ -66,14 +69,17 @@ struct BlockContent {
   std::array<int16_t, 16> scale{}, min{};
   std::array<uint8_t, 256> codes{};  // of 8 bits the bits of an i8
 };
-// Stores block `t` of output `lane` (0 to 31) in a strip of a weight with `in` columns.
+// Stores block `t` of output `lane` (0 to 31) in a strip of a weight with `in` columns; not of wide scales.
 void put_block(const BlockForm&, int64_t in, const BlockContent&, int64_t t, int64_t lane, uint8_t* strip);
+// The parts of a block with wide scales: 32 codes, columns [32 c, 32 c + 32) of its row, and the scales of block t.
+void put_chunk(const BlockForm&, int64_t in, const uint8_t* codes, int64_t c, int64_t lane, uint8_t* strip);
+void put_wide(const BlockForm&, int64_t in, float d, float m, int64_t t, int64_t lane, uint8_t* strip);
 
 namespace cpu {
 // f32 [half][group][16] each: what multiplies the levels of a group, and what is added to every value of it; `minima`
 // is left alone where the form has none.
 void strip_scales(const BlockForm&, int64_t in, const uint8_t* strip, float* scales, float* minima);
-// The levels of 32 columns of a half, f32 [32][16].
+// The levels of 32 columns of a half, f32 [32][16], whose lines begin at `codes`.
 void chunk_levels(const BlockForm&, const uint8_t* codes, float* levels);
 // The values of output o, f32 [in].
 void block_row(const BlockView&, int64_t o, float* values);

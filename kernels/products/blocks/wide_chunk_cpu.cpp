@@ -46,10 +46,10 @@ FEWBIT_WIDE_TARGET void plane_levels(const uint8_t* codes, const WideTable& tabl
 #pragma GCC unroll 32
   for (int c = 0; c < kChunkCols; ++c)
     for (int i = 0; i < 2; ++i) {
-      const __m256i low = eight_at(codes + 64 * word_of(c, kLow) + 32 * i);
+      const __m256i low = eight_at(codes + kNextLine * word_of(c, kLow) + 32 * i);
       __m256i code = _mm256_and_si256(_mm256_srli_epi32(low, shift_of(c, kLow)), low_mask);
       if constexpr (kHigh > 0) {
-        const __m256i high = eight_at(codes + 64 * (kLow + word_of(c, kHigh)) + 32 * i);
+        const __m256i high = eight_at(codes + kNextLine * (kLow + word_of(c, kHigh)) + 32 * i);
         const __m256i bits = _mm256_and_si256(_mm256_srli_epi32(high, shift_of(c, kHigh)), high_mask);
         code = _mm256_or_si256(code, _mm256_slli_epi32(bits, kLow));
       }
@@ -64,7 +64,7 @@ FEWBIT_WIDE_TARGET void byte_levels(const uint8_t* codes, float* levels) {
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
   for (int j = 0; j < kChunkCols / 4; ++j)
     for (int i = 0; i < 2; ++i) {
-      const __m256i code = eight_at(codes + 64 * j + 32 * i);
+      const __m256i code = eight_at(codes + kNextLine * j + 32 * i);
       const __m256i size =
           _mm256_or_si256(_mm256_and_si256(code, magnitude), _mm256_and_si256(_mm256_cmpeq_epi8(code, least), least));
       const __m256i level = _mm256_shuffle_epi8(_mm256_sign_epi8(size, code), by_column);

@@ -84,16 +84,24 @@ void load_block(const gguf::BlockType& type, const uint8_t* block, BlockContent&
 
 }  // namespace
 
-bool runs_as_blocks(const Exec& ex, const Checkpoint& c, const std::string& linear, const LoadOptions& o) {
+const BlockForm* block_form(const Checkpoint& c, const std::string& linear) {
   const auto it = c.blocks.find(linear);
-  if (it == c.blocks.end() || ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks ||
-      !form_of(*it->second.type))
+  return it == c.blocks.end() ? nullptr : form_of(*it->second.type);
+}
+
+std::string with_acts(std::string_view type, ActsType acts) {
+  return std::string(type) + (acts == ActsType::bf16 ? "" : " x " + std::string(name_of(acts)));
+}
+
+bool runs_as_blocks(const Exec& ex, const Checkpoint& c, const std::string& linear, const LoadOptions& o) {
+  if (ex.on_cuda() || o.weights != Weights::packed || o.dtype != DType::bf16 || o.ranks || !block_form(c, linear))
     return false;
+  if (o.acts == ActsType::int8) return true;
   const cpu::BlockLoops loops = cpu::block_loops();
   return loops == cpu::BlockLoops::avx512 || (loops == cpu::BlockLoops::avx2 && !c.packed(linear));
 }
 
-Linear gguf_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, Tensor bias) {
+Linear gguf_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, Tensor bias, ActsType acts) {
   const StoredBlocks& stored = c.blocks.at(l.name);
   const gguf::BlockType& type = *stored.type;
   const BlockForm& form = *form_of(type);
@@ -101,7 +109,12 @@ Linear gguf_linear(Exec& ex, const Checkpoint& c, const NamedLinear& l, Tensor b
   FEWBIT_ASSERT(stored.rows.rows() == l.out && l.in % form.columns == 0 && row_bytes == blocks * type.bytes);
   std::vector<int64_t> file_row(stored.order.size());  // of a row of the matrix
   for (size_t i = 0; i < file_row.size(); ++i) file_row[static_cast<size_t>(stored.order[i])] = static_cast<int64_t>(i);
-  GgufLinear g{.bias = std::move(bias), .form = &form, .type = type.name, .out = l.out, .in = l.in};
+  GgufLinear g{.bias = std::move(bias),
+               .form = &form,
+               .type = with_acts(type.name, acts),
+               .out = l.out,
+               .in = l.in,
+               .acts = acts};
   const int64_t strips = (l.out + kStripOuts - 1) / kStripOuts;
   g.strips = ex.alloc(DType::u8, {strips, strip_bytes});
   const int64_t piece = std::max<int64_t>(1, kPieceBytes / (kStripOuts * row_bytes));  // strips

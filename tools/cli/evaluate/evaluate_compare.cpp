@@ -156,6 +156,7 @@ void run_compare(const CompareArgs& a) {
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
             {"head", a.head},
+            {"acts", a.acts},
             {"device", ex.device_name()}};
   j["models"] = Json::array();
   std::string table = heading(a.base), details;
@@ -206,6 +207,7 @@ void add_compare_command(CLI::App& app) {
                     "Also compare BASE in bf16 with itself in float32: distances below that are equality");
   command->add_flag("--layers", a->layers, "Also compare the states behind every block and every linear's outputs");
   add_data_arguments(*command, *a);
+  add_acts(*command, a->acts);
   command->callback([a] { run_compare(*a); });
 }
 

@@ -10,11 +10,15 @@ namespace fewbit::cli {
 
 struct DataArgs {
   Common common;
-  std::string data = "builtin", dtype = "bf16", protocol = "plain", chat_template, kv_cache = "bf16", head = "stored";
+  std::string data = "builtin", dtype = "bf16", protocol = "plain", chat_template, kv_cache = "bf16", head = "stored",
+              acts = "bf16";
   int64_t context = 0, stride = 0, max_windows = 0, batch_tokens = 0;
-  // Error{usage} for a --dtype, --kv-cache or --head that does not exist.
+  // Error{usage} for a --dtype, --kv-cache, --head or --acts that does not exist.
   LoadOptions load() const {
-    return {.dtype = compute_dtype(dtype), .kv_cache = kv_type_from(kv_cache), .head = head_type_from(head)};
+    return {.dtype = compute_dtype(dtype),
+            .kv_cache = kv_type_from(kv_cache),
+            .head = head_type_from(head),
+            .acts = acts_type_from(acts)};
   }
   int64_t cache_bytes_per_token(const Checkpoint&) const;  // position_bytes(): of one sequence, in all layers
   int64_t tokens_per_pass(const Exec& ex) const {

@@ -53,6 +53,7 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
             {"kv_cache", a.kv_cache},
             {"cache_bytes_per_token", a.cache_bytes_per_token(c)},
             {"head", a.head},
+            {"acts", a.acts},
             {"tp", a.tp},
             {"seconds", r.seconds},
             {"phases", r.phases},
@@ -67,10 +68,10 @@ Json json_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& 
 std::string line_of(const PerplexityArgs& a, const Checkpoint& c, const ScoredWindows& w, const PerplexityResult& r,
                     const Exec& ex) {
   std::string s = fmt::format(
-      "perplexity {}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache of {} B a token, {} head, {}, "
+      "perplexity {}  ({} windows of {}, {} predicted tokens, protocol {}, {}, {} cache of {} B a token, {}, {}, "
       "{})\n",
       with_error(r.perplexity, r.stderr_, 4), r.windows, r.context, r.tokens, name_of(w.protocol), a.dtype, a.kv_cache,
-      a.cache_bytes_per_token(c), a.head, ex.device_name(), human_seconds(r.seconds));
+      a.cache_bytes_per_token(c), head_and_acts(a.head, a.acts), ex.device_name(), human_seconds(r.seconds));
   if (r.bits_per_byte > 0)
     s += fmt::format("{:.4f} bits per byte, perplexity per word {:.2f}\n", r.bits_per_byte, r.word_perplexity);
   return s;
@@ -92,6 +93,7 @@ void run_perplexity(const PerplexityArgs& a) {
   Json j = json_of(a, c, w, r, ex);
   if (a.reference) {
     load.weights = Weights::reference;
+    load.acts = ActsType::bf16;
     const PerplexityResult ref = run_once(ex, a, c, w, load);
     const double difference = r.perplexity / ref.perplexity - 1;
     say(a.common, fmt::format("reference  {}  (dequantized, dense); the packed kernels differ by {:+.4f} %\n",
@@ -114,6 +116,7 @@ void add_perplexity_command(CLI::App& app) {
   command->add_flag("--offload", a->offload, "One block at a time on the device, for models larger than its memory");
   add_tp(*command, a->tp);
   add_data_arguments(*command, *a);
+  add_acts(*command, a->acts);
   command->callback([a] { run_perplexity(*a); });
 }
 

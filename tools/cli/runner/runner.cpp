@@ -23,7 +23,8 @@ namespace {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", prompt, prompt_file, speculate = "off", draft;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", acts = "bf16", prompt, prompt_file,
+                     speculate = "off", draft;
   int64_t max_tokens = 128;
   int tp = 1;
   SamplerOptions sampler;
@@ -85,6 +86,7 @@ Speculated continued(const GenerateArgs& a, Exec& ex, const Asked& asked, Stream
   if (asked.draft) {
     LoadOptions load = asked.load;
     load.head = HeadType::stored;
+    load.acts = ActsType::bf16;
     model.emplace(ex, *asked.draft, load, asked.length, asked.c.spec.vocab);
     note(model->notes(), "draft model: ");
   }
@@ -115,6 +117,7 @@ void run_generate(const GenerateArgs& a) {
       .dtype = compute_dtype(a.dtype),
       .kv_cache = kv_type_from(a.kv_cache),
       .head = head_type_from(a.head),
+      .acts = acts_type_from(a.acts),
       .ranks = ranks.get(),
   };
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
@@ -148,6 +151,7 @@ void run_generate(const GenerateArgs& a) {
       {"dtype", a.dtype},
       {"kv_cache", a.kv_cache},
       {"head", a.head},
+      {"acts", a.acts},
       {"tp", a.tp},
       {"draft_model", draft ? nlohmann::ordered_json(draft->dir.string()) : nullptr},
       {"speculation", speculate.k > 0 ? nlohmann::ordered_json::parse(json_of(out.report)) : nullptr}};
@@ -181,6 +185,7 @@ void add_runner_commands(CLI::App& app) {
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);
+  add_acts(*generate, g->acts);
   add_tp(*generate, g->tp);
   add_common(*generate, g->common);
   generate->callback([g] { run_generate(*g); });

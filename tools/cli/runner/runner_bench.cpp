@@ -65,24 +65,26 @@ std::string table_of(const BenchResult& r, bool repeated, bool markdown) {
 
 std::string markdown_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache of {} B a token, {} head, {} repetitions; loaded in {:.3f} s; memory reads at "
+      "{} on {}, {} arithmetic, {} cache of {} B a token, {}, {} repetitions; loaded in {:.3f} s; memory reads at "
       "{:.0f} GB/s "
       "(the floor), "
       "copies at {:.0f} GB/s.\n\n{}",
-      model, r.device, a.dtype, a.kv_cache, r.cache_bytes_per_token, a.head, a.options.repetitions, r.load_s,
-      r.memory.read_gb_per_s, r.memory.copy_gb_per_s, table_of(r, a.options.repetitions > 1, true));
+      model, r.device, a.dtype, a.kv_cache, r.cache_bytes_per_token, head_and_acts(a.head, a.acts),
+      a.options.repetitions, r.load_s, r.memory.read_gb_per_s, r.memory.copy_gb_per_s,
+      table_of(r, a.options.repetitions > 1, true));
 }
 
 // The names are the JSON keys, joined by underscores where they are nested.
 std::string csv_of(const BenchArgs& a, const std::string& model, const BenchResult& r) {
   std::string s =
-      "model,device,dtype,kv_cache,head,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
+      "model,device,dtype,kv_cache,head,acts,batch,prompt_tokens,tokens,repetitions,load_s,prefill_tokens_per_s,"
       "prefill_tokens_per_s_std,ttft_ms,ttft_ms_std,tokens_per_s,tokens_per_s_std,ms_per_token_mean,ms_per_token_std,"
       "ms_per_token_p50,ms_per_token_p90,ms_per_token_p95,ms_per_token_p99,bytes_per_token,gb_per_s,copy_gb_per_s,"
       "read_gb_per_s,floor_share,peak_bytes,one_launch,steps,tp,all_reduce_ms\n";
   for (const BenchRow& row : r.rows) {
-    s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
-                     row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions, r.load_s);
+    s += fmt::format("{},{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
+                     a.acts, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.options.repetitions,
+                     r.load_s);
     for (const Spread* v : {&row.prefill_tokens_per_s, &row.ttft_ms, &row.tokens_per_s, &row.ms_per_token})
       s += fmt::format(",{},{}", v->mean, std::isnan(v->std) ? "" : fmt::format("{}", v->std));
     const Spread& ms = row.ms_per_token;
@@ -98,7 +100,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
   const BenchRow& row = r.rows.front();
   const Spread& ms = row.ms_per_token;
   return fmt::format(
-      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache of {} B a token, {} head\n"
+      "{} on {}: batch {}, {} prompt tokens, {} tokens, {} cache of {} B a token, {}\n"
       "  load               {:.3f} s\n"
       "  prefill            {:.1f} tokens/s, {:.3g} TFLOP/s = {:.1f} % of the measured rate of products ({:.3g})\n"
       "  first token        {:.2f} ms\n"
@@ -109,7 +111,7 @@ std::string lines_of(const BenchArgs& a, const std::string& model, const BenchRe
       "  linears            {}\n"
       "  steps              {}\n{}",
       model, r.device, row.shape.batch, row.shape.prompt_tokens, row.shape.tokens, a.kv_cache, r.cache_bytes_per_token,
-      a.head, r.load_s, row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s,
+      head_and_acts(a.head, a.acts), r.load_s, row.prefill_tokens_per_s.mean, row.prefill_tflop_per_s,
       100 * row.prefill_tflop_per_s / r.product_tflop_per_s, r.product_tflop_per_s, row.ttft_ms.mean,
       with_error(ms.mean, ms.std, 3), ms.p50, ms.p90, ms.p95, ms.p99, row.tokens_per_s.mean,
       human_bytes(row.bytes_per_token), row.gb_per_s, 100 * row.floor_share, r.memory.read_gb_per_s,
@@ -187,6 +189,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const BenchResult& r,
             {"kv_cache", a.kv_cache},
             {"cache_bytes_per_token", r.cache_bytes_per_token},
             {"head", a.head},
+            {"acts", a.acts},
             {"batch", first.shape.batch},
             {"prompt_tokens", first.shape.prompt_tokens},
             {"tokens", first.shape.tokens},
@@ -210,6 +213,7 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
       .dtype = compute_dtype(a.dtype),
       .kv_cache = kv_type_from(a.kv_cache),
       .head = head_type_from(a.head),
+      .acts = acts_type_from(a.acts),
       .ranks = ranks,
   };
   a.options.shapes = shapes_of(a);
@@ -228,11 +232,12 @@ void run_bench(BenchArgs& a, RankSums* ranks) {
   const bool rows = r.rows.size() > 1 || a.options.repetitions > 1;
   if (rows)
     say(a.common,
-        fmt::format("{} on {}, {} cache of {} B a token, {} head: loaded in {:.3f} s; the floor is the measured read "
+        fmt::format("{} on {}, {} cache of {} B a token, {}: loaded in {:.3f} s; the floor is the measured read "
                     "rate, {:.0f} GB/s\n"
                     "{}linears: {}\n{}",
-                    model, r.device, a.kv_cache, r.cache_bytes_per_token, a.head, r.load_s, r.memory.read_gb_per_s,
-                    table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "), reasons_of(r)));
+                    model, r.device, a.kv_cache, r.cache_bytes_per_token, head_and_acts(a.head, a.acts), r.load_s,
+                    r.memory.read_gb_per_s, table_of(r, a.options.repetitions > 1, false), join(r.kernels, ", "),
+                    reasons_of(r)));
   else
     say(a.common, lines_of(a, model, r));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
@@ -285,11 +290,12 @@ void add_bench_command(CLI::App& app) {
   bench->add_option("--dtype", b->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*bench, b->kv_cache);
   add_head(*bench, b->head);
+  add_acts(*bench, b->acts);
   CLI::Option* tp = add_tp(*bench, b->tp);
   CLI::Option* traffic = add_traffic(*bench, *b);
   add_common(*bench, b->common);
   for (const char* name : {"--tokens", "--prompt-tokens", "--batch", "--repetitions", "--trace", "--compare", "--seed",
-                           "--dtype", "--kv-cache", "--head"})
+                           "--dtype", "--kv-cache", "--head", "--acts"})
     ops->excludes(bench->get_option(name));
   tp->excludes(ops)->excludes("--compare");
   bench->callback([b, ops, traffic] {

@@ -18,7 +18,7 @@ struct TrafficArgs {
 
 struct BenchArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", markdown, csv, trace;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", acts = "bf16", markdown, csv, trace;
   std::vector<std::string> compare;  // empty or two
   std::string ops;                   // sections with commas; "" or "all": all
   std::vector<std::string> ops_models;

@@ -57,8 +57,8 @@ void run_comparison(const BenchArgs& a) {
   const BenchComparison r =
       compare_speed(ex, first, second, a.options, [&](const std::string& p, double f) { progress.update(p, f); });
   progress.update("done", 1);
-  say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {} head, in turn\n{}{}", r.device,
-                            shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, a.head,
+  say(a.common, fmt::format("on {}: batch {}, {} prompt tokens, {} tokens, {} cache, {}, in turn\n{}{}", r.device,
+                            shape.batch, shape.prompt_tokens, shape.tokens, a.kv_cache, head_and_acts(a.head, a.acts),
                             lines_of("A " + first, r.first), lines_of("B " + second, r.second)));
   const std::string first_token = a.options.repetitions > 1 ? with_error(r.ttft.value, r.ttft.stderr_, 4)
                                                             : fmt::format("{:.4f} (one repetition)", r.ttft.value);
@@ -80,6 +80,7 @@ void run_comparison(const BenchArgs& a) {
                   {"dtype", a.dtype},
                   {"kv_cache", a.kv_cache},
                   {"head", a.head},
+                  {"acts", a.acts},
                   {"batch", shape.batch},
                   {"prompt_tokens", shape.prompt_tokens},
                   {"tokens", shape.tokens},

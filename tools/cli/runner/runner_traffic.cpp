@@ -27,14 +27,16 @@ std::vector<TrafficShape> shapes_of(const BenchArgs& a) {
 
 TrafficOptions options_of(const BenchArgs& a) {
   const TrafficArgs& t = a.traffic;
-  TrafficOptions o{
-      .load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)},
-      .shapes = shapes_of(a),
-      .arrivals = {.rate = t.rate, .count = t.requests, .seed = a.options.seed},
-      .shared_tokens = t.shared_tokens,
-      .positions = t.scheduling.positions,
-      .budget = t.scheduling.budget,
-      .prefix_cache = !t.scheduling.no_prefix_cache};
+  TrafficOptions o{.load = {.dtype = compute_dtype(a.dtype),
+                            .kv_cache = kv_type_from(a.kv_cache),
+                            .head = head_type_from(a.head),
+                            .acts = acts_type_from(a.acts)},
+                   .shapes = shapes_of(a),
+                   .arrivals = {.rate = t.rate, .count = t.requests, .seed = a.options.seed},
+                   .shared_tokens = t.shared_tokens,
+                   .positions = t.scheduling.positions,
+                   .budget = t.scheduling.budget,
+                   .prefix_cache = !t.scheduling.no_prefix_cache};
   if (!t.slo.empty()) o.slo = slo_from(t.slo);
   if (!t.arrivals.empty()) o.arrivals.trace = read_arrivals(t.arrivals);
   return o;
@@ -80,12 +82,12 @@ std::string table_of(const BenchArgs& a, const TrafficResult& r, bool markdown) 
 
 std::string summary(const BenchArgs& a, const std::string& model, const TrafficResult& r) {
   return fmt::format(
-      "{} on {}, {} arithmetic, {} cache of {} pages of {} ({}, {} B a token), {} head; loaded in {:.3f} s.\n{}; "
+      "{} on {}, {} arithmetic, {} cache of {} pages of {} ({}, {} B a token), {}; loaded in {:.3f} s.\n{}; "
       "passes of up to {} "
       "rows{}{}.\n",
       model, r.device, a.dtype, a.kv_cache, r.pages, kPagePositions, human_bytes(r.cache_bytes),
-      r.cache_bytes_per_token, a.head, r.load_s, arrivals_in_words(a), a.traffic.scheduling.budget,
-      a.traffic.scheduling.no_prefix_cache ? ", no prefix cache" : "",
+      r.cache_bytes_per_token, head_and_acts(a.head, a.acts), r.load_s, arrivals_in_words(a),
+      a.traffic.scheduling.budget, a.traffic.scheduling.no_prefix_cache ? ", no prefix cache" : "",
       a.traffic.slo.empty() ? "" : ", goodput under " + a.traffic.slo);
 }
 
@@ -116,15 +118,15 @@ std::vector<std::pair<const char*, double>> figures_of(const TrafficRow& r) {
 }
 
 std::string csv_of(const BenchArgs& a, const std::string& model, const TrafficResult& r) {
-  std::string s = "model,device,dtype,kv_cache,head,rate,concurrency,prompt_tokens,tokens";
+  std::string s = "model,device,dtype,kv_cache,head,acts,rate,concurrency,prompt_tokens,tokens";
   for (const auto& [key, figure] : figures_of(r.rows.front())) s += fmt::format(",{}", key);
   for (const auto& [key, spread] : kSpreads)
     for (const auto& [part, value] : values_of({})) s += fmt::format(",{}_{}", key, part);
   s += "\n";
   for (const TrafficRow& row : r.rows) {
     const Asked asked = asked_of(a, row);
-    s += fmt::format("{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
-                     a.traffic.rate, row.shape.concurrency, asked.prompt_tokens, asked.tokens);
+    s += fmt::format("{},{},{},{},{},{},{},{},{},{}", quoted(model), quoted(r.device), a.dtype, a.kv_cache, a.head,
+                     a.acts, a.traffic.rate, row.shape.concurrency, asked.prompt_tokens, asked.tokens);
     for (const auto& [key, figure] : figures_of(row)) s += fmt::format(",{}", figure);
     for (const auto& [key, spread] : kSpreads)
       for (const auto& [part, value] : values_of(row.times.*spread))
@@ -142,6 +144,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
             {"dtype", a.dtype},
             {"kv_cache", a.kv_cache},
             {"head", a.head},
+            {"acts", a.acts},
             {"loop", a.traffic.rate > 0 || !a.traffic.arrivals.empty() ? "open" : "closed"},
             {"rate", a.traffic.rate > 0 ? Json(a.traffic.rate) : Json()},
             {"arrivals", a.traffic.arrivals.empty() ? Json() : Json(a.traffic.arrivals)},

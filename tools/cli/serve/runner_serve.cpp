@@ -24,7 +24,7 @@ constexpr std::string_view kOneModel = "/v1/models/";
 
 struct ServeArgs {
   Common common;
-  std::string model, name, dtype = "bf16", kv_cache = "bf16", head = "stored", api_key, chat_template;
+  std::string model, name, dtype = "bf16", kv_cache = "bf16", head = "stored", acts = "bf16", api_key, chat_template;
   HttpDoor door;
   int64_t context = 0, sequences = 16, queue = 64;
   double longest_s = 600;
@@ -199,12 +199,14 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
   const int64_t positions = a.scheduling.positions > 0 ? a.scheduling.positions : 4 * context;
   if (positions < context)
     fail(ErrorKind::usage, fmt::format("--cache-positions {}: expected --context {} at least", positions, context));
-  return {
-      .load = {.dtype = compute_dtype(a.dtype), .kv_cache = kv_type_from(a.kv_cache), .head = head_type_from(a.head)},
-      .pages = pages_for(positions),
-      .sequences = a.sequences,
-      .longest = context,
-      .pass = a.scheduling.budget};
+  return {.load = {.dtype = compute_dtype(a.dtype),
+                   .kv_cache = kv_type_from(a.kv_cache),
+                   .head = head_type_from(a.head),
+                   .acts = acts_type_from(a.acts)},
+          .pages = pages_for(positions),
+          .sequences = a.sequences,
+          .longest = context,
+          .pass = a.scheduling.budget};
 }
 
 void run_serve(ServeArgs a) {
@@ -241,15 +243,17 @@ void run_serve(ServeArgs a) {
                     {"host", a.door.host},
                     {"port", port},
                     {"device", ex.device_name()},
+                    {"acts", a.acts},
                     {"context", options.longest},
                     {"pages", options.pages},
                     {"cache_bytes", engine.cache().bytes()},
                     {"cache_bytes_per_token", engine.cache().bytes_per_position()}};
     say(a.common,
         fmt::format(
-            "{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache of {} B a token\n",
+            "{} at http://{}:{}/v1 on {}: {} positions a sequence, {} pages of {} = {}, {} cache of {} B a token{}\n",
             name, a.door.host, port, ex.device_name(), options.longest, options.pages, kPagePositions,
-            human_bytes(engine.cache().bytes()), a.kv_cache, engine.cache().bytes_per_position()));
+            human_bytes(engine.cache().bytes()), a.kv_cache, engine.cache().bytes_per_position(),
+            a.acts == "bf16" ? "" : ", " + a.acts + " inputs"));
     std::fflush(stdout);
     write_json(a.common, j.dump(1) + "\n");
   };
@@ -303,6 +307,7 @@ void add_serve_command(CLI::App& app) {
   c->add_option("--dtype", s->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*c, s->kv_cache);
   add_head(*c, s->head);
+  add_acts(*c, s->acts);
   add_common(*c, s->common);
   c->callback([s] {
     const bool loopback = s->door.host == "localhost" || s->door.host == "::1" || starts_with(s->door.host, "127.");
