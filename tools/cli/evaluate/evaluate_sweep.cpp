@@ -99,11 +99,12 @@ void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, co
                        std::vector<Run>& runs, Progress& progress) {
   for (Run& run : runs) {
     if (!run.recipe.chooses_precision()) continue;
+    const PrecisionJob job{
+        .base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
+          progress.update(run.text + ": measuring the sensitivity", f);
+        }};
     run.job.precision =
-        choose_precision(ex, model_of(run, model), windows,
-                         {.base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
-                            progress.update(run.text + ": measuring the sensitivity", f);
-                          }});
+        choose_precision(ex, model_of(run, model), windows, job, precision_choices(model_of(run, model), job));
     say(a.common, run.job.precision->summary() + "\n");
   }
 }
