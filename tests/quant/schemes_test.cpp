@@ -120,7 +120,13 @@ TEST_F(Schemes, TheChoiceIsWhatTryingEverythingFinds) {
 }
 
 TEST_F(Schemes, OnlyWhatFormatAndEngineTakeIsOffered) {
-  EXPECT_EQ(offered(choices("auto schemes=int3,int4,nvfp4 sym", "vllm")).count("int3 g128 sym"), 0u);
+  EXPECT_TRUE(offered(choices("auto schemes=all")).count("int3 g64 sym"));
+  EXPECT_TRUE(offered(choices("auto schemes=all")).count("mxfp4"));
+  EXPECT_FALSE(offered(choices("auto schemes=all", "vllm")).count("int3 g64 sym"));
+  EXPECT_TRUE(offered(choices("auto schemes=all", "vllm")).count("mxfp4"));
+  EXPECT_FALSE(offered(choices("auto schemes=all", "sglang")).count("mxfp4"));
+  EXPECT_EQ(offered(choices("auto schemes=all format=marlin")).count("nvfp4"), 0u);
+  EXPECT_EQ(offered(choices("auto schemes=int4 sym")).count("int4 g64 asym"), 0u);
 }
 
 TEST_F(Schemes, RefusedBeforeAnythingIsMeasured) {
@@ -128,7 +134,7 @@ TEST_F(Schemes, RefusedBeforeAnythingIsMeasured) {
     return error_of([&] { choices(recipe, engine); }, ErrorKind::unsupported);
   };
   EXPECT_NE(unsupported("auto schemes=int4,nvfp4 format=marlin").find("nvfp4"), std::string::npos);
-  EXPECT_NE(unsupported("auto schemes=fp8,nvfp4 format=modelopt").find("one algorithm"), std::string::npos);
+  EXPECT_NE(unsupported("auto schemes=int4 asym format=awq target-bits=5").find("one mix"), std::string::npos);
   EXPECT_NE(unsupported("auto schemes=int3,int4", "vllm").find("int3"), std::string::npos);
   EXPECT_NE(unsupported("auto schemes=int4,mxfp4", "sglang").find("mxfp4"), std::string::npos);
   const std::string order = error_of([&] { choices("auto schemes=nvfp4 act=full"); }, ErrorKind::usage);
@@ -166,6 +172,50 @@ TEST_F(Schemes, AnExpertCountsByItsShareOfTheTokens) {
   EXPECT_NEAR(active.bits, 8 * bytes / weights, 1e-3);
   EXPECT_LE(active.bits, 7);
   EXPECT_LE(all.bits, 7);
+}
+
+// The budgets of bytes and of time are those of the weights that they leave.
+TEST_F(Schemes, BytesAndTimeAreBudgetsToo) {
+  const std::string words = "auto schemes=nvfp4,fp8,bf16";
+  const PrecisionChoices bits = choices(words + " target-bits=6");
+  const PrecisionPlan plan = choose(words + " budget=450KiB");
+  const QuantPlan written = plan_of(words, plan);
+  EXPECT_LE(written.out_bytes, 450 * 1024);
+  EXPECT_GT(written.out_bytes, 430 * 1024);
+  const PrecisionChoices step = choices(words + " budget=1ms@rtx4090");
+  EXPECT_GT(step.budget, bits.budget);  // so small a model is read in microseconds
+  EXPECT_TRUE(step.active);
+  EXPECT_NE(error_of([&] { choices(words + " budget=0.00001ms@rtx4090"); }, ErrorKind::usage).find("ms@rtx4090"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { choices(words + " budget=1KiB"); }, ErrorKind::usage).find("1.00 KiB"), std::string::npos);
+  EXPECT_NE(error_of([] { budget_from("2ms@rtx4900"); }, ErrorKind::usage).find("rtx4090"), std::string::npos);
+  for (const char* wrong : {"", "fast", "0", "-5GB", "nan", "ms@h200", "0ms@h200", "infms@h200"})
+    EXPECT_NE(error_of([&] { budget_from(wrong); }, ErrorKind::usage), "") << wrong;
+}
+
+TEST_F(Schemes, EmbeddingAndHeadAreChosenForWhereAsked) {
+  const auto named = [](const PrecisionPlan& p) {
+    std::set<std::string> names;
+    for (const PrecisionChoice& c : p.choices)
+      if (c.linears.front().find("layers") == std::string::npos) names.insert(c.linears.front());
+    return names;
+  };
+  const std::string words = "auto schemes=int4,int8,bf16 target-bits=5.5";
+  EXPECT_TRUE(named(choose(words)).empty());
+  const PrecisionPlan p = choose(words + " ends=on");
+  std::set<std::string> ends;
+  for (const NamedLinear& l : ends_of(checkpoint->spec)) ends.insert(l.name);
+  EXPECT_EQ(named(p), ends);
+  for (const PrecisionChoice& c : p.choices)
+    for (const OfferedScheme& s : c.offered) EXPECT_EQ(s.cost == 0, s.candidate.over.keep) << c.linears.front();
+  const QuantPlan plan = plan_of(words, p);
+  EXPECT_TRUE(plan.refusals.empty());
+  for (const PrecisionChoice& c : p.choices)
+    if (!c.scheme().candidate.over.keep) {
+      EXPECT_EQ(plan.of(c.linears.front()).recipe.spec, c.scheme().candidate.spec) << c.linears.front();
+    }
+  EXPECT_NE(error_of([&] { choices(words + " ends=on", "vllm"); }, ErrorKind::usage).find("ends=on"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -63,8 +63,10 @@ std::vector<Recipe> recipes_of(const Scheme& s, const Recipe& base) {
   for (const int64_t group : {int64_t{-1}, int64_t{128}, int64_t{64}, int64_t{32}}) {
     if (s.bits > 4 && group != 128) continue;  // finer scales gain nothing there
     for (const bool symmetric : {true, false}) {
-      if (base.symmetric ? *base.symmetric != symmetric : !symmetric && s.bits > 4) continue;
-      all.push_back({.grid = Grid::integer, .bits = s.bits, .group = group, .symmetric = symmetric});
+      // On the lab model zero points were worth their bits at 4 bits and in groups only.
+      const bool usual = symmetric || (s.bits == 4 && group != -1);
+      if (base.symmetric ? *base.symmetric == symmetric : usual)
+        all.push_back({.grid = Grid::integer, .bits = s.bits, .group = group, .symmetric = symmetric});
     }
   }
   return all;
@@ -121,12 +123,15 @@ bool has_floats(const std::vector<std::string>& schemes) {
 std::vector<Candidate> candidates_of(const Recipe& base) {
   if (base.schemes.empty()) return integers(base);
   const bool all = names(base.schemes, kAllSchemes);
+  const double target = base.target_bits.value_or(kDefaultTargetBits);
   std::vector<Candidate> found;
   for (const Scheme& s : kSchemes) {
     if (!all && !names(base.schemes, s.word)) continue;
     for (const Recipe& over : recipes_of(s, base)) {
       try {
-        found.push_back(candidate(base, over));
+        Candidate c = candidate(base, over);
+        const bool far = base.counts_bits() && s.bits != kNoBits && s.bits < target - kBitsBelow;
+        if (!all || !far) found.push_back(std::move(c));
       } catch (const Error& e) {
         if (!all) fail(e.kind(), fmt::format("schemes= (--schemes), {}: {}", s.word, e.what()));
       }

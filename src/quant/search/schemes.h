@@ -26,11 +26,11 @@ Budget budget_from(std::string_view text);
 // True where a word of them is no integer: such mixes are compressed-tensors' unless the recipe says otherwise.
 bool has_floats(const std::vector<std::string>& schemes);
 
-// The candidates of the recipe's schemes: integers in groups of 32, 64 and 128 (8 bits: 128) or a row, with zero points
-// and without unless the recipe says which; fp8 per output; inputs are left alone. Without schemes: integers of 2, 3,
-// 4, 5, 6 and 8 bits in groups of 32, 64 and 128 as the recipe has them, between 1.6 bits below the target and 4.5
-// above. Error{usage} with its word for one that the recipe contradicts (act=full beside nvfp4), unless the word is
-// "all".
+// The candidates of the recipe's schemes: integers in groups of 32, 64 and 128 or a row (above 4 bits: 128), those of 4
+// bits in groups with zero points too, unless the recipe says sym or asym; fp8 per output; inputs are left alone. "all"
+// leaves out what is 1.6 bits below the target. Without schemes: integers of 2, 3, 4, 5, 6 and 8 bits in groups of 32,
+// 64 and 128 as the recipe has them, between 1.6 bits below the target and 4.5 above.
+// Error{usage} with its word for one that the recipe contradicts (act=full beside nvfp4), unless the word is "all".
 std::vector<Candidate> candidates_of(const Recipe& base);
 
 }  // namespace fewbit
