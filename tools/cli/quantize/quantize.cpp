@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -202,14 +203,17 @@ void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
        lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
 }
 
-PrecisionJob precision_job(const QuantizeArgs& a, const Recipe& recipe, DType dtype, Progress& progress) {
-  return {.base = recipe,
-          .rules = a.ordered,
-          .engine = a.engine,
-          .tp = a.tp,
-          .dtype = dtype,
-          .seed = a.seed,
-          .progress = [&](double f) { progress.update("measuring the sensitivity", f); }};
+// What `auto` will do with its windows, once all has been refused that can be without them.
+std::function<PrecisionPlan(Exec&, const Windows&)> ready_precision(const QuantizeArgs& a, const Checkpoint& c,
+                                                                    const Recipe& recipe, DType dtype,
+                                                                    Progress& progress) {
+  PrecisionJob job{.base = recipe, .rules = a.ordered, .engine = a.engine, .tp = a.tp, .dtype = dtype, .seed = a.seed};
+  job.progress = [&](double f) { progress.update("measuring the sensitivity", f); };
+  return [&a, &c, job, choices = precision_choices(c, job)](Exec& ex, const Windows& windows) {
+    PrecisionPlan plan = choose_precision(ex, c, windows, job, choices);
+    say(a.common, plan.summary() + "\n");
+    return plan;
+  };
 }
 
 QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& recipe) {
@@ -331,12 +335,10 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
     add_note(job, note);
   };
   if (recipe.chooses_precision()) {
-    const PrecisionJob choosing = precision_job(a, recipe, job.dtype, progress);
-    const PrecisionChoices choices = precision_choices(c, choosing);
+    const auto choose = ready_precision(a, c, recipe, job.dtype, progress);
     if (!plan_only) claim(model, c, adapter, job, folder);
     draw();
-    job.precision = choose_precision(ex, c, windows, choosing, choices);
-    say(a.common, job.precision->summary() + "\n");
+    job.precision = choose(ex, windows);
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
