@@ -31,7 +31,8 @@ class MixedPrecision : public OnDevices {
   }
   PrecisionPlan choose(const std::string& recipe, std::vector<Rule> rules = {}) {
     Exec ex = exec();
-    return choose_precision(ex, *checkpoint, windows, {.base = parse_recipe(recipe), .rules = std::move(rules)});
+    const PrecisionJob job{.base = parse_recipe(recipe), .rules = std::move(rules)};
+    return choose_precision(ex, *checkpoint, windows, job, precision_choices(*checkpoint, job));
   }
   QuantPlan plan_of(const PrecisionPlan& p, std::vector<Rule> rules = {}) {
     return make_plan(*checkpoint, {.base = parse_recipe("auto"), .rules = std::move(rules), .chosen = p.recipes()});
@@ -84,7 +85,8 @@ TEST_P(MixedPrecision, SameInputSameChoice) {
   const PrecisionPlan a = choose("auto target-bits=4.25"), b = choose("auto target-bits=4.25");
   ASSERT_EQ(a.choices.size(), b.choices.size());
   EXPECT_EQ(a.cost, b.cost);
-  for (size_t i = 0; i < a.choices.size(); ++i) EXPECT_EQ(a.choices[i].spec, b.choices[i].spec);
+  for (size_t i = 0; i < a.choices.size(); ++i)
+    EXPECT_EQ(a.choices[i].scheme().candidate.spec, b.choices[i].scheme().candidate.spec);
 }
 
 TEST_P(MixedPrecision, TheUsersRulesAreNeitherChosenNorCounted) {

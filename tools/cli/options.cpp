@@ -14,6 +14,7 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/core/text/nearest.h"
+#include "src/core/text/size_words.h"
 #include "src/model/hub_cache.h"
 #include "src/text/corpus.h"
 #include "tools/cli/ranks.h"
@@ -85,19 +86,8 @@ void say(const Common& c, const std::string& text) {
 }
 
 int64_t bytes_from(std::string_view text, std::string_view flag) {
-  double number = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, number);
-  std::string unit;
-  for (const char c : std::string_view(rest, static_cast<size_t>(end - rest)))
-    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  double scale = unit.empty() || unit == "b" ? 1 : 0;
-  constexpr std::string_view kPrefixes = "kmgt";
-  if (const size_t at = unit.empty() ? std::string::npos : kPrefixes.find(unit[0]); at != std::string::npos)
-    for (const auto& [suffix, base] : {std::pair{"b", 1000.0}, {"ib", 1024.0}})
-      if (unit.substr(1) == suffix) scale = std::pow(base, static_cast<double>(at + 1));
-  const double bytes = number * scale;
-  if (error != std::errc() || !(bytes >= 1) || bytes > 0x1p62)
+  const double bytes = bytes_in_words(text);
+  if (!(bytes >= 1) || bytes > 0x1p62)
     fail(ErrorKind::usage, fmt::format("{}: expected a size such as 5GB or 512MiB, found \"{}\"", flag, text));
   return static_cast<int64_t>(bytes);
 }

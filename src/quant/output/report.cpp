@@ -30,14 +30,24 @@ Json json_of(const LinearRecord& r) {
 
 Json json_of(const PrecisionPlan& p) {
   Json j = {{"target_bits", p.target_bits},
+            {"budget", p.counts_active ? "active" : "all"},
             {"bits_per_weight", p.bits},
             {"expected_kl", p.cost},
             {"calibration_windows", p.calibration_windows},
             {"held_out_windows", p.held_out_windows}};
   j["choices"] = Json::array();
-  for (const PrecisionChoice& c : p.choices)
-    j["choices"].push_back(
-        {{"linears", c.linears}, {"spec", c.spec.str()}, {"bytes", c.bytes}, {"expected_kl", c.cost}});
+  for (const PrecisionChoice& c : p.choices) {
+    j["choices"].push_back({{"linears", c.linears},
+                            {"spec", c.scheme().candidate.name()},
+                            {"bits_per_weight", c.bits()},
+                            {"bytes", c.scheme().bytes},
+                            {"share", c.share},
+                            {"expected_kl", c.scheme().cost},
+                            {"offered", Json::array()}});
+    for (const OfferedScheme& s : c.offered)
+      j["choices"].back()["offered"].push_back(
+          {{"spec", s.candidate.name()}, {"bytes", s.bytes}, {"expected_kl", s.cost}});
+  }
   return j;
 }
 
@@ -157,8 +167,8 @@ Json json_of(const DiskPlan& d) {
   return j;
 }
 
-std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string& recipe, const std::string& model,
-                    const std::string& out) {
+std::string to_json(const QuantPlan& p, const std::optional<PrecisionPlan>& precision, const DiskPlan& disk,
+                    const std::string& recipe, const std::string& model, const std::string& out) {
   Json j = {{"recipe", recipe},
             {"model", model},
             {"out", out},
@@ -184,6 +194,7 @@ std::string to_json(const QuantPlan& p, const DiskPlan& disk, const std::string&
                             {"source_bytes", l.source_bytes},
                             {"out_bytes", l.out_bytes},
                             {"note", l.note}});
+  if (precision) j["auto"] = json_of(*precision);
   j["kept"] = Json::array();
   for (const KeptGroup& k : p.kept)
     j["kept"].push_back({{"first", k.first}, {"matrices", k.matrices}, {"bytes", k.bytes}, {"reason", k.reason}});

@@ -90,7 +90,7 @@ std::string to_json(const QuantReport&);
 std::string to_json(const LinearRecord&);
 LinearRecord linear_record_from_json(const std::string&);
 // What `quantize plan --json` prints.
-std::string to_json(const QuantPlan&, const DiskPlan&, const std::string& recipe, const std::string& model,
-                    const std::string& out);
+std::string to_json(const QuantPlan&, const std::optional<PrecisionPlan>&, const DiskPlan&, const std::string& recipe,
+                    const std::string& model, const std::string& out);
 
 }  // namespace fewbit

@@ -10,6 +10,7 @@ namespace fewbit {
 std::optional<Recipe> recipe_for_end(const NamedLinear& l, const PlanOptions& o) {
   std::optional<Recipe> r;
   if (mix_of_format(o.base.format)) r = o.base;
+  if (const auto chosen = o.chosen.find(l.name); chosen != o.chosen.end()) r = overlay(o.base, chosen->second);
   for (const Rule& rule : o.rules)
     if (rule.glob == l.name) r = overlay(o.base, rule.recipe);
   if (r && (r->keep || r->source_grid)) return std::nullopt;
@@ -31,7 +32,8 @@ void adapt_to_end(const Checkpoint& c, const CheckpointFormat& format, PlannedLi
   // A reader of GGUF decodes an end when it opens the file, so that there are no codes to compare.
   const bool codes =
       format.gguf && !(p.recipe.blocks && p.recipe.method->encode && gguf_type_for(*p.recipe.blocks, p.linear.in).open);
-  if ((embedding || codes) && p.recipe.spec.grid != Grid::f8_e4m3) p.recipe.method = &method_rtn;
+  const bool f8 = p.recipe.spec.grid == Grid::f8_e4m3;
+  if (embedding || (codes && !f8)) p.recipe.method = f8 ? &method_fp8 : &method_rtn;
   if (!embedding) return;
   p.recipe.spec.activations = ActQuant::none;
   p.note = c.spec.tied() ? "the embedding is the head too, which runs on the same rounded values"

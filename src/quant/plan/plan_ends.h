@@ -10,8 +10,8 @@ namespace fewbit {
 inline bool is_end(const NamedLinear& l) { return l.layer == kOutsideBlocks; }
 
 // The recipe of the rule that has exactly the end's name, which no pattern stands for: a glob for all linears is not
-// meant for the ends; without one that of the run where it is a mix of GGUF's types. Nothing where the end stays as it
-// is.
+// meant for the ends; without one what was chosen for it, or that of the run where it is a mix of GGUF's types. Nothing
+// where the end stays as it is.
 std::optional<Recipe> recipe_for_end(const NamedLinear&, const PlanOptions&);
 
 // A tied model has one matrix for both ends, and its readers expect one: a rule for its head is refused.

@@ -11,6 +11,7 @@
 #include "src/core/registry.h"
 #include "src/core/strings.h"
 #include "src/quant/plan/recipe_words.h"
+#include "src/quant/search/schemes.h"
 
 namespace fewbit {
 namespace {
@@ -118,10 +119,16 @@ Migration migration_from(std::string_view v) {
 
 double target_bits_from(std::string_view v) {
   const auto bits = number<double>(v);
-  if (!bits || !(*bits >= 2 && *bits <= 9))
+  if (!bits || !(*bits >= 2 && *bits <= 16))
     fail(ErrorKind::usage,
-         fmt::format("target-bits= (--target-bits): expected bits per weight between 2 and 9, found \"{}\"", v));
+         fmt::format("target-bits= (--target-bits): expected bits per weight between 2 and 16, found \"{}\"", v));
   return *bits;
+}
+
+bool chooses_ends_from(std::string_view v) {
+  if (v == "on") return true;
+  if (v == "off") return false;
+  fail(ErrorKind::usage, unknown_name("ends= (--ends)", v, {"on", "off"}));
 }
 
 int bits_from(std::string_view v) {
@@ -172,6 +179,9 @@ constexpr Setting kSettings[] = {
     {"kv", [](Recipe& r, std::string_view v) { r.fp8_kv_cache = fp8_kv_cache_from(v); }},
     {"format", [](Recipe& r, std::string_view v) { r.format = std::string(v); }},
     {"target-bits", [](Recipe& r, std::string_view v) { r.target_bits = target_bits_from(v); }},
+    {"schemes", [](Recipe& r, std::string_view v) { r.schemes = schemes_from(v); }},
+    {"budget", [](Recipe& r, std::string_view v) { r.budget = budget_from(v); }},
+    {"ends", [](Recipe& r, std::string_view v) { r.chooses_ends = chooses_ends_from(v); }},
     {"bits", [](Recipe& r, std::string_view v) { r.bits = bits_from(v); }},
 };
 
@@ -301,9 +311,21 @@ Recipe with_grid_of(Recipe base, const Recipe& over) {
   return base;
 }
 
+// `auto` under another method for some linears: what is only auto's goes, its format stays.
+Recipe without_auto(Recipe base) {
+  base.format = resolve(base).format;
+  base.target_bits.reset();
+  base.schemes.clear();
+  base.budget.reset();
+  base.chooses_ends = false;
+  return base;
+}
+
 }  // namespace
 
 Recipe overlay(Recipe base, const Recipe& over) {
+  if (base.chooses_precision() && !over.chain.empty() && !over.chooses_precision())
+    base = without_auto(std::move(base));
   if (over.rotates && !base.rotates)
     fail(ErrorKind::usage, "\"rotate\" for some linears: it turns the whole model; put it into the recipe itself");
   base.keep = over.keep;
@@ -327,6 +349,9 @@ Recipe overlay(Recipe base, const Recipe& over) {
   if (over.fp8_kv_cache) base.fp8_kv_cache = over.fp8_kv_cache;
   if (over.migration) base.migration = over.migration;
   if (over.target_bits) base.target_bits = over.target_bits;
+  if (!over.schemes.empty()) base.schemes = over.schemes;
+  if (over.budget) base.budget = over.budget;
+  base.chooses_ends = base.chooses_ends || over.chooses_ends;
   if (!over.format.empty()) base.format = over.format;
   return base;
 }

@@ -7,6 +7,7 @@
 //   gptq fp8 acts=off  = error feedback on the E4M3 grid, inputs left alone
 //   rtn format=gguf:q4_k
 //   rotate+gptq int4 acts=token4 = the model turned first; inputs in int4 with a scale per token
+//   auto target-bits=4.25 schemes=int3,int4,nvfp4,fp8,bf16 = a scheme for every linear, chosen by measurement
 //   gptq targets=off   = aims at the weights themselves: calibration runs one stream instead of two
 //   fp8 bits=8         = so many bits on whatever grid the rest says (the flag --bits); int8 says the grid too
 // Every word but the methods is optional, and in an override (--set GLOB=RECIPE) the methods too; "keep"
@@ -23,6 +24,19 @@
 namespace fewbit {
 
 inline constexpr int64_t kAllOutputs = 0;  // in recipes; the plan puts a linear's own outputs in its place
+
+// What `auto` has to stay within.
+struct Budget {
+  enum class Of : uint8_t {
+    all,     // target_bits, of all weights that are chosen for
+    active,  // target_bits, of those that a token reads: an expert counts by its share of the tokens
+    size,    // bytes of all tensors of OUT
+    step,    // the floor of a decode step of one sequence on a GPU, as `runner plan` counts it
+  } of = Of::all;
+  int64_t bytes = 0;
+  double step_ms = 0;
+  std::string gpu{};  // of gpu_models()
+};
 
 struct Recipe {
   bool keep = false;
@@ -47,9 +61,13 @@ struct Recipe {
   std::optional<bool> fp8_kv_cache{};    // kv=fp8 | kv=bf16: calibrate the scales of an FP8 key/value cache
   std::optional<Migration> migration{};  // alpha=0.5, alpha=search
   std::optional<double> target_bits{};   // of `auto`: bits per weight, scales and zeros included
+  std::vector<std::string> schemes{};    // of `auto`: schemes=int4,nvfp4,bf16 (src/quant/search/schemes.h)
+  std::optional<Budget> budget{};        // of `auto`; left out: target_bits over all weights
+  bool chooses_ends = false;             // of `auto`, ends=on: the embedding and the head are chosen for too
   std::string format{};
 
   std::string chain_str() const;  // "rotate+awq+gptq"
+  bool counts_bits() const { return !budget || budget->of == Budget::Of::all || budget->of == Budget::Of::active; }
   bool chooses_precision() const { return chain.size() == 1 && chain.front() == "auto"; }
 };
 

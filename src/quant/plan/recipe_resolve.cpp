@@ -7,6 +7,7 @@
 #include "src/core/strings.h"
 #include "src/model/gguf/mixes.h"
 #include "src/quant/plan/recipe.h"
+#include "src/quant/search/schemes.h"
 
 namespace fewbit {
 namespace {
@@ -138,19 +139,35 @@ void resolve_rotation(const Recipe& r, FullRecipe& f) {
     fail(ErrorKind::usage, "online=on turns inputs before they are rounded to integers: acts=token4 or acts=token");
 }
 
+void refuse_words_of_auto(const Recipe& r) {
+  const char* word = r.target_bits        ? "target-bits"
+                     : r.budget           ? "budget="
+                     : !r.schemes.empty() ? "schemes="
+                     : r.chooses_ends     ? "ends="
+                                          : nullptr;
+  if (word && !r.chooses_precision())
+    fail(ErrorKind::usage, fmt::format("{} belongs to auto; {} takes int4, g128 …", word, r.chain_str()));
+  if (r.target_bits && r.budget && r.budget->of != Budget::Of::all && r.budget->of != Budget::Of::active)
+    fail(ErrorKind::usage, "target-bits and a budget= of bytes or time are two budgets; leave one out");
+}
+
+// The one that is named, or the usual one; `auto` over floats too has that of floats, whichever a linear gets.
+const CheckpointFormat& format_of(const Recipe& r, const FullRecipe& f) {
+  if (!r.format.empty()) return checkpoint_format(r.format.substr(0, r.format.find(':')));
+  return default_checkpoint_format(has_floats(r.schemes) ? kNvfp4 : f.spec, f.fp8_kv_cache);
+}
+
 }  // namespace
 
 FullRecipe resolve(const Recipe& r) {
   if (r.chain.empty()) fail(ErrorKind::usage, "the recipe names no method; `quantize list` shows them");
   FullRecipe f;
   resolve_chain(r, f);
-  if (r.target_bits && !r.chooses_precision())
-    fail(ErrorKind::usage, fmt::format("target-bits belongs to auto; {} takes int4, g128 …", r.chain_str()));
+  refuse_words_of_auto(r);
   resolve_grid(r, f);
   resolve_rotation(r, f);
   f.fp8_kv_cache = r.fp8_kv_cache.value_or(false);
-  const CheckpointFormat& format = r.format.empty() ? default_checkpoint_format(f.spec, f.fp8_kv_cache)
-                                                    : checkpoint_format(r.format.substr(0, r.format.find(':')));
+  const CheckpointFormat& format = format_of(r, f);
   f.format = format.name;
   if (f.spec.grid != Grid::f4_e2m1) f.spec.scale_dtype = r.scale.value_or(default_scale(f.spec, format));
   f.act_order = r.act_order.value_or(ActOrder::off);

@@ -3,22 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/model/cast.h"
-#include "kernels/statistics/divergence.h"
 #include "src/calib/cuts.h"
 #include "src/calib/experts.h"
 #include "src/calib/observe.h"
 #include "src/calib/stream.h"
 #include "src/core/strings.h"
 #include "src/quant/rounding.h"
+#include "src/quant/search/end_sensitivity.h"
+#include "src/quant/search/mean_divergence.h"
 
 namespace fewbit {
 namespace {
 
-// Logits of both models are held for this many bytes at a time.
-constexpr int64_t kLogitBytes = int64_t{256} << 20;
 // Experts of a mixture whose statistics are held side by side.
 constexpr int kExpertsAtOnce = 32;
 
@@ -68,22 +66,33 @@ class Measurement {
   }
 
   // Adds the costs of the units of a block, `done` is called after each probe.
-  void block(int64_t layer, const std::vector<TiedLinears>& units, const std::function<void()>& done,
+  void block(int64_t layer, const std::vector<UnitSpecs>& units, const std::function<void()>& done,
              std::vector<std::vector<double>>& cost) {
     const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
     calibration_.begin_block(ops);
     for (size_t i = 0; i < ops.size(); ++i) {
       const StatsOf stats = stats_of(layer, i);
       for (size_t u = 0; u < units.size(); ++u) {
-        if (units[u].layer != layer || units[u].op != i) continue;
-        for (const std::vector<std::string>& probe : units[u].probes) {
-          add_cost(layer, probe, stats, cost[u]);
+        if (units[u].linears.layer != layer || units[u].linears.op != i) continue;
+        const float absmax = shared_absmax(layer, ops[i], units[u]);
+        for (const std::vector<std::string>& probe : units[u].linears.probes) {
+          add_cost(layer, probe, stats, units[u], absmax, cost[u]);
           done();
         }
       }
     }
     pass(layer, ops.size(), {});
     runner_.run_blocks(held_, job_.held_out->count, layer, layer + 1);
+  }
+
+  // The costs of the ends among the units.
+  void ends(const std::vector<UnitSpecs>& units, const std::function<void()>& done,
+            std::vector<std::vector<double>>& cost) {
+    for (size_t u = 0; u < units.size(); ++u) {
+      if (units[u].linears.layer != kOutsideBlocks) continue;
+      if (!units[u].specs.empty()) cost[u] = end_costs(ex_, ckpt_, runner_, units[u], *job_.held_out, base_, job_.seed);
+      done();
+    }
   }
 
  private:
@@ -143,27 +152,40 @@ class Measurement {
     };
   }
 
-  void add_cost(int64_t layer, const std::vector<std::string>& probe, const StatsOf& stats, std::vector<double>& cost) {
-    std::vector<double> loss(job_.specs.size(), 0.0);
+  // LinearJob::shared_absmax of linears with one input; experts are measured each for itself.
+  float shared_absmax(int64_t layer, const BlockOp& op, const UnitSpecs& unit) {
+    const bool needed = std::any_of(unit.specs.begin(), unit.specs.end(), [](const auto& s) { return s.two_level(); });
+    float largest = 0;
+    if (!needed || !std::holds_alternative<Linears>(op)) return largest;
+    for (const std::string& full : unit.linears.names())
+      largest = std::max(largest, absmax_of(ex_, weight_of(layer, full.substr(ckpt_.spec.prefix(layer).size()))));
+    return largest;
+  }
+
+  void add_cost(int64_t layer, const std::vector<std::string>& probe, const StatsOf& stats, const UnitSpecs& unit,
+                float absmax, std::vector<double>& cost) {
+    if (unit.specs.empty()) return;
+    std::vector<double> loss(unit.specs.size(), 0.0);
     Weights changed;
     for (const std::string& full : probe) {
       const std::string name = full.substr(ckpt_.spec.prefix(layer).size());
       const std::shared_ptr<const InputStats> input = stats(name);
       const Tensor w = weight_of(layer, name);
-      for (size_t s = 0; s < job_.specs.size(); ++s) {
+      for (size_t s = 0; s < unit.specs.size(); ++s) {
         const MethodResult r = method_gptq.quantize(ex_, {.name = full,
                                                           .weight = w,
                                                           .stats = input.get(),
-                                                          .spec = job_.specs[s],
+                                                          .spec = unit.specs[s],
                                                           .effort = Effort::quick,
                                                           .allow_rtn = true,
-                                                          .seed = job_.seed});
+                                                          .seed = job_.seed,
+                                                          .shared_absmax = absmax});
         loss[s] += r.loss * static_cast<double>(input->tokens);
-        if (s == job_.probe) changed.emplace_back(name, values_of(ex_, r.linear, job_.dtype));
+        if (s == unit.probe) changed.emplace_back(name, values_of(ex_, r.linear, job_.dtype));
       }
     }
-    if (!(loss[job_.probe] > 0)) return;  // the probe holds these weights exactly
-    const double weight = divergence_with(layer, changed) / loss[job_.probe];
+    if (!(loss[unit.probe] > 0)) return;  // the probe holds these weights exactly
+    const double weight = divergence_with(layer, changed) / loss[unit.probe];
     for (size_t s = 0; s < loss.size(); ++s) cost[s] += weight * loss[s];
   }
 
@@ -180,19 +202,10 @@ class Measurement {
     swap_in(layer, changed);
     runner_.run_blocks(x, job_.held_out->count, layer, ckpt_.spec.layers);
     swap_in(layer, changed);
-    const int64_t rows = x.rows(), step = std::max<int64_t>(1, kLogitBytes / (2 * ckpt_.spec.vocab * 4));
-    double sum = 0;
-    for (int64_t begin = 0; begin < rows; begin += step) {
-      const int64_t n = std::min(rows, begin + step) - begin;
-      const Tensor base = runner_.logits(base_.view().row_range(begin, begin + n));
-      const Tensor mine = runner_.logits(x.view().row_range(begin, begin + n));
-      const Tensor kl = ex_.alloc(DType::f64, {n}), top1 = ex_.alloc(DType::i32, {n}),
-                   top5 = ex_.alloc(DType::i32, {n});
-      divergence(ex_, base, mine, {.kl = kl, .top1 = top1, .top5 = top5});
-      const Tensor host = ex_.to_host(kl);
-      sum = std::accumulate(host.as<double>(), host.as<double>() + n, sum);
-    }
-    return sum / static_cast<double>(rows);
+    return mean_divergence(
+        ex_, x.rows(), ckpt_.spec.vocab,
+        [&](int64_t begin, int64_t end) { return runner_.logits(base_.view().row_range(begin, end)); },
+        [&](int64_t begin, int64_t end) { return runner_.logits(x.view().row_range(begin, end)); });
   }
 
   void swap_in(int64_t layer, Weights& changed) {
@@ -218,7 +231,8 @@ std::vector<std::string> TiedLinears::names() const {
   return all;
 }
 
-std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function<bool(const std::string&)>& skip) {
+std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function<bool(const std::string&)>& skip,
+                                      bool experts_together) {
   std::vector<TiedLinears> units;
   for (int64_t layer = 0; layer < spec.layers; ++layer) {
     const std::vector<BlockOp>& ops = spec.block(layer);
@@ -243,24 +257,29 @@ std::vector<TiedLinears> tied_linears(const ModelSpec& spec, const std::function
           for (int e = 0; e < moe->experts; ++e) all.push_back(moe->of_expert(def, e));
           return all;
         };
-        if (moe->gated())
-          add(i, {of_all(moe->gate), of_all(moe->up)});
-        else
-          add(i, {of_all(moe->up)});
-        add(i, {of_all(moe->down)});
+        std::vector<std::vector<LinearDef>> front;
+        if (moe->gated()) front.push_back(of_all(moe->gate));
+        front.push_back(of_all(moe->up));
+        if (experts_together) front.push_back(of_all(moe->down));
+        add(i, front);
+        if (!experts_together) add(i, {of_all(moe->down)});
       }
     }
   }
   return units;
 }
 
-std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint& c,
-                                                     const std::vector<TiedLinears>& units, const SensitivityJob& job) {
-  FEWBIT_ASSERT(job.probe < job.specs.size() && job.calibration->count > 0 && job.held_out->count > 0);
+std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint& c, const std::vector<UnitSpecs>& units,
+                                                     const SensitivityJob& job) {
+  FEWBIT_ASSERT(job.calibration->count > 0 && job.held_out->count > 0);
   require_room(ex, c, job);
-  std::vector<std::vector<double>> cost(units.size(), std::vector<double>(job.specs.size(), 0.0));
+  std::vector<std::vector<double>> cost;
   size_t probes = 0, done = 0;
-  for (const TiedLinears& u : units) probes += u.probes.size();
+  for (const UnitSpecs& u : units) {
+    FEWBIT_ASSERT(u.specs.empty() || u.probe < u.specs.size());
+    cost.emplace_back(u.specs.size(), 0.0);
+    probes += u.linears.probes.size();
+  }
   need_no_shared_choice(c.spec, "auto", std::max(job.calibration->length, job.held_out->length));
   Measurement measurement(ex, c, job);
   const auto tell = [&] {
@@ -268,6 +287,7 @@ std::vector<std::vector<double>> measure_sensitivity(Exec& ex, const Checkpoint&
     if (job.progress) job.progress(static_cast<double>(done) / static_cast<double>(probes));
   };
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) measurement.block(layer, units, tell, cost);
+  measurement.ends(units, tell, cost);
   return cost;
 }
 

@@ -19,21 +19,29 @@
 namespace fewbit {
 
 // Linears that must share a spec, because engines run them as one product: q, k, v; gate, up; the experts of a layer.
+// An end (ends_of) is one by itself.
 struct TiedLinears {
-  int64_t layer = 0;
-  size_t op = 0;  // index of their op in the block
+  int64_t layer = 0;  // kOutsideBlocks of an end
+  size_t op = 0;      // index of their op in the block
   // Probed one by one: a linear each, or in a mixture the same linear of all experts.
   std::vector<std::vector<std::string>> probes{};  // full names
   std::vector<std::string> names() const;
 };
-// In model order; linears for which `skip` is true are left out, and groups without any other.
-std::vector<TiedLinears> tied_linears(const ModelSpec&, const std::function<bool(const std::string&)>& skip);
+// In model order; linears for which `skip` is true are left out, and groups without any other. `experts_together`: all
+// linears of a mixture are one group, else those in front of the activation and those behind it are two.
+std::vector<TiedLinears> tied_linears(const ModelSpec&, const std::function<bool(const std::string&)>& skip,
+                                      bool experts_together = false);
+
+// What is compared for them. No spec at all: nothing is measured.
+struct UnitSpecs {
+  TiedLinears linears{};
+  std::vector<QuantSpec> specs{};
+  size_t probe = 0;  // index of the spec whose KL is measured
+};
 
 struct SensitivityJob {
   const Windows* calibration = nullptr;  // for the Gram matrices
   const Windows* held_out = nullptr;     // for the KL
-  std::vector<QuantSpec> specs{};        // what is compared
-  size_t probe = 0;                      // index of the spec whose KL is measured
   DType dtype = DType::f32;              // compute dtype of both
   uint64_t seed = 0;
   StateRoom state_room{};  // where the calibration's states may lie
@@ -41,7 +49,7 @@ struct SensitivityJob {
 };
 
 // cost[u][s] of unit u in spec s, in nats per token. The whole model must fit the device: Error{memory} otherwise.
-std::vector<std::vector<double>> measure_sensitivity(Exec&, const Checkpoint&, const std::vector<TiedLinears>&,
+std::vector<std::vector<double>> measure_sensitivity(Exec&, const Checkpoint&, const std::vector<UnitSpecs>&,
                                                      const SensitivityJob&);
 
 }  // namespace fewbit

@@ -62,6 +62,8 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
 void plan_runs(const SweepArgs& a, const Checkpoint& model, const Exec& ex, bool measured, std::vector<Run>& runs) {
   std::string refusals;
   for (Run& run : runs) {
+    // What cannot be chosen is refused before anything is drawn.
+    if (run.recipe.chooses_precision() && !measured) precision_choices(model_of(run, model), {.base = run.recipe});
     if (run.recipe.chooses_precision() != measured) continue;
     const int64_t length = calibration_length(a.calibration, model.spec);
     run.plan = make_plan(model_of(run, model),
@@ -99,11 +101,11 @@ void choose_precisions(Exec& ex, const SweepArgs& a, const Checkpoint& model, co
                        std::vector<Run>& runs, Progress& progress) {
   for (Run& run : runs) {
     if (!run.recipe.chooses_precision()) continue;
+    const PrecisionJob job{.base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
+                             progress.update(run.text + ": measuring the sensitivity", f);
+                           }};
     run.job.precision =
-        choose_precision(ex, model_of(run, model), windows,
-                         {.base = run.recipe, .dtype = run.job.dtype, .seed = run.job.seed, .progress = [&](double f) {
-                            progress.update(run.text + ": measuring the sensitivity", f);
-                          }});
+        choose_precision(ex, model_of(run, model), windows, job, precision_choices(model_of(run, model), job));
     say(a.common, run.job.precision->summary() + "\n");
   }
 }

@@ -17,7 +17,8 @@ namespace fewbit::cli {
 void print_list() {
   fmt::print("methods\n");
   for (const Method* m : methods()) fmt::print("  {:<12} {}\n", m->name, m->summary);
-  fmt::print("  {:<12} gptq with bits and group sizes chosen by measured sensitivity (--target-bits)\n", "auto");
+  fmt::print("  {:<12} gptq with bits and groups, or --schemes, chosen by measured sensitivity (--target-bits)\n",
+             "auto");
   fmt::print("transforms (in front of a method: awq+gptq; alone they end in rtn)\n");
   for (const Transform* t : transforms()) fmt::print("  {:<12} {}\n", t->name, t->summary);
   fmt::print("  {:<12} the whole model in another basis first, with Hadamard matrices (rotate+gptq; rotation=SEED)\n",

@@ -41,12 +41,43 @@ std::string plan_table(const QuantPlan& plan, const Checkpoint& c, const PlanOpt
   return s + memory_table(plan.memory, o.limits, o.on_gpu);
 }
 
+// "model.layers.0.self_attn.q_proj, k_proj, v_proj"; of experts the first and how many more.
+std::string named_together(const std::vector<std::string>& linears) {
+  constexpr size_t kNamed = 3;
+  const std::string& first = linears.front();
+  const size_t parent = first.rfind('.') + 1;
+  std::string s = first;
+  for (size_t i = 1; i < linears.size(); ++i) {
+    if (i == kNamed || linears[i].compare(0, parent, first, 0, parent) != 0)
+      return s + fmt::format(" and {} more", linears.size() - i);
+    s += ", " + linears[i].substr(parent);
+  }
+  return s;
+}
+
+// What `auto` chose, one line for linears that have one scheme; "" where it was not asked.
+std::string choice_table(const QuantJob& job) {
+  if (!job.precision) return "";
+  size_t width = 6, scheme = 6;
+  for (const PrecisionChoice& c : job.precision->choices) {
+    width = std::max(width, named_together(c.linears).size());
+    scheme = std::max(scheme, c.scheme().candidate.name().size());
+  }
+  std::string s = fmt::format("{:<{}}  {:<{}}  {:>6}  {:>10}  {:>11}\n", "chosen", width, "scheme", scheme, "bits",
+                              "bytes", "expected KL");
+  for (const PrecisionChoice& c : job.precision->choices)
+    s += fmt::format("{:<{}}  {:<{}}  {:>6.3f}  {:>10}  {:>11.6f}\n", named_together(c.linears), width,
+                     c.scheme().candidate.name(), scheme, c.bits(), human_bytes(c.scheme().bytes), c.scheme().cost);
+  return s + "\n";
+}
+
 }  // namespace
 
 void print_plan(const Common& common, const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o,
                 const DiskPlan& disk, const QuantJob& job, bool without_gpu) {
-  say(common, plan_table(plan, c, o) + disk_lines(disk) + time_table(plan, o.on_gpu && without_gpu));
-  write_json(common, to_json(plan, disk, job.recipe, c.dir.string(), job.out.string()));
+  say(common,
+      choice_table(job) + plan_table(plan, c, o) + disk_lines(disk) + time_table(plan, o.on_gpu && without_gpu));
+  write_json(common, to_json(plan, job.precision, disk, job.recipe, c.dir.string(), job.out.string()));
   if (!plan.refusals.empty())
     fail(ErrorKind::unsupported, fmt::format("{} linears would be refused", plan.refusals.size()));
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -63,8 +64,8 @@ std::string engine_names() {
 void add_arguments(CLI::App& app, QuantizeArgs& a) {
   app.add_option("RECIPE", a.recipe,
                  "A method (rtn, gptq, fp8), transforms and a method (awq, awq+gptq, smoothquant, rotate+gptq), auto "
-                 "(gptq with bits "
-                 "and groups chosen by measurement), or a whole recipe: \"gptq int4 g128 sym act=off effort=default\", "
+                 "(gptq with bits and groups, or schemes=, chosen by measurement), or a whole recipe: \"gptq int4 g128 "
+                 "sym act=off effort=default\", "
                  "\"gptq w8a8\", \"fp8 block128\"");
   app.add_option("MODEL", a.model, "Checkpoint folder (left out: the embedded demo model)");
   app.add_option("OUT", a.out, "Folder to write (left out: MODEL-RECIPE in the current folder)");
@@ -202,12 +203,17 @@ void refuse_if_any(const QuantPlan& plan, const DiskPlan& disk) {
        lines + "\n  give them another recipe with --set GLOB=RECIPE, or leave them with --keep GLOB");
 }
 
-PrecisionPlan measured_precision(Exec& ex, const QuantizeArgs& a, const Checkpoint& c, const Recipe& recipe,
-                                 const Windows& windows, DType dtype, Progress& progress) {
-  return choose_precision(
-      ex, c, windows, {.base = recipe, .rules = a.ordered, .dtype = dtype, .seed = a.seed, .progress = [&](double f) {
-                         progress.update("measuring the sensitivity", f);
-                       }});
+// What `auto` will do with its windows, once all has been refused that can be without them.
+std::function<PrecisionPlan(Exec&, const Windows&)> ready_precision(const QuantizeArgs& a, const Checkpoint& c,
+                                                                    const Recipe& recipe, DType dtype,
+                                                                    Progress& progress) {
+  PrecisionJob job{.base = recipe, .rules = a.ordered, .engine = a.engine, .tp = a.tp, .dtype = dtype, .seed = a.seed};
+  job.progress = [&](double f) { progress.update("measuring the sensitivity", f); };
+  return [&a, &c, job, choices = precision_choices(c, job)](Exec& ex, const Windows& windows) {
+    PrecisionPlan plan = choose_precision(ex, c, windows, job, choices);
+    say(a.common, plan.summary() + "\n");
+    return plan;
+  };
 }
 
 QuantJob job_of(const CLI::App& app, const QuantizeArgs& a, const std::filesystem::path& model, const Recipe& recipe) {
@@ -329,10 +335,10 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
     add_note(job, note);
   };
   if (recipe.chooses_precision()) {
+    const auto choose = ready_precision(a, c, recipe, job.dtype, progress);
     if (!plan_only) claim(model, c, adapter, job, folder);
     draw();
-    job.precision = measured_precision(ex, a, c, recipe, windows, job.dtype, progress);
-    say(a.common, job.precision->summary() + "\n");
+    job.precision = choose(ex, windows);
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);

@@ -33,6 +33,16 @@ constexpr RecipeFlag kRecipeFlags[] = {
      "one calibration stream in place of two, in about half the time"},
     {"--target-bits", "target-bits={}", RecipeFlag::Value::text,
      "Of auto: bits per weight to stay within, scales and zeros included (default 4.25)"},
+    {"--schemes", "schemes={}", RecipeFlag::Value::text,
+     "Of auto: what each linear may get, of int2 int3 int4 int5 int6 int8 nvfp4 mxfp4 fp8 bf16, with commas, or all "
+     "(left out: integers); q, k and v, gate and up, and the experts of a layer get one"},
+    {"--ends", "ends={}", RecipeFlag::Value::text,
+     "Of auto: on: the embedding and the head are chosen for, and counted, too; off (default): they stay as they are"},
+    {"--budget", "budget={}", RecipeFlag::Value::text,
+     "Of auto: what it stays within. --target-bits of all weights (all, the default) or of those that a token reads "
+     "(active: an expert counts by its share of the tokens); or, without --target-bits, the bytes of OUT (5GiB), or "
+     "the "
+     "floor of a decode step on a GPU of `runner plan` (2.5ms@rtx4090)"},
     {"--effort", "effort={}", RecipeFlag::Value::text,
      "quick, default, best (at 3 bits and below it learns the rounding too, which is slow without a GPU), or reference "
      "(the published algorithm)"},
