@@ -149,8 +149,15 @@ __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv
   const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
   const int64_t at = (row / len * kv_heads + head) * capacity + positions[row];
   const bool value = threadIdx.x >= 32;
-  store_row((value ? v : k) + (row * kv_heads + head) * d, value ? v_cache : k_cache, value ? v_scales : k_scales, at,
-            static_cast<int>(head), d);
+  const T* x = (value ? v : k) + (row * kv_heads + head) * d;
+  C* cache = value ? v_cache : k_cache;
+  float* scales = value ? v_scales : k_scales;
+  if constexpr (kGroupScales<C>) {
+    __shared__ nibble_rows::FitRoom<2, 1> room;
+    store_int4_row<1>(x, cache, scales, at, d, room, 1, 0);
+  } else {
+    store_row(x, cache, scales, at, static_cast<int>(head), d);
+  }
 }
 
 }  // namespace
