@@ -20,8 +20,8 @@ namespace fewbit::cuda::attention_columns {
 //   K   the eight are four pairs (j, j + 4) of k, of two products; every group of 64 dims has sums of its own, which
 //       meet the scale of key and group, and the center times the sum of the query over the group, afterwards
 //   V   the eight are four dims of two keys: dims j and j + 1 of lane g are rows g and g + 8 of a product. The weights
-//       are scaled for each group, and the centers, times the weights, summed apart; so are the scaled weights alone, by
-//       a product more, since the operands are codes raised by a constant
+//       are scaled for each group, and the centers, times the weights, summed apart; so are the scaled weights alone,
+//       by a product more, since the operands are codes raised by a constant
 template <int D, int kKeys, class C, int kGroups>
 struct WarpColumns {
   static_assert(D % 16 == 0 && kKeys % 16 == 0);
@@ -146,55 +146,6 @@ struct WarpColumns {
     }
   }
 
-  // Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
-  // `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
-  template <bool kOfValues, class F>
-  static __device__ __forceinline__ void for_operands(const C* row, F&& f) {
-    uint32_t a[4];
-    if constexpr (kNibbles) {
-#pragma unroll
-      for (int n = 0; n < kSteps; n += 4) {
-        uint32_t w[4];
-        if (n + 2 < kSteps)
-          kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
-        else
-          kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
-#pragma unroll
-        for (int i = 0; i < 4 && n + i < kSteps; ++i) {
-          nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
-          if constexpr (kOfValues && !kRaised) lower_nibbles(a);
-          f(n + i, a);
-        }
-      }
-    } else if constexpr (kIsCode<C>) {
-#pragma unroll
-      for (int n = 0; n < kSteps; n += 2) {
-        uint32_t w[4];
-        if (n + 1 < kSteps)
-          kOfValues ? ldmatrix_transposed(w, row + n * 16) : ldmatrix(w, row + n * 16);
-        else
-          kOfValues ? ldmatrix_two_transposed(w, row + n * 16) : ldmatrix_two(w, row + n * 16);
-#pragma unroll
-        for (int i = 0; i < 2 && n + i < kSteps; ++i) {
-          if constexpr (kOfValues) {
-            value_codes(C{}, w[2 * i], a[0], a[1]);
-            value_codes(C{}, w[2 * i + 1], a[2], a[3]);
-          } else {
-            key_codes(C{}, w[2 * i], a[0], a[2]);
-            key_codes(C{}, w[2 * i + 1], a[1], a[3]);
-          }
-          f(n + i, a);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
-        kOfValues ? ldmatrix_transposed(a, row + n * 16) : ldmatrix(a, row + n * 16);
-        f(n, a);
-      }
-    }
-  }
-
   // s = K Q^T for the kKeys rows at k_sh. words [kKeys, kDimGroups]: scale and center of codes of 4 bits.
   __device__ __forceinline__ void scores(Scores& s, const C* k_sh, const float* words) {
     const int lane = threadIdx.x % 32;
@@ -208,8 +159,8 @@ struct WarpColumns {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[2][kGroups][4] = {};  // two chains of products: their latency is what a step waits for
-      for_operands<false>(row + u * 16 * kStride,
-                          [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k % 2], a, k); });
+      for_operands<C, D, false, kRaised>(row + u * 16 * kStride,
+                                         [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k % 2], a, k); });
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
@@ -221,8 +172,8 @@ struct WarpColumns {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[kDimGroups][kGroups][4] = {};
-      for_operands<false>(row + u * 16 * kStride,
-                          [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
+      for_operands<C, D, false, kRaised>(row + u * 16 * kStride,
+                                         [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
@@ -339,7 +290,7 @@ struct WarpColumns {
           const float x = s[u][j][2 * i], y = s[u][j][2 * i + 1];
           b[j][i] = transposed(pack_weights<kHalfValues>(x, y));  // keys as rows become queries as columns
         }
-      for_operands<true>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+      for_operands<C, D, true, kRaised>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) mma_of<kHalfValues>(o[j][n], a, b[j][0], b[j][1]);
       });
@@ -366,7 +317,7 @@ struct WarpColumns {
             o_center[n][j][1] = fmaf(y, center, o_center[n][j][1]);
           }
         }
-      for_operands<true>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+      for_operands<C, D, true, kRaised>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) mma_of<false>(o[j][n], a, b[n / 4][j][0], b[n / 4][j][1]);
       });

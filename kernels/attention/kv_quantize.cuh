@@ -44,8 +44,8 @@ __device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, i
 template <int kWarps, class T, class Room>
 __device__ __forceinline__ void store_int4_row(const T* x, I4Codes* cache, float* scales, int64_t at, int d, Room& room,
                                                int warps, int warp) {
-  nibble_rows::store_row<kWarps>(x, &cache[at * (d / 2)].bits, reinterpret_cast<uint32_t*>(scales) + at * int4_groups(d),
-                                 d, room, warps, warp);
+  nibble_rows::store_row<kWarps>(x, &cache[at * (d / 2)].bits,
+                                 reinterpret_cast<uint32_t*>(scales) + at * int4_groups(d), d, room, warps, warp);
 }
 
 }  // namespace fewbit::cuda

@@ -1,6 +1,7 @@
 // Norms of heads, RoPE, the Hadamard matrix and the append to the cache in one launch. A warp has one head of one
-// token: a query head is turned in place, a key head on its way to the cache, and a value head only goes there. Keys and
-// values of 4 bits have a block each, since the fit of their codes would take a warp longer than all else. The token's cosines and sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the
+// token: a query head is turned in place, a key head on its way to the cache, and a value head only goes there. Keys
+// and values of 4 bits have a block each, since the fit of their codes would take a warp longer than all else. The
+// token's cosines and sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the
 // launch.
 #include <cmath>
 
@@ -73,7 +74,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const bool together = kGroupScales<C> && blockIdx.y >= q_blocks;  // the whole block has one head
   const int head = together ? s.heads + static_cast<int>(blockIdx.y) - q_blocks : blockIdx.y * kWarps + warp;
   const int kv_head = (head - s.heads) % s.kv_heads;
-  const bool has_head = head < s.heads + (kGroupScales<C> && !together ? 0 : 2 * s.kv_heads), of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
+  const bool has_head = head < s.heads + (kGroupScales<C> && !together ? 0 : 2 * s.kv_heads);
+  const bool of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
   const HeadNorm<T> norm = of_v ? HeadNorm<T>{} : of_q ? norms.q : norms.k;
   if (norm.weight && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
   // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
@@ -85,23 +87,15 @@ __global__ void __launch_bounds__(32 * kWarps)
   // The head is on its way while the angles are worked out.
   if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
   const int64_t position = positions[token];
-  rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
+  if (!together || !of_v)
+    rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
   if (!has_head) return;
   T* rows = reinterpret_cast<T*>(table + table_size(s.half));
   T* turned = rows + (together ? 0 : warp) * s.d;
+  float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
   const bool turns = !together || warp == 0;  // one warp for all that have the head together
-  // RoPE and the Hadamard matrix on a head of `from`, to `to`.
-  const auto turn = [&](const T* from, T* to) {
-    T* between = s.run == 0 ? to : turned;
-    turn_head(from, between, table, s.half, lane);
-    if (between != from)
-      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = from[i];
-    __syncwarp();
-    if (s.run > 0)
-      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
-                    lane);
-  };
+  const bool by_matrix = s.run > 0 && (!of_v || s.turn_values);
   const T* own = own_row;
   if (norm.weight && turns) {
     if (norm.vectors)
@@ -111,17 +105,22 @@ __global__ void __launch_bounds__(32 * kWarps)
     __syncwarp();
     own = turned;
   }
-  if (of_q) return turn(own, q_row);
-  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
-  if (turns) {
-    if (!of_v)
-      turn(own, turned);
-    else if (s.turn_values)
-      hadamard_head(own_row, turned, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run,
-                    s.run_scale, lane);
+  T* const to = of_q ? q_row : turned;
+  if (!of_v && turns) {
+    T* between = by_matrix ? turned : to;
+    turn_head(own, between, table, s.half, lane);
+    if (between != own)
+      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = own[i];
+    __syncwarp();
+    own = between;
+  }
+  if (by_matrix && turns) {
+    hadamard_head(own, to, wide, s.d, s.run, s.run_scale, lane);
     __syncwarp();
   }
-  const T* ready = of_v && !s.turn_values ? own_row : turned;
+  if (of_q) return;
+  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
+  const T* ready = of_v && !by_matrix ? own_row : turned;
   C* cache = of_v ? v_cache : k_cache;
   float* scales = of_v ? v_scales : k_scales;
   if constexpr (kGroupScales<C>) {

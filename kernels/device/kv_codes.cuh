@@ -118,8 +118,8 @@ __device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& eve
 }
 
 // Two of the eight codes in `word` as operands without arithmetic. As f16 a code in the lowest bits is a subnormal
-// number, the code times 2^-24; 16 times that four bits further up, where the other factor of a product makes up for it.
-// As bf16 a code in the lowest bits of 128 is 128 + code, which lower_nibbles() makes code - 8.
+// number, the code times 2^-24; 16 times that four bits further up, where the other factor of a product makes up for
+// it. As bf16 a code in the lowest bits of 128 is 128 + code, which lower_nibbles() makes code - 8.
 inline constexpr float kNibbleF16 = 16777216, kNibbleShift = 1 / 16.f;
 // Codes j and j + 4, and j + 1 and j + 5 times 16, j even, of the words of keys g and g + 8; of values j and j + 1, and
 // j + 4 and j + 5, of two dims of the keys of each.

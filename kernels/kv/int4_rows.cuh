@@ -78,6 +78,7 @@ __device__ inline Candidate best_start(const Group& group, float* xs, int warp) 
   own.grid = start(group, own.start);
   Fit fit;
   bool goes_on = true;
+#pragma unroll 1
   for (int pass = 0; pass < kInt4StartPasses; ++pass) {
     const float inverse = __frcp_rn(own.grid.step);
     float c = 0, cc = 0, cx = 0;  // exact
@@ -119,6 +120,7 @@ __device__ inline Grid refined(const Group& group, const Candidate& best) {
   const int x[2] = {static_cast<int>(group.x[0]), static_cast<int>(group.x[1])};
   Grid g = best.grid;
   Fit fit;
+#pragma unroll 1
   for (int pass = 0; best.gain >= 0 && pass < kInt4Refinements; ++pass) {
     const float inverse = __frcp_rn(g.step);
     int code[2];
@@ -187,6 +189,7 @@ struct FitRoom {
 template <int kWarps, class T, class Room>
 __device__ void store_row(const T* x, uint8_t* codes, uint32_t* scales, int d, Room& room, int warps, int warp) {
   const int lane = threadIdx.x % 32, own = threadIdx.x / 32, teams = warps / kWarps;
+#pragma unroll 1
   for (int first = 0; first < static_cast<int>(int4_groups(d)); first += teams) {
     const int g = first + warp / kWarps, begin = g * static_cast<int>(kInt4Group), at = begin + 2 * lane;
     const int n = min(static_cast<int>(kInt4Group), d - begin);  // none or less: the team has no group this time

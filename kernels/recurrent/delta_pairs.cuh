@@ -15,8 +15,8 @@
 namespace fewbit::cuda::delta {
 
 using bf16 = __nv_bfloat16;
-constexpr int kTokens = 64;  // of a chunk
-constexpr int kKeys = 128;   // features of a key
+constexpr int kTokens = 64;                  // of a chunk
+constexpr int kKeys = 128;                   // features of a key
 constexpr float kOfQueries = 0.0883883476f;  // 1 / sqrt(kKeys)
 constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
 constexpr int kHeads = 3;  // value heads that a block makes at most
@@ -24,9 +24,10 @@ constexpr int kThreads = 128;
 constexpr int kKeyRow = kKeys + 8, kTokenRow = kTokens + 8;  // rows in shared memory: eight of them meet all banks
 constexpr int kInverseRow = kBlock + 8;                      // likewise
 
-// A lower triangle of 64 x 64 in pieces of 8 x 8, 128 neighbouring bytes each, as wgmma takes them without a swizzle and
-// as a warp holds them: a piece is written by one store of a warp. The first index of a second factor in 16s (s / 16)
-// picks a part, which has only what is on and below the diagonal, t >= 16 (s / 16): pieces of neighbouring s, then of t.
+// A lower triangle of 64 x 64 in pieces of 8 x 8, 128 neighbouring bytes each, as wgmma takes them without a swizzle
+// and as a warp holds them: a piece is written by one store of a warp. The first index of a second factor in 16s (s /
+// 16) picks a part, which has only what is on and below the diagonal, t >= 16 (s / 16): pieces of neighbouring s, then
+// of t.
 constexpr int kPiece = 64;  // values
 __host__ __device__ constexpr int part_at(int block) { return kPiece * 2 * (2 * kBlocks + 1 - block) * block; }
 constexpr int kTriangle = part_at(kBlocks);
@@ -55,7 +56,7 @@ struct Rows {
   int64_t len, first;  // tokens of a sequence, and the first of them that is taken
   int tokens, chunks;  // that are taken, of a sequence
   int k_heads, v_heads, v_dim;
-  int first_seq;  // the one that the pointers are at
+  int first_seq;   // the one that the pointers are at
   bool from_zero;  // the state is not read
 };
 
@@ -95,18 +96,18 @@ struct PairsShared {
 // Decays and betas of a head, by one warp. `at` is the index of its first token, from which on `inside` are there.
 __device__ __forceinline__ void gates(const Rows& a, PairsShared& s, int slot, int head, int64_t at, int inside) {
   const int lane = threadIdx.x % 32;
-  const float rate = expf(a.a_log[head]);
-  float g[2] = {};
+  float logit[2], decay[2], g[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {  // all loads at once
+    const int64_t from = (at + min(2 * lane + i, inside - 1)) * a.v_heads + head;
+    logit[i] = to_f32(a.beta[from]), decay[i] = to_f32(a.decay[from]);
+  }
+  const float log_rate = a.a_log[head], bias = a.dt_bias[head], rate = expf(log_rate);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int t = 2 * lane + i;
-    float beta = 0;
-    if (t < inside) {
-      const int64_t from = (at + t) * a.v_heads + head;
-      g[i] = -rate * softplus(to_f32(a.decay[from]) + a.dt_bias[head]);
-      beta = 1.f / (1.f + expf(-to_f32(a.beta[from])));
-    }
-    s.beta[slot][t] = beta;
+    const bool there = 2 * lane + i < inside;
+    g[i] = there ? -rate * softplus(decay[i] + bias) : 0.f;
+    s.beta[slot][2 * lane + i] = there ? 1.f / (1.f + expf(-logit[i])) : 0.f;
   }
   float sum = g[0] + g[1];
 #pragma unroll

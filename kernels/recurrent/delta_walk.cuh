@@ -122,7 +122,8 @@ __device__ __forceinline__ void step(const Stage& s, float (&state)[16][4], bf16
     from_state(out, factor, s.q);
   }
   uint32_t r[4][4];
-  rest_of_values(r, x, [&](int row, int piece) { return &s.v[row][8 * piece]; }, c.of_keys);
+  rest_of_values(
+      r, x, [&](int row, int piece) { return &s.v[row][8 * piece]; }, c.of_keys);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
