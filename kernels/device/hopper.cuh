@@ -95,25 +95,6 @@ __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUte
       : "memory");
 }
 
-template <int kBlocks>
-__device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUtensorMap* array, int column, int row,
-                                                     int plane, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(shared),
-      "l"(array), "r"(column), "r"(row), "r"(plane), "r"(barrier), "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
-      : "memory");
-}
-template <int kBlocks>
-__device__ __forceinline__ void bulk_copy_to_all(uint32_t shared, const void* global, uint32_t bytes,
-                                                 uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-      "%4;\n" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
-      : "memory");
-}
-
 // All threads of the cluster wait for each other; what they did to their barriers before is visible to all after.
 __device__ __forceinline__ void cluster_sync() {
   asm volatile(

@@ -41,12 +41,10 @@ void run(Exec& ex, Rows a, int64_t seqs) {
   const int ratio = a.v_heads / a.k_heads, groups = (ratio + kHeads - 1) / kHeads;
   const bool wide = cuda.sm90() && tensor_map_encoder() != nullptr;
   const Maps maps = wide ? maps_of(a, seqs) : Maps{};
-  const int cluster = a.v_dim / kColumns % 2 == 0 ? 2 : 1;
-  auto* walk_wide = cluster == 2 ? walk_wide_kernel<2> : walk_wide_kernel<1>;
   const auto allow_shared = [](auto* walk, size_t bytes) {
     FEWBIT_CUDA_CALL(cudaFuncSetAttribute(walk, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   };
-  wide ? allow_shared(walk_wide, kWideShared) : allow_shared(walk_kernel, 2 * sizeof(Stage));
+  wide ? allow_shared(walk_wide_kernel, kWideShared) : allow_shared(walk_kernel, 2 * sizeof(Stage));
   for (int64_t seq = 0; seq < seqs; seq += together) {
     const auto n = static_cast<unsigned>(std::min(together, seqs - seq));
     for (int64_t chunk = 0; chunk < chunks; chunk += part) {
@@ -64,7 +62,7 @@ void run(Exec& ex, Rows a, int64_t seqs) {
                          0, b);
       const dim3 blocks(static_cast<unsigned>(a.v_dim / kColumns), static_cast<unsigned>(a.v_heads), n);
       if (wide)
-        launch_clusters(cuda, cluster, walk_wide, blocks, dim3(kWideThreads), kWideShared, b, maps);
+        launch_overlapping(cuda, walk_wide_kernel, blocks, dim3(kWideThreads), kWideShared, b, maps);
       else
         launch_overlapping(cuda, walk_kernel, blocks, dim3(kThreads), 2 * sizeof(Stage), b);
     }
@@ -83,6 +81,7 @@ bool delta_rule_in_chunks(Exec& ex, const DeltaInputs& in, int64_t seqs, const D
   const auto column = [](const ColumnsAt& c) { return c.x.as<delta::bf16>() + c.begin; };
   for (const ColumnsAt* c : {&in.q, &in.k, &in.v})
     if (!aligned16(column(*c), c->x.cols())) return false;
+  if (!aligned16(out.as<delta::bf16>())) return false;
   delta::run(ex,
              {.q = column(in.q),
               .k = column(in.k),

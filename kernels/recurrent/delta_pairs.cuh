@@ -96,18 +96,18 @@ struct PairsShared {
 // Decays and betas of a head, by one warp. `at` is the index of its first token, from which on `inside` are there.
 __device__ __forceinline__ void gates(const Rows& a, PairsShared& s, int slot, int head, int64_t at, int inside) {
   const int lane = threadIdx.x % 32;
-  float logit[2], decay[2], g[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {  // all loads at once
-    const int64_t from = (at + min(2 * lane + i, inside - 1)) * a.v_heads + head;
-    logit[i] = to_f32(a.beta[from]), decay[i] = to_f32(a.decay[from]);
-  }
-  const float log_rate = a.a_log[head], bias = a.dt_bias[head], rate = expf(log_rate);
+  const float rate = expf(a.a_log[head]);
+  float g[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const bool there = 2 * lane + i < inside;
-    g[i] = there ? -rate * softplus(decay[i] + bias) : 0.f;
-    s.beta[slot][2 * lane + i] = there ? 1.f / (1.f + expf(-logit[i])) : 0.f;
+    const int t = 2 * lane + i;
+    float beta = 0;
+    if (t < inside) {
+      const int64_t from = (at + t) * a.v_heads + head;
+      g[i] = -rate * softplus(to_f32(a.decay[from]) + a.dt_bias[head]);
+      beta = 1.f / (1.f + expf(-to_f32(a.beta[from])));
+    }
+    s.beta[slot][t] = beta;
   }
   float sum = g[0] + g[1];
 #pragma unroll

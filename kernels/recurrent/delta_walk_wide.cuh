@@ -42,32 +42,15 @@ struct WideBlock {
   const Maps& maps;
   WideShared& s;
   int column, head, seq;
-  int rank;  // in the cluster
 };
 
-// Copies for all blocks of a cluster, or for this one.
-template <int kCluster>
-__device__ __forceinline__ void share_box(Plane& to, const CUtensorMap& map, int column, int row, int seq,
-                                          uint64_t* full) {
-  if constexpr (kCluster > 1)
-    bulk_copy_box_to_all<kCluster>(shared_address(&to), &map, column, row, seq, shared_address(full));
-  else
-    bulk_copy_box(&to, &map, column, row, seq, full);
-}
-template <int kCluster>
-__device__ __forceinline__ void share_bytes(void* to, const void* from, size_t bytes, uint64_t* full) {
-  if constexpr (kCluster > 1)
-    bulk_copy_to_all<kCluster>(shared_address(to), from, static_cast<uint32_t>(bytes), shared_address(full));
-  else
-    bulk_copy(to, from, static_cast<uint32_t>(bytes), full);
-}
-template <int kCluster>
-__device__ __forceinline__ void share_triangle(Square& to, const bf16* from, uint64_t* full) {
+__device__ __forceinline__ void copy_triangle(Square& to, const bf16* from, uint64_t* full) {
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i)
-    share_bytes<kCluster>(&to[i][2 * i], from + part_at(i), sizeof(bf16) * (part_at(i + 1) - part_at(i)), full);
+    bulk_copy(&to[i][2 * i], from + part_at(i), static_cast<uint32_t>(sizeof(bf16)) * (part_at(i + 1) - part_at(i)),
+              full);
 }
-// The pieces that share_triangle() leaves alone, by all threads of the block.
+// The pieces that copy_triangle() leaves alone, by all threads of the block.
 __device__ __forceinline__ void clear_above_diagonal(Square& square) {
   constexpr int kWords = sizeof(square[0][0]) / sizeof(uint4);  // of a piece for 16 s
 #pragma unroll
@@ -76,33 +59,28 @@ __device__ __forceinline__ void clear_above_diagonal(Square& square) {
       reinterpret_cast<uint4*>(&square[i])[word] = {};
 }
 
-// The copying thread. The caller's rows of the first chunk do not wait for pairs_kernel. All but the values is the same
-// for the blocks of a cluster, of which the first copies one half and the last the other.
-template <int kCluster>
+// The copying thread. The caller's rows of the first chunk do not wait for pairs_kernel.
 __device__ __forceinline__ void copy_chunks(const WideBlock& block) {
   const Rows& a = block.a;
   const Chunk* chunks = a.work + (int64_t{block.seq} * a.v_heads + block.head) * a.chunks;
   const int key = block.head / (a.v_heads / a.k_heads) * kKeys, value = block.head * a.v_dim + block.column;
   const int first = static_cast<int>(a.first), seq = a.first_seq + block.seq;
-  const bool copies_keys = block.rank == 0, copies_queries = block.rank == kCluster - 1;
   for (int chunk = 0; chunk < a.chunks; ++chunk) {
     const int place = chunk % kStages, row = first + chunk * kTokens;
     WideStage& stage = block.s.stages[place];
     uint64_t* full = &block.s.full[place];
     barrier_await(shared_address(&block.s.empty[place]), chunk / kStages % 2 ^ 1);
     barrier_expect(full, 5 * sizeof(Plane) + sizeof(Chunk));
-    if (copies_keys)
-      for (int i = 0; i < 2; ++i) share_box<kCluster>(stage.k[i], block.maps.k, key + 64 * i, row, seq, full);
+    bulk_copy_box(&stage.k[0], &block.maps.k, key, row, seq, full);
+    bulk_copy_box(&stage.k[1], &block.maps.k, key + 64, row, seq, full);
     bulk_copy_box(&stage.v, &block.maps.v, value, row, seq, full);
-    if (copies_queries)
-      for (int i = 0; i < 2; ++i) share_box<kCluster>(stage.q[i], block.maps.q, key + 64 * i, row, seq, full);
+    bulk_copy_box(&stage.q[0], &block.maps.q, key, row, seq, full);
+    bulk_copy_box(&stage.q[1], &block.maps.q, key + 64, row, seq, full);
     if (chunk == 0) await_predecessor();
     const Chunk& from = chunks[chunk];
-    if (copies_keys) {
-      share_triangle<kCluster>(stage.solve, from.solve, full);
-      share_bytes<kCluster>(stage.of_keys, from.of_keys, sizeof(Chunk) - offsetof(Chunk, of_keys), full);
-    }
-    if (copies_queries) share_triangle<kCluster>(stage.pairs, from.pairs, full);
+    copy_triangle(stage.solve, from.solve, full);
+    copy_triangle(stage.pairs, from.pairs, full);
+    bulk_copy(stage.of_keys, from.of_keys, sizeof(Chunk) - offsetof(Chunk, of_keys), full);
   }
 }
 
@@ -147,23 +125,9 @@ __device__ __forceinline__ void send_outputs(const WideBlock& block, const uint3
   }
 }
 
-// Says that this warp has read a stage, to all whose copies go there. What it loaded itself has been used by then.
-template <int kCluster>
-__device__ __forceinline__ void release(const WideBlock& block, int place) {
-  if (threadIdx.x % 32 >= kArrivingLanes) return;
-  const uint32_t empty = shared_address(&block.s.empty[place]);
-#pragma unroll
-  for (int i = 0; i < kCluster; ++i)
-    if (i == block.rank)
-      barrier_arrive(empty);
-    else
-      barrier_arrive_in_cluster(address_in_cluster(empty, i));
-}
-
 // The multiplying warps' chunks; `state` is S^T.
-template <int kCluster>
 __device__ __forceinline__ void take_chunks(const WideBlock& block, float (&state)[64]) {
-  const int t = threadIdx.x % 4;
+  const int lane = threadIdx.x % 32, t = lane % 4;
   WideShared& s = block.s;
   Sums x, out = {};
   uint32_t factor[8][4], r[4][4], u[4][4], sent[8][2] = {};
@@ -214,7 +178,7 @@ __device__ __forceinline__ void take_chunks(const WideBlock& block, float (&stat
     state_as_factor();
     wgmma_wait<0>();
     pin(flat(out));
-    release<kCluster>(block, chunk % kStages);
+    if (lane < kArrivingLanes) barrier_arrive(&s.empty[chunk % kStages]);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -225,7 +189,6 @@ __device__ __forceinline__ void take_chunks(const WideBlock& block, float (&stat
 }
 
 // A multiplying warp's part of the block: the columns of the state come in and go back.
-template <int kCluster>
 __device__ __forceinline__ void walk(const WideBlock& block) {
   const Rows& a = block.a;
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -238,7 +201,7 @@ __device__ __forceinline__ void walk(const WideBlock& block) {
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] = kept[at(i)];
   await_predecessor();
-  take_chunks<kCluster>(block, state);
+  take_chunks(block, state);
   if (kept)
 #pragma unroll
     for (int i = 0; i < 64; ++i) kept[at(i)] = state[i];
@@ -246,36 +209,24 @@ __device__ __forceinline__ void walk(const WideBlock& block) {
 
 #endif
 
-// Grid: columns, heads, sequences. Blocks of a cluster are neighbours in their columns.
-template <int kCluster>
 __global__ void __launch_bounds__(kWideThreads, 1)
     walk_wide_kernel(const __grid_constant__ Rows a, const __grid_constant__ Maps maps) {
 #ifdef FEWBIT_SM90A
   extern __shared__ __align__(1024) uint8_t space[];
   WideShared& s = *reinterpret_cast<WideShared*>(space + (1024 - shared_address(space) % 1024) % 1024);
-  allow_successor();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i)
-      barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kCluster * kArrivingLanes * kThreads / 32);
+    for (int i = 0; i < kStages; ++i) barrier_init(&s.full[i], 1), barrier_init(&s.empty[i], kArrivingLanes * 4);
     barrier_publish();
   }
   for (WideStage& stage : s.stages) clear_above_diagonal(stage.solve), clear_above_diagonal(stage.pairs);
   publish_shared();
-  const auto sync = [] { kCluster > 1 ? cluster_sync() : __syncthreads(); };
-  sync();
-  const WideBlock block{a,
-                        maps,
-                        s,
-                        static_cast<int>(blockIdx.x) * kColumns,
-                        static_cast<int>(blockIdx.y),
-                        static_cast<int>(blockIdx.z),
-                        static_cast<int>(blockIdx.x) % kCluster};
+  __syncthreads();
+  const WideBlock block{
+      a, maps, s, static_cast<int>(blockIdx.x) * kColumns, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
   if (threadIdx.x < kThreads)
-    walk<kCluster>(block);
+    walk(block);
   else if (elected())
-    copy_chunks<kCluster>(block);
-  __syncwarp();
-  sync();  // no block ends while another may still copy or arrive there
+    copy_chunks(block);
 #endif
 }
 
