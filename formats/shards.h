@@ -1,8 +1,8 @@
 #pragma once
-// The files of a safetensors checkpoint, for a writer who knows all tensors of a file before its first byte and writes
-// one file at a time. CheckpointWriter (container.h) is for those who do not.
+// The files of a safetensors checkpoint, for a writer who knows all tensors of a file before its first byte.
+// CheckpointWriter (container.h) is for those who do not.
 #include <filesystem>
-#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,18 +11,32 @@
 
 namespace fewbit {
 
-struct ShardTensor {
-  TensorInfo info{};                       // name, dtype, shape and bytes; its place is not asked for
-  std::function<ConstTensorView()> bytes;  // asked for once, when it is written
-  std::function<void()> done{};            // it is written
-};
 using ShardNames = std::vector<std::string>;  // of the tensors in a file
 
 // "model.safetensors", or "model-00001-of-00003.safetensors".
 std::string shard_name(size_t index, size_t count);
 
-// Writes one file in the reference writer's order. Error{io} with the path; what was written then stays.
-WrittenFile write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors);
+// A file whose tensors come in any order, each whole. What came is on its way to the disk at once, so that a sync of
+// the finished file has little left to wait for; the digest of the file goes as far as its tensors lie without a gap.
+// Error{io} with the path; what was written then stays.
+class OpenShard {
+ public:
+  // Makes the file, in the place of any other, with its header in the reference writer's order. Of the tensors name,
+  // dtype, shape and bytes count.
+  OpenShard(const std::filesystem::path& file, const std::vector<TensorInfo>& tensors);
+  OpenShard(OpenShard&&) noexcept;
+  OpenShard& operator=(OpenShard&&) noexcept;
+  ~OpenShard();
+
+  bool holds(const std::vector<TensorInfo>&) const;  // whether it was begun for these, in any order
+  bool wants(const TensorInfo&) const;               // has such a tensor, which was not put yet
+  void put(const std::string& name, ConstTensorView bytes);
+  WrittenFile finish();  // all were put
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // The writer of container_safetensors, which has `written` filled when it is finished.
 std::unique_ptr<CheckpointWriter> create_with_digests(const std::filesystem::path& dir, const WriterOptions&,

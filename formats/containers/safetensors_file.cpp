@@ -260,6 +260,10 @@ bool written_before(const TensorInfo& a, const TensorInfo& b) {
   return a.name < b.name;
 }
 
+void put_in_written_order(std::vector<const TensorInfo*>& tensors) {
+  std::sort(tensors.begin(), tensors.end(), [](auto* a, auto* b) { return written_before(*a, *b); });
+}
+
 std::string serialize(const std::vector<const TensorInfo*>& tensors) {
   std::string text = R"({"__metadata__":{"format":"pt"})";
   int64_t at = 0;

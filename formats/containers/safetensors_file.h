@@ -29,6 +29,7 @@ int64_t head_bytes(const MappedFile& file);
 
 // The order in which the reference writer lays tensors out: dtype descending, then name ascending.
 bool written_before(const TensorInfo& a, const TensorInfo& b);
+void put_in_written_order(std::vector<const TensorInfo*>& tensors);
 
 // Length word, JSON and padding for tensors already in their written order, laid out back to back. Ignores
 // `begin`.

@@ -2,90 +2,45 @@
 // header that must know them all: so each shard's bytes go to a spool file first, and a closed shard is
 // assembled from it with copy_file_range (one shard of extra disk, no model in memory). Everything has a
 // temporary name until finish().
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <deque>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
+#include "formats/containers/out_file.h"
 #include "formats/containers/safetensors_file.h"
 #include "formats/shards.h"
-#include "src/core/error.h"
 
 namespace fewbit::safetensors {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A file being written; closed with the object, errors carry path and the system's reason.
-class OutFile {
- public:
-  explicit OutFile(const fs::path& path) : path_(path) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd_ < 0) refuse("cannot create");
+// Appends `bytes` of `from`, beginning at `at`; what `digests` is to see passes through memory.
+void append(OutFile& to, const OutFile& from, int64_t at, int64_t bytes, FileDigests* digests) {
+  off_t offset = at;
+  while (bytes > 0 && !digests) {
+    const ssize_t n = ::copy_file_range(from.fd(), &offset, to.fd(), nullptr, static_cast<size_t>(bytes), 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EXDEV || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP)) break;
+    if (n <= 0) to.refuse("cannot copy into");
+    bytes -= n;
   }
-  ~OutFile() {
-    if (fd_ >= 0) ::close(fd_);
+  std::vector<char> buffer(bytes > 0 ? size_t{8} << 20 : 0);  // also for file systems without the call
+  while (bytes > 0) {
+    const int64_t n =
+        from.read_some(offset, buffer.data(), std::min<int64_t>(bytes, static_cast<int64_t>(buffer.size())));
+    to.write(buffer.data(), n);
+    if (digests) digests->add(buffer.data(), n);
+    offset += n;
+    bytes -= n;
   }
-  OutFile(const OutFile&) = delete;
-  OutFile& operator=(const OutFile&) = delete;
-
-  void write(const void* data, int64_t bytes) {
-    const char* p = static_cast<const char*>(data);
-    while (bytes > 0) {
-      const ssize_t n = ::write(fd_, p, static_cast<size_t>(std::min<int64_t>(bytes, int64_t{1} << 30)));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) refuse("cannot write");
-      p += n;
-      bytes -= n;
-    }
-  }
-
-  // Appends `bytes` of `from`, beginning at `at`; what `digests` is to see passes through memory.
-  void append(const OutFile& from, int64_t at, int64_t bytes, FileDigests* digests) {
-    off_t offset = at;
-    while (bytes > 0 && !digests) {
-      const ssize_t n = ::copy_file_range(from.fd_, &offset, fd_, nullptr, static_cast<size_t>(bytes), 0);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0 && (errno == EXDEV || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP)) break;
-      if (n <= 0) refuse("cannot copy into");
-      bytes -= n;
-    }
-    std::vector<char> buffer(bytes > 0 ? size_t{8} << 20 : 0);  // also for file systems without the call
-    while (bytes > 0) {
-      const size_t want = static_cast<size_t>(std::min<int64_t>(bytes, static_cast<int64_t>(buffer.size())));
-      const ssize_t n = ::pread(from.fd_, buffer.data(), want, offset);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) from.refuse("cannot read back");
-      write(buffer.data(), n);
-      if (digests) digests->add(buffer.data(), n);
-      offset += n;
-      bytes -= n;
-    }
-  }
-
-  void close() {
-    const int fd = std::exchange(fd_, -1);
-    if (::close(fd) != 0) refuse("cannot close");
-  }
-
- private:
-  [[noreturn]] void refuse(const char* what) const {
-    fail(ErrorKind::io, path_.string() + ": " + what + ": " + std::strerror(errno));
-  }
-  fs::path path_;
-  int fd_ = -1;
-};
-
-void put_in_written_order(std::vector<const TensorInfo*>& tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](auto* a, auto* b) { return written_before(*a, *b); });
 }
 
 class Writer final : public CheckpointWriter {
@@ -182,7 +137,7 @@ class Writer final : public CheckpointWriter {
       const int64_t begin = order[i]->begin;
       int64_t end = begin;
       for (; i < order.size() && order[i]->begin == end; ++i) end += order[i]->bytes;
-      if (end > begin) out.append(*spool_, begin, end - begin, digests ? &*digests : nullptr);
+      if (end > begin) append(out, *spool_, begin, end - begin, digests ? &*digests : nullptr);
     }
     out.close();
     if (digests) {
@@ -231,8 +186,6 @@ std::unique_ptr<CheckpointWriter> create_writer(const fs::path& dir, const Write
 
 namespace fewbit {
 
-using safetensors::OutFile;
-
 std::unique_ptr<CheckpointWriter> create_with_digests(const std::filesystem::path& dir, const WriterOptions& options,
                                                       std::vector<WrittenFile>& written) {
   return std::make_unique<safetensors::Writer>(dir, options, &written);
@@ -245,30 +198,6 @@ std::string shard_name(size_t index, size_t count) {
   return name;
 }
 
-WrittenFile write_shard(const std::filesystem::path& file, const std::vector<ShardTensor>& tensors) {
-  std::vector<const TensorInfo*> order;
-  order.reserve(tensors.size());
-  for (const ShardTensor& t : tensors) order.push_back(&t.info);
-  safetensors::put_in_written_order(order);
-  OutFile out(file);
-  const std::string header = safetensors::serialize(order);
-  out.write(header.data(), static_cast<int64_t>(header.size()));
-  FileDigests digests;
-  digests.add(header.data(), static_cast<int64_t>(header.size()));
-  std::map<std::string_view, const ShardTensor*> by_name;
-  for (const ShardTensor& t : tensors) by_name[t.info.name] = &t;
-  for (const TensorInfo* info : order) {
-    const ShardTensor& t = *by_name.at(info->name);
-    const ConstTensorView bytes = t.bytes();
-    FEWBIT_ASSERT(bytes.bytes() == info->bytes);
-    out.write(bytes.data, bytes.bytes());
-    digests.add_tensor(info->name, bytes.data, bytes.bytes());
-    if (t.done) t.done();
-  }
-  out.close();
-  return digests.finish(file);
-}
-
 void write_shard_index(const std::filesystem::path& file, const std::vector<ShardNames>& shards, int64_t total) {
   nlohmann::json map = nlohmann::json::object();
   for (size_t i = 0; i < shards.size(); ++i)
@@ -277,7 +206,7 @@ void write_shard_index(const std::filesystem::path& file, const std::vector<Shar
   index["metadata"]["total_size"] = total;
   index["weight_map"] = map;
   const std::string text = index.dump(2) + '\n';
-  OutFile out(file);
+  safetensors::OutFile out(file);
   out.write(text.data(), static_cast<int64_t>(text.size()));
   out.close();
 }

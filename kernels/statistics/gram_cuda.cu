@@ -5,8 +5,30 @@
 
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/statistics/gram.h"
+#include "kernels/statistics/gram_lanes.h"
 
-namespace fewbit::cuda {
+namespace fewbit {
+
+// Lane 0 is the stream of the Exec.
+struct CudaLanes {
+  static constexpr int kCount = 1 + GramLanes::kBeside;
+  ~CudaLanes() {
+    if (begin) cudaEventDestroy(begin);
+    for (int i = 0; i < GramLanes::kBeside; ++i) {
+      if (done[i]) cudaEventDestroy(done[i]);
+      if (streams[i]) cudaStreamDestroy(streams[i]);
+    }
+  }
+  CudaLanes() = default;
+  CudaLanes(const CudaLanes&) = delete;
+  CudaLanes& operator=(const CudaLanes&) = delete;
+
+  cudaStream_t streams[GramLanes::kBeside] = {};
+  cudaEvent_t begin = nullptr, done[GramLanes::kBeside] = {};
+  Tensor workspaces{};  // [kBeside, bytes] u8
+};
+
+namespace cuda {
 namespace {
 
 constexpr int kTile = 32;
@@ -44,7 +66,77 @@ __global__ void mirror_kernel(float* g, int64_t n) {
   }
 }
 
+constexpr int64_t kWideStrip = 4096;  // rows of the cross sums of bf16 that a lane takes at a time
+
+// The handle of products works on one lane or another, and on the Exec's stream again when this goes.
+class OnLanes {
+ public:
+  OnLanes(CudaState& s, const CudaLanes& lanes) : s_(s), lanes_(lanes) {
+    FEWBIT_CUDA_CALL(cudaEventRecord(lanes.begin, s.stream));
+    for (cudaStream_t lane : lanes.streams) FEWBIT_CUDA_CALL(cudaStreamWaitEvent(lane, lanes.begin, 0));
+  }
+  // The Exec's stream goes on behind all of them.
+  ~OnLanes() {
+    for (int i = 0; i < GramLanes::kBeside; ++i) {
+      cudaEventRecord(lanes_.done[i], lanes_.streams[i]);
+      cudaStreamWaitEvent(s_.stream, lanes_.done[i], 0);
+    }
+    cublasSetStream(s_.blas, s_.stream);
+    cublasSetWorkspace(s_.blas, s_.blas_workspace, CudaState::kBlasWorkspace);
+  }
+  OnLanes(const OnLanes&) = delete;
+  OnLanes& operator=(const OnLanes&) = delete;
+
+  void next() {
+    const int lane = at_++ % CudaLanes::kCount;
+    void* workspace = lane == 0 ? s_.blas_workspace : lanes_.workspaces.view().row_range(lane - 1, lane).data;
+    FEWBIT_CUBLAS_CALL(cublasSetStream(s_.blas, lane == 0 ? s_.stream : lanes_.streams[lane - 1]));
+    FEWBIT_CUBLAS_CALL(cublasSetWorkspace(s_.blas, workspace, CudaState::kBlasWorkspace));
+  }
+
+ private:
+  CudaState& s_;
+  const CudaLanes& lanes_;
+  int at_ = 0;
+};
+
 }  // namespace
+
+std::unique_ptr<CudaLanes, void (*)(CudaLanes*)> make_lanes(Exec& ex) {
+  static_assert(GramLanes::kBytes == GramLanes::kBeside * static_cast<int64_t>(CudaState::kBlasWorkspace));
+  std::unique_ptr<CudaLanes, void (*)(CudaLanes*)> lanes{new CudaLanes, +[](CudaLanes* l) { delete l; }};
+  FEWBIT_CUDA_CALL(cudaSetDevice(ex.cuda_state().device));
+  lanes->workspaces = ex.alloc(DType::u8, {GramLanes::kBeside, GramLanes::kBytes / GramLanes::kBeside});
+  FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&lanes->begin, cudaEventDisableTiming));
+  for (int i = 0; i < GramLanes::kBeside; ++i) {
+    FEWBIT_CUDA_CALL(cudaStreamCreateWithFlags(&lanes->streams[i], cudaStreamNonBlocking));
+    FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&lanes->done[i], cudaEventDisableTiming));
+  }
+  return lanes;
+}
+
+// The longest strips come first, so that the lanes end together. A chunk waits for the one before on every lane.
+void add_sums(Exec& ex, CudaLanes& lanes, ConstTensorView x, ConstTensorView x_full, TensorView g, TensorView d,
+              RowBand half, RowBand whole) {
+  const int64_t n = x.cols(), strip = x.dtype == DType::bf16 ? kWideStrip : kStrip;
+  CudaState& s = ex.cuda_state();
+  FEWBIT_ASSERT(g.rows() == n && g.cols() == n && (!x_full.data || (x_full.shape == x.shape && d.rows() == n)));
+  for (int64_t t = 0; t < x.rows(); t += kGramChunk) {
+    const int64_t end = std::min(x.rows(), t + kGramChunk);
+    const ConstTensorView chunk = x.row_range(t, end);
+    OnLanes on(s, lanes);
+    for (int64_t i = whole.begin; x_full.data && i < std::min(n, whole.end); i += strip) {
+      on.next();
+      add_block(s, x_full.row_range(t, end), chunk, d.as<float>(), i, std::min({n, whole.end, i + strip}), 0, n);
+    }
+    const int64_t last = std::min(n, half.end);
+    for (int64_t strips = (last - half.begin + kStrip - 1) / kStrip; strips > 0; --strips) {
+      const int64_t i = half.begin + (strips - 1) * kStrip, to = std::min(n, i + kStrip);
+      on.next();
+      add_block(s, chunk, chunk, g.as<float>(), i, to, 0, to);
+    }
+  }
+}
 
 // The half on and below the diagonal.
 void add_gram_half(Exec& ex, ConstTensorView x, TensorView g, RowBand rows) {
@@ -83,4 +175,5 @@ void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d, Ro
   }
 }
 
-}  // namespace fewbit::cuda
+}  // namespace cuda
+}  // namespace fewbit

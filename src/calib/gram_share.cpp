@@ -21,9 +21,10 @@ std::vector<int64_t> half_bands(Device::Kind kind, int64_t n, int parts) {
   return begin;
 }
 
-GramShare::GramShare(Exec& ex, const Ranks& ranks, int64_t in)
+GramShare::GramShare(Exec& ex, const Ranks& ranks, int64_t in, bool beside)
     : ex_(ex),
       ranks_(ranks),
+      lanes_(ex, beside),
       half_(half_bands(ex.device().kind, in, ranks.size())),
       whole_(even_bands(in, ranks.size(), gram_tile(ex.device().kind))) {}
 
@@ -32,10 +33,8 @@ RowBand GramShare::mine(const std::vector<int64_t>& begin) const {
   return {begin[rank], begin[rank + 1]};
 }
 
-void GramShare::add_gram(ConstTensorView x, TensorView g) const { add_gram_half(ex_, x, g, mine(half_)); }
-
-void GramShare::add_cross(ConstTensorView a, ConstTensorView b, TensorView d) const {
-  cross_gram(ex_, a, b, d, mine(whole_));
+void GramShare::add(ConstTensorView x, ConstTensorView x_full, TensorView g, TensorView d) const {
+  lanes_.add(x, x_full, g, d, mine(half_), mine(whole_));
 }
 
 void GramShare::finish_gram(TensorView g) const {

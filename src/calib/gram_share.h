@@ -4,16 +4,17 @@
 // have there (kernels/statistics/gram.h), and in the end all have the whole.
 #include <vector>
 
-#include "kernels/statistics/gram.h"
+#include "kernels/statistics/gram_lanes.h"
 #include "src/ranks/ranks.h"
 
 namespace fewbit {
 
 class GramShare {
  public:
-  GramShare(Exec& ex, const Ranks& ranks, int64_t in);
-  void add_gram(ConstTensorView x, TensorView g) const;
-  void add_cross(ConstTensorView a, ConstTensorView b, TensorView d) const;
+  // `beside`: the sums may use streams of their own (GramLanes::kBytes).
+  GramShare(Exec& ex, const Ranks& ranks, int64_t in, bool beside = false);
+  // g += x^T x, its half, and where x_full has data d += x_full^T x.
+  void add(ConstTensorView x, ConstTensorView x_full, TensorView g, TensorView d) const;
   // Collective: the sums are complete, both halves of g.
   void finish_gram(TensorView g) const;
   void finish_cross(TensorView d) const;
@@ -23,6 +24,7 @@ class GramShare {
 
   Exec& ex_;
   const Ranks& ranks_;
+  GramLanes lanes_;
   std::vector<int64_t> half_{}, whole_{};  // begins of the ranks' bands, [ranks + 1]
 };
 

@@ -68,10 +68,10 @@ Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
 }
 
 InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale,
-                     const Ranks& ranks)
+                     const Ranks& ranks, bool beside)
     : ex_(ex),
       rounding_(rounding),
-      share_(ex, ranks, in),
+      share_(ex, ranks, in, beside),
       cutter_(ex, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
   if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
@@ -103,8 +103,7 @@ void InputSums::sum(ConstTensorView x, ConstTensorView x_full) {
     round_rows(ex_, x, q, rounded);
   }
   const ConstTensorView seen = rounded ? ConstTensorView(rounded) : x;
-  share_.add_gram(seen, stats_.gram);
-  if (x_full.data) share_.add_cross(x_full, seen, stats_.cross);
+  share_.add(seen, x_full, stats_.gram, stats_.cross);
 }
 
 InputStats InputSums::finish() {
@@ -129,7 +128,7 @@ InputStats observe_input(Exec& ex, const EachChunk& each, int64_t tokens, int64_
     scale = range.scale();
     reach = range.reach();
   }
-  InputSums sums(ex, in, cross, rounding, scale, ranks);
+  InputSums sums(ex, in, cross, rounding, scale, ranks, ranks.alone());
   each([&](ConstTensorView x, ConstTensorView x_full) { sums.add(x, cross ? x_full : ConstTensorView{}); });
   InputStats stats = sums.finish();
   stats.input_reach = reach;

@@ -39,7 +39,9 @@ class InputRange {
 // ranks all add the same rows, and share the products; finish() is collective then.
 class InputSums {
  public:
-  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process());
+  // `beside`: as GramShare has it.
+  InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process(),
+            bool beside = false);
   InputSums(InputSums&&) = delete;
   void add(ConstTensorView x, ConstTensorView x_full);
   InputStats finish();

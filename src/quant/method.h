@@ -29,13 +29,23 @@ struct LinearJob {
   uint64_t seed = 0;
   // Largest |w| of this linear and of those that share its input: they share a global scale, where there is one.
   float shared_absmax = 0;
+  bool codes_stay = false;  // on the device, where the method has them in MethodResult::there
   // How the rows are divided among ranks, which all call the method then. Results have the rows of `weight`; losses and
   // whatever is decided are those of all rows.
   const RowShare* rows = &RowShare::none();
 };
 
+// The neutral form of one linear while it is still on the device. `zeros` and `group_of` may be empty.
+struct DeviceCodes {
+  Tensor codes{};     // [out, in] u8
+  Tensor scales{};    // [ceil(out / out_group), G]  f32
+  Tensor zeros{};     // [out, G]  u8; empty when symmetric
+  Tensor group_of{};  // [in]      i32; empty when groups are consecutive
+};
+
 struct MethodResult {
-  QuantizedLinear linear{};  // host memory
+  QuantizedLinear linear{};  // host memory; without its codes where the job lets them stay
+  DeviceCodes there{};       // the same on the device; empty where the method does not leave them
   double loss = 0;           // tr((W - Q) H (W - Q)^T) / tokens, H undamped; 0 without statistics
   double loss_rtn = 0;       // the same for rtn --effort reference on the same statistics
   // What the method itself minimised. With shifted targets T the two losses above measure a distance to a

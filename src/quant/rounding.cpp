@@ -59,9 +59,9 @@ DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const Qu
   return q;
 }
 
-Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec) {
+Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec, DType dtype) {
   const Tensor levels = levels_of(ex, spec.grid);
-  Tensor w = ex.alloc(DType::f32, q.codes.shape());
+  Tensor w = ex.alloc(dtype, q.codes.shape());
   dequantize(ex,
              {.codes = q.codes,
               .scales = q.scales,
@@ -191,7 +191,7 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
     result.loss = shifted ? loss(job.weight, q) : result.loss_target;
     if (!searched) result.loss_rtn = result.loss;
   }
-  result.linear = to_host(ex, std::move(q), job.spec);
+  deliver(ex, std::move(q), job, result);
   return result;
 }
 
@@ -214,14 +214,14 @@ void require_job(Exec& ex, const LinearJob& job, Grids grids) {
   require_finite(ex, job.name, job.weight, *job.rows);
 }
 
-QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec) {
-  QuantizedLinear host;
-  host.spec = spec;
-  host.codes = ex.to_host(q.codes);
+void deliver(Exec& ex, DeviceCodes&& q, const LinearJob& job, MethodResult& result) {
+  QuantizedLinear& host = result.linear;
+  host.spec = job.spec;
+  if (!job.codes_stay) host.codes = ex.to_host(q.codes);
   host.scales = ex.to_host(q.scales);
   if (q.zeros) host.zeros = ex.to_host(q.zeros);
   if (q.group_of) host.group_of = ex.to_host(q.group_of);
-  return host;
+  result.there = std::move(q);
 }
 
 bool has_gram(const LinearJob& job) { return job.stats && job.stats->tokens > 0 && !job.stats->gram.empty(); }

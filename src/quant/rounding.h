@@ -7,14 +7,6 @@
 
 namespace fewbit {
 
-// The neutral form of one linear while it is still on the device. `zeros` and `group_of` may be empty.
-struct DeviceCodes {
-  Tensor codes{};     // [out, in] u8
-  Tensor scales{};    // [ceil(out / out_group), G]  f32
-  Tensor zeros{};     // [out, G]  u8; empty when symmetric
-  Tensor group_of{};  // [in]      i32; empty when groups are consecutive
-};
-
 // The search that a spec and an effort ask for.
 ScaleSearch search_for(const QuantSpec& spec, ScaleRule rule);
 
@@ -28,8 +20,8 @@ DeviceCodes make_codes(Exec& ex, const QuantSpec& spec, int64_t out, int64_t in)
 // groups.
 DeviceCodes round_plain(Exec& ex, ConstTensorView w, ConstTensorView h, const QuantSpec& spec, ScaleRule rule);
 
-// The values that the codes stand for, [out, in] f32 on the device.
-Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec);
+// The values that the codes stand for, [out, in] f32 | bf16 on the device. Not of scales with a second level.
+Tensor values_of(Exec& ex, const DeviceCodes& q, const QuantSpec& spec, DType dtype = DType::f32);
 
 // Rounding to 4-bit floats, with scales searched under the importance h (data == nullptr: all ones), or by
 // the published rule. The global scale of NVFP4 is the power of two that leaves the groups the whole range of
@@ -64,8 +56,8 @@ void require_job(Exec& ex, const LinearJob& job, Grids grids);
 void require_finite(Exec& ex, const std::string& linear, ConstTensorView weight,
                     const RowShare& rows = RowShare::none());
 
-// Moves the codes to host memory.
-QuantizedLinear to_host(Exec& ex, DeviceCodes&& q, const QuantSpec& spec);
+// The codes as the method's result: in host memory too, unless the job lets them stay.
+void deliver(Exec& ex, DeviceCodes&& q, const LinearJob& job, MethodResult& result);
 
 // True where the job's statistics hold a Gram matrix of at least one token.
 bool has_gram(const LinearJob& job);

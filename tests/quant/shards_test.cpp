@@ -9,19 +9,19 @@ namespace {
 
 class ShardsTest : public JournalTest {
  protected:
-  static ConstTensorView tensor_of(const NamedTensor& t) { return t.tensor; }
   // The tensors of blocks [begin, end) as the next shard; the first `covered` blocks go with it.
   static void shard(Journal& j, int64_t begin, int64_t end, int64_t covered) {
     std::vector<NamedTensor> tensors;
     for (int64_t i = begin; i < end; ++i)
       for (NamedTensor& t : tensors_of(i)) tensors.push_back(std::move(t));
-    std::vector<ShardTensor> all;
+    std::vector<TensorInfo> all;
     for (const NamedTensor& t : tensors)
       all.push_back(
-          {{.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape(), .bytes = t.tensor.view().bytes()},
-           [&t] { return tensor_of(t); }});
+          {.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape(), .bytes = t.tensor.view().bytes()});
     fs::create_directories(j.shard_file(0).parent_path());
-    WrittenFile written = write_shard(j.shard_file(j.shards()), all);
+    OpenShard open(j.shard_file(j.shards()), all);
+    for (const NamedTensor& t : tensors) open.put(t.name, t.tensor);
+    WrittenFile written = open.finish();
     j.seal_shard(covered, std::move(written));
   }
   // Blocks 0 to 4: 0 and 1 in a shard, 2 in the next, 3 and 4 in files of their own.

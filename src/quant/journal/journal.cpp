@@ -198,6 +198,7 @@ void Journal::rewrite(const std::string& text) {
 }
 
 void Journal::append(const std::string& record) {
+  const std::lock_guard one_at_a_time(*appending_);
   log_->append_whole(line_of(record));
   log_->sync();
 }

@@ -5,6 +5,8 @@
 // of the files of the blocks that are in it, which then go. OUT itself appears by one rename, when everything is
 // written.
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,6 +67,7 @@ class Journal {
   std::filesystem::path dir_;
   RunFolder* folder_ = nullptr;  // null: writes nothing
   std::optional<File> log_{};
+  std::unique_ptr<std::mutex> appending_ = std::make_unique<std::mutex>();  // blocks and shards have a thread each
   std::vector<std::vector<LinearRecord>> blocks_;
   std::vector<int64_t> shards_;       // of each: the blocks that lie in it and in those before
   std::vector<WrittenFile> written_;  // the same shards

@@ -8,7 +8,7 @@ namespace fewbit {
 
 ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64_t in)
     : ex_(ex), rows_(rows), share_(ex, ranks, in), cutter_(ex, [this](ConstTensorView x, ConstTensorView) {
-        share_.add_gram(x, stats_.input.gram);
+        share_.add(x, {}, stats_.input.gram, {});
         column_stats(ex_, x, {}, stats_.absmax, stats_.abssum);
       }) {
   stats_.input.gram = ex.alloc_zeros(DType::f32, {in, in});

@@ -6,7 +6,7 @@
 
 namespace fewbit {
 
-Background::Background(bool beside) {
+Background::Background(bool beside, bool pool) : pool_(pool) {
   if (beside) thread_ = std::thread([this] { loop(); });
 }
 
@@ -21,7 +21,8 @@ Background::~Background() {
 }
 
 void Background::loop() {
-  const InlineParallel alone;
+  std::optional<InlineParallel> alone;
+  if (!pool_) alone.emplace();
   for (;;) {
     Job* job = nullptr;
     {

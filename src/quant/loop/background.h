@@ -21,8 +21,9 @@ inline constexpr int64_t kWaitingBytes = int64_t{256} << 20;
 
 class Background {
  public:
-  // `beside` false: every job is done before give() returns, on the thread that gives it.
-  explicit Background(bool beside);
+  // `beside` false: every job is done before give() returns, on the thread that gives it. `pool`: jobs use the threads
+  // of parallel_for, which a device leaves idle; else they leave them to the thread that computes.
+  explicit Background(bool beside, bool pool = false);
   // Does what was given first; an error of that is lost, for the run ends by another one already.
   ~Background();
   Background(const Background&) = delete;
@@ -55,6 +56,7 @@ class Background {
   void count(const std::string& phase, double begin, double end, bool beside);
   void until(std::unique_lock<std::mutex>&, const std::function<bool()>& ready);
 
+  const bool pool_;
   Stopwatch clock_{};
   std::mutex mutex_;
   std::condition_variable given_, done_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <limits>
 
 #include "formats/container.h"
@@ -17,6 +18,7 @@
 #include "src/quant/loop/block_encoding.h"
 #include "src/quant/loop/linear_exchange.h"
 #include "src/quant/loop/measure.h"
+#include "src/quant/loop/read_ahead.h"
 #include "src/quant/loop/turned_stats.h"
 #include "src/quant/rounding.h"
 #include "src/ranks/exchange.h"
@@ -25,15 +27,18 @@
 namespace fewbit {
 
 BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, Phases& phases,
-                       Background& background, bool runs)
+                       Background& background, UploadAhead& ahead, bool runs)
     : ex_(ex),
       ckpt_(c),
       plan_(plan),
       job_(job),
       phases_(phases),
       background_(background),
+      ahead_(ahead),
       ranks_(*job.ranks),
-      runs_(runs) {}
+      runs_(runs) {
+  if (plan.memory.beside > 0 && ranks_.alone()) side_.emplace(ex, 0);
+}
 
 void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool learning) {
   layer_ = layer;
@@ -167,20 +172,6 @@ void BlockCoder::seal(Journal& journal) {
 
 const PlannedLinear& BlockCoder::plan_of(const LinearDef& def) const { return plan_.of(prefix_ + def.name); }
 
-float BlockCoder::absmax(const PlannedLinear& p) {
-  if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
-  return absmax_of(ex_, stored_weight(p));
-}
-
-// Largest |w| of the linears whose scales have a second level: engines that fuse them want it to be shared.
-float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
-  float largest = 0;
-  for (const LinearDef& def : items)
-    if (const PlannedLinear& p = plan_of(def); !p.keep && !p.lossless && p.recipe.spec.two_level())
-      largest = std::max(largest, absmax(p));
-  return largest;
-}
-
 CodedLinear BlockCoder::begin_record(const LinearDef& def, const PlannedLinear& p, const InputStats* stats) {
   CodedLinear coded;
   coded.plan = &p;
@@ -200,6 +191,7 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
   job.seed = job_.seed;
   job.shared_absmax = shared;
   job.rows = &rows;
+  job.codes_stay = side_ && !learning_;
   return job;
 }
 
@@ -214,7 +206,9 @@ MethodResult BlockCoder::quantize_turned(const PlannedLinear& p, const Tensor& w
   if (stats) there = turned_stats(ex_, *stats, run);
   LinearJob job = job_of(p, turned, stats ? &there : nullptr, 0, rows);
   job.spec.turn = 0;
+  job.codes_stay = false;
   MethodResult r = p.recipe.method->quantize(ex_, job);
+  r.there = {};  // they are those of the turned weight
   r.linear.spec.turn = run;
   return r;
 }
@@ -232,7 +226,8 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
     rows.gather(r.linear);
   });
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
-  validate(r.linear);
+  if (!ranks_.alone()) r.there = {};  // of some rows alone, or of other linears that wait for the ranks
+  if (!r.linear.codes.empty()) validate(r.linear);
   CodedLinear coded = begin_record(def, p, stats);
   coded.record.rung = r.rung;
   coded.record.loss = r.loss;
@@ -240,12 +235,16 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   coded.record.loss_target = r.loss_target;
   coded.record.loss_target_rtn = r.loss_target_rtn;
   coded.linear = std::move(r.linear);
+  coded.there = std::move(r.there);
   if (learning_ && p.recipe.learns_rounding())
     coded.weight = std::move(w);
   else
     phases_.timed("measure", [&] {
       const std::optional<double> loss = r.loss > 0 ? std::optional<double>(r.loss) : std::nullopt;
-      measure(ex_, w, coded.linear, stats, coded.record, rows, loss);
+      const QuantSpec& spec = coded.linear.spec;
+      const Tensor values =
+          coded.there.codes.empty() ? values_of(ex_, coded.linear, DType::f32) : values_of(ex_, coded.there, spec);
+      measure(ex_, w, values, input_quant(spec, coded.linear.input_scale), stats, coded.record, rows, loss);
     });
   need_finite(coded.record);
   coded.record.seconds = timer.seconds();
@@ -282,7 +281,8 @@ CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const
 void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced) {
   CodedLinear& coded = block_->coded.emplace_back(std::move(made));
   if (job_.coded) job_.coded(coded.record);
-  if (replaced && runs_) replaced->emplace(coded.name, dense_of(coded.linear));
+  if (replaced && runs_) replaced->emplace(coded.name, dense_of(coded.linear, coded.there));
+  if (!coded.linear.codes.empty()) coded.there = {};
   if (!learning_) pack(coded);
 }
 
@@ -349,47 +349,16 @@ void BlockCoder::pack(CodedLinear& c) {
     c.linear = {};
     return;
   }
-  background_.give("pack", c.linear.codes.bytes(), [block = block_, &c] {
+  const int64_t codes = c.plan->linear.out * c.plan->linear.in;
+  background_.give("pack", codes, [this, block = block_, &c] {
+    fetch(c);
+    // A sum over all bytes in turn, beside the packing.
+    std::future<std::string> hash = std::async(std::launch::async, [&c] { return content_hash(c.linear); });
     for (NamedTensor& t : c.plan->packing->pack(c.plan->linear.name, c.linear).tensors)
       block->packed.push_back(std::move(t));
-    c.record.hash = content_hash(c.linear);
+    c.record.hash = hash.get();
     c.linear = {};
   });
-}
-
-// What takes the place of a quantized linear in the quantized stream.
-DenseLinear BlockCoder::dense_of(const QuantizedLinear& q) {
-  return {.weight = values_of(ex_, q, job_.dtype), .bias = {}, .input = input_quant(q.spec, q.input_scale)};
-}
-
-Tensor BlockCoder::on_device(const Tensor& host_f32) {
-  Tensor w = ex_.alloc(job_.dtype, host_f32.shape());
-  cast(ex_, ex_.to_device(host_f32), w);
-  return w;
-}
-
-Tensor* BlockCoder::rewritten(const PlannedLinear& p) {
-  const auto it = rewritten_.weights.find(p.linear.name.substr(prefix_.size()) + ".weight");
-  return it == rewritten_.weights.end() ? nullptr : &it->second;
-}
-
-// The weight to quantize in f32: as a transform left it (which then is gone), else as it is stored.
-Tensor BlockCoder::weight_of(const PlannedLinear& p) {
-  if (Tensor* w = rewritten(p)) return std::move(*w);
-  return stored_weight(p);
-}
-
-Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
-  if (ckpt_.packed(p.linear.name)) {
-    Tensor values = values_of(ex_, ckpt_.sound_codes(p.linear), DType::f32);
-    release_linear(ckpt_, p.linear.name);
-    return values;
-  }
-  const std::string name = p.linear.name + ".weight";
-  Tensor w = upload_as(
-      ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}), DType::f32);
-  ckpt_.store.release(name);
-  return w;
 }
 
 }  // namespace fewbit

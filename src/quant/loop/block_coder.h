@@ -15,6 +15,7 @@
 #include "src/quant/loop/block_f32.h"
 #include "src/quant/loop/phases.h"
 #include "src/quant/loop/quant_job.h"
+#include "src/calib/upload_ahead.h"
 
 namespace fewbit {
 
@@ -24,6 +25,7 @@ struct CodedLinear {
   std::string name{};  // relative to the block
   Tensor weight{};     // [out, in] f32 on the device; kept where the codes will be learned, to measure them
   QuantizedLinear linear{};
+  DeviceCodes there{};  // the same on the device, until it is packed; then `linear` may lack its codes
   LinearRecord record{};
 };
 
@@ -38,7 +40,9 @@ class BlockCoder {
   };
 
   // `runs`: a quantized stream exists, which needs what takes the place of each linear.
-  BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, Background&, bool runs);
+  // `ahead` may bring the weights.
+  BlockCoder(Exec&, const Checkpoint&, const QuantPlan&, const QuantJob&, Phases&, Background&, UploadAhead& ahead,
+             bool runs);
 
   // Begins the block of `layer`; the number of layers stands for the ends. The linears of a sealed block are restored.
   // `learning`: codes stay in reach until seal(), because they will change.
@@ -90,7 +94,8 @@ class BlockCoder {
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
   void take(CodedLinear, std::map<std::string, Linear>* replaced);
   void pack(CodedLinear&);
-  DenseLinear dense_of(const QuantizedLinear&);
+  void fetch(CodedLinear&);
+  DenseLinear dense_of(const QuantizedLinear&, const DeviceCodes& there = {});
   DenseLinear restore(const PlannedLinear&);
   TensorSource packed() const;  // of rank 0, when nothing is left in the background
   Tensor on_device(const Tensor& host_f32);
@@ -110,9 +115,13 @@ class BlockCoder {
   const QuantJob& job_;
   Phases& phases_;
   Background& background_;
+  UploadAhead& ahead_;
   const Ranks& ranks_;
   bool runs_;
   Background::Ticket sealed_ = 0;  // of the block before
+  // The background's: the way of codes that stay on the device until they are packed.
+  std::optional<SideStream> side_{};
+  Tensor pinned_{};
   // Of the block at hand:
   int64_t layer_ = 0;
   std::string prefix_{};  // of its names

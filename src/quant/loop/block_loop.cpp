@@ -10,6 +10,7 @@
 #include "src/quant/loop/read_ahead.h"
 #include "src/ranks/exchange.h"
 #include "src/run/runner.h"
+#include "src/run/upload_as.h"
 
 namespace fewbit {
 namespace {
@@ -36,12 +37,13 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       ropes_(ex, c.spec, windows.length),
       phases_(ex, job.entered),
       sealed_before_(journal.sealed_blocks()),
-      coder_(ex, c, plan, job, phases_, background_, windows.count > 0),
-      ends_(ex, c, plan, job, phases_, background_, windows.count > 0),
+      ahead_(ex, job.overlaps ? plan.memory.slot : 0),
+      coder_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
+      ends_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
       chunks_{.windows = windows.count, .length = windows.length},
       share_(ex, ranks_, chunks_),
       store_(ex, room_of(plan, journal)),
-      background_(job.overlaps) {
+      background_(job.overlaps, ex.on_cuda()) {
   const Tensor embedding = quantize_embedding();
   if (windows.count > 0) start_streams(windows, embedding);
 }
@@ -59,24 +61,39 @@ Tensor BlockLoop::quantize_embedding() {
   return std::move(std::get<DenseLinear>(replaced.at(matrix.name)).weight);
 }
 
+// The embedding in the compute dtype, where a device has room for it: rows that are gathered from a file chunk by chunk
+// take as long as a pass over a block. Nothing of what the blocks need is there yet.
+Tensor BlockLoop::whole_embedding() {
+  const NamedLinear l = ends_of(ckpt_.spec).front();
+  const bool fits = l.out * l.in * bytes_of(job_.dtype) <= plan_.memory.least_device;
+  if (!ex_.on_cuda() || !fits) return {};
+  return ckpt_.packed(l.name) ? upload_as(ex_, ckpt_.values(l), job_.dtype)
+                              : upload_stored(ex_, ckpt_.store, ckpt_.spec.embed, {l.out, l.in}, job_.dtype);
+}
+
 void BlockLoop::start_streams(const Windows& w, ConstTensorView quantized_embedding) {
   check_ids(ckpt_.spec, w.ids);
   quantized_.emplace(store_, ckpt_.spec, chunks_, job_.dtype, w.ids);
   if (has(plan_.needs, Needs::cross)) full_.emplace(store_, ckpt_.spec, chunks_, job_.dtype, w.ids);
+  const bool wanted = full_ || !quantized_embedding.data;
+  const Tensor whole = wanted ? whole_embedding() : Tensor();
+  const auto embedded = [&](std::span<const int32_t> ids, ConstTensorView table) {
+    const auto rows = static_cast<int64_t>(ids.size());
+    Tensor x = ex_.alloc(job_.dtype, {rows, ckpt_.spec.width()});
+    embed_streams(ex_, ckpt_.spec, ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {rows}, ids)), table, x);
+    return x;
+  };
   for (int64_t chunk = 0; chunk < chunks_.count(); ++chunk) {
     if (!share_.mine(chunk)) continue;
     const std::span<const int32_t> ids(w.ids.data() + chunks_.begin(chunk), static_cast<size_t>(chunks_.rows(chunk)));
     std::optional<Tensor> original;
-    if (full_ || !quantized_embedding.data) original = embed_rows(ex_, ckpt_, ids, job_.dtype);
+    if (wanted) original = whole ? embedded(ids, whole) : embed_rows(ex_, ckpt_, ids, job_.dtype);
     if (full_) full_->start(chunk, *original);
     if (!quantized_embedding.data) {
       quantized_->start(chunk, *original);
       continue;
     }
-    const Tensor x = ex_.alloc(job_.dtype, {chunks_.rows(chunk), ckpt_.spec.width()});
-    const Tensor at = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {chunks_.rows(chunk)}, ids));
-    embed_streams(ex_, ckpt_.spec, at, quantized_embedding, x);
-    quantized_->start(chunk, x);
+    quantized_->start(chunk, embedded(ids, quantized_embedding));
   }
 }
 
@@ -85,6 +102,8 @@ void BlockLoop::block(int64_t layer) {
   layer_ = layer;
   learning_ = false;
   if (layer + 1 < ckpt_.spec.layers) background_.give("load", 0, [this, layer] { read_ahead(ckpt_, layer + 1); });
+  if (layer == 0) foresee_weights(layer);
+  foresee_weights(layer + 1);
   if (plan_.memory.experts_in_waves) settle();  // the tensors of one block are in memory, not those of two
   if (layer >= sealed_before_) return quantize(layer);
   if (quantized_) replay(layer);  // data-free: nothing downstream depends on this block
@@ -133,14 +152,40 @@ void BlockLoop::enter(int64_t layer) {
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
-  const LoadOptions options{.dtype = job_.dtype, .weights = Weights::values};
   phases_.timed("load", [&] {
-    weights_ = rewrites ? load_block(ex_, ckpt_, layer, options, nullptr) : load_vectors(ex_, ckpt_, layer, job_.dtype);
+    weights_ = load_vectors(ex_, ckpt_, layer, job_.dtype);
+    if (rewrites)
+      for (const BlockOp& op : ops())
+        for (const LinearDef& l : linears_of(op)) load(l);
   });
   if (rewrites)
-    coder_.rewrite(transform_block(store_, ranks_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_));
+    coder_.rewrite(
+        transform_block(store_, ranks_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_, ahead_));
   quantized_->begin_block(ops());
   if (full_) full_->begin_block(ops());
+}
+
+// The linears' weights in the order in which the block will ask for them: an op's to be quantized, then those that a
+// stream runs as they are. Where transforms rewrite the block it is loaded whole, and then what they rewrite; a sealed
+// one asks for none.
+void BlockLoop::foresee_weights(int64_t layer) {
+  if (layer >= ckpt_.spec.layers || layer < sealed_before_) return;
+  const bool rewrites = !plan_.transforms.empty();
+  std::vector<NamedLinear> rewritten;
+  for (const BlockOp& op : ckpt_.spec.block(layer)) {
+    if (std::holds_alternative<Moe>(op)) continue;
+    std::vector<NamedLinear> run;
+    for (const LinearDef& l : linears_of(op)) {
+      const NamedLinear named{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
+      const PlannedLinear* p = plan_.find(named.name);
+      const bool quantized = p && !p->keep && !p->lossless;
+      if (quantized && !rewrites) foresee(ahead_, ckpt_, named);
+      if (quantized && rewrites) rewritten.push_back(named);
+      if (full_ || rewrites || (quantized_ && !quantized)) run.push_back(named);
+    }
+    for (const NamedLinear& named : run) foresee(ahead_, ckpt_, named);
+  }
+  for (const NamedLinear& named : rewritten) foresee(ahead_, ckpt_, named);
 }
 
 // Loads the linears of ops [begin, end) that a pass is about to run and that are not there yet.
@@ -154,8 +199,11 @@ void BlockLoop::load_linears(size_t begin, size_t end) {
 void BlockLoop::load(const LinearDef& l) {
   if (weights_.linears.count(l.name)) return;
   const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-  weights_.linears.emplace(l.name,
-                           load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
+  if (Tensor w = taken_ahead(ahead_, ckpt_, named, job_.dtype); !w.empty())
+    weights_.linears.emplace(l.name, DenseLinear{.weight = std::move(w), .bias = bias_of(l)});
+  else
+    weights_.linears.emplace(
+        l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
   release_linear(ckpt_, named.name);
 }
 

@@ -58,6 +58,7 @@ class BlockLoop {
   EachChunk input_of(size_t op, Slot slot);
   void load_linears(size_t begin, size_t end);
   void load(const LinearDef&);
+  void foresee_weights(int64_t layer);
   Tensor bias_of(const LinearDef&);
   void drop_linears(size_t end);
   void swap_replaced();
@@ -75,6 +76,7 @@ class BlockLoop {
   void hold_experts(const std::vector<LinearDef>&, const std::function<bool(size_t)>& wanted);
   void sum_mixtures(size_t to);
   Tensor quantize_embedding();
+  Tensor whole_embedding();
   void start_streams(const Windows&, ConstTensorView quantized_embedding);
   void watch_kv(size_t op, const Activations&);
   void scale_kv();
@@ -97,6 +99,7 @@ class BlockLoop {
   Stopwatch since_start_;
   double learned_seconds_ = 0;  // of it, in blocks that learned with a limit
   int64_t sealed_before_;       // blocks, by the run that is resumed
+  UploadAhead ahead_;           // weights on their way to the device
   BlockCoder coder_, ends_;     // of the block at hand; of the embedding, from the start, and the head, at the end
   Chunks chunks_{};
   ChunkShare share_;

@@ -51,9 +51,21 @@ QuantReport report_of(const Exec& ex, const Checkpoint& c, const QuantPlan& plan
   return r;
 }
 
+// OUT's files, written by a thread of their own: a digest or a sync must not hold up the packing of the next block.
+struct Files {
+  Files(OutShards* of, bool beside, bool pool) : shards(of), thread(beside, pool) {}
+  OutShards* shards;  // null where nothing is written before the end
+  Background thread;
+
+  void advance(int64_t sealed) {
+    if (shards) thread.give("write", 0, [s = shards, sealed] { s->advance(sealed); });
+  }
+};
+
 // Everything up to the last sealed block, and every shard that is full by then.
-void run_blocks(BlockLoop& loop, const Journal& journal, OutShards* shards, const Checkpoint& c, const QuantJob& job) {
+void run_blocks(BlockLoop& loop, const Journal& journal, Files& files, const Checkpoint& c, const QuantJob& job) {
   const int64_t replayed = journal.sealed_blocks();
+  files.advance(0);
   for (int64_t layer = 0; layer < c.spec.layers; ++layer) {
     tell(job, c.spec, static_cast<double>(layer));
     if (true_for_any(*job.ranks, job.stop_requested && job.stop_requested())) {
@@ -61,8 +73,10 @@ void run_blocks(BlockLoop& loop, const Journal& journal, OutShards* shards, cons
       fail(ErrorKind::stopped, fmt::format("stopped before block {} of {}", layer, c.spec.layers));
     }
     loop.block(layer);
-    if (shards) loop.behind("write", [shards] { shards->advance(); });
-    if (layer < replayed) loop.settle();  // what was sealed before moves into shards, and the next block is read there
+    loop.behind("write", [&] { files.advance(journal.sealed_blocks()); });
+    if (layer >= replayed && layer + 1 < c.spec.layers) continue;
+    loop.settle();  // what was sealed before moves into shards, and the next block or the head is read there
+    files.thread.wait();
   }
   loop.finish();
   tell(job, c.spec, static_cast<double>(c.spec.layers));
@@ -104,21 +118,23 @@ Journal open_journal(const QuantJob& job, RunFolder* folder, const std::function
   return journal;
 }
 
-void add_loop(const Exec& ex, const BlockLoop& loop, const Journal& journal, const QuantPlan& plan,
-              QuantReport& report) {
+void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& files, const Journal& journal,
+              const QuantPlan& plan, QuantReport& report) {
   report.experts = loop.experts();
   report.kv_scales = loop.kv_scales();
   report.phases = loop.phases().seconds();
-  const Background::Times& beside = loop.beside();
-  double computed = 0, behind = 0;
-  for (const auto& [phase, s] : report.phases) computed += s;
-  for (const auto& [phase, s] : beside.busy) {
-    report.phases[phase] += s;
-    behind += s;
+  const auto total = [](const std::map<std::string, double>& phases) {
+    double sum = 0;
+    for (const auto& [phase, seconds] : phases) sum += seconds;
+    return sum;
+  };
+  report.floor_seconds = total(report.phases);
+  for (const Background::Times* beside : {&loop.beside(), &files}) {
+    report.floor_seconds = std::max(report.floor_seconds, total(beside->busy));
+    for (const auto& [phase, s] : beside->busy) report.phases[phase] += s;
+    for (const auto& [phase, s] : beside->hidden) report.hidden_seconds[phase] += s;
+    report.idle_seconds += beside->idle;
   }
-  report.hidden_seconds = beside.hidden;
-  report.idle_seconds = beside.idle;
-  report.floor_seconds = std::max(computed, behind);
   report.phase_peaks = loop.phases().peaks();
   report.scratch_bytes = loop.states().file;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends
@@ -138,10 +154,10 @@ void add_note(QuantReport& report, const std::string& note) {
 // All blocks. A device that runs out of memory half-way is asked for less, and the blocks that are sealed are replayed:
 // products have the same shapes, so that the bits are the same. `plan` must outlive the loop.
 void run_all_blocks(std::optional<BlockLoop>& loop, const std::function<void()>& begin, const Journal& journal,
-                    OutShards* shards, const Checkpoint& c, const QuantJob& job, QuantPlan& plan, QuantReport& report) {
+                    Files& files, const Checkpoint& c, const QuantJob& job, QuantPlan& plan, QuantReport& report) {
   for (;;) try {
       begin();
-      return run_blocks(*loop, journal, shards, c, job);
+      return run_blocks(*loop, journal, files, c, job);
     } catch (const Error& e) {
       if (e.kind() != ErrorKind::memory || !job.ranks->alone()) throw;
       loop.reset();
@@ -174,7 +190,8 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   Journal journal = open_journal(job, folder, [&] { return identity_of(ex, c, plan, windows, job); });
   if (!folder) {
     BlockLoop loop(ex, c, plan, windows, job, journal);
-    run_blocks(loop, journal, nullptr, c, job);
+    Files none(nullptr, false, false);
+    run_blocks(loop, journal, none, c, job);
     return report;
   }
   add_note(report, journal.note());
@@ -190,20 +207,20 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   const QuantJob watched_job = watched(job, c.spec, status);
   std::optional<OutShards> shards;  // of a single .gguf file nothing is written before the end
   if (!plan.format->gguf) shards.emplace(c, plan, journal, job.shard_bytes);
-  OutShards* const each = shards ? &*shards : nullptr;
+  std::optional<Files> files(std::in_place, shards ? &*shards : nullptr, job.overlaps, ex.on_cuda());
   std::optional<BlockLoop> loop;
   QuantPlan now = plan;
   try {
     if (job.check_determinism) check_determinism(ex, c, plan, windows, job, *folder);
     const auto begin = [&] { loop.emplace(ex, c, now, windows, watched_job, journal); };
-    run_all_blocks(loop, begin, journal, each, c, watched_job, now, report);
-    add_loop(ex, *loop, journal, plan, report);
+    run_all_blocks(loop, begin, journal, *files, c, watched_job, now, report);
+    add_loop(ex, *loop, files->thread.times(), journal, plan, report);
     loop.reset();
     report.seconds = timer.seconds();
     status.entered("write");
     if (job.progress) job.progress("writing the checkpoint", 0);
     const Stopwatch writing;
-    write_output(c, plan, journal, each, report);
+    write_output(c, plan, journal, files->shards, report);
     report.phases["write"] += writing.seconds();
     if (job.measure) job.measure(folder->dir() / kBuilt, report);
     const Stopwatch ending;
@@ -211,7 +228,8 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
     publish(journal, job, *folder);
     report.phases["write"] += ending.seconds();
   } catch (const std::exception&) {
-    loop.reset();  // what it writes beside itself is on the disk then
+    loop.reset();  // what is written beside it is on the disk then
+    files.reset();
     say_what_is_kept(std::current_exception(), journal, c.spec);
   }
   report.seconds = timer.seconds();

@@ -22,4 +22,26 @@ void read_ahead(const Checkpoint& c, int64_t layer) {
   }
 }
 
+namespace {
+
+// The weight as it lies in its file, where that is mapped for good; empty where it is packed or has another form. A
+// store may make it of that (an adapter, a rotation), in memory that is not this.
+ConstTensorView in_file(const Checkpoint& c, const NamedLinear& l) {
+  const TensorInfo* t = c.packed(l.name) ? nullptr : c.store.find(l.name + ".weight");
+  if (!t || !t->stored.empty() || t->bytes != l.out * l.in * bytes_of(t->dtype)) return {};
+  const MappedFile& file = c.store.index().files[static_cast<size_t>(t->file)];
+  return file.whole() && t->begin + t->bytes <= file.size() ? c.store.index().view(*t) : ConstTensorView{};
+}
+
+}  // namespace
+
+void foresee(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l) {
+  if (const ConstTensorView w = in_file(c, l); w.data) ahead.foresee(w);
+}
+
+Tensor taken_ahead(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l, DType dtype) {
+  if (!in_file(c, l).data) return {};
+  return ahead.take(c.store.expect(l.name + ".weight", {DType::f32, DType::f16, DType::bf16}, {l.out, l.in}), dtype);
+}
+
 }  // namespace fewbit

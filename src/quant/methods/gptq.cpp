@@ -311,7 +311,7 @@ MethodResult quantize(Exec& ex, const LinearJob& job) {
   } else {
     result.rung = fall_back(job, nullptr, round);
   }
-  result.linear = to_host(ex, std::move(q), job.spec);
+  deliver(ex, std::move(q), job, result);
   return result;
 }
 

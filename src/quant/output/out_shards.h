@@ -3,6 +3,10 @@
 // file as soon as the next tensor would not fit it. The order: what stands in front of the blocks and beside them, the
 // blocks, then the final norm, the head and packed ends. A tensor comes from its sealed block where that has it (packed
 // linears, norms that a transform rewrote), else from the model.
+//
+// The plan says what every file will hold, so a tensor is put in its place as soon as it is known, the dense head from
+// the start; what is left when a file is full is its digest, its sync and its record. A file that turns out otherwise
+// is begun anew when it is full.
 #include <map>
 #include <optional>
 #include <set>
@@ -17,13 +21,16 @@
 
 namespace fewbit {
 
+// What an interrupted run left beside the shards of the journal goes.
+void remove_all_but_shards(const Journal&);
+
 class OutShards {
  public:
   // Goes on behind the shards that the journal has.
   OutShards(const Checkpoint&, const QuantPlan&, Journal&, int64_t shard_bytes);
 
-  // Takes the blocks that were sealed since, and writes every shard that they fill.
-  void advance();
+  // Takes blocks up to the first `sealed`, and writes every shard that they fill. With 0, what the model alone decides.
+  void advance(int64_t sealed);
   // All blocks and ends are sealed: writes the last shard, gives all their names and writes the index.
   void finish();
 
@@ -33,11 +40,16 @@ class OutShards {
     int64_t block;                       // whose sealed file has it; kModel for the model's own
     std::optional<ExpertStack> stack{};  // made of the block's tensors, and of the model's where it has none
   };
+  using Blocks = std::map<int64_t, CheckpointIndex>;  // that are open
   static constexpr int64_t kModel = -1;
 
   int64_t unit_of(const std::string& tensor) const;
+  void foresee(const QuantPlan&);
+  void begin();
   void take(int64_t unit);
   void stack(int64_t layer, std::map<std::string, Waiting>& tensors) const;
+  OpenShard* foreseen(int64_t shard, const TensorInfo&);
+  void put(OpenShard&, const Waiting&, Blocks&) const;
   void write(int64_t covered);
 
   const Checkpoint& ckpt_;
@@ -45,6 +57,8 @@ class OutShards {
   const int64_t shard_bytes_;
   std::vector<std::vector<const TensorInfo*>> of_model_;  // [unit]: tensors that no packed linear takes the place of
   const bool stacked_;                                    // experts go into stacks
+  std::vector<std::vector<TensorInfo>> foreseen_{};       // [shard], from the first; empty: nothing is known before
+  std::map<int64_t, OpenShard> open_{};                   // by number
   std::set<std::string> written_{};
   int64_t next_ = 0;  // unit
   std::vector<Waiting> waiting_{};

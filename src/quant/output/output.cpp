@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <set>
-
 #include "src/core/file_io.h"
 #include "src/quant/output/companions.h"
 #include "src/quant/output/digests.h"
@@ -11,22 +9,7 @@
 #include "src/quant/output/model_card.h"
 
 namespace fewbit {
-namespace {
-
 namespace fs = std::filesystem;
-
-// What an interrupted end of the run left beside the shards.
-void remove_all_but_shards(const Journal& journal, const fs::path& dir) {
-  std::set<fs::path> shards;
-  for (int64_t k = 0; k < journal.shards(); ++k) shards.insert(journal.shard_file(k));
-  std::vector<fs::path> others;
-  std::error_code ec;
-  for (fs::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec))
-    if (!shards.count(it->path())) others.push_back(it->path());
-  for (const fs::path& p : others) fs::remove_all(p, ec);
-}
-
-}  // namespace
 
 void write_report(const Checkpoint& c, const QuantPlan& plan, const QuantJob& job, const QuantReport& report,
                   const fs::path& dir) {
@@ -41,11 +24,11 @@ void write_output(const Checkpoint& c, const QuantPlan& plan, const Journal& jou
   std::error_code ec;
   fs::create_directories(dir, ec);
   if (!fs::is_directory(dir)) fail(ErrorKind::io, fmt::format("{}: cannot create: {}", dir.string(), ec.message()));
-  remove_all_but_shards(journal, dir);
   if (shards) {
     shards->finish();
     report.files = journal.written_shards();
   } else {
+    remove_all_but_shards(journal);
     report.files = {write_gguf_output(c, plan, journal, dir / "model.gguf")};
   }
   write_config(c, *plan.format, summary_of(c, plan), std::nullopt, dir);

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "kernels/statistics/gram_lanes.h"
 #include "src/calib/cuts.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
@@ -224,7 +225,8 @@ class Estimate {
       return waves.experts(*m) * piece * streams_ * (m->gate.in_features + m->down.in_features) +
              received_bytes(m->gate.in_features);
     const int64_t in = linears_of(op).front().in_features;
-    int64_t bytes = (chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
+    int64_t bytes = (kind_ == Device::cuda ? GramLanes::kBytes : 0) +
+                    (chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
     for (const LinearDef& l : linears_of(op))
       if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name); p && rounds_inputs(*p))
         return bytes + piece * in + kSampleRows * in * elem_;
@@ -367,7 +369,9 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
       m.stored[kind].insert(at);
       if (!fits(estimate.states(m.stored, m.experts_in_waves))) m.stored[kind].erase(at);
     }
-  lay_states(m, estimate.states(m.stored, m.experts_in_waves));
+  m.states = estimate.states(m.stored, m.experts_in_waves);
+  copy_beside(m, c, plan, o);
+  lay_states(m, m.states);
   return m;
 }
 
@@ -379,7 +383,7 @@ int64_t state_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOption
 void lay_states(MemoryPlan& m, int64_t bytes) {
   const int64_t on_device = std::min(bytes, m.room.device), in_host = std::min(bytes - on_device, m.room.host);
   m.states = bytes;
-  m.device = m.least_device + on_device;
+  m.device = m.least_device + m.beside + on_device;
   m.host = m.least_host + in_host;
   m.scratch = bytes - on_device - in_host;
 }

@@ -55,7 +55,10 @@ struct MemoryPlan {
   std::vector<StopChoice> stops{};         // where rates were measured: what decided `stored`
   int experts_at_once = 1;                 // experts of a mixture whose statistics are held side by side
   bool experts_in_waves = false;           // their weights too, those of no others
-  std::string refusal{};                   // one line where the limits are too small; "" otherwise
+  // Copies beside the computation take so much of the device, where it has room: slots of the largest stored weight on
+  // their way in, codes on their way out. 0: everything is copied when it is its turn.
+  int64_t slot = 0, beside = 0;
+  std::string refusal{};  // one line where the limits are too small; "" otherwise
 
   bool stores_before(int kind, size_t op) const {
     return static_cast<size_t>(kind) < stored.size() && stored[static_cast<size_t>(kind)].count(op) > 0;
@@ -69,6 +72,8 @@ MemoryPlan plan_memory(const Checkpoint&, const QuantPlan&, const PlanOptions&);
 // Bytes of the calibration's states at their most, with what is stored in front of those stops.
 int64_t state_bytes(const Checkpoint&, const QuantPlan&, const PlanOptions&,
                     const std::vector<std::set<size_t>>& stored);
+// Lets copies run beside the computation where the device has room for that and for the states of `m`.
+void copy_beside(MemoryPlan& m, const Checkpoint&, const QuantPlan&, const PlanOptions&);
 // Puts so many bytes of states where there is room, the device first and the disk last.
 void lay_states(MemoryPlan&, int64_t bytes);
 

@@ -1,4 +1,4 @@
-#include "kernels/statistics/gram.h"
+#include "kernels/statistics/gram_lanes.h"
 
 #include "tests/kernels/quantize/quantizer_fixture.h"
 #include "tests/support/devices.h"
@@ -84,6 +84,30 @@ FEWBIT_DEVICE_TEST(Gram, BandsHaveTheBitsOfTheWhole) {
   const auto [bands_g, bands_d] = sums({{2 * tile, n}, {0, tile}, {tile, 2 * tile}});
   EXPECT_EQ(first_difference(bands_g, g), "");
   EXPECT_EQ(first_difference(bands_d, d), "");
+}
+
+// Sums on several streams have the bits of one, over several chunks and whatever the bands.
+FEWBIT_DEVICE_TEST(Gram, LanesHaveTheBitsOfOneStream) {
+  const bool cuda = ex.on_cuda();
+  const int64_t tile = gram_tile(ex.device().kind), n = cuda ? 5 * tile + 72 : 70, tokens = 2 * kGramChunk + 11;
+  const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 8)),
+               full = ex.to_device(random_normal(DType::bf16, {tokens, n}, 9));
+  const Tensor g = ex.alloc_zeros(DType::f32, {n, n}), d = ex.alloc_zeros(DType::f32, {n, n});
+  add_gram_half(ex, x, g);
+  fill_gram_half(ex, g);
+  cross_gram(ex, full, x, d);
+  for (const bool beside : {true, false}) {
+    const GramLanes lanes(ex, beside);
+    const Tensor by_g = ex.alloc_zeros(DType::f32, {n, n}), by_d = ex.alloc_zeros(DType::f32, {n, n});
+    for (const RowBand b : {RowBand{0, tile}, RowBand{tile}}) lanes.add(x, full, by_g, by_d, b, b);
+    fill_gram_half(ex, by_g);
+    EXPECT_EQ(first_difference(ex.to_host(by_g), ex.to_host(g)), "");
+    EXPECT_EQ(first_difference(ex.to_host(by_d), ex.to_host(d)), "");
+    const Tensor alone = ex.alloc_zeros(DType::f32, {n, n});
+    lanes.add(x, {}, alone, {}, {}, {});
+    fill_gram_half(ex, alone);
+    EXPECT_EQ(first_difference(ex.to_host(alone), ex.to_host(g)), "");
+  }
 }
 
 }  // namespace

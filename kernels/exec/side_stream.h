@@ -1,0 +1,59 @@
+#pragma once
+// SideStream: copies between host memory and the device of an Exec on a stream of their own, while the Exec's computes.
+// For one thread at a time; fence() is for the thread of the Exec.
+#include <memory>
+
+#include "kernels/exec/exec.h"
+
+namespace fewbit {
+
+struct CudaSide;  // complete in kernels/exec/side_stream_cuda.cu only
+class SideStream;
+
+namespace cuda {
+std::unique_ptr<CudaSide, void (*)(CudaSide*)> make_side(Exec&, int fences);
+void fence(const Exec&, CudaSide&, int i);
+void wait_fence(CudaSide&, int i);
+void side_copy(CudaSide&, ConstTensorView from, TensorView to);
+}  // namespace cuda
+
+class SideStream {
+ public:
+  // `fences`: points in the Exec's stream that can be held at a time. The Exec must outlive it.
+  SideStream(Exec& ex, int fences) : ex_(ex) {
+#ifdef FEWBIT_HAS_CUDA
+    if (ex.on_cuda()) cuda_ = cuda::make_side(ex, fences);
+#else
+    (void)fences;
+#endif
+  }
+  // What the Exec has been given so far.
+  void fence(int i) {
+    (void)i;
+#ifdef FEWBIT_HAS_CUDA
+    if (cuda_) cuda::fence(ex_, *cuda_, i);
+#endif
+  }
+  // Copies behind this call come after it; at once where the fence was never set.
+  void wait(int i) {
+    (void)i;
+#ifdef FEWBIT_HAS_CUDA
+    if (cuda_) cuda::wait_fence(*cuda_, i);
+#endif
+  }
+  // Equal bytes, in either direction. They are there when it returns, for every stream. Host memory that is read may be
+  // of any kind; that which is written must be pinned on a device, or the copy is slow.
+  void copy(ConstTensorView from, TensorView to) {
+    FEWBIT_ASSERT(from.bytes() == to.bytes());
+#ifdef FEWBIT_HAS_CUDA
+    if (cuda_) return cuda::side_copy(*cuda_, from, to);
+#endif
+    ex_.copy(from, to);
+  }
+
+ private:
+  Exec& ex_;
+  std::unique_ptr<CudaSide, void (*)(CudaSide*)> cuda_{nullptr, +[](CudaSide*) {}};
+};
+
+}  // namespace fewbit

@@ -1,0 +1,107 @@
+#include "src/calib/upload_ahead.h"
+
+#include <algorithm>
+
+#include "kernels/model/cast.h"
+#include "src/core/inline_parallel.h"
+
+namespace fewbit {
+
+UploadAhead::UploadAhead(Exec& ex, int64_t slot_bytes) : ex_(ex), slot_bytes_(slot_bytes), side_(ex, kSlots) {
+  if (slot_bytes == 0) return;
+  slots_ = ex.alloc(DType::u8, {kSlots, slot_bytes});
+  ex.sync();  // the memory belongs to the Exec's stream until then
+  for (int i = 0; i < kSlots; ++i) free_slots_.push_back(i);
+  thread_ = std::thread([this] { loop(); });
+}
+
+UploadAhead::~UploadAhead() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void UploadAhead::foresee(ConstTensorView host) {
+  if (slot_bytes_ == 0 || host.bytes() > slot_bytes_) return;
+  {
+    const std::lock_guard lock(mutex_);
+    items_.push_back({.host = host});
+  }
+  changed_.notify_all();
+}
+
+void UploadAhead::loop() {
+  const InlineParallel alone;
+  std::unique_lock lock(mutex_);
+  while (!ends_)
+    if (!bring(lock)) changed_.wait(lock);
+}
+
+// Copies the first item that waits, where a slot is free; false where there is nothing to do.
+bool UploadAhead::bring(std::unique_lock<std::mutex>& lock) {
+  const auto next = std::find_if(items_.begin(), items_.end(), [](const Item& i) { return i.state == State::waits; });
+  if (next == items_.end() || free_slots_.empty() || error_) return false;
+  Item& item = *next;  // stays where it is: others come behind it, and it is not taken before it is there
+  item.slot = free_slots_.front();
+  free_slots_.pop_front();
+  item.state = State::copied;
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    side_.wait(item.slot);
+    const TensorView slot = slots_.view().row_range(item.slot, item.slot + 1).reshaped({slot_bytes_});
+    side_.copy({item.host.data, DType::u8, {item.host.bytes()}, item.host.device},
+               slot.row_range(0, item.host.bytes()));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  item.state = State::there;
+  error_ = error;
+  changed_.notify_all();
+  return true;
+}
+
+void UploadAhead::give_up_front(std::unique_lock<std::mutex>& lock) {
+  changed_.wait(lock, [&] { return items_.front().state != State::copied; });
+  if (items_.front().slot >= 0) free_slots_.push_back(items_.front().slot);
+  items_.pop_front();
+}
+
+Tensor UploadAhead::take(ConstTensorView host, DType dtype) {
+  if (slot_bytes_ == 0) return {};
+  std::unique_lock lock(mutex_);
+  const auto same = [&](const Item& i) { return i.host.data == host.data && i.host.bytes() == host.bytes(); };
+  const auto found = std::find_if(items_.begin(), items_.end(), same);
+  if (found == items_.end()) return {};
+  for (auto before = found - items_.begin(); before > 0; --before) give_up_front(lock);
+  Item& item = items_.front();
+  if (item.state == State::waits) {  // sooner taken by all threads
+    items_.pop_front();
+    return {};
+  }
+  changed_.wait(lock, [&] { return item.state == State::there; });
+  if (error_) std::rethrow_exception(error_);
+  const int slot = item.slot;
+  lock.unlock();
+  Tensor values = ex_.alloc(dtype, host.shape);
+  ConstTensorView there = slots_.view().row_range(slot, slot + 1);
+  there = {there.data, host.dtype, host.shape, there.device};
+  if (host.dtype == dtype)
+    ex_.copy(there, values);
+  else
+    cast(ex_, there, values);
+  side_.fence(slot);
+  lock.lock();
+  items_.pop_front();
+  free_slots_.push_back(slot);
+  lock.unlock();
+  changed_.notify_all();
+  return values;
+}
+
+}  // namespace fewbit

@@ -1,0 +1,54 @@
+#pragma once
+// UploadAhead: stored weights that a device will want next, brought there by a thread of its own while the device
+// computes. They lie in a few slots until they are taken; what was not foreseen is uploaded as ever, so that it decides
+// how long a run takes and nothing else.
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "kernels/exec/side_stream.h"
+
+namespace fewbit {
+
+class UploadAhead {
+ public:
+  static constexpr int kSlots = 3;
+  // Takes kSlots * slot_bytes of the device; nothing, and does nothing, with 0. The Exec must outlive it.
+  UploadAhead(Exec&, int64_t slot_bytes);
+  ~UploadAhead();
+  UploadAhead(const UploadAhead&) = delete;
+  UploadAhead& operator=(const UploadAhead&) = delete;
+
+  // This host memory, which must stay, will be taken behind all that was foreseen before; once for each call.
+  void foresee(ConstTensorView host);
+  // The values in `dtype` on the device, where they are on their way; else empty. What was foreseen in front of it is
+  // given up. Rethrows the error of a copy.
+  Tensor take(ConstTensorView host, DType dtype);
+
+ private:
+  enum class State : uint8_t { waits, copied, there };
+  struct Item {
+    ConstTensorView host{};
+    State state = State::waits;
+    int slot = -1;
+  };
+  void loop();
+  bool bring(std::unique_lock<std::mutex>&);
+  void give_up_front(std::unique_lock<std::mutex>&);
+
+  Exec& ex_;
+  const int64_t slot_bytes_;
+  Tensor slots_{};  // [kSlots, slot_bytes] u8
+  SideStream side_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;      // in the order in which they will be taken
+  std::deque<int> free_slots_;  // a fence of the side stream says from when on
+  bool ends_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+}  // namespace fewbit

@@ -1,0 +1,78 @@
+// BlockCoder's weights: as they come from the model or a transform, and as their codes stand for them.
+#include <algorithm>
+
+#include "kernels/model/cast.h"
+#include "src/model/checkpoint_parts.h"
+#include "src/quant/loop/block_coder.h"
+#include "src/quant/loop/read_ahead.h"
+#include "src/quant/rounding.h"
+#include "src/run/upload_as.h"
+
+namespace fewbit {
+
+float BlockCoder::absmax(const PlannedLinear& p) {
+  if (const Tensor* w = rewritten(p)) return absmax_of(ex_, *w);
+  return absmax_of(ex_, stored_weight(p));
+}
+
+// Largest |w| of the linears whose scales have a second level: engines that fuse them want it to be shared.
+float BlockCoder::shared_absmax(const std::vector<LinearDef>& items) {
+  float largest = 0;
+  for (const LinearDef& def : items)
+    if (const PlannedLinear& p = plan_of(def); !p.keep && !p.lossless && p.recipe.spec.two_level())
+      largest = std::max(largest, absmax(p));
+  return largest;
+}
+
+// Codes that stayed on the device, which measure() has waited for, into memory that the next ones take.
+void BlockCoder::fetch(CodedLinear& c) {
+  if (c.there.codes.empty()) return;
+  const Tensor codes = std::move(c.there.codes);
+  c.there = {};
+  if (pinned_.bytes() < codes.bytes()) pinned_ = ex_.alloc_pinned(DType::u8, {codes.bytes()});
+  const TensorView host{pinned_.view().data, DType::u8, codes.shape(), {}};
+  side_->copy(codes, host);
+  c.linear.codes = Tensor(host, {});
+  validate(c.linear);
+}
+
+// What takes the place of a quantized linear in the quantized stream.
+DenseLinear BlockCoder::dense_of(const QuantizedLinear& q, const DeviceCodes& there) {
+  return {.weight = there.codes.empty() ? values_of(ex_, q, job_.dtype) : values_of(ex_, there, q.spec, job_.dtype),
+          .bias = {},
+          .input = input_quant(q.spec, q.input_scale)};
+}
+
+Tensor BlockCoder::on_device(const Tensor& host_f32) {
+  Tensor w = ex_.alloc(job_.dtype, host_f32.shape());
+  cast(ex_, ex_.to_device(host_f32), w);
+  return w;
+}
+
+Tensor* BlockCoder::rewritten(const PlannedLinear& p) {
+  const auto it = rewritten_.weights.find(p.linear.name.substr(prefix_.size()) + ".weight");
+  return it == rewritten_.weights.end() ? nullptr : &it->second;
+}
+
+// The weight to quantize in f32: as a transform left it (which then is gone), else as it is stored.
+Tensor BlockCoder::weight_of(const PlannedLinear& p) {
+  if (Tensor* w = rewritten(p)) return std::move(*w);
+  return stored_weight(p);
+}
+
+Tensor BlockCoder::stored_weight(const PlannedLinear& p) {
+  if (ckpt_.packed(p.linear.name)) {
+    Tensor values = values_of(ex_, ckpt_.sound_codes(p.linear), DType::f32);
+    release_linear(ckpt_, p.linear.name);
+    return values;
+  }
+  const std::string name = p.linear.name + ".weight";
+  Tensor w = taken_ahead(ahead_, ckpt_, p.linear, DType::f32);
+  if (w.empty())
+    w = upload_as(ex_, ckpt_.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {p.linear.out, p.linear.in}),
+                  DType::f32);
+  ckpt_.store.release(name);
+  return w;
+}
+
+}  // namespace fewbit
