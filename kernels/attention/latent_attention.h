@@ -13,9 +13,9 @@
 // so that a position costs rank + rope values whatever the number of heads.
 //
 // Scores, softmax and sums are f32; a GPU may round weights to bf16 (attention.h), and over a cache the queries that W
-// is taken into; both halves round the output once. A row's bits are the same on every run. A cache may have its
-// latents in E4M3, a scale for every 128 features of a token; the turned keys, which are few and large, stay as they
-// are.
+// is taken into and the sums over a part of the keys; both halves round the output once. A row's bits are the same on
+// every run. A cache may have its latents in E4M3, a scale for every 128 features of a token; the turned keys, which
+// are few and large, stay as they are.
 //
 // Errors: a shape or dtype that the contracts rule out stops the process. On a GPU nope + rope above 256, a value wider
 // than nope + rope, and a rank above 1024 throw an Error (unsupported).

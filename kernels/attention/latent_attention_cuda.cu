@@ -8,7 +8,7 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/latent_attention.h"
-#include "kernels/attention/latent_wide.cuh"
+#include "kernels/attention/latent_ends.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -297,26 +297,32 @@ void attend_wide(CudaState& s, const LatentQueries& q, ConstTensorView w, ConstT
   const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (z.heads * z.rank), 1, std::min<int64_t>(all, 65535));
   const int splits = latent_wide::splits_for(s, z.heads, at_once, capacity);
   const int64_t rows = at_once * z.heads;
-  float* mean = s.scratch_of<float>(rows * z.rank / 2 + rows * splits * (z.rank + 2));
-  float* top = mean + rows * splits * z.rank;
-  auto* absorbed = reinterpret_cast<__nv_bfloat16*>(top + 2 * rows * splits);
-  const auto* weights = w.as<__nv_bfloat16>();
+  auto* mean = s.scratch_of<__nv_bfloat16>(rows * z.rank + rows * splits * (z.rank + 6));
+  __nv_bfloat16* absorbed = mean + rows * splits * z.rank;
+  auto* weight = reinterpret_cast<float2*>(absorbed + rows * z.rank);
   for (int64_t t = 0; t < all; t += at_once) {
     const int64_t tokens = std::min(at_once, all - t);
-    const dim3 grid(latent_wide::kRank / 256, static_cast<unsigned>(z.heads),
-                    static_cast<unsigned>((tokens + latent_wide::kTogether - 1) / latent_wide::kTogether));
-    launch_overlapping(s, latent_wide::absorb_kernel, grid, dim3(latent_wide::kAbsorbThreads),
-                       sizeof(float) * latent_wide::kTogether * static_cast<size_t>(z.nope),
-                       q.nope.as<__nv_bfloat16>() + t * q.nope.cols(), weights, z.heads, z.nope, z.value, tokens,
-                       absorbed);
-    const latent_wide::Job job{positions.as<int32_t>() + t, all / seqs, t, z.heads, z.scale, mean, top,
-                               top + rows * splits};
-    latent_wide::launch(s, job, absorbed, q.rope.as<__nv_bfloat16>() + t * q.rope.cols(),
-                        cache.latent.as<__nv_bfloat16>(), cache.k_rope.as<__nv_bfloat16>(), tokens, seqs, capacity,
-                        splits);
-    launch_overlapping(s, latent_wide::values_kernel,
-                       dim3(static_cast<unsigned>(z.heads), static_cast<unsigned>(tokens)), dim3(latent_wide::kRank), 0,
-                       job, splits, weights, z.nope, z.value, out.as<__nv_bfloat16>() + t * out.cols());
+    const latent_wide::Job job{.positions = positions.as<int32_t>() + t,
+                               .len = all / seqs,
+                               .before = t,
+                               .heads = z.heads,
+                               .splits = splits,
+                               .scale = z.scale,
+                               .mean = reinterpret_cast<uint4*>(mean),
+                               .top = reinterpret_cast<float*>(weight + rows * splits),
+                               .weight = weight,
+                               .latent = cache.latent.as<__nv_bfloat16>(),
+                               .k_rope = cache.k_rope.as<__nv_bfloat16>(),
+                               .capacity = capacity,
+                               .w = w.as<__nv_bfloat16>(),
+                               .nope = z.nope,
+                               .value = z.value};
+    const dim3 heads(static_cast<unsigned>(z.heads));
+    launch_overlapping(s, latent_wide::absorb_kernel, heads, dim3(latent_wide::kAbsorbThreads), 0,
+                       q.nope.as<__nv_bfloat16>() + t * q.nope.cols(), job, tokens, absorbed);
+    latent_wide::launch(s, job, absorbed, q.rope.as<__nv_bfloat16>() + t * q.rope.cols(), tokens, seqs);
+    launch_overlapping(s, latent_wide::values_kernel, heads, dim3(latent_wide::kValueThreads), 0, job, tokens,
+                       out.as<__nv_bfloat16>() + t * out.cols());
   }
 }
 
@@ -358,7 +364,7 @@ void latent_attention_cached(Exec& ex, const LatentQueries& q, ConstTensorView w
                                      std::to_string(args.rope) + " features; a GPU takes up to 1024 and 256");
   const Sizes z = sizes_of(args);
   CudaState& s = ex.cuda_state();
-  if (out.dtype == DType::bf16 && !q.chosen.data && !cache.scales.data && latent_wide::takes(s, z.rank, z.rope))
+  if (out.dtype == DType::bf16 && !q.chosen.data && !cache.scales.data && latent_wide::takes(s, z.nope, z.rope, z.rank))
     return attend_wide(s, q, w, positions, cache, z, out);
   const int64_t all = out.rows(), len = all / cache.latent.shape[0], capacity = cache.latent.shape[1];
   const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (args.heads * args.rank), 1, std::min<int64_t>(all, 65535));

@@ -54,6 +54,10 @@ __device__ __forceinline__ void bulk_copy(Shared shared, const void* global, uin
                "l"(global), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// Asks for neighbouring bytes to be brought into the L2 cache, and waits for nothing; address and size as above.
+__device__ __forceinline__ void bulk_prefetch(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
+}
 // Copies the box of a matrix at (column, row). What lies outside of the matrix becomes zeros, which count as copied
 // bytes.
 template <class Shared, class Barrier>
@@ -92,6 +96,16 @@ __device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUte
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%2, %3}], [%4], %5;\n" ::"r"(shared),
       "l"(matrix), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
+      : "memory");
+}
+
+template <int kBlocks>
+__device__ __forceinline__ void bulk_copy_box_to_all(uint32_t shared, const CUtensorMap* array, int column, int row,
+                                                     int plane, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;\n" ::"r"(shared),
+      "l"(array), "r"(column), "r"(row), "r"(plane), "r"(barrier), "h"(static_cast<uint16_t>((1 << kBlocks) - 1))
       : "memory");
 }
 

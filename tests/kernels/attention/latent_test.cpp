@@ -186,6 +186,37 @@ FEWBIT_DEVICE_TEST(LatentAttention, OverTheCacheInPieces) { over_the_cache_in_pi
 // A row of values of codes is its own rounding, but for the scale's last bit.
 FEWBIT_DEVICE_TEST(LatentAttention, OverACacheOfCodes) { over_the_cache_in_pieces(ex, true); }
 
+// One token of each sequence, and caches of several tiles of a GPU's kernel, whose splits have one tile or all of them;
+// past the own position there is nothing but NaN.
+FEWBIT_DEVICE_TEST(LatentAttention, OverLongCaches) {
+  constexpr int64_t kCapacity = 450, kSplit = 1, kWhole = 67;
+  for (const auto& [seqs, heads] : {std::pair{kSplit, 130}, {kWhole, 2}, {kWhole, 66}}) {
+    const LatentArgs args{.heads = heads, .nope = 16, .rope = 64, .value = 24, .rank = 512, .scale = 0.02f};
+    const auto normal = [](Shape shape, uint64_t seed) { return random_normal(DType::bf16, shape, seed); };
+    const Tensor nope = normal({seqs, heads * args.nope}, 1), rope = normal({seqs, heads * args.rope}, 2),
+                 latent = normal({seqs, kCapacity, args.rank}, 3), k_rope = normal({seqs, kCapacity, args.rope}, 4),
+                 w = normal({heads * (args.nope + args.value), args.rank}, 5);
+    std::vector<int32_t> where;
+    for (int64_t s = 0; s < seqs; ++s) {
+      where.push_back(static_cast<int32_t>(kCapacity - 1 - s * 41 % kCapacity));
+      const int64_t first = s * kCapacity + where.back() + 1, end = (s + 1) * kCapacity;
+      std::fill(latent.as<bf16>() + first * args.rank, latent.as<bf16>() + end * args.rank, bf16(NAN));
+      std::fill(k_rope.as<bf16>() + first * args.rope, k_rope.as<bf16>() + end * args.rope, bf16(NAN));
+    }
+    const Tensor positions = host_i32(where);
+    const auto attend = [&](Exec& on) {
+      const Tensor out = poisoned(on, DType::bf16, {seqs, heads * args.value});
+      const Tensor q = on.to_device(nope), turned = on.to_device(rope), c = on.to_device(latent),
+                   k = on.to_device(k_rope);
+      latent_attention_cached(on, {.nope = q, .rope = turned}, on.to_device(w), on.to_device(positions), {c, k}, args,
+                              out);
+      return on.to_host(out);
+    };
+    Exec cpu = Exec::cpu();
+    EXPECT_LE(relative_error(attend(ex), attend(cpu)), tol::kLatentBf16) << seqs << " x " << heads;
+  }
+}
+
 struct Choice {
   int64_t seqs, len, keys, heads, d, n;
 };
