@@ -122,6 +122,18 @@ __device__ __forceinline__ void bulk_store_box(const CUtensorMap* matrix, int co
                "r"(column), "r"(row), "r"(shared)
                : "memory");
 }
+__device__ __forceinline__ void bulk_store_box(const CUtensorMap* array, int column, int row, int plane,
+                                               uint32_t shared) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];\n" ::"l"(array),
+               "r"(column), "r"(row), "r"(plane), "r"(shared)
+               : "memory");
+}
+// Stores four 8x8 matrices of 16-bit values, transposed: the opposite of ldmatrix_transposed (kernels/device/mma.cuh).
+__device__ __forceinline__ void stmatrix_transposed(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3)
+               : "memory");
+}
 __device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
 // Waits until all but the last kPending of this thread's groups have read their shared memory.
 template <int kPending>
@@ -152,14 +164,22 @@ __device__ __forceinline__ void give_registers() {
 // The descriptor of B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the
 // first row at a multiple of 1,024 bytes. Adding 2 moves it 16 values along k (PTX ISA, "Matrix Descriptor Format" of
 // wgmma).
-__device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_matrix(Shared shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
 // The descriptor of B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the
 // next 64 values of N lie `plane` bytes on. Adding 128 moves it 16 values along k.
-__device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_matrix_transposed(Shared shared, uint32_t plane) {
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
+}
+// The descriptor of B in pieces of 8 x 8 values, 128 neighbouring bytes each, without a swizzle: the next 8 values of k
+// lie `along_k` bytes on, the next 8 of N `along_n`. Transposed or not is how the values lie in a piece.
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_pieces(Shared shared, uint32_t along_k, uint32_t along_n) {
+  return uint64_t{along_n >> 4} << 32 | uint64_t{along_k >> 4} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }

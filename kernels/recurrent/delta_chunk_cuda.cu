@@ -13,6 +13,20 @@ namespace {
 
 constexpr size_t kMostScratch = size_t{64} << 20;
 
+// What the copy engine reads and writes, all sequences of it. What lies past a sequence's last token becomes zeros.
+Maps maps_of(const Rows& a, int64_t seqs) {
+  const auto map = [&](const bf16* data, int64_t columns, int64_t width, int box, CUtensorMapSwizzle swizzle) {
+    const auto size = [](int64_t n) { return static_cast<cuuint64_t>(n); };
+    return map_of<3>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, data, {size(columns), size(a.len), size(seqs)},
+                     {size(2 * width), size(2 * width * a.len)}, {static_cast<cuuint32_t>(box), kTokens, 1}, swizzle);
+  };
+  const int64_t keys = int64_t{a.k_heads} * kKeys, values = int64_t{a.v_heads} * a.v_dim;
+  return {.q = map(a.q, keys, a.q_width, 64, CU_TENSOR_MAP_SWIZZLE_128B),
+          .k = map(a.k, keys, a.k_width, 64, CU_TENSOR_MAP_SWIZZLE_128B),
+          .v = map(a.v, values, a.v_width, 64, CU_TENSOR_MAP_SWIZZLE_128B),
+          .out = map(a.out, values, values, kOutColumns, CU_TENSOR_MAP_SWIZZLE_NONE)};
+}
+
 // So many sequences and chunks at once as the scratch space may hold; a state that the caller does not keep goes from
 // one part of a long sequence to the next in the scratch space too.
 void run(Exec& ex, Rows a, int64_t seqs) {
@@ -25,10 +39,12 @@ void run(Exec& ex, Rows a, int64_t seqs) {
   auto* space = static_cast<uint8_t*>(cuda.scratch(work + (own_state ? 4 * static_cast<size_t>(size) : 0)));
   a.work = reinterpret_cast<Chunk*>(space);
   const int ratio = a.v_heads / a.k_heads, groups = (ratio + kHeads - 1) / kHeads;
-  const bool wide = cuda.sm90();
-  auto* walk = wide ? walk_wide_kernel : walk_kernel;
-  const size_t shared = wide ? kWideShared : 2 * sizeof(Stage);
-  FEWBIT_CUDA_CALL(cudaFuncSetAttribute(walk, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  const bool wide = cuda.sm90() && tensor_map_encoder() != nullptr;
+  const Maps maps = wide ? maps_of(a, seqs) : Maps{};
+  const auto allow_shared = [](auto* walk, size_t bytes) {
+    FEWBIT_CUDA_CALL(cudaFuncSetAttribute(walk, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  };
+  wide ? allow_shared(walk_wide_kernel, kWideShared) : allow_shared(walk_kernel, 2 * sizeof(Stage));
   for (int64_t seq = 0; seq < seqs; seq += together) {
     const auto n = static_cast<unsigned>(std::min(together, seqs - seq));
     for (int64_t chunk = 0; chunk < chunks; chunk += part) {
@@ -39,13 +55,16 @@ void run(Exec& ex, Rows a, int64_t seqs) {
       b.state = own_state ? reinterpret_cast<float*>(space + work) : a.state ? a.state + seq * size : nullptr;
       b.from_zero = !a.state && chunk == 0;
       b.chunks = static_cast<int>(std::min(part, chunks - chunk));
-      b.first = chunk * kTokens;
+      b.first = chunk * kTokens, b.first_seq = static_cast<int>(seq);
       b.tokens = static_cast<int>(std::min(a.len - b.first, int64_t{b.chunks} * kTokens));
       const auto across = static_cast<unsigned>(b.chunks);
       launch_overlapping(cuda, pairs_kernel, dim3(across, static_cast<unsigned>(a.k_heads * groups), n), dim3(kThreads),
                          0, b);
       const dim3 blocks(static_cast<unsigned>(a.v_dim / kColumns), static_cast<unsigned>(a.v_heads), n);
-      launch_overlapping(cuda, walk, blocks, dim3(wide ? kWideThreads : kThreads), shared, b);
+      if (wide)
+        launch_overlapping(cuda, walk_wide_kernel, blocks, dim3(kWideThreads), kWideShared, b, maps);
+      else
+        launch_overlapping(cuda, walk_kernel, blocks, dim3(kThreads), 2 * sizeof(Stage), b);
     }
   }
 }
@@ -62,6 +81,7 @@ bool delta_rule_in_chunks(Exec& ex, const DeltaInputs& in, int64_t seqs, const D
   const auto column = [](const ColumnsAt& c) { return c.x.as<delta::bf16>() + c.begin; };
   for (const ColumnsAt* c : {&in.q, &in.k, &in.v})
     if (!aligned16(column(*c), c->x.cols())) return false;
+  if (!aligned16(out.as<delta::bf16>())) return false;
   delta::run(ex,
              {.q = column(in.q),
               .k = column(in.k),

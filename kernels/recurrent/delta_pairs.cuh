@@ -7,29 +7,43 @@
 // in as factors behind them. The inverse is blocked by 16: substitution within a block, then products of blocks in f16,
 // which is enough: T[t, s] is k_t . M k_s with M a product of decays and of I - beta k k^T, none of which makes
 // anything longer, so that neither A nor T has a value beyond 1, and T is rounded to bf16 in the end.
+#include "kernels/device/barrier.cuh"
 #include "kernels/device/exponential.cuh"
 #include "kernels/device/mma.cuh"
-#include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 
 namespace fewbit::cuda::delta {
 
 using bf16 = __nv_bfloat16;
-constexpr int kTokens = 64;  // of a chunk
-constexpr int kKeys = 128;   // features of a key
+constexpr int kTokens = 64;                  // of a chunk
+constexpr int kKeys = 128;                   // features of a key
+constexpr float kOfQueries = 0.0883883476f;  // 1 / sqrt(kKeys)
 constexpr int kBlock = 16, kBlocks = kTokens / kBlock;
-constexpr int kHeads = 4;  // value heads that a block makes at most
+constexpr int kHeads = 3;  // value heads that a block makes at most
 constexpr int kThreads = 128;
 constexpr int kKeyRow = kKeys + 8, kTokenRow = kTokens + 8;  // rows in shared memory: eight of them meet all banks
+constexpr int kInverseRow = kBlock + 8;                      // likewise
 
-// What walk_kernel needs of a chunk of a value head. Blocks of 16 x 16 above the diagonal (of pairs) are not written.
+// A lower triangle of 64 x 64 in pieces of 8 x 8, 128 neighbouring bytes each, as wgmma takes them without a swizzle
+// and as a warp holds them: a piece is written by one store of a warp. The first index of a second factor in 16s (s /
+// 16) picks a part, which has only what is on and below the diagonal, t >= 16 (s / 16): pieces of neighbouring s, then
+// of t.
+constexpr int kPiece = 64;  // values
+__host__ __device__ constexpr int part_at(int block) { return kPiece * 2 * (2 * kBlocks + 1 - block) * block; }
+constexpr int kTriangle = part_at(kBlocks);
+// The piece of 8 tokens s from 16 block + 8 half on and 8 tokens t from 8 piece on.
+__host__ __device__ constexpr int piece_at(int block, int half, int piece) {
+  return part_at(block) + kPiece * (2 * (piece - 2 * block) + half);
+}
+
+// What the walk needs of a chunk of a value head.
 struct alignas(16) Chunk {
-  bf16 solve[kTokens][kTokens];  // ((I + A)^-1 diag(beta)) transposed: [s][t]
-  bf16 pairs[kTokens][kTokens];  // P [t][s]
-  float of_keys[kTokens];        // exp(c[t]) / |k_t|
-  float of_queries[kTokens];     // exp(c[t]) / |q_t| / sqrt(kKeys)
-  float to_state[kTokens];       // exp(c[last] - c[s]) / |k_s|
-  float keep[4];                 // exp(c[last]), and three that fill 16 bytes
+  bf16 solve[kTriangle];      // ((I + A)^-1 diag(beta)) transposed: rows of a piece are s
+  bf16 pairs[kTriangle];      // P: rows of a piece are t
+  float of_keys[kTokens];     // exp(c[t]) / |k_t|
+  float of_queries[kTokens];  // exp(c[t]) / |q_t| / sqrt(kKeys)
+  float to_state[kTokens];    // exp(c[last] - c[s]) / |k_s|
+  float keep[4];              // exp(c[last]), and three that fill 16 bytes
 };
 
 struct Rows {
@@ -42,18 +56,23 @@ struct Rows {
   int64_t len, first;  // tokens of a sequence, and the first of them that is taken
   int tokens, chunks;  // that are taken, of a sequence
   int k_heads, v_heads, v_dim;
+  int first_seq;   // the one that the pointers are at
   bool from_zero;  // the state is not read
 };
 
 // The 64 rows of a matrix of kColumns columns at `from` into shared memory, by threads 0 .. kThreads - 1; zeros from
-// row `inside` on.
+// row `inside` on. A thread stays in its column, so that from row to row its addresses only move on.
 template <int kColumns, int kRow>
 __device__ __forceinline__ void copy_rows(int thread, bf16 (*to)[kRow], const bf16* from, int64_t width, int inside) {
-  constexpr int kPieces = kColumns / 8;
+  constexpr int kAcross = kColumns / 8, kDown = kThreads / kAcross;
+  const int row = thread / kAcross, column = thread % kAcross * 8;
+  const uint32_t first = shared_address(&to[row][column]);
+  const bf16* at = from + row * width + column;
 #pragma unroll
-  for (int i = thread; i < kTokens * kPieces; i += kThreads) {
-    const int row = i / kPieces, column = i % kPieces * 8;
-    cp_async16(&to[row][column], from + (row < inside ? row : 0) * width + column, row < inside);
+  for (int i = 0; i < kTokens; i += kDown) {
+    const bool there = row + i < inside;
+    cp_async16(first + i * kRow * static_cast<int>(sizeof(bf16)), there ? at : from, there);
+    at += kDown * width;
   }
 }
 
@@ -62,10 +81,13 @@ struct PairsShared {
     struct {
       bf16 k[kTokens][kKeyRow], q[kTokens][kKeyRow];
     };
-    struct {                                        // of one head and the next in turn
-      __half below[kTokens][kTokenRow];             // A below its blocks on the diagonal
-      float diagonal[kBlocks][kBlock][kBlock + 4];  // these blocks, then their inverses
-    } of_head[2];
+    struct {
+      __half below[kTokens][kTokenRow];  // -A below its blocks on the diagonal
+      union {
+        float diagonal[kBlock][kBlock + 4];  // a block of A on the diagonal
+        __half inverse[kBlock][kInverseRow];
+      } block[kBlocks];
+    } of_head[kHeads];
   };
   float c[kHeads][kTokens], beta[kHeads][kTokens];  // c in powers of two
   float to_k[kTokens], to_q[kTokens];
@@ -96,51 +118,54 @@ __device__ __forceinline__ void gates(const Rows& a, PairsShared& s, int slot, i
   s.c[slot][2 * lane] = (sum - g[1]) * kLog2e, s.c[slot][2 * lane + 1] = sum * kLog2e;
 }
 
-__device__ __forceinline__ float squares(const bf16* row, int part) {
-  float sum = 0;
+// K K^T and Q K^T of the raw rows: rows 16 band .. 16 band + 15, tiles of 8 columns up to the diagonal. Puts the
+// factors that bring these rows to their lengths into shared memory.
+__device__ __forceinline__ void raw_products(PairsShared& s, int band, float (&kk)[8][4], float (&qk)[8][4]) {
+  const int lane = threadIdx.x % 32;
+  float qq[2][4] = {};
+#pragma unroll 1
+  for (int first = 0; first < kKeys; first += 64) {
+    uint32_t key[4][4], query[4][4];
 #pragma unroll
-  for (int i = 0; i < kKeys / 32; ++i) {
-    const Vec<bf16, 8> v = load_vec<bf16, 8>(row + (4 * i + part) * 8);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sum = fmaf(to_f32(v[j]), to_f32(v[j]), sum);
-  }
-  return warp_reduce(sum, Sum{}, 4);
-}
-
-// The factors that bring the rows of this warp to their lengths.
-__device__ __forceinline__ void lengths(PairsShared& s) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % 4;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = 16 * warp + 8 * half + lane / 4;
-    const float kk = squares(s.k[row], part), qq = squares(s.q[row], part);
-    if (part == 0) {
-      s.to_k[row] = 1.f / sqrtf(kk + 1e-6f);
-      s.to_q[row] = 1.f / (sqrtf(qq + 1e-6f) * sqrtf(static_cast<float>(kKeys)));
+    for (int i = 0; i < 4; ++i) {
+      ldmatrix(key[i], &s.k[16 * band + lane % 16][first + 16 * i + lane / 16 * 8]);
+      ldmatrix(query[i], &s.q[16 * band + lane % 16][first + 16 * i + lane / 16 * 8]);
     }
-  }
-}
-
-// K K^T and Q K^T of the raw rows: rows 16 warp .. 16 warp + 15, tiles of 8 columns up to the diagonal.
-__device__ __forceinline__ void raw_products(const PairsShared& s, float (&kk)[8][4], float (&qk)[8][4]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll 2
-  for (int k = 0; k < kKeys; k += 16) {
-    uint32_t key[4], query[4];
-    ldmatrix(key, &s.k[16 * warp + lane % 16][k + lane / 16 * 8]);
-    ldmatrix(query, &s.q[16 * warp + lane % 16][k + lane / 16 * 8]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // the rows as the second factor too, which they are already
+      mma_bf16(qq[0], query[i], query[i][0], query[i][2]);
+      mma_bf16(qq[1], query[i], query[i][1], query[i][3]);
+    }
 #pragma unroll
     for (int pair = 0; pair < kBlocks; ++pair) {
-      if (pair > warp) continue;
-      uint32_t b[4];
-      ldmatrix(b, &s.k[16 * pair + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+      if (pair > band) continue;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        mma_bf16(kk[2 * pair + i], key, b[2 * i], b[2 * i + 1]);
-        mma_bf16(qk[2 * pair + i], query, b[2 * i], b[2 * i + 1]);
+      for (int i = 0; i < 4; ++i) {
+        uint32_t b[4];
+        ldmatrix(b, &s.k[16 * pair + lane / 16 * 8 + lane % 8][first + 16 * i + lane / 8 % 2 * 8]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          mma_bf16(kk[2 * pair + half], key[i], b[2 * half], b[2 * half + 1]);
+          mma_bf16(qk[2 * pair + half], query[i], b[2 * half], b[2 * half + 1]);
+        }
       }
     }
   }
+  // The squares of the lengths stand on the diagonals: of rows g and g + 8 on the lane of which t is g / 2.
+  const int g = lane / 4, odd = g % 2;
+  float squares[2] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int pair = 0; pair < kBlocks; ++pair)
+      if (pair == band) squares[half] = odd ? kk[2 * pair + half][2 * half + 1] : kk[2 * pair + half][2 * half];
+  if (lane % 4 == g / 2)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * band + 8 * half + g;
+      s.to_k[row] = rsqrtf(squares[half] + 1e-6f);
+      s.to_q[row] = rsqrtf((odd ? qq[half][2 * half + 1] : qq[half][2 * half]) + 1e-6f) * kOfQueries;
+    }
 }
 
 }  // namespace fewbit::cuda::delta

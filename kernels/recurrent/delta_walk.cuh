@@ -13,10 +13,8 @@ constexpr int kColumns = 16 * kThreads / 32;  // of the state, of a block
 struct Stage {
   bf16 k[kTokens][kKeyRow], q[kTokens][kKeyRow];
   bf16 v[kTokens][kColumns + 8];
-  bf16 solve[kTokens][kTokenRow], pairs[kTokens][kTokenRow];
-  float of_keys[kTokens], of_queries[kTokens], to_state[kTokens], keep[4];
+  Chunk chunk;
 };
-static_assert(sizeof(Chunk) - offsetof(Chunk, of_keys) == sizeof(Stage) - offsetof(Stage, of_keys));
 
 __device__ __forceinline__ void load_stage(const Rows& a, Stage& s, int64_t seq, int head, int column, int chunk) {
   const int64_t at = seq * a.len + a.first + int64_t{chunk} * kTokens;
@@ -25,14 +23,8 @@ __device__ __forceinline__ void load_stage(const Rows& a, Stage& s, int64_t seq,
   copy_rows<kKeys>(threadIdx.x, s.k, a.k + at * a.k_width + k_head * kKeys, a.k_width, inside);
   copy_rows<kKeys>(threadIdx.x, s.q, a.q + at * a.q_width + k_head * kKeys, a.q_width, inside);
   copy_rows<kColumns>(threadIdx.x, s.v, a.v + at * a.v_width + int64_t{head} * a.v_dim + column, a.v_width, inside);
-#pragma unroll
-  for (int i = threadIdx.x; i < kTokens * kTokens / 8; i += kThreads) {
-    const int row = i / (kTokens / 8), piece = i % (kTokens / 8);
-    if (piece / 2 >= row / 16) cp_async16(&s.solve[row][piece * 8], &from.solve[row][piece * 8]);
-    if (piece / 2 <= row / 16) cp_async16(&s.pairs[row][piece * 8], &from.pairs[row][piece * 8]);
-  }
-  constexpr int kFactors = (sizeof(Stage) - offsetof(Stage, of_keys)) / 16;
-  if (threadIdx.x < kFactors) cp_async16(s.of_keys + 4 * threadIdx.x, from.of_keys + 4 * threadIdx.x);
+  for (int i = threadIdx.x * 16; i < static_cast<int>(sizeof(Chunk)); i += kThreads * 16)
+    cp_async16(reinterpret_cast<uint8_t*>(&s.chunk) + i, reinterpret_cast<const uint8_t*>(&from) + i);
   cp_async_commit();
 }
 
@@ -64,20 +56,17 @@ __device__ __forceinline__ void from_state(float (&sum)[8][4], const uint32_t (&
   }
 }
 
-// sum += x B for a lower triangle: B[s, t] is there for s <= t. kTransposed: rows of `triangle` are s.
+// sum += x B for a lower triangle: B[s, t] is there for s <= t. kTransposed: rows of its pieces are s.
 template <bool kTransposed>
-__device__ __forceinline__ void times_triangle(float (&sum)[8][4], const uint32_t (&x)[4][4],
-                                               const bf16 (*triangle)[kTokenRow]) {
-  const int lane = threadIdx.x % 32, low = lane / 8 % 2 * 8 + lane % 8;
+__device__ __forceinline__ void times_triangle(float (&sum)[8][4], const uint32_t (&x)[4][4], const bf16* triangle) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < kBlocks; ++k) {
 #pragma unroll
     for (int pair = k; pair < kBlocks; ++pair) {
       uint32_t b[4];
-      if constexpr (kTransposed)
-        ldmatrix_transposed(b, &triangle[16 * k + low][16 * pair + lane / 16 * 8]);
-      else
-        ldmatrix(b, &triangle[16 * pair + lane / 16 * 8 + lane % 8][16 * k + lane / 8 % 2 * 8]);
+      const bf16* row = triangle + piece_at(k, 0, 2 * pair) + lane / 8 * kPiece + lane % 8 * 8;
+      kTransposed ? ldmatrix_transposed(b, row) : ldmatrix(b, row);
       mma_bf16(sum[2 * pair], x[k], b[0], b[1]);
       mma_bf16(sum[2 * pair + 1], x[k], b[2], b[3]);
     }
@@ -85,13 +74,15 @@ __device__ __forceinline__ void times_triangle(float (&sum)[8][4], const uint32_
 }
 
 // x = V^T - x of_keys, as the first factors of the next product.
-__device__ __forceinline__ void rest_of_values(uint32_t (&r)[4][4], float (&x)[8][4],
-                                               const bf16 (*values)[kColumns + 8], const float* of_keys) {
+// `values(row, piece)`: where eight columns of a token stand.
+template <class F>
+__device__ __forceinline__ void rest_of_values(uint32_t (&r)[4][4], float (&x)[8][4], F&& values,
+                                               const float* of_keys) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
   for (int pair = 0; pair < 4; ++pair) {
     uint32_t v[4];
-    ldmatrix_transposed(v, &values[16 * pair + lane / 16 * 8 + lane % 8][16 * warp + lane / 8 % 2 * 8]);
+    ldmatrix_transposed(v, values(16 * pair + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float(&y)[4] = x[2 * pair + i];
@@ -121,6 +112,7 @@ __device__ __forceinline__ void store_outputs(const float (&x)[8][4], bf16* to, 
 // A chunk; `state` is S^T, `to` this warp's columns of the outputs.
 __device__ __forceinline__ void step(const Stage& s, float (&state)[16][4], bf16* to, int64_t width, int inside) {
   const int lane = threadIdx.x % 32, t = lane % 4;
+  const Chunk& c = s.chunk;
   float x[8][4] = {}, out[8][4] = {};
   {
     uint32_t factor[8][4];
@@ -130,24 +122,25 @@ __device__ __forceinline__ void step(const Stage& s, float (&state)[16][4], bf16
     from_state(out, factor, s.q);
   }
   uint32_t r[4][4];
-  rest_of_values(r, x, s.v, s.of_keys);
+  rest_of_values(
+      r, x, [&](int row, int piece) { return &s.v[row][8 * piece]; }, c.of_keys);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) x[i][j] = 0;
-    times_columns(out[i], s.of_queries + 8 * i + 2 * t);
+    times_columns(out[i], c.of_queries + 8 * i + 2 * t);
   }
-  times_triangle<true>(x, r, s.solve);
+  times_triangle<true>(x, r, c.solve);
 #pragma unroll
   for (int i = 0; i < 4; ++i) as_factor(r[i], x[2 * i], x[2 * i + 1]);
-  times_triangle<false>(out, r, s.pairs);
-  const float keep = s.keep[0];
+  times_triangle<false>(out, r, c.pairs);
+  const float keep = c.keep[0];
 #pragma unroll
   for (int i = 0; i < 16; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) state[i][j] *= keep;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) times_columns(x[i], s.to_state + 8 * i + 2 * t);
+  for (int i = 0; i < 8; ++i) times_columns(x[i], c.to_state + 8 * i + 2 * t);
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     as_factor(r[k], x[2 * k], x[2 * k + 1]);
