@@ -32,6 +32,9 @@ struct AttentionArgs {
   // A GPU may then read the positions and the older keys while the new ones are still being written. The result has the
   // same bits.
   bool behind_append = false;
+  // For attention_cached() alone: the heads of the result are multiplied by a Hadamard matrix, as by hadamard()
+  // (kernels/model/hadamard.h) afterwards and with the same bits, because the values in the cache are.
+  bool turn_back = false;
 };
 
 // Attention inside each of `seqs` sequences of equal length len; token i of a sequence stands at position i.

@@ -18,10 +18,10 @@ namespace fewbit::cuda::attention_columns {
 // Products with codes are in f16, except for values of int8 and of 4 bits: their weights carry scales that f16 may not
 // hold. With codes of 4 bits the same loads bring eight neighbours, of 32 dims of a row:
 //   K   the eight are four pairs (j, j + 4) of k, of two products; every group of 64 dims has sums of its own, which
-//   meet
-//       the scale of key and group, and the center times the sum of the query over the group, afterwards
+//       meet the scale of key and group, and the center times the sum of the query over the group, afterwards
 //   V   the eight are four dims of two keys: dims j and j + 1 of lane g are rows g and g + 8 of a product. The weights
-//       are scaled for each group, and the centers, times the weights, summed apart
+//       are scaled for each group, and the centers, times the weights, summed apart; so are the scaled weights alone,
+//       by a product more, since the operands are codes raised by a constant
 template <int D, int kKeys, class C, int kGroups>
 struct WarpColumns {
   static_assert(D % 16 == 0 && kKeys % 16 == 0);
@@ -29,6 +29,8 @@ struct WarpColumns {
   static constexpr int kStride = kRowStride<C, D>;                // values from row to row of K and V
   static constexpr bool kHalfValues = std::is_same_v<C, F8Code>;  // the weights are f16
   static constexpr bool kNibbles = kGroupScales<C>;
+  // Whether what raised codes add is taken off the sums in the end, which takes more registers; else off each code.
+  static constexpr bool kRaised = kNibbles && kGroups == 1;
   static constexpr int kDimGroups = kNibbles ? static_cast<int>(int4_groups(D)) : 1;
   static constexpr bool kKeepQ = D * kGroups <= 256;  // in registers; a larger Q is read again for every tile
   // The reference that weights are relative to may stay behind the maximum by so many powers of two: a weight is then
@@ -45,6 +47,8 @@ struct WarpColumns {
   int d;
   // Of codes of 4 bits, by group of dims: sums over queries 2t and 2t + 1, and this lane's part of what centers add.
   float q_sum[kNibbles ? kDimGroups : 1][kGroups][2], o_center[kNibbles ? kDimGroups : 1][kGroups][2];
+  // What raised codes add to every sum over values, times -1: the lane has the whole of it.
+  float o_raised[kRaised ? kDimGroups : 1][kGroups][4];
 
   // Asks for the queries at q_row, which arrive until finish_queries(); sums start at zero.
   __device__ __forceinline__ void init(int head_dim) {
@@ -60,10 +64,15 @@ struct WarpColumns {
     }
     for_kept_q([&](int j, int k) { load_q(q[j][k], j, k); });
     for_center_sums([&](int g, int j, int c) { o_center[g][j][c] = 0; });
+    for_raised_sums([&](int g, int j, int c) { o_raised[g][j][c] = o_raised[g][j][c + 2] = 0; });
   }
   __device__ __forceinline__ void finish_queries() {
     for_kept_q([&](int j, int k) { finish_q(q[j][k], j, k); });
     if constexpr (kNibbles) sum_queries();
+  }
+  template <class F>
+  static __device__ __forceinline__ void for_raised_sums(F&& f) {
+    if constexpr (kRaised) for_center_sums(f);
   }
   template <class F>
   static __device__ __forceinline__ void for_center_sums(F&& f) {
@@ -89,7 +98,7 @@ struct WarpColumns {
           load_q(b, j, k);
           finish_q(b, j, k);
           const float2 x = __half22float2(as_half2(b[0])), y = __half22float2(as_half2(b[1]));
-          sum += (x.x + x.y) + (y.x + y.y);
+          sum += (x.x + x.y) + (y.x + y.y) / kNibbleShift;
         }
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
@@ -131,55 +140,9 @@ struct WarpColumns {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (kIsCode<C>) b[i] = f16_of_bf16(b[i]);
+      if constexpr (kNibbles)
+        if (i == 1) b[i] = bits_of(__hmul2(as_half2(b[i]), __float2half2_rn(kNibbleShift)));
       if (!is_query[j] || 16 * k + (kIsCode<C> ? 0 : 8 * i) >= d) b[i] = 0;
-    }
-  }
-
-  // Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
-  // `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
-  template <bool kOfValues, class F>
-  static __device__ __forceinline__ void for_operands(const C* row, F&& f) {
-    uint32_t a[4];
-    if constexpr (kNibbles) {
-#pragma unroll
-      for (int n = 0; n < kSteps; n += 4) {
-        uint32_t w[4];
-        if (n + 2 < kSteps)
-          kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
-        else
-          kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
-#pragma unroll
-        for (int i = 0; i < 4 && n + i < kSteps; ++i) {
-          nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
-          f(n + i, a);
-        }
-      }
-    } else if constexpr (kIsCode<C>) {
-#pragma unroll
-      for (int n = 0; n < kSteps; n += 2) {
-        uint32_t w[4];
-        if (n + 1 < kSteps)
-          kOfValues ? ldmatrix_transposed(w, row + n * 16) : ldmatrix(w, row + n * 16);
-        else
-          kOfValues ? ldmatrix_two_transposed(w, row + n * 16) : ldmatrix_two(w, row + n * 16);
-#pragma unroll
-        for (int i = 0; i < 2 && n + i < kSteps; ++i) {
-          if constexpr (kOfValues) {
-            value_codes(C{}, w[2 * i], a[0], a[1]);
-            value_codes(C{}, w[2 * i + 1], a[2], a[3]);
-          } else {
-            key_codes(C{}, w[2 * i], a[0], a[2]);
-            key_codes(C{}, w[2 * i + 1], a[1], a[3]);
-          }
-          f(n + i, a);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) {
-        kOfValues ? ldmatrix_transposed(a, row + n * 16) : ldmatrix(a, row + n * 16);
-        f(n, a);
-      }
     }
   }
 
@@ -196,8 +159,8 @@ struct WarpColumns {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[2][kGroups][4] = {};  // two chains of products: their latency is what a step waits for
-      for_operands<false>(row + u * 16 * kStride,
-                          [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k % 2], a, k); });
+      for_operands<C, D, false, kRaised>(row + u * 16 * kStride,
+                                         [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k % 2], a, k); });
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
@@ -209,8 +172,8 @@ struct WarpColumns {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       float chain[kDimGroups][kGroups][4] = {};
-      for_operands<false>(row + u * 16 * kStride,
-                          [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
+      for_operands<C, D, false, kRaised>(row + u * 16 * kStride,
+                                         [&](int k, const uint32_t(&a)[4]) { add_scores(chain[k / 4], a, k); });
 #pragma unroll
       for (int j = 0; j < kGroups; ++j)
 #pragma unroll
@@ -220,13 +183,14 @@ struct WarpColumns {
 #pragma unroll
         for (int n = 0; n < kDimGroups; ++n) {
           const uint32_t word = __float_as_uint(words[(u * 16 + half * 8 + g) * kDimGroups + n]);
-          const float scale = nibble_rows::scale_of(word), center = nibble_rows::center_of(word);
+          const float scale = nibble_rows::scale_of(word), zero = fmaf(-8.f, scale, nibble_rows::center_of(word));
+          const float of_code = scale * kNibbleF16;
 #pragma unroll
           for (int j = 0; j < kGroups; ++j)
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               float& x = s[u][j][2 * half + c];
-              x = fmaf(scale, chain[n][j][2 * half + c], fmaf(center, q_sum[n][j][c], x));
+              x = fmaf(of_code, chain[n][j][2 * half + c], fmaf(zero, q_sum[n][j][c], x));
             }
         }
     }
@@ -292,6 +256,9 @@ struct WarpColumns {
         for_center_sums([&](int g, int of_j, int of_c) {
           if (of_j == j && of_c == c) o_center[g][j][c] *= rescale;
         });
+        for_raised_sums([&](int g, int of_j, int of_c) {
+          if (of_j == j && of_c == c) o_raised[g][j][c] *= rescale;
+        });
 #pragma unroll
         for (int n = 0; n < kSteps; ++n) {
           o[j][n][c] *= rescale;
@@ -323,7 +290,7 @@ struct WarpColumns {
           const float x = s[u][j][2 * i], y = s[u][j][2 * i + 1];
           b[j][i] = transposed(pack_weights<kHalfValues>(x, y));  // keys as rows become queries as columns
         }
-      for_operands<true>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+      for_operands<C, D, true, kRaised>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) mma_of<kHalfValues>(o[j][n], a, b[j][0], b[j][1]);
       });
@@ -350,10 +317,17 @@ struct WarpColumns {
             o_center[n][j][1] = fmaf(y, center, o_center[n][j][1]);
           }
         }
-      for_operands<true>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
+      for_operands<C, D, true, kRaised>(row + u * 16 * kStride, [&](int n, const uint32_t(&a)[4]) {
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) mma_of<false>(o[j][n], a, b[n / 4][j][0], b[n / 4][j][1]);
       });
+      constexpr uint32_t kLower = 0xc308c308u;  // -136
+      const uint32_t lower[4] = {kLower, kLower, kLower, kLower};
+      if constexpr (kRaised)
+#pragma unroll
+        for (int n = 0; n < kDimGroups; ++n)
+#pragma unroll
+          for (int j = 0; j < kGroups; ++j) mma_of<false>(o_raised[n][j], lower, b[n][j][0], b[n][j][1]);
     }
   }
 
@@ -369,7 +343,8 @@ struct WarpColumns {
         for (int n = 0; n < kSteps; ++n) {
           const float x = o[j][n][c] * scale, y = o[j][n][c + 2] * scale;
           if constexpr (kNibbles) {
-            const float center = o_center[n / 4][j][c];
+            float center = o_center[n / 4][j][c];
+            if constexpr (kRaised) center += o_raised[n / 4][j][c];
             *reinterpret_cast<float2*>(row + n / 2 * 32 + 4 * g + n % 2 * 2) = {x + center, y + center};
           } else if constexpr (kIsCode<C>) {
             *reinterpret_cast<float2*>(row + n * 16 + 2 * g) = {x, y};

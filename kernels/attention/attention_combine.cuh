@@ -5,6 +5,7 @@
 #include "kernels/device/launch.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/reduce.cuh"
+#include "kernels/device/vec.cuh"
 
 namespace fewbit::cuda::attention_decode {
 
@@ -22,7 +23,37 @@ struct Job {
   // The kernel right before writes, of what is read here, only the new keys and the queries, and let this one begin
   // after all before it had ended; one new token a sequence.
   bool behind_append;
+  float turn_back;  // 0, or the factor of a Hadamard matrix that the heads of the output are multiplied by
 };
+
+// Whether heads of d values are turned back by combine_splits_kernel.
+constexpr bool combine_turns(int d) { return d == 64 || d == 128; }
+
+// Four values of each of kLanes lanes by a Hadamard matrix, rounded before and after as hadamard_head() does it
+// (kernels/model/hadamard.cuh), with its sums.
+template <int kLanes>
+__device__ __forceinline__ void turn_quads(float (&v)[4], float scale) {
+  constexpr unsigned kMask = kLanes == 32 ? 0xffffffffu : (1u << kLanes) - 1;
+#pragma unroll
+  for (float& x : v) x = to_f32(from_f32<__nv_bfloat16>(x));
+#pragma unroll
+  for (int half = 1; half < 4; half *= 2)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (i / half % 2 == 0) {
+        const float a = v[i], b = v[i + half];
+        v[i] = a + b, v[i + half] = a - b;
+      }
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2)
+#pragma unroll
+    for (float& x : v) {
+      const float other = __shfl_xor_sync(kMask, x, step);
+      x = threadIdx.x & step ? other - x : x + other;
+    }
+#pragma unroll
+  for (float& x : v) x *= scale;
+}
 
 // The weights of a row's splits, divided by the sum over all; a warp's work.
 __device__ __forceinline__ void weigh_splits(float (&weights)[kMaxSplits], const float* ml, int splits,
@@ -90,6 +121,11 @@ __global__ void __launch_bounds__(kCombineThreads)
   for (int i = 1; i < teams; ++i) {
     const float4 more = sums[i * quads + quad];
     sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+  }
+  if (job.turn_back != 0) {
+    float v[4] = {sum.x, sum.y, sum.z, sum.w};
+    quads == 32 ? turn_quads<32>(v, job.turn_back) : turn_quads<16>(v, job.turn_back);
+    sum = {v[0], v[1], v[2], v[3]};
   }
   uint2 packed = {pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w)};
   *reinterpret_cast<uint2*>(a.out + (token * a.heads + head) * a.d + quad * 4) = packed;

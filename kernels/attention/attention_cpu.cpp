@@ -13,6 +13,7 @@
 #include "kernels/cpu/cpu_rows.h"
 #include "kernels/cpu/tile_matmul.h"
 #include "kernels/cpu/tile_product.h"
+#include "kernels/model/hadamard.h"
 #include "src/core/hot.h"
 #include "src/core/parallel.h"
 
@@ -273,8 +274,8 @@ void kv_append(Exec&, ConstTensorView k, ConstTensorView v, ConstTensorView posi
   });
 }
 
-void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const KvCache& cache, const AttentionArgs& a,
-                      TensorView out) {
+void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, const KvCache& cache,
+                      const AttentionArgs& a, TensorView out) {
   check_queries(q, a, out);
   const Shape& c = cache.k.shape;
   FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && head_dim_of(cache) == a.head_dim);
@@ -305,6 +306,7 @@ void attention_cached(Exec&, ConstTensorView q, ConstTensorView positions, const
             .sink = sink_of(a, h)},
            a);
   });
+  if (a.turn_back) cpu::hadamard(ex, out, out.row_range(0, 0), a.head_dim);
 }
 
 }  // namespace fewbit::cpu

@@ -10,6 +10,7 @@
 #include "kernels/attention/kv_quantize.cuh"
 #include "kernels/choice/kernel_choice.h"
 #include "kernels/device/vec.cuh"
+#include "kernels/model/hadamard.h"
 
 namespace fewbit::cuda {
 namespace {
@@ -93,30 +94,38 @@ AttentionSource<__nv_bfloat16> widened(CudaState& s, const AttentionSource<__nv_
   wide.seqs = a.seqs, wide.len = a.len, wide.heads = a.heads, wide.kv_heads = a.kv_heads, wide.d = a.d;
   wide.kv_token = a.d, wide.kv_head = static_cast<int64_t>(a.keys) * a.d, wide.kv_seq = a.kv_heads * wide.kv_head;
   wide.keys = a.keys, wide.window = a.window, wide.scale = a.scale, wide.softcap = a.softcap;
-  wide.sinks = a.sinks, wide.chunk = a.chunk;
+  wide.sinks = a.sinks, wide.chunk = a.chunk, wide.turn_back = a.turn_back;
   return wide;
 }
 
+// Returns whether the output is turned back already where that is asked.
 template <class T, class C>
-void run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
+bool run(CudaState& s, const AttentionSource<T, C>& a, bool over_cache, bool behind_append = false) {
   Kernel kernel = a.chunk > 0 ? Kernel::attention_plain : choose_kernel(problem_of(a, over_cache), s.traits()).kernel;
   if (a.sinks && kernel != Kernel::attention_decode) kernel = Kernel::attention_plain;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     if constexpr (!kIsCode<C>)
-      if (kernel == Kernel::attention_wide)
-        return a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
+      if (kernel == Kernel::attention_wide) {
+        a.d == 64 ? attention_wide::launch<64>(s, a) : attention_wide::launch<128>(s, a);
+        return false;
+      }
     if constexpr (kGroupScales<C>) {
       // Not split along the keys: the scratch memory is taken.
       if (kernel == Kernel::attention_widened) return run(s, widened(s, a), false);
     }
-    if (kernel != Kernel::attention_plain)
-      return dispatch_head_dim<C>(a.d, [&](auto dim) {
+    if (kernel != Kernel::attention_plain) {
+      bool turned = false;
+      dispatch_head_dim<C>(a.d, [&](auto dim) {
         if (kernel == Kernel::attention_decode)
-          return attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
-        if constexpr (!kGroupScales<C>) attention_flash::launch<decltype(dim)::value>(s, a);
+          turned = attention_decode::launch<decltype(dim)::value>(s, a, behind_append);
+        else if constexpr (!kGroupScales<C>)
+          attention_flash::launch<decltype(dim)::value>(s, a);
       });
+      return turned;
+    }
   }
   attention_plain::launch(s, a);
+  return false;
 }
 
 // Copies new keys and values to their positions. Grid: new tokens. kN: values a thread copies at once.
@@ -149,8 +158,15 @@ __global__ void kv_quantize_kernel(const T* __restrict__ k,  // [batch * len, kv
   const int64_t row = blockIdx.x, head = blockIdx.y, kv_heads = gridDim.y;
   const int64_t at = (row / len * kv_heads + head) * capacity + positions[row];
   const bool value = threadIdx.x >= 32;
-  store_row((value ? v : k) + (row * kv_heads + head) * d, value ? v_cache : k_cache, value ? v_scales : k_scales, at,
-            static_cast<int>(head), d);
+  const T* x = (value ? v : k) + (row * kv_heads + head) * d;
+  C* cache = value ? v_cache : k_cache;
+  float* scales = value ? v_scales : k_scales;
+  if constexpr (kGroupScales<C>) {
+    __shared__ nibble_rows::FitRoom<2, 1> room;
+    store_int4_row<1>(x, cache, scales, at, d, room, 1, 0);
+  } else {
+    store_row(x, cache, scales, at, static_cast<int>(head), d);
+  }
 }
 
 }  // namespace
@@ -209,10 +225,12 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
   FEWBIT_ASSERT(consistent(cache, q.dtype) && shape[1] == args.kv_heads && head_dim_of(cache) == args.head_dim);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == q.rows());
   if (q.numel() == 0) return;
+  bool turned = false;
   dispatch_cache(q.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;
     AttentionSource<T, C> a = source<T, C>(q, args, shape[0], out);
+    a.turn_back = args.turn_back;
     a.k = cache.k.as<C>();
     a.v = cache.v.as<C>();
     if (kIsCode<C>) {
@@ -225,8 +243,9 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
     a.kv_token = shape[3];
     a.kv_head = shape[2] * shape[3];
     a.kv_seq = args.kv_heads * a.kv_head;
-    run(ex.cuda_state(), a, true, args.behind_append);
+    turned = run(ex.cuda_state(), a, true, args.behind_append);
   });
+  if (args.turn_back && !turned) cuda::hadamard(ex, out, out.row_range(0, 0), args.head_dim);
 }
 
 }  // namespace fewbit::cuda

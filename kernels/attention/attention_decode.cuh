@@ -2,12 +2,13 @@
 // Attention of few query rows over the cache (decode), bf16 queries: split-K over the keys, as in Flash-Decoding (Dao,
 // Haziza, Massa, Sizov, 2023). The query heads that share a kv head, for all new tokens, are the 8 or 16 columns of one
 // tile (attention_columns.cuh), so that K and V are read once for all of them. The keys in sight are cut into `splits`
-// equal runs of tiles of 16 keys, one run a block. Inside a block the warps take tiles in turn; each warp loads its own
-// ring of shared memory, and they meet at no barrier until the end. The number of splits is fixed by the shapes; how
-// many keys each gets follows from the positions on the device, so that a recorded launch serves every position. With
-// several splits each block leaves (m, l, O) in f32 and attention_combine.cuh merges them. Memory traffic: the keys and
-// values in sight, once.
+// equal runs of tiles of 16 keys (of 4 bits 32), one run a block. Inside a block the warps take tiles in turn; each
+// warp loads its own ring of shared memory, and they meet at no barrier until the end. The number of splits is fixed by
+// the shapes; how many keys each gets follows from the positions on the device, so that a recorded launch serves every
+// position. With several splits each block leaves (m, l, O) in f32 and attention_combine.cuh merges them. Memory
+// traffic: the keys and values in sight, once.
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/attention/attention_columns.cuh"
 #include "kernels/attention/attention_combine.cuh"
@@ -21,7 +22,7 @@ template <int D, class C, int kGroups>
 struct Config {
   using Stored = C;
   static constexpr int kDim = D, kRowGroups = kGroups;
-  static constexpr int kRows = 8 * kGroups, kKeys = 16;
+  static constexpr int kRows = 8 * kGroups, kKeys = kGroupScales<C> && kGroups == 1 ? 32 : 16;
   using Warp = attention_columns::WarpColumns<D, kKeys, C, kGroups>;
   // With the registers of one group of rows and the shared memory of codes 16 warps fit on a multiprocessor. A block
   // takes at most 99 KiB of shared memory, what compute capability 8.6 has.
@@ -354,8 +355,9 @@ int split_count(int sms, int64_t tiles, int64_t keys) {
   return static_cast<int>(std::max<int64_t>(1, std::min({wanted, most, int64_t{kMaxSplits}})));
 }
 
+// Returns whether the output is turned back where that is asked.
 template <class S>
-void launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S::Stored>& a, bool behind_append) {
+bool launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S::Stored>& a, bool behind_append) {
   FEWBIT_ASSERT(a.kv_token == stored<typename S::Stored>(a.d));  // the keys of a kv head are one piece of the cache
   auto* kernel = decode_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
@@ -367,7 +369,10 @@ void launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S
           .group = a.heads / a.kv_heads,
           .rows = rows,
           .row_tiles = row_tiles,
-          .behind_append = behind_append && a.len == 1};
+          .behind_append = behind_append && a.len == 1,
+          .turn_back = 0};
+  const bool turns = a.turn_back && job.splits > 1 && combine_turns(a.d);
+  if (turns) job.turn_back = 1 / std::sqrt(static_cast<float>(a.d));
   const int64_t all_rows = static_cast<int64_t>(a.seqs) * a.kv_heads * rows;
   if (job.splits > 1) {
     job.o = s.scratch_of<float>(all_rows * job.splits * (a.d + 2));  // first: its rows are read 16 bytes at a time
@@ -378,15 +383,14 @@ void launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S
   if (job.splits > 1)
     launch_overlapping(s, combine_splits_kernel<typename S::Stored>, dim3(static_cast<unsigned>(all_rows)),
                        dim3(kCombineThreads), 0, a, job);
+  return turns;
 }
 
 // Up to 8 query rows a kv head fill one group of columns; more take tiles of two groups.
 template <int D, class C>
-void launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, bool behind_append) {
-  if (a.len * (a.heads / a.kv_heads) <= 8)
-    launch_config<Config<D, C, 1>>(s, a, behind_append);
-  else
-    launch_config<Config<D, C, 2>>(s, a, behind_append);
+bool launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, bool behind_append) {
+  return a.len * (a.heads / a.kv_heads) <= 8 ? launch_config<Config<D, C, 1>>(s, a, behind_append)
+                                             : launch_config<Config<D, C, 2>>(s, a, behind_append);
 }
 
 }  // namespace fewbit::cuda::attention_decode

@@ -28,6 +28,7 @@ struct AttentionSource {
   float scale, softcap;               // softcap 0: none
   const float* sinks;                 // [heads] or null; the plain kernel and that of few rows read them
   int chunk;                          // in keys; 0: none; likewise
+  bool turn_back;                     // AttentionArgs; for the kernel of few rows alone
 
   // Where the scales of a kv head begin, as an offset into k_scales and v_scales.
   __device__ __forceinline__ int64_t scales_of(int seq, int kv_head) const {

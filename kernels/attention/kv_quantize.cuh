@@ -26,18 +26,26 @@ __device__ float quantize_row(const T* x, I8Code* codes, float, int d) {
 }
 
 // Stores a row of d values at row `at` of the cache [batch, kv_heads, capacity, d]. `scales` has one for each kv head,
-// which is read, or one for each row or a word for each of its groups, which are written; codes aside it is not used.
+// which is read, or one for each row, which is written; codes aside it is not used.
 template <class T, class C>
 __device__ __forceinline__ void store_row(const T* x, C* cache, float* scales, int64_t at, int kv_head, int d) {
-  if constexpr (kGroupScales<C>) {
-    nibble_rows::store_row(x, &cache[at * (d / 2)].bits, reinterpret_cast<uint32_t*>(scales) + at * int4_groups(d), d);
-  } else if constexpr (kIsCode<C>) {
+  static_assert(!kGroupScales<C>);
+  if constexpr (kIsCode<C>) {
     float* scale = scales + (kTokenScales<C> ? at : kv_head);
     const float used = quantize_row(x, cache + at * d, kTokenScales<C> ? 0.f : *scale, d);
     if (kTokenScales<C> && threadIdx.x % 32 == 0) *scale = used;
   } else {
     for (int c = threadIdx.x % 32; c < d; c += 32) cache[at * d + c] = x[c];
   }
+}
+
+// The same of a cache of 4 bits, whose scales are a word for each group of a row: by the warps of a block, kWarps a
+// group, or by one warp (kernels/kv/int4_rows.cuh).
+template <int kWarps, class T, class Room>
+__device__ __forceinline__ void store_int4_row(const T* x, I4Codes* cache, float* scales, int64_t at, int d, Room& room,
+                                               int warps, int warp) {
+  nibble_rows::store_row<kWarps>(x, &cache[at * (d / 2)].bits,
+                                 reinterpret_cast<uint32_t*>(scales) + at * int4_groups(d), d, room, warps, warp);
 }
 
 }  // namespace fewbit::cuda

@@ -64,6 +64,57 @@ __device__ __forceinline__ uint32_t pack_weights(float low, float high) {
   return kHalf ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
+// Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
+// `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
+// kRaised: codes of 4 bits of values stay raised by 136 (kernels/device/kv_codes.cuh).
+template <class C, int D, bool kOfValues, bool kRaised, class F>
+__device__ __forceinline__ void for_operands(const C* row, F&& f) {
+  constexpr int kSteps = D / 16;
+  uint32_t a[4];
+  if constexpr (kGroupScales<C>) {
+#pragma unroll
+    for (int n = 0; n < kSteps; n += 4) {
+      uint32_t w[4];
+      if (n + 2 < kSteps)
+        kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
+      else
+        kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
+#pragma unroll
+      for (int i = 0; i < 4 && n + i < kSteps; ++i) {
+        nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
+        if constexpr (kOfValues && !kRaised) lower_nibbles(a);
+        f(n + i, a);
+      }
+    }
+  } else if constexpr (kIsCode<C>) {
+#pragma unroll
+    for (int n = 0; n < kSteps; n += 2) {
+      uint32_t w[4];
+      if (n + 1 < kSteps)
+        kOfValues ? ldmatrix_transposed(w, row + n * 16) : ldmatrix(w, row + n * 16);
+      else
+        kOfValues ? ldmatrix_two_transposed(w, row + n * 16) : ldmatrix_two(w, row + n * 16);
+#pragma unroll
+      for (int i = 0; i < 2 && n + i < kSteps; ++i) {
+        if constexpr (kOfValues) {
+          value_codes(C{}, w[2 * i], a[0], a[1]);
+          value_codes(C{}, w[2 * i + 1], a[2], a[3]);
+        } else {
+          key_codes(C{}, w[2 * i], a[0], a[2]);
+          key_codes(C{}, w[2 * i + 1], a[1], a[3]);
+        }
+        f(n + i, a);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int n = 0; n < kSteps; ++n) {
+      kOfValues ? ldmatrix_transposed(a, row + n * 16) : ldmatrix(a, row + n * 16);
+      f(n, a);
+    }
+  }
+}
+
 // Products become scores in the domain of the base-2 logarithm: scaled, capped where softcap > 0 (Gemma 2 report, 2024,
 // section 2), and minus infinity where `masked` and the row does not see the key. for_scores(f) calls f(score, key of
 // the tile, position of the row) for every score of the lane. key_scales [keys of the tile]: where tokens have their

@@ -1,5 +1,6 @@
 // Norms of heads, RoPE, the Hadamard matrix and the append to the cache in one launch. A warp has one head of one
-// token: a query head is turned in place, a key head on its way to the cache, and a value head only goes there. The
+// token: a query head is turned in place, a key head on its way to the cache, and a value head only goes there. Keys
+// and values of 4 bits have a block each, since the fit of their codes would take a warp longer than all else. The
 // token's cosines and sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the
 // launch.
 #include <cmath>
@@ -15,7 +16,8 @@
 namespace fewbit::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // heads of a block
+constexpr int kWarps = 8;     // heads of a block
+constexpr int kFitWarps = 4;  // for a group of features of 4 bits
 
 struct RopeSizes {
   int half, heads, kv_heads, d, len;
@@ -47,7 +49,15 @@ HeadNorm<T> norm_of(ConstTensorView weight, ConstTensorView heads, int64_t d) {
 // Values of the table of cosines and sines, with those that bring what follows to a multiple of 16 bytes.
 __host__ __device__ constexpr int table_size(int half) { return (2 * half + 3) / 4 * 4; }
 
-// Grid: tokens x groups of kWarps heads, those of q, then of k, then of v.
+// Blocks of a token: groups of kWarps heads, those of q, then of k, then of v; where rows have 4 bits, groups of those
+// of q, then a block for each of the others.
+template <class C>
+int blocks_of(int heads, int kv_heads) {
+  const int others = 2 * kv_heads;
+  return kGroupScales<C> ? (heads + kWarps - 1) / kWarps + others : (heads + others + kWarps - 1) / kWarps;
+}
+
+// Grid: tokens x blocks of a token.
 template <class T, class C>
 __global__ void __launch_bounds__(32 * kWarps)
     rope_append_kernel(T* __restrict__ q,        // [tokens, heads * d]
@@ -60,8 +70,12 @@ __global__ void __launch_bounds__(32 * kWarps)
   extern __shared__ float table[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t token = blockIdx.x;
-  const int head = blockIdx.y * kWarps + warp, kv_head = (head - s.heads) % s.kv_heads;
-  const bool has_head = head < s.heads + 2 * s.kv_heads, of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
+  const int q_blocks = (s.heads + kWarps - 1) / kWarps;
+  const bool together = kGroupScales<C> && blockIdx.y >= q_blocks;  // the whole block has one head
+  const int head = together ? s.heads + static_cast<int>(blockIdx.y) - q_blocks : blockIdx.y * kWarps + warp;
+  const int kv_head = (head - s.heads) % s.kv_heads;
+  const bool has_head = head < s.heads + (kGroupScales<C> && !together ? 0 : 2 * s.kv_heads);
+  const bool of_q = head < s.heads, of_v = head >= s.heads + s.kv_heads;
   const HeadNorm<T> norm = of_v ? HeadNorm<T>{} : of_q ? norms.q : norms.k;
   if (norm.weight && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(norm.weight + lane * 8));
   // In this order: the next launch then begins only when all before this one have ended (AttentionArgs::behind_append).
@@ -73,24 +87,17 @@ __global__ void __launch_bounds__(32 * kWarps)
   // The head is on its way while the angles are worked out.
   if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
   const int64_t position = positions[token];
-  rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
+  if (!together || !of_v)
+    rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
   if (!has_head) return;
   T* rows = reinterpret_cast<T*>(table + table_size(s.half));
-  T* turned = rows + warp * s.d;
-  // RoPE and the Hadamard matrix on a head of `from`, to `to`.
-  const auto turn = [&](const T* from, T* to) {
-    T* between = s.run == 0 ? to : turned;
-    turn_head(from, between, table, s.half, lane);
-    if (between != from)
-      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = from[i];
-    __syncwarp();
-    if (s.run > 0)
-      hadamard_head(between, to, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
-                    lane);
-  };
+  T* turned = rows + (together ? 0 : warp) * s.d;
+  float* wide = reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d;
+  const bool turns = !together || warp == 0;  // one warp for all that have the head together
+  const bool by_matrix = s.run > 0 && (!of_v || s.turn_values);
   const T* own = own_row;
-  if (norm.weight) {
+  if (norm.weight && turns) {
     if (norm.vectors)
       norm_row<T, kVec16<T>>(own_row, norm.weight, norms.eps, norms.offset, turned, s.d, lane);
     else
@@ -98,18 +105,31 @@ __global__ void __launch_bounds__(32 * kWarps)
     __syncwarp();
     own = turned;
   }
-  if (of_q) return turn(own, q_row);
-  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
-  if (of_v) {
-    if (!s.turn_values) return store_row(own_row, v_cache, v_scales, at, kv_head, s.d);
-    hadamard_head(own_row, turned, reinterpret_cast<float*>(rows + kWarps * s.d) + warp * s.d, s.d, s.run, s.run_scale,
-                  lane);
+  T* const to = of_q ? q_row : turned;
+  if (!of_v && turns) {
+    T* between = by_matrix ? turned : to;
+    turn_head(own, between, table, s.half, lane);
+    if (between != own)
+      for (int i = 2 * s.half + lane; i < s.d; i += 32) between[i] = own[i];
     __syncwarp();
-    return store_row(turned, v_cache, v_scales, at, kv_head, s.d);
+    own = between;
   }
-  turn(own, turned);
-  __syncwarp();
-  store_row(turned, k_cache, k_scales, at, kv_head, s.d);
+  if (by_matrix && turns) {
+    hadamard_head(own, to, wide, s.d, s.run, s.run_scale, lane);
+    __syncwarp();
+  }
+  if (of_q) return;
+  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
+  const T* ready = of_v && !by_matrix ? own_row : turned;
+  C* cache = of_v ? v_cache : k_cache;
+  float* scales = of_v ? v_scales : k_scales;
+  if constexpr (kGroupScales<C>) {
+    __shared__ nibble_rows::FitRoom<kWarps, kFitWarps> room;
+    __syncthreads();
+    store_int4_row<kFitWarps>(ready, cache, scales, at, s.d, room, kWarps, warp);
+  } else {
+    store_row(ready, cache, scales, at, kv_head, s.d);
+  }
 }
 
 }  // namespace
@@ -134,13 +154,12 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                         .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
                         .turn_values = rope.turn_values,
                         .run_scale = 1 / std::sqrt(static_cast<float>(hadamard_run(d)))};
-  const int all = sizes.heads + 2 * sizes.kv_heads;
-  const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>((all + kWarps - 1) / kWarps));
   const size_t shared = static_cast<size_t>(table_size(sizes.half)) * sizeof(float) +
                         static_cast<size_t>(kWarps * d) * (bytes_of(k.dtype) + (rope.hadamard ? sizeof(float) : 0));
   dispatch_cache(k.dtype, cache.k.dtype, [&](auto type, auto code) {
     using T = typename decltype(type)::type;
     using C = typename decltype(code)::type;
+    const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>(blocks_of<C>(sizes.heads, sizes.kv_heads)));
     launch_overlapping(ex.cuda_state(), rope_append_kernel<T, C>, grid, dim3(32 * kWarps), shared, q.as<T>(), k.as<T>(),
                        v.as<T>(), positions.as<int32_t>(), rope.inv_freq.as<float>(), cache.k.as<C>(), cache.v.as<C>(),
                        static_cast<float*>(cache.k_scales.data), static_cast<float*>(cache.v_scales.data),

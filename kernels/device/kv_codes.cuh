@@ -117,26 +117,27 @@ __device__ __forceinline__ void value_codes(I8Code, uint32_t word, uint32_t& eve
   odd = two_bf16(word >> 8);
 }
 
-// Codes j and j + 4 of the eight in `word`, less 8, as two f16 or two bf16 (in bf16 a code in the lowest bits of 128 is
-// 128 + code).
-__device__ __forceinline__ uint32_t two_nibbles_f16(uint32_t word, int j) {
-  return bits_of(__hsub2(as_half2(and_or(word >> (4 * j), 0x000f000fu, 0x64006400u)), __float2half2_rn(1032.f)));
-}
-__device__ __forceinline__ uint32_t two_nibbles_bf16(uint32_t word, int j) {
-  const uint32_t raised = and_or(word >> (4 * j), 0x000f000fu, 0x43004300u);
-  return bits_of(__hsub2(*reinterpret_cast<const __nv_bfloat162*>(&raised), __float2bfloat162_rn(136.f)));
-}
-// Codes j and j + 1, and j + 4 and j + 5, of the words of keys g and g + 8; of values, of two dims of the keys of
-// each.
+// Two of the eight codes in `word` as operands without arithmetic. As f16 a code in the lowest bits is a subnormal
+// number, the code times 2^-24; 16 times that four bits further up, where the other factor of a product makes up for
+// it. As bf16 a code in the lowest bits of 128 is 128 + code, which lower_nibbles() makes code - 8.
+inline constexpr float kNibbleF16 = 16777216, kNibbleShift = 1 / 16.f;
+// Codes j and j + 4, and j + 1 and j + 5 times 16, j even, of the words of keys g and g + 8; of values j and j + 1, and
+// j + 4 and j + 5, of two dims of the keys of each.
 template <bool kOfValues>
 __device__ __forceinline__ void nibble_operand(uint32_t (&a)[4], uint32_t first, uint32_t second, int j) {
+  constexpr uint32_t kLow = 0x000f000fu, kHigh = 0x00f000f0u, kRaised = 0x43004300u;
   if constexpr (kOfValues) {
-    a[0] = two_nibbles_bf16(first, j), a[1] = two_nibbles_bf16(first, j + 1);
-    a[2] = two_nibbles_bf16(second, j), a[3] = two_nibbles_bf16(second, j + 1);
+    a[0] = and_or(first >> (4 * j), kLow, kRaised), a[1] = and_or(first >> (4 * j + 4), kLow, kRaised);
+    a[2] = and_or(second >> (4 * j), kLow, kRaised), a[3] = and_or(second >> (4 * j + 4), kLow, kRaised);
   } else {
-    a[0] = two_nibbles_f16(first, j), a[1] = two_nibbles_f16(second, j);
-    a[2] = two_nibbles_f16(first, j + 1), a[3] = two_nibbles_f16(second, j + 1);
+    const uint32_t x = first >> (4 * j), y = second >> (4 * j);
+    a[0] = x & kLow, a[1] = y & kLow, a[2] = x & kHigh, a[3] = y & kHigh;
   }
+}
+__device__ __forceinline__ void lower_nibbles(uint32_t (&a)[4]) {
+#pragma unroll
+  for (uint32_t& two : a)
+    two = bits_of(__hsub2(*reinterpret_cast<const __nv_bfloat162*>(&two), __float2bfloat162_rn(136.f)));
 }
 
 }  // namespace fewbit::cuda

@@ -1,6 +1,9 @@
 #pragma once
-// Rows of keys or values of 4 bits on the GPU (kernels/kv/int4_rows.h): a warp fits and stores a row; a kernel widens
-// all rows of a cache. Every sum is exact and every rounding that of the CPU half, so that the codes are the same.
+// Rows of keys or values of 4 bits on the GPU (kernels/kv/int4_rows.h): one or several warps fit and store a row; a
+// kernel widens all rows of a cache. Every sum is exact and every rounding that of the CPU half, so that the codes are
+// the same.
+#include <type_traits>
+
 #include "kernels/device/kv_codes.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/kv/int4_rows.h"
@@ -11,83 +14,148 @@ constexpr uint32_t kAll = 0xffffffffu;
 constexpr float kRounder = 12582912;  // added and taken off again, it rounds to an integer, to nearest even
 
 struct Grid {
-  float step, zero, gain;
+  float step, zero;
 };
-// Sums over codes c and integers x, exact in f32.
+// Sums over codes c and integers x of a group: at most 960, 14,400 and 1,965,120.
 struct Sums {
-  float c = 0, cc = 0, cx = 0;
+  int c, cc, cx;
+};
+// What least squares divides: step = along / spread, zero = across / spread. None passes 2^31: x is at most 64 * 2,047,
+// and across = sum of x_i c_j (c_j - c_i) over all pairs.
+struct Fit {
+  float along = 0, across = 0, spread = 0;
 };
 
-// Least squares for the codes that have these sums; false, and the grid as it was, where the codes are all equal.
-__device__ __forceinline__ bool solve(const Sums& sums, float sum_x, int n, Grid& grid) {
-  const auto c = static_cast<long long>(sums.c), cc = static_cast<long long>(sums.cc),
-             cx = static_cast<long long>(sums.cx), x = static_cast<long long>(sum_x);
-  const long long along = n * cx - c * x, spread = n * cc - c * c;
+// Least squares for the codes that have these sums; false, and all as it was, where the codes are all equal.
+__device__ __forceinline__ bool solve(const Sums& s, int sum_x, int n, Fit& fit, Grid& grid) {
+  const int along = n * s.cx - s.c * sum_x, spread = n * s.cc - s.c * s.c;
   if (spread <= 0 || along <= 0) return false;
-  const float a = __ll2float_rn(along), d = __ll2float_rn(spread);
-  grid = {__fdiv_rn(a, d), __fdiv_rn(__ll2float_rn(x * cc - c * cx), d), __fdiv_rn(__fmul_rn(a, a), d)};
+  fit = {static_cast<float>(along), static_cast<float>(sum_x * s.cc - s.c * s.cx), static_cast<float>(spread)};
+  grid = {__fdiv_rn(fit.along, fit.spread), __fdiv_rn(fit.across, fit.spread)};
   return true;
 }
 
-__device__ __forceinline__ void add_code(Sums& s, float x, const Grid& g, float inverse) {
-  const float at = fminf(fmaxf(__fmul_rn(__fsub_rn(x, g.zero), inverse), 0.f), 15.f);
-  const float code = __fsub_rn(__fadd_rn(at, kRounder), kRounder);
-  s.c += code;
-  s.cc = fmaf(code, code, s.cc);
-  s.cx = fmaf(code, x, s.cx);
+// kRounder + the code of x.
+__device__ __forceinline__ float rounded_code(float x, const Grid& g, float inverse) {
+  return __fadd_rn(fminf(fmaxf(__fmul_rn(__fsub_rn(x, g.zero), inverse), 0.f), 15.f), kRounder);
 }
 
-// The best grid for n integers; lane l brings those of features 2 l and 2 l + 1, zeros past the last. A lane has a
-// start; the best one's further passes are the warp's.
-__device__ inline Grid fit(float x0, float x1, int n, float sum_x, float low, float high) {
-  const int lane = threadIdx.x % 32;
-  const float range = high - low, i = static_cast<float>(lane % 4), j = static_cast<float>(lane / 4);
-  Grid g{__fdiv_rn(range * (50 - 2 * i - j), 750.f), __fdiv_rn(50 * low + 2 * i * range, 50.f), -1};
+// A group of n values, a warp's lane l having those of features 2 l and 2 l + 1, zeros past the last, as integers of 12
+// bits.
+struct Group {
+  int n;
+  float x[2];
+  int sum;
+  float low, high;
+};
+
+// Start k: a grid that cuts off some of the range.
+__device__ __forceinline__ Grid start(const Group& group, int k) {
+  const float range = group.high - group.low, i = static_cast<float>(k % 4), j = static_cast<float>(k / 4);
+  return {__fdiv_rn(range * (50 - 2 * i - j), 750.f), __fdiv_rn(50 * group.low + 2 * i * range, 50.f)};
+}
+
+// What a start came to; the one with more gain is better, of equals the earlier.
+struct Candidate {
+  Grid grid;
+  float gain;
+  int start;
+  __device__ __forceinline__ void take_better(const Candidate& other) {
+    if (other.gain > gain || (other.gain == gain && other.start < start)) *this = other;
+  }
+};
+
+// The best of this warp's starts. A group has kWarps warps, this one being number `warp`: each has 32 / kWarps starts,
+// and kWarps lanes share the values of a start. xs [64]: room of the warp's own.
+template <int kWarps>
+__device__ inline Candidate best_start(const Group& group, float* xs, int warp) {
+  constexpr int kStarts = kInt4Starts / kWarps, kQuads = static_cast<int>(kInt4Group) / 4 / kWarps;
+  const int lane = threadIdx.x % 32, part = lane % kWarps;
+  __syncwarp();  // the group before has been read
+  *reinterpret_cast<float2*>(xs + 2 * lane) = {group.x[0], group.x[1]};
+  __syncwarp();
+  Candidate own{{}, -1, warp * kStarts + lane / kWarps};
+  own.grid = start(group, own.start);
+  Fit fit;
   bool goes_on = true;
+#pragma unroll 1
   for (int pass = 0; pass < kInt4StartPasses; ++pass) {
-    const float inverse = __fdiv_rn(1.f, g.step);
-    Sums s;
-#pragma unroll 8
-    for (int k = 0; k < n / 2; ++k) {
-      add_code(s, __shfl_sync(kAll, x0, k), g, inverse);
-      add_code(s, __shfl_sync(kAll, x1, k), g, inverse);
+    const float inverse = __frcp_rn(own.grid.step);
+    float c = 0, cc = 0, cx = 0;  // exact
+    const auto add_all = [&](auto whole) {
+      const auto add = [&](float x, int at) {
+        const bool there = decltype(whole)::value || at < group.n;
+        const float code = there ? __fsub_rn(rounded_code(x, own.grid, inverse), kRounder) : 0.f;
+        c += code, cc = fmaf(code, code, cc), cx = fmaf(code, x, cx);
+      };
+#pragma unroll 4
+      for (int i = 0; i < kQuads; ++i) {
+        const int at = 4 * (i * kWarps + part);
+        const float4 x = *reinterpret_cast<const float4*>(xs + at);
+        add(x.x, at), add(x.y, at + 1), add(x.z, at + 2), add(x.w, at + 3);
+      }
+    };
+    group.n == kInt4Group ? add_all(std::true_type{}) : add_all(std::false_type{});
+#pragma unroll
+    for (int other = 1; other < kWarps; other *= 2) {
+      c += __shfl_xor_sync(kAll, c, other);
+      cc += __shfl_xor_sync(kAll, cc, other);
+      cx += __shfl_xor_sync(kAll, cx, other);
     }
-    goes_on = goes_on && solve(s, sum_x, n, g);
+    goes_on = goes_on && solve({static_cast<int>(c), static_cast<int>(cc), static_cast<int>(cx)}, group.sum, group.n,
+                               fit, own.grid);
   }
-  int best = lane;
-  float gain = g.gain;
-  for (int other = 16; other > 0; other /= 2) {
-    const float theirs = __shfl_xor_sync(kAll, gain, other);
-    const int whose = __shfl_xor_sync(kAll, best, other);
-    if (theirs > gain || (theirs == gain && whose < best)) gain = theirs, best = whose;
-  }
-  g = {__shfl_sync(kAll, g.step, best), __shfl_sync(kAll, g.zero, best), gain};
-  for (int pass = 0; gain >= 0 && pass < kInt4Refinements; ++pass) {
-    Sums s;
-    const float inverse = __fdiv_rn(1.f, g.step);
-    if (2 * lane < n) add_code(s, x0, g, inverse), add_code(s, x1, g, inverse);
-    const auto sum = [](float v) { return static_cast<float>(__reduce_add_sync(kAll, static_cast<int>(v))); };
-    s = {sum(s.c), sum(s.cc), sum(s.cx)};
-    if (!solve(s, sum_x, n, g)) break;
+  if (fit.spread > 0) own.gain = __fdiv_rn(__fmul_rn(fit.along, fit.along), fit.spread);
+#pragma unroll
+  for (int other = kWarps; other < 32; other *= 2)
+    own.take_better({{__shfl_xor_sync(kAll, own.grid.step, other), __shfl_xor_sync(kAll, own.grid.zero, other)},
+                     __shfl_xor_sync(kAll, own.gain, other),
+                     __shfl_xor_sync(kAll, own.start, other)});
+  return own;
+}
+
+// The further passes of the best start, by one warp; a grid that a pass leaves as it was stays so.
+__device__ inline Grid refined(const Group& group, const Candidate& best) {
+  const bool there = 2 * static_cast<int>(threadIdx.x % 32) < group.n;
+  const int x[2] = {static_cast<int>(group.x[0]), static_cast<int>(group.x[1])};
+  Grid g = best.grid;
+  Fit fit;
+#pragma unroll 1
+  for (int pass = 0; best.gain >= 0 && pass < kInt4Refinements; ++pass) {
+    const float inverse = __frcp_rn(g.step);
+    int code[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      code[i] = there ? __float_as_int(rounded_code(group.x[i], g, inverse)) - __float_as_int(kRounder) : 0;
+    const int squares = code[0] * code[0] + code[1] * code[1];  // their sums have 14 bits, those of codes 10
+    const int sums = __reduce_add_sync(kAll, squares << 10 | (code[0] + code[1]));
+    const int cx = __reduce_add_sync(kAll, code[0] * x[0] + code[1] * x[1]);
+    const Grid before = g;
+    if (!solve({sums & 1023, sums >> 10, cx}, group.sum, group.n, fit, g)) break;
+    if (g.step == before.step && g.zero == before.zero) break;
   }
   return g;
 }
 
+// The values of a group as integers, by the factor `up`; false where they need no fit, `word` then being their scale
+// and center.
+__device__ inline bool take_group(float v0, float v1, int n, Group& group, float& up, uint32_t& word) {
+  const unsigned most = __reduce_max_sync(kAll, __float_as_uint(fmaxf(fabsf(v0), fabsf(v1))));
+  // Of a NaN and a number fmaxf() takes the number.
+  if (__any_sync(kAll, !isfinite(v0) || !isfinite(v1))) return word = 0x7fc07fc0u, false;
+  up = __fdiv_rn(2047.f, __uint_as_float(most));
+  if (most == 0 || !isfinite(up)) return word = 0, false;
+  const int x0 = __float2int_rn(__fmul_rn(v0, up)), x1 = __float2int_rn(__fmul_rn(v1, up));
+  group = {n,
+           {static_cast<float>(x0), static_cast<float>(x1)},
+           __reduce_add_sync(kAll, x0 + x1),
+           static_cast<float>(__reduce_min_sync(kAll, min(min(x0, x1), 0))),
+           static_cast<float>(__reduce_max_sync(kAll, max(max(x0, x1), 0)))};
+  return true;
+}
+
 // Scale and center of a group as one word, the scale in its low half.
-__device__ inline uint32_t scale_of_group(float v0, float v1, int n) {
-  float most = fmaxf(fabsf(v0), fabsf(v1));
-  for (int other = 16; other > 0; other /= 2) most = fmaxf(most, __shfl_xor_sync(kAll, most, other));
-  if (__any_sync(kAll, !isfinite(v0) || !isfinite(v1))) return 0x7fc07fc0u;
-  const float up = __fdiv_rn(2047.f, most);
-  if (most == 0 || !isfinite(up)) return 0;
-  const float x0 = rintf(__fmul_rn(v0, up)), x1 = rintf(__fmul_rn(v1, up));
-  float low = fminf(fminf(x0, x1), 0.f), high = fmaxf(fmaxf(x0, x1), 0.f);
-  for (int other = 16; other > 0; other /= 2) {
-    low = fminf(low, __shfl_xor_sync(kAll, low, other));
-    high = fmaxf(high, __shfl_xor_sync(kAll, high, other));
-  }
-  const auto sum = static_cast<float>(__reduce_add_sync(kAll, static_cast<int>(x0) + static_cast<int>(x1)));
-  const Grid g = fit(x0, x1, n, sum, low, high);
+__device__ __forceinline__ uint32_t word_of(const Grid& g, float up) {
   const __nv_bfloat16 scale = __float2bfloat16_rn(__fdiv_rn(g.step, up)),
                       center = __float2bfloat16_rn(__fdiv_rn(__fadd_rn(g.zero, 8 * g.step), up));
   return __bfloat16_as_ushort(scale) | static_cast<uint32_t>(__bfloat16_as_ushort(center)) << 16;
@@ -96,23 +164,53 @@ __device__ inline uint32_t scale_of_group(float v0, float v1, int n) {
 __device__ __forceinline__ float scale_of(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ __forceinline__ float center_of(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
-// The codes of a row of d values (even), and the word of each of its groups; a warp's work.
-template <class T>
-__device__ void store_row(const T* x, uint8_t* codes, uint32_t* scales, int d) {
+// Stores the codes of a group, two a lane, and its word.
+__device__ __forceinline__ void store_group(float v0, float v1, int n, uint32_t word, uint8_t* codes, uint32_t* to) {
   const int lane = threadIdx.x % 32;
-  for (int begin = 0; begin < d; begin += kInt4Group) {
-    const int n = min(static_cast<int>(kInt4Group), d - begin), at = begin + 2 * lane;
-    const bool there = 2 * lane < n;
-    const float v0 = there ? to_f32(x[at]) : 0.f, v1 = there ? to_f32(x[at + 1]) : 0.f;
-    const uint32_t word = scale_of_group(v0, v1, n);
-    const float scale = scale_of(word), center = center_of(word);
-    const float inverse = scale > 0 ? __fdiv_rn(1.f, scale) : 0.f;
-    const auto code = [&](float v) {
-      const float c = rintf(__fmul_rn(__fsub_rn(v, center), inverse));
-      return c > -8 ? static_cast<uint32_t>(fminf(c, 7.f) + 8) : 0u;
-    };
-    if (there) codes[at / 2] = static_cast<uint8_t>(code(v0) | code(v1) << 4);
-    if (lane == 0) scales[begin / kInt4Group] = word;
+  const float scale = scale_of(word), center = center_of(word);
+  const float inverse = scale > 0 ? __frcp_rn(scale) : 0.f;
+  const auto code = [&](float v) {
+    const float c = rintf(__fmul_rn(__fsub_rn(v, center), inverse));
+    return c > -8 ? static_cast<uint32_t>(fminf(c, 7.f) + 8) : 0u;
+  };
+  if (2 * lane < n) codes[lane] = static_cast<uint8_t>(code(v0) | code(v1) << 4);
+  if (lane == 0) *to = word;
+}
+
+// What the warps of a block share while they fit a row, kWarps a group.
+template <int kBlockWarps, int kWarps>
+struct FitRoom {
+  alignas(16) float xs[kBlockWarps][kInt4Group];
+  Candidate best[kWarps > 1 ? kBlockWarps : 1];
+};
+
+// The codes of a row of d values (even), and the word of each of its groups; the work of all of a block's warps, kWarps
+// of them for a group at a time. With one warp a group, `warps` of them, this one being number `warp`, have a row.
+template <int kWarps, class T, class Room>
+__device__ void store_row(const T* x, uint8_t* codes, uint32_t* scales, int d, Room& room, int warps, int warp) {
+  const int lane = threadIdx.x % 32, own = threadIdx.x / 32, teams = warps / kWarps;
+#pragma unroll 1
+  for (int first = 0; first < static_cast<int>(int4_groups(d)); first += teams) {
+    const int g = first + warp / kWarps, begin = g * static_cast<int>(kInt4Group), at = begin + 2 * lane;
+    const int n = min(static_cast<int>(kInt4Group), d - begin);  // none or less: the team has no group this time
+    const float v0 = 2 * lane < n ? to_f32(x[at]) : 0.f, v1 = 2 * lane < n ? to_f32(x[at + 1]) : 0.f;
+    Group group;
+    float up = 1;
+    uint32_t word = 0;
+    const bool fits = n > 0 && take_group(v0, v1, n, group, up, word);
+    Candidate best{};
+    if (fits) best = best_start<kWarps>(group, room.xs[own], warp % kWarps);
+    if constexpr (kWarps > 1) {
+      if (fits && lane == 0) room.best[own] = best;
+      __syncthreads();
+      if (fits && warp % kWarps == 0)
+        for (int i = 1; i < kWarps; ++i) best.take_better(room.best[own + i]);
+      if (first + teams < static_cast<int>(int4_groups(d))) __syncthreads();
+    }
+    if (n <= 0 || warp % kWarps > 0) continue;
+    if (fits) word = word_of(refined(group, best), up);
+    store_group(v0, v1, n, word, codes + begin / 2, scales + g);
+    __syncwarp();
   }
 }
 

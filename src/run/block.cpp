@@ -96,11 +96,9 @@ struct Interpreter {
     if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
     if (!layout.ragged && !layout.cache)
       return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    if (layout.ragged)
-      attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
-    else
-      attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
-    // The matrix is its own inverse.
+    args.turn_back = layout.turned_values && !layout.ragged;  // the matrix is its own inverse
+    if (!layout.ragged) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
+    attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
     if (layout.turned_values) hadamard(ex, act[op.out], act[op.out].row_range(0, 0), op.head_dim);
   }
   void operator()(const Attention& op) const {

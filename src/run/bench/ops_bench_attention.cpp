@@ -9,7 +9,6 @@
 #include "kernels/kv/int4_rows.h"
 #include "kernels/model/add.h"
 #include "kernels/model/gated_act.h"
-#include "kernels/model/hadamard.h"
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 #include "kernels/statistics/nll.h"
@@ -68,11 +67,11 @@ void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType 
   run.add({row, std::max<int64_t>(copies, 4), [&](int64_t i) {
              AttentionArgs own = args;
              own.behind_append = with_append;
+             own.turn_back = with_append && turn;
              if (with_append)
                rope_append(ex, q, k, k, positions, {}, {.inv_freq = freq, .hadamard = turn, .turn_values = turn},
                            held.at(i));
              attention_cached(ex, q, positions, held.at(i), own, out);
-             if (with_append && turn) hadamard(ex, out, out.view().row_range(0, 0), d);
            }});
 }
 

@@ -143,5 +143,36 @@ FEWBIT_DEVICE_TEST(RopeAppend, AttentionRightBehindHasTheBitsOfAttentionAfterwar
     }
 }
 
+// Heads that attention turns back itself, where it merges splits of the keys, and those that it leaves to hadamard().
+FEWBIT_DEVICE_TEST(RopeAppend, HeadsTurnedBackHaveTheBitsOfHadamardAfterwards) {
+  struct Case {
+    int64_t batch, heads, kv_heads, head_dim, capacity, len;
+  };
+  for (const Case& c : {Case{1, 8, 2, 128, 900, 1}, Case{2, 6, 2, 64, 900, 1}, Case{2, 8, 4, 128, 300, 3},
+                        Case{1, 2, 1, 96, 400, 1}, Case{1, 2, 2, 256, 500, 2}, Case{1, 2, 1, 128, 20, 1}})
+    for (const DType stored : {DType::bf16, DType::u8}) {
+      const Cache cache = make_cache(ex, stored, {c.batch, c.kv_heads, c.capacity, c.head_dim});
+      const Tensor filled =
+          ex.to_device(random_normal(DType::bf16, {c.batch * c.capacity, c.kv_heads * c.head_dim}, 1));
+      std::vector<int32_t> all, at;
+      for (int64_t i = 0; i < c.batch * c.capacity; ++i) all.push_back(static_cast<int32_t>(i % c.capacity));
+      for (int64_t i = 0; i < c.batch * c.len; ++i) at.push_back(static_cast<int32_t>(c.capacity - c.len + i % c.len));
+      kv_append(ex, filled, filled, ex.to_device(host_i32(all)), cache.view());
+      const Tensor q = ex.to_device(random_normal(DType::bf16, {c.batch * c.len, c.heads * c.head_dim}, 2));
+      const Tensor positions = ex.to_device(host_i32(at)), together = poisoned(ex, DType::bf16, q.shape()),
+                   apart = poisoned(ex, DType::bf16, q.shape());
+      AttentionArgs args{.heads = static_cast<int>(c.heads),
+                         .kv_heads = static_cast<int>(c.kv_heads),
+                         .head_dim = c.head_dim,
+                         .scale = 0.1f};
+      attention_cached(ex, q, positions, cache.view(), args, apart);
+      hadamard(ex, apart, apart.view().row_range(0, 0), c.head_dim);
+      args.turn_back = true;
+      attention_cached(ex, q, positions, cache.view(), args, together);
+      EXPECT_EQ(first_difference(ex.to_host(together), ex.to_host(apart)), "")
+          << name_of(stored) << ", head_dim " << c.head_dim << ", " << c.len << " tokens";
+    }
+}
+
 }  // namespace
 }  // namespace fewbit::test
