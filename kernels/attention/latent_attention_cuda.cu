@@ -17,11 +17,10 @@ namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTokens = 8;                       // that share the weights of a product
-constexpr int kTile = 16;                        // keys in shared memory at once
-constexpr int kMostRank = 1024;                  // 32 registers of a lane
-constexpr int64_t kAbsorbed = int64_t{1} << 25;  // values of absorbed queries in scratch memory
-constexpr int kMostChosen = 8192;                // scores of a query in shared memory
+constexpr int kTokens = 8;         // that share the weights of a product
+constexpr int kTile = 16;          // keys in shared memory at once
+constexpr int kMostRank = 1024;    // 32 registers of a lane
+constexpr int kMostChosen = 8192;  // scores of a query in shared memory
 
 struct Sizes {
   int heads, nope, rope, value, rank;
@@ -290,42 +289,6 @@ int splits_for(const CudaState& s, int heads, int64_t tokens, int64_t keys) {
   return static_cast<int>(std::clamp<int64_t>(4 * s.sms() / blocks, 1, std::min<int64_t>(64, (keys + 63) / 64)));
 }
 
-// The same by wgmma, where it takes them: bf16, all keys.
-void attend_wide(CudaState& s, const LatentQueries& q, ConstTensorView w, ConstTensorView positions,
-                 const LatentCache& cache, const Sizes& z, TensorView out) {
-  const int64_t all = out.rows(), seqs = cache.latent.shape[0], capacity = cache.latent.shape[1];
-  const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (z.heads * z.rank), 1, std::min<int64_t>(all, 65535));
-  const int splits = latent_wide::splits_for(s, z.heads, at_once, capacity);
-  const int64_t rows = at_once * z.heads;
-  auto* mean = s.scratch_of<__nv_bfloat16>(rows * z.rank + rows * splits * (z.rank + 6));
-  __nv_bfloat16* absorbed = mean + rows * splits * z.rank;
-  auto* weight = reinterpret_cast<float2*>(absorbed + rows * z.rank);
-  for (int64_t t = 0; t < all; t += at_once) {
-    const int64_t tokens = std::min(at_once, all - t);
-    const latent_wide::Job job{.positions = positions.as<int32_t>() + t,
-                               .len = all / seqs,
-                               .before = t,
-                               .heads = z.heads,
-                               .splits = splits,
-                               .scale = z.scale,
-                               .mean = reinterpret_cast<uint4*>(mean),
-                               .top = reinterpret_cast<float*>(weight + rows * splits),
-                               .weight = weight,
-                               .latent = cache.latent.as<__nv_bfloat16>(),
-                               .k_rope = cache.k_rope.as<__nv_bfloat16>(),
-                               .capacity = capacity,
-                               .w = w.as<__nv_bfloat16>(),
-                               .nope = z.nope,
-                               .value = z.value};
-    const dim3 heads(static_cast<unsigned>(z.heads));
-    launch_overlapping(s, latent_wide::absorb_kernel, heads, dim3(latent_wide::kAbsorbThreads), 0,
-                       q.nope.as<__nv_bfloat16>() + t * q.nope.cols(), job, tokens, absorbed);
-    latent_wide::launch(s, job, absorbed, q.rope.as<__nv_bfloat16>() + t * q.rope.cols(), tokens, seqs);
-    launch_overlapping(s, latent_wide::values_kernel, heads, dim3(latent_wide::kValueThreads), 0, job, tokens,
-                       out.as<__nv_bfloat16>() + t * out.cols());
-  }
-}
-
 }  // namespace
 
 void latent_attention(Exec& ex, const LatentQueries& q, ConstTensorView kv, ConstTensorView k_rope, int64_t seqs,
@@ -365,9 +328,10 @@ void latent_attention_cached(Exec& ex, const LatentQueries& q, ConstTensorView w
   const Sizes z = sizes_of(args);
   CudaState& s = ex.cuda_state();
   if (out.dtype == DType::bf16 && !q.chosen.data && !cache.scales.data && latent_wide::takes(s, z.nope, z.rope, z.rank))
-    return attend_wide(s, q, w, positions, cache, z, out);
+    return latent_wide::attend(s, q, w, positions, cache, args, out);
   const int64_t all = out.rows(), len = all / cache.latent.shape[0], capacity = cache.latent.shape[1];
-  const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (args.heads * args.rank), 1, std::min<int64_t>(all, 65535));
+  const int64_t at_once =
+      std::clamp<int64_t>(latent_wide::kAbsorbed / (args.heads * args.rank), 1, std::min<int64_t>(all, 65535));
   const int choices = q.chosen.data ? static_cast<int>(q.chosen.cols()) : 0;
   const int splits = splits_for(s, z.heads, at_once, choices > 0 ? choices : capacity);
   const int64_t rows = at_once * z.heads;

@@ -2,9 +2,11 @@
 // What stands before and behind attention over latents by wgmma (latent_wide.cuh): queries times the key weights, and
 // the splits merged and multiplied by the value weights. Both read their weights once, and begin to while the kernel
 // before them still runs.
+#include "kernels/attention/latent_attention.h"
 #include "kernels/attention/latent_wide.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
+#include "kernels/exec/exec_cuda.h"
 
 namespace fewbit::cuda::latent_wide {
 
@@ -224,6 +226,44 @@ __global__ void __launch_bounds__(kValueThreads)
       }
       __syncthreads();
     }
+  }
+}
+
+inline constexpr int64_t kAbsorbed = int64_t{1} << 25;  // values of absorbed queries in scratch memory
+
+// latent_attention_cached() of what takes() has, in three launches: bf16, all keys.
+inline void attend(CudaState& s, const LatentQueries& q, ConstTensorView w, ConstTensorView positions,
+                   const LatentCache& cache, const LatentArgs& z, TensorView out) {
+  const int64_t all = out.rows(), seqs = cache.latent.shape[0], capacity = cache.latent.shape[1];
+  const int64_t at_once = std::clamp<int64_t>(kAbsorbed / (z.heads * z.rank), 1, std::min<int64_t>(all, 65535));
+  const int splits = splits_for(s, z.heads, at_once, capacity);
+  const int64_t rows = at_once * z.heads;
+  auto* mean = s.scratch_of<__nv_bfloat16>(rows * z.rank + rows * splits * (z.rank + 6));
+  __nv_bfloat16* absorbed = mean + rows * splits * z.rank;
+  auto* weight = reinterpret_cast<float2*>(absorbed + rows * z.rank);
+  for (int64_t t = 0; t < all; t += at_once) {
+    const int64_t tokens = std::min(at_once, all - t);
+    const Job job{.positions = positions.as<int32_t>() + t,
+                  .len = all / seqs,
+                  .before = t,
+                  .heads = z.heads,
+                  .splits = splits,
+                  .scale = z.scale,
+                  .mean = reinterpret_cast<uint4*>(mean),
+                  .top = reinterpret_cast<float*>(weight + rows * splits),
+                  .weight = weight,
+                  .latent = cache.latent.as<__nv_bfloat16>(),
+                  .k_rope = cache.k_rope.as<__nv_bfloat16>(),
+                  .capacity = capacity,
+                  .w = w.as<__nv_bfloat16>(),
+                  .nope = static_cast<int>(z.nope),
+                  .value = static_cast<int>(z.value)};
+    const dim3 heads(static_cast<unsigned>(z.heads));
+    launch_overlapping(s, absorb_kernel, heads, dim3(kAbsorbThreads), 0, q.nope.as<__nv_bfloat16>() + t * q.nope.cols(),
+                       job, tokens, absorbed);
+    launch(s, job, absorbed, q.rope.as<__nv_bfloat16>() + t * q.rope.cols(), tokens, seqs);
+    launch_overlapping(s, values_kernel, heads, dim3(kValueThreads), 0, job, tokens,
+                       out.as<__nv_bfloat16>() + t * out.cols());
   }
 }
 

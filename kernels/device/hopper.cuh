@@ -178,18 +178,21 @@ __device__ __forceinline__ void give_registers() {
 // The descriptor of B as rows of N with 64 neighbouring values of k each, 128 bytes a row, in the 128-byte swizzle; the
 // first row at a multiple of 1,024 bytes. Adding 2 moves it 16 values along k (PTX ISA, "Matrix Descriptor Format" of
 // wgmma).
-__device__ __forceinline__ uint64_t wgmma_matrix(const void* shared) {
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_matrix(Shared shared) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{1} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
 // The descriptor of B as rows of k with 64 neighbouring values of N each, 128 bytes a row, in the same swizzle; the
 // next 64 values of N lie `plane` bytes on. Adding 128 moves it 16 values along k.
-__device__ __forceinline__ uint64_t wgmma_matrix_transposed(const void* shared, uint32_t plane) {
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_matrix_transposed(Shared shared, uint32_t plane) {
   return (wgmma_matrix(shared) & ~(uint64_t{0x3fff} << 16)) | uint64_t{plane >> 4} << 16;
 }
 // The descriptor of B in pieces of 8 x 8 values, 128 neighbouring bytes each, without a swizzle: the next 8 values of k
 // lie `along_k` bytes on, the next 8 of N `along_n`. Transposed or not is how the values lie in a piece.
-__device__ __forceinline__ uint64_t wgmma_pieces(const void* shared, uint32_t along_k, uint32_t along_n) {
+template <class Shared>
+__device__ __forceinline__ uint64_t wgmma_pieces(Shared shared, uint32_t along_k, uint32_t along_n) {
   return uint64_t{along_n >> 4} << 32 | uint64_t{along_k >> 4} << 16 | (shared_address(shared) & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }

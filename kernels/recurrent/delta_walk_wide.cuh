@@ -88,19 +88,20 @@ using Sums = float[8][4];
 __device__ __forceinline__ float (&flat(Sums& x))[32] { return *reinterpret_cast<float(*)[32]>(&x); }
 
 // Begins sum = S^T rows^T, of keys or queries.
-__device__ __forceinline__ void begin_from_state(Sums& sum, const uint32_t (&factor)[8][4], const Plane* rows) {
+__device__ __forceinline__ void begin_from_state(Sums& sum, const uint32_t (&factor)[8][4], uint32_t rows) {
   const uint64_t b = wgmma_matrix(rows);
   constexpr uint64_t kPlane = sizeof(Plane) / 16;
 #pragma unroll
   for (int i = 0; i < 8; ++i) wgmma(flat(sum), factor[i], b + i / 4 * kPlane + i % 4 * 2, i > 0);
   wgmma_commit();
 }
-// Begins sum (+)= x B, B a lower triangle.
+// Begins sum (+)= x B, B a lower triangle: the address of a Square.
 template <bool kTransposed>
-__device__ __forceinline__ void begin_triangle(Sums& sum, const uint32_t (&x)[4][4], const Square& square, bool add) {
-  const uint64_t b = wgmma_pieces(&square, sizeof(square[0][0][0]), sizeof(square[0][0]));
+__device__ __forceinline__ void begin_triangle(Sums& sum, const uint32_t (&x)[4][4], uint32_t square, bool add) {
+  constexpr uint32_t kPieceBytes = kPiece * sizeof(bf16), kPart = sizeof(Square) / kBlocks;
+  const uint64_t b = wgmma_pieces(square, kPieceBytes, 2 * kPieceBytes);
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) wgmma<kTransposed>(flat(sum), x[i], b + i * (sizeof(square[0]) / 16), add || i > 0);
+  for (int i = 0; i < kBlocks; ++i) wgmma<kTransposed>(flat(sum), x[i], b + i * (kPart / 16), add || i > 0);
   wgmma_commit();
 }
 
@@ -141,17 +142,19 @@ __device__ __forceinline__ void take_chunks(const WideBlock& block, float (&stat
 #pragma unroll 1
   for (int chunk = 0; chunk < block.a.chunks; ++chunk) {
     const WideStage& stage = s.stages[chunk % kStages];
+    // One value for the warp, so that descriptors are worked out beside the lanes' arithmetic.
+    const uint32_t base = __shfl_sync(0xffffffffu, shared_address(&stage), 0);
     barrier_await(shared_address(&s.full[chunk % kStages]), chunk / kStages % 2);
     wgmma_fence();
-    begin_from_state(x, factor, stage.k);
-    begin_from_state(out, factor, stage.q);
+    begin_from_state(x, factor, base + offsetof(WideStage, k));
+    begin_from_state(out, factor, base + offsetof(WideStage, q));
     if (chunk > 0) send_outputs(block, sent, chunk - 1);
     wgmma_wait<1>();
     pin(flat(x));
     const auto value = [&](int row, int piece) { return &stage.v[row][(piece ^ row % 8) * 8]; };
     rest_of_values(r, x, value, stage.of_keys);
     wgmma_fence();
-    begin_triangle<true>(x, r, stage.solve, false);
+    begin_triangle<true>(x, r, base + offsetof(WideStage, solve), false);
     const float keep = stage.keep[0];
 #pragma unroll
     for (int i = 0; i < 64; ++i) state[i] *= keep;
@@ -168,11 +171,11 @@ __device__ __forceinline__ void take_chunks(const WideBlock& block, float (&stat
 #pragma unroll
     for (int i = 0; i < 4; ++i) as_factor(r[i], x[2 * i], x[2 * i + 1]);
     wgmma_fence();
-    const uint64_t change = wgmma_matrix_transposed(stage.k, sizeof(Plane));
+    const uint64_t change = wgmma_matrix_transposed(base + offsetof(WideStage, k), sizeof(Plane));
 #pragma unroll
     for (int i = 0; i < 4; ++i) wgmma<true>(state, r[i], change + i * 128, true);
     wgmma_commit();
-    begin_triangle<false>(out, u, stage.pairs, true);
+    begin_triangle<false>(out, u, base + offsetof(WideStage, pairs), true);
     wgmma_wait<1>();
     pin(state);
     state_as_factor();
