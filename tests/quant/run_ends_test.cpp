@@ -64,7 +64,8 @@ TEST_F(RunEnds, LessIsKeptStepByStep) {
   m.stored = {{3}};
   m.experts_at_once = 4;
   m.slot = m.beside = 1;
-  for (const char* step : {"no copies beside", "no states on the device", "computed again", "one expert", "states on disk"})
+  for (const char* step :
+       {"no copies beside", "no states on the device", "computed again", "one expert", "states on disk"})
     EXPECT_NE(keep_less(m).find(step), std::string::npos) << step;
   EXPECT_EQ(keep_less(m), "");
 }
