@@ -1,4 +1,6 @@
 // A shard whose tensors come in any order is the file of a writer that has them all, and so are its digests.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -20,7 +22,7 @@ struct Tensors {
       const int64_t n = i == 5 ? 0 : 100 * i + 1;
       Tensor t = Tensor::host(type, {n});
       for (int64_t b = 0; b < t.bytes(); ++b) static_cast<uint8_t*>(t.view().data)[b] = static_cast<uint8_t>(b * 7 + i);
-      infos.push_back({.name = "t" + std::to_string(i), .dtype = type, .shape = t.shape(), .bytes = t.bytes()});
+      infos.push_back({.name = fmt::format("t{}", i), .dtype = type, .shape = t.shape(), .bytes = t.bytes()});
       all.push_back({infos.back().name, std::move(t)});
     }
   }

@@ -8,7 +8,6 @@
 #include "src/core/half.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
-#include "src/quant/loop/read_ahead.h"
 #include "src/run/upload_as.h"
 #include "src/run/values_of.h"
 
@@ -37,22 +36,20 @@ VectorF32 load_vector(const Checkpoint& c, const std::string& name, int64_t feat
   return v;
 }
 
-Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape, UploadAhead* ahead) {
-  const NamedLinear linear{name.substr(0, name.rfind('.')), kOutsideBlocks, shape[0], shape[1], false};
-  Tensor w = ahead ? taken_ahead(*ahead, c, linear, DType::f32) : Tensor();
-  if (w.empty())
-    w = c.packed(linear.name)
-            ? values_of(ex, c.sound_codes(linear), DType::f32)
-            : upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
-  release_linear(c, linear.name);
+Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const Shape& shape) {
+  const std::string linear = name.substr(0, name.rfind('.'));
+  Tensor w = c.packed(linear)
+                 ? values_of(ex, c.sound_codes({linear, kOutsideBlocks, shape[0], shape[1], false}), DType::f32)
+                 : upload_as(ex, c.store.expect(name, {DType::f32, DType::f16, DType::bf16}, shape), DType::f32);
+  release_linear(c, linear);
   return w;
 }
 
 void load_linear_f32(Exec& ex, const Checkpoint& c, const std::string& prefix, const LinearDef& l, bool bias,
-                     BlockF32& block, UploadAhead* ahead) {
+                     BlockF32& block) {
   const std::string weight = l.name + ".weight";
   if (!block.weights.count(weight))
-    block.weights.emplace(weight, load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features}, ahead));
+    block.weights.emplace(weight, load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features}));
   if (bias && l.bias)
     block.vectors.emplace(l.name + ".bias", load_vector(c, prefix + l.name + ".bias", l.out_features));
 }
@@ -71,8 +68,7 @@ const VectorF32* stored_vector(const BlockF32& b, const Absorber& a) {
 
 }  // namespace
 
-BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers,
-                        UploadAhead* ahead) {
+BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers) {
   BlockF32 block;
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   const std::string prefix = c.spec.prefix(layer);
@@ -80,10 +76,10 @@ BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std:
     if (a.kind == Absorber::Kind::norm)
       block.vectors.emplace(a.name + ".weight", load_vector(c, prefix + a.name + ".weight", a.features));
     else
-      load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, block, ahead);
-    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, block, ahead);
+      load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, block);
+    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, block);
     for (const NamedDense& router : a.routers)
-      block.routers[router.name].weight = load_matrix(ex, c, prefix + router.name + ".weight", router.shape, nullptr);
+      block.routers[router.name].weight = load_matrix(ex, c, prefix + router.name + ".weight", router.shape);
   }
   return block;
 }

@@ -11,8 +11,6 @@
 
 namespace fewbit {
 
-class UploadAhead;
-
 // A norm's weight or a linear's bias. Small, so it stays in host memory.
 struct VectorF32 {
   std::vector<float> value{};
@@ -36,8 +34,7 @@ struct BlockF32 {
 
 // The tensors that the absorbers name: their norms or linears (with biases), all linears behind them, and
 // routers.
-BlockF32 load_block_f32(Exec&, const Checkpoint&, int64_t layer, const std::vector<Absorber>& absorbers,
-                        UploadAhead* ahead = nullptr);
+BlockF32 load_block_f32(Exec&, const Checkpoint&, int64_t layer, const std::vector<Absorber>& absorbers);
 
 // The scale nearest to `s` that can be divided out of the absorber exactly: what is stored in the
 // checkpoint's type (a norm's weight, a bias) is divided and rounded first, and the factor taken from the

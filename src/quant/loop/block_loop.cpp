@@ -152,26 +152,21 @@ void BlockLoop::enter(int64_t layer) {
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
+  const LoadOptions options{.dtype = job_.dtype, .weights = Weights::values};
   phases_.timed("load", [&] {
-    weights_ = load_vectors(ex_, ckpt_, layer, job_.dtype);
-    if (rewrites)
-      for (const BlockOp& op : ops())
-        for (const LinearDef& l : linears_of(op)) load(l);
+    weights_ = rewrites ? load_block(ex_, ckpt_, layer, options, nullptr) : load_vectors(ex_, ckpt_, layer, job_.dtype);
   });
   if (rewrites)
-    coder_.rewrite(
-        transform_block(store_, ranks_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_, ahead_));
+    coder_.rewrite(transform_block(store_, ranks_, ckpt_, plan_, layer, quantized_->x(), ropes_, weights_, phases_));
   quantized_->begin_block(ops());
   if (full_) full_->begin_block(ops());
 }
 
 // The linears' weights in the order in which the block will ask for them: an op's to be quantized, then those that a
-// stream runs as they are. Where transforms rewrite the block it is loaded whole, and then what they rewrite; a sealed
-// one asks for none.
+// stream runs as they are. Where transforms rewrite the block it asks for all of them at once, which all threads bring
+// sooner; a sealed one asks for none.
 void BlockLoop::foresee_weights(int64_t layer) {
-  if (layer >= ckpt_.spec.layers || layer < sealed_before_) return;
-  const bool rewrites = !plan_.transforms.empty();
-  std::vector<NamedLinear> rewritten;
+  if (layer >= ckpt_.spec.layers || layer < sealed_before_ || !plan_.transforms.empty()) return;
   for (const BlockOp& op : ckpt_.spec.block(layer)) {
     if (std::holds_alternative<Moe>(op)) continue;
     std::vector<NamedLinear> run;
@@ -179,13 +174,11 @@ void BlockLoop::foresee_weights(int64_t layer) {
       const NamedLinear named{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
       const PlannedLinear* p = plan_.find(named.name);
       const bool quantized = p && !p->keep && !p->lossless;
-      if (quantized && !rewrites) foresee(ahead_, ckpt_, named);
-      if (quantized && rewrites) rewritten.push_back(named);
-      if (full_ || rewrites || (quantized_ && !quantized)) run.push_back(named);
+      if (quantized) foresee(ahead_, ckpt_, named);
+      if (full_ || (quantized_ && !quantized)) run.push_back(named);
     }
     for (const NamedLinear& named : run) foresee(ahead_, ckpt_, named);
   }
-  for (const NamedLinear& named : rewritten) foresee(ahead_, ckpt_, named);
 }
 
 // Loads the linears of ops [begin, end) that a pass is about to run and that are not there yet.

@@ -182,7 +182,7 @@ class BlockObserver {
 
 BlockF32 transform_block(StateStore& store, const Ranks& ranks, const Checkpoint& c, const QuantPlan& plan,
                          int64_t layer, const States& entering, const RopeTables& ropes, BlockWeights& weights,
-                         Phases& phases, UploadAhead& ahead) {
+                         Phases& phases) {
   Exec& ex = store.exec();
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   TransformJob job{.ops = &ops, .migration = plan.migration};
@@ -193,7 +193,7 @@ BlockF32 transform_block(StateStore& store, const Ranks& ranks, const Checkpoint
   job.absorbers = usable_absorbers(ops, job.targets);
   BlockF32 rewritten;
   if (job.absorbers.empty()) return rewritten;
-  phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers, &ahead); });
+  phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers); });
   for (const Transform* t : plan.transforms) {
     phases.timed("observe", [&] {
       job.stats =

@@ -14,6 +14,6 @@ namespace fewbit {
 // transforms look at. The result depends on these arguments only, so a resumed run comes to the same weights. Ranks
 // whose chunks of `entering` are theirs in turn make the statistics together, and then all search alike.
 BlockF32 transform_block(StateStore& store, const Ranks&, const Checkpoint&, const QuantPlan&, int64_t layer,
-                         const States& entering, const RopeTables&, BlockWeights& weights, Phases&, UploadAhead&);
+                         const States& entering, const RopeTables&, BlockWeights& weights, Phases&);
 
 }  // namespace fewbit

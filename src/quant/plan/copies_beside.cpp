@@ -19,7 +19,7 @@ void copy_beside(MemoryPlan& m, const Checkpoint& c, const QuantPlan& plan, cons
   for (const PlannedLinear& p : plan.linears) {
     const TensorInfo* w = c.store.find(p.linear.name + ".weight");
     if (is_end(p.linear) || !w) continue;
-    stored = std::max(stored, (w->bytes + kSlotStep - 1) / kSlotStep * kSlotStep);
+    if (plan.transforms.empty()) stored = std::max(stored, (w->bytes + kSlotStep - 1) / kSlotStep * kSlotStep);
     if (!p.keep) codes = std::max(codes, p.linear.out * p.linear.in);
   }
   const int64_t beside = UploadAhead::kSlots * stored + codes + kWaitingBytes;
