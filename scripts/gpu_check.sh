@@ -5,12 +5,14 @@
 #   FEWBIT_TEST_REFERENCE=DIR    the reference material (default: shared/ beside the checkout)
 #   FEWBIT_SANITIZER_SECONDS=N   a piece of a checker is cut off after so long (default 600), which counts as a failure
 #   FEWBIT_SANITIZER_JOBS=N      pieces at a time (default: half the processors); several GPUs take them in turn
+#   FEWBIT_CHECKERS="memcheck …" only these of racecheck, memcheck and initcheck; the summary says which were left out
 #   FEWBIT_PREBUILT=1            build/ and build-racecheck/ are there and current
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=$(mkdir -p "${1:-build/gpu-check}" && cd "${1:-build/gpu-check}" && pwd)
 export PATH="$PATH:/usr/local/cuda/bin"
 seconds="${FEWBIT_SANITIZER_SECONDS:-600}"
+checkers="${FEWBIT_CHECKERS:-racecheck memcheck initcheck}"
 slots="${FEWBIT_SANITIZER_JOBS:-$(($(nproc) / 2 + 1))}"
 for needed in nvidia-smi compute-sanitizer; do
   command -v "$needed" >/dev/null || { echo "gpu_check: $needed not found; this needs a GPU machine with the CUDA toolkit" >&2; exit 1; }
@@ -50,6 +52,7 @@ pieces=()
 begun_pieces=0
 piece() {
   local tool=$1 name=$2 filter=$3 shards=${4:-1} program=build/tests/test_kernels shard id
+  [[ " $checkers " == *" $tool "* ]] || return 0
   [ "$tool" = racecheck ] && program=build-racecheck/tests/test_kernels
   pieces+=("$tool $name $shards")
   for ((shard = 0; shard < shards; ++shard)); do
@@ -124,6 +127,9 @@ build/bin/runner bench --ops --device cuda --json "$logs/ops.json" >"$logs/ops.t
   echo "|---|---|"
   printf '%s\n' "${rows[@]}"
   echo
+  for tool in racecheck memcheck initcheck; do
+    [[ " $checkers " == *" $tool "* ]] || printf '%s was left out of this run.\n\n' "$tool"
+  done
   echo "racecheck runs a build with \`-DFEWBIT_RACECHECK=ON\`, in which all lanes of a warp arrive at a barrier where in the shipped one a"
   echo "lane arrives for its warp; products that are cuBLAS's alone (\`Gemm\`, \`Matmul\`) and \`ExecCuda\` are not under it."
   echo
