@@ -2,6 +2,7 @@
 #include "src/calib/upload_ahead.h"
 
 #include "src/run/upload_as.h"
+#include "tests/support/devices.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
