@@ -10,12 +10,12 @@
 #include <memory>
 #include <optional>
 
+#include "src/calib/upload_ahead.h"
 #include "src/quant/journal/journal.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/loop/block_f32.h"
 #include "src/quant/loop/phases.h"
 #include "src/quant/loop/quant_job.h"
-#include "src/calib/upload_ahead.h"
 
 namespace fewbit {
 

@@ -3,8 +3,8 @@
 // its weights go on to the device in the order in which they will be asked for.
 #include <cstdint>
 
-#include "src/model/checkpoint.h"
 #include "src/calib/upload_ahead.h"
+#include "src/model/checkpoint.h"
 
 namespace fewbit {
 
