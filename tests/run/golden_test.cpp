@@ -311,8 +311,9 @@ FEWBIT_DEVICE_TEST(Latents, ThroughAQuantizedCache) {
           << model << " by " << chunk;
     }
     EXPECT_GT(relative_error(rounded, plain), tol::kLogitsF32) << model;
-    if (!key_choice_of(c.spec.block(0)))  // rounded states choose other keys, which moves logits much further
+    if (!key_choice_of(c.spec.block(0))) {  // rounded states choose other keys, which moves logits much further
       EXPECT_LT(relative_error(rounded, plain), tol::kLogitsFp8Cache) << model;
+    }
     EXPECT_THROW(check_cache_type(c.spec, KvType::int8), Error);
   }
 }
