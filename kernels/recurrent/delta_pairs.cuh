@@ -43,7 +43,7 @@ struct alignas(16) Chunk {
   float of_keys[kTokens];     // exp(c[t]) / |k_t|
   float of_queries[kTokens];  // exp(c[t]) / |q_t| / sqrt(kKeys)
   float to_state[kTokens];    // exp(c[last] - c[s]) / |k_s|
-  float keep[4];              // exp(c[last]), and three that fill 16 bytes
+  float keep[4];              // exp(c[last]), four times: 16 bytes are copied at once
 };
 
 struct Rows {

@@ -86,7 +86,7 @@ __device__ __forceinline__ void row_factors(const PairsShared& s, int slot, int 
   to.of_keys[t] = begin * s.to_k[t];
   to.of_queries[t] = begin * s.to_q[t];
   to.to_state[t] = exp2_fast(c[kTokens - 1] - c[t]) * s.to_k[t];
-  if (t == kTokens - 1) to.keep[0] = begin;
+  if (t == kTokens - 1) *reinterpret_cast<float4*>(to.keep) = {begin, begin, begin, begin};
 }
 
 // Blocks I + A on the diagonal are replaced by their inverses, by one warp: half a warp has a block of its own, and
