@@ -21,7 +21,8 @@ class SchemesOfFiles : public CommandTest {
         json("evaluate perplexity " + out + " --device cpu --dtype float32 --context 256 --max-windows 8 --reference");
     EXPECT_LT(std::abs(j["reference"]["relative_difference"].get<double>()), kSamePerplexity) << recipe;
     std::set<std::string> specs;
-    for (const Json& c : Json::parse(bytes_of_file(dir / out / "quant_report.json"))["auto"]["choices"]) {
+    const Json report = Json::parse(bytes_of_file(dir / out / "quant_report.json"));
+    for (const Json& c : report["auto"]["choices"]) {
       specs.insert(c["spec"]);
       EXPECT_FALSE(c["offered"].empty());
     }
