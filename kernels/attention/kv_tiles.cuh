@@ -64,6 +64,15 @@ __device__ __forceinline__ uint32_t pack_weights(float low, float high) {
   return kHalf ? pack_f16(low, high) : pack_bf16(low, high);
 }
 
+// The codes of one load for for_operands: four registers, or the first two where no more is left (`whole` false).
+template <bool kOfValues, class C>
+__device__ __forceinline__ void load_codes(uint32_t (&w)[4], const C* at, bool whole) {
+  if (whole)
+    kOfValues ? ldmatrix_transposed(w, at) : ldmatrix(w, at);
+  else
+    kOfValues ? ldmatrix_two_transposed(w, at) : ldmatrix_two(w, at);
+}
+
 // Calls f(n, a) with the A operand of dims [16 n, 16 n + 16) of 16 keys, for every n: of K, or of V transposed.
 // `row`: where this lane's row begins for ldmatrix. A load of codes serves two n, except for a last single one.
 // kRaised: codes of 4 bits of values stay raised by 136 (kernels/device/kv_codes.cuh).
@@ -75,10 +84,7 @@ __device__ __forceinline__ void for_operands(const C* row, F&& f) {
 #pragma unroll
     for (int n = 0; n < kSteps; n += 4) {
       uint32_t w[4];
-      if (n + 2 < kSteps)
-        kOfValues ? ldmatrix_transposed(w, row + n * 8) : ldmatrix(w, row + n * 8);
-      else
-        kOfValues ? ldmatrix_two_transposed(w, row + n * 8) : ldmatrix_two(w, row + n * 8);
+      load_codes<kOfValues>(w, row + n * 8, n + 2 < kSteps);
 #pragma unroll
       for (int i = 0; i < 4 && n + i < kSteps; ++i) {
         nibble_operand<kOfValues>(a, w[i / 2 * 2], w[i / 2 * 2 + 1], i % 2 * 2);
@@ -90,10 +96,7 @@ __device__ __forceinline__ void for_operands(const C* row, F&& f) {
 #pragma unroll
     for (int n = 0; n < kSteps; n += 2) {
       uint32_t w[4];
-      if (n + 1 < kSteps)
-        kOfValues ? ldmatrix_transposed(w, row + n * 16) : ldmatrix(w, row + n * 16);
-      else
-        kOfValues ? ldmatrix_two_transposed(w, row + n * 16) : ldmatrix_two(w, row + n * 16);
+      load_codes<kOfValues>(w, row + n * 16, n + 1 < kSteps);
 #pragma unroll
       for (int i = 0; i < 2 && n + i < kSteps; ++i) {
         if constexpr (kOfValues) {

@@ -16,16 +16,6 @@
 namespace fewbit::test {
 namespace {
 
-std::string error_of(const std::function<void()>& f, ErrorKind kind) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.kind(), kind) << e.what();
-    return e.what();
-  }
-  return "";
-}
-
 class Schemes : public ::testing::Test {
  protected:
   Schemes() { open("tiny"); }
@@ -62,10 +52,10 @@ class Schemes : public ::testing::Test {
 
 TEST_F(Schemes, WordsAreReadOnceAndTyposNamed) {
   EXPECT_EQ(schemes_from("int4,nvfp4,int4"), (std::vector<std::string>{"int4", "nvfp4"}));
-  const std::string typo = error_of([] { schemes_from("int4,nvpf4"); }, ErrorKind::usage);
+  const std::string typo = message_of([] { schemes_from("int4,nvpf4"); }, ErrorKind::usage);
   for (const char* word : {"nvpf4", "did you mean \"nvfp4\"", "int3", "mxfp4", "bf16", "all"})
     EXPECT_NE(typo.find(word), std::string::npos) << typo;
-  EXPECT_NE(error_of([] { schemes_from(""); }, ErrorKind::usage), "");
+  EXPECT_NE(message_of([] { schemes_from(""); }, ErrorKind::usage), "");
 }
 
 TEST_F(Schemes, FloatsAreOfCompressedTensors) {
@@ -131,17 +121,17 @@ TEST_F(Schemes, OnlyWhatFormatAndEngineTakeIsOffered) {
 
 TEST_F(Schemes, RefusedBeforeAnythingIsMeasured) {
   const auto unsupported = [&](const std::string& recipe, const std::string& engine = "") {
-    return error_of([&] { choices(recipe, engine); }, ErrorKind::unsupported);
+    return message_of([&] { choices(recipe, engine); }, ErrorKind::unsupported);
   };
   EXPECT_NE(unsupported("auto schemes=int4,nvfp4 format=marlin").find("nvfp4"), std::string::npos);
   EXPECT_NE(unsupported("auto schemes=int4 asym format=awq target-bits=5").find("one mix"), std::string::npos);
   EXPECT_NE(unsupported("auto schemes=int3,int4", "vllm").find("int3"), std::string::npos);
   EXPECT_NE(unsupported("auto schemes=int4,mxfp4", "sglang").find("mxfp4"), std::string::npos);
-  const std::string order = error_of([&] { choices("auto schemes=nvfp4 act=full"); }, ErrorKind::usage);
+  const std::string order = message_of([&] { choices("auto schemes=nvfp4 act=full"); }, ErrorKind::usage);
   EXPECT_NE(order.find("nvfp4"), std::string::npos);
-  EXPECT_NE(error_of([&] { choices("auto schemes=int4 g64"); }, ErrorKind::usage).find("leave them out"),
+  EXPECT_NE(message_of([&] { choices("auto schemes=int4 g64"); }, ErrorKind::usage).find("leave them out"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { choices("auto schemes=fp8,bf16 target-bits=7"); }, ErrorKind::usage).find("smallest"),
+  EXPECT_NE(message_of([&] { choices("auto schemes=fp8,bf16 target-bits=7"); }, ErrorKind::usage).find("smallest"),
             std::string::npos);
 }
 
@@ -185,12 +175,12 @@ TEST_F(Schemes, BytesAndTimeAreBudgetsToo) {
   const PrecisionChoices step = choices(words + " budget=1ms@rtx4090");
   EXPECT_GT(step.budget, bits.budget);  // so small a model is read in microseconds
   EXPECT_TRUE(step.active);
-  EXPECT_NE(error_of([&] { choices(words + " budget=0.00001ms@rtx4090"); }, ErrorKind::usage).find("ms@rtx4090"),
+  EXPECT_NE(message_of([&] { choices(words + " budget=0.00001ms@rtx4090"); }, ErrorKind::usage).find("ms@rtx4090"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { choices(words + " budget=1KiB"); }, ErrorKind::usage).find("1.00 KiB"), std::string::npos);
-  EXPECT_NE(error_of([] { budget_from("2ms@rtx4900"); }, ErrorKind::usage).find("rtx4090"), std::string::npos);
+  EXPECT_NE(message_of([&] { choices(words + " budget=1KiB"); }, ErrorKind::usage).find("1.00 KiB"), std::string::npos);
+  EXPECT_NE(message_of([] { budget_from("2ms@rtx4900"); }, ErrorKind::usage).find("rtx4090"), std::string::npos);
   for (const char* wrong : {"", "fast", "0", "-5GB", "nan", "ms@h200", "0ms@h200", "infms@h200"})
-    EXPECT_NE(error_of([&] { budget_from(wrong); }, ErrorKind::usage), "") << wrong;
+    EXPECT_NE(message_of([&] { budget_from(wrong); }, ErrorKind::usage), "") << wrong;
 }
 
 TEST_F(Schemes, EmbeddingAndHeadAreChosenForWhereAsked) {
@@ -214,7 +204,7 @@ TEST_F(Schemes, EmbeddingAndHeadAreChosenForWhereAsked) {
     if (!c.scheme().candidate.over.keep) {
       EXPECT_EQ(plan.of(c.linears.front()).recipe.spec, c.scheme().candidate.spec) << c.linears.front();
     }
-  EXPECT_NE(error_of([&] { choices(words + " ends=on", "vllm"); }, ErrorKind::usage).find("ends=on"),
+  EXPECT_NE(message_of([&] { choices(words + " ends=on", "vllm"); }, ErrorKind::usage).find("ends=on"),
             std::string::npos);
 }
 

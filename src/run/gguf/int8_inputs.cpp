@@ -26,7 +26,9 @@ const BlockForm* form_of(int bits, int64_t group, bool minima) {
   static std::mutex mutex;
   static std::map<std::tuple<int, int64_t, bool>, BlockForm> forms;
   const std::lock_guard lock(mutex);
-  BlockForm& f = forms[{bits, group, minima}];
+  const auto [it, missing] = forms.try_emplace({bits, group, minima});
+  BlockForm& f = it->second;
+  if (!missing) return &f;  // and others may read it
   f.bits = bits;
   f.columns = static_cast<int>(group);
   f.scale = BlockScale::wide;
