@@ -39,10 +39,16 @@ skip() {
 if [ -z "$folder" ]; then folder=build-cpu; [ -f build-cpu/compile_commands.json ] || folder=build; fi
 command -v $tidy >/dev/null || skip "$tidy is not installed (package $tidy)"
 [ -f "$folder/compile_commands.json" ] || skip "$folder/compile_commands.json is missing; configure a build first"
+# clang refuses headers that GCC has precompiled.
+commands=$(mktemp -d)
+trap 'rm -rf "$commands"' EXIT
+sed -E 's/-Winvalid-pch -include [^ ]*cmake_pch\.hxx //' "$folder/compile_commands.json" >"$commands/compile_commands.json"
+folder=$commands
 
 if ! $changed; then
   [ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files 'src/*.cpp' 'formats/*.cpp' 'kernels/*.cpp' 'tools/*.cpp')
-  exec $tidy -p "$folder" --quiet "${files[@]}"
+  $tidy -p "$folder" --quiet "${files[@]}"
+  exit
 fi
 
 base=${TIDY_BASE:-$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null)} || true

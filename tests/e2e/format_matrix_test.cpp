@@ -37,10 +37,10 @@ TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, FormatMatrix,
-                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128",
+                         ::testing::Values("rtn int4 g128", "rtn int8 g128", "gptq int4 g128 effort=quick",
                                            "gptq int4 g64 asym effort=quick", "gptq int3 g128 effort=quick",
                                            "awq int4 g128 effort=quick", "awq+gptq int4 g128 effort=quick", "rtn w8a8",
-                                           "smoothquant", "fp8", "gptq w4a4", "rtn mxfp4 acts=token",
+                                           "smoothquant", "fp8", "gptq w4a4 effort=quick", "rtn mxfp4 acts=token",
                                            "auto target-bits=4.5 effort=quick",
                                            "auto schemes=int3,int4,nvfp4,fp8,bf16 target-bits=5 effort=quick"),
                          [](const auto& info) {
