@@ -55,7 +55,6 @@ TEST_F(SharedModel, StepsSpeakOfTheRanks) {
   const Json b = json_on_ranks(2, "runner bench " + kDemo + " --device cpu --tokens 3 --prompt-tokens 16 --tp 2");
   EXPECT_EQ(b["tp"], 2);
   EXPECT_GT(b["all_reduce_ms"], 0);
-  EXPECT_LT(b["all_reduce_ms"], b["ms_per_token"]["mean"]);
   const std::string ask =
       "runner generate " + kDemo + " --device cpu --dtype float32 --max-tokens 16 --prompt 'The sea'";
   for (const char* sampling : {"", " --temperature 1 --seed 3"}) {
