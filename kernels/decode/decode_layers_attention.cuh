@@ -13,16 +13,16 @@ namespace fewbit::cuda::decode_step {
 inline constexpr int kKeyLanes = 8;  // lanes of a key
 inline constexpr int kWarpKeys = 32 / kKeyLanes;
 inline constexpr int kRoundKeys = kWarpKeys * kConsumerWarps;  // keys that a block has in hand
-inline constexpr int kBlockRows = kHeadsPerBlock + 2;          // queries, the new key, the new value
 
-// Shared memory of attention, in the order of use; 16-byte aligned.
-template <int D>
+// Shared memory of attention by blocks with H query heads, in the order of use; 16-byte aligned.
+template <int D, int H>
 struct AttentionShared {
-  float o[kConsumerWarps][kHeadsPerBlock][D];
-  float wide[kBlockRows][D];
-  float m[kConsumerWarps * kWarpKeys][kHeadsPerBlock];
-  float l[kConsumerWarps][kHeadsPerBlock];
-  __nv_bfloat16 rows[kBlockRows][D];
+  static constexpr int kRows = H + 2;  // queries, the new key, the new value
+  float o[kConsumerWarps][H][D];
+  float wide[kRows][D];
+  float m[kConsumerWarps * kWarpKeys][H];
+  float l[kConsumerWarps][H];
+  __nv_bfloat16 rows[kRows][D];
 };
 
 // What a block has of attention, in every layer of a step.
@@ -31,10 +31,11 @@ struct AttentionRange {
   int splits;      // of the keys in sight: no more than give every warp keys
   int kv_head, head0, heads;
   int begin, end;  // keys
+  int position;    // of the new token
   bool has_new;    // the new token's among them
   bool none;       // nothing at all: more blocks than head sets times splits, or too few keys
 
-  __device__ AttentionRange(const Job& job, int position, int block) {
+  __device__ AttentionRange(const Job& job, int at, int block) : position(at) {
     set = block / job.key_splits, split = block % job.key_splits;
     kv_head = set / job.head_sets;
     const int group = job.heads / job.kv_heads, each = (group + job.head_sets - 1) / job.head_sets,
@@ -42,7 +43,7 @@ struct AttentionRange {
     head0 = kv_head * group + own;
     heads = min(each, group - own);
     const int low = job.window > 0 ? max(0, position + 1 - job.window) : 0, all = position + 1 - low;
-    splits = min(job.key_splits, (all + kRoundKeys - 1) / kRoundKeys);
+    splits = min(job.key_splits, (all + job.split_keys - 1) / job.split_keys);
     none = kv_head >= job.kv_heads || split >= splits;
     const int each_split = (all + splits - 1) / splits;
     begin = low + min(all, split * each_split);
@@ -50,6 +51,8 @@ struct AttentionRange {
     has_new = begin <= position && position < end;
   }
 };
+
+static_assert(sizeof(AttentionRange) <= sizeof(MixtureShared::attention));
 
 // kN values of a row of the cache, as they are stored.
 template <int kN, class C>
@@ -87,14 +90,14 @@ __device__ __forceinline__ void prefetch_keys(const Job& job, const LayerRecord&
 }
 
 // The online softmax of a lane: over every kWarpKeys-th key of its warp, on D / kKeyLanes values of each.
-template <int D>
+template <int D, int H>
 struct LaneSoftmax {
   static constexpr int kN = D / kKeyLanes;
-  float m[kHeadsPerBlock], l[kHeadsPerBlock], o[kHeadsPerBlock][kN];  // maximum (base 2), sum, output
+  float m[H], l[H], o[H][kN];  // maximum (base 2), sum, output
 
   __device__ __forceinline__ LaneSoftmax() {
 #pragma unroll
-    for (int h = 0; h < kHeadsPerBlock; ++h) {
+    for (int h = 0; h < H; ++h) {
       m[h] = -INFINITY, l[h] = 0;
 #pragma unroll
       for (int i = 0; i < kN; ++i) o[h][i] = 0;
@@ -113,10 +116,10 @@ struct LaneSoftmax {
 };
 
 // Goes through the block's keys, kRoundKeys a round. Returns the factor that all values share.
-template <int D, class C>
+template <int D, int H, class C>
 __device__ __forceinline__ float attend_keys(const Job& job, const LayerRecord& layer, const AttentionRange& own,
-                                             const AttentionShared<D>& space, LaneSoftmax<D>& state) {
-  constexpr int kN = LaneSoftmax<D>::kN;
+                                             const AttentionShared<D, H>& space, LaneSoftmax<D, H>& state) {
+  constexpr int kN = LaneSoftmax<D, H>::kN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = own.kv_head;
   const int offset = lane % kKeyLanes * kN, key_lane = lane / kKeyLanes;
   const int64_t scales_at = kTokenScales<C> ? kv_head * job.capacity : kv_head;
@@ -142,7 +145,7 @@ __device__ __forceinline__ float attend_keys(const Job& job, const LayerRecord& 
       value_scale = layer.v_scales[scales_at + key];
     }
 #pragma unroll
-    for (int h = 0; h < kHeadsPerBlock; ++h) {
+    for (int h = 0; h < H; ++h) {
       RowSegment<kN, __nv_bfloat16> q;
       q.load(space.rows[h] + offset);
       float s = 0;
@@ -157,20 +160,20 @@ __device__ __forceinline__ float attend_keys(const Job& job, const LayerRecord& 
 }
 
 // Brings the lanes' states to one maximum of the block (`top`), adds over the warp's keys, so that each of the
-// four lanes with the same values ends with one head, and leaves the warps' sums in shared memory.
-template <int D>
-__device__ __forceinline__ void merge_lanes(AttentionShared<D>& space, LaneSoftmax<D>& state,
-                                            float (&top)[kHeadsPerBlock]) {
-  constexpr int kN = LaneSoftmax<D>::kN;
+// four lanes with the same values ends with one head, or half of a head's values, and leaves the warps' sums in shared
+// memory.
+template <int D, int H>
+__device__ __forceinline__ void merge_lanes(AttentionShared<D, H>& space, LaneSoftmax<D, H>& state, float (&top)[H]) {
+  constexpr int kN = LaneSoftmax<D, H>::kN;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int offset = lane % kKeyLanes * kN, key_lane = lane / kKeyLanes;
   if (lane % kKeyLanes == 0)
 #pragma unroll
-    for (int h = 0; h < kHeadsPerBlock; ++h) space.m[warp * kWarpKeys + key_lane][h] = state.m[h];
+    for (int h = 0; h < H; ++h) space.m[warp * kWarpKeys + key_lane][h] = state.m[h];
   consumer_sync();
-  static_assert(kConsumerWarps * kWarpKeys == 32 && kHeadsPerBlock == 4);
+  static_assert(kConsumerWarps * kWarpKeys == 32 && (H == 2 || H == 4));
 #pragma unroll
-  for (int h = 0; h < kHeadsPerBlock; ++h) {
+  for (int h = 0; h < H; ++h) {
     top[h] = warp_max(space.m[lane][h]);
     const float keep = state.m[h] == -INFINITY ? 0.f : exp2_fast(state.m[h] - top[h]);
     state.l[h] *= keep;
@@ -183,35 +186,46 @@ __device__ __forceinline__ void merge_lanes(AttentionShared<D>& space, LaneSoftm
     const float sent = __shfl_xor_sync(0xffffffffu, upper ? low : high, other);
     return (upper ? high : low) + sent;
   };
-  const auto four = [&](float a, float b, float c, float d) { return halve(halve(a, c, 16), halve(b, d, 16), 8); };
-  const int head = key_lane;  // bit 1: lane & 16, bit 0: lane & 8
-  const float sum_l = four(state.l[0], state.l[1], state.l[2], state.l[3]);
-  if (lane % kKeyLanes == 0) space.l[warp][head] = sum_l;
+  if constexpr (H == 4) {
+    const auto four = [&](float a, float b, float c, float d) { return halve(halve(a, c, 16), halve(b, d, 16), 8); };
+    const int head = key_lane;  // bit 1: lane & 16, bit 0: lane & 8
+    const float sum_l = four(state.l[0], state.l[1], state.l[2], state.l[3]);
+    if (lane % kKeyLanes == 0) space.l[warp][head] = sum_l;
 #pragma unroll
-  for (int i = 0; i < kN; ++i)
-    space.o[warp][head][offset + i] = four(state.o[0][i], state.o[1][i], state.o[2][i], state.o[3][i]);
+    for (int i = 0; i < kN; ++i)
+      space.o[warp][head][offset + i] = four(state.o[0][i], state.o[1][i], state.o[2][i], state.o[3][i]);
+  } else {  // lane & 16: the head, lane & 8: the half of the values
+    const int head = key_lane / 2, half = key_lane % 2;
+    float sum_l = halve(state.l[0], state.l[1], 16);
+    sum_l += __shfl_xor_sync(0xffffffffu, sum_l, 8);
+    if (lane % (2 * kKeyLanes) == 0) space.l[warp][head] = sum_l;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i)
+      space.o[warp][head][offset + half * (kN / 2) + i] =
+          halve(halve(state.o[0][i], state.o[1][i], 16), halve(state.o[0][i + kN / 2], state.o[1][i + kN / 2], 16), 8);
+  }
   consumer_sync();
 }
 
 // Adds the warps' sums; the block's O, m and l go to device memory.
-template <int D>
-__device__ __forceinline__ void store_split(const Job& job, const AttentionShared<D>& space,
-                                            const float (&top)[kHeadsPerBlock], float value_factor) {
-  float* outputs = job.split_o + static_cast<int64_t>(blockIdx.x) * kHeadsPerBlock * D;
-  for (int e = threadIdx.x; e < kHeadsPerBlock * D; e += kConsumerThreads) {
+template <int D, int H>
+__device__ __forceinline__ void store_split(const Job& job, const AttentionShared<D, H>& space, const float (&top)[H],
+                                            float value_factor) {
+  float* outputs = job.split_o + static_cast<int64_t>(blockIdx.x) * H * D;
+  for (int e = threadIdx.x; e < H * D; e += kConsumerThreads) {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D];
     __stcg(outputs + e, sum * value_factor);
   }
-  if (threadIdx.x < kHeadsPerBlock) {
+  if (threadIdx.x < H) {
     float sum = 0;
     for (int w = 0; w < kConsumerWarps; ++w) sum += space.l[w][threadIdx.x];
     float biggest = top[0];
 #pragma unroll
-    for (int h = 1; h < kHeadsPerBlock; ++h)
+    for (int h = 1; h < H; ++h)
       if (threadIdx.x == h) biggest = top[h];
-    __stcg(job.split_ml + blockIdx.x * kHeadsPerBlock + threadIdx.x, make_float2(biggest, sum));
+    __stcg(job.split_ml + blockIdx.x * H + threadIdx.x, make_float2(biggest, sum));
   }
 }
 
@@ -225,8 +239,8 @@ __device__ __forceinline__ void put_attended(const Job& job, int at, float value
 }
 
 // The same where these keys are all: the output at once.
-template <int D, bool kWords>
-__device__ __forceinline__ void store_attended(const Job& job, const AttentionShared<D>& space,
+template <int D, int H, bool kWords>
+__device__ __forceinline__ void store_attended(const Job& job, const AttentionShared<D, H>& space,
                                                const AttentionRange& own, float value_factor, uint32_t stamp) {
   for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
     float sum = 0, all = 0;
@@ -237,10 +251,10 @@ __device__ __forceinline__ void store_attended(const Job& job, const AttentionSh
 }
 
 // In the last block of a head set to arrive: merges the splits of the keys in their order.
-template <int D, bool kWords>
+template <int D, int H, bool kWords>
 __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRange& own, uint32_t stamp) {
   for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
-    const int64_t row = static_cast<int64_t>(own.set) * job.key_splits * kHeadsPerBlock;
+    const int64_t row = static_cast<int64_t>(own.set) * job.key_splits * H;
     const float2* ml = job.split_ml + row + e / D;
     const float* from = job.split_o + row * D + e;
     float most = -INFINITY, all = 0, sum = 0;
@@ -251,8 +265,8 @@ __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRang
 #pragma unroll
       for (int s = 0; s < kTogether; ++s) {
         const bool there = first + s < own.splits;
-        states[s] = there ? __ldcg(ml + (first + s) * kHeadsPerBlock) : make_float2(-INFINITY, 0.f);
-        outs[s] = there ? __ldcg(from + static_cast<int64_t>(first + s) * kHeadsPerBlock * D) : 0.f;
+        states[s] = there ? __ldcg(ml + (first + s) * H) : make_float2(-INFINITY, 0.f);
+        outs[s] = there ? __ldcg(from + static_cast<int64_t>(first + s) * H * D) : 0.f;
       }
       float top_now = most;
 #pragma unroll
@@ -270,17 +284,72 @@ __device__ __forceinline__ void merge_splits(const Job& job, const AttentionRang
   }
 }
 
+// Of a mixture: hands the block's sums to the other splits of its head set in words under `stamp`, and merges a part of
+// the outputs of all of them, in the order of the keys.
+template <int D, int H>
+__device__ __forceinline__ void share_splits(const Job& job, const AttentionShared<D, H>& space,
+                                             const AttentionRange& own, const float (&top)[H], float value_factor,
+                                             uint32_t stamp) {
+  uint64_t* outputs = job.split_words + static_cast<int64_t>(blockIdx.x) * H * D;
+  for (int e = threadIdx.x; e < own.heads * D; e += kConsumerThreads) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D];
+    put_float(outputs + e, sum * value_factor, stamp);
+  }
+  if (threadIdx.x < H) {
+    float sum = 0;
+    for (int w = 0; w < kConsumerWarps; ++w) sum += space.l[w][threadIdx.x];
+    float biggest = top[0];
+#pragma unroll
+    for (int h = 1; h < H; ++h)
+      if (threadIdx.x == h) biggest = top[h];
+    uint64_t* ml = job.split_ml_words + 2 * (blockIdx.x * H + threadIdx.x);
+    put_float(ml, biggest, stamp), put_float(ml + 1, sum, stamp);
+  }
+  const int begin = own.heads * D * own.split / own.splits, end = own.heads * D * (own.split + 1) / own.splits;
+  for (int e = begin + static_cast<int>(threadIdx.x); e < end; e += kConsumerThreads) {
+    const int64_t row = static_cast<int64_t>(own.set) * job.key_splits * H;
+    const uint64_t* ml = job.split_ml_words + 2 * (row + e / D);
+    const uint64_t* from = job.split_words + row * D + e;
+    float most = -INFINITY, all = 0, sum = 0;
+    constexpr int kTogether = 4;
+#pragma unroll 1
+    for (int first = 0; first < own.splits; first += kTogether) {
+      const int count = own.splits - first;
+      float m[kTogether], l[kTogether], outs[kTogether];
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) m[s] = -INFINITY, l[s] = 0, outs[s] = 0;
+      await_floats(from + static_cast<int64_t>(first) * H * D, H * D, count, stamp, outs);
+      await_floats(ml + 2 * first * H, 2 * H, count, stamp, m);
+      await_floats(ml + 2 * first * H + 1, 2 * H, count, stamp, l);
+      float top_now = most;
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) top_now = fmaxf(top_now, m[s]);
+      const float about = top_now == -INFINITY ? 0.f : top_now, keep = exp2_fast(most - about);
+      most = top_now, all *= keep, sum *= keep;
+#pragma unroll
+      for (int s = 0; s < kTogether; ++s) {
+        const float weight = exp2_fast(m[s] - about);
+        all = fmaf(weight, l[s], all);
+        sum = fmaf(weight, outs[s], sum);
+      }
+    }
+    put_value(job.attended_words + own.head0 * D + e, rounded(sum / all), stamp);
+  }
+}
+
 // The attention of a layer: the block's rows, its keys, its state to device memory, and the merge of the splits.
-template <int D, class C, bool kWords>
+template <int D, int H, class C, bool kWords>
 __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer, const AttentionRange& own,
-                                       int position, const float* angles, uint8_t* shared, uint32_t stamp) {
+                                       const float* angles, uint8_t* shared, uint32_t stamp) {
   if (own.none) return;
-  auto& space = *reinterpret_cast<AttentionShared<D>*>(shared);
+  auto& space = *reinterpret_cast<AttentionShared<D, H>*>(shared);
   __shared__ bool last;
   // A row a warp: the queries and, where the block has the new token, its key and value, which also go to the cache.
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, kv_head = own.kv_head;
-  if (warp < (own.has_new ? kBlockRows : kHeadsPerBlock)) {
-    const int which = warp < kHeadsPerBlock ? 0 : warp - kHeadsPerBlock + 1;
+  if (warp < (own.has_new ? H + 2 : H)) {
+    const int which = warp < H ? 0 : warp - H + 1;
     __nv_bfloat16* row = space.rows[warp];
     if (warp < own.heads || which > 0)
       make_head_row<D, kWords>(job, layer, which, which == 0 ? own.head0 + warp : kv_head, angles, row,
@@ -289,19 +358,21 @@ __device__ __forceinline__ void attend(const Job& job, const LayerRecord& layer,
       for (int i = lane; i < D; i += 32) row[i] = __float2bfloat16_rn(0.f);
     if (which > 0)
       store_row(row, static_cast<C*>(which == 2 ? layer.v : layer.k), which == 2 ? layer.v_scales : layer.k_scales,
-                kv_head * job.capacity + position, kv_head, D);
+                kv_head * job.capacity + own.position, kv_head, D);
   }
   consumer_sync();
-  LaneSoftmax<D> state;
-  const float value_factor = attend_keys<D, C>(job, layer, own, space, state);
-  float top[kHeadsPerBlock];
-  merge_lanes<D>(space, state, top);
-  if (own.splits == 1) return store_attended<D, kWords>(job, space, own, value_factor, stamp);
-  store_split<D>(job, space, top, value_factor);
+  LaneSoftmax<D, H> state;
+  const float value_factor = attend_keys<D, H, C>(job, layer, own, space, state);
+  float top[H];
+  merge_lanes<D, H>(space, state, top);
+  if constexpr (kWords)
+    if (own.splits > 1) return share_splits<D, H>(job, space, own, top, value_factor, stamp);
+  if (own.splits == 1) return store_attended<D, H, kWords>(job, space, own, value_factor, stamp);
+  store_split<D, H>(job, space, top, value_factor);
   consumer_sync();
   if (threadIdx.x == 0) last = arrives_last(job.counters + 2 + own.set, static_cast<uint32_t>(own.splits));
   consumer_sync();
-  if (last) merge_splits<D, kWords>(job, own, stamp);
+  if (last) merge_splits<D, H, kWords>(job, own, stamp);
 }
 
 }  // namespace fewbit::cuda::decode_step

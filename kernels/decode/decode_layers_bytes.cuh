@@ -191,6 +191,7 @@ struct ByteConsumer;
 // The kind of weights that the kernel is compiled for.
 struct ByteWeights {
   static constexpr bool kZeros = false, kMixture = false;
+  static constexpr int kHeads = kHeadsPerBlock;
   static constexpr int kMostInFlight = kMaxInFlight;
   using Record = LayerRecord;
   using Loader = ByteLoader;

@@ -134,10 +134,10 @@ void set_products(Job& job, const DecodeLayer& l, const DecodeForm& form, const 
   if (!has_experts(l)) return;
   job.experts = static_cast<int>(l.mixture.up.size());
   job.top_k = form.top_k;
-  job.expert_n_tiles = job.product[kGateUp].n_tiles, job.expert_k_tiles = job.product[kDown].k_tiles;
+  job.expert_k_tiles = job.product[kDown].k_tiles;
   job.product[kGateUp].n_tiles *= form.top_k;
   job.product[kDown].k_tiles *= form.top_k;
-  for (job.rank_lanes = 8; job.rank_lanes > 1 && job.rank_lanes * job.experts > kConsumerThreads;) job.rank_lanes /= 2;
+  job.slots_of_value = 1.f / static_cast<float>(inner);
   job.renormalise = form.renormalise;
   job.route_scale = form.scaling;
 }
@@ -166,7 +166,9 @@ bool plan_shared(LaunchPlan& plan, const WeightKind& kind, int64_t head_dim, siz
   return false;
 }
 
-int64_t split_rows(const Job& job) { return int64_t{job.key_splits} * job.head_sets * job.kv_heads * kHeadsPerBlock; }
+int64_t split_rows(const Job& job) {
+  return int64_t{job.key_splits} * job.head_sets * job.kv_heads * job.heads_per_block;
+}
 
 // Everything about a launch but the pointers.
 LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer>& layers, const DecodeForm& form) {
@@ -192,14 +194,18 @@ LaunchPlan plan_of(const CudaState& s, int blocks, const std::vector<DecodeLayer
   if (blocks == 0) return refuse("no room for a cluster of blocks");
   if (job.hidden > int64_t{kMaxOwnOutputs} * blocks) return refuse("too many hidden values");
   const int q_heads = a.heads / a.kv_heads;
-  job.head_sets = (q_heads + kHeadsPerBlock - 1) / kHeadsPerBlock;
+  job.heads_per_block = kind.heads;
+  job.head_sets = (q_heads + kind.heads - 1) / kind.heads;
   if (job.head_sets * a.kv_heads > blocks) return refuse("more sets of heads than multiprocessors");
   job.key_splits = blocks / (job.head_sets * a.kv_heads);
+  job.split_keys = (has_experts(l) ? 2 : 1) * kRoundKeys;
   const int64_t wide = 2 * int64_t{job.inner} * std::max(1, job.top_k);
   const int64_t values = 2 * out_of(l.q) + out_of(l.k) + out_of(l.v) + wide;  // bf16
   plan.workspace = static_cast<size_t>(4 * split_rows(job) * (a.head_dim + 2) + 2 * values) + 1024;
   if (job.experts > 0)  // logits, and words with stamps
-    plan.workspace += static_cast<size_t>(8 * job.experts + 4 * (job.hidden + values - wide)) + 64;
+    plan.workspace += static_cast<size_t>(8 * job.experts + 4 * (job.hidden + values - wide) +
+                                          8 * split_rows(job) * (a.head_dim + 2)) +
+                      128;
   if (!plan_shared(plan, kind, a.head_dim, s.max_shared()))
     return refuse("too little shared memory for the inputs of the largest linear");
   return plan;
@@ -282,7 +288,7 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   const DecodeLayer& first = stack.layers.front();
   job.qkv = vector(out_of(first.q) + out_of(first.k) + out_of(first.v));
   job.attended = vector(out_of(first.q));
-  job.gate_up = vector(2 * int64_t{job.inner} * std::max(1, job.top_k));
+  job.gate_up = vector(job.experts > 0 ? 0 : 2 * int64_t{job.inner});
   job.logits = reinterpret_cast<uint64_t*>(take(sizeof(uint64_t) * job.experts));
   job.stream = reinterpret_cast<uint32_t*>(take(job.experts > 0 ? sizeof(uint32_t) * job.hidden : 0));
   const auto words = [&](int64_t n) {
@@ -290,6 +296,11 @@ void bind(LaunchPlan& plan, CudaState& s, const DecodeStack& stack) {
   };
   job.qkv_words = words(out_of(first.q) + out_of(first.k) + out_of(first.v));
   job.attended_words = words(out_of(first.q));
+  job.activated_words = words(int64_t{job.inner} * job.top_k);
+  const auto floats = [&](int64_t n) {
+    return reinterpret_cast<uint64_t*>(take(job.experts > 0 ? sizeof(uint64_t) * static_cast<size_t>(n) : 0));
+  };
+  job.split_words = floats(rows * form.attention.head_dim), job.split_ml_words = floats(2 * rows);
   job.launches = reinterpret_cast<uint32_t*>(take(sizeof(uint32_t)));
   job.stamp_stride = static_cast<int>(2 * stack.layers.size()) + 1;
   FEWBIT_ASSERT(static_cast<size_t>(at - stack.workspace.as<uint8_t>()) <= plan.workspace);

@@ -45,23 +45,54 @@ __device__ __forceinline__ float await_value(const uint32_t* from, uint32_t stam
   } while (((word ^ stamp) & 0xffff) != 0);
   return __uint_as_float(word & 0xffff0000u);
 }
-// Eight neighbours.
+// silu(gate) * up, rounded where the ops round.
+__device__ __forceinline__ float gated(float gate, float up) {
+  return rounded(__fdividef(gate, 1.f + __expf(-gate)) * up);
+}
+// Eight neighbours. Between two looks a warp sleeps: what others are about to write waits behind the looking.
 __device__ __forceinline__ void await_values(const uint32_t* from, uint32_t stamp, float (&v)[8]) {
-  uint32_t w[8];
-  bool there;
-  do {
-    there = true;
+  constexpr int kNap = 50;  // ns
+  uint32_t w[8], other;
+  while (true) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4)
       asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3])
                    : "l"(from + i)
                    : "memory");
+    other = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) there = there && ((w[i] ^ stamp) & 0xffff) == 0;
-  } while (!there);
+    for (int i = 0; i < 8; ++i) other |= w[i] ^ stamp;
+    if ((other & 0xffff) == 0) break;
+    __nanosleep(kNap);
+  }
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = __uint_as_float(w[i] & 0xffff0000u);
+}
+// A float with a stamp above it.
+__device__ __forceinline__ void put_float(uint64_t* to, float value, uint32_t stamp) {
+  const uint64_t word = static_cast<uint64_t>(stamp) << 32 | __float_as_uint(value);
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
+}
+// kN of them, `stride` apart; those from `count` on are not read and stay as they are.
+template <int kN>
+__device__ __forceinline__ void await_floats(const uint64_t* from, int stride, int count, uint32_t stamp,
+                                             float (&v)[kN]) {
+  bool there;
+  do {
+    there = true;
+    uint64_t word[kN] = {};
+#pragma unroll
+    for (int i = 0; i < kN; ++i)
+      if (i < count)
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word[i]) : "l"(from + i * stride) : "memory");
+#pragma unroll
+    for (int i = 0; i < kN; ++i)
+      if (i < count) {
+        there = there && static_cast<uint32_t>(word[i] >> 32) == stamp;
+        v[i] = __uint_as_float(static_cast<uint32_t>(word[i]));
+      }
+  } while (!there);
 }
 
 // Shared memory for the input of a product.
@@ -162,19 +193,6 @@ struct GridBarrier {
   }
 };
 
-// What attention makes as the input of o, in words with a stamp.
-__device__ __forceinline__ void load_attended(const Job& job, const LimbInput& input, uint32_t stamp) {
-  const int begin = input.first * kStageK, end = begin + input.needed * kStageK;
-#pragma unroll 1
-  for (int n = begin + 8 * static_cast<int>(threadIdx.x); n - 8 * static_cast<int>(threadIdx.x) < end;
-       n += 8 * kConsumerThreads) {  // whole warps
-    float v[8] = {};
-    if (n < end) await_values(job.attended_words + n, stamp, v);
-    input.put(n, v, n < end);
-  }
-  consumer_sync();
-}
-
 // The mean square of the residual stream makes 1 / rms; every block reads all of the stream for it.
 __device__ __forceinline__ float inverse_rms(const Job& job, float* shared) {
   constexpr int kStride = 8 * kConsumerThreads;
@@ -226,11 +244,9 @@ __device__ __forceinline__ void load_normed(const Job& job, const LimbInput& inp
   consumer_sync();
 }
 
-// The output of attention, or silu(gate) * up, as the input of a product; of a mixture, expert by expert under their
-// `shares`.
-template <bool kMixture, class Input, class Barrier>
-__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier,
-                                           const float* shares) {
+// The output of attention, or silu(gate) * up, as the input of a product.
+template <class Input, class Barrier>
+__device__ __forceinline__ void load_plain(const Job& job, int product, Input& input, const Barrier& barrier) {
   barrier.wait();
   const __nv_bfloat16* from = product == kOut ? job.attended : job.gate_up;
   const auto [begin, end] = read_range(job, product, input);
@@ -243,10 +259,8 @@ __device__ __forceinline__ void load_plain(const Job& job, int product, Input& i
     for (int i = 0; i < kTogether; ++i)
       if (n + i * kStride < end) {
         const int at = n + i * kStride;
-        // The gates of an expert lie in front of its ups.
-        const int before = kMixture && product == kDown ? at / job.inner * job.inner : 0;
-        loaded[i] = load8_cg(from + before + at);
-        if (product == kDown) ups[i] = load8_cg(from + before + job.inner + at);
+        loaded[i] = load8_cg(from + at);
+        if (product == kDown) ups[i] = load8_cg(from + job.inner + at);
       }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
@@ -256,13 +270,10 @@ __device__ __forceinline__ void load_plain(const Job& job, int product, Input& i
       if (product == kDown) {
         unpack8(ups[i], up);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) v[j] = rounded(__fdividef(v[j], 1.f + __expf(-v[j])) * up[j]);
+        for (int j = 0; j < 8; ++j) v[j] = gated(v[j], up[j]);
       }
       const bool active = n + i * kStride < end;
-      if constexpr (kMixture)
-        input.put(n + i * kStride, v, active, active && product == kDown ? shares[(n + i * kStride) / job.inner] : 1.f);
-      else
-        input.put(n + i * kStride, v, active);
+      input.put(n + i * kStride, v, active);
     }
   }
   finish_input(product, input);

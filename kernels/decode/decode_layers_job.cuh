@@ -35,15 +35,17 @@ inline constexpr int kKSplits = 2;            // blocks of a cluster, which spli
 inline constexpr int kExchangeOutputs = 512;  // outputs whose sums a cluster exchanges at a time: two for each consumer
 inline constexpr int kMaxOwnOutputs = 256;    // values of the residual stream that a block can keep
 inline constexpr int kMaxByteHidden = 8192;   // hidden values where weights are bytes: what the norm's registers hold
-inline constexpr int kHeadsPerBlock = 4;      // query heads of a block of attention
-inline constexpr int kWeights = 7;            // q k v o gate up down
+inline constexpr int kHeadsPerBlock = 4;      // query heads of a block of attention; of mixtures, whose steps are a
+inline constexpr int kMixtureHeadsPerBlock = 2;  // chain of waits, fewer, so that attention takes half as long
+inline constexpr int kWeights = 7;               // q k v o gate up down
 inline constexpr int kExpertWeights = 3, kMaxTopK = 16, kMaxExperts = 512;
 inline constexpr int kMaxRoutedHidden = 4096;  // hidden values of a mixture: what the routing holds in registers
 
 enum Product : int { kQkv, kOut, kGateUp, kDown, kProducts };
 
 // A product in tiles; n tiles are counted through all of its weights. Of a mixture those of kGateUp go through the
-// chosen experts, gate before up, and the k tiles of kDown through them too: their outputs are one sum.
+// chosen experts, each n tile of gate before that of up, and the k tiles of kDown through them too: their outputs are
+// one sum.
 struct ProductShape {
   int n_tiles, k_tiles;
 };
@@ -52,11 +54,29 @@ struct ProductShape {
 struct WorkRange {
   int k0, k_count;       // k tiles
   int n_begin, n_count;  // n tiles n_begin, n_begin + clusters, ...
-  __device__ void set(const ProductShape& shape, int k_split, int cluster, int clusters) {
+  // Of a mixture's gate and up: a cluster has both n tiles of a pair, so that it can apply the activation. Every second
+  // round of pairs goes through the clusters from the last on: the first ones have the products of few n tiles too.
+  int paired, clusters;
+
+  // Of a mixture: the range's n tile of that number.
+  __device__ __forceinline__ int tile(int nth) const {
+    if (!paired) return n_begin + nth * clusters;
+    const int round = nth / 2;
+    return 2 * (round * clusters + (round % 2 == 0 ? n_begin : clusters - 1 - n_begin)) + nth % 2;
+  }
+  __device__ void set_pairs(const ProductShape& shape, int k_split, int cluster, int of_clusters) {
+    set(shape, k_split, cluster, of_clusters);
+    paired = 1;
+    const int pairs = shape.n_tiles / 2, rounds = pairs / of_clusters;
+    const int place = rounds % 2 == 0 ? cluster : of_clusters - 1 - cluster;
+    n_count = 2 * (rounds + (place < pairs % of_clusters ? 1 : 0));
+  }
+  __device__ void set(const ProductShape& shape, int k_split, int cluster, int of_clusters) {
+    paired = 0, clusters = of_clusters;
     k0 = k_split * shape.k_tiles / kKSplits;
     k_count = (k_split + 1) * shape.k_tiles / kKSplits - k0;
     n_begin = cluster;
-    n_count = cluster < shape.n_tiles ? (shape.n_tiles - cluster + clusters - 1) / clusters : 0;
+    n_count = cluster < shape.n_tiles ? (shape.n_tiles - cluster + of_clusters - 1) / of_clusters : 0;
   }
   // The first k tile of a warp, relative to k0; the same for every n tile.
   __device__ int warp_begin(int warp) const { return k_count * warp / kConsumerWarps; }
@@ -96,18 +116,22 @@ struct Job {
   float eps, head_eps, weight_offset;
   // A mixture.
   int experts, top_k;
-  int expert_n_tiles, expert_k_tiles;  // of gate and up, of down
-  int rank_lanes;                      // threads that find the rank of an expert, a power of two
+  int expert_k_tiles;    // of down
+  float slots_of_value;  // 1 / inner
   bool renormalise;
   float route_scale;
-  uint64_t* logits;                      // [experts]: f32, above it its stamp
-  uint32_t* stream;                      // [hidden]: the residual stream in bf16, below it the low half of its stamp
-  uint32_t *qkv_words, *attended_words;  // the same of q, k, v and of what attention makes
-  uint32_t* launches;                    // how many have ended
-  int stamp_stride;                      // stamps of a launch, at most
-  // Attention. A head set is up to kHeadsPerBlock query heads of one kv head; block i has split i % key_splits of the
+  uint64_t* logits;                        // [experts]: f32, above it its stamp
+  uint32_t* stream;                        // [hidden]: the residual stream in bf16, below it the low half of its stamp
+  uint32_t *qkv_words, *attended_words;    // the same of q, k, v and of what attention makes
+  uint32_t* activated_words;               // [top_k * inner]: the same of act(gate) * up
+  uint64_t *split_words, *split_ml_words;  // split_o, and m and l of split_ml, with stamps
+  uint32_t* launches;                      // how many have ended
+  int stamp_stride;                        // stamps of a launch, at most
+  // Attention. A head set is up to heads_per_block query heads of one kv head; block i has split i % key_splits of the
   // keys of set i / key_splits.
+  int heads_per_block;
   int head_sets, key_splits;  // sets of each kv head
+  int split_keys;             // keys that are worth a split of their own
   float score_scale;
   int window;  // positions that a query sees; 0: all
   int64_t capacity;
@@ -120,7 +144,7 @@ struct Job {
   __nv_bfloat16* x;               // [hidden]: the residual stream
   __nv_bfloat16 *qkv, *attended;  // [(heads + 2 kv_heads) * head_dim], [heads * head_dim]
   __nv_bfloat16* gate_up;         // [2 * inner]
-  float* split_o;      // [kv_heads * head_sets * key_splits, kHeadsPerBlock, head_dim]: sums of a split of the keys
+  float* split_o;      // [kv_heads * head_sets * key_splits, heads_per_block, head_dim]: sums of a split of the keys
   float2* split_ml;    // the same without head_dim: maximum of the scores (base 2), sum of the weights
   uint32_t* counters;  // [2 + kv_heads * head_sets], zero between launches
 
@@ -158,6 +182,7 @@ struct WeightKind {
   int stage_bytes;                                                   // of a tile of weights
   int input_bytes, group_bytes;                                      // of a k tile of the input, and of its LimbGroup
   int record_bytes;                                                  // of LayerRecord or ZeroLayerRecord
+  int heads;                                                         // query heads of a block of attention
   Kernel (*kernel)(int64_t head_dim, DType cache, bool whole_step);  // whole step: attention is inside
 };
 WeightKind byte_weights_kind();

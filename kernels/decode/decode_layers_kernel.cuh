@@ -1,9 +1,10 @@
 #pragma once
 // The kernel that runs all layers of a decode step in one launch. A block lives on every multiprocessor; a barrier of
-// the grid stands between two phases of a layer (q k v, attention, o, gate and up, down), and producer warps fetch the
-// weights of the phases to come meanwhile (decode_layers_pipeline.cuh). Norms, RoPE and the activation are computed by
-// whoever reads them (decode_layers_input.cuh, decode_layers_append.cuh), the residual by whoever finishes an output.
-// Bound by the memory bandwidth for the weights, and by the barriers where they last longer than the rings of weights.
+// the grid, or of a mixture words with a stamp, stand between two phases of a layer (q k v, attention, o, gate and up,
+// down), and producer warps fetch the weights of the phases to come meanwhile (decode_layers_pipeline.cuh). Norms, RoPE
+// and the activation are computed by whoever reads them (decode_layers_input.cuh, decode_layers_append.cuh), the
+// residual by whoever finishes an output. Bound by the memory bandwidth for the weights, and by the barriers where they
+// last longer than the rings of weights.
 //
 // With attention apart a launch has the products from one run of attention to the next: o, gate and up, down, and q k v
 // of the layer after, with what makes of these the queries and the rows of the cache. Its weights too stream from the
@@ -19,14 +20,18 @@
 namespace fewbit::cuda::decode_step {
 
 #ifdef FEWBIT_SM90A
-// The block's outputs of the residual stream, which its epilogue keeps in shared memory through all layers.
-template <class Weights>
+// The block's outputs of the residual stream, which its epilogue keeps in shared memory through all layers. Of a
+// mixture they also become the words that q, k and v of the first layer read.
+template <class Weights, bool kWhole>
 __device__ __forceinline__ void load_own_x(const Job& job, const WorkRange& range, int k_split, int cluster,
                                            float* own_x) {
   constexpr int kOutputs = Weights::kOutputs, kOwnOutputs = Weights::kOwnOutputs;
-  for (int e = threadIdx.x; e < range.n_count * kOwnOutputs; e += kConsumerThreads)
-    own_x[e] =
-        to_f32(job.x[(cluster + e / kOwnOutputs * clusters()) * kOutputs + k_split * kOwnOutputs + e % kOwnOutputs]);
+  for (int e = threadIdx.x; e < range.n_count * kOwnOutputs; e += kConsumerThreads) {
+    const int n = (cluster + e / kOwnOutputs * clusters()) * kOutputs + k_split * kOwnOutputs + e % kOwnOutputs;
+    own_x[e] = to_f32(job.x[n]);
+    if constexpr (Weights::kMixture && kWhole)
+      put_value(job.stream + n, own_x[e], stamp_of(job, __ldcg(job.launches), 0) - 1);
+  }
 }
 // The input of a product. stamp: of a mixture's stream behind o of the layer; reduce, reduce_again: kConsumerWarps
 // values each.
@@ -34,24 +39,23 @@ template <class Weights, bool kWhole, class Barrier>
 __device__ __forceinline__ void load_input(const Job& job, int product, const WorkRange& range, int layer_index,
                                            uint32_t stamp, typename Weights::Input& input,
                                            const typename Weights::Record& layer, Barrier& barrier, float* reduce,
-                                           float* reduce_again, MixtureShared* mixture) {
-  const float* shares = nullptr;
+                                           float* reduce_again, MixtureShared* mixture, const WorkRange* ranges) {
   if constexpr (Weights::kMixture) {
-    if (product == kGateUp) return load_routed(job, input, layer, stamp, reduce, reduce_again, *mixture);
-    if (product == kQkv && layer_index > 0) {
-      if (range.n_count > 0) load_stream(job, input, layer.input_norm, stamp - 1, reduce);
+    if (kWhole || (product != kOut && (product != kQkv || layer_index > 0))) {
+      load_words(job, product, ranges, input, layer, stamp, reduce, reduce_again, *mixture);
+      if (product == kDown && threadIdx.x == 0) {
+        // A block without work here knows nothing of the others, and its reading would be in their way.
+        constexpr int kOthersNeed = 1500;  // ns
+        if (range.n_count == 0) __nanosleep(kOthersNeed);
+        barrier_arrive(&mixture->open);
+      }
       return;
     }
-    if (kWhole && product == kOut) {
-      if (range.n_count > 0) load_attended(job, input, stamp);
-      return;
-    }
-    shares = mixture->shares;
   }
   if (product == kQkv || product == kGateUp)
     load_normed(job, input, product == kQkv ? layer.input_norm : layer.middle_norm, barrier, reduce);
   else
-    load_plain<Weights::kMixture>(job, product, input, barrier, shares);
+    load_plain(job, product, input, barrier);
 }
 #endif
 
@@ -78,14 +82,20 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   if constexpr (Weights::kMixture) {
     const auto behind = static_cast<int>(reinterpret_cast<uint8_t*>(angles + D) - shared);
     mixture = reinterpret_cast<MixtureShared*>(shared + (behind + 15) / 16 * 16);
-    if (threadIdx.x == 0) barrier_init(&mixture->known, 1);
+    if (threadIdx.x == 0)
+      barrier_init(&mixture->known, kArrivingLanes), barrier_init(&mixture->gated, 1), barrier_init(&mixture->open, 1);
   }
   for (int i = threadIdx.x; i < job.count * static_cast<int>(sizeof(Record) / 8); i += kBlockThreads)
     reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(job.layers)[i];
   if (threadIdx.x < kConsumerWarps) StageRing(shared, barriers, threadIdx.x, job.stages, kStageBytes).init();
   if (threadIdx.x < 2) barrier_init(sum_barriers + threadIdx.x, 1);
   if (threadIdx.x == 0) barrier_init(&max_barrier, 1);
-  if (threadIdx.x < kProducts) ranges[threadIdx.x].set(job.product[threadIdx.x], k_split, cluster, clusters());
+  if (threadIdx.x < kProducts) {
+    if (Weights::kMixture && threadIdx.x == kGateUp)
+      ranges[threadIdx.x].set_pairs(job.product[threadIdx.x], k_split, cluster, clusters());
+    else
+      ranges[threadIdx.x].set(job.product[threadIdx.x], k_split, cluster, clusters());
+  }
   __syncthreads();
   cluster_sync();  // the barriers are ready in all blocks of the cluster
   if (threadIdx.x >= kConsumerThreads) {
@@ -109,17 +119,24 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
   if constexpr (kWhole)
     rope_angles(angles, static_cast<float>(position), job.inv_freq, job.rope_pairs, job.rope_scale, threadIdx.x,
                 kConsumerThreads);
-  load_own_x<Weights>(job, ranges[kOut], k_split, cluster, own_x);
+  load_own_x<Weights, kWhole>(job, ranges[kOut], k_split, cluster, own_x);
+  AttentionRange range_here(job, position, blockIdx.x);
+  const AttentionRange* range_at = &range_here;
+  if constexpr (Weights::kMixture) {  // in shared memory: a mixture's consumers have no registers left
+    range_at = reinterpret_cast<AttentionRange*>(mixture->attention);
+    if (threadIdx.x == 0) {
+      *reinterpret_cast<AttentionRange*>(mixture->attention) = range_here;
+      mixture->launch = __ldcg(job.launches);
+    }
+  }
   consumer_sync();
-  const AttentionRange own(job, position, blockIdx.x);
+  const AttentionRange& own = *range_at;
   GridBarrier<kWhole> barrier{job.counters};
-  uint32_t launch = 0;
-  if constexpr (Weights::kMixture) launch = __ldcg(job.launches);
   bool last = false;
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const Record& layer = layers[i];
-    const Epilogue<Weights> epilogue{job, layer, own_x, Weights::kMixture ? stamp_of(job, launch, i) : 0};
+    const Epilogue<Weights> epilogue{job, layer, own_x, Weights::kMixture ? stamp_of(job, mixture->launch, i) : 0};
     if constexpr (kWhole) prefetch_keys<D, C>(job, layer, own);
     const int begin = kWhole || i > 0 ? 0 : job.first_product;
     const int end = kWhole ? kProducts : min(job.end_product - i * kProducts, int{kProducts});
@@ -131,19 +148,21 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
       const WorkRange& range = ranges[product];
       auto input = Weights::input(space, range, product, layer, i);
       load_input<Weights, kWhole>(job, product, range, i, epilogue.stamp, input, layer, barrier, reduce, max_abs,
-                                  mixture);
+                                  mixture, ranges);
       run_product<Weights>(product, range, input, consumer, cluster_sums, k_split, sums, epilogue);
+      if constexpr (Weights::kMixture)
+        if (product == kGateUp && threadIdx.x == 0) barrier_arrive(&mixture->gated);
       constexpr bool kWords = Weights::kMixture && kWhole;
       if constexpr (Weights::kMixture)
-        if (product == kOut || product == kDown) continue;  // the stream has its stamps
-      if (!kWords || product == kGateUp) barrier.arrive();
+        if (product != kQkv) continue;  // all else has its stamps
+      if (!kWords) barrier.arrive();
       if constexpr (kWhole) {
         if (product != kQkv) continue;
         if constexpr (kWords)
           consumer_sync();
         else
           barrier.wait();
-        attend<D, C, kWords>(job, layer, own, position, angles, work, epilogue.stamp);
+        attend<D, Weights::kHeads, C, kWords>(job, layer, own, angles, work, epilogue.stamp);
         if constexpr (kWords)
           consumer_sync();  // the input of o comes where attention has worked
         else
@@ -164,7 +183,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1) decode_layers_kernel(const _
     last = barrier.leave_unwaited();
   }
   if constexpr (Weights::kMixture)
-    if (last) *job.launches = launch + 1;
+    if (last) *job.launches = mixture->launch + 1;
 #endif
 }
 
@@ -179,7 +198,7 @@ Kernel find_kernel(int64_t head_dim, DType cache, bool whole_step) {
       using C = typename decltype(code)::type;
       if (whole_step)
         found = {reinterpret_cast<const void*>(&decode_layers_kernel<Weights, kDim, C, true>),
-                 static_cast<int>(sizeof(AttentionShared<kDim>))};
+                 static_cast<int>(sizeof(AttentionShared<kDim, Weights::kHeads>))};
       else
         found = {reinterpret_cast<const void*>(&decode_layers_kernel<Weights, kDim, C, false>),
                  static_cast<int>(sizeof(AppendShared<kDim>))};
@@ -197,6 +216,7 @@ WeightKind weights_kind() {
           .input_bytes = Weights::kInputBytes,
           .group_bytes = Weights::kGroupBytes,
           .record_bytes = static_cast<int>(sizeof(typename Weights::Record)),
+          .heads = Weights::kHeads,
           .kernel = &find_kernel<Weights>};
 }
 

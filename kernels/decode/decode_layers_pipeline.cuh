@@ -40,8 +40,11 @@ __device__ __forceinline__ int clusters() { return gridDim.x / kKSplits; }
 struct alignas(16) MixtureShared {
   Weight chosen[kMaxTopK * kExpertWeights];
   float shares[kMaxTopK];
-  int ids[kMaxTopK];
-  uint64_t known;  // barrier: complete when `chosen` is, a phase a layer
+  // Barriers of a phase a layer, for the producer warps: complete when `chosen` is; when the block's gate and up are
+  // done, so that down may be asked for; when the next layer's q, k, v and o may.
+  uint64_t known, gated, open;
+  uint32_t launch;                   // how many launches ended before
+  alignas(8) uint8_t attention[48];  // an AttentionRange
 
   __device__ __forceinline__ float* scores() { return reinterpret_cast<float*>(this + 1); }
   __device__ __forceinline__ Weight* table(const Job& job) {
@@ -96,6 +99,7 @@ struct TileWalk {
   int warp;
   MixtureShared* mixture;  // or null
   int layer = 0, product = -1;
+  int opened = 0;                 // of a mixture: the layer whose q, k, v and o may be asked for
   int begin = 0, k = 0, end = 0;  // the warp's k tiles, and the one at hand
   int n_tile = 0, n_left = 0;     // the n tile at hand, and how many are left with it
   typename Weights::Loader loader;
@@ -116,7 +120,10 @@ struct TileWalk {
       const WorkRange& range = ranges[product];
       begin = range.k0 + range.warp_begin(warp);
       end = range.k0 + range.warp_begin(warp + 1);
-      n_tile = range.n_begin;
+      if constexpr (Weights::kMixture)
+        n_tile = range.tile(0);
+      else
+        n_tile = range.n_begin;
       n_left = range.n_count;
     } while (begin == end || n_left == 0);
     k = begin;
@@ -131,10 +138,9 @@ struct TileWalk {
       slot = k / job.expert_k_tiles, which = 2;
       k_tile -= slot * job.expert_k_tiles;
     } else {
-      slot = n_tile / job.expert_n_tiles;
-      tile -= slot * job.expert_n_tiles;
-      which = tile >= job.end_gate;
-      tile -= which * job.end_gate;
+      which = n_tile % 2;
+      slot = n_tile / 2 / job.end_gate;
+      tile = n_tile / 2 - slot * job.end_gate;
     }
     loader.seek(mixture->chosen[slot * kExpertWeights + which], job.out[4 + which], 0, tile, k_tile);
   }
@@ -144,19 +150,35 @@ struct TileWalk {
                 k);
     if constexpr (Weights::kZeros) loader.seek_zeros(layers[layer].zeros[at.weight], at.n_tile, k);
   }
+#ifdef FEWBIT_SM90A
+  // Of a mixture: waits until the tile at hand is known and may be asked for. Reading further ahead would be in the way
+  // of what others read to end the phase before.
+  __device__ __forceinline__ void await_turn() {
+    const auto phase = static_cast<uint32_t>(layer & 1);
+    if (product == kDown && n_left == ranges[product].n_count && k == begin)
+      barrier_await(shared_address(&mixture->gated), phase);
+    if (product < kGateUp && opened < layer) {
+      barrier_await(shared_address(&mixture->open), phase ^ 1);
+      opened = layer;
+    }
+    if (product >= kGateUp && (k == begin || (product == kDown && k % job.expert_k_tiles == 0))) {
+      barrier_await(shared_address(&mixture->known), phase);
+      seek_expert();
+    }
+  }
+#endif
   // Asks for the tile at hand and goes on to the next.
   __device__ __forceinline__ void fetch(uint8_t* to) {
 #ifdef FEWBIT_SM90A
-    if constexpr (Weights::kMixture)
-      if (product >= kGateUp && (k == begin || (product == kDown && k % job.expert_k_tiles == 0))) {
-        barrier_await(shared_address(&mixture->known), static_cast<uint32_t>(layer & 1));
-        seek_expert();
-      }
+    if constexpr (Weights::kMixture) await_turn();
 #endif
     loader.fetch(to);
     if (++k < end) return;
     if (--n_left == 0) return next_product();
-    n_tile += clusters();
+    if constexpr (Weights::kMixture)
+      n_tile = ranges[product].tile(ranges[product].n_count - n_left);
+    else
+      n_tile += clusters();
     k = begin;
     if constexpr (Weights::kMixture)
       if (product >= kGateUp) return;

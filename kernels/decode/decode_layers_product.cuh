@@ -124,6 +124,10 @@ struct Epilogue {
     const TilePosition at(job, product, n_tile);
     return Weights::factor(layer.weights[at.weight], at.n_tile * Weights::kOutputs + n);
   }
+  // Of a mixture: output n of the n tiles `pair` of gate and of up, counted through the chosen experts.
+  __device__ __forceinline__ void finish_pair(int pair, int n, float gate, float up) const {
+    put_value(job.activated_words + pair * Weights::kOutputs + n, gated(rounded(gate), rounded(up)), stamp);
+  }
   // `nth`: how many n tiles of the product the block has finished before.
   __device__ __forceinline__ void finish(int product, int n_tile, int n, int nth, float sum) const {
     const int at = n_tile * Weights::kOutputs + n;
@@ -133,7 +137,7 @@ struct Epilogue {
       if (bias) sum += to_f32(bias[of_weight.n_tile * Weights::kOutputs + n]);
       job.qkv[at] = __float2bfloat16_rn(sum);
       if constexpr (Weights::kMixture) put_value(job.qkv_words + at, rounded(sum), stamp);
-    } else if (product == kGateUp) {
+    } else if (!Weights::kMixture && product == kGateUp) {
       job.gate_up[at] = __float2bfloat16_rn(sum);
     } else {
       float& x = own_x[nth * Weights::kOwnOutputs + n % Weights::kOwnOutputs];
@@ -165,7 +169,7 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
     // The output that this thread finishes: n of the `own`-th n tile.
     const int own = threadIdx.x / kOwnOutputs, n = k_split * kOwnOutputs + threadIdx.x % kOwnOutputs;
     static_assert(kExchangeTiles * kOwnOutputs <= kConsumerThreads);
-    const int n_tile = range.n_begin + (first + own) * clusters();
+    const int n_tile = Weights::kMixture ? range.tile(first + own) : range.n_begin + (first + own) * clusters();
     const float factor = own < n_tiles ? epilogue.factor(product, n_tile, n) : 0.f;
     if (threadIdx.x == 0) cluster_sums.expect(n_tiles);
     consumer.multiply_tiles(first_k_tile, end_k_tile, n_tiles, input, sums);
@@ -179,9 +183,14 @@ __device__ __forceinline__ void run_product(int product, const WorkRange& range,
       cluster_sums.send(k_split, of, output, sum);
     }
     cluster_sums.wait();
-    if (own < n_tiles)
+    if (Weights::kMixture && product == kGateUp) {
+      if (own < n_tiles && own % 2 == 0)
+        epilogue.finish_pair(n_tile / 2, n, cluster_sums.sum(own, threadIdx.x % kOwnOutputs),
+                             cluster_sums.sum(own + 1, threadIdx.x % kOwnOutputs));
+    } else if (own < n_tiles) {
       epilogue.finish(product, n_tile, n, first + own,
                       Weights::finished(cluster_sums.sum(own, threadIdx.x % kOwnOutputs), factor, input));
+    }
     cluster_sums.flip();
     if (first + kExchangeTiles < range.n_count) consumer_sync();  // the sums have been read
   }
@@ -194,6 +203,7 @@ struct PackedConsumer;
 template <bool kZeros_>
 struct PackedWeights {
   static constexpr bool kZeros = kZeros_, kMixture = false;
+  static constexpr int kHeads = kHeadsPerBlock;
   static constexpr int kMostInFlight = kMaxInFlight;
   using Record = std::conditional_t<kZeros, ZeroLayerRecord, LayerRecord>;
   using Loader = PackedLoader<kZeros>;
@@ -215,6 +225,7 @@ using SymmetricWeights = PackedWeights<false>;
 // The same where gate, up and down are those of chosen experts.
 struct MixtureWeights : SymmetricWeights {
   static constexpr bool kMixture = true;
+  static constexpr int kHeads = kMixtureHeadsPerBlock;
   static constexpr int kMostInFlight = kMixtureInFlight;
   using Record = MixtureLayerRecord;
 };

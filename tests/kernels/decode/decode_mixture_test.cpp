@@ -50,6 +50,8 @@ const Sizes kMixtures[] = {
      .layers = 2,
      .experts = 160,
      .top_k = 8},
+    // Down has more tiles than gate and up: blocks that choose without reading the stream.
+    {.hidden = 1024, .inner = 256, .heads = 2, .kv_heads = 1, .head_dim = 128, .experts = 4, .top_k = 1},
 };
 
 TEST(DecodeMixture, CudaEqualsTheOpsOneByOne) {
@@ -72,6 +74,25 @@ TEST(DecodeMixture, CudaTwoRunsGiveTheSameBits) {
       const Outcome a = once(), b = once();
       for (size_t i = 0; i < a.x.size(); ++i) EXPECT_EQ(first_difference(a.x[i], b.x[i]), "") << s.hidden;
     }
+}
+
+// Splits of the keys, which hand each other their sums; a window cuts them.
+TEST(DecodeMixture, CudaReadsALongCache) {
+  FEWBIT_NEEDS_GPU();
+  Exec cpu = Exec::cpu(), gpu = Exec::cuda(0);
+  Sizes s = kMixtures[1];
+  s.layers = 1;
+  std::vector<int32_t> positions;
+  for (int32_t p = 0; p < 400; ++p) positions.push_back(p);
+  for (const int64_t window : {0, 300}) {
+    s.window = window;
+    const Outcome expected = run(cpu, s, positions), found = run(gpu, s, positions), again = run(gpu, s, positions);
+    for (const size_t i : {size_t{64}, size_t{129}, size_t{399}}) {
+      EXPECT_LE(relative_error(found.x[i], expected.x[i]), tol::kLogitsBf16)
+          << "position " << i << ", window " << window;
+      EXPECT_EQ(first_difference(found.x[i], again.x[i]), "") << "position " << i << ", window " << window;
+    }
+  }
 }
 
 // A NaN of x is in every expert's logit, and in all that they answer.
