@@ -42,7 +42,8 @@ command -v $tidy >/dev/null || skip "$tidy is not installed (package $tidy)"
 # clang refuses headers that GCC has precompiled.
 commands=$(mktemp -d)
 trap 'rm -rf "$commands"' EXIT
-sed -E 's/-Winvalid-pch -include [^ ]*cmake_pch\.hxx //' "$folder/compile_commands.json" >"$commands/compile_commands.json"
+precompiled='-Winvalid-pch -include [^ ]*cmake_pch\.hxx '
+sed -E "s/$precompiled//" "$folder/compile_commands.json" >"$commands/compile_commands.json"
 folder=$commands
 
 if ! $changed; then
