@@ -50,19 +50,35 @@ static void split(CudaState& s, const float* from, int64_t ld, int64_t rows, int
   FEWBIT_CUDA_LAUNCHED();
 }
 
-// c [m, n] = a [m, k] b [k, n] by the terms of both; the rows of c lie ldc apart.
+// delta [out, in] = the terms of target - value of integer codes (CodedArrays of kernels/grids/coded_view.h); a block
+// per row.
+template <class Codes>
+__global__ void delta_terms_kernel(const float* __restrict__ target, const Codes q, SplitTerms delta) {
+  const int64_t row = blockIdx.x;
+  for (int i = threadIdx.x; i < q.in; i += blockDim.x) {
+    const int g = q.group_at(i);
+    const float level = static_cast<float>(q.code(row, i) - q.zero(row, g));
+    const int64_t at = row * delta.ld + i;
+    split_value(target[q.index(row, i)] - level * q.scale(row, g), delta.high[at], delta.low[at]);
+  }
+}
+
+struct SplitScale {
+  float alpha = 1, beta = 0;
+  bool transposed = false;  // b is stored as [n, k]
+};
+
+// c [m, n] = alpha a [m, k] b [k, n] + beta c by the terms of both; the rows of c lie ldc apart.
 static void split_product(CudaState& s, const SplitTerms& a, const SplitTerms& b, int64_t m, int64_t k, int64_t n,
-                          float* c, int64_t ldc) {
-  const float one = 1;
-  float beta = 0;
+                          float* c, int64_t ldc, SplitScale scale = {}) {
   // Row-major C = A B is C^T = B^T A^T column-major. The small products come first, so that the sum starts small.
   const std::pair<const __nv_bfloat16*, const __nv_bfloat16*> products[] = {
       {a.low, b.high}, {a.high, b.low}, {a.high, b.high}};
   for (const auto& [x, y] : products) {
-    FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, CUBLAS_OP_N, CUBLAS_OP_N, n, m, k, &one, y, CUDA_R_16BF, b.ld, x,
-                                       CUDA_R_16BF, a.ld, &beta, c, CUDA_R_32F, ldc, CUBLAS_COMPUTE_32F,
-                                       CUBLAS_GEMM_DEFAULT));
-    beta = 1;
+    FEWBIT_CUBLAS_CALL(cublasGemmEx_64(s.blas, scale.transposed ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, n, m, k,
+                                       &scale.alpha, y, CUDA_R_16BF, b.ld, x, CUDA_R_16BF, a.ld, &scale.beta, c,
+                                       CUDA_R_32F, ldc, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    scale.beta = 1;
   }
 }
 

@@ -1,13 +1,15 @@
 // The column loop of GPTQ. Rows are independent, columns are not, so the loop runs over tiles of at most 128
 // columns:
 //   1. cuBLAS brings the residual of earlier columns, X_B = (W - Q)[:, <B] R[<B, B]. Tiles are gathered in strips of
-//      some 1024 columns: one wide product per strip covers everything before it, a narrow one the strip's own tiles.
+//      some 1024 columns: one wide product per strip covers everything before it, of two bf16 terms of each factor
+//      (kernels/device/split_product.cuh), a narrow one in f32 the strip's own tiles.
 //   2. One kernel walks the tile (kernels/quantize/error_feedback_walk.cuh) with U_BB = R_BB^-1.
 // A group wider than a tile gets its scales before its first tile, from its live weights, which a triangular solve with
 // R_GG gives.
 #include <algorithm>
 #include <vector>
 
+#include "kernels/device/split_product.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/products/gemm.h"
 #include "kernels/quantize/column_tiles.h"
@@ -62,7 +64,9 @@ class Loop {
         out_(a.w.rows()),
         in_(a.w.cols()),
         fixed_(q.group_of.data != nullptr),
-        tiles_(column_tiles(in_, fixed_ ? 0 : q.group)) {
+        tiles_(column_tiles(in_, fixed_ ? 0 : q.group)),
+        delta_terms_(ex, in_ > kStripCols ? out_ : 0, in_),
+        r_terms_(ex, in_ > kStripCols ? in_ : 0, kStripCols) {
     delta_ = ex.alloc(DType::f32, {out_, in_});
     strip_ = ex.alloc_zeros(DType::f32, {out_, kStripCols});  // the first strip has nothing before it
     invert();
@@ -79,7 +83,7 @@ class Loop {
   }
 
   void run() {
-    int64_t strip = 0;
+    int64_t strip = 0, before = 0;  // the first columns of this strip and of the one before it
     for (size_t t = 0; t < tiles_.size(); ++t) {
       const ColumnTile& tile = tiles_[t];
       if (!fixed_ && q_.group > kTileCols && tile.begin % q_.group == 0) choose_spanning(tile.begin);
@@ -87,21 +91,30 @@ class Loop {
         strip = tile.begin;
         int64_t end = tile.end;
         for (size_t k = t; k < tiles_.size() && tiles_[k].end - strip <= kStripCols; ++k) end = tiles_[k].end;
-        residual(0, strip, strip, end, strip_.as<float>(), 0);
+        before_strip(before, strip, end);
+        before = strip;
       }
-      residual(strip, tile.begin, tile.begin, tile.end, strip_.as<float>() + (tile.begin - strip), 1);
+      inside_strip(strip, tile);
       launch(tile, t, strip);
     }
   }
 
  private:
-  // x = (W - Q)[:, from:to] R[from:to, begin:end] + beta x, with x [out, end - begin] in rows of kStripCols.
-  void residual(int64_t from, int64_t to, int64_t begin, int64_t end, float* x, float beta) {
-    if (from == to) return;
-    cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, from, to),
-                       .b = mat<float>(a_.r).block(from, to, begin, end),
-                       .c = {x, out_, end - begin, kStripCols},
-                       .beta = beta});
+  // What all columns before the strip left for its columns, up to `end`; those from `last` on have no terms yet.
+  void before_strip(int64_t last, int64_t strip, int64_t end) {
+    if (strip == 0) return;
+    split(s_, delta_.as<float>() + last, in_, out_, strip - last, delta_terms_.terms().at(0, last));
+    split(s_, a_.r.as<float>() + strip, in_, strip, end - strip, r_terms_.terms());
+    split_product(s_, delta_terms_.terms(), r_terms_.terms(), out_, strip, end - strip, strip_.as<float>(), kStripCols);
+  }
+
+  // What the strip's columns before a tile left for it is added to that.
+  void inside_strip(int64_t strip, const ColumnTile& tile) {
+    if (strip == tile.begin) return;
+    cuda::matmul(ex_, {.a = mat<float>(delta_).block(0, out_, strip, tile.begin),
+                       .b = mat<float>(a_.r).block(strip, tile.begin, tile.begin, tile.end),
+                       .c = {strip_.as<float>() + (tile.begin - strip), out_, tile.size(), kStripCols},
+                       .beta = 1});
   }
 
   void invert() {
@@ -171,6 +184,7 @@ class Loop {
   int64_t out_, in_;
   bool fixed_;  // the grids are given
   std::vector<ColumnTile> tiles_;
+  SplitMatrix delta_terms_, r_terms_;  // of W - Q, and of R in a strip's columns
   Tensor delta_{}, strip_{}, inverse_{};
   Walk walk_{};
 };

@@ -1,5 +1,7 @@
 #pragma once
 // The factorisation behind GPTQ, and the solution of a system by the same factor.
+#include <algorithm>
+
 #include "kernels/exec/exec.h"
 #include "kernels/quantize/panel_share.h"
 #include "src/core/wide_cut.h"
@@ -34,33 +36,37 @@ inline FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precisi
 //   target = w + w (cross - gram) (gram + lambda I)^-1
 //   cross = sum x_full x_quantized^T, gram = sum x_quantized x_quantized^T over the same tokens
 // solved in f64. A zero on the diagonal of gram, an input never seen, counts as 1 in the inverse; the shift of its
-// column is zero then.
+// column is zero then. On CUDA the system is factored in f64, and products with w and with the factor are of bf16 terms
+// (kernels/device/split_product.cuh), whose roundings are some 2^-17 of the shift.
 //   w            [out, n] f32
 //   cross, gram  [n, n]   f32
 //   target       [out, n] f32; overwritten, untouched when the factorisation fails
 //   share        the processes that factor gram together; each may have rows of w of its own
+//   r            null, or what becomes the factor of gram + lambda I as factorize() makes it in f64, [n, n] f32, where
+//                the op has it: on CUDA, which solves by it
 // Returns the status of the factorisation.
 namespace cpu {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare&);
+                           TensorView target, const PanelShare&, Tensor* r);
 }
 namespace cuda {
 FactorStatus shift_targets(Exec&, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare&);
+                           TensorView target, const PanelShare&, Tensor* r);
 }
 // The same in two steps, for linears that share an input: M = (cross - gram) (gram + lambda I)^-1, once, and then
 // target = w + w M for each of them.
 //   m  [n, n] f32; overwritten, undefined when the factorisation fails
 namespace cpu {
-FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m);
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m, Tensor* r);
 void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
 }  // namespace cpu
 namespace cuda {
-FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m);
+FactorStatus shift_matrix(Exec&, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m, Tensor* r);
 void apply_shift(Exec&, ConstTensorView w, ConstTensorView m, TensorView target);
 }  // namespace cuda
-inline FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
-  return pick(ex, &cpu::shift_matrix, FEWBIT_CUDA_OP(shift_matrix))(ex, cross, gram, lambda, m);
+inline FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
+                                 Tensor* r = nullptr) {
+  return pick(ex, &cpu::shift_matrix, FEWBIT_CUDA_OP(shift_matrix))(ex, cross, gram, lambda, m, r);
 }
 inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
   pick(ex, &cpu::apply_shift, FEWBIT_CUDA_OP(apply_shift))(ex, w, m, target);
@@ -70,21 +76,27 @@ inline void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorVi
 inline bool shares_shift(Device::Kind kind, int64_t n) { return kind == Device::cuda && n <= 8192; }
 
 inline FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram,
-                                  float lambda, TensorView target, const PanelShare& share = {}) {
-  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target, share);
+                                  float lambda, TensorView target, const PanelShare& share = {}, Tensor* r = nullptr) {
+  return pick(ex, &cpu::shift_targets, FEWBIT_CUDA_OP(shift_targets))(ex, w, cross, gram, lambda, target, share, r);
 }
 
-// Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols].
+// Columns that the solver on CUDA takes at a time: its inverted diagonal blocks are [kSolveCols, kSolveCols]. Rows that
+// it solves for at once, and whose terms are there: 512 MiB of them at most.
 inline constexpr int64_t kSolveCols = 1024;
+inline int64_t shift_rows(int64_t out, int64_t n) {
+  return std::min(out, std::clamp<int64_t>((int64_t{1} << 27) / n / 256 * 256, 256, 4096));
+}
 
-// Bytes that the ops take at their peak besides their arguments: of f64 the system alone is whole. On CUDA cuSOLVER's
-// room comes on top (factor_cuda.cu). Where linears share M, it is counted here.
+// Bytes that the ops take at their peak besides their arguments. On the CPU the f64 system of a shift alone is whole.
+// On CUDA the system (8 N, with N = n^2) becomes the f32 factor (4 N), and then terms of that (4 N) are there and those
+// of rows (4 n each); cuSOLVER's room comes on top (factor_cuda.cu). Where linears share M (4 N), it is counted here.
 inline int64_t factor_bytes(int64_t n, Precision p) { return p == Precision::f32 ? 0 : 8 * n * n; }
 inline int64_t shift_bytes(Device::Kind kind, int64_t out, int64_t n) {
-  const int64_t shared = shares_shift(kind, n) ? 4 * n * n : 0;
-  const int64_t blocks = (n + kSolveCols - 1) / kSolveCols;
-  const int64_t solver =
-      kind == Device::cuda ? 8 * kSolveCols * (blocks * kSolveCols + square_cut(kind, out, n).rows) : 0;
-  return 8 * n * n + square_cut_bytes(kind, out, n) + shared + solver;
+  if (kind == Device::cpu) return 8 * n * n + square_cut_bytes(kind, out, n);
+  const int64_t square = n * n, shared = shares_shift(kind, n) ? 4 * square : 0;
+  const int64_t blocks = (n + kSolveCols - 1) / kSolveCols * kSolveCols * kSolveCols;
+  const int64_t making = 12 * square + 12 * blocks + 2 * kSolveCols * n;
+  const int64_t solving = 8 * square + 4 * blocks + 4 * n * (shift_rows(std::max(out, shared ? n : 0), n) + kSolveCols);
+  return shared + std::max(making, solving);
 }
 }  // namespace fewbit

@@ -232,7 +232,7 @@ struct Difference {
 }  // namespace
 
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare& share) {
+                           TensorView target, const PanelShare& share, Tensor* /*r*/) {
   FEWBIT_ASSERT(gram.cols() == w.cols() && target.shape == w.shape);
   FactorStatus status;
   const Tensor system = factored_system(ex, cross, gram, lambda, share, status);
@@ -243,7 +243,8 @@ FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, C
   return {};
 }
 
-FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
+                          Tensor* /*r*/) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
   FactorStatus status;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/device/block_inverses.cuh"
+#include "kernels/device/split_product.cuh"
 #include "kernels/device/vec.cuh"
-#include "kernels/device/widen.cuh"
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/factor.h"
 
 namespace fewbit::cuda {
@@ -62,38 +64,65 @@ __global__ void reversed_factor_kernel(const double* __restrict__ a, float* __re
   }
 }
 
-// The f64 system of shift_targets: a = gram, mended and damped; flags as above, of cross as well.
+// The f64 system of a shift, reversed as in factorize(): a[k] = gram[last - k], mended and damped; flags as above, of
+// cross as well.
 __global__ void shift_system_kernel(const float* __restrict__ cross, const float* __restrict__ gram,
                                     double* __restrict__ a, int* flags, double lambda, int64_t n) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < n * n; k += step) {
-    const double g = gram[k];
+  const int64_t last = n * n - 1, step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k <= last; k += step) {
+    const double g = gram[last - k];
     if (!isfinite(g) || !isfinite(cross[k])) flags[kNonfinite] = 1;
     a[k] = k % (n + 1) != 0 ? g : (g == 0 ? 1.0 : g) + lambda;
   }
 }
 
-__global__ void widen_kernel(const float* __restrict__ from, double* __restrict__ to, int64_t count) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) to[k] = from[k];
+// The terms of columns [begin, begin + cols) of cross - gram with its columns reversed, rows [0, gridDim.x); a block
+// per row.
+__global__ void difference_terms_kernel(const float* __restrict__ cross, const float* __restrict__ gram, SplitTerms to,
+                                        int64_t n, int64_t begin, int64_t cols) {
+  const int64_t row = blockIdx.x;
+  for (int64_t j = threadIdx.x; j < cols; j += kThreads) {
+    const int64_t from = row * n + n - 1 - begin - j, at = row * to.ld + j;
+    split_value(cross[from] - gram[from], to.high[at], to.low[at]);
+  }
 }
 
-__global__ void add_shift_kernel(const float* __restrict__ w, const double* __restrict__ shift,
-                                 float* __restrict__ target, int64_t count) {
+// to [gridDim.x, n] = rows of cross - gram with the columns reversed; a block per row.
+__global__ void difference_kernel(const float* __restrict__ cross, const float* __restrict__ gram,
+                                  float* __restrict__ to, int64_t n) {
+  const int64_t row = blockIdx.x * n;
+  for (int64_t j = threadIdx.x; j < n; j += kThreads) to[row + n - 1 - j] = cross[row + j] - gram[row + j];
+}
+
+// The terms of the reversed factor [n, n], whose rows are those of r from the end; a block per row.
+__global__ void reversed_terms_kernel(const float* __restrict__ r, SplitTerms to, int64_t n) {
+  const int64_t row = blockIdx.x;
+  for (int64_t j = threadIdx.x; j < n; j += kThreads)
+    split_value(r[n * n - 1 - (row * n + j)], to.high[row * to.ld + j], to.low[row * to.ld + j]);
+}
+
+// The terms of f64 values, each rounded to f32 before.
+__global__ void narrow_terms_kernel(const double* __restrict__ from, __nv_bfloat16* __restrict__ high,
+                                    __nv_bfloat16* __restrict__ low, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
-    target[k] = static_cast<float>(w[k] + shift[k]);
+    split_value(static_cast<float>(from[k]), high[k], low[k]);
 }
 
-__global__ void narrow_kernel(const double* __restrict__ from, float* __restrict__ to, int64_t count) {
+// x [gridDim.x, n] = base, or nothing where it is null, plus x with its columns reversed; a block per row.
+__global__ void reverse_rows_kernel(const float* __restrict__ base, float* __restrict__ x, int64_t n) {
+  const int64_t row = blockIdx.x * n;
+  for (int64_t j = threadIdx.x; j < (n + 1) / 2; j += kThreads) {
+    const int64_t k = n - 1 - j;
+    const float low = x[row + j], high = x[row + k];
+    x[row + j] = high + (base ? base[row + j] : 0.f);
+    x[row + k] = low + (base ? base[row + k] : 0.f);
+  }
+}
+
+__global__ void add_kernel(const float* __restrict__ w, float* __restrict__ target, int64_t count) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step)
-    to[k] = static_cast<float>(from[k]);
-}
-
-// The identity on a [n, n] that holds zeros, rows ld apart.
-__global__ void one_diagonal_kernel(double* a, int64_t n, int64_t ld) {
-  for (int64_t i = threadIdx.x; i < n; i += kThreads) a[i * (ld + 1)] = 1;
+  for (int64_t k = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; k < count; k += step) target[k] += w[k];
 }
 
 unsigned blocks_for(int64_t count) { return grid_for(count, kThreads, 8192); }
@@ -167,99 +196,107 @@ FactorStatus factorize(Exec& ex, ConstTensorView h, float lambda, Precision prec
 
 namespace {
 
-// Solves X L L^T = B for many rows of B, with L [n, n] as potrf leaves it: the lower triangle, row-major. Block by
-// block of kSolveCols columns, by products alone, for which the blocks on L's diagonal are inverted first: a library's
-// solver walks columns in turn and reaches a third of a product's rate.
-class WideSolve {
+// The system of a shift, gram mended and damped, factored: r as factorize() leaves it in f64, and what solves by it.
+class ShiftSystem {
  public:
-  WideSolve(Exec& ex, const Tensor& l, int64_t rows)
-      : s_(ex.cuda_state()),
-        l_(l.as<double>()),
-        n_(l.cols()),
-        inverse_(ex.alloc_zeros(DType::f64, {(n_ + kSolveCols - 1) / kSolveCols, kSolveCols, kSolveCols})),
-        room_(ex.alloc(DType::f64, {rows, kSolveCols})) {
-    const double one = 1;
-    for (int64_t j = 0; j < n_; j += kSolveCols) {
-      double* to = inverse(j);
-      one_diagonal_kernel<<<1, kThreads, 0, s_.stream>>>(to, width(j), width(j));
-      FEWBIT_CUDA_LAUNCHED();
-      // Row-major L_jj is U = L_jj^T column-major, and U^-1 column-major is L_jj^-1 row-major.
-      FEWBIT_CUBLAS_CALL(cublasDtrsm_64(s_.blas, CUBLAS_SIDE_LEFT, CUBLAS_FILL_MODE_UPPER, CUBLAS_OP_N,
-                                        CUBLAS_DIAG_NON_UNIT, width(j), width(j), &one, l_ + j * n_ + j, n_, to,
-                                        width(j)));
-    }
+  ShiftSystem(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda)
+      : ex_(ex), s_(ex.cuda_state()), n_(gram.cols()) {
+    FEWBIT_ASSERT(cross.rows() == n_ && cross.cols() == n_ && gram.shape == cross.shape);
+    const Tensor a = ex.alloc(DType::f64, {n_, n_});
+    Flags flags(ex);
+    shift_system_kernel<<<blocks_for(n_ * n_), kThreads, 0, s_.stream>>>(cross.as<float>(), gram.as<float>(),
+                                                                         a.as<double>(), flags.data(), lambda, n_);
+    FEWBIT_CUDA_LAUNCHED();
+    potrf(ex, CUDA_R_64F, a.as<double>(), n_, flags);
+    status = flags.status();
+    if (!status.ok()) return;
+    const BlockInverses<kSolveCols, kTileCols> inverses(ex, a);
+    inverse_ = ex.alloc(DType::bf16, {2, inverses.numel()});
+    __nv_bfloat16* high = inverse_.as<__nv_bfloat16>();
+    narrow_terms_kernel<<<blocks_for(inverses.numel()), kThreads, 0, s_.stream>>>(
+        inverses.data(), high, high + inverses.numel(), inverses.numel());
+    FEWBIT_CUDA_LAUNCHED();
+    r = ex.alloc(DType::f32, {n_, n_});
+    // A factor that is finite in f64 and not in f32 is found where it is used: what it gives is not finite.
+    reversed_factor_kernel<<<blocks_for(n_ * n_), kThreads, 0, s_.stream>>>(a.as<double>(), r.as<float>(), flags.data(),
+                                                                            n_);
+    FEWBIT_CUDA_LAUNCHED();
   }
 
-  // x [rows, n]: B, then X.
-  void run(double* x, int64_t rows) const {
+  // x [rows, n] f32 with its columns reversed: B, then X with X L L^T = B, where L is the factor of the reversed
+  // system. Block by block of kSolveCols columns, by products of bf16 terms.
+  void solve(float* x, int64_t rows) const {
+    const SplitMatrix l_room(ex_, n_, n_), x_room(ex_, rows, n_);
+    const SplitTerms l = l_room.terms(), terms = x_room.terms();
+    reversed_terms_kernel<<<static_cast<unsigned>(n_), kThreads, 0, s_.stream>>>(r.as<float>(), l, n_);
+    FEWBIT_CUDA_LAUNCHED();
     for (int64_t j = 0; j < n_; j += kSolveCols) {  // Y L^T = B
-      subtract(x, rows, 0, j, j, CUBLAS_OP_T, l_ + j * n_);
-      divide(x, rows, j, CUBLAS_OP_T);
+      if (j > 0)
+        split_product(s_, terms, l.at(j, 0), rows, j, width(j), x + j, n_,
+                      {.alpha = -1, .beta = 1, .transposed = true});
+      divide(x, rows, j, terms, true);
     }
     for (int64_t j = (n_ - 1) / kSolveCols * kSolveCols; j >= 0; j -= kSolveCols) {  // X L = Y
       const int64_t end = j + width(j);
-      subtract(x, rows, end, n_, j, CUBLAS_OP_N, l_ + end * n_ + j);
-      divide(x, rows, j, CUBLAS_OP_N);
+      if (end < n_)
+        split_product(s_, terms.at(0, end), l.at(end, j), rows, n_ - end, width(j), x + j, n_,
+                      {.alpha = -1, .beta = 1});
+      divide(x, rows, j, terms, false);
     }
   }
 
+  FactorStatus status{};
+  Tensor r{};  // [n, n] f32
+
  private:
   int64_t width(int64_t j) const { return std::min(kSolveCols, n_ - j); }
-  double* inverse(int64_t j) const { return inverse_.as<double>() + j * kSolveCols; }
 
-  // x[:, j block] -= x[:, from:to] M, with M [to - from, width] a part of L or, by OP_T, the transposed of one.
-  void subtract(double* x, int64_t rows, int64_t from, int64_t to, int64_t j, cublasOperation_t op,
-                const double* m) const {
-    if (from == to) return;
-    const double minus = -1, one = 1;
-    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, op, CUBLAS_OP_N, width(j), rows, to - from, &minus, m, n_, x + from, n_,
-                                      &one, x + j, n_));
+  // The block of columns j times L_jj^-1 or its transpose, in x and in its terms.
+  void divide(float* x, int64_t rows, int64_t j, const SplitTerms& terms, bool transposed) const {
+    const int64_t w = width(j), blocks = inverse_.numel() / 2;
+    __nv_bfloat16* high = inverse_.as<__nv_bfloat16>() + j * kSolveCols;
+    const SplitTerms by{high, high + blocks, kSolveCols}, here = terms.at(0, j);
+    split(s_, x + j, n_, rows, w, here);
+    split_product(s_, here, by, rows, w, w, x + j, n_, {.transposed = transposed});
+    split(s_, x + j, n_, rows, w, here);
   }
 
-  // x[:, j block] times L_jj^-1 or, by OP_T, L_jj^-T.
-  void divide(double* x, int64_t rows, int64_t j, cublasOperation_t op) const {
-    const double one = 1, zero = 0;
-    const int64_t w = width(j);
-    FEWBIT_CUBLAS_CALL(cublasDgemm_64(s_.blas, op, CUBLAS_OP_N, w, rows, w, &one, inverse(j), w, x + j, n_, &zero,
-                                      room_.as<double>(), w));
-    const size_t bytes = static_cast<size_t>(w) * sizeof(double);
-    FEWBIT_CUDA_CALL(cudaMemcpy2DAsync(x + j, static_cast<size_t>(n_) * sizeof(double), room_.as<double>(), bytes,
-                                       bytes, static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, s_.stream));
-  }
-
+  Exec& ex_;
   CudaState& s_;
-  const double* l_;
   int64_t n_;
-  Tensor inverse_, room_;
+  Tensor inverse_{};  // bf16: terms of the blocks' inverses
 };
 
-// The factor of the system of a shift into a; the status of the factorisation.
-FactorStatus factor_system(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, const Tensor& a) {
-  const int64_t n = gram.cols();
-  FEWBIT_ASSERT(cross.rows() == n && cross.cols() == n && gram.shape == cross.shape);
-  Flags flags(ex);
-  shift_system_kernel<<<blocks_for(n * n), kThreads, 0, ex.cuda_state().stream>>>(
-      cross.as<float>(), gram.as<float>(), a.as<double>(), flags.data(), lambda, n);
-  FEWBIT_CUDA_LAUNCHED();
-  potrf(ex, CUDA_R_64F, a.as<double>(), n, flags);
-  return flags.status();
+// Rows of a panel and columns of a strip of product_with_terms(): both together fill the multiprocessors once.
+constexpr int64_t kTermCols = 1024;
+
+// target [out, n] = w M [n, n] on bf16 terms; terms_of(begin, cols, strip) makes those of columns of M.
+template <class TermsOf>
+void product_with_terms(Exec& ex, ConstTensorView w, TensorView target, const TermsOf& terms_of) {
+  const int64_t out = w.rows(), n = w.cols(), panel = shift_rows(out, n), widest = std::min(n, kTermCols);
+  CudaState& s = ex.cuda_state();
+  const SplitMatrix rows(ex, panel, n), strip(ex, n, widest);
+  for (int64_t first = 0; first < out; first += panel) {
+    const int64_t count = std::min(panel, out - first);
+    split(s, w.as<float>() + first * n, n, count, n, rows.terms());
+    for (int64_t begin = 0; begin < n; begin += widest) {
+      const int64_t cols = std::min(widest, n - begin);
+      terms_of(begin, cols, strip.terms());
+      split_product(s, rows.terms(), strip.terms(), count, n, cols, target.as<float>() + first * n + begin, n);
+    }
+  }
 }
 
-// Adds what stands in `shift` to rows of w.
-void add_shift(CudaState& s, ConstTensorView w, const double* shift, TensorView target, int64_t begin, int64_t rows) {
-  const int64_t n = w.cols();
-  add_shift_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(w.as<float>() + begin * n, shift,
-                                                                    target.as<float>() + begin * n, rows * n);
-  FEWBIT_CUDA_LAUNCHED();
-}
-
-// shift = rows [begin, begin + rows) of w times M, in f64.
-void wide_rows(Exec& ex, ConstTensorView w, int64_t begin, int64_t rows, const WideCut& cut, const WideMatrix& m,
-               const Tensor& wide, const Tensor& strip, const Tensor& shift) {
-  widen_kernel<<<blocks_for(rows * cut.n), kThreads, 0, ex.cuda_state().stream>>>(w.as<float>() + begin * cut.n,
-                                                                                  wide.as<double>(), rows * cut.n);
-  FEWBIT_CUDA_LAUNCHED();
-  wide_product(ex, wide.as<double>(), rows, cut, m, strip.as<double>(), shift.as<double>());
+// x [rows, n] f32 with reversed columns: right sides, then base, or nothing where it is null, plus the solutions.
+void solve_rows(Exec& ex, const ShiftSystem& system, const float* base, float* x, int64_t rows, int64_t n) {
+  const int64_t panel = shift_rows(rows, n);
+  for (int64_t begin = 0; begin < rows; begin += panel) {
+    const int64_t count = std::min(panel, rows - begin);
+    system.solve(x + begin * n, count);
+    reverse_rows_kernel<<<static_cast<unsigned>(count), kThreads, 0, ex.cuda_state().stream>>>(
+        base ? base + begin * n : nullptr, x + begin * n, n);
+    FEWBIT_CUDA_LAUNCHED();
+  }
 }
 
 }  // namespace
@@ -267,58 +304,46 @@ void wide_rows(Exec& ex, ConstTensorView w, int64_t begin, int64_t rows, const W
 // The cut depends on the shape of the weight alone, and so do the kernels that cuBLAS and cuSOLVER choose: the bits are
 // those of every run on this shape, whatever memory there is.
 FactorStatus shift_targets(Exec& ex, ConstTensorView w, ConstTensorView cross, ConstTensorView gram, float lambda,
-                           TensorView target, const PanelShare& share) {
+                           TensorView target, const PanelShare& share, Tensor* r) {
   FEWBIT_ASSERT(share.alone());
-  const int64_t out = w.rows(), n = w.cols();
+  const int64_t n = w.cols();
   FEWBIT_ASSERT(gram.cols() == n && target.shape == w.shape);
-  const Tensor a = ex.alloc(DType::f64, {n, n});
-  if (const FactorStatus status = factor_system(ex, cross, gram, lambda, a); !status.ok()) return status;
-  const WideCut cut = square_cut(Device::cuda, out, n);
-  const WideSolve solve(ex, a, cut.rows);
-  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
-               strip = ex.alloc(DType::f64, {n, cut.widest()});
-  for (int64_t begin = 0; begin < out; begin += cut.rows) {
-    const int64_t rows = std::min(cut.rows, out - begin);
-    wide_rows(ex, w, begin, rows, cut, {cross.as<float>(), gram.as<float>()}, wide, strip, shift);
-    solve.run(shift.as<double>(), rows);
-    add_shift(ex.cuda_state(), w, shift.as<double>(), target, begin, rows);
-  }
+  CudaState& s = ex.cuda_state();
+  ShiftSystem system(ex, cross, gram, lambda);
+  if (!system.status.ok()) return system.status;
+  product_with_terms(ex, w, target, [&](int64_t begin, int64_t cols, const SplitTerms& strip) {
+    difference_terms_kernel<<<static_cast<unsigned>(n), kThreads, 0, s.stream>>>(cross.as<float>(), gram.as<float>(),
+                                                                                 strip, n, begin, cols);
+    FEWBIT_CUDA_LAUNCHED();
+  });
+  solve_rows(ex, system, w.as<float>(), target.as<float>(), w.rows(), n);
+  if (r) *r = std::move(system.r);
   return {};
 }
 
-FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m) {
+FactorStatus shift_matrix(Exec& ex, ConstTensorView cross, ConstTensorView gram, float lambda, TensorView m,
+                          Tensor* r) {
   const int64_t n = gram.cols();
   FEWBIT_ASSERT(m.shape == gram.shape);
-  CudaState& s = ex.cuda_state();
-  const Tensor a = ex.alloc(DType::f64, {n, n});
-  if (const FactorStatus status = factor_system(ex, cross, gram, lambda, a); !status.ok()) return status;
-  const WideCut cut = square_cut(Device::cuda, n, n);
-  const WideSolve solve(ex, a, cut.rows);
-  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n});
-  for (int64_t begin = 0; begin < n; begin += cut.rows) {
-    const int64_t rows = std::min(cut.rows, n - begin);
-    widen_strip_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(
-        cross.as<float>() + begin * n, gram.as<float>() + begin * n, wide.as<double>(), n, 0, n);
-    FEWBIT_CUDA_LAUNCHED();
-    solve.run(wide.as<double>(), rows);
-    narrow_kernel<<<blocks_for(rows * n), kThreads, 0, s.stream>>>(wide.as<double>(), m.as<float>() + begin * n,
-                                                                   rows * n);
-    FEWBIT_CUDA_LAUNCHED();
-  }
+  ShiftSystem system(ex, cross, gram, lambda);
+  if (!system.status.ok()) return system.status;
+  difference_kernel<<<static_cast<unsigned>(n), kThreads, 0, ex.cuda_state().stream>>>(
+      cross.as<float>(), gram.as<float>(), m.as<float>(), n);
+  FEWBIT_CUDA_LAUNCHED();
+  solve_rows(ex, system, nullptr, m.as<float>(), n, n);
+  if (r) *r = std::move(system.r);
   return {};
 }
 
 void apply_shift(Exec& ex, ConstTensorView w, ConstTensorView m, TensorView target) {
-  const int64_t out = w.rows(), n = w.cols();
+  const int64_t n = w.cols();
   FEWBIT_ASSERT(m.rows() == n && m.cols() == n && target.shape == w.shape);
-  const WideCut cut = square_cut(Device::cuda, out, n);
-  const Tensor wide = ex.alloc(DType::f64, {cut.rows, n}), shift = ex.alloc(DType::f64, {cut.rows, n}),
-               strip = ex.alloc(DType::f64, {n, cut.widest()});
-  for (int64_t begin = 0; begin < out; begin += cut.rows) {
-    const int64_t rows = std::min(cut.rows, out - begin);
-    wide_rows(ex, w, begin, rows, cut, {m.as<float>(), nullptr}, wide, strip, shift);
-    add_shift(ex.cuda_state(), w, shift.as<double>(), target, begin, rows);
-  }
+  CudaState& s = ex.cuda_state();
+  product_with_terms(ex, w, target, [&](int64_t begin, int64_t cols, const SplitTerms& strip) {
+    split(s, m.as<float>() + begin, n, n, cols, strip);
+  });
+  add_kernel<<<blocks_for(w.numel()), kThreads, 0, s.stream>>>(w.as<float>(), target.as<float>(), w.numel());
+  FEWBIT_CUDA_LAUNCHED();
 }
 
 }  // namespace fewbit::cuda

@@ -1,7 +1,7 @@
 // Descent over codes: the product P = (T - Q) H is brought strip by strip of 1024 columns on the tensor cores, both
 // factors in two bf16 terms: a step is taken where it lowers the loss, and an error of 2^-16 in P decides near ties
-// alone. One kernel walks the 128 columns of a tile, a warp per row, four columns a lane, H_BB in shared
-// memory. The refit of scales stands in kernels/quantize/refit_cuda.cu.
+// alone. One kernel walks a strip, a warp per row, P in shared memory. The refit of scales stands in
+// kernels/quantize/refit_cuda.cu.
 #include <algorithm>
 
 #include "kernels/device/reduce.cuh"
@@ -9,119 +9,104 @@
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 #include "kernels/grids/integer_grid.h"
-#include "kernels/products/gemm.h"
 #include "kernels/quantize/column_tiles.h"
 #include "kernels/quantize/grid_search.cuh"
+#include "kernels/quantize/matrix_edit.h"
 #include "kernels/quantize/refine.h"
-#include "src/core/mat.h"
 
 namespace fewbit::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = static_cast<int>(kTileCols);
+constexpr int kStrip = static_cast<int>(kStripCols);
 constexpr int kWarps = 16;
 constexpr int kBlocksPerSm = 2;
-static_assert(kTile == 128, "four columns a lane");
 
 struct Descent {
   CodedArrays<true> q;   // codes change
+  const float* target;   // [out, in]
   const float* h;        // [in, in]
-  float* delta;          // [out, in] T - Q
-  float* change;         // [out, kStripCols] what the strip's walk took from delta so far
-  const float* product;  // [out, kStripCols] (T - Q) H of this tile
-  int64_t begin;         // first column of the tile
-  int64_t in_strip;      // the same within its strip
-  int size;              // columns of the tile
+  const float* diag;     // [in] of H
+  SplitTerms delta;      // [out, in] T - Q, which changes with the codes
+  const float* product;  // [out, kStrip] (T - Q) H of this strip
+  int64_t begin;         // first column of the strip
+  int cols;              // columns of the strip
 };
 
-// A lane's four columns of a row, while it goes through a tile.
-struct LaneColumns {
-  float product[4], level[4], scale[4];
-  float taken[4];  // what the steps so far took from delta
-  int zero[4];
-};
+// What a lane knows of its column, of 32 that are looked at together.
+struct LaneColumn {
+  float level = 0, scale = 1, diag = 0;
+  int zero = 0;
+  bool inside = false;
 
-__device__ __forceinline__ LaneColumns load_columns(const Descent& t, int64_t row, int first) {
-  LaneColumns l;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    l.product[i] = l.level[i] = l.taken[i] = 0;
-    l.scale[i] = 1;
-    l.zero[i] = t.q.mid;
-    if (first + i < t.size) {
-      const int column = static_cast<int>(t.begin) + first + i, g = t.q.group_at(column);
-      l.scale[i] = t.q.scale(row, g);
-      l.zero[i] = t.q.zero(row, g);
-      l.level[i] = static_cast<float>(t.q.code(row, column) - l.zero[i]);
-      l.product[i] = t.product[row * kStripCols + first + i];
-    }
+  // The best level for the product p of the column; `step` is by how much its value changes, 0 where nothing is gained.
+  __device__ __forceinline__ float best(float p, int max_code, float& step) const {
+    const float to = grid_level(level * scale + p / diag, scale, zero, max_code);
+    const float by = (to - level) * scale;
+    step = inside && diag > 0 && by * (2 * p - by * diag) > 0 ? by : 0.f;
+    return to;
   }
+};
+
+__device__ __forceinline__ LaneColumn load_column(const Descent& t, int64_t row, int column) {
+  LaneColumn l;
+  l.inside = column < t.cols;
+  if (!l.inside) return l;
+  const int at = static_cast<int>(t.begin) + column, g = t.q.group_at(at);
+  l.scale = t.q.scale(row, g);
+  l.zero = t.q.zero(row, g);
+  l.level = static_cast<float>(t.q.code(row, at) - l.zero);
+  l.diag = t.diag[at];
   return l;
 }
 
-// Each column of the tile in turn to its best level; `tile` is H_BB, `diag` the lane's four entries of its diagonal.
-__device__ __forceinline__ void descend_row(const float* tile, const float (&diag)[4], int size, int max_code, int lane,
-                                            LaneColumns& l) {
-  for (int owner = 0; 4 * owner < size; ++owner) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      // Every lane looks at its own i-th column; only the owner's answer counts.
-      const float best = grid_level(l.level[i] * l.scale[i] + l.product[i] / diag[i], l.scale[i], l.zero[i], max_code);
-      const float step = (best - l.level[i]) * l.scale[i];
-      const bool better = diag[i] > 0 && step * (2 * l.product[i] - step * diag[i]) > 0;
-      const float d = __shfl_sync(kAllLanes, better ? step : 0.f, owner);
-      if (d == 0) continue;
-      if (lane == owner) {
-        l.level[i] = best;
-        l.taken[i] += d;
-      }
-      const float4 h = *reinterpret_cast<const float4*>(&tile[(4 * owner + i) * kTile + 4 * lane]);
-      l.product[0] -= d * h.x;
-      l.product[1] -= d * h.y;
-      l.product[2] -= d * h.z;
-      l.product[3] -= d * h.w;
+// p -= d H[column], from `column` of the strip on or a little before it, where nobody looks any more.
+__device__ __forceinline__ void subtract_row(const Descent& t, int column, float d, float* p) {
+  const int lane = threadIdx.x % 32;
+  const float* h = t.h + (t.begin + column) * t.q.in + t.begin;
+  if (t.q.in % 4 == 0) {  // then the strip's columns are as well, and rows of H lie at multiples of 16 bytes
+#pragma unroll 4
+    for (int c = column / 4 * 4 + 4 * lane; c < t.cols; c += 128) {
+      const float4 by = __ldg(reinterpret_cast<const float4*>(h + c));
+      float4& at = *reinterpret_cast<float4*>(p + c);
+      at = make_float4(at.x - d * by.x, at.y - d * by.y, at.z - d * by.z, at.w - d * by.w);
     }
+  } else {
+    for (int c = column + lane; c < t.cols; c += 32) p[c] -= d * __ldg(h + c);
   }
 }
 
-__device__ __forceinline__ void store_columns(const Descent& t, int64_t row, int first, const LaneColumns& l) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (first + i < t.size) {
-      const int64_t at = t.q.index(row, static_cast<int>(t.begin) + first + i);
-      t.q.codes[at] = static_cast<uint8_t>(static_cast<int>(l.level[i]) + l.zero[i]);
-      t.delta[at] -= l.taken[i];
-      t.change[row * kStripCols + t.in_strip + first + i] = -l.taken[i];
-    }
-}
-
+// Each column of the strip in turn to its best level. Few change: a warp looks at 32 of them together, takes the step
+// of the first that gains by one, and looks again at those behind it.
 __global__ void __launch_bounds__(kWarps * 32, kBlocksPerSm) descend_kernel(const Descent t) {
-  extern __shared__ __align__(16) float tile[];  // H_BB [128, 128], zero beyond the tile
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = 4 * lane;
-  for (int k = threadIdx.x; k < kTile * kTile; k += blockDim.x) {
-    const int i = k / kTile, j = k % kTile;
-    tile[k] = i < t.size && j < t.size ? t.h[(t.begin + i) * t.q.in + t.begin + j] : 0.f;
-  }
-  __syncthreads();
-  float diag[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) diag[i] = tile[(first + i) * kTile + first + i];
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp; row < t.q.out;
-       row += static_cast<int64_t>(gridDim.x) * kWarps) {
-    LaneColumns columns = load_columns(t, row, first);
-    descend_row(tile, diag, t.size, t.q.max_code, lane, columns);
-    store_columns(t, row, first, columns);
-  }
-}
-
-// delta = target - value of the codes; a block per row.
-__global__ void delta_kernel(const float* __restrict__ target, const CodedArrays<false> q, float* __restrict__ delta) {
-  const int64_t row = blockIdx.x;
-  for (int i = threadIdx.x; i < q.in; i += kThreads) {
-    const int g = q.group_at(i);
-    const float level = static_cast<float>(q.code(row, i) - q.zero(row, g));
-    delta[q.index(row, i)] = target[q.index(row, i)] - level * q.scale(row, g);
+  extern __shared__ __align__(16) float products[];  // [kWarps, kStrip]
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (row >= t.q.out) return;
+  float* p = products + warp * kStrip;
+  for (int c = lane; c < t.cols; c += 32) p[c] = t.product[row * kStrip + c];
+  __syncwarp();
+  for (int begin = 0; begin < t.cols; begin += 32) {
+    const int column = begin + lane;
+    const LaneColumn l = load_column(t, row, column);
+    for (unsigned open = ~0u; open != 0;) {  // columns that have not had their turn
+      float step;
+      const float to = l.best(p[column], t.q.max_code, step);
+      const unsigned gains = __ballot_sync(kAllLanes, step != 0) & open;
+      if (gains == 0) break;
+      const int first = __ffs(static_cast<int>(gains)) - 1;
+      const float d = __shfl_sync(kAllLanes, step, first);
+      if (lane == first) {
+        const int at = static_cast<int>(t.begin) + column;
+        t.q.codes[t.q.index(row, at)] = static_cast<uint8_t>(static_cast<int>(to) + l.zero);
+        const int64_t term = row * t.delta.ld + at;
+        split_value(t.target[t.q.index(row, at)] - to * l.scale, t.delta.high[term], t.delta.low[term]);
+      }
+      __syncwarp();
+      subtract_row(t, begin + first, d, p);
+      __syncwarp();
+      open &= ~((2u << first) - 1);
+    }
   }
 }
 
@@ -131,45 +116,29 @@ void descend_codes(Exec& ex, const RefineArgs& args, const MutableCodedView& q) 
   const int64_t out = q.codes.rows(), n = q.codes.cols();
   if (out == 0) return;
   CudaState& s = ex.cuda_state();
-  const Tensor delta = ex.alloc(DType::f32, {out, n});
-  const Tensor product = ex.alloc(DType::f32, {out, kStripCols}), change = ex.alloc(DType::f32, {out, kStripCols});
+  const SplitMatrix delta(ex, out, n), h(ex, n, kStripCols);
+  const Tensor product = ex.alloc(DType::f32, {out, kStripCols}), diag = ex.alloc(DType::f32, {n});
+  cuda::diagonal(ex, args.h, diag);
   Descent t{.q = CodedArrays<true>(q),
+            .target = args.target.as<float>(),
             .h = args.h.as<float>(),
-            .delta = delta.as<float>(),
-            .change = change.as<float>(),
-            .product = nullptr,
+            .diag = diag.as<float>(),
+            .delta = delta.terms(),
+            .product = product.as<float>(),
             .begin = 0,
-            .in_strip = 0,
-            .size = 0};
-  delta_kernel<<<static_cast<unsigned>(out), kThreads, 0, s.stream>>>(args.target.as<float>(),
-                                                                      CodedArrays<false>(read_only(q)), t.delta);
+            .cols = 0};
+  delta_terms_kernel<<<static_cast<unsigned>(out), kThreads, 0, s.stream>>>(t.target, CodedArrays<false>(read_only(q)),
+                                                                            t.delta);
   FEWBIT_CUDA_LAUNCHED();
-  constexpr int kShared = kTile * kTile * static_cast<int>(sizeof(float));
+  constexpr int kShared = kWarps * kStrip * static_cast<int>(sizeof(float));
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(descend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
-  const unsigned blocks =
-      static_cast<unsigned>(std::min((out + kWarps - 1) / kWarps, static_cast<int64_t>(s.sms()) * kBlocksPerSm));
-  const Mat<const float> h = mat<float>(args.h);
-  const SplitMatrix delta_terms(ex, out, n), h_terms(ex, n, kStripCols);
-  split(s, t.delta, n, out, n, delta_terms.terms());
-  for (int64_t strip = 0; strip < n; strip += kStripCols) {
-    const int64_t strip_end = std::min(n, strip + kStripCols), cols = strip_end - strip;
-    split(s, t.h + strip, n, n, cols, h_terms.terms());
-    split_product(s, delta_terms.terms(), h_terms.terms(), out, n, cols, product.as<float>(), kStripCols);
-    for (int64_t begin = strip; begin < strip_end; begin += kTile) {
-      const int64_t end = std::min(strip_end, begin + kTile);
-      t.begin = begin;
-      t.in_strip = begin - strip;
-      t.size = static_cast<int>(end - begin);
-      t.product = product.as<float>() + t.in_strip;
-      if (begin > strip)
-        cuda::matmul(ex, {.a = {change.as<float>(), out, begin - strip, kStripCols},
-                          .b = h.block(strip, begin, begin, end),
-                          .c = {product.as<float>() + t.in_strip, out, end - begin, kStripCols},
-                          .beta = 1});
-      descend_kernel<<<blocks, kWarps * 32, kShared, s.stream>>>(t);
-      FEWBIT_CUDA_LAUNCHED();
-    }
-    split(s, t.delta + strip, n, out, cols, delta_terms.terms().at(0, strip));
+  const auto blocks = static_cast<unsigned>((out + kWarps - 1) / kWarps);
+  for (t.begin = 0; t.begin < n; t.begin += kStripCols) {
+    t.cols = static_cast<int>(std::min(n - t.begin, kStripCols));
+    split(s, t.h + t.begin, n, n, t.cols, h.terms());
+    split_product(s, t.delta, h.terms(), out, n, t.cols, product.as<float>(), kStripCols);
+    descend_kernel<<<blocks, kWarps * 32, kShared, s.stream>>>(t);
+    FEWBIT_CUDA_LAUNCHED();
   }
 }
 

@@ -1,14 +1,16 @@
-// Refit of scales: with C the levels, each row's normal equations are gathered group by group, on the tensor cores:
+// Refit of scales: with C the levels, each row's normal equations are gathered on the tensor cores:
 //   A = C^T H C  by Z_g = C_g H_g, many rows at once. Levels are exact in bf16, and H is the sum of three bf16 terms,
 //                so that only the sums are rounded, to f32. A is symmetric: Z_g begins at the group's own columns.
+//                normal_tiles.cuh has this for the usual groups; of others Z is written, and its dots are f64.
 //   b = C^T H (T - Q), what the loss still falls by, so that the solution is the change of the scales and an error of
-//                it is one of that change alone. The product (T - Q) H is that of split_product.cuh.
-// Dots are f64, a block per row. The systems are solved by
-// cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss of any s is that of s*
-// plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another product.
+//                it is one of that change alone. The product (T - Q) H is that of split_product.cuh, dots are f64.
+// The systems are solved by cuSOLVER's batched Cholesky. With the factor A = L L^T and the exact solution s*, the loss
+// of any s is that of s* plus |L^T (s - s*)|^2, so the rounded scales and the old ones are compared without another
+// product.
 #include <algorithm>
 #include <vector>
 
+#include "kernels/device/normal_tiles.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/split_product.cuh"
 #include "kernels/device/vec.cuh"
@@ -47,19 +49,14 @@ __global__ void gather_gram_kernel(const float* __restrict__ h, const int32_t* _
   }
 }
 
-// Levels of rows [0, gridDim.x) in group order, and the terms of T - Q in the order of the columns.
-__global__ void gather_rows_kernel(const CodedArrays<false> q,  // from row 0 of these on
-                                   const float* __restrict__ target, const int32_t* __restrict__ order,
-                                   const int32_t* __restrict__ group_at,  // [in] group of each position
-                                   __nv_bfloat16* __restrict__ level, const SplitTerms delta) {
+// Levels of rows [0, gridDim.x) in group order.
+__global__ void gather_levels_kernel(const CodedArrays<false> q,  // from row 0 of these on
+                                     const int32_t* __restrict__ order,
+                                     const int32_t* __restrict__ group_at,  // [in] group of each position
+                                     __nv_bfloat16* __restrict__ level) {
   const int64_t row = blockIdx.x;
-  for (int k = threadIdx.x; k < q.in; k += kThreads) {
-    const int column = order[k], g = group_at[k];
-    const float l = static_cast<float>(q.code(row, column) - q.zero(row, g));
-    level[q.index(row, k)] = __float2bfloat16_rn(l);
-    const int64_t at = row * delta.ld + column;
-    split_value(target[q.index(row, column)] - l * q.scale(row, g), delta.high[at], delta.low[at]);
-  }
+  for (int k = threadIdx.x; k < q.in; k += kThreads)
+    level[q.index(row, k)] = __float2bfloat16_rn(static_cast<float>(q.code(row, order[k]) - q.zero(row, group_at[k])));
 }
 
 // stack [gridDim.x, 3 width] = the levels of a group three times over, for the three terms of H; a block per row.
@@ -72,19 +69,22 @@ __global__ void stack_levels_kernel(const __nv_bfloat16* __restrict__ level, __n
   }
 }
 
-// b [rows, groups] = the dots of a row's levels with (T - Q) H, which is in the order of the columns; a block per row,
-// a warp per group in turn.
-__global__ void gradient_kernel(const float* __restrict__ product, const __nv_bfloat16* __restrict__ level,
+// b [rows, groups] = the dots of a row's levels with (T - Q) H, both in the order of the columns; a block per row, a
+// warp per group in turn.
+__global__ void gradient_kernel(const float* __restrict__ product, const CodedArrays<false> q,
                                 const int32_t* __restrict__ order, const int32_t* __restrict__ start,
-                                double* __restrict__ b, int64_t n, int groups) {
-  const int64_t row = blockIdx.x, base = row * n;
+                                double* __restrict__ b) {
+  const int64_t row = blockIdx.x;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int g = warp; g < groups; g += kThreads / 32) {
+  for (int g = warp; g < q.groups; g += kThreads / 32) {
+    const int zero = q.zero(row, g);
     double sum = 0;
-    for (int i = start[g] + lane; i < start[g + 1]; i += 32)
-      sum += static_cast<double>(product[base + order[i]]) * static_cast<double>(__bfloat162float(level[base + i]));
+    for (int i = start[g] + lane; i < start[g + 1]; i += 32) {
+      const int column = order[i];
+      sum += static_cast<double>(product[q.index(row, column)]) * static_cast<double>(q.code(row, column) - zero);
+    }
     sum = warp_sum(sum);
-    if (lane == 0) b[row * groups + g] = sum;
+    if (lane == 0) b[q.grid_index(row, g)] = sum;
   }
 }
 
@@ -163,52 +163,93 @@ __global__ void accept_kernel(const double* __restrict__ factor,  // [rows, grou
   }
 }
 
-// The refit of rows [begin, begin + rows).
+// The refit of a linear: b of all rows, then the systems of some rows at a time.
 class Refit {
  public:
-  Refit(Exec& ex, const RefineArgs& a, const MutableCodedView& q, const GroupOrder& by_group, int64_t most)
+  Refit(Exec& ex, const RefineArgs& a, const MutableCodedView& q, const GroupOrder& by_group)
       : ex_(ex),
         s_(ex.cuda_state()),
         a_(a),
         q_(q),
         by_group_(by_group),
         n_(q.codes.cols()),
-        groups_(by_group.groups()) {
+        groups_(by_group.groups()),
+        tiles_(tiles()) {
     std::vector<int32_t> at(static_cast<size_t>(n_));
     for (int64_t g = 0; g < groups_; ++g)
       std::fill(at.begin() + by_group.begin(g), at.begin() + by_group.end(g), static_cast<int32_t>(g));
     order_ = upload(ex, by_group.order);
     group_at_ = upload(ex, at);
     start_ = upload(ex, by_group.start);
-    int64_t widest = 1, strip = 1;
-    for (int64_t g = 0; g < groups_; ++g) {
-      const int64_t width = by_group.end(g) - by_group.begin(g);
-      widest = std::max(widest, width);
-      strip = std::max(strip, refit_strip(Device::cuda, width, n_));
-    }
-    strip_ = ex.alloc(DType::bf16, {3 * strip});
-    stack_ = ex.alloc(DType::bf16, {most, 3 * widest});
-    level_ = ex.alloc(DType::bf16, {most, n_});
-    product_ = ex.alloc(DType::f32, {most, n_});  // (T - Q) H, then Z_g
-    a_rows_ = ex.alloc(DType::f64, {most, groups_, groups_});
-    b_rows_ = ex.alloc(DType::f64, {most, groups_});
-    lists_ = ex.alloc(DType::u64, {2, most});
-    info_ = ex.alloc_zeros(DType::i32, {most + 1});
+    b_rows_ = ex.alloc(DType::f64, {q.codes.rows(), groups_});
   }
 
-  void run(int64_t begin, int64_t rows) {
-    gradient(begin, rows);
-    for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
-    solve(rows, q_.scales.as<float>() + begin * groups_);
+  void run() {
+    const int64_t out = q_.codes.rows(), most = refit_rows(Device::cuda, out, n_, groups_);
+    gradient(out);
+    make_room(most);
+    for (int64_t begin = 0; begin < out; begin += most) some(begin, std::min(most, out - begin));
   }
 
  private:
-  // The systems of `rows` rows, and their solutions into the scales `s` of these rows where they are better.
-  void solve(int64_t rows, float* s) {
+  // Whether the kernel of normal_tiles.cuh takes these groups.
+  bool tiles() const {
+    const int64_t width = by_group_.end(0) - by_group_.begin(0);
+    bool even = n_ % refit::kTile == 0 && (width == 32 || width == 64 || width == 128);
+    for (int64_t g = 1; even && g < groups_; ++g) even = by_group_.end(g) - by_group_.begin(g) == width;
+    return even && s_.max_shared() >= sizeof(refit::TileShared);
+  }
+
+  void make_room(int64_t most) {
+    level_ = ex_.alloc(DType::bf16, {most, n_});
+    a_rows_ = ex_.alloc(DType::f64, {most, groups_, groups_});
+    lists_ = ex_.alloc(DType::u64, {2, most});
+    info_ = ex_.alloc_zeros(DType::i32, {most + 1});
+    if (tiles_) return;
+    int64_t widest = 1, strip = 1;
+    for (int64_t g = 0; g < groups_; ++g) {
+      const int64_t width = by_group_.end(g) - by_group_.begin(g);
+      widest = std::max(widest, width);
+      strip = std::max(strip, refit_strip(Device::cuda, width, n_));
+    }
+    strip_ = ex_.alloc(DType::bf16, {3 * strip});
+    stack_ = ex_.alloc(DType::bf16, {most, 3 * widest});
+    product_ = ex_.alloc(DType::f32, {most, n_});
+  }
+
+  CodedArrays<false> rows_from(int64_t begin) const {
+    CodedArrays<false> here(read_only(q_));
+    here.codes += here.index(begin, 0);
+    here.scales += here.grid_index(begin, 0);
+    if (here.zeros) here.zeros += here.grid_index(begin, 0);
+    return here;
+  }
+
+  // The refit of rows [begin, begin + rows).
+  void some(int64_t begin, int64_t rows) {
+    gather_levels_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
+        rows_from(begin), order_.as<int32_t>(), group_at_.as<int32_t>(), level());
+    FEWBIT_CUDA_LAUNCHED();
+    if (tiles_)
+      refit::normal_tiles(s_, {.h = a_.h.as<float>(),
+                               .order = order_.as<int32_t>(),
+                               .level = level(),
+                               .a = a_rows_.as<double>(),
+                               .n = n_,
+                               .rows = rows,
+                               .groups = static_cast<int>(groups_)});
+    else
+      for (int64_t g = 0; g < groups_; ++g) normal_row(g, rows);
+    solve(rows, b_rows_.as<double>() + begin * groups_, q_.scales.as<float>() + begin * groups_);
+  }
+
+  // The systems of `rows` rows with their right sides b, and their solutions into the scales `s` of these rows where
+  // they are better.
+  void solve(int64_t rows, double* b, float* s) {
     auto** a_list = reinterpret_cast<double**>(lists_.as<uint64_t>());
     double** b_list = a_list + rows;
-    mend_kernel<<<grid_for(rows * groups_, kThreads), kThreads, 0, s_.stream>>>(
-        a_rows_.as<double>(), b_rows_.as<double>(), a_list, b_list, rows, static_cast<int>(groups_));
+    mend_kernel<<<grid_for(rows * groups_, kThreads), kThreads, 0, s_.stream>>>(a_rows_.as<double>(), b, a_list, b_list,
+                                                                                rows, static_cast<int>(groups_));
     FEWBIT_CUDA_LAUNCHED();
     const int order = static_cast<int>(groups_), batch = static_cast<int>(rows);
     FEWBIT_CUSOLVER_CALL(
@@ -216,30 +257,24 @@ class Refit {
     FEWBIT_CUSOLVER_CALL(cusolverDnDpotrsBatched(s_.solver(), CUBLAS_FILL_MODE_LOWER, order, 1, a_list, order, b_list,
                                                  order, info_.as<int32_t>() + info_.numel() - 1, batch));
     accept_kernel<<<static_cast<unsigned>(rows), kThreads, static_cast<size_t>(2 * groups_) * sizeof(double),
-                    s_.stream>>>(a_rows_.as<double>(), b_rows_.as<double>(), info_.as<int32_t>(), s, order,
-                                 a_.scale_dtype);
+                    s_.stream>>>(a_rows_.as<double>(), b, info_.as<int32_t>(), s, order, a_.scale_dtype);
     FEWBIT_CUDA_LAUNCHED();
   }
 
-  // Levels and b of rows [begin, begin + rows).
-  void gradient(int64_t begin, int64_t rows) {
-    CodedArrays<false> here(read_only(q_));
-    here.codes += here.index(begin, 0);
-    here.scales += here.grid_index(begin, 0);
-    if (here.zeros) here.zeros += here.grid_index(begin, 0);
-    const SplitMatrix delta(ex_, rows, n_), h(ex_, n_, kStripCols);
-    gather_rows_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        here, a_.target.as<float>() + begin * n_, order_.as<int32_t>(), group_at_.as<int32_t>(), level(),
-        delta.terms());
+  // b of all rows: wide products, which few rows at a time would not give.
+  void gradient(int64_t out) {
+    const SplitMatrix delta(ex_, out, n_), h(ex_, n_, kStripCols);
+    const Tensor product = ex_.alloc(DType::f32, {out, n_});
+    const CodedArrays<false> q(read_only(q_));
+    delta_terms_kernel<<<static_cast<unsigned>(out), kThreads, 0, s_.stream>>>(a_.target.as<float>(), q, delta.terms());
     FEWBIT_CUDA_LAUNCHED();
     for (int64_t strip = 0; strip < n_; strip += kStripCols) {
       const int64_t cols = std::min(n_ - strip, kStripCols);
       split(s_, a_.h.as<float>() + strip, n_, n_, cols, h.terms());
-      split_product(s_, delta.terms(), h.terms(), rows, n_, cols, product_.as<float>() + strip, n_);
+      split_product(s_, delta.terms(), h.terms(), out, n_, cols, product.as<float>() + strip, n_);
     }
-    gradient_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s_.stream>>>(
-        product_.as<float>(), level(), order_.as<int32_t>(), start_.as<int32_t>(), b_rows_.as<double>(), n_,
-        static_cast<int>(groups_));
+    gradient_kernel<<<static_cast<unsigned>(out), kThreads, 0, s_.stream>>>(
+        product.as<float>(), q, order_.as<int32_t>(), start_.as<int32_t>(), b_rows_.as<double>());
     FEWBIT_CUDA_LAUNCHED();
   }
 
@@ -281,21 +316,20 @@ class Refit {
   const MutableCodedView& q_;
   const GroupOrder& by_group_;
   int64_t n_, groups_;
+  bool tiles_;
   Tensor order_{}, group_at_{}, start_{};  // i32
-  Tensor strip_{}, stack_{}, level_{};     // bf16: terms of H that a product needs, a group's levels thrice, all levels
-  Tensor product_{};                       // f32
-  Tensor a_rows_{}, b_rows_{}, lists_{}, info_{};
+  Tensor b_rows_{};                        // of all rows
+  Tensor level_{}, a_rows_{}, lists_{}, info_{};
+  // Where Z is written: terms of H that a product needs, a group's levels thrice, both bf16; Z_g, f32.
+  Tensor strip_{}, stack_{}, product_{};
 };
 
 }  // namespace
 
 void refit_scales(Exec& ex, const RefineArgs& args, const MutableCodedView& q) {
-  const int64_t out = q.codes.rows(), n = q.codes.cols(), groups = q.scales.cols();
-  if (out == 0) return;
-  const int64_t most = refit_rows(Device::cuda, out, n, groups);
+  if (q.codes.rows() == 0) return;
   const GroupOrder by_group = order_by_group(ex, q);
-  Refit refit(ex, args, q, by_group, most);
-  for (int64_t begin = 0; begin < out; begin += most) refit.run(begin, std::min(most, out - begin));
+  Refit(ex, args, q, by_group).run();
 }
 
 }  // namespace fewbit::cuda

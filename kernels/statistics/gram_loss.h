@@ -1,5 +1,7 @@
 #pragma once
 // gram_loss: the error of a weight on the calibration data, from the Gram matrix of its inputs.
+#include <algorithm>
+
 #include "kernels/exec/exec.h"
 #include "src/core/wide_cut.h"
 namespace fewbit {
@@ -12,7 +14,9 @@ namespace fewbit {
 // lies on and above the diagonal is multiplied, the entries above it twice. LossSums::f32 is for errors that nothing
 // has aimed at (plain rounding, or a weight against zero): products in f32, on CUDA of two bf16 terms each
 // (kernels/device/split_product.cuh), and only the sum over a row in f64, in a quarter of the time and less.
-enum class LossSums : uint8_t { f64, f32 };
+// LossSums::reported is for a loss that decides nothing: f64 on the CPU, terms on CUDA, whose roundings of 2^-17
+// average out over a linear's entries.
+enum class LossSums : uint8_t { f64, f32, reported };
 namespace cpu {
 void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss, LossSums);
 }
@@ -24,7 +28,15 @@ inline void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTenso
   pick(ex, &cpu::gram_loss, FEWBIT_CUDA_OP(gram_loss))(ex, a, b, h, loss, sums);
 }
 
-// Bytes that the op takes at its peak besides its arguments, with LossSums::f64: H is widened strip by strip. With f32
-// it takes less.
-inline int64_t gram_loss_bytes(Device::Kind kind, int64_t rows, int64_t n) { return square_cut_bytes(kind, rows, n); }
+// How the products of terms are cut on CUDA: the tiles of a panel's strip fill the multiprocessors once.
+inline constexpr int64_t kLossRows = 4096, kLossCols = 1024;
+
+// Bytes that the op takes at its peak besides its arguments, whatever the sums: in f64 H is widened strip by strip; of
+// terms a panel of a - b is there and a strip of H (4 bytes an entry), and their product.
+inline int64_t gram_loss_bytes(Device::Kind kind, int64_t rows, int64_t n) {
+  const int64_t wide = square_cut_bytes(kind, rows, n);
+  if (kind == Device::cpu) return wide;
+  const int64_t panel = std::min(rows, kLossRows), strip = std::min(n, kLossCols);
+  return std::max(wide, 4 * (panel * n + n * strip + panel * strip));
+}
 }  // namespace fewbit

@@ -78,8 +78,8 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
   FEWBIT_ASSERT(a.shape == b.shape && h.rows() == n && h.cols() == n && loss.numel() == out);
   if (out == 0) return;
   blas::use_one_thread();
-  sums == LossSums::f64 ? Loss<double>(ex, a, b, h).run(loss.as<double>())
-                        : Loss<float>(ex, a, b, h).run(loss.as<double>());
+  sums == LossSums::f32 ? Loss<float>(ex, a, b, h).run(loss.as<double>())
+                        : Loss<double>(ex, a, b, h).run(loss.as<double>());
 }
 
 }  // namespace fewbit::cpu

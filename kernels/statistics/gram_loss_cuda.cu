@@ -73,39 +73,40 @@ __global__ void upper_terms_kernel(const float* __restrict__ h, SplitTerms strip
     split_value(times * h[row * n + j], strip.high[row * strip.ld + j - begin], strip.low[row * strip.ld + j - begin]);
 }
 
-// loss[row] = sum_i (a - b)[row, i] * product[row, i]; a block per row.
+// loss[row] += sum_j (a - b)[row, j] * product[row, j] over the columns of a strip, where a and b begin and whose rows
+// of a and b lie n apart; a block per row.
 __global__ void error_dot_kernel(const float* __restrict__ a, const float* __restrict__ b,
-                                 const float* __restrict__ product, double* __restrict__ loss, int64_t n) {
+                                 const float* __restrict__ product, double* __restrict__ loss, int64_t n, int64_t cols,
+                                 bool first) {
   __shared__ double room[32];
-  const int64_t base = static_cast<int64_t>(blockIdx.x) * n;
+  const int64_t row = blockIdx.x;
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < n; i += kThreads)
-    sum += static_cast<double>(a[base + i] - b[base + i]) * static_cast<double>(product[base + i]);
+  for (int64_t j = threadIdx.x; j < cols; j += kThreads)
+    sum += static_cast<double>(a[row * n + j] - b[row * n + j]) * static_cast<double>(product[row * cols + j]);
   sum = block_sum(sum, room);
-  if (threadIdx.x == 0) loss[blockIdx.x] = sum;
+  if (threadIdx.x == 0) loss[row] = first ? sum : loss[row] + sum;
 }
 
 void loss_by_terms(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h, double* loss) {
-  const int64_t out = a.rows(), n = a.cols();
+  const int64_t out = a.rows(), n = a.cols(), panel = std::min(out, kLossRows), widest = std::min(n, kLossCols);
   CudaState& s = ex.cuda_state();
-  const WideCut cut = square_cut(Device::cuda, out, n);
-  const SplitMatrix delta(ex, cut.rows, n), strip(ex, n, cut.widest());
-  const Tensor product = ex.alloc(DType::f32, {cut.rows, n});
-  for (int64_t first = 0; first < out; first += cut.rows) {
-    const int64_t rows = std::min(cut.rows, out - first);
+  const SplitMatrix delta(ex, panel, n), strip(ex, n, widest);
+  const Tensor product = ex.alloc(DType::f32, {panel, widest});
+  for (int64_t first = 0; first < out; first += panel) {
+    const int64_t rows = std::min(panel, out - first);
     const float *of_a = a.as<float>() + first * n, *of_b = b.as<float>() + first * n;
     difference_terms_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(of_a, of_b, delta.terms(), n);
     FEWBIT_CUDA_LAUNCHED();
-    for (int64_t i = 0; i < cut.strips(); ++i) {
-      const int64_t begin = cut.begin(i), end = cut.end(i);
+    for (int64_t begin = 0; begin < n; begin += widest) {
+      const int64_t end = std::min(n, begin + widest), cols = end - begin;
       upper_terms_kernel<<<static_cast<unsigned>(end), kThreads, 0, s.stream>>>(h.as<float>(), strip.terms(), n, begin,
                                                                                 end);
       FEWBIT_CUDA_LAUNCHED();
-      split_product(s, delta.terms(), strip.terms(), rows, end, end - begin, product.as<float>() + begin, n);
+      split_product(s, delta.terms(), strip.terms(), rows, end, cols, product.as<float>(), cols);
+      error_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(
+          of_a + begin, of_b + begin, product.as<float>(), loss + first, n, cols, begin == 0);
+      FEWBIT_CUDA_LAUNCHED();
     }
-    error_dot_kernel<<<static_cast<unsigned>(rows), kThreads, 0, s.stream>>>(of_a, of_b, product.as<float>(),
-                                                                             loss + first, n);
-    FEWBIT_CUDA_LAUNCHED();
   }
 }
 
@@ -115,7 +116,7 @@ void gram_loss(Exec& ex, ConstTensorView a, ConstTensorView b, ConstTensorView h
   const int64_t out = a.rows(), n = a.cols();
   FEWBIT_ASSERT(a.shape == b.shape && h.rows() == n && h.cols() == n && loss.numel() == out);
   if (out == 0) return;
-  if (sums == LossSums::f32) return loss_by_terms(ex, a, b, h, loss.as<double>());
+  if (sums != LossSums::f64) return loss_by_terms(ex, a, b, h, loss.as<double>());
   CudaState& s = ex.cuda_state();
   const WideCut cut = square_cut(Device::cuda, out, n);
   const Tensor delta = ex.alloc(DType::f64, {cut.rows, n}), product = ex.alloc(DType::f64, {cut.rows, n}),

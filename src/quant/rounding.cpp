@@ -123,14 +123,14 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
 namespace {
 
 // target [out, in] = the weight, shifted; false where the system cannot be factored.
-bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
+bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target, Tensor* r) {
   const InputStats& stats = *job.stats;
   if (!shares_shift(ex.device().kind, job.weight.cols()))
-    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target, job.rows->panels()).ok();
+    return shift_targets(ex, job.weight, stats.cross, stats.gram, lambda, target, job.rows->panels(), r).ok();
   ShiftCache& cache = stats.shift;
   if (cache.lambda != lambda) {
     cache = {.lambda = lambda, .m = ex.alloc(DType::f32, stats.gram.shape())};
-    if (!shift_matrix(ex, stats.cross, stats.gram, lambda, cache.m).ok()) cache.m.reset();
+    if (!shift_matrix(ex, stats.cross, stats.gram, lambda, cache.m, r).ok()) cache.m.reset();
   }
   if (cache.m) apply_shift(ex, job.weight, cache.m, target);
   return !cache.m.empty();
@@ -138,8 +138,8 @@ bool make_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& tar
 
 }  // namespace
 
-bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target) {
-  return job.rows->everywhere(make_target(ex, job, lambda, target) && count_nonfinite(ex, target) == 0);
+bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target, Tensor* r) {
+  return job.rows->everywhere(make_target(ex, job, lambda, target, r) && count_nonfinite(ex, target) == 0);
 }
 
 namespace {
@@ -155,6 +155,9 @@ Tensor shifted_target(Exec& ex, const LinearJob& job, ConstTensorView d) {
     if (shift_target(ex, job, more * lambda, target)) return target;
   return {};
 }
+
+// So near that roundings of LossSums::reported might say which is less.
+bool nearly_equal(double a, double b) { return std::abs(a - b) <= 1e-2 * std::max(std::abs(a), std::abs(b)); }
 
 }  // namespace
 
@@ -175,14 +178,18 @@ MethodResult round_to_nearest(Exec& ex, const LinearJob& job) {
   }
   DeviceCodes q = round_plain(ex, target, h, job.spec, searched ? ScaleRule::diag_grid : ScaleRule::absmax);
   if (measured) {
-    const auto loss = [&](ConstTensorView aim, const DeviceCodes& codes) {
-      return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats, *job.rows);
+    const auto loss = [&](ConstTensorView aim, const DeviceCodes& codes, LossSums sums = LossSums::reported) {
+      return loss_per_token(ex, aim, values_of(ex, codes, job.spec), *job.stats, *job.rows, sums);
     };
     result.loss_target = result.loss_target_rtn = loss(target, q);
     if (searched) {
       DeviceCodes plain = round_plain(ex, job.weight, {}, job.spec, ScaleRule::absmax);
       result.loss_target_rtn = loss(target, plain);
       result.loss_rtn = loss(job.weight, plain);
+      if (nearly_equal(result.loss_target_rtn, result.loss_target)) {
+        result.loss_target = loss(target, q, LossSums::f64);
+        result.loss_target_rtn = loss(target, plain, LossSums::f64);
+      }
       if (result.loss_target_rtn < result.loss_target) {  // the search knows the diagonal of the Gram matrix alone
         q = std::move(plain);
         result.loss_target = result.loss_target_rtn;

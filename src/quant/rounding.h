@@ -42,8 +42,9 @@ double loss_per_token(Exec& ex, ConstTensorView a, ConstTensorView b, const Inpu
 
 // target [out, in] f32 = the weight that reproduces the unquantized output from the quantized input
 // (kernels/quantize/factor.h), by both streams' statistics with `lambda` on the Gram matrix. False where that cannot be
-// factored, or the result is not finite in a row of any rank.
-bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target);
+// factored, or the result is not finite in a row of any rank. r: null, or what becomes the factor where the op has it
+// and makes it now.
+bool shift_target(Exec& ex, const LinearJob& job, float lambda, const Tensor& target, Tensor* r = nullptr);
 
 // Round to nearest with the scales that the job's effort asks for, and its losses: what rtn and fp8 do. Where the
 // statistics hold both streams (behind awq) it is the weight that reproduces the unquantized output which

@@ -7,6 +7,7 @@ inline constexpr double kF32Op = 2e-6;       // an f32 op against a double refer
 inline constexpr double kF32Product = 2e-5;  // a long f32 product
 // The residual of a system whose solution was rounded to f32: that rounding times the system's largest eigenvalues.
 inline constexpr double kShiftResidual = 5e-5;
+inline constexpr double kShiftResidualOfTerms = 128 * kShiftResidual;  // by products that leave out 2^-17, not 2^-24
 inline constexpr double kF8Product = 6e-4;   // FP8 tensor cores keep a little less than f32 of a sum
 inline constexpr double kBf16Op = 6e-3;      // one bf16 rounding of inputs and output
 inline constexpr double kLogitsF32 = 1e-4;   // whole model, float32, against the reference implementation

@@ -39,7 +39,7 @@ EncodedBlocks encode_blocks(Exec& ex, const PlannedLinear& p, ConstTensorView we
   e.hash = hash_of(p, e);
   if (!stats || stats->tokens == 0) return e;
   const auto loss = [&](ConstTensorView values) {
-    return loss_per_token(ex, mine, ex.to_device(values), *stats, rows);
+    return loss_per_token(ex, mine, ex.to_device(values), *stats, rows, LossSums::reported);
   };
   e.loss = e.loss_target = loss(rows.mine(e.values));
   e.loss_plain = e.loss_target_plain =

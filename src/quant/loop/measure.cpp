@@ -58,7 +58,7 @@ void measure(Exec& ex, const Tensor& w, const Tensor& values, const std::optiona
     record.rel_error = 0;
     return;
   }
-  const double noise = loss ? *loss * static_cast<double>(stats->tokens) : output(taken, LossSums::f64);
+  const double noise = loss ? *loss * static_cast<double>(stats->tokens) : output(taken, LossSums::reported);
   record.rel_error = std::sqrt(std::max(noise, 0.0) / signal);
 }
 

@@ -118,13 +118,14 @@ Problem make_problem(Exec& ex, const LinearJob& job) {
 }
 
 // target = the weight, shifted where the statistics allow, with the columns of dead inputs at zero. Two rungs of one
-// damping share it. False where it cannot be made.
-bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p) {
+// damping share it. False where it cannot be made. r: null, or what becomes the factor of that damping where making the
+// target yields it.
+bool set_target(Exec& ex, const LinearJob& job, float lambda, Problem& p, Tensor* r) {
   if (p.aimed == lambda) return p.reached;
   if (p.target.empty()) p.target = ex.alloc(DType::f32, job.weight.shape);
   p.shifted = job.effort != Effort::reference && job.shifts_targets && !job.stats->cross.empty();
   p.aimed = lambda;
-  p.reached = !p.shifted || shift_target(ex, job, lambda, p.target);
+  p.reached = !p.shifted || shift_target(ex, job, lambda, p.target, r);
   if (!p.reached) return false;
   if (!p.shifted) ex.copy(job.weight, p.target);
   if (p.dead) zero_columns(ex, p.dead, p.target);
@@ -217,13 +218,18 @@ void refine(Exec& ex, const LinearJob& job, const Problem& p, float lambda, Devi
   }
 }
 
+// What a factor of the rung is made for: statistics keep one for all linears of their input.
+std::string factor_key(const LinearJob& job, const Rung& rung) {
+  return std::to_string(static_cast<int>(job.act_order)) + " " +
+         std::to_string(job.spec.group_size(job.weight.cols())) + " " + rung.name + " " + std::to_string(job.damp);
+}
+
 // The factor of the rung, in processing order, from the statistics' cache where a linear before this one made
 // it; null when the matrix cannot be factored so.
 const Tensor* factor_for(Exec& ex, const LinearJob& job, const Problem& p, const ColumnOrder& order, const Rung& rung) {
   const int64_t in = job.weight.cols();
   FactorCache& cache = job.stats->factor;
-  const std::string key = std::to_string(static_cast<int>(job.act_order)) + " " +
-                          std::to_string(job.spec.group_size(in)) + " " + rung.name + " " + std::to_string(job.damp);
+  const std::string key = factor_key(job, rung);
   if (cache.key != key) {
     cache = {};  // gone before another one takes as much
     cache = {.key = key, .r = ex.alloc(DType::f32, {in, in}), .ok = false};
@@ -244,8 +250,19 @@ template <class Walk>
 std::string climb(Exec& ex, const LinearJob& job, const ColumnOrder& order, Problem& p, const Walk& walk) {
   for (const Rung& rung : kRungs) {
     const float lambda = rung.damp * p.lambda;
-    // The target comes first: its f64 system and the factor need not be held together then.
-    if (!set_target(ex, job, lambda, p)) continue;
+    // The target comes first: its f64 system and the factor need not be held together then. On a GPU the system's own
+    // factor is the rung's, in f64 at that.
+    FactorCache& cache = job.stats->factor;
+    if (const std::string key = factor_key(job, rung); cache.key != key) {
+      cache = {};  // gone before another one takes as much
+      if (!set_target(ex, job, lambda, p, order.natural() ? &cache.r : nullptr)) {
+        cache = {};
+        continue;
+      }
+      if (cache.r) cache.key = key, cache.ok = true;
+    } else if (!set_target(ex, job, lambda, p, nullptr)) {
+      continue;
+    }
     const Tensor* r = factor_for(ex, job, p, order, rung);
     if (r && walk(*r, lambda)) return rung.name;
   }
@@ -288,7 +305,7 @@ void report_losses(Exec& ex, const LinearJob& job, Problem& p, const Values& val
     loss = loss_per_token(ex, job.weight, values, *job.stats, *job.rows, sums);
     of_target = shifted ? loss_per_token(ex, p.target, values, *job.stats, *job.rows, sums) : loss;
   };
-  measure(values(), LossSums::f64, result.loss, result.loss_target);
+  measure(values(), LossSums::reported, result.loss, result.loss_target);
   measure(plain(), LossSums::f32, result.loss_rtn, result.loss_target_rtn);
 }
 

@@ -18,7 +18,7 @@ MethodResult quantize_fp4(Exec& ex, const LinearJob& job) {
   result.linear = round_to_fp4(ex, job, h);
   if (!has_gram(job)) return result;
   const auto loss = [&](const QuantizedLinear& q) {
-    return loss_per_token(ex, job.weight, values_of(ex, q, DType::f32), *job.stats, *job.rows);
+    return loss_per_token(ex, job.weight, values_of(ex, q, DType::f32), *job.stats, *job.rows, LossSums::reported);
   };
   LinearJob plain = job;
   plain.effort = Effort::reference;

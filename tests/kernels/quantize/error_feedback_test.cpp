@@ -260,6 +260,8 @@ FEWBIT_DEVICE_TEST(GramLoss, IsTheTraceRowByRow) {
     const double want = trace_loss(a, b, widened(h));
     gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss, LossSums::f32);
     EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Product * want);
+    gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss, LossSums::reported);
+    EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Product * want);
     gram_loss(ex, ex.to_device(a), ex.to_device(b), ex.to_device(h), loss);
     EXPECT_NEAR(total(ex.to_host(loss)), want, tol::kF32Op * want);
     gram_loss(ex, ex.to_device(a), ex.to_device(a), ex.to_device(h), loss);

@@ -65,7 +65,10 @@ std::vector<State> states() {
           {.bits = 4, .symmetric = false},
           {.group = 100, .scattered = true},
           {.group = 64, .bits = 8, .symmetric = false, .scattered = true},
-          {.out = 70, .in = 1100, .group = 128}};
+          {.out = 70, .in = 1100, .group = 128},
+          {.out = 300, .in = 512, .group = 128},  // from here on whole tiles of 128 columns
+          {.out = 130, .in = 384, .group = 64, .bits = 8, .symmetric = false, .scattered = true},
+          {.out = 40, .in = 256, .group = 32, .symmetric = false}};
 }
 
 FEWBIT_DEVICE_TEST(Refine, EveryStepLowersTheLoss) {
@@ -116,8 +119,9 @@ FEWBIT_DEVICE_TEST(Refine, DescentEndsWhereNoCodeCanImprove) {
 
 // The refit is the least-squares solution: scales that were spoiled come back.
 FEWBIT_DEVICE_TEST(Refine, RefitRecoversTheScalesThatMadeTheTarget) {
-  for (const bool scattered : {false, true}) {
-    const State s{.group = 100, .scattered = scattered};
+  for (const State& s :
+       {State{.group = 100}, State{.group = 100, .scattered = true}, State{.out = 150, .in = 384, .group = 128},
+        State{.in = 256, .group = 64, .scattered = true}, State{.in = 256, .group = 32, .symmetric = false}}) {
     Coded q(ex, s, 8);
     const Tensor values = ex.alloc(DType::f32, {s.out, s.in});
     dequantize(ex, read_only(q.view()), values);
