@@ -144,7 +144,7 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& fi
       report.peak_gpu_bytes = std::max(report.peak_gpu_bytes, bytes);
   report.peak_host_bytes = peak_host_bytes();
   report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
-  report.planned_host_bytes = plan.memory.host;
+  report.planned_host_bytes = plan.memory.host + plan.memory.mapped;
 }
 
 void add_note(QuantReport& report, const std::string& note) {
@@ -202,7 +202,7 @@ QuantReport run_pipeline(Exec& ex, const Checkpoint& c, const QuantPlan& plan, c
   StatusFile status(folder->dir(), {.blocks = c.spec.layers,
                                     .sealed_before = std::min(journal.sealed_blocks(), c.spec.layers),
                                     .planned_seconds = report.planned_total_seconds,
-                                    .planned_host_bytes = plan.memory.host,
+                                    .planned_host_bytes = plan.memory.host + plan.memory.mapped,
                                     .planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0});
   const QuantJob watched_job = watched(job, c.spec, status);
   std::optional<OutShards> shards;  // of a single .gguf file nothing is written before the end

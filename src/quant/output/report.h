@@ -74,8 +74,10 @@ struct QuantReport {
   double planned_total_seconds = 0;               // and of `seconds`
   std::map<std::string, int64_t> phase_peaks;     // bytes that the device had handed out (host memory without a GPU)
   int64_t peak_gpu_bytes = 0, peak_host_bytes = 0, source_bytes = 0, out_bytes = 0;
-  int64_t planned_gpu_bytes = 0, planned_host_bytes = 0;  // what the plan had said of the two peaks
-  int64_t scratch_bytes = 0;                              // of the calibration's states on disk, at their most
+  // What the plan had said of the two peaks. That of the host holds pages of MODEL's files too, as the peak itself
+  // does.
+  int64_t planned_gpu_bytes = 0, planned_host_bytes = 0;
+  int64_t scratch_bytes = 0;  // of the calibration's states on disk, at their most
   double bits_per_weight = 0;
   std::vector<LinearRecord> linears;
   std::vector<ExpertRecord> experts;       // layers with a mixture of experts, where there was a calibration

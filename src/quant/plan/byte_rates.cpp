@@ -8,6 +8,7 @@
 
 #include "src/core/digest.h"
 #include "src/core/file_io.h"
+#include "src/core/files/sha256.h"
 #include "src/quant/plan/rate_probe.h"
 
 namespace fewbit {
@@ -122,6 +123,15 @@ double digest_seconds() {
   return t.seconds() / static_cast<double>(bytes.size());
 }
 
+double sha256_seconds() {
+  const std::string bytes(static_cast<size_t>(kLeast), '\x5a');
+  const Stopwatch t;
+  Sha256 sha;
+  sha.add(bytes.data(), bytes.size());
+  (void)sha.hex();
+  return t.seconds() / static_cast<double>(bytes.size());
+}
+
 double copy_seconds(Exec& ex, bool link) {
   const Tensor from = link ? ex.alloc_pinned(DType::u8, {kInMemory}) : ex.alloc_zeros(DType::u8, {kInMemory});
   const Tensor to = ex.alloc_zeros(DType::u8, {kInMemory});
@@ -147,6 +157,7 @@ ByteRates measure_bytes(Exec& ex, const Checkpoint& c, const QuantPlan& plan, co
   r.scratch = write_seconds(o.scratch.empty() ? out : o.scratch, most / 4, false, share);
   r.sync = sync_seconds(out, share / 2);
   r.digest = digest_seconds();
+  r.sha256 = sha256_seconds();
   r.device = copy_seconds(ex, false);
   r.link = ex.on_cuda() ? copy_seconds(ex, true) : 0;
   return r;

@@ -1,5 +1,6 @@
 // What the ops of a block cost for a token: each is run by itself on a few of them. Products are taken at the width of
-// their input and a part of their outputs; attention over a whole window for the query heads of one key.
+// their input and a part of their outputs; attention over a whole window for the query heads of one key, on a GPU of
+// all.
 #include <algorithm>
 #include <tuple>
 
@@ -84,13 +85,13 @@ class Probe {
   }
 
   double attention(const Attention& op) {
-    Attention one = op;  // the query heads of one key
-    one.heads = op.heads / op.kv_heads;
-    one.kv_heads = 1;
+    Attention one = op;  // the query heads of one key; of all, where a part would leave the device idle
+    one.kv_heads = ex_.on_cuda() ? op.kv_heads : 1;
+    one.heads = op.heads / op.kv_heads * one.kv_heads;
     one.sinks.clear();
     const int64_t n = std::min(options_.chunks.length, kWindow);
     const Tensor q = some_values(ex_, options_.dtype, n, one.heads * op.head_dim, 3);
-    const Tensor k = some_values(ex_, options_.dtype, n, op.head_dim, 4);
+    const Tensor k = some_values(ex_, options_.dtype, n, one.kv_heads * op.head_dim, 4);
     Activations act;
     act[op.q] = q;
     act[op.k] = act[op.v] = k;
@@ -102,7 +103,7 @@ class Probe {
     const int64_t sight = op.chunk > 0 ? op.chunk : op.window;
     const double length = static_cast<double>(options_.chunks.length), part = static_cast<double>(n);
     const double longer = seen(length, sight) / length / (seen(part, sight) / part);
-    return s / part * longer * op.kv_heads;
+    return s / part * longer * op.kv_heads / one.kv_heads;
   }
 
   // One head, of all keys.

@@ -24,6 +24,8 @@ namespace {
 
 // The program and its libraries, and what they set aside for each of their threads, in host memory.
 constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
+// What the driver and the libraries of a GPU take of host memory.
+constexpr int64_t kHostLibraries = int64_t{512} << 20;
 // Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
 constexpr int64_t kDeviceLibraries = int64_t{160} << 20;
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
@@ -46,7 +48,8 @@ class Estimate {
     std::map<std::string, PhaseMemory> most;
     const auto reach = [&](const char* phase, int64_t layer, int64_t device, int64_t host) {
       PhaseMemory& p = most.try_emplace(phase, PhaseMemory{.phase = phase}).first->second;
-      if (device + host > p.device + p.host) p = {phase, layer, device, kProgram + thread_count() * kThread + host};
+      const int64_t program = kProgram + (kind_ == Device::cuda ? kHostLibraries : 0) + thread_count() * kThread;
+      if (device + program + host > p.device + p.host) p = {phase, layer, device, program + host};
     };
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
       const int64_t host = host_bytes(layer, waves);
@@ -370,6 +373,7 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
       if (!fits(estimate.states(m.stored, m.experts_in_waves))) m.stored[kind].erase(at);
     }
   m.states = estimate.states(m.stored, m.experts_in_waves);
+  for (const auto& [name, info] : c.store.index().tensors) m.mapped = std::max(m.mapped, info.bytes);
   copy_beside(m, c, plan, o);
   lay_states(m, m.states);
   return m;

@@ -46,9 +46,11 @@ const char* name_of(StopChoice::Where);  // "on the device", "in host memory", "
 
 struct MemoryPlan {
   std::vector<PhaseMemory> phases{};
-  int64_t states = 0;                        // bytes of states at their most, in all places together
-  int64_t device = 0, host = 0;              // the peaks, states included; without a GPU everything is the host's
-  int64_t scratch = 0;                       // bytes on disk
+  int64_t states = 0;            // bytes of states at their most, in all places together
+  int64_t device = 0, host = 0;  // the peaks, states included; without a GPU everything is the host's
+  int64_t scratch = 0;           // bytes on disk
+  // Of MODEL's files in memory at once, on top of `host`: the system may take them back, so no limit counts them.
+  int64_t mapped = 0;
   int64_t least_device = 0, least_host = 0;  // the smallest limits that would do
   StateRoom room{};
   std::vector<std::set<size_t>> stored{};  // by kind of block: ops in front of which all that lives is kept

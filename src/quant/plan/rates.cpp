@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
+#include <future>
 #include <set>
 
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram.h"
+#include "kernels/statistics/gram_lanes.h"
 #include "src/core/hash.h"
 #include "src/core/host_blocks.h"
 #include "src/core/parallel.h"
@@ -20,7 +22,9 @@
 namespace fewbit {
 namespace {
 
-constexpr int64_t kTokens = 512;     // that the sums of a probe are of
+// That the sums of a probe are of; a GPU is asked for a whole chunk, for its sums go through memory once for each.
+constexpr int64_t kTokens = 512;
+int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? kGramChunk : kTokens; }
 constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
 constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
 // What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
@@ -42,23 +46,32 @@ std::vector<int64_t> widths_of(const QuantPlan& plan) {
 
 using Points = std::vector<std::pair<int64_t, double>>;
 
-// Statistics n wide of values that are alike, as a block's are in both streams, and what they cost.
+// Statistics n wide of values that are alike, as a block's are in both streams, and what they cost, made as the run
+// makes them: both sums at a time.
 struct Sums {
   InputStats stats{};
   double gram = 0, cross = 0;  // seconds for a token
 };
 Sums sums_of(Exec& ex, int64_t n, bool crossed, DType dtype) {
-  const Tensor x = some_values(ex, dtype, kTokens, n, 6);
+  const int64_t tokens = tokens_of(ex);
+  const Tensor x = some_values(ex, dtype, tokens, n, 6);
+  const GramLanes lanes(ex, true);
   Sums s;
-  s.stats.tokens = kTokens;
+  s.stats.tokens = tokens;
   s.stats.gram = ex.alloc_zeros(DType::f32, {n, n});
-  s.gram = seconds_of(ex, [&] { add_gram_half(ex, x, s.stats.gram); }) / kTokens;
+  const auto seconds = [&](ConstTensorView full) {
+    return seconds_of(ex, [&] { lanes.add(x, full, s.stats.gram, s.stats.cross, {}, {}); }) /
+           static_cast<double>(tokens);
+  };
+  s.gram = seconds({});
+  if (crossed) {
+    s.stats.cross = ex.alloc_zeros(DType::f32, {n, n});
+    s.cross = std::max(0.0, seconds(x) - s.gram);
+  }
   ex.zero(s.stats.gram);
   add_gram_half(ex, x, s.stats.gram);
   fill_gram_half(ex, s.stats.gram);
   if (!crossed) return s;
-  s.stats.cross = ex.alloc_zeros(DType::f32, {n, n});
-  s.cross = seconds_of(ex, [&] { cross_gram(ex, x, x, s.stats.cross); }) / kTokens;
   ex.copy(s.stats.gram, s.stats.cross);  // the shift of targets takes as long whatever it is
   return s;
 }
@@ -148,7 +161,7 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
       .row = law_of(1, row), .system = law_of(2, system), .factor = law_of(2, factor), .measure = law_of(1, measuring)};
 }
 
-// Packing goes by the codes' count alone: of the plan's smallest linear of this recipe.
+// Packing, with the hash beside it, goes by the codes' count alone: of the plan's smallest linear of this recipe.
 double pack_seconds(Exec& ex, const PlannedLinear& p) {
   if (!p.packing) return 0;
   const QuantSpec& spec = p.recipe.spec;
@@ -166,10 +179,13 @@ double pack_seconds(Exec& ex, const PlannedLinear& p) {
     for (int64_t i = 0; i < in; ++i) q.group_of->as<int32_t>()[i] = static_cast<int32_t>(i / spec.group_size(in));
   }
   const auto pack = [&] {
+    std::future<std::string> hash = std::async(std::launch::async, [&q] { return content_hash(q); });
     (void)p.packing->pack(p.linear.name, q);
-    (void)content_hash(q);
+    (void)hash.get();
   };
-  return seconds_of(ex, pack) / static_cast<double>(out * in);
+  std::vector<double> times;  // threads that wake up late make one of them long
+  for (int i = 0; i < 3; ++i) times.push_back(seconds_of(ex, pack));
+  return median_of(std::move(times)) / static_cast<double>(out * in);
 }
 
 // A norm with linears behind it, rewritten by the transform: seconds for one of the linears.
@@ -277,19 +293,19 @@ double median_of(std::vector<double> values) {
 }
 
 double seconds_of(Exec& ex, const std::function<void()>& work) {
-  const auto once = [&] {
-    const Stopwatch t;
-    work();
-    ex.sync();
-    return t.seconds();
-  };
   // The first call says how often, and does not count: a mean that ends with a call that was held up is too long.
   ex.sync();
-  const double first = once();
-  const int times = static_cast<int>(std::clamp(std::ceil(kShortest / std::max(first, 1e-9)), 1., 8.));
-  double seconds = 0;
-  for (int i = 0; i < times; ++i) seconds += once();
-  return seconds / times;
+  const Stopwatch once;
+  work();
+  ex.sync();
+  const double first = once.seconds();
+  // A GPU is waited for once: in the run nothing waits between ops either.
+  const double most = ex.on_cuda() ? 64 : 8;
+  const int times = static_cast<int>(std::clamp(std::ceil(kShortest / std::max(first, 1e-9)), 1., most));
+  const Stopwatch t;
+  for (int i = 0; i < times; ++i) work();
+  ex.sync();
+  return t.seconds() / times;
 }
 
 Tensor some_values(Exec& ex, DType dtype, int64_t rows, int64_t cols, uint64_t seed) {

@@ -38,6 +38,7 @@ struct ByteRates {
   double write = 0;     // written where OUT goes, down to the disk
   double sync = 0;      // for a file or folder that is made safe on the disk, whatever its size
   double digest = 0;    // read back and hashed
+  double sha256 = 0;    // of a file of OUT, by one thread
   double scratch = 0;   // states written to their file and read once, together
   double device = 0;    // states copied on the device; on the CPU that is its memory
   double link = 0;      // between host and device, one way; 0 without a GPU

@@ -38,8 +38,7 @@ class Times {
     ends();
     write();
     bound();
-    for (const auto& [phase, s] : t_.phases) t_.seconds += s;
-    t_.seconds -= hidden();
+    t_.seconds = seconds();
     t_.measuring = rates_.seconds;
     return std::move(t_);
   }
@@ -68,7 +67,9 @@ class Times {
       }
     }
     const double times = plan_.calibrates() ? weights + quantized : quantized;
-    t_.phases["load"] += times * rates_.convert + bytes * (1 - rates_.bytes.resident) * rates_.bytes.source;
+    const double seconds = times * rates_.convert + bytes * (1 - rates_.bytes.resident) * rates_.bytes.source;
+    t_.phases["load"] += seconds;
+    if (plan_.memory.slot > 0 && layer > 0) ahead_ += seconds;
   }
 
   void transform(int64_t layer) {
@@ -177,26 +178,34 @@ class Times {
     }
   }
 
-  // Sealed blocks are written, hashed, and copied into the checkpoint with all that is not quantized.
+  // Sealed blocks are written and hashed, and written once more into the checkpoint, whose files get their SHA-256.
+  // What is not quantized stands behind the codes of its file: that is hashed when all else is done.
   void write() {
-    double sealed = 0;
+    double sealed = 0, quantized = 0;
     for (const PlannedLinear& p : plan_.linears)
-      if (!p.keep) sealed += wide(p.out_bytes);
+      if (!p.keep) {
+        sealed += wide(p.out_bytes);
+        if (!is_end(p.linear)) quantized += wide(p.out_bytes);
+      }
     // Of each block its file, two folders and the record; of OUT its files and folders.
     constexpr int kSyncsOfBlock = 4, kSyncsOfOut = 12;
     const ByteRates& r = rates_.bytes;
     sealing_ = r.sync * wide(kSyncsOfBlock * spec_.layers) + sealed * (r.write + r.digest);
-    t_.phases["write"] += sealing_ + r.sync * kSyncsOfOut + wide(plan_.out_bytes) * r.write;
+    filling_ = wide(plan_.out_bytes) * r.write + quantized * r.sha256;
+    t_.phases["write"] +=
+        sealing_ + filling_ + r.sync * kSyncsOfOut + std::max(0.0, wide(plan_.out_bytes) - quantized) * r.sha256;
   }
 
-  // What is packed and written while the next block is computed; the last has none behind it.
-  double hidden() const {
-    double computed = 0;
-    for (const auto& [phase, s] : t_.phases)
-      if (phase != "pack" && phase != "write") computed += s;
+  // A thread packs and seals, one fills OUT's files and one brings weights while blocks are computed: the slowest of
+  // all is waited for. The last block has nothing behind it, and then OUT's end is written.
+  double seconds() const {
+    double all = 0;
+    for (const auto& [phase, s] : t_.phases) all += s;
     const auto pack = t_.phases.find("pack");
-    const double beside = sealing_ + (pack == t_.phases.end() ? 0 : pack->second);
-    return std::min(beside, computed) * (1 - 1 / wide(spec_.layers));
+    const double packing = pack == t_.phases.end() ? 0 : pack->second, writing = t_.phases.at("write");
+    const double sealing = packing + sealing_, computing = all - packing - writing - ahead_;
+    return std::max({computing, sealing, filling_, ahead_}) + (sealing + filling_) / wide(spec_.layers) + writing -
+           sealing_ - filling_;
   }
 
   const Checkpoint& ckpt_;
@@ -205,7 +214,8 @@ class Times {
   Chunks chunks_;
   int64_t elem_;
   const Rates& rates_;
-  double sealing_ = 0;  // seconds of the blocks' files
+  double sealing_ = 0, filling_ = 0;  // seconds of the blocks' files, and of OUT's while blocks are computed
+  double ahead_ = 0;                  // of weights that come while the block before theirs is computed
   int64_t streams_;
   TimePlan t_{};
 };

@@ -80,6 +80,8 @@ std::string memory_table(const MemoryPlan& m, const MemoryLimits& limits, bool o
   s += fmt::format("host {}{}; states of the calibration {}", human_bytes(m.host), of(limits.host),
                    human_bytes(m.states));
   if (m.scratch > 0) s += fmt::format(", of which {} on disk", human_bytes(m.scratch));
+  if (m.mapped > 0)
+    s += fmt::format("; up to {} of MODEL's files besides, which no limit counts", human_bytes(m.mapped));
   s += fmt::format("; the smallest limits that would do: ");
   if (on_gpu) s += fmt::format("--max-gpu-memory {}MiB ", (m.least_device >> 20) + 1);
   return s + fmt::format("--max-host-memory {}MiB\n", (m.least_host >> 20) + 1);
