@@ -65,13 +65,23 @@ States& States::operator=(States&& o) noexcept {
 
 States::~States() { release(); }
 
+void States::drop(int64_t chunk) {
+  Piece& p = pieces_[static_cast<size_t>(chunk)];
+  if (p.tier == StateStore::Tier::none) return;
+  const int64_t bytes = bytes_of_rows(chunks_.rows(chunk));
+  if (p.tier == StateStore::Tier::file)  // a file system that cannot make holes keeps the room until the file goes
+    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, bytes_of_rows(chunks_.begin(chunk)), bytes);
+  store_->give_back(p.tier, bytes);
+  p = {};
+}
+
 void States::release() {
+  if (file_ >= 0) ::close(file_);  // with all that is in it
+  file_ = -1;
   for (size_t i = 0; i < pieces_.size(); ++i)
     if (pieces_[i].tier != StateStore::Tier::none)
       store_->give_back(pieces_[i].tier, bytes_of_rows(chunks_.rows(static_cast<int64_t>(i))));
   pieces_.clear();
-  if (file_ >= 0) ::close(file_);
-  file_ = -1;
 }
 
 void States::put(int64_t chunk, ConstTensorView rows) {

@@ -62,6 +62,8 @@ class States {
   ConstTensorView resident(int64_t chunk) const;
   // Says that the chunk will be read next, so that the file's bytes are on their way.
   void expect(int64_t chunk) const;
+  // Gives back the room of a chunk that nobody reads again.
+  void drop(int64_t chunk);
 
  private:
   struct Piece {

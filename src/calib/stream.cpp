@@ -95,6 +95,10 @@ void Stream::save(int64_t chunk, size_t at) {
     }
     next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second.put(chunk, now);
   }
+  // What was only for the ops in front of the cut goes now and not with all other chunks, or both would be there at
+  // once.
+  for (auto& [slot, states] : stored_)
+    if (slot != Slot::x && !alive_before(*ops_, at, slot)) states.drop(chunk);
 }
 
 void Stream::moved(size_t cut) {

@@ -50,6 +50,38 @@ TEST(States, RoomIsGivenBack) {
   EXPECT_EQ(store.peak().file, 0);
 }
 
+// From every place; the other chunks stay as they were.
+FEWBIT_DEVICE_TEST(States, ADroppedChunksRoomServesTheNext) {
+  const TempDir dir;
+  const Chunks chunks{.windows = 3, .length = 2048};
+  ASSERT_EQ(chunks.count(), 3);
+  const Tensor all = random_normal(DType::f32, {chunks.tokens(), 128}, 5);
+  const auto rows = [&](int64_t c) { return all.view().row_range(chunks.begin(c), chunks.begin(c) + chunks.rows(c)); };
+  for (const int64_t host : {int64_t{0}, 2 * kMiB}) {  // of three chunks of a MiB each: all in the file, or one
+    StateStore store(ex, {.device = 0, .host = host, .scratch = dir.path()});
+    States before(store, chunks, DType::f32, 128), behind(store, chunks, DType::f32, 128);
+    for (int64_t c = 0; c < 3; ++c) before.put(c, ex.to_device(rows(c)));
+    const StateStore::Use peak = store.peak();
+    for (int64_t c = 0; c < 3; ++c) {
+      before.drop(c);
+      before.drop(c);  // once more changes nothing
+      behind.put(c, ex.to_device(rows(2 - c)));
+      for (int64_t other = c + 1; other < 3; ++other) {
+        const Tensor back = ex.alloc(DType::f32, {chunks.rows(other), 128});
+        before.get(chunks.begin(other), chunks.begin(other) + chunks.rows(other), back);
+        EXPECT_EQ(first_difference(ex.to_host(back), clone_host(rows(other))), "");
+      }
+    }
+    EXPECT_EQ(store.peak().host, peak.host);
+    EXPECT_EQ(store.peak().file, peak.file);
+    for (int64_t c = 0; c < 3; ++c) {
+      const Tensor back = ex.alloc(DType::f32, {chunks.rows(c), 128});
+      behind.get(chunks.begin(c), chunks.begin(c) + chunks.rows(c), back);
+      EXPECT_EQ(first_difference(ex.to_host(back), clone_host(rows(2 - c))), "");
+    }
+  }
+}
+
 TEST(States, AFolderThatCannotBeWrittenIsNamed) {
   Exec ex = Exec::cpu();
   StateStore store(ex, {.host = 0, .scratch = "/proc/no-such-folder"});
