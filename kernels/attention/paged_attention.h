@@ -30,7 +30,8 @@ struct PagedRows {
 };
 
 // A cache of pages is a KvCache with pages in place of sequences: k, v [pages, kv_heads, kPagePositions, head_dim],
-// scales of int8 [pages, kv_heads, kPagePositions], of 4 bits [pages, kv_heads, kPagePositions, 2 * groups].
+// scales of int8 [pages, kv_heads, kPagePositions], of 4 bits [pages, kv_heads, kPagePositions, 2 * groups]. A cache
+// with another number of positions is one page that holds all of a sequence: that of an engine with one length for all.
 //
 // kv_append() of rows to their pages.
 //   k, v  [rows, kv_heads * head_dim]  f32 | bf16

@@ -18,6 +18,11 @@ struct Pages {
   int64_t heads, head, d;
   // The row of a position: page after page, head after head.
   int64_t row(const int32_t* table, int64_t position) const {
+    const int64_t positions = cache.shape[2];
+    if (positions != kPagePositions) {  // one page
+      FEWBIT_ASSERT(position < positions);
+      return (table[0] * heads + head) * positions + position;
+    }
     const int64_t page = table[position / kPagePositions];
     FEWBIT_ASSERT(page >= 0 && page < cache.shape[0]);
     return (page * heads + head) * kPagePositions + position % kPagePositions;
@@ -183,7 +188,7 @@ void check(const PagedRows& rows, int64_t count) {
 void kv_append_paged(Exec&, ConstTensorView k, ConstTensorView v, const PagedRows& rows, const KvCache& cache) {
   const Shape& c = cache.k.shape;
   check(rows, k.rows());
-  FEWBIT_ASSERT(consistent(cache, k.dtype) && c[2] == kPagePositions && k.cols() == c[1] * head_dim_of(cache));
+  FEWBIT_ASSERT(consistent(cache, k.dtype) && k.cols() == c[1] * head_dim_of(cache));
   FEWBIT_ASSERT(v.dtype == k.dtype && v.numel() == k.numel());
   for_cache_types(k.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;
@@ -198,7 +203,7 @@ void attention_paged(Exec&, ConstTensorView q, const PagedRows& rows, const KvCa
   const Shape& c = cache.k.shape;
   check_queries(q, a, out);
   check(rows, q.rows());
-  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads && c[2] == kPagePositions);
+  FEWBIT_ASSERT(consistent(cache, q.dtype) && c[1] == a.kv_heads);
   FEWBIT_ASSERT(head_dim_of(cache) == a.head_dim);
   for_cache_types(q.dtype, cache.k.dtype, [&](auto* type, auto* kv_type) {
     using T = std::remove_pointer_t<decltype(type)>;

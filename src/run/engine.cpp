@@ -15,6 +15,7 @@
 #include "kernels/statistics/nll.h"
 #include "src/run/latent.h"
 #include "src/run/moe.h"
+#include "src/run/paged/ragged.h"
 #include "src/run/plan/step_bytes.h"
 #include "src/run/rank_sums.h"
 
@@ -153,6 +154,7 @@ void Engine::resize(int64_t batch, int64_t capacity) {
   kv_.clear();
   recurrent_.clear();
   latents_.clear();
+  each_.reset();
   ropes_.fit(capacity);
   prefill_slots_ = SlotBuffers(ex_, spec_, options_.prefill_chunk, options_.load.dtype);
   decode_slots_ = SlotBuffers(ex_, spec_, batch, options_.load.dtype);
@@ -176,12 +178,19 @@ void Engine::report(std::string_view what, bool begins) const {
   if (watch_) watch_({.what = what, .begins = begins});
 }
 
-void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids) {
+void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids,
+                        const PagedRows* rows) {
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const auto i = static_cast<size_t>(layer), keys = static_cast<size_t>(keys_layer(spec_, layer));
     const KvCache cache = view_of(kv_[keys], kv_scales_[keys]);
     Activations act = slots.bind(x, spec_.kind(layer));
     const auto watch = [&](std::span<const BlockOp> ops) { watch_({.layer = layer, .ops = ops}); };
+    const RecurrentState* const state = &recurrent_[i];
+    const RaggedLayout ragged{.rows = rows ? *rows : PagedRows{},
+                              .cache = &cache,
+                              .latents = &latents_[i],
+                              .states = {&state, 1},
+                              .room = &latents_[i]};
     run_block(ex_, spec_.block(layer), blocks_[i], ropes_,
               {.seqs = options_.batch,
                .positions = positions,
@@ -189,10 +198,11 @@ void Engine::run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positi
                .turned_keys = turns_keys(options_.load.kv_cache),
                .turned_values = turns_values(options_.load.kv_cache),
                .ids = ids,
-               .state = &recurrent_[i],
+               .state = state,
                .latents = &latents_[i],
                .from_zero = length_ == 0 && &slots == &prefill_slots_,  // a recorded step must not say so
-               .ranks = options_.load.ranks},
+               .ranks = options_.load.ranks,
+               .ragged = rows ? &ragged : nullptr},
               act, watch_ ? std::function<void(std::span<const BlockOp>)>(watch) : nullptr);
   }
 }
@@ -223,8 +233,10 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
     const TensorView x = prefill_x_.view().row_range(0, batch * n);
     report("", true);
     embed_streams(ex_, spec_, chunk, ends_, x);
+    join(x);
     report("embedding");
     run_blocks(prefill_slots_, x, positions, chunk);
+    show(x);
     embed(ex_, last, x, 1.f, last_);
     finish(last_);
     length_ += n;
@@ -236,6 +248,7 @@ ConstTensorView Engine::prefill(std::span<const int32_t> ids) {
 void Engine::decode_body(const StepPlan& plan) {
   report("", true);
   embed_streams(ex_, spec_, next_, ends_, x_, normed_);
+  join(x_);
   report("embedding");
   if (plan.stack) {
     decode_layers(ex_, *plan.stack, positions_, x_);
@@ -243,6 +256,7 @@ void Engine::decode_body(const StepPlan& plan) {
   } else {
     run_blocks(decode_slots_, x_, positions_, next_);
   }
+  show(x_);
   finish(x_);
   choose(logits_);
   advance(ex_, positions_, 1);

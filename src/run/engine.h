@@ -2,8 +2,10 @@
 // The engine: a whole model resident on a device with its key/value cache, for prefill, decode steps and their
 // recording as a CUDA graph. It runs the same op list as Runner; only the attention differs.
 #include <functional>
+#include <optional>
 #include <span>
 
+#include "kernels/attention/paged_attention.h"
 #include "src/run/decode_stack.h"
 #include "src/run/op_watch.h"
 #include "src/run/runner.h"
@@ -30,6 +32,14 @@ struct EngineOptions {
 enum class StepLaunches { together, attention_apart, op_by_op };
 const char* name_of(StepLaunches);  // "one launch", "one launch a layer", "op by op"
 
+// For models that predict further tokens from the states of others (src/run/speculate/mtp_head.h): one sequence.
+struct PassHooks {
+  // x [rows, hidden] holds the embeddings of positions `first` on, and becomes what the first block takes.
+  std::function<void(int64_t first, TensorView x)> join{};
+  // All rows of a pass behind the final norm, [rows, hidden].
+  std::function<void(int64_t first, ConstTensorView states)> seen{};
+};
+
 class Engine {
  public:
   Engine(Exec& ex, const Checkpoint& ckpt, const EngineOptions& options);
@@ -45,6 +55,17 @@ class Engine {
   ConstTensorView prefill(std::span<const int32_t> ids);
   // One step: feeds `next` [batch] i32 (on the device), returns logits as prefill() does.
   ConstTensorView decode(ConstTensorView next);
+  // Further tokens of the one sequence in one pass, each row with the bits of a decode step of its own: logits of all,
+  // f32 [ids, vocab], valid until the next call. Of an engine that decodes_each().
+  ConstTensorView decode_each(std::span<const int32_t> ids);
+  void prepare_each(int64_t tokens);  // memory for as many, so that the first call takes as long as the next
+  bool decodes_each() const { return options_.batch == 1 && !ex_.on_cuda() && !options_.load.ranks; }
+  // The first `length` positions stay. States do not go back: the caller puts those that belong there.
+  void cut(int64_t length);
+  const RecurrentState& state(int64_t layer) const { return recurrent_[static_cast<size_t>(layer)]; }
+  bool has_states() const;
+  void set_hooks(PassHooks);  // of an engine that decodes_each(); {} = none
+  int64_t capacity() const { return options_.capacity; }
   // One greedy step that stays on the device: feeds the tokens chosen by the step before (or by
   // greedy_start), writes the next ones. For measuring latency without a host round trip.
   void greedy_start(ConstTensorView logits);
@@ -71,8 +92,11 @@ class Engine {
     RecordedGraph graph;
     bool warm = false, recorded = false;
   };
-  // x [batch * len, hidden]
-  void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids);
+  // x [batch * len, hidden]; rows: one by one, as decode_each() needs them
+  void run_blocks(SlotBuffers& slots, TensorView x, ConstTensorView positions, ConstTensorView ids,
+                  const PagedRows* rows = nullptr);
+  void join(TensorView x) const;  // by hooks_, where there are any
+  void show(ConstTensorView x) const;
   void finish(ConstTensorView rows);    // final norm and head of the last row of each sequence: to logits_
   void choose(ConstTensorView logits);  // the greedy choice, to next_
   void decode_body(const StepPlan&);    // next_ -> logits_, the greedy choice to next_, positions one on
@@ -108,6 +132,14 @@ class Engine {
   Tensor prefill_x_, x_, last_, normed_, logits_, next_, positions_;
   int64_t length_ = 0;
   PassWatch watch_;
+  PassHooks hooks_;
+  // Of decode_each().
+  struct Each {
+    int64_t rows;  // of a slice
+    SlotBuffers slots;
+    Tensor x, normed, logits;
+  };
+  std::optional<Each> each_;
 };
 
 // Generates up to `max_new` tokens after `prompt`; stops at an eos of the spec. `on_token` sees each id as it

@@ -11,7 +11,8 @@ namespace {
 class Drafts : public CommandTest {};
 
 TEST_F(Drafts, LeaveTheTextAndAreReported) {
-  const std::string command = "runner generate --device cpu --prompt 'a b c d' --max-tokens 96";
+  const std::string command =
+      "runner generate --device cpu --prompt 'Once upon a time there was a house, and in the house' --max-tokens 96";
   const Json drafted = json(command + " --speculate ngram:5");
   EXPECT_EQ(drafted["ids"], json(command)["ids"]);
   const Json& s = drafted["speculation"];
@@ -26,7 +27,7 @@ TEST_F(Drafts, LeaveTheTextAndAreReported) {
   EXPECT_EQ(s["accepted"], accepted);
   EXPECT_EQ(s["steps"], steps);
   for (const char* key : {"drafted_steps", "drafted", "alpha", "tokens_per_step", "tokens_per_drafted_step",
-                          "predicted_tokens_per_drafted_step", "cost", "speed_up", "stopped_after", "seconds"})
+                          "predicted_tokens_per_drafted_step", "cost", "speed_up", "held_back", "seconds"})
     EXPECT_TRUE(s.contains(key)) << key;
 }
 

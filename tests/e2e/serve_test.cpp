@@ -98,6 +98,21 @@ TEST_F(Serve, CompletionsAreThoseOfGenerate) {
             text.substr(0, text.find(stop)));
 }
 
+// Greedy and sampled, by n-grams and by the model itself as its draft.
+TEST_F(Serve, DraftsLeaveTheAnswers) {
+  const std::string greedy = R"({"prompt": "Once upon a time, once upon a", "max_tokens": 64, "temperature": 0})";
+  const std::string sampled = R"({"prompt": "Once upon a", "max_tokens": 24, "n": 2, "temperature": 0.5, "seed": 3})";
+  start();
+  const Json plain = ask(kCompletions, greedy)["choices"], random = ask(kCompletions, sampled)["choices"];
+  EXPECT_EQ(metric("drafted_tokens_total"), 0);
+  for (const std::string flags : {"--speculate ngram:5", "--speculate draft:3 --draft"}) {
+    start(flags + (flags.ends_with("--draft") ? " '" + kDemo + "'" : ""));
+    EXPECT_EQ(ask(kCompletions, greedy)["choices"], plain) << flags;
+    EXPECT_EQ(ask(kCompletions, sampled)["choices"], random) << flags;
+    EXPECT_GT(metric("draft_accepted_tokens_total"), 0) << flags;
+  }
+}
+
 TEST_F(Serve, SeedsAndChoices) {
   start();
   const std::string body = R"({"prompt": "The", "max_tokens": 12, "n": 3, "seed": )";

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include "kernels/cpu/arithmetic.h"
@@ -35,14 +36,19 @@ std::vector<int32_t> prompt_of(const ModelSpec& spec, const TrafficOptions& o, i
 
 class TrafficRun {
  public:
-  TrafficRun(Exec& ex, PagedEngine& engine, const TrafficShape& shape, const TrafficOptions& o,
-             std::vector<TrafficRequest> requests)
+  TrafficRun(Exec& ex, PagedEngine& engine, const BatchDrafter& drafter, const TrafficShape& shape,
+             const TrafficOptions& o, std::vector<TrafficRequest> requests)
       : engine_(engine),
         shape_(shape),
         options_(o),
         requests_(std::move(requests)),
         events_(requests_.size()),
-        scheduler_(ex, engine, {.budget = o.budget, .running = shape.concurrency, .prefix_cache = o.prefix_cache}) {
+        scheduler_(ex, engine,
+                   {.budget = o.budget,
+                    .running = shape.concurrency,
+                    .prefix_cache = o.prefix_cache,
+                    .speculate = o.speculate},
+                   drafter) {
     for (size_t i = 0; i < requests_.size(); ++i)
       prompts_.push_back(prompt_of(engine.spec(), o, static_cast<int64_t>(i), requests_[i].prompt_tokens));
   }
@@ -122,19 +128,19 @@ class TrafficRun {
   double shares_ = 0, most_ = 0;
 };
 
-TrafficRow run_row(Exec& ex, PagedEngine& engine, const TrafficShape& shape, const TrafficOptions& o,
-                   const std::function<void(const char* phase, double)>& tell) {
+TrafficRow run_row(Exec& ex, PagedEngine& engine, const BatchDrafter& drafter, const TrafficShape& shape,
+                   const TrafficOptions& o, const std::function<void(const char* phase, double)>& tell) {
   std::vector<TrafficRequest> requests = requests_of(shape, o.arrivals);
   TrafficOptions warm = o;
   warm.arrivals = {.seed = mix64(o.arrivals.seed)};
   warm.shared_tokens = 0;
   const int64_t at_once = std::min(shape.concurrency, std::ssize(requests));
-  TrafficRun(ex, engine, shape, warm,
+  TrafficRun(ex, engine, drafter, shape, warm,
              {static_cast<size_t>(at_once),
               {.prompt_tokens = std::min(kWarmupPrompt, requests[0].prompt_tokens),
                .tokens = std::min(kWarmupTokens, requests[0].tokens)}})
       .run([&](double f) { tell("warming up", f); });
-  return TrafficRun(ex, engine, shape, o, std::move(requests)).run([&](double f) { tell("measuring", f); });
+  return TrafficRun(ex, engine, drafter, shape, o, std::move(requests)).run([&](double f) { tell("measuring", f); });
 }
 
 // Of the longest prompt and the most tokens that are asked for, whatever the seed draws of them.
@@ -157,6 +163,7 @@ Reach reach_of(const TrafficOptions& o) {
 // The cache for all rows: a page for each running sequence is left when one is admitted.
 PagedOptions engine_options(const ModelSpec& spec, const TrafficOptions& o) {
   const Reach longest = reach_of(o);
+  check_drafts(spec, o.load.dtype, o.speculate);
   if (longest.positions() > spec.max_positions)
     fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} tokens exceed the model's {} positions; ask for fewer",
                                        longest.prompt, longest.tokens, spec.max_positions));
@@ -188,6 +195,10 @@ TrafficResult bench_traffic(Exec& ex, const std::filesystem::path& model, const 
   const Checkpoint c = Checkpoint::open(model);
   const PagedOptions options = engine_options(c.spec, o);
   PagedEngine engine(ex, c, options);
+  std::optional<DraftEngine> drafts;
+  if (o.speculate.kind == DraftKind::model)
+    drafts.emplace(ex, Checkpoint::open(o.draft), draft_options(options), c.spec.vocab);
+  const BatchDrafter drafter = drafts ? drafts->drafter() : ngram_batch_drafter();
   ex.sync();
   TrafficResult r{.load_s = loading.seconds(),
                   .device = device_and_products(ex.device_name(), ex.on_cuda()),
@@ -196,7 +207,7 @@ TrafficResult bench_traffic(Exec& ex, const std::filesystem::path& model, const 
                   .cache_bytes_per_token = engine.cache().bytes_per_position(),
                   .notes = engine.notes()};
   for (size_t i = 0; i < o.shapes.size(); ++i)
-    r.rows.push_back(run_row(ex, engine, o.shapes[i], o, [&](const char* phase, double f) {
+    r.rows.push_back(run_row(ex, engine, drafter, o.shapes[i], o, [&](const char* phase, double f) {
       tell(o.shapes.size() == 1 ? phase : fmt::format("{} row {} of {}", phase, i + 1, o.shapes.size()), f);
     }));
   r.peak_bytes = ex.peak_bytes();

@@ -14,6 +14,8 @@ struct TrafficOptions {
   int64_t positions = 0;      // of the cache; 0: as many as all sequences of the largest row need
   int64_t budget = 512;       // rows of a pass
   bool prefix_cache = true;
+  SpeculateOptions speculate{};
+  std::filesystem::path draft{};  // the model of DraftKind::model
   Slo slo{};
 };
 

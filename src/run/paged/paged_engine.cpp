@@ -9,7 +9,6 @@
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
 #include "kernels/statistics/nll.h"
-#include "src/run/paged/rows_alike.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {
@@ -56,7 +55,7 @@ PagedEngine::PagedEngine(Exec& ex, const Checkpoint& c, const PagedOptions& o)
   x_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.width()});
   last_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.width()});
   normed_ = ex.alloc(o.load.dtype, {kRowsInTiles, spec_.hidden});
-  if (rows_alike(spec_, blocks_, ends_, o.load.dtype)) slice_ = kRowsInTiles;
+  slice_ = fewbit::rows_of_slice(spec_, blocks_, ends_, o.load.dtype);
 }
 
 std::vector<PagedEngine::Slice> PagedEngine::slices_of(std::span<const NewTokens> work) const {
@@ -77,7 +76,6 @@ std::vector<PagedEngine::Slice> PagedEngine::slices_of(std::span<const NewTokens
       if (row == 0 || i == 0) {
         slice.runs.push_back({row, row});
         slice.sequences.push_back(w.sequence);
-        if (join_) slice.states.push_back(w.states.row_range(i, std::ssize(w.ids)));
       }
       ++slice.runs.back().end;
       ids.push_back(w.ids[static_cast<size_t>(i)]);
@@ -102,11 +100,6 @@ void PagedEngine::run_slice(const Slice& s, TensorView x) {
   std::vector<Tensor> tables;
   for (size_t g = 0; g < cache_.groups(); ++g) tables.push_back(tables_of(s, g));
   embed_streams(ex_, spec_, s.ids, ends_, x);
-  if (join_)
-    for (size_t r = 0; r < s.runs.size(); ++r) {
-      const auto [begin, end] = s.runs[r];
-      join_(s.states[r].row_range(0, end - begin), x.row_range(begin, end));
-    }
   for (int64_t layer = 0; layer < spec_.layers; ++layer) {
     const int64_t owner = keys_layer(spec_, layer);
     const KvCache cache = view_of(cache_.storage(owner), kv_scales_[static_cast<size_t>(owner)]);
@@ -141,20 +134,13 @@ ConstTensorView PagedEngine::pass(std::span<const NewTokens> work) {
   const ProfileRange range("ragged pass");
   for (const NewTokens& w : work) check_ids(spec_, w.ids);
   const std::vector<Slice> slices = slices_of(work);
-  int64_t rows = 0, all = 0, done = 0;
-  state_rows_ = 0;
-  for (const Slice& s : slices) rows += std::ssize(s.wanted), all += s.rows();
+  int64_t rows = 0, done = 0;
+  for (const Slice& s : slices) rows += std::ssize(s.wanted);
   if (logits_.empty() || logits_.rows() < rows)
     logits_ = ex_.alloc(DType::f32, {std::max<int64_t>(rows, 1), spec_.vocab});
-  if (options_.states && all > 0 && (states_.empty() || states_.rows() < all))
-    states_ = ex_.alloc(options_.load.dtype, {all, spec_.hidden});
   for (const Slice& s : slices) {
     const TensorView x = x_.view().row_range(0, s.rows());
     run_slice(s, x);
-    if (options_.states) {
-      ex_.copy(final_normed(ex_, spec_, ends_, x), states_.view().row_range(state_rows_, state_rows_ + s.rows()));
-      state_rows_ += s.rows();
-    }
     if (s.wanted.empty()) continue;
     head(s, x, logits_.view().row_range(done, done + std::ssize(s.wanted)));
     done += std::ssize(s.wanted);

@@ -5,7 +5,6 @@
 // A row's bits depend on its own sequence alone, not on the rows beside it nor on how its sequence was cut into passes.
 // Products of the CPU's matrix unit keep that promise for any number of rows, others up to kRowsAlike; a pass goes
 // through the layers in slices of as many as all products of the model take.
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,15 +13,9 @@
 #include "src/run/head.h"
 #include "src/run/paged/paged_cache.h"
 #include "src/run/paged/ragged.h"
+#include "src/run/paged/rows_alike.h"
 
 namespace fewbit {
-
-// Rows up to which every product of the CPU takes them one by one (kFewRows of kernels/products/gemm_cpu.cpp is the
-// least).
-inline constexpr int64_t kRowsAlike = 8;
-// Rows of a slice where all products are alike for any number: weights are read once for so many. Slots of more rows
-// leave the second cache, and a step of that many sequences is long already.
-inline constexpr int64_t kRowsInTiles = 64;
 
 struct PagedOptions {
   LoadOptions load{};
@@ -30,7 +23,6 @@ struct PagedOptions {
   int64_t sequences = 32;  // at one time
   int64_t longest = 2048;  // positions of a sequence
   int64_t pass = 512;      // rows of a pass
-  bool states = false;     // states() of every pass are wanted
 };
 
 // New tokens of one sequence in a pass: they go behind its present length, for which grow() was called. Logits are
@@ -39,11 +31,7 @@ struct NewTokens {
   int sequence = 0;
   std::span<const int32_t> ids{};
   int64_t logits_from = -1;
-  ConstTensorView states{};  // [ids, hidden], for an engine with a Join; else nobody asks
 };
-// What a block's input is made of beside the embeddings, where it is more (layers that predict further tokens): x
-// [rows, hidden] holds the embeddings and becomes the input.
-using Join = std::function<void(ConstTensorView states, TensorView x)>;
 
 class PagedEngine {
  public:
@@ -55,10 +43,6 @@ class PagedEngine {
   // Runs the new tokens and lengthens their sequences. The logits that were wanted, in order, f32 [rows, vocab] on the
   // device; valid until the next call. Error{usage} for ids outside the vocabulary.
   ConstTensorView pass(std::span<const NewTokens>);
-  // All rows of the last pass behind the final norm, [rows, hidden]; of an engine with PagedOptions::states.
-  ConstTensorView states() const { return states_.view().row_range(0, state_rows_); }
-  void set_join(Join join) { join_ = std::move(join); }
-  const Ends& ends() const { return ends_; }
   int64_t rows_of_slice() const { return slice_; }  // kRowsAlike or kRowsInTiles
   int64_t weight_bytes() const;                     // of one slice of a pass
   const std::vector<std::string>& notes() const { return notes_; }
@@ -66,10 +50,9 @@ class PagedEngine {
  private:
   struct Slice {
     std::vector<RowRun> runs;
-    std::vector<int> sequences;           // of each run
-    std::vector<ConstTensorView> states;  // of each run, for join_
-    Tensor ids, positions;                // i32 [rows]
-    std::vector<int32_t> wanted;          // rows whose logits are
+    std::vector<int> sequences;   // of each run
+    Tensor ids, positions;        // i32 [rows]
+    std::vector<int32_t> wanted;  // rows whose logits are
     int64_t rows() const { return ids.numel(); }
   };
   std::vector<Slice> slices_of(std::span<const NewTokens>) const;
@@ -88,9 +71,7 @@ class PagedEngine {
   PagedCache cache_;
   LatentStorage room_;
   SlotBuffers slots_;
-  Tensor x_, last_, normed_, logits_, states_;
-  int64_t state_rows_ = 0;
-  Join join_;
+  Tensor x_, last_, normed_, logits_;
   int64_t slice_ = kRowsAlike;
 };
 

@@ -89,6 +89,7 @@ struct Pass {
 
   void latents_of(size_t run, int64_t begin, int64_t end, bool to_pages) const {
     const RaggedLayout& r = *layout.ragged;
+    if (r.room == r.latents) return;
     for (const Member m : latents_used(op)) {
       const Tensor& pages = (*r.latents).*m;
       if (pages.empty()) continue;

@@ -13,7 +13,8 @@ struct RaggedLayout {
   const KvCache* cache = nullptr;                   // pages; null where the layer keeps no keys and values
   const LatentStorage* latents = nullptr;           // pages [pages, kPagePositions, features], or empty tensors
   std::span<const RecurrentState* const> states{};  // of each run: of its sequence alone
-  LatentStorage* room = nullptr;                    // [1, longest, features] each, for the latents of one sequence
+  // [1, longest, features] each, for the latents of one sequence; where they lie in one piece, `latents` itself
+  LatentStorage* room = nullptr;
 };
 
 // Ops that see one sequence at a time (recurrent ones, attention over latents or shared keys) run by run, and by rows

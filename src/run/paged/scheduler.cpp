@@ -5,20 +5,23 @@
 
 #include <algorithm>
 
+#include "src/core/processor_watch.h"
 #include "src/core/stopwatch.h"
 
 namespace fewbit {
 
-Scheduler::Scheduler(Exec& ex, PagedEngine& engine, const SchedulerOptions& o) : ex_(ex), engine_(engine), options_(o) {
+Scheduler::Scheduler(Exec& ex, PagedEngine& engine, const SchedulerOptions& o, BatchDrafter drafter)
+    : ex_(ex), engine_(engine), options_(o), drafter_(std::move(drafter)) {
   options_.budget = std::min(o.budget, engine.options().pass);
   options_.running = std::min(o.running, engine.options().sequences);
   FEWBIT_ASSERT(options_.budget > 0 && options_.running > 0);
+  FEWBIT_ASSERT(o.speculate.k == 0 || (drafter_.propose && !engine.cache().has_states()));
   // A state is of one position only: it cannot be shared by those that go on from an earlier one.
   if (o.prefix_cache && !engine.cache().has_states()) prefix_ = std::make_unique<PrefixCache>(engine.cache());
 }
 
 Scheduler::~Scheduler() {
-  for (const Sequence& s : running_) engine_.cache().end(s.slot);
+  for (auto s = running_.begin(); s != running_.end(); ++s) leave(s);
 }
 
 std::string Scheduler::refuses(const ServedRequest& r) const {
@@ -43,6 +46,7 @@ void Scheduler::submit(ServedRequest r) {
   s.tokens = r.prompt;
   s.hashes = PrefixCache::hashes(s.tokens);
   s.order = orders_++;
+  s.account = DraftAccount(first_credit(options_.speculate));
   s.request = std::make_shared<const ServedRequest>(std::move(r));
   waiting_.push_back(std::move(s));
 }
@@ -84,6 +88,7 @@ bool Scheduler::waits_for_a_page(const Sequence& s) const {
 
 void Scheduler::leave(List::iterator s) {
   withdraw(*s);
+  if (drafter_.forget) drafter_.forget(s->slot);
   engine_.cache().end(s->slot);
   s->slot = -1;
   s->computed = s->shared_blocks = 0;
@@ -110,8 +115,7 @@ bool Scheduler::make_room(List::iterator s, int64_t length) {
 std::vector<Scheduler::Planned> Scheduler::plan() {
   std::vector<Planned> planned;
   const int64_t before = counts_.preemptions;
-  int64_t steps = std::ranges::count_if(running_, [](const Sequence& s) { return s.left() == 1; });
-  int64_t left = std::max<int64_t>(0, options_.budget - steps);
+  int64_t left = std::max<int64_t>(0, options_.budget - decoding());
   for (auto s = running_.begin(); s != running_.end();) {
     const auto here = s;
     const bool step = here->left() == 1;
@@ -136,6 +140,10 @@ std::vector<Scheduler::Planned> Scheduler::plan() {
     left -= planned.back().rows;
   }
   return planned;
+}
+
+int64_t Scheduler::decoding() const {
+  return std::ranges::count_if(running_, [](const Sequence& s) { return s.left() == 1; });
 }
 
 // A page for every running sequence is left, so that the next steps do not send the new one away again.
@@ -205,6 +213,7 @@ void Scheduler::fork(List::iterator parent, std::span<const float> logits, const
     child.choice = choice;
     child.tokens = parent->request->prompt;
     child.forked = true;
+    child.account = parent->account;
     if (!choose(child, logits, tell)) continue;
     if (running() < options_.running) child.slot = engine_.cache().fork(parent->slot);
     List one;
@@ -224,6 +233,15 @@ void Scheduler::after_pass(const std::vector<Planned>& planned, ConstTensorView 
     return std::span<const float>(one.as<float>(), static_cast<size_t>(one.numel()));
   };
   for (const Planned& p : planned) {
+    if (!p.draft.empty()) {
+      const int64_t rows = 1 + std::ssize(p.draft);
+      const bool goes_on = judge_draft(p, logits.row_range(row, row + rows), tell);
+      row += rows;
+      if (goes_on) continue;
+      leave(p.sequence);
+      running_.erase(p.sequence);
+      continue;
+    }
     Sequence& s = *p.sequence;
     const int64_t first = s.computed, prompt = std::ssize(s.request->prompt);
     s.computed += p.rows;
@@ -251,29 +269,38 @@ void Scheduler::after_pass(const std::vector<Planned>& planned, ConstTensorView 
 
 void Scheduler::step(const Tell& tell) {
   const Stopwatch planning;
-  const std::vector<Planned> planned = plan();
+  std::vector<Planned> planned = plan();
+  const int64_t rows_before = counts_.rows;
+  bool prompts = false;
+  const double drafting = options_.speculate.k > 0 ? add_drafts(planned) : 0;
   std::vector<NewTokens> work;
   for (const Planned& p : planned) {
-    const Sequence& s = *p.sequence;
-    const bool all = s.request->prompt_logits && s.told < std::ssize(s.request->prompt);
+    Sequence& s = *p.sequence;
+    const bool all = !p.draft.empty() || (s.request->prompt_logits && s.told < std::ssize(s.request->prompt));
     const bool last = s.left() == p.rows;
+    counts_.rows += p.rows + std::ssize(p.draft);
+    if (s.computed + 1 < std::ssize(s.tokens) || std::ssize(s.tokens) == std::ssize(s.request->prompt)) {
+      counts_.prefilled += p.rows;
+      prompts = true;
+    }
+    s.tokens.insert(s.tokens.end(), p.draft.begin(), p.draft.end());  // until the pass is over
     work.push_back({s.slot,
-                    {s.tokens.data() + s.computed, static_cast<size_t>(p.rows)},
+                    {s.tokens.data() + s.computed, static_cast<size_t>(p.rows) + p.draft.size()},
                     all    ? 0
                     : last ? p.rows - 1
                            : -1});
-    counts_.rows += p.rows;
-    if (s.computed + 1 < std::ssize(s.tokens) || std::ssize(s.tokens) == std::ssize(s.request->prompt))
-      counts_.prefilled += p.rows;
   }
   counts_.planning_s += planning.seconds();
   if (work.empty()) return;
   ++counts_.passes;
   const Stopwatch engine;
+  const ProcessorWatch processor;
   const ConstTensorView logits = engine_.pass(work);
   ex_.sync();
   counts_.engine_s += engine.seconds();
+  if (!prompts) times_.add(counts_.rows - rows_before, processor.seconds() + drafting);
   const Stopwatch choosing;
+  for (const Planned& p : planned) p.sequence->tokens.resize(p.sequence->tokens.size() - p.draft.size());
   after_pass(planned, logits, tell);
   counts_.choosing_s += choosing.seconds();
 }

@@ -6,6 +6,10 @@
 // First come, first served: an older request gets pages before a younger one, if need be the younger one's, so the
 // oldest always goes on. Only a request that waits for a page which another one is filling is passed over, at most
 // `passes_over` times. The same requests submitted between the same steps give the same passes.
+//
+// With a drafter a sequence that decodes brings a draft of the tokens to come, where rows and pages are left when all
+// else has its own. Its tokens are those without; which drafts are made depends on what passes take, unless they are
+// not sparing.
 #include <deque>
 #include <functional>
 #include <list>
@@ -16,6 +20,7 @@
 #include "src/run/paged/paged_engine.h"
 #include "src/run/paged/prefix_cache.h"
 #include "src/run/sampler.h"
+#include "src/run/speculate/batch_drafts.h"
 
 namespace fewbit {
 
@@ -45,6 +50,7 @@ struct SchedulerOptions {
   int64_t running = 32;  // sequences at one time
   bool prefix_cache = true;
   int64_t passes_over = 64;
+  SpeculateOptions speculate{};
 };
 
 struct SchedulerCounts {
@@ -55,11 +61,18 @@ struct SchedulerCounts {
   int64_t prompt_tokens = 0,
           shared_tokens = 0;  // of admitted requests, and how many of them came from the prefix cache
   double planning_s = 0, engine_s = 0, choosing_s = 0;
+  double drafting_s = 0;  // of planning_s
+  Acceptance drafts{};
 };
+
+// Error{unsupported} where drafts are asked for whose rejection the model's layers would not forget: those with a
+// state.
+void check_drafts(const ModelSpec&, DType compute, const SpeculateOptions&);
 
 class Scheduler {
  public:
-  Scheduler(Exec&, PagedEngine&, const SchedulerOptions&);
+  // The drafter of options.speculate, of a model that check_drafts() takes; {} where k is 0.
+  Scheduler(Exec&, PagedEngine&, const SchedulerOptions&, BatchDrafter = {});
   ~Scheduler();
 
   // "" or why this engine can never serve the request.
@@ -87,12 +100,15 @@ class Scheduler {
     int64_t shared_blocks = 0;       // of the hashes: handed to, or found in, the prefix cache
     int64_t passed_over = 0;
     bool forked = false;
+    DraftAccount account{0};
     int64_t left() const { return std::ssize(tokens) - computed; }
   };
   using List = std::list<Sequence>;
   struct Planned {
     List::iterator sequence;
     int64_t rows;
+    std::vector<int32_t> draft{};  // behind the one row of a decode step
+    double cost = 0;               // of the draft, in tokens
   };
   bool before(const Sequence& a, const Sequence& b) const {
     return a.order != b.order ? a.order < b.order : a.choice < b.choice;
@@ -107,14 +123,19 @@ class Scheduler {
   void promise(const Sequence&);
   void withdraw(const Sequence&);
   void share_blocks(Sequence&);
+  double add_drafts(std::vector<Planned>&);  // seconds of the processor
   void after_pass(const std::vector<Planned>&, ConstTensorView logits, const Tell&);
-  bool choose(Sequence&, std::span<const float> logits, const Tell&);  // true: it goes on
+  bool choose(Sequence&, std::span<const float> logits, const Tell&);     // true: it goes on
+  bool judge_draft(const Planned&, ConstTensorView logits, const Tell&);  // likewise
+  int64_t decoding() const;                                               // sequences whose next row is a decode step
   void fork(List::iterator parent, std::span<const float> logits, const Tell&);
 
   Exec& ex_;
   PagedEngine& engine_;
   SchedulerOptions options_;
   std::unique_ptr<PrefixCache> prefix_;
+  BatchDrafter drafter_;
+  PassTimes times_;         // of passes that decode only
   List waiting_, running_;  // both by age
   // Blocks that a running sequence is about to fill, and which one.
   std::unordered_map<uint64_t, const Sequence*> promised_;

@@ -204,7 +204,7 @@ class Planner {
   double expected(const ServingPlan& p) const {
     const bool packed = std::ranges::all_of(p.kernels, [](const ServedKernel& k) { return k.form != "dense"; });
     const bool together = job_.concurrency == 1 && packed && whole_.kinds.size() == 1;
-    return std::max(p.step.read_ms / kReadShare, p.step.product_ms) +
+    return p.step.read_ms / kReadShare + p.step.product_ms +
            static_cast<double>(whole_.layers) * (together ? kLayerMs : kLayerMsOpByOp);
   }
 

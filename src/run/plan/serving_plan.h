@@ -83,9 +83,10 @@ struct ServingPlan {
   std::vector<ServedKernel> kernels{};
 };
 
-// What our decode steps lose against the floor: they read at this share of the data sheet's rate, and each layer takes
-// so long beside (launches, barriers, attention's tail): all layers in one launch, or op by op. Fitted to the steps of
-// one sequence in docs/performance.md (H200), so for other GPUs an extrapolation.
+// What our decode steps lose against the floor: they read at this share of the data sheet's rate, products do not hide
+// behind it, and each layer takes so long beside (launches, barriers, attention's tail): all layers in one launch, or
+// op by op. Fitted to steps of one sequence on an H200 (docs/serving.md has the rows), so for other GPUs an
+// extrapolation.
 inline constexpr double kReadShare = 0.85, kLayerMs = 0.015, kLayerMsOpByOp = 0.030;
 
 // Error{usage} for more positions or stages than the model has; Error{unsupported} with every reason where the GPUs

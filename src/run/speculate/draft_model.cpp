@@ -5,7 +5,7 @@
 namespace fewbit {
 
 DraftModel::DraftModel(Exec& ex, const Checkpoint& c, const LoadOptions& load, int64_t length, int64_t vocab)
-    : engine_(ex, c, paged_for_one(load, length)),
+    : engine_(ex, c, {.load = load, .capacity = length}),
       sequence_(ex, engine_),
       vocab_(std::min(vocab, engine_.spec().vocab)) {}
 
@@ -23,7 +23,7 @@ Draft DraftModel::propose(std::span<const int32_t> text, int64_t k, const Sample
   std::vector<int32_t> all(text.begin(), text.end());
   Draft draft;
   for (int64_t i = 0; i < k; ++i) {
-    const Tensor logits = sequence_.feed(all, 1);
+    const ConstTensorView logits = sequence_.feed(all, 1);
     add_drawn(draft, all, {logits.as<float>(), static_cast<size_t>(vocab_)}, options);
   }
   fed_.assign(all.begin(), all.begin() + sequence_.length());

@@ -1,5 +1,5 @@
 #pragma once
-// A second model that drafts, on a paged cache of its own.
+// A second model that drafts, on a cache of its own.
 #include "src/run/speculate/one_sequence.h"
 #include "src/run/speculate/speculation.h"
 
@@ -11,7 +11,6 @@ class DraftModel {
   // tokens by the same ids, which the caller checks.
   DraftModel(Exec&, const Checkpoint&, const LoadOptions&, int64_t length, int64_t vocab);
   const std::vector<std::string>& notes() const { return engine_.notes(); }
-  int64_t weight_bytes() const { return engine_.weight_bytes(); }
 
   // Reads what of the text it has not read, the last token left out.
   void read(std::span<const int32_t> text);
@@ -21,7 +20,7 @@ class DraftModel {
   Drafter drafter();  // this one, which must outlive it
 
  private:
-  PagedEngine engine_;
+  Engine engine_;
   OneSequence sequence_;
   int64_t vocab_;
   std::vector<int32_t> fed_;  // the tokens of the positions that the cache has, guesses among them

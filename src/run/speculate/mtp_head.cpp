@@ -8,11 +8,6 @@
 namespace fewbit {
 namespace {
 
-PagedOptions with_states(PagedOptions o) {
-  o.states = true;
-  return o;
-}
-
 Tensor norm_of(Exec& ex, const MtpLayer& layer, const std::string& name, DType dtype) {
   return upload_as(ex, layer.block.store.expect(name, {DType::f32, DType::f16, DType::bf16}, {layer.block.spec.hidden}),
                    dtype);
@@ -22,13 +17,18 @@ Tensor norm_of(Exec& ex, const MtpLayer& layer, const std::string& name, DType d
 
 MtpHead::MtpHead(Exec& ex, const MtpLayer& layer, const LoadOptions& load, int64_t length)
     : ex_(ex),
-      engine_(ex, layer.block, with_states(paged_for_one(load, length))),
+      engine_(ex, layer.block, {.load = load, .capacity = length}),
       sequence_(ex, engine_),
       joined_(load_linear(ex, layer.block, layer.joined, load, nullptr)),
       embedding_norm_(norm_of(ex, layer, layer.embedding_norm, load.dtype)),
       hidden_norm_(norm_of(ex, layer, layer.hidden_norm, load.dtype)),
-      states_(ex.alloc_zeros(load.dtype, {length, layer.block.spec.hidden})) {
-  engine_.set_join([this](ConstTensorView states, TensorView x) { join(states, x); });
+      states_(ex.alloc_zeros(load.dtype, {length, layer.block.spec.hidden})),
+      own_(ex.alloc_zeros(load.dtype, {length, layer.block.spec.hidden})) {
+  engine_.set_hooks(
+      {.join = [this](int64_t first, TensorView x) { join(states_.view().row_range(first, first + x.rows()), x); },
+       .seen = [this](
+                   int64_t first,
+                   ConstTensorView states) { ex_.copy(states, own_.view().row_range(first, first + states.rows())); }});
 }
 
 void MtpHead::join(ConstTensorView states, TensorView x) {
@@ -47,8 +47,8 @@ void MtpHead::see(int64_t first, ConstTensorView states) {
   ex_.copy(states, states_.view().row_range(first, first + states.rows()));
 }
 
-Tensor MtpHead::feed(std::span<const int32_t> text, int64_t wanted) {
-  return sequence_.feed(text.subspan(1), wanted, states_);
+ConstTensorView MtpHead::feed(std::span<const int32_t> text, int64_t wanted) {
+  return sequence_.feed(text.subspan(1), wanted);
 }
 
 void MtpHead::read(std::span<const int32_t> text) {
@@ -63,12 +63,12 @@ Draft MtpHead::propose(std::span<const int32_t> text, int64_t k, const SamplerOp
   std::vector<int32_t> all(text.begin(), text.end());
   Draft draft;
   for (int64_t i = 0; i < k && sequence_.length() < std::ssize(all) - 1; ++i) {
-    const Tensor logits = feed(all, 1);
+    const ConstTensorView logits = feed(all, 1);
     if (i == 0) true_ = sequence_.length();
     add_drawn(draft, all, {logits.as<float>(), static_cast<size_t>(logits.numel())}, options);
     // What the model would say at the next position is not known yet; the pass that checks the draft writes over it.
-    const ConstTensorView own = engine_.states();
-    if (sequence_.length() < states_.rows()) see(sequence_.length(), own.row_range(own.rows() - 1, own.rows()));
+    const int64_t next = sequence_.length();
+    if (next < states_.rows()) see(next, own_.view().row_range(next - 1, next));
   }
   return draft;
 }
@@ -76,8 +76,9 @@ Draft MtpHead::propose(std::span<const int32_t> text, int64_t k, const SamplerOp
 Tensor MtpHead::logits_of(std::span<const int32_t> text, Tensor& states) {
   sequence_.keep(0);
   true_ = 0;
-  Tensor logits = feed(text, std::ssize(text) - 1);
-  states = ex_.to_host(engine_.states());
+  const int64_t rows = std::ssize(text) - 1;
+  Tensor logits = ex_.to_host(feed(text, rows));
+  states = ex_.to_host(own_.view().row_range(0, rows));
   return logits;
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Drafts by the layer that the model's makers trained for them (src/model/mtp.h), on a paged cache of its own.
+// Drafts by the layer that the model's makers trained for them (src/model/mtp.h), on a cache of its own.
 #include "src/model/mtp.h"
 #include "src/run/speculate/one_sequence.h"
 #include "src/run/speculate/speculation.h"
@@ -26,14 +26,14 @@ class MtpHead {
 
  private:
   void join(ConstTensorView states, TensorView x);
-  Tensor feed(std::span<const int32_t> text, int64_t wanted);
+  ConstTensorView feed(std::span<const int32_t> text, int64_t wanted);
 
   Exec& ex_;
-  PagedEngine engine_;
+  Engine engine_;
   OneSequence sequence_;
   Linear joined_;
   Tensor embedding_norm_, hidden_norm_;  // [hidden]
-  Tensor states_;                        // [length, hidden], by position
+  Tensor states_, own_;                  // [length, hidden] by position: what the layer takes, and its own
   int64_t true_ = 0;                     // positions read whose states were the model's
 };
 

@@ -1,29 +1,22 @@
 #pragma once
-// The sequence of a paged engine that generation with drafts works on: what was fed can be taken back.
-#include <functional>
+// The one sequence of an engine: what was fed can be taken back.
 #include <span>
 #include <vector>
 
-#include "src/run/paged/paged_engine.h"
+#include "src/run/engine.h"
 
 namespace fewbit {
 
-// What an engine for one sequence of `length` positions, prompt and new tokens, needs.
-PagedOptions paged_for_one(const LoadOptions&, int64_t length);
-
 class OneSequence {
  public:
-  OneSequence(Exec&, PagedEngine&);  // the engine must have room for one and outlive this
-  ~OneSequence();
-  OneSequence(const OneSequence&) = delete;
-  OneSequence& operator=(const OneSequence&) = delete;
+  // Begins anew; the engine must decode each token (Engine::decodes_each) and outlive this.
+  OneSequence(Exec&, Engine&);
 
-  int64_t length() const;  // positions fed that count
-  // Feeds those of `text` behind length(), with logits of the last `wanted` ones: f32 [wanted, vocab] on the host. At
-  // least one token, and as many as are wanted, must be left to feed. states [text, hidden]: for an engine with a Join.
-  Tensor feed(std::span<const int32_t> text, int64_t wanted, ConstTensorView states = {});
-  // Sees the states of every pass of an engine that has them, and the position of the first.
-  void watch(std::function<void(int64_t first, ConstTensorView states)> seen) { seen_ = std::move(seen); }
+  int64_t length() const { return engine_.length(); }  // positions fed that count
+  // Feeds those of `text` behind length(); logits of the last `wanted` ones, f32 [wanted, vocab], valid until the next
+  // call. At least one token, and as many as are wanted, must be left to feed. A prompt goes as that of plain
+  // generation does unless logits of more than its last token are wanted, what comes behind as decode steps do.
+  ConstTensorView feed(std::span<const int32_t> text, int64_t wanted);
   // What is fed from here on may be taken back, until the next mark(). Only layers that keep a state need it.
   void mark();
   // The first `length` positions count, and no others. Where layers keep a state, which goes back to mark() alone,
@@ -32,11 +25,9 @@ class OneSequence {
 
  private:
   Exec& ex_;
-  PagedEngine& engine_;
-  int sequence_;
+  Engine& engine_;
   int64_t marked_ = 0;
   std::vector<RecurrentState> saved_;  // by layer, at marked_
-  std::function<void(int64_t, ConstTensorView)> seen_;
 };
 
 }  // namespace fewbit

@@ -24,7 +24,8 @@ int64_t sum(const std::vector<int64_t>& v) { return std::accumulate(v.begin(), v
 // nothing where a longer one was quicker.
 double drafted_seconds(const SpeculationReport& r) {
   double seconds = 0, least = std::numeric_limits<double>::infinity();
-  for (auto it = r.passes.rbegin(); it != r.passes.rend() && it->first > 1; ++it) {
+  const auto& passes = r.passes.by_rows();
+  for (auto it = passes.rbegin(); it != passes.rend() && it->first > 1; ++it) {
     least = std::min(least, it->second.least);
     seconds += static_cast<double>(it->second.count) * least;
   }
@@ -32,8 +33,8 @@ double drafted_seconds(const SpeculationReport& r) {
 }
 
 double one_row(const SpeculationReport& r) {
-  const auto it = r.passes.find(1);
-  return it == r.passes.end() ? kUnknown : it->second.least;
+  const auto it = r.passes.by_rows().find(1);
+  return it == r.passes.by_rows().end() ? kUnknown : it->second.least;
 }
 
 }  // namespace
@@ -73,74 +74,66 @@ SpeculateOptions speculate_from(std::string_view text) {
                                      kMostDraftTokens, text));
 }
 
-void SpeculationReport::add(int64_t draft, int64_t kept, double time) {
-  tokens += kept;
-  seconds += time;
-  Passes& p = passes[draft + 1];
-  p.least = p.count++ == 0 ? time : std::min(p.least, time);
-  if (draft == 0) return;
-  drafted_tokens += kept;
+void Acceptance::add(int64_t draft, int64_t kept) {
+  ++drafts;
   drafted += draft;
-  if (std::ssize(reached) < draft) reached.resize(static_cast<size_t>(draft)), accepted.resize(reached.size());
+  tokens += kept;
+  if (std::ssize(reached) < draft)
+    for (std::vector<int64_t>* each : {&reached, &accepted, &ended}) each->resize(static_cast<size_t>(draft));
+  ++ended[static_cast<size_t>(draft - 1)];
   for (int64_t i = 0; i < std::min(kept, draft); ++i) {
     ++reached[static_cast<size_t>(i)];
     if (i + 1 < kept) ++accepted[static_cast<size_t>(i)];
   }
 }
 
-int64_t SpeculationReport::steps() const {
-  int64_t n = 0;
-  for (const auto& [rows, p] : passes) n += p.count;
-  return n;
-}
+int64_t Acceptance::accepted_in_all() const { return sum(accepted); }
 
-int64_t SpeculationReport::drafted_steps() const {
-  const auto it = passes.find(1);
-  return steps() - (it == passes.end() ? 0 : it->second.count);
-}
-
-int64_t SpeculationReport::accepted_in_all() const { return sum(accepted); }
-
-double SpeculationReport::alpha() const {
+double Acceptance::alpha() const {
   return ratio(static_cast<double>(accepted_in_all()), static_cast<double>(sum(reached)));
 }
 
-double SpeculationReport::alpha(size_t position) const {
+double Acceptance::alpha(size_t position) const {
   return ratio(static_cast<double>(accepted.at(position)), static_cast<double>(reached.at(position)));
+}
+
+double Acceptance::tokens_of_each() const { return ratio(static_cast<double>(tokens), static_cast<double>(drafts)); }
+
+double Acceptance::predicted_tokens() const {
+  const double a = alpha();
+  double expected = 0;
+  for (size_t i = 0; i < ended.size(); ++i) {
+    const auto rows = static_cast<double>(i + 2);
+    expected += static_cast<double>(ended[i]) * (a < 1 ? (1 - std::pow(a, rows)) / (1 - a) : rows);
+  }
+  return ratio(expected, static_cast<double>(drafts));
+}
+
+void SpeculationReport::add(int64_t draft, int64_t kept, double time) {
+  tokens += kept;
+  seconds += time;
+  passes.add(draft + 1, time);
+  if (draft > 0) drafts.add(draft, kept);
+}
+
+int64_t SpeculationReport::steps() const {
+  int64_t n = 0;
+  for (const auto& [rows, p] : passes.by_rows()) n += p.count;
+  return n;
 }
 
 double SpeculationReport::tokens_per_step() const {
   return ratio(static_cast<double>(tokens), static_cast<double>(steps()));
 }
 
-double SpeculationReport::tokens_per_drafted_step() const {
-  return ratio(static_cast<double>(drafted_tokens), static_cast<double>(drafted_steps()));
-}
-
-double SpeculationReport::predicted_tokens() const {
-  const double a = alpha();
-  double expected = 0;
-  for (const auto& [rows, p] : passes)
-    if (rows > 1)
-      expected += static_cast<double>(p.count) *
-                  (a < 1 ? (1 - std::pow(a, static_cast<double>(rows))) / (1 - a) : static_cast<double>(rows));
-  return ratio(expected, static_cast<double>(drafted_steps()));
-}
-
 double SpeculationReport::cost() const {
-  return ratio(ratio(drafted_seconds(*this), static_cast<double>(drafted_steps())), one_row(*this));
+  return ratio(ratio(drafted_seconds(*this), static_cast<double>(drafts.drafts)), one_row(*this));
 }
 
 double SpeculationReport::speed_up() const {
   const double one = one_row(*this);
-  const double plain = static_cast<double>(steps() - drafted_steps()) * one;
+  const double plain = static_cast<double>(steps() - drafts.drafts) * one;
   return ratio(static_cast<double>(tokens) * one, plain + drafted_seconds(*this));
-}
-
-bool SpeculationReport::loses() const {
-  if (drafted_steps() < kTrialPasses) return false;
-  const double one = one_row(*this);
-  return drafted_seconds(*this) - static_cast<double>(drafted_tokens) * one > kLossAllowed * one;
 }
 
 }  // namespace fewbit

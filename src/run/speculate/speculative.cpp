@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
+#include "src/core/processor_watch.h"
 #include "src/run/speculate/ngram_draft.h"
 
 namespace fewbit {
@@ -12,20 +12,61 @@ namespace {
 
 class Generation {
  public:
-  Generation(Exec& ex, PagedEngine& engine, const Drafter& drafter, std::span<const int32_t> prompt)
-      : sequence_(ex, engine), text_(prompt.begin(), prompt.end()) {
-    if (drafter.seen) sequence_.watch(drafter.seen);
+  Generation(Exec& ex, Engine& engine, const Drafter& drafter, const SamplerOptions& sampler,
+             const SpeculateOptions& options, std::span<const int32_t> prompt, SpeculationReport& report)
+      : engine_(engine),
+        drafter_(drafter),
+        sampler_(sampler),
+        options_(options),
+        sequence_(ex, engine),
+        text_(prompt.begin(), prompt.end()),
+        report_(report),
+        account_(first_credit(options)) {
+    engine.set_hooks({.seen = drafter.seen});
+  }
+  ~Generation() { engine_.set_hooks({}); }
+  Generation(const Generation&) = delete;
+  Generation& operator=(const Generation&) = delete;
+
+  // The token behind the prompt.
+  std::vector<int32_t> begin() {
+    if (options_.k > 0) engine_.prepare_each(options_.k + 1);
+    std::vector<int32_t> kept = step({});
+    if (options_.k > 0 && drafter_.begin) drafter_.begin(text_);
+    return kept;
   }
 
-  const std::vector<int32_t>& text() const { return text_; }
-  // Feeds all of the text that the cache does not have and the draft behind it; the tokens that follow, which then are
+  // The tokens of the next pass, of which `left` are wanted. The last one needs no draft behind it, so that no position
+  // beyond those of the text is fed.
+  std::vector<int32_t> next(int64_t left) {
+    const ProcessorWatch watch;
+    const Draft draft = drafted(std::min(options_.k, left - 1));
+    report_.draft_seconds += watch.seconds();
+    const int64_t n = std::ssize(draft.ids);
+    std::vector<int32_t> kept = step(draft);
+    report_.add(n, std::ssize(kept), watch.seconds());
+    account_.settle(std::ssize(kept) - 1, n > 0 ? report_.passes.cost(1, n) : 0);
+    return kept;
+  }
+
+ private:
+  // Up to k tokens, and no more than the account pays for.
+  Draft drafted(int64_t k) {
+    if (k < 1 || report_.steps() < kPlainPasses) return {};
+    int64_t most = k;
+    while (options_.sparing && most > 0 && report_.passes.cost(1, most) > account_.credit()) --most;
+    Draft draft;
+    if (most > 0) draft = drafter_.propose(text_, most, sampler_);
+    if (most < k && std::ssize(draft.ids) == most) ++report_.held_back;
+    return draft;
+  }
+  // Feeds all of the text that the engine does not have and the draft behind it; the tokens that follow, which then are
   // part of the text.
-  std::vector<int32_t> step(const Draft& draft, const SamplerOptions& sampler) {
+  std::vector<int32_t> step(const Draft& draft) {
     const int64_t before = std::ssize(text_);
     if (!draft.ids.empty()) sequence_.mark();
     text_.insert(text_.end(), draft.ids.begin(), draft.ids.end());
-    const Tensor logits = sequence_.feed(text_, std::ssize(draft.ids) + 1);
-    std::vector<int32_t> kept = judge(logits, draft, sampler, 0, before);
+    std::vector<int32_t> kept = judge(sequence_.feed(text_, std::ssize(draft.ids) + 1), draft, sampler_, 0, before);
     text_.resize(static_cast<size_t>(before));
     text_.insert(text_.end(), kept.begin(), kept.end());
     // The last token kept has not been fed, nor is what was rejected part of the text.
@@ -33,9 +74,14 @@ class Generation {
     return kept;
   }
 
- private:
+  Engine& engine_;
+  const Drafter& drafter_;
+  const SamplerOptions& sampler_;
+  const SpeculateOptions& options_;
   OneSequence sequence_;
   std::vector<int32_t> text_;
+  SpeculationReport& report_;
+  DraftAccount account_;
 };
 
 }  // namespace
@@ -46,23 +92,19 @@ Drafter ngram_drafter() {
   }};
 }
 
-Speculated generate_speculating(Exec& ex, PagedEngine& engine, const Drafter& drafter, std::span<const int32_t> prompt,
+Speculated generate_speculating(Exec& ex, Engine& engine, const Drafter& drafter, std::span<const int32_t> prompt,
                                 int64_t max_new, const SamplerOptions& sampler, const SpeculateOptions& options,
                                 const std::function<void(int32_t)>& on_token) {
-  using Clock = std::chrono::steady_clock;
-  const auto since = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
   Speculated out;
   SpeculationReport& r = out.report;
   r.kind = options.kind;
   r.k = options.k;
   if (max_new < 1) return out;
   const int64_t length = std::ssize(prompt) + max_new;
-  if (prompt.empty() || length > engine.options().longest)
+  if (prompt.empty() || length > engine.capacity())
     fail(ErrorKind::usage, fmt::format("{} prompt and {} new tokens: expected at least one, and {} positions at most",
-                                       prompt.size(), max_new, engine.options().longest));
-  Generation run(ex, engine, drafter, prompt);
+                                       prompt.size(), max_new, engine.capacity()));
+  Generation run(ex, engine, drafter, sampler, options, prompt, r);
   const std::vector<int64_t>& eos = engine.spec().eos;
   // Keeps what is wanted; whether more is.
   const auto keep = [&](const std::vector<int32_t>& tokens) {
@@ -73,21 +115,7 @@ Speculated generate_speculating(Exec& ex, PagedEngine& engine, const Drafter& dr
     }
     return true;
   };
-  bool more = keep(run.step({}, sampler));
-  if (more && options.k > 0 && drafter.begin) drafter.begin(run.text());
-  while (more) {
-    const Clock::time_point start = Clock::now();
-    Draft draft;
-    // The last token needs no draft behind it, so that no position beyond `length` is fed.
-    const int64_t k = std::min(options.k, max_new - std::ssize(out.ids) - 1);
-    if (k > 0 && r.stopped_after == 0 && r.steps() >= kPlainPasses) draft = drafter.propose(run.text(), k, sampler);
-    const double drafting = since(start);
-    const std::vector<int32_t> tokens = run.step(draft, sampler);
-    r.add(std::ssize(draft.ids), std::ssize(tokens), since(start));
-    r.draft_seconds += drafting;
-    more = keep(tokens);
-    if (options.may_stop && r.stopped_after == 0 && r.loses()) r.stopped_after = r.steps();
-  }
+  for (bool more = keep(run.begin()); more;) more = keep(run.next(max_new - std::ssize(out.ids)));
   return out;
 }
 

@@ -14,11 +14,12 @@ struct Speculated {
 };
 
 // Up to `max_new` tokens after `prompt`, to an eos of the spec; `on_token` sees each as it is kept. Greedy tokens are
-// the same for any drafts, none included: a row's bits do not depend on the rows beside it, and judge() chooses of each
-// row as if it were alone. What rejected tokens left in the cache is overwritten by the next pass; where layers keep a
-// state, it goes back to before the draft and the next pass takes the accepted tokens once more. Error{usage} for ids
-// outside the vocabulary or where the engine's options().longest is exceeded.
-Speculated generate_speculating(Exec&, PagedEngine&, const Drafter&, std::span<const int32_t> prompt, int64_t max_new,
+// those of generate(), whatever the drafts: passes without one are its decode steps, a row of the others has the bits
+// of such a step (Engine::decode_each), and judge() chooses of each row as if it were alone. What rejected tokens left
+// in the cache is overwritten by the next pass; where layers keep a state, it goes back to before the draft and the
+// next pass takes the accepted tokens once more. Error{usage} for ids outside the vocabulary or beyond the engine's
+// capacity.
+Speculated generate_speculating(Exec&, Engine&, const Drafter&, std::span<const int32_t> prompt, int64_t max_new,
                                 const SamplerOptions&, const SpeculateOptions&,
                                 const std::function<void(int32_t)>& on_token = {});
 

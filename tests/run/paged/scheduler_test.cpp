@@ -50,9 +50,9 @@ struct Served {
   std::vector<int64_t> finished;  // ids, in the order in which they ended
 };
 
-Served serve(Exec& ex, PagedEngine& engine, const Trace& t, const SchedulerOptions& o) {
+Served serve(Exec& ex, PagedEngine& engine, const Trace& t, const SchedulerOptions& o, const BatchDrafter& d = {}) {
   Served s;
-  Scheduler scheduler(ex, engine, o);
+  Scheduler scheduler(ex, engine, o, d);
   size_t submitted = 0;
   for (int64_t pass = 0; submitted < t.requests.size() || !scheduler.idle(); ++pass) {
     if (pass > 10000) {
@@ -85,18 +85,45 @@ Outputs alone(Exec& ex, const Trace& t) {
   return alone(ex, engine, t);
 }
 
+// Drafts of the tokens that will come, of which every third is another one; now and then fewer than are asked for.
+BatchDrafter drafter_of(const Trace& t, const Outputs& expected, uint64_t seed) {
+  std::vector<std::vector<int32_t>> texts;
+  for (const auto& [key, tokens] : expected) {
+    texts.push_back(std::ranges::find(t.requests, key.first, &ServedRequest::id)->prompt);
+    texts.back().insert(texts.back().end(), tokens.begin(), tokens.end());
+  }
+  const auto rng = std::make_shared<Rng>(seed, "drafts");
+  return {.propose = [texts, rng](std::span<DraftWish> wishes) {
+    for (DraftWish& w : wishes)
+      for (const std::vector<int32_t>& text : texts) {
+        if (text.size() <= w.text.size() || !std::ranges::equal(w.text, std::span(text).first(w.text.size()))) continue;
+        const size_t most = std::min(text.size() - w.text.size(), static_cast<size_t>(w.most));
+        w.ids.assign(text.begin() + std::ssize(w.text),
+                     text.begin() + static_cast<std::ptrdiff_t>(w.text.size() + most));
+        for (int32_t& id : w.ids)
+          if (rng->below(3) == 0) id = static_cast<int32_t>(rng->below(100));
+        if (rng->below(4) == 0) w.ids.resize(rng->below(most + 1));
+        break;
+      }
+  }};
+}
+
 void equals_alone(Exec& ex, int64_t count, uint64_t seed) {
   const Trace t = random_trace(count, seed);
   const Outputs expected = alone(ex, t);
   Rng rng(seed, "options");
-  const SchedulerOptions o{.budget = static_cast<int64_t>(8 + rng.below(56)),
-                           .running = static_cast<int64_t>(2 + rng.below(14)),
-                           .prefix_cache = rng.below(4) > 0};
+  SchedulerOptions o{.budget = static_cast<int64_t>(8 + rng.below(56)),
+                     .running = static_cast<int64_t>(2 + rng.below(14)),
+                     .prefix_cache = rng.below(4) > 0};
   PagedEngine engine = engine_of(ex, static_cast<int64_t>(8 + rng.below(3) * 6));
   const Served found = serve(ex, engine, t, o);
   EXPECT_EQ(found.outputs, expected) << "seed " << seed;
   for (const ServedRequest& r : t.requests)
     EXPECT_EQ(std::ssize(found.outputs.at({r.id, 0})), r.max_tokens) << "seed " << seed;
+  o.speculate = {.kind = DraftKind::ngram, .k = static_cast<int64_t>(1 + rng.below(9)), .sparing = rng.below(2) == 0};
+  const Served drafted = serve(ex, engine, t, o, drafter_of(t, expected, seed));
+  EXPECT_EQ(drafted.outputs, expected) << "with drafts, seed " << seed;
+  EXPECT_GT(drafted.counts.drafts.accepted_in_all(), 0) << "seed " << seed;
 }
 
 // FEWBIT_TEST_SEEDS=200 runs as many.
@@ -106,6 +133,34 @@ TEST(Scheduler, OutputsUnderPagePressureAreThoseOfEachRequestAlone) {
   const int seeds = asked ? std::atoi(asked) : 3;
   for (int seed = 0; seed < seeds && !HasFailure(); ++seed)
     equals_alone(ex, seed == 0 ? 64 : 24, static_cast<uint64_t>(seed));
+}
+
+// All that is drafted is accepted but for tokens that were sampled; nothing is left in either cache.
+TEST(Scheduler, ADraftModelLeavesTheTokens) {
+  Exec ex = Exec::cpu();
+  const Trace t = random_trace(20, 5);
+  const Outputs expected = alone(ex, t);
+  PagedEngine engine = engine_of(ex, 14);
+  const auto with = [&](int64_t pages, bool sparing) {
+    DraftEngine drafts(ex, Checkpoint::open(demo()),
+                       {.load = {.dtype = DType::bf16}, .pages = pages, .sequences = 16, .longest = 160, .pass = 16},
+                       engine.spec().vocab);
+    const SpeculateOptions speculate{.kind = DraftKind::model, .k = 3, .sparing = sparing};
+    const Served s = serve(ex, engine, t, {.budget = 40, .running = 6, .speculate = speculate}, drafts.drafter());
+    EXPECT_EQ(s.outputs, expected) << pages;
+    EXPECT_EQ(drafts.cache().pages_held_in_all(), 0);
+    return s.counts.drafts;
+  };
+  const Acceptance all = with(60, false), some = with(8, false);
+  EXPECT_GT(all.alpha(), .4);
+  EXPECT_LT(some.drafts, all.drafts) << "who finds no page has no draft";
+  with(60, true);
+  Trace greedy = t;
+  for (ServedRequest& r : greedy.requests) r.sampler = {};
+  DraftEngine drafts(ex, Checkpoint::open(demo()), {.pages = 60, .sequences = 16, .longest = 160}, engine.spec().vocab);
+  const Served s =
+      serve(ex, engine, greedy, {.speculate = {.kind = DraftKind::model, .k = 3, .sparing = false}}, drafts.drafter());
+  EXPECT_EQ(s.counts.drafts.alpha(), 1) << "a model agrees with itself";
 }
 
 TEST(Scheduler, PressurePreemptsAndTheSameTraceGivesTheSamePasses) {
@@ -224,6 +279,10 @@ TEST(Scheduler, LayersWithWindowsShareBeginningsToo) {
   const Served found = serve(ex, small, t, {.budget = 48});
   EXPECT_EQ(found.outputs, expected);
   EXPECT_GT(found.counts.shared_tokens, 0);
+  const SchedulerOptions drafts{.budget = 48, .speculate = {.kind = DraftKind::ngram, .k = 5, .sparing = false}};
+  EXPECT_EQ(serve(ex, small, t, drafts, drafter_of(t, expected, 3)).outputs, expected);
+  DraftEngine further(ex, c, {.pages = 40, .sequences = 4, .longest = 160, .pass = 64}, c.spec.vocab);
+  EXPECT_EQ(serve(ex, small, t, drafts, further.drafter()).outputs, expected);
 }
 
 TEST(Scheduler, ACancelledRequestFreesItsPages) {

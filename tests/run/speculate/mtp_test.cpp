@@ -25,11 +25,6 @@ class Mtp : public ::testing::TestWithParam<const char*> {
   std::string folder() const { return std::string("goldens/models/") + GetParam(); }
 };
 
-PagedOptions with_states(PagedOptions o) {
-  o.states = true;
-  return o;
-}
-
 TEST_P(Mtp, SaysWhatTheReferenceSays) {
   FEWBIT_NEEDS_REFERENCE(folder() + "/golden.safetensors");
   Exec ex = Exec::cpu();
@@ -39,7 +34,7 @@ TEST_P(Mtp, SaysWhatTheReferenceSays) {
   const Tensor ids = g.get("input_ids"), logits = g.get("mtp.logits"), hidden = g.get("mtp.hidden");
   const int64_t seqs = ids.shape()[0], len = ids.shape()[1];
   const LoadOptions load{.dtype = DType::f32};
-  PagedEngine engine(ex, c, with_states(paged_for_one(load, len)));
+  Engine engine(ex, c, {.load = load, .capacity = len});
   for (int64_t s = 0; s < seqs; ++s) {
     std::vector<int32_t> text;
     for (int64_t i = 0; i < len; ++i)
@@ -47,7 +42,7 @@ TEST_P(Mtp, SaysWhatTheReferenceSays) {
                                                : ids.as<int32_t>()[s * len + i]);
     MtpHead head(ex, open_mtp(c), load, len);
     OneSequence sequence(ex, engine);
-    sequence.watch([&](int64_t first, ConstTensorView states) { head.see(first, states); });
+    engine.set_hooks({.seen = [&](int64_t first, ConstTensorView states) { head.see(first, states); }});
     sequence.feed(text, 1);
     Tensor states;
     const Tensor found = head.logits_of(text, states);
@@ -64,23 +59,23 @@ TEST_P(Mtp, LeavesGreedyTokens) {
   Exec ex = Exec::cpu();
   const Checkpoint c = Checkpoint::open(reference(folder()));
   constexpr int64_t kNew = 24;
-  PagedEngine engine(ex, c, with_states(paged_for_one({}, 11 + kNew)));
+  Engine engine(ex, c, {.capacity = 11 + kNew});
   for (const uint64_t seed : {1, 2}) {
     std::vector<int32_t> prompt = random_ids(11, seed);
     for (int32_t& id : prompt) id %= static_cast<int32_t>(c.spec.vocab);
     const auto run = [&](const Drafter& drafter, int64_t k, float temperature) {
       return generate_speculating(ex, engine, drafter, prompt, kNew, {.temperature = temperature, .seed = seed},
-                                  {.kind = DraftKind::mtp, .k = k, .may_stop = false});
+                                  {.kind = DraftKind::mtp, .k = k, .sparing = false});
     };
     const std::vector<int32_t> plain = run({}, 0, 0).ids;
     for (const int64_t k : {1, 3}) {
       MtpHead head(ex, open_mtp(c), {}, 11 + kNew);
       const Speculated drafted = run(head.drafter(), k, 0);
       EXPECT_EQ(drafted.ids, plain) << GetParam() << ", " << k;
-      EXPECT_GT(drafted.report.drafted, 0);
+      EXPECT_GT(drafted.report.drafts.drafted, 0);
     }
     MtpHead head(ex, open_mtp(c), {}, 11 + kNew);
-    EXPECT_GT(run(head.drafter(), 2, .9f).report.drafted, 0);
+    EXPECT_GT(run(head.drafter(), 2, .9f).report.drafts.drafted, 0);
   }
 }
 
@@ -125,16 +120,16 @@ TEST(MtpLayers, MayBePacked) {
     const Checkpoint c = Checkpoint::open(to);
     const MtpLayer layer = open_mtp(c);
     EXPECT_EQ(layer.block.packed("model.layers.0.self_attn.q_proj"), format == std::string("fp8"));
-    PagedEngine engine(ex, c, with_states(paged_for_one({}, 40)));
+    Engine engine(ex, c, {.capacity = 40});
     const std::vector<int32_t> prompt = {3, 1, 4, 1, 5, 9};
     const auto run = [&](const Drafter& drafter, int64_t k) {
       return generate_speculating(ex, engine, drafter, prompt, 30, {},
-                                  {.kind = DraftKind::mtp, .k = k, .may_stop = false});
+                                  {.kind = DraftKind::mtp, .k = k, .sparing = false});
     };
     MtpHead head(ex, layer, {}, 40);
     const Speculated drafted = run(head.drafter(), 2);
     EXPECT_EQ(drafted.ids, run({}, 0).ids) << format;
-    EXPECT_GT(drafted.report.drafted, 0);
+    EXPECT_GT(drafted.report.drafts.drafted, 0);
   }
 }
 

@@ -23,8 +23,8 @@ namespace {
 
 struct GenerateArgs {
   Common common;
-  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", acts = "bf16", prompt, prompt_file,
-                     speculate = "off", draft;
+  std::string model, dtype = "bf16", kv_cache = "bf16", head = "stored", acts = "bf16", prompt, prompt_file;
+  SpeculationArgs speculation;
   int64_t max_tokens = 128;
   int tp = 1;
   SamplerOptions sampler;
@@ -77,9 +77,7 @@ Speculated continued(const GenerateArgs& a, Exec& ex, const Asked& asked, Stream
     say(a.common, asked.prompt);
     return {.ids = generate(ex, engine, asked.ids, a.max_tokens, a.sampler, std::ref(stream))};
   }
-  PagedOptions options = paged_for_one(asked.load, asked.length);
-  options.states = asked.mtp.has_value();
-  PagedEngine engine(ex, asked.c, options);
+  Engine engine(ex, asked.c, {.load = asked.load, .capacity = asked.length});
   note(engine.notes(), "");
   std::optional<DraftModel> model;
   std::optional<MtpHead> mtp;
@@ -100,18 +98,8 @@ Speculated continued(const GenerateArgs& a, Exec& ex, const Asked& asked, Stream
                               std::ref(stream));
 }
 
-// --speculate; a --draft alone asks for it.
-SpeculateOptions speculation_of(const GenerateArgs& a) {
-  const SpeculateOptions o = speculate_from(a.draft.empty() || a.speculate != "off" ? a.speculate : "draft");
-  if ((o.kind == DraftKind::model) == a.draft.empty())
-    fail(ErrorKind::usage, a.draft.empty()
-                               ? "--speculate draft: give the draft model with --draft MODEL"
-                               : "--draft: goes with --speculate draft or draft:K, not with " + a.speculate);
-  return o;
-}
-
 void run_generate(const GenerateArgs& a) {
-  const SpeculateOptions speculate = speculation_of(a);
+  const SpeculateOptions speculate = speculation_of(a.speculation);
   const auto ranks = ranks_for(a.tp);
   const LoadOptions load{
       .dtype = compute_dtype(a.dtype),
@@ -131,10 +119,15 @@ void run_generate(const GenerateArgs& a) {
     fail(ErrorKind::usage, fmt::format("{} prompt tokens and {} new ones exceed the model's {} positions", ids.size(),
                                        a.max_tokens, c.spec.max_positions));
   std::optional<Checkpoint> draft;
-  if (!a.draft.empty()) draft = draft_model(a.draft, c, tokenizer, length);
+  if (!a.speculation.draft.empty()) draft = draft_model(a.speculation.draft, c, tokenizer, length);
   std::optional<MtpLayer> mtp;
   if (speculate.kind == DraftKind::mtp) mtp = open_mtp(c);
   Exec ex = make_exec(a.common);
+  if (speculate.k > 0 && (ex.on_cuda() || ranks))
+    fail(ErrorKind::unsupported,
+         fmt::format("--speculate: drafts are checked on the CPU, by one rank, in this version; "
+                     "{}",
+                     ranks ? "leave --tp out" : "take --device cpu"));
   Streamer stream(tokenizer, !a.common.json_to_stdout() && the_ranks().rank() == 0);
   const Asked asked{c, load, speculate, draft, mtp, prompt, ids, length};
   const Speculated out = continued(a, ex, asked, stream);
@@ -181,7 +174,7 @@ void add_runner_commands(CLI::App& app) {
       ->check(number_in(0, 1))
       ->capture_default_str();
   generate->add_option("--seed", g->sampler.seed, "Seed of the sampling")->check(at_least(0))->capture_default_str();
-  add_speculation(*generate, g->speculate, g->draft);
+  add_speculation(*generate, g->speculation);
   generate->add_option("--dtype", g->dtype, "Arithmetic: bf16 or float32")->capture_default_str();
   add_kv_cache(*generate, g->kv_cache);
   add_head(*generate, g->head);

@@ -4,6 +4,7 @@
 // (runner_traffic.cpp).
 #include "src/run/bench/ops_bench.h"
 #include "tools/cli/options.h"
+#include "tools/cli/runner/speculation_args.h"
 #include "tools/cli/runner/traffic_args.h"
 
 namespace fewbit::cli {
@@ -14,6 +15,7 @@ struct TrafficArgs {
   int64_t requests = 0, shared_tokens = 0;
   std::string arrivals, slo;
   SchedulingArgs scheduling;
+  SpeculationArgs speculation;
 };
 
 struct BenchArgs {

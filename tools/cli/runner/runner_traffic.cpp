@@ -7,6 +7,7 @@
 #include "src/core/strings.h"
 #include "src/run/bench/traffic_bench.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/runner/speculation_text.h"
 #include "tools/cli/table.h"
 #include "tools/cli/usage.h"
 
@@ -36,7 +37,9 @@ TrafficOptions options_of(const BenchArgs& a) {
                    .shared_tokens = t.shared_tokens,
                    .positions = t.scheduling.positions,
                    .budget = t.scheduling.budget,
-                   .prefix_cache = !t.scheduling.no_prefix_cache};
+                   .prefix_cache = !t.scheduling.no_prefix_cache,
+                   .speculate = batch_speculation_of(t.speculation),
+                   .draft = t.speculation.draft};
   if (!t.slo.empty()) o.slo = slo_from(t.slo);
   if (!t.arrivals.empty()) o.arrivals.trace = read_arrivals(t.arrivals);
   return o;
@@ -113,6 +116,8 @@ std::vector<std::pair<const char*, double>> figures_of(const TrafficRow& r) {
           {"prefix_hit_rate", r.hit_rate()},
           {"passes", n(r.counts.passes)},
           {"rows_per_pass", r.rows_per_pass()},
+          {"drafted", n(r.counts.drafts.drafted)},
+          {"accepted", n(r.counts.drafts.accepted_in_all())},
           {"planning_share", r.planning_share()},
           {"scheduling_share", r.scheduling_share()}};
 }
@@ -136,7 +141,8 @@ std::string csv_of(const BenchArgs& a, const std::string& model, const TrafficRe
   return s;
 }
 
-Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& r, const Slo& slo) {
+Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& r, const TrafficOptions& o) {
+  const Slo& slo = o.slo;
   const auto limit = [](double ms) { return ms < Slo::kNone ? Json(ms) : Json(); };
   Json j = {{"model", model},
             {"load_s", r.load_s},
@@ -152,6 +158,9 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
             {"shared_tokens", a.traffic.shared_tokens},
             {"budget", a.traffic.scheduling.budget},
             {"prefix_cache", !a.traffic.scheduling.no_prefix_cache},
+            {"speculate", name_of(o.speculate.kind)},
+            {"k", o.speculate.k},
+            {"draft_model", o.draft.empty() ? Json() : Json(o.draft.string())},
             {"pages", r.pages},
             {"cache_bytes", r.cache_bytes},
             {"cache_bytes_per_token", r.cache_bytes_per_token},
@@ -167,9 +176,16 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
       one[key] = figure == std::floor(figure) && figure < 1e15 ? Json(static_cast<int64_t>(figure)) : Json(figure);
     for (const auto& [key, spread] : kSpreads)
       for (const auto& [part, value] : values_of(row.times.*spread)) one[key][part] = value;
+    if (o.speculate.k > 0) one["speculation"] = Json::parse(cli::json_of(row.counts.drafts));
     j["rows"].push_back(std::move(one));
   }
   return j;
+}
+
+// Whether its tokens are the model's, before weights are read.
+void check_draft_model(const std::string& draft, const std::filesystem::path& model) {
+  const Checkpoint c = Checkpoint::open(model);
+  draft_model(draft, c, Tokenizer::open(c.dir), 1);
 }
 
 }  // namespace
@@ -206,6 +222,7 @@ CLI::Option* add_traffic(CLI::App& bench, BenchArgs& a) {
   std::vector<CLI::Option*> with = {rate, arrivals, requests, slo, shared};
   for (CLI::Option* o : add_scheduling(bench, t.scheduling, "room for all of the largest --concurrency"))
     with.push_back(o);
+  for (CLI::Option* o : add_speculation(bench, t.speculation)) with.push_back(o);
   for (CLI::Option* o : with) o->needs(traffic);
   for (const char* name : {"--batch", "--repetitions", "--trace", "--compare", "--ops", "--tp"})
     traffic->excludes(bench.get_option(name));
@@ -217,16 +234,22 @@ CLI::Option* add_traffic(CLI::App& bench, BenchArgs& a) {
 void run_traffic(const BenchArgs& a) {
   const TrafficOptions o = options_of(a);
   const std::filesystem::path path = model_or_demo(a.common, a.model);
+  if (!o.draft.empty()) check_draft_model(o.draft, path);
   const std::string model = path.string();
   Exec ex = make_exec(a.common);
   Progress progress(a.common);
   const TrafficResult r = bench_traffic(ex, path, o, [&](const std::string& p, double f) { progress.update(p, f); });
   progress.update("done", 1);
   say(a.common, summary(a, model, r) + table_of(a, r, false));
+  for (const TrafficRow& row : r.rows)
+    if (row.counts.drafts.drafts > 0)
+      say(a.common, fmt::format("speculation, {} at once: {}; {:.2f} tokens of a pass with a draft, predicted {:.2f}\n",
+                                row.shape.concurrency, text_of(row.counts.drafts), row.counts.drafts.tokens_of_each(),
+                                row.counts.drafts.predicted_tokens()));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   write_text(a.common, a.markdown, summary(a, model, r) + "\n" + table_of(a, r, true));
   write_text(a.common, a.csv, csv_of(a, model, r));
-  write_json(a.common, json_of(a, model, r, o.slo).dump(1) + "\n");
+  write_json(a.common, json_of(a, model, r, o).dump(1) + "\n");
 }
 
 }  // namespace fewbit::cli

@@ -25,18 +25,40 @@ std::string difference(const Tokenizer& model, const Tokenizer& draft) {
 
 }  // namespace
 
-void add_speculation(CLI::App& app, std::string& speculate, std::string& draft) {
-  app.add_option(
-         "--speculate", speculate,
-         "Drafts that the model checks in one pass, on the CPU. ngram: up to K tokens (7 if left out) that "
-         "followed when the text last ended as it does now; draft: K tokens (4) of the model of --draft; mtp: K "
-         "tokens (2) of the layer that the checkpoint has for it. Greedy tokens stay the same, sampled ones "
-         "keep their distribution; drafts end by themselves where they would cost time")
-      ->type_name("off|ngram[:K]|draft[:K]|mtp[:K]")
-      ->capture_default_str();
-  app.add_option("--draft", draft,
-                 "A smaller or coarser MODEL with the same tokenizer, which drafts; alone it means --speculate draft")
-      ->type_name("MODEL");
+std::vector<CLI::Option*> add_speculation(CLI::App& app, SpeculationArgs& a) {
+  CLI::Option* speculate =
+      app.add_option(
+             "--speculate", a.speculate,
+             "Drafts that the model checks in one pass, on the CPU. ngram: up to K tokens (7 if left out) that "
+             "followed when the text last ended as it does now; draft: K tokens (4) of the model of --draft; mtp: K "
+             "tokens (2) of the layer that the checkpoint has for it. Greedy tokens stay the same, sampled ones "
+             "keep their distribution; where drafts cost time they are held back")
+          ->type_name("off|ngram[:K]|draft[:K]|mtp[:K]")
+          ->capture_default_str();
+  CLI::Option* draft =
+      app.add_option(
+             "--draft", a.draft,
+             "A smaller or coarser MODEL with the same tokenizer, which drafts; alone it means --speculate draft")
+          ->type_name("MODEL");
+  return {speculate, draft};
+}
+
+SpeculateOptions speculation_of(const SpeculationArgs& a) {
+  const SpeculateOptions o = speculate_from(a.draft.empty() || a.speculate != "off" ? a.speculate : "draft");
+  if ((o.kind == DraftKind::model) == a.draft.empty())
+    fail(ErrorKind::usage, a.draft.empty()
+                               ? "--speculate draft: give the draft model with --draft MODEL"
+                               : "--draft: goes with --speculate draft or draft:K, not with " + a.speculate);
+  return o;
+}
+
+SpeculateOptions batch_speculation_of(const SpeculationArgs& a) {
+  const SpeculateOptions o = speculation_of(a);
+  if (o.kind == DraftKind::mtp)
+    fail(ErrorKind::usage,
+         "--speculate mtp: drafts of the MTP layer are of one sequence; take ngram or a --draft model, "
+         "or `runner generate`");
+  return o;
 }
 
 Checkpoint draft_model(const std::string& name, const Checkpoint& model, const Tokenizer& tokenizer, int64_t length) {

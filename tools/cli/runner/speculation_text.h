@@ -8,5 +8,7 @@ namespace fewbit::cli {
 
 std::string text_of(const SpeculationReport&);
 std::string json_of(const SpeculationReport&);
+std::string text_of(const Acceptance&);  // of at least one draft; part of a line
+std::string json_of(const Acceptance&);
 
 }  // namespace fewbit::cli

@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <atomic>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "src/core/stopwatch.h"
 #include "src/core/strings.h"
 #include "tools/cli/chat.h"
 #include "tools/cli/options.h"
 #include "tools/cli/runner/runner_commands.h"
+#include "tools/cli/runner/speculation_args.h"
 #include "tools/cli/serve/api_reply.h"
 #include "tools/cli/usage.h"
 #include "tools/http/http_door.h"
@@ -29,6 +31,7 @@ struct ServeArgs {
   int64_t context = 0, sequences = 16, queue = 64;
   double longest_s = 600;
   SchedulingArgs scheduling;
+  SpeculationArgs speculation;
   ApiLimits limits;
 };
 
@@ -167,6 +170,9 @@ class Service {
     count("prompt_tokens_total", "Prompt tokens of admitted requests.", c.prompt_tokens);
     count("prefix_hit_tokens_total", "Of these, found in the prefix cache.", c.shared_tokens);
     count("generated_tokens_total", "Tokens that were chosen.", c.decoded);
+    count("drafts_total", "Drafts that were checked.", c.drafts.drafts);
+    count("drafted_tokens_total", "Their tokens.", c.drafts.drafted);
+    count("draft_accepted_tokens_total", "Of these, accepted.", c.drafts.accepted_in_all());
     count("preemptions_total", "Requests that gave up their pages for an older one.", c.preemptions);
     count("passes_total", "Passes through the model.", c.passes);
     add("pass_seconds_total", "counter", "Time in passes.", c.engine_s);
@@ -209,18 +215,40 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
           .pass = a.scheduling.budget};
 }
 
+// What the door itself refuses.
+std::string body_of_error(int status) {
+  return error_json({.status = status,
+                     .message = status == 413   ? "the body is larger than --max-body"
+                                : status == 415 ? "expected a body of JSON, not packed and in one part"
+                                : status == 411 ? "a body needs its Content-Length"
+                                : status == 405 ? "expected GET or POST"
+                                : status == 404 ? "no such path"
+                                                : "the request is malformed"});
+}
+
 void run_serve(ServeArgs a) {
   const HttpServe serve = load_door();
   const Checkpoint c = Checkpoint::open(model_or_demo(a.common, a.model));
   const PagedOptions options = engine_options(a, c);
   const std::unique_ptr<ModelTexts> texts = texts_of(a, c);
+  const SpeculateOptions speculate = batch_speculation_of(a.speculation);
+  check_drafts(c.spec, options.load.dtype, speculate);
+  std::optional<Checkpoint> draft;
+  if (!a.speculation.draft.empty()) draft = draft_model(a.speculation.draft, c, texts->tokenizer, options.longest);
   Exec ex = make_exec(a.common);
   PagedEngine engine(ex, c, options);
   for (const std::string& note : engine.notes()) say(a.common, "note: " + note + "\n");
+  std::optional<DraftEngine> drafts;
+  if (draft) drafts.emplace(ex, *draft, draft_options(options), c.spec.vocab);
+  if (drafts)
+    for (const std::string& note : drafts->notes()) say(a.common, "note: draft model: " + note + "\n");
   install_stop_handler();
-  ServingLoop loop(
-      ex, engine,
-      {.budget = a.scheduling.budget, .running = a.sequences, .prefix_cache = !a.scheduling.no_prefix_cache}, a.queue);
+  ServingLoop loop(ex, engine,
+                   {.budget = a.scheduling.budget,
+                    .running = a.sequences,
+                    .prefix_cache = !a.scheduling.no_prefix_cache,
+                    .speculate = speculate},
+                   drafts ? drafts->drafter() : ngram_batch_drafter(), a.queue);
   const std::string name = a.name.empty() ? c.dir.filename().string() : a.name;
   Service service(a, name, *texts, loop);
   a.door.max_body = a.limits.max_body;
@@ -228,15 +256,7 @@ void run_serve(ServeArgs a) {
   a.door.closing = [&] { return stop_requested() || !loop.failure().empty(); };
   a.door.at_the_door = [&](const HttpCall& call, HttpReply& reply) { service.at_the_door(call, reply); };
   a.door.answer = [&](const HttpCall& call, HttpReply& reply) { service.answer(call, reply); };
-  a.door.error_body = [](int status) {
-    return error_json({.status = status,
-                       .message = status == 413   ? "the body is larger than --max-body"
-                                  : status == 415 ? "expected a body of JSON, not packed and in one part"
-                                  : status == 411 ? "a body needs its Content-Length"
-                                  : status == 405 ? "expected GET or POST"
-                                  : status == 404 ? "no such path"
-                                                  : "the request is malformed"});
-  };
+  a.door.error_body = body_of_error;
   a.door.open = [&](int port) {
     const Json j = {{"model", c.dir.string()},
                     {"name", name},
@@ -280,6 +300,7 @@ void add_serve_command(CLI::App& app) {
   c->add_option("--context", s->context, "Positions of a sequence (left out: the model's, 4096 at most)")
       ->check(at_least(1));
   add_scheduling(*c, s->scheduling, "four times --context");
+  add_speculation(*c, s->speculation);
   c->add_option("--sequences", s->sequences, "In the passes at one time")
       ->check(number_in(1, 1024))
       ->capture_default_str();

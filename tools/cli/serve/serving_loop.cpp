@@ -60,8 +60,12 @@ std::string NewsChannel::failure() {
   return failure_;
 }
 
-ServingLoop::ServingLoop(Exec& ex, PagedEngine& engine, const SchedulerOptions& o, int64_t max_waiting)
-    : engine_(engine), scheduler_(ex, engine, o), max_waiting_(max_waiting), thread_([this] { run(); }) {}
+ServingLoop::ServingLoop(Exec& ex, PagedEngine& engine, const SchedulerOptions& o, BatchDrafter drafter,
+                         int64_t max_waiting)
+    : engine_(engine),
+      scheduler_(ex, engine, o, std::move(drafter)),
+      max_waiting_(max_waiting),
+      thread_([this] { run(); }) {}
 
 ServingLoop::~ServingLoop() { finish(); }
 

@@ -47,7 +47,7 @@ struct ServingStats {
 
 class ServingLoop {
  public:
-  ServingLoop(Exec&, PagedEngine&, const SchedulerOptions&, int64_t max_waiting);
+  ServingLoop(Exec&, PagedEngine&, const SchedulerOptions&, BatchDrafter, int64_t max_waiting);
   ~ServingLoop();  // as finish()
 
   struct Ask {
