@@ -271,7 +271,7 @@ void Scheduler::step(const Tell& tell) {
   const Stopwatch planning;
   std::vector<Planned> planned = plan();
   const int64_t rows_before = counts_.rows;
-  bool prompts = false;
+  bool prompts = false, drafted = false;
   const double drafting = options_.speculate.k > 0 ? add_drafts(planned) : 0;
   std::vector<NewTokens> work;
   for (const Planned& p : planned) {
@@ -284,6 +284,7 @@ void Scheduler::step(const Tell& tell) {
       prompts = true;
     }
     s.tokens.insert(s.tokens.end(), p.draft.begin(), p.draft.end());  // until the pass is over
+    drafted = drafted || !p.draft.empty();
     work.push_back({s.slot,
                     {s.tokens.data() + s.computed, static_cast<size_t>(p.rows) + p.draft.size()},
                     all    ? 0
@@ -298,7 +299,7 @@ void Scheduler::step(const Tell& tell) {
   const ConstTensorView logits = engine_.pass(work);
   ex_.sync();
   counts_.engine_s += engine.seconds();
-  if (!prompts) times_.add(counts_.rows - rows_before, processor.seconds() + drafting);
+  if (!prompts) times_.add(counts_.rows - rows_before, processor.seconds() + drafting, drafted);
   const Stopwatch choosing;
   for (const Planned& p : planned) p.sequence->tokens.resize(p.sequence->tokens.size() - p.draft.size());
   after_pass(planned, logits, tell);

@@ -1,6 +1,7 @@
 #include "src/run/speculate/draft_account.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fewbit {
 namespace {
@@ -10,14 +11,17 @@ constexpr int64_t kFullWeight = 16;  // passes of a number of rows, beyond which
 
 }  // namespace
 
-void PassTimes::add(int64_t rows, double seconds) {
+void PassTimes::add(int64_t rows, double seconds, bool drafted) {
   Passes& p = by_rows_[rows];
   p.least = p.count++ == 0 ? seconds : std::min(seconds, p.least * kGrowth);
+  plain_ = drafted ? 0 : plain_ < 0 ? -1 : plain_ + 1;
 }
 
 double PassTimes::cost(int64_t rows, int64_t further) const {
   const auto r = static_cast<double>(rows), more = static_cast<double>(further);
-  if (by_rows_.size() < 2) return kRowUnseen * more;
+  // A pass takes a + b rows; b / (a + b) is kRowUnseen.
+  const double unseen = more * kRowUnseen * r / (1 - kRowUnseen + kRowUnseen * r);
+  if (plain_ < 0 || by_rows_.size() < 2) return unseen;
   double weight = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [n, p] : by_rows_) {
     const auto w = static_cast<double>(std::min(p.count, kFullWeight)), at = static_cast<double>(n);
@@ -28,7 +32,8 @@ double PassTimes::cost(int64_t rows, int64_t further) const {
   const double line = y / weight + slope * (r - x / weight);
   // A pass is never shorter than its rows' share of the longest one seen.
   const double pass = seen != by_rows_.end() ? seen->second.least : std::max(line, slope * r);
-  return more * slope * r / pass;
+  const double measured = more * slope * r / pass;
+  return std::max(std::min(measured, unseen), measured * std::pow(kForgotten, static_cast<double>(plain_)));
 }
 
 void DraftAccount::settle(int64_t accepted, double cost) {

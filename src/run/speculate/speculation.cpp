@@ -112,7 +112,7 @@ double Acceptance::predicted_tokens() const {
 void SpeculationReport::add(int64_t draft, int64_t kept, double time) {
   tokens += kept;
   seconds += time;
-  passes.add(draft + 1, time);
+  passes.add(draft + 1, time, draft > 0);
   if (draft > 0) drafts.add(draft, kept);
 }
 

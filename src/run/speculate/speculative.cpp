@@ -43,9 +43,10 @@ class Generation {
     const Draft draft = drafted(std::min(options_.k, left - 1));
     report_.draft_seconds += watch.seconds();
     const int64_t n = std::ssize(draft.ids);
+    const double cost = n > 0 ? report_.passes.cost(1, n) : 0;
     std::vector<int32_t> kept = step(draft);
     report_.add(n, std::ssize(kept), watch.seconds());
-    account_.settle(std::ssize(kept) - 1, n > 0 ? report_.passes.cost(1, n) : 0);
+    account_.settle(std::ssize(kept) - 1, cost);
     return kept;
   }
 

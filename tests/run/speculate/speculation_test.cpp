@@ -323,13 +323,21 @@ TEST(Speculation, TheReportCountsByPositionAndPredicts) {
 TEST(Speculation, ARowCostsWhatTheLineThroughThePassesSays) {
   PassTimes t;
   EXPECT_DOUBLE_EQ(t.cost(1, 4), 4 * kRowUnseen);
-  t.add(1, .010);
-  EXPECT_DOUBLE_EQ(t.cost(1, 4), 4 * kRowUnseen);
-  t.add(5, .012);
+  t.add(1, .010, false);
+  t.add(5, .012, true);
   EXPECT_NEAR(t.cost(1, 4), .2, 1e-9);
-  t.add(5, .050);  // disturbed
+  t.add(5, .050, true);  // disturbed
   EXPECT_NEAR(t.cost(1, 4), .2, .03);
   EXPECT_NEAR(t.cost(5, 8), 8 * 5 * .0005 / .012, .1) << "of five sequences, whose pass gives five tokens";
+  PassTimes disturbed;
+  disturbed.add(1, .010, false);
+  disturbed.add(5, .100, true);
+  const double at_first = disturbed.cost(1, 4);
+  EXPECT_NEAR(at_first, 9, 1e-9);
+  for (int i = 0; i < 100; ++i) disturbed.add(1, .010, false);
+  EXPECT_NEAR(disturbed.cost(1, 4), 9 * std::pow(kForgotten, 100), 1e-6);
+  for (int i = 0; i < 100; ++i) disturbed.add(1, .010, false);
+  EXPECT_DOUBLE_EQ(disturbed.cost(1, 4), 4 * kRowUnseen);
 }
 
 // Passes of one row and 10 ms, of which each further row adds 2: what is lost is bounded, whatever the drafts.
