@@ -22,14 +22,13 @@
 namespace fewbit {
 namespace {
 
-// The program and its libraries, and what they set aside for each of their threads, in host memory. Those of CUDA are
-// loaded with the program, whatever computes: 245 MiB were resident before a run began, 85 of them without CUDA.
+// The program and its libraries, in host memory, and what they set aside for each of their threads. Those of CUDA are
+// loaded whatever computes: 245 MiB were resident before a run began.
 #ifdef FEWBIT_HAS_CUDA
-constexpr int64_t kProgram = int64_t{240} << 20;
+constexpr int64_t kProgram = int64_t{240} << 20, kThread = int64_t{4} << 20;
 #else
-constexpr int64_t kProgram = int64_t{80} << 20;
+constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
 #endif
-constexpr int64_t kThread = int64_t{4} << 20;
 // What the driver and the libraries of a GPU take of host memory.
 constexpr int64_t kHostLibraries = int64_t{512} << 20;
 // Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
