@@ -25,7 +25,7 @@ namespace {
 // The program and its libraries, in host memory, and what they set aside for each of their threads. Those of CUDA are
 // loaded whatever computes: 245 MiB were resident before a run began.
 #ifdef FEWBIT_HAS_CUDA
-constexpr int64_t kProgram = int64_t{240} << 20, kThread = int64_t{4} << 20;
+constexpr int64_t kProgram = int64_t{256} << 20, kThread = int64_t{4} << 20;
 #else
 constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
 #endif
