@@ -207,6 +207,18 @@ __device__ __forceinline__ void merge_lanes(AttentionShared<D, H>& space, LaneSo
   consumer_sync();
 }
 
+// m and l of the head of thread h < H: the block's largest score, and the warps' sums of weights together.
+template <int D, int H>
+__device__ __forceinline__ float2 head_state(const AttentionShared<D, H>& space, const float (&top)[H]) {
+  float sum = 0;
+  for (int w = 0; w < kConsumerWarps; ++w) sum += space.l[w][threadIdx.x];
+  float biggest = top[0];
+#pragma unroll
+  for (int h = 1; h < H; ++h)
+    if (threadIdx.x == h) biggest = top[h];
+  return make_float2(biggest, sum);
+}
+
 // Adds the warps' sums; the block's O, m and l go to device memory.
 template <int D, int H>
 __device__ __forceinline__ void store_split(const Job& job, const AttentionShared<D, H>& space, const float (&top)[H],
@@ -218,15 +230,7 @@ __device__ __forceinline__ void store_split(const Job& job, const AttentionShare
     for (int w = 0; w < kConsumerWarps; ++w) sum += space.o[w][e / D][e % D];
     __stcg(outputs + e, sum * value_factor);
   }
-  if (threadIdx.x < H) {
-    float sum = 0;
-    for (int w = 0; w < kConsumerWarps; ++w) sum += space.l[w][threadIdx.x];
-    float biggest = top[0];
-#pragma unroll
-    for (int h = 1; h < H; ++h)
-      if (threadIdx.x == h) biggest = top[h];
-    __stcg(job.split_ml + blockIdx.x * H + threadIdx.x, make_float2(biggest, sum));
-  }
+  if (threadIdx.x < H) __stcg(job.split_ml + blockIdx.x * H + threadIdx.x, head_state(space, top));
 }
 
 // An output of attention; kWords: a word under `stamp`.
@@ -298,14 +302,9 @@ __device__ __forceinline__ void share_splits(const Job& job, const AttentionShar
     put_float(outputs + e, sum * value_factor, stamp);
   }
   if (threadIdx.x < H) {
-    float sum = 0;
-    for (int w = 0; w < kConsumerWarps; ++w) sum += space.l[w][threadIdx.x];
-    float biggest = top[0];
-#pragma unroll
-    for (int h = 1; h < H; ++h)
-      if (threadIdx.x == h) biggest = top[h];
+    const float2 state = head_state(space, top);
     uint64_t* ml = job.split_ml_words + 2 * (blockIdx.x * H + threadIdx.x);
-    put_float(ml, biggest, stamp), put_float(ml + 1, sum, stamp);
+    put_float(ml, state.x, stamp), put_float(ml + 1, state.y, stamp);
   }
   const int begin = own.heads * D * own.split / own.splits, end = own.heads * D * (own.split + 1) / own.splits;
   for (int e = begin + static_cast<int>(threadIdx.x); e < end; e += kConsumerThreads) {
