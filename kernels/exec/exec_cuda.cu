@@ -266,6 +266,7 @@ CudaState::CudaState(int device_index) : device(device_index) {
   if (props.major < 8)
     fail(ErrorKind::device, std::string(props.name) + " has compute capability " + std::to_string(props.major) + "." +
                                 std::to_string(props.minor) + "; 8.0 or newer is needed, use --device cpu");
+  load_cuda_libraries();
   FEWBIT_CUDA_CALL(cudaSetDevice(device));
   FEWBIT_CUDA_CALL(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaMemPool_t pool = nullptr;

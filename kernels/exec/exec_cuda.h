@@ -1,15 +1,13 @@
 #pragma once
 // CudaState: all that a CUDA Exec owns (stream, library handles, scratch space, the count of device memory), and the
 // macros that turn a CUDA status into an Error. Included by the CUDA halves of ops alone.
-#include <cublasLt.h>
-#include <cublas_v2.h>
 #include <cuda_runtime.h>
-#include <cusolverDn.h>
 
 #include <atomic>
 #include <string>
 #include <vector>
 
+#include "kernels/exec/cuda_libraries.h"
 #include "kernels/exec/exec.h"
 #include "kernels/exec/gpu_traits.h"
 #include "kernels/exec/staging.cuh"

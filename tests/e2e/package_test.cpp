@@ -43,6 +43,16 @@ TEST_F(Package, MovedProgramsFindTheirDataAndBringPagesAndCompletions) {
   EXPECT_NE(text_in(dir / "second/share/doc/fewbit/docs/guide.md").find("vllm serve"), std::string::npos);
 }
 
+TEST_F(Package, ProgramsStartWithoutTheLibrariesOfAGpu) {
+  for (const std::string program : {"quantize", "evaluate", "runner", "convert"}) {
+    const ProcessResult r = run("ldd " + in_build("bin/" + program));
+    ASSERT_EQ(r.exit_code, 0) << r.err;
+    ASSERT_NE(r.out.find("libc.so"), std::string::npos) << r.out;
+    for (const char* library : {"libcublas", "libcusolver", "libcusparse"})
+      EXPECT_EQ(r.out.find(library), std::string::npos) << program << "\n" << r.out;
+  }
+}
+
 TEST_F(Package, TheExampleBuildsAgainstAMovedTreeAndReadsACheckpoint) {
   install();
   done("cmake -S second/share/doc/fewbit/examples/read_checkpoint -B example -DCMAKE_PREFIX_PATH=" +

@@ -22,15 +22,10 @@
 namespace fewbit {
 namespace {
 
-// The program and its libraries, in host memory, and what they set aside for each of their threads. Those of CUDA are
-// loaded whatever computes: 245 MiB were resident before a run began.
-#ifdef FEWBIT_HAS_CUDA
-constexpr int64_t kProgram = int64_t{256} << 20, kThread = int64_t{4} << 20;
-#else
+// The program and its libraries, in host memory, and what they set aside for each of their threads.
 constexpr int64_t kProgram = int64_t{80} << 20, kThread = int64_t{4} << 20;
-#endif
-// What the driver and the libraries of a GPU take of host memory.
-constexpr int64_t kHostLibraries = int64_t{512} << 20;
+// What the driver and the libraries of a GPU take of host memory, once there is a CUDA Exec.
+constexpr int64_t kHostLibraries = int64_t{688} << 20;
 // Room of a GPU's libraries besides what Exec hands out: context, workspaces of products and factorisations.
 constexpr int64_t kDeviceLibraries = int64_t{160} << 20;
 constexpr int64_t kTransformTokens = 65536;  // that block_transforms.cpp looks at, at most
