@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
+#include "src/core/digest_wide.h"
 #include "src/core/file_io.h"
 #include "src/core/parallel.h"
 
@@ -15,41 +19,84 @@ namespace fewbit {
 namespace {
 
 constexpr int64_t kPiece = int64_t{16} << 20;
-constexpr int64_t kRead = int64_t{1} << 20;
+constexpr int64_t kRead = int64_t{256} << 10;  // stays in the cache of a core for the hash and for what looks at it
 constexpr int64_t kBefore = 8;  // bytes of an element at most: so many stay in reach in front of what is shown
 
-std::string hex(XXH128_hash_t h) {
-  XXH128_canonical_t bytes;
-  XXH128_canonicalFromHash(&bytes, h);
+std::string hex(const uint8_t digest[16]) {
   std::string s;
-  for (const uint8_t b : bytes.digest)
-    for (const int nibble : {b >> 4, b & 15}) s += "0123456789abcdef"[nibble];
+  for (int i = 0; i < 16; ++i)
+    for (const int nibble : {digest[i] >> 4, digest[i] & 15}) s += "0123456789abcdef"[nibble];
   return s;
 }
 
-struct FreeState {
-  void operator()(XXH3_state_t* s) const { XXH3_freeState(s); }
+void* start() {
+  XXH3_state_t* const state = XXH3_createState();
+  if (state) XXH3_128bits_reset(state);
+  return state;
+}
+
+void add(void* state, const void* bytes, size_t count) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, count);
+}
+
+void finish(void* state, uint8_t digest[16]) {
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(static_cast<XXH3_state_t*>(state)));
+  XXH3_freeState(static_cast<XXH3_state_t*>(state));
+  std::copy(std::begin(bytes.digest), std::end(bytes.digest), digest);
+}
+
+const WideHash& widest() {
+  static const WideHash narrow{.start = start, .add = add, .finish = finish};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return kHashAvx512;
+  if (__builtin_cpu_supports("avx2")) return kHashAvx2;
+#endif
+  return narrow;
+}
+
+// The hash of bytes that come in parts.
+class Hash {
+ public:
+  Hash() : state_(calls_.start()) {
+    if (!state_) throw std::bad_alloc();
+  }
+  ~Hash() {
+    if (state_) hex();
+  }
+  Hash(const Hash&) = delete;
+  Hash& operator=(const Hash&) = delete;
+
+  void add(const void* bytes, size_t count) { calls_.add(state_, bytes, count); }
+  std::string hex() {  // once, behind the last part
+    uint8_t digest[16];
+    calls_.finish(std::exchange(state_, nullptr), digest);
+    return fewbit::hex(digest);
+  }
+
+ private:
+  const WideHash& calls_ = widest();
+  void* state_;
 };
 
 // Bytes [begin, end) of the file: their digest, and whatever the reading asks for. A part stays in the cache of the
 // processor for both.
 std::string read_piece(const File& file, int64_t begin, int64_t end, const FileReading& reading) {
   ::posix_fadvise(file.fd(), begin, end - begin, POSIX_FADV_WILLNEED);
-  const std::unique_ptr<XXH3_state_t, FreeState> state(XXH3_createState());
-  XXH3_128bits_reset(state.get());
-  std::vector<char> buffer(kBefore + kRead);
-  char* const bytes = buffer.data() + kBefore;
-  if (begin >= kBefore) file.read_at(begin - kBefore, buffer.data(), kBefore);
+  Hash hash;
+  const auto buffer = std::make_unique_for_overwrite<char[]>(kBefore + kRead);
+  char* const bytes = buffer.get() + kBefore;
+  if (begin >= kBefore) file.read_at(begin - kBefore, buffer.get(), kBefore);
   for (int64_t at = begin, n = 0; at < end; at += n) {
     n = std::min(end - at, kRead);
     file.read_at(at, bytes, n);
-    XXH3_128bits_update(state.get(), bytes, static_cast<size_t>(n));
+    hash.add(bytes, static_cast<size_t>(n));
     if (reading.see) reading.see(at, at + n, reinterpret_cast<const uint8_t*>(bytes));
     if (reading.done) reading.done(n);
-    std::memmove(buffer.data(), buffer.data() + n, kBefore);
+    std::memmove(buffer.get(), buffer.get() + n, kBefore);
   }
   if (reading.drop_pages) ::posix_fadvise(file.fd(), begin, end - begin, POSIX_FADV_DONTNEED);
-  return hex(XXH3_128bits_digest(state.get()));
+  return hash.hex();
 }
 
 // The digest of the digests of all pieces of `bytes` bytes.
@@ -66,7 +113,11 @@ std::string digest_of_all(int64_t bytes, const std::function<std::string(int64_t
 
 }  // namespace
 
-std::string digest_of(std::string_view bytes) { return hex(XXH3_128bits(bytes.data(), bytes.size())); }
+std::string digest_of(std::string_view bytes) {
+  Hash hash;
+  hash.add(bytes.data(), bytes.size());
+  return hash.hex();
+}
 
 std::string digest_of_pieces(const void* bytes, int64_t count) {
   const auto* const data = static_cast<const char*>(bytes);

@@ -1,0 +1,7 @@
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("avx2")
+#endif
+#define WIDE_HASH kHashAvx2
+#include "src/core/digest_wide_calls.h"
+#endif

@@ -1,0 +1,7 @@
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC target("avx512f")
+#endif
+#define WIDE_HASH kHashAvx512
+#include "src/core/digest_wide_calls.h"
+#endif

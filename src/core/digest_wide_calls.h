@@ -1,0 +1,33 @@
+#pragma once
+// For digest_avx2.cpp and digest_avx512.cpp alone, which define WIDE_HASH, the name of the calls, and name the
+// instructions to the compiler before they include it.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "src/core/digest_wide.h"
+
+namespace fewbit {
+namespace {
+
+XXH3_state_t* of(void* state) { return static_cast<XXH3_state_t*>(state); }
+
+void* start() {
+  XXH3_state_t* const state = XXH3_createState();
+  if (state) XXH3_128bits_reset(state);
+  return state;
+}
+
+void add(void* state, const void* bytes, size_t count) { XXH3_128bits_update(of(state), bytes, count); }
+
+void finish(void* state, uint8_t digest[16]) {
+  XXH128_canonical_t bytes;
+  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(of(state)));
+  XXH3_freeState(of(state));
+  for (int i = 0; i < 16; ++i) digest[i] = bytes.digest[i];
+}
+
+}  // namespace
+
+const WideHash WIDE_HASH = {.start = start, .add = add, .finish = finish};
+
+}  // namespace fewbit
