@@ -18,6 +18,9 @@ std::string stem(const std::string& tensor) { return tensor.substr(0, tensor.rfi
 
 int64_t bytes_in(const TensorInfo& t) { return t.shape.numel() * bytes_of(t.dtype); }
 
+// What a file must hold to end for its digest's sake: a fifth of a second of one.
+constexpr int64_t kWorthAFile = int64_t{256} << 20;
+
 }  // namespace
 
 void remove_all_but_shards(const Journal& journal) {
@@ -60,6 +63,19 @@ int64_t OutShards::unit_of(const std::string& tensor) const {
   return head || starts_with(tensor, stem(spec.final_norm)) ? 1 + spec.layers : 0;
 }
 
+// Whether a file with so many bytes ends in front of the unit that comes, for its digest's sake.
+bool OutShards::ends_before(int64_t unit, int64_t bytes) const {
+  if (bytes < kWorthAFile) return false;
+  if (unit <= ckpt_.spec.layers) {
+    int64_t block = unit - 1;
+    while (block >= 10 && block % 10 == 0) block /= 10;
+    return unit > 10 && block == 1;
+  }
+  int64_t own = 0;
+  for (const TensorInfo* info : of_model_.back()) own += bytes_in(*info);
+  return own >= kWorthAFile;
+}
+
 // The tensors of every shard, by the rule of take(). Experts that are stacked are not foreseen, nor is a vector that a
 // transform stores in another type.
 void OutShards::foresee(const QuantPlan& plan) {
@@ -88,16 +104,19 @@ void OutShards::foresee(const QuantPlan& plan) {
   std::set<std::string> seen;
   int64_t bytes = 0;
   foreseen_.emplace_back();
-  for (auto& unit : units)
-    for (auto& [name, info] : unit) {
+  const auto next = [&] {
+    foreseen_.emplace_back();
+    bytes = 0;
+  };
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (ends_before(static_cast<int64_t>(unit), bytes)) next();
+    for (auto& [name, info] : units[unit]) {
       if (!seen.insert(name).second) continue;
-      if (!foreseen_.back().empty() && bytes + info.bytes > shard_bytes_) {
-        foreseen_.emplace_back();
-        bytes = 0;
-      }
+      if (!foreseen_.back().empty() && bytes + info.bytes > shard_bytes_) next();
       bytes += info.bytes;
       foreseen_.back().push_back(std::move(info));
     }
+  }
 }
 
 // The shard of that number where it was foreseen with this tensor, which it does not have yet.
@@ -133,6 +152,7 @@ void OutShards::take(int64_t unit) {
   const int64_t block = unit - 1;
   std::map<std::string, Waiting> tensors;
   if (unit > 0 && block < journal_.covered_blocks()) return;
+  if (ends_before(unit, waiting_bytes_)) write(block);
   Blocks blocks;
   if (unit > 0 && (block < ckpt_.spec.layers || journal_.sealed(block))) {
     blocks.emplace(block, journal_.open_block(block));
