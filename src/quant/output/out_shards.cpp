@@ -6,6 +6,7 @@
 
 #include "formats/kv_scales.h"
 #include "src/core/file_io.h"
+#include "src/core/inline_parallel.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 
@@ -136,11 +137,33 @@ void OutShards::begin() {
   std::error_code ec;
   fs::create_directories(journal_.dir() / kBuilt, ec);
   remove_all_but_shards(journal_);
+  // The last file is the head's where it holds nothing of a block: it is filled beside the others.
+  const auto last = static_cast<int64_t>(foreseen_.size()) - 1;
+  const std::vector<const TensorInfo*>& own = of_model_.back();
+  if (last > journal_.shards() && !own.empty() && foreseen_.back().size() == own.size() && foreseen(last, *own.front()))
+    fill_own(last, own);
   take(next_++);
   Blocks none;
-  for (const TensorInfo* info : of_model_.back())
+  for (const TensorInfo* info : own)
     for (int64_t shard = 0; shard < static_cast<int64_t>(foreseen_.size()); ++shard)
-      if (OpenShard* open = foreseen(shard, *info)) put(*open, {*info, kModel}, none);
+      if (shard != own_shard_)
+        if (OpenShard* open = foreseen(shard, *info)) put(*open, {*info, kModel}, none);
+}
+
+void OutShards::fill_own(int64_t shard, std::vector<const TensorInfo*> own) {
+  own_shard_ = shard;
+  own_ = std::async(std::launch::async, [this, open = &open_.at(shard), own = std::move(own)] {
+    const InlineParallel alone;
+    Blocks none;
+    for (const TensorInfo* info : own)
+      if (open->wants(*info)) put(*open, {*info, kModel}, none);
+  });
+}
+
+// Rethrows what went wrong there.
+void OutShards::wait_for_own() {
+  if (own_.valid()) own_.get();
+  own_shard_ = -1;
 }
 
 void OutShards::advance(int64_t sealed) {
@@ -210,6 +233,7 @@ void OutShards::put(OpenShard& shard, const Waiting& w, Blocks& blocks) const {
 // What waits becomes a shard. The first `covered` blocks have nothing that is not in shards then.
 void OutShards::write(int64_t covered) {
   const int64_t number = journal_.shards();
+  if (number == own_shard_) wait_for_own();
   std::vector<TensorInfo> infos;
   infos.reserve(waiting_.size());
   for (const Waiting& w : waiting_) infos.push_back(w.info);
@@ -233,6 +257,7 @@ void OutShards::write(int64_t covered) {
 
 void OutShards::finish() {
   advance(journal_.sealed_blocks());
+  wait_for_own();
   if (next_ == 1 + ckpt_.spec.layers) take(next_++);
   if (!waiting_.empty() || journal_.shards() == 0) write(journal_.sealed_blocks());
   for (const auto& [shard, foreseen] : open_) fs::remove(journal_.shard_file(shard));  // that there is not after all
