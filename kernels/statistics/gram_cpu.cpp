@@ -16,7 +16,7 @@
 namespace fewbit::cpu {
 namespace {
 
-constexpr int64_t kTile = gram_tile(Device::cpu);
+constexpr int64_t kTile = gram_tile(Device::cpu), kChunk = gram_chunk(Device::cpu);
 
 // What of the output is made: tiles on and above the diagonal, or all; of some rows.
 struct Wanted {
@@ -41,7 +41,7 @@ const float* chunk_f32(ConstTensorView x, int64_t begin, int64_t end, Tensor& ro
   const int64_t in = x.cols();
   if (x.dtype == DType::f32) return x.as<float>() + begin * in;
   FEWBIT_ASSERT(x.dtype == DType::bf16);
-  if (!room) room = Tensor::host(DType::f32, {std::min(x.rows(), kGramChunk), in});
+  if (!room) room = Tensor::host(DType::f32, {std::min(x.rows(), kChunk), in});
   const bf16* from = x.as<bf16>() + begin * in;
   float* to = room.view().as<float>();
   constexpr int64_t kAtOnce = 1 << 16;
@@ -54,8 +54,8 @@ void add_by_blas(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wante
   blas::use_one_thread();
   const int64_t n = d.cols;
   Tensor room_a, room_b;
-  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
-    const int64_t end = std::min(a.rows(), t + kGramChunk);
+  for (int64_t t = 0; t < a.rows(); t += kChunk) {
+    const int64_t end = std::min(a.rows(), t + kChunk);
     const float* ca = chunk_f32(a, t, end, room_a);
     const float* cb = a.data == b.data ? ca : chunk_f32(b, t, end, room_b);
     for_tiles(n, wanted, [&](int64_t i, int64_t j) {
@@ -68,14 +68,14 @@ void add_by_blas(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wante
 // The same of bf16 through the matrix unit: a chunk's sums in tiles of the unit, then added to d.
 void add_by_tiles(ConstTensorView a, ConstTensorView b, Mat<float> d, const Wanted& wanted) {
   const int64_t n = d.cols, panels = whole_tiles(n);
-  const int64_t values = right_values(std::min(a.rows(), kGramChunk), n);
+  const int64_t values = right_values(std::min(a.rows(), kChunk), n);
   const Tensor left = Tensor::host(DType::bf16, {values});
   const Tensor right = Tensor::host(DType::bf16, {values}),
                other = Tensor::host(DType::bf16, {a.data == b.data ? 0 : values});
   uint16_t *turned = left.view().as<uint16_t>(), *tiles_b = right.view().as<uint16_t>();
   uint16_t* tiles_a = a.data == b.data ? tiles_b : other.view().as<uint16_t>();
-  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
-    const int64_t k = std::min(a.rows() - t, kGramChunk);
+  for (int64_t t = 0; t < a.rows(); t += kChunk) {
+    const int64_t k = std::min(a.rows() - t, kChunk);
     const RightTiles x{.k = k, .n = n, .data = tiles_a}, y{.k = k, .n = n, .data = tiles_b};
     parallel_for(panels, 1, [&](int64_t p, int64_t end) {
       if (tiles_a != tiles_b) pack_right(a.as<bf16>() + t * n, n, k, n, p, end, tiles_a);

@@ -33,6 +33,7 @@ namespace {
 
 constexpr int kTile = 32;
 constexpr int64_t kStrip = gram_tile(Device::cuda);  // rows of a block row
+constexpr int64_t kChunk = gram_chunk(Device::cuda);
 
 cudaDataType_t data_type(DType d) {
   FEWBIT_ASSERT(d == DType::f32 || d == DType::bf16);
@@ -121,8 +122,8 @@ void add_sums(Exec& ex, CudaLanes& lanes, ConstTensorView x, ConstTensorView x_f
   const int64_t n = x.cols(), strip = x.dtype == DType::bf16 ? kWideStrip : kStrip;
   CudaState& s = ex.cuda_state();
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n && (!x_full.data || (x_full.shape == x.shape && d.rows() == n)));
-  for (int64_t t = 0; t < x.rows(); t += kGramChunk) {
-    const int64_t end = std::min(x.rows(), t + kGramChunk);
+  for (int64_t t = 0; t < x.rows(); t += kChunk) {
+    const int64_t end = std::min(x.rows(), t + kChunk);
     const ConstTensorView chunk = x.row_range(t, end);
     OnLanes on(s, lanes);
     for (int64_t i = whole.begin; x_full.data && i < std::min(n, whole.end); i += strip) {
@@ -143,8 +144,8 @@ void add_gram_half(Exec& ex, ConstTensorView x, TensorView g, RowBand rows) {
   const int64_t n = x.cols();
   FEWBIT_ASSERT(g.rows() == n && g.cols() == n);
   CudaState& s = ex.cuda_state();
-  for (int64_t t = 0; t < x.rows(); t += kGramChunk) {
-    const ConstTensorView chunk = x.row_range(t, std::min(x.rows(), t + kGramChunk));
+  for (int64_t t = 0; t < x.rows(); t += kChunk) {
+    const ConstTensorView chunk = x.row_range(t, std::min(x.rows(), t + kChunk));
     for (int64_t i = rows.begin; i < std::min(n, rows.end); i += kStrip) {
       const int64_t end = std::min(n, i + kStrip);
       add_block(s, chunk, chunk, g.as<float>(), i, end, 0, end);
@@ -167,8 +168,8 @@ void gram(Exec& ex, ConstTensorView x, TensorView g) {
 void cross_gram(Exec& ex, ConstTensorView a, ConstTensorView b, TensorView d, RowBand rows) {
   const int64_t n = a.cols();
   FEWBIT_ASSERT(a.shape == b.shape && a.dtype == b.dtype && d.rows() == n && d.cols() == n);
-  for (int64_t t = 0; t < a.rows(); t += kGramChunk) {
-    const int64_t end = std::min(a.rows(), t + kGramChunk);
+  for (int64_t t = 0; t < a.rows(); t += kChunk) {
+    const int64_t end = std::min(a.rows(), t + kChunk);
     for (int64_t i = rows.begin; i < std::min(n, rows.end); i += kStrip)
       add_block(ex.cuda_state(), a.row_range(t, end), b.row_range(t, end), d.as<float>(), i, std::min(n, i + kStrip), 0,
                 n);

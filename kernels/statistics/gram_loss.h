@@ -14,8 +14,8 @@ namespace fewbit {
 // lies on and above the diagonal is multiplied, the entries above it twice. LossSums::f32 is for errors that nothing
 // has aimed at (plain rounding, or a weight against zero): products in f32, on CUDA of two bf16 terms each
 // (kernels/device/split_product.cuh), and only the sum over a row in f64, in a quarter of the time and less.
-// LossSums::reported is for a loss that decides nothing: f64 on the CPU, terms on CUDA, whose roundings of 2^-17
-// average out over a linear's entries.
+// LossSums::reported is for a loss that decides nothing, or only between candidates far apart, as those of a search for
+// scales: f64 on the CPU, terms on CUDA, whose roundings of 2^-17 average out over a linear's entries.
 enum class LossSums : uint8_t { f64, f32, reported };
 namespace cpu {
 void gram_loss(Exec&, ConstTensorView a, ConstTensorView b, ConstTensorView h, TensorView loss, LossSums);

@@ -1,23 +1,24 @@
 #pragma once
 // Chunks: how the calibration's windows are cut into the pieces that run through a block one after another. The cut
-// depends on the length of a window alone, never on a memory limit, so that every product of a run has the same shape
-// on every machine, and with it the same bits.
+// depends on the length of a window and the kind of device alone, never on a memory limit, so that every product of a
+// run has the same shape on every machine, and with it the same bits.
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/statistics/gram.h"
+
 namespace fewbit {
 
-// Tokens of a chunk, where windows are not longer. Enough to keep a GPU's products bound by arithmetic, few enough that
-// the activations of a chunk are small beside the weights of a block. Equal to kGramChunk, so that windows whose length
-// divides it reach the sums of statistics without another copy.
-inline constexpr int64_t kChunkTokens = 2048;
+// Tokens of a chunk, where windows are not longer: as many as the sums of statistics take at once, so that windows
+// whose length divides them reach the sums without another copy. Few enough that the activations of a chunk are small
+// beside the sums of a wide input.
+constexpr int64_t chunk_tokens(Device::Kind kind) { return gram_chunk(kind); }
 
 struct Chunks {
   int64_t windows = 0, length = 0;  // sequences, and tokens of each
+  int64_t at_once = chunk_tokens(Device::cpu);
 
-  int64_t per_chunk() const {
-    return std::max<int64_t>(1, std::min(windows, kChunkTokens / std::max<int64_t>(1, length)));
-  }
+  int64_t per_chunk() const { return std::max<int64_t>(1, std::min(windows, at_once / std::max<int64_t>(1, length))); }
   int64_t count() const { return windows == 0 ? 0 : (windows + per_chunk() - 1) / per_chunk(); }
   int64_t tokens() const { return windows * length; }
   int64_t seqs(int64_t chunk) const { return std::min(per_chunk(), windows - chunk * per_chunk()); }

@@ -92,12 +92,12 @@ void ExpertInputs::show_inputs(int first, int last, const RowsOf& see) {
   });
 }
 
-// What the experts make of their rows, kGramChunk of their own at a time.
+// What the experts make of their rows, kExpertPiece of their own at a time.
 void ExpertInputs::show_activations(int first, int last, const LinearOf& quantized, const RowsOf& see) {
   const auto original = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
   std::vector<RowCutter> cutters;
   for (int e = first; e < last; ++e)
-    cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView x_full) {
+    cutters.emplace_back(ex_, kExpertPiece, [&, e](ConstTensorView x, ConstTensorView x_full) {
       const auto act = [&](const LinearOf& of, ConstTensorView rows) {
         return expert_activation(ex_, op_, e, of, rows);
       };
@@ -123,8 +123,8 @@ ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const 
   std::vector<std::unique_ptr<InputSums>> sums(static_cast<size_t>(last - first));
   for (int e = first; e < last; ++e)
     if (owns(e))
-      sums[at(e)] =
-          std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale());
+      sums[at(e)] = std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale(),
+                                                one_process(), false, kExpertPiece);
   show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add(x, x_full); });
   Wave wave{.first = first, .rounding = rounding};
   for (auto& s : sums) {

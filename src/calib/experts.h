@@ -10,7 +10,7 @@
 // so that the layer's share of the trace is m / n_min. The cross sums are lent in the same proportion.
 //
 // Experts are looked at in waves: as many at a time as their sums have room for. Every wave sees all chunks of the
-// input once; an expert's rows are cut again at kGramChunk of its own, so that the sums do not depend on the waves.
+// input once; an expert's rows are cut again at kExpertPiece of its own, so that the sums do not depend on the waves.
 //
 // Where the weights of all experts have no room either, those of a wave come with it.
 //

@@ -68,11 +68,12 @@ Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
 }
 
 InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale,
-                     const Ranks& ranks, bool beside)
+                     const Ranks& ranks, bool beside, int64_t piece)
     : ex_(ex),
       rounding_(rounding),
       share_(ex, ranks, in, beside),
-      cutter_(ex, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
+      cutter_(ex, piece > 0 ? piece : gram_chunk(ex.device().kind),
+              [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
   if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
   if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;

@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
-#include "kernels/statistics/gram.h"
-
 namespace fewbit {
 
 void RowCutter::keep(ConstTensorView x, ConstTensorView x_full) {
   const auto copy = [&](ConstTensorView from, Tensor& to) {
     if (!from.data) return;
-    if (to.empty()) to = ex_.alloc(from.dtype, {kGramChunk, from.cols()});
+    if (to.empty()) to = ex_.alloc(from.dtype, {piece_, from.cols()});
     ex_.copy(from, to.view().row_range(kept_, kept_ + from.rows()));
   };
   copy(x, x_);
@@ -20,13 +18,13 @@ void RowCutter::keep(ConstTensorView x, ConstTensorView x_full) {
 void RowCutter::add(ConstTensorView x, ConstTensorView x_full) {
   FEWBIT_ASSERT(!x_full.data || x_full.rows() == x.rows());
   for (int64_t at = 0; at < x.rows();) {
-    const int64_t end = std::min(x.rows(), at + kGramChunk - kept_);
+    const int64_t end = std::min(x.rows(), at + piece_ - kept_);
     const auto part = [&](ConstTensorView v) { return v.data ? v.row_range(at, end) : v; };
-    if (kept_ == 0 && end - at == kGramChunk)
+    if (kept_ == 0 && end - at == piece_)
       take_(part(x), part(x_full));
     else
       keep(part(x), part(x_full));
-    if (kept_ == kGramChunk) finish();
+    if (kept_ == piece_) finish();
     at = end;
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-// RowCutter: rows that arrive in portions of any size leave in pieces of kGramChunk, counted from the first row. So the
+// RowCutter: rows that arrive in portions of any size leave in pieces of one size, counted from the first row. So the
 // sums over them do not depend on the portions.
 #include <functional>
 
@@ -7,11 +7,15 @@
 
 namespace fewbit {
 
+// Rows of a piece where many inputs wait for theirs at once, as those of experts: all their pieces are in memory.
+inline constexpr int64_t kExpertPiece = 2048;
+
 class RowCutter {
  public:
   // Gets pieces of the rows of both streams; x_full.data == nullptr where there is one only.
   using Take = std::function<void(ConstTensorView x, ConstTensorView x_full)>;
-  RowCutter(Exec& ex, Take take) : ex_(ex), take_(std::move(take)) {}
+  // `piece`: rows.
+  RowCutter(Exec& ex, int64_t piece, Take take) : ex_(ex), piece_(piece), take_(std::move(take)) {}
 
   void add(ConstTensorView x, ConstTensorView x_full);
   // The rows that are left, fewer than a piece.
@@ -21,8 +25,9 @@ class RowCutter {
   void keep(ConstTensorView x, ConstTensorView x_full);
 
   Exec& ex_;
+  int64_t piece_;
   Take take_;
-  Tensor x_{}, x_full_{};  // [kGramChunk, features] each, made when a portion does not end with a piece
+  Tensor x_{}, x_full_{};  // [piece_, features] each, made when a portion does not end with a piece
   int64_t kept_ = 0;       // rows in them
 };
 

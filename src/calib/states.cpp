@@ -84,19 +84,29 @@ void States::release() {
   pieces_.clear();
 }
 
-void States::put(int64_t chunk, ConstTensorView rows) {
+// Where the chunk lies, or will.
+States::Piece& States::room_for(int64_t chunk, ConstTensorView rows) {
   FEWBIT_ASSERT(rows.dtype == dtype_ && rows.rows() == chunks_.rows(chunk) && rows.cols() == features_);
   Piece& p = pieces_[static_cast<size_t>(chunk)];
-  if (p.tier == StateStore::Tier::none) {
-    p.tier = store_->take(rows.bytes());
-    Exec& ex = store_->exec();
-    if (p.tier == StateStore::Tier::device) p.memory = ex.alloc(dtype_, rows.shape);
-    // On the CPU the memory of the host is the device's: counted with the ops' own.
-    if (p.tier == StateStore::Tier::host)
-      p.memory = ex.on_cuda() ? ex.alloc_pinned(dtype_, rows.shape) : ex.alloc(dtype_, rows.shape);
-  }
+  if (p.tier == StateStore::Tier::none) p.tier = store_->take(rows.bytes());
+  return p;
+}
+
+void States::put(int64_t chunk, ConstTensorView rows) {
+  Piece& p = room_for(chunk, rows);
   if (p.tier == StateStore::Tier::file) return write_file(chunk, rows);
-  if (p.memory.view().data != rows.data) store_->exec().copy(rows, p.memory);
+  Exec& ex = store_->exec();
+  // On the CPU the memory of the host is the device's: counted with the ops' own.
+  const bool pinned = p.tier == StateStore::Tier::host && ex.on_cuda();
+  if (p.memory.empty()) p.memory = pinned ? ex.alloc_pinned(dtype_, rows.shape) : ex.alloc(dtype_, rows.shape);
+  if (p.memory.view().data != rows.data) ex.copy(rows, p.memory);
+}
+
+void States::put(int64_t chunk, Tensor&& rows) {
+  Piece& p = room_for(chunk, rows);
+  if (p.tier == StateStore::Tier::file || (p.tier == StateStore::Tier::host && store_->exec().on_cuda()))
+    return put(chunk, ConstTensorView(rows));
+  p.memory = std::move(rows);
 }
 
 void States::get(int64_t begin, int64_t end, TensorView into) const {
@@ -120,6 +130,10 @@ ConstTensorView States::resident(int64_t chunk) const {
   const bool here =
       p.tier == StateStore::Tier::device || (p.tier == StateStore::Tier::host && !store_->exec().on_cuda());
   return here ? ConstTensorView(p.memory) : ConstTensorView{};
+}
+
+TensorView States::in_place(int64_t chunk) {
+  return resident(chunk).data ? pieces_[static_cast<size_t>(chunk)].memory.view() : TensorView{};
 }
 
 void States::expect(int64_t chunk) const {

@@ -56,10 +56,14 @@ class States {
 
   // Stores the rows of a chunk, [rows, features] on the device, in the place of those before.
   void put(int64_t chunk, ConstTensorView rows);
+  // The same of memory on the device that holds these rows and nothing else: kept as it is where the chunk lies there.
+  void put(int64_t chunk, Tensor&& rows);
   // Tokens [begin, end) of all, to `into` on the device; they must have been put. Error{io} where the file fails.
   void get(int64_t begin, int64_t end, TensorView into) const;
   // The chunk where it lies on the device already; data == nullptr where it must be fetched.
   ConstTensorView resident(int64_t chunk) const;
+  // The same, to be written by who will put it: what was there is lost.
+  TensorView in_place(int64_t chunk);
   // Says that the chunk will be read next, so that the file's bytes are on their way.
   void expect(int64_t chunk) const;
   // Gives back the room of a chunk that nobody reads again.
@@ -70,6 +74,7 @@ class States {
     StateStore::Tier tier = StateStore::Tier::none;
     Tensor memory{};
   };
+  Piece& room_for(int64_t chunk, ConstTensorView rows);
   int64_t bytes_of_rows(int64_t rows) const { return rows * features_ * bytes_of(dtype_); }
   void open_file();
   void write_file(int64_t chunk, ConstTensorView rows);

@@ -60,17 +60,23 @@ bool Stream::written_between(size_t begin, size_t end, Slot s) const {
   return false;
 }
 
-// Binds the stored slots of the chunk: copies where an op up to `to` writes them or they lie elsewhere.
-void Stream::load(int64_t chunk, size_t to) {
+// Binds the stored slots of the chunk: copies where an op up to `to` writes them or they lie elsewhere. A residual
+// stream that will take the place of what it is made from, as it is in front of `to`, is made there.
+void Stream::load(int64_t chunk, size_t to, std::optional<size_t> cut) {
   Exec& ex = store_.exec();
   activations_ = {};
   activations_.choice = &choices_[choices_.size() == 1 ? 0 : static_cast<size_t>(chunk)];
   for (Tensor& t : slots_) t.reset();
-  for (const auto& [slot, states] : stored_) {
+  for (auto& [slot, states] : stored_) {
     const ConstTensorView here = states.resident(chunk);
     if (here.data && !written_between(base_, to, slot)) {
       // Nothing writes through this view: a slot that is written was copied.
       activations_[slot] = {const_cast<void*>(here.data), here.dtype, here.shape, here.device};
+      continue;
+    }
+    const bool replaced = slot == Slot::x && !keeps_entering_ && cut && *cut > base_;
+    if (here.data && replaced && !written_between(*cut, to, slot)) {
+      activations_[slot] = states.in_place(chunk);
       continue;
     }
     Tensor& memory = slots_[static_cast<size_t>(slot)];
@@ -81,7 +87,7 @@ void Stream::load(int64_t chunk, size_t to) {
   }
 }
 
-void Stream::save(int64_t chunk, size_t at) {
+void Stream::save(int64_t chunk, size_t at, size_t to) {
   for (int i = 0; i < kSlots; ++i) {
     const Slot s = static_cast<Slot>(i);
     const TensorView now = activations_[s];
@@ -93,7 +99,13 @@ void Stream::save(int64_t chunk, size_t at) {
       before->second.put(chunk, now);
       continue;
     }
-    next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second.put(chunk, now);
+    States& states = next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second;
+    // Memory that no op of this pass writes again is kept as it is.
+    Tensor& memory = slots_[static_cast<size_t>(i)];
+    if (memory.view().data == now.data && memory.shape() == now.shape && !written_between(at, to, s))
+      states.put(chunk, std::move(memory));
+    else
+      states.put(chunk, now);
   }
   // What was only for the ops in front of the cut goes now and not with all other chunks, or both would be there at
   // once.
@@ -114,6 +126,11 @@ void Stream::moved(size_t cut) {
   base_ = cut;
   std::erase_if(sums_, [&](const auto& entry) { return entry.first < cut; });
   std::erase_if(stored_, [&](const auto& entry) { return !alive_before(*ops_, cut, entry.first); });
+}
+
+void Stream::let_go() {
+  activations_ = {};
+  for (Tensor& t : slots_) t.reset();
 }
 
 void Stream::allocate_for(size_t index, int64_t rows) {
@@ -165,17 +182,17 @@ bool Stream::take_sums(int64_t chunk, size_t op) {
 const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& weights, const RopeTables& ropes,
                                  std::optional<size_t> cut, const Watch& watch) {
   const int64_t rows = chunks_.rows(chunk);
-  load(chunk, to);
+  load(chunk, to, cut);
   TokenLayout layout{.seqs = chunks_.seqs(chunk), .positions = positions_.view().row_range(0, rows)};
   if (!ids_.empty()) layout.ids = ids_.view().row_range(chunks_.begin(chunk), chunks_.begin(chunk) + rows);
   for (size_t i = base_; i < to; ++i) {
-    if (cut == i && i > base_) save(chunk, i);
+    if (cut == i && i > base_) save(chunk, i, to);
     if (watch) watch(i, activations_);
     allocate_for(i, rows);
     if (!take_sums(chunk, i)) run_op(store_.exec(), (*ops_)[i], weights, ropes, layout, activations_);
     release_after(i);
   }
-  if (cut == to && to > base_) save(chunk, to);
+  if (cut == to && to > base_) save(chunk, to, to);
   return activations_;
 }
 

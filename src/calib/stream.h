@@ -46,6 +46,8 @@ class Stream {
   void add_experts(int64_t chunk, size_t op, const BlockWeights&, int first, int last);
   // Every chunk was brought past `cut`: the next passes begin there.
   void moved(size_t cut);
+  // Gives back the memory of the chunk that was brought last: nobody looks at it again.
+  void let_go();
   size_t base() const { return base_; }
 
   const States& x() const { return stored_.at(Slot::x); }  // at the last cut
@@ -53,9 +55,9 @@ class Stream {
 
  private:
   bool written_between(size_t begin, size_t end, Slot) const;
-  void load(int64_t chunk, size_t to);
+  void load(int64_t chunk, size_t to, std::optional<size_t> cut);
   bool take_sums(int64_t chunk, size_t op);
-  void save(int64_t chunk, size_t at);
+  void save(int64_t chunk, size_t at, size_t to);
   void allocate_for(size_t index, int64_t rows);
   void release_after(size_t index);
 

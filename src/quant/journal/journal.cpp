@@ -9,6 +9,7 @@
 
 #include "formats/shards.h"
 #include "src/core/digest.h"
+#include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/quant/journal/identity.h"
 
@@ -219,9 +220,8 @@ void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const
   auto writer = container_safetensors.create(folder, WriterOptions{.shard_bytes = INT64_MAX});
   for (const NamedTensor& t : tensors) writer->add(t.name, t.tensor);
   writer->finish();
-  sync_file(file);
-  sync_folder(folder);
-  sync_folder(dir());
+  unsafe_.push_back(layer);
+  if (!since_safe_ || since_safe_->seconds() >= kSafeEvery) make_safe();
   Json line = {{"layer", layer},
                {"bytes", File::read(file).size()},
                {"digest", digest_of_file(file)},
@@ -230,6 +230,23 @@ void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const
   append(line.dump());
   blocks_.push_back(records);
   folder_->keep(true);
+}
+
+// A file that is gone lies in a shard by now, which is safe.
+void Journal::make_safe() {
+  for (const int64_t layer : unsafe_) {
+    const fs::path file = block_file(layer);
+    try {
+      sync_file(file);
+      sync_folder(file.parent_path());
+    } catch (const Error&) {
+      std::error_code ec;
+      if (fs::exists(file, ec)) throw;
+    }
+  }
+  unsafe_.clear();
+  sync_folder(dir());
+  since_safe_.emplace();
 }
 
 fs::path Journal::shard_file(int64_t shard) const {
@@ -269,9 +286,12 @@ void Journal::seal_shard(int64_t blocks, WrittenFile written) {
   drop_covered();
 }
 
+// Side by side, for a file system takes some 40 ms to let go of 100 MB.
 void Journal::drop_covered() {
-  std::error_code ec;
-  for (int64_t layer = 0; layer < covered_blocks(); ++layer) fs::remove_all(block_file(layer).parent_path(), ec);
+  parallel_for(covered_blocks(), 1, [&](int64_t begin, int64_t end) {
+    std::error_code ec;
+    for (int64_t layer = begin; layer < end; ++layer) fs::remove_all(block_file(layer).parent_path(), ec);
+  });
 }
 
 std::vector<WrittenFile> Journal::written_shards() const {

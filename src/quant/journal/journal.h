@@ -14,6 +14,7 @@
 #include "formats/container.h"
 #include "formats/packing.h"
 #include "formats/written_file.h"
+#include "src/core/stopwatch.h"
 #include "src/quant/journal/run_folder.h"
 #include "src/quant/output/report.h"
 
@@ -40,8 +41,11 @@ class Journal {
   CheckpointIndex open_block(int64_t layer) const;
   const std::string& note() const { return note_; }  // what must be done again, and why; "" = nothing
 
-  // Writes the block's tensors, then its record, each down to the disk; a crash before the end leaves the block
-  // unsealed.
+  // Writes the block's tensors, then its record; a crash before the end leaves the block unsealed. Blocks that come
+  // faster than one in kSafeEvery seconds go down to the disk together, for their files are soon replaced by a shard:
+  // who kills the program loses none of them, who cuts the power those of the last seconds, which are found damaged
+  // then and done again.
+  static constexpr double kSafeEvery = 10;
   void seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records);
 
   // Shards lie in the folder kBuilt under names of their own until name_shards().
@@ -64,6 +68,7 @@ class Journal {
   void rewrite(const std::string& text);
   void take_names_back();
   void drop_covered();
+  void make_safe();
   std::filesystem::path dir_;
   RunFolder* folder_ = nullptr;  // null: writes nothing
   std::optional<File> log_{};
@@ -72,6 +77,8 @@ class Journal {
   std::vector<int64_t> shards_;       // of each: the blocks that lie in it and in those before
   std::vector<WrittenFile> written_;  // the same shards
   std::string note_;
+  std::vector<int64_t> unsafe_;  // blocks whose files may not be on the disk yet
+  std::optional<Stopwatch> since_safe_{};
 };
 
 // Whether a run got so far that something would be lost without it.

@@ -3,11 +3,15 @@
 #include <algorithm>
 
 #include "kernels/statistics/column_stats.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 
-ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64_t in)
-    : ex_(ex), rows_(rows), share_(ex, ranks, in), cutter_(ex, [this](ConstTensorView x, ConstTensorView) {
+ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64_t in, bool beside, int64_t piece)
+    : ex_(ex),
+      rows_(rows),
+      share_(ex, ranks, in, beside),
+      cutter_(ex, piece > 0 ? piece : gram_chunk(ex.device().kind), [this](ConstTensorView x, ConstTensorView) {
         share_.add(x, {}, stats_.input.gram, {});
         column_stats(ex_, x, {}, stats_.absmax, stats_.abssum);
       }) {
@@ -20,11 +24,14 @@ ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64
 void ActivationSums::sample(ConstTensorView x) {
   const int64_t count = std::min(kTransformSample, rows_), seen = stats_.input.tokens;
   if (stats_.sample.empty()) stats_.sample = ex_.alloc(x.dtype, {count, x.cols()});
-  for (; sampled_ < count; ++sampled_) {
-    const int64_t at = spread_row(sampled_, count, rows_) - seen;
-    if (at >= x.rows()) return;
-    ex_.copy(x.row_range(at, at + 1), stats_.sample.view().row_range(sampled_, sampled_ + 1));
-  }
+  std::vector<int32_t> at;
+  for (int64_t k = sampled_; k < count && spread_row(k, count, rows_) < seen + x.rows(); ++k)
+    at.push_back(static_cast<int32_t>(spread_row(k, count, rows_) - seen));
+  if (at.empty()) return;
+  const auto some = static_cast<int64_t>(at.size());
+  const Tensor rows = ex_.to_device(Tensor::host_from<int32_t>(DType::i32, {some}, at));
+  ex_.copy(gather_rows(ex_, x, rows), stats_.sample.view().row_range(sampled_, sampled_ + some));
+  sampled_ += some;
 }
 
 void ActivationSums::add(ConstTensorView x) {

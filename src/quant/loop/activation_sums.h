@@ -10,8 +10,8 @@ inline constexpr int64_t kTransformSample = 4096;
 
 class ActivationSums {
  public:
-  // `rows`: how many will come, of `in` features.
-  ActivationSums(Exec&, const Ranks&, int64_t rows, int64_t in);
+  // `rows`: how many will come, of `in` features. `beside`, `piece`: as InputSums has them.
+  ActivationSums(Exec&, const Ranks&, int64_t rows, int64_t in, bool beside = false, int64_t piece = 0);
   ActivationSums(ActivationSums&&) = delete;
   void add(ConstTensorView x);
   ActivationStats finish();

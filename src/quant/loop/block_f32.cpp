@@ -45,11 +45,28 @@ Tensor load_matrix(Exec& ex, const Checkpoint& c, const std::string& name, const
   return w;
 }
 
+// The linear's weight from the block that runs; empty where that has it in another type than the model.
+Tensor widened(Exec& ex, const Checkpoint& c, const std::string& name, const Linear& linear) {
+  const auto* dense = std::get_if<DenseLinear>(&linear);
+  if (!dense || c.packed(name) || !c.store.has(name + ".weight")) return {};
+  const ConstTensorView w = dense->weight;
+  if (!w.data || w.dtype != c.store.index().tensors.at(name + ".weight").dtype) return {};
+  Tensor wide = ex.alloc(DType::f32, w.shape);
+  cast(ex, w, wide);
+  return wide;
+}
+
 void load_linear_f32(Exec& ex, const Checkpoint& c, const std::string& prefix, const LinearDef& l, bool bias,
-                     BlockF32& block) {
+                     const BlockWeights* loaded, BlockF32& block) {
   const std::string weight = l.name + ".weight";
-  if (!block.weights.count(weight))
-    block.weights.emplace(weight, load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features}));
+  if (!block.weights.count(weight)) {
+    Tensor w;
+    if (loaded)
+      if (const auto it = loaded->linears.find(l.name); it != loaded->linears.end())
+        w = widened(ex, c, prefix + l.name, it->second);
+    if (w.empty()) w = load_matrix(ex, c, prefix + weight, {l.out_features, l.in_features});
+    block.weights.emplace(weight, std::move(w));
+  }
   if (bias && l.bias)
     block.vectors.emplace(l.name + ".bias", load_vector(c, prefix + l.name + ".bias", l.out_features));
 }
@@ -68,7 +85,8 @@ const VectorF32* stored_vector(const BlockF32& b, const Absorber& a) {
 
 }  // namespace
 
-BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers) {
+BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std::vector<Absorber>& absorbers,
+                        const BlockWeights* loaded) {
   BlockF32 block;
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   const std::string prefix = c.spec.prefix(layer);
@@ -76,8 +94,8 @@ BlockF32 load_block_f32(Exec& ex, const Checkpoint& c, int64_t layer, const std:
     if (a.kind == Absorber::Kind::norm)
       block.vectors.emplace(a.name + ".weight", load_vector(c, prefix + a.name + ".weight", a.features));
     else
-      load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, block);
-    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, block);
+      load_linear_f32(ex, c, prefix, linear_in(ops[a.op], a.name), true, loaded, block);
+    for (const LinearDef& l : a.linears) load_linear_f32(ex, c, prefix, l, false, loaded, block);
     for (const NamedDense& router : a.routers)
       block.routers[router.name].weight = load_matrix(ex, c, prefix + router.name + ".weight", router.shape);
   }

@@ -33,8 +33,9 @@ struct BlockF32 {
 };
 
 // The tensors that the absorbers name: their norms or linears (with biases), all linears behind them, and
-// routers.
-BlockF32 load_block_f32(Exec&, const Checkpoint&, int64_t layer, const std::vector<Absorber>& absorbers);
+// routers. `loaded`: null, or the block as it runs: a linear that it has in the stored type is not read again.
+BlockF32 load_block_f32(Exec&, const Checkpoint&, int64_t layer, const std::vector<Absorber>& absorbers,
+                        const BlockWeights* loaded = nullptr);
 
 // The scale nearest to `s` that can be divided out of the absorber exactly: what is stored in the
 // checkpoint's type (a norm's weight, a bias) is divided and rounded first, and the factor taken from the

@@ -40,7 +40,7 @@ BlockLoop::BlockLoop(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const
       ahead_(ex, job.overlaps ? plan.memory.slot : 0),
       coder_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
       ends_(ex, c, plan, job, phases_, background_, ahead_, windows.count > 0),
-      chunks_{.windows = windows.count, .length = windows.length},
+      chunks_{.windows = windows.count, .length = windows.length, .at_once = chunk_tokens(ex.device().kind)},
       share_(ex, ranks_, chunks_),
       store_(ex, room_of(plan, journal)),
       background_(job.overlaps, ex.on_cuda()) {
@@ -278,6 +278,8 @@ void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show
   share_.each(
       features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch, arrived); },
       [&](int64_t chunk, const ChunkShare::Rows& rows) { phases_.timed("observe", [&] { show(chunk, rows); }); });
+  quantized_->let_go();
+  if (full_) full_->let_go();
   if (!cut) return;
   quantized_->moved(*cut);
   if (full_) full_->moved(*cut);

@@ -60,7 +60,9 @@ class BlockObserver {
 
  private:
   static Chunks selected(const Chunks& all) {
-    return {.windows = std::clamp(kTransformTokens / all.length, int64_t{1}, all.windows), .length = all.length};
+    return {.windows = std::clamp(kTransformTokens / all.length, int64_t{1}, all.windows),
+            .length = all.length,
+            .at_once = all.at_once};
   }
   size_t last_consumer() const {
     size_t last = 0;
@@ -87,7 +89,7 @@ class BlockObserver {
       if (a.expert < 0) {
         seen.push_back(&a);
         features.push_back(a.features * a.repeat);
-        sums.emplace_back(ex_, ranks_, chunks_.tokens(), features.back());
+        sums.emplace_back(ex_, ranks_, chunks_.tokens(), features.back(), ranks_.alone());
       }
     if (moe()) features.push_back(moe()->hidden);
     std::vector<Tensor> held(seen.size());  // of the chunk that is brought: its slots are used again further on
@@ -128,8 +130,8 @@ class BlockObserver {
     std::vector<RowCutter> cutters;
     for (int e = first; e < last; ++e) {
       const int64_t rows = fed(e) ? tokens_[static_cast<size_t>(e)] : std::min(kExpertTokens, chunks_.tokens());
-      sums.push_back(std::make_unique<ActivationSums>(ex_, ranks_, rows, m.down.in_features));
-      cutters.emplace_back(ex_, [&, e](ConstTensorView x, ConstTensorView) {
+      sums.push_back(std::make_unique<ActivationSums>(ex_, ranks_, rows, m.down.in_features, false, kExpertPiece));
+      cutters.emplace_back(ex_, kExpertPiece, [&, e](ConstTensorView x, ConstTensorView) {
         const auto linear = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
         sums[at(e)]->add(expert_activation(ex_, m, e, linear, x));
       });
@@ -193,7 +195,7 @@ BlockF32 transform_block(StateStore& store, const Ranks& ranks, const Checkpoint
   job.absorbers = usable_absorbers(ops, job.targets);
   BlockF32 rewritten;
   if (job.absorbers.empty()) return rewritten;
-  phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers); });
+  phases.timed("load", [&] { rewritten = load_block_f32(ex, c, layer, job.absorbers, &weights); });
   for (const Transform* t : plan.transforms) {
     phases.timed("observe", [&] {
       job.stats =

@@ -6,6 +6,7 @@
 
 #include "formats/kv_scales.h"
 #include "src/core/file_io.h"
+#include "src/core/inline_parallel.h"
 #include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 
@@ -17,6 +18,9 @@ namespace fs = std::filesystem;
 std::string stem(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.') + 1); }
 
 int64_t bytes_in(const TensorInfo& t) { return t.shape.numel() * bytes_of(t.dtype); }
+
+// What a file must hold to end for its digest's sake: a fifth of a second of one.
+constexpr int64_t kWorthAFile = int64_t{256} << 20;
 
 }  // namespace
 
@@ -60,6 +64,19 @@ int64_t OutShards::unit_of(const std::string& tensor) const {
   return head || starts_with(tensor, stem(spec.final_norm)) ? 1 + spec.layers : 0;
 }
 
+// Whether a file with so many bytes ends in front of the unit that comes, for its digest's sake.
+bool OutShards::ends_before(int64_t unit, int64_t bytes) const {
+  if (bytes < kWorthAFile) return false;
+  if (unit <= ckpt_.spec.layers) {
+    int64_t block = unit - 1;
+    while (block >= 10 && block % 10 == 0) block /= 10;
+    return unit > 10 && block == 1;
+  }
+  int64_t own = 0;
+  for (const TensorInfo* info : of_model_.back()) own += bytes_in(*info);
+  return own >= kWorthAFile;
+}
+
 // The tensors of every shard, by the rule of take(). Experts that are stacked are not foreseen, nor is a vector that a
 // transform stores in another type.
 void OutShards::foresee(const QuantPlan& plan) {
@@ -88,16 +105,19 @@ void OutShards::foresee(const QuantPlan& plan) {
   std::set<std::string> seen;
   int64_t bytes = 0;
   foreseen_.emplace_back();
-  for (auto& unit : units)
-    for (auto& [name, info] : unit) {
+  const auto next = [&] {
+    foreseen_.emplace_back();
+    bytes = 0;
+  };
+  for (size_t unit = 0; unit < units.size(); ++unit) {
+    if (ends_before(static_cast<int64_t>(unit), bytes)) next();
+    for (auto& [name, info] : units[unit]) {
       if (!seen.insert(name).second) continue;
-      if (!foreseen_.back().empty() && bytes + info.bytes > shard_bytes_) {
-        foreseen_.emplace_back();
-        bytes = 0;
-      }
+      if (!foreseen_.back().empty() && bytes + info.bytes > shard_bytes_) next();
       bytes += info.bytes;
       foreseen_.back().push_back(std::move(info));
     }
+  }
 }
 
 // The shard of that number where it was foreseen with this tensor, which it does not have yet.
@@ -117,11 +137,33 @@ void OutShards::begin() {
   std::error_code ec;
   fs::create_directories(journal_.dir() / kBuilt, ec);
   remove_all_but_shards(journal_);
+  // The last file is the head's where it holds nothing of a block: it is filled beside the others.
+  const auto last = static_cast<int64_t>(foreseen_.size()) - 1;
+  const std::vector<const TensorInfo*>& own = of_model_.back();
+  if (last > journal_.shards() && !own.empty() && foreseen_.back().size() == own.size() && foreseen(last, *own.front()))
+    fill_own(last, own);
   take(next_++);
   Blocks none;
-  for (const TensorInfo* info : of_model_.back())
+  for (const TensorInfo* info : own)
     for (int64_t shard = 0; shard < static_cast<int64_t>(foreseen_.size()); ++shard)
-      if (OpenShard* open = foreseen(shard, *info)) put(*open, {*info, kModel}, none);
+      if (shard != own_shard_)
+        if (OpenShard* open = foreseen(shard, *info)) put(*open, {*info, kModel}, none);
+}
+
+void OutShards::fill_own(int64_t shard, std::vector<const TensorInfo*> own) {
+  own_shard_ = shard;
+  own_ = std::async(std::launch::async, [this, open = &open_.at(shard), own = std::move(own)] {
+    const InlineParallel alone;
+    Blocks none;
+    for (const TensorInfo* info : own)
+      if (open->wants(*info)) put(*open, {*info, kModel}, none);
+  });
+}
+
+// Rethrows what went wrong there.
+void OutShards::wait_for_own() {
+  if (own_.valid()) own_.get();
+  own_shard_ = -1;
 }
 
 void OutShards::advance(int64_t sealed) {
@@ -133,6 +175,7 @@ void OutShards::take(int64_t unit) {
   const int64_t block = unit - 1;
   std::map<std::string, Waiting> tensors;
   if (unit > 0 && block < journal_.covered_blocks()) return;
+  if (ends_before(unit, waiting_bytes_)) write(block);
   Blocks blocks;
   if (unit > 0 && (block < ckpt_.spec.layers || journal_.sealed(block))) {
     blocks.emplace(block, journal_.open_block(block));
@@ -190,6 +233,7 @@ void OutShards::put(OpenShard& shard, const Waiting& w, Blocks& blocks) const {
 // What waits becomes a shard. The first `covered` blocks have nothing that is not in shards then.
 void OutShards::write(int64_t covered) {
   const int64_t number = journal_.shards();
+  if (number == own_shard_) wait_for_own();
   std::vector<TensorInfo> infos;
   infos.reserve(waiting_.size());
   for (const Waiting& w : waiting_) infos.push_back(w.info);
@@ -213,6 +257,7 @@ void OutShards::write(int64_t covered) {
 
 void OutShards::finish() {
   advance(journal_.sealed_blocks());
+  wait_for_own();
   if (next_ == 1 + ckpt_.spec.layers) take(next_++);
   if (!waiting_.empty() || journal_.shards() == 0) write(journal_.sealed_blocks());
   for (const auto& [shard, foreseen] : open_) fs::remove(journal_.shard_file(shard));  // that there is not after all

@@ -7,6 +7,11 @@
 // The plan says what every file will hold, so a tensor is put in its place as soon as it is known, the dense head from
 // the start; what is left when a file is full is its digest, its sync and its record. A file that turns out otherwise
 // is begun anew when it is full.
+//
+// The SHA-256 of a file can only go in the order of its tensors, which is that of types and names: block 10 stands
+// behind block 1, and an embedding behind all codes. So that little is left of it when the last block comes, a file
+// also ends in front of block 10, 100 …, and in front of a head that is large.
+#include <future>
 #include <map>
 #include <optional>
 #include <set>
@@ -44,8 +49,11 @@ class OutShards {
   static constexpr int64_t kModel = -1;
 
   int64_t unit_of(const std::string& tensor) const;
+  bool ends_before(int64_t unit, int64_t bytes) const;
   void foresee(const QuantPlan&);
   void begin();
+  void fill_own(int64_t shard, std::vector<const TensorInfo*> own);
+  void wait_for_own();
   void take(int64_t unit);
   void stack(int64_t layer, std::map<std::string, Waiting>& tensors) const;
   OpenShard* foreseen(int64_t shard, const TensorInfo&);
@@ -63,6 +71,8 @@ class OutShards {
   int64_t next_ = 0;  // unit
   std::vector<Waiting> waiting_{};
   int64_t waiting_bytes_ = 0;
+  int64_t own_shard_ = -1;   // that a thread of its own fills
+  std::future<void> own_{};  // the last member: its work ends before what it works on goes
 };
 
 }  // namespace fewbit

@@ -8,6 +8,7 @@
 
 #include "kernels/statistics/gram_lanes.h"
 #include "src/calib/cuts.h"
+#include "src/calib/row_cutter.h"
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/model/op_slots.h"
@@ -39,7 +40,8 @@ class Estimate {
         plan_(plan),
         elem_(bytes_of(o.dtype)),
         kind_(o.on_gpu ? Device::cuda : Device::cpu),
-        chunks_{.windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len},
+        chunks_{
+            .windows = o.seq_len > 0 ? o.tokens / o.seq_len : 0, .length = o.seq_len, .at_once = chunk_tokens(kind_)},
         cross_(has(plan.needs, Needs::cross)),
         streams_(cross_ ? 2 : 1),
         ranks_(o.ranks) {}
@@ -105,7 +107,6 @@ class Estimate {
   }
 
  private:
-  // Tokens whose states a process keeps: those of its chunks.
   // Of the slots that stand between blocks besides the residual stream, at most.
   int64_t kept_features() const {
     int64_t most = 0;
@@ -114,13 +115,15 @@ class Estimate {
         most = std::max(most, std::accumulate(kept->features.begin(), kept->features.end(), int64_t{0}));
     return most;
   }
+  // Tokens whose states a process keeps: those of its chunks.
   int64_t own_rows(const Chunks& chunks) const {
     return std::min(chunks.tokens(), (chunks.count() + ranks_ - 1) / ranks_ * chunks.most_rows());
   }
   Chunks transformed() const {
-    const int64_t length = std::max<int64_t>(1, chunks_.length);
-    return {.windows = std::min(chunks_.windows, std::max<int64_t>(1, kTransformTokens / length)),
-            .length = chunks_.length};
+    Chunks some = chunks_;
+    const int64_t length = std::max<int64_t>(1, some.length);
+    some.windows = std::min(some.windows, std::max<int64_t>(1, kTransformTokens / length));
+    return some;
   }
   using Reach = std::function<void(const char* phase, int64_t device)>;
 
@@ -223,16 +226,15 @@ class Estimate {
   // Rows on their way into the sums: pieces that chunks do not end with, and their rounded copies.
   int64_t gather_bytes(int64_t layer, const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
-    const int64_t piece = kGramPiece * elem_;
     if (m)
-      return waves.experts(*m) * piece * streams_ * (m->gate.in_features + m->down.in_features) +
+      return waves.experts(*m) * kExpertPiece * elem_ * streams_ * (m->gate.in_features + m->down.in_features) +
              received_bytes(m->gate.in_features);
-    const int64_t in = linears_of(op).front().in_features;
+    const int64_t in = linears_of(op).front().in_features, piece = gram_chunk(kind_) * elem_;
     int64_t bytes = (kind_ == Device::cuda ? GramLanes::kBytes : 0) +
-                    (chunks_.most_rows() % kGramPiece == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
+                    (chunks_.most_rows() % gram_chunk(kind_) == 0 ? 0 : piece * streams_ * in) + received_bytes(in);
     for (const LinearDef& l : linears_of(op))
       if (const PlannedLinear* p = plan_.find(spec_.prefix(layer) + l.name); p && rounds_inputs(*p))
-        return bytes + piece * in + kSampleRows * in * elem_;
+        return bytes + piece * in + kSampleTokens * in * elem_;
     return bytes;
   }
   // Rows of a chunk that another process brings.
@@ -264,11 +266,10 @@ class Estimate {
 
   // A Gram matrix and a sample for every absorber, and the copies of a linear that a search tries.
   int64_t transform_bytes(const std::vector<BlockOp>& ops) const {
-    const int64_t tokens = std::min(kTransformTokens, chunks_.tokens());
-    int64_t sums = 0, largest = 0;
+    int64_t sums = 0, largest = 0, tokens = std::min(kTransformTokens, chunks_.tokens());
     for (const Absorber& a : absorbers_of(ops)) {
-      const int64_t in = a.features * a.repeat;
-      sums += in * in * 4 + std::min(kTransformSample, tokens) * in * elem_;
+      const int64_t in = a.features * a.repeat, lanes = kind_ == Device::cuda && a.expert < 0 ? GramLanes::kBytes : 0;
+      sums += in * in * 4 + std::min(kTransformSample, tokens) * in * elem_ + lanes;
     }
     for (const BlockOp& op : ops)
       for (const LinearDef& l : linears_of(op)) largest = std::max(largest, l.out_features * l.in_features);
@@ -294,7 +295,6 @@ class Estimate {
     return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
   }
 
-  static constexpr int64_t kGramPiece = 2048, kSampleRows = 4096;
   const Checkpoint& ckpt_;
   const ModelSpec& spec_;
   const QuantPlan& plan_;

@@ -24,7 +24,7 @@ namespace {
 
 // That the sums of a probe are of; a GPU is asked for a whole chunk, for its sums go through memory once for each.
 constexpr int64_t kTokens = 512;
-int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? kGramChunk : kTokens; }
+int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? gram_chunk(Device::cuda) : kTokens; }
 constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
 constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
 // What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows

@@ -151,13 +151,16 @@ Features least_noise(Exec& ex, const Absorber& a, ConstTensorView x, const std::
     for (size_t j = 0; j < wide.size(); ++j)
       slope[static_cast<size_t>(a.source(static_cast<int64_t>(j)))] += wide[j] / e;
     const double rate = kRate * (1 - static_cast<double>(step) / kSteps);
-    for (size_t j = 0; j < s.size(); ++j) {
-      first[j] = kFirst * first[j] + (1 - kFirst) * slope[j];
-      second[j] = kSecond * second[j] + (1 - kSecond) * slope[j] * slope[j];
-      if (!(second[j] > 0)) continue;  // a feature without values
-      const double m = first[j] / (1 - std::pow(kFirst, step + 1)), v = second[j] / (1 - std::pow(kSecond, step + 1));
-      s[j] *= static_cast<float>(std::exp(-rate * m / std::sqrt(v)));
-    }
+    const double seen_first = 1 - std::pow(kFirst, step + 1), seen_second = 1 - std::pow(kSecond, step + 1);
+    parallel_for(static_cast<int64_t>(s.size()), 1024, [&](int64_t begin, int64_t end) {
+      for (auto j = static_cast<size_t>(begin); j < static_cast<size_t>(end); ++j) {
+        first[j] = kFirst * first[j] + (1 - kFirst) * slope[j];
+        second[j] = kSecond * second[j] + (1 - kSecond) * slope[j] * slope[j];
+        if (!(second[j] > 0)) continue;  // a feature without values
+        const double m = first[j] / seen_first, v = second[j] / seen_second;
+        s[j] *= static_cast<float>(std::exp(-rate * m / std::sqrt(v)));
+      }
+    });
   }
   return best;
 }

@@ -51,7 +51,11 @@ class Measurement {
         runner_(ex, c, {.dtype = job.dtype, .weights = fewbit::Weights::values}),
         ropes_(ex, c.spec, job.calibration->length),
         store_(ex, job.state_room),
-        calibration_(store_, c.spec, {.windows = job.calibration->count, .length = job.calibration->length}, job.dtype),
+        calibration_(store_, c.spec,
+                     {.windows = job.calibration->count,
+                      .length = job.calibration->length,
+                      .at_once = chunk_tokens(ex.device().kind)},
+                     job.dtype),
         held_(states_of(ex, c, *job.held_out, job.dtype)),
         base_(copy_of(held_)) {
     runner_.run_blocks(base_, job.held_out->count, 0, c.spec.layers);

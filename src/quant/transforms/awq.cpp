@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
+#include <optional>
+#include <span>
 
 #include "kernels/exec/upload.h"
 #include "kernels/quantize/error_feedback.h"
@@ -17,6 +20,7 @@
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram_loss.h"
 #include "src/calib/observe.h"
+#include "src/core/parallel.h"
 #include "src/quant/rounding.h"
 #include "src/quant/search/feature_search.h"
 
@@ -61,51 +65,103 @@ class Judge {
                .ok())
         factor_.reset();
     }
-    for (Consumer& c : consumers) c.energy = error(c.some, ex.alloc_zeros(DType::f32, c.some.shape()));
+    for (Consumer& c : consumers) c.energy = errors(c.some, ex.alloc_zeros(DType::f32, c.some.shape()), 1).front();
   }
 
-  double loss(const Features& s) const {
-    const Features wide = by_consumer_feature(absorber_, s);
-    const Features inverse = inverse_of(wide);
-    Features importance(diagonal_);
-    for (size_t j = 0; j < wide.size(); ++j) importance[j] *= inverse[j] * inverse[j];
-    const Tensor columns = upload(ex_, wide), back = upload(ex_, inverse), h = upload(ex_, importance);
-    Tensor factor;
-    if (factor_) {
-      factor = ex_.alloc(DType::f32, factor_.shape());
-      ex_.copy(factor_, factor);
-      scale_rows(ex_, back, factor);  // that of the scaled input's Gram matrix
-    }
-    double sum = 0;
-    for (const Consumer& c : consumers_) {
-      if (!(c.energy > 0)) continue;
-      Tensor scaled = ex_.alloc(DType::f32, c.some.shape());
-      ex_.copy(c.some, scaled);
-      scale_columns(ex_, columns, scaled);
-      const bool feedback = factor && has(c.target.method->needs, Needs::gram);
-      sum += (feedback ? fed_back(c, scaled, factor, h) : rounded(c, scaled, back, h)) / c.energy;
-    }
-    return sum;
+  // Of every candidate. A GPU takes many of them at once: each reads all of the Gram matrix, and has few rows.
+  std::vector<double> losses(const std::vector<Features>& candidates) const {
+    std::vector<double> all;
+    for (size_t begin = 0; begin < candidates.size(); begin += at_once())
+      add_losses({candidates.data() + begin, std::min(at_once(), candidates.size() - begin)}, all);
+    return all;
   }
 
  private:
   static constexpr double kDamp = 0.01;
+  static constexpr int64_t kStacked = int64_t{1} << 26;  // weights of candidates that are there at once, at most
+
+  size_t at_once() const {
+    if (!ex_.on_cuda() || stats_.gram.cols() % 64 != 0) return 1;  // rows of scales begin as ops want it
+    const int64_t most = std::max<int64_t>(1, judged_rows(absorber_) * stats_.gram.cols());
+    return static_cast<size_t>(std::clamp<int64_t>(kStacked / most, 1, 32));
+  }
 
   static ScaleRule rule_of(const Consumer& c) {
     return c.target.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
   }
+  bool feeds_back(const Consumer& c) const { return factor_ && has(c.target.method->needs, Needs::gram); }
 
-  double error(ConstTensorView a, ConstTensorView b) const {
-    const Tensor rows = ex_.alloc(DType::f64, {a.rows()});
-    gram_loss(ex_, a, b, stats_.gram, rows);
-    return sum_of(ex_, rows);
+  // Of candidates that are taken at once: a row for each.
+  struct Scales {
+    Tensor columns{}, back{};  // of the weights' columns, and of what takes them back
+    Tensor importance{};       // of the scaled input's features
+  };
+  Scales scales_of(std::span<const Features> candidates) const {
+    Features columns, back, importance;
+    for (const Features& s : candidates) {
+      const Features wide = by_consumer_feature(absorber_, s), inverse = inverse_of(wide);
+      columns.insert(columns.end(), wide.begin(), wide.end());
+      back.insert(back.end(), inverse.begin(), inverse.end());
+      for (size_t j = 0; j < wide.size(); ++j) importance.push_back(diagonal_[j] * (inverse[j] * inverse[j]));
+    }
+    return {upload(ex_, columns), upload(ex_, back), upload(ex_, importance)};
   }
 
-  double rounded(const Consumer& c, ConstTensorView scaled, ConstTensorView back, ConstTensorView h) const {
+  void add_losses(std::span<const Features> candidates, std::vector<double>& all) const {
+    const auto count = static_cast<int64_t>(candidates.size()), in = stats_.gram.cols();
+    const Scales of = scales_of(candidates);
+    const auto row = [in](const Tensor& t, int64_t k) {
+      return t.view().reshaped({t.numel() / in, in}).row_range(k, k + 1).reshaped({in});
+    };
+    std::vector<double> sums(candidates.size());
+    for (int64_t k = 0; factor_ && k < count; ++k) {
+      const Tensor factor = ex_.alloc(DType::f32, factor_.shape());
+      ex_.copy(factor_, factor);
+      scale_rows(ex_, row(of.back, k), factor);  // that of the scaled input's Gram matrix
+      for (const Consumer& c : consumers_)
+        if (c.energy > 0 && feeds_back(c))
+          sums[static_cast<size_t>(k)] +=
+              fed_back(c, scaled(c, row(of.columns, k)), factor, row(of.importance, k)) / c.energy;
+    }
+    for (const Consumer& c : consumers_) {
+      if (!(c.energy > 0) || feeds_back(c)) continue;
+      const int64_t rows = c.some.rows();
+      const Tensor asked = ex_.alloc(DType::f32, {count * rows, in}), got = ex_.alloc(DType::f32, {count * rows, in});
+      for (int64_t k = 0; k < count; ++k) {
+        ex_.copy(c.some, asked.view().row_range(k * rows, (k + 1) * rows));
+        const Tensor values = rounded(c, scaled(c, row(of.columns, k)), row(of.back, k), row(of.importance, k));
+        ex_.copy(values, got.view().row_range(k * rows, (k + 1) * rows));
+      }
+      const std::vector<double> lost = errors(asked, got, count);
+      for (size_t k = 0; k < lost.size(); ++k) sums[k] += lost[k] / c.energy;
+    }
+    all.insert(all.end(), sums.begin(), sums.end());
+  }
+
+  Tensor scaled(const Consumer& c, ConstTensorView columns) const {
+    Tensor w = ex_.alloc(DType::f32, c.some.shape());
+    ex_.copy(c.some, w);
+    scale_columns(ex_, columns, w);
+    return w;
+  }
+
+  // Of `count` parts of as many rows.
+  std::vector<double> errors(ConstTensorView a, ConstTensorView b, int64_t count) const {
+    const Tensor rows = ex_.alloc(DType::f64, {a.rows()});
+    gram_loss(ex_, a, b, stats_.gram, rows, LossSums::reported);
+    const Tensor host = ex_.to_host(rows);
+    const int64_t part = a.rows() / count;
+    std::vector<double> sums;
+    for (const double* at = host.as<double>(); count > 0; --count, at += part)
+      sums.push_back(std::accumulate(at, at + part, 0.0));
+    return sums;
+  }
+
+  Tensor rounded(const Consumer& c, ConstTensorView scaled, ConstTensorView back, ConstTensorView h) const {
     const QuantSpec& spec = c.target.spec;
-    const Tensor values = values_of(ex_, round_plain(ex_, scaled, h, spec, rule_of(c)), spec);
+    Tensor values = values_of(ex_, round_plain(ex_, scaled, h, spec, rule_of(c)), spec);
     scale_columns(ex_, back, values);
-    return error(c.some, values);
+    return values;
   }
 
   double fed_back(const Consumer& c, ConstTensorView scaled, ConstTensorView factor, ConstTensorView h) const {
@@ -148,22 +204,37 @@ class Search {
   // The best of the search, or nothing where no candidate beats leaving the block as it is.
   Features best() {
     const Judge judge(ex_, absorber_, stats_.input, consumers_);
-    LeastLoss least(judge.loss(Features(weight_.size(), 1.f)));
-    const auto tried = [&](const Features& s) { return least.take(s, judge.loss(s)); };
+    LeastLoss least(judge.losses({Features(weight_.size(), 1.f)}).front());
+    // Which of them is the best so far, if one is.
+    const auto tried = [&](const std::vector<Features>& all) {
+      const std::vector<double> losses = judge.losses(all);
+      std::optional<size_t> best;
+      for (size_t i = 0; i < all.size(); ++i)
+        if (least.take(all[i], losses[i])) best = i;
+      return best;
+    };
+    std::vector<Features> lifted;
     for (const float lift : {1.f, 2.f, 4.f})
-      if (Features s = recover_lost_columns(lift); !s.empty()) tried(std::move(s));
+      if (Features s = recover_lost_columns(lift); !s.empty()) lifted.push_back(std::move(s));
+    tried(lifted);
     if (!least.best().empty()) rebase(least.best());
     Exponents at;
+    const auto best_of = [&](const std::vector<Exponents>& grid) {
+      std::vector<Features> all;
+      all.reserve(grid.size());
+      for (const Exponents& e : grid) all.push_back(candidate(e));
+      if (const std::optional<size_t> best = tried(all)) at = grid[*best];
+    };
+    std::vector<Exponents> coarse;
     for (float p = 0; p <= 1; p += kCoarse)
-      for (float q = 0; q <= 1; q += kCoarse)
-        if (tried(candidate({p, q}))) at = {p, q};
+      for (float q = 0; q <= 1; q += kCoarse) coarse.push_back({p, q});
+    best_of(coarse);
     for (float step = kCoarse / 2; step >= kFine; step /= 2) {
-      const Exponents middle = at;
+      std::vector<Exponents> around;
       for (const float p : {-step, 0.f, step})
-        for (const float q : {-step, 0.f, step}) {
-          const Exponents e{middle.of_activation + p, middle.of_weight + q};
-          if ((p != 0 || q != 0) && tried(candidate(e))) at = e;
-        }
+        for (const float q : {-step, 0.f, step})
+          if (p != 0 || q != 0) around.push_back({at.of_activation + p, at.of_weight + q});
+      best_of(around);
     }
     return least.best();
   }
@@ -172,8 +243,10 @@ class Search {
   // base * a^p / w^q, as the absorber can take it.
   Features candidate(Exponents e) const {
     Features s(activation_.size());
-    for (size_t j = 0; j < s.size(); ++j)
-      s[j] = std::pow(activation_[j], e.of_activation) / std::pow(weight_[j], e.of_weight);
+    parallel_for(static_cast<int64_t>(s.size()), 1024, [&](int64_t begin, int64_t end) {
+      for (auto j = static_cast<size_t>(begin); j < static_cast<size_t>(end); ++j)
+        s[j] = std::pow(activation_[j], e.of_activation) / std::pow(weight_[j], e.of_weight);
+    });
     s = normalised(std::move(s));
     for (size_t j = 0; j < base_.size(); ++j) s[j] *= base_[j];
     return foldable_scale(block_, *job_.ops, absorber_, s);

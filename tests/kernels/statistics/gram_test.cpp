@@ -57,12 +57,12 @@ FEWBIT_DEVICE_TEST(Gram, IsSymmetricToTheBit) {
 }
 
 FEWBIT_DEVICE_TEST(Gram, BitsDoNotDependOnHowChunksAreBatched) {
-  const int64_t n = 70, tokens = 2 * kGramChunk + 11;
+  const int64_t n = 70, chunk = gram_chunk(ex.device().kind), tokens = 2 * chunk + 11;
   const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 5));
   const Tensor whole = ex.alloc_zeros(DType::f32, {n, n}), parts = ex.alloc_zeros(DType::f32, {n, n});
   gram(ex, x, whole);
-  gram(ex, x.view().row_range(0, kGramChunk), parts);
-  gram(ex, x.view().row_range(kGramChunk, tokens), parts);
+  gram(ex, x.view().row_range(0, chunk), parts);
+  gram(ex, x.view().row_range(chunk, tokens), parts);
   EXPECT_EQ(first_difference(ex.to_host(whole), ex.to_host(parts)), "");
 }
 
@@ -89,7 +89,8 @@ FEWBIT_DEVICE_TEST(Gram, BandsHaveTheBitsOfTheWhole) {
 // Sums on several streams have the bits of one, over several chunks and whatever the bands.
 FEWBIT_DEVICE_TEST(Gram, LanesHaveTheBitsOfOneStream) {
   const bool cuda = ex.on_cuda();
-  const int64_t tile = gram_tile(ex.device().kind), n = cuda ? 5 * tile + 72 : 70, tokens = 2 * kGramChunk + 11;
+  const int64_t tile = gram_tile(ex.device().kind), n = cuda ? 5 * tile + 72 : 70,
+                tokens = 2 * gram_chunk(ex.device().kind) + 11;
   const Tensor x = ex.to_device(random_normal(DType::bf16, {tokens, n}, 8)),
                full = ex.to_device(random_normal(DType::bf16, {tokens, n}, 9));
   const Tensor g = ex.alloc_zeros(DType::f32, {n, n}), d = ex.alloc_zeros(DType::f32, {n, n});
