@@ -51,6 +51,7 @@ ROOMS = {
         "model": ["exec", "cpu", "device"],
         "kv": ["exec", "cpu", "device"],
         "attention": ["exec", "choice", "cpu", "device", "model", "kv"],
+        "shared_keys": ["exec", "cpu", "device"],
         "recurrent": ["exec", "cpu", "device"],
         "streams": ["exec", "cpu", "device"],
         "products": ["exec", "choice", "cpu", "device", "grids", "model", "products/bytes"],

@@ -71,7 +71,7 @@ __device__ __forceinline__ void weigh_splits(float (&weights)[kMaxSplits], const
   merge_weights(weight, own, m, l);
   l = with_sink(warp_sum(l), m, sinks, head);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) weights[lane + 32 * i] = weight[i] / l;
+  for (int i = 0; i < kEach; ++i) weights[lane + 32 * i] = l > 0 ? weight[i] / l : 0.f;  // 0: a row that is none
 }
 
 // Adds the splits in their order. The threads stand in teams of d / 4, four columns a thread; each team adds every few

@@ -7,207 +7,14 @@
 // the shapes; how many keys each gets follows from the positions on the device, so that a recorded launch serves every
 // position. With several splits each block leaves (m, l, O) in f32 and attention_combine.cuh merges them. Memory
 // traffic: the keys and values in sight, once.
+//
+// Over pages every row of the call is a sequence of one token.
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/attention/attention_columns.cuh"
-#include "kernels/attention/attention_combine.cuh"
-#include "kernels/device/launch.cuh"
+#include "kernels/attention/attention_ring.cuh"
 
 namespace fewbit::cuda::attention_decode {
-
-// What is fixed for one kind of launch. D: head_dim rounded up; C: what keys and values are stored as; kGroups: groups
-// of eight query rows in a tile.
-template <int D, class C, int kGroups>
-struct Config {
-  using Stored = C;
-  static constexpr int kDim = D, kRowGroups = kGroups;
-  static constexpr int kRows = 8 * kGroups, kKeys = kGroupScales<C> && kGroups == 1 ? 32 : 16;
-  using Warp = attention_columns::WarpColumns<D, kKeys, C, kGroups>;
-  // With the registers of one group of rows and the shared memory of codes 16 warps fit on a multiprocessor. A block
-  // takes at most 99 KiB of shared memory, what compute capability 8.6 has.
-  static constexpr bool kMany = kIsCode<C> && kGroups == 1;
-  static constexpr int kWarps = D <= 128 ? (kMany ? 8 : 4) : (kIsCode<C> ? 4 : 2), kThreads = 32 * kWarps;
-  static constexpr int kBlocks = D <= 128 && !kMany ? 3 : 2;  // on a multiprocessor
-  static constexpr int kStages = D <= 128 && kIsCode<C> && !kMany ? 4 : 2;
-  static constexpr int kTile = kKeys * kRowStride<C, D>;  // values of a warp's K or V tile
-  static constexpr int kSumStride = D + 4;                // floats: eight bytes of 16 lanes fall into different banks
-  // Bytes of a warp: its ring, and later its sums.
-  static constexpr int kWarpSpace = std::max<int>(sizeof(C) * 2 * kStages * kTile, sizeof(float) * kRows * kSumStride);
-  // Scales of a key: one, or a word for each group of its features.
-  static constexpr int kKeyScales = kGroupScales<C> ? static_cast<int>(int4_groups(D)) : kTokenScales<C> ? 1 : 0;
-  static constexpr int kTileScales = kKeys * kKeyScales;
-  static constexpr int kScales = kWarps * kStages * 2 * kTileScales;
-  static constexpr size_t kShared = kWarps * kWarpSpace + sizeof(float) * kScales;
-};
-
-// The scales that all codes of a kv head share, the scores' one times AttentionArgs::scale.
-struct StaticScales {
-  float score = 0, value = 0;
-};
-
-// What a block works on: a tile of query rows of one kv head of one sequence, and one split of the keys.
-template <class S>
-struct Block {
-  using C = typename S::Stored;
-  const AttentionSource<__nv_bfloat16, C>& a;
-  const Job& job;
-  int kv_head, row0, seq, split, rows;
-  const C *k, *v;  // of the kv head
-  int64_t scales_at;
-  const int32_t* positions;  // of the sequence's new tokens
-  int64_t first_row;         // row 0 of the tile among the query rows of all sequences and kv heads
-
-  __device__ __forceinline__ Block(const AttentionSource<__nv_bfloat16, C>& source, const Job& of_launch)
-      : a(source), job(of_launch) {
-    kv_head = blockIdx.y / job.row_tiles, row0 = blockIdx.y % job.row_tiles * S::kRows, seq = blockIdx.z;
-    split = blockIdx.x, rows = min(S::kRows, job.rows - row0);
-    k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
-    v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
-    scales_at = a.scales_of(seq, kv_head);
-    positions = a.positions + static_cast<int64_t>(seq) * a.len;
-    first_row = (static_cast<int64_t>(seq) * a.kv_heads + kv_head) * job.rows + row0;
-  }
-
-  // Row r of the tile is head (row0 + r) % group of the group, for new token (row0 + r) / group.
-  __device__ __forceinline__ int token_of(int r) const { return a.len == 1 ? 0 : (row0 + r) / job.group; }
-  __device__ __forceinline__ int64_t query_row(int r) const {  // as an offset into q and out
-    const int token = token_of(r), head = kv_head * job.group + row0 + r - token * job.group;
-    return ((static_cast<int64_t>(seq) * a.len + token) * a.heads + head) * a.d;
-  }
-  __device__ __forceinline__ int position_of(int r) const { return r < rows ? positions[token_of(r)] : -1; }
-  __device__ __forceinline__ int64_t partial_of(int r) const {  // where the split's result of row r goes
-    return (first_row + r) * job.splits + split;
-  }
-  __device__ __forceinline__ StaticScales read_scales() const {
-    return {a.scale * static_scale<C>(a.k_scales, scales_at), static_scale<C>(a.v_scales, scales_at)};
-  }
-  // The keys in sight. `early_position`: of the only new token, where it was read ahead.
-  __device__ __forceinline__ KeyRange keys_in_sight(int early_position) const {
-    const auto of_one = [&](int p) {
-      return KeyRange{p, p, a.window > 0 ? max(0, p - a.window + 1) : 0, min(p + 1, a.keys)};
-    };
-    return job.behind_append ? of_one(early_position)
-           : a.len == 1      ? of_one(*positions)
-                             : key_range(position_of(threadIdx.x % 32), -1, a.window, a.keys);
-  }
-  // Key tiles [x, y) of this split; the first splits have one more where they do not come out even.
-  __device__ __forceinline__ int2 tiles_of(const KeyRange& range) const {
-    const int begin = range.begin / S::kKeys, all = (range.end + S::kKeys - 1) / S::kKeys - begin;
-    const int each = all / job.splits, more = all % job.splits;
-    const auto cut = [&](int i) { return begin + i * each + min(i, more); };
-    return int2{cut(split), cut(split + 1)};
-  }
-  // The result of a split without keys.
-  __device__ __forceinline__ void store_nothing() const {
-    for (int e = threadIdx.x; e < rows * a.d; e += S::kThreads) {
-      const int64_t at = partial_of(e / a.d);
-      job.o[at * a.d + e % a.d] = 0;
-      if (e % a.d == 0) job.ml[at * 2] = kNoKeys, job.ml[at * 2 + 1] = 0;
-    }
-  }
-};
-
-// A warp's ring of stages in shared memory. A stage holds a K tile and a V tile, each with the scales of its keys where
-// tokens have their own; each is one group of asynchronous copies, and an empty one past the last tile, so that the
-// number of groups under way is always the same.
-template <class S>
-struct KeyRing {
-  using C = typename S::Stored;
-  const Block<S>& block;
-  const KeyRange& range;
-  int first, end;  // this warp's first tile, and the end of the block's
-  C* tiles;        // [kStages, 2, kKeys, stride]
-  float* scales;   // [kStages, 2, kKeys, scales of a key]
-  int lane;
-  const float *k_scales, *v_scales;  // of the kv head
-
-  // `tiles_of_block`: [x, y). The rings of all warps lie one after another, and behind them the scales.
-  __device__ __forceinline__ KeyRing(const Block<S>& of, const KeyRange& in_sight, int2 tiles_of_block, uint8_t* shared)
-      : block(of), range(in_sight) {
-    const int warp = threadIdx.x / 32;
-    lane = threadIdx.x % 32;
-    first = tiles_of_block.x + warp, end = tiles_of_block.y;
-    tiles = reinterpret_cast<C*>(shared + warp * S::kWarpSpace);
-    scales = reinterpret_cast<float*>(shared + S::kWarps * S::kWarpSpace) + warp * S::kStages * 2 * S::kTileScales;
-    k_scales = block.a.k_scales + block.scales_at, v_scales = block.a.v_scales + block.scales_at;
-  }
-
-  // Asks for a tile of `base` (K or V); `place` counts tiles in the ring.
-  __device__ __forceinline__ void load_tile(const C* base, int tile, int place) const {
-    if (tile >= end) return;
-    constexpr int D = S::kDim, kRow = stored<C>(D);
-    const int first_key = tile * S::kKeys;
-    C* to = tiles + place * S::kTile;
-    if (block.a.d == D && first_key + S::kKeys <= range.end) {  // whole, and its rows one after another
-      constexpr int kPiece = 16 / static_cast<int>(sizeof(C)), kChunks = kRow / kPiece, kAll = S::kKeys * kChunks;
-      const C* from = base + static_cast<int64_t>(first_key) * kRow + lane * kPiece;
-      if constexpr (32 % kChunks == 0) {
-        to += lane / kChunks * kRowStride<C, D> + lane % kChunks * kPiece;
-#pragma unroll
-        for (int i = 0; i < kAll; i += 32) cp_async16(to + i / kChunks * kRowStride<C, D>, from + i * kPiece);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kAll; i += 32)
-          if (const int c = i + lane; c < kAll)
-            cp_async16(to + c / kChunks * kRowStride<C, D> + c % kChunks * kPiece, from + i * kPiece);
-      }
-    } else {
-      copy_rows<D, S::kKeys, 32>(to, lane, stored<C>(block.a.d), base, [&](int row) -> const C* {
-        return first_key + row < range.end ? base + (first_key + row) * block.a.kv_token : nullptr;
-      });
-    }
-  }
-  __device__ __forceinline__ void load_scales(const float* from, int tile, int place) const {
-    if constexpr (S::kKeyScales > 0) {
-#pragma unroll
-      for (int base = 0; base < S::kTileScales; base += 32) {
-        const int i = base + lane, at = tile * S::kTileScales + i;
-        const bool there = at < range.end * S::kKeyScales;
-        if (tile < end && i < S::kTileScales)
-          cp_async4(scales + place * S::kTileScales + i, there ? from + at : from, there);
-      }
-    }
-  }
-  // The K tile, or the V tile, of a stage.
-  __device__ __forceinline__ void load_keys(int tile, int stage, bool with_scales = true) const {
-    load_tile(block.k, tile, 2 * stage);
-    if (with_scales) load_scales(k_scales, tile, 2 * stage);
-    cp_async_commit();
-  }
-  __device__ __forceinline__ void load_values(int tile, int stage, bool with_scales = true) const {
-    load_tile(block.v, tile, 2 * stage + 1);
-    if (with_scales) load_scales(v_scales, tile, 2 * stage + 1);
-    cp_async_commit();
-  }
-  // Stages [begin, end) for the first time.
-  __device__ __forceinline__ void fill(int begin_stage, int end_stage, bool with_scales) const {
-#pragma unroll 1
-    for (int stage = begin_stage; stage < end_stage; ++stage) {
-      load_keys(first + stage * S::kWarps, stage, with_scales);
-      load_values(first + stage * S::kWarps, stage, with_scales);
-    }
-  }
-  // Keys older than the new one may be read before the kernel has ended that writes the new one (behind_append). Only
-  // the first stage is loaded so early: what that kernel still has to do, and the queries, queue behind it in memory.
-  // Returns whether it was.
-  __device__ __forceinline__ bool load_early() const {
-    if (!block.job.behind_append || min(first + 1, end) * S::kKeys >= range.end) return false;
-    fill(0, 1, false);
-    if constexpr (S::kKeyScales > 0) {  // past the first-level cache, where a line may hold the new key's place too
-#pragma unroll
-      for (int base = 0; base < S::kTileScales; base += 32) {
-        const int i = base + lane, at = first * S::kTileScales + i;
-        const bool there = first < end && i < S::kTileScales;
-        const float of_k = there ? __ldcg(k_scales + at) : 0.f, of_v = there ? __ldcg(v_scales + at) : 0.f;
-        if (i < S::kTileScales) scales[i] = of_k, scales[S::kTileScales + i] = of_v;
-      }
-    }
-    return true;
-  }
-  __device__ __forceinline__ const C* keys_at(int stage) const { return tiles + 2 * stage * S::kTile; }
-  __device__ __forceinline__ const C* values_at(int stage) const { return tiles + (2 * stage + 1) * S::kTile; }
-};
 
 // The addresses of this lane's queries, and the positions of those whose scores it holds.
 template <class S>
@@ -227,8 +34,8 @@ __device__ __forceinline__ void place_queries(const Block<S>& block, const KeyRa
 
 // The warp's tiles through its ring.
 template <class S>
-__device__ __forceinline__ void attend(const KeyRing<S>& ring, typename S::Warp& w,
-                                       const int (&positions)[S::kRowGroups][2], float score_scale) {
+__device__ __forceinline__ void attend(KeyRing<S>& ring, typename S::Warp& w, const int (&positions)[S::kRowGroups][2],
+                                       float score_scale) {
   const auto& a = ring.block.a;
   int stage = 0;
   for (int tile = ring.first; tile < ring.end; tile += S::kWarps) {
@@ -295,14 +102,12 @@ __device__ __forceinline__ void merge_warps(const float* o_sh, const float* ml_s
 // Grid: splits x (kv_heads * row tiles) x sequences.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    decode_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, typename S::Stored> a,
-                  const __grid_constant__ Job job) {
+    decode_kernel(const __grid_constant__ typename S::Source a, const __grid_constant__ Job job) {
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ __align__(16) float ml_sh[S::kWarps * S::kRows * 2];
   allow_successor();
   const Block<S> block(a, job);
-  // Past the first-level cache, which may not be asked for what others still write beside it.
-  const int early_position = job.behind_append ? __ldcg(block.positions) : 0;
+  const int early_position = job.behind_append ? block.read_position_early() : 0;
   StaticScales scales;
   if (job.behind_append)
     scales = block.read_scales();
@@ -315,7 +120,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     return block.store_nothing();
   }
 
-  const KeyRing<S> ring(block, range, tiles, shared);
+  KeyRing<S> ring(block, range, tiles, shared);
   const bool early = ring.load_early();
   typename S::Warp w;
   int positions[S::kRowGroups][2];
@@ -356,8 +161,9 @@ int split_count(int sms, int64_t tiles, int64_t keys) {
 }
 
 // Returns whether the output is turned back where that is asked.
+// `splits`: how many, where that is not to depend on the rows; else 0.
 template <class S>
-bool launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S::Stored>& a, bool behind_append) {
+bool launch_config(CudaState& s, const typename S::Source& a, bool behind_append, int splits = 0) {
   FEWBIT_ASSERT(a.kv_token == stored<typename S::Stored>(a.d));  // the keys of a kv head are one piece of the cache
   auto* kernel = decode_kernel<S>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
@@ -365,7 +171,7 @@ bool launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S
   const int64_t tiles = static_cast<int64_t>(a.seqs) * a.kv_heads * row_tiles;
   Job job{.ml = nullptr,
           .o = nullptr,
-          .splits = split_count<S>(s.sms(), tiles, a.keys),
+          .splits = splits > 0 ? std::min(splits, kMaxSplits) : split_count<S>(s.sms(), tiles, a.keys),
           .group = a.heads / a.kv_heads,
           .rows = rows,
           .row_tiles = row_tiles,
@@ -380,9 +186,10 @@ bool launch_config(CudaState& s, const AttentionSource<__nv_bfloat16, typename S
   }
   launch_overlapping(s, kernel, dim3(job.splits, a.kv_heads * row_tiles, a.seqs), dim3(S::kThreads), S::kShared, a,
                      job);
+  const AttentionSource<__nv_bfloat16, typename S::Stored>& plain = a;
   if (job.splits > 1)
     launch_overlapping(s, combine_splits_kernel<typename S::Stored>, dim3(static_cast<unsigned>(all_rows)),
-                       dim3(kCombineThreads), 0, a, job);
+                       dim3(kCombineThreads), 0, plain, job);
   return turns;
 }
 
@@ -391,6 +198,11 @@ template <int D, class C>
 bool launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a, bool behind_append) {
   return a.len * (a.heads / a.kv_heads) <= 8 ? launch_config<Config<D, C, 1>>(s, a, behind_append)
                                              : launch_config<Config<D, C, 2>>(s, a, behind_append);
+}
+template <int D, class C>
+bool launch(CudaState& s, const PagedSource<__nv_bfloat16, C>& a, bool behind_append, int splits) {
+  return a.heads / a.kv_heads <= 8 ? launch_config<Config<D, C, 1, true>>(s, a, behind_append, splits)
+                                   : launch_config<Config<D, C, 2, true>>(s, a, behind_append, splits);
 }
 
 }  // namespace fewbit::cuda::attention_decode

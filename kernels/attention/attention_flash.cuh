@@ -3,7 +3,7 @@
 // forward pass of FlashAttention-2 (Dao, 2023). A block of four warps has 64 query rows of one head and walks over the
 // keys that any of them sees, a tile at a time: while one tile is worked on, the next is copied. Tiles outside of the
 // causal band or the window are never read. K and V come from the activations or from the cache, as the strides in
-// AttentionSource say. Every 64 query rows of a head read K and V once, mostly from L2.
+// AttentionSource say, or from pages. Every 64 query rows of a head read K and V once, mostly from L2.
 #include "kernels/attention/attention_source.cuh"
 #include "kernels/attention/attention_tile.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -22,11 +22,11 @@ struct Config {
 };
 
 // Stores the warp's 16 rows, from row `warp_row` of the block on. They go through the warp's own rows of q_sh, so that
-// every lane stores 16 neighbouring bytes. row0: the block's first of `len` queries; query_row(row): offset in out of a
-// row of the block.
+// every lane stores 16 neighbouring bytes. rows: those of the block that exist; query_row(row): offset in out of a row
+// of the block.
 template <class S, class Warp, class F>
 __device__ __forceinline__ void store_rows(const Warp& w, __nv_bfloat16* q_sh, __nv_bfloat16* out, int warp_row,
-                                           int row0, int len, int d, float value_scale, F&& query_row) {
+                                           int rows, int d, float value_scale, F&& query_row) {
   const int lane = threadIdx.x % 32;
   __nv_bfloat16* own_rows = q_sh + warp_row * S::kStride;
 #pragma unroll
@@ -41,16 +41,28 @@ __device__ __forceinline__ void store_rows(const Warp& w, __nv_bfloat16* q_sh, _
   const int chunks = d / 8;
   for (int c = lane; c < 16 * chunks; c += 32) {
     const int row = warp_row + c / chunks, col = c % chunks * 8;
-    if (row0 + row < len)
+    if (row < rows)
       *reinterpret_cast<uint4*>(out + query_row(row) + col) =
           *reinterpret_cast<const uint4*>(q_sh + row * S::kStride + col);
   }
 }
 
-// Grid: tiles of 64 query rows x heads x sequences.
-template <int D, class C>
-__global__ void __launch_bounds__(Config<D, C>::kThreads)
-    flash_kernel(const __grid_constant__ AttentionSource<__nv_bfloat16, C> a) {
+template <class C, bool kPages>
+using Source = std::conditional_t<kPages, PagedSource<__nv_bfloat16, C>, AttentionSource<__nv_bfloat16, C>>;
+
+template <class C, bool kPages, int kRows>
+__device__ __forceinline__ auto tile_of(const Source<C, kPages>& a, int kv_head) {
+  if constexpr (kPages) {
+    const int4 tile = a.tiles[blockIdx.x];
+    return PagedTile<__nv_bfloat16, C>(a, tile.x, tile.y, a.tables_of(tile.z), kv_head);
+  } else {  // the rows with most keys start first
+    return RowTile<__nv_bfloat16, C>(a, blockIdx.z, (gridDim.x - 1 - blockIdx.x) * kRows, kv_head);
+  }
+}
+
+// Grid: tiles of 64 query rows x heads x sequences; over pages the tiles of all sequences x heads.
+template <int D, class C, bool kPages>
+__global__ void __launch_bounds__(Config<D, C>::kThreads) flash_kernel(const __grid_constant__ Source<C, kPages> a) {
   using S = Config<D, C>;
   extern __shared__ __align__(128) uint8_t shared[];
   auto* q_sh = reinterpret_cast<__nv_bfloat16*>(shared);            // [kRows, kStride]
@@ -58,45 +70,40 @@ __global__ void __launch_bounds__(Config<D, C>::kThreads)
   auto* v_sh = k_sh + 2 * S::kTile;                                 // [2, kKeys, stride]
   auto* scales_sh = reinterpret_cast<float*>(v_sh + 2 * S::kTile);  // [2, 2, kKeys]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int row0 = (gridDim.x - 1 - blockIdx.x) * S::kRows;  // the rows with most keys start first
-  const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads), seq = blockIdx.z;
-  const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
-  const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
-  const int64_t scales_at = a.scales_of(seq, kv_head);
-
-  const auto position_of = [&](int row) { return a.position_of(seq, row0 + row); };  // of a row of this block
-  const auto query_row = [&](int row) {
-    return (static_cast<int64_t>(seq) * a.len + row0 + row) * a.heads * a.d + static_cast<int64_t>(head) * a.d;
-  };
+  const int head = blockIdx.y;
+  const auto block = tile_of<C, kPages, S::kRows>(a, head / (a.heads / a.kv_heads));
+  const auto position_of = [&](int row) { return block.position_of(row); };
+  const auto query_row = [&](int row) { return (static_cast<int64_t>(block.first_row + row) * a.heads + head) * a.d; };
   const KeyRange range = key_range(position_of(lane), position_of(lane + 32), a.window, a.keys);
   const int own_positions[2] = {position_of(warp * 16 + lane / 4), position_of(warp * 16 + lane / 4 + 8)};
 
   const auto load_tile = [&](int tile) {
     const int stage = tile % 2;
     const auto key_row = [&](const C* base) {
-      return [=, &range](int row) -> const C* {
+      return [=, &range, &block](int row) -> const C* {
         const int key = tile * S::kKeys + row;
-        return key < range.end ? base + key * a.kv_token : nullptr;
+        return key < range.end ? block.key_row(base, key) : nullptr;
       };
     };
-    copy_rows<D, S::kKeys, S::kThreads>(k_sh + stage * S::kTile, threadIdx.x, a.d, k, key_row(k));
-    copy_rows<D, S::kKeys, S::kThreads>(v_sh + stage * S::kTile, threadIdx.x, a.d, v, key_row(v));
+    const auto scale_of = [&](int key) -> int64_t { return key < range.end ? block.scale_of(key) : -1; };
+    copy_rows<D, S::kKeys, S::kThreads>(k_sh + stage * S::kTile, threadIdx.x, a.d, block.k, key_row(block.k));
+    copy_rows<D, S::kKeys, S::kThreads>(v_sh + stage * S::kTile, threadIdx.x, a.d, block.v, key_row(block.v));
     if constexpr (kTokenScales<C>)
-      copy_scales<S::kKeys, S::kThreads>(scales_sh + stage * 2 * S::kKeys, threadIdx.x, a.k_scales + scales_at,
-                                         a.v_scales + scales_at, tile * S::kKeys, range.end);
+      copy_scales<S::kKeys, S::kThreads>(scales_sh + stage * 2 * S::kKeys, threadIdx.x, a.k_scales + block.scales_at,
+                                         a.v_scales + block.scales_at, tile * S::kKeys, scale_of);
     cp_async_commit();
   };
 
   const int first = range.begin / S::kKeys, last = (range.end + S::kKeys - 1) / S::kKeys;
   copy_rows<D, S::kRows, S::kThreads>(q_sh, threadIdx.x, a.d, a.q, [&](int row) -> const __nv_bfloat16* {
-    return row0 + row < a.len ? a.q + query_row(row) : nullptr;
+    return row < block.rows ? a.q + query_row(row) : nullptr;
   });
   load_tile(first);
   cp_async_wait<0>();
   __syncthreads();
   WarpAttention<D, S::kKeys, C> w;
   w.init(q_sh + warp * 16 * S::kStride);
-  const float score_scale = a.scale * static_scale<C>(a.k_scales, scales_at);
+  const float score_scale = a.scale * static_scale<C>(a.k_scales, block.scales_at);
 
   for (int tile = first; tile < last; ++tile) {
     cp_async_wait<0>();
@@ -113,17 +120,26 @@ __global__ void __launch_bounds__(Config<D, C>::kThreads)
   }
   w.finish_sums();
   __syncwarp();  // the warp's rows of Q have been read by all lanes
-  store_rows<S>(w, q_sh, a.out, warp * 16, row0, a.len, a.d, static_scale<C>(a.v_scales, scales_at), query_row);
+  store_rows<S>(w, q_sh, a.out, warp * 16, block.rows, a.d, static_scale<C>(a.v_scales, block.scales_at), query_row);
 }
 
-template <int D, class C>
-void launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
+template <int D, class C, bool kPages>
+void launch_grid(CudaState& s, const Source<C, kPages>& a, dim3 grid) {
   using S = Config<D, C>;
-  auto* kernel = flash_kernel<D, C>;
+  auto* kernel = flash_kernel<D, C, kPages>;
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  const dim3 grid((a.len + S::kRows - 1) / S::kRows, a.heads, a.seqs);
   kernel<<<grid, S::kThreads, S::kShared, s.stream>>>(a);
   FEWBIT_CUDA_LAUNCHED();
+}
+template <int D, class C>
+void launch(CudaState& s, const AttentionSource<__nv_bfloat16, C>& a) {
+  constexpr int kRows = Config<D, C>::kRows;
+  launch_grid<D, C, false>(s, a, dim3((a.len + kRows - 1) / kRows, a.heads, a.seqs));
+}
+template <int D, class C>
+void launch(CudaState& s, const PagedSource<__nv_bfloat16, C>& a, int tiles) {
+  static_assert(Config<D, C>::kRows == kTileRows);
+  launch_grid<D, C, true>(s, a, dim3(tiles, a.heads));
 }
 
 }  // namespace fewbit::cuda::attention_flash

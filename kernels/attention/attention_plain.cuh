@@ -2,7 +2,8 @@
 // Attention in f32 arithmetic for every dtype and head_dim up to 256: the path of float32 and of shapes that the
 // kernels on tensor cores do not take. A block of 256 threads has 32 query rows of one head and walks over the keys 32
 // at a time; eight neighbouring threads share a row, each with four scores of a tile and every eighth column of the
-// output. It is written to be plainly right: its products run on the ordinary arithmetic units.
+// output. It is written to be plainly right: its products run on the ordinary arithmetic units. Over pages a block has
+// one query row.
 #include "kernels/attention/attention_source.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -17,10 +18,21 @@ inline size_t shared_bytes(int d) {
   return sizeof(float) * static_cast<size_t>(kRows * (d + 1) + kKeys * (d + 1) + kKeys * d + kRows * kKeys);
 }
 
-// Grid: tiles of 32 query rows x heads x sequences. kColumns: output columns a thread can own; head_dim <= 8 *
-// kColumns.
-template <class T, class C, int kColumns>
-__global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_constant__ AttentionSource<T, C> a) {
+template <class T, class C, bool kPages>
+using Source = std::conditional_t<kPages, PagedSource<T, C>, AttentionSource<T, C>>;
+
+template <class T, class C, bool kPages>
+__device__ __forceinline__ auto tile_of(const Source<T, C, kPages>& a, int kv_head) {
+  if constexpr (kPages)
+    return PagedTile<T, C>(a, blockIdx.x, 1, a.table_of_row(blockIdx.x), kv_head);
+  else
+    return RowTile<T, C>(a, blockIdx.z, blockIdx.x * kRows, kv_head);
+}
+
+// Grid: tiles of 32 query rows x heads x sequences; over pages query rows x heads. kColumns: output columns a thread
+// can own; head_dim <= 8 * kColumns.
+template <class T, class C, int kColumns, bool kPages>
+__global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_constant__ Source<T, C, kPages> a) {
   extern __shared__ float f32_shared[];
   const int d = a.d, stride = d + 1;
   float* q_sh = f32_shared;             // [32, d + 1]
@@ -28,20 +40,20 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
   float* v_sh = k_sh + kKeys * stride;  // [32, d]
   float* p_sh = v_sh + kKeys * d;       // [32, 32]
   const int row = threadIdx.x / kRowThreads, sub = threadIdx.x % kRowThreads, lane = threadIdx.x % 32;
-  const int row0 = blockIdx.x * kRows, seq = blockIdx.z, head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
-  const C* k = a.k + seq * a.kv_seq + kv_head * a.kv_head;
-  const C* v = a.v + seq * a.kv_seq + kv_head * a.kv_head;
-  const int64_t scales_at = kIsCode<C> ? a.scales_of(seq, kv_head) : 0;
-  const float *k_scales = a.k_scales + scales_at, *v_scales = a.v_scales + scales_at;
-  const auto position_of = [&](int r) { return a.position_of(seq, row0 + r); };
-  const auto query_row = [&](int r) {
-    return (static_cast<int64_t>(seq) * a.len + row0 + r) * a.heads * d + static_cast<int64_t>(head) * d;
+  const int head = blockIdx.y;
+  const auto block = tile_of<T, C, kPages>(a, head / (a.heads / a.kv_heads));
+  const float *k_scales = a.k_scales + block.scales_at, *v_scales = a.v_scales + block.scales_at;
+  const auto position_of = [&](int r) { return block.position_of(r); };
+  const auto query_row = [&](int r) { return (static_cast<int64_t>(block.first_row + r) * a.heads + head) * d; };
+  const auto value_of = [&](const C* base, const float* scales, int key, int col) {
+    const C* key_row = block.key_row(base, key);
+    return key_row ? stored_value(key_row, scales + block.scale_of(key), col) : 0.f;
   };
   const KeyRange range = key_range(position_of(lane), -1, a.window, a.keys);
   const int position = position_of(row), first = a.first_key(position);
   for (int e = threadIdx.x; e < kRows * d; e += kThreads) {
     const int r = e / d;
-    q_sh[r * stride + e % d] = row0 + r < a.len ? to_f32(a.q[query_row(r) + e % d]) : 0.f;
+    q_sh[r * stride + e % d] = r < block.rows ? to_f32(a.q[query_row(r) + e % d]) : 0.f;
   }
 
   // A sink is a score that was seen first and has no value; one of a row's threads holds its weight.
@@ -51,8 +63,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     for (int e = threadIdx.x; e < kKeys * d; e += kThreads) {
       const int key = key0 + e / d, col = e % d;
       const bool there = key < range.end;
-      k_sh[e / d * stride + col] = there ? stored_value(a, k, k_scales, key, col) : 0.f;
-      v_sh[e] = there ? stored_value(a, v, v_scales, key, col) : 0.f;
+      k_sh[e / d * stride + col] = there ? value_of(block.k, k_scales, key, col) : 0.f;
+      v_sh[e] = there ? value_of(block.v, v_scales, key, col) : 0.f;
     }
     __syncthreads();
     float s[kKeys / kRowThreads], top = m;
@@ -90,7 +102,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     }
   }
   for (int other = kRowThreads / 2; other > 0; other /= 2) l += __shfl_xor_sync(0xffffffffu, l, other);
-  if (row0 + row >= a.len) return;
+  if (row >= block.rows) return;
+  if (kPages && position < 0) l = INFINITY;  // a row that is none: zeros
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int col = sub + i * kRowThreads;
@@ -98,18 +111,25 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
   }
 }
 
-template <class T, class C>
-void launch(CudaState& s, const AttentionSource<T, C>& a) {
+template <class T, class C, bool kPages>
+void launch_grid(CudaState& s, const Source<T, C, kPages>& a, dim3 grid) {
   if (a.d > 256)
     fail(ErrorKind::unsupported, "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 256 is built in");
-  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 8>
-                 : a.d <= 128 ? plain_attention_kernel<T, C, 16>
-                              : plain_attention_kernel<T, C, 32>;
+  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 8, kPages>
+                 : a.d <= 128 ? plain_attention_kernel<T, C, 16, kPages>
+                              : plain_attention_kernel<T, C, 32, kPages>;
   const size_t shared = shared_bytes(a.d);
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  const dim3 grid((a.len + kRows - 1) / kRows, a.heads, a.seqs);
   kernel<<<grid, kThreads, shared, s.stream>>>(a);
   FEWBIT_CUDA_LAUNCHED();
+}
+template <class T, class C>
+void launch(CudaState& s, const AttentionSource<T, C>& a) {
+  launch_grid<T, C, false>(s, a, dim3((a.len + kRows - 1) / kRows, a.heads, a.seqs));
+}
+template <class T, class C>
+void launch(CudaState& s, const PagedSource<T, C>& a) {
+  launch_grid<T, C, true>(s, a, dim3(a.seqs, a.heads));
 }
 
 }  // namespace fewbit::cuda::attention_plain

@@ -32,16 +32,17 @@ __device__ __forceinline__ void copy_rows(C* to, int thread, int d, const C* any
 }
 
 // Copies the scales of keys [first, first + kKeys) to `to` [2, kKeys]: those of the keys, then those of the values.
-// From key `end` on they become zeros.
-template <int kKeys, int kThreads>
+// place(key): where a key's scale lies behind k_scales and v_scales; where it is -1, the scale becomes zero.
+template <int kKeys, int kThreads, class F>
 __device__ __forceinline__ void copy_scales(float* to, int thread, const float* k_scales, const float* v_scales,
-                                            int first, int end) {
+                                            int first, F&& place) {
 #pragma unroll
   for (int base = 0; base < 2 * kKeys; base += kThreads) {
-    const int i = base + thread, key = first + i % kKeys;
+    const int i = base + thread;
     if (2 * kKeys % kThreads != 0 && i >= 2 * kKeys) break;
+    const int64_t at = place(first + i % kKeys);
     const float* from = i < kKeys ? k_scales : v_scales;
-    cp_async4(to + i, key < end ? from + key : from, key < end);
+    cp_async4(to + i, at >= 0 ? from + at : from, at >= 0);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/attention/cache_codes.h"
+#include "kernels/model/hadamard.h"
 #include "src/core/parallel.h"
 
 namespace fewbit::cpu {
@@ -198,7 +199,7 @@ void kv_append_paged(Exec&, ConstTensorView k, ConstTensorView v, const PagedRow
   });
 }
 
-void attention_paged(Exec&, ConstTensorView q, const PagedRows& rows, const KvCache& cache, const AttentionArgs& a,
+void attention_paged(Exec& ex, ConstTensorView q, const PagedRows& rows, const KvCache& cache, const AttentionArgs& a,
                      TensorView out) {
   const Shape& c = cache.k.shape;
   check_queries(q, a, out);
@@ -226,6 +227,29 @@ void attention_paged(Exec&, ConstTensorView q, const PagedRows& rows, const KvCa
       task.count() <= kFewQueries ? attend_in_place<T, C>(task, cache) : attend_widened<T, C>(task, cache);
     });
   });
+  if (a.turn_back) cpu::hadamard(ex, out, out.row_range(0, 0), a.head_dim);
 }
 
 }  // namespace fewbit::cpu
+
+namespace fewbit {
+
+RowPlaces row_places(std::span<const RowRun> runs) {
+  RowPlaces p;
+  for (size_t r = 0; r < runs.size(); ++r) {
+    const auto run = static_cast<int32_t>(r);
+    const int64_t rows = runs[r].end - runs[r].begin;
+    FEWBIT_ASSERT(runs[r].begin == std::ssize(p.table_of) && rows > 0);
+    p.table_of.insert(p.table_of.end(), static_cast<size_t>(rows), run);
+    if (rows <= kSingleRows && p.tiles.empty()) {
+      p.single = runs[r].end;
+      continue;
+    }
+    for (int64_t at = runs[r].begin; at < runs[r].end; at += kTileRows)
+      for (const int64_t x : {at, std::min(kTileRows, runs[r].end - at), static_cast<int64_t>(run), int64_t{0}})
+        p.tiles.push_back(static_cast<int32_t>(x));
+  }
+  return p;
+}
+
+}  // namespace fewbit

@@ -1,6 +1,6 @@
 #pragma once
 // What a step over the cache does with its new tokens before attention, in one launch on a GPU.
-#include "kernels/attention/attention.h"
+#include "kernels/attention/paged_attention.h"
 namespace fewbit {
 struct RopeTable {
   ConstTensorView inv_freq{};  // [rot / 2] f32: the angle of pair i at position p is p * inv_freq[i]; rot <= head_dim
@@ -35,5 +35,19 @@ void rope_append(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, Cons
 inline void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
                         const HeadNorms& norms, const RopeTable& table, const KvCache& cache) {
   pick(ex, &cpu::rope_append, FEWBIT_CUDA_OP(rope_append))(ex, q, k, v, positions, norms, table, cache);
+}
+
+// The same into pages (kernels/attention/paged_attention.h).
+namespace cpu {
+void rope_append_paged(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const PagedRows&, const HeadNorms&,
+                       const RopeTable&, const KvCache&);
+}
+namespace cuda {
+void rope_append_paged(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const PagedRows&, const HeadNorms&,
+                       const RopeTable&, const KvCache&);
+}
+inline void rope_append_paged(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const PagedRows& rows,
+                              const HeadNorms& norms, const RopeTable& table, const KvCache& cache) {
+  pick(ex, &cpu::rope_append_paged, FEWBIT_CUDA_OP(rope_append_paged))(ex, q, k, v, rows, norms, table, cache);
 }
 }  // namespace fewbit

@@ -3,8 +3,10 @@
 // and values of 4 bits have a block each, since the fit of their codes would take a warp longer than all else. The
 // token's cosines and sines are worked out once a block, as in rope_cuda.cu. With one new token the time is that of the
 // launch.
+#include <algorithm>
 #include <cmath>
 
+#include "kernels/attention/cache_place.cuh"
 #include "kernels/attention/kv_quantize.cuh"
 #include "kernels/attention/rope_append.h"
 #include "kernels/device/launch.cuh"
@@ -20,8 +22,8 @@ constexpr int kWarps = 8;     // heads of a block
 constexpr int kFitWarps = 4;  // for a group of features of 4 bits
 
 struct RopeSizes {
-  int half, heads, kv_heads, d, len;
-  int64_t capacity;
+  int half, heads, kv_heads, d;
+  CachePlace place;
   float attention_scale;
   int run;  // values that one Hadamard matrix turns; 0: none
   bool turn_values;
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const T* own_row = of_q ? q_row : (of_v ? v : k) + row;
   // The head is on its way while the angles are worked out.
   if (has_head && lane * 8 < s.d) asm volatile("prefetch.global.L1 [%0];" ::"l"(own_row + lane * 8));
-  const int64_t position = positions[token];
+  const int position = positions[token];
   if (!together || !of_v)
     rope_angles(table, static_cast<float>(position), inv_freq, s.half, s.attention_scale, threadIdx.x, 32 * kWarps);
   __syncthreads();
@@ -119,7 +121,8 @@ __global__ void __launch_bounds__(32 * kWarps)
     __syncwarp();
   }
   if (of_q) return;
-  const int64_t at = (token / s.len * s.kv_heads + kv_head) * s.capacity + position;
+  const int64_t at = s.place.row(token, kv_head, s.kv_heads, position);
+  if (at < 0) return;  // the same for all that have the head together
   const T* ready = of_v && !by_matrix ? own_row : turned;
   C* cache = of_v ? v_cache : k_cache;
   float* scales = of_v ? v_scales : k_scales;
@@ -132,24 +135,19 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-}  // namespace
-
-void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
-                 const HeadNorms& norms, const RopeTable& rope, const KvCache& cache) {
-  const Shape& shape = cache.k.shape;
-  const int64_t tokens = q.rows(), batch = shape[0], kv_heads = shape[1], d = head_dim_of(cache),
-                half = rope.inv_freq.numel();
+void append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
+            const HeadNorms& norms, const RopeTable& rope, const KvCache& cache, const CachePlace& place) {
+  const int64_t tokens = q.rows(), kv_heads = cache.k.shape[1], d = head_dim_of(cache), half = rope.inv_freq.numel();
   FEWBIT_ASSERT(consistent(cache, k.dtype) && q.dtype == k.dtype && v.dtype == k.dtype && k.shape == v.shape);
   FEWBIT_ASSERT(positions.dtype == DType::i32 && positions.numel() == tokens && k.rows() == tokens);
   FEWBIT_ASSERT(rope.inv_freq.dtype == DType::f32 && 2 * half <= d && k.cols() == kv_heads * d && q.cols() % d == 0);
+  FEWBIT_ASSERT(rope.hadamard || !rope.turn_values);
   if (tokens == 0) return;
-  FEWBIT_ASSERT(tokens % batch == 0 && (rope.hadamard || !rope.turn_values));
   const RopeSizes sizes{.half = static_cast<int>(half),
                         .heads = static_cast<int>(q.cols() / d),
                         .kv_heads = static_cast<int>(kv_heads),
                         .d = static_cast<int>(d),
-                        .len = static_cast<int>(tokens / batch),
-                        .capacity = shape[2],
+                        .place = place,
                         .attention_scale = rope.attention_scale,
                         .run = rope.hadamard ? static_cast<int>(hadamard_run(d)) : 0,
                         .turn_values = rope.turn_values,
@@ -165,6 +163,21 @@ void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, C
                        static_cast<float*>(cache.k_scales.data), static_cast<float*>(cache.v_scales.data),
                        Norms<T>{norm_of<T>(norms.q, q, d), norm_of<T>(norms.k, k, d), norms.eps, norms.offset}, sizes);
   });
+}
+
+}  // namespace
+
+void rope_append(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, ConstTensorView positions,
+                 const HeadNorms& norms, const RopeTable& rope, const KvCache& cache) {
+  const int64_t batch = cache.k.shape[0];
+  FEWBIT_ASSERT(q.rows() % batch == 0);
+  append(ex, q, k, v, positions, norms, rope, cache,
+         {.len = static_cast<int>(std::max<int64_t>(q.rows() / batch, 1)), .capacity = cache.k.shape[2]});
+}
+
+void rope_append_paged(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const PagedRows& rows,
+                       const HeadNorms& norms, const RopeTable& rope, const KvCache& cache) {
+  append(ex, q, k, v, rows.positions, norms, rope, cache, place_of(rows, cache, q.rows()));
 }
 
 }  // namespace fewbit::cuda

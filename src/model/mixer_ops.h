@@ -66,7 +66,7 @@ struct LatentAttention {
   float scale;
   bool chosen = false;  // it sees the keys of the last KeyChoice alone
 };
-// A key for every `every` tokens (kernels/attention/compress_keys.h), in the row of the last of them: of the tensors
+// A key for every `every` tokens (kernels/shared_keys/compress_keys.h), in the row of the last of them: of the tensors
 // `name`.ape and `name`.norm. With `overlap` k and gate are twice as wide as the key.
 struct CompressKeys {
   Slot k, gate, out;
@@ -77,8 +77,8 @@ struct CompressKeys {
   float eps;
   int64_t width() const { return overlap ? 2 * head_dim : head_dim; }
 };
-// Attention of all heads over the same keys, which are the values too (kernels/attention/shared_key_attention.h): those
-// of a window, and those that CompressKeys made, or the last KeyChoice chose of them.
+// Attention of all heads over the same keys, which are the values too (kernels/shared_keys/shared_key_attention.h):
+// those of a window, and those that CompressKeys made, or the last KeyChoice chose of them.
 struct SharedKeyAttention {
   Slot q, k, far, out;  // far == Slot::count: the window alone
   std::string sinks;

@@ -5,8 +5,6 @@
 #include <optional>
 
 #include "kernels/attention/attention.h"
-#include "kernels/attention/compress_keys.h"
-#include "kernels/attention/rope_append.h"
 #include "kernels/model/add.h"
 #include "kernels/model/cast.h"
 #include "kernels/model/copy_columns.h"
@@ -21,6 +19,7 @@
 #include "kernels/recurrent/delta_rule.h"
 #include "kernels/recurrent/short_conv.h"
 #include "kernels/recurrent/state_scan.h"
+#include "kernels/shared_keys/compress_keys.h"
 #include "kernels/streams/streams.h"
 #include "src/model/op_slots.h"
 #include "src/run/fused.h"
@@ -96,10 +95,9 @@ struct Interpreter {
     if (!op.sinks.empty()) args.sinks = weights.vectors.at(op.sinks);
     if (!layout.ragged && !layout.cache)
       return attention(ex, act[op.q], act[op.k], act[op.v], layout.seqs, args, act[op.out]);
-    args.turn_back = layout.turned_values && !layout.ragged;  // the matrix is its own inverse
+    args.turn_back = layout.turned_values;  // the matrix is its own inverse
     if (!layout.ragged) return attention_cached(ex, act[op.q], layout.positions, *layout.cache, args, act[op.out]);
     attend_pages(ex, act[op.q], *layout.ragged, args, act[op.out]);
-    if (layout.turned_values) hadamard(ex, act[op.out], act[op.out].row_range(0, 0), op.head_dim);
   }
   void operator()(const Attention& op) const {
     if (layout.cache || layout.ragged) {
@@ -298,17 +296,17 @@ size_t run_rope_append(const Interpreter& in, std::span<const BlockOp> ops) {
   if (ops.size() < first + 2) return 0;
   const Rope* rope = std::get_if<Rope>(&ops[first]);
   const Attention* op = std::get_if<Attention>(&ops[first + 1]);
-  if (!rope || !op || !in.layout.cache || rope->slots != std::vector<Slot>{op->q, op->k} || rope->neighbours ||
-      rope->head_dim != op->head_dim || !op->own_keys())
+  if (!rope || !op || (!in.layout.cache && !in.layout.ragged) || rope->slots != std::vector<Slot>{op->q, op->k} ||
+      rope->neighbours || rope->head_dim != op->head_dim || !op->own_keys())
     return 0;
   const std::optional<HeadNorms> norms = first == 0 ? HeadNorms{} : head_norms(in, ops, *op);
   if (!norms) return 0;
-  rope_append(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], in.layout.positions, *norms,
-              {.inv_freq = in.ropes.inv_freq(*rope),
-               .attention_scale = rope->params.attention_scale,
-               .hadamard = in.layout.turned_keys,
-               .turn_values = in.layout.turned_values},
-              *in.layout.cache);
+  append_turned(in.ex, in.act[op->q], in.act[op->k], in.act[op->v], *norms,
+                {.inv_freq = in.ropes.inv_freq(*rope),
+                 .attention_scale = rope->params.attention_scale,
+                 .hadamard = in.layout.turned_keys,
+                 .turn_values = in.layout.turned_values},
+                in.layout);
   in.attend(*op, true);
   return first + 2;
 }

@@ -3,10 +3,10 @@
 #include "kernels/attention/cache_rows.h"
 #include "kernels/attention/key_choice.h"
 #include "kernels/attention/latent_attention.h"
-#include "kernels/attention/shared_key_attention.h"
 #include "kernels/model/copy_columns.h"
 #include "kernels/products/bytes/quantize_rows.h"
 #include "kernels/products/gemm.h"
+#include "kernels/shared_keys/shared_key_attention.h"
 #include "src/run/rank_sums.h"
 
 namespace fewbit {

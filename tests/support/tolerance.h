@@ -18,7 +18,10 @@ inline constexpr double kOverRounding = 1.25;
 // The same on a GPU and on a CPU with a matrix unit, where attention rounds the weights of values too: times the limit
 // (found: 1.03, glm-moe-dsa).
 inline constexpr double kRoundedWeights = 1.05;
-inline constexpr double kNll = 2e-5;  // mean loss of a whole model, float32, relative
+// Logits of the two likeliest tokens that rows beside a row may turn round on a GPU, bf16, of the demo model.
+inline constexpr float kNearTie = 0.25f;
+inline constexpr float kNearTieInt4Cache = 0.75f;  // codes of 4 bits that fall on the other side of a tie (found: 0.49)
+inline constexpr double kNll = 2e-5;               // mean loss of a whole model, float32, relative
 // The same through a quantized cache, float32: a code may fall on the other side of a tie (found: 2.5e-3, one code of
 // an unturned FP8 cache on an H100, where a prompt and its last token are multiplied in different orders).
 inline constexpr double kLogitsQuantizedCache = 4e-3;

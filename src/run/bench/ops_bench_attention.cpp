@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/attention/attention.h"
 #include "kernels/attention/rope_append.h"
@@ -12,6 +13,7 @@
 #include "kernels/model/norm.h"
 #include "kernels/model/rope.h"
 #include "kernels/statistics/nll.h"
+#include "src/core/rng.h"
 #include "src/run/bench/ops_bench_parts.h"
 #include "src/run/kv_cache.h"
 
@@ -75,12 +77,36 @@ void add_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType 
            }});
 }
 
+// The same over pages, which lie in no order.
+void add_paged_decode(OpsRun& run, const OpRow& row, const AttentionArgs& args, DType dtype, int64_t copies) {
+  Exec& ex = run.ex;
+  const int64_t batch = row.rows, blocks = pages_for(row.context), d = args.head_dim;
+  const Caches held = caches(run, args, dtype, batch * blocks, kPagePositions, copies);
+  const Tensor q = run.random.normal({batch, args.heads * d}), out = ex.alloc(DType::bf16, {batch, args.heads * d});
+  std::vector<int32_t> pages(static_cast<size_t>(batch * blocks)), rows(static_cast<size_t>(batch));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::iota(rows.begin(), rows.end(), 0);
+  Rng rng(1, "pages");
+  for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[rng.below(i)]);
+  const auto there = [&](const std::vector<int32_t>& v, const Shape& shape) {
+    return ex.to_device(Tensor::host_from<int32_t>(DType::i32, shape, v));
+  };
+  const Tensor tables = there(pages, {batch, blocks}), table_of = there(rows, {batch});
+  std::ranges::fill(rows, static_cast<int32_t>(row.context - 1));
+  const Tensor positions = there(rows, {batch});
+  run.add({row, std::max<int64_t>(copies, 4), [&](int64_t i) {
+             const PagedRows paged{.tables = tables, .positions = positions, .table_of = table_of, .single = batch};
+             attention_paged(ex, q, paged, held.at(i), args, out);
+           }});
+}
+
 }  // namespace
 
 void decode_attention(OpsRun& run, const OpsModel& model) {
   const AttentionArgs args = args_of(model);
   const std::vector<int64_t> contexts = run.up_to_most({512, 2048, 8192, 32768});
   const std::vector<std::pair<int64_t, int64_t>> with_append = {{1, 32768}, {16, 8192}};  // sequences, positions
+  constexpr int64_t kMany = 128, kOfMany = 1024;
   struct Type {
     const char* name;
     KvType kind;
@@ -92,20 +118,27 @@ void decode_attention(OpsRun& run, const OpsModel& model) {
                              {"int4", KvType::int4, DType::u8}};
   Attention op{};
   op.kv_heads = static_cast<int>(args.kv_heads), op.head_dim = args.head_dim;
-  run.expect(std::size(kTypes) * (2 * contexts.size() + with_append.size()));
+  run.expect(std::size(kTypes) * (2 * contexts.size() + with_append.size() + 2));
   for (const Type& type : kTypes) {
-    const auto time = [&](const std::string& what, int64_t batch, int64_t context, bool append) {
+    const auto time = [&](const std::string& what, int64_t batch, int64_t context, bool append, bool paged = false) {
       const int64_t bytes = batch * context * kv_bytes(op, type.kind, DType::bf16);
       OpRow row{.section = "attention", .model = model.name, .op = what, .type = type.name};
       row.rows = batch, row.context = context;
       row.bytes = static_cast<double>(bytes);
       row.flop = 4.0 * static_cast<double>(batch * args.heads * context * args.head_dim);
-      run.attempt(row, [&] { add_decode(run, row, args, type.stored, run.copies_for(bytes), append); });
+      const int64_t copies = run.copies_for(bytes);
+      run.attempt(row, [&] {
+        paged ? add_paged_decode(run, row, args, type.stored, copies)
+              : add_decode(run, row, args, type.stored, copies, append);
+      });
     };
     for (const int64_t batch : {1, 8})
       for (const int64_t context : contexts) time(heads_of(model), batch, context, false);
     for (const auto& [batch, context] : with_append)
       if (context <= contexts.back()) time("rope, append, " + heads_of(model), batch, context, true);
+    if (kOfMany > contexts.back()) continue;
+    time(heads_of(model), kMany, kOfMany, false);
+    time("pages, " + heads_of(model), kMany, kOfMany, false, true);
   }
 }
 

@@ -140,7 +140,16 @@ TrafficRow run_row(Exec& ex, PagedEngine& engine, const BatchDrafter& drafter, c
               {.prompt_tokens = std::min(kWarmupPrompt, requests[0].prompt_tokens),
                .tokens = std::min(kWarmupTokens, requests[0].tokens)}})
       .run([&](double f) { tell("warming up", f); });
-  return TrafficRun(ex, engine, drafter, shape, o, std::move(requests)).run([&](double f) { tell("measuring", f); });
+  const auto measure = [&] {
+    return TrafficRun(ex, engine, drafter, shape, o, requests).run([&](double f) { tell("measuring", f); });
+  };
+  TrafficRow row = measure();
+  if (!o.batch_invariant || !ex.on_cuda()) return row;
+  engine.set_batch_invariant(false);
+  measure();  // its recordings
+  row.variant_tokens_per_s = measure().times.tokens_per_s;
+  engine.set_batch_invariant(true);
+  return row;
 }
 
 // Of the longest prompt and the most tokens that are asked for, whatever the seed draws of them.
@@ -179,7 +188,8 @@ PagedOptions engine_options(const ModelSpec& spec, const TrafficOptions& o) {
           .pages = o.positions > 0 ? pages_for(o.positions) : sequences * (pages_for(longest.positions()) + 1),
           .sequences = sequences,
           .longest = longest.positions(),
-          .pass = o.budget};
+          .pass = o.budget,
+          .batch_invariant = o.batch_invariant};
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct TrafficOptions {
   int64_t positions = 0;      // of the cache; 0: as many as all sequences of the largest row need
   int64_t budget = 512;       // rows of a pass
   bool prefix_cache = true;
+  bool batch_invariant = false;  // PagedOptions
   SpeculateOptions speculate{};
   std::filesystem::path draft{};  // the model of DraftKind::model
   Slo slo{};
@@ -25,6 +26,7 @@ struct TrafficRow {
   SchedulerCounts counts{};
   // Share of the cache's pages that sequences hold, at every pass; what only the prefix cache holds is free for them.
   double cache_mean = 0, cache_peak = 0;
+  double variant_tokens_per_s = 0;  // of a GPU asked to be batch-invariant, where it need not be; else 0
   // Of the tokens with which sequences were admitted, the share found in the prefix cache; preempted ones come twice.
   double hit_rate() const {
     return static_cast<double>(counts.shared_tokens) / static_cast<double>(std::max<int64_t>(1, counts.prompt_tokens));
@@ -45,7 +47,7 @@ struct TrafficResult {
 };
 
 // Error{usage} where a request has more positions than the model, the cache has fewer than a request, or prompts are
-// shorter than what they share; Error{unsupported} on a GPU. All before any weight is read.
+// shorter than what they share; Error{unsupported} as PagedEngine. All before any weight is read.
 TrafficResult bench_traffic(Exec&, const std::filesystem::path& model, const TrafficOptions&,
                             const BenchProgress& = {});
 

@@ -41,11 +41,6 @@ void move_rows(Exec& ex, const Tensor& pages, const int32_t* table, TensorView p
 
 bool keeps_latents(const BlockOp& op) { return !latents_used(op).empty(); }
 
-bool goes_by_sequence(const BlockOp& op) {
-  return keeps_latents(op) || std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
-         std::holds_alternative<StateScan>(op) || std::holds_alternative<CompressKeys>(op);
-}
-
 // Rows of a run that the op may see at once. Few tokens of a delta rule go step by step, many in products
 // (kernels/recurrent/delta_rule_cpu.cpp); latent attention multiplies the queries at hand together.
 int64_t rows_at_once(const BlockOp& op) {
@@ -118,6 +113,11 @@ struct Pass {
 
 }  // namespace
 
+bool goes_by_sequence(const BlockOp& op) {
+  return keeps_latents(op) || std::holds_alternative<ShortConv>(op) || std::holds_alternative<DeltaRule>(op) ||
+         std::holds_alternative<StateScan>(op) || std::holds_alternative<CompressKeys>(op);
+}
+
 bool run_by_sequence(Exec& ex, const BlockOp& op, const BlockWeights& weights, const RopeTables& ropes,
                      const TokenLayout& layout, Activations& act) {
   if (!layout.ragged || !goes_by_sequence(op)) return false;
@@ -128,6 +128,12 @@ bool run_by_sequence(Exec& ex, const BlockOp& op, const BlockWeights& weights, c
 void append_keys(Exec& ex, ConstTensorView k, ConstTensorView v, const TokenLayout& layout) {
   if (const RaggedLayout* r = layout.ragged) return kv_append_paged(ex, k, v, r->rows, *r->cache);
   kv_append(ex, k, v, layout.positions, *layout.cache);
+}
+
+void append_turned(Exec& ex, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms& norms,
+                   const RopeTable& table, const TokenLayout& layout) {
+  if (const RaggedLayout* r = layout.ragged) return rope_append_paged(ex, q, k, v, r->rows, norms, table, *r->cache);
+  rope_append(ex, q, k, v, layout.positions, norms, table, *layout.cache);
 }
 
 void attend_pages(Exec& ex, ConstTensorView q, const RaggedLayout& r, const AttentionArgs& a, TensorView out) {

@@ -2,7 +2,7 @@
 // Ops of a block over rows of sequences of different lengths, whose cache lies in pages.
 #include <span>
 
-#include "kernels/attention/paged_attention.h"
+#include "kernels/attention/rope_append.h"
 #include "src/run/block.h"
 
 namespace fewbit {
@@ -20,9 +20,13 @@ struct RaggedLayout {
 // Ops that see one sequence at a time (recurrent ones, attention over latents or shared keys) run by run, and by rows
 // where a product over several rows of a run would change their bits. False, and nothing done, for all other ops, and
 // where the layout is not ragged.
+bool goes_by_sequence(const BlockOp&);
 bool run_by_sequence(Exec&, const BlockOp&, const BlockWeights&, const RopeTables&, const TokenLayout&, Activations&);
-// New keys and values to the cache that the layout has; attention over pages.
+// New keys and values to the cache that the layout has, as they are or as rope_append() turns them; attention over
+// pages.
 void append_keys(Exec&, ConstTensorView k, ConstTensorView v, const TokenLayout&);
+void append_turned(Exec&, TensorView q, ConstTensorView k, ConstTensorView v, const HeadNorms&, const RopeTable&,
+                   const TokenLayout&);
 void attend_pages(Exec&, ConstTensorView q, const RaggedLayout&, const AttentionArgs&, TensorView out);
 
 // Room for the latents of one sequence of up to `longest` positions in any layer of the model.

@@ -181,16 +181,16 @@ void Scheduler::share_blocks(Sequence& s) {
   }
 }
 
-bool Scheduler::choose(Sequence& s, std::span<const float> logits, const Tell& tell) {
+bool Scheduler::choose(Sequence& s, const PassRow& row, const Tell& tell) {
   const ServedRequest& r = *s.request;
   const int64_t position = std::ssize(s.tokens);
-  ServedToken t{.request = r.id, .choice = s.choice, .position = position, .logits = logits};
+  ServedToken t{.request = r.id, .choice = s.choice, .position = position, .logits = row.logits};
   if (r.max_tokens == 0) {
     t.finish = Finish::length;
     tell(t);
     return false;
   }
-  t.token = sample(logits, r.sampler, s.choice, position);
+  t.token = row.logits.empty() ? row.likeliest : sample(row.logits, r.sampler, s.choice, position);
   s.tokens.push_back(t.token);
   ++counts_.decoded;
   const std::vector<int64_t>& eos = engine_.spec().eos;
@@ -204,7 +204,7 @@ bool Scheduler::choose(Sequence& s, std::span<const float> logits, const Tell& t
 
 // The other continuations of a prompt, from the same logits: they share its pages where the cache has room for them
 // now, else they wait.
-void Scheduler::fork(List::iterator parent, std::span<const float> logits, const Tell& tell) {
+void Scheduler::fork(List::iterator parent, const PassRow& row, const Tell& tell) {
   parent->forked = true;
   for (int64_t choice = 1; choice < parent->request->choices; ++choice) {
     Sequence child;
@@ -214,7 +214,7 @@ void Scheduler::fork(List::iterator parent, std::span<const float> logits, const
     child.tokens = parent->request->prompt;
     child.forked = true;
     child.account = parent->account;
-    if (!choose(child, logits, tell)) continue;
+    if (!choose(child, row, tell)) continue;
     if (running() < options_.running) child.slot = engine_.cache().fork(parent->slot);
     List one;
     const bool runs = child.slot >= 0;
@@ -225,18 +225,13 @@ void Scheduler::fork(List::iterator parent, std::span<const float> logits, const
   }
 }
 
-void Scheduler::after_pass(const std::vector<Planned>& planned, ConstTensorView logits, const Tell& tell) {
-  int64_t row = 0;
-  const auto next_row = [&] {
-    const ConstTensorView one = logits.row_range(row, row + 1);
-    ++row;
-    return std::span<const float>(one.as<float>(), static_cast<size_t>(one.numel()));
-  };
+void Scheduler::after_pass(const std::vector<Planned>& planned, const PassResult& result, const Tell& tell) {
+  size_t row = 0;
+  const auto next_row = [&] { return result.row(row++); };
   for (const Planned& p : planned) {
     if (!p.draft.empty()) {
-      const int64_t rows = 1 + std::ssize(p.draft);
-      const bool goes_on = judge_draft(p, logits.row_range(row, row + rows), tell);
-      row += rows;
+      const bool goes_on = judge_draft(p, result, row, tell);
+      row += 1 + p.draft.size();
       if (goes_on) continue;
       leave(p.sequence);
       running_.erase(p.sequence);
@@ -247,13 +242,13 @@ void Scheduler::after_pass(const std::vector<Planned>& planned, ConstTensorView 
     s.computed += p.rows;
     share_blocks(s);
     engine_.cache().forget(s.slot);
-    std::span<const float> last;
+    PassRow last;
     if (s.request->prompt_logits && s.told < prompt) {
       for (int64_t at = first; at < s.computed; ++at) {
         last = next_row();
         if (at < s.told || at + 1 >= prompt) continue;
         s.told = at + 1;
-        tell({.request = s.request->id, .choice = s.choice, .position = at, .logits = last});
+        tell({.request = s.request->id, .choice = s.choice, .position = at, .logits = last.logits});
       }
       if (s.computed >= prompt) s.told = prompt;
     } else if (s.left() == 0) {
@@ -274,10 +269,16 @@ void Scheduler::step(const Tell& tell) {
   bool prompts = false, drafted = false;
   const double drafting = options_.speculate.k > 0 ? add_drafts(planned) : 0;
   std::vector<NewTokens> work;
+  std::vector<uint8_t> logits;  // by row of the result: whether they are to be on the host
   for (const Planned& p : planned) {
     Sequence& s = *p.sequence;
     const bool all = !p.draft.empty() || (s.request->prompt_logits && s.told < std::ssize(s.request->prompt));
     const bool last = s.left() == p.rows;
+    const ServedRequest& r = *s.request;
+    logits.resize(logits.size() + (all    ? static_cast<size_t>(p.rows) + p.draft.size()
+                                   : last ? 1
+                                          : 0),
+                  r.logits || r.prompt_logits || r.sampler.temperature > 0);
     counts_.rows += p.rows + std::ssize(p.draft);
     if (s.computed + 1 < std::ssize(s.tokens) || std::ssize(s.tokens) == std::ssize(s.request->prompt)) {
       counts_.prefilled += p.rows;
@@ -296,13 +297,15 @@ void Scheduler::step(const Tell& tell) {
   ++counts_.passes;
   const Stopwatch engine;
   const ProcessorWatch processor;
-  const ConstTensorView logits = engine_.pass(work);
-  ex_.sync();
+  engine_.pass(work);
+  const PassResult result = engine_.result(logits);
   counts_.engine_s += engine.seconds();
-  if (!prompts) times_.add(counts_.rows - rows_before, processor.seconds() + drafting, drafted);
+  // A GPU's time is none of the processor's.
+  const double seconds = ex_.on_cuda() ? engine.seconds() : processor.seconds();
+  if (!prompts) times_.add(counts_.rows - rows_before, seconds + drafting, drafted);
   const Stopwatch choosing;
   for (const Planned& p : planned) p.sequence->tokens.resize(p.sequence->tokens.size() - p.draft.size());
-  after_pass(planned, logits, tell);
+  after_pass(planned, result, tell);
   counts_.choosing_s += choosing.seconds();
 }
 

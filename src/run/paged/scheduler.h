@@ -32,6 +32,7 @@ struct ServedRequest {
   int64_t choices = 1;         // continuations of the prompt, each of its own stream of random numbers
   bool stop_at_eos = true;     // at an eos of the spec, which is the last token then
   bool prompt_logits = false;  // of every position of the prompt too; such a request takes no pages of others
+  bool logits = false;         // of every token chosen; without it a GPU tells none of them
 };
 
 enum class Finish : uint8_t { no, stop, length };
@@ -41,7 +42,7 @@ struct ServedToken {
   int64_t request = 0, choice = 0;
   int64_t position = 0;             // of the token in prompt and continuation; of prompt logits: their row
   int32_t token = -1;               // -1: prompt logits
-  std::span<const float> logits{};  // that it was chosen from, [vocab]; valid during the call
+  std::span<const float> logits{};  // that it was chosen from, [vocab] or empty; valid during the call
   Finish finish = Finish::no;
 };
 
@@ -124,11 +125,11 @@ class Scheduler {
   void withdraw(const Sequence&);
   void share_blocks(Sequence&);
   double add_drafts(std::vector<Planned>&);  // seconds of the processor
-  void after_pass(const std::vector<Planned>&, ConstTensorView logits, const Tell&);
-  bool choose(Sequence&, std::span<const float> logits, const Tell&);     // true: it goes on
-  bool judge_draft(const Planned&, ConstTensorView logits, const Tell&);  // likewise
-  int64_t decoding() const;                                               // sequences whose next row is a decode step
-  void fork(List::iterator parent, std::span<const float> logits, const Tell&);
+  void after_pass(const std::vector<Planned>&, const PassResult&, const Tell&);
+  bool choose(Sequence&, const PassRow&, const Tell&);                             // true: it goes on
+  bool judge_draft(const Planned&, const PassResult&, size_t first, const Tell&);  // likewise
+  int64_t decoding() const;  // sequences whose next row is a decode step
+  void fork(List::iterator parent, const PassRow&, const Tell&);
 
   Exec& ex_;
   PagedEngine& engine_;

@@ -46,18 +46,17 @@ double Scheduler::add_drafts(std::vector<Planned>& planned) {
     whose[i]->cost = times_.cost(steps, n);
   }
   counts_.drafting_s += drafting.seconds();
-  return processor.seconds();
+  return ex_.on_cuda() ? drafting.seconds() : processor.seconds();
 }
 
 // Every row is chosen from as if there were no draft; true: the sequence goes on.
-bool Scheduler::judge_draft(const Planned& p, ConstTensorView logits, const Tell& tell) {
+bool Scheduler::judge_draft(const Planned& p, const PassResult& result, size_t first, const Tell& tell) {
   Sequence& s = *p.sequence;
   const int64_t n = std::ssize(p.draft);
   int64_t kept = 0;
   bool goes_on = true;
   for (bool agreed = true; agreed && goes_on;) {
-    const ConstTensorView row = logits.row_range(kept, kept + 1);
-    goes_on = choose(s, {row.as<float>(), static_cast<size_t>(row.numel())}, tell);
+    goes_on = choose(s, result.row(first + static_cast<size_t>(kept)), tell);
     agreed = kept < n && s.tokens.back() == p.draft[static_cast<size_t>(kept)];
     ++kept;
   }

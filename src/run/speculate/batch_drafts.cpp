@@ -66,11 +66,13 @@ void DraftEngine::propose(std::span<DraftWish> wishes) {
         forget(wishes[i].sequence);
     }
     if (work.empty()) return;
-    const ConstTensorView logits = engine_.pass(work);
+    engine_.pass(work);
+    const bool of_fewer = vocab_ < engine_.spec().vocab;
+    const PassResult result = engine_.result(std::vector<uint8_t>(whose.size(), of_fewer));
     for (size_t row = 0; row < whose.size(); ++row) {
-      const auto at = static_cast<int64_t>(row);
-      const float* const values = logits.row_range(at, at + 1).as<float>();
-      texts[whose[row]].push_back(static_cast<int32_t>(std::max_element(values, values + vocab_) - values));
+      const float* const values = result.logits[row].data();
+      texts[whose[row]].push_back(values ? static_cast<int32_t>(std::max_element(values, values + vocab_) - values)
+                                         : result.likeliest[row]);
       wishes[whose[row]].ids.push_back(texts[whose[row]].back());
     }
   }

@@ -38,6 +38,7 @@ TrafficOptions options_of(const BenchArgs& a) {
                    .positions = t.scheduling.positions,
                    .budget = t.scheduling.budget,
                    .prefix_cache = !t.scheduling.no_prefix_cache,
+                   .batch_invariant = t.scheduling.batch_invariant,
                    .speculate = batch_speculation_of(t.speculation),
                    .draft = t.speculation.draft};
   if (!t.slo.empty()) o.slo = slo_from(t.slo);
@@ -158,6 +159,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
             {"shared_tokens", a.traffic.shared_tokens},
             {"budget", a.traffic.scheduling.budget},
             {"prefix_cache", !a.traffic.scheduling.no_prefix_cache},
+            {"batch_invariant", a.traffic.scheduling.batch_invariant},
             {"speculate", name_of(o.speculate.kind)},
             {"k", o.speculate.k},
             {"draft_model", o.draft.empty() ? Json() : Json(o.draft.string())},
@@ -176,6 +178,7 @@ Json json_of(const BenchArgs& a, const std::string& model, const TrafficResult& 
       one[key] = figure == std::floor(figure) && figure < 1e15 ? Json(static_cast<int64_t>(figure)) : Json(figure);
     for (const auto& [key, spread] : kSpreads)
       for (const auto& [part, value] : values_of(row.times.*spread)) one[key][part] = value;
+    if (row.variant_tokens_per_s > 0) one["tokens_per_s_not_invariant"] = row.variant_tokens_per_s;
     if (o.speculate.k > 0) one["speculation"] = Json::parse(cli::json_of(row.counts.drafts));
     j["rows"].push_back(std::move(one));
   }
@@ -246,6 +249,11 @@ void run_traffic(const BenchArgs& a) {
       say(a.common, fmt::format("speculation, {} at once: {}; {:.2f} tokens of a pass with a draft, predicted {:.2f}\n",
                                 row.shape.concurrency, text_of(row.counts.drafts), row.counts.drafts.tokens_of_each(),
                                 row.counts.drafts.predicted_tokens()));
+  for (const TrafficRow& row : r.rows)
+    if (row.variant_tokens_per_s > 0)
+      say(a.common,
+          fmt::format("batch-invariant, {} at once: {:.2f} of the {:.1f} tokens/s without\n", row.shape.concurrency,
+                      row.times.tokens_per_s / row.variant_tokens_per_s, row.variant_tokens_per_s));
   for (const std::string& note : r.notes) say(a.common, "note: " + note + "\n");
   write_text(a.common, a.markdown, summary(a, model, r) + "\n" + table_of(a, r, true));
   write_text(a.common, a.csv, csv_of(a, model, r));

@@ -72,7 +72,10 @@ std::vector<CLI::Option*> add_scheduling(CLI::App& app, SchedulingArgs& a, const
           app.add_option("--budget", a.budget, "Rows of a pass, of steps and of prompts")
               ->check(in_range(1, 65536))
               ->capture_default_str(),
-          app.add_flag("--no-prefix-cache", a.no_prefix_cache, "Share no pages between requests")};
+          app.add_flag("--no-prefix-cache", a.no_prefix_cache, "Share no pages between requests"),
+          app.add_flag("--batch-invariant", a.batch_invariant,
+                       "GPU: a request's tokens depend on nothing beside it, as they always do on the CPU; a bench "
+                       "says what it costs")};
 }
 
 CLI::Validator lengths() {

@@ -8,9 +8,10 @@ namespace fewbit::cli {
 // Of the scheduler of `runner serve` and of `runner bench --concurrency`.
 struct SchedulingArgs {
   int64_t positions = 0, budget = 512;  // positions 0: left out
-  bool no_prefix_cache = false;
+  bool no_prefix_cache = false, batch_invariant = false;
 };
-// --cache-positions (left out: what `otherwise` says in words), --budget, --no-prefix-cache; the three are returned.
+// --cache-positions (left out: what `otherwise` says in words), --budget, --no-prefix-cache, --batch-invariant; all are
+// returned.
 std::vector<CLI::Option*> add_scheduling(CLI::App&, SchedulingArgs&, const std::string& otherwise);
 
 // "256" or "uniform:64-512". The validator says what else was found; the others take what it let through.

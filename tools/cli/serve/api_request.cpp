@@ -232,7 +232,8 @@ ApiRequest request_of(const Body& b, bool chat, ModelTexts& texts, const ApiLimi
                        .sampler = sampler_of(b),
                        .choices = b.whole("n", 1, 1, limits.max_choices),
                        .stop_at_eos = !b.flag("ignore_eos", false),
-                       .prompt_logits = r.echo && r.logprobs >= 0};
+                       .prompt_logits = r.echo && r.logprobs >= 0,
+                       .logits = r.logprobs >= 0};
   std::vector<std::vector<int32_t>> prompts;
   if (chat)
     prompts.push_back(chat_ids(b, texts));

@@ -212,7 +212,8 @@ PagedOptions engine_options(const ServeArgs& a, const Checkpoint& c) {
           .pages = pages_for(positions),
           .sequences = a.sequences,
           .longest = context,
-          .pass = a.scheduling.budget};
+          .pass = a.scheduling.budget,
+          .batch_invariant = a.scheduling.batch_invariant};
 }
 
 // What the door itself refuses.

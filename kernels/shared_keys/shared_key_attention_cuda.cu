@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/attention/shared_key_attention.h"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/shared_keys/shared_key_attention.h"
 
 namespace fewbit::cuda {
 namespace {

@@ -9,7 +9,7 @@ namespace fewbit {
 //   q          [seqs * len, heads * head_dim]   f32 | bf16
 //   keys       [seqs, capacity, head_dim]       the dtype of q; row j is that of position j
 //   far        [seqs, capacity, head_dim]       the dtype of q, or data == nullptr: none; block b is row b every +
-//                                               every - 1 (kernels/attention/compress_keys.h)
+//                                               every - 1 (kernels/shared_keys/compress_keys.h)
 //   chosen     [seqs * len, n] i32, or data == nullptr: all; numbers of blocks, ended early by -1
 //   sinks      [heads] f32
 //   positions  [seqs * len] i32, in [0, capacity), on the Exec's device

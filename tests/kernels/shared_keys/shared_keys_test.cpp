@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/attention/compress_keys.h"
 #include "kernels/attention/key_choice.h"
-#include "kernels/attention/shared_key_attention.h"
+#include "kernels/shared_keys/compress_keys.h"
+#include "kernels/shared_keys/shared_key_attention.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {

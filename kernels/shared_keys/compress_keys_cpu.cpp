@@ -1,5 +1,5 @@
 // One key for every block of tokens: the CPU half. A token that completes a block is a task.
-#include "kernels/attention/compress_keys.h"
+#include "kernels/shared_keys/compress_keys.h"
 
 #include <algorithm>
 #include <cmath>

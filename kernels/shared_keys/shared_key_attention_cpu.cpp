@@ -1,5 +1,5 @@
 // Attention over keys that all heads share: the CPU half. A query is a task: its keys are gathered, then two products.
-#include "kernels/attention/shared_key_attention.h"
+#include "kernels/shared_keys/shared_key_attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
 // One key for every block of tokens: a block of threads has a token, a thread some of the key's features. The tail is
 // written by a second launch, when every key has read it.
-#include "kernels/attention/compress_keys.h"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
+#include "kernels/shared_keys/compress_keys.h"
 
 namespace fewbit::cuda {
 namespace {
