@@ -132,18 +132,20 @@ class Estimate {
     const auto& kept = stored[static_cast<size_t>(spec_.kind(layer))];
     const bool learning = learns_rounding(plan_, spec_, layer);
     const int64_t whole = weights_of(ops, 0, ops.size(), {});
-    int64_t always = 0;  // while the block is at hand
+    const bool whole_block = !plan_.transforms.empty();  // in f32, and in the type that runs
     const int64_t table = token_table_bytes(ops);
-    if (!plan_.transforms.empty()) {
-      always = whole * (4 + elem_);  // in f32, and in the type that runs
-      reach("transform", table + always + transform_bytes(ops));
-    }
+    if (whole_block) reach("transform", table + whole * (4 + elem_) + transform_bytes(ops));
     size_t base = 0, held = 0;  // where passes begin; the first op whose linears are still there
+    // In front of op i: a linear's f32 goes with its quantization.
+    const auto loaded_at = [&](size_t i) {
+      if (!whole_block) return weights_of(ops, held, i, waves) * elem_ * streams_;
+      return weights_of(ops, i, ops.size(), {}) * 4 + weights_of(ops, held, ops.size(), {}) * elem_;
+    };
     for (size_t i = 0; i < ops.size(); ++i) {
       const Moe* moe = std::get_if<Moe>(&ops[i]);
       if (linears_of(ops[i]).empty() || (!quantizes(layer, ops[i]) && !(moe && waves.weights))) continue;
-      const int64_t loaded = always > 0 ? always : weights_of(ops, held, i, waves) * elem_ * streams_;
-      const int64_t experts = moe && always == 0 ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
+      const int64_t loaded = loaded_at(i);
+      const int64_t experts = moe && !whole_block ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
       const int64_t sums = sums_bytes(ops[i], waves);
       reach("observe",
             table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], waves));
@@ -155,8 +157,7 @@ class Estimate {
         reach("forward", table + weights_of(ops, held, i, waves) * elem_ * streams_ + chunk_bytes(ops, base, i + 1) +
                              waves.experts(*moe) * (wide_weights(*moe) + down_weights(*moe)) * elem_ * streams_);
     }
-    const int64_t loaded = always > 0 ? always : weights_of(ops, held, ops.size(), waves) * elem_ * streams_;
-    reach("forward", table + loaded + chunk_bytes(ops, base, ops.size()));
+    reach("forward", table + loaded_at(ops.size()) + chunk_bytes(ops, base, ops.size()));
     if (learning)
       reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length));
   }
