@@ -22,8 +22,10 @@ struct Config {
   // With the registers of one group of rows and the shared memory of codes 16 warps fit on a multiprocessor. A block
   // takes at most 99 KiB of shared memory, what compute capability 8.6 has.
   static constexpr bool kMany = kIsCode<C> && kGroups == 1;
-  static constexpr int kWarps = D <= 128 ? (kMany ? 8 : 4) : (kIsCode<C> ? 4 : 2), kThreads = 32 * kWarps;
-  static constexpr int kBlocks = D <= 128 && !kMany ? 3 : 2;  // on a multiprocessor
+  static constexpr int kWarps = D <= 128 ? (kMany && !kPages ? 8 : 4) : (kIsCode<C> ? 4 : 2), kThreads = 32 * kWarps;
+  // On a multiprocessor. Over pages in blocks of half the size, of which one may still wait for its pages: 0.95 of the
+  // time of codes of 4 bits, 128 sequences of 1,024 positions on an H100, and that of the others.
+  static constexpr int kBlocks = D > 128 ? 2 : !kMany ? 3 : kPages ? 4 : 2;
   static constexpr int kStages = D <= 128 && kIsCode<C> && !kMany ? 4 : 2;
   static constexpr int kTile = kKeys * kRowStride<C, D>;  // values of a warp's K or V tile
   static constexpr int kSumStride = D + 4;                // floats: eight bytes of 16 lanes fall into different banks

@@ -63,7 +63,9 @@ PlacedRows PassRows::place(const PassSlice& s, const Form& form) {
   PlacedRows p{.blocks = blocks};
   p.ids = padded(s.ids, rows, 0);
   p.positions = padded(s.positions, rows, 0);
-  p.wanted = padded(s.wanted, form.apart && !s.wanted.empty() ? rows : std::ssize(s.wanted), 0);
+  // Of a step as many as rows, so that what lies behind has one place in all steps of a recording.
+  const bool all = s.decodes() || (form.apart && !s.wanted.empty());
+  p.wanted = padded(s.wanted, all ? rows : std::ssize(s.wanted), 0);
   PagedRows paged{.runs = s.runs, .positions = p.positions, .splits = form.splits};
   if (ex_.on_cuda()) {
     const RowPlaces places = row_places(s.runs);

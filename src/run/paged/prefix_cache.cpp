@@ -34,12 +34,14 @@ bool PrefixCache::same(const Entry& e, std::span<const int32_t> tokens, std::spa
          std::ranges::equal(e.tokens, tokens.subspan(b * kPagePositions, kPagePositions));
 }
 
-// The deepest block of a chain is used least recently of it.
-void PrefixCache::touch(std::span<const uint64_t> chain) {
-  for (size_t i = chain.size(); i-- > 0;) {
-    Entry& e = entries_.at(chain[i]);
-    by_use_.erase(e.used);
-    by_use_.emplace(e.used = ++clock_, chain[i]);
+void PrefixCache::touch(std::span<const uint64_t> hashes) {
+  ++clock_;
+  for (const uint64_t hash : hashes) {
+    const auto found = entries_.find(hash);
+    if (found == entries_.end()) return;
+    Entry& e = found->second;
+    by_use_.erase({e.used, e.block, hash});
+    by_use_.insert({e.used = clock_, e.block, hash});
   }
 }
 
@@ -62,33 +64,44 @@ void PrefixCache::add(int sequence, std::span<const int32_t> tokens, std::span<c
   if (entries_.contains(hashes[b])) return;
   if (b > 0 && !entries_.contains(hashes[b - 1])) return;  // its beginning went: nobody would find it
   const auto own = tokens.subspan(b * kPagePositions, kPagePositions);
+  // Behind the block before it, wherever that stands: the sequence holds its pages, and touches them when it ends.
+  const uint64_t used = b == 0 ? ++clock_ : entries_.at(hashes[b - 1]).used;
   entries_.emplace(hashes[b], Entry{.before = b == 0 ? 0 : hashes[b - 1],
                                     .tokens = {own.begin(), own.end()},
-                                    .pages = cache_.share(sequence, block)});
-  touch(hashes.subspan(0, b + 1));
+                                    .pages = cache_.share(sequence, block),
+                                    .used = used,
+                                    .block = block});
+  by_use_.insert({used, block, hashes[b]});
 }
 
 void PrefixCache::remove(uint64_t hash) {
   const auto found = entries_.find(hash);
   cache_.drop(found->second.pages);
-  by_use_.erase(found->second.used);
+  by_use_.erase({found->second.used, found->second.block, hash});
   entries_.erase(found);
 }
 
 // Where a sequence still holds a block but its window has gone on, only the window's page goes.
+// What sequences hold is in use, and goes to the back: the next search does not meet it again.
 bool PrefixCache::evict(size_t group) {
-  for (const auto& [used, hash] : by_use_) {
-    PagedCache::Block& pages = entries_.at(hash).pages;
-    if (!cache_.only_held_here(pages, group)) continue;
+  const uint64_t before = clock_;
+  for (auto use = by_use_.begin(); use != by_use_.end() && use->used <= before;) {
+    const auto [used, block, hash] = *use;
+    Entry& e = entries_.at(hash);
+    if (!cache_.only_held_here(e.pages, group)) {
+      use = by_use_.erase(use);
+      by_use_.insert({e.used = ++clock_, block, hash});
+      continue;
+    }
     ++evicted_;
-    cache_.only_held_here(pages) ? remove(hash) : cache_.drop(pages, group);
+    cache_.only_held_here(e.pages) ? remove(hash) : cache_.drop(e.pages, group);
     return true;
   }
   return false;
 }
 
 void PrefixCache::clear() {
-  while (!by_use_.empty()) remove(by_use_.begin()->second);
+  while (!by_use_.empty()) remove(by_use_.begin()->hash);
 }
 
 }  // namespace fewbit

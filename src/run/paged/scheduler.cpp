@@ -88,6 +88,7 @@ bool Scheduler::waits_for_a_page(const Sequence& s) const {
 
 void Scheduler::leave(List::iterator s) {
   withdraw(*s);
+  if (prefix_) prefix_->touch(std::span(s->hashes).first(static_cast<size_t>(s->shared_blocks)));
   if (drafter_.forget) drafter_.forget(s->slot);
   engine_.cache().end(s->slot);
   s->slot = -1;
