@@ -6,6 +6,7 @@
 #include <atomic>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "src/core/digest_wide.h"
 #include "tests/support/support.h"
@@ -48,12 +49,13 @@ std::string by(const WideHash& hash, const std::string& bytes, size_t part) {
 }
 
 TEST(Digest, IsTheSameByVectorsOfEveryWidthInPartsOfEveryLength) {
+  std::vector<const WideHash*> widths;
+  if (__builtin_cpu_supports("avx2")) widths.push_back(&kHashAvx2);
+  if (__builtin_cpu_supports("avx512f")) widths.push_back(&kHashAvx512);
+  if (widths.empty()) GTEST_SKIP() << "this processor has neither AVX2 nor AVX-512";
   for (const Known& k : kKnown)
-    for (const size_t part : {7, 64, 1000, 1 << 17}) {
-      if (__builtin_cpu_supports("avx2")) EXPECT_EQ(by(kHashAvx2, bytes_of_length(k.length), part), k.digest) << part;
-      if (__builtin_cpu_supports("avx512f"))
-        EXPECT_EQ(by(kHashAvx512, bytes_of_length(k.length), part), k.digest) << part;
-    }
+    for (const size_t part : {7, 64, 1000, 1 << 17})
+      for (const WideHash* width : widths) EXPECT_EQ(by(*width, bytes_of_length(k.length), part), k.digest) << part;
 }
 #endif
 
