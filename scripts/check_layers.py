@@ -79,15 +79,15 @@ POSIX = re.compile(
     r"sys/(file|mman|resource|socket|stat|syscall|time|types|uio|un|wait))\.h$")
 
 # (header, the files that may include it, what to say of others). A header that fits no line here is not known.
-CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/exec_cuda\.h$"
-CUDA_WORDS = "CUDA headers belong in *_cuda.cu and *.cuh of kernels/ and in kernels/exec/exec_cuda.h"
+CUDA_HOME = r"kernels/.*(_cuda\.cu|\.cuh)$|kernels/exec/(exec_cuda|cuda_libraries)\.h$"
+CUDA_WORDS = "CUDA headers belong in *_cuda.cu and *.cuh of kernels/ and in what kernels/exec/ has for them"
 LIBRARIES = [
     (r"(cuda|cublas|cusolver)\w*\.h$|cuda/|cooperative_groups|nvtx3/", CUDA_HOME, CUDA_WORDS),
     (r"nlohmann/", r".*\.cpp$|tests/|formats/guarded_json\.h$", "JSON belongs in .cpp files"),
     (r"fmt/", r".*", ""),
     (r"CLI/", r"tools/cli/", "the command line belongs in tools/cli"),
     (r"gtest/", r"tests/", "tests belong in tests/"),
-    (r"xxhash\.h$", r"src/core/digest(_wide_calls\.h|\.cpp)$", "digests belong in src/core/digest.h"),
+    (r"xxhash\.h$", r"src/core/(digest\.cpp|xxh3/wide_hash_calls\.h)$", "digests belong in src/core/digest.h"),
     (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
      "packed texts belong in src/text/files/packed_text.h"),
     (r"httplib\.h$", r"tools/http/", "HTTP belongs in tools/http/http_module.cpp"),

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "src/core/digest_wide.h"
 #include "src/core/file_io.h"
 #include "src/core/parallel.h"
+#include "src/core/xxh3/wide_hash.h"
 
 namespace fewbit {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/core/digest_wide.h"
+#include "src/core/xxh3/wide_hash.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {

@@ -3,5 +3,5 @@
 #pragma GCC target("avx2")
 #endif
 #define WIDE_HASH kHashAvx2
-#include "src/core/digest_wide_calls.h"
+#include "src/core/xxh3/wide_hash_calls.h"
 #endif

@@ -3,5 +3,5 @@
 #pragma GCC target("avx512f")
 #endif
 #define WIDE_HASH kHashAvx512
-#include "src/core/digest_wide_calls.h"
+#include "src/core/xxh3/wide_hash_calls.h"
 #endif

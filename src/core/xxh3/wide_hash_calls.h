@@ -1,10 +1,10 @@
 #pragma once
-// For digest_avx2.cpp and digest_avx512.cpp alone, which define WIDE_HASH, the name of the calls, and name the
-// instructions to the compiler before they include it.
+// For avx2.cpp and avx512.cpp alone, which define WIDE_HASH, the name of the calls, and name the instructions to the
+// compiler before they include it.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "src/core/digest_wide.h"
+#include "src/core/xxh3/wide_hash.h"
 
 namespace fewbit {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
-// XXH3 with wide vectors, for digest.cpp: the library of the distribution is compiled for every x86-64 and has 128-bit
-// ones, at which the hash takes longer than the reading. The digests are the same. The kernels are those of xxhash.h,
-// compiled anew in files that may use the instructions.
+// XXH3 with wide vectors, for src/core/digest.cpp: the library of the distribution is compiled for every x86-64 and has
+// 128-bit ones, at two thirds of the speed. The digests are the same. The kernels are those of xxhash.h, compiled anew
+// in files that may use the instructions.
 #include <cstddef>
 #include <cstdint>
 
