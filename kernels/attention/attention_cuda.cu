@@ -100,18 +100,7 @@ void attention_cached(Exec& ex, ConstTensorView q, ConstTensorView positions, co
     AttentionSource<T, C> a{};
     set_queries(a, q, args, shape[0], out);
     a.turn_back = args.turn_back;
-    a.k = cache.k.as<C>();
-    a.v = cache.v.as<C>();
-    if (kIsCode<C>) {
-      a.k_scales = static_cast<const float*>(cache.k_scales.data);
-      a.v_scales = static_cast<const float*>(cache.v_scales.data);
-    }
-    a.positions = positions.as<int32_t>();
-    a.keys = static_cast<int>(shape[2]);
-    if (a.keys <= a.chunk) a.chunk = 0;
-    a.kv_token = shape[3];
-    a.kv_head = shape[2] * shape[3];
-    a.kv_seq = args.kv_heads * a.kv_head;
+    set_cache(a, cache, positions, shape[2], shape[2]);
     turned = run(ex.cuda_state(), a, true, args.behind_append);
   });
   if (args.turn_back && !turned) cuda::hadamard(ex, out, out.row_range(0, 0), args.head_dim);

@@ -30,6 +30,24 @@ void set_queries(AttentionSource<T, C>& a, ConstTensorView q, const AttentionArg
   a.sinks = args.sinks.data ? args.sinks.as<float>() : nullptr;
 }
 
+// The same of the cache, whose pieces, for each sequence or a page, hold `keys` positions each; no sequence has more
+// than `most`.
+template <class T, class C>
+void set_cache(AttentionSource<T, C>& a, const KvCache& cache, ConstTensorView positions, int64_t keys, int64_t most) {
+  a.k = cache.k.as<C>();
+  a.v = cache.v.as<C>();
+  if (kIsCode<C>) {
+    a.k_scales = static_cast<const float*>(cache.k_scales.data);
+    a.v_scales = static_cast<const float*>(cache.v_scales.data);
+  }
+  a.positions = positions.as<int32_t>();
+  a.keys = static_cast<int>(most);
+  if (a.keys <= a.chunk) a.chunk = 0;
+  a.kv_token = cache.k.shape[3];
+  a.kv_head = keys * a.kv_token;
+  a.kv_seq = a.kv_heads * a.kv_head;
+}
+
 // What kernels/choice/kernel_choice.h asks of a call.
 template <class T, class C>
 KernelProblem problem_of(const AttentionSource<T, C>& a, bool over_cache) {

@@ -54,20 +54,9 @@ void attention_paged(Exec& ex, ConstTensorView q, const PagedRows& rows, const K
     PagedSource<T, C> a{};
     set_queries(a, q, args, q.rows(), out);
     a.turn_back = args.turn_back;
-    a.k = cache.k.as<C>();
-    a.v = cache.v.as<C>();
-    if (kIsCode<C>) {
-      a.k_scales = static_cast<const float*>(cache.k_scales.data);
-      a.v_scales = static_cast<const float*>(cache.v_scales.data);
-    }
-    a.positions = rows.positions.as<int32_t>();
+    set_cache(a, cache, rows.positions, kPagePositions, place.blocks * kPagePositions);
     a.table_of = place.table_of, a.tables = place.tables, a.blocks = place.blocks;
     a.tiles = static_cast<const int4*>(rows.tiles.data);
-    a.keys = place.blocks * static_cast<int>(kPagePositions);
-    if (a.keys <= a.chunk) a.chunk = 0;
-    a.kv_token = shape[3];
-    a.kv_head = kPagePositions * shape[3];
-    a.kv_seq = args.kv_heads * a.kv_head;
     // Of a run of several rows a row's older keys are still being written too.
     const bool steps =
         !rows.runs.empty() && std::ranges::all_of(rows.runs, [](const RowRun& r) { return r.end == r.begin + 1; });

@@ -7,6 +7,7 @@
 #include "src/run/engine.h"
 #include "src/run/paged/scheduler.h"
 #include "tests/run/demo.h"
+#include "tests/run/paged/random_trace.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_families.h"
 #include "tests/support/tolerance.h"
@@ -133,26 +134,7 @@ struct Token {
 };
 using Texts = std::map<int64_t, std::vector<Token>>;
 
-struct Trace {
-  std::vector<ServedRequest> requests;
-  std::vector<int64_t> arrivals;
-};
-// Greedy requests, of which a third share a beginning.
-Trace random_trace(int64_t count, uint64_t seed) {
-  Rng rng(seed, "trace");
-  Trace t;
-  const std::vector<int32_t> shared = random_ids(48, seed + 1);
-  for (int64_t i = 0; i < count; ++i) {
-    ServedRequest r{.id = i, .max_tokens = static_cast<int64_t>(1 + rng.below(24)), .stop_at_eos = false};
-    if (rng.below(3) == 0) r.prompt.assign(shared.begin(), shared.begin() + static_cast<std::ptrdiff_t>(rng.below(48)));
-    const std::vector<int32_t> own =
-        random_ids(static_cast<int64_t>(1 + rng.below(60)), mix64(seed + static_cast<uint64_t>(i)));
-    r.prompt.insert(r.prompt.end(), own.begin(), own.end());
-    t.requests.push_back(std::move(r));
-    t.arrivals.push_back(static_cast<int64_t>(rng.below(60)));
-  }
-  return t;
-}
+constexpr TraceShape kGreedy{.tokens = 24, .own = 60, .greedy = true};
 
 Texts serve(Exec& ex, PagedEngine& engine, const Trace& t, const SchedulerOptions& o, bool with_leads,
             SchedulerCounts* counts = nullptr) {
@@ -224,7 +206,7 @@ TEST(Scheduler, CudaOutputsUnderPagePressureAreThoseOfEachRequestAlone) {
   const Checkpoint c = Checkpoint::open(demo());
   for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int8, KvType::int4})
     for (uint64_t seed = 0; seed < 3; ++seed) {
-      Trace t = random_trace(seed == 0 ? 48 : 24, seed);
+      Trace t = random_trace(seed == 0 ? 48 : 24, seed, kGreedy);
       if (seed > 0) std::ranges::fill(t.arrivals, 0);
       // Few pages; then many, and as many sequences as there are, whose number falls from step to step.
       PagedEngine solo(ex, c, options_of(40, kv, false)), engine(ex, c, options_of(seed == 0 ? 10 : 100, kv, false));
@@ -250,7 +232,7 @@ TEST(Scheduler, CudaBatchInvariantOutputsAreExactlyThoseOfEachRequestAlone) {
   for (const bool packed : {false, true}) {
     const Checkpoint c = Checkpoint::open(packed ? dir / "packed" : demo());
     for (const KvType kv : {KvType::plain, KvType::fp8, KvType::int4}) {
-      Trace t = random_trace(24, 3);
+      Trace t = random_trace(24, 3, kGreedy);
       for (ServedRequest& r : t.requests)
         for (int32_t& id : r.prompt) id %= static_cast<int32_t>(c.spec.vocab);
       PagedEngine solo(ex, c, options_of(40, kv, true)), engine(ex, c, options_of(10, kv, true));

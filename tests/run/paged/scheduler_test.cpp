@@ -6,6 +6,7 @@
 
 #include "src/model/synth/synth.h"
 #include "tests/run/demo.h"
+#include "tests/run/paged/random_trace.h"
 #include "tests/support/support.h"
 #include "tests/support/tiny_families.h"
 
@@ -18,30 +19,6 @@ using Outputs = std::map<Key, std::vector<int32_t>>;
 PagedEngine engine_of(Exec& ex, int64_t pages) {
   return {ex, Checkpoint::open(demo()),
           PagedOptions{.load = {.dtype = DType::bf16}, .pages = pages, .sequences = 16, .longest = 160, .pass = 64}};
-}
-
-struct Trace {
-  std::vector<ServedRequest> requests;
-  std::vector<int64_t> arrivals;  // the pass before which each comes
-};
-
-// Prompts of which a third share a beginning; greedy and sampled; one or two choices.
-Trace random_trace(int64_t count, uint64_t seed) {
-  Rng rng(seed, "trace");
-  Trace t;
-  const std::vector<int32_t> shared = random_ids(48, seed + 1);
-  for (int64_t i = 0; i < count; ++i) {
-    ServedRequest r{.id = i, .max_tokens = static_cast<int64_t>(1 + rng.below(14)), .stop_at_eos = false};
-    if (rng.below(3) == 0) r.prompt.assign(shared.begin(), shared.begin() + static_cast<std::ptrdiff_t>(rng.below(48)));
-    const std::vector<int32_t> own =
-        random_ids(static_cast<int64_t>(1 + rng.below(40)), mix64(seed + static_cast<uint64_t>(i)));
-    r.prompt.insert(r.prompt.end(), own.begin(), own.end());
-    if (rng.below(2) == 0) r.sampler = {.temperature = 1, .top_p = 0.9f, .seed = rng.next()};
-    if (rng.below(8) == 0) r.choices = 2;
-    t.requests.push_back(std::move(r));
-    t.arrivals.push_back(static_cast<int64_t>(rng.below(60)));
-  }
-  return t;
 }
 
 struct Served {
