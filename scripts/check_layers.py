@@ -87,7 +87,7 @@ LIBRARIES = [
     (r"fmt/", r".*", ""),
     (r"CLI/", r"tools/cli/", "the command line belongs in tools/cli"),
     (r"gtest/", r"tests/", "tests belong in tests/"),
-    (r"xxhash\.h$", r"src/core/(digest\.cpp|xxh3/wide_hash_calls\.h)$", "digests belong in src/core/digest.h"),
+    (r"xxhash\.h$", r"src/core/xxh3/define_hash_calls\.h$", "digests belong in src/core/digest.h"),
     (r"(zlib|zstd)\.h$", r"src/text/files/packed_text\.cpp$|tests/",
      "packed texts belong in src/text/files/packed_text.h"),
     (r"httplib\.h$", r"tools/http/", "HTTP belongs in tools/http/http_module.cpp"),

@@ -72,8 +72,7 @@ InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& roun
     : ex_(ex),
       rounding_(rounding),
       share_(ex, ranks, in, beside),
-      cutter_(ex, piece > 0 ? piece : gram_chunk(ex.device().kind),
-              [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
+      cutter_(ex, piece, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
   if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
   if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;

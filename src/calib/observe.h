@@ -39,7 +39,7 @@ class InputRange {
 // ranks all add the same rows, and share the products; finish() is collective then.
 class InputSums {
  public:
-  // `beside`: as GramShare has it. `piece`: rows that go into the sums at a time; 0: gram_chunk().
+  // `beside`: as GramShare has it. `piece`: of rows, as RowCutter has it.
   InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process(),
             bool beside = false, int64_t piece = 0);
   InputSums(InputSums&&) = delete;

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 
+#include "kernels/statistics/gram.h"
+
 namespace fewbit {
+
+RowCutter::RowCutter(Exec& ex, int64_t piece, Take take)
+    : ex_(ex), piece_(piece > 0 ? piece : gram_chunk(ex.device().kind)), take_(std::move(take)) {}
 
 void RowCutter::keep(ConstTensorView x, ConstTensorView x_full) {
   const auto copy = [&](ConstTensorView from, Tensor& to) {

@@ -14,8 +14,8 @@ class RowCutter {
  public:
   // Gets pieces of the rows of both streams; x_full.data == nullptr where there is one only.
   using Take = std::function<void(ConstTensorView x, ConstTensorView x_full)>;
-  // `piece`: rows.
-  RowCutter(Exec& ex, int64_t piece, Take take) : ex_(ex), piece_(piece), take_(std::move(take)) {}
+  // `piece`: rows; 0: gram_chunk(), as many as the sums of statistics take at once.
+  RowCutter(Exec& ex, int64_t piece, Take take);
 
   void add(ConstTensorView x, ConstTensorView x_full);
   // The rows that are left, fewer than a piece.

@@ -1,11 +1,9 @@
 #include "src/core/digest.h"
 
 #include <fcntl.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <memory>
 #include <new>
 #include <utility>
@@ -13,7 +11,8 @@
 
 #include "src/core/file_io.h"
 #include "src/core/parallel.h"
-#include "src/core/xxh3/wide_hash.h"
+#include "src/core/strings.h"
+#include "src/core/xxh3/hash_calls.h"
 
 namespace fewbit {
 namespace {
@@ -22,37 +21,13 @@ constexpr int64_t kPiece = int64_t{16} << 20;
 constexpr int64_t kRead = int64_t{256} << 10;  // stays in the cache of a core for the hash and for what looks at it
 constexpr int64_t kBefore = 8;  // bytes of an element at most: so many stay in reach in front of what is shown
 
-std::string hex(const uint8_t digest[16]) {
-  std::string s;
-  for (int i = 0; i < 16; ++i)
-    for (const int nibble : {digest[i] >> 4, digest[i] & 15}) s += "0123456789abcdef"[nibble];
-  return s;
-}
-
-void* start() {
-  XXH3_state_t* const state = XXH3_createState();
-  if (state) XXH3_128bits_reset(state);
-  return state;
-}
-
-void add(void* state, const void* bytes, size_t count) {
-  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), bytes, count);
-}
-
-void finish(void* state, uint8_t digest[16]) {
-  XXH128_canonical_t bytes;
-  XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(static_cast<XXH3_state_t*>(state)));
-  XXH3_freeState(static_cast<XXH3_state_t*>(state));
-  std::copy(std::begin(bytes.digest), std::end(bytes.digest), digest);
-}
-
-const WideHash& widest() {
-  static const WideHash narrow{.start = start, .add = add, .finish = finish};
+// By the widest vectors of this processor.
+const HashCalls& widest() {
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f")) return kHashAvx512;
   if (__builtin_cpu_supports("avx2")) return kHashAvx2;
 #endif
-  return narrow;
+  return kHashPlain;
 }
 
 // The hash of bytes that come in parts.
@@ -71,11 +46,11 @@ class Hash {
   std::string hex() {  // once, behind the last part
     uint8_t digest[16];
     calls_.finish(std::exchange(state_, nullptr), digest);
-    return fewbit::hex(digest);
+    return hex_of(digest);
   }
 
  private:
-  const WideHash& calls_ = widest();
+  const HashCalls& calls_ = widest();
   void* state_;
 };
 

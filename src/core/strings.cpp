@@ -61,6 +61,13 @@ bool glob_match(std::string_view p, std::string_view t) {
   return i == p.size();
 }
 
+std::string hex_of(std::span<const uint8_t> bytes) {
+  std::string s;
+  for (const uint8_t b : bytes)
+    for (const int nibble : {b >> 4, b & 15}) s += "0123456789abcdef"[nibble];
+  return s;
+}
+
 std::string human_bytes(int64_t bytes) {
   static const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double v = static_cast<double>(bytes);

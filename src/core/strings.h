@@ -1,6 +1,7 @@
 #pragma once
 // Small string helpers shared by parsers and messages.
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,8 @@ bool ends_with(std::string_view s, std::string_view suffix);
 
 // Shell-like match over the whole text: '*' any run, '?' one character, the rest literally.
 bool glob_match(std::string_view pattern, std::string_view text);
+
+std::string hex_of(std::span<const uint8_t> bytes);  // "00ff1a": two digits a byte
 
 std::string human_bytes(int64_t bytes);     // "8.25 MiB"
 std::string human_count(int64_t n);         // "4.2 M"

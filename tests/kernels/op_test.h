@@ -1,5 +1,7 @@
 #pragma once
 // What op tests share: devices (FEWBIT_DEVICE_TEST), dtypes with their tolerances, tensors from and to doubles.
+#include <cstring>
+
 #include "kernels/exec/exec.h"
 #include "src/core/half.h"
 #include "tests/support/devices.h"
@@ -26,6 +28,16 @@ inline Tensor from_doubles(const std::vector<double>& v, Shape shape) {
 }
 inline Tensor host_i32(const std::vector<int32_t>& v) {
   return Tensor::host_from<int32_t>(DType::i32, {static_cast<int64_t>(v.size())}, v);
+}
+// Rows [begin, end) of every sequence of a host tensor x [seqs * len, cols].
+inline Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
+  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
+  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
+  for (int64_t s = 0; s < seqs; ++s)
+    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
+                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row,
+                static_cast<size_t>((end - begin) * row));
+  return out;
 }
 // What a device tensor holds against the reference.
 inline double error_of(Exec& ex, ConstTensorView found, const std::vector<double>& expected) {

@@ -8,6 +8,7 @@
 
 #include "src/core/error.h"
 #include "src/core/file_io.h"
+#include "src/core/strings.h"
 
 namespace fewbit {
 
@@ -33,10 +34,7 @@ void Sha256::add(const void* bytes, size_t count) {
 std::string Sha256::hex() {
   std::array<unsigned char, kSha256Digits / 2> bytes{};
   FEWBIT_ASSERT(EVP_DigestFinal_ex(state_->context, bytes.data(), nullptr) == 1);
-  std::string s;
-  for (const unsigned char b : bytes)
-    for (const int nibble : {b >> 4, b & 15}) s += "0123456789abcdef"[nibble];
-  return s;
+  return hex_of(bytes);
 }
 
 std::string sha256_of_file(const std::filesystem::path& path) {

@@ -2,6 +2,6 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx2")
 #endif
-#define WIDE_HASH kHashAvx2
-#include "src/core/xxh3/wide_hash_calls.h"
+#define HASH_CALLS kHashAvx2
+#include "src/core/xxh3/define_hash_calls.h"
 #endif

@@ -2,6 +2,6 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx512f")
 #endif
-#define WIDE_HASH kHashAvx512
-#include "src/core/xxh3/wide_hash_calls.h"
+#define HASH_CALLS kHashAvx512
+#include "src/core/xxh3/define_hash_calls.h"
 #endif

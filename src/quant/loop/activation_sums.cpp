@@ -11,7 +11,7 @@ ActivationSums::ActivationSums(Exec& ex, const Ranks& ranks, int64_t rows, int64
     : ex_(ex),
       rows_(rows),
       share_(ex, ranks, in, beside),
-      cutter_(ex, piece > 0 ? piece : gram_chunk(ex.device().kind), [this](ConstTensorView x, ConstTensorView) {
+      cutter_(ex, piece, [this](ConstTensorView x, ConstTensorView) {
         share_.add(x, {}, stats_.input.gram, {});
         column_stats(ex_, x, {}, stats_.absmax, stats_.abssum);
       }) {

@@ -3,7 +3,6 @@
 // keys.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -125,16 +124,6 @@ FEWBIT_DEVICE_TEST(LatentAttention, OverTheTokensAtHand) {
       latent_attention(ex, q, ex.to_device(t.kv), ex.to_device(t.k_rope), c.seqs, args_of(c), out);
       EXPECT_LE(error_of(ex, out, t.expected), tolerance(dtype)) << c.len << " " << c.rank << " " << name_of(dtype);
     }
-}
-
-// Rows [begin, end) of every sequence.
-Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
-  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
-  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
-  for (int64_t s = 0; s < seqs; ++s)
-    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
-                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row, at((end - begin) * row));
-  return out;
 }
 
 // `codes`: the latents go through E4M3 on their way; what is expected then has the values of the codes.

@@ -2,7 +2,6 @@
 // states.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/recurrent/delta_rule.h"
 #include "kernels/recurrent/short_conv.h"
@@ -12,16 +11,6 @@ namespace fewbit::test {
 namespace {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
-
-// Rows [begin, end) of every sequence of x [seqs * len, cols].
-Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
-  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
-  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
-  for (int64_t s = 0; s < seqs; ++s)
-    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
-                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row, at((end - begin) * row));
-  return out;
-}
 
 struct ConvCase {
   int64_t seqs, len, channels, taps;

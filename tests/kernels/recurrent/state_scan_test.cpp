@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "tests/kernels/op_test.h"
 
@@ -51,16 +50,6 @@ std::vector<double> scan_reference(const ScanCase& c, const ScanTensors& in, std
           out[at((t * heads + h) * dim + p)] = sum;
         }
       }
-  return out;
-}
-
-// Rows [begin, end) of every sequence of x [seqs * len, cols].
-Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
-  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
-  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
-  for (int64_t s = 0; s < seqs; ++s)
-    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
-                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row, at((end - begin) * row));
   return out;
 }
 

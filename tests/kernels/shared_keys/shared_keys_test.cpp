@@ -1,7 +1,6 @@
 // Keys of blocks of tokens and attention over shared keys against references in double, whole and in pieces.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/attention/key_choice.h"
 #include "kernels/shared_keys/compress_keys.h"
@@ -12,16 +11,6 @@ namespace fewbit::test {
 namespace {
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
-
-// Rows [begin, end) of every sequence of x [seqs * len, cols].
-Tensor piece(const Tensor& x, int64_t seqs, int64_t begin, int64_t end) {
-  const int64_t len = x.rows() / seqs, row = x.bytes() / x.rows();
-  Tensor out = Tensor::host(x.dtype(), {seqs * (end - begin), x.cols()});
-  for (int64_t s = 0; s < seqs; ++s)
-    std::memcpy(static_cast<uint8_t*>(out.view().data) + s * (end - begin) * row,
-                static_cast<const uint8_t*>(x.view().data) + (s * len + begin) * row, at((end - begin) * row));
-  return out;
-}
 
 Tensor positions_of(int64_t seqs, int64_t begin, int64_t end) {
   std::vector<int32_t> where;

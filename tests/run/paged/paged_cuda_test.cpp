@@ -136,33 +136,20 @@ using Texts = std::map<int64_t, std::vector<Token>>;
 
 constexpr TraceShape kGreedy{.tokens = 24, .own = 60, .greedy = true};
 
-Texts serve(Exec& ex, PagedEngine& engine, const Trace& t, const SchedulerOptions& o, bool with_leads,
+Texts serve(Exec& ex, PagedEngine& engine, Trace t, const SchedulerOptions& o, bool with_leads,
             SchedulerCounts* counts = nullptr) {
   Texts texts;
   Scheduler scheduler(ex, engine, o, ngram_batch_drafter());
-  size_t submitted = 0;
-  for (int64_t pass = 0; submitted < t.requests.size() || !scheduler.idle(); ++pass) {
-    if (pass > 10000) {
-      ADD_FAILURE() << "no end";
-      break;
+  for (ServedRequest& r : t.requests) r.logits = with_leads;
+  drive(scheduler, t, [&](const ServedToken& token) {
+    float lead = 0;
+    if (with_leads) {
+      std::vector<float> sorted(token.logits.begin(), token.logits.end());
+      std::ranges::partial_sort(sorted, sorted.begin() + 2, std::greater<>{});
+      lead = sorted[0] - sorted[1];
     }
-    for (size_t i = 0; i < t.requests.size(); ++i)
-      if (t.arrivals[i] == pass) {
-        ServedRequest r = t.requests[i];
-        r.logits = with_leads;
-        scheduler.submit(std::move(r));
-        ++submitted;
-      }
-    scheduler.step([&](const ServedToken& token) {
-      float lead = 0;
-      if (with_leads) {
-        std::vector<float> sorted(token.logits.begin(), token.logits.end());
-        std::ranges::partial_sort(sorted, sorted.begin() + 2, std::greater<>{});
-        lead = sorted[0] - sorted[1];
-      }
-      texts[token.request].push_back({token.token, lead});
-    });
-  }
+    texts[token.request].push_back({token.token, lead});
+  });
   if (counts) *counts = scheduler.counts();
   if (scheduler.prefix()) scheduler.prefix()->clear();
   EXPECT_EQ(engine.cache().pages_held_in_all(), 0);

@@ -1,5 +1,7 @@
 #pragma once
-// Requests of many lengths that come at many times.
+// Requests of many lengths that come at many times, and a scheduler that gets them.
+#include <gtest/gtest.h>
+
 #include <vector>
 
 #include "src/run/paged/scheduler.h"
@@ -33,6 +35,20 @@ inline Trace random_trace(int64_t count, uint64_t seed, const TraceShape& shape 
     t.arrivals.push_back(static_cast<int64_t>(rng.below(60)));
   }
   return t;
+}
+
+// Steps until all requests of the trace have come and ended.
+inline void drive(Scheduler& scheduler, const Trace& t, const Scheduler::Tell& tell) {
+  size_t submitted = 0;
+  for (int64_t pass = 0; submitted < t.requests.size() || !scheduler.idle(); ++pass) {
+    if (pass > 10000) {
+      ADD_FAILURE() << "no end";
+      break;
+    }
+    for (size_t i = 0; i < t.requests.size(); ++i)
+      if (t.arrivals[i] == pass) scheduler.submit(t.requests[i]), ++submitted;
+    scheduler.step(tell);
+  }
 }
 
 }  // namespace fewbit::test

@@ -30,19 +30,10 @@ struct Served {
 Served serve(Exec& ex, PagedEngine& engine, const Trace& t, const SchedulerOptions& o, const BatchDrafter& d = {}) {
   Served s;
   Scheduler scheduler(ex, engine, o, d);
-  size_t submitted = 0;
-  for (int64_t pass = 0; submitted < t.requests.size() || !scheduler.idle(); ++pass) {
-    if (pass > 10000) {
-      ADD_FAILURE() << "no end";
-      break;
-    }
-    for (size_t i = 0; i < t.requests.size(); ++i)
-      if (t.arrivals[i] == pass) scheduler.submit(t.requests[i]), ++submitted;
-    scheduler.step([&](const ServedToken& token) {
-      s.outputs[{token.request, token.choice}].push_back(token.token);
-      if (token.finish != Finish::no) s.finished.push_back(token.request);
-    });
-  }
+  drive(scheduler, t, [&](const ServedToken& token) {
+    s.outputs[{token.request, token.choice}].push_back(token.token);
+    if (token.finish != Finish::no) s.finished.push_back(token.request);
+  });
   s.counts = scheduler.counts();
   if (scheduler.prefix()) {
     EXPECT_EQ(engine.cache().pages_held(), scheduler.prefix()->blocks());

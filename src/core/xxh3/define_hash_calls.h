@@ -1,10 +1,10 @@
 #pragma once
-// For avx2.cpp and avx512.cpp alone, which define WIDE_HASH, the name of the calls, and name the instructions to the
-// compiler before they include it.
+// For plain.cpp, avx2.cpp and avx512.cpp alone, which define HASH_CALLS, the name of the calls, and name the
+// instructions to the compiler before they include it.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "src/core/xxh3/wide_hash.h"
+#include "src/core/xxh3/hash_calls.h"
 
 namespace fewbit {
 namespace {
@@ -28,6 +28,6 @@ void finish(void* state, uint8_t digest[16]) {
 
 }  // namespace
 
-const WideHash WIDE_HASH = {.start = start, .add = add, .finish = finish};
+const HashCalls HASH_CALLS = {.start = start, .add = add, .finish = finish};
 
 }  // namespace fewbit
