@@ -49,7 +49,9 @@ PagedOptions checked(const Exec& ex, const ModelSpec& spec, const PagedOptions& 
   if (o.pages < 1 || o.sequences < 1 || o.longest < 1 || o.pass < 1)
     fail(ErrorKind::usage, fmt::format("{} pages, {} sequences of {} positions, {} rows a pass: each at least 1",
                                        o.pages, o.sequences, o.longest, o.pass));
-  return o;
+  PagedOptions used = o;
+  used.batch_invariant = o.batch_invariant && ex.on_cuda();  // a CPU's rows keep that promise in any company
+  return used;
 }
 
 // Rows of a recorded step: so few recordings serve all numbers of sequences, and rows that are none cost little.
@@ -102,8 +104,8 @@ PagedEngine::PagedEngine(Exec& ex, const Checkpoint& c, const PagedOptions& o)
 int64_t PagedEngine::gpu_slice() const { return options_.batch_invariant ? kInvariantRows : slots_.tokens(); }
 
 void PagedEngine::set_batch_invariant(bool on) {
-  options_.batch_invariant = on;
   if (!ex_.on_cuda()) return;
+  options_.batch_invariant = on;
   checked(ex_, spec_, options_);
   slice_ = gpu_slice();
   steps_.clear();

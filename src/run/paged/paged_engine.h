@@ -27,7 +27,8 @@ struct PagedOptions {
   int64_t sequences = 32;  // at one time
   int64_t longest = 2048;  // positions of a sequence
   int64_t pass = 512;      // rows of a pass
-  // On a GPU: bits of a row that depend on its own sequence alone. Error{unsupported} for a mixture of experts.
+  // On a GPU: bits of a row that depend on its own sequence alone, as they do on the CPU. Error{unsupported} for a
+  // mixture of experts.
   bool batch_invariant = false;
   bool graph = true;  // record steps (CUDA)
 };

@@ -104,6 +104,19 @@ TEST(Scheduler, OutputsUnderPagePressureAreThoseOfEachRequestAlone) {
 }
 
 // All that is drafted is accepted but for tokens that were sampled; nothing is left in either cache.
+TEST(Scheduler, ACpuIsBatchInvariantWithAndWithoutBeingAsked) {
+  Exec ex = Exec::cpu();
+  PagedEngine asked(ex, Checkpoint::open(demo()),
+                    PagedOptions{.load = {.dtype = DType::bf16},
+                                 .pages = 40,
+                                 .sequences = 16,
+                                 .longest = 160,
+                                 .pass = 64,
+                                 .batch_invariant = true});
+  const Trace t = random_trace(12, 9);
+  EXPECT_EQ(serve(ex, asked, t, {}).outputs, alone(ex, t));
+}
+
 TEST(Scheduler, ADraftModelLeavesTheTokens) {
   Exec ex = Exec::cpu();
   const Trace t = random_trace(20, 5);
