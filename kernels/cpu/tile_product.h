@@ -24,9 +24,9 @@ inline bool has_tiles() { return tile_unit() != TileUnit::none; }
 // Outputs in a block, columns in a tile.
 inline constexpr int64_t kBlockOuts = 32, kTileCols = 32;
 
-// The order in which columns of x and W are multiplied. Within every 128 (32) columns those that share a remainder
-// modulo 4 (2) stand together: in that order codes of 4 bits come out of their words.
-enum class ColumnOrder : uint8_t { natural, by_two, by_four };
+// The order in which columns of x and W are multiplied. by_four: within every 32 columns those that share a remainder
+// modulo 4 stand together; in that order codes of 4 bits come out of their words of 16.
+enum class ColumnOrder : uint8_t { natural, by_four };
 
 // What AVX-512 multiplies in place of tiles: quads of four outputs and eight columns, a register of them.
 inline constexpr int64_t kQuadOuts = 8;    // outputs that few() sums up: two quads
@@ -53,9 +53,10 @@ struct TileWeight {
   const float* scales = nullptr;
   // bf16 [out, in] as it lies; null: fill() or the loops make the values.
   const bf16* dense = nullptr;
-  // Of AMX: writes columns [c0, c1) of outputs [o, o + 32), in the order above, as tiles [(c1 - c0) / 32][32
-  // outputs][32] of bf16; past the last output anything finite. c0 and c1 are multiples of 32; by_four: of 128.
-  std::function<void(int64_t o, int64_t c0, int64_t c1, uint16_t* tiles)> fill{};
+  // Of AMX: writes columns [c0, c1) of outputs [o + i0, o + i1) of the block [o, o + 32), in the order above, to their
+  // places in tiles [(c1 - c0) / 32][32 outputs][32] of bf16; past the last output anything finite. c0 and c1 are
+  // multiples of 32.
+  std::function<void(int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1, uint16_t* tiles)> fill{};
   QuadLoops quads{};      // of AVX-512
   int64_t row_bytes = 0;  // that a row of the weight takes in memory
 };

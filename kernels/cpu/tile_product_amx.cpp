@@ -53,31 +53,59 @@ FEWBIT_TILE_TARGET void pack_rows(ConstTensorView x, ColumnOrder order, int64_t 
   }
 }
 
-// Sums [32 outputs][16 rows of x] of one tile of x, or [32] of one row.
+// Sums [32 outputs][16 rows of x] of one tile of x, or [32] of one row; those of two groups in turn.
 struct Sums {
-  alignas(64) float tile[kBlockOuts * kTileRows];
+  alignas(64) float tile[2][kBlockOuts * kTileRows];
   alignas(64) float total[kBlockOuts * kTileRows];
 };
 
-// total += scale * tile, or total = tile where there are no scales; of one row all outputs stand side by side.
-FEWBIT_TILE_TARGET inline void add_group(Sums& s, const TileWeight& w, int64_t o, int64_t g, int64_t width) {
-  const int64_t groups = w.scales ? (w.in + w.group - 1) / w.group : 1, last = w.out - 1;
+int64_t groups_of(const TileWeight& w) { return w.scales ? (w.in + w.group - 1) / w.group : 1; }
+
+// total += scale * tile, or total = tile where there are no scales.
+FEWBIT_TILE_TARGET inline void add_group(Sums& s, const float* tile, const TileWeight& w, int64_t o, int64_t g) {
   if (!w.scales) {
-    std::copy_n(s.tile, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, s.total);
-  } else if (width == 1) {
-    alignas(64) float scale[kBlockOuts];
-    for (int64_t i = 0; i < kBlockOuts; ++i) scale[i] = w.scales[std::min(o + i, last) * groups + g];
-    for (int64_t i = 0; i < kBlockOuts; i += 16)
-      _mm512_store_ps(s.total + i, _mm512_fmadd_ps(_mm512_load_ps(s.tile + i), _mm512_load_ps(scale + i),
-                                                   _mm512_load_ps(s.total + i)));
-  } else {
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
-      const __m512 scale = _mm512_set1_ps(w.scales[std::min(o + i, last) * groups + g]);
-      float* at = s.total + i * kTileRows;
-      _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(s.tile + i * kTileRows), scale, _mm512_load_ps(at)));
-    }
+    std::copy_n(tile, kBlockOuts * kTileRows, s.total);
+    return;
+  }
+  const int64_t groups = groups_of(w), last = w.out - 1;
+  for (int64_t i = 0; i < kBlockOuts; ++i) {
+    const __m512 scale = _mm512_set1_ps(w.scales[std::min(o + i, last) * groups + g]);
+    float* at = s.total + i * kTileRows;
+    _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_load_ps(tile + i * kTileRows), scale, _mm512_load_ps(at)));
   }
 }
+
+// The same of one row of x, whose outputs stand side by side, and so must the scales of a group: those of sixteen
+// groups are turned at once.
+class OneRowGroups {
+ public:
+  OneRowGroups(const TileWeight& w, int64_t o) : w_(w), o_(o), groups_(groups_of(w)) {}
+  FEWBIT_TILE_TARGET void add(Sums& s, const float* tile, int64_t g) {
+    if (!w_.scales) {
+      std::copy_n(tile, kBlockOuts, s.total);
+      return;
+    }
+    if (g % 16 == 0) turn(g);
+    for (int64_t i = 0; i < kBlockOuts; i += 16)
+      _mm512_store_ps(s.total + i, _mm512_fmadd_ps(_mm512_load_ps(tile + i), _mm512_load_ps(scales_[g % 16] + i),
+                                                   _mm512_load_ps(s.total + i)));
+  }
+
+ private:
+  FEWBIT_TILE_TARGET void turn(int64_t g) {
+    const auto mask = static_cast<__mmask16>((1u << std::min<int64_t>(16, groups_ - g)) - 1);
+    for (int64_t half = 0; half < kBlockOuts; half += 16) {
+      __m512i r[16];
+      for (int64_t i = 0; i < 16; ++i)
+        r[i] = _mm512_maskz_loadu_epi32(mask, w_.scales + std::min(o_ + half + i, w_.out - 1) * groups_ + g);
+      transpose16(r);
+      for (int64_t i = 0; i < 16; ++i) _mm512_store_si512(scales_[i] + half, r[i]);
+    }
+  }
+  const TileWeight& w_;
+  const int64_t o_, groups_;
+  alignas(64) float scales_[16][kBlockOuts];
+};
 
 struct Output {
   const float* row_scales;
@@ -115,42 +143,104 @@ FEWBIT_TILE_TARGET void make_tiles(const TileWeight& w, int64_t o, int64_t c0, i
         _mm512_store_si512(to + t * kWTile + i * kTileCols, _mm512_loadu_si512(row + c0 + t * kTileCols));
     }
   else
-    w.fill(o, c0, c1, to);
+    w.fill(o, 0, kBlockOuts, c0, c1, to);
   written();
 }
 
-// Up to 16 rows of x with a block of outputs, whose tiles are made as they are needed.
-FEWBIT_TILE_TARGET void multiply_few(const TileWeight& w, const uint16_t* x, int64_t width, int64_t o, Sums& s) {
-  alignas(64) uint16_t room[kPanel * kBlockOuts];
-  const bool dense = w.dense && o + kBlockOuts <= w.out;
-  const int64_t stride = dense ? w.in * 2 : 64, tiles = w.in / kTileCols;
-  const int64_t per_group = w.scales ? w.group / kTileCols : tiles, c_stride = 4 * (width == 1 ? 1 : kTileRows);
-  // As few as the order allows: then the next ones are made while the unit multiplies.
-  const int64_t at_once = w.order == ColumnOrder::by_four ? kPanel / kTileCols : 1;
-  std::fill_n(s.total, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, 0.f);
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t t = 0, g = 0; t < tiles; ++t) {
-    const uint16_t* a = room + t % at_once * kWTile;
-    if (dense) {
-      a = reinterpret_cast<const uint16_t*>(w.dense) + o * w.in + t * kTileCols;
-      const int64_t ahead = t + kAheadTiles < tiles ? kAheadTiles : kAheadTiles - tiles + kBlockOuts * tiles;
-      for (int64_t i = 0; i < kBlockOuts; ++i) _mm_prefetch(a + i * w.in + ahead * kTileCols, _MM_HINT_T0);
-    } else if (t % at_once == 0) {
-      make_tiles(w, o, t * kTileCols, std::min(tiles, t + at_once) * kTileCols, room);
+// The tiles of a block of outputs, one behind the other: where a weight is dense, as they lie in it; else made, a panel
+// at a time, while the unit multiplies those of the panel before.
+class BlockTiles {
+ public:
+  FEWBIT_TILE_TARGET BlockTiles(const TileWeight& w, int64_t o)
+      : w_(w), o_(o), lies_(w.dense && o + kBlockOuts <= w.out) {
+    if (!lies_) make_tiles(w_, o_, 0, std::min(w_.in, kPanel), room_[0]);
+  }
+  int64_t stride() const { return lies_ ? w_.in * 2 : 64; }  // bytes from an output to the next
+  FEWBIT_TILE_TARGET const uint16_t* at(int64_t t) const {
+    if (!lies_) return room_[t / kTiles % 2] + t % kTiles * kWTile;
+    const auto* a = reinterpret_cast<const uint16_t*>(w_.dense) + o_ * w_.in + t * kTileCols;
+    const int64_t tiles = w_.in / kTileCols;
+    const int64_t ahead = t + kAheadTiles < tiles ? kAheadTiles : kAheadTiles - tiles + kBlockOuts * tiles;
+    for (int64_t i = 0; i < kBlockOuts; ++i) _mm_prefetch(a + i * w_.in + ahead * kTileCols, _MM_HINT_T0);
+    return a;
+  }
+  // A quarter of the outputs of the next panel. To be called behind the products of every tile.
+  FEWBIT_TILE_TARGET void make_ahead(int64_t t) {
+    const int64_t c = (t / kTiles + 1) * kPanel;
+    if (lies_ || c >= w_.in) return;
+    if (w_.dense) {
+      if (t % kTiles == 0) make_tiles(w_, o_, c, std::min(w_.in, c + kPanel), room_[c / kPanel % 2]);
+      return;
     }
-    _tile_loadd(6, x + t * kTileCols * width, 4 * width);
-    _tile_loadd(4, a, stride);
+    constexpr int64_t kSome = kBlockOuts / kTiles;
+    const int64_t first = t % kTiles * kSome;
+    w_.fill(o_, first, first + kSome, c, std::min(w_.in, c + kPanel), room_[c / kPanel % 2]);
+    written();
+  }
+
+ private:
+  static constexpr int64_t kTiles = kPanel / kTileCols;
+  const TileWeight& w_;
+  const int64_t o_;
+  const bool lies_;
+  alignas(64) uint16_t room_[2][kPanel * kBlockOuts];
+};
+
+// The names of tiles are literals of an instruction: the sums of even groups are in 0 and 1, those of odd ones in 2 and
+// 3, so that a group need not wait for the sums of the one before, nor for them to be stored.
+FEWBIT_TILE_TARGET inline void multiply_tile(const uint16_t* a, int64_t stride, const uint16_t* x, int64_t width,
+                                             bool odd) {
+  _tile_loadd(6, x, 4 * width);
+  _tile_loadd(4, a, stride);
+  _tile_loadd(5, reinterpret_cast<const char*>(a) + 16 * stride, stride);
+  if (odd) {
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 5, 6);
+  } else {
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, reinterpret_cast<const char*>(a) + 16 * stride, stride);
     _tile_dpbf16ps(1, 5, 6);
-    if ((t + 1) % per_group != 0 && t + 1 < tiles) continue;
-    _tile_stored(0, s.tile, c_stride);
-    _tile_stored(1, reinterpret_cast<char*>(s.tile) + 16 * c_stride, c_stride);
-    add_group(s, w, o, g++, width);
+  }
+}
+FEWBIT_TILE_TARGET inline void store_tiles(float* to, int64_t stride, bool odd) {
+  char* second = reinterpret_cast<char*>(to) + 16 * stride;
+  if (odd) {
+    _tile_stored(2, to, stride);
+    _tile_stored(3, second, stride);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_stored(0, to, stride);
+    _tile_stored(1, second, stride);
     _tile_zero(0);
     _tile_zero(1);
   }
+  written();
+}
+
+// Up to 16 rows of x with a block of outputs.
+FEWBIT_TILE_TARGET void multiply_few(const TileWeight& w, const uint16_t* x, int64_t width, int64_t o, Sums& s) {
+  BlockTiles weight(w, o);
+  OneRowGroups one_row(w, o);
+  const auto add = [&](int64_t g) FEWBIT_TILE_TARGET {
+    width == 1 ? one_row.add(s, s.tile[g % 2], g) : add_group(s, s.tile[g % 2], w, o, g);
+  };
+  const int64_t tiles = w.in / kTileCols, per_group = w.scales ? w.group / kTileCols : tiles;
+  const int64_t stride = weight.stride(), sums_stride = 4 * (width == 1 ? 1 : kTileRows);
+  std::fill_n(s.total, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, 0.f);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  int64_t g = 0;
+  for (int64_t t = 0; t < tiles; ++t) {
+    multiply_tile(weight.at(t), stride, x + t * kTileCols * width, width, g % 2 != 0);
+    weight.make_ahead(t);
+    if ((t + 1) % per_group != 0 && t + 1 < tiles) continue;
+    store_tiles(s.tile[g % 2], sums_stride, g % 2 != 0);
+    if (g > 0) add(g - 1);  // whose sums have been stored for a while
+    ++g;
+  }
+  add(g - 1);
 }
 
 // Two tiles of x with a block of outputs, whose tiles lie at `a`.
@@ -173,12 +263,9 @@ FEWBIT_TILE_TARGET void multiply_two(const TileWeight& w, const uint16_t* a, con
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, s[0].tile, 64);
-    _tile_stored(1, s[0].tile + 256, 64);
-    _tile_stored(2, s[1].tile, 64);
-    _tile_stored(3, s[1].tile + 256, 64);
-    add_group(s[0], w, o, g, kTileRows);
-    add_group(s[1], w, o, g, kTileRows);
+    for (int i = 0; i < 2; ++i) store_tiles(s[i].tile[0], 64, i != 0);
+    add_group(s[0], s[0].tile[0], w, o, g);
+    add_group(s[1], s[1].tile[0], w, o, g);
   }
 }
 

@@ -49,23 +49,12 @@ FEWBIT_TILE_TARGET inline void transpose16(__m512i* r) {
 // Tile `tile` of a row of x in the order of the weight.
 FEWBIT_TILE_TARGET inline __m512i x_tile_row(const bf16* row, int64_t tile, ColumnOrder order) {
   if (order == ColumnOrder::natural) return _mm512_loadu_si512(row + tile * kTileCols);
-  alignas(64) static constexpr auto kByTwo = [] {
-    std::array<uint16_t, 32> at{};
-    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 2 + i / 16);
-    return at;
-  }();
   alignas(64) static constexpr auto kByFour = [] {
     std::array<uint16_t, 32> at{};
-    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 16 * 4);
+    for (size_t i = 0; i < 32; ++i) at[i] = static_cast<uint16_t>(i % 8 * 4 + i / 8);
     return at;
   }();
-  if (order == ColumnOrder::by_two)
-    return _mm512_permutexvar_epi16(_mm512_load_si512(kByTwo.data()), _mm512_loadu_si512(row + tile * kTileCols));
-  const bf16* at = row + tile / 4 * 128;
-  const __m512i index = _mm512_add_epi16(_mm512_load_si512(kByFour.data()), _mm512_set1_epi16(short(tile % 4)));
-  const __m512i lower = _mm512_permutex2var_epi16(_mm512_loadu_si512(at), index, _mm512_loadu_si512(at + 32));
-  const __m512i upper = _mm512_permutex2var_epi16(_mm512_loadu_si512(at + 64), index, _mm512_loadu_si512(at + 96));
-  return _mm512_inserti64x4(lower, _mm512_castsi512_si256(upper), 1);
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kByFour.data()), _mm512_loadu_si512(row + tile * kTileCols));
 }
 
 }  // namespace fewbit::cpu

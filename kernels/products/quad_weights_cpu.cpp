@@ -74,23 +74,50 @@ class NibbleQuad : public CodeQuad {
       : CodeQuad(w, o), lookup_(_mm512_load_si512(kZeros ? level_words().by_difference : level_words().by_code)) {}
 
  protected:
+  // The levels of the codes of words, a register for each of their four.
+  FEWBIT_QUAD_INLINE void of_words(__m512i words, __m512i* to) const {
+    for (int j = 0; j < 4; ++j) to[j] = levels(j == 0 ? words : _mm512_srli_epi16(words, 4 * j));
+  }
+  __m512i zero_{};
+
+ private:
   // The low nibbles of words.
   FEWBIT_QUAD_INLINE __m512i levels(__m512i words) const {
     if constexpr (kZeros) words = _mm512_sub_epi16(_mm512_and_si512(words, _mm512_set1_epi16(15)), zero_);
     return _mm512_permutexvar_epi16(words, lookup_);
   }
-  __m512i zero_{};
-
- private:
   __m512i lookup_;
 };
 
-// Whole 128 columns that share a zero: a word of 16 bits holds four codes.
+// The levels of 32 columns of four rows, whose words of 16 bits hold four codes each.
 template <bool kZeros>
-class QuadByFour : public NibbleQuad<kZeros> {
+class NibbleTileQuad : public NibbleQuad<kZeros> {
+ public:
+  static constexpr int kTiles = 1;
+  FEWBIT_QUAD_INLINE NibbleTileQuad(const CodesOf& w, int64_t o) : NibbleQuad<kZeros>(w, o) {}
+  FEWBIT_QUAD_INLINE void load(int64_t c, int64_t g, int quads) {
+    const auto at = [&](int i) FEWBIT_QUAD_TARGET {
+      if (c % 128 == 0) this->prefetch(i, c / 2, quads);
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(this->row[i] + c / 2));
+    };
+    words_ = _mm512_broadcast_i32x4(at(0));
+    words_ = _mm512_mask_broadcast_i32x4(words_, 0x00f0, at(1));
+    words_ = _mm512_mask_broadcast_i32x4(words_, 0x0f00, at(2));
+    words_ = _mm512_mask_broadcast_i32x4(words_, 0xf000, at(3));
+    if constexpr (kZeros) this->zero_ = this->zeros(g);
+  }
+  FEWBIT_QUAD_INLINE void tile(int, __m512i* to) const { this->of_words(words_, to); }
+
+ private:
+  __m512i words_;
+};
+
+// The same where whole 128 columns share a zero: out of a cache line of each row.
+template <bool kZeros>
+class NibbleLineQuad : public NibbleQuad<kZeros> {
  public:
   static constexpr int kTiles = 4;
-  FEWBIT_QUAD_INLINE QuadByFour(const CodesOf& w, int64_t o) : NibbleQuad<kZeros>(w, o) {}
+  FEWBIT_QUAD_INLINE NibbleLineQuad(const CodesOf& w, int64_t o) : NibbleQuad<kZeros>(w, o) {}
   FEWBIT_QUAD_INLINE void load(int64_t c, int64_t g, int quads) {
     __m512i r[4];
     for (int i = 0; i < 4; ++i) {
@@ -100,40 +127,10 @@ class QuadByFour : public NibbleQuad<kZeros> {
     by_quarters(r, words_);
     if constexpr (kZeros) this->zero_ = this->zeros(g);
   }
-  FEWBIT_QUAD_INLINE void tile(int t, __m512i* to) const {
-    for (int j = 0; j < 4; ++j) to[j] = this->levels(t == 0 ? words_[j] : _mm512_srli_epi16(words_[j], 4 * t));
-  }
+  FEWBIT_QUAD_INLINE void tile(int t, __m512i* to) const { this->of_words(words_[t], to); }
 
  private:
   __m512i words_[4];
-};
-
-// Any 32 columns that share a zero: the low nibbles of 16 bytes, then the high ones.
-template <bool kZeros>
-class QuadByTwo : public NibbleQuad<kZeros> {
- public:
-  static constexpr int kTiles = 1;
-  FEWBIT_QUAD_INLINE QuadByTwo(const CodesOf& w, int64_t o) : NibbleQuad<kZeros>(w, o) {}
-  FEWBIT_QUAD_INLINE void load(int64_t c, int64_t g, int quads) {
-    // [4 rows][8 bytes] of the columns' first half, then of the second.
-    __m128i r[4];
-    for (int i = 0; i < 4; ++i) {
-      r[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(this->row[i] + c / 2));
-      if (c % 128 == 0) this->prefetch(i, c / 2, quads);
-    }
-    first_ = _mm512_cvtepu8_epi16(_mm256_set_m128i(_mm_unpacklo_epi64(r[2], r[3]), _mm_unpacklo_epi64(r[0], r[1])));
-    second_ = _mm512_cvtepu8_epi16(_mm256_set_m128i(_mm_unpackhi_epi64(r[2], r[3]), _mm_unpackhi_epi64(r[0], r[1])));
-    if constexpr (kZeros) this->zero_ = this->zeros(g);
-  }
-  FEWBIT_QUAD_INLINE void tile(int, __m512i* to) const {
-    to[0] = this->levels(first_);
-    to[1] = this->levels(second_);
-    to[2] = this->levels(_mm512_srli_epi16(first_, 4));
-    to[3] = this->levels(_mm512_srli_epi16(second_, 4));
-  }
-
- private:
-  __m512i first_, second_;
 };
 
 // Bytes less their zero: at most 8 bits and a sign, which bf16 holds.
@@ -193,7 +190,7 @@ QuadLoops loops_of(const CodesOf& w) {
 
 }  // namespace
 
-QuadLoops quad_loops(const RowPackedView& w, ColumnOrder order) {
+QuadLoops quad_loops(const RowPackedView& w) {
   const int64_t groups = w.scales.cols();
   const CodesOf codes{.codes = w.codes.as<uint8_t>(),
                       .scales = w.scales.as<float>(),
@@ -205,9 +202,10 @@ QuadLoops quad_loops(const RowPackedView& w, ColumnOrder order) {
                       .groups = groups,
                       .segment = groups == 1 ? w.in : w.group};
   const bool zeros = codes.zeros || codes.zero != 8;
-  if (order == ColumnOrder::by_four) return (zeros ? loops_of<QuadByFour<true>> : loops_of<QuadByFour<false>>)(codes);
-  if (order == ColumnOrder::by_two) return (zeros ? loops_of<QuadByTwo<true>> : loops_of<QuadByTwo<false>>)(codes);
-  return loops_of<ByteQuad>(codes);
+  if (w.bits > 4) return loops_of<ByteQuad>(codes);
+  if (codes.segment % 128 == 0 && codes.in % 128 == 0)
+    return (zeros ? loops_of<NibbleLineQuad<true>> : loops_of<NibbleLineQuad<false>>)(codes);
+  return (zeros ? loops_of<NibbleTileQuad<true>> : loops_of<NibbleTileQuad<false>>)(codes);
 }
 
 QuadLoops quad_loops(const ByteWeightView& w) {
@@ -225,7 +223,7 @@ QuadLoops quad_loops(const ByteWeightView& w) {
 
 #else
 
-QuadLoops quad_loops(const RowPackedView&, ColumnOrder) { return {}; }
+QuadLoops quad_loops(const RowPackedView&) { return {}; }
 QuadLoops quad_loops(const ByteWeightView&) { return {}; }
 
 #endif

@@ -15,7 +15,7 @@ std::optional<TileWeight> tile_weight(const RowPackedView&);
 // Of E4M3 codes [out, in]; a NaN code is a NaN.
 std::optional<TileWeight> tile_weight(const ByteWeightView&);
 // Their loops in AVX-512 (quad_weights_cpu.cpp), where the shape fits.
-QuadLoops quad_loops(const RowPackedView&, ColumnOrder);
+QuadLoops quad_loops(const RowPackedView&);
 QuadLoops quad_loops(const ByteWeightView&);
 
 }  // namespace fewbit::cpu

@@ -45,45 +45,42 @@ struct Zeros {
   const uint8_t* zeros;
   int64_t out, groups, group;
   int zero;
-  int of(int64_t o, int64_t column) const {
-    return zeros ? zeros[std::min(o, out - 1) * groups + column / group] : zero;
-  }
+  const uint8_t* row(int64_t o) const { return zeros + std::min(o, out - 1) * groups; }
+  int of(int64_t o, int64_t column) const { return zeros ? row(o)[column / group] : zero; }
 };
 
-// Whole 128 columns that share a zero: a word of 16 bits holds four codes. The permutation reads the low five bits of
-// an index, of which the table has both halves alike.
-FEWBIT_LEVELS_TARGET void fill_by_four(const Rows& rows, const Zeros& zeros, int64_t o, int64_t c0, int64_t c1,
-                                       uint16_t* tiles) {
+// Codes of 4 bits: the words of 32 columns stand in every quarter of a register, and each quarter shifts another code
+// of theirs down. The permutation reads the low five bits of an index, of which the table has both halves alike.
+template <bool kZeros>
+FEWBIT_LEVELS_TARGET void fill_nibbles(const Rows& rows, const Zeros& zeros, int64_t o, int64_t i0, int64_t i1,
+                                       int64_t c0, int64_t c1, uint16_t* tiles) {
+  constexpr int64_t kLineCols = 128, kLineTiles = kLineCols / kTileCols;  // whose codes are a cache line
   const auto& table = nibble_levels().words;
-  for (int64_t c = c0; c < c1; c += 128, tiles += 4 * kTile)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
+  const __m512i shifts = _mm512_set_epi64(0x000c000c000c000c, 0x000c000c000c000c, 0x0008000800080008,
+                                          0x0008000800080008, 0x0004000400040004, 0x0004000400040004, 0, 0);
+  const __m512i same = _mm512_load_si512(table[zeros.zero]);
+  for (int64_t c = c0; c < c1; c += kLineCols, tiles += kLineTiles * kTile) {
+    const int64_t count = std::min(kLineCols, c1 - c) / kTileCols;
+    int64_t groups[kLineTiles] = {};
+    for (int64_t t = 0; kZeros && t < count; ++t) groups[t] = (c + t * kTileCols) / zeros.group;
+    for (int64_t i = i0; i < i1; ++i) {
       const uint8_t* line = rows.at(o + i, c / 2);
-      rows.prefetch(line, c / 2);
-      const __m512i lookup = _mm512_load_si512(table[zeros.of(o + i, c)]), codes = _mm512_loadu_si512(line);
-      const __m512i low = _mm512_set1_epi16(15);
+      const uint8_t* of_row = kZeros ? zeros.row(o + i) : nullptr;
       uint16_t* to = tiles + i * kTileCols;
-      _mm512_store_si512(to, _mm512_permutexvar_epi16(_mm512_and_si512(codes, low), lookup));
-      _mm512_store_si512(to + kTile,
-                         _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 4), low), lookup));
-      _mm512_store_si512(to + 2 * kTile,
-                         _mm512_permutexvar_epi16(_mm512_and_si512(_mm512_srli_epi16(codes, 8), low), lookup));
-      _mm512_store_si512(to + 3 * kTile, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), lookup));
+      const auto store_tile = [&](int64_t t) FEWBIT_LEVELS_TARGET {
+        const __m512i lookup = kZeros ? _mm512_load_si512(table[of_row[groups[t]]]) : same;
+        const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line) + t));
+        _mm512_store_si512(to + t * kTile, _mm512_permutexvar_epi16(_mm512_srlv_epi16(words, shifts), lookup));
+      };
+      if (count < kLineTiles) {
+        for (int64_t t = 0; t < count; ++t) store_tile(t);
+        continue;
+      }
+      rows.prefetch(line, c / 2);
+#pragma GCC unroll 4
+      for (int64_t t = 0; t < kLineTiles; ++t) store_tile(t);
     }
-}
-
-// Any 32 columns that share a zero: the low nibbles of 16 bytes, then the high ones.
-FEWBIT_LEVELS_TARGET void fill_by_two(const Rows& rows, const Zeros& zeros, int64_t o, int64_t c0, int64_t c1,
-                                      uint16_t* tiles) {
-  const auto& table = nibble_levels().words;
-  for (int64_t c = c0; c < c1; c += kTileCols, tiles += kTile)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
-      const uint8_t* line = rows.at(o + i, c / 2);
-      const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(line)));
-      const __m256i low = _mm256_and_si256(words, _mm256_set1_epi16(15)), high = _mm256_srli_epi16(words, 4);
-      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
-      _mm512_store_si512(tiles + i * kTileCols,
-                         _mm512_permutexvar_epi16(both, _mm512_load_si512(table[zeros.of(o + i, c)])));
-    }
+  }
 }
 
 FEWBIT_LEVELS_TARGET inline __m512i narrowed(__m512 lower, __m512 upper) {
@@ -91,10 +88,10 @@ FEWBIT_LEVELS_TARGET inline __m512i narrowed(__m512 lower, __m512 upper) {
 }
 
 // Bytes less their zero: at most 8 bits and a sign, which bf16 holds.
-FEWBIT_LEVELS_TARGET void fill_bytes(const Rows& rows, const Zeros& zeros, int64_t o, int64_t c0, int64_t c1,
-                                     uint16_t* tiles) {
+FEWBIT_LEVELS_TARGET void fill_bytes(const Rows& rows, const Zeros& zeros, int64_t o, int64_t i0, int64_t i1,
+                                     int64_t c0, int64_t c1, uint16_t* tiles) {
   for (int64_t c = c0; c < c1; c += kTileCols, tiles += kTile)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
+    for (int64_t i = i0; i < i1; ++i) {
       const uint8_t* line = rows.at(o + i, c);
       if (c % 64 == 0) rows.prefetch(line, c);
       const __m512i zero = _mm512_set1_epi32(zeros.of(o + i, c));
@@ -107,13 +104,14 @@ FEWBIT_LEVELS_TARGET void fill_bytes(const Rows& rows, const Zeros& zeros, int64
 }
 
 // E4M3: exponent and mantissa of a code in the place of a bf16's, with its bias; the eight subnormal ones from a table.
-FEWBIT_LEVELS_TARGET void fill_f8(const Rows& rows, int64_t o, int64_t c0, int64_t c1, uint16_t* tiles) {
+FEWBIT_LEVELS_TARGET void fill_f8(const Rows& rows, int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
+                                  uint16_t* tiles) {
   alignas(64) static constexpr uint16_t kSubnormal[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
   const __m512i subnormal = _mm512_load_si512(kSubnormal), bias = _mm512_set1_epi16((127 - 7) << 7);
   const __m512i magnitude = _mm512_set1_epi16(0x07f0), exponent = _mm512_set1_epi16(0x0780);
   const __m512i sign = _mm512_set1_epi16(static_cast<int16_t>(0x8000)), quiet = _mm512_set1_epi16(0x7fc0);
   for (int64_t c = c0; c < c1; c += kTileCols, tiles += kTile)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
+    for (int64_t i = i0; i < i1; ++i) {
       const uint8_t* line = rows.at(o + i, c);
       if (c % 64 == 0) rows.prefetch(line, c);
       const __m512i codes = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)));
@@ -136,32 +134,31 @@ std::optional<TileWeight> tile_weight(const RowPackedView& w) {
                     .groups = groups,
                     .group = group,
                     .zero = 1 << (w.bits - 1)};
-  const bool by_four = w.bits <= 4 && group % 128 == 0 && w.in % 128 == 0;
-  auto* fill = w.bits > 4 ? fill_bytes : by_four ? fill_by_four : fill_by_two;
-  const ColumnOrder order = w.bits > 4 ? ColumnOrder::natural : by_four ? ColumnOrder::by_four : ColumnOrder::by_two;
+  auto* fill = w.bits > 4 ? fill_bytes : w.zeros.data ? fill_nibbles<true> : fill_nibbles<false>;
+  const ColumnOrder order = w.bits > 4 ? ColumnOrder::natural : ColumnOrder::by_four;
   const bool avx512 = tile_unit() == TileUnit::avx512;
-  return TileWeight{
-      .out = w.out(),
-      .in = w.in,
-      .order = order,
-      .group = group,
-      .scales = w.scales.as<float>(),
-      .fill = [=](int64_t o, int64_t c0, int64_t c1, uint16_t* tiles) { fill(rows, zeros, o, c0, c1, tiles); },
-      .quads = avx512 ? quad_loops(w, order) : QuadLoops{},
-      .row_bytes = rows.bytes};
+  return TileWeight{.out = w.out(),
+                    .in = w.in,
+                    .order = order,
+                    .group = group,
+                    .scales = w.scales.as<float>(),
+                    .fill = [=](int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
+                                uint16_t* tiles) { fill(rows, zeros, o, i0, i1, c0, c1, tiles); },
+                    .quads = avx512 ? quad_loops(w) : QuadLoops{},
+                    .row_bytes = rows.bytes};
 }
 
 std::optional<TileWeight> tile_weight(const ByteWeightView& w) {
   const Rows rows{.codes = w.codes.as<uint8_t>(), .out = w.codes.rows(), .bytes = w.codes.cols()};
   if (!tiles_fit(rows.out, rows.bytes) || w.codes.dtype != DType::f8_e4m3) return std::nullopt;
-  return TileWeight{
-      .out = rows.out,
-      .in = rows.bytes,
-      .group = rows.bytes,
-      .scales = w.scales.as<float>(),
-      .fill = [=](int64_t o, int64_t c0, int64_t c1, uint16_t* tiles) { fill_f8(rows, o, c0, c1, tiles); },
-      .quads = tile_unit() == TileUnit::avx512 ? quad_loops(w) : QuadLoops{},
-      .row_bytes = rows.bytes};
+  return TileWeight{.out = rows.out,
+                    .in = rows.bytes,
+                    .group = rows.bytes,
+                    .scales = w.scales.as<float>(),
+                    .fill = [=](int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
+                                uint16_t* tiles) { fill_f8(rows, o, i0, i1, c0, c1, tiles); },
+                    .quads = tile_unit() == TileUnit::avx512 ? quad_loops(w) : QuadLoops{},
+                    .row_bytes = rows.bytes};
 }
 
 #else
