@@ -161,22 +161,22 @@ TEST_F(Commands, EveryBitWidthRoundTrips) {
   for (const Case& c : {Case{"rtn int8 g128", 1.01},
                         Case{"rtn int4 g64", 1.3},
                         Case{"rtn int4 gch asym", 1.6},
-                        Case{"gptq int4 g32", 1.2},
+                        Case{"gptq int4 g32 effort=quick", 1.2},
                         Case{"gptq int3 g128 effort=quick", 1.8},
                         Case{"gptq int2 g32 effort=quick", 20, kCoarse},
-                        Case{"gptq int4 g128 format=gptq", 1.2},
+                        Case{"gptq int4 g128 format=gptq effort=quick", 1.2},
                         Case{"gptq int4 g128 asym format=gptq effort=quick", 1.2},
                         Case{"gptq int4 g128 act=full format=gptq effort=quick", 1.2},
                         Case{"gptq int4 g128 act=gar effort=quick", 1.2},
                         Case{"awq int4 g128 effort=quick", 1.25},
                         Case{"awq+gptq int4 g128 effort=quick", 1.2},
                         Case{"rtn w8a8", 1.01},
-                        Case{"gptq w8a8", 1.01, tol::kPackedPerplexity, kMore},
-                        Case{"gptq w8a8 acts=tensor", 1.2, kCoarse},
+                        Case{"gptq w8a8 effort=quick", 1.01, tol::kPackedPerplexity, kMore},
+                        Case{"gptq w8a8 acts=tensor effort=quick", 1.2, kCoarse},
                         Case{"fp8", 1.02},
                         Case{"fp8 tensor acts=tensor", 1.04, kCoarse},
                         Case{"fp8 block128", 1.02},
-                        Case{"gptq fp8", 1.02, tol::kPackedPerplexity, kMore},
+                        Case{"gptq fp8 effort=quick", 1.02, tol::kPackedPerplexity, kMore},
                         Case{"fp8 format=marlin", 1.02}}) {
     const std::string out = "out-" + std::to_string(std::hash<std::string>{}(c.recipe));
     const std::string calibration = " --seq-len 256 --device cpu --samples " + std::to_string(c.samples);
@@ -219,7 +219,7 @@ TEST_F(Commands, SetAndKeepMixRecipes) {
       EXPECT_EQ(recipe, "gptq int4 g128 sym") << name;
   }
   ASSERT_EQ(
-      run("quantize 'gptq int4 g128' " + kDemo + " out --set '*.down_proj=int8' --keep 'model.layers.0.*'" + kFast)
+      run("quantize 'gptq int4 g128' " + kDemo + " out --set '*.down_proj=int8' --keep 'model.layers.0.*'" + kFastest)
           .exit_code,
       0);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
@@ -231,7 +231,7 @@ TEST_F(Commands, TheEmbeddingIsQuantizedWhereItIsNamed) {
     const bool gguf = format == "gguf:q8_0";
     const std::string rule = gguf ? "rtn" : "int8 g128";
     const Json q = json("quantize rtn " + kDemo + " out --force --format " + format +
-                        " --set 'model.embed_tokens=" + rule + "'" + kFast);
+                        " --set 'model.embed_tokens=" + rule + "'" + kFastest);
     EXPECT_EQ(q["linears"].back()["name"], "model.embed_tokens") << format;
     EXPECT_LT(q["out_bytes"].get<double>(), 0.6 * q["source_bytes"].get<double>()) << format;
     const ProcessResult v = run("evaluate verify out --device cpu");
@@ -253,7 +253,7 @@ TEST_F(Commands, TheEmbeddingIsQuantizedWhereItIsNamed) {
 // Every method's record has the fields of a record, and what it minimised is no worse than rtn's.
 TEST_F(Commands, EveryMethodRecordsItsLosses) {
   for (const std::string recipe : {"rtn", "gptq", "awq", "awq+gptq", "smoothquant", "fp8", "auto"}) {
-    const Json q = json("quantize " + recipe + " " + kDemo + " out --force --effort quick" + kFast);
+    const Json q = json("quantize " + recipe + " " + kDemo + " out --force --effort quick" + kFastest);
     for (const Json& l : q["linears"]) {
       for (const char* key : {"name", "recipe", "packing", "rel_error", "sqnr_db", "loss", "loss_rtn", "loss_target",
                               "loss_target_rtn", "rung", "tokens", "seconds", "hash"})

@@ -19,7 +19,7 @@ TEST_P(FormatMatrix, WhatIsReopenedScoresAsWhatWasMade) {
   for (const CheckpointFormat* format : checkpoint_formats()) {
     const std::string recipe = std::string(GetParam()) + " format=" + std::string(format->name);
     SCOPED_TRACE(recipe);
-    const std::string arguments = "\"" + recipe + "\" " + kDemo + " out-" + std::string(format->name) + kFast;
+    const std::string arguments = "\"" + recipe + "\" " + kDemo + " out-" + std::string(format->name) + kFastest;
     const ProcessResult q = run("quantize " + arguments);
     if (q.exit_code != 0) {  // refused before anything was computed, with a reason
       EXPECT_EQ(run("quantize plan " + arguments).exit_code, q.exit_code) << q.err;

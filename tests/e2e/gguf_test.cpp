@@ -139,7 +139,7 @@ TEST_F(GgufCommands, ConversionKeepsValuesAndTheFileStandsAlone) {
   EXPECT_GT(here["checksums"].size(), 30u);
   const std::string prompt = " --prompt 'The old harbour' --max-tokens 8 --device cpu";
   EXPECT_EQ(json("runner generate m.gguf" + prompt)["text"], json("runner generate " + kDemo + prompt)["text"]);
-  ASSERT_EQ(run("quantize gptq m.gguf q" + kFast).exit_code, 0);  // a .gguf as the source
+  ASSERT_EQ(run("quantize gptq m.gguf q" + kFastest).exit_code, 0);  // a .gguf as the source
   EXPECT_EQ(run("evaluate verify q --device cpu").exit_code, 0);
   EXPECT_EQ(run("convert to gguf " + kDemo + " m.gguf").exit_code, 2);  // exists
   const ProcessResult refused = run("convert to gguf q no.gguf");

@@ -79,7 +79,7 @@ class OwnedRun : public CommandTest {
  protected:
   static constexpr const char* kRecipe = "gptq --effort quick";
   std::string command(const std::string& out, const std::string& more = "") const {
-    return std::string("quantize ") + kRecipe + " " + kDemo + " " + out + kFast + " --threads 1 " + more;
+    return std::string("quantize ") + kRecipe + " " + kDemo + " " + out + kFastest + " --threads 1 " + more;
   }
   // Comes back when the process is gone and its lock with it, which --foreground sees to.
   ProcessResult killed(const std::string& command, double seconds) {

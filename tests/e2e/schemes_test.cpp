@@ -15,7 +15,7 @@ class SchemesOfFiles : public CommandTest {
  protected:
   // Quantizes into OUT, judges it, and says which schemes the report has.
   std::set<std::string> written(const std::string& recipe, const std::string& out, const std::string& flags = "") {
-    done("quantize 'auto " + recipe + " effort=quick' " + kDemo + " " + out + kFast + flags);
+    done("quantize 'auto " + recipe + " effort=quick' " + kDemo + " " + out + kFastest + flags);
     done("evaluate verify " + out);
     const Json j =
         json("evaluate perplexity " + out + " --device cpu --dtype float32 --context 256 --max-windows 8 --reference");

@@ -44,7 +44,7 @@ TEST_F(SharedModel, PackedCheckpointsScoreTheSame) {
   for (const Case& c : cases) {
     const bool gguf = c.recipe.find("gguf") != std::string::npos;
     const std::string out = gguf ? "out.gguf" : "out";
-    done("quantize '" + c.recipe + "' " + kDemo + " " + out + " --force" + kFast);
+    done("quantize '" + c.recipe + "' " + kDemo + " " + out + " --force" + kFastest);
     const std::string score = "evaluate perplexity " + out + kScore;
     const double alone = json(score)["perplexity"], together = json_on_ranks(2, score + " --tp 2")["perplexity"];
     EXPECT_LE(std::fabs(together / alone - 1), c.limit) << c.recipe << ": " << alone << " and " << together;
@@ -84,7 +84,7 @@ TEST_F(SharedModel, Refusals) {
   refused(2, "runner bench --ops linear", "expected --tp 2");
   refused(2, "evaluate verify " + kDemo, "runs as one process");
   refused(3, "runner bench " + kDemo + " --tp 3", "4 heads are no multiple of 3; 2 key/value heads are neither");
-  done("quantize 'rtn int4 g256' " + kDemo + " out" + kFast);
+  done("quantize 'rtn int4 g256' " + kDemo + " out" + kFastest);
   refused(2, "evaluate perplexity out --tp 2", "self_attn.o_proj first): inputs 0 to 128 are no whole groups of 256");
 }
 

@@ -163,9 +163,10 @@ std::vector<double> reference_product(const TestLinear& l, std::vector<double> x
     x = doubles(row);
   }
   std::vector<double> y;
-  for (int64_t o = 0; o < l.values.rows(); ++o) {
+  const float* w = l.values.as<float>();
+  for (int64_t o = 0; o < l.values.rows(); ++o, w += x.size()) {
     double sum = l.bias.empty() ? 0 : l.bias.as<float>()[o];
-    for (size_t i = 0; i < x.size(); ++i) sum += x[i] * l.values.as<float>()[o * static_cast<int64_t>(x.size()) + i];
+    for (size_t i = 0; i < x.size(); ++i) sum += x[i] * w[i];
     y.push_back(rounded(sum));
   }
   return y;
