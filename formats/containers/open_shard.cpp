@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <mutex>
 
 #include "formats/containers/out_file.h"
 #include "formats/containers/safetensors_file.h"
@@ -30,12 +31,15 @@ struct OpenShard::State {
   std::string header;
   std::vector<Place> places{};                      // in their order
   std::map<std::string, size_t, std::less<>> at{};  // [name]
-  size_t hashed = 0;                                // so many places are in the digest
+  // Held for moments, over `there`, `hashed`, `hashing` and the tensors of `digests`.
+  mutable std::mutex guard{};
+  bool hashing = false;  // a thread has the digest of the file, and the buffer
+  size_t hashed = 0;     // so many places are in it
   FileDigests digests{};
   std::vector<char> buffer{};
 
-  State(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors)
-      : file(path), header(header_of(tensors)) {
+  State(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors, safetensors::OutFile::Begin begin)
+      : file(path, begin), header(header_of(tensors)) {
     for (const TensorInfo& t : tensors) places.push_back({t});
     std::sort(places.begin(), places.end(),
               [](const Place& a, const Place& b) { return safetensors::written_before(a.info, b.info); });
@@ -45,8 +49,23 @@ struct OpenShard::State {
       next += places[i].info.bytes;
       at.emplace(places[i].info.name, i);
     }
-    file.write(header.data(), static_cast<int64_t>(header.size()));
+    if (begin == safetensors::OutFile::Begin::anew) {
+      file.write(header.data(), static_cast<int64_t>(header.size()));
+      file.resize(next);
+    }
     digests.add(header.data(), static_cast<int64_t>(header.size()));
+  }
+
+  // Whether the file, which was there, has this header and length.
+  bool was_begun_for_these() const {
+    std::error_code ec;
+    const int64_t data = places.empty() ? 0 : places.back().info.begin + places.back().info.bytes;
+    const auto all = std::max(data, static_cast<int64_t>(header.size()));
+    if (static_cast<int64_t>(std::filesystem::file_size(file.path(), ec)) != all) return false;
+    std::string found(header.size(), '\0');
+    for (int64_t done = 0; done < static_cast<int64_t>(found.size());)
+      done += file.read_some(done, found.data() + done, static_cast<int64_t>(found.size()) - done);
+    return found == header;
   }
 
   // A file system without the call has it all in the sync at the end.
@@ -56,22 +75,50 @@ struct OpenShard::State {
   }
 
   // Slice by slice: while the disk takes one the next is written and, of the tensor that is next in the digest, added
-  // to it. No more than two are on their way, for a queue that is full would hold up the syncs of others.
-  void write(const TensorInfo& t, const char* data, bool next) {
+  // to it. Where it waits no more than two are on their way, for a queue that is full would hold up the syncs of
+  // others.
+  void write(const TensorInfo& t, const char* data, bool waits, bool next) {
     int64_t before = 0;  // bytes of the slice before
     for (int64_t done = 0, n = 0; done < t.bytes; done += n) {
       n = std::min(kSlice, t.bytes - done);
       file.write_at(t.begin + done, data + done, n);
       to_disk(t.begin + done, n, SYNC_FILE_RANGE_WRITE);
       if (next) digests.add(data + done, n);
-      to_disk(t.begin + done - before, before, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE);
+      if (waits) to_disk(t.begin + done - before, before, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE);
       before = n;
     }
   }
 
-  // The digest of the file as far as it has no gap.
+  std::string put(const std::string& name, ConstTensorView bytes, bool in_passing) {
+    const size_t i = at.at(name);
+    Place& p = places[i];
+    bool next = false;
+    {
+      const std::lock_guard lock(guard);
+      FEWBIT_ASSERT(!p.there && bytes.bytes() == p.info.bytes);
+      next = !in_passing && !hashing && i == hashed;
+      if (next) hashing = true;
+    }
+    write(p.info, static_cast<const char*>(bytes.data), !in_passing, next);
+    std::string digest = digest_of_pieces(bytes.data, p.info.bytes);
+    const std::lock_guard lock(guard);
+    digests.know_tensor(name, digest);
+    p.there = true;
+    if (next) ++hashed, hashing = false;
+    return digest;
+  }
+
+  // The digest of the file as far as it has no gap; a thread that is at it already is left alone.
   void hash() {
-    for (; hashed < places.size() && places[hashed].there; ++hashed) read_back(places[hashed].info);
+    std::unique_lock lock(guard);
+    if (hashing) return;
+    hashing = true;
+    for (; hashed < places.size() && places[hashed].there; ++hashed) {
+      lock.unlock();
+      read_back(places[hashed].info);
+      lock.lock();
+    }
+    hashing = false;
   }
 
   void read_back(const TensorInfo& t) {
@@ -85,7 +132,8 @@ struct OpenShard::State {
 };
 
 OpenShard::OpenShard(const std::filesystem::path& file, const std::vector<TensorInfo>& tensors)
-    : state_(std::make_unique<State>(file, tensors)) {}
+    : state_(std::make_unique<State>(file, tensors, safetensors::OutFile::Begin::anew)) {}
+OpenShard::OpenShard(std::unique_ptr<State> state) : state_(std::move(state)) {}
 OpenShard::OpenShard(OpenShard&&) noexcept = default;
 OpenShard& OpenShard::operator=(OpenShard&&) noexcept = default;
 OpenShard::~OpenShard() = default;
@@ -96,22 +144,36 @@ bool OpenShard::wants(const TensorInfo& t) const {
   const auto found = state_->at.find(t.name);
   if (found == state_->at.end()) return false;
   const State::Place& p = state_->places[found->second];
+  const std::lock_guard lock(state_->guard);
   return !p.there && p.info.dtype == t.dtype && p.info.shape == t.shape;
 }
 
-void OpenShard::put(const std::string& name, ConstTensorView bytes) {
-  const size_t i = state_->at.at(name);
-  State::Place& p = state_->places[i];
-  FEWBIT_ASSERT(!p.there && bytes.bytes() == p.info.bytes);
-  const bool next = i == state_->hashed;
-  state_->write(p.info, static_cast<const char*>(bytes.data), next);
-  state_->digests.know_tensor(name, digest_of_pieces(bytes.data, p.info.bytes));
-  p.there = true;
-  if (next) ++state_->hashed;
-  state_->hash();
+std::optional<OpenShard> OpenShard::go_on(const std::filesystem::path& file, const std::vector<TensorInfo>& tensors,
+                                          TensorDigests there) {
+  auto state = std::make_unique<State>(file, tensors, safetensors::OutFile::Begin::as_it_is);
+  if (!state->was_begun_for_these()) return std::nullopt;
+  for (State::Place& p : state->places)
+    if (const auto known = there.find(p.info.name); known != there.end()) {
+      state->digests.know_tensor(p.info.name, std::move(known->second));
+      p.there = true;
+    }
+  return OpenShard(std::move(state));
 }
 
+std::string OpenShard::put(const std::string& name, ConstTensorView bytes) {
+  std::string digest = state_->put(name, bytes, false);
+  state_->hash();
+  return digest;
+}
+
+std::string OpenShard::put_in_passing(const std::string& name, ConstTensorView bytes) {
+  return state_->put(name, bytes, true);
+}
+
+void OpenShard::catch_up() { state_->hash(); }
+
 WrittenFile OpenShard::finish() {
+  state_->hash();
   FEWBIT_ASSERT(state_->hashed == state_->places.size());
   const std::filesystem::path path = state_->file.path();
   state_->file.close();

@@ -17,8 +17,9 @@ namespace fewbit::safetensors {
 // Closed with the object; errors carry path and the system's reason.
 class OutFile {
  public:
-  explicit OutFile(const std::filesystem::path& path) : path_(path) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  enum class Begin : uint8_t { anew, as_it_is };
+  explicit OutFile(const std::filesystem::path& path, Begin begin = Begin::anew) : path_(path) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | (begin == Begin::anew ? O_TRUNC : 0) | O_CLOEXEC, 0644);
     if (fd_ < 0) refuse("cannot create");
   }
   ~OutFile() {
@@ -50,6 +51,10 @@ class OutFile {
       at += n;
       bytes -= n;
     }
+  }
+  // Gives the file so many bytes; those that nobody wrote take no room on the disk.
+  void resize(int64_t bytes) {
+    if (::ftruncate(fd_, bytes) != 0) refuse("cannot write");
   }
   // Some bytes from `at` on, at most `bytes`.
   int64_t read_some(int64_t at, void* data, int64_t bytes) const {

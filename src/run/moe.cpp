@@ -164,33 +164,78 @@ Tensor expert_rows(Exec& ex, const Routing& routing, int expert, ConstTensorView
   return rows;
 }
 
-Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName& of, ConstTensorView x) {
-  const Tensor u = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
+namespace {
+
+// Products of an expert with its rows of x: into u, and where it is gated into g.
+void wide_products(Exec& ex, const Moe& op, int expert, const LinearByName& of, ConstTensorView x, TensorView u,
+                   TensorView g) {
   apply(ex, of(op.of_expert(op.up, expert).name), x, u);
-  Tensor g = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
-  if (!op.gated()) {
+  if (op.gated()) apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
+}
+
+// g = act(g) * u of any rows; without a gate act(u).
+void activate(Exec& ex, const Moe& op, ConstTensorView u, TensorView g) {
+  if (!op.gated())
     gated_act(ex, u, u, act_kind(op.act), g);
-    return g;
-  }
-  apply(ex, of(op.of_expert(op.gate, expert).name), x, g);
-  if (op.swiglu_limit > 0)
+  else if (op.swiglu_limit > 0)
     clamped_swiglu(ex, g, u, clamp_of(op), g);
   else
     gated_act(ex, g, u, act_kind(op.act), g);
+}
+
+// What experts [first, last) read of x, side by side.
+Tensor rows_of_experts(Exec& ex, const Routing& routing, int first, int last, ConstTensorView x) {
+  if (last - first == 1) return expert_rows(ex, routing, first, x);
+  const auto begin = routing.begin[static_cast<size_t>(first)], end = routing.begin[static_cast<size_t>(last)];
+  return gather_rows(ex, x, routing.rows.view().row_range(begin, end));
+}
+
+// As many experts from `first` on as together have no more rows than there are tokens, for an expert alone may have so
+// many; one where it weighs its inputs.
+int experts_at_once(const Routing& routing, int first, int last, int64_t tokens) {
+  int end = first + 1;
+  while (end < last && routing.input_weights.empty() &&
+         routing.begin[static_cast<size_t>(end) + 1] - routing.begin[static_cast<size_t>(first)] <= tokens)
+    ++end;
+  return end;
+}
+
+}  // namespace
+
+Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName& of, ConstTensorView x) {
+  const Tensor u = ex.alloc(x.dtype, {x.rows(), op.up.out_features});
+  Tensor g = ex.alloc(x.dtype, u.shape());
+  wide_products(ex, op, expert, of, x, u, g);
+  activate(ex, op, u, g);
   return g;
 }
 
+// What needs no weights is done for several experts at once: there are many, and each has few rows.
 void add_experts(Exec& ex, const Moe& op, const BlockWeights& weights, const Routing& routing, ConstTensorView x,
                  int first, int last, TensorView sum) {
   const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
-  for (int e = first; e < last; ++e) {
-    if (routing.tokens(e) == 0) continue;
-    const ConstTensorView rows = routing.rows_of(e);
-    const Tensor act = expert_activation(ex, op, e, linear, expert_rows(ex, routing, e, x));
-    const Tensor y = ex.alloc(x.dtype, {rows.numel(), op.hidden});
-    apply(ex, linear(op.of_expert(op.down, e).name), act, y);
-    const size_t i = static_cast<size_t>(e);
-    scatter_add_rows(ex, y, rows, routing.weights.view().row_range(routing.begin[i], routing.begin[i + 1]), sum);
+  for (int end = first; first < last; first = end) {
+    end = experts_at_once(routing, first, last, x.rows());
+    const int64_t begin = routing.begin[static_cast<size_t>(first)];
+    const auto each = [&](const auto& take) {
+      for (int e = first; e < end; ++e)
+        if (routing.tokens(e) > 0)
+          take(e, routing.begin[static_cast<size_t>(e)] - begin, routing.begin[static_cast<size_t>(e) + 1] - begin);
+    };
+    const Tensor read = rows_of_experts(ex, routing, first, end, x);
+    if (read.rows() == 0) continue;
+    const Tensor u = ex.alloc(x.dtype, {read.rows(), op.up.out_features}), g = ex.alloc(x.dtype, u.shape());
+    each([&](int e, int64_t from, int64_t to) {
+      wide_products(ex, op, e, linear, read.view().row_range(from, to), u.view().row_range(from, to),
+                    g.view().row_range(from, to));
+    });
+    activate(ex, op, u, g);
+    const Tensor y = ex.alloc(x.dtype, {read.rows(), op.hidden});
+    each([&](int e, int64_t from, int64_t to) {
+      apply(ex, linear(op.of_expert(op.down, e).name), g.view().row_range(from, to), y.view().row_range(from, to));
+      scatter_add_rows(ex, y.view().row_range(from, to), routing.rows_of(e),
+                       routing.weights.view().row_range(begin + from, begin + to), sum);
+    });
   }
 }
 

@@ -114,10 +114,11 @@ TEST_F(QuantizeOnRanks, ExpertsWhoseWeightsComeInWaves) {
 // Kills rank 1 when the second block is sealed: all end, and the run goes on with another number of ranks.
 TEST_F(QuantizeOnRanks, KilledAndResumedOnAnotherNumber) {
   const std::string arguments = "gptq " + kDemo, one = written(1, arguments, "one", kWindows);
-  std::ofstream(dir / "member.sh") << "quantize " << arguments << " out" << kWindows << "&\nq=$!\n"
-                                   << "if [ \"${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$FEWBIT_RANK}}\" = 1 ]; then\n"
-                                   << "  while [ ! -e out.partial/block-00001 ] && kill -0 $q; do sleep 0.01; done\n"
-                                   << "  kill -9 $q\nfi\nwait $q\n";
+  std::ofstream(dir / "member.sh")
+      << "quantize " << arguments << " out" << kWindows << "&\nq=$!\n"
+      << "if [ \"${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$FEWBIT_RANK}}\" = 1 ]; then\n"
+      << "  while ! grep -qs '\"layer\":1,' out.partial/journal && kill -0 $q; do sleep 0.01; done\n"
+      << "  kill -9 $q\nfi\nwait $q\n";
   const ProcessResult killed = run_ranks(3, "sh member.sh", 60, dir.path().string());
   EXPECT_NE(killed.exit_code, 0);
   EXPECT_NE(killed.exit_code, 124) << killed.err;

@@ -6,7 +6,9 @@
 #include <sstream>
 #include <thread>
 
+#include "formats/container.h"
 #include "src/core/stopwatch.h"
+#include "src/quant/journal/journal.h"
 #include "src/quant/loop/pipeline.h"
 #include "tests/support/command_test.h"
 
@@ -123,7 +125,7 @@ TEST_F(OwnedRun, KilledAnywhereItResumesToTheSameBytes) {
     const std::string out = "out" + std::to_string(i);
     const ProcessResult r = killed(command(out), seconds * i / kMoments);
     if (std::filesystem::exists(dir / (out + ".partial"))) {
-      if (std::filesystem::exists(dir / (out + ".partial/block-00001"))) {
+      if (recorded_blocks(dir / (out + ".partial")) > 1) {
         const ProcessResult again = run(command(out));
         EXPECT_EQ(again.exit_code, 2) << again.err;
         EXPECT_NE(again.err.find(std::filesystem::exists(dir / out) ? "exists" : "--resume"), std::string::npos)
@@ -144,7 +146,7 @@ TEST_F(OwnedRun, SaysWhereItStands) {
   const double seconds = whole_run();
   for (int tenths = 5; tenths < 10; ++tenths) {  // late enough that a block is sealed, before it is done
     killed(command("out", "--restart"), seconds * tenths / 10);
-    if (std::filesystem::exists(dir / "out.partial/block-00000")) break;
+    if (recorded_blocks(dir / "out.partial") > 0) break;
   }
   if (std::filesystem::exists(dir / "out")) GTEST_SKIP() << "the run was over before it was killed";
   const Json stopped = json("quantize status out");
@@ -252,14 +254,17 @@ TEST_F(OwnedRun, ADamagedBlockIsDoneAgainAndSaid) {
   int asked = 0;
   job.stop_requested = [&] { return ++asked > 3; };
   EXPECT_NE(message_of([&] { run_pipeline(b.ex, b.c, b.plan, b.windows, job); }, ErrorKind::stopped), "");
-  const std::filesystem::path block = dir / "out.partial/block-00001/model.safetensors";
-  std::string bytes = bytes_of_file(block);
-  bytes[bytes.size() - 100] = static_cast<char>(bytes[bytes.size() - 100] ^ 1);
-  std::ofstream(block, std::ios::binary) << bytes;
+  EXPECT_FALSE(std::filesystem::exists(dir / "out.partial/block-00001")) << "bytes are written once";
+  const std::string tensor = "model.layers.1.mlp.down_proj.B";
+  const std::filesystem::path file = dir / "out.partial/checkpoint/shard-00001.safetensors";
+  const auto at = static_cast<size_t>(container_safetensors.open(file).tensors.at(tensor).begin) + 1000;
+  std::string bytes = bytes_of_file(file);
+  bytes[at] = static_cast<char>(bytes[at] ^ 1);
+  std::ofstream(file, std::ios::binary) << bytes;
   job.stop_requested = {};
   job.resume = true;
   const QuantReport r = run_pipeline(b.ex, b.c, b.plan, b.windows, job);
-  EXPECT_NE(r.note.find("block 1 was damaged"), std::string::npos) << r.note;
+  EXPECT_NE(r.note.find("block 1 was damaged (" + tensor + ") and is done again"), std::string::npos) << r.note;
   EXPECT_EQ(weights("out"), weights("whole"));
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <thread>
 
 #include "formats/packing.h"
 #include "formats/shards.h"
@@ -56,6 +57,57 @@ TEST(OpenShard, IsTheWritersFileInWhateverOrderItsTensorsCome) {
     std::reverse(order.begin(), order.end());
     std::rotate(order.begin(), order.begin() + 5, order.end());
   }
+}
+
+TEST(OpenShard, TakesTensorsFromSeveralThreads) {
+  TempDir dir;
+  const Tensors tensors;
+  for (int round = 0; round < 20; ++round) {
+    const std::filesystem::path file = dir / "open.safetensors";
+    OpenShard shard(file, tensors.infos);
+    std::vector<std::thread> threads;
+    for (size_t first = 0; first < 3; ++first)
+      threads.emplace_back([&, first] {
+        for (size_t i = first; i < tensors.all.size(); i += 3) {
+          const NamedTensor& t = tensors.all[i];
+          const std::string digest = first ? shard.put_in_passing(t.name, t.tensor) : shard.put(t.name, t.tensor);
+          EXPECT_EQ(digest, digest_of_pieces(t.tensor.view().data, t.tensor.bytes()));
+          if (first == 1) shard.catch_up();
+        }
+      });
+    for (std::thread& t : threads) t.join();
+    const WrittenFile written = shard.finish();
+    EXPECT_EQ(written.sha256, sha256_of_file(file));
+    EXPECT_EQ(written.tensors.size(), tensors.all.size());
+  }
+}
+
+TEST(OpenShard, GoesOnWithWhatWasBegun) {
+  TempDir dir;
+  Tensors tensors;
+  const std::filesystem::path file = dir / "open.safetensors";
+  TensorDigests there;
+  {
+    OpenShard shard(file, tensors.infos);
+    for (const size_t i : {size_t{2}, size_t{7}, size_t{11}})
+      there[tensors.all[i].name] = shard.put_in_passing(tensors.all[i].name, tensors.all[i].tensor);
+    const CheckpointIndex open = container_safetensors.open(file);
+    EXPECT_EQ(first_difference(open.view(open.tensors.at("t7")), tensors.all[7].tensor), "") << "readers find it";
+  }
+  std::optional<OpenShard> shard = OpenShard::go_on(file, tensors.infos, there);
+  ASSERT_TRUE(shard);
+  for (size_t i = 0; i < tensors.all.size(); ++i) {
+    EXPECT_EQ(shard->wants(tensors.infos[i]), !there.count(tensors.all[i].name));
+    if (!there.count(tensors.all[i].name)) shard->put(tensors.all[i].name, tensors.all[i].tensor);
+  }
+  const WrittenFile written = shard->finish();
+  EXPECT_EQ(written.sha256, sha256_of_file(file));
+  EXPECT_EQ(written.tensors.size(), tensors.all.size());
+  const std::string whole = bytes_of_file(file);
+  tensors.infos.pop_back();
+  EXPECT_FALSE(OpenShard::go_on(file, tensors.infos, {})) << "begun for others";
+  std::filesystem::resize_file(file, whole.size() - 1);
+  EXPECT_FALSE(OpenShard::go_on(file, Tensors().infos, {})) << "shortened";
 }
 
 TEST(OpenShard, KnowsItsTensorsByNameTypeAndShape) {

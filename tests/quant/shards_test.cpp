@@ -1,4 +1,5 @@
-// Finished files of OUT as seals: they take the place of the blocks in them, and their damage is found.
+// Files of OUT as seals: finished ones take the place of the blocks in them, ranges of those that are being written
+// that of a block's own file; the damage of both is found.
 #include <gtest/gtest.h>
 
 #include "formats/shards.h"
@@ -109,6 +110,158 @@ TEST_F(ShardsTest, AFileWithoutItsRecordDoesNotCount) {
   write(partial() / "block-00001/model.safetensors", "old");
   expect(found(), 5, 2, 3);
   EXPECT_FALSE(fs::exists(partial() / "block-00001"));
+}
+
+// Blocks 0 to 4 as ranges: 0, 1 and one half of 2 in the first shard, the rest in the second.
+class RangesTest : public ShardsTest {
+ protected:
+  static std::vector<NamedTensor> block(int64_t layer) {
+    std::vector<NamedTensor> t = tensors_of(layer);
+    t.push_back(
+        {"other." + std::to_string(layer), random_normal(DType::f32, {4, 8}, 100 + static_cast<uint64_t>(layer))});
+    return t;
+  }
+  static int64_t shard_of(const std::string& tensor) {
+    const int64_t layer = tensor.back() - '0';
+    return layer > 2 || (layer == 2 && tensor[0] == 'o');
+  }
+  struct Open {
+    std::vector<TensorInfo> infos[2];
+    std::vector<OpenShard> shards;
+
+    explicit Open(const Journal& j) {
+      fs::create_directories(j.shard_file(0).parent_path());
+      for (int64_t layer = 0; layer < 5; ++layer)
+        for (const NamedTensor& t : block(layer))
+          infos[shard_of(t.name)].push_back(
+              {.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape(), .bytes = t.tensor.view().bytes()});
+      for (int64_t k = 0; k < 2; ++k) shards.emplace_back(j.shard_file(k), infos[k]);
+    }
+    std::optional<SealedRanges> place(const std::vector<NamedTensor>& tensors) {
+      SealedRanges ranges;
+      for (const NamedTensor& t : tensors)
+        ranges.push_back(
+            {shard_of(t.name), t.name, shards[static_cast<size_t>(shard_of(t.name))].put_in_passing(t.name, t.tensor)});
+      return ranges;
+    }
+  };
+  // A run that is killed when `blocks` blocks are sealed, or with one more in its place and no record of it.
+  void run_ranges(int64_t blocks, bool torn = false) {
+    RunFolder folder = RunFolder::claim(partial());
+    folder.wipe();
+    Journal j(folder, kIdentity, Journal::Start::fresh);
+    Open open(j);
+    j.place_blocks_by([&](int64_t, const std::vector<NamedTensor>& t) { return open.place(t); });
+    for (int64_t i = 0; i < blocks; ++i) j.seal(i, block(i), records_of(i));
+    if (torn) open.place(block(blocks));
+    EXPECT_FALSE(fs::exists(j.block_file(0)));
+    folder.keep(true);
+  }
+  // What a resumed run finds, every sealed block's tensors compared.
+  State found_ranges() {
+    RunFolder folder = RunFolder::claim(partial());
+    const Journal j(folder, kIdentity, Journal::Start::resume);
+    for (int64_t i = 0; i < j.sealed_blocks(); ++i) {
+      const CheckpointIndex index = j.open_block(i);
+      const std::vector<NamedTensor> expected = block(i);
+      if (i >= j.covered_blocks()) EXPECT_EQ(index.tensors.size(), expected.size()) << i;
+      for (const NamedTensor& t : expected)
+        EXPECT_EQ(first_difference(index.view(index.tensors.at(t.name)), t.tensor), "") << t.name;
+      EXPECT_EQ(j.records(i)[0].name, records_of(i)[0].name);
+    }
+    folder.keep(true);
+    return {j.sealed_blocks(), j.shards(), j.covered_blocks(), j.note()};
+  }
+  size_t place_in(int64_t shard, const std::string& tensor) const {
+    const fs::path file = built() / ("shard-0000" + std::to_string(shard + 1) + ".safetensors");
+    return static_cast<size_t>(container_safetensors.open(file).tensors.at(tensor).begin);
+  }
+};
+
+TEST_F(RangesTest, AreFoundAgain) {
+  run_ranges(4);
+  const State s = found_ranges();
+  expect(s, 4, 0, 0);
+  EXPECT_EQ(s.note, "");
+}
+
+TEST_F(RangesTest, WithoutARecordDoNotCount) {
+  run_ranges(2, true);
+  const State s = found_ranges();
+  expect(s, 2, 0, 0);
+  EXPECT_EQ(s.note, "") << "a kill between the bytes and the record is no damage";
+}
+
+TEST_F(RangesTest, OfATornRecordDoNotCount) {
+  run_ranges(3);
+  const std::string whole = bytes_of_file(log());
+  const size_t last = whole.rfind('\n', whole.size() - 2) + 1;
+  for (size_t bytes = last; bytes < whole.size(); bytes += 11) {
+    write(log(), whole.substr(0, bytes));
+    const State s = found_ranges();
+    expect(s, 2, 0, 0);
+    EXPECT_EQ(s.note, "") << bytes;
+  }
+}
+
+TEST_F(RangesTest, AFlippedBitIsNamedAndTheBlocksBehindItGo) {
+  run_ranges(4);
+  flip(built() / "shard-00001.safetensors", place_in(0, "layer.1") + 77);
+  State s = found_ranges();
+  expect(s, 1, 0, 0);
+  EXPECT_EQ(s.note, "block 1 was damaged (layer.1) and is done again, with all after it");
+  expect(found_ranges(), 1, 0, 0);  // from the journal that this left
+  run_ranges(4);
+  flip(built() / "shard-00002.safetensors", place_in(1, "other.2"));
+  s = found_ranges();
+  expect(s, 2, 0, 0);
+  EXPECT_EQ(s.note, "block 2 was damaged (other.2) and is done again, with all after it");
+  run_ranges(4);
+  flip(built() / "shard-00001.safetensors", 12);
+  expect(found_ranges(), 0, 0, 0);
+  run_ranges(4);
+  fs::remove(built() / "shard-00002.safetensors");
+  expect(found_ranges(), 2, 0, 0);
+}
+
+TEST_F(RangesTest, ASealedShardThatIsDamagedKeepsTheBlocksInFrontOfTheDamage) {
+  run_ranges(5);
+  {
+    RunFolder folder = RunFolder::claim(partial());
+    Journal j(folder, kIdentity, Journal::Start::resume);
+    WrittenFile written{.name = "", .sha256 = "0"};
+    j.seal_shard(2, written);
+    folder.keep(true);
+  }
+  expect(found_ranges(), 5, 1, 2);
+  flip(built() / "shard-00001.safetensors", place_in(0, "layer.1"));
+  const State s = found_ranges();
+  expect(s, 1, 0, 0);
+  EXPECT_NE(s.note.find("layer.1"), std::string::npos) << s.note;
+}
+
+TEST_F(RangesTest, AFileThatIsSetAsideServesUntilItsBlocksAreInShards) {
+  run_ranges(4);
+  {
+    RunFolder folder = RunFolder::claim(partial());
+    Journal j(folder, kIdentity, Journal::Start::resume);
+    j.set_aside(0);
+    write(built() / "shard-00001.safetensors", "half of another");
+    folder.keep(true);
+  }
+  expect(found_ranges(), 4, 0, 0);
+  {
+    RunFolder folder = RunFolder::claim(partial());
+    Journal j(folder, kIdentity, Journal::Start::resume);
+    Open fresh(j);
+    for (int64_t i = 0; i < 5; ++i) fresh.place(block(i));
+    EXPECT_EQ(j.files_of_ranges().size(), 2u);
+    j.seal_shard(2, {.name = "", .sha256 = "0"});
+    EXPECT_TRUE(fs::exists(built() / "aside-00001.safetensors")) << "half of block 2 lies there";
+    j.seal_shard(5, {.name = "", .sha256 = "0"});
+    EXPECT_FALSE(fs::exists(built() / "aside-00001.safetensors"));
+    folder.keep(true);
+  }
 }
 
 }  // namespace

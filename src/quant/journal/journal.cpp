@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "formats/shards.h"
@@ -12,116 +11,10 @@
 #include "src/core/parallel.h"
 #include "src/core/strings.h"
 #include "src/quant/journal/identity.h"
+#include "src/quant/journal/journal_records.h"
 
 namespace fewbit {
-namespace {
-
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-fs::path log_of(const fs::path& partial) { return partial / "journal"; }
-
-std::string line_of(const std::string& record) { return digest_of(record) + " " + record + "\n"; }
-
-struct Log {
-  std::vector<std::string> records;  // without their digests, up to the first line that is not what was written
-  bool damaged = false;              // a whole line is not what was written: no crash leaves that behind
-};
-
-Log read_log(const fs::path& partial) {
-  Log log;
-  std::error_code ec;
-  if (!fs::exists(log_of(partial), ec)) return log;
-  const std::string text = File::read(log_of(partial)).read_all();
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = text.find('\n', at);
-    if (end == std::string::npos) break;  // torn: the crash came while it was written
-    const std::string_view line = std::string_view(text).substr(at, end - at);
-    log.damaged = line.size() <= kDigestDigits || line[kDigestDigits] != ' ' ||
-                  line.substr(0, kDigestDigits) != digest_of(line.substr(kDigestDigits + 1));
-    if (log.damaged) break;
-    log.records.emplace_back(line.substr(kDigestDigits + 1));
-    at = end + 1;
-  }
-  return log;
-}
-
-// A file that a record speaks of: of a block, or a shard.
-struct Sealed {
-  bool shard = false;
-  int64_t number = 0;  // of the block or shard
-  int64_t bytes = 0;
-  std::string digest;
-  std::vector<LinearRecord> linears;  // of a block
-  int64_t covered = 0;                // by a shard and those before: the first so many blocks
-  WrittenFile written{};              // a shard's digests
-};
-
-// Nothing where it is another record. Its digest was right, so that a shape that it should not have means a hand at
-// work, which must not end the program.
-std::optional<Sealed> sealed_from(const std::string& record) {
-  try {
-    const Json j = Json::parse(record);
-    if (!j.is_object() || j.contains("layer") == j.contains("shard")) return std::nullopt;
-    Sealed s{
-        .shard = j.contains("shard"), .number = 0, .bytes = j.at("bytes"), .digest = j.at("digest"), .linears = {}};
-    j.at(s.shard ? "shard" : "layer").get_to(s.number);
-    if (s.shard) {
-      j.at("blocks").get_to(s.covered);
-      j.at("sha256").get_to(s.written.sha256);
-      j.at("tensors").get_to(s.written.tensors);
-    } else {
-      for (const Json& l : j.at("linears")) s.linears.push_back(linear_record_from_json(l.dump()));
-    }
-    return s;
-  } catch (const Json::exception&) {
-    return std::nullopt;
-  }
-}
-
-bool is_whole(const fs::path& file, const Sealed& s) {
-  std::error_code ec;
-  if (!fs::is_regular_file(file, ec) || static_cast<int64_t>(fs::file_size(file, ec)) != s.bytes) return false;
-  try {
-    return digest_of_file(file) == s.digest;
-  } catch (const Error&) {  // the disk does not give it back: damaged, too
-    return false;
-  }
-}
-
-// What can be gone on from: the first so many shards and blocks.
-struct Survivors {
-  int64_t shards = 0, blocks = 0;
-  bool have(const Sealed& s) const { return s.number < (s.shard ? shards : blocks); }
-};
-
-// Shards up to the first that is damaged; the blocks in them, and those behind that are whole in files of their own.
-Survivors survivors_of(const std::vector<Sealed>& records, const std::function<fs::path(const Sealed&)>& file) {
-  Survivors kept;
-  int64_t covered = 0, blocks = 0;
-  for (const Sealed& s : records) {
-    if (!s.shard) {
-      ++blocks;
-      continue;
-    }
-    const bool possible = s.covered >= covered && s.covered <= blocks;  // else by whatever hand
-    if (!possible || !is_whole(file(s), s)) break;
-    covered = s.covered;
-    ++kept.shards;
-  }
-  kept.blocks = covered;
-  for (const Sealed& s : records)
-    if (!s.shard && s.number == kept.blocks && is_whole(file(s), s)) ++kept.blocks;
-  return kept;
-}
-
-std::optional<std::string> finished_from(const std::string& record) {
-  const Json j = Json::parse(record, nullptr, false);
-  if (!j.is_object() || !j.contains("finished") || !j["finished"].is_string()) return std::nullopt;
-  return j["finished"].get<std::string>();
-}
-
-}  // namespace
 
 Journal::Journal(RunFolder& folder, const std::string& identity, Start start)
     : dir_(folder.dir()), folder_(&folder), log_(File::append(log_of(folder.dir()))) {
@@ -158,11 +51,16 @@ void Journal::load(const std::string& identity) {
     if (!all) break;
     sealed.push_back(*std::move(s));
   }
-  const Survivors kept =
-      survivors_of(sealed, [&](const Sealed& s) { return s.shard ? shard_file(s.number) : block_file(s.number); });
+  std::string damaged;
+  RangeReader reader([this](int64_t shard) { return file_of_ranges(shard); });
+  const Survivors kept = survivors_of(sealed, [&](const Sealed& s) {
+    if (!s.ranges.empty()) return reader.are_whole(s.ranges, damaged);
+    return is_whole(s.shard ? shard_file(s.number) : block_file(s.number), s);
+  });
   const int64_t blocks = std::count_if(sealed.begin(), sealed.end(), [](const Sealed& s) { return !s.shard; });
   if (!all || kept.blocks < blocks)
-    note_ = fmt::format("block {} was damaged and is done again, with all after it", kept.blocks);
+    note_ = fmt::format("block {} was damaged{} and is done again, with all after it", kept.blocks,
+                        damaged.empty() ? "" : fmt::format(" ({})", damaged));
   else if (kept.shards + kept.blocks < static_cast<int64_t>(sealed.size()))
     note_ = fmt::format("file {} of the checkpoint was damaged and is written again", kept.shards + 1);
   std::string text = log.records.empty() ? "" : line_of(log.records.front());
@@ -173,7 +71,7 @@ void Journal::load(const std::string& identity) {
     if (s.shard)
       shards_.push_back(s.covered), written_.push_back(std::move(s.written));
     else
-      blocks_.push_back(std::move(s.linears));
+      blocks_.push_back(std::move(s.linears)), ranges_.push_back(std::move(s.ranges));
   }
   rewrite(text);
   drop_covered();
@@ -198,10 +96,10 @@ void Journal::rewrite(const std::string& text) {
   log_.emplace(std::move(log));
 }
 
-void Journal::append(const std::string& record) {
+void Journal::append(const std::string& record, bool safe) {
   const std::lock_guard one_at_a_time(*appending_);
   log_->append_whole(line_of(record));
-  log_->sync();
+  if (safe) log_->sync();
 }
 
 fs::path Journal::block_file(int64_t layer) const {
@@ -210,51 +108,104 @@ fs::path Journal::block_file(int64_t layer) const {
 
 void Journal::seal(int64_t layer, const std::vector<NamedTensor>& tensors, const std::vector<LinearRecord>& records) {
   FEWBIT_ASSERT(layer == sealed_blocks());
-  if (!folder_) {
-    blocks_.emplace_back();
-    return;
+  std::optional<SealedRanges> ranges;
+  if (folder_) {
+    if (place_ && !tensors.empty()) ranges = place_(layer, tensors);
+    if (!ranges) write_block(layer, tensors);
+    append(ranges ? record_of_block(layer, *ranges, records) : record_of_block(layer, block_file(layer), records),
+           false);
+    folder_->keep(true);
   }
-  const fs::path file = block_file(layer), folder = file.parent_path();
+  {
+    const std::lock_guard lock(*guard_);
+    blocks_.push_back(folder_ ? records : std::vector<LinearRecord>{});
+    ranges_.push_back(std::move(ranges).value_or(SealedRanges{}));
+    if (folder_) unsafe_.push_back(layer);
+  }
+  if (!place_) make_safe_in_time();
+}
+
+void Journal::write_block(int64_t layer, const std::vector<NamedTensor>& tensors) {
+  const fs::path folder = block_file(layer).parent_path();
   std::error_code ec;
   fs::remove_all(folder, ec);  // what a crash or damage left
   auto writer = container_safetensors.create(folder, WriterOptions{.shard_bytes = INT64_MAX});
   for (const NamedTensor& t : tensors) writer->add(t.name, t.tensor);
   writer->finish();
-  unsafe_.push_back(layer);
-  if (!since_safe_ || since_safe_->seconds() >= kSafeEvery) make_safe();
-  Json line = {{"layer", layer},
-               {"bytes", File::read(file).size()},
-               {"digest", digest_of_file(file)},
-               {"linears", Json::array()}};
-  for (const LinearRecord& r : records) line["linears"].push_back(Json::parse(to_json(r)));
-  append(line.dump());
-  blocks_.push_back(records);
-  folder_->keep(true);
 }
 
 // A file that is gone lies in a shard by now, which is safe.
-void Journal::make_safe() {
-  for (const int64_t layer : unsafe_) {
-    const fs::path file = block_file(layer);
-    try {
+void Journal::make_safe_in_time() {
+  std::set<fs::path> files;
+  {
+    const std::lock_guard lock(*guard_);
+    if (unsafe_.empty() || since_safe_.seconds() < kSafeEvery) return;
+    for (const int64_t layer : unsafe_) {
+      const SealedRanges& ranges = ranges_[static_cast<size_t>(layer)];
+      if (ranges.empty()) files.insert(block_file(layer));
+      for (const SealedRange& r : ranges) files.insert(file_of_ranges(r.shard));
+    }
+    unsafe_.clear();
+  }
+  for (const fs::path& file : files) try {
       sync_file(file);
       sync_folder(file.parent_path());
     } catch (const Error&) {
       std::error_code ec;
       if (fs::exists(file, ec)) throw;
     }
-  }
-  unsafe_.clear();
   sync_folder(dir());
-  since_safe_.emplace();
+  {
+    const std::lock_guard one_at_a_time(*appending_);
+    log_->sync();
+  }
+  const std::lock_guard lock(*guard_);
+  since_safe_ = {};
 }
 
 fs::path Journal::shard_file(int64_t shard) const {
   return dir() / kBuilt / fmt::format("shard-{:05d}.safetensors", shard + 1);
 }
 
+// A file whose shard came out otherwise than foreseen, while blocks lay in it.
+fs::path Journal::set_aside_file(int64_t shard) const {
+  return dir() / kBuilt / fmt::format("aside-{:05d}.safetensors", shard + 1);
+}
+
+fs::path Journal::file_of_ranges(int64_t shard) const {
+  std::error_code ec;
+  const fs::path aside = set_aside_file(shard);
+  return fs::exists(aside, ec) ? aside : shard_file(shard);
+}
+
+void Journal::set_aside(int64_t shard) {
+  fs::rename(shard_file(shard), set_aside_file(shard));
+  sync_folder(dir() / kBuilt);
+}
+
+SealedRanges Journal::ranges(int64_t layer) const {
+  const std::lock_guard lock(*guard_);
+  return ranges_[static_cast<size_t>(layer)];
+}
+
+std::set<fs::path> Journal::files_of_ranges() const {
+  std::set<int64_t> in;
+  {
+    const std::lock_guard lock(*guard_);
+    for (auto layer = static_cast<size_t>(covered_blocks()); layer < ranges_.size(); ++layer)
+      for (const SealedRange& r : ranges_[layer]) in.insert(r.shard);
+  }
+  std::set<fs::path> files;
+  for (const int64_t shard : in) files.insert(file_of_ranges(shard));
+  return files;
+}
+
 CheckpointIndex Journal::open_block(int64_t layer) const {
-  if (layer >= covered_blocks()) return container_safetensors.open(block_file(layer));
+  if (layer >= covered_blocks()) {
+    const SealedRanges in = ranges(layer);
+    if (in.empty()) return container_safetensors.open(block_file(layer));
+    return RangeReader::open(in, [this](int64_t shard) { return file_of_ranges(shard); });
+  }
   CheckpointIndex all;
   for (int64_t k = 0, before = 0; k < shards() && before <= layer; before = shards_[static_cast<size_t>(k++)]) {
     if (shards_[static_cast<size_t>(k)] < layer) continue;
@@ -274,13 +225,7 @@ void Journal::seal_shard(int64_t blocks, WrittenFile written) {
   sync_file(file);
   sync_folder(file.parent_path());
   sync_folder(dir());
-  append(Json{{"shard", shards()},
-              {"bytes", static_cast<int64_t>(fs::file_size(file))},
-              {"digest", digest_of_file(file)},
-              {"blocks", blocks},
-              {"sha256", written.sha256},
-              {"tensors", written.tensors}}
-             .dump());
+  append(record_of_shard(shards(), file, blocks, written));
   shards_.push_back(blocks);
   written_.push_back(std::move(written));
   drop_covered();
@@ -292,6 +237,10 @@ void Journal::drop_covered() {
     std::error_code ec;
     for (int64_t layer = begin; layer < end; ++layer) fs::remove_all(block_file(layer).parent_path(), ec);
   });
+  const std::set<fs::path> needed = files_of_ranges();
+  std::error_code ec;
+  for (int64_t shard = 0; shard < shards(); ++shard)
+    if (const fs::path aside = set_aside_file(shard); !needed.count(aside)) fs::remove(aside, ec);
 }
 
 std::vector<WrittenFile> Journal::written_shards() const {
@@ -319,7 +268,7 @@ void Journal::take_names_back() {
 }
 
 void Journal::finished(const fs::path& built) {
-  append(Json{{"finished", digest_of_file(built / "quant_report.json")}}.dump());
+  append(nlohmann::json{{"finished", digest_of_file(built / "quant_report.json")}}.dump());
 }
 
 bool holds_work(const fs::path& partial) {

@@ -38,6 +38,7 @@ BlockCoder::BlockCoder(Exec& ex, const Checkpoint& c, const QuantPlan& plan, con
       ranks_(*job.ranks),
       runs_(runs) {
   if (plan.memory.beside > 0 && ranks_.alone()) side_.emplace(ex, 0);
+  if (plan.memory.lanes > 1 && ranks_.alone()) lanes_.emplace(ex, plan.memory.lanes);
 }
 
 void BlockCoder::begin(int64_t layer, const Journal& journal, bool sealed, bool learning) {
@@ -196,18 +197,18 @@ LinearJob BlockCoder::job_of(const PlannedLinear& p, const Tensor& w, const Inpu
 }
 
 // The method works where the codes are: on the turned weight, and on the sums of the turned input.
-MethodResult BlockCoder::quantize_turned(const PlannedLinear& p, const Tensor& w, const InputStats* stats,
-                                         const RowShare& rows) {
+MethodResult BlockCoder::quantize_turned(Exec& ex, const PlannedLinear& p, const Tensor& w, const InputStats* stats,
+                                         const RowShare& rows) const {
   const int64_t run = p.recipe.spec.turn;
-  Tensor turned = ex_.alloc(DType::f32, w.shape());
-  cast(ex_, w, turned);
-  hadamard(ex_, turned, turned.view().row_range(0, 0), run);
+  Tensor turned = ex.alloc(DType::f32, w.shape());
+  cast(ex, w, turned);
+  hadamard(ex, turned, turned.view().row_range(0, 0), run);
   InputStats there;
-  if (stats) there = turned_stats(ex_, *stats, run);
+  if (stats) there = turned_stats(ex, *stats, run);
   LinearJob job = job_of(p, turned, stats ? &there : nullptr, 0, rows);
   job.spec.turn = 0;
   job.codes_stay = false;
-  MethodResult r = p.recipe.method->quantize(ex_, job);
+  MethodResult r = p.recipe.method->quantize(ex, job);
   r.there = {};  // they are those of the turned weight
   r.linear.spec.turn = run;
   return r;
@@ -218,17 +219,28 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
                              const RowShare& rows) {
   if (p.lossless) return pass(def, p, stats);
   const Stopwatch timer;
+  CodedLinear coded = begin_record(def, p, stats);
   Tensor w = weight_of(p);
-  MethodResult r;
-  phases_.timed("quantize", [&] {
-    r = p.recipe.spec.turn ? quantize_turned(p, w, stats, rows)
-                           : p.recipe.method->quantize(ex_, job_of(p, w, stats, shared, rows));
-    rows.gather(r.linear);
-  });
+  phases_.timed("quantize", [&] { code(ex_, coded, w, stats, shared, rows); });
+  if (learning_ && p.recipe.learns_rounding())
+    coded.weight = std::move(w);
+  else
+    phases_.timed("measure", [&] { measure_coded(ex_, coded, w, stats, rows); });
+  need_finite(coded.record);
+  coded.record.seconds = timer.seconds();
+  return coded;
+}
+
+// Fills what was begun, on an Exec that may be a lane's.
+void BlockCoder::code(Exec& ex, CodedLinear& coded, const Tensor& w, const InputStats* stats, float shared,
+                      const RowShare& rows) const {
+  const PlannedLinear& p = *coded.plan;
+  MethodResult r = p.recipe.spec.turn ? quantize_turned(ex, p, w, stats, rows)
+                                      : p.recipe.method->quantize(ex, job_of(p, w, stats, shared, rows));
+  rows.gather(r.linear);
   if (p.recipe.spec.activations == ActQuant::tensor) r.linear.input_scale = stats->input_scale;
   if (!ranks_.alone()) r.there = {};  // of some rows alone, or of other linears that wait for the ranks
   if (!r.linear.codes.empty()) validate(r.linear);
-  CodedLinear coded = begin_record(def, p, stats);
   coded.record.rung = r.rung;
   coded.record.loss = r.loss;
   coded.record.loss_rtn = r.loss_rtn;
@@ -236,19 +248,15 @@ CodedLinear BlockCoder::code(const LinearDef& def, const PlannedLinear& p, const
   coded.record.loss_target_rtn = r.loss_target_rtn;
   coded.linear = std::move(r.linear);
   coded.there = std::move(r.there);
-  if (learning_ && p.recipe.learns_rounding())
-    coded.weight = std::move(w);
-  else
-    phases_.timed("measure", [&] {
-      const std::optional<double> loss = r.loss > 0 ? std::optional<double>(r.loss) : std::nullopt;
-      const QuantSpec& spec = coded.linear.spec;
-      const Tensor values =
-          coded.there.codes.empty() ? values_of(ex_, coded.linear, DType::f32) : values_of(ex_, coded.there, spec);
-      measure(ex_, w, values, input_quant(spec, coded.linear.input_scale), stats, coded.record, rows, loss);
-    });
-  need_finite(coded.record);
-  coded.record.seconds = timer.seconds();
-  return coded;
+}
+
+void BlockCoder::measure_coded(Exec& ex, CodedLinear& coded, const Tensor& w, const InputStats* stats,
+                               const RowShare& rows) const {
+  const std::optional<double> loss = coded.record.loss > 0 ? std::optional<double>(coded.record.loss) : std::nullopt;
+  const QuantSpec& spec = coded.linear.spec;
+  const Tensor values =
+      coded.there.codes.empty() ? values_of(ex, coded.linear, DType::f32) : values_of(ex, coded.there, spec);
+  measure(ex, w, values, input_quant(spec, coded.linear.input_scale), stats, coded.record, rows, loss);
 }
 
 // What overflows, or what a device computes wrongly, shows in the error of the linear's outputs.
@@ -281,7 +289,8 @@ CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const
 void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced) {
   CodedLinear& coded = block_->coded.emplace_back(std::move(made));
   if (job_.coded) job_.coded(coded.record);
-  if (replaced && runs_) replaced->emplace(coded.name, dense_of(coded.linear, coded.there));
+  if (replaced && runs_ && !replaced->count(coded.name))
+    replaced->emplace(coded.name, dense_of(ex_, coded.linear, coded.there));
   if (!coded.linear.codes.empty()) coded.there = {};
   if (!learning_) pack(coded);
 }
@@ -306,7 +315,7 @@ DenseLinear BlockCoder::restore(const PlannedLinear& p) {
     dense.weight = on_device(decode_blocks(p, from));
   } else {
     const QuantizedLinear q = p.packing->unpack(p.linear.name, p.recipe.spec, p.linear.out, p.linear.in, from);
-    dense.weight = std::move(dense_of(q).weight);
+    dense.weight = std::move(dense_of(ex_, q).weight);
     input_scale = q.input_scale;
   }
   ranks_.broadcast(ex_, dense.weight);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "src/calib/lanes.h"
 #include "src/calib/upload_ahead.h"
 #include "src/quant/journal/journal.h"
 #include "src/quant/loop/background.h"
@@ -33,10 +34,11 @@ class BlockCoder {
  public:
   // Statistics of an input, rounded as its linears round it; nothing where the run does not calibrate.
   using Observe = std::function<std::optional<InputStats>(const InputRounding&)>;
-  // Linears that share an input, and its statistics.
+  // Linears that share an input, and its statistics; and where they are on the device as a stream runs them.
   struct Group {
     std::vector<LinearDef> items{};
     Observe observed{};
+    std::function<ConstTensorView(const LinearDef&)> loaded{};
   };
 
   // `runs`: a quantized stream exists, which needs what takes the place of each linear.
@@ -58,6 +60,12 @@ class BlockCoder {
   // them, once for each rounding of the input. What takes the place of the linears in the quantized stream goes into
   // `replaced`, by relative name and without biases; null: nobody wants it yet.
   void quantize(const std::vector<LinearDef>& items, const Observe& observed, std::map<std::string, Linear>* replaced);
+
+  // Whether the linears of these groups can be quantized several at a time, each by a lane: none is encoded, restored,
+  // turned or learned.
+  bool beside(const std::vector<Group>&) const;
+  // The same of all groups, as many at a time as the plan has lanes. The bits are those of one after the other.
+  void quantize_beside(const std::vector<Group>&, std::map<std::string, Linear>* replaced);
 
   // Whether the linears of these groups can be dealt to the ranks, each to be quantized by one: none is encoded or
   // restored, and the quantized ones round their input alike. That rounding; nothing where they cannot.
@@ -88,20 +96,27 @@ class BlockCoder {
   LinearJob job_of(const PlannedLinear& p, const Tensor& w, const InputStats* stats, float shared,
                    const RowShare& rows) const;
   CodedLinear code(const LinearDef&, const PlannedLinear&, const InputStats*, float shared, const RowShare&);
-  MethodResult quantize_turned(const PlannedLinear&, const Tensor& w, const InputStats*, const RowShare&);
+  void code(Exec&, CodedLinear&, const Tensor& w, const InputStats*, float shared, const RowShare&) const;
+  void measure_coded(Exec&, CodedLinear&, const Tensor& w, const InputStats*, const RowShare&) const;
+  MethodResult quantize_turned(Exec&, const PlannedLinear&, const Tensor& w, const InputStats*, const RowShare&) const;
   Tensor encode(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear pass(const LinearDef&, const PlannedLinear&, const InputStats*);
   CodedLinear begin_record(const LinearDef&, const PlannedLinear&, const InputStats*);
   void take(CodedLinear, std::map<std::string, Linear>* replaced);
   void pack(CodedLinear&);
   void fetch(CodedLinear&);
-  DenseLinear dense_of(const QuantizedLinear&, const DeviceCodes& there = {});
+  DenseLinear dense_of(Exec&, const QuantizedLinear&, const DeviceCodes& there = {}) const;
   DenseLinear restore(const PlannedLinear&);
   TensorSource packed() const;  // of rank 0, when nothing is left in the background
   Tensor on_device(const Tensor& host_f32);
   Tensor* rewritten(const PlannedLinear&);
   Tensor weight_of(const PlannedLinear&);
+  Tensor weight_of(const PlannedLinear&, ConstTensorView loaded);
   Tensor stored_weight(const PlannedLinear&);
+
+  struct Dealt;
+  std::unique_ptr<Dealt> deal(const Group&, const std::map<std::string, Linear>* replaced);
+  void take(Dealt&, std::map<std::string, Linear>* replaced);
 
   // Shared with the work in the background, which outlives the coder's interest in it.
   struct Block {
@@ -129,6 +144,7 @@ class BlockCoder {
   BlockF32 rewritten_{};  // empty without transforms
   std::shared_ptr<Block> block_ = std::make_shared<Block>();
   std::optional<WeightStore> restored_{};  // of rank 0
+  std::optional<Lanes> lanes_{};           // the last member: their work ends before what it works on goes
 };
 
 }  // namespace fewbit

@@ -37,8 +37,8 @@ void BlockCoder::fetch(CodedLinear& c) {
 }
 
 // What takes the place of a quantized linear in the quantized stream.
-DenseLinear BlockCoder::dense_of(const QuantizedLinear& q, const DeviceCodes& there) {
-  return {.weight = there.codes.empty() ? values_of(ex_, q, job_.dtype) : values_of(ex_, there, q.spec, job_.dtype),
+DenseLinear BlockCoder::dense_of(Exec& ex, const QuantizedLinear& q, const DeviceCodes& there) const {
+  return {.weight = there.codes.empty() ? values_of(ex, q, job_.dtype) : values_of(ex, there, q.spec, job_.dtype),
           .bias = {},
           .input = input_quant(q.spec, q.input_scale)};
 }
@@ -58,6 +58,17 @@ Tensor* BlockCoder::rewritten(const PlannedLinear& p) {
 Tensor BlockCoder::weight_of(const PlannedLinear& p) {
   if (Tensor* w = rewritten(p)) return std::move(*w);
   return stored_weight(p);
+}
+
+// The same of what lies on the device already, where that is the stored weight in its own type.
+Tensor BlockCoder::weight_of(const PlannedLinear& p, ConstTensorView loaded) {
+  const std::string name = p.linear.name + ".weight";
+  const bool same = loaded.data && !rewritten(p) && !ckpt_.packed(p.linear.name) && ckpt_.store.has(name) &&
+                    ckpt_.store.index().tensors.at(name).dtype == loaded.dtype;
+  if (!same) return weight_of(p);
+  Tensor wide = ex_.alloc(DType::f32, loaded.shape);
+  cast(ex_, loaded, wide);
+  return wide;
 }
 
 Tensor BlockCoder::stored_weight(const PlannedLinear& p) {

@@ -32,14 +32,22 @@ void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
     if (!seen) return std::nullopt;
     return ask(*seen);
   };
+  const auto loaded = [this](const LinearDef& l) -> ConstTensorView {
+    const auto it = weights_.linears.find(l.name);
+    const auto* dense = it == weights_.linears.end() ? nullptr : std::get_if<DenseLinear>(&it->second);
+    return dense ? ConstTensorView(dense->weight) : ConstTensorView{};
+  };
   std::vector<BlockCoder::Group> first, second;
   for (int e = 0; e < moe.experts; ++e) {
-    first.push_back({moe.wide_of(e), [&stats_of, e](const InputRounding& r) {
-                       return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); });
-                     }});
-    second.push_back({{moe.of_expert(moe.down, e)}, [&stats_of, &linear, e](const InputRounding& r) {
+    first.push_back(
+        {moe.wide_of(e),
+         [&stats_of, e](const InputRounding& r) { return stats_of([&](ExpertInputs& s) { return s.of_input(e, r); }); },
+         loaded});
+    second.push_back({{moe.of_expert(moe.down, e)},
+                      [&stats_of, &linear, e](const InputRounding& r) {
                         return stats_of([&](ExpertInputs& s) { return s.of_activation(e, r, linear); });
-                      }});
+                      },
+                      loaded});
   }
   const std::optional<InputRounding> inputs = coder_.apart(first), activations = coder_.apart(second);
   const bool apart = inputs && activations;
@@ -60,6 +68,7 @@ void BlockLoop::quantize_experts(size_t op, const Moe& moe) {
   };
   const auto quantize_all = [&](const std::vector<BlockCoder::Group>& groups, const std::function<void(size_t)>& look) {
     if (apart) return coder_.quantize_apart(groups, look, replaced);
+    if (replaced && coder_.beside(groups)) return coder_.quantize_beside(groups, replaced);
     for (const BlockCoder::Group& g : groups) coder_.quantize(g.items, g.observed, replaced);
   };
   quantize_all(first, look_at_inputs);

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/model/cast.h"
-#include "kernels/products/gemm.h"
+#include "kernels/products/gemm_in_terms.h"
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/gram_loss.h"
 #include "kernels/statistics/squared_error.h"
@@ -22,8 +22,9 @@ double output_error(Exec& ex, const Tensor& w, const Tensor& q, const RowQuant& 
   Tensor x = ex.alloc(DType::f32, sample.shape());
   cast(ex, sample, x);
   const Tensor full = ex.alloc(DType::f32, {x.rows(), w.rows()}), rounded = ex.alloc(DType::f32, full.shape());
-  gemm(ex, x, w, {}, full);
-  rounded_gemm(ex, x, rounding, q, {}, rounded);
+  gemm_in_terms(ex, x, w, full);
+  round_rows(ex, x, rounding, x);
+  gemm_in_terms(ex, x, q, rounded);
   const Tensor rows = ex.alloc(DType::f64, {x.rows()});
   squared_error(ex, full, {}, rows);
   const double signal = sum_of(ex, rows);

@@ -33,6 +33,10 @@ class Phases {
     spans_.push_back({&seconds_[phase], begin, ex_.mark()});
     peaks_[phase] = std::max(peaks_[phase], ex_.peak_bytes());
   }
+  // Inside such work: what others held beside the Exec while it ran.
+  void also_held(const std::string& phase, int64_t bytes) {
+    peaks_[phase] = std::max(peaks_[phase], ex_.peak_bytes() + bytes);
+  }
   // Waits for the device and counts what has been timed so far.
   void settle() {
     for (const Span& s : spans_) *s.seconds += ex_.elapsed_ms(s.begin, s.end) / 1e3;

@@ -48,6 +48,10 @@ void say_what_is_kept(std::exception_ptr what, const Journal& journal, const Mod
 }
 
 std::string keep_less(MemoryPlan& m) {
+  if (m.lanes > 1) {
+    m.lanes = 1;
+    return "experts solved one after the other";
+  }
   if (m.beside > 0) {
     m.slot = m.beside = 0;
     return "no copies beside the computation";

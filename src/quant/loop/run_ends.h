@@ -13,9 +13,9 @@ namespace fewbit {
 // kept and the command that goes on with them.
 [[noreturn]] void say_what_is_kept(std::exception_ptr what, const Journal&, const ModelSpec&);
 
-// A plan of the same products that keeps less in memory: states leave the device, what can be computed again is,
-// experts are looked at one after the other, states leave the host. Says in words what it has changed; "" where nothing
-// is left.
+// A plan of the same products that keeps less in memory: experts are solved one after the other, states leave the
+// device, what can be computed again is, experts are looked at one after the other, states leave the host. Says in
+// words what it has changed; "" where nothing is left.
 std::string keep_less(MemoryPlan&);
 
 }  // namespace fewbit

@@ -1,13 +1,10 @@
 #include "src/quant/output/out_shards.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
-#include "formats/kv_scales.h"
 #include "src/core/file_io.h"
 #include "src/core/inline_parallel.h"
-#include "src/core/strings.h"
 #include "src/model/checkpoint_parts.h"
 
 namespace fewbit {
@@ -15,17 +12,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string stem(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.') + 1); }
-
 int64_t bytes_in(const TensorInfo& t) { return t.shape.numel() * bytes_of(t.dtype); }
-
-// What a file must hold to end for its digest's sake: a fifth of a second of one.
-constexpr int64_t kWorthAFile = int64_t{256} << 20;
 
 }  // namespace
 
 void remove_all_but_shards(const Journal& journal) {
-  std::set<fs::path> shards;
+  std::set<fs::path> shards = journal.files_of_ranges();
   for (int64_t k = 0; k < journal.shards(); ++k) shards.insert(journal.shard_file(k));
   std::vector<fs::path> others;
   std::error_code ec;
@@ -39,7 +31,9 @@ OutShards::OutShards(const Checkpoint& c, const QuantPlan& plan, Journal& journa
       journal_(journal),
       shard_bytes_(shard_bytes),
       of_model_(static_cast<size_t>(c.spec.layers) + 2),
-      stacked_(plan.format->stacked) {
+      stacked_(plan.format->stacked),
+      codes_last_(codes_come_last(plan)),
+      full_(journal.shards()) {
   std::set<std::string> replaced;
   for (const PlannedLinear& p : plan.linears)
     if (!p.keep) replaced.insert(p.linear.name);
@@ -49,110 +43,108 @@ OutShards::OutShards(const Checkpoint& c, const QuantPlan& plan, Journal& journa
   for (int64_t k = 0; k < journal.shards(); ++k)
     for (const auto& [name, info] : container_safetensors.open(journal.shard_file(k)).tensors) written_.insert(name);
   foresee(plan);
+  for (size_t shard = 0; shard < foreseen_.size(); ++shard)
+    for (const TensorInfo& t : foreseen_[shard]) place_of_.emplace(t.name, Foreseen{static_cast<int64_t>(shard), &t});
+  go_on();
+  if (!place_of_.empty())
+    journal_.place_blocks_by(
+        [this](int64_t layer, const std::vector<NamedTensor>& tensors) { return place(layer, tensors); });
 }
 
-// Unit 0 stands in front of the blocks, unit 1 + n is block n, and the last one comes behind them.
-int64_t OutShards::unit_of(const std::string& tensor) const {
-  const ModelSpec& spec = ckpt_.spec;
-  if (starts_with(tensor, spec.block_prefix)) {
-    int64_t layer = -1;
-    const char* end = tensor.data() + tensor.size();
-    const auto [rest, error] = std::from_chars(tensor.data() + spec.block_prefix.size(), end, layer);
-    if (error == std::errc() && rest != end && *rest == '.' && layer >= 0 && layer < spec.layers) return 1 + layer;
-  }
-  const bool head = !spec.tied() && starts_with(tensor, stem(spec.lm_head));
-  return head || starts_with(tensor, stem(spec.final_norm)) ? 1 + spec.layers : 0;
-}
-
-// Whether a file with so many bytes ends in front of the unit that comes, for its digest's sake.
-bool OutShards::ends_before(int64_t unit, int64_t bytes) const {
-  if (bytes < kWorthAFile) return false;
-  if (unit <= ckpt_.spec.layers) {
-    int64_t block = unit - 1;
-    while (block >= 10 && block % 10 == 0) block /= 10;
-    return unit > 10 && block == 1;
-  }
-  int64_t own = 0;
-  for (const TensorInfo* info : of_model_.back()) own += bytes_in(*info);
-  return own >= kWorthAFile;
-}
-
-// The tensors of every shard, by the rule of take(). Experts that are stacked are not foreseen, nor is a vector that a
-// transform stores in another type.
-void OutShards::foresee(const QuantPlan& plan) {
-  if (stacked_) return;
-  const ModelSpec& spec = ckpt_.spec;
-  std::vector<std::map<std::string, TensorInfo>> units(of_model_.size());
-  const auto add = [&](int64_t unit, TensorInfo info) {
-    info.bytes = bytes_in(info);
-    units[static_cast<size_t>(unit)].emplace(info.name, std::move(info));
-  };
-  for (const PlannedLinear& p : plan.linears) {
-    if (p.keep || !p.packing) continue;
-    const NamedLinear& l = p.linear;
-    const bool full = p.recipe.act_order == ActOrder::full;
-    for (const TensorPlan& t : p.packing->tensors(p.recipe.spec, l.out, l.in, full))
-      add(1 + (l.layer == kOutsideBlocks ? spec.layers : l.layer),
-          {.name = l.name + '.' + t.suffix, .dtype = t.dtype, .shape = t.shape});
-  }
-  for (int64_t layer = 0; plan.fp8_kv_cache && layer < spec.layers; ++layer)
-    if (own_attention_of(spec.block(layer)))
-      for (const NamedTensor& t :
-           kv_scale_tensors(spec.prefix(layer) + attention_module(spec.block(layer)), {.k = {1}, .v = {1}}))
-        add(1 + layer, {.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape()});
-  for (size_t unit = 0; unit < units.size(); ++unit)
-    for (const TensorInfo* info : of_model_[unit]) add(static_cast<int64_t>(unit), *info);
-  std::set<std::string> seen;
-  int64_t bytes = 0;
-  foreseen_.emplace_back();
-  const auto next = [&] {
-    foreseen_.emplace_back();
-    bytes = 0;
-  };
-  for (size_t unit = 0; unit < units.size(); ++unit) {
-    if (ends_before(static_cast<int64_t>(unit), bytes)) next();
-    for (auto& [name, info] : units[unit]) {
-      if (!seen.insert(name).second) continue;
-      if (!foreseen_.back().empty() && bytes + info.bytes > shard_bytes_) next();
-      bytes += info.bytes;
-      foreseen_.back().push_back(std::move(info));
+// What blocks of an earlier run lie in is gone on with where it was begun as this run would, else set aside.
+void OutShards::go_on() {
+  std::error_code ec;
+  fs::create_directories(journal_.dir() / kBuilt, ec);
+  remove_all_but_shards(journal_);
+  std::map<int64_t, TensorDigests> there;
+  const int64_t sealed = journal_.sealed_blocks();
+  for (int64_t layer = 0; layer < sealed; ++layer)
+    for (const SealedRange& r : journal_.ranges(layer))
+      if (r.shard >= journal_.shards()) there[r.shard].emplace(r.tensor, r.digest);
+  for (auto& [shard, digests] : there) {
+    with_blocks_.insert(shard);
+    const fs::path file = journal_.shard_file(shard);
+    const bool kept = journal_.file_of_ranges(shard) == file;
+    std::optional<OpenShard> open;
+    if (kept && shard < static_cast<int64_t>(foreseen_.size()))
+      open = OpenShard::go_on(file, foreseen_[static_cast<size_t>(shard)], std::move(digests));
+    if (open) {
+      open_.emplace(shard, std::make_shared<OpenShard>(*std::move(open)));
+      continue;
     }
+    otherwise_ = true;
+    if (kept && fs::exists(file, ec)) journal_.set_aside(shard);
+  }
+  for (int64_t layer = journal_.covered_blocks(); layer < sealed; ++layer) {
+    std::vector<TensorInfo> tensors;
+    const SealedRanges ranges = journal_.ranges(layer);
+    for (const SealedRange& r : ranges)
+      if (open_.count(r.shard) || r.shard < journal_.shards())
+        if (const auto at = place_of_.find(r.tensor); at != place_of_.end() && at->second.shard == r.shard)
+          tensors.push_back(*at->second.tensor);
+    if (!ranges.empty() && tensors.size() == ranges.size()) placed_.emplace(layer, std::move(tensors));
   }
 }
 
-// The shard of that number where it was foreseen with this tensor, which it does not have yet.
-OpenShard* OutShards::foreseen(int64_t shard, const TensorInfo& t) {
-  if (shard < journal_.shards() || shard >= static_cast<int64_t>(foreseen_.size())) return nullptr;
-  const std::vector<TensorInfo>& all = foreseen_[static_cast<size_t>(shard)];
-  auto it = open_.find(shard);
-  if (it == open_.end()) {
-    if (std::none_of(all.begin(), all.end(), [&](const TensorInfo& i) { return i.name == t.name; })) return nullptr;
-    it = open_.emplace(shard, OpenShard(journal_.shard_file(shard), all)).first;
+// Puts a block's tensors where they will stay. Called by whoever seals it.
+std::optional<SealedRanges> OutShards::place(int64_t layer, const std::vector<NamedTensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  std::vector<Shard> to;
+  SealedRanges ranges;
+  {
+    const std::lock_guard lock(guard_);
+    for (const NamedTensor& t : tensors) {
+      const auto at = place_of_.find(t.name);
+      if (otherwise_ || at == place_of_.end()) return std::nullopt;
+      infos.push_back({.name = t.name, .dtype = t.tensor.dtype(), .shape = t.tensor.shape()});
+      infos.back().bytes = bytes_in(infos.back());
+      to.push_back(foreseen(at->second.shard, infos.back()));
+      if (!to.back()) return std::nullopt;
+      ranges.push_back({.shard = at->second.shard, .tensor = t.name, .digest = ""});
+    }
+    for (const SealedRange& r : ranges) with_blocks_.insert(r.shard);
   }
-  return it->second.wants(t) ? &it->second : nullptr;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    ranges[i].digest = to[i]->put_in_passing(tensors[i].name, tensors[i].tensor);
+  const std::lock_guard lock(guard_);
+  placed_.emplace(layer, std::move(infos));
+  return ranges;
+}
+
+// The shard of that number where it was foreseen with this tensor, which it does not have yet. Under `guard_`.
+OutShards::Shard OutShards::foreseen(int64_t shard, const TensorInfo& t) {
+  const auto at = place_of_.find(t.name);
+  if (otherwise_ || at == place_of_.end() || at->second.shard != shard || shard < full_) return nullptr;
+  auto it = open_.find(shard);
+  if (it == open_.end())
+    it = open_
+             .emplace(shard,
+                      std::make_shared<OpenShard>(journal_.shard_file(shard), foreseen_[static_cast<size_t>(shard)]))
+             .first;
+  return it->second->wants(t) ? it->second : nullptr;
 }
 
 // What stands in front of the blocks, and behind them what is the model's own.
 void OutShards::begin() {
-  std::error_code ec;
-  fs::create_directories(journal_.dir() / kBuilt, ec);
-  remove_all_but_shards(journal_);
   // The last file is the head's where it holds nothing of a block: it is filled beside the others.
   const auto last = static_cast<int64_t>(foreseen_.size()) - 1;
   const std::vector<const TensorInfo*>& own = of_model_.back();
-  if (last > journal_.shards() && !own.empty() && foreseen_.back().size() == own.size() && foreseen(last, *own.front()))
-    fill_own(last, own);
+  const auto of_own = [this](const TensorInfo& info) -> Shard {
+    const std::lock_guard lock(guard_);
+    const auto at = place_of_.find(info.name);
+    return at == place_of_.end() || at->second.shard == own_shard_ ? nullptr : foreseen(at->second.shard, info);
+  };
+  if (last > journal_.shards() && !own.empty() && foreseen_.back().size() == own.size())
+    if (Shard open = of_own(*own.front())) fill_own(last, std::move(open), own);
   take(next_++);
   Blocks none;
   for (const TensorInfo* info : own)
-    for (int64_t shard = 0; shard < static_cast<int64_t>(foreseen_.size()); ++shard)
-      if (shard != own_shard_)
-        if (OpenShard* open = foreseen(shard, *info)) put(*open, {*info, kModel}, none);
+    if (const Shard open = of_own(*info)) put(*open, {*info, kModel}, none);
 }
 
-void OutShards::fill_own(int64_t shard, std::vector<const TensorInfo*> own) {
+void OutShards::fill_own(int64_t shard, Shard to, std::vector<const TensorInfo*> own) {
   own_shard_ = shard;
-  own_ = std::async(std::launch::async, [this, open = &open_.at(shard), own = std::move(own)] {
+  own_ = std::async(std::launch::async, [this, open = std::move(to), own = std::move(own)] {
     const InlineParallel alone;
     Blocks none;
     for (const TensorInfo* info : own)
@@ -169,6 +161,7 @@ void OutShards::wait_for_own() {
 void OutShards::advance(int64_t sealed) {
   if (next_ == 0) begin();
   while (next_ <= ckpt_.spec.layers && next_ <= sealed) take(next_++);
+  journal_.make_safe_in_time();
 }
 
 void OutShards::take(int64_t unit) {
@@ -177,10 +170,11 @@ void OutShards::take(int64_t unit) {
   if (unit > 0 && block < journal_.covered_blocks()) return;
   if (ends_before(unit, waiting_bytes_)) write(block);
   Blocks blocks;
-  if (unit > 0 && (block < ckpt_.spec.layers || journal_.sealed(block))) {
-    blocks.emplace(block, journal_.open_block(block));
-    for (const auto& [name, info] : blocks.at(block).tensors) tensors.emplace(name, Waiting{info, block});
-  }
+  if (unit > 0 && (block < ckpt_.spec.layers || journal_.sealed(block)))
+    for (TensorInfo& info : tensors_of(block, blocks)) {
+      const std::string name = info.name;
+      tensors.emplace(name, Waiting{std::move(info), block});
+    }
   for (const TensorInfo* info : of_model_[static_cast<size_t>(unit)])
     tensors.emplace(info->name, Waiting{*info, kModel});
   if (stacked_ && unit > 0 && block < ckpt_.spec.layers) stack(block, tensors);
@@ -189,9 +183,37 @@ void OutShards::take(int64_t unit) {
     t.info.bytes = bytes_in(t.info);
     if (!waiting_.empty() && waiting_bytes_ + t.info.bytes > shard_bytes_) write(std::max<int64_t>(0, block));
     waiting_bytes_ += t.info.bytes;
-    if (OpenShard* open = foreseen(journal_.shards(), t.info)) put(*open, t, blocks);
+    Shard open;
+    {
+      const std::lock_guard lock(guard_);
+      open = foreseen(journal_.shards(), t.info);
+    }
+    if (open) put(*open, t, blocks);
     waiting_.push_back(std::move(t));
   }
+  catch_up();
+}
+
+// The tensors of a sealed block, which is opened unless it lies in shards that are open.
+std::vector<TensorInfo> OutShards::tensors_of(int64_t block, Blocks& blocks) {
+  {
+    const std::lock_guard lock(guard_);
+    if (const auto placed = placed_.find(block); placed != placed_.end()) return placed->second;
+  }
+  std::vector<TensorInfo> all;
+  for (const auto& [name, info] : blocks.emplace(block, journal_.open_block(block)).first->second.tensors)
+    all.push_back(info);
+  return all;
+}
+
+// Tensors that blocks were put into the next shard with are not in its digest yet.
+void OutShards::catch_up() {
+  Shard next;
+  {
+    const std::lock_guard lock(guard_);
+    if (const auto it = open_.find(journal_.shards()); it != open_.end()) next = it->second;
+  }
+  if (next) next->catch_up();
 }
 
 // Puts a layer's experts into their stacks.
@@ -230,26 +252,38 @@ void OutShards::put(OpenShard& shard, const Waiting& w, Blocks& blocks) const {
   from.files[static_cast<size_t>(at.file)].forget(at.begin, at.bytes);
 }
 
+// The shard of that number with these tensors. One that was foreseen otherwise is set aside where blocks lie in it.
+OutShards::Shard OutShards::begun_for(int64_t number, const std::vector<TensorInfo>& infos) {
+  const std::lock_guard lock(guard_);
+  if (const auto it = open_.find(number); it != open_.end()) {
+    if (it->second->holds(infos)) return it->second;
+    open_.erase(it);
+    otherwise_ = true;
+    if (with_blocks_.count(number)) journal_.set_aside(number);
+  }
+  return open_.emplace(number, std::make_shared<OpenShard>(journal_.shard_file(number), infos)).first->second;
+}
+
 // What waits becomes a shard. The first `covered` blocks have nothing that is not in shards then.
 void OutShards::write(int64_t covered) {
   const int64_t number = journal_.shards();
   if (number == own_shard_) wait_for_own();
+  WrittenFile written;
   std::vector<TensorInfo> infos;
   infos.reserve(waiting_.size());
   for (const Waiting& w : waiting_) infos.push_back(w.info);
-  auto it = open_.find(number);
-  if (it != open_.end() && !it->second.holds(infos)) {
-    open_.erase(it);
-    it = open_.end();
-  }
-  if (it == open_.end()) it = open_.emplace(number, OpenShard(journal_.shard_file(number), infos)).first;
   {
+    const Shard shard = begun_for(number, infos);
     Blocks blocks;  // closed before their files go, or their room would stay taken
     for (const Waiting& w : waiting_)
-      if (it->second.wants(w.info)) put(it->second, w, blocks);
+      if (shard->wants(w.info)) put(*shard, w, blocks);
+    written = shard->finish();
   }
-  WrittenFile written = it->second.finish();
-  open_.erase(it);
+  {
+    const std::lock_guard lock(guard_);
+    open_.erase(number);
+    full_ = number + 1;
+  }
   waiting_.clear();
   waiting_bytes_ = 0;
   journal_.seal_shard(covered, std::move(written));
@@ -262,6 +296,7 @@ void OutShards::finish() {
   if (!waiting_.empty() || journal_.shards() == 0) write(journal_.sealed_blocks());
   for (const auto& [shard, foreseen] : open_) fs::remove(journal_.shard_file(shard));  // that there is not after all
   open_.clear();
+  remove_all_but_shards(journal_);
   int64_t total = 0;
   std::vector<ShardNames> names;
   for (int64_t k = 0; k < journal_.shards(); ++k) {

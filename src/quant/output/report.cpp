@@ -162,6 +162,7 @@ std::string to_json(const QuantReport& r) {
 
 Json json_of(const DiskPlan& d) {
   Json j = {{"needs", Json::array()}, {"refusal", d.refusal}};
+  j["blocks_in_out"] = d.blocks_in_out;
   for (const DiskNeed& n : d.needs)
     j["needs"].push_back({{"folder", n.folder.string()}, {"what", n.what}, {"bytes", n.bytes}, {"free_bytes", n.free}});
   return j;

@@ -35,16 +35,23 @@ int64_t free_bytes(const fs::path& folder) {
   return ec ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(space.available);
 }
 
-// Of the files in a folder and below it.
+// What the files in a folder and below it take; a file that has its length from the start may be half empty.
 int64_t bytes_below(const fs::path& folder) {
   int64_t bytes = 0;
   std::error_code ec;
-  for (fs::recursive_directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
-    if (it->is_regular_file(ec)) bytes += static_cast<int64_t>(it->file_size(ec));
+  for (fs::recursive_directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+    struct stat st {};
+    if (::lstat(it->path().c_str(), &st) == 0 && S_ISREG(st.st_mode))
+      bytes += std::min<int64_t>(st.st_size, int64_t{st.st_blocks} * 512);
+  }
   return bytes;
 }
 
 }  // namespace
+
+bool blocks_lie_in_out(const QuantPlan& plan, bool routers) {
+  return !plan.format->gguf && !plan.format->stacked && (plan.transforms.empty() || !routers);
+}
 
 int64_t peak_out_bytes(const QuantPlan& plan, const DiskJob& job) {
   // Headers of safetensors, records of the journal, report and card grow with OUT, and have a floor.
@@ -56,12 +63,14 @@ int64_t peak_out_bytes(const QuantPlan& plan, const DiskJob& job) {
       packed += p.out_bytes;
       largest = std::max(largest, of_block[p.linear.layer] += p.out_bytes);
     }
+  if (blocks_lie_in_out(plan, job.routers)) return whole;
   if (plan.format->gguf) return whole + packed;
   return whole + std::min(packed, job.shard_bytes + largest);
 }
 
 DiskPlan plan_disk(const QuantPlan& plan, const DiskJob& job) {
   DiskPlan disk;
+  disk.blocks_in_out = blocks_lie_in_out(plan, job.routers);
   const auto need = [&](const fs::path& where, const char* what, int64_t bytes) {
     if (bytes <= 0) return;
     const fs::path folder = existing(where);
@@ -89,7 +98,10 @@ DiskPlan plan_disk(const QuantPlan& plan, const DiskJob& job) {
 std::string disk_lines(const DiskPlan& disk) {
   std::string s;
   for (const DiskNeed& n : disk.needs)
-    s += fmt::format("disk at its peak: {} for {}, of {} free at {}\n", human_bytes(n.bytes), n.what,
+    s += fmt::format("disk at its peak: {} for {}{}, of {} free at {}\n", human_bytes(n.bytes), n.what,
+                     !starts_with(n.what, "OUT") ? ""
+                     : disk.blocks_in_out        ? ", where blocks are sealed in place"
+                                                 : " and blocks that wait for their place in it",
                      human_bytes(n.free), n.folder.string());
   return disk.refusal.empty() ? s : s + "refused: " + disk.refusal + "\n";
 }

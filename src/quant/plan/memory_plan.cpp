@@ -1,24 +1,24 @@
 #include "src/quant/plan/memory_plan.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 
 #include "kernels/statistics/gram_lanes.h"
 #include "src/calib/cuts.h"
+#include "src/calib/lanes.h"
 #include "src/calib/row_cutter.h"
 #include "src/core/parallel.h"
-#include "src/core/strings.h"
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
 #include "src/quant/loop/background.h"
 #include "src/quant/loop/learned_rounding.h"
+#include "src/quant/plan/memory_refusal.h"
 #include "src/quant/plan/method_bytes.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/waves.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -150,7 +150,8 @@ class Estimate {
       reach("observe",
             table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], waves));
       const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
-      reach("quantize", table + loaded + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]));
+      reach("quantize", table + loaded + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]) +
+                            lanes_bytes(layer, ops[i], waves));
       base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
       if (!learning) held = base;
       if (moe && waves.weights)
@@ -253,6 +254,12 @@ class Estimate {
       }
     return most;
   }
+  // What the other lanes need besides one, and the weights of experts that wait for a lane.
+  int64_t lanes_bytes(int64_t layer, const BlockOp& op, const Waves& waves) const {
+    const auto* m = std::get_if<Moe>(&op);
+    if (!m || waves.lanes == 1) return 0;
+    return (waves.lanes - 1) * work_bytes(layer, op) + waves.lanes * (kLaneBytes + 2 * 4 * wide_weights(*m));
+  }
   int64_t largest_alone(int64_t layer) const {
     int64_t most = 0;
     for (const PlannedLinear& p : plan_.linears)
@@ -307,36 +314,19 @@ class Estimate {
   int ranks_;
 };
 
-PhaseMemory largest(const std::vector<PhaseMemory>& phases, bool device) {
-  PhaseMemory most;
-  for (const PhaseMemory& p : phases)
-    if ((device ? p.device : p.host) > (device ? most.device : most.host)) most = p;
-  return most;
-}
-
-// Without a GPU all memory is the host's.
-void on_one_machine(std::vector<PhaseMemory>& phases) {
-  for (PhaseMemory& p : phases) {
-    p.host += p.device;
-    p.device = 0;
+// As many lanes as half of the device has room for, or as cost nothing at the peak.
+void add_lanes(MemoryPlan& m, const Estimate& estimate, const PlanOptions& o, bool wanted) {
+  if (!wanted || !o.on_gpu || o.ranks > 1 || m.experts_in_waves) return;
+  for (int lanes = kMostLanes; lanes > 1; lanes /= 2) {
+    std::vector<PhaseMemory> phases =
+        estimate.phases({.at_once = m.experts_at_once, .weights = false, .lanes = lanes}, m.stored);
+    const int64_t device = largest(phases, true).device + kDeviceLibraries;
+    if (device > std::max(m.least_device, o.limits.device / 2)) continue;
+    m.lanes = lanes;
+    m.phases = std::move(phases);
+    m.least_device = device;
+    return;
   }
-}
-
-std::string refusal_of(const MemoryPlan& m, const PlanOptions& o) {
-  const PhaseMemory device = largest(m.phases, true), host = largest(m.phases, false);
-  const auto line = [&](const PhaseMemory& p, const char* what, const char* flag, int64_t needs, int64_t may,
-                        const std::string& by) {
-    return fmt::format(
-        "this run needs {} of {} memory at its least (phase {} of block {}) and may use {}{}; give it {} {}MiB "
-        "or more, on a machine that has it",
-        human_bytes(needs), what, p.phase, p.layer, human_bytes(may), by.empty() ? "" : " (" + by + ")", flag,
-        (needs >> 20) + 1);
-  };
-  if (o.on_gpu && m.least_device > o.limits.device)
-    return line(device, "GPU", "--max-gpu-memory", m.least_device, o.limits.device, "");
-  if (m.least_host > o.limits.host)
-    return line(host, "host", "--max-host-memory", m.least_host, o.limits.host, o.limits.host_name);
-  return "";
 }
 
 }  // namespace
@@ -360,7 +350,8 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
     m.least_host = largest(m.phases, false).host;
     if (m.least_device <= o.limits.device && m.least_host <= o.limits.host) break;
   }
-  m.refusal = refusal_of(m, o);
+  add_lanes(m, estimate, o, plan.calibrates() && has_moe(c.spec));
+  m.refusal = memory_refusal(m, o);
   m.room.device = o.on_gpu ? left(o.limits.device, m.least_device) : 0;
   m.room.host = left(o.limits.host, m.least_host);
   const auto fits = [&](int64_t states) {

@@ -57,6 +57,7 @@ struct MemoryPlan {
   std::vector<StopChoice> stops{};         // where rates were measured: what decided `stored`
   int experts_at_once = 1;                 // experts of a mixture whose statistics are held side by side
   bool experts_in_waves = false;           // their weights too, those of no others
+  int lanes = 1;                           // experts of a mixture that a GPU solves side by side
   // Copies beside the computation take so much of the device, where it has room: slots of the largest stored weight on
   // their way in, codes on their way out. 0: everything is copied when it is its turn.
   int64_t slot = 0, beside = 0;

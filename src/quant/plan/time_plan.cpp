@@ -5,8 +5,10 @@
 #include "src/calib/cuts.h"
 #include "src/model/absorb.h"
 #include "src/quant/loop/learned_rounding.h"
+#include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/rates.h"
+#include "src/run/moe.h"
 
 namespace fewbit {
 namespace {
@@ -178,8 +180,9 @@ class Times {
     }
   }
 
-  // Sealed blocks are written and hashed, and written once more into the checkpoint, whose files get their SHA-256.
-  // What is not quantized stands behind the codes of its file: that is hashed when all else is done.
+  // Sealed blocks are written and hashed where they stay, or in files of their own and once more into the checkpoint,
+  // whose files get their SHA-256. What is not quantized stands behind the codes of its file: that is hashed when all
+  // else is done.
   void write() {
     double sealed = 0, quantized = 0;
     for (const PlannedLinear& p : plan_.linears)
@@ -187,11 +190,12 @@ class Times {
         sealed += wide(p.out_bytes);
         if (!is_end(p.linear)) quantized += wide(p.out_bytes);
       }
-    // Of each block its file, two folders and the record; of OUT its files and folders.
+    // Of each block that has one its file, two folders and the record; of OUT its files and folders.
     constexpr int kSyncsOfBlock = 4, kSyncsOfOut = 12;
     const ByteRates& r = rates_.bytes;
-    sealing_ = r.sync * wide(kSyncsOfBlock * spec_.layers) + sealed * (r.write + r.digest);
-    filling_ = wide(plan_.out_bytes) * r.write + quantized * r.sha256;
+    const bool in_place = blocks_lie_in_out(plan_, has_moe(spec_));
+    sealing_ = sealed * (r.write + r.digest) + (in_place ? 0 : r.sync * wide(kSyncsOfBlock * spec_.layers));
+    filling_ = (wide(plan_.out_bytes) - (in_place ? sealed : 0)) * r.write + quantized * r.sha256;
     t_.phases["write"] +=
         sealing_ + filling_ + r.sync * kSyncsOfOut + std::max(0.0, wide(plan_.out_bytes) - quantized) * r.sha256;
   }

@@ -13,6 +13,7 @@ struct QuantPlan;
 struct Waves {
   int at_once = 1;
   bool weights = false;
+  int lanes = 1;  // experts that are solved side by side
   int experts(const Moe& m) const { return std::min(at_once, m.experts); }
 };
 // From what is fastest to what takes the least memory: many experts at a time, with the weights of all or, where that

@@ -10,7 +10,7 @@
 #include "kernels/exec/upload.h"
 #include "kernels/model/cast.h"
 #include "kernels/products/bytes/quantize_rows.h"
-#include "kernels/products/gemm.h"
+#include "kernels/products/gemm_in_terms.h"
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/statistics/column_stats.h"
 #include "kernels/statistics/squared_error.h"
@@ -127,12 +127,13 @@ class Search {
 
   void prepare() {
     split_sample();
+    absmax_ = ex_.to_host(stats_.absmax);
     importance_ = ex_.alloc(DType::f32, {x_.cols()});
     diagonal(ex_, stats_.input.gram, importance_);
     const Tensor rows = ex_.alloc(DType::f64, {x_.rows()});
     for (Consumer& c : consumers_) {
       c.exact = ex_.alloc(DType::f32, {x_.rows(), c.weight.rows()});
-      gemm(ex_, x_, c.weight, {}, c.exact);
+      gemm_in_terms(ex_, x_, c.weight, c.exact);
       squared_error(ex_, c.exact, {}, rows);
       c.energy = sum_of(ex_, rows);
     }
@@ -145,9 +146,11 @@ class Search {
     Features squared(inverse);
     for (float& x : squared) x *= x;
     const Tensor columns = upload(ex_, wide);
-    Tensor x = copied(x_), h = copied(importance_);
+    Tensor x = copied(x_), h = copied(importance_), rounded;
+    std::optional<RowQuant> rounded_by;
     scale_columns(ex_, upload(ex_, inverse), x);
     scale_columns(ex_, upload(ex_, squared), h.view().reshaped({1, h.numel()}));
+    const double fixed = static_scale(inverse);
     double sum = 0;
     for (const Consumer& c : consumers_) {
       if (!(c.energy > 0)) continue;
@@ -156,10 +159,13 @@ class Search {
       const ScaleRule rule = c.target.effort == Effort::reference ? ScaleRule::absmax : ScaleRule::diag_grid;
       const Tensor values = values_of(ex_, round_plain(ex_, w, h, c.target.spec, rule), c.target.spec);
       const Tensor y = ex_.alloc(DType::f32, c.exact.shape());
-      if (const std::optional<RowQuant> rounding = input_quant(c.target.spec, static_scale(inverse)))
-        rounded_gemm(ex_, x, *rounding, values, {}, y);
-      else
-        gemm(ex_, x, values, {}, y);
+      const std::optional<RowQuant> rounding = input_quant(c.target.spec, fixed);
+      if (rounding && !(rounded_by == rounding)) {
+        if (rounded.empty()) rounded = ex_.alloc(DType::f32, x.shape());
+        round_rows(ex_, x, *rounding, rounded);
+        rounded_by = rounding;
+      }
+      gemm_in_terms(ex_, rounding ? rounded : x, values, y);
       squared_error(ex_, c.exact, y, rows);
       sum += sum_of(ex_, rows) / c.energy;
     }
@@ -168,9 +174,8 @@ class Search {
 
   // What calibration would find for the divided input.
   double static_scale(const Features& inverse) const {
-    const Tensor host = ex_.to_host(stats_.absmax);
     float most = 0;
-    for (size_t j = 0; j < inverse.size(); ++j) most = std::max(most, host.as<float>()[j] * inverse[j]);
+    for (size_t j = 0; j < inverse.size(); ++j) most = std::max(most, absmax_.as<float>()[j] * inverse[j]);
     return most > 0 ? most / 127 : 1;
   }
 
@@ -187,6 +192,7 @@ class Search {
   const ActivationStats& stats_;
   std::vector<Consumer> consumers_;
   Features activation_, weight_;  // the largest magnitudes
+  Tensor absmax_{};               // [in] f32 on the host
   Tensor x_{}, importance_{};     // the tokens that judge, [n, in] f32, and the diagonal of the Gram matrix
   Tensor others_{};               // the rest of the sample, [n, in] f32
 };

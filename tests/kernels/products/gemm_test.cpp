@@ -1,6 +1,7 @@
 // Dense products and the general f32 product against sums in double.
 #include "kernels/products/gemm.h"
 
+#include "kernels/products/gemm_in_terms.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -41,6 +42,20 @@ FEWBIT_DEVICE_TEST(Gemm, MatchesTheDoubleProduct) {
           EXPECT_LE(error_of(ex, library, expected), limit)
               << "by the library, [" << s.rows << ", " << s.in << "] -> " << s.out;
         }
+}
+
+// More rows of w than are split at a time, too.
+FEWBIT_DEVICE_TEST(GemmInTerms, MatchesTheDoubleProduct) {
+  std::vector<ProductShape> shapes(std::begin(kProducts), std::end(kProducts));
+  shapes.push_back({.rows = 5, .in = 70, .out = kTermRows + 17});
+  for (const ProductShape& s : shapes) {
+    const Tensor x = random_normal(DType::f32, {s.rows, s.in}, 1), w = random_normal(DType::f32, {s.out, s.in}, 2);
+    const Tensor y = poisoned(ex, DType::f32, {s.rows, s.out});
+    gemm_in_terms(ex, ex.to_device(x), ex.to_device(w), y);
+    EXPECT_LE(error_of(ex, y, product(doubles(x), doubles(w), {}, s)),
+              ex.on_cuda() ? tol::kTermsProduct : tol::kF32Product)
+        << "[" << s.rows << ", " << s.in << "] -> " << s.out;
+  }
 }
 
 FEWBIT_DEVICE_TEST(Matmul, EveryTransposeWithGapsAlphaAndBeta) {

@@ -9,6 +9,7 @@
 #include "src/core/strings.h"
 #include "src/quant/journal/run_folder.h"
 #include "src/quant/output/companions.h"
+#include "src/run/moe.h"
 #include "tools/cli/ranks.h"
 
 namespace fewbit::cli {
@@ -60,12 +61,13 @@ MemoryLimits memory_limits(const LimitArgs& a, const Exec& ex) {
   return limits;
 }
 
-DiskPlan disk_of(const QuantPlan& plan, const QuantJob& job, const LimitArgs& a, const std::filesystem::path& model) {
+DiskPlan disk_of(const QuantPlan& plan, const QuantJob& job, const LimitArgs& a, const Checkpoint& c) {
   return plan_disk(plan, {.out = place_of(job.out),
                           .partial = job.resume ? partial_of(job.out) : std::filesystem::path(),
                           .scratch = a.scratch,
                           .shard_bytes = job.shard_bytes,
-                          .companions = companion_bytes(model)});
+                          .companions = companion_bytes(c.dir),
+                          .routers = has_moe(c.spec)});
 }
 
 std::string memory_table(const MemoryPlan& m, const MemoryLimits& limits, bool on_gpu) {

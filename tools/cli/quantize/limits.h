@@ -20,7 +20,7 @@ bool plans_for_gpu(const LimitArgs&, const Exec&);
 // does not exist or cannot be written.
 MemoryLimits memory_limits(const LimitArgs&, const Exec&);
 // What the run would take of the disk, and what is free.
-DiskPlan disk_of(const QuantPlan&, const QuantJob&, const LimitArgs&, const std::filesystem::path& model);
+DiskPlan disk_of(const QuantPlan&, const QuantJob&, const LimitArgs&, const Checkpoint&);
 // One line for each phase, then the peaks, the states and what lies on disk.
 std::string memory_table(const MemoryPlan&, const MemoryLimits&, bool on_gpu);
 

@@ -345,8 +345,8 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   ImatrixFiles imatrix(a.imatrix, c, plan);
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
     add_times(ex, c, options, job.out, plan);  // rates are those of one process
-  if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c.dir), job, !ex.on_cuda());
-  refuse_if_any(plan, disk_of(plan, job, a.limits, c.dir));
+  if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c), job, !ex.on_cuda());
+  refuse_if_any(plan, disk_of(plan, job, a.limits, c));
   claim(model, c, adapter, job, folder);
   imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();

@@ -1,0 +1,107 @@
+// BlockCoder, several linears at a time: a group's statistics and weights are brought by the thread of the block loop
+// in the order of the groups, a lane quantizes and measures its linears, and they are taken in that order again.
+#include <algorithm>
+
+#include "src/quant/loop/block_coder.h"
+
+namespace fewbit {
+
+// A group on its way. What a lane reads was allocated by the coder's Exec, and so was what it fills for the quantized
+// stream: memory goes back to the Exec that it is of, which must be the last that works on it. The lane's part is over
+// when `done` is. Codes are the lane's own; beside it only copies to the host read them, which are over when they go.
+struct BlockCoder::Dealt {
+  struct Item {
+    CodedLinear coded{};
+    Tensor weight{}, dense{};  // f32; of the type that runs, empty where nobody wants it
+    size_t stats = 0;          // of `seen`; its size: none
+    DenseLinear made{};
+  };
+  std::vector<Item> items{};
+  std::deque<InputStats> seen{};
+  float shared = 0;
+  std::future<void> done{};
+
+  ~Dealt() {
+    if (done.valid()) done.wait();
+  }
+};
+
+bool BlockCoder::beside(const std::vector<Group>& groups) const {
+  if (!lanes_ || restores() || learning_) return false;
+  for (const Group& g : groups)
+    for (const LinearDef& def : g.items) {
+      const PlannedLinear& p = plan_of(def);
+      if (!p.keep && (p.lossless || p.blocks || p.recipe.spec.turn)) return false;
+    }
+  return true;
+}
+
+std::unique_ptr<BlockCoder::Dealt> BlockCoder::deal(const Group& group, const std::map<std::string, Linear>* replaced) {
+  auto dealt = std::make_unique<Dealt>();
+  dealt->shared = shared_absmax(group.items);
+  std::optional<InputRounding> seen;
+  for (const LinearDef& def : group.items) {
+    const PlannedLinear& p = plan_of(def);
+    if (p.keep) continue;
+    if (job_.check_stop) job_.check_stop();
+    if (const InputRounding rounding = rounding_of(p.recipe.spec, p.recipe.percentile); seen != rounding) {
+      if (std::optional<InputStats> stats = group.observed(rounding)) dealt->seen.push_back(*std::move(stats));
+      seen = rounding;
+    }
+    const InputStats* stats = dealt->seen.empty() ? nullptr : &dealt->seen.back();
+    if (job_.observed && stats && !stats->gram.empty()) show_squares(p, *stats);
+    Dealt::Item& item = dealt->items.emplace_back();
+    item.coded = begin_record(def, p, stats);
+    item.weight = weight_of(p, group.loaded ? group.loaded(def) : ConstTensorView{});
+    item.stats = stats ? dealt->seen.size() - 1 : 0;
+    if (replaced && runs_) item.dense = ex_.alloc(job_.dtype, {p.linear.out, p.linear.in});
+  }
+  if (dealt->items.empty()) return dealt;
+  dealt->done = lanes_->give([this, d = dealt.get()](Exec& lane) {
+    for (Dealt::Item& item : d->items) {
+      const InputStats* stats = d->seen.empty() ? nullptr : &d->seen[item.stats];
+      const Stopwatch timer;
+      code(lane, item.coded, item.weight, stats, d->shared, RowShare::none());
+      measure_coded(lane, item.coded, item.weight, stats, RowShare::none());
+      need_finite(item.coded.record);
+      item.coded.record.seconds = timer.seconds();
+      if (item.dense.empty()) continue;
+      item.made = dense_of(lane, item.coded.linear, item.coded.there);
+      lane.copy(item.made.weight, item.dense);
+    }
+  });
+  return dealt;
+}
+
+void BlockCoder::take(Dealt& dealt, std::map<std::string, Linear>* replaced) {
+  if (dealt.items.empty()) return;
+  phases_.timed("quantize", [&] {
+    dealt.done.get();
+    phases_.also_held("quantize", lanes_->peak_bytes());
+  });
+  for (Dealt::Item& item : dealt.items) {
+    if (!item.dense.empty()) {
+      item.made.weight = std::move(item.dense);
+      replaced->emplace(item.coded.name, std::move(item.made));
+    }
+    take(std::move(item.coded), replaced);
+  }
+}
+
+void BlockCoder::quantize_beside(const std::vector<Group>& groups, std::map<std::string, Linear>* replaced) {
+  // One waits for each lane while that works.
+  const auto most = static_cast<size_t>(2 * lanes_->count());
+  std::deque<std::unique_ptr<Dealt>> on_their_way;
+  const auto take_first = [&] {
+    const std::unique_ptr<Dealt> first = std::move(on_their_way.front());
+    on_their_way.pop_front();
+    take(*first, replaced);
+  };
+  for (const Group& g : groups) {
+    while (on_their_way.size() >= most) take_first();
+    on_their_way.push_back(deal(g, replaced));
+  }
+  while (!on_their_way.empty()) take_first();
+}
+
+}  // namespace fewbit
