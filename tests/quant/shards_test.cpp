@@ -164,7 +164,9 @@ class RangesTest : public ShardsTest {
     for (int64_t i = 0; i < j.sealed_blocks(); ++i) {
       const CheckpointIndex index = j.open_block(i);
       const std::vector<NamedTensor> expected = block(i);
-      if (i >= j.covered_blocks()) EXPECT_EQ(index.tensors.size(), expected.size()) << i;
+      if (i >= j.covered_blocks()) {
+        EXPECT_EQ(index.tensors.size(), expected.size()) << i;
+      }
       for (const NamedTensor& t : expected)
         EXPECT_EQ(first_difference(index.view(index.tensors.at(t.name)), t.tensor), "") << t.name;
       EXPECT_EQ(j.records(i)[0].name, records_of(i)[0].name);
