@@ -131,6 +131,7 @@ std::vector<Hostile> no_template() {
       {"a million powers", "{{ 1" + repeated("**1", kMany) + " }}", "", true},
       {"a million conditions in a row", "{{ 1" + repeated(" if 1 else 1", kMany) + " }}"},
       {"a million conditions without else", "{{ 1" + repeated(" if 1", kMany) + " }}", "", true},
+      {"as many conditions without else as a file may have", "{{ 1" + repeated(" if 1", 200'000) + " }}", "deep"},
       {"a million sums", "{{ 1" + repeated("+1", kMany) + " }}", "", true},
       {"a million comparisons", "{{ 1" + repeated("<1", kMany) + " }}", "", true},
       {"a million ifs", repeated("{% if 1 %}", kMany), "deep"},

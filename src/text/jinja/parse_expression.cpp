@@ -36,6 +36,9 @@ std::string described(const Token& t) {
 void ExpressionParser::too_deep() {
   site_.refuse(fmt::format("tags and brackets are nested more than {} deep", kParseDepth));
 }
+void ExpressionParser::one_more_in_a_row(std::string_view what) {
+  if (++depth_ > kParseDepth) site_.refuse(fmt::format("more than {} {} in a row", kParseDepth, what));
+}
 Token ExpressionParser::next() {
   Token t = peek();
   if (at_ < tokens_.size() - 1) ++at_;
@@ -80,13 +83,16 @@ const Text* ExpressionParser::text(const std::string& bytes) {
 ExprPtr ExpressionParser::expression() {
   const Level level(*this);
   ExprPtr e = any_of();
+  const int before = depth_;
   while (accept_name("if")) {
+    one_more_in_a_row("conditions");
     ExprPtr c = make(Expr::Kind::conditional);
     c->args.push_back(std::move(e));
     c->args.push_back(any_of());
     c->args.push_back(accept_name("else") ? expression() : nullptr);
     e = std::move(c);
   }
+  depth_ = before;
   return e;
 }
 ExprPtr ExpressionParser::plain_expression() {
@@ -175,7 +181,7 @@ ExprPtr ExpressionParser::signed_value(bool with_filters) {
 ExprPtr ExpressionParser::filtered(ExprPtr e) {
   const int before = depth_;
   for (;;) {
-    if (++depth_ > kParseDepth) site_.refuse(fmt::format("more than {} filters in a row", kParseDepth));
+    one_more_in_a_row("filters");
     if (is_symbol("|")) {
       e = filters(std::move(e));
     } else if (is_name("is")) {
@@ -195,7 +201,7 @@ ExprPtr ExpressionParser::filtered(ExprPtr e) {
 ExprPtr ExpressionParser::filters(ExprPtr e, bool bar_read) {
   const int before = depth_;
   while (bar_read || accept("|")) {
-    if (++depth_ > kParseDepth) site_.refuse(fmt::format("more than {} filters in a row", kParseDepth));
+    one_more_in_a_row("filters");
     bar_read = false;
     ExprPtr filter = make(Expr::Kind::filter);
     const std::string word = name();

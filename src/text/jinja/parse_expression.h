@@ -65,6 +65,8 @@ class ExpressionParser {
     ExpressionParser& parser;
   };
   [[noreturn]] void too_deep();
+  // One level deeper for what stands in front of it, as in a|b|c: until whoever reads the row sets depth_ back.
+  void one_more_in_a_row(std::string_view what);
   ExprPtr any_of();
   ExprPtr all_of();
   ExprPtr negated();

@@ -147,7 +147,7 @@ ExprPtr ExpressionParser::target(std::string_view end, bool spaces) {
 ExprPtr ExpressionParser::postfix(ExprPtr e) {
   const int before = depth_;
   for (;;) {
-    if (++depth_ > kParseDepth) site_.refuse(fmt::format("more than {} subscripts in a row", kParseDepth));
+    one_more_in_a_row("subscripts");
     if (accept(".")) {
       const bool number_follows = is(Kind::integer);
       ExprPtr of = make(number_follows ? Expr::Kind::index : Expr::Kind::attribute);
