@@ -135,15 +135,17 @@ FEWBIT_TILE_TARGET void store_sums(const Sums& s, int64_t o, int64_t out, int64_
   }
 }
 
-FEWBIT_TILE_TARGET void make_tiles(const TileWeight& w, int64_t o, int64_t c0, int64_t c1, uint16_t* to) {
+// Those of outputs [o + i0, o + i1) of a block.
+FEWBIT_TILE_TARGET void make_tiles(const TileWeight& w, int64_t o, int64_t i0, int64_t i1, int64_t c0, int64_t c1,
+                                   uint16_t* to) {
   if (w.dense)
-    for (int64_t i = 0; i < kBlockOuts; ++i) {
+    for (int64_t i = i0; i < i1; ++i) {
       const auto* row = reinterpret_cast<const uint16_t*>(w.dense) + std::min(o + i, w.out - 1) * w.in;
       for (int64_t t = 0; t < (c1 - c0) / kTileCols; ++t)
         _mm512_store_si512(to + t * kWTile + i * kTileCols, _mm512_loadu_si512(row + c0 + t * kTileCols));
     }
   else
-    w.fill(o, 0, kBlockOuts, c0, c1, to);
+    w.fill(o, i0, i1, c0, c1, to);
   written();
 }
 
@@ -153,7 +155,7 @@ class BlockTiles {
  public:
   FEWBIT_TILE_TARGET BlockTiles(const TileWeight& w, int64_t o)
       : w_(w), o_(o), lies_(w.dense && o + kBlockOuts <= w.out) {
-    if (!lies_) make_tiles(w_, o_, 0, std::min(w_.in, kPanel), room_[0]);
+    if (!lies_) make_tiles(w_, o_, 0, kBlockOuts, 0, std::min(w_.in, kPanel), room_[0]);
   }
   int64_t stride() const { return lies_ ? w_.in * 2 : 64; }  // bytes from an output to the next
   FEWBIT_TILE_TARGET const uint16_t* at(int64_t t) const {
@@ -168,14 +170,9 @@ class BlockTiles {
   FEWBIT_TILE_TARGET void make_ahead(int64_t t) {
     const int64_t c = (t / kTiles + 1) * kPanel;
     if (lies_ || c >= w_.in) return;
-    if (w_.dense) {
-      if (t % kTiles == 0) make_tiles(w_, o_, c, std::min(w_.in, c + kPanel), room_[c / kPanel % 2]);
-      return;
-    }
     constexpr int64_t kSome = kBlockOuts / kTiles;
     const int64_t first = t % kTiles * kSome;
-    w_.fill(o_, first, first + kSome, c, std::min(w_.in, c + kPanel), room_[c / kPanel % 2]);
-    written();
+    make_tiles(w_, o_, first, first + kSome, c, std::min(w_.in, c + kPanel), room_[c / kPanel % 2]);
   }
 
  private:
@@ -201,6 +198,13 @@ FEWBIT_TILE_TARGET inline void multiply_tile(const uint16_t* a, int64_t stride, 
     _tile_dpbf16ps(1, 5, 6);
   }
 }
+FEWBIT_TILE_TARGET inline void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+// Sums begin at zero again then.
 FEWBIT_TILE_TARGET inline void store_tiles(float* to, int64_t stride, bool odd) {
   char* second = reinterpret_cast<char*>(to) + 16 * stride;
   if (odd) {
@@ -227,10 +231,7 @@ FEWBIT_TILE_TARGET void multiply_few(const TileWeight& w, const uint16_t* x, int
   const int64_t tiles = w.in / kTileCols, per_group = w.scales ? w.group / kTileCols : tiles;
   const int64_t stride = weight.stride(), sums_stride = 4 * (width == 1 ? 1 : kTileRows);
   std::fill_n(s.total, width == 1 ? kBlockOuts : kBlockOuts * kTileRows, 0.f);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  zero_sums();
   int64_t g = 0;
   for (int64_t t = 0; t < tiles; ++t) {
     multiply_tile(weight.at(t), stride, x + t * kTileCols * width, width, g % 2 != 0);
@@ -248,11 +249,8 @@ FEWBIT_TILE_TARGET void multiply_two(const TileWeight& w, const uint16_t* a, con
   const int64_t tiles = w.in / kTileCols, per_group = w.scales ? w.group / kTileCols : tiles;
   const uint16_t* second = x + tiles * kXTile;
   for (int i = 0; i < 2; ++i) std::fill_n(s[i].total, kBlockOuts * kTileRows, 0.f);
+  zero_sums();
   for (int64_t t = 0, g = 0; t < tiles; ++g) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
     for (const int64_t end = std::min(tiles, t + per_group); t < end; ++t) {
       _tile_loadd(6, x + t * kXTile, 64);
       _tile_loadd(4, a + t * kWTile, 64);
@@ -272,7 +270,7 @@ FEWBIT_TILE_TARGET void multiply_two(const TileWeight& w, const uint16_t* a, con
 // The tiles of a block of outputs for many rows.
 const uint16_t* block_tiles(const TileWeight& w, int64_t o) {
   uint16_t* room = aligned(scratch(Scratch::w, kBlockOuts * w.in / 2 + 16));
-  make_tiles(w, o, 0, w.in, room);
+  make_tiles(w, o, 0, kBlockOuts, 0, w.in, room);
   return room;
 }
 

@@ -289,8 +289,7 @@ CodedLinear BlockCoder::pass(const LinearDef& def, const PlannedLinear& p, const
 void BlockCoder::take(CodedLinear made, std::map<std::string, Linear>* replaced) {
   CodedLinear& coded = block_->coded.emplace_back(std::move(made));
   if (job_.coded) job_.coded(coded.record);
-  if (replaced && runs_ && !replaced->count(coded.name))
-    replaced->emplace(coded.name, dense_of(ex_, coded.linear, coded.there));
+  if (replaced && runs_) replaced->emplace(coded.name, dense_of(ex_, coded.linear, coded.there));
   if (!coded.linear.codes.empty()) coded.there = {};
   if (!learning_) pack(coded);
 }

@@ -12,8 +12,8 @@ namespace fewbit {
 struct BlockCoder::Dealt {
   struct Item {
     CodedLinear coded{};
-    Tensor weight{}, dense{};  // f32; of the type that runs, empty where nobody wants it
-    size_t stats = 0;          // of `seen`; its size: none
+    Tensor weight{}, dense{};           // f32; of the type that runs, empty where nobody wants it
+    const InputStats* stats = nullptr;  // of `seen`; null: the run does not calibrate
     DenseLinear made{};
   };
   std::vector<Item> items{};
@@ -53,16 +53,15 @@ std::unique_ptr<BlockCoder::Dealt> BlockCoder::deal(const Group& group, const st
     Dealt::Item& item = dealt->items.emplace_back();
     item.coded = begin_record(def, p, stats);
     item.weight = weight_of(p, group.loaded ? group.loaded(def) : ConstTensorView{});
-    item.stats = stats ? dealt->seen.size() - 1 : 0;
+    item.stats = stats;
     if (replaced && runs_) item.dense = ex_.alloc(job_.dtype, {p.linear.out, p.linear.in});
   }
   if (dealt->items.empty()) return dealt;
   dealt->done = lanes_->give([this, d = dealt.get()](Exec& lane) {
     for (Dealt::Item& item : d->items) {
-      const InputStats* stats = d->seen.empty() ? nullptr : &d->seen[item.stats];
       const Stopwatch timer;
-      code(lane, item.coded, item.weight, stats, d->shared, RowShare::none());
-      measure_coded(lane, item.coded, item.weight, stats, RowShare::none());
+      code(lane, item.coded, item.weight, item.stats, d->shared, RowShare::none());
+      measure_coded(lane, item.coded, item.weight, item.stats, RowShare::none());
       need_finite(item.coded.record);
       item.coded.record.seconds = timer.seconds();
       if (item.dense.empty()) continue;
@@ -84,13 +83,13 @@ void BlockCoder::take(Dealt& dealt, std::map<std::string, Linear>* replaced) {
       item.made.weight = std::move(item.dense);
       replaced->emplace(item.coded.name, std::move(item.made));
     }
-    take(std::move(item.coded), replaced);
+    take(std::move(item.coded), nullptr);  // what takes its place is there
   }
 }
 
 void BlockCoder::quantize_beside(const std::vector<Group>& groups, std::map<std::string, Linear>* replaced) {
   // One waits for each lane while that works.
-  const auto most = static_cast<size_t>(2 * lanes_->count());
+  const auto most = 2 * static_cast<size_t>(lanes_->count());
   std::deque<std::unique_ptr<Dealt>> on_their_way;
   const auto take_first = [&] {
     const std::unique_ptr<Dealt> first = std::move(on_their_way.front());

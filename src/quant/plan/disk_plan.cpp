@@ -56,6 +56,7 @@ bool blocks_lie_in_out(const QuantPlan& plan, bool routers) {
 int64_t peak_out_bytes(const QuantPlan& plan, const DiskJob& job) {
   // Headers of safetensors, records of the journal, report and card grow with OUT, and have a floor.
   const int64_t whole = plan.out_bytes + job.companions + plan.out_bytes / 256 + (int64_t{1} << 20);
+  if (blocks_lie_in_out(plan, job.routers)) return whole;
   std::map<int64_t, int64_t> of_block;
   int64_t packed = 0, largest = 0;
   for (const PlannedLinear& p : plan.linears)
@@ -63,7 +64,6 @@ int64_t peak_out_bytes(const QuantPlan& plan, const DiskJob& job) {
       packed += p.out_bytes;
       largest = std::max(largest, of_block[p.linear.layer] += p.out_bytes);
     }
-  if (blocks_lie_in_out(plan, job.routers)) return whole;
   if (plan.format->gguf) return whole + packed;
   return whole + std::min(packed, job.shard_bytes + largest);
 }
