@@ -61,6 +61,10 @@ std::string fewbit::cpu_bf16_products() {
   return "OpenBLAS";
 }
 
+fewbit::DType fewbit::usual_dtype(bool on_gpu) {
+  return on_gpu || cpu::tile_unit() != cpu::TileUnit::none ? DType::bf16 : DType::f32;
+}
+
 std::string fewbit::device_and_products(const std::string& device, bool on_cuda) {
   return on_cuda ? device : device + " with bf16 by " + cpu_bf16_products();
 }

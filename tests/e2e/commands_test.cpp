@@ -331,7 +331,7 @@ TEST_F(Commands, SelfCalibration) {
   const std::string self = " --calib self --samples 2 --seq-len 32 --effort quick --device cpu";
   done("quantize gptq " + kDemo + " out" + self);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
-  const ProcessResult r = run("quantize gptq " + kDemo + " other --max-host-memory 12MiB" + self);
+  const ProcessResult r = run("quantize gptq " + kDemo + " other --max-host-memory 6MiB" + self);
   EXPECT_EQ(r.exit_code, 1);
   EXPECT_NE(r.err.find("--calib builtin"), std::string::npos) << r.err;
 #if !defined(__SANITIZE_ADDRESS__)

@@ -46,7 +46,7 @@ TEST_F(GgufCommands, GptqCodesBecomeSimpleBlocks) {
 TEST_F(GgufCommands, GptqFillsBlocksWithScalesOfTheirOwn) {
   const std::string rule = " --device cpu --set '*.down_proj=format=gguf:iq4_xs'";
   // Of fewer tokens than a few times the inputs, error feedback learns the calibration text itself.
-  ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q3_k --samples 12 --seq-len 512" + rule).exit_code, 0);
+  ASSERT_EQ(run("quantize gptq " + kDemo + " out --format gguf:q3_k --samples 24 --seq-len 512" + rule).exit_code, 0);
   ASSERT_EQ(run("quantize rtn " + kDemo + " rtn --format gguf:q3_k" + rule).exit_code, 0);
   EXPECT_EQ(run("evaluate verify out --device cpu").exit_code, 0);
   const Json quantized = json("convert inspect out")["quantized"];

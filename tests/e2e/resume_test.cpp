@@ -215,8 +215,13 @@ TEST_F(OwnedRun, SaysWhatCannotBe) {
   EXPECT_EQ(bytes_of_file(dir / "foreign.partial/thesis.txt"), "years of work");
   EXPECT_EQ(weights("out"), before);
   EXPECT_EQ(bytes_of_file(dir / "model/model.safetensors"), bytes_of_file(kDemo + "/model.safetensors"));
+  // What a run leaves that is killed behind its last step.
+  const std::filesystem::path left = dir / ".out.partial-1-0";
+  std::filesystem::create_directory(left);
+  std::ofstream(left / "owner") << "{\"fewbit run\":2}\n";
   const Json report = json("quantize rtn model out --resume");
   EXPECT_EQ(report.at("recipe"), "rtn");
+  EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_EQ(weights("out"), before);
 }
 

@@ -153,25 +153,6 @@ bool maker_is_gone(const std::string& name, const std::string& prefix) {
   return error == std::errc() && pid > 0 && next != end && *next == '-' && ::kill(pid, 0) != 0 && errno == ESRCH;
 }
 
-// What runs that were killed left of folders that came or went. One that was killed before its mark was written left an
-// empty folder, or an empty owner's file in it; of those, nothing that holds anything is removed.
-void remove_leftovers(const fs::path& dir) {
-  std::error_code ec;
-  const fs::path parent = dir.has_parent_path() ? dir.parent_path() : fs::path(".");
-  for (fs::directory_iterator it(parent, ec), end; !ec && it != end; it.increment(ec)) {
-    const std::string name = it->path().filename().string();
-    if (!starts_with(name, hidden_prefix(dir))) continue;
-    const std::optional<File> owner = owner_in(it->path());
-    const std::string text = owner ? owner->read_all() : "";
-    const bool marked = format_of(text) == kFormat;
-    if (!marked && !(text.empty() && maker_is_gone(name, hidden_prefix(dir)))) continue;
-    if (!owner) ::rmdir(it->path().c_str());
-    if (!owner || !lock(*owner, it->path()) || !still_at(*owner, it->path())) continue;
-    if (marked) clear(it->path());
-    remove_cleared(it->path());
-  }
-}
-
 }  // namespace
 
 fs::path place_of(const fs::path& out) {
@@ -241,6 +222,25 @@ std::optional<RunFolder> RunFolder::take_over(const fs::path& dir) {
                                        dir.string(), holder_of(text)));
   write_holder(*owner);
   return RunFolder(dir, *std::move(owner), true);
+}
+
+// A run that was killed before its mark was written left an empty folder, or an empty owner's file in it; of those,
+// nothing that holds anything is removed.
+void RunFolder::remove_leftovers(const fs::path& dir) {
+  std::error_code ec;
+  const fs::path parent = dir.has_parent_path() ? dir.parent_path() : fs::path(".");
+  for (fs::directory_iterator it(parent, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    if (!starts_with(name, hidden_prefix(dir))) continue;
+    const std::optional<File> owner = owner_in(it->path());
+    const std::string text = owner ? owner->read_all() : "";
+    const bool marked = format_of(text) == kFormat;
+    if (!marked && !(text.empty() && maker_is_gone(name, hidden_prefix(dir)))) continue;
+    if (!owner) ::rmdir(it->path().c_str());
+    if (!owner || !lock(*owner, it->path()) || !still_at(*owner, it->path())) continue;
+    if (marked) clear(it->path());
+    remove_cleared(it->path());
+  }
 }
 
 RunFolder RunFolder::claim(const fs::path& dir) {

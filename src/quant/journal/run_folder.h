@@ -34,6 +34,8 @@ class RunFolder {
   static RunFolder claim(const std::filesystem::path& dir);
   // Only what is there: nothing where `dir` does not exist.
   static std::optional<RunFolder> take_over(const std::filesystem::path& dir);
+  // Removes what runs at `dir` that were killed left beside it, of folders that came or went; claim() does it too.
+  static void remove_leftovers(const std::filesystem::path& dir);
   RunFolder(RunFolder&&) noexcept = default;
   RunFolder& operator=(RunFolder&&) = delete;
   ~RunFolder();  // gives the lock back; a folder that was not to be kept goes

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "kernels/cpu/arithmetic.h"
 #include "src/core/strings.h"
 #include "src/quant/journal/read_model.h"
 #include "src/quant/loop/pipeline.h"
@@ -52,7 +53,7 @@ std::vector<Run> runs_of(const SweepArgs& a, const Exec& ex) {
     run.recipe = parse_recipe(text);
     if (run.recipe.rotates) run.turned = turned_for(Checkpoint::open(a.base), run.recipe);
     run.job = {.recipe = text, .out = out, .seed = a.calibration.seed, .force = a.force, .restart = a.force};
-    run.job.dtype = ex.on_cuda() ? DType::bf16 : DType::f32;
+    run.job.dtype = usual_dtype(ex.on_cuda());
   }
   return runs;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "kernels/cpu/arithmetic.h"
 #include "src/core/file_io.h"
 #include "src/core/strings.h"
 #include "src/core/text/nearest.h"
@@ -94,7 +95,9 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                  "blocks takes about N minutes; the best so far is kept. The bytes then depend on the "
                                  "machine's speed");
   minutes->check(CLI::PositiveNumber);
-  app.add_option("--dtype", a.dtype, "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU)")
+  app.add_option("--dtype", a.dtype,
+                 "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU, and on a CPU that multiplies "
+                 "it: AVX512-BF16 or AMX)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
   app.add_flag(
@@ -264,6 +267,7 @@ bool nothing_to_do(const QuantizeArgs& a, const std::filesystem::path& model, co
   if (the_ranks().rank() == 0) {
     check_out(model, job);
     finished = finished_before(a, job);
+    if (finished) RunFolder::remove_leftovers(partial_of(job.out));
   }
   return value_of_root(the_ranks(), finished);
 }
@@ -321,7 +325,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   note_model(a, c, plan_only, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
-  job.dtype = a.dtype == "auto" ? (plans_for_gpu(a.limits, ex) ? DType::bf16 : DType::f32) : compute_dtype(a.dtype);
+  job.dtype = a.dtype == "auto" ? usual_dtype(plans_for_gpu(a.limits, ex)) : compute_dtype(a.dtype);
   Progress progress(a.common);
   show_progress(a.common, c, ex, progress, job);
   refuse_sampling(a, c, job.dtype, memory_limits(a.limits, ex), plans_for_gpu(a.limits, ex));
