@@ -270,6 +270,15 @@ class Tidy(Tree):
         self.commit()
         self.fails("modernize-use-nullptr", "scripts/tidy.sh", "--changed")
 
+    def test_sources_that_are_compiled_together(self):
+        together = "build-cpu/CMakeFiles/core.dir/Unity/unity_0_cxx.cxx"
+        core = os.path.realpath(self.root) + "/src/core"
+        self.write(together, f'#include "{core}/a.cpp"\n\n#include "{core}/old.cpp"\n')
+        self.compile_commands(together)
+        self.write("src/core/a.cpp", self.PLANTED)
+        self.commit()
+        self.fails("src/core/a.cpp", "scripts/tidy.sh", "--changed")
+
     def test_last_landing_on_main(self):
         self.write("src/core/a.cpp", self.PLANTED)
         self.commit()

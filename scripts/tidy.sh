@@ -39,11 +39,21 @@ skip() {
 if [ -z "$folder" ]; then folder=build-cpu; [ -f build-cpu/compile_commands.json ] || folder=build; fi
 command -v $tidy >/dev/null || skip "$tidy is not installed (package $tidy)"
 [ -f "$folder/compile_commands.json" ] || skip "$folder/compile_commands.json is missing; configure a build first"
-# clang refuses headers that GCC has precompiled.
+# clang refuses headers that GCC has precompiled; and of sources that are compiled several at a time the commands name
+# only CMake's file that includes them.
 commands=$(mktemp -d)
 trap 'rm -rf "$commands"' EXIT
-precompiled='-Winvalid-pch -include [^ ]*cmake_pch\.hxx '
-sed -E "s/$precompiled//" "$folder/compile_commands.json" >"$commands/compile_commands.json"
+python3 - "$folder/compile_commands.json" >"$commands/compile_commands.json" <<'END'
+import json, os, re, sys
+single = []
+for entry in json.load(open(sys.argv[1])):
+    entry["command"] = re.sub(r"-Winvalid-pch -include \S*cmake_pch\.hxx ", "", entry["command"])
+    sources = [entry["file"]]
+    if re.search(r"/Unity/unity_\d+_cxx\.cxx$", entry["file"]) and os.path.exists(entry["file"]):
+        sources = re.findall(r'^#include "(.*)"', open(entry["file"]).read(), re.M)
+    single += [{**entry, "file": s, "command": entry["command"].replace(entry["file"], s)} for s in sources]
+json.dump(single, sys.stdout, indent=0)
+END
 folder=$commands
 
 if ! $changed; then

@@ -18,7 +18,7 @@ class SchemesOfFiles : public CommandTest {
     done("quantize 'auto " + recipe + " effort=quick' " + kDemo + " " + out + kFastest + flags);
     done("evaluate verify " + out);
     const Json j =
-        json("evaluate perplexity " + out + " --device cpu --dtype float32 --context 256 --max-windows 8 --reference");
+        json("evaluate perplexity " + out + " --device cpu --dtype float32 --context 256 --max-windows 2 --reference");
     EXPECT_LT(std::abs(j["reference"]["relative_difference"].get<double>()), kSamePerplexity) << recipe;
     std::set<std::string> specs;
     const Json report = Json::parse(bytes_of_file(dir / out / "quant_report.json"));

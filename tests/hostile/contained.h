@@ -13,9 +13,9 @@ struct Hostile {
   bool taken = false;  // may be read as well: odd, but harmless
 };
 
-// Gives every input to `read` in a child process, which may take 2 s of the processor and 500 MB: it must end in an
-// Error whose message is short, of at most twenty-one lines and without control characters, and nothing else may be
-// thrown.
+// Gives every input to `read` in a child process, which may take 2 s of the processor and 500 MB (with sanitizers 20 s
+// and any memory): it must end in an Error whose message is short, of at most twenty-one lines and without control
+// characters, and nothing else may be thrown.
 void expect_refused(const std::vector<Hostile>& inputs, const std::function<void(const std::string& bytes)>& read);
 
 // The same of a single input without expectations of its words: either is fine, a result or an Error.

@@ -58,6 +58,7 @@ inline constexpr double kReroutedPacked = 0.06;  // the same between packed kern
 // Packed kernels against dequantized weights, bf16. Of 4,000 tokens: which values a rounding to bf16 moves differs from
 // one BLAS kernel to another, and moves perplexity by 5e-4 (standard deviation, over recipes and kernels).
 inline constexpr double kPackedPerplexity = 2e-3;
+inline constexpr double kPackedPerplexityShort = 4e-3;  // of 1,000 tokens, over which it moves twice as far
 // The same where a rounding to bf16 weighs more (1.5e-3): two bits on four samples of calibration (a model near its
 // end), and steps of a whole tensor's range in the inputs.
 inline constexpr double kPackedPerplexityCoarse = 6e-3;

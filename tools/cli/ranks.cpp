@@ -47,7 +47,11 @@ int report_failure(const Launch& launch, std::string_view program, const std::st
   }
   // What all ranks meet, such as a model that is refused, is said once, by rank 0: the others give it this time to end
   // them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr auto kRankZeroFirst = std::chrono::milliseconds(4000);  // instrumented processes start further apart
+#else
   constexpr auto kRankZeroFirst = std::chrono::milliseconds(500);
+#endif
   if (launch.rank != 0) {
     std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(kRankZeroFirst);
