@@ -96,7 +96,9 @@ LIBRARIES = [
     (r"nccl\.h$", r"src/ranks/nccl_module\.cpp$", "NCCL belongs in src/ranks/nccl_module.cpp"),
     (r"pcre2\.h$", r"src/core/text/regex\.cpp$", "regular expressions belong in src/core/text/regex.h"),
     (r"utf8proc\.h$", r"src/text/", "Unicode tables belong in src/text"),
-    (r"(cblas|immintrin)\.h$", r"kernels/.*(_cpu\.cpp|\.h)$", "BLAS and vector instructions belong in kernels/"),
+    # The encoders of blocks are bytes, which kernels/ does not know.
+    (r"(cblas|immintrin)\.h$", r"kernels/.*(_cpu\.cpp|\.h)$|formats/gguf/four_bit_vectors\.h$",
+     "BLAS and vector instructions belong in kernels/, those of GGUF's encoders in formats/gguf/four_bit_vectors.h"),
 ]
 
 DOCUMENT = "docs/architecture.md"

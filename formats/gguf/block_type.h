@@ -46,9 +46,9 @@ Tensor decode(const BlockType&, ConstTensorView blocks, int64_t cols);
 std::vector<float> input_weights(ConstTensorView importance);
 
 enum class Encoder : uint8_t { searched, plain };
-// f32 [rows, cols] to blocks u8 [rows, row_bytes]. `importance` f32 [cols]: what an input's square is worth,
-// for instance the diagonal of the Gram matrix; data == nullptr: a value counts by its own square plus the
-// mean square of its row, since large weights are the ones that mattered in training. The plain encoder
+// f32, f16 or bf16 [rows, cols], at any address, to blocks u8 [rows, row_bytes]. `importance` f32 [cols]: what an
+// input's square is worth, for instance the diagonal of the Gram matrix; data == nullptr: a value counts by its own
+// square plus the mean square of its row, since large weights are the ones that mattered in training. The plain encoder
 // ignores it.
 Tensor encode(const BlockType&, ConstTensorView values, ConstTensorView importance, Encoder);
 

@@ -41,7 +41,8 @@ struct TensorToWrite {
   Shape shape{};
   std::function<Tensor()> bytes{};  // contiguous; of the size that type and shape say
 };
-// Writes `path` under another name and renames it at the end. One tensor is in memory at a time. Adds
+// Writes `path` under another name and renames it at the end. Two tensors are in memory at a time: one is written by
+// a thread of its own while the next is made. Adds
 // general.alignment only where the metadata has none. Error{checkpoint} for names that GGUF does not admit,
 // Error{io}.
 WrittenFile write(const std::filesystem::path& path, const Metadata& metadata,

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <future>
 #include <set>
 
 #include "formats/gguf/file.h"
 #include "src/core/error.h"
 #include "src/core/file_io.h"
+#include "src/core/inline_parallel.h"
 
 namespace fewbit::gguf {
 namespace {
@@ -160,15 +162,22 @@ WrittenFile write(const fs::path& path, const Metadata& metadata, const std::vec
   out.write(header.data(), static_cast<int64_t>(header.size()));
   digests.add(header.data(), static_cast<int64_t>(header.size()));
   const std::string zeros(static_cast<size_t>(alignment), '\0');
-  for (const TensorToWrite& t : tensors) {
-    const Tensor data = t.bytes();
-    const int64_t bytes = tensor_bytes(*t.type, t.shape);
-    FEWBIT_ASSERT(data.bytes() == bytes);
+  const auto add = [&](const TensorToWrite& t, const Tensor& data) {
+    const InlineParallel alone;  // the other threads make the next tensor
+    const int64_t bytes = data.bytes(), padding = aligned(bytes, alignment) - bytes;
     out.write(data.view().data, bytes);
-    out.write(zeros.data(), aligned(bytes, alignment) - bytes);
+    out.write(zeros.data(), padding);
     digests.add_tensor(t.name, data.view().data, bytes);
-    digests.add(zeros.data(), aligned(bytes, alignment) - bytes);
+    digests.add(zeros.data(), padding);
+  };
+  std::future<void> before;  // the tensor before, on its way into the file
+  for (const TensorToWrite& t : tensors) {
+    Tensor data = t.bytes();
+    FEWBIT_ASSERT(data.bytes() == tensor_bytes(*t.type, t.shape));
+    if (before.valid()) before.get();
+    before = std::async(std::launch::async, [&add, &t, data = std::move(data)] { add(t, data); });
   }
+  if (before.valid()) before.get();
   out.finish();
   return digests.finish(path);
 }

@@ -9,6 +9,7 @@
 #include "formats/bits.h"
 #include "formats/gguf/block_codes.h"
 #include "formats/gguf/block_search.h"
+#include "formats/gguf/four_bit_lanes.h"
 #include "formats/gguf/lanes.h"
 #include "src/core/half.h"
 
@@ -163,9 +164,12 @@ const CodeAccess* access_of(const BlockType& type) {
 
 template <const BlockType& kType>
 void encode_many(const float* x, const float* weight, int64_t blocks, uint8_t* to) {
-  for (int64_t b = 0; b < blocks; b += kLanes)
-    encode_simple_lanes(kType, x + b * kBlock, weight + b * kBlock,
-                        static_cast<int>(std::min<int64_t>(kLanes, blocks - b)), to + b * kType.bytes);
+  const bool four_bit = &kType == &type_q4_0 && has_four_bit_lanes();
+  for (int64_t b = 0; b < blocks; b += kLanes, x += kLanes * kBlock, weight += kLanes * kBlock) {
+    const int count = static_cast<int>(std::min<int64_t>(kLanes, blocks - b));
+    uint8_t* const at = to + b * kType.bytes;
+    if (!four_bit || !encode_four_bit_lanes(x, weight, count, at)) encode_simple_lanes(kType, x, weight, count, at);
+  }
 }
 
 template <const BlockType& kType, int kBits, bool kMin>

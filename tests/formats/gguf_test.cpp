@@ -151,6 +151,27 @@ TEST(GgufBlocks, OpenedBlocksCloseToTheSameBytes) {
   }
 }
 
+TEST(GgufBlocks, FloatsAsTheyLieEncodeAsTheirValues) {
+  const Tensor x = random_normal(DType::f32, {11, 512}, 12);  // a remainder of rows
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(1 + x.numel() * bytes_of(dtype)));  // at an odd address
+    Tensor values = Tensor::host(DType::f32, x.shape());
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      float& v = values.as<float>()[i] = x.as<float>()[i];
+      uint16_t half = 0;
+      if (dtype == DType::bf16) half = bf16(v).bits, v = bf16(v);
+      if (dtype == DType::f16) half = f16(v).bits, v = f16(v);
+      std::memcpy(bytes.data() + 1 + i * bytes_of(dtype), dtype == DType::f32 ? static_cast<void*>(&v) : &half,
+                  static_cast<size_t>(bytes_of(dtype)));
+    }
+    const ConstTensorView lying{.data = bytes.data() + 1, .dtype = dtype, .shape = x.shape()};
+    EXPECT_EQ(first_difference(gguf::encode(gguf::type_q4_0, lying, {}, Encoder::searched),
+                               gguf::encode(gguf::type_q4_0, values, {}, Encoder::searched)),
+              "")
+        << name_of(dtype);
+  }
+}
+
 TEST(GgufBlocks, TheSearchBeatsPlainRounding) {
   const Tensor x = random_normal(DType::f32, {32, 1024}, 3, 0.02f), h = uneven_importance(1024);
   for (const BlockType* t : written_types()) {

@@ -2,6 +2,9 @@
 // For plain.cpp, avx2.cpp and avx512.cpp alone, which define HASH_CALLS, the name of the calls, and name the
 // instructions to the compiler before they include it.
 #define XXH_INLINE_ALL
+// Bytes ahead that are asked for. The library's 512 are used up before they come: of what reading the memory alone
+// gives, hashing reached 0.55 with them and 0.80 with these.
+#define XXH_PREFETCH_DIST 4096
 #include <xxhash.h>
 
 #include "src/core/xxh3/hash_calls.h"

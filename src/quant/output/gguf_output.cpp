@@ -15,9 +15,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-Tensor stored_as(const gguf::BlockType& type, Tensor values) {
+Tensor stored_as(const gguf::BlockType& type, ConstTensorView values) {
   if (!type.plain) return gguf::encode(type, values, {}, gguf::Encoder::searched);
   return float_tensor(values, *type.plain);
+}
+
+// Floats as they lie in the checkpoint are widened by the encoder, a few rows at a time.
+Tensor linear_stored_as(const gguf::BlockType& type, const Checkpoint& c, const NamedLinear& l) {
+  return c.packed(l.name) ? stored_as(type, c.values(l)) : stored_as(type, c.store.get(l.name + ".weight"));
 }
 
 }  // namespace
@@ -67,7 +72,7 @@ WrittenFile convert_to_gguf(const Checkpoint& c, const fs::path& file, const Qua
           gguf_type_for(at == own.end() ? *type : *at->second, l.layer == kOutsideBlocks ? l.in : gguf_run(c.spec, l));
       content = {&fits, [&, l, &fits = fits] {
                    step(done++, linears.size());
-                   Tensor bytes = stored_as(fits, c.values(l));
+                   Tensor bytes = linear_stored_as(fits, c, l);
                    release_linear(c, l.name);
                    return bytes;
                  }};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 #include "kernels/cpu/arithmetic.h"
@@ -216,7 +217,9 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
   check_cache_type(c.spec, o.load.kv_cache);
   BenchResult r;
   r.cache_bytes_per_token = position_bytes(c.spec, o.load.kv_cache, o.load.dtype);
-  Engine engine(ex, c, {.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
+  auto held = std::make_unique<Engine>(
+      ex, c, EngineOptions{.load = o.load, .batch = o.shapes[0].batch, .capacity = positions_of(o.shapes[0], o)});
+  Engine& engine = *held;
   ex.sync();
   r.load_s = loading.seconds();
   for (size_t i = 0; i < o.shapes.size(); ++i) {
@@ -233,12 +236,13 @@ BenchResult bench(Exec& ex, const std::filesystem::path& model, const BenchOptio
     engine.resize(o.shapes[0].batch, positions_of(o.shapes[0], o));
     r.trace = trace_passes(ex, engine, random_prompt(c.spec, o.shapes[0], o));
   }
-  r.memory = measure_memory(ex);  // last: its buffers are none of the model's memory
+  r.kernels = engine.kernel_table();
+  r.notes = engine.notes();
+  held.reset();  // the buffers of what follows are none of the model's memory, nor does it stand beside them
+  r.memory = measure_memory(ex);
   r.product_tflop_per_s = measure_products(ex, o.load.dtype);
   for (BenchRow& row : r.rows) row.floor_share = row.gb_per_s / r.memory.read_gb_per_s;
   r.device = device_and_products(ex.device_name(), ex.on_cuda());
-  r.kernels = engine.kernel_table();
-  r.notes = engine.notes();
   return r;
 }
 

@@ -117,6 +117,7 @@ BenchComparison compare_speed(Exec& ex, const std::filesystem::path& a, const st
   r.step = ratio_of(in_twos(sides[0].ms), in_twos(sides[1].ms));
   r.ttft = ratio_of(sides[0].ttft, sides[1].ttft);
   r.peak_bytes = ex.peak_bytes();
+  for (Side& side : sides) side.engine.reset();  // the buffers of what follows stand beside no model
   r.memory = measure_memory(ex);
   for (ComparedModel* m : {&r.first, &r.second}) m->floor_share = m->gb_per_s / r.memory.read_gb_per_s;
   r.device = device_and_products(ex.device_name(), ex.on_cuda());
