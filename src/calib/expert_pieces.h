@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "kernels/model/expert_rows.h"
+#include "kernels/products/expert_rows.h"
 #include "src/run/moe.h"
 
 namespace fewbit {

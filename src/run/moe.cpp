@@ -9,10 +9,10 @@
 
 #include "kernels/model/cast.h"
 #include "kernels/model/embed.h"
-#include "kernels/model/expert_rows.h"
 #include "kernels/model/gated_act.h"
 #include "kernels/model/route.h"
 #include "kernels/products/expert_gemms.h"
+#include "kernels/products/expert_rows.h"
 #include "kernels/products/gemm.h"
 #include "src/run/rank_sums.h"
 

@@ -1,5 +1,5 @@
 // The rows of a mixture's experts: lists, places, and the way back to the tokens.
-#include "kernels/model/expert_rows.h"
+#include "kernels/products/expert_rows.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "kernels/model/expert_rows.h"
+#include "kernels/products/expert_rows.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
-#include "kernels/model/expert_rows.h"
+#include "kernels/products/expert_rows.h"
 
 namespace fewbit::cuda {
 namespace {
