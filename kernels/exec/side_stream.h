@@ -15,6 +15,9 @@ std::unique_ptr<CudaSide, void (*)(CudaSide*)> make_side(Exec&, int fences);
 void fence(const Exec&, CudaSide&, int i);
 void wait_fence(CudaSide&, int i);
 void side_copy(CudaSide&, ConstTensorView from, TensorView to);
+void begin_copy(const Exec&, CudaSide&, int i, ConstTensorView from, TensorView to);
+void land_copy(const Exec&, CudaSide&, int i);
+void copy_behind(const Exec&, ConstTensorView from, TensorView to);
 }  // namespace cuda
 
 class SideStream {
@@ -50,10 +53,35 @@ class SideStream {
 #endif
     ex_.copy(from, to);
   }
+  // For the thread of the Exec alone: a copy from pinned memory behind what the Exec has been given so far, and what it
+  // is given from land(i) on behind the copy.
+  void begin(int i, ConstTensorView from, TensorView to) {
+    FEWBIT_ASSERT(from.bytes() == to.bytes());
+    (void)i;
+#ifdef FEWBIT_HAS_CUDA
+    if (cuda_) return cuda::begin_copy(ex_, *cuda_, i, from, to);
+#endif
+    ex_.copy(from, to);
+  }
+  void land(int i) {
+    (void)i;
+#ifdef FEWBIT_HAS_CUDA
+    if (cuda_) cuda::land_copy(ex_, *cuda_, i);
+#endif
+  }
 
  private:
   Exec& ex_;
   std::unique_ptr<CudaSide, void (*)(CudaSide*)> cuda_{nullptr, +[](CudaSide*) {}};
 };
+
+// Copies to pinned host memory in the order of the Exec and does not wait: the host may read it behind a sync.
+inline void copy_behind(Exec& ex, ConstTensorView from, TensorView to) {
+  FEWBIT_ASSERT(from.bytes() == to.bytes());
+#ifdef FEWBIT_HAS_CUDA
+  if (ex.on_cuda()) return cuda::copy_behind(ex, from, to);
+#endif
+  ex.copy(from, to);
+}
 
 }  // namespace fewbit

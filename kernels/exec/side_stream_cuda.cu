@@ -12,8 +12,9 @@ struct CudaSide {
   ~CudaSide() {
     cudaSetDevice(device);
     if (stream) cudaStreamSynchronize(stream);
-    for (cudaEvent_t e : fences)
-      if (e) cudaEventDestroy(e);
+    for (const std::vector<cudaEvent_t>& all : {fences, landed})
+      for (cudaEvent_t e : all)
+        if (e) cudaEventDestroy(e);
     if (stream) cudaStreamDestroy(stream);
   }
   CudaSide(const CudaSide&) = delete;
@@ -21,7 +22,7 @@ struct CudaSide {
 
   int device = 0;
   cudaStream_t stream = nullptr;
-  std::vector<cudaEvent_t> fences{};
+  std::vector<cudaEvent_t> fences{}, landed{};  // landed: made by the first copy that uses it
   cuda::Staging staging{};
 };
 
@@ -33,6 +34,7 @@ std::unique_ptr<CudaSide, void (*)(CudaSide*)> make_side(Exec& ex, int fences) {
   FEWBIT_CUDA_CALL(cudaSetDevice(device));
   FEWBIT_CUDA_CALL(cudaStreamCreateWithFlags(&side->stream, cudaStreamNonBlocking));
   side->fences.resize(static_cast<size_t>(fences), nullptr);
+  side->landed.resize(static_cast<size_t>(fences), nullptr);
   for (cudaEvent_t& e : side->fences) FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
   return side;
 }
@@ -54,6 +56,27 @@ void side_copy(CudaSide& side, ConstTensorView from, TensorView to) {
   else
     FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToHost, side.stream));
   FEWBIT_CUDA_CALL(cudaStreamSynchronize(side.stream));
+}
+
+void begin_copy(const Exec& ex, CudaSide& side, int i, ConstTensorView from, TensorView to) {
+  fence(ex, side, i);
+  wait_fence(side, i);
+  cudaEvent_t& landed = side.landed.at(static_cast<size_t>(i));
+  if (!landed) FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&landed, cudaEventDisableTiming));
+  const auto bytes = static_cast<size_t>(from.bytes());
+  FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyHostToDevice, side.stream));
+  FEWBIT_CUDA_CALL(cudaEventRecord(landed, side.stream));
+}
+
+void land_copy(const Exec& ex, CudaSide& side, int i) {
+  FEWBIT_CUDA_CALL(cudaStreamWaitEvent(ex.cuda_state().stream, side.landed.at(static_cast<size_t>(i)), 0));
+}
+
+void copy_behind(const Exec& ex, ConstTensorView from, TensorView to) {
+  const CudaState& s = ex.cuda_state();
+  FEWBIT_CUDA_CALL(cudaSetDevice(s.device));
+  const auto bytes = static_cast<size_t>(from.bytes());
+  FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyDeviceToHost, s.stream));
 }
 
 }  // namespace cuda

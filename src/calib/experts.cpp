@@ -55,8 +55,12 @@ ExpertInputs::ExpertInputs(Exec& ex, const Moe& op, const BlockWeights& weights,
       at_once_(std::max(1, at_once)),
       ranks_(ranks),
       hold_(std::move(hold)) {
+  tokens_.resize(static_cast<size_t>(op.experts));
   each_([&](ConstTensorView, ConstTensorView, ConstTensorView routed) {
-    count_tokens(ex_, op_, weights_, routed, tokens_);
+    Routing& r = routings_.emplace_back(route_tokens(ex_, op_, weights_, routed));
+    r.weights.reset();
+    r.places.reset();
+    for (int e = 0; e < op_.experts; ++e) tokens_[static_cast<size_t>(e)] += r.tokens(e);
   });
 }
 
@@ -79,35 +83,27 @@ void ExpertInputs::borrow(InputStats& own, const InputStats& all) {
   own.input_reach = std::min(own.input_reach, all.input_reach);
 }
 
-// The rows of this rank's experts among [first, last), chunk by chunk.
+// The rows of this rank's experts among [first, last), in pieces.
 void ExpertInputs::show_inputs(int first, int last, const RowsOf& see) {
-  each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView routed) {
-    const Routing routing = route_tokens(ex_, op_, weights_, routed);
-    for (int e = first; e < last; ++e) {
-      if (!owns(e) || routing.tokens(e) == 0) continue;
-      const Tensor mine = expert_rows(ex_, routing, e, x);
-      const Tensor full = cross_ ? expert_rows(ex_, routing, e, x_full) : Tensor();
-      see(e, mine, full);
-    }
+  std::vector<int> mine;
+  for (int e = first; e < last; ++e)
+    if (owns(e)) mine.push_back(e);
+  ExpertPieces pieces(ex_, std::move(mine), see);
+  size_t chunk = 0;
+  each_([&](ConstTensorView x, ConstTensorView x_full, ConstTensorView) {
+    pieces.add(routings_.at(chunk++), x, cross_ ? x_full : ConstTensorView{});
   });
+  pieces.finish();
 }
 
-// What the experts make of their rows, kExpertPiece of their own at a time.
+// What the experts make of their rows.
 void ExpertInputs::show_activations(int first, int last, const LinearOf& quantized, const RowsOf& see) {
   const auto original = [&](const std::string& name) -> const Linear& { return weights_.linears.at(name); };
-  std::vector<RowCutter> cutters;
-  for (int e = first; e < last; ++e)
-    cutters.emplace_back(ex_, kExpertPiece, [&, e](ConstTensorView x, ConstTensorView x_full) {
-      const auto act = [&](const LinearOf& of, ConstTensorView rows) {
-        return expert_activation(ex_, op_, e, of, rows);
-      };
-      const Tensor mine = act(quantized, x), full = x_full.data ? act(original, x_full) : Tensor();
-      see(e, mine, full);
-    });
   show_inputs(first, last, [&](int e, ConstTensorView x, ConstTensorView x_full) {
-    cutters[static_cast<size_t>(e - first)].add(x, x_full);
+    const Tensor mine = expert_activation(ex_, op_, e, quantized, x);
+    const Tensor full = x_full.data ? expert_activation(ex_, op_, e, original, x_full) : Tensor();
+    see(e, mine, full);
   });
-  for (RowCutter& c : cutters) c.finish();
 }
 
 // Statistics of this rank's experts among [first, last) over the rows that `show` shows; twice where a static scale
@@ -124,8 +120,8 @@ ExpertInputs::Wave ExpertInputs::observe(int first, int last, int64_t in, const 
   for (int e = first; e < last; ++e)
     if (owns(e))
       sums[at(e)] = std::make_unique<InputSums>(ex_, in, cross_, rounding, ranges.empty() ? 1.f : ranges[at(e)].scale(),
-                                                one_process(), false, kExpertPiece);
-  show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add(x, x_full); });
+                                                one_process());
+  show([&](int e, ConstTensorView x, ConstTensorView x_full) { sums[at(e)]->add_piece(x, x_full); });
   Wave wave{.first = first, .rounding = rounding};
   for (auto& s : sums) {
     std::optional<InputStats>& stats = wave.stats.emplace_back();

@@ -10,7 +10,8 @@
 // so that the layer's share of the trace is m / n_min. The cross sums are lent in the same proportion.
 //
 // Experts are looked at in waves: as many at a time as their sums have room for. Every wave sees all chunks of the
-// input once; an expert's rows are cut again at kExpertPiece of its own, so that the sums do not depend on the waves.
+// input once; an expert's rows are cut at kExpertPiece of its own, so that the sums do not depend on the waves. Who
+// goes where is asked once.
 //
 // Where the weights of all experts have no room either, those of a wave come with it.
 //
@@ -19,8 +20,8 @@
 #include <optional>
 #include <vector>
 
+#include "src/calib/expert_pieces.h"
 #include "src/calib/observe.h"
-#include "src/run/moe.h"
 
 namespace fewbit {
 
@@ -91,6 +92,7 @@ class ExpertInputs {
   const Ranks& ranks_;
   Hold hold_;
   std::vector<int64_t> tokens_{};
+  std::vector<Routing> routings_{};  // by chunk, without the weights of what experts answer
   std::optional<Wave> inputs_{}, activations_{};
   std::optional<Layer> all_inputs_{}, all_activations_{};
 };

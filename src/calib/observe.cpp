@@ -68,22 +68,31 @@ Tensor spread_rows(Exec& ex, ConstTensorView x, int64_t count) {
 }
 
 InputSums::InputSums(Exec& ex, int64_t in, bool cross, const InputRounding& rounding, float input_scale,
-                     const Ranks& ranks, bool beside, int64_t piece)
+                     const Ranks& ranks, bool beside)
     : ex_(ex),
       rounding_(rounding),
       share_(ex, ranks, in, beside),
-      cutter_(ex, piece, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
+      cutter_(ex, 0, [this](ConstTensorView x, ConstTensorView full) { sum(x, full); }) {
   stats_.gram = ex.alloc_zeros(DType::f32, {in, in});
   if (cross) stats_.cross = ex.alloc_zeros(DType::f32, {in, in});
   if (rounding.activations == ActQuant::tensor) stats_.input_scale = input_scale;
 }
 
 void InputSums::add(ConstTensorView x, ConstTensorView x_full) {
-  FEWBIT_ASSERT(stats_.cross.empty() == (x_full.data == nullptr) || x.rows() == 0);
   if (x.rows() == 0) return;
+  count(x, x_full);
+  cutter_.add(x, x_full);
+}
+
+void InputSums::add_piece(ConstTensorView x, ConstTensorView x_full) {
+  count(x, x_full);
+  sum(x, x_full);
+}
+
+void InputSums::count(ConstTensorView x, ConstTensorView x_full) {
+  FEWBIT_ASSERT(stats_.cross.empty() == (x_full.data == nullptr));
   if (rounding_.activations != ActQuant::none) sample(x);
   stats_.tokens += x.rows();
-  cutter_.add(x, x_full);
 }
 
 // The first kSampleTokens rows, as they are before they are rounded.

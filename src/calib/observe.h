@@ -39,14 +39,17 @@ class InputRange {
 // ranks all add the same rows, and share the products; finish() is collective then.
 class InputSums {
  public:
-  // `beside`: as GramShare has it. `piece`: of rows, as RowCutter has it.
+  // `beside`: as GramShare has it.
   InputSums(Exec&, int64_t in, bool cross, const InputRounding&, float input_scale, const Ranks& = one_process(),
-            bool beside = false, int64_t piece = 0);
+            bool beside = false);
   InputSums(InputSums&&) = delete;
   void add(ConstTensorView x, ConstTensorView x_full);
+  // The same of rows that come in pieces for good, which are summed as they are.
+  void add_piece(ConstTensorView x, ConstTensorView x_full);
   InputStats finish();
 
  private:
+  void count(ConstTensorView x, ConstTensorView x_full);
   void sample(ConstTensorView x);
   void sum(ConstTensorView x, ConstTensorView x_full);
 

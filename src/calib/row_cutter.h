@@ -7,9 +7,6 @@
 
 namespace fewbit {
 
-// Rows of a piece where many inputs wait for theirs at once, as those of experts: all their pieces are in memory.
-inline constexpr int64_t kExpertPiece = 2048;
-
 class RowCutter {
  public:
   // Gets pieces of the rows of both streams; x_full.data == nullptr where there is one only.

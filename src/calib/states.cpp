@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/exec/side_stream.h"
+
 namespace fewbit {
 namespace {
 
@@ -99,7 +101,11 @@ void States::put(int64_t chunk, ConstTensorView rows) {
   // On the CPU the memory of the host is the device's: counted with the ops' own.
   const bool pinned = p.tier == StateStore::Tier::host && ex.on_cuda();
   if (p.memory.empty()) p.memory = pinned ? ex.alloc_pinned(dtype_, rows.shape) : ex.alloc(dtype_, rows.shape);
-  if (p.memory.view().data != rows.data) ex.copy(rows, p.memory);
+  if (p.memory.view().data == rows.data) return;
+  if (pinned)
+    copy_behind(ex, rows, p.memory);
+  else
+    ex.copy(rows, p.memory);
 }
 
 void States::put(int64_t chunk, Tensor&& rows) {
@@ -130,6 +136,12 @@ ConstTensorView States::resident(int64_t chunk) const {
   const bool here =
       p.tier == StateStore::Tier::device || (p.tier == StateStore::Tier::host && !store_->exec().on_cuda());
   return here ? ConstTensorView(p.memory) : ConstTensorView{};
+}
+
+ConstTensorView States::pinned(int64_t chunk) const {
+  const Piece& p = pieces_[static_cast<size_t>(chunk)];
+  const bool there = p.tier == StateStore::Tier::host && store_->exec().on_cuda();
+  return there ? ConstTensorView(p.memory) : ConstTensorView{};
 }
 
 TensorView States::in_place(int64_t chunk) {

@@ -15,6 +15,7 @@ namespace fewbit {
 struct StateRoom {
   int64_t device = std::numeric_limits<int64_t>::max();
   int64_t host = std::numeric_limits<int64_t>::max();
+  bool ahead = false;  // the device has room for the next chunk of what lies in host memory, besides `device`
   std::filesystem::path scratch{};  // folder of the files; empty: the system's folder for temporary files
 };
 
@@ -30,6 +31,7 @@ class StateStore {
   };
   const Use& peak() const { return peak_; }
   Exec& exec() const { return ex_; }
+  bool ahead() const { return room_.ahead; }
 
  private:
   friend class States;
@@ -54,7 +56,8 @@ class States {
   DType dtype() const { return dtype_; }
   int64_t features() const { return features_; }
 
-  // Stores the rows of a chunk, [rows, features] on the device, in the place of those before.
+  // Stores the rows of a chunk, [rows, features] on the device, in the place of those before. Who reads states on the
+  // host syncs first.
   void put(int64_t chunk, ConstTensorView rows);
   // The same of memory on the device that holds these rows and nothing else: kept as it is where the chunk lies there.
   void put(int64_t chunk, Tensor&& rows);
@@ -62,7 +65,9 @@ class States {
   void get(int64_t begin, int64_t end, TensorView into) const;
   // The chunk where it lies on the device already; data == nullptr where it must be fetched.
   ConstTensorView resident(int64_t chunk) const;
-  // The same, to be written by who will put it: what was there is lost.
+  // The chunk in pinned memory that the device can fetch while it computes; data == nullptr where it lies elsewhere.
+  ConstTensorView pinned(int64_t chunk) const;
+  // As resident(), to be written by who will put it: what was there is lost.
   TensorView in_place(int64_t chunk);
   // Says that the chunk will be read next, so that the file's bytes are on their way.
   void expect(int64_t chunk) const;

@@ -31,6 +31,7 @@ Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, D
     ids_ = store.exec().to_device(Tensor::host_from<int32_t>(DType::i32, {chunks.tokens()}, ids));
   }
   stored_.emplace(Slot::x, States(store, chunks, dtype, spec.width()));
+  if (store.ahead() && store.exec().on_cuda()) side_.emplace(store.exec(), kSlots);
   choices_.resize(choice_that_lasts(spec) > 0 ? static_cast<size_t>(chunks.count()) : 1);
 }
 
@@ -80,10 +81,31 @@ void Stream::load(int64_t chunk, size_t to, std::optional<size_t> cut) {
       continue;
     }
     Tensor& memory = slots_[static_cast<size_t>(slot)];
+    if (const auto came = ahead_.find(slot); came != ahead_.end() && coming_ == chunk) {
+      side_->land(static_cast<int>(slot));
+      memory = std::move(came->second);
+      activations_[slot] = memory;
+      continue;
+    }
     memory = ex.alloc(dtype_, {chunks_.rows(chunk), states.features()});
     states.get(chunks_.begin(chunk), chunks_.begin(chunk) + chunks_.rows(chunk), memory);
     states.expect(chunk + 1);
     activations_[slot] = memory;
+  }
+  load_ahead(chunk + 1);
+}
+
+// Begins to bring what lies in host memory of a chunk, while the one before it is computed.
+void Stream::load_ahead(int64_t chunk) {
+  ahead_.clear();
+  coming_ = -1;
+  if (!side_ || chunk >= chunks_.count()) return;
+  for (const auto& [slot, states] : stored_) {
+    const ConstTensorView host = states.pinned(chunk);
+    if (!host.data) continue;
+    const Tensor& memory = ahead_[slot] = store_.exec().alloc(dtype_, host.shape);
+    side_->begin(static_cast<int>(slot), host, memory);
+    coming_ = chunk;
   }
 }
 

@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 
+#include "kernels/exec/side_stream.h"
 #include "src/calib/states.h"
 #include "src/run/block.h"
 
@@ -56,6 +57,7 @@ class Stream {
  private:
   bool written_between(size_t begin, size_t end, Slot) const;
   void load(int64_t chunk, size_t to, std::optional<size_t> cut);
+  void load_ahead(int64_t chunk);
   bool take_sums(int64_t chunk, size_t op);
   void save(int64_t chunk, size_t at, size_t to);
   void allocate_for(size_t index, int64_t rows);
@@ -74,6 +76,10 @@ class Stream {
   std::map<size_t, States> sums_{};     // of mixtures by op, f32: what their experts answer
   std::array<Tensor, kSlots> slots_{};  // memory of the chunk at hand
   Activations activations_{};
+  // Slots of the chunk `coming_` on their way from host memory, where the device has room for them.
+  std::optional<SideStream> side_{};
+  std::map<Slot, Tensor> ahead_{};
+  int64_t coming_ = -1;
   std::vector<Tensor> choices_{};  // of keys: by chunk where later blocks look at them too, else one for all
 };
 

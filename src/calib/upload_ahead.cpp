@@ -7,7 +7,7 @@
 
 namespace fewbit {
 
-UploadAhead::UploadAhead(Exec& ex, int64_t slot_bytes) : ex_(ex), slot_bytes_(slot_bytes), side_(ex, kSlots) {
+UploadAhead::UploadAhead(Exec& ex, int64_t slot_bytes) : ex_(ex), slot_bytes_(slot_bytes), side_(ex, kSlots + 1) {
   if (slot_bytes == 0) return;
   slots_ = ex.alloc(DType::u8, {kSlots, slot_bytes});
   ex.sync();  // the memory belongs to the Exec's stream until then
@@ -34,6 +34,18 @@ void UploadAhead::foresee(ConstTensorView host) {
   changed_.notify_all();
 }
 
+void UploadAhead::foresee_whole(std::span<const ConstTensorView> hosts) {
+  if (slot_bytes_ == 0 || hosts.empty()) return;
+  std::deque<Item> more;
+  for (const ConstTensorView& host : hosts) more.push_back({.host = host, .whole = ex_.alloc(host.dtype, host.shape)});
+  {
+    const std::lock_guard lock(mutex_);
+    side_.fence(kSlots);  // the memory belongs to the Exec's stream until then
+    for (Item& item : more) items_.push_back(std::move(item));
+  }
+  changed_.notify_all();
+}
+
 void UploadAhead::loop() {
   const InlineParallel alone;
   std::unique_lock lock(mutex_);
@@ -44,18 +56,21 @@ void UploadAhead::loop() {
 // Copies the first item that waits, where a slot is free; false where there is nothing to do.
 bool UploadAhead::bring(std::unique_lock<std::mutex>& lock) {
   const auto next = std::find_if(items_.begin(), items_.end(), [](const Item& i) { return i.state == State::waits; });
-  if (next == items_.end() || free_slots_.empty() || error_) return false;
+  if (next == items_.end() || error_) return false;
   Item& item = *next;  // stays where it is: others come behind it, and it is not taken before it is there
-  item.slot = free_slots_.front();
-  free_slots_.pop_front();
+  if (item.whole) {
+    side_.wait(kSlots);
+  } else {
+    if (free_slots_.empty()) return false;
+    item.slot = free_slots_.front();
+    free_slots_.pop_front();
+    side_.wait(item.slot);
+  }
   item.state = State::copied;
   lock.unlock();
   std::exception_ptr error;
   try {
-    side_.wait(item.slot);
-    const TensorView slot = slots_.view().row_range(item.slot, item.slot + 1).reshaped({slot_bytes_});
-    side_.copy({item.host.data, DType::u8, {item.host.bytes()}, item.host.device},
-               slot.row_range(0, item.host.bytes()));
+    copy(item);
   } catch (...) {
     error = std::current_exception();
   }
@@ -64,6 +79,12 @@ bool UploadAhead::bring(std::unique_lock<std::mutex>& lock) {
   error_ = error;
   changed_.notify_all();
   return true;
+}
+
+void UploadAhead::copy(const Item& item) {
+  if (item.whole) return side_.copy(item.host, item.whole);
+  const TensorView slot = slots_.view().row_range(item.slot, item.slot + 1).reshaped({slot_bytes_});
+  side_.copy({item.host.data, DType::u8, {item.host.bytes()}, item.host.device}, slot.row_range(0, item.host.bytes()));
 }
 
 void UploadAhead::give_up_front(std::unique_lock<std::mutex>& lock) {
@@ -87,8 +108,15 @@ Tensor UploadAhead::take(ConstTensorView host, DType dtype) {
   changed_.wait(lock, [&] { return item.state == State::there; });
   if (error_) std::rethrow_exception(error_);
   const int slot = item.slot;
+  Tensor whole = std::move(item.whole);
+  if (whole) items_.pop_front();
+  if (whole && host.dtype == dtype) return whole;
   lock.unlock();
   Tensor values = ex_.alloc(dtype, host.shape);
+  if (whole) {
+    cast(ex_, whole, values);
+    return values;
+  }
   ConstTensorView there = slots_.view().row_range(slot, slot + 1);
   there = {there.data, host.dtype, host.shape, there.device};
   if (host.dtype == dtype)

@@ -1,11 +1,12 @@
 #pragma once
 // UploadAhead: stored weights that a device will want next, brought there by a thread of its own while the device
-// computes. They lie in a few slots until they are taken; what was not foreseen is uploaded as ever, so that it decides
-// how long a run takes and nothing else.
+// computes. They lie in a few slots until they are taken, or for good in memory of their own; what was not foreseen is
+// uploaded as ever, so that it decides how long a run takes and nothing else.
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "kernels/exec/side_stream.h"
@@ -23,6 +24,9 @@ class UploadAhead {
 
   // This host memory, which must stay, will be taken behind all that was foreseen before; once for each call.
   void foresee(ConstTensorView host);
+  // The same of several, each into memory of its own, which is taken of the device at once and becomes the values where
+  // these are wanted in the stored type. Many small weights that are wanted together do not wait for slots.
+  void foresee_whole(std::span<const ConstTensorView> hosts);
   // The values in `dtype` on the device, where they are on their way; else empty. What was foreseen in front of it is
   // given up. Rethrows the error of a copy.
   Tensor take(ConstTensorView host, DType dtype);
@@ -33,9 +37,11 @@ class UploadAhead {
     ConstTensorView host{};
     State state = State::waits;
     int slot = -1;
+    Tensor whole{};  // its own memory; then it needs no slot
   };
   void loop();
   bool bring(std::unique_lock<std::mutex>&);
+  void copy(const Item&);
   void give_up_front(std::unique_lock<std::mutex>&);
 
   Exec& ex_;

@@ -11,6 +11,8 @@
 #include "kernels/model/embed.h"
 #include "kernels/model/gated_act.h"
 #include "kernels/model/route.h"
+#include "kernels/products/expert_gemms.h"
+#include "kernels/products/expert_rows.h"
 #include "kernels/products/gemm.h"
 #include "src/run/rank_sums.h"
 
@@ -124,24 +126,19 @@ Routing route_tokens(Exec& ex, const Moe& op, const BlockWeights& weights, Const
   const Tensor ids = ex.alloc(DType::i32, {tokens, op.top_k});
   const Tensor shares = ex.alloc(DType::f32, {tokens, op.top_k});
   choose_experts(ex, op, weights, x, ranks, logits, ids, shares);
-  const Tensor host_ids = ex.to_host(ids), host_shares = ex.to_host(shares);
-  Routing r;
-  r.begin.assign(static_cast<size_t>(op.experts) + 1, 0);
-  for (int64_t i = 0; i < host_ids.numel(); ++i) ++r.begin[static_cast<size_t>(host_ids.as<int32_t>()[i]) + 1];
-  std::partial_sum(r.begin.begin(), r.begin.end(), r.begin.begin());
-  std::vector<int64_t> next(r.begin.begin(), r.begin.end() - 1);
-  const Tensor rows = Tensor::host(DType::i32, {host_ids.numel()});
-  const Tensor sorted = Tensor::host(DType::f32, {host_ids.numel()});
-  for (int64_t i = 0; i < host_ids.numel(); ++i) {
-    const int64_t at = next[static_cast<size_t>(host_ids.as<int32_t>()[i])]++;
-    rows.view().as<int32_t>()[at] = static_cast<int32_t>(i / op.top_k);
-    sorted.view().as<float>()[at] = host_shares.as<float>()[i];
-  }
-  r.rows = ex.to_device(rows);
-  r.weights = ex.to_device(sorted);
+  Routing r{.rows = ex.alloc(DType::i32, {tokens * op.top_k}),
+            .weights = ex.alloc(DType::f32, {tokens * op.top_k}),
+            .input_weights = {},
+            .places = ex.alloc(DType::i32, ids.shape()),
+            .begin = {}};
+  const Tensor begin = ex.alloc(DType::i32, {op.experts + 1});
+  expert_lists(ex, ids, shares, {.rows = r.rows, .weights = r.weights, .places = r.places, .begin = begin});
+  const Tensor host = ex.to_host(begin);
+  r.begin.assign(host.as<int32_t>(), host.as<int32_t>() + host.numel());
   if (op.weigh_inputs) {
-    std::fill_n(sorted.as<float>(), sorted.numel(), 1.f);
-    r.input_weights = std::exchange(r.weights, ex.to_device(sorted));
+    const Tensor ones = Tensor::host(DType::f32, r.weights.shape());
+    std::fill_n(ones.as<float>(), ones.numel(), 1.f);
+    r.input_weights = std::exchange(r.weights, ex.to_device(ones));
   }
   return r;
 }
@@ -210,32 +207,83 @@ Tensor expert_activation(Exec& ex, const Moe& op, int expert, const LinearByName
   return g;
 }
 
+namespace {
+
+// Rows of a chunk from which on a GPU multiplies small experts together. Fewer are a prompt's, whose experts have
+// kernels for few rows.
+constexpr int64_t kGroupedTokens = 512;
+
+const Linear& linear_of(const BlockWeights& weights, const Moe& op, const LinearDef& def, int expert) {
+  return weights.linears.at(op.of_expert(def, expert).name);
+}
+
+// Whether the products of these experts with x can be made together. Of one mixture the answer is the same whichever of
+// its experts are there, so that the bits do not depend on that.
+bool grouped(const Exec& ex, const Moe& op, const BlockWeights& weights, int expert, ConstTensorView x) {
+  if (!ex.on_cuda() || x.rows() < kGroupedTokens || op.top_k > kMostPlaces) return false;
+  const auto takes = [&](const LinearDef& def) {
+    const auto* l = std::get_if<DenseLinear>(&linear_of(weights, op, def, expert));
+    return l && !l->input && l->bias.empty() && takes_expert_gemms(x.dtype, def.out_features, def.in_features);
+  };
+  return takes(op.up) && takes(op.down) && (!op.gated() || takes(op.gate));
+}
+
+// What experts [first, last) make of their rows `read` [n, hidden], side by side, added to `sum`.
+void add_grouped(Exec& ex, const Moe& op, const BlockWeights& weights, const Routing& routing, ConstTensorView read,
+                 int first, int last, TensorView sum) {
+  const int64_t begin = routing.begin[static_cast<size_t>(first)];
+  const auto products = [&](const LinearDef& def, ConstTensorView x, TensorView y) {
+    std::vector<ExpertProduct> all;
+    for (int e = first; e < last; ++e)
+      if (routing.tokens(e) > 0)
+        all.push_back({.w = std::get<DenseLinear>(linear_of(weights, op, def, e)).weight,
+                       .begin = routing.begin[static_cast<size_t>(e)] - begin,
+                       .end = routing.begin[static_cast<size_t>(e) + 1] - begin});
+    expert_gemms(ex, x, all, y);
+  };
+  const Tensor u = ex.alloc(read.dtype, {read.rows(), op.up.out_features}), g = ex.alloc(read.dtype, u.shape());
+  products(op.up, read, u);
+  if (op.gated()) products(op.gate, read, g);
+  activate(ex, op, u, g);
+  const Tensor y = ex.alloc(read.dtype, {read.rows(), op.hidden});
+  products(op.down, g, y);
+  combine_rows(ex, y, routing.places, routing.weights, begin, sum);
+}
+
+// The same, one expert after the other.
+void add_each(Exec& ex, const Moe& op, const BlockWeights& weights, const Routing& routing, ConstTensorView read,
+              int first, int last, TensorView sum) {
+  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
+  const int64_t begin = routing.begin[static_cast<size_t>(first)];
+  const auto each = [&](const auto& take) {
+    for (int e = first; e < last; ++e)
+      if (routing.tokens(e) > 0)
+        take(e, routing.begin[static_cast<size_t>(e)] - begin, routing.begin[static_cast<size_t>(e) + 1] - begin);
+  };
+  const Tensor u = ex.alloc(read.dtype, {read.rows(), op.up.out_features}), g = ex.alloc(read.dtype, u.shape());
+  each([&](int e, int64_t from, int64_t to) {
+    wide_products(ex, op, e, linear, read.row_range(from, to), u.view().row_range(from, to),
+                  g.view().row_range(from, to));
+  });
+  activate(ex, op, u, g);
+  const Tensor y = ex.alloc(read.dtype, {read.rows(), op.hidden});
+  each([&](int e, int64_t from, int64_t to) {
+    apply(ex, linear(op.of_expert(op.down, e).name), g.view().row_range(from, to), y.view().row_range(from, to));
+    scatter_add_rows(ex, y.view().row_range(from, to), routing.rows_of(e),
+                     routing.weights.view().row_range(begin + from, begin + to), sum);
+  });
+}
+
+}  // namespace
+
 // What needs no weights is done for several experts at once: there are many, and each has few rows.
 void add_experts(Exec& ex, const Moe& op, const BlockWeights& weights, const Routing& routing, ConstTensorView x,
                  int first, int last, TensorView sum) {
-  const auto linear = [&](const std::string& name) -> const Linear& { return weights.linears.at(name); };
   for (int end = first; first < last; first = end) {
     end = experts_at_once(routing, first, last, x.rows());
-    const int64_t begin = routing.begin[static_cast<size_t>(first)];
-    const auto each = [&](const auto& take) {
-      for (int e = first; e < end; ++e)
-        if (routing.tokens(e) > 0)
-          take(e, routing.begin[static_cast<size_t>(e)] - begin, routing.begin[static_cast<size_t>(e) + 1] - begin);
-    };
     const Tensor read = rows_of_experts(ex, routing, first, end, x);
     if (read.rows() == 0) continue;
-    const Tensor u = ex.alloc(x.dtype, {read.rows(), op.up.out_features}), g = ex.alloc(x.dtype, u.shape());
-    each([&](int e, int64_t from, int64_t to) {
-      wide_products(ex, op, e, linear, read.view().row_range(from, to), u.view().row_range(from, to),
-                    g.view().row_range(from, to));
-    });
-    activate(ex, op, u, g);
-    const Tensor y = ex.alloc(x.dtype, {read.rows(), op.hidden});
-    each([&](int e, int64_t from, int64_t to) {
-      apply(ex, linear(op.of_expert(op.down, e).name), g.view().row_range(from, to), y.view().row_range(from, to));
-      scatter_add_rows(ex, y.view().row_range(from, to), routing.rows_of(e),
-                       routing.weights.view().row_range(begin + from, begin + to), sum);
-    });
+    (grouped(ex, op, weights, first, x) ? add_grouped : add_each)(ex, op, weights, routing, read, first, end, sum);
   }
 }
 

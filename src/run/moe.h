@@ -16,6 +16,7 @@ struct Routing {
   Tensor rows{};                 // i32 [tokens * top_k] on the device: rows of the op's input
   Tensor weights{};              // f32 [tokens * top_k]: of what the experts answer
   Tensor input_weights{};        // the same of what they read; empty: they read rows as they are
+  Tensor places{};               // i32 [tokens, top_k]: which entry a token's choice is
   std::vector<int64_t> begin{};  // [experts + 1]
   int64_t tokens(int expert) const {
     return begin[static_cast<size_t>(expert) + 1] - begin[static_cast<size_t>(expert)];

@@ -164,14 +164,22 @@ void BlockLoop::enter(int64_t layer) {
 
 // The linears' weights in the order in which the block will ask for them: an op's to be quantized, then those that a
 // stream runs as they are. Where transforms rewrite the block it asks for all of them at once, which all threads bring
-// sooner; a sealed one asks for none.
+// sooner; a sealed one asks for none. Experts come as they lie, where the plan has room for those of the next block.
 void BlockLoop::foresee_weights(int64_t layer) {
   if (layer >= ckpt_.spec.layers || layer < sealed_before_ || !plan_.transforms.empty()) return;
   for (const BlockOp& op : ckpt_.spec.block(layer)) {
-    if (std::holds_alternative<Moe>(op)) continue;
     std::vector<NamedLinear> run;
+    const auto named_of = [&](const LinearDef& l) {
+      return NamedLinear{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
+    };
+    if (std::holds_alternative<Moe>(op)) {
+      if (!quantized_ || plan_.memory.experts_ahead == 0) continue;
+      for (const LinearDef& l : linears_of(op)) run.push_back(named_of(l));
+      foresee_whole(ahead_, ckpt_, run, job_.dtype);
+      continue;
+    }
     for (const LinearDef& l : linears_of(op)) {
-      const NamedLinear named{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
+      const NamedLinear named = named_of(l);
       const PlannedLinear* p = plan_.find(named.name);
       const bool quantized = p && !p->keep && !p->lossless;
       if (quantized) foresee(ahead_, ckpt_, named);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "src/calib/cuts.h"
+#include "src/calib/expert_pieces.h"
 #include "src/calib/experts.h"
 #include "src/quant/loop/activation_sums.h"
 #include "src/run/moe.h"

@@ -39,6 +39,13 @@ void foresee(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l) {
   if (const ConstTensorView w = in_file(c, l); w.data) ahead.foresee(w);
 }
 
+void foresee_whole(UploadAhead& ahead, const Checkpoint& c, const std::vector<NamedLinear>& linears, DType dtype) {
+  std::vector<ConstTensorView> hosts;
+  for (const NamedLinear& l : linears)
+    if (const ConstTensorView w = in_file(c, l); w.data && w.dtype == dtype) hosts.push_back(w);
+  ahead.foresee_whole(hosts);
+}
+
 Tensor taken_ahead(UploadAhead& ahead, const Checkpoint& c, const NamedLinear& l, DType dtype) {
   if (!in_file(c, l).data) return {};
   return ahead.take(c.store.expect(l.name + ".weight", {DType::f32, DType::f16, DType::bf16}, {l.out, l.in}), dtype);

@@ -53,7 +53,8 @@ std::string keep_less(MemoryPlan& m) {
     return "experts solved one after the other";
   }
   if (m.beside > 0) {
-    m.slot = m.beside = 0;
+    m.slot = m.beside = m.experts_ahead = 0;
+    m.room.ahead = false;
     return "no copies beside the computation";
   }
   if (m.room.device > 0) {

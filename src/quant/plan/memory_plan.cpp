@@ -6,8 +6,8 @@
 
 #include "kernels/statistics/gram_lanes.h"
 #include "src/calib/cuts.h"
+#include "src/calib/expert_pieces.h"
 #include "src/calib/lanes.h"
-#include "src/calib/row_cutter.h"
 #include "src/core/parallel.h"
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
@@ -147,11 +147,11 @@ class Estimate {
       const int64_t loaded = loaded_at(i);
       const int64_t experts = moe && !whole_block ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
       const int64_t sums = sums_bytes(ops[i], waves);
-      reach("observe",
-            table + loaded + experts + chunk_bytes(ops, base, i) + sums + gather_bytes(layer, ops[i], waves));
+      reach("observe", table + loaded + experts + chunk_bytes(ops, base, i) + sums +
+                           gather_bytes(layer, ops[i], waves) + routing_bytes(ops[i]));
       const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
       reach("quantize", table + loaded + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]) +
-                            lanes_bytes(layer, ops[i], waves));
+                            lanes_bytes(layer, ops[i], waves) + routing_bytes(ops[i]));
       base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
       if (!learning) held = base;
       if (moe && waves.weights)
@@ -225,12 +225,18 @@ class Estimate {
     return std::max((n + 1) * sums_of(m->hidden),
                     (n + 1) * sums_of(m->down.in_features) + n * wide_weights(*m) * elem_ * streams_);
   }
-  // Rows on their way into the sums: pieces that chunks do not end with, and their rounded copies.
+  // Who goes where, of all chunks.
+  int64_t routing_bytes(const BlockOp& op) const {
+    const auto* m = std::get_if<Moe>(&op);
+    return m ? chunks_.tokens() * m->top_k * (m->weigh_inputs ? 8 : 4) : 0;
+  }
+  // Rows on their way into the sums: pieces that chunks do not end with, and their rounded copies; of experts what
+  // waits for a piece, and what one makes of it in both streams.
   int64_t gather_bytes(int64_t layer, const BlockOp& op, const Waves& waves) const {
     const auto* m = std::get_if<Moe>(&op);
     if (m)
-      return waves.experts(*m) * kExpertPiece * elem_ * streams_ * (m->gate.in_features + m->down.in_features) +
-             received_bytes(m->gate.in_features);
+      return kExpertPiece * elem_ * streams_ * (waves.experts(*m) * m->hidden + 2 * m->down.in_features) +
+             received_bytes(m->hidden);
     const int64_t in = linears_of(op).front().in_features, piece = gram_chunk(kind_) * elem_;
     int64_t bytes = (kind_ == Device::cuda ? GramLanes::kBytes : 0) +
                     (chunks_.most_rows() % gram_chunk(kind_) == 0 ? 0 : piece * streams_ * in) + received_bytes(in);

@@ -61,7 +61,8 @@ struct MemoryPlan {
   // Copies beside the computation take so much of the device, where it has room: slots of the largest stored weight on
   // their way in, codes on their way out. 0: everything is copied when it is its turn.
   int64_t slot = 0, beside = 0;
-  std::string refusal{};  // one line where the limits are too small; "" otherwise
+  int64_t experts_ahead = 0;  // of `beside`: the experts of the next block, where there is room for them
+  std::string refusal{};      // one line where the limits are too small; "" otherwise
 
   bool stores_before(int kind, size_t op) const {
     return static_cast<size_t>(kind) < stored.size() && stored[static_cast<size_t>(kind)].count(op) > 0;

@@ -7,6 +7,7 @@
 
 #include "kernels/exec/upload.h"
 #include "kernels/grids/row_grid.h"
+#include "kernels/statistics/column_energies.h"
 #include "kernels/statistics/scaled_peaks.h"
 #include "src/core/parallel.h"
 
@@ -84,16 +85,10 @@ class ManyPeaks {
 
 // Sums over the rows of the squares, column by column.
 std::vector<double> energies(Exec& ex, ConstTensorView on_device) {
-  const Tensor m = ex.to_host(on_device);
-  std::vector<double> sum(static_cast<size_t>(m.cols()));
-  parallel_for(m.cols(), 256, [&](int64_t begin, int64_t end) {
-    for (int64_t r = 0; r < m.rows(); ++r)
-      for (int64_t j = begin; j < end; ++j) {
-        const double v = m.as<float>()[r * m.cols() + j];
-        sum[static_cast<size_t>(j)] += v * v;
-      }
-  });
-  return sum;
+  const Tensor sum = ex.alloc(DType::f64, {on_device.cols()});
+  column_energies(ex, on_device, sum);
+  const Tensor host = ex.to_host(sum);
+  return {host.as<double>(), host.as<double>() + host.numel()};
 }
 
 // The mean of a_t^2 * 127^2 and its slope by log s_j; of a static scale, the largest instead of the mean.

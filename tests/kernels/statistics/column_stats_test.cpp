@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "kernels/statistics/column_energies.h"
 #include "tests/kernels/op_test.h"
 
 namespace fewbit::test {
@@ -46,6 +47,20 @@ FEWBIT_DEVICE_TEST(ColumnStats, MatchesTheDefinition) {
           EXPECT_NEAR(found.as<double>()[j], expected, tol::kF32Op * expected) << rows << " x " << cols;
         }
       }
+}
+
+FEWBIT_DEVICE_TEST(ColumnEnergies, MatchTheDefinition) {
+  for (const int64_t rows : {1, 17, 700})
+    for (const int64_t cols : {1, 70, 257}) {
+      const Tensor x = random_normal(DType::f32, {rows, cols}, 14), energy = poisoned(ex, DType::f64, {cols});
+      column_energies(ex, ex.to_device(x), energy);
+      const Tensor found = ex.to_host(energy);
+      for (int64_t j = 0; j < cols; ++j) {
+        double expected = 0;
+        for (int64_t r = 0; r < rows; ++r) expected += std::pow(static_cast<double>(x.as<float>()[r * cols + j]), 2);
+        EXPECT_NEAR(found.as<double>()[j], expected, 1e-12 * expected) << rows << " x " << cols;
+      }
+    }
 }
 
 FEWBIT_DEVICE_TEST(ColumnStats, DividesByTheUnitOfTheGroup) {

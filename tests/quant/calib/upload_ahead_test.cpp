@@ -42,6 +42,18 @@ FEWBIT_DEVICE_TEST(UploadAhead, GivesUpWhatIsPassedOver) {
   expect_taken(ex, ahead, weights[1], DType::f32);
 }
 
+FEWBIT_DEVICE_TEST(UploadAhead, BringsManyIntoMemoryOfTheirOwn) {
+  std::vector<Tensor> weights;
+  for (uint64_t i = 0; i < 12; ++i) weights.push_back(random_normal(DType::bf16, {24, 32}, i));
+  UploadAhead ahead(ex, 24 * 32 * 2);
+  ahead.foresee(weights[0]);
+  const std::vector<ConstTensorView> whole(weights.begin() + 1, weights.end());
+  ahead.foresee_whole(whole);
+  for (const size_t i : {size_t{0}, size_t{1}, size_t{2}, size_t{5}, size_t{11}})
+    expect_taken(ex, ahead, weights[i], i == 5 ? DType::f32 : DType::bf16);
+  EXPECT_TRUE(ahead.take(weights[3], DType::bf16).empty()) << "given up";
+}
+
 FEWBIT_DEVICE_TEST(UploadAhead, DoesNothingWithoutRoom) {
   const std::vector<Tensor> weights = some_weights(2);
   UploadAhead none(ex, 0), narrow(ex, 256);
