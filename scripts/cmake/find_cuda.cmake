@@ -58,14 +58,14 @@ foreach(target ${FEWBIT_CUDA_TARGETS})
 endforeach()
 # nvcc's optimizer takes most of what device code costs to compile, and a machine without a GPU never runs that code.
 if(FEWBIT_UNOPTIMIZED_DEVICE_CODE)
-  execute_process(COMMAND ${FEWBIT_NVCC} -ccbin ${CMAKE_CXX_COMPILER} -std=c++20 -Ofast-compile=mid
+  execute_process(COMMAND ${FEWBIT_NVCC} -ccbin ${CMAKE_CXX_COMPILER} -std=c++20 -Ofc=mid
                           -gencode=arch=compute_90a,code=sm_90a -c ${CMAKE_BINARY_DIR}/nvcc_probe.cu
                           -o ${CMAKE_BINARY_DIR}/nvcc_probe.o
                   RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
   if(failed)
-    message(STATUS "fewbit: device code is optimized after all: this nvcc does not know -Ofast-compile")
+    message(STATUS "fewbit: device code is optimized after all: this nvcc does not know -Ofc=mid")
   else()
-    string(APPEND CMAKE_CUDA_FLAGS " -Ofast-compile=mid")
+    string(APPEND CMAKE_CUDA_FLAGS " -Ofc=mid")
   endif()
 endif()
 string(APPEND CMAKE_CUDA_FLAGS " -lineinfo --expt-relaxed-constexpr -Xcompiler=-Wall -diag-suppress=20012")
