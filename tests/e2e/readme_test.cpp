@@ -18,8 +18,8 @@ struct Shorter {
   const char *begins, *more;
 };
 constexpr Shorter kShorter[] = {
-    {"quantize gptq ", " --samples 4 --seq-len 128"},
-    {"quantize 'rotate+gptq ", " --samples 4 --seq-len 128"},
+    {"quantize gptq ", " --samples 16 --seq-len 256"},
+    {"quantize 'rotate+gptq ", " --samples 16 --seq-len 256"},
     {"evaluate perplexity", " --max-windows 2"},
     {"evaluate compare", " --max-windows 2"},
     {"evaluate report", " --max-windows 2"},

@@ -96,8 +96,7 @@ void add_arguments(CLI::App& app, QuantizeArgs& a) {
                                  "machine's speed");
   minutes->check(CLI::PositiveNumber);
   app.add_option("--dtype", a.dtype,
-                 "Arithmetic of the calibration: float32, bf16, or auto (bf16 on a GPU, and on a CPU that multiplies "
-                 "it: AVX512-BF16 or AMX)")
+                 "Arithmetic of the calibration: float32, bf16, or auto (bf16 where the device multiplies it)")
       ->capture_default_str();
   app.add_option("--shard-size", a.shard_size, "Largest safetensors file of OUT: 5GB, 512MiB …")->capture_default_str();
   app.add_flag(
