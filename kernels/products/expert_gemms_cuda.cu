@@ -3,6 +3,7 @@
 // inputs in their order. Which rows and weights are whose travels with the launch.
 #include <algorithm>
 
+#include "kernels/device/jobs.cuh"
 #include "kernels/device/mma.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -96,17 +97,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(128) unsigned char raw[];
   Stage* stages = reinterpret_cast<Stage*>(raw);
   const int tile = static_cast<int>(blockIdx.y);
-  int low = 0, high = p.count - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (tile < p.tiles[middle])
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  const int row = p.begin[low] + (tile - (low > 0 ? p.tiles[low - 1] : 0)) * kRows;
+  const int own = job_of_block(p.tiles, p.count, tile);
+  const int row = p.begin[own] + (tile - (own > 0 ? p.tiles[own - 1] : 0)) * kRows;
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kOut;
-  const Tile t{x + row * in, p.w[low] + col * in, min(kRows, p.end[low] - row),
+  const Tile t{x + row * in, p.w[own] + col * in, min(kRows, p.end[own] - row),
                static_cast<int>(min(static_cast<int64_t>(kOut), out - col))};
   const int warp = threadIdx.x / 32, warp_row = warp / 4 * 64, warp_out = warp % 4 * 32;
   const int steps = static_cast<int>(in / kIn);

@@ -4,6 +4,7 @@
 // combine_rows: a block a token, which keeps the sum of a few columns in registers.
 #include <algorithm>
 
+#include "kernels/device/jobs.cuh"
 #include "kernels/device/reduce.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
@@ -71,17 +72,10 @@ __global__ void __launch_bounds__(kRowThreads)
     place_rows_kernel(const T* __restrict__ x, const int32_t* __restrict__ rows, const Runs runs, T* __restrict__ y,
                       int64_t units) {
   const int block = static_cast<int>(blockIdx.x);
-  int low = 0, high = runs.count - 1;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (block < runs.end[middle])
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  const int i = block - (low > 0 ? runs.end[low - 1] : 0);
-  const T* from = x + rows[runs.from[low] + i] * units;
-  T* to = y + (runs.to[low] + static_cast<int64_t>(i)) * units;
+  const int run = job_of_block(runs.end, runs.count, block);
+  const int i = block - (run > 0 ? runs.end[run - 1] : 0);
+  const T* from = x + rows[runs.from[run] + i] * units;
+  T* to = y + (runs.to[run] + static_cast<int64_t>(i)) * units;
   for (int64_t c = threadIdx.x; c < units; c += kRowThreads) to[c] = from[c];
 }
 
