@@ -53,8 +53,8 @@ class SideStream {
 #endif
     ex_.copy(from, to);
   }
-  // For the thread of the Exec alone: a copy from pinned memory behind what the Exec has been given so far, and what it
-  // is given from land(i) on behind the copy.
+  // For the thread of the Exec alone: a copy from or to pinned memory behind what the Exec has been given so far, and
+  // what it is given from land(i) on behind the copy. Both ends stay as they are until then.
   void begin(int i, ConstTensorView from, TensorView to) {
     FEWBIT_ASSERT(from.bytes() == to.bytes());
     (void)i;

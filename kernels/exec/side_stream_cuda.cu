@@ -64,7 +64,8 @@ void begin_copy(const Exec& ex, CudaSide& side, int i, ConstTensorView from, Ten
   cudaEvent_t& landed = side.landed.at(static_cast<size_t>(i));
   if (!landed) FEWBIT_CUDA_CALL(cudaEventCreateWithFlags(&landed, cudaEventDisableTiming));
   const auto bytes = static_cast<size_t>(from.bytes());
-  FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, cudaMemcpyHostToDevice, side.stream));
+  const auto way = to.device.kind == Device::cpu ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+  FEWBIT_CUDA_CALL(cudaMemcpyAsync(to.data, from.data, bytes, way, side.stream));
   FEWBIT_CUDA_CALL(cudaEventRecord(landed, side.stream));
 }
 

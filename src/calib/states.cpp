@@ -94,18 +94,22 @@ States::Piece& States::room_for(int64_t chunk, ConstTensorView rows) {
   return p;
 }
 
+TensorView States::departing(int64_t chunk, ConstTensorView rows) {
+  Exec& ex = store_->exec();
+  if (!ex.on_cuda()) return {};  // the memory of the host is the device's: counted with the ops' own
+  Piece& p = room_for(chunk, rows);
+  if (p.tier != StateStore::Tier::host) return {};
+  if (p.memory.empty()) p.memory = ex.alloc_pinned(dtype_, rows.shape);
+  return p.memory;
+}
+
 void States::put(int64_t chunk, ConstTensorView rows) {
+  Exec& ex = store_->exec();
+  if (const TensorView host = departing(chunk, rows); host.data) return copy_behind(ex, rows, host);
   Piece& p = room_for(chunk, rows);
   if (p.tier == StateStore::Tier::file) return write_file(chunk, rows);
-  Exec& ex = store_->exec();
-  // On the CPU the memory of the host is the device's: counted with the ops' own.
-  const bool pinned = p.tier == StateStore::Tier::host && ex.on_cuda();
-  if (p.memory.empty()) p.memory = pinned ? ex.alloc_pinned(dtype_, rows.shape) : ex.alloc(dtype_, rows.shape);
-  if (p.memory.view().data == rows.data) return;
-  if (pinned)
-    copy_behind(ex, rows, p.memory);
-  else
-    ex.copy(rows, p.memory);
+  if (p.memory.empty()) p.memory = ex.alloc(dtype_, rows.shape);
+  if (p.memory.view().data != rows.data) ex.copy(rows, p.memory);
 }
 
 void States::put(int64_t chunk, Tensor&& rows) {

@@ -67,6 +67,9 @@ class States {
   ConstTensorView resident(int64_t chunk) const;
   // The chunk in pinned memory that the device can fetch while it computes; data == nullptr where it lies elsewhere.
   ConstTensorView pinned(int64_t chunk) const;
+  // Where the rows of the chunk are to go in pinned memory, by a copy of the caller's in the place of put(); data ==
+  // nullptr where put() is the way.
+  TensorView departing(int64_t chunk, ConstTensorView rows);
   // As resident(), to be written by who will put it: what was there is lost.
   TensorView in_place(int64_t chunk);
   // Says that the chunk will be read next, so that the file's bytes are on their way.

@@ -31,7 +31,10 @@ Stream::Stream(StateStore& store, const ModelSpec& spec, const Chunks& chunks, D
     ids_ = store.exec().to_device(Tensor::host_from<int32_t>(DType::i32, {chunks.tokens()}, ids));
   }
   stored_.emplace(Slot::x, States(store, chunks, dtype, spec.width()));
-  if (store.ahead() && store.exec().on_cuda()) side_.emplace(store.exec(), kSlots);
+  if (store.ahead() && store.exec().on_cuda()) {
+    side_.emplace(store.exec(), kSlots);
+    out_.emplace(store.exec(), kSlots);
+  }
   choices_.resize(choice_that_lasts(spec) > 0 ? static_cast<size_t>(chunks.count()) : 1);
 }
 
@@ -117,22 +120,38 @@ void Stream::save(int64_t chunk, size_t at, size_t to) {
     const auto before = stored_.find(s);
     if (before != stored_.end() && !written_between(base_, at, s)) continue;
     // A chunk's residual stream takes the place of what it was made from, unless that is wanted again.
-    if (s == Slot::x && !keeps_entering_) {
-      before->second.put(chunk, now);
-      continue;
-    }
-    States& states = next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second;
-    // Memory that no op of this pass writes again is kept as it is.
-    Tensor& memory = slots_[static_cast<size_t>(i)];
-    if (memory.view().data == now.data && memory.shape() == now.shape && !written_between(at, to, s))
-      states.put(chunk, std::move(memory));
-    else
-      states.put(chunk, now);
+    const bool replaces = s == Slot::x && !keeps_entering_;
+    States& states =
+        replaces ? before->second : next_.try_emplace(s, store_, chunks_, dtype_, now.cols()).first->second;
+    put(states, chunk, s, written_between(at, to, s));
   }
   // What was only for the ops in front of the cut goes now and not with all other chunks, or both would be there at
   // once.
   for (auto& [slot, states] : stored_)
     if (slot != Slot::x && !alive_before(*ops_, at, slot)) states.drop(chunk);
+}
+
+// Stores a slot of the chunk at hand. Memory that no op of this pass writes again is kept as it is, or until it was
+// copied beside what the device computes.
+void Stream::put(States& states, int64_t chunk, Slot s, bool rewritten) {
+  const TensorView now = activations_[s];
+  Tensor& memory = slots_[static_cast<size_t>(s)];
+  if (rewritten || memory.view().data != now.data || memory.shape() != now.shape) return states.put(chunk, now);
+  if (out_) {
+    if (const TensorView host = states.departing(chunk, now); host.data) {
+      land(s);
+      leaving_[s] = std::move(memory);
+      return out_->begin(static_cast<int>(s), now, host);
+    }
+  }
+  states.put(chunk, std::move(memory));
+}
+
+// Memory that has left is free again.
+void Stream::land(Slot s) {
+  if (leaving_.count(s) == 0) return;
+  out_->land(static_cast<int>(s));
+  leaving_.erase(s);
 }
 
 void Stream::moved(size_t cut) {
@@ -153,6 +172,7 @@ void Stream::moved(size_t cut) {
 void Stream::let_go() {
   activations_ = {};
   for (Tensor& t : slots_) t.reset();
+  while (!leaving_.empty()) land(leaving_.begin()->first);
 }
 
 void Stream::allocate_for(size_t index, int64_t rows) {
@@ -203,19 +223,29 @@ bool Stream::take_sums(int64_t chunk, size_t op) {
 
 const Activations& Stream::bring(int64_t chunk, size_t to, const BlockWeights& weights, const RopeTables& ropes,
                                  std::optional<size_t> cut, const Watch& watch) {
+  load(chunk, std::max(to, cut.value_or(to)), cut);
+  run(chunk, base_, to, weights, ropes, cut, watch);
+  if (cut == to && to > base_) save(chunk, to, to);
+  return activations_;
+}
+
+void Stream::run_on(int64_t chunk, size_t to, size_t cut, const BlockWeights& weights, const RopeTables& ropes) {
+  run(chunk, to, cut, weights, ropes, {}, {});
+  save(chunk, cut, cut);
+}
+
+void Stream::run(int64_t chunk, size_t begin, size_t end, const BlockWeights& weights, const RopeTables& ropes,
+                 std::optional<size_t> cut, const Watch& watch) {
   const int64_t rows = chunks_.rows(chunk);
-  load(chunk, to, cut);
   TokenLayout layout{.seqs = chunks_.seqs(chunk), .positions = positions_.view().row_range(0, rows)};
   if (!ids_.empty()) layout.ids = ids_.view().row_range(chunks_.begin(chunk), chunks_.begin(chunk) + rows);
-  for (size_t i = base_; i < to; ++i) {
-    if (cut == i && i > base_) save(chunk, i, to);
+  for (size_t i = begin; i < end; ++i) {
+    if (cut == i && i > base_) save(chunk, i, end);
     if (watch) watch(i, activations_);
     allocate_for(i, rows);
     if (!take_sums(chunk, i)) run_op(store_.exec(), (*ops_)[i], weights, ropes, layout, activations_);
     release_after(i);
   }
-  if (cut == to && to > base_) save(chunk, to, to);
-  return activations_;
 }
 
 }  // namespace fewbit

@@ -39,15 +39,18 @@ class Stream {
   // Called in front of an op, with what the slots hold.
   using Watch = std::function<void(size_t op, const Activations&)>;
   // Brings a chunk in front of op `to` and returns what the slots hold there, until the next call. On the way it
-  // stores what is alive in front of op `cut`, when that is given.
+  // stores what is alive in front of op `cut`, when that is given; a cut behind `to` is run_on()'s.
   const Activations& bring(int64_t chunk, size_t to, const BlockWeights&, const RopeTables&,
                            std::optional<size_t> cut = {}, const Watch& watch = {});
+  // Takes the chunk that was just brought in front of op `to`, with `cut` behind it, on to the cut and stores it there.
+  void run_on(int64_t chunk, size_t to, size_t cut, const BlockWeights&, const RopeTables&);
   // Adds what experts [first, last) of the mixture `op` make of the chunk that was just brought in front of it. Begins
   // with expert 0 and goes in order; once all experts were added, a pass takes the sums in the place of the experts.
   void add_experts(int64_t chunk, size_t op, const BlockWeights&, int first, int last);
   // Every chunk was brought past `cut`: the next passes begin there.
   void moved(size_t cut);
-  // Gives back the memory of the chunk that was brought last: nobody looks at it again.
+  // Gives back the memory of the chunk that was brought last: nobody looks at it again. What is on its way to host
+  // memory has left when the device comes there.
   void let_go();
   size_t base() const { return base_; }
 
@@ -59,7 +62,11 @@ class Stream {
   void load(int64_t chunk, size_t to, std::optional<size_t> cut);
   void load_ahead(int64_t chunk);
   bool take_sums(int64_t chunk, size_t op);
+  void run(int64_t chunk, size_t begin, size_t end, const BlockWeights&, const RopeTables&, std::optional<size_t> cut,
+           const Watch& watch);
   void save(int64_t chunk, size_t at, size_t to);
+  void put(States&, int64_t chunk, Slot, bool rewritten);
+  void land(Slot);
   void allocate_for(size_t index, int64_t rows);
   void release_after(size_t index);
 
@@ -80,6 +87,9 @@ class Stream {
   std::optional<SideStream> side_{};
   std::map<Slot, Tensor> ahead_{};
   int64_t coming_ = -1;
+  // Slots that were stored last, on their way to host memory.
+  std::optional<SideStream> out_{};
+  std::map<Slot, Tensor> leaving_{};
   std::vector<Tensor> choices_{};  // of keys: by chunk where later blocks look at them too, else one for all
 };
 

@@ -234,7 +234,7 @@ void Ranks::barrier() const {
 
 void Ranks::finish() {
   link_.reset();
-  if (calls_) check(std::exchange(calls_, nullptr)->finish());
+  if (const MpiCalls* calls = std::exchange(calls_, nullptr)) check_call(*calls, calls->finish());
   place_ = {};
 }
 

@@ -1,6 +1,6 @@
 // The way back through a block against differences of its forward pass, and what learned rounding promises: a
 // smaller error of the block's output or the codes as they were, the same bits on every run.
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 
 #include <cmath>
 #include <fstream>
@@ -9,7 +9,7 @@
 
 #include "kernels/products/dequantize.h"
 #include "src/model/synth/synth.h"
-#include "src/quant/loop/block_tape.h"
+#include "src/quant/loop/learn/block_tape.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/method.h"
 #include "tests/kernels/quantize/quantizer_fixture.h"

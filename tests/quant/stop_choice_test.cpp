@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include "src/calib/cuts.h"
 #include "src/model/synth/synth.h"
 #include "src/quant/loop/pipeline.h"
 #include "src/quant/plan/rates.h"
+#include "src/quant/plan/time_plan.h"
 #include "tests/support/support.h"
 
 namespace fewbit::test {
@@ -66,11 +68,28 @@ TEST_F(StopChoiceTest, EachPlaceIsTakenWhereItCostsLeastAndTheBytesAreTheSame) {
 
 TEST_F(StopChoiceTest, SecondsAreThoseOfABlock) {
   const QuantPlan p = decided(1, {.device = 1e-9});
+  const std::optional<size_t> last = last_look(c->spec, p, 0);
+  ASSERT_EQ(p.memory.stops.back().op, last);
   for (const StopChoice& s : p.memory.stops) {
+    // Behind the last look at the unquantized stream nothing is kept of it.
+    const int64_t rows = 512 * (s.op == last ? 1 : 2);
+    EXPECT_EQ(s.bytes, rows * 4 * features_alive(c->spec, c->spec.block(0), s.op)) << s.linears;
     EXPECT_DOUBLE_EQ(s.store_seconds, 2e-9 * static_cast<double>(s.bytes)) << s.linears;
     EXPECT_GT(s.compute_seconds, 0) << s.linears;
-    EXPECT_EQ(static_cast<int64_t>(s.compute_seconds) % (2 * 512), 0) << "whole ops, of every token in both streams";
+    EXPECT_EQ(static_cast<int64_t>(s.compute_seconds) % 512, 0) << "whole ops, of every token";
   }
+}
+
+TEST_F(StopChoiceTest, TheLastLookIsAtTheLastInputThatOnePassSees) {
+  const auto last_linears = [&] {
+    const std::optional<size_t> last = last_look(c->spec, make_plan(*c, options), 0);
+    return last ? linears_of(c->spec.block(0)[*last]).front().name : "none";
+  };
+  EXPECT_EQ(last_linears(), "mlp.down_proj");
+  options.base = parse_recipe("gptq int4 g64 effort=quick targets=off");
+  EXPECT_EQ(last_linears(), "none") << "one stream";
+  options.base = parse_recipe("gptq int8 g-1 acts=tensor effort=quick");
+  EXPECT_EQ(last_linears(), "none") << "an input is seen twice, first for its scale";
 }
 
 TEST_F(StopChoiceTest, DataFreeRecipesHaveNoStops) {

@@ -1,13 +1,14 @@
 #include "src/quant/loop/block_loop.h"
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/exec/profile_range.h"
 #include "kernels/model/embed.h"
-#include "src/calib/cuts.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/quant/loop/block_transforms.h"
 #include "src/quant/loop/read_ahead.h"
+#include "src/quant/plan/time_plan.h"
 #include "src/ranks/exchange.h"
 #include "src/run/runner.h"
 #include "src/run/upload_as.h"
@@ -149,6 +150,8 @@ void BlockLoop::enter(int64_t layer) {
   weights_ = {};
   replaced_.clear();
   summed_.clear();
+  last_look_.reset();
+  full_ends_ = false;
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
@@ -167,8 +170,11 @@ void BlockLoop::enter(int64_t layer) {
 // sooner; a sealed one asks for none. Experts come as they lie, where the plan has room for those of the next block.
 void BlockLoop::foresee_weights(int64_t layer) {
   if (layer >= ckpt_.spec.layers || layer < sealed_before_ || !plan_.transforms.empty()) return;
-  for (const BlockOp& op : ckpt_.spec.block(layer)) {
-    std::vector<NamedLinear> run;
+  const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
+  const std::optional<size_t> look = full_ ? last_look(ckpt_.spec, plan_, layer) : std::nullopt;
+  const auto last = look ? static_cast<std::ptrdiff_t>(*look) : -1;
+  for (const BlockOp& op : ops) {
+    std::vector<NamedLinear> run, coded;
     const auto named_of = [&](const LinearDef& l) {
       return NamedLinear{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
     };
@@ -182,133 +188,22 @@ void BlockLoop::foresee_weights(int64_t layer) {
       const NamedLinear named = named_of(l);
       const PlannedLinear* p = plan_.find(named.name);
       const bool quantized = p && !p->keep && !p->lossless;
-      if (quantized) foresee(ahead_, ckpt_, named);
+      if (quantized) coded.push_back(named);
       if (full_ || (quantized_ && !quantized)) run.push_back(named);
     }
-    for (const NamedLinear& named : run) foresee(ahead_, ckpt_, named);
+    // An op's linears are coded and then run, but those that the unquantized stream runs at once at its last look.
+    const bool runs_first = &op - ops.data() == last;
+    for (const auto* of : runs_first ? std::array{&run, &coded} : std::array{&coded, &run})
+      for (const NamedLinear& named : *of) foresee(ahead_, ckpt_, named);
   }
-}
-
-// Loads the linears of ops [begin, end) that a pass is about to run and that are not there yet.
-void BlockLoop::load_linears(size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i)
-    if (!in_waves(ops()[i]))
-      for (const LinearDef& l : linears_of(ops()[i])) load(l);
-}
-
-// The linear as the unquantized stream has it.
-void BlockLoop::load(const LinearDef& l) {
-  if (weights_.linears.count(l.name)) return;
-  const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-  if (Tensor w = taken_ahead(ahead_, ckpt_, named, job_.dtype); !w.empty())
-    weights_.linears.emplace(l.name, DenseLinear{.weight = std::move(w), .bias = bias_of(l)});
-  else
-    weights_.linears.emplace(
-        l.name, load_linear(ex_, ckpt_, named, {.dtype = job_.dtype, .weights = Weights::values}, nullptr));
-  release_linear(ckpt_, named.name);
-}
-
-// No pass runs the ops before `end` again.
-void BlockLoop::drop_linears(size_t end) {
-  if (learning_) return;  // which runs the block from its beginning once more
-  for (size_t i = 0; i < end; ++i)
-    for (const LinearDef& l : linears_of(ops()[i])) {
-      weights_.linears.erase(l.name);
-      replaced_.erase(l.name);
-    }
-}
-
-// Gives the quantized stream its linears, and the unquantized one its own back. Biases stay.
-void BlockLoop::swap_replaced() {
-  for (auto& [name, linear] : replaced_) {
-    const auto it = weights_.linears.find(name);
-    if (it == weights_.linears.end()) continue;  // of an op that no pass runs yet
-    auto& by = std::get<DenseLinear>(linear);
-    auto& dense = std::get<DenseLinear>(it->second);
-    std::swap(dense.weight, by.weight);
-    std::swap(dense.input, by.input);
-  }
-}
-
-// A place in the block for what the quantized stream has instead of linears that were never loaded: their biases stay.
-void BlockLoop::load_biased(size_t op) {
-  for (const LinearDef& l : linears_of(ops()[op]))
-    if (replaced_.count(l.name) && !weights_.linears.count(l.name))
-      weights_.linears.emplace(l.name, DenseLinear{.bias = bias_of(l)});
-}
-
-Tensor BlockLoop::bias_of(const LinearDef& l) {
-  const NamedLinear named{ckpt_.spec.prefix(layer_) + l.name, layer_, l.out_features, l.in_features, l.bias};
-  return load_bias(ex_, ckpt_, named, job_.dtype);
-}
-
-// Where the next passes may begin once this one has shown what stands in front of op `to`: there, if the plan stores
-// what lives there; else at the last op in front of which nothing but the residual stream lives, which costs no room.
-std::optional<size_t> BlockLoop::cut_before(size_t to) const {
-  if (plan_.memory.stores_before(ckpt_.spec.kind(layer_), to)) return to;
-  return cheapest_cut(ops(), quantized_->base(), to);
-}
-
-// Brings a chunk of both streams in front of an op; the slots that are shown of it.
-ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
-                                  const Stream::Watch& watch, const Arrived& arrived) {
-  const size_t base = quantized_->base();
-  const auto seen = [&](size_t op, const Activations& act) {
-    watch_kv(op, act);
-    if (watch) watch(op, act);
-  };
-  ChunkShare::Rows rows;
-  phases_.timed("forward", [&] {
-    const Activations* full = full_ ? &full_->bring(chunk, to, weights_, ropes_, cut) : nullptr;
-    if (full && arrived) arrived(chunk, *full_);
-    swap_replaced();
-    const Activations& quantized = quantized_->bring(chunk, to, weights_, ropes_, cut, seen);
-    if (arrived) arrived(chunk, *quantized_);
-    swap_replaced();
-    for (const Slot s : slots.quantized) rows.push_back(quantized[s]);
-    for (const Slot s : slots.full) rows.push_back((*full)[s]);
-  });
-  const double share = static_cast<double>(chunk + 1) / static_cast<double>(chunks_.count());
-  const double op = static_cast<double>(base) + share * static_cast<double>(to - base);
-  tell(job_, ckpt_.spec, static_cast<double>(layer_) + op / static_cast<double>(ops().size() + 1));
-  return rows;
-}
-
-void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show, const Stream::Watch& watch,
-                     const Arrived& arrived) {
-  if (!quantized_) return;
-  sum_mixtures(to);
-  phases_.timed("load", [&] { load_linears(quantized_->base(), to); });
-  const std::optional<size_t> cut = cut_before(to);
-  std::vector<int64_t> features;
-  for (const std::vector<Slot>& of : {slots.quantized, slots.full})
-    for (const Slot s : of) features.push_back(slot_features(ckpt_.spec, ops(), s));
-  share_.each(
-      features, job_.dtype, [&](int64_t chunk) { return bring(chunk, to, slots, cut, watch, arrived); },
-      [&](int64_t chunk, const ChunkShare::Rows& rows) { phases_.timed("observe", [&] { show(chunk, rows); }); });
-  quantized_->let_go();
-  if (full_) full_->let_go();
-  if (!cut) return;
-  quantized_->moved(*cut);
-  if (full_) full_->moved(*cut);
-  drop_linears(*cut);
-}
-
-// What a slot holds in front of an op, in both streams.
-EachChunk BlockLoop::input_of(size_t op, Slot slot) {
-  return [this, op, slot](const auto& show) {
-    Shown slots{.quantized = {slot}};
-    if (full_) slots.full = {slot};
-    pass(op, slots, [&](int64_t, const ChunkShare::Rows& rows) { show(rows[0], full_ ? rows[1] : ConstTensorView{}); });
-  };
 }
 
 // Quantizes (or, for a sealed block, restores) the linears of an op.
 void BlockLoop::quantize_op(size_t op) {
   if (const auto* group = std::get_if<Linears>(&ops()[op])) quantize_group(op, *group);
   if (const auto* moe = std::get_if<Moe>(&ops()[op])) quantize_experts(op, *moe);
-  if (!quantized_ || full_) return;
-  // One stream: what takes a linear's place does so for good.
+  if (!quantized_ || (full_ && !full_ends_)) return;
+  // One stream, or one that is left: what takes a linear's place does so for good.
   load_biased(op);
   swap_replaced();
   replaced_.clear();
@@ -316,6 +211,7 @@ void BlockLoop::quantize_op(size_t op) {
 
 // The linears of a group share the statistics of its input.
 void BlockLoop::quantize_group(size_t op, const Linears& group) {
+  if (full_ && !coder_.restores() && last_look(ckpt_.spec, plan_, layer_) == op) last_look_ = op;
   coder_.quantize(
       group.items,
       [&](const InputRounding& rounding) {
@@ -326,6 +222,7 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
         return stats;
       },
       &replaced_);
+  last_look_.reset();
 }
 
 void BlockLoop::finish() {

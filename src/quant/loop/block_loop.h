@@ -56,6 +56,8 @@ class BlockLoop {
   ChunkShare::Rows bring(int64_t chunk, size_t to, const Shown& slots, std::optional<size_t> cut,
                          const Stream::Watch& watch, const Arrived& arrived);
   EachChunk input_of(size_t op, Slot slot);
+  void run_on();
+  void leave_full(size_t op);
   void load_linears(size_t begin, size_t end);
   void load(const LinearDef&);
   void foresee_weights(int64_t layer);
@@ -113,6 +115,11 @@ class BlockLoop {
   BlockWeights weights_{};                    // of the unquantized stream, as far as they are loaded
   std::map<std::string, Linear> replaced_{};  // what the quantized stream has in their place, without biases
   std::set<size_t> summed_{};                 // mixtures of which the streams have the answers
+  // In front of which op a pass looks at the unquantized stream for the last time; the chunk of it that is to run on
+  // from there; and whether it is at the block's end.
+  std::optional<size_t> last_look_{};
+  std::optional<int64_t> runs_on_{};
+  bool full_ends_ = false;
   KvRange kv_range_{};
   Background background_;  // the last member: its work ends before what it works on goes
 };

@@ -1,6 +1,6 @@
 // BlockLoop, the learning of a block: what follows when all of its linears are coded.
 #include "src/quant/loop/block_loop.h"
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 #include "src/quant/rounding.h"
 #include "src/ranks/exchange.h"
 
@@ -67,6 +67,7 @@ void BlockLoop::run_learned() {
 void BlockLoop::pass_learned(size_t to, const std::vector<Slot>& slots, const ChunkShare::Show& show) {
   const std::optional<size_t> cut = cut_before(to);
   std::vector<int64_t> features;
+  features.reserve(slots.size());
   for (const Slot s : slots) features.push_back(slot_features(ckpt_.spec, ops(), s));
   const auto kv = [&](size_t op, const Activations& a) { watch_kv(op, a); };
   const auto bring = [&](int64_t chunk) {

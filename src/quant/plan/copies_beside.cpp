@@ -63,7 +63,14 @@ void copy_beside(MemoryPlan& m, const Checkpoint& c, const QuantPlan& plan, cons
   m.slot = stored;
   const int64_t experts = stored > 0 ? experts_of_a_block(c, plan, o, m) : 0;
   if (m.room.device >= m.states + experts && take(experts)) m.experts_ahead = experts;
-  if (m.room.device < m.states && take(states_of_a_chunk(m, o))) m.room.ahead = true;
+  // A chunk on its way in, another on its way out: both while passes run, which need less than a linear's method may.
+  int64_t passes = 0, most = 0;
+  for (const PhaseMemory& p : m.phases) {
+    most = std::max(most, p.device);
+    if (p.phase == "forward" || p.phase == "observe") passes = std::max(passes, p.device);
+  }
+  if (m.room.device < m.states && take(std::max<int64_t>(0, passes + 2 * states_of_a_chunk(m, o) - most)))
+    m.room.ahead = true;
 }
 
 }  // namespace fewbit

@@ -12,11 +12,12 @@
 #include "src/model/op_slots.h"
 #include "src/quant/loop/activation_sums.h"
 #include "src/quant/loop/background.h"
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 #include "src/quant/plan/memory_refusal.h"
 #include "src/quant/plan/method_bytes.h"
 #include "src/quant/plan/plan.h"
 #include "src/quant/plan/plan_ends.h"
+#include "src/quant/plan/time_plan.h"
 #include "src/quant/plan/waves.h"
 #include "src/run/moe.h"
 
@@ -46,49 +47,54 @@ class Estimate {
         streams_(cross_ ? 2 : 1),
         ranks_(o.ranks) {}
 
-  std::vector<PhaseMemory> phases(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
-    std::map<std::string, PhaseMemory> most;
-    const auto reach = [&](const char* phase, int64_t layer, int64_t device, int64_t host) {
-      PhaseMemory& p = most.try_emplace(phase, PhaseMemory{.phase = phase}).first->second;
-      const int64_t program = kProgram + (kind_ == Device::cuda ? kHostLibraries : 0) + thread_count() * kThread;
-      if (device + program + host > p.device + p.host) p = {phase, layer, device, program + host};
-    };
+  // A phase at a layer: what it needs, and the bytes of all states there are then.
+  struct Moment {
+    PhaseMemory of{};
+    int64_t states = 0;
+  };
+  std::vector<Moment> moments(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
+    std::vector<Moment> all;
+    const int64_t program = kProgram + (kind_ == Device::cuda ? kHostLibraries : 0) + thread_count() * kThread;
     for (int64_t layer = 0; layer < spec_.layers; ++layer) {
-      const int64_t host = host_bytes(layer, waves);
-      if (!plan_.calibrates()) {
-        reach("quantize", layer, largest_alone(layer), host);
-        continue;
-      }
-      block(layer, waves, stored, [&](const char* phase, int64_t device) { reach(phase, layer, device, host); });
+      const int64_t host = program + host_bytes(ckpt_, plan_, layer, waves.weights);
+      if (!plan_.calibrates())
+        all.push_back({{"quantize", layer, largest_alone(plan_, layer), host}});
+      else
+        block(layer, waves, stored, [&](const char* phase, int64_t device, int64_t states) {
+          all.push_back({{phase, layer, device, host}, states});
+        });
     }
     for (const PlannedLinear& p : plan_.linears)
       if (is_end(p.linear) && !p.keep)
-        reach("ends", spec_.layers, end_bytes(p), p.out_bytes + p.linear.out * p.linear.in);
+        all.push_back({{"ends", spec_.layers, end_bytes(p), program + p.out_bytes + p.linear.out * p.linear.in},
+                       plan_.calibrates() ? streams_bytes() : 0});
+    return all;
+  }
+
+  // The most that every phase needs.
+  std::vector<PhaseMemory> phases(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
+    std::map<std::string, PhaseMemory> most;
+    for (const Moment& m : moments(waves, stored)) {
+      PhaseMemory& p = most.try_emplace(m.of.phase, m.of).first->second;
+      if (m.of.device + m.of.host > p.device + p.host) p = m.of;
+    }
     std::vector<PhaseMemory> all;
+    all.reserve(most.size());
     for (auto& [name, p] : most) all.push_back(p);
     return all;
   }
 
   // Both streams, and what lives besides in front of the stops that keep it.
-  int64_t states(const std::vector<std::set<size_t>>& stored, bool waves) const {
-    if (!plan_.calibrates()) return 0;
-    int64_t extra = 0;
-    for (size_t kind = 0; kind < stored.size(); ++kind)
-      for (const size_t at : stored[kind]) extra = std::max(extra, stop_bytes(static_cast<int>(kind), at));
-    int64_t more = 0;  // windows that transforms look at; states that learning begins with
-    if (!plan_.transforms.empty()) more = own_rows(transformed()) * spec_.width() * elem_;
-    for (int64_t layer = 0; layer < spec_.layers; ++layer)
-      if (learns_rounding(plan_, spec_, layer)) more = std::max(more, own_rows(chunks_) * spec_.width() * elem_);
-    int64_t sums = 0;  // what the experts answer
-    if (waves)
-      for (const std::vector<BlockOp>& ops : spec_.kinds)
-        for (const BlockOp& op : ops)
-          if (const auto* m = std::get_if<Moe>(&op)) sums = own_rows(chunks_) * m->hidden * 4 * streams_;
-    return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_ + extra + more + sums;
+  int64_t states(const Waves& waves, const std::vector<std::set<size_t>>& stored) const {
+    int64_t most = 0;
+    for (const Moment& m : moments(waves, stored)) most = std::max(most, m.states);
+    return most;
   }
-  // What lives in front of an op besides the residual stream, in both streams.
-  int64_t stop_bytes(int kind, size_t at) const {
-    return own_rows(chunks_) * elem_ * streams_ * features_alive(spec_, spec_.kinds[static_cast<size_t>(kind)], at);
+  // Of the device, with as many states on it as `room` takes.
+  int64_t device(const Waves& waves, const std::vector<std::set<size_t>>& stored, int64_t room) const {
+    int64_t most = 0;
+    for (const Moment& m : moments(waves, stored)) most = std::max(most, m.of.device + std::min(m.states, room));
+    return most;
   }
   // The stops whose inputs are costly to compute again: products or attention lie behind the last cut.
   std::vector<std::set<size_t>> costly_stops() const {
@@ -125,7 +131,8 @@ class Estimate {
     some.windows = std::min(some.windows, std::max<int64_t>(1, kTransformTokens / length));
     return some;
   }
-  using Reach = std::function<void(const char* phase, int64_t device)>;
+  int64_t streams_bytes() const { return own_rows(chunks_) * (spec_.width() + kept_features()) * elem_ * streams_; }
+  using Reach = std::function<void(const char* phase, int64_t device, int64_t states)>;
 
   void block(int64_t layer, const Waves& waves, const std::vector<std::set<size_t>>& stored, const Reach& reach) const {
     const std::vector<BlockOp>& ops = spec_.block(layer);
@@ -134,46 +141,64 @@ class Estimate {
     const int64_t whole = weights_of(ops, 0, ops.size(), {});
     const bool whole_block = !plan_.transforms.empty();  // in f32, and in the type that runs
     const int64_t table = token_table_bytes(ops);
-    if (whole_block) reach("transform", table + whole * (4 + elem_) + transform_bytes(ops));
-    size_t base = 0, held = 0;  // where passes begin; the first op whose linears are still there
+    int64_t states = streams_bytes();
+    if (whole_block)  // beside the windows that transforms look at
+      reach("transform", table + whole * (4 + elem_) + transform_bytes(ops),
+            states + own_rows(transformed()) * spec_.width() * elem_);
+    if (learning) states += own_rows(chunks_) * spec_.width() * elem_;  // those that it begins with
+    const std::optional<size_t> last = last_look(spec_, plan_, layer);
+    // What lives in front of an op where passes begin, if it is stored; behind the last look of one stream alone.
+    const auto stop = [&](size_t at) {
+      if (kept.count(at) == 0) return int64_t{0};
+      return own_rows(chunks_) * elem_ * (last && at >= *last ? 1 : streams_) * features_alive(spec_, ops, at);
+    };
+    size_t base = 0, held = 0;   // where passes begin; the first op whose linears are still there
+    int64_t streams = streams_;  // that have weights of their own
     // In front of op i: a linear's f32 goes with its quantization.
     const auto loaded_at = [&](size_t i) {
-      if (!whole_block) return weights_of(ops, held, i, waves) * elem_ * streams_;
+      if (!whole_block) return weights_of(ops, held, i, waves) * elem_ * streams;
       return weights_of(ops, i, ops.size(), {}) * 4 + weights_of(ops, held, ops.size(), {}) * elem_;
     };
     for (size_t i = 0; i < ops.size(); ++i) {
       const Moe* moe = std::get_if<Moe>(&ops[i]);
       if (linears_of(ops[i]).empty() || (!quantizes(layer, ops[i]) && !(moe && waves.weights))) continue;
-      const int64_t loaded = loaded_at(i);
+      const int64_t on = last == i && !whole_block ? weights_of(ops, i, ops.size(), waves) * elem_ : 0;
+      const size_t next = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
+      if (moe && waves.weights) states += own_rows(chunks_) * moe->hidden * 4 * streams_;  // what the experts answer
       const int64_t experts = moe && !whole_block ? weights_of(ops, i, i + 1, waves) * elem_ * streams_ : 0;
       const int64_t sums = sums_bytes(ops[i], waves);
-      reach("observe", table + loaded + experts + chunk_bytes(ops, base, i) + sums +
-                           gather_bytes(layer, ops[i], waves) + routing_bytes(ops[i]));
-      const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
-      reach("quantize", table + loaded + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]) +
-                            lanes_bytes(layer, ops[i], waves) + routing_bytes(ops[i]));
-      base = kept.count(i) > 0 ? i : cheapest_cut(ops, base, i).value_or(base);
+      const int64_t chunk =
+          std::max(chunk_bytes(ops, base, i), last == i ? run_on_bytes(ops, i) + choice_bytes(ops) : 0);
+      const int64_t gathered = sums + gather_bytes(layer, ops[i], waves);
+      // A mixture's tokens are counted by the pass that moves the cut, and summed by those behind it.
+      reach("observe", table + loaded_at(i) + on + experts + chunk + (moe ? 0 : gathered) + routing_bytes(ops[i]),
+            states + std::max(stop(base), stop(next)));
+      base = next;
       if (!learning) held = base;
+      if (moe)
+        reach("observe", table + loaded_at(i) + experts + chunk_bytes(ops, base, i) + gathered + routing_bytes(ops[i]),
+              states + stop(base));
+      if (last == i) streams = 1;
+      const int64_t replaced = moe ? 0 : weights_of(ops, i, i + 1, waves) * elem_;
+      reach("quantize",
+            table + loaded_at(i) + experts + largest_sums(ops[i], waves) + replaced + work_bytes(layer, ops[i]) +
+                lanes_bytes(layer, ops[i], waves) + routing_bytes(ops[i]),
+            states + stop(base));
       if (moe && waves.weights)
-        reach("forward", table + weights_of(ops, held, i, waves) * elem_ * streams_ + chunk_bytes(ops, base, i + 1) +
-                             waves.experts(*moe) * (wide_weights(*moe) + down_weights(*moe)) * elem_ * streams_);
+        reach("forward",
+              table + weights_of(ops, held, i, waves) * elem_ * streams_ + chunk_bytes(ops, base, i + 1) +
+                  waves.experts(*moe) * (wide_weights(*moe) + down_weights(*moe)) * elem_ * streams_,
+              states + stop(base));
     }
-    reach("forward", table + loaded_at(ops.size()) + chunk_bytes(ops, base, ops.size()));
+    reach("forward", table + loaded_at(ops.size()) + chunk_bytes(ops, base, ops.size()), states + stop(base));
     if (learning)
-      reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length));
+      reach("learn", whole * (elem_ + 5) + learning_bytes(spec_, ops, whole, chunks_.windows, chunks_.length), states);
   }
 
   int64_t token_table_bytes(const std::vector<BlockOp>& ops) const {
     for (const BlockOp& op : ops)
       if (const TokenInput* t = std::get_if<TokenInput>(&op)) return spec_.vocab * t->features * elem_;
     return 0;
-  }
-  static int64_t weights_of(const std::vector<BlockOp>& ops, size_t begin, size_t end, const Waves& waves) {
-    int64_t n = 0;
-    for (size_t i = begin; i < end; ++i)
-      if (!(waves.weights && std::holds_alternative<Moe>(ops[i])))
-        for (const LinearDef& l : linears_of(ops[i])) n += l.out_features * l.in_features;
-    return n;
   }
   bool quantizes(int64_t layer, const BlockOp& op) const {
     for (const LinearDef& l : linears_of(op))
@@ -200,6 +225,11 @@ class Estimate {
   int64_t chunk_bytes(const std::vector<BlockOp>& ops, size_t base, size_t to) const {
     const int64_t other = streams_ == 2 ? spec_.width() + features_alive(spec_, ops, to) : 0;
     return chunks_.most_rows() * elem_ * (peak_features(ops, base, to) + other) + choice_bytes(ops);
+  }
+  // Of a chunk whose unquantized stream runs on to the block's end, while the other stands in front of `at`.
+  int64_t run_on_bytes(const std::vector<BlockOp>& ops, size_t at) const {
+    return chunks_.most_rows() * elem_ *
+           (peak_features(ops, at, ops.size()) + spec_.width() + features_alive(spec_, ops, at));
   }
   // Of a choice of keys: of all chunks of both streams where blocks behind look at them too.
   int64_t choice_bytes(const std::vector<BlockOp>& ops) const {
@@ -266,12 +296,6 @@ class Estimate {
     if (!m || waves.lanes == 1) return 0;
     return (waves.lanes - 1) * work_bytes(layer, op) + waves.lanes * (kLaneBytes + 2 * 4 * wide_weights(*m));
   }
-  int64_t largest_alone(int64_t layer) const {
-    int64_t most = 0;
-    for (const PlannedLinear& p : plan_.linears)
-      if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
-    return most;
-  }
   int64_t end_bytes(const PlannedLinear& p) const {
     const bool sums = plan_.calibrates() && has(p.recipe.needs(), Needs::gram);
     return method_bytes(kind_, p) + (sums ? sums_of(p.linear.in) : 0) +
@@ -288,25 +312,6 @@ class Estimate {
     for (const BlockOp& op : ops)
       for (const LinearDef& l : linears_of(op)) largest = std::max(largest, l.out_features * l.in_features);
     return sums + largest * 16 + chunk_bytes(ops, 0, ops.size());
-  }
-
-  // Host memory that a block needs on any device: its packed tensors until they are sealed and those of the block
-  // before that are on their way to the disk, codes that wait to be packed, those of the linear at hand and its packed
-  // copy, and the stored weights that were read last.
-  int64_t host_bytes(int64_t layer, const Waves& waves) const {
-    int64_t packed = 0, largest = 0, codes = 0, most = 0;
-    for (const PlannedLinear& p : plan_.linears) {
-      const bool before = p.linear.layer == layer - 1 && !waves.weights;  // which waits for it
-      if (p.keep || (p.linear.layer != layer && !before) || is_end(p.linear)) continue;
-      packed += p.out_bytes;
-      if (p.linear.layer != layer) continue;
-      const int64_t weights = p.linear.out * p.linear.in;
-      codes += weights;
-      most = std::max(most, weights);
-      const int64_t unpacked = ckpt_.packed(p.linear.name) ? weights * 2 : 0;  // codes as they are read
-      largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes + unpacked);
-    }
-    return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
   }
 
   const Checkpoint& ckpt_;
@@ -368,24 +373,26 @@ MemoryPlan plan_memory(const Checkpoint& c, const QuantPlan& plan, const PlanOpt
   for (size_t kind = 0; kind < costly.size(); ++kind)
     for (const size_t at : costly[kind]) {
       m.stored[kind].insert(at);
-      if (!fits(estimate.states(m.stored, m.experts_in_waves))) m.stored[kind].erase(at);
+      if (!fits(estimate.states(waves_of(m), m.stored))) m.stored[kind].erase(at);
     }
-  m.states = estimate.states(m.stored, m.experts_in_waves);
+  m.states = estimate.states(waves_of(m), m.stored);
   for (const auto& [name, info] : c.store.index().tensors) m.mapped = std::max(m.mapped, info.bytes);
   copy_beside(m, c, plan, o);
-  lay_states(m, m.states);
+  lay_states(m, c, plan, o);
   return m;
 }
 
 int64_t state_bytes(const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o,
                     const std::vector<std::set<size_t>>& stored) {
-  return Estimate(c, plan, o).states(stored, plan.memory.experts_in_waves);
+  return Estimate(c, plan, o).states(waves_of(plan.memory), stored);
 }
 
-void lay_states(MemoryPlan& m, int64_t bytes) {
+void lay_states(MemoryPlan& m, const Checkpoint& c, const QuantPlan& plan, const PlanOptions& o) {
+  const Estimate estimate(c, plan, o);
+  const int64_t bytes = estimate.states(waves_of(m), m.stored);
   const int64_t on_device = std::min(bytes, m.room.device), in_host = std::min(bytes - on_device, m.room.host);
   m.states = bytes;
-  m.device = m.least_device + m.beside + on_device;
+  m.device = o.on_gpu ? kDeviceLibraries + m.beside + estimate.device(waves_of(m), m.stored, m.room.device) : 0;
   m.host = m.least_host + in_host;
   m.scratch = bytes - on_device - in_host;
 }

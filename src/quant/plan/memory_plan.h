@@ -78,7 +78,7 @@ int64_t state_bytes(const Checkpoint&, const QuantPlan&, const PlanOptions&,
                     const std::vector<std::set<size_t>>& stored);
 // Lets copies run beside the computation where the device has room for that and for the states of `m`.
 void copy_beside(MemoryPlan& m, const Checkpoint&, const QuantPlan&, const PlanOptions&);
-// Puts so many bytes of states where there is room, the device first and the disk last.
-void lay_states(MemoryPlan&, int64_t bytes);
+// Puts the states of what `m` stores where there is room, the device first and the disk last.
+void lay_states(MemoryPlan& m, const Checkpoint&, const QuantPlan&, const PlanOptions&);
 
 }  // namespace fewbit

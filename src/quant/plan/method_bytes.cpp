@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "src/quant/loop/background.h"
 #include "src/quant/methods/gptq_bytes.h"
+#include "src/quant/plan/plan_ends.h"
 
 namespace fewbit {
 
@@ -16,7 +18,8 @@ int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling)
   const bool gptq = p.recipe.method == &method_gptq;
   const int64_t strips = gram_loss_bytes(kind, out, in), factor = gptq ? 4 * in * in : 0;
   const int64_t losses = factor + 14 * weights + strips;
-  if (!gptq) return std::max(losses, (shifted ? shift_bytes(kind, out, in) : 0) + weights * 13 + strips);
+  // The shift of the target is behind it when codes are looked for.
+  if (!gptq) return shifted ? std::max(losses, shift_bytes(kind, out, in) + weights * 8) : losses;
   return std::max(losses, 4 * weights + gptq_bytes(kind, {.out = out,
                                                           .in = in,
                                                           .group = p.recipe.spec.group_size(in),
@@ -32,6 +35,29 @@ int64_t method_bytes(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, sums = has(p.recipe.needs(), Needs::gram) ? 2 * in * in : 0;
   const int64_t turned = p.recipe.spec.turn ? 4 * (p.linear.out * in + sums) : 0;  // beside those of the input itself
   return bytes_of_method(kind, p, sibling) + turned;
+}
+
+int64_t largest_alone(const QuantPlan& plan, int64_t layer) {
+  int64_t most = 0;
+  for (const PlannedLinear& p : plan.linears)
+    if (p.linear.layer == layer && !p.keep) most = std::max(most, p.linear.out * p.linear.in * (p.lossless ? 6 : 14));
+  return most;
+}
+
+int64_t host_bytes(const Checkpoint& c, const QuantPlan& plan, int64_t layer, bool waves) {
+  int64_t packed = 0, largest = 0, codes = 0, most = 0;
+  for (const PlannedLinear& p : plan.linears) {
+    const bool before = p.linear.layer == layer - 1 && !waves;  // which waits for it
+    if (p.keep || (p.linear.layer != layer && !before) || is_end(p.linear)) continue;
+    packed += p.out_bytes;
+    if (p.linear.layer != layer) continue;
+    const int64_t weights = p.linear.out * p.linear.in;
+    codes += weights;
+    most = std::max(most, weights);
+    const int64_t unpacked = c.packed(p.linear.name) ? weights * 2 : 0;  // codes as they are read
+    largest = std::max(largest, weights * 2 + p.out_bytes + p.source_bytes + unpacked);
+  }
+  return packed + largest + std::min(codes - most, std::max(kWaitingBytes, most));
 }
 
 }  // namespace fewbit

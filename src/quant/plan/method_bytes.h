@@ -1,5 +1,6 @@
 #pragma once
-// method_bytes(): what quantizing one linear takes besides the statistics of its input, for plans.
+// What quantizing takes besides the statistics of an input, for plans: method_bytes() of one linear, and what stands
+// around it.
 #include "src/quant/plan/plan.h"
 
 namespace fewbit {
@@ -8,5 +9,12 @@ namespace fewbit {
 // zero and the codes in two places. The factor stays in the cache of the statistics. `sibling`: a linear before this
 // one left the factor of their input.
 int64_t method_bytes(Device::Kind, const PlannedLinear&, bool sibling = false);
+
+// Of the linear of a block that needs most, where nothing is calibrated.
+int64_t largest_alone(const QuantPlan&, int64_t layer);
+// Host memory that a block needs on any device: its packed tensors until they are sealed and those of the block before
+// that are on their way to the disk (but where experts come in waves), codes that wait to be packed, those of the
+// linear at hand and its packed copy, and the stored weights that were read last.
+int64_t host_bytes(const Checkpoint&, const QuantPlan&, int64_t layer, bool waves);
 
 }  // namespace fewbit

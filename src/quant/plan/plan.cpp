@@ -14,7 +14,7 @@
 #include "src/model/gguf/names.h"
 #include "src/model/gguf/writer.h"
 #include "src/model/op_slots.h"
-#include "src/quant/loop/block_tape.h"
+#include "src/quant/loop/learn/block_tape.h"
 #include "src/quant/plan/engines.h"
 #include "src/quant/plan/gguf_refusals.h"
 #include "src/quant/plan/plan_ends.h"

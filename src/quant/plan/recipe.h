@@ -107,7 +107,7 @@ struct FullRecipe {
   const gguf::BlockType* blocks = nullptr;  // of format gguf: the type, which decides the spec
   std::string str() const;                  // "gptq int4 g128 sym act=full effort=quick"; defaults are left out
   Needs needs() const;                      // the published algorithms know no unquantized stream
-  // True where codes are moved once more when their block is complete (src/quant/loop/learned_rounding.h): effort
+  // True where codes are moved once more when their block is complete (src/quant/loop/learn/learned_rounding.h): effort
   // best at 3 bits and below, for methods that know the unquantized stream, on groups of neighbouring columns.
   bool learns_rounding() const;
 };

@@ -36,7 +36,7 @@ class Decision {
     for (int64_t layer = 0; layer < ckpt_.spec.layers; ++layer)
       if (done.insert(ckpt_.spec.kind(layer)).second) decide(layer);
     MemoryPlan& m = trial_.memory;
-    lay_states(m, state_bytes(ckpt_, trial_, options_, m.stored));
+    lay_states(m, ckpt_, trial_, options_);
     return std::move(m);
   }
 
@@ -49,7 +49,8 @@ class Decision {
     for (const PlannedPass& pass : passes_of(ckpt_, trial_, layer)) {
       if (!pass.observes || features_alive(ckpt_.spec, ops, pass.stop) == 0) continue;
       StopChoice s{.kind = kind, .op = pass.stop, .linears = linears_at(layer, ops[pass.stop])};
-      s.bytes = chunks_.tokens() * bytes_of(options_.dtype) * streams_ * features_alive(ckpt_.spec, ops, pass.stop);
+      const int64_t streams = last_look(ckpt_.spec, trial_, layer) == pass.stop ? 1 : streams_;
+      s.bytes = chunks_.tokens() * bytes_of(options_.dtype) * streams * features_alive(ckpt_.spec, ops, pass.stop);
       const Where place = place_of(s.bytes);
       s.store_seconds = static_cast<double>(s.bytes) * rate_of(place);
       const double again = forward(layer);
@@ -74,9 +75,8 @@ class Decision {
     double s = 0;
     const int kind = ckpt_.spec.kind(layer);
     for (const PlannedPass& p : passes_of(ckpt_, trial_, layer))
-      s += forward_seconds(rates_, kind, p.begin, p.stop, chunks_.tokens()) +
-           (p.times - 1) * forward_seconds(rates_, kind, p.begins_next, p.stop, chunks_.tokens());
-    return s * static_cast<double>(streams_);
+      s += forward_seconds(rates_, kind, p, chunks_.tokens(), streams_ > 1);
+    return s;
   }
 
   // Where bytes lie that come when the states that are there in any case have taken their room.

@@ -4,7 +4,7 @@
 
 #include "src/calib/cuts.h"
 #include "src/model/absorb.h"
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 #include "src/quant/plan/disk_plan.h"
 #include "src/quant/plan/plan_ends.h"
 #include "src/quant/plan/rates.h"
@@ -103,9 +103,7 @@ class Times {
     const int kind = spec_.kind(layer);
     const std::vector<BlockOp>& ops = spec_.block(layer);
     for (const PlannedPass& p : passes_of(ckpt_, plan_, layer)) {
-      const double first = forward_seconds(rates_, kind, p.begin, p.stop, chunks_.tokens());
-      const double later = forward_seconds(rates_, kind, p.begins_next, p.stop, chunks_.tokens());
-      t_.phases["forward"] += streams_ * (first + (p.times - 1) * later);
+      t_.phases["forward"] += forward_seconds(rates_, kind, p, chunks_.tokens(), streams_ > 1);
       t_.phases["forward"] += states(layer, p.begin) + (p.begins_next != p.begin ? states(layer, p.begins_next) : 0);
       if (p.observes) t_.phases["observe"] += observe(kind, p.stop, ops[p.stop]);
     }
@@ -233,14 +231,49 @@ double forward_seconds(const Rates& r, int kind, size_t begin, size_t stop, int6
   return s * static_cast<double>(tokens);
 }
 
+double forward_seconds(const Rates& r, int kind, const PlannedPass& p, int64_t tokens, bool full) {
+  const auto of = [&](size_t stop) {
+    return forward_seconds(r, kind, p.begin, stop, tokens) +
+           (p.times - 1) * forward_seconds(r, kind, p.begins_next, stop, tokens);
+  };
+  return of(p.stop) + (full ? of(p.full_stop) : 0);
+}
+
+std::optional<size_t> last_look(const ModelSpec& spec, const QuantPlan& plan, int64_t layer) {
+  if (!has(plan.needs, Needs::cross) || learns_rounding(plan, spec, layer)) return std::nullopt;
+  const std::vector<BlockOp>& ops = spec.block(layer);
+  for (size_t i = ops.size(); i-- > 0;) {
+    if (std::holds_alternative<Moe>(ops[i])) return std::nullopt;  // its experts are looked at in waves
+    std::optional<InputRounding> rounding;
+    for (const LinearDef& l : linears_of(ops[i])) {
+      const PlannedLinear* p = plan.find(spec.prefix(layer) + l.name);
+      if (!p || p->keep || (p->lossless && !p->calibrates_input)) continue;
+      const InputRounding r = rounding_of(p->recipe.spec, p->recipe.percentile);
+      if (r.activations == ActQuant::tensor || (rounding && !(*rounding == r))) return std::nullopt;  // two passes
+      rounding = r;
+    }
+    if (rounding) return i;
+  }
+  return std::nullopt;
+}
+
 std::vector<PlannedPass> passes_of(const Checkpoint& c, const QuantPlan& plan, int64_t layer) {
   const std::vector<BlockOp>& ops = c.spec.block(layer);
   std::vector<PlannedPass> all;
+  const std::optional<size_t> last = last_look(c.spec, plan, layer);
   size_t base = 0;
+  bool full_ends = false;
   const auto to = [&](size_t stop, int times, bool observes) {
     const size_t next =
         plan.memory.stores_before(c.spec.kind(layer), stop) ? stop : cheapest_cut(ops, base, stop).value_or(base);
-    all.push_back({.begin = base, .stop = stop, .begins_next = next, .times = times, .observes = observes});
+    const size_t full_stop = full_ends ? base : observes && stop == last ? ops.size() : stop;
+    full_ends |= observes && stop == last;
+    all.push_back({.begin = base,
+                   .stop = stop,
+                   .begins_next = next,
+                   .times = times,
+                   .observes = observes,
+                   .full_stop = full_stop});
     base = next;
   };
   for (size_t i = 0; i < ops.size(); ++i) {

@@ -95,7 +95,8 @@ TEST(States, AFolderThatCannotBeWrittenIsNamed) {
   }
 }
 
-// A block run in one go, in two passes with everything kept between them, and with everything computed again.
+// A block run in one go, in two passes with everything kept between them, with everything computed again, and run on
+// from where it was looked at; with all states where the ops find them, and on their way from and to host memory.
 FEWBIT_DEVICE_TEST(Stream, PassesMayBeginAnywhere) {
   FEWBIT_NEEDS_REFERENCE("goldens/models/llama");
   const Checkpoint c = Checkpoint::open(reference("goldens/models/llama"));
@@ -105,8 +106,9 @@ FEWBIT_DEVICE_TEST(Stream, PassesMayBeginAnywhere) {
   const RopeTables ropes(ex, c.spec, chunks.length);
   std::vector<int32_t> ids(static_cast<size_t>(chunks.tokens()));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * 7919) % static_cast<size_t>(c.spec.vocab));
+  StateRoom room;
   const auto run = [&](const std::vector<std::pair<size_t, std::optional<size_t>>>& passes) {  // to where, cut
-    StateStore store(ex, {});
+    StateStore store(ex, room);
     Stream stream(store, c.spec, chunks, DType::f32);
     for (int64_t i = 0; i < chunks.count(); ++i)
       stream.start(i, embed_rows(ex, c,
@@ -115,7 +117,11 @@ FEWBIT_DEVICE_TEST(Stream, PassesMayBeginAnywhere) {
                                  DType::f32));
     stream.begin_block(ops);
     for (const auto& [to, cut] : passes) {
-      for (int64_t i = 0; i < chunks.count(); ++i) stream.bring(i, to, weights, ropes, cut);
+      for (int64_t i = 0; i < chunks.count(); ++i) {
+        stream.bring(i, to, weights, ropes, cut);
+        if (cut && *cut > to) stream.run_on(i, to, *cut, weights, ropes);
+      }
+      stream.let_go();
       if (cut) stream.moved(*cut);
     }
     const Tensor x = ex.alloc(DType::f32, {chunks.tokens(), c.spec.hidden});
@@ -123,10 +129,14 @@ FEWBIT_DEVICE_TEST(Stream, PassesMayBeginAnywhere) {
     return ex.to_host(x);
   };
   const Tensor whole = run({{ops.size(), ops.size()}});
-  for (size_t at = 1; at < ops.size(); ++at) {
-    EXPECT_EQ(first_difference(run({{at, at}, {ops.size(), ops.size()}}), whole), "") << "kept in front of " << at;
-    EXPECT_EQ(first_difference(run({{at, {}}, {ops.size(), ops.size()}}), whole), "") << "again from 0, after " << at;
-    EXPECT_EQ(first_difference(run({{at, cheapest_cut(ops, 0, at)}, {ops.size(), ops.size()}}), whole), "") << at;
+  for (const bool away : {false, true}) {
+    if (away) room = {.device = 0, .ahead = true};
+    for (size_t at = 1; at < ops.size(); ++at) {
+      EXPECT_EQ(first_difference(run({{at, ops.size()}}), whole), "") << "run on from " << at;
+      EXPECT_EQ(first_difference(run({{at, at}, {ops.size(), ops.size()}}), whole), "") << "kept in front of " << at;
+      EXPECT_EQ(first_difference(run({{at, {}}, {ops.size(), ops.size()}}), whole), "") << "from 0, after " << at;
+      EXPECT_EQ(first_difference(run({{at, cheapest_cut(ops, 0, at)}, {ops.size(), ops.size()}}), whole), "") << at;
+    }
   }
 }
 

@@ -7,7 +7,7 @@
 
 #include "src/core/strings.h"
 #include "src/core/text/with_error.h"
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 
 namespace fewbit::cli {
 namespace {

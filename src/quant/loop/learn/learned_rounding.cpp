@@ -1,4 +1,4 @@
-#include "src/quant/loop/learned_rounding.h"
+#include "src/quant/loop/learn/learned_rounding.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,7 +10,7 @@
 #include "kernels/quantize/matrix_edit.h"
 #include "kernels/statistics/squared_error.h"
 #include "src/core/rng.h"
-#include "src/quant/loop/block_tape.h"
+#include "src/quant/loop/learn/block_tape.h"
 
 namespace fewbit {
 namespace {

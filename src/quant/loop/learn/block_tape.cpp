@@ -1,4 +1,4 @@
-#include "src/quant/loop/block_tape.h"
+#include "src/quant/loop/learn/block_tape.h"
 
 #include <algorithm>
 
