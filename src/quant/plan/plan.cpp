@@ -252,17 +252,20 @@ LinearJob job_of(const PlannedLinear& p, ConstTensorView weight, const InputStat
           .shifts_targets = p.recipe.shifts_targets};
 }
 
+void QuantPlan::add(PlannedLinear p) {
+  places_.emplace(p.linear.name, linears.size());
+  linears.push_back(std::move(p));
+}
+
 const PlannedLinear* QuantPlan::find(const std::string& linear) const {
-  const auto it =
-      std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });
-  return it == linears.end() || it->keep ? nullptr : &*it;
+  const auto it = places_.find(linear);
+  return it == places_.end() || linears[it->second].keep ? nullptr : &linears[it->second];
 }
 
 const PlannedLinear& QuantPlan::of(const std::string& linear) const {
-  const auto it =
-      std::find_if(linears.begin(), linears.end(), [&](const PlannedLinear& p) { return p.linear.name == linear; });
-  FEWBIT_ASSERT(it != linears.end());
-  return *it;
+  const auto it = places_.find(linear);
+  FEWBIT_ASSERT(it != places_.end());
+  return linears[it->second];
 }
 
 QuantizationSummary summary_of(const Checkpoint& c, const QuantPlan& plan) {
@@ -324,7 +327,7 @@ QuantPlan make_plan(const Checkpoint& c, const PlanOptions& o) {
   for (const NamedLinear& l : ends_of(c.spec))
     if (const std::optional<Recipe> r = recipe_for_end(l, o)) wanted.emplace_back(l, *r);
   refuse_tied_head(c.spec, o, plan);
-  for (const auto& [linear, recipe] : wanted) plan.linears.push_back(plan_linear(c, linear, recipe, base, types, plan));
+  for (const auto& [linear, recipe] : wanted) plan.add(plan_linear(c, linear, recipe, base, types, plan));
   pass_powers_of_two(c, plan);
   plan_others(c, plan);
   refuse_unstacked(c, plan);

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "src/model/checkpoint.h"
@@ -77,7 +78,7 @@ struct TimePlan {
 
 struct QuantPlan {
   const CheckpointFormat* format = nullptr;
-  std::vector<PlannedLinear> linears;  // in model order; then the ends that a rule names
+  std::vector<PlannedLinear> linears;  // by add(), in model order; then the ends that a rule names
   std::vector<Refusal> refusals;
   std::vector<KeptGroup> kept{};            // beside the linears
   int64_t source_bytes = 0, out_bytes = 0;  // tensor bytes of the whole checkpoint
@@ -95,9 +96,14 @@ struct QuantPlan {
 
   bool calibrates() const { return needs != Needs::nothing || fp8_kv_cache; }
 
+  void add(PlannedLinear);  // behind the others
   const PlannedLinear& of(const std::string& linear) const;
   // Null where the plan leaves the matrix alone.
   const PlannedLinear* find(const std::string& linear) const;
+
+ private:
+  // Of `linears` by name: mixtures have tens of thousands, and every block asks for each of its own many times.
+  std::unordered_map<std::string, size_t> places_{};
 };
 
 // True where some linear of the layer learns its rounding and its block has a way back (block_tape.h).
