@@ -136,6 +136,7 @@ void BlockLoop::quantize(int64_t layer) {
   learning_ = learns_rounding(plan_, ckpt_.spec, layer);
   coder_.begin(layer, journal_, false, learning_);
   enter(layer);
+  if (full_) last_look_ = last_look(ckpt_.spec, plan_, layer);
   if (learning_) quantized_->keep_entering();
   for (size_t i = 0; i < ops().size(); ++i) quantize_op(i);
   pass(ops().size());
@@ -151,7 +152,6 @@ void BlockLoop::enter(int64_t layer) {
   replaced_.clear();
   summed_.clear();
   last_look_.reset();
-  full_ends_ = false;
   kv_range_ = {};
   if (!quantized_) return;
   const bool rewrites = !plan_.transforms.empty();
@@ -171,9 +171,9 @@ void BlockLoop::enter(int64_t layer) {
 void BlockLoop::foresee_weights(int64_t layer) {
   if (layer >= ckpt_.spec.layers || layer < sealed_before_ || !plan_.transforms.empty()) return;
   const std::vector<BlockOp>& ops = ckpt_.spec.block(layer);
-  const std::optional<size_t> look = full_ ? last_look(ckpt_.spec, plan_, layer) : std::nullopt;
-  const auto last = look ? static_cast<std::ptrdiff_t>(*look) : -1;
-  for (const BlockOp& op : ops) {
+  const std::optional<size_t> last = full_ ? last_look(ckpt_.spec, plan_, layer) : std::nullopt;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const BlockOp& op = ops[i];
     std::vector<NamedLinear> run, coded;
     const auto named_of = [&](const LinearDef& l) {
       return NamedLinear{ckpt_.spec.prefix(layer) + l.name, layer, l.out_features, l.in_features, l.bias};
@@ -192,8 +192,7 @@ void BlockLoop::foresee_weights(int64_t layer) {
       if (full_ || (quantized_ && !quantized)) run.push_back(named);
     }
     // An op's linears are coded and then run, but those that the unquantized stream runs at once at its last look.
-    const bool runs_first = &op - ops.data() == last;
-    for (const auto* of : runs_first ? std::array{&run, &coded} : std::array{&coded, &run})
+    for (const auto* of : i == last ? std::array{&run, &coded} : std::array{&coded, &run})
       for (const NamedLinear& named : *of) foresee(ahead_, ckpt_, named);
   }
 }
@@ -202,7 +201,7 @@ void BlockLoop::foresee_weights(int64_t layer) {
 void BlockLoop::quantize_op(size_t op) {
   if (const auto* group = std::get_if<Linears>(&ops()[op])) quantize_group(op, *group);
   if (const auto* moe = std::get_if<Moe>(&ops()[op])) quantize_experts(op, *moe);
-  if (!quantized_ || (full_ && !full_ends_)) return;
+  if (!quantized_ || (full_ && !full_ends())) return;
   // One stream, or one that is left: what takes a linear's place does so for good.
   load_biased(op);
   swap_replaced();
@@ -211,7 +210,6 @@ void BlockLoop::quantize_op(size_t op) {
 
 // The linears of a group share the statistics of its input.
 void BlockLoop::quantize_group(size_t op, const Linears& group) {
-  if (full_ && !coder_.restores() && last_look(ckpt_.spec, plan_, layer_) == op) last_look_ = op;
   coder_.quantize(
       group.items,
       [&](const InputRounding& rounding) {
@@ -222,7 +220,6 @@ void BlockLoop::quantize_group(size_t op, const Linears& group) {
         return stats;
       },
       &replaced_);
-  last_look_.reset();
 }
 
 void BlockLoop::finish() {

@@ -89,6 +89,8 @@ class BlockLoop {
   void pass_learned(size_t to, const std::vector<Slot>& slots, const ChunkShare::Show& show);
   void measure_learned(size_t op, const Linears&);
   const std::vector<BlockOp>& ops() const { return ckpt_.spec.block(layer_); }
+  // The unquantized stream is at the block's end.
+  bool full_ends() const { return full_ && full_->base() == ops().size(); }
 
   Exec& ex_;
   const Checkpoint& ckpt_;
@@ -115,11 +117,10 @@ class BlockLoop {
   BlockWeights weights_{};                    // of the unquantized stream, as far as they are loaded
   std::map<std::string, Linear> replaced_{};  // what the quantized stream has in their place, without biases
   std::set<size_t> summed_{};                 // mixtures of which the streams have the answers
-  // In front of which op a pass looks at the unquantized stream for the last time; the chunk of it that is to run on
-  // from there; and whether it is at the block's end.
+  // In front of which op a pass looks at the unquantized stream for the last time, and the chunk of it that is to run
+  // on from there.
   std::optional<size_t> last_look_{};
   std::optional<int64_t> runs_on_{};
-  bool full_ends_ = false;
   KvRange kv_range_{};
   Background background_;  // the last member: its work ends before what it works on goes
 };

@@ -80,7 +80,7 @@ ChunkShare::Rows BlockLoop::bring(int64_t chunk, size_t to, const Shown& slots, 
   phases_.timed("forward", [&] {
     const bool ends = last_look_ == to;
     const Activations* full =
-        full_ && !full_ends_ ? &full_->bring(chunk, to, weights_, ropes_, ends ? ops().size() : cut) : nullptr;
+        full_ && !full_ends() ? &full_->bring(chunk, to, weights_, ropes_, ends ? ops().size() : cut) : nullptr;
     if (ends) runs_on_ = chunk;
     if (full && arrived) arrived(chunk, *full_);
     swap_replaced();
@@ -114,7 +114,7 @@ void BlockLoop::pass(size_t to, const Shown& slots, const ChunkShare::Show& show
   if (last_look_ == to) leave_full(to);
   if (!cut) return;
   quantized_->moved(*cut);
-  if (full_ && !full_ends_) full_->moved(*cut);
+  if (full_ && !full_ends()) full_->moved(*cut);
   drop_linears(*cut);
 }
 
@@ -129,7 +129,6 @@ void BlockLoop::run_on() {
 // `op` that will be coded wait for that.
 void BlockLoop::leave_full(size_t op) {
   full_->moved(ops().size());
-  full_ends_ = true;
   swap_replaced();
   replaced_.clear();
   for (const LinearDef& l : linears_of(ops()[op]))
