@@ -51,6 +51,9 @@ class Exec {
   int64_t peak_bytes() const;   // largest device memory held through alloc() at one time; host bytes on the CPU
   int64_t free_bytes() const;   // what the device says is free now; 0 on the CPU (not known)
   int64_t total_bytes() const;  // memory of the GPU; 0 on the CPU
+  // What of the GPU's memory went since this Exec was made without alloc(): workspaces of libraries and loaded kernels,
+  // and what other processes took meanwhile; 0 on the CPU.
+  int64_t library_bytes() const;
 
   // Milliseconds between two points of the stream: mark() records one, elapsed_ms() waits for the later.
   int mark();

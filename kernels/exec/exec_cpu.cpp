@@ -27,6 +27,7 @@ int64_t peak_bytes(const Exec&);
 void reset_peak(Exec&);
 int64_t free_bytes(const Exec&);
 int64_t total_bytes(const Exec&);
+int64_t library_bytes(const Exec&);
 int mark(Exec&);
 double elapsed_ms(Exec&, int from, int to);
 void forget_marks(Exec&);
@@ -171,6 +172,11 @@ int64_t Exec::free_bytes() const {
 
 int64_t Exec::total_bytes() const {
   FEWBIT_ON_CUDA(total_bytes(*this));
+  return 0;
+}
+
+int64_t Exec::library_bytes() const {
+  FEWBIT_ON_CUDA(library_bytes(*this));
   return 0;
 }
 

@@ -31,6 +31,17 @@ int64_t available_bytes(int device) {
   return static_cast<int64_t>(free);
 }
 
+// Of the whole device, what is neither free nor with the pool that alloc() draws on.
+int64_t bytes_outside_pool(int device) {
+  size_t free = 0, total = 0;
+  cudaMemPool_t pool = nullptr;
+  uint64_t reserved = 0;
+  FEWBIT_CUDA_CALL(cudaMemGetInfo(&free, &total));
+  FEWBIT_CUDA_CALL(cudaDeviceGetDefaultMemPool(&pool, device));
+  FEWBIT_CUDA_CALL(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved));
+  return static_cast<int64_t>(total - free) - static_cast<int64_t>(reserved);
+}
+
 void free_counted(void* data, size_t bytes, void* context) {
   auto* memory = static_cast<DeviceMemory*>(context);
   memory->release(data, bytes);
@@ -230,6 +241,12 @@ int64_t free_bytes(const Exec& ex) {
 
 int64_t total_bytes(const Exec& ex) { return static_cast<int64_t>(ex.cuda_state().props.totalGlobalMem); }
 
+int64_t library_bytes(const Exec& ex) {
+  make_current(ex.cuda_state());
+  const CudaState& s = ex.cuda_state();
+  return std::max<int64_t>(0, bytes_outside_pool(s.device) - s.outside_pool_before);
+}
+
 int mark(Exec& ex) {
   CudaState& s = ex.cuda_state();
   make_current(s);
@@ -273,6 +290,7 @@ CudaState::CudaState(int device_index) : device(device_index) {
   uint64_t keep = UINT64_MAX;  // freed memory stays with the pool, so alloc() is cheap after the first time
   FEWBIT_CUDA_CALL(cudaDeviceGetDefaultMemPool(&pool, device));
   FEWBIT_CUDA_CALL(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+  outside_pool_before = cuda::bytes_outside_pool(device);
   memory = new cuda::DeviceMemory;
   memory->device = device;
   memory->stream = stream;

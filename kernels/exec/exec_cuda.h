@@ -96,6 +96,7 @@ struct CudaState {
   void* flagged_partials(size_t bytes);
 
   cuda::DeviceMemory* memory = nullptr;
+  int64_t outside_pool_before = 0;  // of the device's memory, before libraries took any
   void* blas_workspace = nullptr;
   bool recording = false;
 

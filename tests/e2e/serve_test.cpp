@@ -78,7 +78,7 @@ TEST_F(Serve, CompletionsAreThoseOfGenerate) {
   const std::string body = R"({"model": "demo", "prompt": "Once upon", "max_tokens": 24, "temperature": 0)";
   const Json r = ask(kCompletions, body + "}");
   const std::string text = r["choices"][0]["text"];
-  EXPECT_EQ(text, own["text"]);
+  EXPECT_EQ(own["text"], text);
   EXPECT_EQ(r["usage"]["prompt_tokens"], own["prompt_ids"].size());
   EXPECT_EQ(r["usage"]["completion_tokens"], own["ids"].size());
   Json last;
@@ -158,7 +158,7 @@ TEST_F(Serve, ChatGoesThroughTheTemplate) {
   EXPECT_EQ(r["usage"], plain["usage"]);
   EXPECT_EQ(choice["message"]["content"], plain["choices"][0]["text"]);
   Json last;
-  EXPECT_EQ(streamed(kChat, body + R"(, "stream": true})", last), choice["message"]["content"]);
+  EXPECT_EQ(choice["message"]["content"], streamed(kChat, body + R"(, "stream": true})", last));
   EXPECT_EQ(last["choices"][0]["finish_reason"], choice["finish_reason"]);
 }
 

@@ -1,5 +1,6 @@
 // The first reading of a model: digests, values that are not finite, and when a record stands for the reading.
 #include "src/model/sources/sources.h"
+#include "src/model/sources/sources_ahead.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -112,6 +113,32 @@ TEST(Sources, AnUntouchedFileIsNotReadAgain) {
   ASSERT_EQ(::utimensat(AT_FDCWD, (dir / "m/model.safetensors").c_str(), times, 0), 0);
   EXPECT_TRUE(reads(dir / "m", mine));
   EXPECT_NE(read_sources(dir / "m", mine)[0].digest, first[0].digest);
+}
+
+TEST(Sources, ReadAheadAreThoseThatAreReadAndAreRecordedWhenTheyAreTaken) {
+  const TempDir dir;
+  fs::copy(kDemoModel, dir / "m");
+  const SourceReading mine{.run = dir / "run", .user = dir / "cache"};
+  fs::create_directory(dir / "run");
+  {
+    SourcesAhead ahead(dir / "m", mine);
+    const std::vector<SourceFile> found = ahead.take({});
+    ASSERT_EQ(found.size(), 1u);
+    EXPECT_EQ(found[0].digest, digest_of_file(dir / "m/model.safetensors"));
+  }
+  EXPECT_FALSE(reads(dir / "m", {.run = dir / "run"}));
+  EXPECT_FALSE(reads(dir / "m", {.user = dir / "cache"}));
+  fs::remove_all(dir / "cache");
+  { const SourcesAhead nobody_takes(dir / "m", {.user = dir / "cache"}); }
+  EXPECT_FALSE(fs::exists(dir / "cache"));
+  // An error comes to whoever takes, also one of the function that is told of the progress.
+  SourcesAhead none(dir / "none", {});
+  EXPECT_THROW(none.take({}), Error);
+}
+
+TEST(Sources, ReadingEndsWhenItIsTold) {
+  const std::atomic<bool> stop = true;
+  EXPECT_THROW(read_sources(kDemoModel, {.stop = &stop}), Error);
 }
 
 TEST(Sources, ARecordThatIsTornOrCannotBeWrittenIsNone) {

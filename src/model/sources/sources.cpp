@@ -97,6 +97,7 @@ class Reading {
 
  private:
   void advance(int64_t bytes) {
+    if (options_.stop && *options_.stop) fail(ErrorKind::stopped, "the model is not read to its end");
     done_ += bytes;
     if (options_.progress && std::this_thread::get_id() == caller_)
       options_.progress(static_cast<double>(done_) / static_cast<double>(total_));
@@ -128,7 +129,8 @@ std::vector<SourceFile> read_sources(const fs::path& model, const SourceReading&
   Reading reading(options, bytes);
   for (size_t i = 0; i < files.size(); ++i)
     if (sources[i].name.empty()) sources[i] = reading.read(files[i]);
-  for (const fs::path& folder : {options.run, options.user}) record_sources(folder, model, sources);
+  if (options.record)
+    for (const fs::path& folder : {options.run, options.user}) record_sources(folder, model, sources);
   return sources;
 }
 

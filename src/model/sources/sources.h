@@ -2,6 +2,7 @@
 // The files of a model as they are read first: once, whole, for their digests and for values that are not finite,
 // before anything is computed. What was found is recorded with the file's size, times and inode, so that an untouched
 // file is not read again.
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -28,8 +29,10 @@ struct SourceFile {
 struct SourceReading {
   // Folders whose record of the model is believed, and gets what is read; "" = none. Of the run, and of the user.
   std::filesystem::path run{}, user{};
-  bool rehash = false;                     // believe no record
-  std::function<void(double)> progress{};  // the part that is done; on the caller's thread
+  bool rehash = false;                      // believe no record
+  std::function<void(double)> progress{};   // the part that is done; on the caller's thread
+  bool record = true;                       // what was read, in those folders
+  const std::atomic<bool>* stop = nullptr;  // once it is true, reading ends by Error{stopped}
 };
 
 // The weight files of the model, in the order of its index. Error{io} where one cannot be read or changes meanwhile.

@@ -139,9 +139,11 @@ void add_loop(const Exec& ex, const BlockLoop& loop, const Background::Times& fi
   report.scratch_bytes = loop.states().file;
   for (int64_t layer = 0; layer < journal.sealed_blocks(); ++layer)  // one more where there are ends
     for (const LinearRecord& r : journal.records(layer)) report.linears.push_back(r);
-  if (ex.on_cuda())
+  if (ex.on_cuda()) {
     for (const auto& [phase, bytes] : report.phase_peaks)
       report.peak_gpu_bytes = std::max(report.peak_gpu_bytes, bytes);
+    report.peak_gpu_bytes += ex.library_bytes();  // which the plan counts too
+  }
   report.peak_host_bytes = peak_host_bytes();
   report.planned_gpu_bytes = ex.on_cuda() ? plan.memory.device : 0;
   report.planned_host_bytes = plan.memory.host + plan.memory.mapped;

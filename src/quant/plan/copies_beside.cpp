@@ -59,7 +59,7 @@ void copy_beside(MemoryPlan& m, const Checkpoint& c, const QuantPlan& plan, cons
     return true;
   };
   // From host memory states come back while the device computes; weights would not without their slots.
-  if (!take(UploadAhead::kSlots * stored + codes + kWaitingBytes)) return;
+  if (!take(UploadAhead::kSlots * stored + std::max(codes, kWaitingBytes))) return;
   m.slot = stored;
   const int64_t experts = stored > 0 ? experts_of_a_block(c, plan, o, m) : 0;
   if (m.room.device >= m.states + experts && take(experts)) m.experts_ahead = experts;

@@ -13,7 +13,8 @@ namespace {
 int64_t bytes_of_method(Device::Kind kind, const PlannedLinear& p, bool sibling) {
   const int64_t in = p.linear.in, out = p.linear.out, weights = out * in;
   if (p.lossless) return weights * 6;  // codes in two places, and the values that take their place
-  if (!has(p.recipe.needs(), Needs::gram)) return weights * 14;
+  // On a GPU the weight, what stands for it, both in f32, and codes.
+  if (!has(p.recipe.needs(), Needs::gram)) return weights * (kind == Device::cuda && !p.blocks ? 9 : 14);
   const bool shifted = has(p.recipe.needs(), Needs::cross);
   const bool gptq = p.recipe.method == &method_gptq;
   const int64_t strips = gram_loss_bytes(kind, out, in), factor = gptq ? 4 * in * in : 0;

@@ -28,20 +28,31 @@ int64_t tokens_of(const Exec& ex) { return ex.on_cuda() ? gram_chunk(Device::cud
 constexpr int64_t kNarrowest = 512;  // width of a probe between the model's own: all groups and blocks divide it
 constexpr double kShortest = 1e-2;   // seconds: what is over sooner is measured again
 // What rows of a linear take is a difference of two times, of which each is off by what else the machine does: the rows
-// are multiplied until they take this many seconds, or are as many as large linears have.
+// are multiplied until they take this many seconds, or are as many as large linears have: never more than the largest
+// of the plan holds, so that the measurement stays in the memory that the run has.
 constexpr double kRowsShortest = 4e-2;
 constexpr int64_t kMostRows = 16384;
 constexpr int kConsumers = 3;            // linears behind an absorber, as q, k and v
 constexpr int64_t kTransformRows = 128;  // of each: as many as searches judge
 
-// Widths of linears' inputs in the model, and others below and between them, ascending.
-std::vector<int64_t> widths_of(const QuantPlan& plan) {
+// Widths of linears' inputs in the model, ascending, and below and between them others, by which a CPU finds how wide
+// it can get in the time. A GPU gets as wide as the model, and a law wants one other point, at most half as wide.
+std::vector<int64_t> widths_of(const QuantPlan& plan, bool on_gpu) {
   std::set<int64_t> widths;
   for (const PlannedLinear& p : plan.linears)
     if (!p.keep) widths.insert(p.linear.in);
   const int64_t most = widths.empty() ? 0 : *widths.rbegin();
-  for (int64_t w = kNarrowest; w < most; w *= 2) widths.insert(w);
+  const bool enough = on_gpu && most > 0 && 2 * *widths.begin() <= most;
+  for (int64_t w = kNarrowest; w < most && !enough; w *= 2)
+    if (!on_gpu || (2 * w <= most && 4 * w > most)) widths.insert(w);
   return {widths.begin(), widths.end()};
+}
+
+int64_t largest_linear(const QuantPlan& plan) {
+  int64_t most = 0;
+  for (const PlannedLinear& p : plan.linears)
+    if (!p.keep) most = std::max(most, p.linear.out * p.linear.in);
+  return most;
 }
 
 using Points = std::vector<std::pair<int64_t, double>>;
@@ -127,8 +138,8 @@ Coded usual(const F& code) {
 }
 
 // The rates of a recipe's linears, from a few rows and more of them at each width.
-LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, bool crossed,
-                         const RateOptions& o, double seconds) {
+LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int64_t>& widths, int64_t largest,
+                         bool crossed, const RateOptions& o, double seconds) {
   const bool sums = o.chunks.windows > 0 && has(p.recipe.needs(), Needs::gram);
   const int64_t few = int64_t{16} * thread_count();
   Points row, system, factor, measuring;
@@ -140,15 +151,20 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
     const InputStats* stats = s ? &s->stats : nullptr;
-    const auto of = [&](int64_t out) { return usual([&] { return code_once(ex, p, out, n, stats); }); };
-    const Coded first = usual([&] {
+    const auto warm = [&](const auto& code) {
+      if (ex.on_cuda()) (void)code();  // a GPU loads its kernels, and takes memory, by the first call of a shape
+      return usual(code);
+    };
+    const auto of = [&](int64_t out) { return warm([&] { return code_once(ex, p, out, n, stats); }); };
+    const Coded first = warm([&] {
       if (s) s->stats.factor = {};
       return code_once(ex, p, few, n, stats);
     });
     const Coded less = of(few);
     Coded more = of(4 * few);
     int64_t many = 4 * few;
-    while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * more.coding < seconds / 4)
+    while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * many * n <= largest &&
+           4 * more.coding < seconds / 4)
       more = of(many *= 4);
     const double rows = static_cast<double>(many - few);
     const double each = std::max(0.0, more.coding - less.coding) / rows;
@@ -210,6 +226,7 @@ double transform_seconds(Exec& ex, const Transform& t, const QuantPlan& plan, co
   s.abssum = ex.alloc_zeros(DType::f64, {n});
   s.sample = some_values(ex, DType::f32, 4 * kTokens, n, 6);
   column_stats(ex, s.sample.view().row_range(0, kTokens), {}, s.absmax, s.abssum);
+  if (ex.on_cuda()) t.apply(ex, job, block);  // loads its kernels
   ex.sync();
   const Stopwatch timer;
   t.apply(ex, job, block);
@@ -238,7 +255,7 @@ void measure_linears(Exec& ex, const QuantPlan& plan, const std::vector<int64_t>
   }
   for (const auto& [key, p] : smallest) {
     const double share = o.budget / 2 / static_cast<double>(smallest.size());
-    r.linears[key] = linear_rates(ex, *p, widths, crossed, o, share);
+    r.linears[key] = linear_rates(ex, *p, widths, largest_linear(plan), crossed, o, share);
     r.linears[key].pack = pack_seconds(ex, *p);
   }
   const auto like = std::find_if(plan.linears.begin(), plan.linears.end(),
@@ -346,7 +363,7 @@ Rates measure_rates(Exec& ex, const Checkpoint& c, const QuantPlan& plan, const 
   const Stopwatch timer;
   Rates r;
   const bool crossed = has(plan.needs, Needs::cross);
-  const std::vector<int64_t> widths = widths_of(plan);
+  const std::vector<int64_t> widths = widths_of(plan, ex.on_cuda());
   if (o.chunks.windows > 0) {
     for (size_t kind = 0; kind < c.spec.kinds.size(); ++kind)
       r.op.push_back(op_seconds(ex, c, static_cast<int>(kind), o));

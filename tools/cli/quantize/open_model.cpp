@@ -2,9 +2,12 @@
 
 #include <utility>
 
+#include "src/core/parallel.h"
 #include "src/model/checkpoint_parts.h"
 #include "src/model/lora.h"
 #include "src/model/rotation/rotation.h"
+#include "src/quant/journal/run_folder.h"
+#include "src/quant/output/out_folder.h"
 
 namespace fewbit::cli {
 
@@ -18,6 +21,13 @@ Checkpoint open_model(const std::filesystem::path& model, const Recipe& recipe, 
 
 Checkpoint turned_for(Checkpoint c, const Recipe& recipe) {
   return recipe.rotates ? with_rotation(std::move(c), recipe.rotation_seed.value_or(0)) : std::move(c);
+}
+
+std::unique_ptr<SourcesAhead> read_ahead(const Common& common, const Checkpoint& c, const QuantJob& job) {
+  if (!job.ranks->alone() || common.device == "cpu" || !Exec::cuda_available()) return nullptr;
+  if (common.threads > 0) set_thread_count(common.threads);  // before the first use of them
+  return std::make_unique<SourcesAhead>(
+      c.dir, SourceReading{.run = partial_of(place_of(job.out)), .user = user_cache_folder(), .rehash = job.rehash});
 }
 
 }  // namespace fewbit::cli

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 
 #include "kernels/cpu/arithmetic.h"
@@ -273,10 +274,10 @@ bool nothing_to_do(const QuantizeArgs& a, const std::filesystem::path& model, co
 
 // Of several ranks the first owns OUT, and reads the model before all of them compute.
 void claim(const std::filesystem::path& model, const Checkpoint& c, const std::string& adapter, QuantJob& job,
-           std::optional<RunFolder>& folder) {
+           std::optional<RunFolder>& folder, SourcesAhead* ahead) {
   if (the_ranks().rank() != 0 || folder) return;
   folder.emplace(claim_out(model, job));
-  read_model(c, *folder, user_cache_folder(), job);
+  read_model(c, *folder, user_cache_folder(), job, ahead);
   if (!adapter.empty()) job.sources.push_back({.name = "the LoRA adapter", .digest = adapter});
 }
 
@@ -322,6 +323,7 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   std::string adapter;  // its digest
   const Checkpoint c = as_source_of(open_model(model, recipe, a.lora, a.drop, adapter, job.dropped), format);
   note_model(a, c, plan_only, job);
+  const std::unique_ptr<SourcesAhead> ahead = plan_only ? nullptr : read_ahead(a.common, c, job);
   Exec ex = make_exec(a.common);
   require_alike(ex);
   job.dtype = a.dtype == "auto" ? usual_dtype(plans_for_gpu(a.limits, ex)) : compute_dtype(a.dtype);
@@ -339,18 +341,21 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
   };
   if (recipe.chooses_precision()) {
     const auto choose = ready_precision(a, c, recipe, job.dtype, progress);
-    if (!plan_only) claim(model, c, adapter, job, folder);
+    if (!plan_only) claim(model, c, adapter, job, folder, ahead.get());
     draw();
     job.precision = choose(ex, windows);
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
   ImatrixFiles imatrix(a.imatrix, c, plan);
+  if (!plan_only) {
+    refuse_if_any(plan, disk_of(plan, job, a.limits, c));
+    claim(model, c, adapter, job, folder, ahead.get());  // and read the model, before anything is measured beside it
+  }
   if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
     add_times(ex, c, options, job.out, plan);  // rates are those of one process
   if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c), job, !ex.on_cuda());
-  refuse_if_any(plan, disk_of(plan, job, a.limits, c));
-  claim(model, c, adapter, job, folder);
+  refuse_if_any(plan, disk_of(plan, job, a.limits, c));  // what is cheap to store may go to the disk now
   imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
