@@ -12,7 +12,7 @@
 // same on every run. Which kernel a GPU takes: kernels/attention/README.md.
 //
 // Errors: a shape or dtype that the contracts below rule out stops the process (FEWBIT_ASSERT). On a GPU a head_dim
-// above 256 throws an Error (unsupported).
+// above 512 throws an Error (unsupported).
 #include "kernels/exec/exec.h"
 namespace fewbit {
 struct AttentionArgs {

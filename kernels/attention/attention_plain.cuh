@@ -1,27 +1,31 @@
 #pragma once
-// Attention in f32 arithmetic for every dtype and head_dim up to 256: the path of float32 and of shapes that the
+// Attention in f32 arithmetic for every dtype and head_dim up to 512: the path of float32 and of shapes that the
 // kernels on tensor cores do not take. A block of 256 threads has 32 query rows of one head and walks over the keys 32
 // at a time; eight neighbouring threads share a row, each with four scores of a tile and every eighth column of the
-// output. It is written to be plainly right: its products run on the ordinary arithmetic units. Over pages a block has
-// one query row.
+// output. Above a head_dim of 256, as some layers of Gemma 4 have, it is 16 rows and keys, so that a tile of both fits
+// into the shared memory of every GPU. It is written to be plainly right: its products run on the ordinary arithmetic
+// units. Over pages a block has one query row.
 #include "kernels/attention/attention_source.cuh"
 #include "kernels/device/vec.cuh"
 #include "kernels/exec/exec_cuda.h"
 
 namespace fewbit::cuda::attention_plain {
 
-inline constexpr int kRows = 32, kKeys = 32, kThreads = 256;
-inline constexpr int kRowThreads = kThreads / kRows;  // 8
+inline constexpr int kThreads = 256;
+
+// Query rows of a block, and keys at a time.
+inline constexpr int tile_for(int d) { return d <= 256 ? 32 : 16; }
 
 // Q and K with rows one value longer than d, so that a column falls into different banks; V; the weights.
 inline size_t shared_bytes(int d) {
-  return sizeof(float) * static_cast<size_t>(kRows * (d + 1) + kKeys * (d + 1) + kKeys * d + kRows * kKeys);
+  const int tile = tile_for(d);
+  return sizeof(float) * static_cast<size_t>(2 * tile * (d + 1) + tile * d + tile * tile);
 }
 
 template <class T, class C, bool kPages>
 using Source = std::conditional_t<kPages, PagedSource<T, C>, AttentionSource<T, C>>;
 
-template <class T, class C, bool kPages>
+template <class T, class C, int kRows, bool kPages>
 __device__ __forceinline__ auto tile_of(const Source<T, C, kPages>& a, int kv_head) {
   if constexpr (kPages)
     return PagedTile<T, C>(a, blockIdx.x, 1, a.table_of_row(blockIdx.x), kv_head);
@@ -29,19 +33,20 @@ __device__ __forceinline__ auto tile_of(const Source<T, C, kPages>& a, int kv_he
     return RowTile<T, C>(a, blockIdx.z, blockIdx.x * kRows, kv_head);
 }
 
-// Grid: tiles of 32 query rows x heads x sequences; over pages query rows x heads. kColumns: output columns a thread
-// can own; head_dim <= 8 * kColumns.
-template <class T, class C, int kColumns, bool kPages>
+// Grid: tiles of kRows query rows x heads x sequences; over pages query rows x heads. kColumns: output columns a thread
+// can own; head_dim <= kThreads / kRows * kColumns.
+template <class T, class C, int kRows, int kColumns, bool kPages>
 __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_constant__ Source<T, C, kPages> a) {
+  constexpr int kKeys = kRows, kRowThreads = kThreads / kRows;
   extern __shared__ float f32_shared[];
   const int d = a.d, stride = d + 1;
-  float* q_sh = f32_shared;             // [32, d + 1]
-  float* k_sh = q_sh + kRows * stride;  // [32, d + 1]
-  float* v_sh = k_sh + kKeys * stride;  // [32, d]
-  float* p_sh = v_sh + kKeys * d;       // [32, 32]
+  float* q_sh = f32_shared;             // [kRows, d + 1]
+  float* k_sh = q_sh + kRows * stride;  // [kKeys, d + 1]
+  float* v_sh = k_sh + kKeys * stride;  // [kKeys, d]
+  float* p_sh = v_sh + kKeys * d;       // [kRows, kKeys]
   const int row = threadIdx.x / kRowThreads, sub = threadIdx.x % kRowThreads, lane = threadIdx.x % 32;
   const int head = blockIdx.y;
-  const auto block = tile_of<T, C, kPages>(a, head / (a.heads / a.kv_heads));
+  const auto block = tile_of<T, C, kRows, kPages>(a, head / (a.heads / a.kv_heads));
   const float *k_scales = a.k_scales + block.scales_at, *v_scales = a.v_scales + block.scales_at;
   const auto position_of = [&](int r) { return block.position_of(r); };
   const auto query_row = [&](int r) { return (static_cast<int64_t>(block.first_row + r) * a.heads + head) * d; };
@@ -49,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
     const C* key_row = block.key_row(base, key);
     return key_row ? stored_value(key_row, scales + block.scale_of(key), col) : 0.f;
   };
-  const KeyRange range = key_range(position_of(lane), -1, a.window, a.keys);
+  const KeyRange range = key_range(lane < kRows ? position_of(lane) : -1, -1, a.window, a.keys);
   const int position = position_of(row), first = a.first_key(position);
   for (int e = threadIdx.x; e < kRows * d; e += kThreads) {
     const int r = e / d;
@@ -113,11 +118,12 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
 
 template <class T, class C, bool kPages>
 void launch_grid(CudaState& s, const Source<T, C, kPages>& a, dim3 grid) {
-  if (a.d > 256)
-    fail(ErrorKind::unsupported, "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 256 is built in");
-  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 8, kPages>
-                 : a.d <= 128 ? plain_attention_kernel<T, C, 16, kPages>
-                              : plain_attention_kernel<T, C, 32, kPages>;
+  if (a.d > 512)
+    fail(ErrorKind::unsupported, "attention: head_dim " + std::to_string(a.d) + " on the GPU; up to 512 is built in");
+  auto* kernel = a.d <= 64    ? plain_attention_kernel<T, C, 32, 8, kPages>
+                 : a.d <= 128 ? plain_attention_kernel<T, C, 32, 16, kPages>
+                 : a.d <= 256 ? plain_attention_kernel<T, C, 32, 32, kPages>
+                              : plain_attention_kernel<T, C, 16, 32, kPages>;
   const size_t shared = shared_bytes(a.d);
   FEWBIT_CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
   kernel<<<grid, kThreads, shared, s.stream>>>(a);
@@ -125,7 +131,8 @@ void launch_grid(CudaState& s, const Source<T, C, kPages>& a, dim3 grid) {
 }
 template <class T, class C>
 void launch(CudaState& s, const AttentionSource<T, C>& a) {
-  launch_grid<T, C, false>(s, a, dim3((a.len + kRows - 1) / kRows, a.heads, a.seqs));
+  const int rows = tile_for(a.d);
+  launch_grid<T, C, false>(s, a, dim3((a.len + rows - 1) / rows, a.heads, a.seqs));
 }
 template <class T, class C>
 void launch(CudaState& s, const PagedSource<T, C>& a) {

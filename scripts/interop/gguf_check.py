@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 WORKER = os.path.join(HERE, "gguf_worker.py")
 PACKAGES = venvs.TOOLS["gguf"][0] + [venvs.LLAMA_CPP]
-TYPES = ["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
+TYPES = ["f32", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4"]
 # The reverse: gguf-py and llama.cpp quantize our f16 file, we read the result. llama.cpp's own numbers of the mixes.
 BY_GGUF_PY = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"]
 THEIRS = {"q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,

@@ -70,6 +70,7 @@ struct FileToRead {
 std::vector<FileToRead> files_of(const fs::path& model) {
   const CheckpointIndex index = container_for(model).open(model);
   std::vector<FileToRead> files;
+  files.reserve(index.files.size());
   for (const MappedFile& f : index.files) files.push_back({f.path(), {}});
   for (const auto& [name, t] : index.tensors)
     if (can_be_infinite(t.dtype)) files[static_cast<size_t>(t.file)].floats.push_back(t);

@@ -151,16 +151,17 @@ LinearRates linear_rates(Exec& ex, const PlannedLinear& p, const std::vector<int
     std::optional<Sums> s;
     if (sums) s = sums_of(ex, n, crossed, o.dtype);
     const InputStats* stats = s ? &s->stats : nullptr;
-    const auto warm = [&](const auto& code) {
-      if (ex.on_cuda()) (void)code();  // a GPU loads its kernels, and takes memory, by the first call of a shape
-      return usual(code);
+    const auto once = [&](int64_t out) { return code_once(ex, p, out, n, stats); };
+    const auto of = [&](int64_t out) {
+      if (ex.on_cuda()) (void)once(out);  // the first of a shape, by which a GPU loads kernels and takes memory
+      return usual([&] { return once(out); });
     };
-    const auto of = [&](int64_t out) { return warm([&] { return code_once(ex, p, out, n, stats); }); };
-    const Coded first = warm([&] {
+    if (ex.on_cuda()) (void)once(few);
+    const Coded first = usual([&] {
       if (s) s->stats.factor = {};
-      return code_once(ex, p, few, n, stats);
+      return once(few);
     });
-    const Coded less = of(few);
+    const Coded less = usual([&] { return once(few); });
     Coded more = of(4 * few);
     int64_t many = 4 * few;
     while (more.coding - less.coding < kRowsShortest && many < kMostRows && 4 * many * n <= largest &&

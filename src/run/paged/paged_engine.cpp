@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kInvariantRows = 64;
 // Keys of a split of such a row, about: a row alone fills a GPU then from some ten thousand positions on.
 constexpr int64_t kInvariantKeys = 1024;
-constexpr int64_t kMostHeadDim = 256;  // of attention on a GPU
+constexpr int64_t kMostHeadDim = 512;  // of attention on a GPU
 
 // What of the model has no form over pages on a GPU; "" for nothing.
 std::string missing_on_gpu(const ModelSpec& spec) {

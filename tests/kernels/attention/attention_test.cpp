@@ -26,7 +26,7 @@ std::vector<Case> cases() {
                          .window = window,
                          .softcap = softcap};
   };
-  for (const int64_t dim : {16, 24, 64, 80, 96, 128, 256}) out.push_back({2, 33, with(4, 2, dim, 0, 0)});
+  for (const int64_t dim : {16, 24, 64, 80, 96, 128, 256, 320, 512}) out.push_back({2, 33, with(4, 2, dim, 0, 0)});
   out.push_back({3, 1, with(2, 2, 64, 0, 0)});
   out.push_back({1, 300, with(2, 1, 64, 0, 0)});
   out.push_back({2, 97, with(4, 1, 64, 16, 0)});
@@ -319,6 +319,7 @@ FEWBIT_DEVICE_TEST(Attention, TheLastTokensOfALongContext) {
   check_last_tokens(ex, {1, 25000, {.heads = 4, .kv_heads = 1, .head_dim = 64, .scale = 0.125f}}, 2);
   check_last_tokens(ex, {1, 9001, {.heads = 4, .kv_heads = 1, .head_dim = 128, .scale = 0.088f, .window = 5000}}, 3);
   check_last_tokens(ex, {1, 6007, {.heads = 2, .kv_heads = 1, .head_dim = 256, .scale = 0.06f}}, 1);
+  check_last_tokens(ex, {1, 130, {.heads = 4, .kv_heads = 2, .head_dim = 512, .scale = 0.04f}}, 5);
 }
 
 FEWBIT_DEVICE_TEST(KvAppend, PutsEachTokenAtItsOwnPosition) {

@@ -289,6 +289,20 @@ QuantPlan plan_for_all(const Checkpoint& c, const PlanOptions& options) {
   return plan;
 }
 
+// What cannot be done is refused before `claim_out` claims OUT and reads the model, and what the times make of the
+// memory before anything is computed. Of a plan (`claim_out` is null) nothing is refused.
+void add_times_or_refuse(const QuantizeArgs& a, Exec& ex, const Checkpoint& c, const PlanOptions& options,
+                         const QuantJob& job, QuantPlan& plan, const std::function<void()>& claim_out) {
+  const auto refuse = [&] { refuse_if_any(plan, disk_of(plan, job, a.limits, c)); };
+  if (claim_out) {
+    refuse();
+    claim_out();  // nothing is measured beside the reading of the model
+  }
+  if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
+    add_times(ex, c, options, job.out, plan);  // rates are those of one process
+  if (claim_out) refuse();                     // what is cheap to store may go to the disk now
+}
+
 void add_note(QuantJob& job, const std::string& note) {
   if (!note.empty()) job.note += (job.note.empty() ? "" : "; ") + note;
 }
@@ -339,23 +353,18 @@ void run_quantize(const CLI::App& app, QuantizeArgs& a, bool plan_only) {
     windows = draw_windows(ex, a, c, job.dtype, progress, &note, kept);
     add_note(job, note);
   };
+  const auto own = [&] { claim(model, c, adapter, job, folder, ahead.get()); };
   if (recipe.chooses_precision()) {
     const auto choose = ready_precision(a, c, recipe, job.dtype, progress);
-    if (!plan_only) claim(model, c, adapter, job, folder, ahead.get());
+    if (!plan_only) own();
     draw();
     job.precision = choose(ex, windows);
   }
   const PlanOptions options = plan_options(a, c, ex, recipe, job);
   QuantPlan plan = plan_for_all(c, options);
   ImatrixFiles imatrix(a.imatrix, c, plan);
-  if (!plan_only) {
-    refuse_if_any(plan, disk_of(plan, job, a.limits, c));
-    claim(model, c, adapter, job, folder, ahead.get());  // and read the model, before anything is measured beside it
-  }
-  if (plan.refusals.empty() && plan.memory.refusal.empty() && the_ranks().alone())
-    add_times(ex, c, options, job.out, plan);  // rates are those of one process
+  add_times_or_refuse(a, ex, c, options, job, plan, plan_only ? nullptr : std::function<void()>(own));
   if (plan_only) return print_plan(a.common, c, plan, options, disk_of(plan, job, a.limits, c), job, !ex.on_cuda());
-  refuse_if_any(plan, disk_of(plan, job, a.limits, c));  // what is cheap to store may go to the disk now
   imatrix.give_to(job);
   if (plan.calibrates() && windows.count == 0) draw();
   say(a.common, expected_line(plan));
